@@ -1,0 +1,1 @@
+"""Where a training runs: recipes, and scripts that start it on one machine or many."""

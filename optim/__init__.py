@@ -1,0 +1,42 @@
+"""Optimizers, schedules and the exchange of gradients. Knows nothing of data or models.
+
+The names can be listed, and the flags checked against them, without importing TensorFlow.
+"""
+import importlib
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class OptimizerInfo:
+    """A line of the registry: where the optimizer is, what it is, and which flags it reads."""
+
+    module: str
+    name: str
+    description: str
+    options: tuple[str, ...]
+
+
+OPTIMIZERS = {
+    "lars": OptimizerInfo(
+        "optim.lars", "LARS", "layer-wise adaptive rate scaling, arXiv:1708.03888",
+        ("momentum", "weight_decay", "trust_coefficient", "epsilon", "exclude")),
+    "sgd": OptimizerInfo(
+        "optim.lars", "SGD", "SGD with momentum, weight decay inside it",
+        ("momentum", "weight_decay")),
+    "lamb": OptimizerInfo(
+        "tensorflow_addons.optimizers", "LAMB", "LAMB, arXiv:1904.00962, from tensorflow-addons",
+        ("weight_decay", "exclude")),
+}
+
+
+def create_optimizer(name: str, learning_rate: float, **options):
+    """The Keras optimizer registered under `name`.
+
+    options: momentum, weight_decay, trust_coefficient, epsilon, exclude; those it does not read are left out.
+    """
+    info = OPTIMIZERS[name]
+    taken = {key: value for key, value in options.items() if key in info.options}
+    if name == "lamb":  # its own words for the same two things
+        taken = {"weight_decay_rate": taken.get("weight_decay", 0.0),
+                 "exclude_from_weight_decay": list(taken.get("exclude", ())) or None}
+    return getattr(importlib.import_module(info.module), info.name)(learning_rate=learning_rate, **taken)

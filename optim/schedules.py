@@ -1,0 +1,130 @@
+"""Learning rate, momentum and batch size as functions of the epoch, in plain Python.
+
+Time is the epoch: samples processed over the size of the training set, a fraction (arXiv:1811.05233, section 3.2).
+A schedule therefore means the same on any number of workers, under accumulation and after a resume.
+"""
+import bisect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Piecewise:
+    """A value that holds from its epoch on: `0:29,30:50` is 29 up to epoch 30 and 50 from there; `29` is 29 throughout."""
+
+    pieces: tuple[tuple[float, float], ...]
+
+    @classmethod
+    def parse(cls, text, number: Callable = float) -> "Piecewise":
+        """Raises ValueError unless the text is one number, or `epoch:number` pairs rising from epoch 0."""
+        items = [item.split(":") for item in str(text).split(",")]
+        try:
+            if items == [[str(text)]]:
+                return cls(((0.0, number(text)),))
+            pieces = tuple((float(epoch), number(value)) for epoch, value in items)
+        except ValueError:
+            raise ValueError(f"'{text}' is neither a number nor epoch:value pairs such as 0:29,30:50") from None
+        epochs = [epoch for epoch, _ in pieces]
+        if epochs[0] != 0 or any(b <= a for a, b in zip(epochs, epochs[1:], strict=False)):
+            raise ValueError(f"the epochs of '{text}' must rise from 0")
+        return cls(pieces)
+
+    def __call__(self, epoch: float):
+        return self.pieces[max(0, bisect.bisect_right([e for e, _ in self.pieces], epoch) - 1)][1]
+
+    @property
+    def boundaries(self) -> list[float]:
+        return [epoch for epoch, _ in self.pieces]
+
+    @property
+    def values(self) -> list:
+        return [value for _, value in self.pieces]
+
+
+# Decay: the fraction of the base rate left, at t = the fraction of the decay's time that has passed, or at an epoch.
+DECAYS = {
+    "poly": lambda schedule, t, epoch: (1 - t) ** schedule.power,
+    "cosine": lambda schedule, t, epoch: (1 + math.cos(math.pi * t)) / 2,
+    "multistep": lambda schedule, t, epoch: 0.1 ** sum(epoch >= boundary for boundary in schedule.boundaries),
+    "constant": lambda schedule, t, epoch: 1.0,
+}
+WARMUPS = ("none", "gradual", "constant")
+DECAY_CLOCKS = ("start", "warmup_end")
+SCALINGS = {
+    "none": lambda factor: 1.0,
+    "linear": lambda factor: factor,
+    "sqrt": math.sqrt,
+}
+MOMENTUM_SCHEDULES = ("constant", "noise_scale")
+
+
+@dataclass(frozen=True)
+class LearningRate:
+    """The learning rate at an epoch: a warm-up, then a decay of the base rate.
+
+    base: the rate before decay, after scaling (gamma in arXiv:1708.03888).
+    epochs: the length of the training, where the decay ends.
+    decay: poly (arXiv:1708.03888, table 1), multistep (a tenth at each boundary, section 3.1), cosine, constant.
+    warmup: gradual rises linearly from `warmup_learning_rate` to the base rate, constant stays at
+        `warmup_learning_rate`; both for `warmup_epochs` (arXiv:1708.03888, section 2.3).
+    decay_from: whether the decay's clock starts at epoch 0 (arXiv:1811.05233, configuration B: the rate jumps where
+        warm-up ends) or where warm-up ends (configuration A: it does not).
+    """
+
+    base: Piecewise
+    epochs: float
+    decay: str = "poly"
+    power: float = 2.0
+    boundaries: tuple[float, ...] = ()
+    warmup: str = "none"
+    warmup_epochs: float = 0.0
+    warmup_learning_rate: float = 0.0
+    decay_from: str = "start"
+
+    def __call__(self, epoch: float) -> float:
+        if self.warmup != "none" and epoch < self.warmup_epochs:
+            return self._warm(epoch)
+        return self._decayed(epoch)
+
+    def _warm(self, epoch):
+        if self.warmup == "constant":
+            return self.warmup_learning_rate
+        start = self.warmup_learning_rate
+        return start + (self.base(epoch) - start) * epoch / self.warmup_epochs
+
+    def _decayed(self, epoch):
+        origin = self.warmup_epochs if self.decay_from == "warmup_end" and self.warmup != "none" else 0.0
+        span = self.epochs - origin
+        t = min(1.0, max(0.0, (epoch - origin) / span)) if span > 0 else 0.0
+        return self.base(epoch) * DECAYS[self.decay](self, t, epoch)
+
+    @property
+    def peak(self) -> float:
+        """The largest value that the rate takes or, where it jumps down, comes arbitrarily near to.
+
+        Between its breakpoints the rate is monotonic, so the peak lies at one of them, on one of its two sides.
+        """
+        breaks = {0.0, self.warmup_epochs, *self.base.boundaries, *self.boundaries, self.epochs}
+        sides = [side for epoch in breaks if epoch <= self.epochs for side in (epoch, math.nextafter(epoch, 0))]
+        return float(f"{max(self(side) for side in sides):.12g}")
+
+
+def scaled(rate: Piecewise, rule: str, base_batch_size: float, batch_size: float) -> Piecewise:
+    """The base rate for `batch_size`, from that for `base_batch_size`: linear or square root (arXiv:1708.03888, 2.3)."""
+    factor = SCALINGS[rule](batch_size / base_batch_size)
+    return Piecewise(tuple((epoch, value * factor) for epoch, value in rate.pieces))
+
+
+def momentum_at(kind: str, momentum: float, batch_size: int) -> float:
+    """Momentum (mu) for a global batch size.
+
+    `noise_scale` is configuration B of arXiv:1811.05233: NoiseScale = rate * 32 * 1024 / (1 - 0.9) and
+    Momentum = 1 - rate * B / NoiseScale, in which the rate cancels: 1 - (1 - momentum) * B / 32768.
+    """
+    if kind == "constant":
+        return momentum
+    value = 1 - (1 - momentum) * batch_size / 32768
+    if value < 0:
+        raise ValueError(f"--momentum_schedule=noise_scale gives a negative momentum at a batch of {batch_size}")
+    return value

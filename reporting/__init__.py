@@ -1,0 +1,1 @@
+"""Progress, metrics, TensorBoard, the report: reads what training hands it, changes nothing."""

@@ -1,0 +1,32 @@
+"""Progress on standard error: a bar with images per second and the time left on a terminal, a line an epoch otherwise."""
+import sys
+
+from tqdm import tqdm
+
+
+class Progress:
+    """An observer of training. epochs: of the whole training; samples: that it will process."""
+
+    def __init__(self, epochs: float, samples: int):
+        self._epochs = epochs
+        self._bar = tqdm(total=samples, unit=" images", unit_scale=True, disable=not sys.stderr.isatty(),
+                         dynamic_ncols=True, smoothing=0.05, file=sys.stderr)
+
+    def step(self, samples: int) -> None:
+        self._bar.update(samples)
+
+    def evaluation(self, row: dict) -> None:
+        tqdm.write(
+            f"epoch {row['epoch']:g}/{self._epochs:g}  rate {row['learning_rate']:.4g}  train loss "
+            f"{row['train_loss']:.4f} top-1 {row['train_top1']:.2%}  validation loss {row['val_loss']:.4f} top-1 "
+            f"{row['val_top1']:.2%}  {row['images_per_second']:,.0f} images/s", file=sys.stderr)
+
+    def end(self, summary: dict) -> None:
+        self._bar.close()
+        print(validation_line(summary), file=sys.stderr)
+
+
+def validation_line(summary: dict) -> str:
+    return (f"validation: top-1 {summary['val_top1']:.2%} ({summary['val_top1_count']} of {summary['val_samples']}), "
+            f"top-5 {summary['val_top5']:.2%} ({summary['val_top5_count']}), loss {summary['val_loss']:.4f}; "
+            f"{summary['seconds']:.0f} s")

@@ -1,0 +1,68 @@
+"""report.html: one self-contained page with a run's curves, plan and summary, made from the files in its folder."""
+import html
+import io
+import json
+from pathlib import Path
+
+CURVES = (  # title, unit of the vertical axis, {column of metrics.jsonl: label}
+    ("Loss", "cross-entropy", {"train_loss": "train", "val_loss": "validation"}),
+    ("Accuracy", "fraction", {"train_top1": "train top-1", "val_top1": "validation top-1",
+                              "val_top5": "validation top-5"}),
+    ("Learning rate", "rate", {"learning_rate": "learning rate"}),
+    ("Throughput", "images/s", {"images_per_second": "training"}),
+)
+STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:1000px;margin:2em auto;padding:0 1em;color:#222}
+table{border-collapse:collapse;margin:1em 0}td,th{padding:.2em .9em .2em 0;border-bottom:1px solid #ddd;text-align:left}
+td{font-variant-numeric:tabular-nums}svg{max-width:100%;height:auto}pre{background:#f5f5f5;padding:1em;overflow:auto}"""
+
+
+def write_report(folder) -> Path:
+    """Writes FOLDER/report.html from plan.json, flags.txt, metrics.jsonl and summary.json; returns its path."""
+    folder = Path(folder)
+    plan, summary = (json.loads((folder / name).read_text()) for name in ("plan.json", "summary.json"))
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    flags = (folder / "flags.txt").read_text()
+    sections = [
+        f"<h1>{html.escape(folder.name)}</h1>",
+        f"<p>Validation top-1 <b>{summary['val_top1']:.2%}</b>, top-5 {summary['val_top5']:.2%} on "
+        f"{summary['val_samples']:,} images after {summary['epochs']:g} epochs with batch "
+        f"{summary['global_batch_size']:,} on {summary['world_size']} worker{'s' * (summary['world_size'] > 1)}; "
+        f"{summary['images_per_second']:,.0f} images/s, {summary['seconds']:,.0f} s.</p>",
+        curves(rows, plan), "<h2>Plan</h2>", _table(plan["phases"]),
+        _table([{key: value for key, value in plan.items() if key not in ("phases", "schedule")}]),
+        "<h2>Evaluations</h2>", _table(rows), "<h2>Summary</h2>", _table([summary]),
+        "<h2>Flags</h2>", f"<pre>{html.escape(flags)}</pre>"]
+    page = (f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(folder.name)}</title>'
+            f"<style>{STYLE}</style>" + "\n".join(sections) + "</html>\n")
+    path = folder / "report.html"
+    path.write_text(page)
+    return path
+
+
+def curves(rows: list[dict], plan: dict) -> str:
+    """The curves over epochs, as one inline SVG."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 6.5), layout="constrained")
+    for axes, (title, unit, columns) in zip(figure.subplots(2, 2).flat, CURVES, strict=True):
+        points = plan["schedule"] + rows[-1:] if title == "Learning rate" else rows
+        for column, label in columns.items():
+            axes.plot([row["epoch"] for row in points], [row[column] for row in points], label=label, marker=".")
+        axes.set(title=title, xlabel="epoch", ylabel=unit)
+        axes.grid(alpha=0.3)
+        if len(columns) > 1:
+            axes.legend()
+    text = io.StringIO()
+    figure.savefig(text, format="svg")
+    return text.getvalue()[text.getvalue().index("<svg"):]
+
+
+def _table(rows: list[dict]) -> str:
+    def cell(value):
+        return f"{value:,.5g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
+
+    def line(values, tag):
+        return "<tr>" + "".join(f"<{tag}>{html.escape(str(cell(value)))}</{tag}>" for value in values) + "</tr>"
+
+    return "<table>" + line([key.replace("_", " ") for key in rows[0]], "th") + "".join(
+        line(row.values(), "td") for row in rows) + "</table>"

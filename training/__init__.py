@@ -1,0 +1,1 @@
+"""Plan, fit, exact evaluation, checkpoints: where models, data and optimizers meet."""

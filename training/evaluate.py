@@ -1,0 +1,20 @@
+"""Exact evaluation: each validation sample counts once, whatever the number of workers and however the tail divides."""
+import tensorflow as tf
+
+from training.step import Totals, make_evaluation_step
+
+
+class Evaluator:
+    """Evaluates a model on this worker's part of the validation set and sums over the workers."""
+
+    def __init__(self, model, feed, batch_size: int):
+        self._totals = Totals()
+        self._step = make_evaluation_step(model, self._totals)
+        self._feed, self._batch_size = feed, batch_size
+
+    def __call__(self) -> dict[str, float]:
+        """val_loss, val_top1, val_top5 as means over all samples; val_top1_count, val_top5_count; val_samples."""
+        with self._feed.validation(self._batch_size) as (batches, samples):
+            for start in range(0, samples, self._batch_size):
+                self._step(batches, tf.constant(min(self._batch_size, samples - start)))
+        return {f"val_{name}": value for name, value in self._totals.collect().items()}

@@ -1,0 +1,175 @@
+"""The command line: every flag, its default and its values. Imports nothing heavy, so that a wrong flag fails at once."""
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+from absl import flags as absl_flags
+
+import model_zoo
+import optim
+from data import pipeline
+from optim import schedules
+from training.errors import UserError
+
+DEFAULT_RECIPE = Path(__file__).parents[1] / "launch" / "recipes" / "digits.flags"
+MODES = ("train", "evaluate")
+
+
+class UsageError(Exception):
+    """A flag is unknown, malformed or not among its values."""
+
+
+def parse(argv: Sequence[str]) -> tuple[SimpleNamespace, str]:
+    """(flags as attributes, the text of flags.txt) for a command line, argv[0] being the program. Raises UsageError.
+
+    A recipe is read first and the flags given come after it: the one that --flagfile names, the evaluated run's
+    flags.txt, or, with neither, the digits recipe.
+    """
+    values = _read(argv)
+    if values.workers is not None and not values.dry_run:
+        raise UsageError("--workers plans for workers that need not exist: it goes with --dry_run")
+    if values.mode == "evaluate" and not values.checkpoint:
+        raise UsageError("--mode=evaluate needs --checkpoint=RUN/checkpoints")
+    config = SimpleNamespace(**{name: values[name].value for group in GROUPS for name in values.groups[group]})
+    config.image_size = config.image_size or model_zoo.MODELS[config.model].image_size
+    recorded = [name for group in ("Recipe", "Launch") for name in values.groups[group]]
+    lines = [values[name].serialize() for name in recorded if values[name].value not in (None, [])]
+    return config, "\n".join(lines) + "\n"
+
+
+def help_text() -> str:
+    values, lines = define(), ["train.py: trains, evaluates and reports; see README.md.", ""]
+    for group in GROUPS:
+        lines.append(f"{group} flags:")
+        for name in values.groups[group]:
+            flag = values[name]
+            default = "" if flag.default is None else f" (default: {flag.default_as_str.strip(chr(39))})"
+            lines.append(absl_flags.text_wrap(f"--{name}: {flag.help}{default}", 110, "      ", "  "))
+        lines.append("")
+    lines.append("--flagfile=FILE reads flags from a file; without it launch/recipes/digits.flags is read first.")
+    return "\n".join(lines)
+
+
+def _read(argv):
+    given = [arg.lstrip("-").split("=")[0] for arg in argv[1:] if arg.startswith("-")]
+    recipe = [] if "flagfile" in given else [f"--flagfile={DEFAULT_RECIPE}"]
+    values = _parse([argv[0], *recipe, *argv[1:]])
+    if values.mode == "evaluate" and values.checkpoint and recipe:
+        recorded = run_folder(values.checkpoint) / "flags.txt"
+        if not recorded.is_file():
+            raise UserError(f"--checkpoint: there is no {recorded}, which would tell the model; give --flagfile")
+        values = _parse([argv[0], f"--flagfile={recorded}", *argv[1:]])
+    return values
+
+
+def run_folder(checkpoint: str) -> Path:
+    """The run that a --checkpoint belongs to: RUN/checkpoints, or one checkpoint inside, lies in RUN."""
+    path = Path(checkpoint).absolute()
+    return path.parent if path.name == "checkpoints" else path.parent.parent
+
+
+def _parse(argv):
+    values = define()
+    try:
+        rest = values(argv)
+    except absl_flags.Error as error:
+        raise UsageError(" ".join(str(error).split())) from None
+    if len(rest) > 1:
+        raise UsageError(f"'{rest[1]}' is not a flag; train.py --help lists them")
+    return values
+
+
+class _Values(absl_flags.FlagValues):
+    """absl's flags, which also know the group that each was defined in."""
+
+    def __init__(self):
+        super().__init__()
+        self.__dict__["groups"] = {group: [] for group in GROUPS}
+
+
+def define() -> absl_flags.FlagValues:
+    values = _Values()
+    for group, definitions in GROUPS.items():
+        before = set(values)
+        definitions(values)
+        values.groups[group].extend(name for name in values if name not in before)
+    return values
+
+
+def _recipe(values):
+    v = {"flag_values": values}
+    text, number, whole, choice = (absl_flags.DEFINE_string, absl_flags.DEFINE_float, absl_flags.DEFINE_integer,
+                                   absl_flags.DEFINE_enum)
+    text("data_dir", "digits", "A prepared dataset's folder, or a built-in dataset: digits.", **v)
+    choice("model", "resnet20", list(model_zoo.MODELS), "The network.", **v)
+    whole("image_size", None, "Pixels a side of the network's input; by default what the model is meant for.",
+          lower_bound=1, **v)
+    number("epochs", 90.0, "Length of the training, in passes over the training set.", lower_bound=1e-9, **v)
+    text("batch_size", "256", "Global batch size, summed over the workers; or epoch:size pairs, 0:34816,30:69632.", **v)
+    choice("optimizer", "lars", list(optim.OPTIMIZERS), "The update rule.", **v)
+    text("learning_rate", "5", "Base rate; or epoch:rate pairs, 0:29,30:50, each holding from its epoch on.", **v)
+    choice("lr_scaling", "none", list(schedules.SCALINGS),
+           "How the rate grows from --base_batch_size to the first phase's batch size.", **v)
+    whole("base_batch_size", 256, "The batch size that --learning_rate is meant for.", lower_bound=1, **v)
+    choice("lr_schedule", "poly", list(schedules.DECAYS), "How the rate decays.", **v)
+    number("poly_power", 2.0, "The power of --lr_schedule=poly.", lower_bound=0.0, **v)
+    choice("decay_from", "start", schedules.DECAY_CLOCKS, "Where the decay's clock starts: epoch 0, or warm-up's end.",
+           **v)
+    absl_flags.DEFINE_list("lr_boundaries", [], "Epochs at which --lr_schedule=multistep cuts the rate to a tenth.", **v)
+    choice("warmup", "none", schedules.WARMUPS, "gradual rises to the rate, constant stays at the warm-up rate.", **v)
+    number("warmup_epochs", 0.0, "Length of the warm-up.", lower_bound=0.0, **v)
+    number("warmup_learning_rate", 0.0, "The rate at which warm-up starts, or stays.", lower_bound=0.0, **v)
+    number("momentum", 0.9, "Momentum.", lower_bound=0.0, upper_bound=1.0, **v)
+    choice("momentum_schedule", "constant", schedules.MOMENTUM_SCHEDULES,
+           "noise_scale: 1 - (1 - momentum) * batch / 32768 (arXiv:1811.05233, configuration B).", **v)
+    number("weight_decay", 0.0, "Weight decay.", lower_bound=0.0, **v)
+    number("trust_coefficient", 0.001, "LARS's trust coefficient.", lower_bound=0.0, **v)
+    number("lars_epsilon", 0.0, "Added to the denominator of LARS's trust ratio.", lower_bound=0.0, **v)
+    absl_flags.DEFINE_list("lars_exclude", [], "Suffixes of variables (gamma,beta,bias) that take a plain momentum "
+                           "step without weight decay.", **v)
+    number("label_smoothing", 0.0, "Probability spread evenly over all classes.", lower_bound=0.0, upper_bound=1.0, **v)
+    number("batch_norm_momentum", 0.9, "Of the moving statistics.", lower_bound=0.0, upper_bound=1.0, **v)
+    choice("augmentation", "none", list(pipeline.AUGMENTATIONS), "How training images are varied.", **v)
+    whole("seed", 0, "Of the initial weights, the order of samples and the augmentation.", lower_bound=0, **v)
+    _check(values, "batch_size", lambda t: all(n > 0 for n in schedules.Piecewise.parse(t, int).values))
+    _check(values, "learning_rate", lambda t: all(0 <= n < float("inf") for n in schedules.Piecewise.parse(t).values))
+    _check(values, "lr_boundaries", lambda items: [float(n) for n in items] == sorted({float(n) for n in items}))
+
+
+def _launch(values):
+    v = {"flag_values": values}
+    absl_flags.DEFINE_integer("micro_batch_size", None, "Samples that a worker holds in memory at a time; by default "
+                              "the largest divisor of batch / workers that is at most 64.", lower_bound=1, **v)
+    absl_flags.DEFINE_enum("dali_device", "auto", ["auto", "cpu", "gpu"],
+                           "Where images are decoded and augmented; auto: on the GPU where TensorFlow sees one.", **v)
+    absl_flags.DEFINE_integer("dali_threads", None, "DALI's threads a worker; by default the cores that it has.",
+                              lower_bound=1, **v)
+    absl_flags.DEFINE_enum("compression", "none", ["none", "fp16"], "Of gradients while they are exchanged.", **v)
+    absl_flags.DEFINE_bool("xla", False, "Compile the forward and backward pass.", **v)
+
+
+def _run(values):
+    v = {"flag_values": values}
+    absl_flags.DEFINE_enum("mode", "train", MODES, "evaluate: the newest of --checkpoint on the validation set.", **v)
+    absl_flags.DEFINE_string("output_dir", None, "The run's folder; by default a new one under runs/.", **v)
+    absl_flags.DEFINE_string("checkpoint", None, "RUN/checkpoints, for --mode=evaluate.", **v)
+    absl_flags.DEFINE_float("checkpoint_every", 1.0, "Epochs from one checkpoint to the next; there is always one at "
+                            "the end.", lower_bound=0.0, **v)
+    absl_flags.DEFINE_bool("dry_run", False, "Print the plan as JSON and stop.", **v)
+    absl_flags.DEFINE_integer("workers", None, "With --dry_run: plan for so many workers.", lower_bound=1, **v)
+    absl_flags.DEFINE_integer("train_samples", None, "With --dry_run: plan for so many training samples, without the "
+                              "dataset.", lower_bound=1, **v)
+
+
+GROUPS = {"Recipe": _recipe, "Launch": _launch, "Run": _run}
+
+
+def _check(values, name, test):
+    """Refuses a value for which the test is false or raises ValueError."""
+    def checker(value):
+        try:
+            return test(value)
+        except ValueError as error:
+            raise absl_flags.ValidationError(str(error)) from None
+
+    absl_flags.register_validator(name, checker, f"the value of --{name} is out of range", flag_values=values)

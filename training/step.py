@@ -1,0 +1,98 @@
+"""One update: gradients summed over the micro-batches, one exchange, one step of the optimizer."""
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+from optim import exchange
+
+
+class Totals:
+    """Sums over samples since the last reset: loss, top-1 and top-5 hits, samples; float64, so that counts are exact."""
+
+    NAMES = ("loss", "top1", "top5", "samples")
+
+    def __init__(self):
+        self._sums = tf.Variable(tf.zeros(len(self.NAMES), tf.float64), trainable=False)
+
+    def add(self, losses, logits, labels, counted) -> None:
+        """losses float (batch,), logits (batch, classes), labels int (batch,), counted bool (batch,)."""
+        top5 = tf.math.in_top_k(labels, logits, min(5, logits.shape[-1]))
+        columns = [losses, tf.math.in_top_k(labels, logits, 1), top5, tf.ones_like(losses)]
+        columns = tf.stack([tf.cast(column, tf.float64) for column in columns])
+        self._sums.assign_add(tf.reduce_sum(tf.where(counted, columns, tf.zeros_like(columns)), axis=1))
+
+    def collect(self) -> dict[str, float]:
+        """The sums over all workers, and a reset: loss, top1 and top5 as means, and top1_count, top5_count, samples."""
+        sums = hvd.allreduce(self._sums.read_value(), op=hvd.Sum, name="totals").numpy()
+        self._sums.assign(tf.zeros_like(self._sums))
+        totals = dict(zip(self.NAMES, sums.tolist(), strict=True))
+        samples = int(totals["samples"])
+        return {name: totals[name] / samples for name in ("loss", "top1", "top5")} | {
+            "top1_count": int(totals["top1"]), "top5_count": int(totals["top5"]), "samples": samples}
+
+
+def cross_entropy(logits, labels, label_smoothing: float):
+    """Loss of each sample, float32 (batch,).
+
+    Label smoothing as in arXiv:1512.00567, section 7: the label's probability is 1 - e + e / classes, any other's
+    e / classes.
+    """
+    logits = tf.cast(logits, tf.float32)
+    if not label_smoothing:
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+    targets = tf.one_hot(labels, logits.shape[-1]) * (1 - label_smoothing) + label_smoothing / logits.shape[-1]
+    return tf.nn.softmax_cross_entropy_with_logits(targets, logits)
+
+
+def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, label_smoothing: float, xla: bool):
+    """A function of (iterator over micro-batches, learning rate, momentum) that makes one update.
+
+    The micro-batches' gradients are averaged here, not by Horovod's backward_passes_per_step, so that their number
+    can change and an update is one iteration of the optimizer. All but the last run in a loop; the last stands
+    outside it, so that its gradients are exchanged while the rest of its backward pass runs.
+    """
+    variables = model.trainable_variables
+
+    @tf.function(jit_compile=xla, reduce_retracing=True)
+    def backward(images, labels):
+        with tf.GradientTape() as tape:
+            logits = model(images, training=True)
+            losses = cross_entropy(logits, labels, label_smoothing)
+            loss = tf.reduce_mean(losses) / accumulation_steps
+        return tape.gradient(loss, variables), losses, logits
+
+    def micro_batch(iterator):
+        images, labels = next(iterator)
+        labels = tf.squeeze(labels, 1)
+        gradients, losses, logits = backward(images, labels)
+        totals.add(losses, tf.cast(logits, tf.float32), labels, tf.ones_like(losses, tf.bool))
+        return gradients
+
+    @tf.function
+    def step(iterator, learning_rate, momentum):
+        optimizer.learning_rate.assign(learning_rate)
+        if hasattr(optimizer, "momentum"):
+            optimizer.momentum.assign(momentum)
+        if accumulation_steps == 1:
+            gradients = micro_batch(iterator)
+        else:
+            summed = [tf.zeros_like(variable) for variable in variables]
+            for _ in tf.range(accumulation_steps - 1):
+                summed = [a + b for a, b in zip(summed, micro_batch(iterator), strict=True)]
+            gradients = [a + b for a, b in zip(summed, micro_batch(iterator), strict=True)]
+        exchange.update(optimizer, gradients, variables)
+        exchange.average_variables(model.non_trainable_variables)
+
+    return step
+
+
+def make_evaluation_step(model, totals: Totals):
+    """A function of (iterator over batches, valid) that counts the first `valid` samples of the next batch."""
+
+    @tf.function
+    def step(iterator, valid):
+        images, labels = next(iterator)
+        labels = tf.squeeze(labels, 1)
+        logits = tf.cast(model(images, training=False), tf.float32)
+        totals.add(cross_entropy(logits, labels, 0.0), logits, labels, tf.range(tf.shape(labels)[0]) < valid)
+
+    return step

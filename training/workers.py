@@ -1,0 +1,111 @@
+"""The workers: who they are, which device each has, and how they agree, so that an error on one ends all alike."""
+import os
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from data.dataset import DatasetError
+from training.errors import UserError
+
+RANKS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK")
+SIZES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE")
+
+
+class AgreedError(UserError):
+    """An error that every worker raises at the same point."""
+
+
+@dataclass(frozen=True)
+class Worker:
+    """This process among the others. gpu: the number of its GPU as DALI counts, or None. cores: those it may use."""
+
+    rank: int
+    size: int
+    gpu: int | None
+    cores: int
+
+
+def launched() -> tuple[int, int]:
+    """(rank, world size) as horovodrun or mpirun has set them, before Horovod is loaded; (0, 1) without either."""
+    def read(names, default):
+        return int(next((os.environ[name] for name in names if name in os.environ), default))
+
+    return read(RANKS, 0), read(SIZES, 1)
+
+
+def start(seed: int) -> Worker:
+    """Starts Horovod, gives this worker its GPU and its share of the cores, seeds Keras."""
+    import horovod.tensorflow.keras as hvd
+    import tensorflow as tf
+
+    hvd.init()
+    expected = launched()[1]
+    if hvd.size() != expected:
+        raise UserError(f"the launcher started {expected} workers, but Horovod sees {hvd.size()}; start them with "
+                        "horovodrun --gloo or mpirun from this environment")
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus:
+        gpus = [gpus[hvd.local_rank() % len(gpus)]]
+        tf.config.set_visible_devices(gpus, "GPU")
+        tf.config.experimental.set_memory_growth(gpus[0], True)
+    cores = len(os.sched_getaffinity(0))
+    if cores == os.cpu_count():  # not bound to cores of its own: share
+        cores = max(1, cores // hvd.local_size())
+    tf.config.threading.set_intra_op_parallelism_threads(cores)
+    tf.keras.utils.set_random_seed(seed)
+    return Worker(hvd.rank(), hvd.size(), int(gpus[0].name.split(":")[-1]) if gpus else None, cores)
+
+
+def dali_device(flag: str, worker: Worker) -> str:
+    """ "cpu" or "gpu" for --dali_device. Raises UserError for a GPU that is not there."""
+    if flag == "gpu" and worker.gpu is None:
+        raise UserError("--dali_device=gpu: TensorFlow sees no GPU here; use --dali_device=cpu or auto")
+    return flag if flag != "auto" else "cpu" if worker.gpu is None else "gpu"
+
+
+@contextmanager
+def together():
+    """What one worker cannot do in this block fails on all of them, with the same message."""
+    import horovod.tensorflow as hvd
+
+    problem = None
+    try:
+        yield
+    except (UserError, DatasetError, OSError) as error:
+        problem = str(error)
+    problems = [problem for problem in hvd.allgather_object(problem) if problem]
+    if problems:
+        raise AgreedError(problems[0])
+
+
+def check_same_flags(flags: dict) -> None:
+    """Raises AgreedError on every worker unless all were started with the same flags."""
+    import horovod.tensorflow as hvd
+
+    everyone = hvd.allgather_object(flags)
+    for rank, other in enumerate(everyone):
+        differing = [name for name in flags if other[name] != everyone[0][name]]
+        if differing:
+            name = differing[0]
+            raise AgreedError(f"the workers were started with different flags: --{name} is {everyone[0][name]} on "
+                              f"rank 0 and {other[name]} on rank {rank}")
+
+
+def check_same_weights(variables) -> None:
+    """Raises AgreedError on every worker unless all hold the same bits in every variable."""
+    import hashlib
+
+    import horovod.tensorflow as hvd
+
+    digests = hvd.allgather_object([hashlib.sha256(v.numpy().tobytes()).hexdigest() for v in variables])
+    for rank, other in enumerate(digests):
+        differing = [v.name for v, a, b in zip(variables, digests[0], other, strict=True) if a != b]
+        if differing:
+            raise AgreedError(f"the weights of rank {rank} differ from rank 0's in {len(differing)} variables, the "
+                              f"first {differing[0]}: this is a bug in the exchange of gradients")
+
+
+def leave() -> None:
+    """Waits for the others: mpirun ends every worker as soon as one has left."""
+    import horovod.tensorflow as hvd
+
+    hvd.allgather_object(None)  # a barrier, which Horovod for TensorFlow lacks
