@@ -55,7 +55,7 @@ def dry_run(config) -> int:
 def run(config, flags_text) -> int:
     dataset = open_dataset(locate(config.data_dir))
     plan = make_plan(config, workers.launched()[1], dataset.train.samples) if config.mode == "train" else None
-    quiet()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow's notices at start
     worker = workers.start(config.seed)
     workers.check_same_flags(vars(config))
     from training import fit
@@ -80,6 +80,9 @@ def train(config, flags_text, dataset, plan, feed, worker) -> dict:
     from reporting.run_folder import RunFolder
     from training import fit
 
+    with workers.together():
+        model = fit.make_model(config, dataset)
+        optimizer = fit.make_optimizer(config, model)
     folder, observers = None, []
     with workers.together():
         if worker.rank == 0:
@@ -87,9 +90,7 @@ def train(config, flags_text, dataset, plan, feed, worker) -> dict:
             samples = sum(interval.steps * interval.phase.global_batch_size for interval in plan.intervals())
             observers = [RunFolder(folder, plan.as_json(), flags_text), Progress(plan.epochs, samples)]
             print(f"run: {folder}", file=sys.stderr)
-    with workers.together():
-        model = fit.make_model(config, dataset)
-    summary = fit.train(config, plan, feed, model, folder and folder / "checkpoints", observers)
+    summary = fit.train(config, plan, feed, model, optimizer, folder and folder / "checkpoints", observers)
     with workers.together():
         for observer in observers:
             observer.end(summary)
@@ -115,13 +116,13 @@ def new_run_folder(config) -> Path:
     folder = Path(config.output_dir or Path("runs") / name).absolute()
     if any((folder / "checkpoints").glob("*")):
         raise UserError(f"--output_dir: {folder} holds a run already; choose another folder")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--output_dir: {folder} cannot be made: {error.strerror}") from None
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"--output_dir: {folder} cannot be written")
     return folder
-
-
-def quiet() -> None:
-    """Keeps TensorFlow's notices at start off the screen; what is set in the environment stays."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 if __name__ == "__main__":

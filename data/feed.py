@@ -1,4 +1,4 @@
-"""Batches for Keras: DALI's pipeline over a piece of the stream, as a tf.data dataset, without a copy through Python."""
+"""Batches for Keras: DALI's pipeline over a piece of the stream, as a tf.data dataset, with no copy through Python."""
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -3,6 +3,7 @@
 The names can be listed, and the flags checked against them, without importing TensorFlow.
 """
 import importlib
+import warnings
 from dataclasses import dataclass
 
 
@@ -36,7 +37,9 @@ def create_optimizer(name: str, learning_rate: float, **options):
     """
     info = OPTIMIZERS[name]
     taken = {key: value for key, value in options.items() if key in info.options}
-    if name == "lamb":  # its own words for the same two things
-        taken = {"weight_decay_rate": taken.get("weight_decay", 0.0),
-                 "exclude_from_weight_decay": list(taken.get("exclude", ())) or None}
-    return getattr(importlib.import_module(info.module), info.name)(learning_rate=learning_rate, **taken)
+    if name == "lamb":  # its own word for the same thing
+        taken["exclude_from_weight_decay"] = list(taken.pop("exclude", ())) or None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # tensorflow-addons' notice that it is in maintenance
+        module = importlib.import_module(info.module)
+    return getattr(module, info.name)(learning_rate=learning_rate, **taken)

@@ -1,4 +1,6 @@
 """The exchange between workers: Horovod's DistributedOptimizer round an optimizer, and averages of other variables."""
+import contextlib
+
 import horovod.tensorflow as hvd
 import horovod.tensorflow.keras as hvd_keras
 import tensorflow as tf
@@ -8,7 +10,10 @@ COMPRESSIONS = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}
 
 def distributed(optimizer, compression: str = "none"):
     """The optimizer in Horovod's wrap. Use `update`: its apply_gradients alone exchanges nothing."""
-    return hvd_keras.DistributedOptimizer(optimizer, compression=COMPRESSIONS[compression])
+    wrapped = hvd_keras.DistributedOptimizer(optimizer, compression=COMPRESSIONS[compression])
+    if isinstance(wrapped, tf.keras.optimizers.legacy.Optimizer):  # keeps a number, where we assign at every step
+        wrapped.learning_rate = tf.Variable(0.0, trainable=False)
+    return wrapped
 
 
 def update(optimizer, gradients, variables) -> None:
@@ -17,10 +22,11 @@ def update(optimizer, gradients, variables) -> None:
     optimizer.apply_gradients(averaged)
 
 
-class _Summed:
+class _Summed(contextlib.nullcontext):
     """Gradients that are already there, in the shape of the tape that Horovod's compute_gradients asks for them."""
 
     def __init__(self, gradients):
+        super().__init__()
         self._gradients = list(gradients)
 
     def gradient(self, loss, variables, *_):

@@ -4,6 +4,7 @@ Time is the epoch: samples processed over the size of the training set, a fracti
 A schedule therefore means the same on any number of workers, under accumulation and after a resume.
 """
 import bisect
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Piecewise:
-    """A value that holds from its epoch on: `0:29,30:50` is 29 up to epoch 30 and 50 from there; `29` is 29 throughout."""
+    """A value that holds from its epoch on: `0:29,30:50` is 29 up to epoch 30, then 50; `29` is 29 throughout."""
 
     pieces: tuple[tuple[float, float], ...]
 
@@ -26,7 +27,7 @@ class Piecewise:
         except ValueError:
             raise ValueError(f"'{text}' is neither a number nor epoch:value pairs such as 0:29,30:50") from None
         epochs = [epoch for epoch, _ in pieces]
-        if epochs[0] != 0 or any(b <= a for a, b in zip(epochs, epochs[1:], strict=False)):
+        if epochs[0] != 0 or any(b <= a for a, b in itertools.pairwise(epochs)):
             raise ValueError(f"the epochs of '{text}' must rise from 0")
         return cls(pieces)
 
@@ -111,7 +112,7 @@ class LearningRate:
 
 
 def scaled(rate: Piecewise, rule: str, base_batch_size: float, batch_size: float) -> Piecewise:
-    """The base rate for `batch_size`, from that for `base_batch_size`: linear or square root (arXiv:1708.03888, 2.3)."""
+    """The base rate for `batch_size` from that for `base_batch_size` (arXiv:1708.03888, section 2.3)."""
     factor = SCALINGS[rule](batch_size / base_batch_size)
     return Piecewise(tuple((epoch, value * factor) for epoch, value in rate.pieces))
 

@@ -1,4 +1,4 @@
-"""Progress on standard error: a bar with images per second and the time left on a terminal, a line an epoch otherwise."""
+"""Progress on standard error: on a terminal a bar with images per second and the time left; a line an epoch."""
 import sys
 
 from tqdm import tqdm

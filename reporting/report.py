@@ -12,7 +12,8 @@ CURVES = (  # title, unit of the vertical axis, {column of metrics.jsonl: label}
     ("Throughput", "images/s", {"images_per_second": "training"}),
 )
 STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:1000px;margin:2em auto;padding:0 1em;color:#222}
-table{border-collapse:collapse;margin:1em 0}td,th{padding:.2em .9em .2em 0;border-bottom:1px solid #ddd;text-align:left}
+table{border-collapse:collapse;margin:1em 0;display:block;overflow:auto}
+td,th{padding:.2em .9em .2em 0;border-bottom:1px solid #ddd;text-align:left}
 td{font-variant-numeric:tabular-nums}svg{max-width:100%;height:auto}pre{background:#f5f5f5;padding:1em;overflow:auto}"""
 
 
@@ -50,6 +51,8 @@ def curves(rows: list[dict], plan: dict) -> str:
             axes.plot([row["epoch"] for row in points], [row[column] for row in points], label=label, marker=".")
         axes.set(title=title, xlabel="epoch", ylabel=unit)
         axes.grid(alpha=0.3)
+        if title == "Loss":
+            axes.set_yscale("log")
         if len(columns) > 1:
             axes.legend()
     text = io.StringIO()

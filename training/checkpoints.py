@@ -20,19 +20,11 @@ class Checkpoints:
         self._manager.save(checkpoint_number=epoch)
 
 
-def newest(path: str) -> str:
-    """The newest checkpoint in a folder, or the one that a path without its ending names. Raises UserError."""
-    if Path(f"{path}.index").is_file():
-        return path
-    found = tf.train.latest_checkpoint(path) if Path(path).is_dir() else None
-    if not found:
-        raise UserError(f"--checkpoint: {path} holds no checkpoint; a run keeps its own in RUN/checkpoints")
-    return found
-
-
 def load_model(path: str, model) -> int:
     """Loads the newest checkpoint's weights into a model; returns its epoch. Raises UserError if they do not fit."""
-    found = newest(path)
+    found = path if Path(f"{path}.index").is_file() else tf.train.latest_checkpoint(path)
+    if not found:
+        raise UserError(f"--checkpoint: {path} holds no checkpoint; a run keeps its own in RUN/checkpoints")
     epoch = tf.Variable(0, dtype=tf.int64)
     try:
         status = tf.train.Checkpoint(model=model, epoch=epoch).restore(found)

@@ -40,7 +40,8 @@ def make_optimizer(config, model):
             exclude=tuple(config.lars_exclude)),
         config.compression)
     try:
-        optimizer.build(model.trainable_variables)
+        if hasattr(optimizer, "build"):  # LAMB is of the older kind, which makes its variables at the first step
+            optimizer.build(model.trainable_variables)
     except ValueError as error:
         raise UserError(f"--lars_exclude: {error}") from None
     return optimizer
@@ -50,14 +51,13 @@ def make_evaluator(config, model, feed) -> Evaluator:
     return Evaluator(model, feed, config.micro_batch_size or DEFAULT_LARGEST_MICRO_BATCH)
 
 
-def train(config, plan: Plan, feed: Feed, model, checkpoint_folder, observers) -> dict:
+def train(config, plan: Plan, feed: Feed, model, optimizer, checkpoint_folder, observers) -> dict:
     """Trains through the plan; returns summary.json's content.
 
     observers: reporting's, on rank 0 alone: `step(samples)` and `evaluation(row, totals)` are called.
     """
     started = time.perf_counter()
-    optimizer = make_optimizer(config, model)
-    hvd.broadcast_variables(model.variables + list(optimizer.variables), root_rank=0)
+    hvd.broadcast_variables(model.variables, root_rank=0)
     checkpoints = Checkpoints(checkpoint_folder, model, optimizer) if hvd.rank() == 0 else None
     evaluate, totals, steps = make_evaluator(config, model, feed), Totals(), {}
     trained, training_seconds, interval_samples, interval_seconds, saved = 0, 0.0, 0, 0.0, 0.0
@@ -72,7 +72,8 @@ def train(config, plan: Plan, feed: Feed, model, checkpoint_folder, observers) -
         if interval.epoch is None:
             continue
         trained, training_seconds = trained + interval_samples, training_seconds + interval_seconds
-        row = _row(plan, interval.epoch, trained, totals.collect(), evaluate())
+        validation = evaluate()
+        row = _row(plan, interval.epoch, trained, totals.collect(), validation)
         row |= {"images_per_second": interval_samples / interval_seconds, "seconds": time.perf_counter() - started}
         interval_samples, interval_seconds = 0, 0.0
         last = interval.first_step + interval.steps == plan.steps
@@ -83,7 +84,7 @@ def train(config, plan: Plan, feed: Feed, model, checkpoint_folder, observers) -
             for observer in observers:
                 observer.evaluation(row)
     workers.check_same_weights(model.variables)
-    return summary(row, plan.train_samples, plan.epochs, phase.global_batch_size, trained / training_seconds,
+    return summary(validation, plan.train_samples, plan.epochs, phase.global_batch_size, trained / training_seconds,
                    time.perf_counter() - started)
 
 
@@ -103,7 +104,8 @@ def _row(plan, epoch, trained, train_totals, val_totals):
     rates = plan.rates(epoch)
     return {"epoch": epoch, "samples": trained, "learning_rate": rates["learning_rate"],
             "momentum": rates["momentum"], "batch_size": rates["global_batch_size"],
-            "train_loss": train_totals["loss"], "train_top1": train_totals["top1"], **val_totals}
+            "train_loss": train_totals["loss"], "train_top1": train_totals["top1"],
+            **{name: val_totals[name] for name in ("val_loss", "val_top1", "val_top5")}}
 
 
 def evaluate_checkpoint(config, dataset, feed, batch_size: int) -> dict:

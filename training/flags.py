@@ -1,4 +1,4 @@
-"""The command line: every flag, its default and its values. Imports nothing heavy, so that a wrong flag fails at once."""
+"""The command line: each flag, its default and values. Imports nothing heavy, so that a wrong flag fails at once."""
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,7 +57,8 @@ def _read(argv):
     if values.mode == "evaluate" and values.checkpoint and recipe:
         recorded = run_folder(values.checkpoint) / "flags.txt"
         if not recorded.is_file():
-            raise UserError(f"--checkpoint: there is no {recorded}, which would tell the model; give --flagfile")
+            raise UserError(f"--checkpoint: {values.checkpoint} lies in no run's folder, there is no {recorded}; give "
+                            "RUN/checkpoints, or the recipe by --flagfile")
         values = _parse([argv[0], f"--flagfile={recorded}", *argv[1:]])
     return values
 
@@ -113,9 +114,9 @@ def _recipe(values):
     whole("base_batch_size", 256, "The batch size that --learning_rate is meant for.", lower_bound=1, **v)
     choice("lr_schedule", "poly", list(schedules.DECAYS), "How the rate decays.", **v)
     number("poly_power", 2.0, "The power of --lr_schedule=poly.", lower_bound=0.0, **v)
-    choice("decay_from", "start", schedules.DECAY_CLOCKS, "Where the decay's clock starts: epoch 0, or warm-up's end.",
+    choice("decay_from", "start", schedules.DECAY_CLOCKS, "Whether the decay's clock starts at epoch 0 or at warm-up's end.",
            **v)
-    absl_flags.DEFINE_list("lr_boundaries", [], "Epochs at which --lr_schedule=multistep cuts the rate to a tenth.", **v)
+    absl_flags.DEFINE_list("lr_boundaries", [], "Epochs at which multistep cuts the rate to a tenth.", **v)
     choice("warmup", "none", schedules.WARMUPS, "gradual rises to the rate, constant stays at the warm-up rate.", **v)
     number("warmup_epochs", 0.0, "Length of the warm-up.", lower_bound=0.0, **v)
     number("warmup_learning_rate", 0.0, "The rate at which warm-up starts, or stays.", lower_bound=0.0, **v)

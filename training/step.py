@@ -6,7 +6,7 @@ from optim import exchange
 
 
 class Totals:
-    """Sums over samples since the last reset: loss, top-1 and top-5 hits, samples; float64, so that counts are exact."""
+    """Sums over samples since the last reset: loss, top-1 and top-5 hits, samples; in float64, so counts are exact."""
 
     NAMES = ("loss", "top1", "top5", "samples")
 

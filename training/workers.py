@@ -37,6 +37,7 @@ def start(seed: int) -> Worker:
     import horovod.tensorflow.keras as hvd
     import tensorflow as tf
 
+    tf.get_logger().setLevel("ERROR")
     hvd.init()
     expected = launched()[1]
     if hvd.size() != expected:
@@ -51,6 +52,8 @@ def start(seed: int) -> Worker:
     if cores == os.cpu_count():  # not bound to cores of its own: share
         cores = max(1, cores // hvd.local_size())
     tf.config.threading.set_intra_op_parallelism_threads(cores)
+    # Grappler orders the terms of a sum anew in each process: workers and resumed runs would differ in the last bit.
+    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
     tf.keras.utils.set_random_seed(seed)
     return Worker(hvd.rank(), hvd.size(), int(gpus[0].name.split(":")[-1]) if gpus else None, cores)
 

@@ -1,0 +1,56 @@
+"""What open_dataset refuses: each damage that can be seen without reading the images."""
+import json
+import shutil
+
+import pytest
+
+from data import tfrecord
+from data.dataset import DatasetError, describe, open_dataset
+
+
+@pytest.fixture
+def copy(odd_digits, tmp_path):
+    return shutil.copytree(odd_digits, tmp_path / "copy")
+
+
+def edit(folder, change):
+    described = json.loads((folder / "dataset.json").read_text())
+    change(described)
+    (folder / "dataset.json").write_text(json.dumps(described))
+
+
+def test_a_dataset_of_several_files_opens(copy):
+    dataset = open_dataset(copy)
+    assert dataset.train.samples == 1437 and dataset.train.file_starts.tolist() == [0, 500, 900, 1437]
+    assert dataset.train.index.shape == (1437, 2)
+    assert describe(dataset) == json.loads((copy / "dataset.json").read_text())
+
+
+@pytest.mark.parametrize(("damage", "message"), [
+    (lambda folder: (folder / "dataset.json").unlink(), "holds no dataset.json"),
+    (lambda folder: (folder / "dataset.json").write_text("{"), "cannot be read"),
+    (lambda folder: (folder / "dataset.json").write_text("[]"), "malformed"),
+    (lambda folder: edit(folder, lambda d: d.pop("image")), "malformed"),
+    (lambda folder: edit(folder, lambda d: d["train"].update(samples=1438)), "add up to 1437"),
+    (lambda folder: edit(folder, lambda d: d["train"]["files"][0].update(samples=499)), "add up to 1436"),
+    (lambda folder: edit(folder, lambda d: d["validation"].update(samples=0, files=[])), "validation split is empty"),
+    (lambda folder: (folder / "train 1.tfrecord").unlink(), "No such file"),
+    (lambda folder: (folder / "train 1.tfrecord.idx").unlink(), "No such file"),
+    (lambda folder: (folder / "train 1.tfrecord.idx").write_text("0 1\n2"), "not an index"),
+    (lambda folder: (folder / "train 1.tfrecord.idx").write_text("0 1\n"), "its index names 1"),
+    (lambda folder: truncate(folder / "train 2.tfrecord"), "truncated"),
+])
+def test_a_damaged_dataset_is_refused(copy, damage, message):
+    damage(copy)
+    with pytest.raises(DatasetError, match=message):
+        open_dataset(copy)
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def test_scanning_a_truncated_shard(copy):
+    truncate(copy / "train 2.tfrecord")
+    with pytest.raises(ValueError, match="ends inside record 536"):
+        tfrecord.scan(copy / "train 2.tfrecord")

@@ -1,0 +1,55 @@
+"""The built-in dataset: the same bytes each time, made once even when several workers ask at the same moment."""
+import hashlib
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+from conftest import ROOT
+
+from data.digits import write_digits
+
+
+def content(folder):
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+
+
+def test_the_bytes_are_reproducible(digits, tmp_path):
+    write_digits(tmp_path)
+    assert content(tmp_path) == content(digits)
+
+
+def test_several_workers_at_once_make_one_dataset(digits, tmp_path):
+    program = "import data; print(data.locate('digits'))"
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    workers = [subprocess.Popen([sys.executable, "-c", program], env=environment, text=True, stdout=subprocess.PIPE)
+               for _ in range(3)]
+    folders = {worker.communicate(timeout=120)[0].strip() for worker in workers}
+    assert [worker.returncode for worker in workers] == [0, 0, 0]
+    assert folders == {str(tmp_path / "bigbatch" / digits.name)}
+    assert list((tmp_path / "bigbatch").iterdir()) == [tmp_path / "bigbatch" / digits.name]
+    assert content(tmp_path / "bigbatch" / digits.name) == content(digits)
+
+
+def test_the_split_is_every_fifth_of_scikit_learns_digits(digits):
+    from sklearn.datasets import load_digits
+
+    import data.dataset as dataset
+
+    described = json.loads((digits / "dataset.json").read_text())
+    assert described["train"]["samples"] == 1437 and described["validation"]["samples"] == 360
+    assert described["classes"] == list("0123456789")
+    opened = dataset.open_dataset(digits)
+    labels = load_digits().target
+    records = [record_label(opened.validation.paths[0], offset, size) for offset, size in opened.validation.index]
+    np.testing.assert_array_equal(records, labels[::5])
+
+
+def record_label(path, offset, size):
+    import tensorflow as tf
+
+    with open(path, "rb") as file:
+        file.seek(offset + 12)
+        example = tf.train.Example.FromString(file.read(size - 16))
+    return example.features.feature["image/class/label"].int64_list.value[0]

@@ -1,0 +1,128 @@
+"""LARS and SGD against float64 NumPy, written from the paper's formula."""
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import optim
+from optim.lars import LARS, SGD
+
+SHAPES = {"conv/kernel": (3, 3, 4, 8), "dense/kernel": (16, 5), "dense/bias": (5,), "norm/gamma": (8,)}
+
+
+def rate_at(step):
+    return 5.0 * (1 - step / 60) ** 2
+
+
+def reference(weights, gradients, momentum, weight_decay, trust=None, epsilon=0.0, exclude=(), nesterov=False):
+    """arXiv:1708.03888, section 3.2.3, steps 1 to 5, in float64; trust None is SGD."""
+    weights = {name: value.astype(np.float64) for name, value in weights.items()}
+    buffers = {name: np.zeros_like(value) for name, value in weights.items()}
+    for step, gradient in enumerate(gradients):
+        for name, w in weights.items():
+            g, plain = gradient[name].astype(np.float64), name.endswith(tuple(exclude)) and bool(exclude)
+            ratio, decay = 1.0, 0.0 if plain else weight_decay
+            if trust is not None and not plain:
+                w_norm, g_norm = np.sqrt((w * w).sum()), np.sqrt((g * g).sum())
+                if w_norm > 0 and g_norm > 0:
+                    ratio = trust * w_norm / (g_norm + decay * w_norm + epsilon)
+            new = rate_at(step) * ratio * (g + decay * w)
+            buffers[name] = momentum * buffers[name] + new
+            weights[name] = w - (momentum * buffers[name] + new if nesterov else buffers[name])
+    return weights
+
+
+def start(seed):
+    random = np.random.default_rng(seed)
+    weights = {name: random.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
+    gradients = [{name: (random.normal(size=shape) * 10.0 ** random.integers(-3, 2)).astype(np.float32)
+                  for name, shape in SHAPES.items()} for _ in range(50)]
+    return weights, gradients
+
+
+def run(optimizer, weights, gradients):
+    variables = {name: tf.Variable(value, name=name) for name, value in weights.items()}
+
+    @tf.function
+    def step(gradient, rate):
+        optimizer.learning_rate.assign(rate)
+        optimizer.apply_gradients([(gradient[name], variables[name]) for name in variables])
+
+    for number, gradient in enumerate(gradients):
+        step({name: tf.constant(value) for name, value in gradient.items()}, tf.constant(rate_at(number)))
+    return {name: variable.numpy() for name, variable in variables.items()}
+
+
+@pytest.mark.parametrize("options", [
+    {},
+    {"weight_decay": 5e-4},
+    {"weight_decay": 1e-4, "trust_coefficient": 0.01, "epsilon": 1e-6},
+    {"weight_decay": 1e-4, "exclude": ("gamma", "bias")},
+    {"weight_decay": 1e-4, "nesterov": True},
+], ids=str)
+def test_lars_follows_the_paper_over_50_steps(options):
+    weights, gradients = start(seed=1)
+    ours = run(LARS(0.0, momentum=0.9, **options), weights, gradients)
+    options = dict(options)
+    expected = reference(weights, gradients, 0.9, options.pop("weight_decay", 0.0),
+                         options.pop("trust_coefficient", 0.001), **options)
+    for name in SHAPES:
+        np.testing.assert_allclose(ours[name], expected[name], rtol=2e-4, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_sgd_has_its_weight_decay_inside_the_momentum(nesterov):
+    weights, gradients = start(seed=2)
+    gradients = [{name: value * 0.01 for name, value in gradient.items()} for gradient in gradients]
+    ours = run(SGD(0.0, momentum=0.9, weight_decay=1e-3, nesterov=nesterov), weights, gradients)
+    expected = reference(weights, gradients, 0.9, 1e-3, nesterov=nesterov)
+    for name in SHAPES:
+        np.testing.assert_allclose(ours[name], expected[name], rtol=2e-4, atol=2e-4, err_msg=name)
+
+
+def test_the_ratio_is_one_where_a_norm_is_zero():
+    lars = LARS(0.5, momentum=0.0, weight_decay=0.1)
+    zeros, ones = tf.Variable([0.0, 0.0]), tf.Variable([1.0, 1.0])
+    lars.apply_gradients([(tf.constant([3.0, 4.0]), zeros), (tf.constant([0.0, 0.0]), ones)])
+    np.testing.assert_allclose(zeros.numpy(), [-1.5, -2.0])  # 0 - 0.5 * 1 * (g + 0)
+    np.testing.assert_allclose(ones.numpy(), [0.95, 0.95])  # 1 - 0.5 * 1 * (0 + 0.1 * 1)
+
+
+def test_the_learning_rate_is_inside_the_momentum_buffer():
+    """A rate that falls to zero leaves the buffer moving: w = 1 - ratio * g, then minus 0.9 of the same."""
+    lars, weight = LARS(1.0, momentum=0.9, trust_coefficient=0.1), tf.Variable([1.0])
+    lars.apply_gradients([(tf.constant([2.0]), weight)])  # ratio 0.1 * 1 / 2, step 0.1
+    lars.learning_rate.assign(0.0)
+    lars.apply_gradients([(tf.constant([2.0]), weight)])
+    np.testing.assert_allclose(weight.numpy(), [1 - 0.1 - 0.09], rtol=1e-6)
+
+
+def test_an_exclusion_that_matches_nothing_is_an_error():
+    with pytest.raises(ValueError, match="beta"):
+        LARS(1.0, exclude=("bias", "beta")).build([tf.Variable([1.0], name="dense/bias")])
+    with pytest.raises(ValueError, match="as"):  # part of a word is not a suffix
+        LARS(1.0, exclude=("as",)).build([tf.Variable([1.0], name="dense/bias")])
+
+
+def test_config_rebuilds_the_optimizer():
+    lars = LARS(2.0, 0.8, weight_decay=1e-4, trust_coefficient=0.02, epsilon=1e-7, exclude=("bias",), nesterov=True)
+    copy = LARS.from_config(lars.get_config())
+    assert copy.get_config() == lars.get_config()
+    weights, gradients = start(seed=3)
+    ours, theirs = run(lars, weights, gradients), run(copy, weights, gradients)
+    for name in SHAPES:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", optim.OPTIMIZERS)
+def test_every_optimizer_of_the_registry_lowers_a_loss(name):
+    rate = {"lars": 30.0, "sgd": 0.05, "lamb": 0.05}[name]
+    optimizer = optim.create_optimizer(name, learning_rate=rate, momentum=0.9, weight_decay=1e-4,
+                                       trust_coefficient=0.001, epsilon=0.0, exclude=())
+    variable = tf.Variable([3.0, -2.0], name="kernel")
+    losses = []
+    for _ in range(60):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(variable - [1.0, 1.0]))
+        losses.append(float(loss))
+        optimizer.apply_gradients([(tape.gradient(loss, variable), variable)])
+    assert min(losses[-5:]) < 0.1 * losses[0]

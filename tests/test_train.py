@@ -1,0 +1,277 @@
+"""train.py as a user runs it: real processes, alone and under horovodrun and mpirun."""
+import json
+import re
+import subprocess
+import time
+
+import numpy as np
+import pytest
+from conftest import ROOT, launcher, printed_json, require_tool, run, train
+
+ROW = ["epoch", "samples", "learning_rate", "momentum", "batch_size", "train_loss", "train_top1", "val_loss",
+       "val_top1", "val_top5", "images_per_second", "seconds"]
+SUMMARY = {"val_top1", "val_top5", "val_loss", "val_samples", "train_samples", "epochs", "global_batch_size",
+           "world_size", "images_per_second", "seconds"}
+COUNTS = ("val_top1_count", "val_top5_count", "val_samples")
+
+
+def rows(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(folder):
+    """Every variable of a run's newest checkpoint, by its name in it."""
+    import tensorflow as tf
+
+    path = tf.train.latest_checkpoint(str(folder / "checkpoints"))
+    return {name: tf.train.load_variable(path, name) for name, _ in tf.train.list_variables(path)
+            if name.endswith("VARIABLE_VALUE") and "save_counter" not in name}
+
+
+@pytest.fixture(scope="module")
+def digits_run(tmp_path_factory):
+    """No flags but the folder: the recipe in full, on one worker."""
+    folder = tmp_path_factory.mktemp("run")
+    return folder, train(f"--output_dir={folder}")
+
+
+def test_the_digits_reach_97_percent(digits_run):
+    folder, done = digits_run
+    summary = json.loads((folder / "summary.json").read_text())
+    assert printed_json(done) == summary
+    assert summary["val_top1"] >= 0.97 and summary["val_samples"] == 360
+    assert summary.keys() >= SUMMARY
+
+
+def test_the_run_folder_holds_what_is_promised(digits_run):
+    folder, done = digits_run
+    names = {"plan.json", "flags.txt", "metrics.jsonl", "summary.json", "checkpoints", "tensorboard", "report.html"}
+    assert {path.name for path in folder.iterdir()} == names
+    assert [list(row) for row in rows(folder)] == [ROW] * 12
+    assert [row["epoch"] for row in rows(folder)] == list(range(1, 13))
+    assert rows(folder)[-1]["samples"] == 134 * 128
+    assert rows(folder)[5]["learning_rate"] == pytest.approx(5 * 0.25)  # epoch 6 of 12, power 2
+    plan = json.loads((folder / "plan.json").read_text())
+    assert printed_json_of_plan(run("alone", 1, ROOT / "train.py", "--dry_run")) == plan
+    assert len([line for line in done.stderr.splitlines() if line.startswith("epoch ")]) == 12
+    assert "tensorflow" not in done.stderr.lower()  # its notices at start are kept off the screen
+
+
+def printed_json_of_plan(done):
+    return json.loads(done.stdout)
+
+
+def test_tensorboard_shows_the_metrics(digits_run):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(digits_run[0] / "tensorboard"), {"tensors": 0})
+    events.Reload()
+    top1 = [float(np.frombuffer(event.tensor_proto.tensor_content or np.float32(event.tensor_proto.float_val[0]),
+                                np.float32)[0]) for event in events.Tensors("val_top1")]
+    assert top1 == pytest.approx([row["val_top1"] for row in rows(digits_run[0])])
+
+
+def test_the_flags_of_a_run_run_again(digits_run, tmp_path):
+    done = run("alone", 1, ROOT / "train.py", f"--flagfile={digits_run[0]}/flags.txt", "--dry_run", cwd=tmp_path)
+    assert printed_json_of_plan(done) == json.loads((digits_run[0] / "plan.json").read_text())
+
+
+def test_the_report_shows_in_a_browser_and_needs_nothing_else(digits_run, tmp_path):
+    page = (digits_run[0] / "report.html").read_text()
+    assert not re.search(r"""(src|href)=["'](?!#)""", page)  # nothing to fetch; #... points within an SVG
+    chromium = require_tool("chromium", "chromium-browser", "google-chrome")
+    shown = subprocess.run(
+        [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+         "--disable-background-networking", "--disable-component-update", "--disable-sync",
+         f"--user-data-dir={tmp_path}", "--dump-dom", f"file://{digits_run[0]}/report.html"],
+        capture_output=True, text=True, timeout=120)
+    for word in ("<svg", "Loss", "Throughput", "validation top-1", "global batch size"):
+        assert word in shown.stdout
+
+
+@pytest.mark.parametrize(("kind", "workers"), [("alone", 1), ("mpirun", 2), ("horovodrun", 3)])
+def test_evaluation_counts_the_same_on_any_number_of_workers(digits_run, kind, workers, tmp_path):
+    folder, _ = digits_run
+    done = train("--mode=evaluate", f"--checkpoint={folder}/checkpoints", f"--output_dir={tmp_path}", kind=kind,
+                 workers=workers)
+    ours, theirs = printed_json(done), json.loads((folder / "summary.json").read_text())
+    assert [ours[name] for name in COUNTS] == [theirs[name] for name in COUNTS]
+    assert ours["val_loss"] == pytest.approx(theirs["val_loss"], rel=1e-5)
+    assert ours["world_size"] == workers and ours["epochs"] == 12
+    assert json.loads((tmp_path / "summary.json").read_text()) == ours
+
+
+@pytest.mark.parametrize(("kind", "workers"), [("alone", 1), ("mpirun", 2), ("mpirun", 3)])
+def test_a_prime_number_of_validation_samples(digits_run, odd_digits, kind, workers):
+    """353 samples divide by no number of workers; the reference is a whole evaluation in this process."""
+    done = train("--mode=evaluate", f"--checkpoint={digits_run[0]}/checkpoints", f"--data_dir={odd_digits}", kind=kind,
+                 workers=workers)
+    ours = printed_json(done)
+    assert [ours[name] for name in COUNTS] == reference_counts(digits_run[0], odd_digits)
+    assert ours["train_samples"] == 1437
+
+
+def reference_counts(folder, data_dir):
+    """Top-1 and top-5 hits by NumPy, from logits on images decoded by Pillow's library and fed as one batch."""
+    import tensorflow as tf
+
+    import model_zoo
+    from data.dataset import open_dataset
+    from data.feed import Feed
+
+    dataset = open_dataset(data_dir)
+    model = model_zoo.create_model("resnet20", 10, 32)
+    tf.train.Checkpoint(model=model).restore(
+        tf.train.latest_checkpoint(str(folder / "checkpoints"))).expect_partial()
+    with Feed(dataset, 32, "none", 0).validation(353) as (batches, samples):
+        images, labels = next(batches)
+    logits, labels = model.predict_on_batch(images), labels.numpy().ravel()
+    ranking = np.argsort(-logits, axis=1)
+    top1 = (ranking[:, 0] == labels).sum()
+    return [top1, (ranking[:, :5] == labels[:, None]).any(axis=1).sum(), samples]
+
+
+@pytest.fixture(scope="module")
+def shared_runs(tmp_path_factory):
+    """The digits recipe on two workers, once under each launcher; horovodrun's in full."""
+    folders = {kind: tmp_path_factory.mktemp(kind) for kind in ("horovodrun", "mpirun")}
+    for kind, folder in folders.items():
+        train(f"--output_dir={folder}", kind=kind, workers=2)
+    return folders
+
+
+def test_two_workers_reach_96_percent_alike_on_both_transports(shared_runs):
+    summaries = [json.loads((folder / "summary.json").read_text()) for folder in shared_runs.values()]
+    assert all(summary["val_top1"] >= 0.96 and summary["world_size"] == 2 for summary in summaries)
+    ours, theirs = (weights(folder) for folder in shared_runs.values())
+    assert ours.keys() == theirs.keys() and len(ours) > 100
+    for name in ours:  # batch norm's moving statistics and the momentum included
+        np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+
+
+def test_workers_that_differ_are_found():
+    program = (
+        "import tensorflow as tf, horovod.tensorflow as hvd; from training import workers; hvd.init()\n"
+        "try: workers.check_same_weights([tf.Variable([0.5, hvd.rank() * 1e-8], name='moving_mean')])\n"
+        "except workers.AgreedError as error: print('found:', error)")
+    done = run("mpirun", 2, "-c", program)
+    assert done.stdout.count("found: the weights of rank 1 differ") == 2 and "moving_mean" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def without_batch_norm(tmp_path_factory):
+    """A network without batch norm, batches of 1,024 in micro-batches of 128, on one worker and on two."""
+    folders = {}
+    for workers in (1, 2):
+        folders[workers] = tmp_path_factory.mktemp(f"convnet-{workers}")
+        train("--model=convnet", "--augmentation=none", "--batch_size=1024", "--micro_batch_size=128", "--epochs=6",
+              f"--output_dir={folders[workers]}", kind="alone" if workers == 1 else "mpirun", workers=workers)
+    return folders
+
+
+def test_one_worker_and_two_make_the_same_weights(without_batch_norm):
+    plans = {workers: json.loads((folder / "plan.json").read_text()) for workers, folder in without_batch_norm.items()}
+    assert [plans[workers]["phases"][0]["accumulation_steps"] for workers in (1, 2)] == [8, 4]
+    assert plans[1]["steps"] == plans[2]["steps"] == 8 and plans[1]["schedule"] == plans[2]["schedule"]
+    one, two = weights(without_batch_norm[1]), weights(without_batch_norm[2])
+    for name in one:
+        np.testing.assert_allclose(two[name], one[name], rtol=1e-3, atol=1e-5, err_msg=name)
+    for a, b in zip(rows(without_batch_norm[1]), rows(without_batch_norm[2]), strict=True):
+        assert a["train_loss"] == pytest.approx(b["train_loss"], rel=1e-4)
+
+
+# What is wrong, the exit code, and a part of the line on standard error. Alone, each is found before TensorFlow loads
+# unless it takes TensorFlow to find it.
+BAD_INPUT = [
+    (["--data_dir=/nonexistent"], 1, "there is no folder /nonexistent"),
+    (["--data_dir={empty}"], 1, "holds no dataset.json"),
+    (["--data_dir={wrong}"], 1, "should hold 1436 samples"),
+    (["--model=resnet2000"], 2, "--model=resnet2000"),
+    (["--modle=resnet20"], 2, "modle"),
+    (["--batch_size=big"], 2, "--batch_size=big"),
+    (["--epochs=-1"], 2, "--epochs=-1"),
+    (["--lr_boundaries=60,30"], 2, "lr_boundaries"),
+    (["--flagfile=/nonexistent.flags"], 2, "/nonexistent.flags"),
+    (["digits"], 2, "'digits' is not a flag"),
+    (["--workers=8"], 2, "--dry_run"),
+    (["--mode=evaluate"], 2, "--checkpoint"),
+    (["--mode=evaluate", "--checkpoint={empty}"], 1, "lies in no run's folder"),
+    (["--batch_size=100", "--micro_batch_size=64"], 1, "64 and 128"),
+    (["--dali_device=gpu"], 1, "sees no GPU"),
+    (["--output_dir=/proc/nowhere"], 1, "--output_dir: /proc/nowhere cannot be made"),
+    (["--output_dir={run}"], 1, "holds a run already"),
+    (["--lars_exclude=nothing"], 1, "'nothing'"),
+    (["--mode=evaluate", "--checkpoint={run}/checkpoints", "--model=convnet"], 1, "does not fit the model convnet"),
+]
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory, digits, digits_run):
+    empty, wrong = tmp_path_factory.mktemp("empty"), tmp_path_factory.mktemp("wrong")
+    for path in digits.iterdir():
+        (wrong / path.name).write_bytes(path.read_bytes().replace(b"1437", b"1436"))
+    return {"empty": empty, "wrong": wrong, "run": digits_run[0]}
+
+
+def complaint(done):
+    """train.py's own lines on standard error, without a launcher's prefix."""
+    return [line.split(">:")[-1] for line in done.stderr.splitlines() if "train.py: " in line]
+
+
+@pytest.mark.parametrize(("flags", "code", "message"), BAD_INPUT, ids=lambda value: str(value)[:40])
+def test_bad_input_is_one_line_and_an_exit_code(flags, code, message, places, tmp_path):
+    begun = time.monotonic()
+    done = run("alone", 1, ROOT / "train.py", *(flag.format(**places) for flag in flags), cwd=tmp_path)
+    assert time.monotonic() - begun < 20
+    assert done.returncode == code
+    assert len(done.stderr.splitlines()) == 1 and message in done.stderr and not done.stdout
+    assert not list(tmp_path.iterdir())  # nothing half-written
+
+
+@pytest.mark.parametrize(("kind", "flags", "code", "message"), [
+    ("mpirun", ["--data_dir=/nonexistent"], 1, "there is no folder"),
+    ("mpirun", ["--model=resnet2000"], 2, "--model=resnet2000"),
+    ("mpirun", ["--batch_size=127"], 1, "126 and 128"),
+    ("mpirun", ["--dali_device=gpu"], 1, "sees no GPU"),
+    ("mpirun", ["--output_dir=/proc/nowhere"], 1, "cannot be made"),  # only rank 0 sees it
+    ("horovodrun", ["--output_dir=/proc/nowhere"], 1, "cannot be made"),
+])
+def test_bad_input_ends_every_worker(kind, flags, code, message):
+    begun = time.monotonic()
+    done = run(kind, 2, ROOT / "train.py", *flags)
+    assert time.monotonic() - begun < (20 if kind == "mpirun" else 30)  # horovodrun itself takes 8 s to start
+    assert done.returncode == code
+    assert complaint(done) and all(message in line for line in complaint(done))
+    assert 'File "' not in done.stdout and done.stderr.count("Traceback") == (kind == "horovodrun")  # its own
+
+
+def test_workers_with_different_flags_all_stop():
+    python = launcher("alone", 1)[0]
+    command = [*launcher("mpirun", 1), ROOT / "train.py", "--seed=1", ":", "-np", "1", python, ROOT / "train.py",
+               "--seed=2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert done.returncode == 1
+    assert complaint(done) == ["train.py: the workers were started with different flags: --seed is 1 on rank 0 and 2 "
+                               "on rank 1"] * 2
+
+
+def test_help_answers_at_once_with_every_default():
+    begun = time.monotonic()
+    done = run("alone", 1, ROOT / "train.py", "--help")
+    assert time.monotonic() - begun < 1 and done.returncode == 0
+    for word in ("--lr_scaling", "Recipe flags", "default: 0.001", "<lars|sgd|lamb>"):
+        assert word in done.stdout
+
+
+def test_a_plan_for_workers_and_data_that_are_not_there():
+    done = run("alone", 1, ROOT / "train.py", "--dry_run", "--workers=256", "--train_samples=1281167",
+               "--batch_size=32768", "--data_dir=/nonexistent", "--epochs=90")
+    plan = json.loads(done.stdout)
+    assert plan["workers"] == 256 and plan["steps"] == 90 * 1281167 // 32768
+    assert plan["phases"] == [{"start_epoch": 0, "end_epoch": 90, "global_batch_size": 32768, "micro_batch_size": 64,
+                               "accumulation_steps": 2, "steps": 3518}]
+
+
+def test_a_plan_under_a_launcher_is_for_its_workers():
+    done = run("mpirun", 2, ROOT / "train.py", "--dry_run")
+    assert printed_json_of_plan(done)["workers"] == 2

@@ -1,0 +1,90 @@
+"""The plan's arithmetic, against an independent walk through the samples."""
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from training.errors import UserError
+from training.plan import make_plan
+
+RECIPE = dict(
+    batch_size="128", epochs=12.0, micro_batch_size=None, learning_rate="5", lr_scaling="none", base_batch_size=256,
+    lr_schedule="poly", poly_power=2.0, lr_boundaries=[], warmup="none", warmup_epochs=0.0, warmup_learning_rate=0.0,
+    decay_from="start", momentum=0.9, momentum_schedule="constant")
+
+
+def plan(workers=1, samples=1437, **flags):
+    return make_plan(SimpleNamespace(**RECIPE | flags), workers, samples)
+
+
+def test_by_hand():
+    made = plan(batch_size="1024", workers=2, micro_batch_size=128)
+    phase, = made.phases
+    assert (phase.micro_batch_size, phase.accumulation_steps, phase.steps) == (128, 4, 16)  # 12 * 1437 / 1024 = 16.8
+    assert made.as_json()["schedule"][6] == {
+        "epoch": 6, "learning_rate": 1.25, "momentum": 0.9, "global_batch_size": 1024}
+    assert len(made.as_json()["schedule"]) == 12
+
+
+def test_two_phases_of_imagenet():
+    made = plan(batch_size="0:34816,30:69632", epochs=90.0, workers=256, samples=1281167,
+                momentum_schedule="noise_scale")
+    assert [phase.steps for phase in made.phases] == [1103, 1103]  # 38,435,010 / 34,816 and 76,870,020 / 69,632
+    assert [made.rates(epoch)["momentum"] for epoch in (29, 30)] == pytest.approx([0.89375, 0.7875])
+    starts = [interval.start for interval in made.intervals() if interval.phase is made.phases[1]]
+    assert starts[0] == 30 * 1281167
+
+
+def test_fractions_of_an_epoch_are_exact():
+    assert plan(epochs=0.3, samples=10, batch_size="1").steps == 3
+    assert [phase.steps for phase in plan(epochs=0.9, samples=10, batch_size="0:1,0.3:1,0.6:1").phases] == [3, 3, 3]
+
+
+@pytest.mark.parametrize(("flags", "message"), [
+    (dict(batch_size="128", workers=3), "126 and 129"),
+    (dict(batch_size="100", workers=1, micro_batch_size=64), "64 and 128"),
+    (dict(batch_size="2", workers=4), "do: 4"),
+    (dict(batch_size="0:128,12:256"), "starts at or after"),
+    (dict(batch_size="400000", momentum_schedule="noise_scale"), "negative momentum"),
+])
+def test_what_cannot_be_planned(flags, message):
+    with pytest.raises(UserError, match=message):
+        plan(**flags)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 5000), st.integers(1, 8), st.lists(st.integers(1, 700), min_size=1, max_size=3),
+       st.integers(1, 6), st.data())
+def test_intervals_walk_through_the_samples(samples, workers, units, epochs_a_phase, data):
+    """Each phase has floor of what fits, at least 1; an evaluation comes when, and only when, an epoch is done."""
+    epochs = epochs_a_phase * len(units)
+    starts = [epochs_a_phase * number for number in range(len(units))]
+    batch_sizes = [unit * workers for unit in units]
+    text = ",".join(f"{start}:{size}" for start, size in zip(starts, batch_sizes, strict=True))
+    made = plan(workers, samples, batch_size=text, epochs=float(epochs))
+
+    expected, done = [], 0  # (position after the step, epoch evaluated)
+    for number, (start, size) in enumerate(zip(starts, batch_sizes, strict=True)):
+        steps = max(1, epochs_a_phase * samples // size)
+        for step in range(steps):
+            position = start * samples + (step + 1) * size
+            last = number == len(starts) - 1 and step == steps - 1
+            reached = epochs if last else min(position // samples, epochs)
+            if reached > done or last:
+                expected.append((position, reached))
+                done = reached
+    walked = [(interval.start + interval.steps * interval.phase.global_batch_size, interval.epoch)
+              for interval in made.intervals() if interval.epoch is not None]
+    assert walked == expected
+    assert sum(interval.steps for interval in made.intervals()) == made.steps
+    for phase in made.phases:
+        assert workers * phase.micro_batch_size * phase.accumulation_steps == phase.global_batch_size
+        assert phase.micro_batch_size <= 64
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 2000))
+def test_the_number_of_workers_changes_neither_batches_nor_rates(workers, samples):
+    alone, shared = plan(1, samples, batch_size="96").as_json(), plan(workers, samples, batch_size="96").as_json()
+    assert alone["schedule"] == shared["schedule"] and alone["steps"] == shared["steps"]

@@ -1,0 +1,63 @@
+"""One update, against the same update made in one piece, and hand-computed losses."""
+import horovod.tensorflow as hvd
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import model_zoo
+import optim
+from optim import exchange
+from training.step import Totals, cross_entropy, make_train_step
+
+
+@pytest.fixture(autouse=True, scope="module")
+def horovod():
+    hvd.init()
+
+
+def trained(accumulation_steps, optimizer, xla=False):
+    """The weights of a small network after 4 updates on 32 samples each, in so many micro-batches."""
+    random = np.random.default_rng(0)
+    images = random.normal(size=(128, 8, 8, 3)).astype(np.float32)
+    labels = random.integers(0, 4, size=(128, 1))
+    batches = iter(tf.data.Dataset.from_tensor_slices((images, labels)).batch(32 // accumulation_steps, True))
+    model = model_zoo.create_model("convnet", 4, 8, seed=1)
+    wrapped = exchange.distributed(optim.create_optimizer(
+        optimizer, 0.0, momentum=0.9, weight_decay=1e-4, trust_coefficient=0.001, epsilon=0.0, exclude=()))
+    totals = Totals()
+    step = make_train_step(model, wrapped, totals, accumulation_steps, label_smoothing=0.1, xla=xla)
+    for _ in range(4):
+        step(batches, tf.constant(0.05 if optimizer != "lars" else 5.0), tf.constant(0.9))
+    assert int(wrapped.iterations) == 4
+    return [v.numpy() for v in model.variables], totals.collect()
+
+
+@pytest.mark.parametrize("optimizer", optim.OPTIMIZERS)
+def test_accumulation_is_one_large_batch(optimizer):
+    whole, whole_totals = trained(1, optimizer)
+    for accumulation_steps in (2, 4):
+        parts, totals = trained(accumulation_steps, optimizer)
+        for a, b in zip(whole, parts, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-5)
+        assert totals["samples"] == 128 and totals["loss"] == pytest.approx(whole_totals["loss"], rel=1e-4)
+
+
+def test_xla_computes_the_same():
+    for a, b in zip(trained(2, "lars")[0], trained(2, "lars", xla=True)[0], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-5)
+
+
+def test_cross_entropy_by_hand():
+    """Three classes, logits log(0.7), log(0.2), log(0.1), label 0."""
+    logits = tf.math.log([[0.7, 0.2, 0.1]])
+    assert float(cross_entropy(logits, tf.constant([0]), 0.0)[0]) == pytest.approx(-np.log(0.7), rel=1e-6)
+    smoothed = -(0.9 + 0.1 / 3) * np.log(0.7) - 0.1 / 3 * (np.log(0.2) + np.log(0.1))
+    assert float(cross_entropy(logits, tf.constant([0]), 0.1)[0]) == pytest.approx(smoothed, rel=1e-6)
+
+
+def test_totals_count_what_is_counted():
+    totals = Totals()
+    logits = tf.constant([[9.0, 5, 4, 3, 2, 1], [1, 2, 3, 4, 5, 9], [9, 5, 4, 3, 2, 1]])
+    labels, counted = tf.constant([0, 0, 0], tf.int64), tf.constant([True, True, False])
+    totals.add(tf.constant([1.0, 2.0, 64.0]), logits, labels, counted)
+    assert totals.collect() == {"loss": 1.5, "top1": 0.5, "top5": 0.5, "top1_count": 1, "top5_count": 1, "samples": 2}
