@@ -1,4 +1,4 @@
-"""TFRecord shards and the index that DALI reads beside each: a line `offset size` a record, in bytes, framing and all."""
+"""TFRecord shards and the index that DALI reads beside each: a line `offset size` a record, in bytes."""
 import struct
 from collections.abc import Iterable
 from pathlib import Path

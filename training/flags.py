@@ -114,8 +114,7 @@ def _recipe(values):
     whole("base_batch_size", 256, "The batch size that --learning_rate is meant for.", lower_bound=1, **v)
     choice("lr_schedule", "poly", list(schedules.DECAYS), "How the rate decays.", **v)
     number("poly_power", 2.0, "The power of --lr_schedule=poly.", lower_bound=0.0, **v)
-    choice("decay_from", "start", schedules.DECAY_CLOCKS, "Whether the decay's clock starts at epoch 0 or at warm-up's end.",
-           **v)
+    choice("decay_from", "start", schedules.DECAY_CLOCKS, "Whether decay counts from epoch 0 or warm-up's end.", **v)
     absl_flags.DEFINE_list("lr_boundaries", [], "Epochs at which multistep cuts the rate to a tenth.", **v)
     choice("warmup", "none", schedules.WARMUPS, "gradual rises to the rate, constant stays at the warm-up rate.", **v)
     number("warmup_epochs", 0.0, "Length of the warm-up.", lower_bound=0.0, **v)
