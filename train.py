@@ -11,8 +11,8 @@ import sys
 from datetime import datetime
 from pathlib import Path
 
-from data import locate
 from data.dataset import DatasetError, open_dataset
+from data.prepare import locate
 from training import flags, workers
 from training.errors import UserError
 from training.plan import make_plan
@@ -81,7 +81,7 @@ def train(config, flags_text, dataset, plan, feed, worker) -> dict:
     from training import fit
 
     with workers.together():
-        model = fit.make_model(config, dataset)
+        model = fit.make_model(config, dataset, worker.rank)
         optimizer = fit.make_optimizer(config, model)
     folder, observers = None, []
     with workers.together():

@@ -1,24 +1,90 @@
 """Residual networks (He et al. 2015, arXiv:1512.03385)."""
+from functools import partial
+
 import tensorflow as tf
+
+from model_zoo.layers import seeds
 
 layers = tf.keras.layers
 
 
-def resnet20(classes, image_size, batch_norm_momentum, seed):
+class _Builder:
+    """The parts of a residual network: no biases in convolutions, He initialisation (arXiv:1502.01852)."""
+
+    def __init__(self, batch_norm_momentum, seed):
+        self._momentum, self._seeds = batch_norm_momentum, seeds(seed)
+
+    def convolution(self, x, channels, kernel, stride=1):
+        """Padded by (kernel - 1) / 2 on every side, whatever the stride."""
+        if kernel > 1:
+            x = layers.ZeroPadding2D((kernel - 1) // 2)(x)
+        return layers.Conv2D(channels, kernel, stride, use_bias=False,
+                             kernel_initializer=tf.keras.initializers.HeNormal(next(self._seeds)))(x)
+
+    def norm(self, x, gamma="ones"):
+        return layers.BatchNormalization(momentum=self._momentum, epsilon=1e-5, gamma_initializer=gamma)(x)
+
+    def dense(self, x, classes):
+        return layers.Dense(classes, kernel_initializer=tf.keras.initializers.RandomNormal(0, 0.01, next(self._seeds)),
+                            dtype="float32")(x)
+
+    def projection(self, x, channels, stride):
+        """Option B (section 3.3): the input as it is where shapes agree, else a 1x1 convolution and a norm."""
+        if stride == 1 and x.shape[-1] == channels:
+            return x
+        return self.norm(self.convolution(x, channels, 1, stride))
+
+
+def _basic_block(build, x, channels, stride, version):
+    del version  # both put the stride into the first convolution
+    y = layers.ReLU()(build.norm(build.convolution(x, channels, 3, stride)))
+    y = build.norm(build.convolution(y, channels, 3), gamma="zeros")
+    return layers.ReLU()(y + build.projection(x, channels, stride))
+
+
+def _bottleneck(build, x, channels, stride, version):
+    strides = (1, stride) if version == "v1.5" else (stride, 1)
+    y = layers.ReLU()(build.norm(build.convolution(x, channels, 1, strides[0])))
+    y = layers.ReLU()(build.norm(build.convolution(y, channels, 3, strides[1])))
+    y = build.norm(build.convolution(y, 4 * channels, 1), gamma="zeros")
+    return layers.ReLU()(y + build.projection(x, 4 * channels, stride))
+
+
+DEPTHS = {18: (_basic_block, (2, 2, 2, 2)), 34: (_basic_block, (3, 4, 6, 3)), 50: (_bottleneck, (3, 4, 6, 3)),
+          101: (_bottleneck, (3, 4, 23, 3)), 152: (_bottleneck, (3, 8, 36, 3))}
+
+
+def resnet(depth, version, classes, image_size, batch_norm_momentum, seed, stream):
+    """ResNet-18 to -152 for ImageNet (table 1).
+
+    version: "v1.5" strides in the 3x3 convolution of a bottleneck, "v1" in its first 1x1 convolution, as in the paper.
+    The last gamma of each residual branch starts at zero (arXiv:1706.02677, section 5.1).
+    """
+    del stream
+    build, (block, repeats) = _Builder(batch_norm_momentum, seed), DEPTHS[depth]
+    inputs = tf.keras.Input((image_size, image_size, 3))
+    x = layers.ReLU()(build.norm(build.convolution(inputs, 64, 7, 2)))
+    x = layers.MaxPooling2D(3, 2)(layers.ZeroPadding2D(1)(x))  # after ReLU, a padding of zeros is one of -infinity
+    for stage, count in enumerate(repeats):
+        for index in range(count):
+            x = block(build, x, 64 * 2 ** stage, 2 if stage and index == 0 else 1, version)
+    logits = build.dense(layers.GlobalAveragePooling2D()(x), classes)
+    return tf.keras.Model(inputs, logits, name=f"resnet{depth}" + ("_v1" if version == "v1" else ""))
+
+
+resnet18, resnet34, resnet50, resnet101, resnet152 = (partial(resnet, depth, "v1.5") for depth in DEPTHS)
+resnet50_v1, resnet101_v1, resnet152_v1 = (partial(resnet, depth, "v1") for depth in (50, 101, 152))
+
+
+def resnet20(classes, image_size, batch_norm_momentum, seed, stream):
     """ResNet-20 for 32-pixel images (section 4.2): 6n + 2 weighted layers with n = 3.
 
     A 3x3 convolution to 16 channels; three stages of three blocks with 16, 32 and 64 channels, of which the second and
     the third start with stride 2; global average pooling; a dense layer. Shortcuts have no parameters (option A: every
-    second pixel, padded with zero channels). No biases in convolutions, He initialisation (arXiv:1502.01852).
+    second pixel, padded with zero channels). Gammas all start at one, as the paper has them.
     """
-    seeds = iter(range(seed * 1000, seed * 1000 + 1000))
-
-    def convolution(x, channels, stride):
-        return layers.Conv2D(channels, 3, stride, padding="same", use_bias=False,
-                             kernel_initializer=tf.keras.initializers.HeNormal(next(seeds)))(x)
-
-    def norm(x):
-        return layers.BatchNormalization(momentum=batch_norm_momentum, epsilon=1e-5)(x)
+    del stream
+    build = _Builder(batch_norm_momentum, seed)
 
     def shortcut(x, channels, stride):
         if stride == 1:
@@ -26,16 +92,11 @@ def resnet20(classes, image_size, batch_norm_momentum, seed):
         grown = channels - x.shape[-1]
         return tf.pad(x[:, ::stride, ::stride], [[0, 0], [0, 0], [0, 0], [grown // 2, grown - grown // 2]])
 
-    def block(x, channels, stride):
-        y = layers.ReLU()(norm(convolution(x, channels, stride)))
-        y = norm(convolution(y, channels, 1))
-        return layers.ReLU()(y + shortcut(x, channels, stride))
-
     inputs = tf.keras.Input((image_size, image_size, 3))
-    x = layers.ReLU()(norm(convolution(inputs, 16, 1)))
-    for channels, stride in ((16, 1), (32, 2), (64, 2)):
-        for index in range(3):
-            x = block(x, channels, stride if index == 0 else 1)
-    x = layers.GlobalAveragePooling2D()(x)
-    logits = layers.Dense(classes, kernel_initializer=tf.keras.initializers.HeNormal(next(seeds)), dtype="float32")(x)
-    return tf.keras.Model(inputs, logits, name="resnet20")
+    x = layers.ReLU()(build.norm(build.convolution(inputs, 16, 3)))
+    for channels, first_stride in ((16, 1), (32, 2), (64, 2)):
+        for stride in (first_stride, 1, 1):
+            y = layers.ReLU()(build.norm(build.convolution(x, channels, 3, stride)))
+            y = build.norm(build.convolution(y, channels, 3))
+            x = layers.ReLU()(y + shortcut(x, channels, stride))
+    return tf.keras.Model(inputs, build.dense(layers.GlobalAveragePooling2D()(x), classes), name="resnet20")

@@ -24,20 +24,23 @@ def write_report(folder) -> Path:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     flags = (folder / "flags.txt").read_text()
     sections = [
-        f"<h1>{html.escape(folder.name)}</h1>",
         f"<p>Validation top-1 <b>{summary['val_top1']:.2%}</b>, top-5 {summary['val_top5']:.2%} on "
         f"{summary['val_samples']:,} images after {summary['epochs']:g} epochs with batch "
         f"{summary['global_batch_size']:,} on {summary['world_size']} worker{'s' * (summary['world_size'] > 1)}; "
         f"{summary['images_per_second']:,.0f} images/s, {summary['seconds']:,.0f} s.</p>",
-        curves(rows, plan), "<h2>Plan</h2>", _table(plan["phases"]),
-        _table([{key: value for key, value in plan.items() if key not in ("phases", "schedule")}]),
-        "<h2>Evaluations</h2>", _table(rows), "<h2>Summary</h2>", _table([summary]),
+        curves(rows, plan), "<h2>Plan</h2>", table(plan["phases"]),
+        table([{key: value for key, value in plan.items() if key not in ("phases", "schedule")}]),
+        "<h2>Evaluations</h2>", table(rows), "<h2>Summary</h2>", table([summary]),
         "<h2>Flags</h2>", f"<pre>{html.escape(flags)}</pre>"]
-    page = (f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(folder.name)}</title>'
-            f"<style>{STYLE}</style>" + "\n".join(sections) + "</html>\n")
     path = folder / "report.html"
-    path.write_text(page)
+    path.write_text(page(folder.name, sections))
     return path
+
+
+def page(title: str, sections: list[str]) -> str:
+    """A whole HTML page that fetches nothing."""
+    return (f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
+            f"<style>{STYLE}</style><h1>{html.escape(title)}</h1>" + "\n".join(sections) + "</html>\n")
 
 
 def curves(rows: list[dict], plan: dict) -> str:
@@ -55,12 +58,17 @@ def curves(rows: list[dict], plan: dict) -> str:
             axes.set_yscale("log")
         if len(columns) > 1:
             axes.legend()
+    return svg(figure)
+
+
+def svg(figure) -> str:
+    """A matplotlib figure as an SVG element."""
     text = io.StringIO()
     figure.savefig(text, format="svg")
     return text.getvalue()[text.getvalue().index("<svg"):]
 
 
-def _table(rows: list[dict]) -> str:
+def table(rows: list[dict]) -> str:
     def cell(value):
         return f"{value:,.5g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
 

@@ -55,9 +55,9 @@ def printed_json(done: subprocess.CompletedProcess):
 @pytest.fixture(scope="session")
 def digits() -> Path:
     """The built-in dataset's folder."""
-    import data
+    from data.prepare import built_in
 
-    return data.locate("digits")
+    return built_in("digits")
 
 
 @pytest.fixture(scope="session")

@@ -26,9 +26,9 @@ def make_feed(config, dataset, worker) -> Feed:
                 worker.gpu if device == "gpu" else None, config.dali_threads or worker.cores)
 
 
-def make_model(config, dataset):
+def make_model(config, dataset, stream=0):
     return model_zoo.create_model(config.model, len(dataset.classes), config.image_size, config.batch_norm_momentum,
-                                  config.seed)
+                                  config.seed, stream)
 
 
 def make_optimizer(config, model):

@@ -7,7 +7,7 @@ from absl import flags as absl_flags
 
 import model_zoo
 import optim
-from data import pipeline
+from data import pipeline, prepare
 from optim import schedules
 from training.errors import UserError
 
@@ -101,7 +101,7 @@ def _recipe(values):
     v = {"flag_values": values}
     text, number, whole, choice = (absl_flags.DEFINE_string, absl_flags.DEFINE_float, absl_flags.DEFINE_integer,
                                    absl_flags.DEFINE_enum)
-    text("data_dir", "digits", "A prepared dataset's folder, or a built-in dataset: digits.", **v)
+    text("data_dir", "digits", f"A prepared dataset's folder, or built in: {', '.join(prepare.SOURCES)}.", **v)
     choice("model", "resnet20", list(model_zoo.MODELS), "The network.", **v)
     whole("image_size", None, "Pixels a side of the network's input; by default what the model is meant for.",
           lower_bound=1, **v)

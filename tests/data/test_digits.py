@@ -8,7 +8,8 @@ import sys
 import numpy as np
 from conftest import ROOT
 
-from data.digits import write_digits
+from data.digits import digits as source
+from data.prepare import prepare
 
 
 def content(folder):
@@ -16,12 +17,12 @@ def content(folder):
 
 
 def test_the_bytes_are_reproducible(digits, tmp_path):
-    write_digits(tmp_path)
+    prepare(source(), tmp_path)
     assert content(tmp_path) == content(digits)
 
 
 def test_several_workers_at_once_make_one_dataset(digits, tmp_path):
-    program = "import data; print(data.locate('digits'))"
+    program = "from data.prepare import built_in; print(built_in('digits'))"
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
     workers = [subprocess.Popen([sys.executable, "-c", program], env=environment, text=True, stdout=subprocess.PIPE)
                for _ in range(3)]

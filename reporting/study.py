@@ -1,0 +1,36 @@
+"""study.html: accuracy against batch size, a table and a plot, from the rows of training.study."""
+import json
+from pathlib import Path
+
+from reporting.report import page, svg, table
+
+
+def write_study(folder: Path, rows: list[dict], small_batch: int) -> Path:
+    """rows: rule, batch, rate (for the small batch where the rule scales it), accuracies (one a seed)."""
+    from matplotlib.figure import Figure
+
+    (folder / "study.json").write_text(json.dumps(rows, indent=1) + "\n")
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    for rule in dict.fromkeys(row["rule"] for row in rows):
+        points = [row for row in rows if row["rule"] == rule]
+        means = [_mean(row) for row in points]
+        axes.plot([row["batch"] for row in points], means, marker="o", label=rule)
+        for row in points:
+            axes.plot([row["batch"]] * len(row["accuracies"]), row["accuracies"], ".", color="grey", ms=4)
+    axes.set(xscale="log", xlabel="global batch size", ylabel="validation top-1",
+             title="Accuracy after the same number of epochs")
+    axes.set_xticks(batches := sorted({row["batch"] for row in rows}), [str(batch) for batch in batches], minor=False)
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    axes.legend()
+    listed = [{"batch": row["batch"], "times the small batch": row["batch"] // small_batch, "rule": row["rule"],
+               "rate": row["rate"], "mean top-1": f"{_mean(row):.2%}", "seeds": len(row["accuracies"]),
+               "lowest": f"{min(row['accuracies']):.2%}", "highest": f"{max(row['accuracies']):.2%}"} for row in rows]
+    path = folder / "study.html"
+    path.write_text(page("Large batches", [svg(figure), table(listed)]))
+    return path
+
+
+def _mean(row):
+    return sum(row["accuracies"]) / len(row["accuracies"])

@@ -1,0 +1,122 @@
+"""The large-batch effect on one's own machine: `uv run python -m training.study`.
+
+Trains the small network without batch norm on `glyphs` at growing batch sizes, for the same number of epochs, by two
+rules: SGD with linear scaling and gradual warm-up (Goyal et al. 2017), and LARS with the same warm-up. Writes a table
+and a plot of accuracy against batch size, like figure 3 of arXiv:1708.03888, into OUTPUT_DIR/study.html.
+
+The full study searches the rate of each rule at each batch size in the same way, by factors of two around a centre
+until the best rate has a worse one on either side, with one seed; then trains with the best rate and all seeds. --quick
+takes the rates recorded from such a search and one seed. Each run is a run of train.py with a folder of its own, and
+is not repeated when the study goes on after a stop.
+"""
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from absl import flags as absl_flags
+
+from reporting.study import write_study
+
+ROOT = Path(__file__).parents[1]
+SMALL_BATCH = 128
+BATCHES = (128, 512, 2048, 4096)
+QUICK_BATCHES = (128, 2048, 4096)
+SEEDS = (0, 1, 2)
+COMMON = ("--model=convnet", "--image_size=28", "--augmentation=none", "--epochs=20", "--weight_decay=5e-4",
+          "--momentum=0.9", "--lr_schedule=poly", "--poly_power=2")
+WARM = ("--warmup=gradual", "--warmup_epochs=2", "--warmup_learning_rate=0")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule for the rate. centre: the rate, for the small batch, where the search starts."""
+
+    title: str
+    flags: tuple[str, ...]
+    centre: float
+
+
+RULES = {
+    "linear": Rule("SGD, linear scaling and warm-up",
+                   ("--optimizer=sgd", "--lr_scaling=linear", f"--base_batch_size={SMALL_BATCH}"), 0.05),
+    "lars": Rule("LARS and warm-up", ("--optimizer=lars", "--trust_coefficient=0.001"), 20.0),
+}
+RECORDED = {  # the rates that a full search found, for --quick
+    ("linear", 128): 0.05, ("linear", 2048): 0.05, ("linear", 4096): 0.025, ("lars", 2048): 20.0, ("lars", 4096): 20.0,
+    ("lars", 128): 10.0,
+}
+
+
+class Study:
+    """The runs of a study, each cached in a folder of its own."""
+
+    def __init__(self, folder: Path, data_dir: str):
+        self._folder, self._data_dir = folder, data_dir
+
+    def accuracy(self, rule: str, batch: int, rate: float, seed: int) -> float:
+        """Validation top-1 after the last epoch; 0 for a run whose loss is no longer a number."""
+        folder = self._folder / f"{rule}-{batch}-{rate:g}-{seed}"
+        if not (folder / "summary.json").is_file():
+            self._run(folder, rule, batch, rate, seed)
+        summary = json.loads((folder / "summary.json").read_text())
+        print(f"{RULES[rule].title}: batch {batch}, rate {rate:g}, seed {seed}: {summary['val_top1']:.2%}",
+              file=sys.stderr, flush=True)
+        return summary["val_top1"]
+
+    def _run(self, folder, rule, batch, rate, seed):
+        for leftover in sorted(folder.rglob("*"), reverse=True):  # of a run that was stopped
+            leftover.unlink() if leftover.is_file() else leftover.rmdir()
+        warm = WARM if batch > SMALL_BATCH else ("--warmup=none",)
+        flags = (*COMMON, *RULES[rule].flags, *warm, f"--batch_size={batch}", f"--micro_batch_size={min(batch, 512)}",
+                 f"--learning_rate={rate}", f"--seed={seed}", f"--data_dir={self._data_dir}",
+                 "--checkpoint_every=1000", f"--output_dir={folder}")
+        recipe = self._folder / f"{folder.name}.flags"
+        recipe.write_text("\n".join(flags) + "\n")
+        done = subprocess.run([sys.executable, ROOT / "train.py", f"--flagfile={recipe}"], capture_output=True,
+                              text=True, stdin=subprocess.DEVNULL)
+        if done.returncode:
+            raise SystemExit(f"training.study: {recipe} failed: {done.stderr.strip().splitlines()[-1]}")
+
+    def best_rate(self, rule: str, batch: int) -> float:
+        """Climbs by factors of two from the rule's centre until the best rate has a worse one on either side."""
+        rate, seed = RULES[rule].centre, SEEDS[0]
+        while True:
+            neighbours = [rate / 2, rate, rate * 2]
+            best = max(neighbours, key=lambda candidate: self.accuracy(rule, batch, candidate, seed))
+            if best == rate:
+                return rate
+            rate = best
+
+
+def main(argv) -> int:
+    values = absl_flags.FlagValues()
+    absl_flags.DEFINE_bool("quick", False, "Recorded rates, one seed: some ten minutes on two cores.",
+                           flag_values=values)
+    absl_flags.DEFINE_string("output_dir", "runs/study", "Where the runs and study.html go.", flag_values=values)
+    absl_flags.DEFINE_string("data_dir", "glyphs", "The dataset.", flag_values=values)
+    if {"--help", "-h"} & set(argv[1:]):
+        print(__doc__ + values.get_help())
+        return 0
+    try:
+        values(argv)
+    except absl_flags.Error as error:
+        print(f"training.study: {error}", file=sys.stderr)
+        return 2
+    folder = Path(values.output_dir).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    study, rows = Study(folder, values.data_dir), []
+    for batch in QUICK_BATCHES if values.quick else BATCHES:
+        for rule, described in RULES.items():
+            rate = RECORDED[rule, batch] if values.quick else study.best_rate(rule, batch)
+            seeds = SEEDS[:1] if values.quick else SEEDS
+            rows.append({"rule": described.title, "batch": batch, "rate": rate,
+                         "accuracies": [study.accuracy(rule, batch, rate, seed) for seed in seeds]})
+            write_study(folder, rows, SMALL_BATCH)
+    print(json.dumps(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
