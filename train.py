@@ -90,7 +90,7 @@ def train(config, flags_text, dataset, plan, feed, worker) -> dict:
             samples = sum(interval.steps * interval.phase.global_batch_size for interval in plan.intervals())
             observers = [RunFolder(folder, plan.as_json(), flags_text), Progress(plan.epochs, samples)]
             print(f"run: {folder}", file=sys.stderr)
-    summary = fit.train(config, plan, feed, model, optimizer, folder and folder / "checkpoints", observers)
+    summary = fit.Fit(config, plan, feed, model, optimizer).run(folder and folder / "checkpoints", observers)
     with workers.together():
         for observer in observers:
             observer.end(summary)

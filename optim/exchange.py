@@ -6,20 +6,38 @@ import horovod.tensorflow.keras as hvd_keras
 import tensorflow as tf
 
 COMPRESSIONS = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}
+LossScaleOptimizer = tf.keras.mixed_precision.LossScaleOptimizer
 
 
-def distributed(optimizer, compression: str = "none"):
-    """The optimizer in Horovod's wrap. Use `update`: its apply_gradients alone exchanges nothing."""
+def distributed(optimizer, compression: str = "none", loss_scaling: bool = False):
+    """The optimizer in Horovod's wrap, and round that, for float16, Keras's dynamic loss scale.
+
+    One update is: `scale` the loss, sum the gradients of the micro-batches, `average` them, `apply_gradients`. The
+    wrap's apply_gradients by itself exchanges nothing.
+    """
     wrapped = hvd_keras.DistributedOptimizer(optimizer, compression=COMPRESSIONS[compression])
     if isinstance(wrapped, tf.keras.optimizers.legacy.Optimizer):  # keeps a number, where we assign at every step
         wrapped.learning_rate = tf.Variable(0.0, trainable=False)
-    return wrapped
+    return LossScaleOptimizer(wrapped) if loss_scaling else wrapped
 
 
-def update(optimizer, gradients, variables) -> None:
-    """One exchange and one step: averages the gradients over the workers and applies them."""
-    averaged = optimizer.compute_gradients(None, variables, tape=_Summed(gradients))
-    optimizer.apply_gradients(averaged)
+def inner(optimizer):
+    """The optimizer without its loss scale: the one that has a learning rate and a momentum."""
+    return optimizer.inner_optimizer if isinstance(optimizer, LossScaleOptimizer) else optimizer
+
+
+def scale(optimizer, loss):
+    return optimizer.get_scaled_loss(loss) if isinstance(optimizer, LossScaleOptimizer) else loss
+
+
+def average(optimizer, gradients, variables) -> list:
+    """The gradients averaged over the workers, in one exchange, and then unscaled.
+
+    An overflow on one worker makes the average infinite on all, so that the loss scale's check, which comes later in
+    apply_gradients, skips the step and lowers the scale on all alike.
+    """
+    averaged = [g for g, _ in inner(optimizer).compute_gradients(None, variables, tape=_Summed(gradients))]
+    return optimizer.get_unscaled_gradients(averaged) if isinstance(optimizer, LossScaleOptimizer) else averaged
 
 
 class _Summed(contextlib.nullcontext):
@@ -34,15 +52,21 @@ class _Summed(contextlib.nullcontext):
         return self._gradients
 
 
+def average_tensors(tensors, name: str) -> list:
+    """The mean over the workers of each tensor, float32, all in one exchange."""
+    flat = tf.concat([tf.reshape(tf.cast(t, tf.float32), [-1]) for t in tensors], axis=0)
+    flat = hvd.allreduce(flat, op=hvd.Average, name=name)
+    parts = tf.split(flat, [t.shape.num_elements() for t in tensors])
+    return [tf.reshape(part, t.shape) for part, t in zip(parts, tensors, strict=True)]
+
+
 def average_variables(variables) -> None:
-    """Sets each floating-point variable to its mean over the workers, in one exchange of float32.
+    """Sets each floating-point variable to its mean over the workers.
 
     Batch norm's moving statistics are each worker's own; left so, workers, evaluation and checkpoints disagree.
     """
     variables = [v for v in variables if v.dtype.is_floating]
     if hvd.size() == 1 or not variables:
         return
-    flat = tf.concat([tf.reshape(tf.cast(v, tf.float32), [-1]) for v in variables], axis=0)
-    mean = hvd.allreduce(flat, op=hvd.Average, name="moving_statistics")
-    for variable, part in zip(variables, tf.split(mean, [v.shape.num_elements() for v in variables]), strict=True):
-        variable.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
+    for variable, mean in zip(variables, average_tensors(variables, "moving_statistics"), strict=True):
+        variable.assign(tf.cast(mean, variable.dtype))

@@ -12,10 +12,12 @@ class Progress:
         self._bar = tqdm(total=samples, unit=" images", unit_scale=True, disable=not sys.stderr.isatty(),
                          dynamic_ncols=True, smoothing=0.05, file=sys.stderr)
 
-    def step(self, samples: int) -> None:
+    def step(self, samples: int, layers: dict) -> None:
+        del layers
         self._bar.update(samples)
 
-    def evaluation(self, row: dict) -> None:
+    def evaluation(self, row: dict, layers: dict) -> None:
+        del layers
         tqdm.write(
             f"epoch {row['epoch']:g}/{self._epochs:g}  rate {row['learning_rate']:.4g}  train loss "
             f"{row['train_loss']:.4f} top-1 {row['train_top1']:.2%}  validation loss {row['val_loss']:.4f} top-1 "

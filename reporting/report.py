@@ -30,7 +30,8 @@ def write_report(folder) -> Path:
         f"{summary['images_per_second']:,.0f} images/s, {summary['seconds']:,.0f} s.</p>",
         curves(rows, plan), "<h2>Plan</h2>", table(plan["phases"]),
         table([{key: value for key, value in plan.items() if key not in ("phases", "schedule")}]),
-        "<h2>Evaluations</h2>", table(rows), "<h2>Summary</h2>", table([summary]),
+        "<h2>Evaluations</h2>", table(rows), *layers(folder / "trust_ratios.jsonl"),
+        "<h2>Summary</h2>", table([summary]),
         "<h2>Flags</h2>", f"<pre>{html.escape(flags)}</pre>"]
     path = folder / "report.html"
     path.write_text(page(folder.name, sections))
@@ -59,6 +60,29 @@ def curves(rows: list[dict], plan: dict) -> str:
         if len(columns) > 1:
             axes.legend()
     return svg(figure)
+
+
+def layers(path: Path) -> list[str]:
+    """Table 4 of arXiv:1708.03888 for this run, at its first step and at its end, and the trust ratio over epochs."""
+    from matplotlib.figure import Figure
+
+    if not path.is_file():
+        return []
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    axes = figure.subplots()
+    for name in rows[0]["layers"]:
+        axes.plot([row["epoch"] for row in rows], [row["layers"][name][2] for row in rows], lw=1, label=name)
+    axes.set(yscale="log", xlabel="epoch", ylabel="trust ratio", title="Trust ratio of each variable")
+    if len(rows[0]["layers"]) <= 16:
+        axes.legend(fontsize="small", ncols=2)
+    listed = []
+    for name, (weight, gradient, ratio) in rows[0]["layers"].items():
+        last = rows[-1]["layers"][name]
+        listed.append({"variable": name, "weight norm, first step": weight, "gradient norm": gradient,
+                       "weight / gradient": weight / gradient if gradient else 0.0, "trust ratio": ratio,
+                       "weight norm, at the end": last[0], "gradient norm ": last[1], "trust ratio ": last[2]})
+    return ["<h2>Layer by layer</h2>", svg(figure), table(listed)]
 
 
 def svg(figure) -> str:

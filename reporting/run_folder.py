@@ -23,18 +23,36 @@ class RunFolder:
         (folder / "metrics.jsonl").write_text("")
         self._events = tf.summary.create_file_writer(str(folder / "tensorboard"))
 
-    def step(self, samples: int) -> None:
-        """Nothing is written for a step."""
+    def step(self, samples: int, layers: dict) -> None:
+        """layers: as for `evaluation`, at the first step; empty at any other."""
+        del samples
+        self._layers(0, 0, layers)
 
-    def evaluation(self, row: dict) -> None:
+    def evaluation(self, row: dict, layers: dict) -> None:
+        """row: of metrics.jsonl. layers: variable -> [weight norm, gradient norm, trust ratio]; empty unless logged."""
         import tensorflow as tf
 
-        with open(self.folder / "metrics.jsonl", "a") as file:
-            file.write(json.dumps(row) + "\n")
+        self._append("metrics.jsonl", row)
+        self._layers(row["epoch"], row["samples"], layers)
         with self._events.as_default(step=row["samples"]):
             for name, value in row.items():
                 tf.summary.scalar(name, value)
         self._events.flush()
+
+    def _layers(self, epoch, samples, layers):
+        import tensorflow as tf
+
+        if not layers:
+            return
+        self._append("trust_ratios.jsonl", {"epoch": epoch, "layers": layers})
+        with self._events.as_default(step=samples):
+            for layer, values in layers.items():
+                for name, value in zip(("weight_norm", "gradient_norm", "trust_ratio"), values, strict=True):
+                    tf.summary.scalar(f"{name}/{layer}", value)
+
+    def _append(self, name, row):
+        with open(self.folder / name, "a") as file:
+            file.write(json.dumps(row) + "\n")
 
     def end(self, summary: dict) -> None:
         self._events.close()

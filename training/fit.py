@@ -13,11 +13,12 @@ import optim
 from data.feed import Feed
 from optim import exchange
 from training import workers
+from training.batch_norm import ExactStatistics
 from training.checkpoints import Checkpoints, load_model
 from training.errors import UserError
 from training.evaluate import Evaluator
 from training.plan import DEFAULT_LARGEST_MICRO_BATCH, Plan
-from training.step import Totals, make_train_step
+from training.step import LayerNorms, Totals, make_train_step
 
 
 def make_feed(config, dataset, worker) -> Feed:
@@ -27,6 +28,7 @@ def make_feed(config, dataset, worker) -> Feed:
 
 
 def make_model(config, dataset, stream=0):
+    tf.keras.mixed_precision.set_global_policy(config.precision)
     return model_zoo.create_model(config.model, len(dataset.classes), config.image_size, config.batch_norm_momentum,
                                   config.seed, stream)
 
@@ -38,10 +40,10 @@ def make_optimizer(config, model):
             config.optimizer, learning_rate=0.0, momentum=config.momentum, weight_decay=config.weight_decay,
             trust_coefficient=config.trust_coefficient, epsilon=config.lars_epsilon,
             exclude=tuple(config.lars_exclude)),
-        config.compression)
+        config.compression, loss_scaling=config.precision == "mixed_float16")
     try:
-        if hasattr(optimizer, "build"):  # LAMB is of the older kind, which makes its variables at the first step
-            optimizer.build(model.trainable_variables)
+        if hasattr(exchange.inner(optimizer), "build"):  # LAMB, of the older kind, makes its own later
+            exchange.inner(optimizer).build(model.trainable_variables)
     except ValueError as error:
         raise UserError(f"--lars_exclude: {error}") from None
     return optimizer
@@ -51,52 +53,72 @@ def make_evaluator(config, model, feed) -> Evaluator:
     return Evaluator(model, feed, config.micro_batch_size or DEFAULT_LARGEST_MICRO_BATCH)
 
 
-def train(config, plan: Plan, feed: Feed, model, optimizer, checkpoint_folder, observers) -> dict:
-    """Trains through the plan; returns summary.json's content.
+class Fit:
+    """A training under way: the model, its optimizer, and what they have done so far."""
 
-    observers: reporting's, on rank 0 alone: `step(samples)` and `evaluation(row, totals)` are called.
-    """
-    started = time.perf_counter()
-    hvd.broadcast_variables(model.variables, root_rank=0)
-    checkpoints = Checkpoints(checkpoint_folder, model, optimizer) if hvd.rank() == 0 else None
-    evaluate, totals, steps = make_evaluator(config, model, feed), Totals(), {}
-    trained, training_seconds, interval_samples, interval_seconds, saved = 0, 0.0, 0, 0.0, 0.0
-    for interval in plan.intervals():
+    def __init__(self, config, plan: Plan, feed: Feed, model, optimizer):
+        self._config, self._plan, self._feed, self._model, self._optimizer = config, plan, feed, model, optimizer
+        self._evaluate, self._totals = make_evaluator(config, model, feed), Totals()
+        self._exact = ExactStatistics(model) if config.batch_norm_statistics == "exact" else None
+        self._norms = LayerNorms(optimizer, model.trainable_variables) if config.log_trust_ratios else None
+        self._steps = {}
+        self.started, self.trained, self.seconds = time.perf_counter(), 0, 0.0
+
+    def run(self, checkpoint_folder, observers) -> dict:
+        """Trains through the plan; returns summary.json's content.
+
+        observers: reporting's, on rank 0 alone.
+        """
+        plan, saved, since = self._plan, 0.0, (0, 0.0)
+        hvd.broadcast_variables(self._model.variables, root_rank=0)
+        checkpoints = Checkpoints(checkpoint_folder, self._model, self._optimizer) if hvd.rank() == 0 else None
+        for interval in plan.intervals():
+            self._train(interval, observers)
+            if interval.epoch is None:
+                continue
+            validation = self._validate(interval)
+            row = _row(plan, interval.epoch, self.trained, self._totals.collect(), validation)
+            row |= {"images_per_second": (self.trained - since[0]) / (self.seconds - since[1]),
+                    "seconds": time.perf_counter() - self.started}
+            since = self.trained, self.seconds
+            last = interval.first_step + interval.steps == plan.steps
+            with workers.together():
+                if checkpoints and (last or interval.epoch >= saved + self._config.checkpoint_every):
+                    checkpoints.save(interval.epoch)
+                    saved = interval.epoch
+                for observer in observers:
+                    observer.evaluation(row, self._norms.collect() if self._norms else {})
+        workers.check_same_weights(self._model.variables)
+        return summary(validation, plan.train_samples, plan.epochs, interval.phase.global_batch_size,
+                       self.trained / self.seconds, time.perf_counter() - self.started)
+
+    def _train(self, interval, observers):
+        begun, plan, batch_size = time.perf_counter(), self._plan, interval.phase.global_batch_size
+        step = self._step(interval.phase.accumulation_steps)
+        momentum = tf.constant(plan.momentum_of(interval.phase), tf.float32)
+        with self._feed.train(interval.start, interval.steps, batch_size, interval.phase.micro_batch_size) as batches:
+            for number in range(interval.steps):
+                epoch = (interval.start + number * batch_size) / plan.train_samples
+                step(batches, tf.constant(plan.learning_rate(epoch), tf.float32), momentum)
+                for observer in observers:
+                    observer.step(batch_size, self._norms.collect() if self._norms and not self.trained else {})
+                self.trained += batch_size
+        self.seconds += time.perf_counter() - begun
+
+    def _step(self, accumulation_steps):
+        """The compiled update for so many micro-batches, made once."""
+        if accumulation_steps not in self._steps:
+            self._steps[accumulation_steps] = make_train_step(
+                self._model, self._optimizer, self._totals, accumulation_steps, self._config.label_smoothing,
+                self._config.xla, moving_statistics=not self._exact, norms=self._norms)
+        return self._steps[accumulation_steps]
+
+    def _validate(self, interval):
         phase = interval.phase
-        step = steps.get(phase.accumulation_steps) or steps.setdefault(phase.accumulation_steps, make_train_step(
-            model, optimizer, totals, phase.accumulation_steps, config.label_smoothing, config.xla))
-        begun = time.perf_counter()
-        _run_steps(plan, interval, feed, step, observers)
-        interval_seconds += time.perf_counter() - begun
-        interval_samples += interval.steps * phase.global_batch_size
-        if interval.epoch is None:
-            continue
-        trained, training_seconds = trained + interval_samples, training_seconds + interval_seconds
-        validation = evaluate()
-        row = _row(plan, interval.epoch, trained, totals.collect(), validation)
-        row |= {"images_per_second": interval_samples / interval_seconds, "seconds": time.perf_counter() - started}
-        interval_samples, interval_seconds = 0, 0.0
-        last = interval.first_step + interval.steps == plan.steps
-        with workers.together():
-            if checkpoints and (last or interval.epoch >= saved + config.checkpoint_every):
-                checkpoints.save(interval.epoch)
-                saved = interval.epoch
-            for observer in observers:
-                observer.evaluation(row)
-    workers.check_same_weights(model.variables)
-    return summary(validation, plan.train_samples, plan.epochs, phase.global_batch_size, trained / training_seconds,
-                   time.perf_counter() - started)
-
-
-def _run_steps(plan, interval, feed, step, observers):
-    batch_size = interval.phase.global_batch_size
-    momentum = tf.constant(plan.momentum_of(interval.phase), tf.float32)
-    with feed.train(interval.start, interval.steps, batch_size, interval.phase.micro_batch_size) as batches:
-        for number in range(interval.steps):
-            epoch = (interval.start + number * batch_size) / plan.train_samples
-            step(batches, tf.constant(plan.learning_rate(epoch), tf.float32), momentum)
-            for observer in observers:
-                observer.step(batch_size)
+        if self._exact:
+            position = interval.start + interval.steps * phase.global_batch_size
+            self._exact.measure(self._feed, position, phase.global_batch_size, phase.micro_batch_size)
+        return self._evaluate()
 
 
 def _row(plan, epoch, trained, train_totals, val_totals):

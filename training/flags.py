@@ -128,7 +128,11 @@ def _recipe(values):
     absl_flags.DEFINE_list("lars_exclude", [], "Suffixes of variables (gamma,beta,bias) that take a plain momentum "
                            "step without weight decay.", **v)
     number("label_smoothing", 0.0, "Probability spread evenly over all classes.", lower_bound=0.0, upper_bound=1.0, **v)
+    choice("precision", "float32", ["float32", "mixed_float16", "mixed_bfloat16"],
+           "Of the forward and backward pass; float16 with a dynamic loss scale. Updates are in float32.", **v)
     number("batch_norm_momentum", 0.9, "Of the moving statistics.", lower_bound=0.0, upper_bound=1.0, **v)
+    choice("batch_norm_statistics", "moving", ["moving", "exact"],
+           "What evaluation uses; exact: measured on training batches before each (arXiv:1811.05233, 3.2).", **v)
     choice("augmentation", "none", list(pipeline.AUGMENTATIONS), "How training images are varied.", **v)
     whole("seed", 0, "Of the initial weights, the order of samples and the augmentation.", lower_bound=0, **v)
     _check(values, "batch_size", lambda t: all(n > 0 for n in schedules.Piecewise.parse(t, int).values))
@@ -155,6 +159,8 @@ def _run(values):
     absl_flags.DEFINE_string("checkpoint", None, "RUN/checkpoints, for --mode=evaluate.", **v)
     absl_flags.DEFINE_float("checkpoint_every", 1.0, "Epochs from one checkpoint to the next; there is always one at "
                             "the end.", lower_bound=0.0, **v)
+    absl_flags.DEFINE_bool("log_trust_ratios", False, "Record the norms of each layer's weights and gradients and its "
+                           "trust ratio, an epoch each, in TensorBoard and the report.", **v)
     absl_flags.DEFINE_bool("dry_run", False, "Print the plan as JSON and stop.", **v)
     absl_flags.DEFINE_integer("workers", None, "With --dry_run: plan for so many workers.", lower_bound=1, **v)
     absl_flags.DEFINE_integer("train_samples", None, "With --dry_run: plan for so many training samples, without the "

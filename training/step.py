@@ -43,21 +43,45 @@ def cross_entropy(logits, labels, label_smoothing: float):
     return tf.nn.softmax_cross_entropy_with_logits(targets, logits)
 
 
-def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, label_smoothing: float, xla: bool):
+class LayerNorms:
+    """The norms of each variable and of its gradient at the last update, and LARS's trust ratio where there is one."""
+
+    def __init__(self, optimizer, variables):
+        self._optimizer, self._variables = exchange.inner(optimizer), variables
+        self._norms = tf.Variable(tf.zeros([len(variables), 3]), trainable=False)
+
+    def record(self, gradients) -> None:
+        """gradients: averaged over the workers and unscaled, before they are applied."""
+        has_ratio = hasattr(self._optimizer, "trust_ratio")
+        self._norms.assign([
+            [tf.norm(v), tf.norm(g), self._optimizer.trust_ratio(g, v) if has_ratio else 1.0]
+            for g, v in zip(gradients, self._variables, strict=True)])
+
+    def collect(self) -> dict[str, list[float]]:
+        """Variable -> [weight norm, gradient norm, trust ratio]."""
+        names = [v.name.split(":")[0] for v in self._variables]
+        return dict(zip(names, self._norms.numpy().tolist(), strict=True))
+
+
+def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, label_smoothing: float = 0.0,
+                    xla: bool = False, moving_statistics: bool = True, norms: LayerNorms | None = None):
     """A function of (iterator over micro-batches, learning rate, momentum) that makes one update.
 
     The micro-batches' gradients are averaged here, not by Horovod's backward_passes_per_step, so that their number
     can change and an update is one iteration of the optimizer. All but the last run in a loop; the last stands
     outside it, so that its gradients are exchanged while the rest of its backward pass runs.
+
+    moving_statistics: average batch norm's over the workers, too.
     """
     variables = model.trainable_variables
+    rates = exchange.inner(optimizer)
 
     @tf.function(jit_compile=xla, reduce_retracing=True)
     def backward(images, labels):
         with tf.GradientTape() as tape:
             logits = model(images, training=True)
             losses = cross_entropy(logits, labels, label_smoothing)
-            loss = tf.reduce_mean(losses) / accumulation_steps
+            loss = exchange.scale(optimizer, tf.reduce_mean(losses) / accumulation_steps)
         return tape.gradient(loss, variables), losses, logits
 
     def micro_batch(iterator):
@@ -69,9 +93,9 @@ def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, l
 
     @tf.function
     def step(iterator, learning_rate, momentum):
-        optimizer.learning_rate.assign(learning_rate)
-        if hasattr(optimizer, "momentum"):
-            optimizer.momentum.assign(momentum)
+        rates.learning_rate.assign(learning_rate)
+        if hasattr(rates, "momentum"):
+            rates.momentum.assign(momentum)
         if accumulation_steps == 1:
             gradients = micro_batch(iterator)
         else:
@@ -79,8 +103,12 @@ def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, l
             for _ in tf.range(accumulation_steps - 1):
                 summed = [a + b for a, b in zip(summed, micro_batch(iterator), strict=True)]
             gradients = [a + b for a, b in zip(summed, micro_batch(iterator), strict=True)]
-        exchange.update(optimizer, gradients, variables)
-        exchange.average_variables(model.non_trainable_variables)
+        gradients = exchange.average(optimizer, gradients, variables)
+        if norms:
+            norms.record(gradients)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        if moving_statistics:
+            exchange.average_variables(model.non_trainable_variables)
 
     return step
 
