@@ -10,6 +10,7 @@ from test_digits import record_label
 from data import order
 from data.dataset import open_dataset
 from data.feed import Feed
+from data.pipeline import AUGMENTATIONS
 
 
 @pytest.fixture(scope="module", params=["digits", "odd_digits"])
@@ -94,3 +95,35 @@ def test_validation_counts_each_sample_once(dataset, shards):
 def test_more_shards_than_samples(dataset):
     with Feed(dataset, 32, "none", 0, shard=0, shards=10000).validation(64) as (batches, samples):
         assert samples == 0 and list(batches) == []
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_every_augmentation_delivers_normalised_batches_and_varies(digits, name):
+    opened = open_dataset(digits)
+    with Feed(opened, 24, name, seed=1).train(0, 2, 64, 64) as batches:
+        images = next(batches)[0].numpy()
+    with Feed(opened, 24, name, seed=1).validation(64) as (batches, _):
+        validation = next(batches)[0].numpy()
+    for batch in (images, validation):
+        assert batch.shape == (64, 24, 24, 3) and np.isfinite(batch).all() and batch.std() > 0.3
+    if name != "none":
+        with Feed(opened, 24, name, seed=2).train(0, 2, 64, 64) as batches:
+            assert np.abs(next(batches)[0].numpy() - images).mean() > 0.05
+
+
+def test_a_flip_mirrors_half_of_the_images(digits):
+    """alexnet's crop at the image's own size leaves the flip alone to vary: each image is itself or its mirror."""
+    opened = open_dataset(digits)
+    split, enlarged = opened.train, round(28 * 256 / 227)
+    assert enlarged == 32
+    samples = order.worker_stream(split, 1, 0, 1, 256, 0, 1)
+    with Feed(opened, 28, "alexnet", seed=1).train(0, 1, 256, 256) as batches:
+        images = next(batches)[0].numpy() * opened.std + opened.mean
+    mirrored = 0
+    for image, sample in zip(images, samples, strict=True):
+        whole = pixels(split, sample)
+        windows = [whole[y:y + 28, x:x + 28] for y in range(5) for x in range(5)]
+        straight, flipped = (min(np.abs(image - window[:, ::step]).mean() for window in windows) for step in (1, -1))
+        assert min(straight, flipped) < 1.5
+        mirrored += flipped < straight
+    assert 90 < mirrored < 166  # 128 expected, deviation 8
