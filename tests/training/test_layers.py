@@ -1,0 +1,48 @@
+"""Layer by layer, as in table 4 of arXiv:1708.03888."""
+import horovod.tensorflow as hvd
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import model_zoo
+from optim import exchange
+from optim.lars import LARS
+from training.step import LayerNorms, Totals, make_train_step
+
+
+@pytest.fixture(autouse=True, scope="module")
+def horovod():
+    hvd.init()
+
+
+def first_step(name, image_size, batch):
+    """(variable -> [weight norm, gradient norm, trust ratio]) at the first step, weights before it, gradients of it."""
+    random = np.random.default_rng(0)
+    images = random.normal(size=(batch, image_size, image_size, 3)).astype(np.float32)
+    labels = random.integers(0, 10, size=(batch, 1))
+    model = model_zoo.create_model(name, 10, image_size, seed=2)
+    optimizer = exchange.distributed(LARS(0.0, weight_decay=5e-4))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels[:, 0], model(images)))
+    gradients = [g.numpy().astype(np.float64) for g in tape.gradient(loss, model.trainable_variables)]
+    weights = [v.numpy().astype(np.float64) for v in model.trainable_variables]
+    norms = LayerNorms(optimizer, model.trainable_variables)
+    batches = iter(tf.data.Dataset.from_tensors((images, labels)))
+    make_train_step(model, optimizer, Totals(), 1, norms=norms)(batches, tf.constant(1.0), tf.constant(0.9))
+    return norms.collect(), weights, gradients
+
+
+def test_norms_and_ratios_against_numpy():
+    collected, weights, gradients = first_step("convnet", 16, 32)
+    for (name, (w, g, ratio)), weight, gradient in zip(collected.items(), weights, gradients, strict=True):
+        w_norm, g_norm = np.linalg.norm(weight), np.linalg.norm(gradient)
+        assert w == pytest.approx(w_norm, rel=1e-4, abs=1e-7), name
+        assert g == pytest.approx(g_norm, rel=1e-3), name
+        assert ratio == pytest.approx(0.001 * w_norm / (g_norm + 5e-4 * w_norm) if w_norm else 1, rel=1e-3), name
+
+
+def test_alexnets_layers_differ_by_more_than_ten_times():
+    """Why one rate does not suit all: the paper finds |w| / |g| from 5.76 to 1345 at the first step."""
+    collected, *_ = first_step("alexnet", 227, 8)
+    ratios = [w / g for w, g, _ in collected.values() if g > 0]
+    assert len(ratios) >= 14 and max(ratios) > 10 * min(ratios)

@@ -1,0 +1,68 @@
+"""Mixed precision: updates stay in float32, and an overflow on one of two workers skips the step on both."""
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import run
+
+import model_zoo
+from optim import exchange
+from optim.lars import LARS
+from training.step import Totals, make_train_step
+
+OVERFLOW = """
+import json, numpy as np, tensorflow as tf, horovod.tensorflow as hvd, model_zoo
+from optim import exchange
+from optim.lars import LARS
+from training.step import Totals, make_train_step
+
+hvd.init()
+tf.keras.mixed_precision.set_global_policy("mixed_float16")
+model = model_zoo.create_model("convnet", 4, 8, seed=1)
+optimizer = exchange.distributed(LARS(0.0, weight_decay=1e-4), loss_scaling=True)
+random = np.random.default_rng(hvd.rank())
+images, labels = random.normal(size=(80, 8, 8, 3)).astype(np.float32), random.integers(0, 4, size=(80, 1))
+if hvd.rank() == 1:
+    images[40] = 1e30  # in the second of two micro-batches of the third update
+step, seen = make_train_step(model, optimizer, Totals(), accumulation_steps=2), []
+batches = iter(tf.data.Dataset.from_tensor_slices((images, labels)).batch(8))
+for _ in range(5):
+    step(batches, tf.constant(1.0), tf.constant(0.9))
+    weights = np.concatenate([v.numpy().ravel() for v in model.trainable_variables]).astype(np.float64)
+    seen.append([float(optimizer.loss_scale), float(weights.sum()), bool(np.isfinite(weights).all())])
+everyone = hvd.allgather_object(seen)
+print(json.dumps(everyone) if hvd.rank() == 0 else "", end="")
+"""
+
+
+def test_an_overflow_on_one_worker_skips_the_step_on_both():
+    done = run("mpirun", 2, "-c", OVERFLOW)
+    assert done.returncode == 0, done.stderr[-3000:]
+    ours, theirs = json.loads(done.stdout)
+    assert ours == theirs  # scales and weights
+    scales, sums, finite = zip(*ours, strict=True)
+    assert scales[0] == scales[1] == 2 * scales[2] and scales[2] == scales[3] == scales[4]
+    assert sums[0] != sums[1] == sums[2] != sums[3] != sums[4] and all(finite)
+
+
+@pytest.mark.parametrize("precision", ["mixed_float16", "mixed_bfloat16"])
+def test_weights_momentum_and_norms_are_float32(precision):
+    import horovod.tensorflow as hvd
+
+    hvd.init()
+    tf.keras.mixed_precision.set_global_policy(precision)
+    try:
+        model = model_zoo.create_model("convnet", 4, 8, seed=1)
+        optimizer = exchange.distributed(LARS(0.0, weight_decay=1e-4), loss_scaling=precision == "mixed_float16")
+        images, labels = np.random.default_rng(0).normal(size=(32, 8, 8, 3)), np.zeros((32, 1), np.int64)
+        batches = iter(tf.data.Dataset.from_tensor_slices((images, labels)).batch(16).repeat())
+        step = make_train_step(model, optimizer, Totals(), 2)
+        for _ in range(3):
+            step(batches, tf.constant(1.0), tf.constant(0.9))
+        assert model.layers[1].compute_dtype != "float32"  # the network is in half precision
+        variables = [*model.trainable_variables, *exchange.inner(optimizer).variables]
+        assert all(v.dtype == tf.float32 for v in variables if v.dtype.is_floating)
+        assert len(variables) > 2 * len(model.trainable_variables)
+    finally:
+        tf.keras.mixed_precision.set_global_policy("float32")
