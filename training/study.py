@@ -20,9 +20,9 @@ from absl import flags as absl_flags
 from reporting.study import write_study
 
 ROOT = Path(__file__).parents[1]
-SMALL_BATCH = 128
-BATCHES = (128, 512, 2048, 4096)
-QUICK_BATCHES = (128, 2048, 4096)
+SMALL_BATCH = 64
+BATCHES = (64, 256, 1024, 2048)
+QUICK_BATCHES = (64, 1024, 2048)
 SEEDS = (0, 1, 2)
 COMMON = ("--model=convnet", "--image_size=28", "--augmentation=none", "--epochs=20", "--weight_decay=5e-4",
           "--momentum=0.9", "--lr_schedule=poly", "--poly_power=2")
@@ -40,7 +40,7 @@ class Rule:
 
 RULES = {
     "linear": Rule("SGD, linear scaling and warm-up",
-                   ("--optimizer=sgd", "--lr_scaling=linear", f"--base_batch_size={SMALL_BATCH}"), 0.05),
+                   ("--optimizer=sgd", "--lr_scaling=linear", f"--base_batch_size={SMALL_BATCH}"), 0.025),
     "lars": Rule("LARS and warm-up", ("--optimizer=lars", "--trust_coefficient=0.001"), 20.0),
 }
 RECORDED = {  # the rates that a full search found, for --quick
