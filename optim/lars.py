@@ -24,6 +24,9 @@ class SGD(tf.keras.optimizers.Optimizer):
         self.momentum = tf.Variable(momentum, dtype=tf.float32, trainable=False, name="momentum")
         self.coupled_weight_decay = weight_decay
         self.nesterov = nesterov
+        # Taking rate * decay / momentum * w off the buffer, which the kernel then multiplies by momentum, saves an
+        # array of g + decay * w, and passes over memory. Zero momentum, or Nesterov's second use of g, rule it out.
+        self._decay_through_buffer = momentum > 0 and not nesterov
 
     def build(self, var_list):
         """Makes a buffer of zeros, -v, the size of each variable."""
@@ -40,11 +43,16 @@ class SGD(tf.keras.optimizers.Optimizer):
     def _step(self, gradient, variable, rate, weight_decay):
         if isinstance(gradient, tf.IndexedSlices):
             gradient = tf.convert_to_tensor(gradient)
-        if weight_decay:
+        buffer = self._buffers[self._index_dict[self._var_key(variable)]]
+        momentum = tf.cast(self.momentum, variable.dtype)
+        if weight_decay and self._decay_through_buffer:
+            tf.raw_ops.ResourceApplyGradientDescent(
+                var=buffer.handle, alpha=rate * weight_decay / momentum, delta=variable)
+        elif weight_decay:
             gradient += weight_decay * variable
         tf.raw_ops.ResourceApplyKerasMomentum(
-            var=variable.handle, accum=self._buffers[self._index_dict[self._var_key(variable)]].handle, lr=rate,
-            grad=gradient, momentum=tf.cast(self.momentum, variable.dtype), use_nesterov=self.nesterov)
+            var=variable.handle, accum=buffer.handle, lr=rate, grad=gradient, momentum=momentum,
+            use_nesterov=self.nesterov)
 
     def get_config(self):
         config = super().get_config()

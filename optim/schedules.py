@@ -126,6 +126,6 @@ def momentum_at(kind: str, momentum: float, batch_size: int) -> float:
     if kind == "constant":
         return momentum
     value = 1 - (1 - momentum) * batch_size / 32768
-    if value < 0:
-        raise ValueError(f"--momentum_schedule=noise_scale gives a negative momentum at a batch of {batch_size}")
+    if value <= 0:
+        raise ValueError(f"--momentum_schedule=noise_scale leaves no momentum at a batch of {batch_size}")
     return value

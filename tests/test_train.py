@@ -180,6 +180,39 @@ def test_one_worker_and_two_make_the_same_weights(without_batch_norm):
         assert a["train_loss"] == pytest.approx(b["train_loss"], rel=1e-4)
 
 
+@pytest.fixture(scope="module")
+def growing_batch(tmp_path_factory):
+    """Batch-size control with momentum from the noise scale, and trust ratios, on one worker and on two."""
+    folders = {}
+    for workers in (1, 2):
+        folders[workers] = tmp_path_factory.mktemp(f"growing-{workers}")
+        train("--model=convnet", "--augmentation=none", "--batch_size=0:64,1:128,2:384", "--epochs=3",
+              "--momentum_schedule=noise_scale", "--label_smoothing=0.1", "--log_trust_ratios",
+              f"--output_dir={folders[workers]}", kind="alone" if workers == 1 else "mpirun", workers=workers)
+    return folders
+
+
+def test_the_batch_grows_alike_on_one_worker_and_two(growing_batch):
+    one, two = (rows(folder) for folder in growing_batch.values())
+    samples = [22 * 64 + 128, 22 * 64 + 11 * 128 + 384, 22 * 64 + 11 * 128 + 3 * 384]  # one step into the next phase
+    assert [row["samples"] for row in one] == [row["samples"] for row in two] == samples
+    assert [row["batch_size"] for row in one] == [128, 384, 384]
+    assert one[0]["momentum"] == pytest.approx(1 - 0.1 * 128 / 32768)
+    first, second = weights(growing_batch[1]), weights(growing_batch[2])
+    for name in first:
+        np.testing.assert_allclose(second[name], first[name], rtol=2e-3, atol=1e-4, err_msg=name)
+
+
+def test_trust_ratios_are_recorded_and_reported(growing_batch):
+    folder = growing_batch[2]
+    recorded = [json.loads(line) for line in (folder / "trust_ratios.jsonl").read_text().splitlines()]
+    assert [row["epoch"] for row in recorded] == [0, 1, 2, 3]  # the first step, then an epoch each
+    for weight, gradient, ratio in recorded[0]["layers"].values():
+        expected = 0.001 * weight / (gradient + 1e-4 * weight) if weight and gradient else 1
+        assert ratio == pytest.approx(expected, rel=1e-3)
+    assert len(recorded[0]["layers"]) == 10 and "Layer by layer" in (folder / "report.html").read_text()
+
+
 # What is wrong, the exit code, and a part of the line on standard error. Alone, each is found before TensorFlow loads
 # unless it takes TensorFlow to find it.
 BAD_INPUT = [

@@ -39,10 +39,11 @@ def start(seed):
     return weights, gradients
 
 
-def run(optimizer, weights, gradients):
+def run(optimizer, weights, gradients, xla=False):
     variables = {name: tf.Variable(value, name=name) for name, value in weights.items()}
+    optimizer.build(list(variables.values()))
 
-    @tf.function
+    @tf.function(jit_compile=xla)
     def step(gradient, rate):
         optimizer.learning_rate.assign(rate)
         optimizer.apply_gradients([(gradient[name], variables[name]) for name in variables])
@@ -58,15 +59,64 @@ def run(optimizer, weights, gradients):
     {"weight_decay": 1e-4, "trust_coefficient": 0.01, "epsilon": 1e-6},
     {"weight_decay": 1e-4, "exclude": ("gamma", "bias")},
     {"weight_decay": 1e-4, "nesterov": True},
+    {"weight_decay": 1e-3, "momentum": 0.0},
+    {"weight_decay": 1e-3, "momentum": 0.01},
 ], ids=str)
 def test_lars_follows_the_paper_over_50_steps(options):
     weights, gradients = start(seed=1)
-    ours = run(LARS(0.0, momentum=0.9, **options), weights, gradients)
-    options = dict(options)
-    expected = reference(weights, gradients, 0.9, options.pop("weight_decay", 0.0),
+    options = {"momentum": 0.9} | options
+    ours = run(LARS(0.0, **options), weights, gradients)
+    expected = reference(weights, gradients, options.pop("momentum"), options.pop("weight_decay", 0.0),
                          options.pop("trust_coefficient", 0.001), **options)
     for name in SHAPES:
         np.testing.assert_allclose(ours[name], expected[name], rtol=2e-4, atol=2e-5, err_msg=name)
+
+
+def test_xla_steps_alike():
+    weights, gradients = start(seed=4)
+    options = {"weight_decay": 1e-4, "exclude": ("bias",)}
+    plain = run(LARS(0.0, **options), weights, gradients)
+    compiled = run(LARS(0.0, **options), weights, gradients, xla=True)
+    for name in SHAPES:
+        np.testing.assert_allclose(compiled[name], plain[name], rtol=2e-4, atol=2e-5)
+
+
+def test_an_independent_formulation_agrees():
+    """One step without momentum is a rotation towards the gradient by a step of known length.
+
+    With g orthogonal to w and no decay, |w' - w| = rate * trust_coefficient * |w| exactly, whatever |g|.
+    """
+    w, g = np.array([[3.0, 0.0], [0.0, 4.0]], np.float32), np.array([[0.0, 1e-3], [0.0, 0.0]], np.float32)
+    for scale in (1e-3, 1.0, 1e6):
+        variable = tf.Variable(w)
+        LARS(2.0, momentum=0.0, trust_coefficient=0.01).apply_gradients([(tf.constant(g * scale), variable)])
+        assert np.linalg.norm(variable.numpy() - w) == pytest.approx(2.0 * 0.01 * 5.0, rel=1e-5)
+
+
+def test_a_checkpoint_holds_all_that_the_next_step_needs(tmp_path):
+    weights, gradients = start(seed=5)
+
+    def made():
+        variables = [tf.Variable(value, name=name) for name, value in weights.items()]
+        lars = LARS(3.0, weight_decay=1e-4)
+        lars.build(variables)
+        return variables, lars, tf.train.Checkpoint(variables=variables, optimizer=lars)
+
+    def go(variables, lars, steps):
+        for gradient in steps:
+            lars.apply_gradients(zip(map(tf.constant, gradient.values()), variables, strict=True))
+
+    variables, lars, checkpoint = made()
+    go(variables, lars, gradients[:5])
+    lars.momentum.assign(0.5)
+    path = checkpoint.save(str(tmp_path / "lars"))
+    go(variables, lars, gradients[5:8])
+    again, other, restored = made()
+    restored.restore(path).assert_consumed()
+    assert int(other.iterations) == 5 and float(other.momentum) == 0.5
+    go(again, other, gradients[5:8])
+    for a, b in zip(variables, again, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize("nesterov", [False, True])

@@ -46,7 +46,7 @@ def test_fractions_of_an_epoch_are_exact():
     (dict(batch_size="100", workers=1, micro_batch_size=64), "64 and 128"),
     (dict(batch_size="2", workers=4), "do: 4"),
     (dict(batch_size="0:128,12:256"), "starts at or after"),
-    (dict(batch_size="400000", momentum_schedule="noise_scale"), "negative momentum"),
+    (dict(batch_size="400000", momentum_schedule="noise_scale"), "leaves no momentum"),
 ])
 def test_what_cannot_be_planned(flags, message):
     with pytest.raises(UserError, match=message):
