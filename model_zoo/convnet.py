@@ -9,8 +9,9 @@ layers = tf.keras.layers
 def convnet(classes, image_size, batch_norm_momentum, seed, stream):
     """Three 3x3 convolutions of 16, 32 and 64 channels, each with max pooling, and dense layers of 128 and `classes`.
 
-    He initialisation; biases start as AlexNet's (alexnet.py), not at zero: where a bias is zero LARS's trust ratio is 1,
-    and its first step would be of the whole learning rate. batch_norm_momentum and stream are not read: there is neither norm nor dropout.
+    He initialisation; biases start as AlexNet's (alexnet.py), not at zero: where a bias is zero LARS's trust ratio is
+    1, and its first step would be of the whole learning rate. There is no norm and no dropout: batch_norm_momentum and
+    stream are not read.
     """
     del batch_norm_momentum, stream
     numbers = seeds(seed)

@@ -187,7 +187,7 @@ def growing_batch(tmp_path_factory):
     for workers in (1, 2):
         folders[workers] = tmp_path_factory.mktemp(f"growing-{workers}")
         train("--model=convnet", "--augmentation=none", "--batch_size=0:64,1:128,2:384", "--epochs=3",
-              "--momentum_schedule=noise_scale", "--label_smoothing=0.1", "--log_trust_ratios",
+              "--momentum_schedule=noise_scale", "--label_smoothing=0.1", "--learning_rate=1", "--log_trust_ratios",
               f"--output_dir={folders[workers]}", kind="alone" if workers == 1 else "mpirun", workers=workers)
     return folders
 

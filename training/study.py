@@ -44,8 +44,8 @@ RULES = {
     "lars": Rule("LARS and warm-up", ("--optimizer=lars", "--trust_coefficient=0.001"), 20.0),
 }
 RECORDED = {  # the rates that a full search found, for --quick
-    ("linear", 128): 0.05, ("linear", 2048): 0.05, ("linear", 4096): 0.025, ("lars", 2048): 20.0, ("lars", 4096): 20.0,
-    ("lars", 128): 10.0,
+    ("linear", 64): 0.025, ("linear", 1024): 0.025, ("linear", 2048): 0.025,
+    ("lars", 64): 10.0, ("lars", 1024): 20.0, ("lars", 2048): 20.0,
 }
 
 

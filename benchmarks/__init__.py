@@ -1,0 +1,1 @@
+"""Side-by-side measurements, one file a question; never run as tests."""

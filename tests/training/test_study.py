@@ -1,0 +1,54 @@
+"""The study: the same search for every rule, runs that are not repeated, a page with a table and a plot."""
+import json
+import time
+
+import pytest
+
+from reporting.study import write_study
+from training import study
+
+
+class Peaked(study.Study):
+    """A study whose accuracies are a function with one peak, so that the search can be followed."""
+
+    def __init__(self, peak):
+        self._peak, self.asked = peak, []
+
+    def accuracy(self, rule, batch, rate, seed):
+        self.asked.append(rate)
+        return 1 / (1 + abs(rate - self._peak))
+
+
+@pytest.mark.parametrize("rule", study.RULES)
+@pytest.mark.parametrize("steps", [-3, 0, 2])
+def test_the_search_climbs_to_the_peak_from_either_side(rule, steps):
+    peak = study.RULES[rule].centre * 2.0 ** steps
+    made = Peaked(peak)
+    assert made.best_rate(rule, 1024) == peak
+    assert {peak / 2, peak * 2} <= set(made.asked)  # a worse rate on either side
+
+
+def test_a_run_is_made_once_and_again_after_a_stop(digits, tmp_path, monkeypatch):
+    monkeypatch.setattr(study, "COMMON", tuple(flag.replace("epochs=20", "epochs=1") for flag in study.COMMON))
+    made = study.Study(tmp_path, str(digits))
+    half = tmp_path / "lars-256-20-1"
+    (half / "checkpoints").mkdir(parents=True)
+    (half / "checkpoints" / "ckpt-1.index").write_text("of a run that was killed")
+    accuracy = made.accuracy("lars", 256, 20.0, 1)
+    assert accuracy == json.loads((half / "summary.json").read_text())["val_top1"] > 0
+    plan = json.loads((half / "plan.json").read_text())
+    assert plan["phases"][0]["global_batch_size"] == 256 and plan["peak_learning_rate"] <= 20
+    begun = time.monotonic()
+    assert made.accuracy("lars", 256, 20.0, 1) == accuracy and time.monotonic() - begun < 1
+
+
+def test_quick_has_a_rate_for_each_of_its_runs():
+    assert study.RECORDED.keys() == {(rule, batch) for rule in study.RULES for batch in study.QUICK_BATCHES}
+
+
+def test_the_page_shows_means_over_seeds(tmp_path):
+    rows = [{"rule": rule, "batch": batch, "rate": 0.1, "accuracies": [0.5, 0.7]}
+            for rule in ("A", "B") for batch in (64, 1024)]
+    page = write_study(tmp_path, rows, 64).read_text()
+    assert page.count("60.00%") == 4 and "<svg" in page and "<td>16</td>" in page
+    assert json.loads((tmp_path / "study.json").read_text()) == rows
