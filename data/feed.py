@@ -71,7 +71,8 @@ class Feed:
                 batches = dali_tf.DALIDataset(
                     pipeline, batch_size=batch_size, output_shapes=(shape, (batch_size, 1)),
                     output_dtypes=(tf.float32, tf.int64), device_id=self.device_id, num_threads=self.threads)
-                yield iter(batches)
+                iterator = iter(batches)
+        yield iterator  # DALI has read the indexes: nothing is left behind even by a process that is killed
 
 
 def _mix(*numbers: int) -> int:

@@ -99,7 +99,10 @@ class Fit:
         with self._feed.train(interval.start, interval.steps, batch_size, interval.phase.micro_batch_size) as batches:
             for number in range(interval.steps):
                 epoch = (interval.start + number * batch_size) / plan.train_samples
-                step(batches, tf.constant(plan.learning_rate(epoch), tf.float32), momentum)
+                try:
+                    step(batches, tf.constant(plan.learning_rate(epoch), tf.float32), momentum)
+                except tf.errors.OpError as error:
+                    raise UserError(f"training stopped at epoch {epoch:.3f}: {reason(error)}") from None
                 for observer in observers:
                     observer.step(batch_size, self._norms.collect() if self._norms and not self.trained else {})
                 self.trained += batch_size
@@ -119,6 +122,13 @@ class Fit:
             position = interval.start + interval.steps * phase.global_batch_size
             self._exact.measure(self._feed, position, phase.global_batch_size, phase.micro_batch_size)
         return self._evaluate()
+
+
+def reason(error: tf.errors.OpError) -> str:
+    """The line of TensorFlow's, DALI's or Horovod's message that says what happened."""
+    lines = [line.strip() for line in error.message.splitlines() if line.strip()]
+    telling = [line for line in lines if any(word in line for word in ("rror when", "rror in", "shut down", "ssert"))]
+    return (telling or lines)[-1 if telling else 0][:300]
 
 
 def _row(plan, epoch, trained, train_totals, val_totals):

@@ -1,4 +1,5 @@
 """The command line: each flag, its default and values. Imports nothing heavy, so that a wrong flag fails at once."""
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -73,6 +74,9 @@ def _parse(argv):
     values = define()
     try:
         rest = values(argv)
+        for name in values:
+            if isinstance(values[name].value, float) and not math.isfinite(values[name].value):
+                raise absl_flags.Error(f"flag --{name}={values[name].value}: not a finite number")
     except absl_flags.Error as error:
         raise UsageError(" ".join(str(error).split())) from None
     if len(rest) > 1:
