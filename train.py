@@ -13,6 +13,8 @@ from pathlib import Path
 
 from data.dataset import DatasetError, open_dataset
 from data.prepare import locate
+from optim.schedules import Piecewise
+from reporting.run_folder import as_json
 from training import flags, workers
 from training.errors import UserError
 from training.plan import make_plan
@@ -65,11 +67,11 @@ def run(config, flags_text) -> int:
     if plan:
         summary = train(config, flags_text, dataset, plan, feed, worker)
     else:
-        batch_size = list(map(int, config.batch_size.split(",")[-1].split(":")))[-1]
+        batch_size = Piecewise.parse(config.batch_size, int).values[-1]
         summary = fit.evaluate_checkpoint(config, dataset, feed, batch_size)
         report_evaluation(config, summary, worker)
     if worker.rank == 0:
-        print(json.dumps(summary), flush=True)
+        print(as_json(summary), flush=True)
     workers.leave()
     return 0
 
@@ -112,11 +114,11 @@ def report_evaluation(config, summary, worker) -> None:
 
 
 def new_run_folder(config) -> Path:
-    name = f"{datetime.now():%Y%m%d-%H%M%S}-{config.model}"
+    name = f"{datetime.now():%Y%m%d-%H%M%S}-{config.model}-{os.getpid()}"
     folder = Path(config.output_dir or Path("runs") / name).absolute()
-    if any((folder / "checkpoints").glob("*")):
-        raise UserError(f"--output_dir: {folder} holds a run already; choose another folder")
     try:
+        if any((folder / "checkpoints").glob("*")):
+            raise UserError(f"--output_dir: {folder} holds a run already; choose another folder")
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--output_dir: {folder} cannot be made: {error.strerror}") from None

@@ -2,6 +2,7 @@
 import html
 import io
 import json
+import math
 from pathlib import Path
 
 CURVES = (  # title, unit of the vertical axis, {column of metrics.jsonl: label}
@@ -52,7 +53,8 @@ def curves(rows: list[dict], plan: dict) -> str:
     for axes, (title, unit, columns) in zip(figure.subplots(2, 2).flat, CURVES, strict=True):
         points = plan["schedule"] + rows[-1:] if title == "Learning rate" else rows
         for column, label in columns.items():
-            axes.plot([row["epoch"] for row in points], [row[column] for row in points], label=label, marker=".")
+            values = [math.nan if row[column] is None else row[column] for row in points]
+            axes.plot([row["epoch"] for row in points], values, label=label, marker=".")
         axes.set(title=title, xlabel="epoch", ylabel=unit)
         axes.grid(alpha=0.3)
         if title == "Loss":
@@ -72,7 +74,8 @@ def layers(path: Path) -> list[str]:
     figure = Figure(figsize=(10, 4), layout="constrained")
     axes = figure.subplots()
     for name in rows[0]["layers"]:
-        axes.plot([row["epoch"] for row in rows], [row["layers"][name][2] for row in rows], lw=1, label=name)
+        ratios = [row["layers"][name][2] or math.nan for row in rows]
+        axes.plot([row["epoch"] for row in rows], ratios, lw=1, label=name)
     axes.set(yscale="log", xlabel="epoch", ylabel="trust ratio", title="Trust ratio of each variable")
     if len(rows[0]["layers"]) <= 16:
         axes.legend(fontsize="small", ncols=2)
@@ -80,7 +83,7 @@ def layers(path: Path) -> list[str]:
     for name, (weight, gradient, ratio) in rows[0]["layers"].items():
         last = rows[-1]["layers"][name]
         listed.append({"variable": name, "weight norm, first step": weight, "gradient norm": gradient,
-                       "weight / gradient": weight / gradient if gradient else 0.0, "trust ratio": ratio,
+                       "weight / gradient": weight / gradient if weight and gradient else None, "trust ratio": ratio,
                        "weight norm, at the end": last[0], "gradient norm ": last[1], "trust ratio ": last[2]})
     return ["<h2>Layer by layer</h2>", svg(figure), table(listed)]
 
@@ -94,6 +97,8 @@ def svg(figure) -> str:
 
 def table(rows: list[dict]) -> str:
     def cell(value):
+        if value is None:
+            return "not a number"
         return f"{value:,.5g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
 
     def line(values, tag):

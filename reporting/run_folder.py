@@ -1,13 +1,26 @@
 """The run's folder: plan.json, flags.txt, metrics.jsonl, summary.json and TensorBoard's events."""
 import json
+import math
 import os
 from pathlib import Path
+
+
+def as_json(content, indent=None) -> str:
+    """Content as strict JSON, in which a number that is not finite, such as a diverged loss, is null."""
+    def finite(value):
+        if isinstance(value, dict):
+            return {key: finite(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [finite(item) for item in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(finite(content), indent=indent, allow_nan=False)
 
 
 def write_json(path, content) -> None:
     """Writes a file whole or not at all."""
     scratch = Path(f"{path}.part")
-    scratch.write_text(json.dumps(content, indent=1) + "\n")
+    scratch.write_text(as_json(content, indent=1) + "\n")
     os.replace(scratch, path)
 
 
@@ -52,7 +65,7 @@ class RunFolder:
 
     def _append(self, name, row):
         with open(self.folder / name, "a") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(as_json(row) + "\n")
 
     def end(self, summary: dict) -> None:
         self._events.close()

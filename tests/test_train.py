@@ -223,6 +223,8 @@ BAD_INPUT = [
     (["--modle=resnet20"], 2, "modle"),
     (["--batch_size=big"], 2, "--batch_size=big"),
     (["--epochs=-1"], 2, "--epochs=-1"),
+    (["--weight_decay=nan"], 2, "not a finite number"),
+    (["--epochs=inf"], 2, "not a finite number"),
     (["--lr_boundaries=60,30"], 2, "lr_boundaries"),
     (["--flagfile=/nonexistent.flags"], 2, "/nonexistent.flags"),
     (["digits"], 2, "'digits' is not a flag"),
