@@ -5,6 +5,7 @@
     uv run train.py --flagfile=R --dry_run                the plan of a recipe, as JSON
     uv run train.py --mode=evaluate --checkpoint=RUN/checkpoints
 """
+import contextlib
 import json
 import os
 import sys
@@ -27,9 +28,8 @@ def main(argv) -> int:
         return 0
     try:
         config, flags_text = flags.parse(argv)
-        if config.dry_run:
-            return dry_run(config)
-        return run(config, flags_text)
+        with json_alone_on_stdout():
+            return dry_run(config) if config.dry_run else run(config, flags_text)
     except flags.UsageError as error:
         return complain(error, 2)
     except workers.AgreedError as error:
@@ -38,6 +38,23 @@ def main(argv) -> int:
         return 1
     except (UserError, DatasetError, OSError) as error:
         return complain(error, 1)
+    except KeyboardInterrupt:
+        return complain("interrupted", 130)
+
+
+@contextlib.contextmanager
+def json_alone_on_stdout():
+    """Sends what libraries print on standard output (DALI its errors) to standard error, and our own JSON to it."""
+    sys.stdout.flush()
+    ours, kept = os.dup(1), sys.stdout
+    os.dup2(2, 1)
+    try:
+        with open(os.dup(ours), "w") as sys.stdout:
+            yield
+    finally:
+        sys.stdout = kept
+        os.dup2(ours, 1)
+        os.close(ours)
 
 
 def complain(error, code) -> int:
@@ -47,6 +64,8 @@ def complain(error, code) -> int:
 
 def dry_run(config) -> int:
     rank, size = workers.launched()
+    if size > 1:  # a worker that is to train would wait for this one
+        start(config)
     samples = config.train_samples or open_dataset(locate(config.data_dir)).train.samples
     plan = make_plan(config, config.workers or size, samples)
     if rank == 0:
@@ -57,9 +76,7 @@ def dry_run(config) -> int:
 def run(config, flags_text) -> int:
     dataset = open_dataset(locate(config.data_dir))
     plan = make_plan(config, workers.launched()[1], dataset.train.samples) if config.mode == "train" else None
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow's notices at start
-    worker = workers.start(config.seed)
-    workers.check_same_flags(vars(config))
+    worker = start(config)
     from training import fit
 
     with workers.together():
@@ -74,6 +91,14 @@ def run(config, flags_text) -> int:
         print(as_json(summary), flush=True)
     workers.leave()
     return 0
+
+
+def start(config) -> workers.Worker:
+    """Starts this worker, if all were started with the same flags."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow's notices at start
+    worker = workers.start(config.seed)
+    workers.check_same_flags(vars(config))
+    return worker
 
 
 def train(config, flags_text, dataset, plan, feed, worker) -> dict:

@@ -1,5 +1,6 @@
 """A prepared dataset: a folder of shards described by dataset.json. Plain Python and NumPy, no TensorFlow."""
 import json
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -7,6 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from data import tfrecord
+
+FORMATS = ("tfrecord",)
 
 
 class DatasetError(Exception):
@@ -57,17 +60,19 @@ def open_dataset(folder) -> Dataset:
         described = json.loads((folder / "dataset.json").read_text())
     except FileNotFoundError:
         raise DatasetError(f"--data_dir: {folder} holds no dataset.json; data.prepare writes it") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DatasetError(f"{folder}/dataset.json cannot be read: {error}") from None
     try:
         dataset = Dataset(
             folder, described["format"], tuple(described["classes"]), _split(folder, described["train"]),
             _split(folder, described["validation"]), tuple(map(float, described["image"]["mean"])),
             tuple(map(float, described["image"]["std"])))
+        claimed = {name: int(described[name]["samples"]) for name in ("train", "validation")}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DatasetError(f"{folder}/dataset.json is malformed: {type(error).__name__} {error}") from None
-    for name, split in (("train", dataset.train), ("validation", dataset.validation)):
-        _check(folder, name, described[name]["samples"], split)
+    _check_words(dataset, described["classes"])
+    for name, samples in claimed.items():
+        _check(folder, name, samples, getattr(dataset, name))
     return dataset
 
 
@@ -87,6 +92,20 @@ def _split(folder, described):
     return Split(tuple(folder / file["path"] for file in files), tuple(int(file["samples"]) for file in files))
 
 
+def _check_words(dataset, classes):
+    wrong = None
+    if dataset.format not in FORMATS:
+        wrong = f"format '{dataset.format}' is not one of {', '.join(FORMATS)}"
+    elif not isinstance(classes, list) or not classes or not all(isinstance(name, str) for name in classes):
+        wrong = "classes is not a list of names"
+    elif not all(len(three) == 3 and all(map(math.isfinite, three)) for three in (dataset.mean, dataset.std)):
+        wrong = "mean and std of image are not three numbers each"
+    elif min(dataset.std) <= 0:
+        wrong = "std of image has to be above zero"
+    if wrong:
+        raise DatasetError(f"{dataset.folder}/dataset.json: {wrong}")
+
+
 def _check(folder, name, samples, split):
     """The cheap checks: counts agree, and each index fits its file. A damaged record shows only when it is read."""
     if not split.samples:
@@ -102,6 +121,8 @@ def _check(folder, name, samples, split):
         if len(index) != count:
             raise DatasetError(f"{folder}/dataset.json: {path.name} should hold {count} samples, its index names "
                                f"{len(index)}; prepare the dataset again")
+        if count and (index[:, 0].min() < 0 or index[:, 1].min() <= tfrecord.FRAMING):
+            raise DatasetError(f"{tfrecord.index_path(path)}: not an index of TFRecord; prepare the dataset again")
         if count and index.sum(axis=1).max() > size:
             raise DatasetError(f"{path}: the file has {size} bytes, its index points beyond; it is truncated: "
                                "prepare the dataset again")

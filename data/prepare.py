@@ -9,14 +9,13 @@ from pathlib import Path
 from absl import flags as absl_flags
 
 from data import tfrecord
-from data.dataset import Dataset, DatasetError, Split, describe
+from data.dataset import FORMATS, Dataset, DatasetError, Split, describe
 from data.digits import digits
 from data.glyphs import glyphs
 from data.source import Source
 
 SOURCES = {"digits": digits, "glyphs": glyphs}
 VERSIONS = {name: sys.modules[source.__module__].VERSION for name, source in SOURCES.items()}
-FORMATS = ("tfrecord",)
 
 
 def prepare(source: Source, folder: Path) -> Dataset:

@@ -27,6 +27,8 @@ class Piecewise:
         except ValueError:
             raise ValueError(f"'{text}' is neither a number nor epoch:value pairs such as 0:29,30:50") from None
         epochs = [epoch for epoch, _ in pieces]
+        if not all(map(math.isfinite, (*epochs, *(value for _, value in pieces)))):
+            raise ValueError(f"the numbers of '{text}' must be finite")
         if epochs[0] != 0 or any(b <= a for a, b in itertools.pairwise(epochs)):
             raise ValueError(f"the epochs of '{text}' must rise from 0")
         return cls(pieces)

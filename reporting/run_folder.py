@@ -17,11 +17,15 @@ def as_json(content, indent=None) -> str:
     return json.dumps(finite(content), indent=indent, allow_nan=False)
 
 
-def write_json(path, content) -> None:
+def write_whole(path, text: str) -> None:
     """Writes a file whole or not at all."""
     scratch = Path(f"{path}.part")
-    scratch.write_text(as_json(content, indent=1) + "\n")
+    scratch.write_text(text)
     os.replace(scratch, path)
+
+
+def write_json(path, content) -> None:
+    write_whole(path, as_json(content, indent=1) + "\n")
 
 
 class RunFolder:
@@ -32,7 +36,7 @@ class RunFolder:
 
         self.folder = folder
         write_json(folder / "plan.json", plan)
-        (folder / "flags.txt").write_text(flags_text)
+        write_whole(folder / "flags.txt", flags_text)
         (folder / "metrics.jsonl").write_text("")
         self._events = tf.summary.create_file_writer(str(folder / "tensorboard"))
 

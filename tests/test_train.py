@@ -223,6 +223,8 @@ BAD_INPUT = [
     (["--modle=resnet20"], 2, "modle"),
     (["--batch_size=big"], 2, "--batch_size=big"),
     (["--epochs=-1"], 2, "--epochs=-1"),
+    (["--batch_size=0:64,nan:128"], 2, "finite"),
+    (["--seed=4294967296"], 2, "--seed"),
     (["--weight_decay=nan"], 2, "not a finite number"),
     (["--epochs=inf"], 2, "not a finite number"),
     (["--lr_boundaries=60,30"], 2, "lr_boundaries"),
@@ -288,6 +290,34 @@ def test_workers_with_different_flags_all_stop():
     assert done.returncode == 1
     assert complaint(done) == ["train.py: the workers were started with different flags: --seed is 1 on rank 0 and 2 "
                                "on rank 1"] * 2
+
+
+def test_a_dry_run_beside_a_training_does_not_hang():
+    python = launcher("alone", 1)[0]
+    command = [*launcher("mpirun", 1), ROOT / "train.py", "--dry_run", ":", "-np", "1", python, ROOT / "train.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert done.returncode == 1 and all("--dry_run is True on rank 0" in line for line in complaint(done))
+
+
+def test_what_is_given_wins_over_a_recipe_wherever_it_stands(digits_run):
+    for flags in (["--epochs=3", f"--flagfile={digits_run[0]}/flags.txt"],
+                  ["--flagfile", f"{digits_run[0]}/flags.txt", "--epochs=3"]):
+        done = run("alone", 1, ROOT / "train.py", "--dry_run", *flags)
+        assert printed_json_of_plan(done)["epochs"] == 3
+
+
+def test_standard_output_carries_json_alone_even_where_dali_complains(digits, tmp_path):
+    for path in digits.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    shard = tmp_path / "train-00000-of-00001.tfrecord"
+    damaged = bytearray(shard.read_bytes())
+    start = damaged.index(b"\xff\xd8", 200_000)
+    damaged[start:start + 300] = bytes(300)
+    shard.write_bytes(damaged)
+    done = run("alone", 1, ROOT / "train.py", f"--data_dir={tmp_path}", "--model=convnet", "--epochs=1",
+               f"--output_dir={tmp_path}/run")
+    assert done.returncode == 1 and not done.stdout and "Traceback" not in done.stderr
+    assert len(complaint(done)) == 1 and "training stopped at epoch" in complaint(done)[0]
 
 
 def test_help_answers_at_once_with_every_default():

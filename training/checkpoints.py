@@ -22,14 +22,19 @@ class Checkpoints:
 
 def load_model(path: str, model) -> int:
     """Loads the newest checkpoint's weights into a model; returns its epoch. Raises UserError if they do not fit."""
-    found = path if Path(f"{path}.index").is_file() else tf.train.latest_checkpoint(path)
+    try:
+        found = path if Path(f"{path}.index").is_file() else tf.train.latest_checkpoint(path)
+    except UnicodeDecodeError:
+        found = None
     if not found:
         raise UserError(f"--checkpoint: {path} holds no checkpoint; a run keeps its own in RUN/checkpoints")
     epoch = tf.Variable(0, dtype=tf.int64)
     try:
         status = tf.train.Checkpoint(model=model, epoch=epoch).restore(found)
         status.assert_existing_objects_matched().expect_partial()
-    except (AssertionError, ValueError, tf.errors.OpError) as error:
+    except (IndexError, tf.errors.OpError) as error:
+        raise UserError(f"--checkpoint: {found} cannot be read: {' '.join(str(error).split())[:200]}") from None
+    except (AssertionError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"--checkpoint: {found} does not fit the model {model.name}: {reason}") from None
     return int(epoch.numpy())

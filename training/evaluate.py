@@ -1,7 +1,9 @@
 """Exact evaluation: each validation sample counts once, whatever the number of workers and however the tail divides."""
 import tensorflow as tf
 
+from training.errors import UserError
 from training.step import Totals, make_evaluation_step
+from training.workers import reason
 
 
 class Evaluator:
@@ -16,5 +18,8 @@ class Evaluator:
         """val_loss, val_top1, val_top5 as means over all samples; val_top1_count, val_top5_count; val_samples."""
         with self._feed.validation(self._batch_size) as (batches, samples):
             for start in range(0, samples, self._batch_size):
-                self._step(batches, tf.constant(min(self._batch_size, samples - start)))
+                try:
+                    self._step(batches, tf.constant(min(self._batch_size, samples - start)))
+                except tf.errors.OpError as error:
+                    raise UserError(f"evaluation stopped at sample {start}: {reason(error)}") from None
         return {f"val_{name}": value for name, value in self._totals.collect().items()}

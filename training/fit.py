@@ -7,6 +7,7 @@ import time
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
+from horovod.common.exceptions import HorovodInternalError
 
 import model_zoo
 import optim
@@ -101,8 +102,8 @@ class Fit:
                 epoch = (interval.start + number * batch_size) / plan.train_samples
                 try:
                     step(batches, tf.constant(plan.learning_rate(epoch), tf.float32), momentum)
-                except tf.errors.OpError as error:
-                    raise UserError(f"training stopped at epoch {epoch:.3f}: {reason(error)}") from None
+                except (tf.errors.OpError, HorovodInternalError) as error:
+                    raise UserError(f"training stopped at epoch {epoch:.3f}: {workers.reason(error)}") from None
                 for observer in observers:
                     observer.step(batch_size, self._norms.collect() if self._norms and not self.trained else {})
                 self.trained += batch_size
@@ -122,13 +123,6 @@ class Fit:
             position = interval.start + interval.steps * phase.global_batch_size
             self._exact.measure(self._feed, position, phase.global_batch_size, phase.micro_batch_size)
         return self._evaluate()
-
-
-def reason(error: tf.errors.OpError) -> str:
-    """The line of TensorFlow's, DALI's or Horovod's message that says what happened."""
-    lines = [line.strip() for line in error.message.splitlines() if line.strip()]
-    telling = [line for line in lines if any(word in line for word in ("rror when", "rror in", "shut down", "ssert"))]
-    return (telling or lines)[-1 if telling else 0][:300]
 
 
 def _row(plan, epoch, trained, train_totals, val_totals):

@@ -52,16 +52,29 @@ def help_text() -> str:
 
 
 def _read(argv):
-    given = [arg.lstrip("-").split("=")[0] for arg in argv[1:] if arg.startswith("-")]
-    recipe = [] if "flagfile" in given else [f"--flagfile={DEFAULT_RECIPE}"]
-    values = _parse([argv[0], *recipe, *argv[1:]])
-    if values.mode == "evaluate" and values.checkpoint and recipe:
+    recipes, given = _recipes_first(argv[1:])
+    values = _parse([argv[0], *(recipes or [f"--flagfile={DEFAULT_RECIPE}"]), *given])
+    if values.mode == "evaluate" and values.checkpoint and not recipes:
         recorded = run_folder(values.checkpoint) / "flags.txt"
         if not recorded.is_file():
             raise UserError(f"--checkpoint: {values.checkpoint} lies in no run's folder, there is no {recorded}; give "
                             "RUN/checkpoints, or the recipe by --flagfile")
-        values = _parse([argv[0], f"--flagfile={recorded}", *argv[1:]])
+        values = _parse([argv[0], f"--flagfile={recorded}", *given])
+    if values.data_dir not in prepare.SOURCES:
+        values.data_dir = str(Path(values.data_dir).absolute())  # a run's flags.txt has to mean the same elsewhere
     return values
+
+
+def _recipes_first(arguments):
+    """(the --flagfile arguments, the rest): a flag that is given wins over a recipe, wherever it stands."""
+    recipes, rest, arguments = [], [], list(arguments)
+    while arguments:
+        argument = arguments.pop(0)
+        if argument in ("--flagfile", "-flagfile") and arguments:
+            recipes.append(f"--flagfile={arguments.pop(0)}")
+        else:
+            (recipes if argument.startswith(("--flagfile=", "-flagfile=")) else rest).append(argument)
+    return recipes, rest
 
 
 def run_folder(checkpoint: str) -> Path:
@@ -77,7 +90,7 @@ def _parse(argv):
         for name in values:
             if isinstance(values[name].value, float) and not math.isfinite(values[name].value):
                 raise absl_flags.Error(f"flag --{name}={values[name].value}: not a finite number")
-    except absl_flags.Error as error:
+    except (absl_flags.Error, UnicodeDecodeError) as error:
         raise UsageError(" ".join(str(error).split())) from None
     if len(rest) > 1:
         raise UsageError(f"'{rest[1]}' is not a flag; train.py --help lists them")
@@ -108,8 +121,9 @@ def _recipe(values):
     text("data_dir", "digits", f"A prepared dataset's folder, or built in: {', '.join(prepare.SOURCES)}.", **v)
     choice("model", "resnet20", list(model_zoo.MODELS), "The network.", **v)
     whole("image_size", None, "Pixels a side of the network's input; by default what the model is meant for.",
-          lower_bound=1, **v)
-    number("epochs", 90.0, "Length of the training, in passes over the training set.", lower_bound=1e-9, **v)
+          lower_bound=1, upper_bound=4096, **v)
+    number("epochs", 90.0, "Length of the training, in passes over the training set.", lower_bound=1e-9,
+           upper_bound=1e5, **v)
     text("batch_size", "256", "Global batch size, summed over the workers; or epoch:size pairs, 0:34816,30:69632.", **v)
     choice("optimizer", "lars", list(optim.OPTIMIZERS), "The update rule.", **v)
     text("learning_rate", "5", "Base rate; or epoch:rate pairs, 0:29,30:50, each holding from its epoch on.", **v)
@@ -138,9 +152,10 @@ def _recipe(values):
     choice("batch_norm_statistics", "moving", ["moving", "exact"],
            "What evaluation uses; exact: measured on training batches before each (arXiv:1811.05233, 3.2).", **v)
     choice("augmentation", "none", list(pipeline.AUGMENTATIONS), "How training images are varied.", **v)
-    whole("seed", 0, "Of the initial weights, the order of samples and the augmentation.", lower_bound=0, **v)
-    _check(values, "batch_size", lambda t: all(n > 0 for n in schedules.Piecewise.parse(t, int).values))
-    _check(values, "learning_rate", lambda t: all(0 <= n < float("inf") for n in schedules.Piecewise.parse(t).values))
+    whole("seed", 0, "Of the initial weights, the order of samples and the augmentation.", lower_bound=0,
+          upper_bound=2**32 - 1, **v)
+    _check(values, "batch_size", lambda t: all(0 < n < 2**31 for n in schedules.Piecewise.parse(t, int).values))
+    _check(values, "learning_rate", lambda t: all(0 <= n < 1e30 for n in schedules.Piecewise.parse(t).values))
     _check(values, "lr_boundaries", lambda items: [float(n) for n in items] == sorted({float(n) for n in items}))
 
 

@@ -69,12 +69,15 @@ def dali_device(flag: str, worker: Worker) -> str:
 def together():
     """What one worker cannot do in this block fails on all of them, with the same message."""
     import horovod.tensorflow as hvd
+    import tensorflow as tf
 
     problem = None
     try:
         yield
     except (UserError, DatasetError, OSError) as error:
         problem = str(error)
+    except tf.errors.OpError as error:
+        problem = reason(error)
     problems = [problem for problem in hvd.allgather_object(problem) if problem]
     if problems:
         raise AgreedError(problems[0])
@@ -105,6 +108,13 @@ def check_same_weights(variables) -> None:
         if differing:
             raise AgreedError(f"the weights of rank {rank} differ from rank 0's in {len(differing)} variables, the "
                               f"first {differing[0]}: this is a bug in the exchange of gradients")
+
+
+def reason(error) -> str:
+    """The line of a TensorFlow error that says what happened: its own, DALI's or Horovod's."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = ("rror in", "shut down", "ssert", "No space left", "outside the valid range")
+    return next((line for line in lines if any(word in line for word in telling)), lines[0])[:300]
 
 
 def leave() -> None:
