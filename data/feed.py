@@ -33,7 +33,7 @@ class Feed:
     def train(self, position: int, steps: int, batch_size: int, micro_batch_size: int) -> Iterator:
         """An iterator over this shard's micro-batches of `steps` global batches, from a position of the stream on.
 
-        Yields images float32 (micro_batch_size, image_size, image_size, 3) and labels int64 (micro_batch_size,).
+        Yields images float32 (micro_batch_size, image_size, image_size, 3), labels int64 (micro_batch_size, 1).
         """
         split = self.dataset.train
         samples = order.worker_stream(split, self.seed, position, steps, batch_size, self.shard, self.shards)
