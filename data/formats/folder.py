@@ -1,0 +1,59 @@
+"""A folder of images a class, read in place: train/CLASS/*.jpg, val/CLASS/*.jpg. Each split is one shard."""
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+SUFFIX = ""
+ANY_ORDER = True
+
+
+def index_path(path) -> None:
+    return None
+
+
+def class_names(path) -> list[str]:
+    """The classes of a split: its folders' names, sorted; hidden ones do not count."""
+    return sorted(entry.name for entry in Path(path).iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def image_files(folder) -> list[Path]:
+    """The files of a class, with those of folders in it, sorted; hidden ones do not count."""
+    return sorted(path for path in Path(folder).rglob("*") if path.is_file() and not path.name.startswith("."))
+
+
+class Listing:
+    """The files of a split, class by class in the order of their names, and their labels."""
+
+    def __init__(self, path):
+        self.files, labels = [], []
+        for label, name in enumerate(class_names(path)):
+            files = image_files(Path(path) / name)
+            self.files += map(str, files)
+            labels += [label] * len(files)
+        self.labels = np.array(labels, np.int64)
+
+    def __len__(self):
+        return len(self.files)
+
+
+def read_index(path) -> Listing:
+    return Listing(path)
+
+
+def records(path, index: Listing, samples) -> Iterator[tuple[bytes, int]]:
+    for number in samples:
+        yield Path(index.files[number]).read_bytes(), int(index.labels[number])
+
+
+def reader(pieces, scratch: Path):
+    files = [index.files[number] for _, index, samples in pieces for number in samples]
+    labels = np.concatenate([index.labels[samples] for _, index, samples in pieces]).tolist()
+
+    def read():
+        from nvidia.dali import fn, types
+
+        encoded, label = fn.readers.file(files=files, labels=labels, name="reader")
+        return encoded, fn.cast(label, dtype=types.INT64)
+
+    return read

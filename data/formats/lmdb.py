@@ -1,0 +1,88 @@
+"""LMDB with Caffe's Datum, as Caffe's convert_imageset --encoded writes it: a folder with data.mdb.
+
+The keys are the samples' numbers in eight digits and their files' order is the keys'.
+"""
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from data.formats import messages, sequential
+
+SUFFIX = ".lmdb"
+ANY_ORDER = False
+MAP_SIZE = 1 << 40  # room to grow while writing: addresses, not bytes on the disk
+BATCH = 256  # samples written before they are committed
+
+
+def index_path(path) -> None:
+    return None
+
+
+def make_index(path) -> None:
+    """LMDB is its own index."""
+
+
+def write(path, samples: Iterable[tuple[bytes, int]]) -> None:
+    write_values(path, (messages.datum(image, label) for image, label in samples))
+
+
+def write_values(path, values: Iterable[bytes]) -> None:
+    import lmdb
+
+    with lmdb.open(str(path), map_size=MAP_SIZE, lock=False, sync=False, meminit=False) as database:
+        transaction = database.begin(write=True)
+        for number, value in enumerate(values):
+            transaction.put(b"%08d" % number, value, append=True)
+            if number % BATCH == BATCH - 1:
+                transaction.commit()
+                transaction = database.begin(write=True)
+        transaction.commit()
+        database.sync(True)
+
+
+def read_index(path) -> range:
+    """The numbers of the samples, in the order of their keys."""
+    import lmdb
+
+    try:
+        with _opened(path) as database:
+            used = (database.info()["last_pgno"] + 1) * database.stat()["psize"]
+            if (size := (Path(path) / "data.mdb").stat().st_size) < used:
+                raise ValueError(f"{path}/data.mdb: the file has {size} bytes of {used}; it is truncated")
+            return range(database.stat()["entries"])
+    except lmdb.Error as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def records(path, index, samples) -> Iterator[tuple[bytes, int]]:
+    """Raises ValueError where a value is not a Datum with an encoded image."""
+    return read_values(path, samples, messages.read_datum)
+
+
+def read_values(path, samples, parse: Callable[[bytes], tuple[bytes, int]]) -> Iterator[tuple[bytes, int]]:
+    wanted = set(map(int, samples))
+    with _opened(path) as database, database.begin() as transaction:
+        for number, (key, value) in enumerate(transaction.cursor()):
+            if number in wanted:
+                try:
+                    yield parse(value)
+                except ValueError as error:
+                    raise ValueError(f"{path}: the value of key {key!r} {error}") from None
+
+
+def reader(pieces, scratch: Path):
+    arguments = sequential.place(pieces)
+
+    def read():
+        from nvidia.dali import fn
+
+        return sequential.labelled(*fn.readers.caffe(**arguments))
+
+    return read
+
+
+def _opened(path):
+    import lmdb
+
+    if not (Path(path) / "data.mdb").is_file():
+        raise FileNotFoundError(f"{path}: there is no data.mdb in it")
+    return lmdb.open(str(path), readonly=True, lock=False, readahead=False)

@@ -1,0 +1,28 @@
+"""LMDB with Caffe2's TensorProtos: an encoded image and a label."""
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from data.formats import lmdb, messages, sequential
+
+SUFFIX, ANY_ORDER = lmdb.SUFFIX, lmdb.ANY_ORDER
+index_path, make_index, read_index = lmdb.index_path, lmdb.make_index, lmdb.read_index
+
+
+def write(path, samples: Iterable[tuple[bytes, int]]) -> None:
+    lmdb.write_values(path, (messages.tensors(image, label) for image, label in samples))
+
+
+def records(path, index, samples) -> Iterator[tuple[bytes, int]]:
+    """Raises ValueError where a value is not TensorProtos of an image and a label."""
+    return lmdb.read_values(path, samples, messages.read_tensors)
+
+
+def reader(pieces, scratch: Path):
+    arguments = sequential.place(pieces)
+
+    def read():
+        from nvidia.dali import fn
+
+        return sequential.labelled(*fn.readers.caffe2(**arguments))
+
+    return read

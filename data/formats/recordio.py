@@ -1,0 +1,150 @@
+"""RecordIO as MXNet's im2rec writes it, with the index that DALI reads: a line `number offset` a record.
+
+A record: a magic word, a word with its length and how it continues, then the data, filled up to four bytes. Data that
+holds the magic word itself is cut there into parts. The data is a header (flag, label, id, id2) and the image.
+"""
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from data.formats import sequential
+
+SUFFIX = ".rec"
+ANY_ORDER = False
+MAGIC = struct.pack("<I", 0xced7230a)
+HEADER = struct.Struct("<IfQQ")
+WHOLE, FIRST, MIDDLE, LAST = range(4)
+LENGTH_BITS = 29
+
+
+def index_path(path) -> Path:
+    return Path(path).with_suffix(".idx")
+
+
+def write(path, samples: Iterable[tuple[bytes, int]]) -> None:
+    offsets = []
+    with open(path, "wb") as file:
+        for number, (image, label) in enumerate(samples):
+            offsets.append(file.tell())
+            parts = _split(HEADER.pack(0, label, number, 0) + image)
+            for place, part in enumerate(parts):
+                file.write(MAGIC + struct.pack("<I", _continues(place, len(parts)) << LENGTH_BITS | len(part)))
+                file.write(part + bytes(-len(part) % 4))
+    _write_index(index_path(path), offsets)
+
+
+def make_index(path) -> None:
+    _write_index(index_path(path), scan(path))
+
+
+def scan(path) -> np.ndarray:
+    """The offset of each record, int64 (records,). Raises ValueError where the file is damaged or ends in a record."""
+    size, offset, offsets = Path(path).stat().st_size, 0, []
+    with open(path, "rb") as file:
+        while offset < size:
+            file.seek(offset)
+            length, continues = _header(path, offset, file.read(8))
+            if continues in (WHOLE, FIRST):
+                offsets.append(offset)
+            offset += 8 + length + -length % 4
+            if offset > size or (offset == size and continues in (FIRST, MIDDLE)):
+                raise ValueError(f"{path}: the file ends inside record {len(offsets) - 1}")
+    return np.array(offsets, np.int64)
+
+
+def read_index(path) -> np.ndarray:
+    """The offset of each record, int64 (records,), ascending as DALI sorts them.
+
+    Raises ValueError where the index is malformed, or the shard does not end with its last record; OSError where one
+    of the two is missing.
+    """
+    size, name = Path(path).stat().st_size, index_path(path)
+    try:
+        offsets = np.sort(np.array(name.read_bytes().split(), np.int64).reshape(-1, 2)[:, 1])
+    except (ValueError, OverflowError):
+        raise ValueError(f"{name}: not an index of 'number offset' lines") from None
+    if len(offsets) and (offsets[0] != 0 or (np.diff(offsets) <= 0).any()):
+        raise ValueError(f"{name}: not an index of RecordIO")
+    if len(offsets) and offsets[-1] >= size:
+        raise ValueError(f"{path}: the file has {size} bytes, its index points beyond; it is truncated")
+    for offset in offsets[-1:]:
+        with open(path, "rb") as file:
+            end = _read_record(file, path, int(offset))[1]
+        if end != size:
+            raise ValueError(f"{path}: the file has {size} bytes, its last record ends at {end}; it is truncated or "
+                             "its index is another file's")
+    return offsets
+
+
+def records(path, index, samples) -> Iterator[tuple[bytes, int]]:
+    """Raises ValueError where a record is damaged."""
+    with open(path, "rb") as file:
+        for offset in index[samples]:
+            data, _ = _read_record(file, path, int(offset))
+            if len(data) < HEADER.size:
+                raise ValueError(f"{path}: the record at byte {offset} holds no image")
+            flag, label, _, _ = HEADER.unpack_from(data)
+            if flag:
+                raise ValueError(f"{path}: the record at byte {offset} has {flag} labels; one is wanted")
+            yield data[HEADER.size:], int(label)
+
+
+def reader(pieces, scratch: Path):
+    arguments, start, lines = sequential.place(pieces), 0, []
+    for path, index, _ in pieces:
+        lines.append(index + start)
+        start += Path(path).stat().st_size
+    _write_index(scratch / "all.idx", np.concatenate(lines))
+
+    def read():
+        from nvidia.dali import fn
+
+        return sequential.labelled(*fn.readers.mxnet(index_path=[str(scratch / "all.idx")], **arguments))
+
+    return read
+
+
+def _split(data: bytes) -> list[bytes]:
+    """The data's parts between magic words that stand at multiples of four, where a reader would look for them."""
+    parts, start, found = [], 0, data.find(MAGIC)
+    while found >= 0:
+        if found % 4 == 0:
+            parts.append(data[start:found])
+            start = found + 4
+        found = data.find(MAGIC, start if found % 4 == 0 else found + 1)
+    return [*parts, data[start:]]
+
+
+def _continues(place, parts):
+    if parts == 1:
+        return WHOLE
+    return FIRST if place == 0 else LAST if place == parts - 1 else MIDDLE
+
+
+def _header(path, offset, header) -> tuple[int, int]:
+    """Length and continuation of the part at an offset."""
+    if len(header) != 8 or header[:4] != MAGIC:
+        raise ValueError(f"{path}: there is no record of RecordIO at byte {offset}")
+    word = struct.unpack("<I", header[4:])[0]
+    return word & (1 << LENGTH_BITS) - 1, word >> LENGTH_BITS
+
+
+def _read_record(file, path, offset) -> tuple[bytes, int]:
+    """A record's data, and where it ends."""
+    parts, file_offset = [], offset
+    while True:
+        file.seek(file_offset)
+        length, continues = _header(path, file_offset, file.read(8))
+        parts.append(file.read(length))
+        if len(parts[-1]) != length:
+            raise ValueError(f"{path}: the file ends inside the record at byte {offset}; it is truncated")
+        file_offset += 8 + length + -length % 4
+        if continues in (WHOLE, LAST):
+            return MAGIC.join(parts), file_offset
+
+
+def _write_index(path, offsets) -> None:
+    with open(path, "w") as file:
+        file.writelines(f"{number}\t{offset}\n" for number, offset in enumerate(offsets))

@@ -1,0 +1,107 @@
+"""TFRecord shards and the index that DALI reads beside each: a line `offset size` a record, in bytes."""
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+SUFFIX = ".tfrecord"
+ANY_ORDER = True
+FRAMING = 16  # bytes a record beside its data: length 8, its checksum 4, the data's checksum 4
+IMAGE, LABEL = "image/encoded", "image/class/label"
+
+
+def index_path(path) -> Path:
+    return Path(f"{path}.idx")
+
+
+def write(path, samples: Iterable[tuple[bytes, int]]) -> None:
+    import tensorflow as tf
+
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for image, label in samples:
+            features = {IMAGE: tf.train.Feature(bytes_list=tf.train.BytesList(value=[image])),
+                        LABEL: tf.train.Feature(int64_list=tf.train.Int64List(value=[label]))}
+            example = tf.train.Example(features=tf.train.Features(feature=features))
+            writer.write(example.SerializeToString(deterministic=True))
+    make_index(path)
+
+
+def make_index(path) -> None:
+    write_index(index_path(path), scan(path))
+
+
+def scan(path) -> np.ndarray:
+    """The (offset, size) of each record in a shard, int64 (records, 2), by following the lengths.
+
+    Raises ValueError where the file ends inside a record.
+    """
+    size, offset, entries = Path(path).stat().st_size, 0, []
+    with open(path, "rb") as file:
+        while offset < size:
+            file.seek(offset)
+            header = file.read(8)
+            length = struct.unpack("<Q", header)[0] + FRAMING if len(header) == 8 else FRAMING
+            if offset + length > size:
+                raise ValueError(f"{path}: the file ends inside record {len(entries)}")
+            entries.append((offset, length))
+            offset += length
+    return np.array(entries, np.int64).reshape(-1, 2)
+
+
+def write_index(path, entries: np.ndarray) -> None:
+    with open(path, "w") as file:
+        file.writelines(f"{offset} {size}\n" for offset, size in entries.tolist())
+
+
+def read_index(path) -> np.ndarray:
+    """The (offset, size) of each record, int64 (records, 2), from the file beside the shard.
+
+    Raises ValueError where it is malformed or points beyond the shard's end, OSError where one of them is missing.
+    """
+    size, name = Path(path).stat().st_size, index_path(path)
+    try:
+        index = np.array(name.read_bytes().split(), np.int64).reshape(-1, 2)
+    except (ValueError, OverflowError):
+        raise ValueError(f"{name}: not an index of 'offset size' lines") from None
+    if len(index) and (index[:, 0].min() < 0 or index[:, 1].min() <= FRAMING):
+        raise ValueError(f"{name}: not an index of TFRecord")
+    if len(index) and index.sum(axis=1).max() > size:
+        raise ValueError(f"{path}: the file has {size} bytes, its index points beyond; it is truncated")
+    return index
+
+
+def records(path, index, samples) -> Iterator[tuple[bytes, int]]:
+    """Raises ValueError where a record is not an Example with an image and a label."""
+    import tensorflow as tf
+    from google.protobuf.message import DecodeError
+
+    with open(path, "rb") as file:
+        for offset, size in index[samples]:
+            file.seek(int(offset) + 12)
+            try:
+                features = tf.train.Example.FromString(file.read(int(size) - FRAMING)).features.feature
+                yield features[IMAGE].bytes_list.value[0], features[LABEL].int64_list.value[0]
+            except (DecodeError, IndexError):
+                raise ValueError(f"{path}: the record at byte {offset} is not an Example with {IMAGE} and {LABEL}"
+                                 ) from None
+
+
+def reader(pieces, scratch: Path):
+    paths, indexes = [], []
+    for number, (path, index, samples) in enumerate(pieces):
+        name = scratch / f"{number}.idx"
+        write_index(name, index[samples])
+        paths.append(str(path))
+        indexes.append(str(name))
+
+    def read():
+        from nvidia.dali import fn, tfrecord
+
+        record = fn.readers.tfrecord(
+            path=paths, index_path=indexes, name="reader",
+            features={IMAGE: tfrecord.FixedLenFeature((), tfrecord.string, ""),
+                      LABEL: tfrecord.FixedLenFeature([1], tfrecord.int64, -1)})
+        return record[IMAGE], record[LABEL]
+
+    return read

@@ -1,0 +1,1 @@
+"""What a dataset is made from: one module a source."""
