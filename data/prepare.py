@@ -1,34 +1,38 @@
-"""Writes a source as a prepared dataset: `uv run python -m data.prepare --source=glyphs --output=DIR`."""
-import json
+"""Prepares a dataset for training, on one core a process: alone, or under mpirun on as many as there are.
+
+    uv run python -m data.prepare --source=DIR --output=D --validation_fraction=0.1     images, a folder a class
+    uv run mpirun -np 16 python -m data.prepare --source=DIR --output=D --verify        ImageNet's tars, checked
+    uv run python -m data.prepare --adopt --output=D        a dataset made elsewhere: indexes and dataset.json
+    uv run python -m data.prepare --verify --output=D       checks a prepared dataset
+
+A run that was stopped goes on where it stopped when the same command is given again.
+"""
 import os
 import shutil
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from absl import flags as absl_flags
 
-from data import tfrecord
-from data.dataset import FORMATS, Dataset, DatasetError, Split, describe
-from data.digits import digits
-from data.glyphs import glyphs
-from data.source import Source
+from data import formats
+from data.dataset import Dataset, DatasetError
+from data.shares import SharedError, Team, launched_rank, one_line
+from data.sources.digits import digits
+from data.sources.glyphs import glyphs
+from data.sources.source import Source
 
 SOURCES = {"digits": digits, "glyphs": glyphs}
 VERSIONS = {name: sys.modules[source.__module__].VERSION for name, source in SOURCES.items()}
 
 
 def prepare(source: Source, folder: Path) -> Dataset:
-    """Writes the shards, their indexes and, last, dataset.json into a folder that exists."""
-    splits = {}
-    for name, samples in source.splits.items():
-        path = folder / f"{name}-00000-of-00001.tfrecord"
-        splits[name] = Split((path,), (tfrecord.write_shard(path, samples()),))
-    dataset = Dataset(folder, "tfrecord", source.classes, **splits, mean=source.mean, std=source.std)
-    scratch = folder / "dataset.json.part"
-    scratch.write_text(json.dumps(describe(dataset), indent=1) + "\n")
-    scratch.rename(folder / "dataset.json")
-    return dataset
+    """Writes a built-in source into a folder that exists and is empty, in this process alone."""
+    from data import preparation, shards
+
+    plan = shards.Plan(source, "tfrecord", source.counts, 0, 0, shards.Rules())
+    return preparation.run(plan, folder, Team(alone=True), {})[0]
 
 
 def built_in(name: str) -> Path:
@@ -59,33 +63,95 @@ def locate(data_dir: str) -> Path:
 
 
 def main(argv) -> int:
-    values = absl_flags.FlagValues()
-    absl_flags.DEFINE_enum("source", None, list(SOURCES), "What to prepare.", flag_values=values, required=True)
-    absl_flags.DEFINE_string("output", None, "The dataset's folder.", flag_values=values, required=True)
-    absl_flags.DEFINE_enum("format", "tfrecord", FORMATS, "How it is written.", flag_values=values)
-    if {"--help", "-h"} & set(argv[1:]):
-        print(__doc__ + values.get_help())
+    """Runs a command line; returns the exit code: 0 done, 2 a flag is wrong, 1 anything else is."""
+    values = _flags()
+    if {"--help", "-help", "-h", "--helpfull"} & set(argv[1:]):
+        if launched_rank() == 0:
+            print(__doc__ + values.get_help())
         return 0
     try:
         rest = values(argv)
         if rest[1:]:
             raise absl_flags.Error(f"'{rest[1]}' is not a flag")
+        _check(values)
     except absl_flags.Error as error:
-        print(f"data.prepare: {' '.join(str(error).split())}", file=sys.stderr)
+        if launched_rank() == 0:
+            print(f"data.prepare: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    folder = Path(values.output)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    team = Team()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise DatasetError(f"--output: {folder} is not empty; choose another folder")
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-        dataset = prepare(SOURCES[values.source](), folder)
-    except (OSError, DatasetError) as error:
-        print(f"data.prepare: {error}", file=sys.stderr)
+        return _run(values, team)
+    except KeyboardInterrupt:
+        team.say("interrupted; the same command goes on from here")
+        return 130
+    except (DatasetError, OSError) as error:
+        team.say(one_line(error))
+        team.leave()
         return 1
-    print(f"{folder}: {dataset.train.samples:,} training and {dataset.validation.samples:,} validation images of "
-          f"{len(dataset.classes)} classes", file=sys.stderr)
+
+
+def _run(values, team) -> int:
+    folder, begun = Path(values.output), time.monotonic()
+    if values.adopt:
+        from data.adopt import adopt
+
+        return adopt(folder, Path(values.classes) if values.classes else None, team)
+    if not values.source:
+        from data.verify import verify
+
+        return verify(folder, team)
+    from data import preparation
+
+    plan, terms = preparation.make_plan(values, SOURCES, VERSIONS, team)
+    dataset, written = preparation.run(plan, folder, team, terms)
+    if team.rank == 0:
+        team.say(preparation.summary(folder, dataset, written, time.monotonic() - begun))
     return 0
+
+
+def _flags():
+    values = absl_flags.FlagValues()
+
+    def define(kind, name, *rest, **options):
+        getattr(absl_flags, f"DEFINE_{kind}")(name, *rest, flag_values=values, **options)
+
+    define("string", "source", None, "What to prepare: a folder of images, a folder with ImageNet's original tars, or "
+           f"built in: {', '.join(SOURCES)}.")
+    define("string", "output", None, "The dataset's folder.", required=True)
+    define("enum", "format", "tfrecord", formats.WRITTEN,
+           "How it is written: " + "; ".join(f"{name}: {formats.FORMATS[name]}" for name in formats.WRITTEN) + ".")
+    define("float", "validation_fraction", 0.0, "How much of each class is kept for validation, where the source has "
+           "none of its own.", lower_bound=0.0, upper_bound=1.0)
+    define("integer", "resize_shorter", 0, "Images whose shorter side is longer than this are made that small; 0: "
+           "none is.", lower_bound=0)
+    define("boolean", "verify", False, "Decode every image. Without --source: check a prepared dataset.")
+    define("boolean", "strict", False, "Stop at the first image that cannot be used, rather than list it in "
+           "rejected.jsonl.")
+    define("boolean", "adopt", False, "--output is a dataset made elsewhere: write what is missing of indexes and "
+           "dataset.json.")
+    define("string", "classes", None, "With --adopt: a file with the classes' names, one a line, in label order.")
+    define("integer", "shard_samples", 0, "Images a file; 0: 1024, or all of a built-in source's split.",
+           lower_bound=0)
+    define("integer", "seed", 0, "Of the order of the images, and of the choice for validation.", lower_bound=0)
+    return values
+
+
+def _check(values):
+    """Raises absl_flags.Error for flags that do not go together."""
+    wrong = None
+    if values.adopt and values.source:
+        wrong = "--adopt takes the dataset in --output as it is, and no --source"
+    elif not values.source and not values.adopt and not values.verify:
+        wrong = "flag --source=None: say what to prepare; or --adopt, or --verify, what is in --output"
+    elif values.classes and not values.adopt:
+        wrong = "--classes goes with --adopt"
+    elif values.source in SOURCES and (values.validation_fraction or values.resize_shorter):
+        wrong = f"--source={values.source} is made as it is: no --validation_fraction, no --resize_shorter"
+    elif values.validation_fraction >= 1:
+        wrong = "flag --validation_fraction=1: something has to be left to train on"
+    if wrong:
+        raise absl_flags.Error(wrong)
 
 
 if __name__ == "__main__":

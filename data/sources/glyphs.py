@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from data.source import Source, encode_grey
+from data.sources.source import Source, encode_grey
 
-VERSION = 1  # a new number whenever the bytes change, so that no cache goes stale
+VERSION = 2  # a new number whenever the bytes change, so that no cache goes stale
 SIZE = 28
 CHARACTERS = string.ascii_uppercase + string.digits
 TRAIN_FAMILIES = {
@@ -32,6 +32,8 @@ def glyphs() -> Source:
     train, validation = faces(TRAIN_FAMILIES), faces(VALIDATION_FAMILIES)
     return Source(tuple(CHARACTERS), {"train": lambda: draw_all(train, TRAIN_COPIES, seed=0),
                                       "validation": lambda: draw_all(validation, VALIDATION_COPIES, seed=1)},
+                  {"train": len(train) * len(CHARACTERS) * TRAIN_COPIES,
+                   "validation": len(validation) * len(CHARACTERS) * VALIDATION_COPIES},
                   mean=(127.5,) * 3, std=(127.5,) * 3)
 
 

@@ -9,11 +9,13 @@ import numpy as np
 @dataclass(frozen=True)
 class Source:
     """classes: names in label order. splits: train and validation, each makes its (encoded image, label) pairs, in
-    the order in which they are to be written. mean, std: of the pixels, 0 to 255, grey or (red, green, blue).
+    the order in which they are to be written; counts: how many. mean, std: of the pixels, 0 to 255, grey or (red,
+    green, blue).
     """
 
     classes: tuple[str, ...]
     splits: dict[str, Callable[[], Iterable[tuple[bytes, int]]]]
+    counts: dict[str, int]
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
 

@@ -1,0 +1,133 @@
+"""An encoded image as it is to be stored: copied where every decoder reads it, else converted or made smaller."""
+import io
+import warnings
+from dataclasses import dataclass
+
+# What image collections hold. Not all that Pillow opens: some of its readers know a file by next to nothing (TGA) or
+# start a program (EPS).
+READ = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF")
+QUALITY = 95
+SOUND_PNG = {(8, 0), (8, 2)}  # bit depth and colour type: 8-bit grey and RGB
+
+
+class Rejected(Exception):
+    """The image cannot be used; the message says why, the same on every machine."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """resize_shorter: images whose shorter side is longer are made that small; 0: none. verify: decode every image."""
+
+    resize_shorter: int = 0
+    verify: bool = False
+
+
+@dataclass(frozen=True)
+class Stored:
+    """histogram: of the pixels, 256 counts each of red, green and blue, where it was asked for."""
+
+    encoded: bytes
+    converted: bool = False
+    resized: bool = False
+    histogram: list[int] | None = None
+
+
+def store(encoded: bytes, name: str, rules: Rules, measure: bool = False) -> Stored:
+    """Raises Rejected for what is no image, and where it is decoded (to convert, verify or measure) for damage."""
+    from PIL import Image
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of large images and odd metadata: both are read all the same
+        try:
+            with Image.open(io.BytesIO(encoded), formats=READ) as image:
+                return _store(image, encoded, name, rules, measure)
+        except Image.UnidentifiedImageError:
+            raise Rejected("not an image of a known kind") from None
+        except Exception as error:  # Pillow raises anything at all for a damaged header
+            raise Rejected(" ".join(str(error).split()) or type(error).__name__) from None
+
+
+def check(encoded: bytes) -> None:
+    """Decodes an image. Raises Rejected."""
+    store(encoded, ".png", Rules(verify=True))
+
+
+def _store(image, encoded, name, rules, measure) -> Stored:
+    smaller = 0 < rules.resize_shorter < min(image.size)
+    if smaller or not _copied(image, encoded, name):
+        pixels = _pixels(image, rules.resize_shorter if smaller else 0)
+        return Stored(_jpeg(pixels), not smaller or not _copied(image, encoded, name), smaller,
+                      pixels.convert("RGB").histogram() if measure else None)
+    if measure:
+        return Stored(encoded, histogram=image.convert("RGB").histogram())
+    if rules.verify:
+        _decode(image, encoded)
+    return Stored(encoded)
+
+
+def _copied(image, encoded, name) -> bool:
+    """Whether the bytes are stored as they are: what DALI and TensorFlow decode alike, under a name that says so."""
+    if image.format in ("JPEG", "MPO"):  # an MPO is a JPEG with further ones behind it
+        return image.mode in ("L", "RGB")
+    return (image.format == "PNG" and name.lower().endswith(".png") and encoded[12:16] == b"IHDR"
+            and (encoded[24], encoded[25]) in SOUND_PNG and image.mode in ("L", "RGB")
+            and "transparency" not in image.info and getattr(image, "n_frames", 1) == 1)
+
+
+def _decode(image, encoded) -> None:
+    """Decodes all of an image. JPEG's colours are not converted: it takes a fifth of the time and cannot fail."""
+    from PIL import Image
+
+    if image.format in ("JPEG", "MPO") and image.mode == "RGB":
+        try:
+            image.draft("YCbCr", image.size)
+            return image.load()
+        except OSError:  # damaged, or its colours are RGB on disk: the usual way tells which
+            image = Image.open(io.BytesIO(encoded), formats=READ)
+    image.load()
+
+
+def _pixels(image, shorter):
+    """The image upright, as RGB (or grey where it was 8-bit grey), its shorter side made so long unless 0."""
+    from PIL import Image
+
+    long = shorter and max(shorter, round(max(image.size) * shorter / min(image.size)))
+    if shorter:  # a JPEG is decoded at a half, a quarter or an eighth of its size where that is enough
+        image.draft(None, tuple(2 * side * shorter // min(image.size) for side in image.size))
+    image = _upright(image)
+    if image.mode.startswith("I;16"):
+        image = _upper_bytes(image)
+    if image.mode != "L":
+        image = image.convert("RGB")
+    if shorter:
+        size = (shorter, long) if image.width <= image.height else (long, shorter)
+        image = image.resize(size, Image.Resampling.BICUBIC)
+    return image
+
+
+def _upright(image):
+    """Turned as its metadata say, which do not outlive the conversion."""
+    from PIL import ImageOps
+
+    image.load()
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # damaged metadata are no reason to lose the picture
+        return image
+
+
+def _upper_bytes(image):
+    """16-bit grey as 8-bit, which Pillow would clip."""
+    import numpy as np
+    from PIL import Image
+
+    return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+
+
+def _jpeg(pixels) -> bytes:
+    if pixels.mode != "RGB" and pixels.mode != "L":
+        pixels = pixels.convert("RGB")
+    pixels.info = {}  # comments and the like
+    written = io.BytesIO()
+    pixels.save(written, "JPEG", quality=QUALITY)
+    return written.getvalue()

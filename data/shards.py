@@ -1,0 +1,196 @@
+"""Shards, the unit of work: each is written beside its place with its index and checksums, then renamed into it.
+
+A shard is a function of the plan alone, whichever rank writes it, and whenever.
+"""
+import json
+import os
+import shutil
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from data import formats
+from data.dataset import DatasetError
+from data.images import Rejected, Rules, Stored, store
+from data.shares import one_line
+from data.sources.items import Items, Listed
+from data.sources.source import Source
+
+SCRATCH = ".preparing"
+SHARD_SAMPLES = 1024  # of ImageNet: shards of about 110 MB
+MEASURED = 256  # training images of which mean and standard deviation are taken
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that the written bytes depend on. counts: samples of each split, the rejected included."""
+
+    source: Source | Listed
+    format: str
+    counts: dict[str, int]
+    shard_samples: int
+    seed: int
+    rules: Rules
+    strict: bool = False
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Samples start to stop of a split, in the order in which they are written."""
+
+    split: str
+    name: str
+    start: int
+    stop: int
+
+    def __str__(self):
+        return self.name
+
+
+@dataclass
+class Written:
+    """What became of a shard. histogram: of the measured images' pixels, 256 counts each of red, green and blue."""
+
+    samples: int = 0
+    bytes: int = 0
+    converted: int = 0
+    resized: int = 0
+    rejected: list[tuple[str, str]] = field(default_factory=list)
+    histogram: list[int] = field(default_factory=lambda: [0] * 768)
+
+
+def shards(plan: Plan) -> list[Shard]:
+    suffix, found = formats.get(plan.format).SUFFIX, []
+    for split, count in plan.counts.items():
+        size = plan.shard_samples or (SHARD_SAMPLES if isinstance(plan.source, Listed) else count)
+        total = max(1, -(-count // size))
+        found += [Shard(split, f"{split}-{number:05d}-of-{total:05d}{suffix}", number * size,
+                        min((number + 1) * size, count)) for number in range(total)]
+    return found
+
+
+def crc_path(path) -> Path:
+    return Path(f"{path}.crc32")
+
+
+def finished(folder: Path, shard: Shard) -> Written | None:
+    """What a shard has become that an earlier run has finished."""
+    try:
+        written = Written(**json.loads(_result_path(folder, shard).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+    return written if not written.samples or (folder / shard.name).exists() else None
+
+
+def write_shard(plan: Plan, shard: Shard, folder: Path, beat: Callable[[int], None]) -> Written:
+    """Writes one shard. Calls `beat(1)` after each sample, which may raise.
+
+    The result goes into place before the data, so that data in place are finished.
+    """
+    written, checksums = Written(), []
+    scratch = Path(tempfile.mkdtemp(prefix=f"{shard.name}.", dir=folder / SCRATCH))
+    try:
+        path = scratch / shard.name
+        formats.get(plan.format).write(path, _noted(samples(plan, shard, written, beat), written, checksums))
+        if written.samples:
+            _finish(path, plan.format, written.samples, checksums)
+            for part in (crc_path(path), formats.get(plan.format).index_path(path)):
+                if part:
+                    part.replace(folder / part.name)
+        replace_text(_result_path(folder, shard), json.dumps(vars(written)))
+        if written.samples:
+            _into_place(path, folder / shard.name)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return written
+
+
+def samples(plan: Plan, shard: Shard, written: Written, beat) -> Iterator[tuple[bytes, int]]:
+    """The (encoded image, label) pairs of a shard; what is done to them is counted in `written`."""
+    source = plan.source.splits[shard.split]
+    if not isinstance(source, Items):
+        for sample in islice(source(), shard.start, shard.stop):
+            yield sample
+            beat(1)
+        return
+    order = shuffled(plan, shard.split)
+    measured = max(1, plan.counts["train"] // MEASURED) if shard.split == "train" else 0
+    for place in range(shard.start, shard.stop):
+        number = int(order[place])
+        measure = measured and place % measured == 0 and place // measured < MEASURED
+        try:
+            stored = _stored(source, number, plan.rules, measure)
+        except Rejected as error:
+            if plan.strict:
+                raise DatasetError(f"{source.names[number]}: {error} (--strict)") from None
+            written.rejected.append((source.names[number], str(error)))
+        else:
+            _count(stored, written)
+            yield stored.encoded, int(source.labels[number])
+        beat(1)
+
+
+def shuffled(plan: Plan, split: str) -> np.ndarray:
+    """The order in which a split's items are written: a function of the seed."""
+    random = np.random.Generator(np.random.Philox(np.random.SeedSequence([plan.seed, list(plan.counts).index(split)])))
+    return random.permutation(plan.counts[split])
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Writes a file that is there as a whole or not at all."""
+    scratch = path.with_name(f"{path.name}.part")
+    with open(scratch, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.replace(path)
+
+
+def _stored(items, number, rules, measure) -> Stored:
+    try:
+        encoded = items.read(number)
+    except OSError as error:
+        raise Rejected(f"cannot be read: {error.strerror or one_line(error)}") from None
+    return store(encoded, items.names[number], rules, measure)
+
+
+def _count(stored, written):
+    written.converted += stored.converted
+    written.resized += stored.resized
+    if stored.histogram:
+        written.histogram = [a + b for a, b in zip(written.histogram, stored.histogram, strict=True)]
+
+
+def _noted(pairs, written, checksums):
+    for image, label in pairs:
+        written.samples += 1
+        written.bytes += len(image)
+        checksums.append(f"{zlib.crc32(image):08x} {label}\n")
+        yield image, label
+
+
+def _finish(path, format_, count, checksums):
+    """Checks that all was written (a full disk may show late), and that it is on the disk, not on its way there."""
+    if (found := len(formats.get(format_).read_index(path))) != count:
+        raise DatasetError(f"{path.name}: {found} of {count} samples were written; is the disk full?")
+    crc_path(path).write_text("".join(checksums))
+    for file in (path / "data.mdb" if path.is_dir() else path, crc_path(path)):
+        with open(file, "rb") as opened:
+            os.fsync(opened.fileno())
+
+
+def _into_place(path, place):
+    try:
+        path.rename(place)
+    except OSError:
+        if not place.is_dir():  # of a run thought dead: it holds the same bytes
+            raise
+
+
+def _result_path(folder, shard) -> Path:
+    return folder / SCRATCH / f"{shard.name}.json"

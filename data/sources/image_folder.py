@@ -1,0 +1,70 @@
+"""Source: a folder of images, a folder a class: DIR/train/CLASS and DIR/val/CLASS, or DIR/CLASS to be divided."""
+import os
+from pathlib import Path
+
+import numpy as np
+
+from data.dataset import VALIDATION_FOLDERS, DatasetError
+from data.formats import folder as class_folders
+from data.shares import Team
+from data.sources.items import Listed, empty_classes, files
+
+
+def image_folder(source: Path, fraction: float, seed: int, team: Team) -> Listed:
+    """Lists the images, the classes' folders shared over the ranks.
+
+    fraction: of each class, goes into validation where the source has no validation folder. Raises DatasetError.
+    """
+    splits, classes = team.first(lambda: _layout(source, fraction))
+    folders = [(top / name, label) for top in splits.values() for label, name in enumerate(classes)]
+    found = team.share(folders, lambda entry: _names(source, *entry))
+    listed, per_split = {}, len(classes)
+    for number, split in enumerate(splits):
+        rows = [row for part in found[number * per_split:(number + 1) * per_split] for row in part]
+        listed[split] = files(str(source), [name for name, _ in rows], [label for _, label in rows])
+    if "validation" not in listed:
+        listed = _divided(listed["train"], fraction, seed)
+    for split, items in listed.items():
+        if not len(items):
+            where = splits.get(split)
+            raise DatasetError(f"--source: there are no images in {where}, in folders, one a class" if where else
+                               f"--validation_fraction={fraction:g} of {source} is less than an image")
+    return Listed(classes, listed, empty_classes(classes, listed["train"]))
+
+
+def _layout(source, fraction) -> tuple[dict[str, Path], tuple[str, ...]]:
+    """The folder of each split that the source has, and the classes."""
+    validation = next((source / name for name in VALIDATION_FOLDERS if (source / name).is_dir()), None)
+    train = source / "train" if (source / "train").is_dir() else source
+    if validation and train == source:
+        raise DatasetError(f"--source: {source} holds {validation.name}/, but no train/")
+    if validation and fraction:
+        raise DatasetError(f"--validation_fraction: {source} has images for validation in {validation.name}/ already")
+    classes = class_folders.class_names(train)
+    if not classes:
+        raise DatasetError(f"--source: there are no folders, one a class, in {train}")
+    if not validation:
+        if not fraction:
+            raise DatasetError(f"--source: {source} has no val/ or validation/; say with --validation_fraction=0.1, "
+                               "say, how much of each class is kept for it")
+        return {"train": train}, tuple(classes)
+    if unknown := sorted(set(class_folders.class_names(validation)) - set(classes)):
+        raise DatasetError(f"--source: class {unknown[0]!r} stands in {validation.name}/, but not in train/")
+    return {"train": train, "validation": validation}, tuple(classes)
+
+
+def _names(source, folder, label) -> list[tuple[str, int]]:
+    if not folder.is_dir():  # a class that validation lacks
+        return []
+    return [(os.path.relpath(path, source), label) for path in class_folders.image_files(folder)]
+
+
+def _divided(items, fraction, seed) -> dict:
+    """Validation is the same fraction of each class, chosen by the seed; training keeps an image of each."""
+    chosen = np.zeros(len(items), bool)
+    for label in np.unique(items.labels):
+        members = np.flatnonzero(items.labels == label)
+        random = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, int(label)])))
+        count = min(int(len(members) * fraction + 0.5), len(members) - 1)
+        chosen[random.permutation(members)[:count]] = True
+    return {"train": items.chosen(np.flatnonzero(~chosen)), "validation": items.chosen(np.flatnonzero(chosen))}

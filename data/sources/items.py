@@ -1,0 +1,92 @@
+"""Images that lie in files: where each is and what its label is, and how they are read."""
+import functools
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+WHOLE = -1  # as a size: the container is a folder and the item a file of its own in it
+
+
+@dataclass(frozen=True)
+class Items:
+    """A column a property, since there may be millions and every rank holds them.
+
+    containers: folders and archives. container: each item's among them, int32 (items,). offset, size: its bytes in
+    the archive, int64 (items,). labels: int32 (items,). names: paths within a folder, or what to call it.
+    """
+
+    containers: tuple[str, ...]
+    container: np.ndarray
+    offset: np.ndarray
+    size: np.ndarray
+    labels: np.ndarray
+    names: list[str]
+
+    def __len__(self):
+        return len(self.names)
+
+    def read(self, number: int) -> bytes:
+        """An item's bytes. Raises OSError."""
+        container, size = self.containers[self.container[number]], int(self.size[number])
+        if size == WHOLE:
+            return Path(container, self.names[number]).read_bytes()
+        encoded = os.pread(_opened(container), size, int(self.offset[number]))
+        if len(encoded) != size:
+            raise OSError(f"{container} ends inside it")
+        return encoded
+
+    def chosen(self, numbers: np.ndarray) -> "Items":
+        return Items(self.containers, self.container[numbers], self.offset[numbers], self.size[numbers],
+                     self.labels[numbers], [self.names[number] for number in numbers])
+
+    def digest(self) -> bytes:
+        """Tells this listing from any other, wherever it lies."""
+        digest = hashlib.sha256("\0".join(self.names).encode(errors="surrogateescape"))
+        for column in (self.offset, self.size, self.labels):
+            digest.update(column.tobytes())
+        return digest.digest()
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A source of images that lie in files. splits: train and validation. warnings: what to tell the user."""
+
+    classes: tuple[str, ...]
+    splits: dict[str, Items]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {split: len(items) for split, items in self.splits.items()}
+
+
+def files(folder: str, names: list[str], labels) -> Items:
+    """Files of a folder, each an image."""
+    count = len(names)
+    return Items((folder,), np.zeros(count, np.int32), np.zeros(count, np.int64), np.full(count, WHOLE, np.int64),
+                 np.array(labels, np.int32), names)
+
+
+def members(archive: str, rows: list[tuple[str, int, int]], labels) -> Items:
+    """Members of an archive: (name, offset, size) each."""
+    columns = np.array([row[1:] for row in rows], np.int64).reshape(-1, 2)
+    return Items((archive,), np.zeros(len(rows), np.int32), columns[:, 0].copy(), columns[:, 1].copy(),
+                 np.array(labels, np.int32), [row[0] for row in rows])
+
+
+def empty_classes(classes, items: Items) -> tuple[str, ...]:
+    """A warning about classes without a training image, if there are any."""
+    counts = np.bincount(items.labels, minlength=len(classes))
+    names = [repr(name) for name, count in zip(classes, counts, strict=True) if not count]
+    if not names:
+        return ()
+    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return (f"warning: no training images in {'class' if len(names) == 1 else 'classes'} {shown}",)
+
+
+@functools.lru_cache(maxsize=8)
+def _opened(path) -> int:
+    return os.open(path, os.O_RDONLY)
