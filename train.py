@@ -6,14 +6,16 @@
     uv run train.py --mode=evaluate --checkpoint=RUN/checkpoints
 """
 import contextlib
+import dataclasses
 import json
 import os
 import sys
 from datetime import datetime
 from pathlib import Path
 
-from data.dataset import DatasetError, open_dataset
-from data.prepare import locate
+from data.dataset import DatasetError
+from data.named import open_named
+from data.stage import stage
 from optim.schedules import Piecewise
 from reporting.run_folder import as_json
 from training import flags, workers
@@ -23,6 +25,7 @@ from training.plan import make_plan
 
 def main(argv) -> int:
     """Runs a command line; returns the exit code: 0 done, 2 a flag is wrong, 1 anything else is."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow's notices at start
     if {"--help", "-help", "-h", "--helpfull"} & set(argv[1:]):
         print(flags.help_text())
         return 0
@@ -66,7 +69,7 @@ def dry_run(config) -> int:
     rank, size = workers.launched()
     if size > 1:  # a worker that is to train would wait for this one
         start(config)
-    samples = config.train_samples or open_dataset(locate(config.data_dir)).train.samples
+    samples = config.train_samples or open_named(config.data_dir).train.samples
     plan = make_plan(config, config.workers or size, samples)
     if rank == 0:
         print(json.dumps(plan.as_json(), indent=1))
@@ -74,12 +77,14 @@ def dry_run(config) -> int:
 
 
 def run(config, flags_text) -> int:
-    dataset = open_dataset(locate(config.data_dir))
+    dataset = open_named(config.data_dir)
     plan = make_plan(config, workers.launched()[1], dataset.train.samples) if config.mode == "train" else None
     worker = start(config)
     from training import fit
 
     with workers.together():
+        if config.stage_dir:
+            dataset = stage(dataset, Path(config.stage_dir))
         feed = fit.make_feed(config, dataset, worker)
     if plan:
         summary = train(config, flags_text, dataset, plan, feed, worker)
@@ -95,7 +100,6 @@ def run(config, flags_text) -> int:
 
 def start(config) -> workers.Worker:
     """Starts this worker, if all were started with the same flags."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow's notices at start
     worker = workers.start(config.seed)
     workers.check_same_flags(vars(config))
     return worker
@@ -117,6 +121,8 @@ def train(config, flags_text, dataset, plan, feed, worker) -> dict:
             samples = sum(interval.steps * interval.phase.global_batch_size for interval in plan.intervals())
             observers = [RunFolder(folder, plan.as_json(), flags_text), Progress(plan.epochs, samples)]
             print(f"run: {folder}", file=sys.stderr)
+            if config.save_augmentations:
+                save_augmentations(feed, folder)
     summary = fit.Fit(config, plan, feed, model, optimizer).run(folder and folder / "checkpoints", observers)
     with workers.together():
         for observer in observers:
@@ -124,6 +130,13 @@ def train(config, flags_text, dataset, plan, feed, worker) -> dict:
         if folder:
             print(f"report: {write_report(folder)}", file=sys.stderr)
     return summary
+
+
+def save_augmentations(feed, folder) -> None:
+    from reporting.run_folder import write_grid
+
+    with dataclasses.replace(feed, shard=0, shards=1).train(0, 1, 64, 64) as batches:
+        write_grid(folder / "augmentations.png", next(batches)[0].numpy())
 
 
 def report_evaluation(config, summary, worker) -> None:

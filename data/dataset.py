@@ -1,4 +1,7 @@
-"""A prepared dataset: a folder of shards described by dataset.json. Plain Python and NumPy, no TensorFlow."""
+"""A prepared dataset: a folder of shards described by dataset.json. Plain Python and NumPy, no TensorFlow.
+
+A folder without dataset.json is a dataset, too, where it holds train/ and val/ with a folder of images a class.
+"""
 import json
 import math
 from dataclasses import dataclass
@@ -7,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from data import tfrecord
+from data import formats
 
-FORMATS = ("tfrecord",)
+IMAGENET_MEAN, IMAGENET_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # where a folder's own are not known
+VALIDATION_FOLDERS = ("val", "validation")
 
 
 class DatasetError(Exception):
@@ -20,8 +24,14 @@ class DatasetError(Exception):
 class Split:
     """The shards of one split. Samples are numbered through: those of the first file, then those of the second, ..."""
 
+    format: str
     paths: tuple[Path, ...]
     file_samples: tuple[int, ...]
+
+    @property
+    def kind(self):
+        """The format's module."""
+        return formats.get(self.format)
 
     @property
     def samples(self) -> int:
@@ -33,14 +43,25 @@ class Split:
         return np.concatenate([[0], np.cumsum(self.file_samples)]).astype(np.int64)
 
     @cached_property
-    def index(self) -> np.ndarray:
-        """The (offset, size) of each sample within its file, int64 (samples, 2)."""
-        return np.concatenate([tfrecord.read_index(tfrecord.index_path(path)) for path in self.paths])
+    def entries(self) -> list:
+        """Each file's index, as its format reads it. Raises OSError, ValueError."""
+        return [self.kind.read_index(path) for path in self.paths]
+
+    def name(self, sample: int) -> str:
+        """Which file and record a sample is, for a message."""
+        file = int(np.searchsorted(self.file_starts, sample, side="right")) - 1
+        record = int(sample - self.file_starts[file])
+        if self.format == "folder":
+            return str(self.entries[file].files[record])
+        return f"{self.paths[file]}, record {record}"
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """What dataset.json says, checked against the files it names."""
+    """What dataset.json says, checked against the files it names.
+
+    first_label: what the smallest label is on disk; those that are read count from 0.
+    """
 
     folder: Path
     format: str
@@ -49,6 +70,7 @@ class Dataset:
     validation: Split
     mean: tuple[float, float, float]  # RGB, 0 to 255
     std: tuple[float, float, float]
+    first_label: int = 0
 
 
 def open_dataset(folder) -> Dataset:
@@ -56,23 +78,28 @@ def open_dataset(folder) -> Dataset:
     folder = Path(folder)
     if not folder.is_dir():
         raise DatasetError(f"--data_dir: there is no folder {folder}; data.prepare makes one, `digits` is built in")
+    if not (folder / "dataset.json").exists() and (dataset := _class_folders(folder)):
+        return dataset
     try:
         described = json.loads((folder / "dataset.json").read_text())
     except FileNotFoundError:
-        raise DatasetError(f"--data_dir: {folder} holds no dataset.json; data.prepare writes it") from None
+        raise DatasetError(f"--data_dir: {folder} holds no dataset.json, which data.prepare writes, and no train/ and "
+                           "val/ with a folder of images a class") from None
     except (OSError, ValueError, RecursionError) as error:
         raise DatasetError(f"{folder}/dataset.json cannot be read: {error}") from None
     try:
         dataset = Dataset(
-            folder, described["format"], tuple(described["classes"]), _split(folder, described["train"]),
-            _split(folder, described["validation"]), tuple(map(float, described["image"]["mean"])),
-            tuple(map(float, described["image"]["std"])))
+            folder, described["format"], tuple(described["classes"]), _split(folder, described, "train"),
+            _split(folder, described, "validation"), tuple(map(float, described["image"]["mean"])),
+            tuple(map(float, described["image"]["std"])), int(described.get("first_label", 0)))
         claimed = {name: int(described[name]["samples"]) for name in ("train", "validation")}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DatasetError(f"{folder}/dataset.json is malformed: {type(error).__name__} {error}") from None
     _check_words(dataset, described["classes"])
     for name, samples in claimed.items():
         _check(folder, name, samples, getattr(dataset, name))
+    if dataset.format == "folder":
+        _check_class_folders(dataset)
     return dataset
 
 
@@ -83,19 +110,52 @@ def describe(dataset: Dataset) -> dict:
         return {"samples": part.samples,
                 "files": [{"path": str(path.relative_to(dataset.folder)), "samples": count} for path, count in files]}
 
-    return {"format": dataset.format, "classes": list(dataset.classes), "train": split(dataset.train),
-            "validation": split(dataset.validation), "image": {"mean": list(dataset.mean), "std": list(dataset.std)}}
+    described = {"format": dataset.format, "classes": list(dataset.classes), "train": split(dataset.train),
+                 "validation": split(dataset.validation),
+                 "image": {"mean": list(dataset.mean), "std": list(dataset.std)}}
+    return described | ({"first_label": dataset.first_label} if dataset.first_label else {})
 
 
-def _split(folder, described):
-    files = described["files"]
-    return Split(tuple(folder / file["path"] for file in files), tuple(int(file["samples"]) for file in files))
+def _split(folder, described, name):
+    files = described[name]["files"]
+    return Split(described["format"], tuple(folder / file["path"] for file in files),
+                 tuple(int(file["samples"]) for file in files))
+
+
+def _class_folders(folder) -> Dataset | None:
+    """The dataset that a folder of images a class is, or None if it is not one."""
+    validation = next((folder / name for name in VALIDATION_FOLDERS if (folder / name).is_dir()), None)
+    if not validation or not (folder / "train").is_dir():
+        return None
+    kind, splits = formats.get("folder"), []
+    try:
+        classes = kind.class_names(folder / "train")
+        for path in (folder / "train", validation):
+            split = Split("folder", (path,), (0,))
+            splits.append(Split("folder", (path,), (len(split.entries[0]),)))
+            splits[-1].__dict__["entries"] = split.entries  # listed once
+    except OSError as error:
+        raise DatasetError(f"--data_dir: {error}") from None
+    dataset = Dataset(folder, "folder", tuple(classes), *splits, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+    for split in splits:
+        if not split.samples:
+            raise DatasetError(f"--data_dir: {split.paths[0]} holds no images in folders, one a class")
+    _check_class_folders(dataset)
+    return dataset
+
+
+def _check_class_folders(dataset):
+    for split in (dataset.train, dataset.validation):
+        differing = set(dataset.classes) ^ set(split.kind.class_names(split.paths[0]))
+        if differing:
+            raise DatasetError(f"{dataset.folder}: the class {min(differing)} is not a folder of every split; make it, "
+                               "empty if need be")
 
 
 def _check_words(dataset, classes):
     wrong = None
-    if dataset.format not in FORMATS:
-        wrong = f"format '{dataset.format}' is not one of {', '.join(FORMATS)}"
+    if dataset.format not in formats.FORMATS:
+        wrong = f"format '{dataset.format}' is not one of {', '.join(formats.FORMATS)}"
     elif not isinstance(classes, list) or not classes or not all(isinstance(name, str) for name in classes):
         wrong = "classes is not a list of names"
     elif not all(len(three) == 3 and all(map(math.isfinite, three)) for three in (dataset.mean, dataset.std)):
@@ -113,16 +173,11 @@ def _check(folder, name, samples, split):
     if split.samples != samples:
         raise DatasetError(f"{folder}/dataset.json: {name} claims {samples} samples, its files add up to "
                            f"{split.samples}; prepare the dataset again")
-    for path, count in zip(split.paths, split.file_samples, strict=True):
-        try:
-            size, index = path.stat().st_size, tfrecord.read_index(tfrecord.index_path(path))
-        except (OSError, ValueError) as error:
-            raise DatasetError(f"{folder}: {error}; prepare the dataset again") from None
+    try:
+        entries = split.entries
+    except (OSError, ValueError) as error:
+        raise DatasetError(f"{folder}: {error}; prepare the dataset again") from None
+    for path, count, index in zip(split.paths, split.file_samples, entries, strict=True):
         if len(index) != count:
             raise DatasetError(f"{folder}/dataset.json: {path.name} should hold {count} samples, its index names "
                                f"{len(index)}; prepare the dataset again")
-        if count and (index[:, 0].min() < 0 or index[:, 1].min() <= tfrecord.FRAMING):
-            raise DatasetError(f"{tfrecord.index_path(path)}: not an index of TFRecord; prepare the dataset again")
-        if count and index.sum(axis=1).max() > size:
-            raise DatasetError(f"{path}: the file has {size} bytes, its index points beyond; it is truncated: "
-                               "prepare the dataset again")

@@ -4,20 +4,45 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from data import order
-from data.dataset import Dataset
-from data.pipeline import build_pipeline
+from data import augmentation, order
+from data.dataset import Dataset, Split
+from data.formats import tfrecord
+from data.pipeline import Device, build_pipeline, decoded
+
+READ_AHEAD = 16  # batches, more than DALI and TensorFlow hold between the reader and the model
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Batches on their way to the model.
+
+    iterator: for a compiled step. next() gives images uint8 (batch, image_size, image_size, 3), RGB, and labels int64
+    (batch, 1).
+    """
+
+    iterator: Any
+    split: Split
+    samples: np.ndarray
+    batch_size: int
+
+    def __next__(self):
+        return next(self.iterator)
+
+    def blame(self, read: int) -> str | None:
+        """The name of the record, among the next ones, that DALI cannot read or decode, when so many were read.
+
+        DALI reads ahead, by a few batches.
+        """
+        return first_damaged(self.split, self.samples[read:read + READ_AHEAD * self.batch_size])
 
 
 @dataclass(frozen=True)
 class Feed:
-    """How this worker reads a dataset.
-
-    shard, shards: which part of how many. device: "cpu" or "gpu". device_id: the GPU's number, None on a CPU.
-    """
+    """How this worker reads a dataset. shard, shards: which part of how many."""
 
     dataset: Dataset
     image_size: int
@@ -25,56 +50,73 @@ class Feed:
     seed: int
     shard: int = 0
     shards: int = 1
-    device: str = "cpu"
-    device_id: int | None = None
-    threads: int = 2
+    device: Device = Device()
 
     @contextmanager
-    def train(self, position: int, steps: int, batch_size: int, micro_batch_size: int) -> Iterator:
-        """An iterator over this shard's micro-batches of `steps` global batches, from a position of the stream on.
-
-        Yields images float32 (micro_batch_size, image_size, image_size, 3), labels int64 (micro_batch_size, 1).
-        """
-        split = self.dataset.train
-        samples = order.worker_stream(split, self.seed, position, steps, batch_size, self.shard, self.shards)
-        with self._batches(split, samples, micro_batch_size, training=True, seed=_mix(self.seed, position, self.shard)
-                           ) as batches:
+    def train(self, position: int, steps: int, batch_size: int, micro_batch_size: int) -> Iterator[Batches]:
+        """This shard's micro-batches of `steps` global batches, from a position of the stream on."""
+        split, recipe = self.dataset.train, augmentation.AUGMENTATIONS[self.augmentation]
+        places = order.worker_places(split, steps, batch_size, self.shard, self.shards)
+        samples = order.stream(split, self.seed, position, steps * batch_size)[places]
+        draws = augmentation.draw(recipe, self.image_size, self.seed, position, steps * batch_size
+                                  )[places] if recipe.random else None
+        with self._batches(split, samples, draws, micro_batch_size) as batches:
             yield batches
 
     @contextmanager
-    def validation(self, batch_size: int) -> Iterator:
-        """(iterator, number of samples) over this shard of the validation split, in order, each sample once.
+    def validation(self, batch_size: int) -> Iterator[tuple[Batches, int]]:
+        """(batches, number of samples) over this shard of the validation split, in order, each sample once.
 
-        The last batch is filled up with repeats of the last sample: what lies past the number is to be masked.
+        The last batch is filled up with what comes next: what lies past the number is to be masked.
         """
-        samples = order.contiguous_shard(self.dataset.validation.samples, self.shard, self.shards)
+        split = self.dataset.validation
+        samples = order.contiguous_shard(split.samples, self.shard, self.shards)
         if not len(samples):
             yield iter(()), 0
             return
-        padded = np.pad(samples, (0, -len(samples) % batch_size), mode="edge")
-        with self._batches(self.dataset.validation, padded, batch_size, training=False, seed=self.seed) as batches:
+        with self._batches(split, samples, None, batch_size) as batches:
             yield batches, len(samples)
 
     @contextmanager
-    def _batches(self, split, samples, batch_size, training, seed):
+    def _batches(self, split: Split, samples, draws, batch_size):
         import nvidia.dali.plugin.tf as dali_tf
         import tensorflow as tf
 
         with tempfile.TemporaryDirectory(prefix="bigbatch-index-") as folder:
-            paths, indexes = order.write_indexes(split, samples, Path(folder))
+            read = split.kind.reader(order.pieces(split, samples), Path(folder))
             pipeline = build_pipeline(
-                paths, indexes, batch_size=batch_size, image_size=self.image_size, augmentation=self.augmentation,
-                training=training, mean=self.dataset.mean, std=self.dataset.std, device=self.device,
-                device_id=self.device_id, threads=self.threads, seed=seed)
+                read, None if draws is None else tfrecord.float_reader(draws, Path(folder)), batch_size=batch_size,
+                image_size=self.image_size, recipe=augmentation.AUGMENTATIONS[self.augmentation],
+                first_label=self.dataset.first_label, device=self.device)
             shape = (batch_size, self.image_size, self.image_size, 3)
-            with tf.device(f"/{self.device}:0"):
+            with tf.device(f"/{self.device.name}:0"):
                 batches = dali_tf.DALIDataset(
                     pipeline, batch_size=batch_size, output_shapes=(shape, (batch_size, 1)),
-                    output_dtypes=(tf.float32, tf.int64), device_id=self.device_id, num_threads=self.threads)
+                    output_dtypes=(tf.uint8, tf.int64), device_id=self.device.number,
+                    num_threads=self.device.threads)
                 iterator = iter(batches)
-        yield iterator  # DALI has read the indexes: nothing is left behind even by a process that is killed
+        # DALI has read the indexes: nothing is left behind even by a process that is killed.
+        yield Batches(iterator, split, samples, batch_size)
 
 
-def _mix(*numbers: int) -> int:
-    """One 31-bit seed out of several numbers."""
-    return int(np.random.SeedSequence(numbers).generate_state(1)[0] >> 1)
+def first_damaged(split: Split, samples: np.ndarray) -> str | None:
+    """The name of the first of these samples that DALI cannot read or decode, or None.
+
+    One sample at a time, so that the one at fault is known.
+    """
+    from nvidia.dali import Pipeline
+
+    whole, done = augmentation.AUGMENTATIONS["none"], 0
+    with tempfile.TemporaryDirectory(prefix="bigbatch-index-") as folder:
+        read = split.kind.reader(order.pieces(split, samples), Path(folder))
+        pipeline = Pipeline(batch_size=1, num_threads=1, device_id=None, exec_async=False, exec_pipelined=False)
+        with pipeline:
+            encoded, _ = read()
+            pipeline.set_outputs(decoded(encoded, None, whole, Device()))
+        try:
+            pipeline.build()
+            for done in range(len(samples)):
+                pipeline.run()
+        except RuntimeError:
+            return split.name(samples[done])
+    return None

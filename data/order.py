@@ -1,15 +1,18 @@
 """The order of samples: one endless stream, epoch 0's permutation, then epoch 1's, ... a function of the seed alone.
 
-Where a run starts, what a worker reads, where a resumed run goes on: each is a piece of this stream. DALI's TFRecord
-reader follows an index whose lines are permuted, cut or repeated, so a piece of the stream is an index file. The
-reader goes through its list of files one by one: with one file the order is a true global shuffle; with several it is
-a shuffle of blocks, each of random records of one file, and a file stands in the list once for each of its blocks.
-"""
-from pathlib import Path
+Where a run starts, what a worker reads, where a resumed run goes on: each is a piece of this stream. What the stream is
+depends on what the format's DALI reader can follow.
 
+Any order (TFRecord, folders): with one file a true global shuffle. With several, as the reader goes through its list of
+files one by one, a shuffle of blocks, each of random records of one file, and a file stands in the list once for each
+of its blocks. Each global batch is the next samples of the stream, whatever the number of workers.
+
+File after file (LMDB, RecordIO): the files are shuffled, and their records come as they were written. Between two
+evaluations each worker reads a piece of the stream of its own, so that all together read each sample once; which of
+them meet in a batch depends on the number of workers.
+"""
 import numpy as np
 
-from data import tfrecord
 from data.dataset import Split
 
 BLOCK = 64  # samples; a smaller block shuffles better and opens files more often
@@ -18,12 +21,16 @@ BLOCK = 64  # samples; a smaller block shuffles better and opens files more ofte
 def permutation(split: Split, seed: int, epoch: int) -> np.ndarray:
     """The order of one epoch: each sample's number once, int64 (samples,)."""
     random = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, epoch])))
+    any_order = split.kind.ANY_ORDER
     if len(split.paths) == 1:
-        return random.permutation(split.samples)
+        return random.permutation(split.samples) if any_order else np.arange(split.samples)
     blocks = []
     for start, end in zip(split.file_starts, split.file_starts[1:], strict=False):
-        shuffled = start + random.permutation(end - start)
-        blocks += np.split(shuffled, range(BLOCK, len(shuffled), BLOCK))
+        if any_order:
+            shuffled = start + random.permutation(end - start)
+            blocks += np.split(shuffled, range(BLOCK, len(shuffled), BLOCK))
+        else:
+            blocks.append(np.arange(start, end))
     return np.concatenate([blocks[i] for i in random.permutation(len(blocks))])
 
 
@@ -38,14 +45,15 @@ def stream(split: Split, seed: int, position: int, count: int) -> np.ndarray:
     return np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
 
 
-def worker_stream(split: Split, seed: int, position: int, steps: int, batch_size: int, shard: int,
-                  shards: int) -> np.ndarray:
-    """What one worker reads of `steps` global batches: its share of each, in turn, int64 (steps * batch / shards,).
+def worker_places(split: Split, steps: int, batch_size: int, shard: int, shards: int) -> np.ndarray:
+    """Where in `steps` global batches' piece of the stream a worker's samples lie, in the order in which it reads them.
 
-    Each global batch is the next `batch_size` samples of the stream, whatever the number of shards.
+    int64 (steps * batch_size / shards,), from 0.
     """
-    batches = stream(split, seed, position, steps * batch_size).reshape(steps, shards, batch_size // shards)
-    return batches[:, shard].reshape(-1)
+    places = np.arange(steps * batch_size)
+    if split.kind.ANY_ORDER:
+        return places.reshape(steps, shards, -1)[:, shard].reshape(-1)
+    return places.reshape(shards, -1)[shard]
 
 
 def contiguous_shard(samples: int, shard: int, shards: int) -> np.ndarray:
@@ -53,14 +61,12 @@ def contiguous_shard(samples: int, shard: int, shards: int) -> np.ndarray:
     return np.arange(samples * shard // shards, samples * (shard + 1) // shards)
 
 
-def write_indexes(split: Split, samples: np.ndarray, folder: Path) -> tuple[list[str], list[str]]:
-    """Writes the index files with which DALI reads these samples in this order; returns (data files, index files)."""
+def pieces(split: Split, samples: np.ndarray) -> list[tuple]:
+    """These samples in this order, as a format's reader takes them: (path, index, numbers within the file), ..."""
     files = np.searchsorted(split.file_starts, samples, side="right") - 1
-    starts = np.flatnonzero(np.diff(files, prepend=-1))
-    paths, indexes = [], []
-    for number, (start, end) in enumerate(zip(starts, [*starts[1:], len(samples)], strict=True)):
-        index = folder / f"{number}.idx"
-        tfrecord.write_index(index, split.index[samples[start:end]])
-        paths.append(str(split.paths[files[start]]))
-        indexes.append(str(index))
-    return paths, indexes
+    cuts = np.diff(files, prepend=-1) != 0
+    if not split.kind.ANY_ORDER:
+        cuts |= np.diff(samples, prepend=-2) != 1
+    starts = np.flatnonzero(cuts)
+    return [(split.paths[file], split.entries[file], samples[start:end] - split.file_starts[file])
+            for file, start, end in zip(files[starts], starts, [*starts[1:], len(samples)], strict=True)]

@@ -1,94 +1,126 @@
-"""The DALI pipeline: reader -> decode -> augment -> normalised batch; one graph for CPU and GPU.
+"""The DALI pipeline: reader -> decode -> augment -> batch; one graph for CPU and GPU.
 
-Importing it does not import DALI: the names of the augmentations can be listed, and a flag checked, at once.
+Importing it does not import DALI.
 """
 from dataclasses import dataclass
 
+import numpy as np
+
+from data.augmentation import COLUMNS, Augmentation
+
+GREY = 127.5
+NOISE_MARGIN = 64  # the noise is a window of a fixed field of it, so many pixels larger
+
 
 @dataclass(frozen=True)
-class Augmentation:
-    """How training images are drawn, and how validation images are brought to the same size.
+class Device:
+    """Where images are decoded and augmented. name: "cpu" or "gpu". number: the GPU's, None on a CPU.
 
-    area, aspect: the ranges of a random-resized crop (arXiv:1409.4842, section 6); without an area, the shorter side
-        is resized to image_size * enlarge and a square cut out, at a random place with `shift`, else in the centre.
-    flip: mirror every second image.
-    warp: turn, slant and shrink by a little, over a grey border; then vary brightness and contrast, and add noise.
-    enlarge: validation resizes the shorter side to image_size * enlarge before the centre crop.
+    hw_decoder_load: the share of images that go to a GPU's hardware decoder, where it has one.
     """
 
-    description: str
-    area: tuple[float, float] | None = None
-    aspect: tuple[float, float] = (3 / 4, 4 / 3)
-    shift: bool = False
-    flip: bool = False
-    warp: bool = False
-    enlarge: float = 1.0
+    name: str = "cpu"
+    number: int | None = None
+    threads: int = 2
+    hw_decoder_load: float = 0.65
+
+    @property
+    def decoder(self) -> dict:
+        return {"device": "mixed", "hw_decoder_load": self.hw_decoder_load} if self.name == "gpu" else {}
 
 
-AUGMENTATIONS = {
-    "none": Augmentation("resize, centre crop"),
-    "crop": Augmentation("a gentle random-resized crop, for signs that must not be mirrored",
-                         area=(0.7, 1.0), aspect=(0.85, 1.18)),
-    "crop_flip": Augmentation("ResNet's: random-resized crop and flip; validation resizes to 256/224, centre crop",
-                              area=(0.08, 1.0), flip=True, enlarge=256 / 224),
-    "alexnet": Augmentation("AlexNet's: resize to 256/227, random crop, flip", shift=True, flip=True,
-                            enlarge=256 / 227),
-    "full": Augmentation("arXiv:1811.05233's list (3.2): padding, scaling, rotation, resizing, distortion, flip, "
-                         "brightness, contrast, noise", area=(0.08, 1.0), flip=True, warp=True, enlarge=256 / 224),
-}
-GREY = 127.5
+def build_pipeline(read, draws, *, batch_size: int, image_size: int, recipe: Augmentation, first_label: int,
+                   device: Device):
+    """The pipeline over the samples that `read` gives, in their order, again and again.
 
-
-def build_pipeline(paths, indexes, *, batch_size, image_size, augmentation, training, mean, std, device, device_id,
-                   threads, seed):
-    """The pipeline over the samples that the index files name, in their order, again and again.
-
-    Outputs: images float32 (batch, image_size, image_size, 3), normalised; labels int64 (batch, 1).
-    device: "cpu" or "gpu": where images are decoded and augmented.
+    read, draws: functions for the graph: (encoded image, label); and each sample's numbers, see augmentation.draw, or
+        None where nothing is random.
+    Outputs: images uint8 (batch, image_size, image_size, 3), RGB; labels int64 (batch, 1), from 0.
     """
-    from nvidia.dali import fn, pipeline_def, types
-    from nvidia.dali import tfrecord as features
+    from nvidia.dali import Pipeline
 
-    recipe = AUGMENTATIONS[augmentation]
-    decoder = {"device": "mixed" if device == "gpu" else "cpu", "output_type": types.RGB}
-
-    @pipeline_def(batch_size=batch_size, num_threads=threads, device_id=device_id, seed=seed)
-    def graph():
-        record = fn.readers.tfrecord(
-            path=paths, index_path=indexes, random_shuffle=False, name="reader",
-            features={"image/encoded": features.FixedLenFeature((), features.string, ""),
-                      "image/class/label": features.FixedLenFeature([1], features.int64, -1)})
-        encoded, label = record["image/encoded"], record["image/class/label"]
-        if training and recipe.area:
-            images = fn.decoders.image_random_crop(encoded, random_area=recipe.area,
-                                                   random_aspect_ratio=recipe.aspect, **decoder)
-            images = fn.resize(images, size=(image_size, image_size))
-        else:
-            images = fn.decoders.image(encoded, **decoder)
-            images = fn.resize(images, resize_shorter=round(image_size * recipe.enlarge))
-        if training and recipe.warp:
-            images = _warp(images, image_size)
-        place = {axis: fn.random.uniform(range=(0.0, 1.0)) for axis in ("crop_pos_x", "crop_pos_y")
-                 if training and recipe.shift}
-        mirror = fn.random.coin_flip() if training and recipe.flip else 0
-        images = fn.crop_mirror_normalize(images, dtype=types.FLOAT, output_layout="HWC", mirror=mirror, mean=mean,
-                                          std=std, crop=(image_size, image_size), **place)
-        return images, label.gpu() if device == "gpu" else label
-
-    return graph()
+    pipeline = Pipeline(batch_size=batch_size, num_threads=device.threads, device_id=device.number, seed=0)
+    with pipeline:
+        encoded, label = read()
+        images = augmented(encoded, draws and _columns(draws()), image_size, recipe, device)
+        label = label - first_label
+        pipeline.set_outputs(images, label.gpu() if device.name == "gpu" else label)
+    return pipeline
 
 
-def _warp(images, size):
+def augmented(encoded, columns: dict | None, image_size: int, recipe: Augmentation, device: Device):
+    """The graph from encoded images to pictures of image_size, uint8; columns: of augmentation.draw, by name."""
+    from nvidia.dali import fn
+
+    images = decoded(encoded, columns, recipe, device)
+    images = fn.resize(images, size=(image_size, image_size))
+    if columns and recipe.warp:
+        images = _warped(images, columns, image_size, device)
+    if columns and recipe.flip:
+        images = fn.flip(images, horizontal=_whole(columns["mirror"]))
+    return images
+
+
+def decoded(encoded, columns, recipe, device):
+    """The part of each image that the recipe wants; what lies outside it is not decoded where the format allows.
+
+    The shape is looked up first in any case: given a damaged header, DALI 2.4's decoders can crash, this operator
+    raises an error.
+    """
     from nvidia.dali import fn, types
 
-    def uniform(low, high, **shape):
-        return fn.random.uniform(range=(low, high), **shape)
+    shape = fn.peek_image_shape(encoded)
+    anchor, size = part(fn.cast(shape[0:2], dtype=types.FLOAT), columns, recipe)
+    return fn.decoders.image_slice(encoded, _whole(anchor), _whole(size), axis_names="HW", output_type=types.RGB,
+                                   **device.decoder)
 
-    centre = (size / 2, size / 2)
-    matrix = fn.transforms.rotation(angle=uniform(-10.0, 10.0), center=centre)
-    matrix = fn.transforms.shear(matrix, shear=uniform(-0.1, 0.1, shape=2), center=centre)
-    matrix = fn.transforms.scale(matrix, scale=uniform(0.9, 1.1, shape=2), center=centre)
-    images = fn.warp_affine(images, matrix=matrix, fill_value=GREY, inverse_map=False)
-    images = fn.brightness_contrast(images, brightness=uniform(0.8, 1.2), contrast=uniform(0.8, 1.2),
+
+def part(sides, columns, recipe):
+    """Upper left corner and size of the part to decode, both (height, width), for images of `sides` (height, width).
+
+    The aspect is drawn first, then the area among those that fit, as TensorFlow's sample_distorted_bounding_box does
+    it: no second tries, so that the part is a function of the sample's numbers.
+    """
+    from nvidia.dali import math
+
+    height, width = sides[0], sides[1]
+    if columns and recipe.area:
+        room = sides / columns["sides"]
+        largest = math.min(math.pow(math.min(room[0], room[1]), 2) / (height * width), recipe.area[1])
+        area = math.min(largest, recipe.area[0] + (largest - recipe.area[0]) * columns["area"])
+        size = math.sqrt(area * height * width) * columns["sides"]
+    else:
+        size = math.min(height, width) / recipe.enlarge + sides * 0
+    size = math.clamp(math.floor(size + 0.5), 1, sides)
+    place = columns["place"] if columns and (recipe.area or recipe.shift) else 0.5
+    return math.floor((sides - size) * place + 0.5), size
+
+
+def _warped(images, columns, image_size, device):
+    from nvidia.dali import fn, types
+
+    images = fn.warp_affine(images, matrix=fn.reshape(columns["warp"], shape=[2, 3]), fill_value=GREY,
+                            inverse_map=True)
+    images = fn.brightness_contrast(images, brightness=columns["brightness"], contrast=columns["contrast"],
                                     contrast_center=GREY, dtype=types.FLOAT)
-    return fn.noise.gaussian(images, stddev=uniform(0.0, 8.0))
+    field = np.random.Generator(np.random.Philox(0)).standard_normal((image_size + NOISE_MARGIN,) * 2 + (3,))
+    field = types.Constant(field.astype(np.float32), layout="HWC", device=device.name)
+    window = fn.slice(field, start=_whole(columns["noise_place"] * NOISE_MARGIN), shape=[image_size, image_size],
+                      axes=[0, 1])
+    noise = columns["noise"].gpu() if device.name == "gpu" else columns["noise"]
+    return fn.cast(images + window * noise, dtype=types.UINT8)
+
+
+def _columns(draws) -> dict:
+    """The columns of augmentation.draw by name; those of width 1 as scalars."""
+    columns, start = {}, 0
+    for name, width in COLUMNS.items():
+        columns[name] = draws[start] if width == 1 else draws[start:start + width]
+        start += width
+    return columns
+
+
+def _whole(numbers):
+    from nvidia.dali import fn, types
+
+    return fn.cast(numbers, dtype=types.INT32)

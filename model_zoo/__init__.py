@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """A line of the registry: the function that builds the model, what it is, and the image size it is meant for."""
+    """A line of the registry: the function from pixels to logits, what it is, and the image size it is meant for."""
 
     module: str
     function: str
@@ -29,13 +29,19 @@ MODELS = {
 
 
 def create_model(name: str, classes: int, image_size: int, batch_norm_momentum: float = 0.9, seed: int = 0,
-                 stream: int = 0):
+                 stream: int = 0, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)):
     """The Keras model registered under `name`.
 
-    Input: float (batch, image_size, image_size, 3), normalised. Output: logits, float32 (batch, classes).
+    Input: pixels (batch, image_size, image_size, 3), RGB, uint8 or float; mean and std, of each channel, are taken out
+    of them first, in float32. Output: logits, float32 (batch, classes).
     seed: of the initial weights and of dropout. stream: a number of the worker's own, to draw dropout masks of its own.
     """
+    import tensorflow as tf
+
     info = MODELS[name]
     build = getattr(importlib.import_module(info.module), info.function)
-    return build(classes=classes, image_size=image_size, batch_norm_momentum=batch_norm_momentum, seed=seed,
-                 stream=stream)
+    images = tf.keras.Input((image_size, image_size, 3), dtype="float32")
+    pixels = tf.keras.layers.Normalization(mean=mean, variance=[deviation ** 2 for deviation in std], dtype="float32",
+                                           name="input_normalization")(images)
+    logits = build(pixels, classes=classes, batch_norm_momentum=batch_norm_momentum, seed=seed, stream=stream)
+    return tf.keras.Model(images, logits, name=name)

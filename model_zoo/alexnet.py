@@ -11,30 +11,29 @@ CONVOLUTIONS = ((96, 11, 4, 1, True), (256, 5, 1, 2, True), (384, 3, 1, 1, False
 NORMALISED = 2  # local response normalisation follows the first two
 
 
-def alexnet(classes, image_size, batch_norm_momentum, seed, stream):
+def alexnet(x, classes, batch_norm_momentum, seed, stream):
     """BVLC AlexNet: groups, local response normalisation, dropout. 60,965,224 parameters for 1,000 classes at 227.
 
     Initial values are those whose norms table 4 of arXiv:1708.03888 prints: weights Gaussian, of deviation 0.01 and in
     dense layers 6 and 7 0.005; biases 0.01 and there 0.1.
     """
     del batch_norm_momentum
-    return _alexnet("alexnet", classes, image_size, seed, stream, norm=None)
+    return _alexnet(x, classes, seed, stream, norm=None)
 
 
-def alexnet_bn(classes, image_size, batch_norm_momentum, seed, stream):
+def alexnet_bn(x, classes, batch_norm_momentum, seed, stream):
     """AlexNet with batch norm after each layer but the last, in place of local response normalisation and biases."""
-    return _alexnet("alexnet_bn", classes, image_size, seed, stream,
+    return _alexnet(x, classes, seed, stream,
                     norm=lambda: layers.BatchNormalization(momentum=batch_norm_momentum, epsilon=1e-5))
 
 
-def _alexnet(name, classes, image_size, seed, stream, norm):
+def _alexnet(x, classes, seed, stream, norm):
     numbers = seeds(seed)
 
     def options(deviation, bias):
         return {"kernel_initializer": tf.keras.initializers.RandomNormal(0.0, deviation, next(numbers)),
                 "bias_initializer": tf.keras.initializers.Constant(bias), "use_bias": norm is None}
 
-    inputs = x = tf.keras.Input((image_size, image_size, 3))
     for number, (channels, kernel, stride, groups, pool) in enumerate(CONVOLUTIONS):
         x = layers.Conv2D(channels, kernel, stride, "valid" if number == 0 else "same", groups=groups,
                           name=f"conv{number + 1}", **options(0.01, 0.01))(x)
@@ -49,4 +48,4 @@ def _alexnet(name, classes, image_size, seed, stream, norm):
         x = layers.ReLU()(norm()(x) if norm else x)
         x = Dropout(0.5, next(numbers), stream)(x)
     last = options(0.01, 0.01) | {"use_bias": True}
-    return tf.keras.Model(inputs, layers.Dense(classes, name="fc8", dtype="float32", **last)(x), name=name)
+    return layers.Dense(classes, name="fc8", dtype="float32", **last)(x)

@@ -6,7 +6,7 @@ from model_zoo.layers import seeds
 layers = tf.keras.layers
 
 
-def convnet(classes, image_size, batch_norm_momentum, seed, stream):
+def convnet(x, classes, batch_norm_momentum, seed, stream):
     """Three 3x3 convolutions of 16, 32 and 64 channels, each with max pooling, and dense layers of 128 and `classes`.
 
     He initialisation; biases start as AlexNet's (alexnet.py), not at zero: where a bias is zero LARS's trust ratio is
@@ -20,10 +20,8 @@ def convnet(classes, image_size, batch_norm_momentum, seed, stream):
         return {"kernel_initializer": tf.keras.initializers.HeNormal(next(numbers)),
                 "bias_initializer": tf.keras.initializers.Constant(bias)}
 
-    inputs = x = tf.keras.Input((image_size, image_size, 3))
     for channels in (16, 32, 64):
         x = layers.Conv2D(channels, 3, padding="same", activation="relu", **options(0.01))(x)
         x = layers.MaxPooling2D()(x)
     x = layers.Dense(128, activation="relu", **options(0.1))(layers.Flatten()(x))
-    logits = layers.Dense(classes, dtype="float32", **options(0.01))(x)
-    return tf.keras.Model(inputs, logits, name="convnet")
+    return layers.Dense(classes, dtype="float32", **options(0.01))(x)

@@ -54,7 +54,7 @@ DEPTHS = {18: (_basic_block, (2, 2, 2, 2)), 34: (_basic_block, (3, 4, 6, 3)), 50
           101: (_bottleneck, (3, 4, 23, 3)), 152: (_bottleneck, (3, 8, 36, 3))}
 
 
-def resnet(depth, version, classes, image_size, batch_norm_momentum, seed, stream):
+def resnet(depth, version, x, classes, batch_norm_momentum, seed, stream):
     """ResNet-18 to -152 for ImageNet (table 1).
 
     version: "v1.5" strides in the 3x3 convolution of a bottleneck, "v1" in its first 1x1 convolution, as in the paper.
@@ -62,21 +62,19 @@ def resnet(depth, version, classes, image_size, batch_norm_momentum, seed, strea
     """
     del stream
     build, (block, repeats) = _Builder(batch_norm_momentum, seed), DEPTHS[depth]
-    inputs = tf.keras.Input((image_size, image_size, 3))
-    x = layers.ReLU()(build.norm(build.convolution(inputs, 64, 7, 2)))
+    x = layers.ReLU()(build.norm(build.convolution(x, 64, 7, 2)))
     x = layers.MaxPooling2D(3, 2)(layers.ZeroPadding2D(1)(x))  # after ReLU, a padding of zeros is one of -infinity
     for stage, count in enumerate(repeats):
         for index in range(count):
             x = block(build, x, 64 * 2 ** stage, 2 if stage and index == 0 else 1, version)
-    logits = build.dense(layers.GlobalAveragePooling2D()(x), classes)
-    return tf.keras.Model(inputs, logits, name=f"resnet{depth}" + ("_v1" if version == "v1" else ""))
+    return build.dense(layers.GlobalAveragePooling2D()(x), classes)
 
 
 resnet18, resnet34, resnet50, resnet101, resnet152 = (partial(resnet, depth, "v1.5") for depth in DEPTHS)
 resnet50_v1, resnet101_v1, resnet152_v1 = (partial(resnet, depth, "v1") for depth in (50, 101, 152))
 
 
-def resnet20(classes, image_size, batch_norm_momentum, seed, stream):
+def resnet20(x, classes, batch_norm_momentum, seed, stream):
     """ResNet-20 for 32-pixel images (section 4.2): 6n + 2 weighted layers with n = 3.
 
     A 3x3 convolution to 16 channels; three stages of three blocks with 16, 32 and 64 channels, of which the second and
@@ -92,11 +90,10 @@ def resnet20(classes, image_size, batch_norm_momentum, seed, stream):
         grown = channels - x.shape[-1]
         return tf.pad(x[:, ::stride, ::stride], [[0, 0], [0, 0], [0, 0], [grown // 2, grown - grown // 2]])
 
-    inputs = tf.keras.Input((image_size, image_size, 3))
-    x = layers.ReLU()(build.norm(build.convolution(inputs, 16, 3)))
+    x = layers.ReLU()(build.norm(build.convolution(x, 16, 3)))
     for channels, first_stride in ((16, 1), (32, 2), (64, 2)):
         for stride in (first_stride, 1, 1):
             y = layers.ReLU()(build.norm(build.convolution(x, channels, 3, stride)))
             y = build.norm(build.convolution(y, channels, 3))
             x = layers.ReLU()(y + shortcut(x, channels, stride))
-    return tf.keras.Model(inputs, build.dense(layers.GlobalAveragePooling2D()(x), classes), name="resnet20")
+    return build.dense(layers.GlobalAveragePooling2D()(x), classes)

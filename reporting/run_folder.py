@@ -28,6 +28,17 @@ def write_json(path, content) -> None:
     write_whole(path, as_json(content, indent=1) + "\n")
 
 
+def write_grid(path, images) -> None:
+    """Images uint8 (number, height, width, 3), as a picture of about as many rows as columns."""
+    import numpy as np
+    from PIL import Image
+
+    columns = math.ceil(math.sqrt(len(images)))
+    filled = np.pad(images, [(0, -len(images) % columns), (0, 0), (0, 0), (0, 0)])
+    rows = [np.concatenate(filled[start:start + columns], axis=1) for start in range(0, len(filled), columns)]
+    Image.fromarray(np.concatenate(rows, axis=0)).save(path)
+
+
 class RunFolder:
     """An observer of training that writes what it sees."""
 

@@ -63,13 +63,13 @@ def digits() -> Path:
 @pytest.fixture(scope="session")
 def odd_digits(digits, tmp_path_factory) -> Path:
     """The digits in three training files and with 353 validation images, a prime number."""
-    from data import tfrecord
+    from data.formats import tfrecord
 
     folder = tmp_path_factory.mktemp("odd-digits")
     described = json.loads((digits / "dataset.json").read_text())
     for split, counts in (("train", (500, 400, 537)), ("validation", (353,))):
         source = digits / described[split]["files"][0]["path"]
-        index, files, start = tfrecord.read_index(tfrecord.index_path(source)), [], 0
+        index, files, start = tfrecord.read_index(source), [], 0
         for number, count in enumerate(counts):
             path = folder / f"{split} {number}.tfrecord"  # a name with a space
             with open(source, "rb") as file:

@@ -27,7 +27,7 @@ class ExactStatistics:
         sums = [tf.zeros([2, layer.moving_mean.shape[0]]) for layer in self._layers]
         with feed.train(position, steps, batch_size, micro_batch_size) as batches:
             for _ in range(count):
-                sums = [a + b for a, b in zip(sums, self._moments(batches), strict=True)]
+                sums = [a + b for a, b in zip(sums, self._moments(batches.iterator), strict=True)]
         means = exchange.average_tensors([total / count for total in sums], "batch_norm_statistics")
         for layer, (mean, squares) in zip(self._layers, means, strict=True):
             layer.moving_mean.assign(mean)

@@ -3,7 +3,7 @@ import tensorflow as tf
 
 from training.errors import UserError
 from training.step import Totals, make_evaluation_step
-from training.workers import reason
+from training.workers import input_reason
 
 
 class Evaluator:
@@ -19,7 +19,7 @@ class Evaluator:
         with self._feed.validation(self._batch_size) as (batches, samples):
             for start in range(0, samples, self._batch_size):
                 try:
-                    self._step(batches, tf.constant(min(self._batch_size, samples - start)))
+                    self._step(batches.iterator, tf.constant(min(self._batch_size, samples - start)))
                 except tf.errors.OpError as error:
-                    raise UserError(f"evaluation stopped at sample {start}: {reason(error)}") from None
+                    raise UserError(f"evaluation stopped at sample {start}: {input_reason(error, batches, start)}") from None
         return {f"val_{name}": value for name, value in self._totals.collect().items()}

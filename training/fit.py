@@ -11,7 +11,10 @@ from horovod.common.exceptions import HorovodInternalError
 
 import model_zoo
 import optim
+from data import synthetic
 from data.feed import Feed
+from data.pipeline import Device
+from data.synthetic import SyntheticFeed
 from optim import exchange
 from training import workers
 from training.batch_norm import ExactStatistics
@@ -22,16 +25,19 @@ from training.plan import DEFAULT_LARGEST_MICRO_BATCH, Plan
 from training.step import LayerNorms, Totals, make_train_step
 
 
-def make_feed(config, dataset, worker) -> Feed:
-    device = workers.dali_device(config.dali_device, worker)
-    return Feed(dataset, config.image_size, config.augmentation, config.seed, worker.rank, worker.size, device,
-                worker.gpu if device == "gpu" else None, config.dali_threads or worker.cores)
+def make_feed(config, dataset, worker) -> Feed | SyntheticFeed:
+    name = workers.dali_device(config.dali_device, worker)
+    if dataset.format == synthetic.NAME:
+        return SyntheticFeed(dataset, config.image_size, config.seed, worker.rank, worker.size)
+    device = Device(name, worker.gpu if name == "gpu" else None, config.dali_threads or worker.cores,
+                    config.hw_decoder_load)
+    return Feed(dataset, config.image_size, config.augmentation, config.seed, worker.rank, worker.size, device)
 
 
 def make_model(config, dataset, stream=0):
     tf.keras.mixed_precision.set_global_policy(config.precision)
     return model_zoo.create_model(config.model, len(dataset.classes), config.image_size, config.batch_norm_momentum,
-                                  config.seed, stream)
+                                  config.seed, stream, dataset.mean, dataset.std)
 
 
 def make_optimizer(config, model):
@@ -101,9 +107,10 @@ class Fit:
             for number in range(interval.steps):
                 epoch = (interval.start + number * batch_size) / plan.train_samples
                 try:
-                    step(batches, tf.constant(plan.learning_rate(epoch), tf.float32), momentum)
+                    step(batches.iterator, tf.constant(plan.learning_rate(epoch), tf.float32), momentum)
                 except (tf.errors.OpError, HorovodInternalError) as error:
-                    raise UserError(f"training stopped at epoch {epoch:.3f}: {workers.reason(error)}") from None
+                    why = workers.input_reason(error, batches, number * batch_size // hvd.size())
+                    raise UserError(f"training stopped at epoch {epoch:.3f}: {why}") from None
                 for observer in observers:
                     observer.step(batch_size, self._norms.collect() if self._norms and not self.trained else {})
                 self.trained += batch_size

@@ -8,7 +8,7 @@ from absl import flags as absl_flags
 
 import model_zoo
 import optim
-from data import pipeline, prepare
+from data import augmentation, prepare
 from optim import schedules
 from training.errors import UserError
 
@@ -118,7 +118,8 @@ def _recipe(values):
     v = {"flag_values": values}
     text, number, whole, choice = (absl_flags.DEFINE_string, absl_flags.DEFINE_float, absl_flags.DEFINE_integer,
                                    absl_flags.DEFINE_enum)
-    text("data_dir", "digits", f"A prepared dataset's folder, or built in: {', '.join(prepare.SOURCES)}.", **v)
+    text("data_dir", "digits", "A prepared dataset's folder; a folder with train/ and val/ of a folder of images a class; "
+         f"built in: {', '.join(prepare.SOURCES)}; synthetic:SAMPLES, random data that stays on the device.", **v)
     choice("model", "resnet20", list(model_zoo.MODELS), "The network.", **v)
     whole("image_size", None, "Pixels a side of the network's input; by default what the model is meant for.",
           lower_bound=1, upper_bound=4096, **v)
@@ -151,7 +152,7 @@ def _recipe(values):
     number("batch_norm_momentum", 0.9, "Of the moving statistics.", lower_bound=0.0, upper_bound=1.0, **v)
     choice("batch_norm_statistics", "moving", ["moving", "exact"],
            "What evaluation uses; exact: measured on training batches before each (arXiv:1811.05233, 3.2).", **v)
-    choice("augmentation", "none", list(pipeline.AUGMENTATIONS), "How training images are varied.", **v)
+    choice("augmentation", "none", list(augmentation.AUGMENTATIONS), "How training images are varied.", **v)
     whole("seed", 0, "Of the initial weights, the order of samples and the augmentation.", lower_bound=0,
           upper_bound=2**32 - 1, **v)
     _check(values, "batch_size", lambda t: all(0 < n < 2**31 for n in schedules.Piecewise.parse(t, int).values))
@@ -167,6 +168,10 @@ def _launch(values):
                            "Where images are decoded and augmented; auto: on the GPU where TensorFlow sees one.", **v)
     absl_flags.DEFINE_integer("dali_threads", None, "DALI's threads a worker; by default the cores that it has.",
                               lower_bound=1, **v)
+    absl_flags.DEFINE_float("hw_decoder_load", 0.65, "The share of images that go to a GPU's hardware decoder.",
+                            lower_bound=0.0, upper_bound=1.0, **v)
+    absl_flags.DEFINE_string("stage_dir", None, "A folder on a disk of each node's own, to which the dataset is copied "
+                             "first, once a node.", **v)
     absl_flags.DEFINE_enum("compression", "none", ["none", "fp16"], "Of gradients while they are exchanged.", **v)
     absl_flags.DEFINE_bool("xla", False, "Compile the forward and backward pass.", **v)
 
@@ -180,6 +185,8 @@ def _run(values):
                             "the end.", lower_bound=0.0, **v)
     absl_flags.DEFINE_bool("log_trust_ratios", False, "Record the norms of each layer's weights and gradients and its "
                            "trust ratio, an epoch each, in TensorBoard and the report.", **v)
+    absl_flags.DEFINE_bool("save_augmentations", False, "Write augmentations.png into the run's folder: training "
+                           "images as the network sees them.", **v)
     absl_flags.DEFINE_bool("dry_run", False, "Print the plan as JSON and stop.", **v)
     absl_flags.DEFINE_integer("workers", None, "With --dry_run: plan for so many workers.", lower_bound=1, **v)
     absl_flags.DEFINE_integer("train_samples", None, "With --dry_run: plan for so many training samples, without the "

@@ -117,6 +117,14 @@ def reason(error) -> str:
     return next((line for line in lines if any(word in line for word in telling)), lines[0])[:300]
 
 
+def input_reason(error, batches, read: int) -> str:
+    """`reason`; where DALI failed, the damaged record's name. batches: data.feed.Batches; read: samples so far."""
+    if "dali" not in str(error).lower():
+        return reason(error)
+    name = batches.blame(read)
+    return f"{name} cannot be decoded; `data.prepare --verify` lists all such" if name else reason(error)
+
+
 def leave() -> None:
     """Waits for the others: mpirun ends every worker as soon as one has left."""
     import horovod.tensorflow as hvd

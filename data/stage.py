@@ -1,0 +1,76 @@
+"""Copies a dataset to a disk of this node's own, once, whatever the number of workers on it."""
+import fcntl
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+from data.dataset import Dataset, DatasetError, Split, open_dataset
+
+CHUNK = 16 << 20
+
+
+def stage(dataset: Dataset, folder: Path) -> Dataset:
+    """The dataset as copied into a folder of its own under `folder`.
+
+    The node's first worker copies while the others wait for its lock. A copy that was broken off goes on where it
+    stopped, within a file, too; one that is complete is used as it is, as long as the files copied from have the same
+    sizes and times. Raises DatasetError where the disk is too small, OSError where it fails.
+    """
+    from tqdm import tqdm
+
+    files = _files(dataset)
+    stats = [os.stat(dataset.folder / file) for file in files]
+    identity = "\n".join(f"{file} {s.st_size} {s.st_mtime_ns}" for file, s in zip(files, stats, strict=True))
+    digest = hashlib.sha256(f"{dataset.folder.resolve()}\n{identity}".encode(errors="surrogateescape")).hexdigest()
+    target = folder.absolute() / f"{dataset.folder.name}-{digest[:12]}"
+    target.mkdir(parents=True, exist_ok=True)
+    with open(f"{target}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # gone with the process that holds it, however it ends
+        missing = {file: s.st_size - _copied(target, file) for file, s in zip(files, stats, strict=True)
+                   if not (target / file).exists()}
+        needed, free = sum(missing.values()), shutil.disk_usage(target).free
+        if needed > free:
+            raise DatasetError(f"--stage_dir: {folder} has {free / 1e9:.1f} GB free, the copy of {dataset.folder} takes "
+                               f"{needed / 1e9:.1f} GB more; make room or leave staging out")
+        if missing:
+            with tqdm(total=needed, unit="B", unit_scale=True, desc=f"staging in {target}") as bar:
+                for file in missing:
+                    _copy(dataset.folder / file, target / file, bar)
+    return open_dataset(target)
+
+
+def _files(dataset) -> list[str]:
+    """The names, within its folder, of all the files that a dataset is made of; dataset.json last."""
+    named = [file for split in (dataset.train, dataset.validation) for path in split.paths
+             for file in _shard_files(split, path)]
+    if (dataset.folder / "dataset.json").exists():
+        named.append(dataset.folder / "dataset.json")
+    return [str(file.relative_to(dataset.folder)) for file in named]
+
+
+def _shard_files(split: Split, path: Path) -> list[Path]:
+    if path.is_dir():
+        return sorted(file for file in path.rglob("*") if file.is_file() and file.name != "lock.mdb")
+    index = split.kind.index_path(path)
+    return [path, index] if index else [path]
+
+
+def _copied(target, file) -> int:
+    part = Path(f"{target / file}.part")
+    return part.stat().st_size if part.exists() else 0
+
+
+def _copy(source: Path, target: Path, bar) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(f"{target}.part")
+    with open(source, "rb") as reading, open(part, "ab") as writing:
+        reading.seek(writing.tell())
+        while chunk := reading.read(CHUNK):
+            writing.write(chunk)
+            bar.update(len(chunk))
+        writing.flush()
+        os.fsync(writing.fileno())
+    if part.stat().st_size != source.stat().st_size:
+        raise DatasetError(f"--stage_dir: {source} changed while it was copied; start again")
+    part.rename(target)

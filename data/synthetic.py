@@ -1,0 +1,67 @@
+"""Random data that never leaves the device, `synthetic:SIZE`: what a model's own speed is, without any input."""
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from data.dataset import Dataset, DatasetError, Split
+
+NAME = "synthetic"
+CLASSES = 1000
+VALIDATION_SHARE = 25  # one validation sample to so many of training, about ImageNet's
+
+
+def synthetic_dataset(data_dir: str) -> Dataset:
+    """A dataset of SIZE training samples, and SIZE / 25 for validation, of 1,000 classes. Raises DatasetError."""
+    size = data_dir.removeprefix(f"{NAME}:")
+    if not size.isdecimal() or not 0 < int(size) < 2**31:
+        raise DatasetError(f"--data_dir={data_dir}: synthetic: wants the number of training samples, synthetic:1281167")
+    train, validation = (Split(NAME, (), (samples,)) for samples in (int(size), -(-int(size) // VALIDATION_SHARE)))
+    return Dataset(Path(data_dir), NAME, tuple(map(str, range(CLASSES))), train, validation, (127.5,) * 3, (73.6,) * 3)
+
+
+class _Resident:
+    """What data.feed.Batches is to files: the same tensors again and again."""
+
+    def __init__(self, batch_size, image_size, seed):
+        import tensorflow as tf
+
+        shape = (batch_size, image_size, image_size, 3)
+        self._batch = (tf.cast(tf.random.stateless_uniform(shape, [seed, 0], 0, 256, tf.int32), tf.uint8),
+                       tf.random.stateless_uniform((batch_size, 1), [seed, 1], 0, CLASSES, tf.int64))
+
+    @property
+    def iterator(self):
+        return self
+
+    def __next__(self):
+        return self._batch
+
+    def blame(self, read: int) -> None:
+        """Nothing is read."""
+
+
+@dataclass(frozen=True)
+class SyntheticFeed:
+    """What data.feed.Feed is to files; the same batch each time."""
+
+    dataset: Dataset
+    image_size: int
+    seed: int
+    shard: int = 0
+    shards: int = 1
+    _made: dict = field(default_factory=dict)  # by batch size: a compiled step wants to see the same iterator again
+
+    @contextmanager
+    def train(self, position: int, steps: int, batch_size: int, micro_batch_size: int) -> Iterator:
+        yield self._batches(micro_batch_size)
+
+    @contextmanager
+    def validation(self, batch_size: int) -> Iterator:
+        samples = self.dataset.validation.samples
+        yield self._batches(batch_size), (self.shard + 1) * samples // self.shards - self.shard * samples // self.shards
+
+    def _batches(self, batch_size):
+        if batch_size not in self._made:
+            self._made[batch_size] = _Resident(batch_size, self.image_size, self.seed)
+        return self._made[batch_size]
