@@ -7,6 +7,9 @@ from dataclasses import dataclass
 # start a program (EPS).
 READ = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF")
 QUALITY = 95
+# JPEG's markers. Frames: baseline, extended, progressive. Segments: tables, application's own, comment.
+START_OF_SCAN, HUFFMAN_FRAMES = 0xDA, {0xC0, 0xC1, 0xC2}
+SEGMENTS = HUFFMAN_FRAMES | {0xC4, 0xDB, 0xDD, 0xFE} | set(range(0xE0, 0xF0))
 SOUND_PNG = {(8, 0), (8, 2)}  # bit depth and colour type: 8-bit grey and RGB
 
 
@@ -53,11 +56,13 @@ def check(encoded: bytes) -> None:
 
 
 def _store(image, encoded, name, rules, measure) -> Stored:
-    smaller = 0 < rules.resize_shorter < min(image.size)
-    if smaller or not _copied(image, encoded, name):
+    smaller, copied = 0 < rules.resize_shorter < min(image.size), _copied(image, encoded, name)
+    if smaller or not copied:
         pixels = _pixels(image, rules.resize_shorter if smaller else 0)
-        return Stored(_jpeg(pixels), not smaller or not _copied(image, encoded, name), smaller,
-                      pixels.convert("RGB").histogram() if measure else None)
+        if not copied:
+            pixels = pixels.convert("RGB")
+        histogram = pixels.convert("RGB").histogram() if measure else None
+        return Stored(_jpeg(pixels), not copied, smaller, histogram)
     if measure:
         return Stored(encoded, histogram=image.convert("RGB").histogram())
     if rules.verify:
@@ -68,10 +73,27 @@ def _store(image, encoded, name, rules, measure) -> Stored:
 def _copied(image, encoded, name) -> bool:
     """Whether the bytes are stored as they are: what DALI and TensorFlow decode alike, under a name that says so."""
     if image.format in ("JPEG", "MPO"):  # an MPO is a JPEG with further ones behind it
-        return image.mode in ("L", "RGB")
+        return image.mode in ("L", "RGB") and _tidy(encoded)
     return (image.format == "PNG" and name.lower().endswith(".png") and encoded[12:16] == b"IHDR"
             and (encoded[24], encoded[25]) in SOUND_PNG and image.mode in ("L", "RGB")
             and "transparency" not in image.info and getattr(image, "n_frames", 1) == 1)
+
+
+def _tidy(jpeg) -> bool:
+    """Whether a JPEG's header is segment after segment up to the picture, Huffman-coded.
+
+    Pillow passes over rubbish between segments, DALI does not; what it decodes of other codings depends on its build.
+    """
+    place, coded = 2, False
+    while place + 4 < len(jpeg) and jpeg[place] == 0xFF:
+        marker = jpeg[place + 1]
+        if marker == START_OF_SCAN:
+            return coded
+        if marker not in SEGMENTS:
+            break
+        coded = coded or marker in HUFFMAN_FRAMES
+        place += 2 + int.from_bytes(jpeg[place + 2:place + 4], "big")
+    return False
 
 
 def _decode(image, encoded) -> None:
@@ -84,6 +106,8 @@ def _decode(image, encoded) -> None:
             return image.load()
         except OSError:  # damaged, or its colours are RGB on disk: the usual way tells which
             image = Image.open(io.BytesIO(encoded), formats=READ)
+    elif image.format == "PNG":  # the checksums of all its chunks, of which decoding looks at some
+        Image.open(io.BytesIO(encoded), formats=READ).verify()
     image.load()
 
 
@@ -125,8 +149,6 @@ def _upper_bytes(image):
 
 
 def _jpeg(pixels) -> bytes:
-    if pixels.mode != "RGB" and pixels.mode != "L":
-        pixels = pixels.convert("RGB")
     pixels.info = {}  # comments and the like
     written = io.BytesIO()
     pixels.save(written, "JPEG", quality=QUALITY)

@@ -81,7 +81,8 @@ def _begin(folder, plan, terms, everything, stack) -> dict[str, Written]:
     if not scratch.is_dir() and any(folder.iterdir()):
         raise DatasetError(f"--output: {folder} is not empty; choose another folder")
     scratch.mkdir(exist_ok=True)
-    lock = stack.enter_context(open(scratch / "lock", "w"))
+    lock = os.open(scratch / "lock", os.O_CREAT | os.O_RDWR)
+    stack.callback(os.close, lock)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -122,7 +123,7 @@ def _end(folder, plan, everything, written) -> Dataset:
         splits[split] = Split(plan.format, tuple(folder / name for name in kept),
                               tuple(written[name].samples for name in kept))
     mean, std = (plan.source.mean, plan.source.std) if not isinstance(plan.source, Listed) else moments(
-        [sum(column) for column in zip(*(part.histogram for part in written.values()), strict=True)])
+        [sum(column) for column in zip(*(part.histogram for part in written.values() if part.histogram), strict=True)])
     dataset = Dataset(folder, plan.format, plan.source.classes, **splits, mean=mean, std=std)
     if rejected:
         replace_text(folder / "rejected.jsonl", "".join(

@@ -18,7 +18,7 @@ from absl import flags as absl_flags
 
 from data import formats
 from data.dataset import Dataset, DatasetError
-from data.shares import SharedError, Team, launched_rank, one_line
+from data.shares import Team, launched_rank, one_line
 from data.sources.digits import digits
 from data.sources.glyphs import glyphs
 from data.sources.source import Source

@@ -54,14 +54,16 @@ class Shard:
 
 @dataclass
 class Written:
-    """What became of a shard. histogram: of the measured images' pixels, 256 counts each of red, green and blue."""
+    """What became of a shard. histogram: of the measured images' pixels, 256 counts each of red, green and blue, or
+    empty.
+    """
 
     samples: int = 0
     bytes: int = 0
     converted: int = 0
     resized: int = 0
     rejected: list[tuple[str, str]] = field(default_factory=list)
-    histogram: list[int] = field(default_factory=lambda: [0] * 768)
+    histogram: list[int] = field(default_factory=list)
 
 
 def shards(plan: Plan) -> list[Shard]:
@@ -163,7 +165,7 @@ def _count(stored, written):
     written.converted += stored.converted
     written.resized += stored.resized
     if stored.histogram:
-        written.histogram = [a + b for a, b in zip(written.histogram, stored.histogram, strict=True)]
+        written.histogram = [a + b for a, b in zip(written.histogram or [0] * 768, stored.histogram, strict=True)]
 
 
 def _noted(pairs, written, checksums):

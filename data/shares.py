@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable
+from itertools import chain
 from pathlib import Path
 
 from data.dataset import DatasetError
@@ -151,7 +152,7 @@ class Team:
         if self._line:
             raise SharedError(self._line)
         self._tell(None)
-        return [result for _, result in sorted(sum(self._ended.values(), []), key=lambda pair: pair[0])]
+        return [result for _, result in sorted(chain(*self._ended.values()), key=lambda pair: pair[0])]
 
     def _follow_out(self, results, line) -> list:
         self.comm.send(("samples", self._reported), 0, REPORT)
@@ -179,9 +180,7 @@ def one_line(error: Exception) -> str:
     """What to tell the user about an error."""
     text = " ".join(str(error).split())
     if getattr(error, "errno", None) == errno.ENOSPC or "No space left on device" in text:
-        where = getattr(error, "filename", None)
-        return (f"{f'{where}: ' if where else ''}no space left on device; make room and run the same command again: it "
-                "goes on where it stopped")
+        return "--output: no space left on device; make room and give the same command again: it goes on from there"
     if isinstance(error, DatasetError):
         return text
     if isinstance(error, OSError) and error.strerror:

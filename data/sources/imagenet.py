@@ -80,10 +80,14 @@ def _listing(path, start=0, end=None) -> list[tuple[str, int, int]]:
         try:
             with tarfile.open(fileobj=file, mode="r:", errorlevel=1) as archive:
                 found = [(member.name, member.offset_data, member.size) for member in archive if member.isreg()]
+                stopped = archive.offset
         except tarfile.TarError as error:
             raise DatasetError(f"{path}: not an archive, or a damaged one: {error}") from None
-    if found and max(offset + length for _, offset, length in found) > min(end or size, size):
-        raise DatasetError(f"{path}: the archive is truncated; download it again")
+        file.seek(stopped)
+        closed = stopped == (end or size) or file.read(tarfile.BLOCKSIZE) == bytes(tarfile.BLOCKSIZE)
+    # tarfile takes a damaged header for the end
+    if not closed or max((offset + length for _, offset, length in found), default=0) > min(end or size, size):
+        raise DatasetError(f"{path}: the archive is truncated or damaged; download it again")
     return found
 
 
