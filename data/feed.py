@@ -13,6 +13,7 @@ from data.dataset import Dataset, Split
 from data.formats import tfrecord
 from data.pipeline import Device, build_pipeline, decoded
 
+CPU = Device()
 READ_AHEAD = 16  # batches, more than DALI and TensorFlow hold between the reader and the model
 
 
@@ -50,7 +51,7 @@ class Feed:
     seed: int
     shard: int = 0
     shards: int = 1
-    device: Device = Device()
+    device: Device = CPU
 
     @contextmanager
     def train(self, position: int, steps: int, batch_size: int, micro_batch_size: int) -> Iterator[Batches]:
@@ -112,10 +113,10 @@ def first_damaged(split: Split, samples: np.ndarray) -> str | None:
         pipeline = Pipeline(batch_size=1, num_threads=1, device_id=None, exec_async=False, exec_pipelined=False)
         with pipeline:
             encoded, _ = read()
-            pipeline.set_outputs(decoded(encoded, None, whole, Device()))
+            pipeline.set_outputs(decoded(encoded, None, whole, CPU))
         try:
             pipeline.build()
-            for done in range(len(samples)):
+            for done in range(len(samples)):  # noqa: B007
                 pipeline.run()
         except RuntimeError:
             return split.name(samples[done])

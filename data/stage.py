@@ -31,8 +31,8 @@ def stage(dataset: Dataset, folder: Path) -> Dataset:
                    if not (target / file).exists()}
         needed, free = sum(missing.values()), shutil.disk_usage(target).free
         if needed > free:
-            raise DatasetError(f"--stage_dir: {folder} has {free / 1e9:.1f} GB free, the copy of {dataset.folder} takes "
-                               f"{needed / 1e9:.1f} GB more; make room or leave staging out")
+            raise DatasetError(f"--stage_dir: {folder} has {free / 1e9:.3f} GB free, the copy of {dataset.folder} "
+                               f"takes {needed / 1e9:.3f} GB more; make room or leave staging out")
         if missing:
             with tqdm(total=needed, unit="B", unit_scale=True, desc=f"staging in {target}") as bar:
                 for file in missing:

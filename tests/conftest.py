@@ -22,6 +22,11 @@ def require_tool(*names: str) -> str:
     pytest.fail(message) if os.environ.get("BIGBATCH_REQUIRE_ALL") else pytest.skip(message)
 
 
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu") and not shutil.which("nvidia-smi"):
+        pytest.skip("needs an NVIDIA GPU")  # the one skip that CI allows: it has none
+
+
 def launcher(kind: str, workers: int) -> list[str]:
     """The words that start a Python program on so many workers."""
     python = str(BIN / "python")

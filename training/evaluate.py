@@ -21,5 +21,6 @@ class Evaluator:
                 try:
                     self._step(batches.iterator, tf.constant(min(self._batch_size, samples - start)))
                 except tf.errors.OpError as error:
-                    raise UserError(f"evaluation stopped at sample {start}: {input_reason(error, batches, start)}") from None
+                    why = input_reason(error, batches, start)
+                    raise UserError(f"evaluation stopped at sample {start}: {why}") from None
         return {f"val_{name}": value for name, value in self._totals.collect().items()}

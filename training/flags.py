@@ -118,7 +118,7 @@ def _recipe(values):
     v = {"flag_values": values}
     text, number, whole, choice = (absl_flags.DEFINE_string, absl_flags.DEFINE_float, absl_flags.DEFINE_integer,
                                    absl_flags.DEFINE_enum)
-    text("data_dir", "digits", "A prepared dataset's folder; a folder with train/ and val/ of a folder of images a class; "
+    text("data_dir", "digits", "A prepared dataset's folder; one with train/ and val/ of a folder of images a class; "
          f"built in: {', '.join(prepare.SOURCES)}; synthetic:SAMPLES, random data that stays on the device.", **v)
     choice("model", "resnet20", list(model_zoo.MODELS), "The network.", **v)
     whole("image_size", None, "Pixels a side of the network's input; by default what the model is meant for.",

@@ -28,7 +28,7 @@ def write(path, samples: Iterable[tuple[bytes, int]]) -> None:
 def write_values(path, values: Iterable[bytes]) -> None:
     import lmdb
 
-    with lmdb.open(str(path), map_size=MAP_SIZE, lock=False, sync=False, meminit=False) as database:
+    with lmdb.open(str(path), map_size=MAP_SIZE, lock=False, sync=False) as database:
         transaction = database.begin(write=True)
         for number, value in enumerate(values):
             transaction.put(b"%08d" % number, value, append=True)

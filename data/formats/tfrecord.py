@@ -68,6 +68,9 @@ def read_index(path) -> np.ndarray:
         raise ValueError(f"{name}: not an index of TFRecord")
     if len(index) and index.sum(axis=1).max() > size:
         raise ValueError(f"{path}: the file has {size} bytes, its index points beyond; it is truncated")
+    starts, ends = np.sort(index[:, 0]), np.sort(index.sum(axis=1))
+    if not np.array_equal(np.append(starts, size), np.insert(ends, 0, 0)):
+        raise ValueError(f"{name}: this index is not of {path}, which has {size} bytes")
     return index
 
 

@@ -48,7 +48,8 @@ def test_a_change_of_batch_loses_and_repeats_no_sample(odd_digits, workers):
     plan = make_plan(SimpleNamespace(**RECIPE | {"batch_size": "0:48,2:96,3:240", "epochs": 5.0}), workers, 1437)
     for phase in plan.phases:
         read = np.concatenate([
-            order.worker_stream(split, 0, interval.start, interval.steps, phase.global_batch_size, shard, workers)
+            order.stream(split, 0, interval.start, interval.steps * phase.global_batch_size)[
+                order.worker_places(split, interval.steps, phase.global_batch_size, shard, workers)]
             for interval in plan.intervals() if interval.phase is phase for shard in range(workers)])
         epochs = phase.end_epoch - phase.start_epoch
         counts = np.bincount(read, minlength=1437)

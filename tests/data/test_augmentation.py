@@ -1,0 +1,146 @@
+"""What is drawn for a sample and what DALI makes of it, against NumPy; the graph for a GPU as far as none is needed."""
+import itertools
+
+import numpy as np
+import pytest
+
+from data import augmentation, pipeline
+from data.augmentation import AUGMENTATIONS, COLUMNS, draw
+from data.pipeline import Device
+
+SIZES = np.array([[375, 500], [500, 375], [32, 32], [100, 1000], [1000, 90], [1, 1], [3, 400], [227, 256]], np.float32)
+
+
+def columns(rows):
+    starts = np.cumsum([0, *COLUMNS.values()])
+    return {name: rows[:, start:start + width] for (name, width), start in zip(COLUMNS.items(), starts, strict=False)}
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_numbers_follow_from_the_place(name):
+    whole = draw(AUGMENTATIONS[name], 224, seed=3, position=0, count=200)
+    assert whole.dtype == np.float32 and whole.shape == (200, sum(COLUMNS.values()))
+    for position in (1, 7, 100, 199):
+        np.testing.assert_array_equal(draw(AUGMENTATIONS[name], 224, 3, position, 1)[0], whole[position])
+    assert (draw(AUGMENTATIONS[name], 224, 4, 0, 200) != whole).any(axis=1).all()
+    assert len(np.unique(whole, axis=0)) == 200
+
+
+def test_numbers_lie_where_they_should():
+    drawn = columns(draw(AUGMENTATIONS["full"], 224, 0, 0, 20_000))
+    for name, low, high in (("area", 0, 1), ("place", 0, 1), ("noise_place", 0, 1), ("brightness", 0.8, 1.2),
+                            ("contrast", 0.8, 1.2), ("noise", 0, 8)):
+        values = drawn[name]
+        assert values.min() >= low and values.max() <= high
+        np.testing.assert_allclose(values.mean(axis=0), (low + high) / 2, atol=(high - low) * 0.01)
+        np.testing.assert_allclose(values.var(axis=0), (high - low) ** 2 / 12, rtol=0.05)
+    assert set(np.unique(drawn["mirror"])) == {0, 1} and abs(drawn["mirror"].mean() - 0.5) < 0.02
+    aspect = np.log(drawn["sides"][:, 1] / drawn["sides"][:, 0])
+    np.testing.assert_allclose([aspect.min(), aspect.max()], np.log([3 / 4, 4 / 3]), atol=0.01)
+    np.testing.assert_allclose(drawn["sides"].prod(axis=1), 1, rtol=1e-5)
+    assert abs(np.corrcoef(np.concatenate([drawn["area"], drawn["place"], aspect[:, None]], axis=1).T)
+               - np.eye(4)).max() < 0.03
+
+
+def test_the_warp_turns_slants_and_shrinks_about_the_centre():
+    """Undone by the transformation itself, put together step by step for each of four points."""
+    matrices = augmentation._warp(*(np.array([value]) for value in (0.2,)), [np.array([0.05]), np.array([-0.1])],
+                                  [np.array([0.9]), np.array([1.1])], 112.0)
+    for x, y in ((112, 112), (0, 0), (200, 30), (17, 190)):
+        turned = [np.cos(0.2) * (x - 112) - np.sin(0.2) * (y - 112), np.sin(0.2) * (x - 112) + np.cos(0.2) * (y - 112)]
+        slanted = [turned[0] + 0.05 * turned[1], turned[1] - 0.1 * turned[0]]
+        there = [0.9 * slanted[0] + 112, 1.1 * slanted[1] + 112]
+        np.testing.assert_allclose(matrices[0] @ [*there, 1], [x, y], rtol=1e-9, atol=1e-9)
+
+
+def dali_parts(recipe, sizes, rows):
+    """(corner, size) as the graph computes them."""
+    from nvidia.dali import Pipeline, fn
+
+    graph = Pipeline(batch_size=len(sizes), num_threads=1, device_id=None)
+    with graph:
+        sides, drawn = (fn.external_source(source=itertools.repeat(list(values)), batch=True)
+                        for values in (sizes, rows))
+        graph.set_outputs(*pipeline.part(sides, pipeline._columns(drawn) if recipe.random else None, recipe))
+    graph.build()
+    return [np.array(output.as_array()) for output in graph.run()]
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_the_part_that_is_decoded_against_numpy(name):
+    recipe = AUGMENTATIONS[name]
+    sizes = np.repeat(SIZES, 50, axis=0)
+    rows = draw(recipe, 224, 5, 0, len(sizes))
+    drawn, shorter = columns(rows.astype(np.float64)), sizes.min(axis=1, keepdims=True).astype(np.float64)
+    if recipe.area:
+        pixels = sizes.astype(np.float64).prod(axis=1)
+        largest = np.minimum(recipe.area[1], (sizes / drawn["sides"]).min(axis=1) ** 2 / pixels)
+        area = np.minimum(largest, recipe.area[0] + (largest - recipe.area[0]) * drawn["area"][:, 0])
+        exact = np.sqrt(area * pixels)[:, None] * drawn["sides"]
+    else:
+        exact = np.repeat(shorter / recipe.enlarge, 2, axis=1)
+    corner, size = dali_parts(recipe, sizes, rows)
+    assert (np.abs(size - np.clip(exact, 1, sizes)) <= 0.51).all()
+    place = drawn["place"] if recipe.area or recipe.shift else 0.5
+    assert (np.abs(corner - (sizes - size) * place) <= 0.51).all()
+    assert (corner >= 0).all() and (corner + size <= sizes).all() and (size >= 1).all()
+    if recipe.area == (0.08, 1.0):
+        photos = sizes[:, 0] * sizes[:, 1] > 100_000
+        photos &= sizes.max(axis=1) < 2 * sizes.min(axis=1)
+        share = (size.prod(axis=1) / sizes.prod(axis=1))[photos]
+        assert 0.07 < share.min() < 0.2 and share.max() > 0.9
+
+
+def test_validation_takes_the_centre():
+    """227 of 256: the square of side 375 / (256 / 227) = 332.5 in the middle of 375 x 500."""
+    from nvidia.dali import Pipeline, fn
+
+    graph = Pipeline(batch_size=1, num_threads=1, device_id=None)
+    with graph:
+        sides = fn.external_source(source=itertools.repeat([SIZES[0]]), batch=True)
+        graph.set_outputs(*pipeline.part(sides, None, AUGMENTATIONS["alexnet"]))
+    graph.build()
+    assert [np.array(output.as_array()).tolist() for output in graph.run()] == [[[21, 84]], [[333, 333]]]
+
+
+def operators(pipe):
+    """(operator, device) of everything that the outputs of a pipeline depend on."""
+    found, waiting = {}, list(pipe._graph_out)
+    while waiting:
+        source = waiting.pop().source
+        if source is not None and id(source) not in found:
+            found[id(source)] = (type(source._op).__name__, source._op.device)
+            waiting += [edge for group in source.inputs for edge in (group if isinstance(group, list) else [group])]
+    return set(found.values())
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_the_graph_for_a_gpu(name):
+    """Where CUDA is missing a graph can be put together, its operators and arguments checked, but not built."""
+    from nvidia.dali import fn
+
+    recipe = AUGMENTATIONS[name]
+    pipe = pipeline.build_pipeline(
+        lambda: (fn.external_source(name="encoded"), fn.external_source(name="label")),
+        (lambda: fn.external_source(name="draws")) if recipe.random else None,
+        batch_size=4, image_size=32, recipe=recipe, first_label=1, device=Device("gpu", 0, 2, 0.9))
+    assert [edge.device for edge in pipe._graph_out] == ["gpu", "gpu"]
+    found = operators(pipe)
+    on_gpu = {"Resize"} | ({"Flip"} if recipe.flip else set()) | (
+        {"WarpAffine", "BrightnessContrast"} if recipe.warp else set())
+    assert {(operator, "gpu") for operator in on_gpu} <= found
+    assert not {(operator, "cpu") for operator in on_gpu} & found
+    assert any(device == "mixed" and "Slice" in operator for operator, device in found)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_a_gpu_makes_nearly_the_same_pictures(digits, name):
+    from data.dataset import open_dataset
+    from data.feed import Feed
+
+    def images(device):
+        with Feed(open_dataset(digits), 24, name, 3, device=device).train(0, 1, 64, 64) as batches:
+            return next(batches)[0].numpy().astype(float)
+
+    assert np.abs(images(Device("gpu", 0, 2)) - images(Device())).mean() < 3

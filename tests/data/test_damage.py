@@ -1,0 +1,84 @@
+"""A record that is damaged all the same is named, in every format."""
+import json
+import time
+
+import numpy as np
+import pytest
+from conftest import ROOT, run
+from making import write_class_folders, write_shards
+from test_feed import record
+
+from data import formats, order
+from data.dataset import open_dataset
+from data.feed import Feed, first_damaged
+from training.workers import input_reason
+
+DAMAGES = {
+    "truncated": lambda image: image[:len(image) // 2],
+    "header": lambda image: image[:4] + bytes(200) + image[204:],
+    "not an image": lambda image: b"<html>404</html>" + bytes(300),
+}
+
+
+@pytest.fixture(params=formats.FORMATS)
+def damaged(request, in_format, digit_records, tmp_path):
+    """A function that makes a dataset whose training sample 777 is damaged; returns it and the record's name."""
+    name = request.param
+
+    def make(damage):
+        records = {split: list(samples) for split, samples in digit_records.items()}
+        if name == "folder":
+            write_class_folders(name, records, tmp_path)
+            path = open_dataset(tmp_path).train.entries[0].files[777]
+            with open(path, "rb+") as file:
+                image = file.read()
+                file.seek(0)
+                file.truncate()
+                file.write(DAMAGES[damage](image))
+            return tmp_path, path
+        image, label = records["train"][777]
+        records["train"][777] = DAMAGES[damage](image), label
+        write_shards(name, records, tmp_path)
+        return tmp_path, f"{tmp_path}/train 1{formats.get(name).SUFFIX}, record 277"
+
+    return make
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_the_record_is_named(damaged, damage):
+    import tensorflow as tf
+
+    folder, name = damaged(damage)
+    dataset = open_dataset(folder)
+    stream = order.stream(dataset.train, 0, 0, 1437)
+    first = max(0, int(np.flatnonzero(stream == 777)[0]) - 100)
+    with Feed(dataset, 24, "crop", 0).train(first, 20, 32, 32) as batches:
+        read = 0
+        with pytest.raises(tf.errors.OpError) as caught:
+            for _ in range(20):
+                next(batches)
+                read += 32
+        assert read <= 128
+        assert input_reason(caught.value, batches, read) == (
+            f"{name} cannot be decoded; `data.prepare --verify` lists all such")
+
+
+def test_a_sound_dataset_has_nothing_to_name(in_format):
+    split = open_dataset(in_format("recordio")).train
+    assert first_damaged(split, np.arange(480, 520)) is None
+
+
+@pytest.mark.parametrize(("kind", "workers"), [("alone", 1), ("mpirun", 2)])
+def test_training_ends_within_seconds_and_names_it(digits, tmp_path, kind, workers):
+    split, described = open_dataset(digits).train, json.loads((digits / "dataset.json").read_text())
+    image, _ = record(split, 500)
+    for path in digits.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes().replace(image, bytes(len(image))))
+    begun = time.monotonic()
+    done = run(kind, workers, ROOT / "train.py", f"--data_dir={tmp_path}", f"--output_dir={tmp_path}/run", "--epochs=2",
+               "--model=convnet")
+    assert done.returncode == 1 and time.monotonic() - begun < 100
+    said = [line for line in done.stderr.splitlines() if "train.py: " in line]
+    assert any(f"{tmp_path}/{described['train']['files'][0]['path']}, record 500 cannot be decoded" in line
+               for line in said)
+    assert "Traceback" not in done.stderr
