@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 
 from data.dataset import Dataset, DatasetError, Split, describe
@@ -151,10 +152,8 @@ def _bar(team, samples):
     if team.rank or not samples:
         yield None
         return
-    import sys
-
     from tqdm import tqdm
 
-    watched = os.isatty(sys.stderr.fileno()) if hasattr(sys.stderr, "fileno") else False
-    with tqdm(total=samples, unit=" images", delay=2, mininterval=0.5 if watched else 10, leave=False) as bar:
+    interval = 0.5 if sys.stderr.isatty() else 10
+    with tqdm(total=samples, unit=" images", delay=2, mininterval=interval, leave=False) as bar:
         yield bar

@@ -18,7 +18,7 @@ from absl import flags as absl_flags
 
 from data import formats
 from data.dataset import Dataset, DatasetError
-from data.shares import Team, launched_rank, one_line
+from data.shares import Team, one_line
 from data.sources.digits import digits
 from data.sources.glyphs import glyphs
 from data.sources.source import Source
@@ -66,7 +66,7 @@ def main(argv) -> int:
     """Runs a command line; returns the exit code: 0 done, 2 a flag is wrong, 1 anything else is."""
     values = _flags()
     if {"--help", "-help", "-h", "--helpfull"} & set(argv[1:]):
-        if launched_rank() == 0:
+        if Team().rank == 0:
             print(__doc__ + values.get_help())
         return 0
     try:
@@ -75,8 +75,9 @@ def main(argv) -> int:
             raise absl_flags.Error(f"'{rest[1]}' is not a flag")
         _check(values)
     except absl_flags.Error as error:
-        if launched_rank() == 0:
-            print(f"data.prepare: {' '.join(str(error).split())}", file=sys.stderr)
+        team = Team()
+        team.say(" ".join(str(error).split()))
+        team.leave()
         return 2
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     team = Team()

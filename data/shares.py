@@ -14,7 +14,6 @@ from pathlib import Path
 from data.dataset import DatasetError
 
 LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")  # a launcher that speaks MPI has set one of them
-RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 REPORT, OUTCOME = 1, 2  # tags: to rank 0; from rank 0
 EVERY = 0.2  # seconds between two reports of a rank
 PATIENCE = 20  # seconds that the others have to stop in
@@ -26,11 +25,6 @@ class SharedError(DatasetError):
 
 class _Stopped(Exception):
     """Another rank has failed."""
-
-
-def launched_rank() -> int:
-    """This process's rank as the launcher has set it, before MPI is loaded."""
-    return int(next((os.environ[name] for name in RANKS if name in os.environ), 0))
 
 
 class Team:
@@ -98,10 +92,14 @@ class Team:
                 raise _Stopped
 
     def leave(self) -> None:
-        """Ends ranks that hang, for which the launcher would wait."""
+        """To be called before exiting with an error: a launcher kills all ranks as soon as one has left.
+
+        Ends ranks that hang, for which the launcher would wait.
+        """
         if self._silent:
-            sys.stderr.flush()
             self.comm.Abort(1)
+        elif self.size > 1:
+            self.comm.Barrier()
 
     def _flush(self):
         if self._bar is not None:

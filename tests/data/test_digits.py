@@ -8,8 +8,8 @@ import sys
 import numpy as np
 from conftest import ROOT
 
-from data.digits import digits as source
 from data.prepare import prepare
+from data.sources.digits import digits as source
 
 
 def content(folder):
@@ -43,7 +43,7 @@ def test_the_split_is_every_fifth_of_scikit_learns_digits(digits):
     assert described["classes"] == list("0123456789")
     opened = dataset.open_dataset(digits)
     labels = load_digits().target
-    records = [record_label(opened.validation.paths[0], offset, size) for offset, size in opened.validation.index]
+    records = [record_label(opened.validation.paths[0], offset, size) for offset, size in opened.validation.entries[0]]
     np.testing.assert_array_equal(records, labels[::5])
 
 

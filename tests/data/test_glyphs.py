@@ -5,7 +5,7 @@ import json
 
 from conftest import run
 
-from data import glyphs
+from data.sources import glyphs
 
 GOLDEN = "dd7abe8d074e97b48c9ed94c7956f74f1264974695005a778406c6a772f2b573"
 

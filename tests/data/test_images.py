@@ -123,7 +123,7 @@ def test_only_verifying_notices_a_truncated_image(kind):
     content = encoded(SMOOTH, kind)[:-60]
     assert store(content, "a.png", Rules()).encoded == content
     for rules, measure in ((Rules(verify=True), False), (Rules(resize_shorter=20), False), (Rules(), True)):
-        with pytest.raises(Rejected, match="[Tt]runcated"):
+        with pytest.raises(Rejected, match=r"[Tt]runcated"):
             store(content, "a.png", rules, measure)
 
 
