@@ -8,7 +8,7 @@ from absl import flags as absl_flags
 
 import model_zoo
 import optim
-from data import augmentation, prepare
+from data import augmentation, named
 from optim import schedules
 from training.errors import UserError
 
@@ -60,8 +60,7 @@ def _read(argv):
             raise UserError(f"--checkpoint: {values.checkpoint} lies in no run's folder, there is no {recorded}; give "
                             "RUN/checkpoints, or the recipe by --flagfile")
         values = _parse([argv[0], f"--flagfile={recorded}", *given])
-    if values.data_dir not in prepare.SOURCES:
-        values.data_dir = str(Path(values.data_dir).absolute())  # a run's flags.txt has to mean the same elsewhere
+    values.data_dir = named.absolute(values.data_dir)  # a run's flags.txt has to mean the same elsewhere
     return values
 
 
@@ -119,7 +118,7 @@ def _recipe(values):
     text, number, whole, choice = (absl_flags.DEFINE_string, absl_flags.DEFINE_float, absl_flags.DEFINE_integer,
                                    absl_flags.DEFINE_enum)
     text("data_dir", "digits", "A prepared dataset's folder; one with train/ and val/ of a folder of images a class; "
-         f"built in: {', '.join(prepare.SOURCES)}; synthetic:SAMPLES, random data that stays on the device.", **v)
+         f"built in: {', '.join(named.BUILT_IN)}; synthetic:SAMPLES, random data that stays on the device.", **v)
     choice("model", "resnet20", list(model_zoo.MODELS), "The network.", **v)
     whole("image_size", None, "Pixels a side of the network's input; by default what the model is meant for.",
           lower_bound=1, upper_bound=4096, **v)

@@ -1,4 +1,5 @@
 """Makers of datasets: the digits in every format."""
+import itertools
 import json
 
 import numpy as np
@@ -13,7 +14,7 @@ def write_shards(name, records, folder):
     kind, splits = formats.get(name), {}
     for split, cuts in CUTS.items():
         paths = []
-        for number, (start, end) in enumerate(zip(cuts, cuts[1:], strict=False)):
+        for number, (start, end) in enumerate(itertools.pairwise(cuts)):
             paths.append(folder / f"{split} {number}{kind.SUFFIX}")  # a name with a space
             kind.write(paths[-1], records[split][start:end])
         splits[split] = Split(name, tuple(paths), tuple(np.diff(cuts).tolist()))

@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
-from data.formats import tfrecord
 from data.dataset import DatasetError, describe, open_dataset
+from data.formats import tfrecord
 
 
 @pytest.fixture

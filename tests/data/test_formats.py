@@ -146,7 +146,7 @@ def swap(path):
     ("tfrecord", lambda d: cut(d / "train 2.tfrecord"), "train 2.tfrecord.*truncated"),
     ("recordio", lambda d: cut(d / "train 2.rec", 4), "train 2.rec.*truncated"),
     ("recordio", lambda d: cut(d / "train 2.rec", 2000), "train 2.rec.*truncated"),
-    ("recordio", lambda d: (d / "train 2.idx").write_bytes((d / "train 1.idx").read_bytes()), "no record of RecordIO at byte"),
+    ("recordio", lambda d: (d / "train 2.idx").write_bytes((d / "train 1.idx").read_bytes()), "no record of RecordIO"),
     ("recordio", lambda d: (d / "train 2.idx").write_text("0\t0\n1\t999999999\n"), "points beyond"),
     ("recordio", lambda d: (d / "train 2.idx").write_text("0\t0\n1\t0\n"), "not an index of RecordIO"),
     ("recordio", lambda d: (d / "train 2.idx").write_text("x"), "not an index"),

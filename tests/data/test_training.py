@@ -1,0 +1,61 @@
+"""train.py on every kind of data: real processes, one and two workers."""
+import json
+
+import numpy as np
+import pytest
+from conftest import train
+from PIL import Image
+from test_train import weights
+
+FLAGS = ("--model=convnet", "--epochs=1", "--batch_size=96", "--augmentation=crop")
+
+
+@pytest.fixture(scope="module")
+def runs(in_format, tmp_path_factory):
+    """One epoch on two workers from LMDB, staged, and from RecordIO: the same records in the same files."""
+    folders = {}
+    for name, flags in (("lmdb", ["--stage_dir={}/disk", "--save_augmentations"]), ("recordio", [])):
+        folders[name] = tmp_path_factory.mktemp(f"run-{name}")
+        train(*FLAGS, f"--data_dir={in_format(name)}", f"--output_dir={folders[name]}",
+              *(flag.format(folders[name]) for flag in flags), kind="mpirun", workers=2)
+    return folders
+
+
+def test_the_same_records_make_the_same_weights_in_any_format(runs):
+    ours, theirs = (weights(folder) for folder in runs.values())
+    assert len(ours) > 10
+    for name in ours:
+        np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+
+
+def test_staging_copied_once_and_the_copy_was_read(runs, in_format):
+    [copy] = [path for path in (runs["lmdb"] / "disk").iterdir() if path.is_dir()]
+    assert sorted(path.name for path in copy.iterdir()) == sorted(path.name for path in in_format("lmdb").iterdir())
+    assert json.loads((runs["lmdb"] / "summary.json").read_text())["val_samples"] == 353
+
+
+def test_the_augmentations_are_shown(runs):
+    """8 by 8 training images of 32 pixels; the digits are light on dark."""
+    picture = Image.open(runs["lmdb"] / "augmentations.png")
+    assert picture.size == (256, 256) and picture.mode == "RGB"
+    pixels = np.asarray(picture).reshape(8, 32, 8, 32, 3).astype(float)
+    assert (pixels.std(axis=(1, 3, 4)) > 30).all()
+
+
+def test_folders_of_images_are_read_in_place(in_format, tmp_path):
+    """And evaluated exactly, by two workers."""
+    train(*FLAGS, f"--data_dir={in_format('folder')}", f"--output_dir={tmp_path}/run")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["val_samples"] == 353 and summary["train_samples"] == 1437
+    done = train("--mode=evaluate", f"--checkpoint={tmp_path}/run/checkpoints", kind="mpirun", workers=2)
+    counts = ("val_top1_count", "val_top5_count", "val_samples")
+    assert [json.loads(done.stdout)[name] for name in counts] == [summary[name] for name in counts]
+
+
+def test_synthetic_data(tmp_path):
+    train(*FLAGS, "--data_dir=synthetic:960", f"--output_dir={tmp_path}/run")
+    row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
+    assert row["samples"] == 960 and np.isfinite(row["train_loss"])
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["val_samples"] == 39
+    assert (tmp_path / "run" / "flags.txt").read_text().count("--data_dir=synthetic:960") == 1
