@@ -52,24 +52,25 @@ COLUMNS = {  # of the numbers that the pipeline reads
 }
 
 
-def draw(recipe: Augmentation, image_size: int, seed: int, position: int, count: int) -> np.ndarray:
-    """The numbers of `count` samples from a position of the stream on, float32 (count, columns).
+def draw(recipe: Augmentation, image_size: int, seed: int, position: int, places: np.ndarray) -> np.ndarray:
+    """The numbers of the samples at these places after a position of the stream, float32 (places, columns).
 
     warp: the two rows of the matrix that takes a pixel of the result to its place in the image, (x, y, 1).
     """
     bits = np.random.Philox(key=np.random.SeedSequence([seed, 1]).generate_state(2, np.uint64))
-    u = np.random.Generator(bits.advance(position * UNIFORMS // 4)).random((count, UNIFORMS))
+    u = np.random.Generator(bits.advance(position * UNIFORMS // 4)).random((places.max() + 1, UNIFORMS))[places]
     between = lambda column, low, high: low + (high - low) * u[:, column]  # noqa: E731
     aspect = np.exp(between(3, *np.log(recipe.aspect)))
     columns = {
         "area": u[:, 0], "place": u[:, 1:3], "sides": np.stack([aspect ** -0.5, aspect ** 0.5], axis=1),
         "mirror": u[:, 4] < 0.5,
         "warp": _warp(between(5, *np.deg2rad([-10.0, 10.0])), [between(6, -0.1, 0.1), between(7, -0.1, 0.1)],
-                      [between(8, 0.9, 1.1), between(9, 0.9, 1.1)], image_size / 2),
+                      [between(8, 0.9, 1.1), between(9, 0.9, 1.1)], image_size / 2
+                      ) if recipe.warp else np.zeros((len(places), 6)),
         "brightness": between(10, 0.8, 1.2), "contrast": between(11, 0.8, 1.2), "noise": between(12, 0.0, 8.0),
         "noise_place": u[:, 13:15],
     }
-    return np.concatenate([columns[name].reshape(count, width) for name, width in COLUMNS.items()],
+    return np.concatenate([columns[name].reshape(len(places), width) for name, width in COLUMNS.items()],
                           axis=1).astype(np.float32)
 
 

@@ -59,8 +59,7 @@ class Feed:
         split, recipe = self.dataset.train, augmentation.AUGMENTATIONS[self.augmentation]
         places = order.worker_places(split, steps, batch_size, self.shard, self.shards)
         samples = order.stream(split, self.seed, position, steps * batch_size)[places]
-        draws = augmentation.draw(recipe, self.image_size, self.seed, position, steps * batch_size
-                                  )[places] if recipe.random else None
+        draws = augmentation.draw(recipe, self.image_size, self.seed, position, places) if recipe.random else None
         with self._batches(split, samples, draws, micro_batch_size) as batches:
             yield batches
 

@@ -18,16 +18,18 @@ def columns(rows):
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
 def test_numbers_follow_from_the_place(name):
-    whole = draw(AUGMENTATIONS[name], 224, seed=3, position=0, count=200)
+    whole = draw(AUGMENTATIONS[name], 224, seed=3, position=0, places=np.arange(200))
     assert whole.dtype == np.float32 and whole.shape == (200, sum(COLUMNS.values()))
     for position in (1, 7, 100, 199):
-        np.testing.assert_array_equal(draw(AUGMENTATIONS[name], 224, 3, position, 1)[0], whole[position])
-    assert (draw(AUGMENTATIONS[name], 224, 4, 0, 200) != whole).any(axis=1).all()
+        np.testing.assert_array_equal(draw(AUGMENTATIONS[name], 224, 3, position, np.arange(1))[0], whole[position])
+    some = np.array([150, 3, 77])
+    np.testing.assert_array_equal(draw(AUGMENTATIONS[name], 224, 3, 0, some), whole[some])
+    assert (draw(AUGMENTATIONS[name], 224, 4, 0, np.arange(200)) != whole).any(axis=1).all()
     assert len(np.unique(whole, axis=0)) == 200
 
 
 def test_numbers_lie_where_they_should():
-    drawn = columns(draw(AUGMENTATIONS["full"], 224, 0, 0, 20_000))
+    drawn = columns(draw(AUGMENTATIONS["full"], 224, 0, 0, np.arange(20_000)))
     for name, low, high in (("area", 0, 1), ("place", 0, 1), ("noise_place", 0, 1), ("brightness", 0.8, 1.2),
                             ("contrast", 0.8, 1.2), ("noise", 0, 8)):
         values = drawn[name]
@@ -70,7 +72,7 @@ def dali_parts(recipe, sizes, rows):
 def test_the_part_that_is_decoded_against_numpy(name):
     recipe = AUGMENTATIONS[name]
     sizes = np.repeat(SIZES, 50, axis=0)
-    rows = draw(recipe, 224, 5, 0, len(sizes))
+    rows = draw(recipe, 224, 5, 0, np.arange(len(sizes)))
     drawn, shorter = columns(rows.astype(np.float64)), sizes.min(axis=1, keepdims=True).astype(np.float64)
     if recipe.area:
         pixels = sizes.astype(np.float64).prod(axis=1)
