@@ -5,13 +5,12 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 
 from data.dataset import Dataset, DatasetError, Split, describe
 from data.images import Rules
 from data.shards import SCRATCH, Plan, Written, finished, replace_text, shards, write_shard
-from data.shares import Team, claims
+from data.shares import Team, claims, progress
 from data.sources.items import Listed
 
 SMALLEST_STD = 1.0  # images of one colour have none, and are divided by it
@@ -42,7 +41,7 @@ def run(plan: Plan, folder: Path, team: Team, terms: dict) -> tuple[Dataset | No
         everything = shards(plan)
         done = team.first(lambda: _begin(folder, plan, terms, everything, stack))
         todo = [shard for shard in everything if shard.name not in done]
-        with _bar(team, sum(shard.stop - shard.start for shard in todo)) as bar:
+        with progress(team, sum(shard.stop - shard.start for shard in todo)) as bar:
             results = team.work(todo, lambda shard: write_shard(plan, shard, folder, team.beat),
                                 claims(folder / SCRATCH / "claims"), bar)
         written = done | dict(zip([shard.name for shard in todo], results, strict=False))
@@ -144,16 +143,3 @@ def moments(histogram: list[int]) -> tuple[tuple[float, ...], tuple[float, ...]]
         mean.append(round(total / count, 3))
         std.append(max(round((squares * count - total * total) ** 0.5 / count, 3), SMALLEST_STD))
     return tuple(mean), tuple(std)
-
-
-@contextlib.contextmanager
-def _bar(team, samples):
-    """A bar on rank 0 with rate and time left; one that is shown after a while, and seldom where no one watches."""
-    if team.rank or not samples:
-        yield None
-        return
-    from tqdm import tqdm
-
-    interval = 0.5 if sys.stderr.isatty() else 10
-    with tqdm(total=samples, unit=" images", delay=2, mininterval=interval, leave=False) as bar:
-        yield bar

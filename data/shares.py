@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
@@ -172,6 +173,19 @@ def claims(folder: Path) -> Callable[[str], bool]:
         return True
 
     return claim
+
+
+@contextmanager
+def progress(team, samples):
+    """A bar on rank 0 with rate and time left; one that is shown after a while, and seldom where no one watches."""
+    if team.rank or not samples:
+        yield None
+        return
+    from tqdm import tqdm
+
+    interval = 0.5 if sys.stderr.isatty() else 10
+    with tqdm(total=samples, unit=" images", delay=2, mininterval=interval, leave=False) as bar:
+        yield bar
 
 
 def one_line(error: Exception) -> str:

@@ -50,4 +50,5 @@ def test_the_prepare_command(tmp_path):
     assert described["train"]["samples"] == 1437 and described["format"] == "tfrecord"
     again = run("alone", 1, "-m", "data.prepare", "--source=digits", f"--output={tmp_path}/a b")
     assert again.returncode == 1 and "is not empty" in again.stderr and len(again.stderr.splitlines()) == 1
-    assert run("alone", 1, "-m", "data.prepare", "--source=nothing", "--output=x").returncode == 2
+    missing = run("alone", 1, "-m", "data.prepare", "--source=nothing", f"--output={tmp_path}/x")
+    assert missing.returncode == 1 and missing.stderr == "data.prepare: --source: there is no folder nothing\n"

@@ -1,0 +1,238 @@
+"""Adopts a dataset made elsewhere, where it lies: writes the indexes that it lacks, and dataset.json.
+
+TFRecord as TF-slim and NVIDIA write ImageNet (train-00000-of-01024, validation-...), LMDB of Caffe or Caffe2 (folders
+whose names hold train and val), RecordIO (train*.rec, val*.rec), or folders of images a class (train/, val/).
+"""
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from data import formats
+from data.dataset import VALIDATION_FOLDERS, Dataset, DatasetError, Split, describe
+from data.formats import messages
+from data.images import Rejected, Rules, store
+from data.preparation import moments
+from data.shards import MEASURED, replace_text
+from data.shares import Team, progress
+from data.verify import Part, parts, records
+
+SPLITS = {"train": "train", "validation": "val"}  # what the names of their files begin with, or those of LMDBs hold
+BESIDE = (".idx", ".json", ".jsonl", ".txt", ".lst", ".crc32", ".md5", ".csv")  # never data themselves
+TEXTS = ("image/class/text", "image/class/synset")  # features of TFRecord that name a class
+MOST_CLASSES = 1_000_000  # a label beyond is none
+
+
+@dataclass
+class Seen:
+    """What some records hold: how often each label; feature -> label -> texts; the pixels of those measured."""
+
+    labels: dict[int, int] = field(default_factory=dict)
+    texts: dict[str, dict[int, set[str]]] = field(default_factory=lambda: {name: {} for name in TEXTS})
+    histogram: list[int] = field(default_factory=list)
+
+
+def adopt(folder: Path, classes_file: Path | None, team: Team) -> int:
+    """Returns the exit code. Raises DatasetError for what cannot be adopted; then dataset.json is not written."""
+    kind, paths = team.first(lambda: _find(folder))
+    everything = [path for split in paths.values() for path in split]
+    samples = dict(zip(everything, team.share(everything, lambda path: _index(kind, path)), strict=True))
+    splits = {name: Split(kind, tuple(split), tuple(samples[path] for path in split))
+              for name, split in paths.items()}
+    stride = max(1, splits["train"].samples // MEASURED)
+    units = [(part, stride if name == "train" else 0) for name, split in splits.items() for part in parts(split)]
+    with progress(team, sum(split.samples for split in splits.values())) as bar:
+        seen = team.work(units, lambda unit: _look(*unit, folder, team), bar=bar)
+    trained = len(parts(splits["train"]))
+    for line in team.first(lambda: _conclude(folder, kind, splits, _all(seen[:trained]), _all(seen[trained:]),
+                                             classes_file)):
+        team.say(line)
+    return 0
+
+
+def _find(folder) -> tuple[str, dict[str, list[Path]]]:
+    """The format of what a folder holds, itself or one folder deeper, and the files of each split."""
+    if not folder.is_dir():
+        raise DatasetError(f"--output: there is no folder {folder}")
+    if (folder / "dataset.json").exists():
+        raise DatasetError(f"--adopt: {folder} holds a dataset.json already; remove it to adopt the dataset again")
+    entries = sorted([*folder.iterdir(), *folder.glob("*/*")])
+    files = [path for path in entries if path.is_file() and path.suffix not in BESIDE]
+    databases = {name: [path for path in entries if word in path.name.lower() and (path / "data.mdb").is_file()]
+                 for name, word in SPLITS.items()}
+    recordio, tfrecord = ({name: [path for path in files if path.name.startswith(word)
+                                  and (path.suffix == ".rec") == wanted] for name, word in SPLITS.items()}
+                          for wanted in (True, False))
+    validation = next((folder / name for name in VALIDATION_FOLDERS if (folder / name).is_dir()), None)
+    classes = validation and (folder / "train").is_dir() and any(path.is_dir() for path in (folder / "train").iterdir())
+    if all(databases.values()):
+        return _database_kind(databases["train"][0]), databases
+    if all(recordio.values()):
+        return "recordio", recordio
+    if classes:
+        return "folder", {"train": [folder / "train"], "validation": [validation]}
+    if all(tfrecord.values()):
+        return "tfrecord", tfrecord
+    raise DatasetError(f"--adopt: {folder} holds no dataset of a known kind: TFRecord (train*, val*), RecordIO "
+                       "(train*.rec, val*.rec), LMDB (*train*/data.mdb, *val*/data.mdb) or folders of images a class "
+                       "(train/, val/)")
+
+
+def _database_kind(path) -> str:
+    """Caffe's or Caffe2's, by what the first value is."""
+    import lmdb
+
+    if not formats.get("lmdb").read_index(path):
+        raise DatasetError(f"--adopt: {path} holds no records; it is truncated, or no dataset's")
+    with lmdb.open(str(path), readonly=True, lock=False) as database, database.begin() as transaction:
+        value = next(iter(transaction.cursor()))[1]
+    for kind, parse in (("lmdb", messages.read_datum), ("lmdb_caffe2", messages.read_tensors)):
+        try:
+            parse(value)
+            return kind
+        except ValueError:
+            pass
+    raise DatasetError(f"--adopt: {path}: its values are neither Caffe's Datum nor Caffe2's TensorProtos with an "
+                       "encoded image; write them with convert_imageset --encoded, or prepare the images anew")
+
+
+def _index(kind, path) -> int:
+    """The number of records of a file, whose index is made if it has none. Raises OSError, ValueError."""
+    module = formats.get(kind)
+    place = module.index_path(path)
+    if place and not place.exists():
+        # made beside and renamed, so that a run that is killed leaves no half of an index
+        with tempfile.TemporaryDirectory(prefix=".adopting.", dir=path.parent) as scratch:
+            link = Path(scratch) / path.name
+            link.symlink_to(path.absolute())
+            try:
+                module.make_index(link)
+            except ValueError as error:
+                raise DatasetError(f"--adopt: {str(error).replace(str(link), str(path))}") from None
+            os.replace(module.index_path(link), place)
+    count = len(module.read_index(path))
+    if not count:
+        raise DatasetError(f"--adopt: {path} holds no records; it is truncated, or no dataset's")
+    return count
+
+
+def _look(part: Part, stride: int, folder, team) -> Seen:
+    """Looks at a part's labels, and at the pixels of every `stride`-th record of the split unless that is 0."""
+    seen, before = Seen(), int(part.split.file_starts[part.file])
+    for number, label, texts, image in _labelled(part):
+        seen.labels[label] = seen.labels.get(label, 0) + 1
+        for feature, text in texts.items():
+            seen.texts[feature].setdefault(label, set()).add(text)
+        place = before + number
+        if stride and place % stride == 0 and place // stride < MEASURED:
+            _measure(image(), seen)
+        team.beat(1)
+    return seen
+
+
+def _labelled(part) -> Iterator[tuple]:
+    """(record number, label, texts by feature, function that gives the image) of each record; DatasetError if bad."""
+    if part.split.format == "tfrecord":
+        yield from _examples(part)
+    elif part.split.format == "folder":  # labels are known without reading
+        listing = part.split.entries[part.file]
+        for number in range(part.start, part.stop):
+            yield number, int(listing.labels[number]), {}, Path(listing.files[number]).read_bytes
+    else:
+        for number, found in records(part):
+            if isinstance(found, str):
+                raise DatasetError(f"--adopt: {part.path}, record {number}: {found}")
+            yield number, found[1], {}, lambda found=found: found[0]
+
+
+def _examples(part) -> Iterator[tuple]:
+    import tensorflow as tf
+    from google.protobuf.message import DecodeError
+
+    from data.formats.tfrecord import FRAMING, IMAGE, LABEL
+
+    with open(part.path, "rb") as file:
+        for number in range(part.start, part.stop):
+            offset, size = map(int, part.split.entries[part.file][number])
+            file.seek(offset + 12)
+            try:
+                features = tf.train.Example.FromString(file.read(size - FRAMING)).features.feature
+                image, label = features[IMAGE].bytes_list.value[0], features[LABEL].int64_list.value[0]
+            except (DecodeError, IndexError):
+                raise DatasetError(f"--adopt: {part.path}, record {number}: not an Example with {IMAGE} and {LABEL}"
+                                   ) from None
+            texts = {name: features[name].bytes_list.value[0].decode(errors="replace") for name in TEXTS
+                     if features[name].bytes_list.value}
+            yield number, label, texts, lambda image=image: image
+
+
+def _measure(image, seen):
+    try:
+        histogram = store(image, "", Rules(), measure=True).histogram
+    except Rejected:  # --verify finds it
+        return
+    seen.histogram = [a + b for a, b in zip(seen.histogram or [0] * 768, histogram, strict=True)]
+
+
+def _all(parts_seen) -> Seen:
+    whole = Seen()
+    for part in parts_seen:
+        for label, count in part.labels.items():
+            whole.labels[label] = whole.labels.get(label, 0) + count
+        for feature, texts in part.texts.items():
+            for label, found in texts.items():
+                whole.texts[feature].setdefault(label, set()).update(found)
+        if part.histogram:
+            whole.histogram = [a + b for a, b in zip(whole.histogram or [0] * 768, part.histogram, strict=True)]
+    return whole
+
+
+def _conclude(folder, kind, splits, train, validation, classes_file) -> list[str]:
+    """Writes dataset.json, on rank 0; what to say about it."""
+    least, last = min([*train.labels, *validation.labels]), max(train.labels)
+    if least < 0 or last > MOST_CLASSES:
+        raise DatasetError(f"--adopt: {folder} has labels from {least} to {last}; they are to count from 0 or 1")
+    named = _named(kind, splits, classes_file)
+    first = 1 if least == 1 and len(named or ()) <= last else 0  # as many names as labels from 0 on: the first is empty
+    if named and len(named) <= last - first:
+        raise DatasetError(f"--classes: {classes_file} names {len(named)} classes, the labels are {first} to {last}")
+    classes = named or _described(train.texts, range(first, last + 1))
+    strange = [label for label in validation.labels if not first <= label < first + len(classes)]
+    if strange:
+        raise DatasetError(f"--adopt: the label {strange[0]} stands in validation, those of training are {first} to "
+                           f"{first + len(classes) - 1}")
+    if not train.histogram:
+        raise DatasetError(f"--adopt: none of {MEASURED} training images in {folder} can be decoded")
+    mean, std = moments(train.histogram)
+    dataset = Dataset(folder, kind, classes, **splits, mean=mean, std=std, first_label=first)
+    replace_text(folder / "dataset.json", json.dumps(describe(dataset), indent=1) + "\n")
+    empty = [name for label, name in enumerate(classes, first) if label not in train.labels]
+    return [f"warning: no training images in class {name!r}" for name in empty[:3]] + [
+        f"{folder}: adopted {dataset.train.samples:,} training and {dataset.validation.samples:,} validation images of "
+        f"{len(classes)} classes in {sum(len(split.paths) for split in splits.values())} files of {kind}"]
+
+
+def _named(kind, splits, classes_file) -> tuple[str, ...] | None:
+    """The classes' names in label order from a file or from the folders."""
+    if classes_file:
+        return tuple(line.strip() for line in classes_file.read_text(errors="surrogateescape").splitlines()
+                     if line.strip())
+    if kind != "folder":
+        return None
+    module = formats.get("folder")
+    train, validation = (module.class_names(split.paths[0]) for split in splits.values())
+    if differing := set(train) ^ set(validation):
+        raise DatasetError(f"--adopt: class {min(differing)!r} does not stand in both of train/ and "
+                           f"{splits['validation'].paths[0].name}/; make its folder, empty if need be")
+    return tuple(train)
+
+
+def _described(texts, labels) -> tuple[str, ...]:
+    """The classes' names by the records' texts where each has one of its own, else numbers."""
+    for found in texts.values():
+        names = [found.get(label, set()) for label in labels]
+        if all(len(name) == 1 for name in names) and len(set().union(*names)) == len(names):
+            return tuple(next(iter(name)) for name in names)
+    return tuple(map(str, labels))

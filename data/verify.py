@@ -1,0 +1,139 @@
+"""Checks a prepared dataset record by record: checksums kept at preparation, and that each image decodes."""
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from data.dataset import DatasetError, Split, open_dataset
+from data.images import Rejected, check
+from data.shards import crc_path
+from data.shares import Team, one_line, progress
+
+PART = {True: 1024, False: 16384}  # records, by whether a format reads in any order: others pass over what is before
+TENSORFLOWS_OWN = "tfrecord"  # the one format whose records carry checksums
+
+
+@dataclass(frozen=True)
+class Part:
+    """Records start to stop of one of a split's files."""
+
+    split: Split
+    file: int
+    start: int
+    stop: int
+
+    @property
+    def path(self) -> Path:
+        return self.split.paths[self.file]
+
+
+def verify(folder: Path, team: Team) -> int:
+    """Names each bad record; returns the exit code: 0 if there is none, else 1. Raises DatasetError."""
+    dataset = team.first(lambda: _opened(folder))
+    units = parts(dataset.train) + parts(dataset.validation)
+    total = dataset.train.samples + dataset.validation.samples
+    with progress(team, total) as bar:
+        bad = team.work(units, lambda part: _check(part, dataset, team), bar=bar)
+    rows = [row for part in bad for row in part]
+    for name, reason in rows:
+        team.say(f"{folder}: {name}: {reason}")
+    count = team.first(lambda: len(rows))
+    team.say(f"{folder}: {count:,} of {total:,} records are damaged" if count else
+             f"{folder}: {dataset.train.samples:,} training and {dataset.validation.samples:,} validation images of "
+             f"{len(dataset.classes)} classes are sound")
+    if count:
+        team.leave()
+    return 1 if count else 0
+
+
+def parts(split: Split) -> list[Part]:
+    size = PART[split.kind.ANY_ORDER]
+    return [Part(split, number, start, min(start + size, count)) for number, count in enumerate(split.file_samples)
+            for start in range(0, count, size)]
+
+
+def records(part: Part) -> Iterator[tuple[int, tuple[bytes, int] | str]]:
+    """(record number, (encoded image, label)), or what is wrong with a record instead; goes on behind it."""
+    entries, start = part.split.entries[part.file], part.start
+    while start < part.stop:
+        try:
+            for pair in part.split.kind.records(part.path, entries, np.arange(start, part.stop)):
+                yield start, pair
+                start += 1
+            return
+        except Exception as error:  # of LMDB, of protocol buffers, of the disk
+            yield start, one_line(error)
+            start += 1
+
+
+def _opened(folder):
+    try:
+        return open_dataset(folder)
+    except DatasetError as error:
+        raise DatasetError(str(error).replace("--data_dir:", "--output:")) from None
+
+
+def _check(part, dataset, team) -> list[tuple[str, str]]:
+    rows, checksums = [], _checksums(part)
+    for number, found in records(part):
+        reason = found if isinstance(found, str) else (
+            _checksum_differs(checksums, number, *found) or _label_is_none(found[1], dataset) or _undecodable(found[0]))
+        if reason:
+            name = part.path.relative_to(dataset.folder)
+            rows.append((part.split.entries[part.file].files[number] if dataset.format == "folder" else
+                         f"{name}, record {number}", reason))
+        team.beat(1)
+    return rows
+
+
+def _checksums(part):
+    """A function from a record's number to whether it is as it was written; None where nothing was kept."""
+    kept = crc_path(part.path)
+    if kept.exists():
+        lines = kept.read_text(errors="replace").splitlines()
+        if len(lines) != part.split.file_samples[part.file]:
+            raise DatasetError(f"{kept}: {len(lines)} checksums for {part.split.file_samples[part.file]} records")
+        return lines
+    return _TensorFlows(part) if part.split.format == TENSORFLOWS_OWN else None
+
+
+class _TensorFlows:
+    """The checksums that TFRecord keeps with each record."""
+
+    def __init__(self, part):
+        from tensorflow.python.lib.io import tf_record
+
+        self.reader, self.entries = tf_record.tf_record_random_reader(str(part.path)), part.split.entries[part.file]
+
+    def differs(self, number) -> bool:
+        import tensorflow as tf
+
+        try:
+            self.reader.read(int(self.entries[number][0]))
+        except (tf.errors.DataLossError, IndexError):
+            return True
+        return False
+
+
+def _checksum_differs(checksums, number, image, label) -> str | None:
+    if isinstance(checksums, _TensorFlows):
+        return "its checksum differs" if checksums.differs(number) else None
+    if checksums is not None and checksums[number] != f"{zlib.crc32(image):08x} {label}":
+        return "its checksum differs from the one kept when it was prepared"
+    return None
+
+
+def _label_is_none(label, dataset) -> str | None:
+    if not 0 <= label - dataset.first_label < len(dataset.classes):
+        return f"its label is {label}, for which there is no class"
+    return None
+
+
+def _undecodable(image) -> str | None:
+    try:
+        check(image)
+    except Rejected as error:
+        return str(error)
+    return None
