@@ -67,6 +67,8 @@ def _listed(values, team) -> Listed:
     source = Path(values.source)
     if not team.first(source.is_dir):
         raise DatasetError(f"--source: there is no folder {source}")
+    if Path(values.output).resolve().is_relative_to(source.resolve()):
+        raise DatasetError(f"--output: {values.output} lies in --source, and would be taken for images the next time")
     if team.first(lambda: is_imagenet(source)):
         if values.validation_fraction:
             raise DatasetError("--validation_fraction: ImageNet's tars have images for validation already")
@@ -78,6 +80,9 @@ def _begin(folder, plan, terms, everything, stack) -> dict[str, Written]:
     """Makes or takes up a folder, on rank 0; returns what is finished. `stack` holds it against a second run."""
     scratch = folder / SCRATCH
     folder.mkdir(parents=True, exist_ok=True)
+    if (folder / "dataset.json").exists():
+        shutil.rmtree(scratch, ignore_errors=True)  # of a run that was killed at its last step
+        raise DatasetError(f"--output: {folder} is not empty: it holds a prepared dataset; choose another folder")
     if not scratch.is_dir() and any(folder.iterdir()):
         raise DatasetError(f"--output: {folder} is not empty; choose another folder")
     scratch.mkdir(exist_ok=True)

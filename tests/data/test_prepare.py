@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -171,9 +172,10 @@ def kill_session(process):
 def test_an_unfinished_run_is_not_gone_on_with_in_another_way(many, tmp_path, capsys):
     folder, flags = tmp_path / "o", many_flags(many, tmp_path / "o")
     unfinished(many, folder)
+    shutil.copytree(many, tmp_path / "copy")
     for change, named in ((["--resize_shorter=100"], "--resize_shorter is 100, it was begun with 200"),
                           (["--seed=3"], "--seed is 3"), (["--format=lmdb"], "--format is lmdb"),
-                          ([f"--source={many.parent}"], "--source is")):
+                          ([f"--source={tmp_path}/copy"], "--source is")):
         assert command(*flags, *change) == 1
         assert named in capsys.readouterr().err.splitlines()[-1]
     extra = many / "dog" / "one more.jpg"
@@ -277,6 +279,15 @@ def test_tensorflow_is_left_alone_where_it_is_not_needed(tmp_path):
                "print([name for name in ('tensorflow', 'mpi4py', 'nvidia.dali') if name in sys.modules])")
     done = run("alone", 1, "-c", program)
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def test_a_run_killed_at_its_last_step_is_done(source, tmp_path, capsys):
+    flags = (f"--source={source}", f"--output={tmp_path}/o", "--format=recordio")
+    assert command(*flags) == 0
+    finished = contents(tmp_path / "o")
+    (tmp_path / "o" / ".preparing" / "claims").mkdir(parents=True)
+    assert command(*flags) == 1 and "holds a prepared dataset" in capsys.readouterr().err
+    assert contents(tmp_path / "o") == finished and not (tmp_path / "o" / ".preparing").exists()
 
 
 def test_a_folder_with_something_in_it_is_left_alone(source, tmp_path, capsys):

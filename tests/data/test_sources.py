@@ -80,6 +80,13 @@ def test_folders_that_are_no_source(tmp_path, capsys, name):
     assert not (tmp_path / "o" / "dataset.json").exists()
 
 
+def test_output_in_the_source(tmp_path, capsys):
+    fill(tmp_path / "source", 4)
+    (tmp_path / "link").symlink_to(tmp_path / "source")
+    assert prepare(tmp_path / "source", tmp_path / "link" / "o", "--validation_fraction=0.5") == 1
+    assert "lies in --source" in capsys.readouterr().err and not (tmp_path / "source" / "o").exists()
+
+
 def test_a_class_that_validation_lacks_keeps_the_labels(tmp_path):
     fill(tmp_path / "source" / "train", 4)
     fill(tmp_path / "source" / "val", 2, 50, CLASSES[1:])
