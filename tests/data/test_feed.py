@@ -52,6 +52,17 @@ def test_an_epoch_holds_each_sample_once_over_all_shards(dataset, shards):
     assert sorted(second.tolist()) == list(range(split.samples))
 
 
+@pytest.mark.parametrize("shards", [1, 2, 3, 4, 5])
+def test_the_shards_of_every_interval_are_its_piece_of_the_stream(dataset, shards):
+    """Interval after interval, of changing batches: what all read together is the stream, no less, no more."""
+    split, position = dataset.train, 0
+    for steps, batch in ((11, 60), (12, 60), (1, 120), (7, 120), (40, 60)):
+        together = np.concatenate(parts(split, position, steps, batch, shards))
+        piece = order.stream(split, 7, position, steps * batch)
+        assert sorted(together.tolist()) == sorted(piece.tolist())
+        position += steps * batch
+
+
 @pytest.mark.parametrize("name", FREE)
 def test_global_batches_do_not_depend_on_the_number_of_shards(in_format, name):
     split = open_dataset(in_format(name)).train
@@ -107,7 +118,7 @@ def test_a_pipeline_opened_anywhere_goes_on_exactly(one_file, name):
     np.testing.assert_array_equal(np.concatenate([images(1300, 6, shard, 2) for shard in (0, 1)], axis=1), whole)
 
 
-@pytest.mark.parametrize("shards", [1, 2, 3, 5])
+@pytest.mark.parametrize("shards", [1, 2, 3, 4, 5])
 def test_validation_counts_each_sample_once(dataset, shards):
     labels, total = [], 0
     for shard in range(shards):
