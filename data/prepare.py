@@ -86,9 +86,12 @@ def main(argv) -> int:
     except KeyboardInterrupt:
         team.say("interrupted; the same command goes on from here")
         return 130
-    except (DatasetError, OSError) as error:
+    except DatasetError as error:  # raised on every rank
         team.say(one_line(error))
         team.leave()
+        return 1
+    except Exception as error:  # the others must not wait for this one
+        team.abort(one_line(error))
         return 1
 
 

@@ -104,7 +104,7 @@ def write_shard(plan: Plan, shard: Shard, folder: Path, beat: Callable[[int], No
             for part in (crc_path(path), formats.get(plan.format).index_path(path)):
                 if part:
                     part.replace(folder / part.name)
-        replace_text(_result_path(folder, shard), json.dumps(vars(written)))
+        replace_text(_result_path(folder, shard), json.dumps(vars(written)), durable=False)  # without: begun again
         if written.samples:
             _into_place(path, folder / shard.name)
     finally:
@@ -143,13 +143,14 @@ def shuffled(plan: Plan, split: str) -> np.ndarray:
     return random.permutation(plan.counts[split])
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Writes a file that is there as a whole or not at all."""
+def replace_text(path: Path, text: str, durable: bool = True) -> None:
+    """Writes a file that is there as a whole or not at all, whoever is killed; durable: when power fails, too."""
     scratch = path.with_name(f"{path.name}.part")
     with open(scratch, "w") as file:
         file.write(text)
         file.flush()
-        os.fsync(file.fileno())
+        if durable:
+            os.fsync(file.fileno())
     scratch.replace(path)
 
 

@@ -44,6 +44,12 @@ class Team:
         if self.rank == 0:
             print(f"data.prepare: {line}", file=sys.stderr, flush=True)
 
+    def abort(self, line: str) -> None:
+        """Ends every rank, for an error that only this one may have."""
+        print(f"data.prepare: {line}", file=sys.stderr, flush=True)
+        if self.size > 1:
+            self.comm.Abort(1)
+
     def first(self, action: Callable):
         """What the action returns on rank 0, on every rank."""
         outcome = _attempt(action) if self.rank == 0 else None

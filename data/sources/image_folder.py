@@ -1,5 +1,4 @@
 """Source: a folder of images, a folder a class: DIR/train/CLASS and DIR/val/CLASS, or DIR/CLASS to be divided."""
-import os
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +55,8 @@ def _layout(source, fraction) -> tuple[dict[str, Path], tuple[str, ...]]:
 def _names(source, folder, label) -> list[tuple[str, int]]:
     if not folder.is_dir():  # a class that validation lacks
         return []
-    return [(os.path.relpath(path, source), label) for path in class_folders.image_files(folder)]
+    start = len(str(source / "_")) - 1  # of a path within the source
+    return [(str(path)[start:], label) for path in class_folders.image_files(folder)]
 
 
 def _divided(items, fraction, seed) -> dict:
