@@ -18,7 +18,7 @@ from absl import flags as absl_flags
 
 from data import formats
 from data.dataset import Dataset, DatasetError
-from data.shares import Team, one_line
+from data.preparing.team import Team, one_line
 from data.sources.digits import digits
 from data.sources.glyphs import glyphs
 from data.sources.source import Source
@@ -29,10 +29,10 @@ VERSIONS = {name: sys.modules[source.__module__].VERSION for name, source in SOU
 
 def prepare(source: Source, folder: Path) -> Dataset:
     """Writes a built-in source into a folder that exists and is empty, in this process alone."""
-    from data import preparation, shards
+    from data.preparing import run, shards
 
     plan = shards.Plan(source, "tfrecord", source.counts, 0, 0, shards.Rules())
-    return preparation.run(plan, folder, Team(alone=True), {})[0]
+    return run.run(plan, folder, Team(alone=True), {})[0]
 
 
 def built_in(name: str) -> Path:
@@ -98,19 +98,19 @@ def main(argv) -> int:
 def _run(values, team) -> int:
     folder, begun = Path(values.output), time.monotonic()
     if values.adopt:
-        from data.adopt import adopt
+        from data.preparing.adopt import adopt
 
         return adopt(folder, Path(values.classes) if values.classes else None, team)
     if not values.source:
-        from data.verify import verify
+        from data.preparing.verify import verify
 
         return verify(folder, team)
-    from data import preparation
+    from data.preparing import run
 
-    plan, terms = preparation.make_plan(values, SOURCES, VERSIONS, team)
-    dataset, written = preparation.run(plan, folder, team, terms)
+    plan, terms = run.make_plan(values, SOURCES, VERSIONS, team)
+    dataset, written = run.run(plan, folder, team, terms)
     if team.rank == 0:
-        team.say(preparation.summary(folder, dataset, written, time.monotonic() - begun))
+        team.say(run.summary(folder, dataset, written, time.monotonic() - begun))
     return 0
 
 

@@ -59,14 +59,16 @@ def records(path, index, samples) -> Iterator[tuple[bytes, int]]:
 
 
 def read_values(path, samples, parse: Callable[[bytes], tuple[bytes, int]]) -> Iterator[tuple[bytes, int]]:
-    wanted = set(map(int, samples))
+    wanted = sorted(map(int, samples))
     with _opened(path) as database, database.begin() as transaction:
-        for number, (key, value) in enumerate(transaction.cursor()):
-            if number in wanted:
-                try:
-                    yield parse(value)
-                except ValueError as error:
-                    raise ValueError(f"{path}: the value of key {key!r} {error}") from None
+        cursor = transaction.cursor()
+        keys = enumerate(cursor.iternext(keys=True, values=False))  # what is passed over is not read
+        for number in wanted:
+            key = next(key for place, key in keys if place == number)
+            try:
+                yield parse(cursor.value())
+            except ValueError as error:
+                raise ValueError(f"{path}: the value of key {key!r} {error}") from None
 
 
 def reader(pieces, scratch: Path):

@@ -5,7 +5,7 @@ import numpy as np
 
 from data.dataset import VALIDATION_FOLDERS, DatasetError
 from data.formats import folder as class_folders
-from data.shares import Team
+from data.preparing.team import Team
 from data.sources.items import Listed, empty_classes, files
 
 

@@ -12,7 +12,7 @@ import tarfile
 from pathlib import Path
 
 from data.dataset import DatasetError
-from data.shares import Team
+from data.preparing.team import Team
 from data.sources.items import Listed, empty_classes, members
 
 TRAIN, VALIDATION, KIT = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12"

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from data.images import READ, Rejected, Rules, store
+from data.preparing.images import READ, Rejected, Rules, store
 
 RNG = np.random.Generator(np.random.Philox(5))
 SMOOTH = Image.fromarray(RNG.integers(60, 200, (3, 4, 3), dtype=np.uint8)).resize((60, 48), Image.Resampling.BICUBIC)

@@ -188,13 +188,13 @@ def test_an_unfinished_run_is_not_gone_on_with_in_another_way(many, tmp_path, ca
 
 def unfinished(source, folder):
     """A preparation that was stopped before its first shard."""
-    from data import preparation
+    from data.preparing import run as preparing
 
     def stopped(*_):
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preparation, "write_shard", stopped)
+        patch.setattr(preparing, "write_shard", stopped)
         assert command(*many_flags(source, folder)) == 130
     assert (folder / ".preparing" / "plan.json").exists()
 
@@ -242,7 +242,7 @@ def test_files_that_the_user_may_not_read_are_rejected(tmp_path):
     """As a user without rights, in a process of its own: root may read everything."""
     fill(tmp_path / "source", 3)
     (tmp_path / "source" / "dog" / "0 ü.jpg").chmod(0)
-    program = ("import os, sys; from data import images, shards; from data.sources.items import files\n"
+    program = ("import os, sys; from data.preparing import images, shards; from data.sources.items import files\n"
                "os.setgid(65534); os.setuid(65534)\n"
                "try: shards._stored(files(sys.argv[1], ['dog/0 ü.jpg'], [0]), 0, images.Rules(), False)\n"
                "except images.Rejected as error: print(error)")

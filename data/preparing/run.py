@@ -8,9 +8,9 @@ import shutil
 from pathlib import Path
 
 from data.dataset import Dataset, DatasetError, Split, describe
-from data.images import Rules
-from data.shards import SCRATCH, Plan, Written, finished, replace_text, shards, write_shard
-from data.shares import Team, claims, progress
+from data.preparing.images import Rules
+from data.preparing.shards import SCRATCH, Plan, Written, finished, replace_text, shards, write_shard
+from data.preparing.team import Team, claims, progress
 from data.sources.items import Listed
 
 SMALLEST_STD = 1.0  # images of one colour have none, and are divided by it

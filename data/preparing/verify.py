@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from data.dataset import DatasetError, Split, open_dataset
-from data.images import Rejected, check
-from data.shards import crc_path
-from data.shares import Team, one_line, progress
+from data.preparing.images import Rejected, check
+from data.preparing.shards import crc_path
+from data.preparing.team import Team, one_line, progress
 
 PART = {True: 1024, False: 16384}  # records, by whether a format reads in any order: others pass over what is before
 TENSORFLOWS_OWN = "tfrecord"  # the one format whose records carry checksums

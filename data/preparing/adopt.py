@@ -13,11 +13,11 @@ from pathlib import Path
 from data import formats
 from data.dataset import VALIDATION_FOLDERS, Dataset, DatasetError, Split, describe
 from data.formats import messages
-from data.images import Rejected, Rules, store
-from data.preparation import moments
-from data.shards import MEASURED, replace_text
-from data.shares import Team, progress
-from data.verify import Part, parts, records
+from data.preparing.images import Rejected, Rules, store
+from data.preparing.run import moments
+from data.preparing.shards import MEASURED, replace_text
+from data.preparing.team import Team, progress
+from data.preparing.verify import Part, parts, records
 
 SPLITS = {"train": "train", "validation": "val"}  # what the names of their files begin with, or those of LMDBs hold
 BESIDE = (".idx", ".json", ".jsonl", ".txt", ".lst", ".crc32", ".md5", ".csv")  # never data themselves

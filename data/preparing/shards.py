@@ -16,8 +16,8 @@ import numpy as np
 
 from data import formats
 from data.dataset import DatasetError
-from data.images import Rejected, Rules, Stored, store
-from data.shares import one_line
+from data.preparing.images import Rejected, Rules, Stored, store
+from data.preparing.team import one_line
 from data.sources.items import Items, Listed
 from data.sources.source import Source
 

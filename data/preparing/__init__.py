@@ -1,0 +1,1 @@
+"""How a dataset gets onto the disk: what `data.prepare` does, on any number of ranks."""
