@@ -1,0 +1,161 @@
+"""Is the input fast enough? bigbatch's pipeline beside tf.data, PyTorch and the decoder alone; training beside itself.
+
+    uv run --group benchmark python -m benchmarks.input_pipeline [--rounds=5] [--torch_python=PATH] [--output=FILE]
+
+Photographs of about 500x375 pixels (benchmarks.photos); a random part of 8 to 100 % of each is resized to 224 pixels,
+mirrored or not, and given in batches of 128, uint8, with labels, in random order, on two cores:
+
+    bigbatch    data.feed.Feed.train, batches arriving in TensorFlow; TFRecord
+    tf.data     fused decoding and cropping, AUTOTUNE, batches of TensorFlow; TFRecord
+    PyTorch     DataLoader, two workers, Pillow; files
+    decoder     the limit: libjpeg-turbo (simplejpeg), two threads, whole images in memory, nothing but decoding
+
+bigbatch and Pillow filter what they make smaller, tf.data and its usual recipe do not. Each is a process of its own,
+stopped while the others have their turns; a turn begins with a second that does not count. Printed are medians over
+the rounds, and the medians of each round's ratios. PyTorch is no dependency:
+`pip install torch==2.13.0 pillow numpy` in an interpreter of your own, and give that as --torch_python.
+
+Then, unless --no_train: train.py on real images and on synthetic ones of the same size, in turn: the median of the
+epochs' images per second, without the first, in which things are compiled. ResNet-20 on `digits`; ResNet-18 at 64
+pixels on the photographs as they are and as data.prepare --resize_shorter=96 keeps them.
+"""
+import argparse
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks import photos
+
+ROOT = Path(__file__).parents[1]
+IMAGE_SIZE, BATCH, CORES = 224, 128, 2
+WANTED = {"tf.data": 1.25, "PyTorch": 2.0, "decoder": 0.5}  # times the rate of each
+WANTED_TRAIN = 0.97
+
+
+class Peer:
+    """A process of benchmarks.peers, with its workers: stopped, so that it fills no queues, but for its turns."""
+
+    def __init__(self, python, module, source, stack):
+        command = [python, "-m", f"benchmarks.peers.{module}", str(source), str(IMAGE_SIZE), str(BATCH), str(CORES)]
+        environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
+        self._process = subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stdin=subprocess.PIPE,
+                                         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
+        stack.callback(self._signal, signal.SIGKILL)
+        self._answer("ready")
+        self._signal(signal.SIGSTOP)
+
+    def turn(self, seconds: float) -> float:
+        """Images per second."""
+        self._signal(signal.SIGCONT)
+        print(seconds, file=self._process.stdin, flush=True)
+        rate = float(self._answer())
+        self._signal(signal.SIGSTOP)
+        return rate
+
+    def _signal(self, number):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def _answer(self, wanted=None) -> str:
+        line = self._process.stdout.readline().strip()
+        if not line or wanted not in (None, line):
+            raise SystemExit(f"benchmarks.input_pipeline: {' '.join(self._process.args)} failed")
+        return line
+
+
+def pipelines(dataset: Path, folder: Path, options) -> dict[str, list[float]]:
+    """Images per second of each peer, by round."""
+    with contextlib.ExitStack() as stack:
+        peers = {"bigbatch": Peer(sys.executable, "bigbatch", dataset, stack),
+                 "tf.data": Peer(sys.executable, "tf_data", dataset, stack),
+                 "PyTorch": Peer(options.torch_python, "torch_loader", folder, stack),
+                 "decoder": Peer(sys.executable, "jpeg_limit", folder, stack)}
+        rates = {name: [] for name in peers}
+        for _ in range(options.rounds):
+            for name, peer in peers.items():
+                rates[name].append(peer.turn(options.seconds))
+    return rates
+
+
+def training(digits: str, large: Path, small: Path, options) -> dict[str, dict[str, list[float]]]:
+    """Images per second of training on real and on synthetic images, by round."""
+    resnet18 = ("--model=resnet18", "--image_size=64", "--augmentation=crop_flip", "--micro_batch_size=64")
+    resnet20 = ("--model=resnet20", "--image_size=32", "--augmentation=crop", "--micro_batch_size=128")
+    runs = {"ResNet-20, digits": (digits, 1437, resnet20),
+            "ResNet-18 at 64 pixels, photographs": (large, None, resnet18),
+            "ResNet-18 at 64 pixels, --resize_shorter=96": (small, None, resnet18)}
+    rates = {name: {"real": [], "synthetic": []} for name in runs}
+    for _ in range(options.train_rounds):
+        for name, (data_dir, samples, flags) in runs.items():
+            samples = samples or json.loads((data_dir / "dataset.json").read_text())["train"]["samples"]
+            for kind, source in (("real", data_dir), ("synthetic", f"synthetic:{samples}")):
+                rates[name][kind].append(train(source, *flags))
+    return rates
+
+
+def train(data_dir, *flags: str) -> float:
+    """Images per second, the median of the epochs but for the first."""
+    with tempfile.TemporaryDirectory(prefix="bigbatch-benchmark-") as folder:
+        subprocess.run([sys.executable, "train.py", f"--data_dir={data_dir}", "--batch_size=128", "--epochs=4",
+                        "--checkpoint_every=100", f"--output_dir={folder}", *flags], cwd=ROOT, check=True,
+                       stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        rows = (Path(folder) / "metrics.jsonl").read_text().splitlines()
+    return statistics.median(json.loads(row)["images_per_second"] for row in rows[1:])
+
+
+def prepare(source: Path, output: Path, *flags: str) -> Path:
+    subprocess.run([sys.executable, "-m", "data.prepare", f"--source={source}", f"--output={output}",
+                    "--validation_fraction=0.06", *flags], cwd=ROOT, check=True, capture_output=True)
+    return output
+
+
+def ratio(ones: list[float], others: list[float]) -> float:
+    return statistics.median(one / other for one, other in zip(ones, others, strict=True))
+
+
+def show(rates: dict, trained: dict) -> dict:
+    """Prints the medians and ratios; returns them with the rates of each round."""
+    ratios = {name: ratio(rates["bigbatch"], measured) for name, measured in rates.items() if name != "bigbatch"}
+    print(f"{IMAGE_SIZE} pixels, batch {BATCH}, {CORES} cores, images/s")
+    for name, measured in rates.items():
+        against = f"bigbatch: {ratios[name]:.2f} x   (wanted: {WANTED[name]:g})" if name in ratios else ""
+        print(f"{name:12s}{statistics.median(measured):8,.0f}   {against}")
+    for name, kinds in trained.items():
+        ratios[name] = ratio(kinds["real"], kinds["synthetic"])
+        print(f"{name:45s}{statistics.median(kinds['real']):7,.0f} real, {statistics.median(kinds['synthetic']):7,.0f} "
+              f"synthetic: {ratios[name]:.3f} (wanted: {WANTED_TRAIN})")
+    return {"pipelines": rates, "training": trained, "ratios": ratios}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--photos", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each turn")
+    parser.add_argument("--train_rounds", type=int, default=2)
+    parser.add_argument("--no_train", action="store_true")
+    parser.add_argument("--torch_python", default=sys.executable, help="an interpreter that has torch and Pillow")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "bigbatch-photos")
+    parser.add_argument("--output", type=Path, help="a file for the figures, as JSON")
+    options = parser.parse_args()
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])  # the peers inherit it
+    folder = photos.make(options.folder / str(options.photos), options.photos)
+    with tempfile.TemporaryDirectory(prefix="bigbatch-benchmark-") as scratch:
+        large = prepare(folder, Path(scratch) / "large")
+        rates, trained = pipelines(large, folder, options), {}
+        if not options.no_train:
+            small = prepare(folder, Path(scratch) / "small", "--resize_shorter=96")
+            trained = training("digits", large, small, options)
+    result = show(rates, trained)
+    if options.output:
+        options.output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

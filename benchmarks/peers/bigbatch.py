@@ -1,0 +1,21 @@
+"""bigbatch's input as train.py uses it: data.feed.Feed's batches in TensorFlow.
+
+    python -m benchmarks.peers.bigbatch DATASET IMAGE_SIZE BATCH THREADS
+"""
+import sys
+
+from benchmarks.peers.turns import serve
+from data.dataset import open_dataset
+from data.feed import Feed
+from data.pipeline import Device
+
+
+def main(folder: str, image_size: str, batch_size: str, threads: str) -> None:
+    batch = int(batch_size)
+    feed = Feed(open_dataset(folder), int(image_size), "crop_flip", seed=0, device=Device(threads=int(threads)))
+    with feed.train(0, 512, batch, batch) as batches:
+        serve(batches.__next__, batch)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
