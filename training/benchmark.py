@@ -16,6 +16,7 @@ they fit. For the disk's own speed drop the cache before (echo 3 > /proc/sys/vm/
 or a dataset larger than memory.
 """
 import contextlib
+import io
 import json
 import os
 import statistics
@@ -86,12 +87,10 @@ class Stage:
 
 def quiet(longest: float = 5.0) -> None:
     """Waits until the pipelines of other stages have filled their queues, and this process's threads rest."""
-    end, slice_ = time.perf_counter() + longest, 0.02
-    while time.perf_counter() < end:
+    end, used = time.perf_counter() + longest, -1.0
+    while time.perf_counter() < end and time.process_time() - used > 0.005:
         used = time.process_time()
-        time.sleep(slice_)
-        if time.process_time() - used < slice_ / 4:
-            return
+        time.sleep(0.02)
 
 
 def measure(config, dataset, threads: list[int] | None) -> dict:
@@ -174,8 +173,6 @@ def mean_size(read, batches: int) -> float:
 
 def shorter_side(split: Split, count: int = 32) -> int:
     """The median of the shorter sides, in pixels, of the first images; 0 where Pillow cannot tell."""
-    import io
-
     from PIL import Image
 
     sides = []
@@ -288,17 +285,11 @@ def main(argv) -> int:
                 print(f"report: {report.write_stages(Path(config.output_dir), result)}", file=sys.stderr)
             print(json.dumps(result) if config.json else "\n".join(report.lines(result)), flush=True)
         return 0
-    except flags.UsageError as error:
-        return complain(error, 2)
-    except (UserError, DatasetError, OSError, ValueError) as error:
-        return complain(error, 1)
+    except (flags.UsageError, UserError, DatasetError, OSError, ValueError) as error:
+        print(f"training.benchmark: {error}", file=sys.stderr)
+        return 2 if isinstance(error, flags.UsageError) else 1
     except KeyboardInterrupt:
-        return complain("interrupted", 130)
-
-
-def complain(error, code) -> int:
-    print(f"training.benchmark: {error}", file=sys.stderr, flush=True)
-    return code
+        return 130
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def test_a_damaged_image_is_named(large_photos, tmp_path):
         parts = [benchmark.part_of_pipeline(name, feed, batches.samples, 4).run for name in ("decode", "augment")]
         for batch in (*parts, batches.__next__):
             stage = benchmark.Stage("pipeline", 2, batch, batches)
-            with pytest.raises(UserError, match="^pipeline: ") as raised, benchmark.one_line(stage, 4):
+            with pytest.raises(UserError, match=r"^pipeline: ") as raised, benchmark.one_line(stage, 4):
                 stage.turn(4, 1.0)
             assert str(damaged) in str(raised.value) and "\n" not in str(raised.value)
 
