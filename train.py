@@ -5,7 +5,6 @@
     uv run train.py --flagfile=R --dry_run                the plan of a recipe, as JSON
     uv run train.py --mode=evaluate --checkpoint=RUN/checkpoints
 """
-import contextlib
 import dataclasses
 import json
 import os
@@ -18,6 +17,7 @@ from data.named import open_named
 from data.stage import stage
 from optim.schedules import Piecewise
 from reporting.run_folder import as_json
+from reporting.standard_output import json_alone_on_stdout
 from training import flags, workers
 from training.errors import UserError
 from training.plan import make_plan
@@ -43,21 +43,6 @@ def main(argv) -> int:
         return complain(error, 1)
     except KeyboardInterrupt:
         return complain("interrupted", 130)
-
-
-@contextlib.contextmanager
-def json_alone_on_stdout():
-    """Sends what libraries print on standard output (DALI its errors) to standard error, and our own JSON to it."""
-    sys.stdout.flush()
-    ours, kept = os.dup(1), sys.stdout
-    os.dup2(2, 1)
-    try:
-        with open(os.dup(ours), "w") as sys.stdout:
-            yield
-    finally:
-        sys.stdout = kept
-        os.dup2(ours, 1)
-        os.close(ours)
 
 
 def complain(error, code) -> int:

@@ -42,7 +42,7 @@ def build_pipeline(read, draws, *, batch_size: int, image_size: int, recipe: Aug
     pipeline = Pipeline(batch_size=batch_size, num_threads=device.threads, device_id=device.number, seed=0)
     with pipeline:
         encoded, label = read()
-        images = augmented(encoded, draws and _columns(draws()), image_size, recipe, device)
+        images = augmented(encoded, draws and by_name(draws()), image_size, recipe, device)
         label = label - first_label
         pipeline.set_outputs(images, label.gpu() if device.name == "gpu" else label)
     return pipeline
@@ -111,7 +111,7 @@ def _warped(images, columns, image_size, device):
     return fn.cast(images + window * noise, dtype=types.UINT8)
 
 
-def _columns(draws) -> dict:
+def by_name(draws) -> dict:
     """The columns of augmentation.draw by name; those of width 1 as scalars."""
     columns, start = {}, 0
     for name, width in COLUMNS.items():

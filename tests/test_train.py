@@ -307,8 +307,8 @@ def test_what_is_given_wins_over_a_recipe_wherever_it_stands(digits_run):
 
 
 def test_standard_output_carries_json_alone_whatever_a_library_prints():
-    program = ("import os, train\n"
-               "with train.json_alone_on_stdout(): os.write(1, b'noise'); print('{}')\n"
+    program = ("import os; from reporting.standard_output import json_alone_on_stdout\n"
+               "with json_alone_on_stdout(): os.write(1, b'noise'); print('{}')\n"
                "print('after')")
     done = run("alone", 1, "-c", program)
     assert (done.stdout, done.stderr) == ("{}\nafter\n", "noise")

@@ -39,7 +39,7 @@ from data.feed import Batches
 from data.formats import tfrecord
 from data.named import open_named
 from reporting import stages as report
-from train import json_alone_on_stdout
+from reporting.standard_output import json_alone_on_stdout
 from training import flags, workers
 from training.errors import UserError
 
@@ -155,7 +155,7 @@ def part_of_pipeline(name: str, feed, samples, batch_size: int):
             columns = None
             if recipe.random and name != "read":
                 draws = augmentation.draw(recipe, feed.image_size, feed.seed, 0, np.arange(len(samples)))
-                columns = pipeline._columns(tfrecord.float_reader(draws, Path(folder))())
+                columns = pipeline.by_name(tfrecord.float_reader(draws, Path(folder))())
             if name == "decode":
                 images = pipeline.decoded(images, columns, recipe, device)
             elif name == "augment":

@@ -114,7 +114,7 @@ def reason(error) -> str:
     """The line of a TensorFlow error that says what happened: its own, DALI's or Horovod's."""
     if "Horovod has been shut down" in str(error):
         return "another worker has stopped; its own message says why"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and "Critical error" not in line]
     telling = ("rror in", "shut down", "ssert", "No space left", "outside the valid range")
     return next((line for line in lines if any(word in line for word in telling)), lines[0])[:300]
 

@@ -63,7 +63,7 @@ def dali_parts(recipe, sizes, rows):
     with graph:
         sides, drawn = (fn.external_source(source=itertools.repeat(list(values)), batch=True)
                         for values in (sizes, rows))
-        graph.set_outputs(*pipeline.part(sides, pipeline._columns(drawn) if recipe.random else None, recipe))
+        graph.set_outputs(*pipeline.part(sides, pipeline.by_name(drawn) if recipe.random else None, recipe))
     graph.build()
     return [np.array(output.as_array()) for output in graph.run()]
 
