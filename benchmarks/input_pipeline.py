@@ -10,10 +10,10 @@ mirrored or not, and given in batches of 128, uint8, with labels, in random orde
     PyTorch     DataLoader, two workers, Pillow; files
     decoder     the limit: libjpeg-turbo (simplejpeg), two threads, whole images in memory, nothing but decoding
 
-bigbatch and Pillow filter what they make smaller, tf.data and its usual recipe do not. Each is a process of its own,
-stopped while the others have their turns; a turn begins with a second that does not count. Printed are medians over
-the rounds, and the medians of each round's ratios. PyTorch is no dependency:
-`pip install torch==2.13.0 pillow numpy` in an interpreter of your own, and give that as --torch_python.
+Pillow filters what it makes smaller, as torchvision does; bigbatch and tf.data's usual recipe do not. Each is a
+process of its own, stopped while the others have their turns; a turn begins with a second that does not count.
+Printed are medians over the rounds, and the medians of each round's ratios. PyTorch is no dependency: `pip install
+torch==2.13.0 pillow numpy` in an interpreter of your own, and give that as --torch_python.
 
 Then, unless --no_train: train.py on real images and on synthetic ones of the same size, in turn: the median of the
 epochs' images per second, without the first, in which things are compiled. ResNet-20 on `digits`; ResNet-18 at 64

@@ -49,11 +49,15 @@ def build_pipeline(read, draws, *, batch_size: int, image_size: int, recipe: Aug
 
 
 def augmented(encoded, columns: dict | None, image_size: int, recipe: Augmentation, device: Device):
-    """The graph from encoded images to pictures of image_size, uint8; columns: of augmentation.draw, by name."""
+    """The graph from encoded images to pictures of image_size, uint8; columns: of augmentation.draw, by name.
+
+    Resizing is bilinear and does not filter what it makes smaller, as Caffe's and TensorFlow's recipes have it; on a
+    CPU that takes a third off the whole pipeline's time.
+    """
     from nvidia.dali import fn
 
     images = decoded(encoded, columns, recipe, device)
-    images = fn.resize(images, size=(image_size, image_size))
+    images = fn.resize(images, size=(image_size, image_size), antialias=False)
     if columns and recipe.warp:
         images = _warped(images, columns, image_size, device)
     if columns and recipe.flip:
