@@ -120,7 +120,7 @@ def reference_counts(folder, data_dir):
     from data.feed import Feed
 
     dataset = open_dataset(data_dir)
-    model = model_zoo.create_model("resnet20", 10, 32)
+    model = model_zoo.create_model("resnet20", 10, 32, mean=dataset.mean, std=dataset.std)
     tf.train.Checkpoint(model=model).restore(
         tf.train.latest_checkpoint(str(folder / "checkpoints"))).expect_partial()
     with Feed(dataset, 32, "none", 0).validation(353) as (batches, samples):
@@ -246,7 +246,8 @@ BAD_INPUT = [
 def places(tmp_path_factory, digits, digits_run):
     empty, wrong = tmp_path_factory.mktemp("empty"), tmp_path_factory.mktemp("wrong")
     for path in digits.iterdir():
-        (wrong / path.name).write_bytes(path.read_bytes().replace(b"1437", b"1436"))
+        content = path.read_bytes()
+        (wrong / path.name).write_bytes(content.replace(b"1437", b"1436") if path.suffix == ".json" else content)
     return {"empty": empty, "wrong": wrong, "run": digits_run[0]}
 
 
