@@ -122,9 +122,14 @@ def _split(folder, described, name):
                  tuple(int(file["samples"]) for file in files))
 
 
+def validation_folder(folder: Path) -> Path | None:
+    """The folder of images for validation beside train/, or None."""
+    return next((folder / name for name in VALIDATION_FOLDERS if (folder / name).is_dir()), None)
+
+
 def _class_folders(folder) -> Dataset | None:
     """The dataset that a folder of images a class is, or None if it is not one."""
-    validation = next((folder / name for name in VALIDATION_FOLDERS if (folder / name).is_dir()), None)
+    validation = validation_folder(folder)
     if not validation or not (folder / "train").is_dir():
         return None
     kind, splits = formats.get("folder"), []

@@ -4,6 +4,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from data import order
 from data.dataset import Dataset, DatasetError, Split
 
 NAME = "synthetic"
@@ -20,15 +21,11 @@ def synthetic_dataset(data_dir: str) -> Dataset:
     return Dataset(Path(data_dir), NAME, tuple(map(str, range(CLASSES))), train, validation, (127.5,) * 3, (73.6,) * 3)
 
 
-class _Resident:
+class Resident:
     """What data.feed.Batches is to files: the same tensors again and again."""
 
-    def __init__(self, batch_size, image_size, seed):
-        import tensorflow as tf
-
-        shape = (batch_size, image_size, image_size, 3)
-        self._batch = (tf.cast(tf.random.stateless_uniform(shape, [seed, 0], 0, 256, tf.int32), tf.uint8),
-                       tf.random.stateless_uniform((batch_size, 1), [seed, 1], 0, CLASSES, tf.int64))
+    def __init__(self, batch):
+        self._batch = batch
 
     @property
     def iterator(self):
@@ -59,9 +56,17 @@ class SyntheticFeed:
     @contextmanager
     def validation(self, batch_size: int) -> Iterator:
         samples = self.dataset.validation.samples
-        yield self._batches(batch_size), (self.shard + 1) * samples // self.shards - self.shard * samples // self.shards
+        yield self._batches(batch_size), len(order.contiguous_shard(samples, self.shard, self.shards))
 
     def _batches(self, batch_size):
         if batch_size not in self._made:
-            self._made[batch_size] = _Resident(batch_size, self.image_size, self.seed)
+            self._made[batch_size] = Resident(_random_batch(batch_size, self.image_size, self.seed))
         return self._made[batch_size]
+
+
+def _random_batch(batch_size, image_size, seed):
+    import tensorflow as tf
+
+    shape = (batch_size, image_size, image_size, 3)
+    return (tf.cast(tf.random.stateless_uniform(shape, [seed, 0], 0, 256, tf.int32), tf.uint8),
+            tf.random.stateless_uniform((batch_size, 1), [seed, 1], 0, CLASSES, tf.int64))

@@ -136,7 +136,7 @@ def build_stages(config, dataset, worker, threads, stack) -> tuple[list[Stage], 
         if not step:
             step, wait = make_step(config, dataset)
             with one_line(stages[-1], config.batch_size):
-                resident = Resident(next(batches))
+                resident = synthetic.Resident(next(batches))
             stages.append(Stage("model", None, partial(step, resident), wait=wait, ahead=0))
         stages.append(Stage("train", count, partial(step, batches.iterator), batches, wait))
     return stages, size
@@ -194,16 +194,6 @@ def make_step(config, dataset):
     # A step updates the first layer's weights last. The rate is 0: the weights stay as they are, and finite.
     return (partial(step, learning_rate=tf.constant(0.0), momentum=tf.constant(config.momentum)),
             model.trainable_variables[0].numpy)
-
-
-class Resident:
-    """An iterator that gives one batch again and again, which stays on the device."""
-
-    def __init__(self, batch):
-        self._batch = batch
-
-    def __next__(self):
-        return self._batch
 
 
 @contextlib.contextmanager

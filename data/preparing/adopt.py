@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from data import formats
-from data.dataset import VALIDATION_FOLDERS, Dataset, DatasetError, Split, describe
-from data.formats import messages
-from data.preparing.images import Rejected, Rules, store
+from data.dataset import Dataset, DatasetError, Split, describe, validation_folder
+from data.preparing.images import Rejected, Rules, added, store
 from data.preparing.run import moments
 from data.preparing.shards import MEASURED, replace_text
 from data.preparing.team import Team, progress
@@ -65,7 +64,7 @@ def _find(folder) -> tuple[str, dict[str, list[Path]]]:
     recordio, tfrecord = ({name: [path for path in files if path.name.startswith(word)
                                   and (path.suffix == ".rec") == wanted] for name, word in SPLITS.items()}
                           for wanted in (True, False))
-    validation = next((folder / name for name in VALIDATION_FOLDERS if (folder / name).is_dir()), None)
+    validation = validation_folder(folder)
     classes = validation and (folder / "train").is_dir() and any(path.is_dir() for path in (folder / "train").iterdir())
     if all(databases.values()):
         return _database_kind(databases["train"][0]), databases
@@ -82,15 +81,12 @@ def _find(folder) -> tuple[str, dict[str, list[Path]]]:
 
 def _database_kind(path) -> str:
     """Caffe's or Caffe2's, by what the first value is."""
-    import lmdb
-
-    if not formats.get("lmdb").read_index(path):
+    index = formats.get("lmdb").read_index(path)
+    if not index:
         raise DatasetError(f"--adopt: {path} holds no records; it is truncated, or no dataset's")
-    with lmdb.open(str(path), readonly=True, lock=False) as database, database.begin() as transaction:
-        value = next(iter(transaction.cursor()))[1]
-    for kind, parse in (("lmdb", messages.read_datum), ("lmdb_caffe2", messages.read_tensors)):
+    for kind in ("lmdb", "lmdb_caffe2"):
         try:
-            parse(value)
+            next(formats.get(kind).records(path, index, [0]))
             return kind
         except ValueError:
             pass
@@ -173,7 +169,7 @@ def _measure(image, seen):
         histogram = store(image, "", Rules(), measure=True).histogram
     except Rejected:  # --verify finds it
         return
-    seen.histogram = [a + b for a, b in zip(seen.histogram or [0] * 768, histogram, strict=True)]
+    seen.histogram = added(seen.histogram, histogram)
 
 
 def _all(parts_seen) -> Seen:
@@ -184,8 +180,7 @@ def _all(parts_seen) -> Seen:
         for feature, texts in part.texts.items():
             for label, found in texts.items():
                 whole.texts[feature].setdefault(label, set()).update(found)
-        if part.histogram:
-            whole.histogram = [a + b for a, b in zip(whole.histogram or [0] * 768, part.histogram, strict=True)]
+        whole.histogram = added(whole.histogram, part.histogram)
     return whole
 
 

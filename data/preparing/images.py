@@ -50,6 +50,13 @@ def store(encoded: bytes, name: str, rules: Rules, measure: bool = False) -> Sto
             raise Rejected(" ".join(str(error).split()) or type(error).__name__) from None
 
 
+def added(histogram: list[int], other: list[int] | None) -> list[int]:
+    """The sum of two histograms, of which either may be empty."""
+    if not histogram or not other:
+        return histogram or other or []
+    return [a + b for a, b in zip(histogram, other, strict=True)]
+
+
 def check(encoded: bytes) -> None:
     """Decodes an image. Raises Rejected."""
     store(encoded, ".png", Rules(verify=True))

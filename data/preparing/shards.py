@@ -16,7 +16,7 @@ import numpy as np
 
 from data import formats
 from data.dataset import DatasetError
-from data.preparing.images import Rejected, Rules, Stored, store
+from data.preparing.images import Rejected, Rules, Stored, added, store
 from data.preparing.team import one_line
 from data.sources.items import Items, Listed
 from data.sources.source import Source
@@ -165,8 +165,7 @@ def _stored(items, number, rules, measure) -> Stored:
 def _count(stored, written):
     written.converted += stored.converted
     written.resized += stored.resized
-    if stored.histogram:
-        written.histogram = [a + b for a, b in zip(written.histogram or [0] * 768, stored.histogram, strict=True)]
+    written.histogram = added(written.histogram, stored.histogram)
 
 
 def _noted(pairs, written, checksums):

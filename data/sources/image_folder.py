@@ -3,7 +3,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.dataset import VALIDATION_FOLDERS, DatasetError
+from data.dataset import DatasetError, validation_folder
 from data.formats import folder as class_folders
 from data.preparing.team import Team
 from data.sources.items import Listed, empty_classes, files
@@ -33,7 +33,7 @@ def image_folder(source: Path, fraction: float, seed: int, team: Team) -> Listed
 
 def _layout(source, fraction) -> tuple[dict[str, Path], tuple[str, ...]]:
     """The folder of each split that the source has, and the classes."""
-    validation = next((source / name for name in VALIDATION_FOLDERS if (source / name).is_dir()), None)
+    validation = validation_folder(source)
     train = source / "train" if (source / "train").is_dir() else source
     if validation and train == source:
         raise DatasetError(f"--source: {source} holds {validation.name}/, but no train/")
