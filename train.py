@@ -5,11 +5,10 @@
     uv run train.py --flagfile=R --dry_run                the plan of a recipe, as JSON
     uv run train.py --mode=evaluate --checkpoint=RUN/checkpoints
 """
-import dataclasses
+import contextlib
 import json
 import os
 import sys
-from datetime import datetime
 from pathlib import Path
 
 from data.dataset import DatasetError
@@ -20,11 +19,12 @@ from reporting.run_folder import as_json
 from reporting.standard_output import json_alone_on_stdout
 from training import flags, workers
 from training.errors import UserError
+from training.faults.stopping import EXIT_CODE, Stopped
 from training.plan import make_plan
 
 
 def main(argv) -> int:
-    """Runs a command line; returns the exit code: 0 done, 2 a flag is wrong, 1 anything else is."""
+    """Runs a command line; returns the exit code: 0 done, 2 a flag is wrong, 75 stopped on request, 1 anything else."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow's notices at start
     if {"--help", "-help", "-h", "--helpfull"} & set(argv[1:]):
         print(flags.help_text())
@@ -36,17 +36,29 @@ def main(argv) -> int:
     except flags.UsageError as error:
         return complain(error, 2)
     except workers.AgreedError as error:
-        complain(error, 1)
-        workers.leave()
-        return 1
+        return leave(error, 1)
+    except Stopped as stopped:
+        return leave(stopped, EXIT_CODE)
     except (UserError, DatasetError, OSError) as error:
         return complain(error, 1)
     except KeyboardInterrupt:
         return complain("interrupted", 130)
+    except Exception as error:
+        if workers.is_lost(error):
+            return complain("another worker has stopped; its own message says why", 1)
+        raise
 
 
 def complain(error, code) -> int:
     print(f"train.py: {error}", file=sys.stderr, flush=True)
+    return code
+
+
+def leave(message, code) -> int:
+    """What all workers say and do alike."""
+    complain(message, code)
+    with contextlib.suppress(Exception):  # one of them may be gone by now
+        workers.leave()
     return code
 
 
@@ -63,65 +75,44 @@ def dry_run(config) -> int:
 
 def run(config, flags_text) -> int:
     dataset = open_named(config.data_dir)
-    plan = make_plan(config, workers.launched()[1], dataset.train.samples) if config.mode == "train" else None
+    if config.mode == "train" and not config.elastic:
+        make_plan(config, workers.launched()[1], dataset.train.samples)  # what is wrong with it shows at once
     worker = start(config)
+    if config.mode == "train":
+        summary = train(config, flags_text, dataset, worker)
+    else:
+        summary = evaluate(config, dataset, worker)
+    if workers.renumbered(worker).rank == 0:
+        print(as_json(summary), flush=True)
+    workers.leave()
+    return 0
+
+
+def train(config, flags_text, dataset, worker) -> dict:
+    from training.session import Session
+
+    return Session(config, flags_text, dataset, worker).train()
+
+
+def evaluate(config, dataset, worker) -> dict:
     from training import fit
 
     with workers.together():
         if config.stage_dir:
             dataset = stage(dataset, Path(config.stage_dir))
         feed = fit.make_feed(config, dataset, worker)
-    if plan:
-        summary = train(config, flags_text, dataset, plan, feed, worker)
-    else:
-        batch_size = Piecewise.parse(config.batch_size, int).values[-1]
-        summary = fit.evaluate_checkpoint(config, dataset, feed, batch_size)
-        report_evaluation(config, summary, worker)
-    if worker.rank == 0:
-        print(as_json(summary), flush=True)
-    workers.leave()
-    return 0
+    batch_size = Piecewise.parse(config.batch_size, int).values[-1]
+    summary = fit.evaluate_checkpoint(config, dataset, feed, batch_size)
+    report_evaluation(config, summary, worker)
+    return summary
 
 
 def start(config) -> workers.Worker:
     """Starts this worker, if all were started with the same flags."""
-    worker = workers.start(config.seed)
-    workers.check_same_flags(vars(config))
+    worker = workers.start(config.seed, config.deterministic)
+    if not config.elastic:  # where the others may be in the middle of a training
+        workers.check_same_flags(vars(config))
     return worker
-
-
-def train(config, flags_text, dataset, plan, feed, worker) -> dict:
-    from reporting.progress import Progress
-    from reporting.report import write_report
-    from reporting.run_folder import RunFolder
-    from training import fit
-
-    with workers.together():
-        model = fit.make_model(config, dataset, worker.rank)
-        optimizer = fit.make_optimizer(config, model)
-    folder, observers = None, []
-    with workers.together():
-        if worker.rank == 0:
-            folder = new_run_folder(config)
-            samples = sum(interval.steps * interval.phase.global_batch_size for interval in plan.intervals())
-            observers = [RunFolder(folder, plan.as_json(), flags_text), Progress(plan.epochs, samples)]
-            print(f"run: {folder}", file=sys.stderr)
-            if config.save_augmentations:
-                save_augmentations(feed, folder)
-    summary = fit.Fit(config, plan, feed, model, optimizer).run(folder and folder / "checkpoints", observers)
-    with workers.together():
-        for observer in observers:
-            observer.end(summary)
-        if folder:
-            print(f"report: {write_report(folder)}", file=sys.stderr)
-    return summary
-
-
-def save_augmentations(feed, folder) -> None:
-    from reporting.run_folder import write_grid
-
-    with dataclasses.replace(feed, shard=0, shards=1).train(0, 1, 64, 64) as batches:
-        write_grid(folder / "augmentations.png", next(batches)[0].numpy())
 
 
 def report_evaluation(config, summary, worker) -> None:
@@ -134,20 +125,6 @@ def report_evaluation(config, summary, worker) -> None:
             if config.output_dir:
                 Path(config.output_dir).mkdir(parents=True, exist_ok=True)
                 write_json(Path(config.output_dir) / "summary.json", summary)
-
-
-def new_run_folder(config) -> Path:
-    name = f"{datetime.now():%Y%m%d-%H%M%S}-{config.model}-{os.getpid()}"
-    folder = Path(config.output_dir or Path("runs") / name).absolute()
-    try:
-        if any((folder / "checkpoints").glob("*")):
-            raise UserError(f"--output_dir: {folder} holds a run already; choose another folder")
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--output_dir: {folder} cannot be made: {error.strerror}") from None
-    if not os.access(folder, os.W_OK):
-        raise UserError(f"--output_dir: {folder} cannot be written")
-    return folder
 
 
 if __name__ == "__main__":

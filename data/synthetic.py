@@ -50,7 +50,7 @@ class SyntheticFeed:
     _made: dict = field(default_factory=dict)  # by batch size: a compiled step wants to see the same iterator again
 
     @contextmanager
-    def train(self, position: int, steps: int, batch_size: int, micro_batch_size: int) -> Iterator:
+    def train(self, position: int, steps: int, batch_size: int, micro_batch_size: int, skip: int = 0) -> Iterator:
         yield self._batches(micro_batch_size)
 
     @contextmanager

@@ -26,6 +26,20 @@ def inner(optimizer):
     return optimizer.inner_optimizer if isinstance(optimizer, LossScaleOptimizer) else optimizer
 
 
+def build(optimizer, trainable_variables) -> None:
+    """Makes the optimizer's variables. Raises ValueError where it refuses these."""
+    make = getattr(inner(optimizer), "build", None) or inner(optimizer)._create_all_weights  # LAMB is of the older kind
+    make(trainable_variables)
+
+
+def variables(optimizer) -> list:
+    """All that a checkpoint has to hold of a built optimizer: buffers, the number of updates, the loss scale."""
+    own = list(inner(optimizer).variables())
+    if isinstance(optimizer, LossScaleOptimizer):  # `loss_scale` is the value; nothing public gives the variable
+        own += [optimizer._loss_scale.current_loss_scale, optimizer.dynamic_counter]
+    return own
+
+
 def scale(optimizer, loss):
     return optimizer.get_scaled_loss(loss) if isinstance(optimizer, LossScaleOptimizer) else loss
 
@@ -54,6 +68,8 @@ class _Summed(contextlib.nullcontext):
 
 def average_tensors(tensors, name: str) -> list:
     """The mean over the workers of each tensor, float32, all in one exchange."""
+    if hvd.size() == 1:
+        return [tf.cast(t, tf.float32) for t in tensors]
     flat = tf.concat([tf.reshape(tf.cast(t, tf.float32), [-1]) for t in tensors], axis=0)
     flat = hvd.allreduce(flat, op=hvd.Average, name=name)
     parts = tf.split(flat, [t.shape.num_elements() for t in tensors])
@@ -66,7 +82,7 @@ def average_variables(variables) -> None:
     Batch norm's moving statistics are each worker's own; left so, workers, evaluation and checkpoints disagree.
     """
     variables = [v for v in variables if v.dtype.is_floating]
-    if hvd.size() == 1 or not variables:
+    if hvd.size() == 1 or not variables:  # not an assignment to itself of each
         return
     for variable, mean in zip(variables, average_tensors(variables, "moving_statistics"), strict=True):
         variable.assign(tf.cast(mean, variable.dtype))

@@ -5,11 +5,13 @@ from tqdm import tqdm
 
 
 class Progress:
-    """An observer of training. epochs: of the whole training; samples: that it will process."""
+    """An observer of training. epochs: of the whole training; samples: that it will process, of which `done`
+    are behind it.
+    """
 
-    def __init__(self, epochs: float, samples: int):
+    def __init__(self, epochs: float, samples: int, done: int = 0):
         self._epochs = epochs
-        self._bar = tqdm(total=samples, unit=" images", unit_scale=True, disable=not sys.stderr.isatty(),
+        self._bar = tqdm(total=samples, initial=done, unit=" images", unit_scale=True, disable=not sys.stderr.isatty(),
                          dynamic_ncols=True, smoothing=0.05, file=sys.stderr)
 
     def step(self, samples: int, layers: dict) -> None:

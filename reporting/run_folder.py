@@ -2,6 +2,7 @@
 import json
 import math
 import os
+import shutil
 from pathlib import Path
 
 
@@ -40,16 +41,35 @@ def write_grid(path, images) -> None:
 
 
 class RunFolder:
-    """An observer of training that writes what it sees."""
+    """An observer of training that writes what it sees. evaluations, steps: how far the training is that goes on."""
 
-    def __init__(self, folder: Path, plan: dict, flags_text: str):
-        import tensorflow as tf
-
+    def __init__(self, folder: Path, plan: dict, flags_text: str, evaluations: int = 0, steps: int = 0):
         self.folder = folder
         write_json(folder / "plan.json", plan)
         write_whole(folder / "flags.txt", flags_text)
-        (folder / "metrics.jsonl").write_text("")
-        self._events = tf.summary.create_file_writer(str(folder / "tensorboard"))
+        self.go_back(evaluations, steps)
+
+    def go_back(self, evaluations: int, steps: int) -> None:
+        """Leaves what belongs to so many evaluations and steps. TensorBoard's events are written anew."""
+        import tensorflow as tf
+
+        shutil.rmtree(self.folder / "tensorboard", ignore_errors=True)
+        self._events = tf.summary.create_file_writer(str(self.folder / "tensorboard"))
+        rows = self._cut("metrics.jsonl", evaluations)
+        layers = self._cut("trust_ratios.jsonl", evaluations + (steps > 0))
+        for row in rows:
+            self._scalars(row["samples"], row)
+        for samples, row in zip([0, *(row["samples"] for row in rows)], layers, strict=False):
+            self._scalars(samples, _by_value(row["layers"]))
+
+    def _cut(self, name, count) -> list[dict]:
+        """The first rows of a file, whose others are removed; a last line may have been broken off."""
+        path = self.folder / name
+        if not path.exists():
+            return []
+        lines = path.read_text().splitlines(keepends=True)[:count]
+        write_whole(path, "".join(lines))
+        return [json.loads(line) for line in lines]
 
     def step(self, samples: int, layers: dict) -> None:
         """layers: as for `evaluation`, at the first step; empty at any other."""
@@ -58,25 +78,22 @@ class RunFolder:
 
     def evaluation(self, row: dict, layers: dict) -> None:
         """row: of metrics.jsonl. layers: variable -> [weight norm, gradient norm, trust ratio]; empty unless logged."""
-        import tensorflow as tf
-
         self._append("metrics.jsonl", row)
         self._layers(row["epoch"], row["samples"], layers)
-        with self._events.as_default(step=row["samples"]):
-            for name, value in row.items():
-                tf.summary.scalar(name, value)
+        self._scalars(row["samples"], row)
         self._events.flush()
 
     def _layers(self, epoch, samples, layers):
+        if layers:
+            self._append("trust_ratios.jsonl", {"epoch": epoch, "layers": layers})
+            self._scalars(samples, _by_value(layers))
+
+    def _scalars(self, samples, values):
         import tensorflow as tf
 
-        if not layers:
-            return
-        self._append("trust_ratios.jsonl", {"epoch": epoch, "layers": layers})
         with self._events.as_default(step=samples):
-            for layer, values in layers.items():
-                for name, value in zip(("weight_norm", "gradient_norm", "trust_ratio"), values, strict=True):
-                    tf.summary.scalar(f"{name}/{layer}", value)
+            for name, value in values.items():
+                tf.summary.scalar(name, math.nan if value is None else value)
 
     def _append(self, name, row):
         with open(self.folder / name, "a") as file:
@@ -85,3 +102,9 @@ class RunFolder:
     def end(self, summary: dict) -> None:
         self._events.close()
         write_json(self.folder / "summary.json", summary)
+
+
+def _by_value(layers) -> dict:
+    """What TensorBoard shows of the layers: its name for a number -> the number."""
+    return {f"{name}/{layer}": value for layer, values in layers.items()
+            for name, value in zip(("weight_norm", "gradient_norm", "trust_ratio"), values, strict=True)}

@@ -1,40 +1,198 @@
-"""Checkpoints: model, optimizer and the number of the evaluation that they belong to."""
+"""RUN/checkpoints: a folder a checkpoint, whole or not there at all, written by rank 0 while training goes on.
+
+A checkpoint is TensorFlow's own format: `variables.index` and `variables.data-…`, with a checksum a tensor, so that a
+damaged one is noticed; the place in the training is one of the tensors. It is written beside its name, flushed to the
+disk, and renamed. `best` leads to the one with the highest validation top-1.
+"""
+import dataclasses
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import tensorflow as tf
 
+from reporting.run_folder import write_whole
 from training.errors import UserError
+from training.state import Place, Snapshot, named
 
 KEPT = 5
+DESCRIPTION = "description"  # the tensor that holds, as JSON, what is not a variable
+
+
+class Damaged(Exception):
+    """A checkpoint cannot be read."""
 
 
 class Checkpoints:
-    """RUN/checkpoints, written by rank 0."""
+    """A run's checkpoints, in the hands of the rank that writes them.
 
-    def __init__(self, folder, model, optimizer):
-        self._checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, epoch=tf.Variable(0, dtype=tf.int64))
-        self._manager = tf.train.CheckpointManager(self._checkpoint, str(folder), max_to_keep=KEPT)
+    recipe: what the training is of, flag by flag; a checkpoint of another recipe is refused.
+    """
 
-    def save(self, epoch: int) -> None:
-        self._checkpoint.epoch.assign(epoch)
-        self._manager.save(checkpoint_number=epoch)
+    def __init__(self, folder: Path, recipe: dict):
+        self._folder, self._recipe = folder, recipe
+        self._writer, self._writing = ThreadPoolExecutor(max_workers=1), None
+        self._top1 = {}  # by name, of those on disk that follow an evaluation
+        self.newest = None
+
+    def load(self, variables: dict) -> Snapshot | None:
+        """The newest that is whole, or None where there is none; what is damaged is named on standard error.
+
+        variables: to which it has to fit. Raises UserError where it does not, or where all are damaged.
+        """
+        self.wait()
+        for path, tensors, described in whole(self._folder):
+            self._check_recipe(path, described["recipe"])
+            check_fit(path, tensors, variables)
+            self.newest = path
+            self._top1 = {other.name: top1 for other in _listed(self._folder)
+                          if (top1 := _top1(other)) is not None}
+            return Snapshot(tensors, Place(**described["place"]), np.array(described["sums"]))
+        if any(_listed(self._folder)):
+            raise UserError(f"no checkpoint in {self._folder} can be read; --resume=never starts anew")
+        return None
+
+    def _check_recipe(self, path, recorded):
+        for name in sorted(self._recipe.keys() | recorded.keys()):
+            ours, theirs = self._recipe.get(name), recorded.get(name)
+            if ours != theirs:
+                raise UserError(f"{path} is a checkpoint of another training: --{name} was {theirs}, is {ours} now; "
+                                "choose another --output_dir, or --resume=never to start anew")
+
+    def save(self, snapshot: Snapshot, epoch: float, top1: float | None = None) -> None:
+        """Starts to write a snapshot, when the one before is written. top1: of the evaluation that was just made."""
+        self.wait()
+        self._writing = self._writer.submit(self._write, snapshot, epoch, top1)
+
+    def wait(self) -> bool:
+        """Waits until all is written; False where the last could not be, which standard error has been told."""
+        return self._writing is None or self._writing.result()
+
+    def _write(self, snapshot, epoch, top1) -> bool:
+        path = self._folder / f"step-{snapshot.place.step:08}"
+        try:
+            write(path, snapshot, {"recipe": self._recipe, "epoch": epoch, "top1": top1})
+            if top1 is not None:
+                self._top1[path.name] = top1
+            self.newest = path
+            self._tidy()
+            return True
+        except (OSError, tf.errors.OpError) as error:
+            shutil.rmtree(_scratch(path), ignore_errors=True)
+            stands = f"{self.newest.name} stands" if self.newest else "there is none before it"
+            complain(f"the checkpoint {path} could not be written: {_line(error)}; {stands}")
+            return False
+
+    def _tidy(self) -> None:
+        """Names the newest for TensorFlow, the best for all; removes what is too old, left over or never came to be."""
+        write_whole(self._folder / "checkpoint", f'model_checkpoint_path: "{self.newest.name}/variables"\n')
+        listed = _listed(self._folder)
+        kept = [path for path in listed if path <= self.newest][:KEPT]
+        best = max((path for path in listed if path.name in self._top1), default=None,
+                   key=lambda path: self._top1[path.name])
+        if best:
+            link = self._folder / "best.part"
+            link.unlink(missing_ok=True)
+            link.symlink_to(best.name)
+            link.replace(self._folder / "best")
+        for path in [*listed, *self._folder.glob("step-*.part")]:
+            if path not in (*kept, best):
+                shutil.rmtree(path, ignore_errors=True)
 
 
-def load_model(path: str, model) -> int:
+def write(path: Path, snapshot: Snapshot, about: dict) -> None:
+    """Writes a checkpoint folder whole or not at all. Raises OSError or tf.errors.OpError."""
+    scratch = _scratch(path)
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    described = about | {"place": dataclasses.asdict(snapshot.place), "sums": snapshot.sums.tolist()}
+    tensors = snapshot.tensors | {DESCRIPTION: tf.constant(json.dumps(described))}
+    tf.raw_ops.SaveV2(prefix=str(scratch / "variables"), tensor_names=list(tensors), tensors=list(tensors.values()),
+                      shape_and_slices=[""] * len(tensors))
+    for written in (*scratch.iterdir(), scratch):
+        _flush(written)
+    shutil.rmtree(path, ignore_errors=True)  # of a damaged one, or of before a rollback
+    scratch.rename(path)
+    _flush(path.parent)
+
+
+def read(path: Path) -> tuple[dict, dict]:
+    """(tensors by name, description) of a checkpoint folder. Raises Damaged."""
+    try:
+        reader = tf.train.load_checkpoint(str(path / "variables"))
+        names = [name for name in reader.get_variable_to_shape_map() if name != DESCRIPTION]
+        return {name: reader.get_tensor(name) for name in names}, json.loads(reader.get_tensor(DESCRIPTION))
+    except (tf.errors.OpError, ValueError, IndexError, RuntimeError, SystemError) as error:
+        raise Damaged(_line(error)) from None
+
+
+def whole(path: Path) -> Iterator[tuple[Path, dict, dict]]:
+    """(path, tensors, description) of each checkpoint that can be read, the newest first; the others are named.
+
+    path: a run's folder, its checkpoints/, or one in it.
+    """
+    within = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    for candidate in [path] if (path / "variables.index").exists() else _listed(within):
+        try:
+            yield candidate, *read(candidate)
+        except Damaged as error:
+            complain(f"the checkpoint {candidate} is damaged and passed over: {error}")
+
+
+def load_model(path: str, model) -> float:
     """Loads the newest checkpoint's weights into a model; returns its epoch. Raises UserError if they do not fit."""
+    for found, tensors, described in whole(Path(path)):
+        variables = named("model", model.variables)
+        check_fit(found, {name: t for name, t in tensors.items() if name.startswith("model/")}, variables)
+        for name, variable in variables.items():
+            variable.assign(tensors[name])
+        return described["epoch"]
+    raise UserError(f"--checkpoint: {path} holds no checkpoint that can be read; a run keeps its own in "
+                    "RUN/checkpoints")
+
+
+def check_fit(path: Path, tensors: dict, variables: dict) -> None:
+    """Raises UserError, which names the first difference, unless names and shapes agree."""
+    theirs = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    ours = {name: tuple(variable.shape) for name, variable in variables.items()}
+    for name in sorted(ours.keys() | theirs.keys()):
+        if ours.get(name) != theirs.get(name):
+            raise UserError(f"{path} does not fit this model and optimizer: {name} is {theirs.get(name, 'missing')} in "
+                            f"the checkpoint, {ours.get(name, 'missing')} here")
+
+
+def _listed(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, the newest first."""
+    return sorted((path for path in folder.glob("step-*") if path.suffix != ".part"), reverse=True)
+
+
+def _top1(path) -> float | None:
     try:
-        found = path if Path(f"{path}.index").is_file() else tf.train.latest_checkpoint(path)
-    except UnicodeDecodeError:
-        found = None
-    if not found:
-        raise UserError(f"--checkpoint: {path} holds no checkpoint; a run keeps its own in RUN/checkpoints")
-    epoch = tf.Variable(0, dtype=tf.int64)
+        return read(path)[1]["top1"]
+    except Damaged:
+        return None
+
+
+def _scratch(path) -> Path:
+    return path.with_name(f"{path.name}.part")
+
+
+def _flush(path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        status = tf.train.Checkpoint(model=model, epoch=epoch).restore(found)
-        status.assert_existing_objects_matched().expect_partial()
-    except (IndexError, tf.errors.OpError) as error:
-        raise UserError(f"--checkpoint: {found} cannot be read: {' '.join(str(error).split())[:200]}") from None
-    except (AssertionError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"--checkpoint: {found} does not fit the model {model.name}: {reason}") from None
-    return int(epoch.numpy())
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _line(error) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def complain(message: str) -> None:
+    print(f"train.py: {message}", file=sys.stderr, flush=True)

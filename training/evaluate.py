@@ -1,9 +1,13 @@
 """Exact evaluation: each validation sample counts once, whatever the number of workers and however the tail divides."""
+from collections.abc import Callable
+
 import tensorflow as tf
 
 from training.errors import UserError
 from training.step import Totals, make_evaluation_step
 from training.workers import input_reason
+
+BATCHES_UNASKED = 16  # from one question whether to stop to the next
 
 
 class Evaluator:
@@ -14,10 +18,19 @@ class Evaluator:
         self._step = make_evaluation_step(model, self._totals)
         self._feed, self._batch_size = feed, batch_size
 
-    def __call__(self) -> dict[str, float]:
-        """val_loss, val_top1, val_top5 as means over all samples; val_top1_count, val_top5_count; val_samples."""
+    def __call__(self, stop: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
+        """val_loss, val_top1, val_top5 as means over all samples; val_top1_count, val_top5_count; val_samples.
+
+        stop: asked now and then, on all workers at once; None is returned where it says so.
+        """
+        most = -(-self._feed.dataset.validation.samples // self._feed.shards)
         with self._feed.validation(self._batch_size) as (batches, samples):
-            for start in range(0, samples, self._batch_size):
+            for number, start in enumerate(range(0, most, self._batch_size)):
+                if number % BATCHES_UNASKED == 0 and stop():
+                    self._totals.reset()
+                    return None
+                if start >= samples:
+                    continue
                 try:
                     self._step(batches.iterator, tf.constant(min(self._batch_size, samples - start)))
                 except tf.errors.OpError as error:

@@ -4,10 +4,11 @@ A loop of ours and not Keras's `fit`, which wants epochs of equal numbers of ste
 phase changes the batch, evaluations come where a whole epoch of samples is done, and a run can go on from any of them.
 """
 import time
+from collections.abc import Callable
 
 import horovod.tensorflow as hvd
+import numpy as np
 import tensorflow as tf
-from horovod.common.exceptions import HorovodInternalError
 
 import model_zoo
 import optim
@@ -18,10 +19,14 @@ from data.synthetic import SyntheticFeed
 from optim import exchange
 from training import workers
 from training.batch_norm import ExactStatistics
-from training.checkpoints import Checkpoints, load_model
+from training.checkpoints import Checkpoints, complain, load_model
 from training.errors import UserError
 from training.evaluate import Evaluator
-from training.plan import DEFAULT_LARGEST_MICRO_BATCH, Plan
+from training.faults import divergence
+from training.faults.divergence import Diverged
+from training.faults.stopping import Stopped, StopRequest
+from training.plan import DEFAULT_LARGEST_MICRO_BATCH, Every, Plan
+from training.state import Place, State
 from training.step import LayerNorms, Totals, make_train_step
 
 
@@ -49,11 +54,15 @@ def make_optimizer(config, model):
             exclude=tuple(config.lars_exclude)),
         config.compression, loss_scaling=config.precision == "mixed_float16")
     try:
-        if hasattr(exchange.inner(optimizer), "build"):  # LAMB, of the older kind, makes its own later
-            exchange.inner(optimizer).build(model.trainable_variables)
+        exchange.build(optimizer, model.trainable_variables)
     except ValueError as error:
         raise UserError(f"--lars_exclude: {error}") from None
     return optimizer
+
+
+def make_state(config, model, optimizer) -> State:
+    norms = LayerNorms(optimizer, model.trainable_variables) if config.log_trust_ratios else None
+    return State(model, optimizer, Totals(), norms)
 
 
 def make_evaluator(config, model, feed) -> Evaluator:
@@ -61,75 +70,184 @@ def make_evaluator(config, model, feed) -> Evaluator:
 
 
 class Fit:
-    """A training under way: the model, its optimizer, and what they have done so far."""
+    """A training under way on the workers that there are.
 
-    def __init__(self, config, plan: Plan, feed: Feed, model, optimizer):
-        self._config, self._plan, self._feed, self._model, self._optimizer = config, plan, feed, model, optimizer
-        self._evaluate, self._totals = make_evaluator(config, model, feed), Totals()
-        self._exact = ExactStatistics(model) if config.batch_norm_statistics == "exact" else None
-        self._norms = LayerNorms(optimizer, model.trainable_variables) if config.log_trust_ratios else None
+    checkpoints, observers: rank 0's alone. commit: called every few steps, on all workers at once.
+    """
+
+    def __init__(self, config, plan: Plan, feed: Feed, state: State, checkpoints: Checkpoints | None = None,
+                 observers=(), stop: StopRequest | None = None, commit: Callable = lambda: None):
+        self._config, self._plan, self._feed, self._state = config, plan, feed, state
+        self._checkpoints, self._observers, self._commit = checkpoints, observers, commit
+        self._stop, self._every = stop or StopRequest(), Every.parse(config.checkpoint_every)
+        self._evaluate = make_evaluator(config, state.model, feed)
+        self._exact = ExactStatistics(state.model) if config.batch_norm_statistics == "exact" else None
         self._steps = {}
-        self.started, self.trained, self.seconds = time.perf_counter(), 0, 0.0
+        self._began = time.perf_counter() - state.place.seconds
+        self._saved = state.place.samples, time.monotonic()
+        self._reported = state.place.samples, state.place.trained_seconds
 
-    def run(self, checkpoint_folder, observers) -> dict:
-        """Trains through the plan; returns summary.json's content.
+    def run(self) -> dict:
+        """Trains through what is left of the plan; returns summary.json's content.
 
-        observers: reporting's, on rank 0 alone.
+        Raises Stopped after a request to stop, UserError where training cannot go on.
         """
-        plan, saved, since = self._plan, 0.0, (0, 0.0)
-        hvd.broadcast_variables(self._model.variables, root_rank=0)
-        checkpoints = Checkpoints(checkpoint_folder, self._model, self._optimizer) if hvd.rank() == 0 else None
-        for interval in plan.intervals():
-            self._train(interval, observers)
+        if self._config.on_divergence == "rollback" and not self._state.place.step:
+            self._save(epoch=0)
+        while True:
+            try:
+                validation = self._follow_plan()
+                break
+            except Diverged as problem:
+                self._roll_back(problem)
+        workers.check_same_weights(self._state.model.variables)
+        place = self._place()
+        return summary(validation, self._plan.train_samples, self._plan.epochs,
+                       self._plan.phases[-1].global_batch_size, place.samples / place.trained_seconds, place.seconds)
+
+    def _follow_plan(self) -> dict:
+        """The last evaluation of the plan, after all that comes before it."""
+        evaluations, validation = 0, None
+        for interval in self._plan.intervals():
+            if self._state.place.step < interval.end:
+                self._train(interval)
             if interval.epoch is None:
                 continue
-            validation = self._validate(interval)
-            row = _row(plan, interval.epoch, self.trained, self._totals.collect(), validation)
-            row |= {"images_per_second": (self.trained - since[0]) / (self.seconds - since[1]),
-                    "seconds": time.perf_counter() - self.started}
-            since = self.trained, self.seconds
-            last = interval.first_step + interval.steps == plan.steps
-            with workers.together():
-                if checkpoints and (last or interval.epoch >= saved + self._config.checkpoint_every):
-                    checkpoints.save(interval.epoch)
-                    saved = interval.epoch
-                for observer in observers:
-                    observer.evaluation(row, self._norms.collect() if self._norms else {})
-        workers.check_same_weights(self._model.variables)
-        return summary(validation, plan.train_samples, plan.epochs, interval.phase.global_batch_size,
-                       self.trained / self.seconds, time.perf_counter() - self.started)
+            evaluations += 1
+            if evaluations > self._state.place.evaluations:
+                validation = self._validate(interval)
+        return validation or self._evaluate()
 
-    def _train(self, interval, observers):
-        begun, plan, batch_size = time.perf_counter(), self._plan, interval.phase.global_batch_size
-        step = self._step(interval.phase.accumulation_steps)
+    def _train(self, interval):
+        begun, plan, place = time.perf_counter(), self._plan, self._state.place
+        batch_size, end = interval.phase.global_batch_size, interval.end
+        place.piece_step = max(place.piece_step, interval.first_step)
         momentum = tf.constant(plan.momentum_of(interval.phase), tf.float32)
-        with self._feed.train(interval.start, interval.steps, batch_size, interval.phase.micro_batch_size) as batches:
-            for number in range(interval.steps):
-                epoch = (interval.start + number * batch_size) / plan.train_samples
+        first = place.step
+        with self._feed.train(interval.position(place.piece_step) + place.skipped, end - place.piece_step, batch_size,
+                              interval.phase.micro_batch_size, skip=first - place.piece_step) as batches:
+            while place.step < end:
+                epoch = interval.position(place.step) / plan.train_samples
+                rate = plan.learning_rate(epoch)
                 try:
-                    step(batches.iterator, tf.constant(plan.learning_rate(epoch), tf.float32), momentum)
-                except (tf.errors.OpError, HorovodInternalError) as error:
-                    why = workers.input_reason(error, batches, number * batch_size // hvd.size())
+                    learned = self._step(interval.phase.accumulation_steps)(
+                        batches.iterator, tf.constant(rate, tf.float32), momentum, self._flags())
+                except tf.errors.OpError as error:
+                    if workers.is_lost(error):
+                        raise
+                    why = workers.input_reason(error, batches, (place.step - first) * batch_size // hvd.size())
                     raise UserError(f"training stopped at epoch {epoch:.3f}: {why}") from None
-                for observer in observers:
-                    observer.step(batch_size, self._norms.collect() if self._norms and not self.trained else {})
-                self.trained += batch_size
-        self.seconds += time.perf_counter() - begun
+                stop, due, loss, *squares = np.concatenate([np.ravel(tensor.numpy()) for tensor in learned])
+                self._check(float(loss), np.array(squares), epoch, rate)
+                for observer in self._observers:
+                    observer.step(batch_size, self._layers() if not place.step else {})
+                place.step += 1
+                place.samples += batch_size
+                place.trained_seconds += time.perf_counter() - begun
+                begun = time.perf_counter()
+                if stop:
+                    self._stop_here()
+                if place.step < end or interval.epoch is None:
+                    self._keep(due or self._every.is_due(self._saved[0], place.samples, plan.train_samples))
+
+    def _flags(self):
+        """What this worker tells the others at a step: whether it is to stop, whether it is time for a checkpoint."""
+        due = self._checkpoints is not None and self._every.has_passed(time.monotonic() - self._saved[1])
+        return tf.constant([self._stop.received, due], tf.float32)
+
+    def _check(self, loss, squares, epoch, rate):
+        names = [variable.name.split(":")[0] for variable in self._state.model.trainable_variables]
+        reason = divergence.reason(loss, squares, names, len(self._feed.dataset.classes),
+                                   self._config.precision == "mixed_float16")
+        if reason:
+            raise Diverged(reason, self._state.place.step, epoch, rate)
 
     def _step(self, accumulation_steps):
         """The compiled update for so many micro-batches, made once."""
         if accumulation_steps not in self._steps:
             self._steps[accumulation_steps] = make_train_step(
-                self._model, self._optimizer, self._totals, accumulation_steps, self._config.label_smoothing,
-                self._config.xla, moving_statistics=not self._exact, norms=self._norms)
+                self._state.model, self._state.optimizer, self._state.totals, accumulation_steps,
+                self._config.label_smoothing, self._config.xla, moving_statistics=not self._exact,
+                norms=self._state.norms)
         return self._steps[accumulation_steps]
 
+    def _layers(self) -> dict:
+        return self._state.norms.collect() if self._state.norms else {}
+
     def _validate(self, interval):
-        phase = interval.phase
+        phase, place, plan = interval.phase, self._state.place, self._plan
         if self._exact:
-            position = interval.start + interval.steps * phase.global_batch_size
-            self._exact.measure(self._feed, position, phase.global_batch_size, phase.micro_batch_size)
-        return self._evaluate()
+            self._exact.measure(self._feed, interval.position(interval.end) + place.skipped, phase.global_batch_size,
+                                phase.micro_batch_size)
+        validation = self._evaluate(lambda: workers.any_of_them(self._stop.received))
+        if validation is None:
+            self._stop_here()
+        row = _row(plan, interval.epoch, place.samples, self._state.totals.collect(), validation)
+        place = self._place()
+        (samples, seconds), self._reported = self._reported, (place.samples, place.trained_seconds)
+        speed = (place.samples - samples) / (place.trained_seconds - seconds) if place.samples > samples else 0.0
+        row |= {"images_per_second": speed, "seconds": place.seconds}
+        with workers.together():
+            for observer in self._observers:
+                observer.evaluation(row, self._layers())
+        place.evaluations += 1
+        last = place.step == plan.steps
+        due = self._every.is_due(self._saved[0], place.samples, plan.train_samples) or last
+        self._keep(due or workers.any_of_them(bool(self._flags()[1])), validation["val_top1"], interval.epoch)
+        with workers.together():
+            if last and self._checkpoints and not self._checkpoints.wait():
+                raise UserError("the last checkpoint could not be written; make room and start the same command again")
+        return validation
+
+    def _place(self) -> Place:
+        self._state.place.seconds = time.perf_counter() - self._began
+        return self._state.place
+
+    def _keep(self, due: bool, top1=None, epoch=None):
+        """After a step or an evaluation: a checkpoint where one is due; and what elastic training goes back to."""
+        if due:
+            self._save(epoch, top1)
+        self._commit()
+
+    def _save(self, epoch=None, top1=None):
+        place = self._place()
+        snapshot = self._state.snapshot()
+        self._saved = place.samples, time.monotonic()
+        if self._checkpoints:
+            self._checkpoints.save(snapshot, place.samples / self._plan.train_samples if epoch is None else epoch, top1)
+
+    def _stop_here(self):
+        """Raises Stopped when the checkpoint is written."""
+        self._save()
+        with workers.together():
+            if self._checkpoints and not self._checkpoints.wait():
+                raise UserError("asked to stop, but the checkpoint could not be written")
+        raise Stopped(f"stopped on request after step {self._state.place.step} of {self._plan.steps}, with a "
+                      "checkpoint written")
+
+    def _roll_back(self, problem: Diverged):
+        """Goes back to the last checkpoint, and on with the data that come after those of the problem."""
+        place, allowed = self._state.place, self._config.max_rollbacks
+        with workers.together():
+            newest = self._checkpoints and self._checkpoints.wait() and self._checkpoints.newest
+        newest = hvd.broadcast_object(str(newest or ""), name="newest")
+        if self._config.on_divergence != "rollback" or place.rollbacks >= allowed or not newest:
+            tried = f" after {place.rollbacks} rollbacks" if place.rollbacks else ""
+            raise workers.AgreedError(f"{problem}{tried}; the last good checkpoint: {newest or 'none'}; try a lower "
+                                      "--learning_rate, a longer --warmup_epochs or --on_divergence=rollback")
+        rollbacks, past = place.rollbacks + 1, self._plan.position(place.step + 1) + place.skipped
+        with workers.together():
+            snapshot = self._checkpoints and self._checkpoints.load(self._state.variables)
+        self._state.broadcast(snapshot)
+        place = self._state.place
+        place.rollbacks, place.piece_step = rollbacks, place.step
+        place.skipped = past - self._plan.position(place.step)
+        for observer in self._observers:
+            observer.go_back(place.evaluations, place.step)
+        self._reported = place.samples, place.trained_seconds
+        self._saved = place.samples, time.monotonic()
+        if self._checkpoints:
+            complain(f"{problem}; rolled back to {newest} ({rollbacks} of {allowed}), past the data that did it")
 
 
 def _row(plan, epoch, trained, train_totals, val_totals):

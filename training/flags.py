@@ -1,5 +1,6 @@
 """The command line: each flag, its default and values. Imports nothing heavy, so that a wrong flag fails at once."""
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,8 @@ import optim
 from data import augmentation, named
 from optim import schedules
 from training.errors import UserError
+from training.plan import Every
+from training.workers import ELASTIC
 
 DEFAULT_RECIPE = Path(__file__).parents[1] / "launch" / "recipes" / "digits.flags"
 MODES = ("train", "evaluate")
@@ -29,6 +32,9 @@ def parse(argv: Sequence[str]) -> tuple[SimpleNamespace, str]:
     values = _read(argv)
     if values.workers is not None and not values.dry_run:
         raise UsageError("--workers plans for workers that need not exist: it goes with --dry_run")
+    if values.elastic != (ELASTIC in os.environ):
+        raise UsageError("--elastic goes with horovodrun --min-np=N --max-np=N --host-discovery-script=SCRIPT"
+                         if values.elastic else "horovodrun was told that workers may come and go: add --elastic")
     if values.mode == "evaluate" and not values.checkpoint:
         raise UsageError("--mode=evaluate needs --checkpoint=RUN/checkpoints")
     config = SimpleNamespace(**{name: values[name].value for group in GROUPS for name in values.groups[group]})
@@ -36,6 +42,11 @@ def parse(argv: Sequence[str]) -> tuple[SimpleNamespace, str]:
     recorded = [name for group in ("Recipe", "Launch") for name in values.groups[group]]
     lines = [values[name].serialize() for name in recorded if values[name].value not in (None, [])]
     return config, "\n".join(lines) + "\n"
+
+
+def recipe(config: SimpleNamespace) -> dict:
+    """What is trained: the recipe's flags but for the folder of the data, which may move."""
+    return {name: getattr(config, name) for name in define().groups["Recipe"] if name != "data_dir"}
 
 
 def help_text() -> str:
@@ -77,8 +88,10 @@ def _recipes_first(arguments):
 
 
 def run_folder(checkpoint: str) -> Path:
-    """The run that a --checkpoint belongs to: RUN/checkpoints, or one checkpoint inside, lies in RUN."""
+    """The run that a --checkpoint belongs to: RUN itself, RUN/checkpoints, or one checkpoint inside."""
     path = Path(checkpoint).absolute()
+    if (path / "checkpoints").is_dir():
+        return path
     return path.parent if path.name == "checkpoints" else path.parent.parent
 
 
@@ -173,15 +186,25 @@ def _launch(values):
                              "first, once a node.", **v)
     absl_flags.DEFINE_enum("compression", "none", ["none", "fp16"], "Of gradients while they are exchanged.", **v)
     absl_flags.DEFINE_bool("xla", False, "Compile the forward and backward pass.", **v)
+    absl_flags.DEFINE_bool("deterministic", False, "The same weights, to the bit, each time on the same number of "
+                           "workers, whether stopped and resumed or not.", **v)
+    absl_flags.DEFINE_bool("elastic", False, "Go on when workers are lost or join, under horovodrun --min-np=N "
+                           "--max-np=N --host-discovery-script=SCRIPT.", **v)
 
 
 def _run(values):
     v = {"flag_values": values}
     absl_flags.DEFINE_enum("mode", "train", MODES, "evaluate: the newest of --checkpoint on the validation set.", **v)
     absl_flags.DEFINE_string("output_dir", None, "The run's folder; by default a new one under runs/.", **v)
-    absl_flags.DEFINE_string("checkpoint", None, "RUN/checkpoints, for --mode=evaluate.", **v)
-    absl_flags.DEFINE_float("checkpoint_every", 1.0, "Epochs from one checkpoint to the next; there is always one at "
-                            "the end.", lower_bound=0.0, **v)
+    absl_flags.DEFINE_string("checkpoint", None, "RUN, RUN/checkpoints or one of those in it, for --mode=evaluate.", **v)
+    absl_flags.DEFINE_enum("resume", "auto", ["auto", "never"], "auto: go on from the newest checkpoint in "
+                           "--output_dir, if there is one; never: start anew, and remove what is there.", **v)
+    absl_flags.DEFINE_string("checkpoint_every", "1", "From one checkpoint to the next: 1 or 0.5, in epochs; 10m, in "
+                             "minutes. There is always one at the end.", **v)
+    absl_flags.DEFINE_enum("on_divergence", "stop", ["stop", "rollback"], "What to do when the loss or a gradient is "
+                           "no longer a number, or the loss explodes: stop, or go back to the last checkpoint and on "
+                           "with the data after those that did it.", **v)
+    absl_flags.DEFINE_integer("max_rollbacks", 3, "How often to roll back before it is an error.", lower_bound=0, **v)
     absl_flags.DEFINE_bool("log_trust_ratios", False, "Record the norms of each layer's weights and gradients and its "
                            "trust ratio, an epoch each, in TensorBoard and the report.", **v)
     absl_flags.DEFINE_bool("save_augmentations", False, "Write augmentations.png into the run's folder: training "
@@ -190,6 +213,7 @@ def _run(values):
     absl_flags.DEFINE_integer("workers", None, "With --dry_run: plan for so many workers.", lower_bound=1, **v)
     absl_flags.DEFINE_integer("train_samples", None, "With --dry_run: plan for so many training samples, without the "
                               "dataset.", lower_bound=1, **v)
+    _check(values, "checkpoint_every", Every.parse)
 
 
 GROUPS = {"Recipe": _recipe, "Launch": _launch, "Run": _run}

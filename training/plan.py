@@ -33,6 +33,15 @@ class Interval:
     first_step: int  # of the whole training, from 0
     epoch: int | None  # whole epochs completed at the end, where an evaluation follows; None where none does
 
+    @property
+    def end(self) -> int:
+        """The step after its last."""
+        return self.first_step + self.steps
+
+    def position(self, step: int) -> int:
+        """The place in the stream of a step's first sample."""
+        return self.start + (step - self.first_step) * self.phase.global_batch_size
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -49,6 +58,14 @@ class Plan:
     @property
     def steps(self) -> int:
         return sum(phase.steps for phase in self.phases)
+
+    @property
+    def samples(self) -> int:
+        return sum(phase.steps * phase.global_batch_size for phase in self.phases)
+
+    def position(self, step: int) -> int:
+        """The place in the stream of a step's first sample; at the end, the place after the last."""
+        return [interval for interval in self.intervals() if interval.first_step <= step][-1].position(step)
 
     def phase_at(self, epoch: float) -> Phase:
         return [phase for phase in self.phases if phase.start_epoch <= max(0, epoch)][-1]
@@ -90,6 +107,30 @@ class Plan:
                 epoch = math.floor(self.epochs) if last else reached if reached > evaluated else None
                 yield Interval(phase, position, steps, step, epoch)
                 position, step, evaluated = end, step + steps, max(evaluated, reached)
+
+
+@dataclass(frozen=True)
+class Every:
+    """How often something is done: `1` or `0.5`, in epochs; `10m`, in minutes."""
+
+    epochs: float = math.inf
+    minutes: float = math.inf
+
+    @classmethod
+    def parse(cls, text: str) -> "Every":
+        """Raises ValueError."""
+        every = cls(minutes=float(text[:-1])) if text.endswith("m") else cls(epochs=float(text))
+        if not (every.epochs > 0 and every.minutes > 0):
+            raise ValueError(f"'{text}' is neither a number of epochs nor one of minutes, such as 10m")
+        return every
+
+    def is_due(self, since: int, now: int, train_samples: int) -> bool:
+        """Whether a multiple of the epochs lies between two numbers of samples processed."""
+        length = self.epochs * train_samples
+        return now // length > since // length
+
+    def has_passed(self, seconds: float) -> bool:
+        return seconds >= 60 * self.minutes
 
 
 def stream_position(epoch: float, train_samples: int) -> int:

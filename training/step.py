@@ -4,6 +4,8 @@ import tensorflow as tf
 
 from optim import exchange
 
+NO_FLAGS = tf.zeros(2)
+
 
 class Totals:
     """Sums over samples since the last reset: loss, top-1 and top-5 hits, samples; in float64, so counts are exact."""
@@ -11,19 +13,22 @@ class Totals:
     NAMES = ("loss", "top1", "top5", "samples")
 
     def __init__(self):
-        self._sums = tf.Variable(tf.zeros(len(self.NAMES), tf.float64), trainable=False)
+        self.variable = tf.Variable(tf.zeros(len(self.NAMES), tf.float64), trainable=False)
 
     def add(self, losses, logits, labels, counted) -> None:
         """losses float (batch,), logits (batch, classes), labels int (batch,), counted bool (batch,)."""
         top5 = tf.math.in_top_k(labels, logits, min(5, logits.shape[-1]))
         columns = [losses, tf.math.in_top_k(labels, logits, 1), top5, tf.ones_like(losses)]
         columns = tf.stack([tf.cast(column, tf.float64) for column in columns])
-        self._sums.assign_add(tf.reduce_sum(tf.where(counted, columns, tf.zeros_like(columns)), axis=1))
+        self.variable.assign_add(tf.reduce_sum(tf.where(counted, columns, tf.zeros_like(columns)), axis=1))
+
+    def reset(self) -> None:
+        self.variable.assign(tf.zeros_like(self.variable))
 
     def collect(self) -> dict[str, float]:
         """The sums over all workers, and a reset: loss, top1 and top5 as means, and top1_count, top5_count, samples."""
-        sums = hvd.allreduce(self._sums.read_value(), op=hvd.Sum, name="totals").numpy()
-        self._sums.assign(tf.zeros_like(self._sums))
+        sums = hvd.allreduce(self.variable.read_value(), op=hvd.Sum, name="totals").numpy()
+        self.reset()
         totals = dict(zip(self.NAMES, sums.tolist(), strict=True))
         samples = int(totals["samples"])
         return {name: totals[name] / samples for name in ("loss", "top1", "top5")} | {
@@ -48,24 +53,27 @@ class LayerNorms:
 
     def __init__(self, optimizer, variables):
         self._optimizer, self._variables = exchange.inner(optimizer), variables
-        self._norms = tf.Variable(tf.zeros([len(variables), 3]), trainable=False)
+        self.variable = tf.Variable(tf.zeros([len(variables), 3]), trainable=False, name="norms")
 
     def record(self, gradients) -> None:
         """gradients: averaged over the workers and unscaled, before they are applied."""
         has_ratio = hasattr(self._optimizer, "trust_ratio")
-        self._norms.assign([
+        self.variable.assign([
             [tf.norm(v), tf.norm(g), self._optimizer.trust_ratio(g, v) if has_ratio else 1.0]
             for g, v in zip(gradients, self._variables, strict=True)])
 
     def collect(self) -> dict[str, list[float]]:
         """Variable -> [weight norm, gradient norm, trust ratio]."""
         names = [v.name.split(":")[0] for v in self._variables]
-        return dict(zip(names, self._norms.numpy().tolist(), strict=True))
+        return dict(zip(names, self.variable.numpy().tolist(), strict=True))
 
 
 def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, label_smoothing: float = 0.0,
                     xla: bool = False, moving_statistics: bool = True, norms: LayerNorms | None = None):
-    """A function of (iterator over micro-batches, learning rate, momentum) that makes one update.
+    """A function of (iterator over micro-batches, learning rate, momentum, flags) that makes one update.
+
+    It returns what all workers learn alike: the flags' mean over them, float32 (flags,); the mean loss of the global
+    batch, float32; half the square of each averaged gradient's norm, float32 (variables,).
 
     The micro-batches' gradients are averaged here, not by Horovod's backward_passes_per_step, so that their number
     can change and an update is one iteration of the optimizer. All but the last run in a loop; the last stands
@@ -89,26 +97,28 @@ def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, l
         labels = tf.squeeze(labels, 1)
         gradients, losses, logits = backward(images, labels)
         totals.add(losses, tf.cast(logits, tf.float32), labels, tf.ones_like(losses, tf.bool))
-        return gradients
+        return [*gradients, tf.reduce_mean(losses) / accumulation_steps]
 
     @tf.function
-    def step(iterator, learning_rate, momentum):
+    def step(iterator, learning_rate, momentum, flags=NO_FLAGS):
         rates.learning_rate.assign(learning_rate)
         if hasattr(rates, "momentum"):
             rates.momentum.assign(momentum)
         if accumulation_steps == 1:
-            gradients = micro_batch(iterator)
+            *gradients, loss = micro_batch(iterator)
         else:
-            summed = [tf.zeros_like(variable) for variable in variables]
+            summed = [*(tf.zeros_like(variable) for variable in variables), 0.0]
             for _ in tf.range(accumulation_steps - 1):
                 summed = [a + b for a, b in zip(summed, micro_batch(iterator), strict=True)]
-            gradients = [a + b for a, b in zip(summed, micro_batch(iterator), strict=True)]
+            *gradients, loss = [a + b for a, b in zip(summed, micro_batch(iterator), strict=True)]
         gradients = exchange.average(optimizer, gradients, variables)
         if norms:
             norms.record(gradients)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         if moving_statistics:
             exchange.average_variables(model.non_trainable_variables)
+        flags, loss = exchange.average_tensors([flags, loss], "flags")
+        return flags, loss, tf.stack([tf.nn.l2_loss(gradient) for gradient in gradients])
 
     return step
 

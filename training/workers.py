@@ -1,13 +1,15 @@
 """The workers: who they are, which device each has, and how they agree, so that an error on one ends all alike."""
 import os
+import sys
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from data.dataset import DatasetError
 from training.errors import UserError
 
 RANKS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK")
 SIZES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE")
+ELASTIC = "HOROVOD_ELASTIC"  # set by horovodrun where workers may come and go
 
 
 class AgreedError(UserError):
@@ -32,15 +34,23 @@ def launched() -> tuple[int, int]:
     return read(RANKS, 0), read(SIZES, 1)
 
 
-def start(seed: int) -> Worker:
-    """Starts Horovod, gives this worker its GPU and its share of the cores, seeds Keras."""
+def start(seed: int, deterministic: bool = False) -> Worker:
+    """Starts Horovod, gives this worker its GPU and its share of the cores, seeds Keras.
+
+    deterministic: the same operations in the same order, whatever they cost.
+    """
     import horovod.tensorflow.keras as hvd
     import tensorflow as tf
 
     tf.get_logger().setLevel("ERROR")
+    if deterministic:
+        # What is exchanged as one tensor differs from step to step, and with it, on three workers and more, the order
+        # of each sum.
+        os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
+        tf.config.experimental.enable_op_determinism()
     hvd.init()
     expected = launched()[1]
-    if hvd.size() != expected:
+    if hvd.size() != expected and ELASTIC not in os.environ:
         raise UserError(f"the launcher started {expected} workers, but Horovod sees {hvd.size()}; start them with "
                         "horovodrun --gloo or mpirun from this environment")
     gpus = tf.config.list_physical_devices("GPU")
@@ -56,6 +66,13 @@ def start(seed: int) -> Worker:
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
     tf.keras.utils.set_random_seed(seed)
     return Worker(hvd.rank(), hvd.size(), int(gpus[0].name.split(":")[-1]) if gpus else None, cores)
+
+
+def renumbered(worker: Worker) -> Worker:
+    """The worker as Horovod numbers it now, after some have left or come."""
+    import horovod.tensorflow as hvd
+
+    return replace(worker, rank=hvd.rank(), size=hvd.size())
 
 
 def dali_device(flag: str, worker: Worker) -> str:
@@ -77,8 +94,10 @@ def together():
     except (UserError, DatasetError, OSError) as error:
         problem = str(error)
     except tf.errors.OpError as error:
+        if is_lost(error):
+            raise
         problem = reason(error)
-    problems = [problem for problem in hvd.allgather_object(problem) if problem]
+    problems = [problem for problem in hvd.allgather_object(problem, name="problems") if problem]
     if problems:
         raise AgreedError(problems[0])
 
@@ -87,7 +106,7 @@ def check_same_flags(flags: dict) -> None:
     """Raises AgreedError on every worker unless all were started with the same flags."""
     import horovod.tensorflow as hvd
 
-    everyone = hvd.allgather_object(flags)
+    everyone = hvd.allgather_object(flags, name="command line")
     for rank, other in enumerate(everyone):
         differing = [name for name in flags if other[name] != everyone[0][name]]
         if differing:
@@ -102,7 +121,7 @@ def check_same_weights(variables) -> None:
 
     import horovod.tensorflow as hvd
 
-    digests = hvd.allgather_object([hashlib.sha256(v.numpy().tobytes()).hexdigest() for v in variables])
+    digests = hvd.allgather_object([hashlib.sha256(v.numpy().tobytes()).hexdigest() for v in variables], name="weights")
     for rank, other in enumerate(digests):
         differing = [v.name for v, a, b in zip(variables, digests[0], other, strict=True) if a != b]
         if differing:
@@ -110,12 +129,42 @@ def check_same_weights(variables) -> None:
                               f"first {differing[0]}: this is a bug in the exchange of gradients")
 
 
+def any_of_them(flag: bool) -> bool:
+    """Whether the flag is set on any worker; all have to ask at once."""
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    return (hvd.size() > 1 and bool(hvd.allreduce(tf.constant(float(flag)), op=hvd.Sum, name="any") > 0)) or flag
+
+
+def is_lost(error) -> bool:
+    """Whether it is Horovod's error where another worker is no longer there."""
+    if "horovod" not in sys.modules:
+        return False
+    from horovod.common.exceptions import HorovodInternalError
+
+    return isinstance(error, HorovodInternalError) or ("dali" not in str(error).lower() and any(
+        sign in str(error) for sign in ("Horovod has been shut down", "HorovodAll", "HorovodBroadcast")))
+
+
+@contextmanager
+def lost_is_known():
+    """Raises HorovodInternalError wherever Horovod cannot reach another worker, as TensorFlow has it raise others."""
+    import tensorflow as tf
+    from horovod.common.exceptions import HorovodInternalError
+
+    try:
+        yield
+    except tf.errors.OpError as error:
+        if is_lost(error):
+            raise HorovodInternalError(str(error)) from None
+        raise
+
+
 def reason(error) -> str:
-    """The line of a TensorFlow error that says what happened: its own, DALI's or Horovod's."""
-    if "Horovod has been shut down" in str(error):
-        return "another worker has stopped; its own message says why"
+    """The line of a TensorFlow error that says what happened: its own or DALI's."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and "Critical error" not in line]
-    telling = ("rror in", "shut down", "ssert", "No space left", "outside the valid range")
+    telling = ("rror in", "ssert", "No space left", "outside the valid range")
     return next((line for line in lines if any(word in line for word in telling)), lines[0])[:300]
 
 
@@ -131,4 +180,4 @@ def leave() -> None:
     """Waits for the others: mpirun ends every worker as soon as one has left."""
     import horovod.tensorflow as hvd
 
-    hvd.allgather_object(None)  # a barrier, which Horovod for TensorFlow lacks
+    hvd.allgather_object(None, name="leave")  # a barrier, which Horovod for TensorFlow lacks

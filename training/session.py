@@ -1,0 +1,157 @@
+"""A training from the command line to the report: the run's folder, the resume, and the workers that come and go."""
+import dataclasses
+import fcntl
+import os
+import shutil
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import horovod.tensorflow as hvd
+
+from data.dataset import Dataset
+from data.stage import stage
+from reporting.progress import Progress
+from reporting.report import write_report
+from reporting.run_folder import RunFolder, write_grid
+from training import fit, flags, workers
+from training.checkpoints import Checkpoints, complain
+from training.errors import UserError
+from training.faults import elastic
+from training.faults.heartbeat import Heartbeat
+from training.faults.stopping import Stopped, StopRequest
+from training.plan import make_plan
+
+
+class Session:
+    """What a process keeps of a training while other workers come and go; `run` is called anew each time they have."""
+
+    def __init__(self, config, flags_text: str, dataset: Dataset, worker: workers.Worker):
+        self._config, self._flags_text, self._dataset, self._worker = config, flags_text, dataset, worker
+        self._recipe = flags.recipe(config) | {"train_samples": dataset.train.samples, "classes": len(dataset.classes)}
+        self._said, self._stop = dict(vars(config)), StopRequest()
+        self._state, self._committed, self._folder, self._lock = None, None, None, None
+
+    def train(self) -> dict:
+        """Trains on the workers that there are, or with --elastic on those that are there at each time.
+
+        Returns summary.json's content. Raises UserError; Stopped after a request to stop; HorovodInternalError where
+        another worker is gone.
+        """
+        self._stop.listen()
+        try:
+            return elastic.run(self._run, self._commit) if self._config.elastic else self._run()
+        except Stopped as stopped:
+            raise Stopped(f"{stopped}; the same command, with --output_dir={self._folder}, goes on from there") from None
+
+    def _run(self, commit=lambda: None) -> dict:
+        with workers.lost_is_known():
+            worker = workers.renumbered(self._worker)
+            if self._config.elastic:
+                workers.check_same_flags(self._said)
+            heartbeat = Heartbeat(complain if self._config.elastic else None)
+            try:
+                return self._train(worker, lambda: self._at_commit(commit))
+            finally:
+                heartbeat.stop()
+
+    def _train(self, worker, commit) -> dict:
+        config, checkpoints, observers = self._config, None, []
+        with workers.together():
+            dataset = stage(self._dataset, Path(config.stage_dir)) if config.stage_dir else self._dataset
+            plan = make_plan(config, worker.size, dataset.train.samples)
+            feed = fit.make_feed(config, dataset, worker)
+            if not self._state:
+                model = fit.make_model(config, dataset, worker.rank)
+                self._state = fit.make_state(config, model, fit.make_optimizer(config, model))
+        root, self._folder = self._agree_on_start()
+        with workers.together():
+            if worker.rank == 0:
+                self._open_folder(self._folder)
+                checkpoints = Checkpoints(self._folder / "checkpoints", self._recipe)
+                snapshot = self._committed if root is not None else checkpoints.load(self._state.variables)
+            else:
+                snapshot = self._committed
+        before = self._state.broadcast(snapshot, root or 0)
+        self._tell_of_resume(worker, plan, before)
+        if config.elastic:
+            self._commit()
+        place = self._state.place
+        with workers.together():
+            if worker.rank == 0:
+                observers = [RunFolder(self._folder, plan.as_json(), self._flags_text, place.evaluations, place.step),
+                             Progress(plan.epochs, plan.samples, place.samples)]
+                print(f"run: {self._folder}", file=sys.stderr)
+                if config.save_augmentations:
+                    save_augmentations(feed, self._folder)
+        summary = fit.Fit(config, plan, feed, self._state, checkpoints, observers, self._stop, commit).run()
+        with workers.together():
+            for observer in observers:
+                observer.end(summary)
+            if observers:
+                print(f"report: {write_report(self._folder)}", file=sys.stderr)
+        return summary
+
+    def _agree_on_start(self) -> tuple[int | None, Path]:
+        """(the rank that holds the latest moment in memory, or None; the run's folder)."""
+        name = f"{datetime.now():%Y%m%d-%H%M%S}-{self._config.model}-{os.getpid()}"
+        folder = self._folder or Path(self._config.output_dir or Path("runs") / name).absolute()
+        step = self._committed.place.step if self._committed else -1
+        everyone = hvd.allgather_object((step, folder), name="start")
+        latest = max(step for step, _ in everyone)
+        root = [step for step, _ in everyone].index(latest) if latest >= 0 else None
+        return root, everyone[root or 0][1]
+
+    def _tell_of_resume(self, worker, plan, before: int | None):
+        """A line where training goes on; and where the world has changed, a new piece of the stream is begun.
+
+        before: the number of workers that the moment is of, or None at a training's start.
+        """
+        place = self._state.place
+        if before not in (None, worker.size):
+            if place.step > place.piece_step and not self._dataset.train.kind.ANY_ORDER and worker.rank == 0:
+                complain(f"{self._dataset.format} is read file after file: with {worker.size} workers for {before}, "
+                         "some samples of this epoch are read twice and some not at all")
+            place.piece_step = place.step
+        if before and worker.rank == 0:
+            where = f", on {worker.size} workers for {before}" if before != worker.size else ""
+            print(f"resumed after step {place.step} of {plan.steps}{where}", file=sys.stderr)
+
+    def _open_folder(self, folder: Path) -> None:
+        """Makes the run's folder where it is missing, and holds it against a second training. Raises UserError."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"--output_dir: {folder} cannot be made: {error.strerror}") from None
+        if not os.access(folder, os.W_OK):
+            raise UserError(f"--output_dir: {folder} cannot be written")
+        self._lock = self._lock or hold(folder)
+        if self._config.resume == "never" and not self._committed:
+            for leftover in ("checkpoints", "tensorboard"):
+                shutil.rmtree(folder / leftover, ignore_errors=True)
+            for leftover in ("metrics.jsonl", "trust_ratios.jsonl", "summary.json", "report.html"):
+                (folder / leftover).unlink(missing_ok=True)
+
+    def _at_commit(self, commit) -> None:
+        if self._state.place.step % elastic.COMMIT_STEPS == 0:
+            commit()
+
+    def _commit(self) -> None:
+        self._committed = self._state.snapshot()
+
+
+def hold(folder: Path) -> int | None:
+    """A lock on a folder, gone with this process; None where the file system knows none. Raises UserError."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(f"--output_dir: another training is writing {folder}") from None
+    except OSError:
+        return None
+    return descriptor
+
+
+def save_augmentations(feed, folder) -> None:
+    with dataclasses.replace(feed, shard=0, shards=1).train(0, 1, 64, 64) as batches:
+        write_grid(folder / "augmentations.png", next(batches)[0].numpy())
