@@ -5,14 +5,16 @@ from tqdm import tqdm
 
 
 class Progress:
-    """An observer of training. epochs: of the whole training; samples: that it will process, of which `done`
-    are behind it.
-    """
+    """An observer of training. epochs: of the whole training; samples: that it will process; place: where it starts."""
 
-    def __init__(self, epochs: float, samples: int, done: int = 0):
+    def __init__(self, epochs: float, samples: int, place):
         self._epochs = epochs
-        self._bar = tqdm(total=samples, initial=done, unit=" images", unit_scale=True, disable=not sys.stderr.isatty(),
+        self._bar = tqdm(total=samples, initial=place.samples, unit=" images", unit_scale=True, disable=not sys.stderr.isatty(),
                          dynamic_ncols=True, smoothing=0.05, file=sys.stderr)
+
+    def go_back(self, place) -> None:
+        self._bar.n = place.samples
+        self._bar.refresh()
 
     def step(self, samples: int, layers: dict) -> None:
         del layers

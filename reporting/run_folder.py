@@ -41,22 +41,22 @@ def write_grid(path, images) -> None:
 
 
 class RunFolder:
-    """An observer of training that writes what it sees. evaluations, steps: how far the training is that goes on."""
+    """An observer of training that writes what it sees. place: where the training starts, training.state's."""
 
-    def __init__(self, folder: Path, plan: dict, flags_text: str, evaluations: int = 0, steps: int = 0):
+    def __init__(self, folder: Path, plan: dict, flags_text: str, place):
         self.folder = folder
         write_json(folder / "plan.json", plan)
         write_whole(folder / "flags.txt", flags_text)
-        self.go_back(evaluations, steps)
+        self.go_back(place)
 
-    def go_back(self, evaluations: int, steps: int) -> None:
-        """Leaves what belongs to so many evaluations and steps. TensorBoard's events are written anew."""
+    def go_back(self, place) -> None:
+        """Leaves what belongs to the training up to a place. TensorBoard's events are written anew."""
         import tensorflow as tf
 
         shutil.rmtree(self.folder / "tensorboard", ignore_errors=True)
         self._events = tf.summary.create_file_writer(str(self.folder / "tensorboard"))
-        rows = self._cut("metrics.jsonl", evaluations)
-        layers = self._cut("trust_ratios.jsonl", evaluations + (steps > 0))
+        rows = self._cut("metrics.jsonl", place.evaluations)
+        layers = self._cut("trust_ratios.jsonl", place.evaluations + (place.step > 0))
         for row in rows:
             self._scalars(row["samples"], row)
         for samples, row in zip([0, *(row["samples"] for row in rows)], layers, strict=False):

@@ -73,8 +73,22 @@ class Checkpoints:
         """Waits until all is written; False where the last could not be, which standard error has been told."""
         return self._writing is None or self._writing.result()
 
+    def last_good(self, step: int) -> Path | None:
+        """The newest checkpoint's path, after a divergence at a step. One of just before it has the bad weights."""
+        self.wait()
+        listed = _listed(self._folder)
+        if len(listed) > 1 and listed[0] == self._path(step):
+            shutil.rmtree(listed.pop(0))
+            self._top1.pop(self._path(step).name, None)
+            self.newest = listed[0]
+            self._tidy()
+        return self.newest
+
+    def _path(self, step) -> Path:
+        return self._folder / f"step-{step:08}"
+
     def _write(self, snapshot, epoch, top1) -> bool:
-        path = self._folder / f"step-{snapshot.place.step:08}"
+        path = self._path(snapshot.place.step)
         try:
             write(path, snapshot, {"recipe": self._recipe, "epoch": epoch, "top1": top1})
             if top1 is not None:

@@ -229,12 +229,12 @@ class Fit:
         """Goes back to the last checkpoint, and on with the data that come after those of the problem."""
         place, allowed = self._state.place, self._config.max_rollbacks
         with workers.together():
-            newest = self._checkpoints and self._checkpoints.wait() and self._checkpoints.newest
+            newest = self._checkpoints and self._checkpoints.last_good(place.step)
         newest = hvd.broadcast_object(str(newest or ""), name="newest")
         if self._config.on_divergence != "rollback" or place.rollbacks >= allowed or not newest:
-            tried = f" after {place.rollbacks} rollbacks" if place.rollbacks else ""
+            tried = f", after {place.rollbacks} rollbacks" if place.rollbacks else ""
             raise workers.AgreedError(f"{problem}{tried}; the last good checkpoint: {newest or 'none'}; try a lower "
-                                      "--learning_rate, a longer --warmup_epochs or --on_divergence=rollback")
+                                      "--learning_rate or a longer --warmup_epochs")
         rollbacks, past = place.rollbacks + 1, self._plan.position(place.step + 1) + place.skipped
         with workers.together():
             snapshot = self._checkpoints and self._checkpoints.load(self._state.variables)
@@ -243,7 +243,7 @@ class Fit:
         place.rollbacks, place.piece_step = rollbacks, place.step
         place.skipped = past - self._plan.position(place.step)
         for observer in self._observers:
-            observer.go_back(place.evaluations, place.step)
+            observer.go_back(place)
         self._reported = place.samples, place.trained_seconds
         self._saved = place.samples, time.monotonic()
         if self._checkpoints:

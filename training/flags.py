@@ -196,7 +196,7 @@ def _run(values):
     v = {"flag_values": values}
     absl_flags.DEFINE_enum("mode", "train", MODES, "evaluate: the newest of --checkpoint on the validation set.", **v)
     absl_flags.DEFINE_string("output_dir", None, "The run's folder; by default a new one under runs/.", **v)
-    absl_flags.DEFINE_string("checkpoint", None, "RUN, RUN/checkpoints or one of those in it, for --mode=evaluate.", **v)
+    absl_flags.DEFINE_string("checkpoint", None, "For --mode=evaluate: RUN/checkpoints, or one of those in it.", **v)
     absl_flags.DEFINE_enum("resume", "auto", ["auto", "never"], "auto: go on from the newest checkpoint in "
                            "--output_dir, if there is one; never: start anew, and remove what is there.", **v)
     absl_flags.DEFINE_string("checkpoint_every", "1", "From one checkpoint to the next: 1 or 0.5, in epochs; 10m, in "

@@ -42,7 +42,7 @@ class Session:
         try:
             return elastic.run(self._run, self._commit) if self._config.elastic else self._run()
         except Stopped as stopped:
-            raise Stopped(f"{stopped}; the same command, with --output_dir={self._folder}, goes on from there") from None
+            raise Stopped(f"{stopped}; --output_dir={self._folder} goes on from there") from None
 
     def _run(self, commit=lambda: None) -> dict:
         with workers.lost_is_known():
@@ -79,8 +79,8 @@ class Session:
         place = self._state.place
         with workers.together():
             if worker.rank == 0:
-                observers = [RunFolder(self._folder, plan.as_json(), self._flags_text, place.evaluations, place.step),
-                             Progress(plan.epochs, plan.samples, place.samples)]
+                observers = [RunFolder(self._folder, plan.as_json(), self._flags_text, place),
+                             Progress(plan.epochs, plan.samples, place)]
                 print(f"run: {self._folder}", file=sys.stderr)
                 if config.save_augmentations:
                     save_augmentations(feed, self._folder)
