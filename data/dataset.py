@@ -159,7 +159,7 @@ def _check_class_folders(dataset):
 
 def _check_words(dataset, classes):
     wrong = None
-    if dataset.format not in formats.FORMATS:
+    if not isinstance(dataset.format, str) or dataset.format not in formats.FORMATS:
         wrong = f"format '{dataset.format}' is not one of {', '.join(formats.FORMATS)}"
     elif not isinstance(classes, list) or not classes or not all(isinstance(name, str) for name in classes):
         wrong = "classes is not a list of names"

@@ -57,6 +57,20 @@ def printed_json(done: subprocess.CompletedProcess):
     return json.loads(lines[0])
 
 
+def rows(folder) -> list[dict]:
+    """A run's metrics.jsonl."""
+    return [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(folder) -> dict:
+    """Every variable of a run's newest checkpoint, by its name in it, as TensorFlow finds it."""
+    import tensorflow as tf
+
+    path = tf.train.latest_checkpoint(str(Path(folder) / "checkpoints"))
+    return {name: tf.train.load_variable(path, name) for name, _ in tf.train.list_variables(path)
+            if name != "description"}
+
+
 @pytest.fixture(scope="session")
 def digits() -> Path:
     """The built-in dataset's folder."""

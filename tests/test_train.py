@@ -6,26 +6,13 @@ import time
 
 import numpy as np
 import pytest
-from conftest import ROOT, launcher, printed_json, require_tool, run, train
+from conftest import ROOT, launcher, printed_json, require_tool, rows, run, train, weights
 
 ROW = ["epoch", "samples", "learning_rate", "momentum", "batch_size", "train_loss", "train_top1", "val_loss",
        "val_top1", "val_top5", "images_per_second", "seconds"]
 SUMMARY = {"val_top1", "val_top5", "val_loss", "val_samples", "train_samples", "epochs", "global_batch_size",
            "world_size", "images_per_second", "seconds"}
 COUNTS = ("val_top1_count", "val_top5_count", "val_samples")
-
-
-def rows(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def weights(folder):
-    """Every variable of a run's newest checkpoint, by its name in it."""
-    import tensorflow as tf
-
-    path = tf.train.latest_checkpoint(str(folder / "checkpoints"))
-    return {name: tf.train.load_variable(path, name) for name, _ in tf.train.list_variables(path)
-            if name.endswith("VARIABLE_VALUE") and "save_counter" not in name}
 
 
 @pytest.fixture(scope="module")
@@ -113,16 +100,15 @@ def test_a_prime_number_of_validation_samples(digits_run, odd_digits, kind, work
 
 def reference_counts(folder, data_dir):
     """Top-1 and top-5 hits by NumPy, from logits on images decoded by Pillow's library and fed as one batch."""
-    import tensorflow as tf
-
     import model_zoo
     from data.dataset import open_dataset
     from data.feed import Feed
 
     dataset = open_dataset(data_dir)
     model = model_zoo.create_model("resnet20", 10, 32, mean=dataset.mean, std=dataset.std)
-    tf.train.Checkpoint(model=model).restore(
-        tf.train.latest_checkpoint(str(folder / "checkpoints"))).expect_partial()
+    kept = weights(folder)
+    for number, variable in enumerate(model.variables):
+        variable.assign(next(value for name, value in kept.items() if name.startswith(f"model/{number:03}/")))
     with Feed(dataset, 32, "none", 0).validation(353) as (batches, samples):
         images, labels = next(batches)
     logits, labels = model.predict_on_batch(images), labels.numpy().ravel()
@@ -236,9 +222,11 @@ BAD_INPUT = [
     (["--batch_size=100", "--micro_batch_size=64"], 1, "64 and 128"),
     (["--dali_device=gpu"], 1, "sees no GPU"),
     (["--output_dir=/proc/nowhere"], 1, "--output_dir: /proc/nowhere cannot be made"),
-    (["--output_dir={run}"], 1, "holds a run already"),
+    (["--output_dir={run}", "--optimizer=sgd"], 1, "--optimizer was lars, is sgd now"),
+    (["--checkpoint_every=0"], 2, "--checkpoint_every=0"),
+    (["--elastic"], 2, "--host-discovery-script"),
     (["--lars_exclude=nothing"], 1, "'nothing'"),
-    (["--mode=evaluate", "--checkpoint={run}/checkpoints", "--model=convnet"], 1, "does not fit the model convnet"),
+    (["--mode=evaluate", "--checkpoint={run}/checkpoints", "--model=convnet"], 1, "does not fit this model"),
 ]
 
 

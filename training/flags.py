@@ -103,7 +103,9 @@ def _parse(argv):
             if isinstance(values[name].value, float) and not math.isfinite(values[name].value):
                 raise absl_flags.Error(f"flag --{name}={values[name].value}: not a finite number")
     except (absl_flags.Error, UnicodeDecodeError) as error:
-        raise UsageError(" ".join(str(error).split())) from None
+        raise UsageError(" ".join(str(error).split())[:1000]) from None
+    except RecursionError:  # absl looks for the flag that was meant, letter by letter
+        raise UsageError("no flag has so long a name") from None
     if len(rest) > 1:
         raise UsageError(f"'{rest[1]}' is not a flag; train.py --help lists them")
     return values

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from absl import flags as absl_flags
 
+from reporting.run_folder import write_json
 from reporting.study import write_study
 
 ROOT = Path(__file__).parents[1]
@@ -56,7 +57,7 @@ class Study:
         self._folder, self._data_dir = folder, data_dir
 
     def accuracy(self, rule: str, batch: int, rate: float, seed: int) -> float:
-        """Validation top-1 after the last epoch; 0 for a run whose loss is no longer a number."""
+        """Validation top-1 after the last epoch; 0 for a run that diverged."""
         folder = self._folder / f"{rule}-{batch}-{rate:g}-{seed}"
         if not (folder / "summary.json").is_file():
             self._run(folder, rule, batch, rate, seed)
@@ -66,8 +67,6 @@ class Study:
         return summary["val_top1"]
 
     def _run(self, folder, rule, batch, rate, seed):
-        for leftover in sorted(folder.rglob("*"), reverse=True):  # of a run that was stopped
-            leftover.unlink() if leftover.is_file() else leftover.rmdir()
         warm = WARM if batch > SMALL_BATCH else ("--warmup=none",)
         flags = (*COMMON, *RULES[rule].flags, *warm, f"--batch_size={batch}", f"--micro_batch_size={min(batch, 512)}",
                  f"--learning_rate={rate}", f"--seed={seed}", f"--data_dir={self._data_dir}",
@@ -76,7 +75,9 @@ class Study:
         recipe.write_text("\n".join(flags) + "\n")
         done = subprocess.run([sys.executable, ROOT / "train.py", f"--flagfile={recipe}"], capture_output=True,
                               text=True, stdin=subprocess.DEVNULL)
-        if done.returncode:
+        if "training diverged" in done.stderr:
+            write_json(folder / "summary.json", {"val_top1": 0.0})
+        elif done.returncode:
             raise SystemExit(f"training.study: {recipe} failed: {done.stderr.strip().splitlines()[-1]}")
 
     def best_rate(self, rule: str, batch: int) -> float:

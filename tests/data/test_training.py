@@ -3,9 +3,8 @@ import json
 
 import numpy as np
 import pytest
-from conftest import train
+from conftest import train, weights
 from PIL import Image
-from test_train import weights
 
 FLAGS = ("--model=convnet", "--epochs=1", "--batch_size=96", "--augmentation=crop")
 

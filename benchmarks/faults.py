@@ -1,0 +1,190 @@
+"""How many faults a training survives, and what each costs: `uv run python -m benchmarks.faults --faults=24`.
+
+Trains the digits on two workers once undisturbed, then again while workers are killed, one fault after another: the
+kind, the worker and the step from a seed, some in the middle of a checkpoint's writing. After each the same command is
+given again. At the end every variable of the last checkpoint, the optimizer's and batch norm's included, and every row
+of metrics.jsonl but for its times, have to be those of the undisturbed run, bit for bit; the exit code is 1 if not.
+"""
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+from absl import app
+from absl import flags as absl_flags
+
+ROOT = Path(__file__).parents[1]
+BIN = Path(sys.executable).parent
+TRAINING = ("--model=resnet20", "--epochs=8", "--checkpoint_every=0.2", "--deterministic")
+TIMES = ("images_per_second", "seconds")
+MARGIN = 12  # steps before the end that are left in peace
+PATIENCE = 180  # seconds, for a start and for an end
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A fault. exit_code: the training's. all: workers and launcher. writing: while a checkpoint is being written."""
+
+    name: str
+    signal: signal.Signals
+    exit_code: int
+    all: bool = False
+    writing: bool = False
+
+
+KINDS = (
+    Kind("SIGKILL, one worker", signal.SIGKILL, 128 + signal.SIGKILL),
+    Kind("SIGKILL, all and mpirun", signal.SIGKILL, -signal.SIGKILL, all=True),
+    Kind("SIGKILL, all, in a checkpoint's writing", signal.SIGKILL, -signal.SIGKILL, all=True, writing=True),
+    Kind("SIGTERM, one worker", signal.SIGTERM, 75),
+    Kind("SIGUSR1, one worker", signal.SIGUSR1, 75),
+)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What was done and what it cost. steps_lost: since the last checkpoint, from the time since and a step's time.
+
+    ended: seconds until the training had ended; resumed: seconds from the next start until it trains again.
+    """
+
+    kind: Kind
+    worker: int
+    step: int
+    survived: bool
+    steps_lost: float
+    ended: float
+    resumed: float = 0.0
+
+
+def start(folder: Path, workers: int, flags=TRAINING) -> subprocess.Popen:
+    """train.py under mpirun, writing to FOLDER.log."""
+    with open(f"{folder}.log", "ab") as log:
+        return subprocess.Popen(
+            [BIN / "mpirun", "--allow-run-as-root", "--oversubscribe", "-np", str(workers), sys.executable,
+             ROOT / "train.py", *flags, f"--output_dir={folder}"],
+            stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
+
+
+def trainers(launcher: subprocess.Popen) -> list[psutil.Process]:
+    """The processes of train.py under a launcher, by rank."""
+    found = {}
+    for process in psutil.Process(launcher.pid).children(recursive=True):
+        try:
+            if any(word.endswith("train.py") for word in process.cmdline()):
+                found[int(process.environ()["OMPI_COMM_WORLD_RANK"])] = process
+        except (psutil.Error, KeyError):
+            continue
+    return [found[rank] for rank in sorted(found)]
+
+
+def newest_step(folder: Path) -> int:
+    return max((int(path.name.split("-")[1]) for path in (folder / "checkpoints").glob("step-*[0-9]")), default=-1)
+
+
+def wait_for(what, launcher: subprocess.Popen, pause=0.002) -> None:
+    """Waits until what() is true or the training is done. Raises RuntimeError where it fails or nothing happens."""
+    deadline = time.monotonic() + PATIENCE
+    while not what() and launcher.poll() != 0:
+        if launcher.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"the training ended with {launcher.poll()} before a fault")
+        time.sleep(pause)
+
+
+def strike(folder: Path, launcher, kind: Kind, worker: int, step: int, delay: float, step_seconds: float) -> Fault:
+    """Waits until a checkpoint of the step is there, strikes, waits for the end."""
+    wait_for(lambda: newest_step(folder) >= step, launcher)
+    time.sleep(delay)
+    if kind.writing:
+        wait_for(lambda: any((folder / "checkpoints").glob("step-*.part")), launcher, pause=0)
+    processes = trainers(launcher)
+    struck = [psutil.Process(launcher.pid), *processes] if kind.all else [processes[worker]]
+    for process in struck:
+        process.send_signal(kind.signal)
+    began = time.monotonic()
+    exit_code = launcher.wait(PATIENCE)
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    for process in alive:
+        process.kill()
+    last = max((folder / "checkpoints").glob("step-*[0-9]")).stat().st_mtime
+    lost = 0.0 if exit_code == 75 else max(0.0, time.time() - (time.monotonic() - began) - last) / step_seconds
+    return Fault(kind, worker, step, exit_code == kind.exit_code and not alive, lost, time.monotonic() - began)
+
+
+def campaign(folder: Path, faults: int, workers: int, seed: int) -> tuple[list[Fault], list[str]]:
+    """(the faults, how the disturbed training differs from the undisturbed one)."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    undisturbed, disturbed, drawn = folder / "undisturbed", folder / "disturbed", random.Random(seed)
+    if start(undisturbed, workers).wait(20 * PATIENCE):
+        raise RuntimeError(f"the undisturbed training failed; see {undisturbed}.log")
+    steps = json.loads((undisturbed / "plan.json").read_text())["steps"]
+    step_seconds = json.loads((undisturbed / "summary.json").read_text())["seconds"] / steps
+    kinds = [KINDS[number % len(KINDS)] for number in range(faults)]
+    drawn.shuffle(kinds)
+    struck = []
+    launcher = start(disturbed, workers)
+    for kind, step in zip(kinds, sorted(drawn.choices(range(steps - MARGIN), k=faults)), strict=True):
+        fault = strike(disturbed, launcher, kind, drawn.randrange(workers), step, drawn.random() / 2, step_seconds)
+        began, reached = time.monotonic(), newest_step(disturbed)
+        launcher = start(disturbed, workers)
+        wait_for(lambda reached=reached: newest_step(disturbed) > reached, launcher)
+        struck.append(Fault(**vars(fault) | {"resumed": time.monotonic() - began}))
+        print(f"{kind.name}, worker {fault.worker}, after step {step}: {'survived' if fault.survived else 'LOST'}",
+              file=sys.stderr)
+    if launcher.wait(20 * PATIENCE):
+        return struck, [f"the training's last part failed; see {disturbed}.log"]
+    return struck, differences(undisturbed, disturbed)
+
+
+def differences(one: Path, other: Path) -> list[str]:
+    """Variables of the newest checkpoints whose bits differ, and rows of metrics.jsonl that do, times aside."""
+    from training.checkpoints import whole
+
+    (_, ours, _), (_, theirs, _) = (next(whole(folder)) for folder in (one, other))
+    found = [name for name in sorted(ours.keys() | theirs.keys())
+             if name not in ours or name not in theirs or ours[name].tobytes() != theirs[name].tobytes()]
+    rows = [[{name: value for name, value in json.loads(line).items() if name not in TIMES}
+             for line in (folder / "metrics.jsonl").read_text().splitlines()] for folder in (one, other)]
+    if len(rows[0]) != len(rows[1]):
+        found.append(f"metrics.jsonl: {len(rows[0])} rows and {len(rows[1])}")
+    return found + [f"metrics.jsonl, epoch {a['epoch']}" for a, b in zip(*rows, strict=False) if a != b]
+
+
+def table(faults: list[Fault]) -> str:
+    lines = ["| fault | tried | survived | steps lost, mean (most) | ends within, s | trains again after, s |",
+             "| --- | --- | --- | --- | --- | --- |"]
+    for kind in KINDS:
+        of_kind = [fault for fault in faults if fault.kind == kind]
+        if of_kind:
+            lost, ended, resumed = (np.array([getattr(fault, name) for fault in of_kind])
+                                    for name in ("steps_lost", "ended", "resumed"))
+            lines.append(f"| {kind.name} | {len(of_kind)} | {sum(fault.survived for fault in of_kind)} | "
+                         f"{lost.mean():.1f} ({lost.max():.1f}) | {ended.max():.1f} | {resumed.mean():.1f} |")
+    return "\n".join(lines)
+
+
+def main(argv) -> int:
+    del argv
+    values = absl_flags.FLAGS
+    faults, differing = campaign(Path(values.output_dir).absolute(), values.faults, values.workers, values.seed)
+    print(table(faults))
+    same = f"differs in {len(differing)}: {', '.join(differing[:5])}" if differing else "is the same to the bit"
+    print(f"{len(faults)} faults, {sum(fault.survived for fault in faults)} survived; the result {same}")
+    return int(bool(differing) or not all(fault.survived for fault in faults))
+
+
+if __name__ == "__main__":
+    absl_flags.DEFINE_integer("faults", 24, "How many.", lower_bound=1)
+    absl_flags.DEFINE_integer("workers", 2, "How many.", lower_bound=1)
+    absl_flags.DEFINE_integer("seed", 0, "Of kinds, workers and steps.")
+    absl_flags.DEFINE_string("output_dir", "runs/faults", "Where the two runs go.")
+    app.run(main)

@@ -1,0 +1,93 @@
+"""Elastic training under horovodrun: a worker is killed, one joins; the recipe stays and every sample is read."""
+import json
+import os
+import subprocess
+import time
+
+import psutil
+import pytest
+from conftest import BIN, ROOT, rows, run
+
+from benchmarks.faults import newest_step, wait_for
+
+FLAGS = ("--elastic", "--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--batch_size=128")
+
+
+class Elastic:
+    """A training under an elastic horovodrun; hosts: names for this machine, a worker on each."""
+
+    def __init__(self, folder, hosts, *flags):
+        self.folder, self._hosts = folder / "run", folder / "hosts"
+        self.offer(hosts)
+        script = folder / "discover.sh"
+        script.write_text(f"#!/bin/sh\ncat {self._hosts}\n")
+        script.chmod(0o755)
+        self.log = folder / "log"
+        with open(self.log, "wb") as log:
+            self.launcher = subprocess.Popen(
+                [BIN / "horovodrun", "--gloo", "--network-interfaces", "lo", "-np", str(len(hosts)), "--min-np", "1",
+                 "--max-np", "2", "--host-discovery-script", script, BIN / "python", ROOT / "train.py", *FLAGS, *flags,
+                 f"--output_dir={self.folder}"], stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=ROOT,
+                env=os.environ | {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)})
+
+    def offer(self, hosts):
+        part = self._hosts.with_suffix(".part")
+        part.write_text("".join(f"{host}:1\n" for host in hosts))
+        part.replace(self._hosts)
+
+    def worker(self, rank):
+        for process in psutil.Process(self.launcher.pid).children(recursive=True):
+            with_python = process.name().startswith("python") and str(ROOT / "train.py") in process.cmdline()
+            if with_python and process.environ().get("HOROVOD_RANK") == str(rank):
+                return process
+        raise AssertionError(f"no worker {rank}")
+
+    def reach(self, step):
+        wait_for(lambda: newest_step(self.folder) >= step, self.launcher)
+
+    def end(self):
+        assert self.launcher.wait(240) == 0, self.log.read_text()[-3000:]
+        return json.loads((self.folder / "summary.json").read_text()), self.log.read_text()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_is_lost_and_training_goes_on(rank, tmp_path):
+    training = Elastic(tmp_path, ["localhost", "127.0.0.1"], "--epochs=60")
+    training.reach(45)
+    training.worker(rank).kill()
+    reached, began = newest_step(training.folder), time.monotonic()
+    summary, said = training.end()
+    assert summary["world_size"] == 1 and time.monotonic() - began < 120
+    step = int(said.split("resumed after step ")[1].split()[0])
+    assert step >= reached - 10 and "on 1 workers for 2" in said  # at most the steps since the last commit
+    assert [row["epoch"] for row in rows(training.folder)] == list(range(1, 61))
+    assert [row["samples"] for row in rows(training.folder)] == [
+        -(-epoch * 1437 // 128) * 128 for epoch in range(1, 60)] + [60 * 1437 // 128 * 128]
+    plan = json.loads((training.folder / "plan.json").read_text())
+    assert plan["workers"] == 1 and plan["phases"][0]["accumulation_steps"] == 2  # 64 a time, as before
+
+
+def test_a_worker_joins(tmp_path):
+    training = Elastic(tmp_path, ["localhost"], "--epochs=150", "--data_dir=digits")
+    training.reach(12)
+    training.offer(["localhost", "127.0.0.1"])
+    summary, said = training.end()
+    assert summary["world_size"] == 2 and "on 2 workers for 1" in said and summary["val_top1"] > 0.9
+    assert [row["epoch"] for row in rows(training.folder)] == list(range(1, 151))
+
+
+def test_a_global_batch_that_does_not_divide_is_an_error(tmp_path):
+    training = Elastic(tmp_path, ["localhost"], "--epochs=400", "--batch_size=127")
+    training.reach(12)
+    training.offer(["localhost", "127.0.0.1"])
+    assert training.launcher.wait(120) != 0
+    assert "127 does not divide by 2 workers" in training.log.read_text()
+
+
+def test_horovodrun_without_the_flag_is_told_of_it():
+    os.environ["HOROVOD_ELASTIC"] = "1"
+    try:
+        done = run("alone", 1, ROOT / "train.py", "--epochs=1")
+    finally:
+        del os.environ["HOROVOD_ELASTIC"]
+    assert done.returncode == 2 and "add --elastic" in done.stderr

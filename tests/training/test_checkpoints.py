@@ -1,0 +1,207 @@
+"""Checkpoints are whole or not there: damage, full and read-only disks, what is kept."""
+import dataclasses
+import itertools
+import subprocess
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import ROOT, rows, run, train
+
+from benchmarks.faults import newest_step
+from training.checkpoints import Checkpoints, Damaged, read, whole
+from training.errors import UserError
+from training.state import Place, Snapshot
+
+RECIPE = {"model": "convnet", "momentum": 0.9, "lars_exclude": ["gamma"]}
+
+
+def snapshot(step: int, size: int = 1000) -> Snapshot:
+    tensors = {"model/000/kernel": tf.constant(np.random.default_rng(step).normal(size=size), tf.float32),
+               "optimizer/000/iteration": tf.constant(step, tf.int64)}
+    sums = np.array([[0.1, 2, 3, 4], [1e300, np.nan, 0, 1]])
+    return Snapshot(tensors, Place(step=step, samples=128 * step, skipped=7, seconds=0.1), sums)
+
+
+VARIABLES = {"model/000/kernel": tf.Variable(tf.zeros(1000)), "optimizer/000/iteration": tf.Variable(0, dtype=tf.int64)}
+
+
+def saved(folder, steps, top1=None) -> Checkpoints:
+    checkpoints = Checkpoints(folder, RECIPE)
+    folder.mkdir(exist_ok=True)
+    for step in steps:
+        checkpoints.save(snapshot(step), epoch=step / 10, top1=top1 and top1.get(step))
+    assert checkpoints.wait()
+    return checkpoints
+
+
+def names(folder):
+    return sorted(path.name for path in folder.glob("step-*"))
+
+
+def test_what_is_loaded_is_what_was_saved(tmp_path):
+    saved(tmp_path, [3])
+    loaded, made = Checkpoints(tmp_path, RECIPE).load(VARIABLES), snapshot(3)
+    assert loaded.place == made.place and loaded.workers == 2
+    np.testing.assert_array_equal(loaded.sums, made.sums)
+    for name, tensor in made.tensors.items():
+        np.testing.assert_array_equal(loaded.tensors[name], tensor.numpy())
+
+
+def test_a_snapshot_stays_while_training_goes_on():
+    variable = tf.Variable(tf.ones(1000))
+    kept = variable.read_value()
+    variable.assign_add(tf.ones(1000))
+    tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=1.0, delta=tf.ones(1000))
+    assert float(tf.reduce_max(kept)) == 1.0
+
+
+def test_the_last_five_and_the_best_are_kept(tmp_path):
+    checkpoints = saved(tmp_path, range(1, 10), top1={2: 0.5, 3: 0.9, 8: 0.7})
+    assert names(tmp_path) == [f"step-{step:08}" for step in (3, 5, 6, 7, 8, 9)]
+    assert (tmp_path / "best").resolve().name == "step-00000003"
+    assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / "step-00000009" / "variables")
+    again = Checkpoints(tmp_path, RECIPE)
+    again.load(VARIABLES)
+    again.save(snapshot(10), 1.0, top1=0.95)
+    assert again.wait() and names(tmp_path) == [f"step-{step:08}" for step in (6, 7, 8, 9, 10)]
+    assert (tmp_path / "best").resolve().name == "step-00000010"
+    assert checkpoints.last_good(99).name == "step-00000009"
+
+
+def test_after_going_back_what_never_came_to_be_is_removed(tmp_path):
+    checkpoints = saved(tmp_path, [1, 2, 3])
+    assert checkpoints.last_good(3).name == "step-00000002"  # the weights of step 3 were bad before it
+    saved(tmp_path, [10, 20, 15])
+    assert names(tmp_path) == [f"step-{step:08}" for step in (1, 2, 10, 15)]
+
+
+def test_a_checkpoint_that_was_broken_off_is_no_checkpoint(tmp_path):
+    saved(tmp_path, [1])
+    (tmp_path / "step-00000002.part").mkdir()
+    (tmp_path / "step-00000002.part" / "variables.index").write_bytes(b"half")
+    assert Checkpoints(tmp_path, RECIPE).load(VARIABLES).place.step == 1
+    saved(tmp_path, [3])
+    assert names(tmp_path) == ["step-00000001", "step-00000003"]
+
+
+def damages(path):
+    """(what was done, a function that does it) for each file of a checkpoint: cut short, emptied, gone, a bit turned."""
+    for file in sorted(path.iterdir()):
+        content = file.read_bytes()
+        yield f"{file.name} gone", file.unlink
+        for length in (0, 1, len(content) // 2, len(content) - 1):
+            yield f"{file.name} cut to {length}", lambda file=file, c=content[:length]: file.write_bytes(c)
+        for place in np.linspace(0, len(content) - 1, 25).astype(int):
+            turned = bytearray(content)
+            turned[place] ^= 0x10
+            yield f"{file.name}, byte {place}", lambda file=file, c=bytes(turned): file.write_bytes(c)
+
+
+def test_damage_is_noticed_wherever_it_is(tmp_path, capfd):
+    saved(tmp_path, [1, 2])
+    newest = tmp_path / "step-00000002"
+    files = {file: file.read_bytes() for file in newest.iterdir()}
+    for what, damage in damages(newest):
+        damage()
+        loaded = Checkpoints(tmp_path, RECIPE).load(VARIABLES)
+        said = capfd.readouterr().err
+        if loaded.place.step == 2:  # a byte that means nothing, padding: then what was read is right
+            assert "," in what
+            np.testing.assert_array_equal(loaded.tensors["model/000/kernel"], snapshot(2).tensors["model/000/kernel"])
+        else:
+            assert str(newest) in said and "damaged" in said and len(said.splitlines()) == 1, (what, said)
+        for file, content in files.items():
+            file.write_bytes(content)
+    assert read(newest)[1]["place"]["step"] == 2
+
+
+def test_where_all_are_damaged_it_is_an_error(tmp_path):
+    saved(tmp_path, [1])
+    (tmp_path / "step-00000001" / "variables.index").write_bytes(b"")
+    with pytest.raises(Damaged):
+        read(tmp_path / "step-00000001")
+    with pytest.raises(UserError, match="--resume=never"):
+        Checkpoints(tmp_path, RECIPE).load(VARIABLES)
+
+
+@pytest.mark.parametrize(("variables", "message"), [
+    ({"model/000/kernel": tf.Variable(tf.zeros(999))}, r"model/000/kernel is \(1000,\) in the checkpoint, \(999,\)"),
+    ({"model/001/bias": tf.Variable(0.0)}, "model/001/bias is missing in the checkpoint"),
+    ({"optimizer/000/iteration": None}, "optimizer/000/iteration is .* in the checkpoint, missing here"),
+])
+def test_other_variables_are_refused_by_name(tmp_path, variables, message):
+    saved(tmp_path, [1])
+    with pytest.raises(UserError, match=message):
+        Checkpoints(tmp_path, RECIPE).load({k: v for k, v in (VARIABLES | variables).items() if v is not None})
+
+
+def test_another_recipe_is_refused_by_flag(tmp_path):
+    saved(tmp_path, [1])
+    for name, value in (("momentum", 0.8), ("lars_exclude", [])):
+        with pytest.raises(UserError, match=f"--{name} was"):
+            Checkpoints(tmp_path, RECIPE | {name: value}).load(VARIABLES)
+
+
+def test_models_of_the_same_kind_have_the_same_names():
+    import model_zoo
+    from training.state import named
+
+    first, second = (named("model", model_zoo.create_model("resnet20", 10, 32).variables) for _ in range(2))
+    assert list(first) == list(second) and len(first) == len({v.ref() for v in first.values()}) > 90
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A tmpfs of 1 MB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], check=True)
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_a_disk_that_fills_keeps_the_checkpoint_before(small_disk, capfd):
+    checkpoints = Checkpoints(small_disk, RECIPE)
+    checkpoints.save(snapshot(1, 60_000), 0.1)
+    assert checkpoints.wait()
+    for step in (2, 3):
+        checkpoints.save(snapshot(step, 200_000), 0.2)
+        assert not checkpoints.wait()
+        said = capfd.readouterr().err
+        assert f"step-0000000{step} could not be written" in said and "step-00000001 stands" in said
+        assert len(said.splitlines()) == 1 and names(small_disk) == ["step-00000001"]
+    assert read(small_disk / "step-00000001")[1]["place"]["step"] == 1
+    checkpoints.save(snapshot(4, 60_000), 0.3)  # there is room again
+    assert checkpoints.wait() and names(small_disk) == ["step-00000001", "step-00000004"]
+
+
+def test_training_on_a_full_disk_says_so_and_goes_on_when_there_is_room(small_disk):
+    subprocess.run(["mount", "-o", "remount,size=3m", small_disk], check=True)  # a checkpoint has 1.2 MB
+    flags = ("--model=convnet", "--epochs=3", "--deterministic", f"--output_dir={small_disk}/run")
+    done = run("alone", 1, ROOT / "train.py", *flags)
+    lines = [line for line in done.stderr.splitlines() if "train.py: " in line]
+    assert done.returncode == 1 and "could not be written" in lines[0] and "stands" in lines[0]
+    assert "No space left" in done.stderr or "make room" in lines[-1]
+    assert "Traceback" not in done.stderr and newest_step(small_disk / "run") >= 12
+    reached = newest_step(small_disk / "run")
+    subprocess.run(["mount", "-o", "remount,size=32m", small_disk], check=True)
+    done = train(*flags)
+    assert f"resumed after step {reached} of" in done.stderr and [row["epoch"] for row in rows(small_disk / "run")] == [
+        1, 2, 3]
+
+
+def test_a_disk_that_becomes_read_only(small_disk):
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    done = run("alone", 1, ROOT / "train.py", "--model=convnet", f"--output_dir={small_disk}/run")
+    assert done.returncode == 1 and "--output_dir" in done.stderr and len(done.stderr.splitlines()) == 1
+    checkpoints = Checkpoints(small_disk, RECIPE)
+    checkpoints.save(snapshot(1), 0.1)
+    assert not checkpoints.wait()
+
+
+def test_newest_first_from_a_run_its_checkpoints_or_one_of_them(tmp_path):
+    saved(tmp_path / "checkpoints", [1, 2]) if (tmp_path / "checkpoints").mkdir() is None else None
+    for path, first in ((tmp_path, 2), (tmp_path / "checkpoints", 2), (tmp_path / "checkpoints" / "step-00000001", 1)):
+        assert next(whole(path))[2]["place"] == dataclasses.asdict(snapshot(first).place)
+    assert list(itertools.islice(whole(tmp_path / "nowhere"), 1)) == []

@@ -1,0 +1,113 @@
+"""A training that was stopped and goes on is one that never was: real processes, killed and started again."""
+import json
+import shutil
+import signal
+
+import numpy as np
+import pytest
+from conftest import ROOT, rows, run, train, weights
+
+from benchmarks.faults import campaign, differences, newest_step, start, trainers, wait_for
+
+CASES = {  # workers, flags, the step to wait for: in the middle of an interval between evaluations
+    "accumulation, a batch that grows, exact statistics": (
+        1, ["--model=resnet20", "--batch_size=0:64,1.5:128", "--micro_batch_size=32", "--epochs=3",
+            "--batch_norm_statistics=exact", "--checkpoint_every=0.3", "--augmentation=crop"], 27),
+    "two workers, float16, files read one after another": (
+        2, ["--model=convnet", "--precision=mixed_float16", "--data_dir={recordio}", "--batch_size=96", "--epochs=3",
+            "--log_trust_ratios", "--optimizer=lars", "--checkpoint_every=0.2"], 20),
+    "two workers, LAMB": (
+        2, ["--model=convnet", "--optimizer=lamb", "--learning_rate=0.01", "--epochs=3", "--checkpoint_every=0.2"], 14),
+}
+
+
+def stopped(folder, workers, flags, step, how=signal.SIGUSR1, worker=-1):
+    """Starts a training, sends a worker the signal after the step, waits; returns the exit code."""
+    launcher = start(folder, workers, flags)
+    wait_for(lambda: newest_step(folder) >= step, launcher)
+    trainers(launcher)[worker].send_signal(how)
+    return launcher.wait(60)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_stopped_and_resumed_is_the_same_to_the_bit(case, in_format, tmp_path):
+    workers, flags, step = CASES[case]
+    flags = [flag.format(recordio=in_format("recordio")) for flag in ["--deterministic", *flags]]
+    assert start(tmp_path / "undisturbed", workers, flags).wait(300) == 0
+    folder = tmp_path / "stopped"
+    assert stopped(folder, workers, flags, step) == 75
+    reached = newest_step(folder)
+    assert start(folder, workers, flags).wait(300) == 0
+    assert step <= reached < newest_step(folder)
+    assert differences(tmp_path / "undisturbed", folder) == []
+    said = (tmp_path / "stopped.log").read_text()
+    assert f"stopped on request after step {reached} of" in said and f"resumed after step {reached} of" in said
+    if "--log_trust_ratios" in flags:
+        ours, theirs = ((tmp_path / name / "trust_ratios.jsonl").read_text() for name in ("undisturbed", "stopped"))
+        assert ours == theirs
+
+
+def test_a_short_campaign_of_kills(tmp_path):
+    """Every kind of fault once, on two workers; the whole campaign is benchmarks/faults.py."""
+    faults, differing = campaign(tmp_path, faults=5, workers=2, seed=1)
+    assert [fault.kind.name for fault in faults if not fault.survived] == []
+    assert len({fault.kind for fault in faults}) == 5 and differing == []
+    assert max(fault.ended for fault in faults if fault.kind.exit_code == 75) < 10
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    train(*FLAGS, f"--output_dir={folder}")
+    return folder
+
+
+FLAGS = ("--model=convnet", "--epochs=4", "--optimizer=sgd", "--learning_rate=0.02", "--checkpoint_every=0.3")
+
+
+def test_one_worker_goes_on_where_two_stopped(undisturbed, tmp_path):
+    assert stopped(tmp_path / "run", 2, FLAGS, 15, signal.SIGTERM) == 75
+    done = train(*FLAGS, f"--output_dir={tmp_path}/run")
+    assert "on 1 workers for 2" in done.stderr
+    ours, theirs = weights(tmp_path / "run"), weights(undisturbed)
+    for name in theirs:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-3, atol=1e-5, err_msg=name)
+    assert [row["samples"] for row in rows(tmp_path / "run")] == [row["samples"] for row in rows(undisturbed)]
+    for one, other in zip(rows(tmp_path / "run"), rows(undisturbed), strict=True):
+        assert one["train_loss"] == pytest.approx(other["train_loss"], rel=1e-4)  # both workers' sums were kept
+
+
+def test_a_training_that_is_done_is_evaluated_again(undisturbed):
+    before = json.loads((undisturbed / "summary.json").read_text())
+    train(*FLAGS, f"--output_dir={undisturbed}")
+    after = json.loads((undisturbed / "summary.json").read_text())
+    for name in ("val_top1", "val_loss", "epochs", "world_size"):
+        assert after[name] == before[name]
+    assert [row["epoch"] for row in rows(undisturbed)] == [1, 2, 3, 4]
+
+
+def test_never_starts_anew(undisturbed, tmp_path):
+    shutil.copytree(undisturbed, tmp_path / "run", symlinks=True)
+    done = train(*FLAGS, "--epochs=1", "--resume=never", f"--output_dir={tmp_path}/run")
+    assert "resumed" not in done.stderr and len(rows(tmp_path / "run")) == 1
+    assert newest_step(tmp_path / "run") == 11
+
+
+@pytest.mark.parametrize(("flags", "message"), [
+    (["--momentum=0.8"], "--momentum was 0.9, is 0.8 now"),
+    (["--epochs=5"], "--epochs was 4.0, is 5.0 now"),
+    (["--model=resnet20"], "--model was convnet, is resnet20 now"),
+    (["--data_dir=synthetic:96"], "--classes was 10, is 1000 now"),
+])
+def test_a_checkpoint_of_another_training_is_refused(undisturbed, flags, message):
+    done = run("alone", 1, ROOT / "train.py", *FLAGS, *flags, f"--output_dir={undisturbed}")
+    assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr
+    assert len(rows(undisturbed)) == 4  # left as it was
+
+
+def test_a_second_training_in_the_same_folder_is_refused(tmp_path):
+    launcher = start(tmp_path / "run", 1, FLAGS)
+    wait_for(lambda: newest_step(tmp_path / "run") > 0, launcher)
+    done = run("alone", 1, ROOT / "train.py", *FLAGS, f"--output_dir={tmp_path}/run")
+    assert done.returncode == 1 and "another training is writing" in done.stderr
+    assert launcher.wait(120) == 0
