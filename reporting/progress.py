@@ -9,8 +9,8 @@ class Progress:
 
     def __init__(self, epochs: float, samples: int, place):
         self._epochs = epochs
-        self._bar = tqdm(total=samples, initial=place.samples, unit=" images", unit_scale=True, disable=not sys.stderr.isatty(),
-                         dynamic_ncols=True, smoothing=0.05, file=sys.stderr)
+        self._bar = tqdm(total=samples, initial=place.samples, unit=" images", unit_scale=True,
+                         disable=not sys.stderr.isatty(), dynamic_ncols=True, smoothing=0.05, file=sys.stderr)
 
     def go_back(self, place) -> None:
         self._bar.n = place.samples

@@ -86,7 +86,7 @@ def test_a_checkpoint_that_was_broken_off_is_no_checkpoint(tmp_path):
 
 
 def damages(path):
-    """(what was done, a function that does it) for each file of a checkpoint: cut short, emptied, gone, a bit turned."""
+    """(what was done, a function that does it) for each file of a checkpoint: cut short, gone, a bit turned."""
     for file in sorted(path.iterdir()):
         content = file.read_bytes()
         yield f"{file.name} gone", file.unlink

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from conftest import ROOT, rows, run, train, weights
 
-from benchmarks.faults import campaign, differences, newest_step, start, trainers, wait_for
+from benchmarks.faults import TRAINING, campaign, differences, newest_step, start, trainers, wait_for
 
 CASES = {  # workers, flags, the step to wait for: in the middle of an interval between evaluations
     "accumulation, a batch that grows, exact statistics": (
-        1, ["--model=resnet20", "--batch_size=0:64,1.5:128", "--micro_batch_size=32", "--epochs=3",
-            "--batch_norm_statistics=exact", "--checkpoint_every=0.3", "--augmentation=crop"], 27),
+        1, ["--model=resnet20", "--batch_size=0:64,1:128", "--micro_batch_size=32", "--epochs=2",
+            "--batch_norm_statistics=exact", "--checkpoint_every=0.3", "--augmentation=crop"], 13),
     "two workers, float16, files read one after another": (
         2, ["--model=convnet", "--precision=mixed_float16", "--data_dir={recordio}", "--batch_size=96", "--epochs=3",
-            "--log_trust_ratios", "--optimizer=lars", "--checkpoint_every=0.2"], 20),
+            "--image_size=16", "--log_trust_ratios", "--optimizer=lars", "--checkpoint_every=0.2"], 20),
     "two workers, LAMB": (
         2, ["--model=convnet", "--optimizer=lamb", "--learning_rate=0.01", "--epochs=3", "--checkpoint_every=0.2"], 14),
 }
@@ -49,20 +49,22 @@ def test_stopped_and_resumed_is_the_same_to_the_bit(case, in_format, tmp_path):
 
 def test_a_short_campaign_of_kills(tmp_path):
     """Every kind of fault once, on two workers; the whole campaign is benchmarks/faults.py."""
-    faults, differing = campaign(tmp_path, faults=5, workers=2, seed=1)
+    faults, differing = campaign(tmp_path, faults=5, workers=2, seed=1, flags=("--model=convnet", *TRAINING[1:]))
     assert [fault.kind.name for fault in faults if not fault.survived] == []
     assert len({fault.kind for fault in faults}) == 5 and differing == []
     assert max(fault.ended for fault in faults if fault.kind.exit_code == 75) < 10
 
 
+FLAGS = ("--model=convnet", "--epochs=4", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none",
+         "--checkpoint_every=0.3")
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
+    """On two workers."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    train(*FLAGS, f"--output_dir={folder}")
+    train(*FLAGS, f"--output_dir={folder}", kind="mpirun", workers=2)
     return folder
-
-
-FLAGS = ("--model=convnet", "--epochs=4", "--optimizer=sgd", "--learning_rate=0.02", "--checkpoint_every=0.3")
 
 
 def test_one_worker_goes_on_where_two_stopped(undisturbed, tmp_path):
@@ -71,18 +73,18 @@ def test_one_worker_goes_on_where_two_stopped(undisturbed, tmp_path):
     assert "on 1 workers for 2" in done.stderr
     ours, theirs = weights(tmp_path / "run"), weights(undisturbed)
     for name in theirs:
-        np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-3, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-3, atol=1e-4, err_msg=name)
     assert [row["samples"] for row in rows(tmp_path / "run")] == [row["samples"] for row in rows(undisturbed)]
     for one, other in zip(rows(tmp_path / "run"), rows(undisturbed), strict=True):
-        assert one["train_loss"] == pytest.approx(other["train_loss"], rel=1e-4)  # both workers' sums were kept
+        assert one["train_loss"] == pytest.approx(other["train_loss"], rel=1e-5)  # both workers' sums were kept
 
 
 def test_a_training_that_is_done_is_evaluated_again(undisturbed):
     before = json.loads((undisturbed / "summary.json").read_text())
     train(*FLAGS, f"--output_dir={undisturbed}")
     after = json.loads((undisturbed / "summary.json").read_text())
-    for name in ("val_top1", "val_loss", "epochs", "world_size"):
-        assert after[name] == before[name]
+    for name in ("val_top1", "val_loss", "epochs", "val_samples"):
+        assert after[name] == pytest.approx(before[name], rel=1e-5)
     assert [row["epoch"] for row in rows(undisturbed)] == [1, 2, 3, 4]
 
 
@@ -106,8 +108,10 @@ def test_a_checkpoint_of_another_training_is_refused(undisturbed, flags, message
 
 
 def test_a_second_training_in_the_same_folder_is_refused(tmp_path):
-    launcher = start(tmp_path / "run", 1, FLAGS)
+    flags = (*FLAGS, "--epochs=1000")
+    launcher = start(tmp_path / "run", 1, flags)
     wait_for(lambda: newest_step(tmp_path / "run") > 0, launcher)
-    done = run("alone", 1, ROOT / "train.py", *FLAGS, f"--output_dir={tmp_path}/run")
+    done = run("alone", 1, ROOT / "train.py", *flags, f"--output_dir={tmp_path}/run")
     assert done.returncode == 1 and "another training is writing" in done.stderr
-    assert launcher.wait(120) == 0
+    trainers(launcher)[0].send_signal(signal.SIGTERM)
+    assert launcher.wait(60) == 75

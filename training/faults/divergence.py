@@ -3,7 +3,7 @@ import math
 
 import numpy as np
 
-EXPLOSION = 50  # times the loss of a network that knows nothing, log(classes): no training comes back from there
+EXPLOSION = 1000  # times the loss of a network that knows nothing, log(classes); spikes of 100 times were survived
 
 
 class Diverged(Exception):

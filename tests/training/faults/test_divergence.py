@@ -21,8 +21,8 @@ NAMES = ["first/kernel", "second/kernel", "third/kernel"]
 
 @pytest.mark.parametrize(("loss", "squares", "loss_scaling", "said"), [
     (2.3, [1, 2, 3], False, None),
-    (100.0, [1, 2, 3], False, None),  # 50 times log(10) is 115
-    (116.0, [1, 32, 3], False, "50 times that of guessing; the largest gradient is that of second/kernel, of norm 8"),
+    (2300.0, [1, 2, 3], False, None),  # 1,000 times log(10) is 2,303
+    (2310.0, [1, 32, 3], False, "1000 times that of guessing; the largest gradient is that of second/kernel"),
     (math.nan, [1, 2, 3], False, "the loss is nan"),
     (math.inf, [1, 2, 3], True, "the loss is inf"),
     (2.3, [1, math.nan, math.inf], False, "that of third/kernel went first"),
@@ -110,8 +110,8 @@ def test_rolling_back_passes_over_the_data_that_did_it(tmp_path, ten_classes):
 
 
 def test_it_rolls_back_so_many_times_and_no_more(tmp_path, ten_classes):
-    fit_, _, seen, state = rolled_back(tmp_path, range(10 * 32, 64 * 32), rollbacks=2)
-    with pytest.raises(workers.AgreedError, match="after 2 rollbacks; the last good checkpoint: .*step-00000000"):
+    fit_, _, seen, _ = rolled_back(tmp_path, range(10 * 32, 64 * 32), rollbacks=2)
+    with pytest.raises(workers.AgreedError, match=r"after 2 rollbacks; the last good checkpoint: .*step-00000000"):
         fit_.run()
     assert [place.rollbacks for place in seen if not isinstance(place, dict)] == [1, 2]
     # Diverged at a checkpoint's very step its weights are suspected, and the one before is taken: of step 4, then.

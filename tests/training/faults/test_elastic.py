@@ -10,7 +10,7 @@ from conftest import BIN, ROOT, rows, run
 
 from benchmarks.faults import newest_step, wait_for
 
-FLAGS = ("--elastic", "--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--batch_size=128")
+FLAGS = ("--elastic", "--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none", "--batch_size=128")
 
 
 class Elastic:

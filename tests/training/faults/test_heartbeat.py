@@ -1,4 +1,4 @@
-"""A frozen worker is named within a minute and the job ends; a slow one, or one that itself was frozen, is not missed."""
+"""A frozen worker is named within a minute and the job ends; a job that was frozen as a whole goes on."""
 import signal
 import time
 
