@@ -19,7 +19,7 @@ from reporting.run_folder import as_json
 from reporting.standard_output import json_alone_on_stdout
 from training import flags, workers
 from training.errors import UserError
-from training.faults.stopping import EXIT_CODE, Stopped
+from training.faults.stopping import EXIT_CODE, Stopped, StopRequest
 from training.plan import make_plan
 
 
@@ -45,7 +45,7 @@ def main(argv) -> int:
         return complain("interrupted", 130)
     except Exception as error:
         if workers.is_lost(error):
-            return complain("another worker has stopped; its own message says why", 1)
+            return complain("another worker has stopped; its own message says why, unless it was killed", 1)
         raise
 
 
@@ -74,12 +74,15 @@ def dry_run(config) -> int:
 
 
 def run(config, flags_text) -> int:
+    stop = StopRequest()
+    if config.mode == "train":
+        stop.listen()
     dataset = open_named(config.data_dir)
     if config.mode == "train" and not config.elastic:
         make_plan(config, workers.launched()[1], dataset.train.samples)  # what is wrong with it shows at once
     worker = start(config)
     if config.mode == "train":
-        summary = train(config, flags_text, dataset, worker)
+        summary = train(config, flags_text, dataset, worker, stop)
     else:
         summary = evaluate(config, dataset, worker)
     if workers.renumbered(worker).rank == 0:
@@ -88,10 +91,10 @@ def run(config, flags_text) -> int:
     return 0
 
 
-def train(config, flags_text, dataset, worker) -> dict:
+def train(config, flags_text, dataset, worker, stop) -> dict:
     from training.session import Session
 
-    return Session(config, flags_text, dataset, worker).train()
+    return Session(config, flags_text, dataset, worker, stop).train()
 
 
 def evaluate(config, dataset, worker) -> dict:

@@ -222,7 +222,7 @@ BAD_INPUT = [
     (["--batch_size=100", "--micro_batch_size=64"], 1, "64 and 128"),
     (["--dali_device=gpu"], 1, "sees no GPU"),
     (["--output_dir=/proc/nowhere"], 1, "--output_dir: /proc/nowhere cannot be made"),
-    (["--output_dir={run}", "--optimizer=sgd"], 1, "--optimizer was lars, is sgd now"),
+    (["--output_dir={run}", "--optimizer=sgd"], 1, "optimizer was lars, is sgd now"),
     (["--checkpoint_every=0"], 2, "--checkpoint_every=0"),
     (["--elastic"], 2, "--host-discovery-script"),
     (["--lars_exclude=nothing"], 1, "'nothing'"),

@@ -61,7 +61,7 @@ class Checkpoints:
         for name in sorted(self._recipe.keys() | recorded.keys()):
             ours, theirs = self._recipe.get(name), recorded.get(name)
             if ours != theirs:
-                raise UserError(f"{path} is a checkpoint of another training: --{name} was {theirs}, is {ours} now; "
+                raise UserError(f"{path} is a checkpoint of another training: {name} was {theirs}, is {ours} now; "
                                 "choose another --output_dir, or --resume=never to start anew")
 
     def save(self, snapshot: Snapshot, epoch: float, top1: float | None = None) -> None:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 
 import horovod.tensorflow as hvd
-import numpy as np
 import tensorflow as tf
 
 import model_zoo
@@ -92,6 +91,7 @@ class Fit:
 
         Raises Stopped after a request to stop, UserError where training cannot go on.
         """
+        self._stop.heeded = True
         if self._config.on_divergence == "rollback" and not self._state.place.step:
             self._save(epoch=0)
         while True:
@@ -119,48 +119,52 @@ class Fit:
         return validation or self._evaluate()
 
     def _train(self, interval):
-        begun, plan, place = time.perf_counter(), self._plan, self._state.place
-        batch_size, end = interval.phase.global_batch_size, interval.end
+        place, batch_size, began = self._state.place, interval.phase.global_batch_size, time.perf_counter()
         place.piece_step = max(place.piece_step, interval.first_step)
-        momentum = tf.constant(plan.momentum_of(interval.phase), tf.float32)
         first = place.step
-        with self._feed.train(interval.position(place.piece_step) + place.skipped, end - place.piece_step, batch_size,
-                              interval.phase.micro_batch_size, skip=first - place.piece_step) as batches:
-            while place.step < end:
-                epoch = interval.position(place.step) / plan.train_samples
-                rate = plan.learning_rate(epoch)
-                try:
-                    learned = self._step(interval.phase.accumulation_steps)(
-                        batches.iterator, tf.constant(rate, tf.float32), momentum, self._flags())
-                except tf.errors.OpError as error:
-                    if workers.is_lost(error):
-                        raise
-                    why = workers.input_reason(error, batches, (place.step - first) * batch_size // hvd.size())
-                    raise UserError(f"training stopped at epoch {epoch:.3f}: {why}") from None
-                stop, due, loss, *squares = np.concatenate([np.ravel(tensor.numpy()) for tensor in learned])
-                self._check(float(loss), np.array(squares), epoch, rate)
+        with self._feed.train(interval.position(place.piece_step) + place.skipped, interval.end - place.piece_step,
+                              batch_size, interval.phase.micro_batch_size, skip=first - place.piece_step) as batches:
+            while place.step < interval.end:
+                stop, due = self._update(interval, batches, read=(place.step - first) * batch_size // hvd.size())
                 for observer in self._observers:
                     observer.step(batch_size, self._layers() if not place.step else {})
                 place.step += 1
                 place.samples += batch_size
-                place.trained_seconds += time.perf_counter() - begun
-                begun = time.perf_counter()
+                place.trained_seconds += time.perf_counter() - began
+                began = time.perf_counter()
                 if stop:
                     self._stop_here()
-                if place.step < end or interval.epoch is None:
-                    self._keep(due or self._every.is_due(self._saved[0], place.samples, plan.train_samples))
+                if place.step < interval.end or interval.epoch is None:
+                    self._keep(due or self._every.is_due(self._saved[0], place.samples, self._plan.train_samples))
+
+    def _update(self, interval, batches, read: int) -> tuple[bool, bool]:
+        """One update; whether a worker has asked to stop, and whether it is time for a checkpoint.
+
+        read: this worker's samples in `batches` before. Raises Diverged on all workers, UserError for bad data.
+        """
+        plan, step = self._plan, self._state.place.step
+        epoch = interval.position(step) / plan.train_samples
+        rate, momentum = plan.learning_rate(epoch), plan.momentum_of(interval.phase)
+        try:
+            learned = self._step(interval.phase.accumulation_steps)(
+                batches.iterator, tf.constant(rate, tf.float32), tf.constant(momentum, tf.float32), self._flags())
+        except tf.errors.OpError as error:
+            if workers.is_lost(error):
+                raise
+            why = workers.input_reason(error, batches, read)
+            raise UserError(f"training stopped at epoch {epoch:.3f}: {why}") from None
+        flags, loss, squares = (tensor.numpy() for tensor in learned)
+        names = [variable.name.split(":")[0] for variable in self._state.model.trainable_variables]
+        reason = divergence.reason(float(loss), squares, names, len(self._feed.dataset.classes),
+                                   self._config.precision == "mixed_float16")
+        if reason:
+            raise Diverged(reason, step, epoch, rate)
+        return flags[0] > 0, flags[1] > 0
 
     def _flags(self):
         """What this worker tells the others at a step: whether it is to stop, whether it is time for a checkpoint."""
         due = self._checkpoints is not None and self._every.has_passed(time.monotonic() - self._saved[1])
         return tf.constant([self._stop.received, due], tf.float32)
-
-    def _check(self, loss, squares, epoch, rate):
-        names = [variable.name.split(":")[0] for variable in self._state.model.trainable_variables]
-        reason = divergence.reason(loss, squares, names, len(self._feed.dataset.classes),
-                                   self._config.precision == "mixed_float16")
-        if reason:
-            raise Diverged(reason, self._state.place.step, epoch, rate)
 
     def _step(self, accumulation_steps):
         """The compiled update for so many micro-batches, made once."""

@@ -26,10 +26,10 @@ from training.plan import make_plan
 class Session:
     """What a process keeps of a training while other workers come and go; `run` is called anew each time they have."""
 
-    def __init__(self, config, flags_text: str, dataset: Dataset, worker: workers.Worker):
+    def __init__(self, config, flags_text: str, dataset: Dataset, worker: workers.Worker, stop: StopRequest):
         self._config, self._flags_text, self._dataset, self._worker = config, flags_text, dataset, worker
         self._recipe = flags.recipe(config) | {"train_samples": dataset.train.samples, "classes": len(dataset.classes)}
-        self._said, self._stop = dict(vars(config)), StopRequest()
+        self._said, self._stop = dict(vars(config)), stop
         self._state, self._committed, self._folder, self._lock = None, None, None, None
 
     def train(self) -> dict:
@@ -38,7 +38,6 @@ class Session:
         Returns summary.json's content. Raises UserError; Stopped after a request to stop; HorovodInternalError where
         another worker is gone.
         """
-        self._stop.listen()
         try:
             return elastic.run(self._run, self._commit) if self._config.elastic else self._run()
         except Stopped as stopped:

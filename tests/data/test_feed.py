@@ -165,3 +165,17 @@ def test_a_flip_mirrors_half_of_the_images(digits):
         assert min(straight, flipped) < 1.5
         mirrored += flipped < straight
     assert 90 < mirrored < 166  # 128 expected, deviation 8
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_piece_opened_further_on_gives_what_comes_next(dataset, shards):
+    """Images and labels, with random crops: a resumed run reads what the one before it would have read."""
+    for shard in range(shards):
+        feed = Feed(dataset, 24, "crop", 7, shard, shards)
+        with feed.train(1300, 6, 12, 6) as batches:  # across an epoch's end
+            whole = [next(batches) for _ in range(12 // shards)]
+        with feed.train(1300, 6, 12, 6, skip=3) as batches:
+            for images, labels in whole[6 // shards:]:
+                again, theirs = next(batches)
+                np.testing.assert_array_equal(again, images)
+                np.testing.assert_array_equal(theirs, labels)

@@ -139,7 +139,7 @@ def test_other_variables_are_refused_by_name(tmp_path, variables, message):
 def test_another_recipe_is_refused_by_flag(tmp_path):
     saved(tmp_path, [1])
     for name, value in (("momentum", 0.8), ("lars_exclude", [])):
-        with pytest.raises(UserError, match=f"--{name} was"):
+        with pytest.raises(UserError, match=f"{name} was"):
             Checkpoints(tmp_path, RECIPE | {name: value}).load(VARIABLES)
 
 

@@ -96,10 +96,10 @@ def test_never_starts_anew(undisturbed, tmp_path):
 
 
 @pytest.mark.parametrize(("flags", "message"), [
-    (["--momentum=0.8"], "--momentum was 0.9, is 0.8 now"),
-    (["--epochs=5"], "--epochs was 4.0, is 5.0 now"),
-    (["--model=resnet20"], "--model was convnet, is resnet20 now"),
-    (["--data_dir=synthetic:96"], "--classes was 10, is 1000 now"),
+    (["--momentum=0.8"], "momentum was 0.9, is 0.8 now"),
+    (["--epochs=5"], "epochs was 4.0, is 5.0 now"),
+    (["--model=resnet20"], "model was convnet, is resnet20 now"),
+    (["--data_dir=synthetic:96"], "classes was 10, is 1000 now"),
 ])
 def test_a_checkpoint_of_another_training_is_refused(undisturbed, flags, message):
     done = run("alone", 1, ROOT / "train.py", *FLAGS, *flags, f"--output_dir={undisturbed}")

@@ -56,17 +56,17 @@ class Heartbeat:
 
     def _beat(self):
         word = {"word": self._meeting.word, "rank": self._rank, "host": socket.gethostname(), "pid": os.getpid()}
-        said, looked = 0.0, time.monotonic()
+        due = time.monotonic()
         while not self._stopping.is_set():
-            if self._rank and time.monotonic() - said >= INTERVAL:
-                said = time.monotonic()
-                for address in self._targets():
-                    self._send(word, (address, self._meeting.port))
             self._listen(word)
             now = time.monotonic()
-            if now - looked > LIMIT / 4:  # it was this process that stood still
+            if now < due:
+                continue
+            if now - due > LIMIT / 4:  # it was this process that stood still
                 self._heard = {rank: (now, *others) for rank, (_, *others) in self._heard.items()}
-            looked = now
+            due = now + INTERVAL
+            for address in self._targets() if self._rank else ():
+                self._send(word, (address, self._meeting.port))
             for rank, (last, host, pid, _) in self._heard.items():
                 if now - last > LIMIT:
                     self._end(f"worker {rank} ({host}, process {pid}) has not answered for {LIMIT:.0f} s: the job ends")

@@ -1,5 +1,7 @@
 """A request to stop: SIGTERM or SIGUSR1 to any one worker, which all agree to follow at the same step."""
+import os
 import signal
+import sys
 
 EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: run me again
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -10,15 +12,18 @@ class Stopped(Exception):
 
 
 class StopRequest:
-    """Whether this worker has been asked to stop."""
+    """Whether this worker has been asked to stop. heeded: by a training under way, which looks at `received`."""
 
     def __init__(self):
-        self.received = False
+        self.received = self.heeded = False
 
     def listen(self) -> None:
-        """From now on the signals no longer end this process; `received` has to be looked at."""
+        """From now on the signals set `received`; and before training is under way, they end this process at once."""
         for number in SIGNALS:
             signal.signal(number, self._note)
 
     def _note(self, *_):
         self.received = True
+        if not self.heeded:
+            print("train.py: stopped on request before training went on", file=sys.stderr, flush=True)
+            os._exit(EXIT_CODE)

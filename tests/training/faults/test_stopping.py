@@ -1,0 +1,69 @@
+"""A request to stop: at a training's start, in the middle of an evaluation, to the launcher itself."""
+import json
+import signal
+import time
+
+import pytest
+from conftest import ROOT, rows, run
+
+from benchmarks.faults import newest_step, start, trainers, wait_for
+from training.faults.stopping import StopRequest
+
+FLAGS = ("--model=convnet", "--epochs=1000")
+
+
+def test_before_training_is_under_way_there_is_nothing_to_save(tmp_path):
+    launcher = start(tmp_path / "run", 2, FLAGS)
+    wait_for(lambda: len(trainers(launcher)) == 2, launcher)
+    time.sleep(3)  # TensorFlow is being imported
+    trainers(launcher)[1].send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    assert launcher.wait(30) == 75 and time.monotonic() - began < 10
+    assert "stopped on request before training went on" in (tmp_path / "run.log").read_text()
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGUSR1])
+def test_the_launcher_passes_it_on(how, tmp_path):
+    launcher = start(tmp_path / "run", 2, FLAGS)
+    wait_for(lambda: newest_step(tmp_path / "run") >= 12, launcher)
+    launcher.send_signal(how)
+    launcher.wait(30)
+    assert f"stopped on request after step {newest_step(tmp_path / 'run')} of" in (tmp_path / "run.log").read_text()
+
+
+def test_in_the_middle_of_an_evaluation(tmp_path):
+    """40,000 validation images, which take longer than the eleven steps of an epoch."""
+    program = f"""
+import sys, os, signal, threading, time
+from pathlib import Path
+import train
+from training import evaluate
+whole = evaluate.Evaluator.__call__
+def interrupted(self, *arguments):
+    threading.Timer(1.0, os.kill, [os.getpid(), signal.SIGTERM]).start()
+    return whole(self, *arguments)
+evaluate.Evaluator.__call__ = interrupted
+sys.exit(train.main(["train.py", "--data_dir=synthetic:1000000", "--batch_size=512", "--model=convnet",
+                     "--image_size=16", "--epochs=0.005", "--warmup=none", "--output_dir={tmp_path}/run"]))
+"""
+    began = time.monotonic()
+    done = run("alone", 1, "-c", program)
+    assert done.returncode == 75 and "after step 9 of 9" in done.stderr, done.stderr[-2000:]
+    assert time.monotonic() - began < 60 and rows(tmp_path / "run") == []
+    done = run("alone", 1, ROOT / "train.py", f"--flagfile={tmp_path}/run/flags.txt", f"--output_dir={tmp_path}/run")
+    assert done.returncode == 0 and "resumed after step 9 of 9" in done.stderr
+    [row] = rows(tmp_path / "run")
+    assert row["samples"] == 9 * 512 and row["train_loss"] > 0
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["val_samples"] == 40_000
+
+
+def test_signals_are_noted_once_training_is_under_way():
+    stop, before = StopRequest(), {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        stop.listen()
+        stop.heeded = True
+        signal.raise_signal(signal.SIGUSR1)
+        assert stop.received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
