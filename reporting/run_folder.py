@@ -55,6 +55,7 @@ class RunFolder:
 
         shutil.rmtree(self.folder / "tensorboard", ignore_errors=True)
         self._events = tf.summary.create_file_writer(str(self.folder / "tensorboard"))
+        (self.folder / "metrics.jsonl").touch()
         rows = self._cut("metrics.jsonl", place.evaluations)
         layers = self._cut("trust_ratios.jsonl", place.evaluations + (place.step > 0))
         for row in rows:

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from optim import exchange
 
-NO_FLAGS = tf.zeros(2)
+NO_FLAGS = (0.0, 0.0)
 
 
 class Totals:
@@ -117,7 +117,7 @@ def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, l
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         if moving_statistics:
             exchange.average_variables(model.non_trainable_variables)
-        flags, loss = exchange.average_tensors([flags, loss], "flags")
+        flags, loss = exchange.average_tensors([tf.convert_to_tensor(flags), loss], "flags")
         return flags, loss, tf.stack([tf.nn.l2_loss(gradient) for gradient in gradients])
 
     return step
