@@ -41,7 +41,7 @@ def main():
     rates = {name: [] for name in CANDIDATES}
     for _ in range(options.rounds):
         for name, flags in CANDIDATES.items():
-            rates[name].append(rate(options.workers, f"--model={options.model}", "--epochs=8", *flags))
+            rates[name].append(rate(options.workers, f"--model={options.model}", "--epochs=5", *flags))
     for name, measured in rates.items():
         ratio = statistics.median(a / b for a, b in zip(measured, rates["plain"], strict=True))
         print(f"{name:24s} {statistics.median(measured):6.2f} steps/s, {ratio:.2f} of plain")

@@ -4,6 +4,7 @@ A checkpoint is TensorFlow's own format: `variables.index` and `variables.data-â
 damaged one is noticed; the place in the training is one of the tensors. It is written beside its name, flushed to the
 disk, and renamed. `best` leads to the one with the highest validation top-1.
 """
+import contextlib
 import dataclasses
 import json
 import os
@@ -37,8 +38,12 @@ class Checkpoints:
     def __init__(self, folder: Path, recipe: dict):
         self._folder, self._recipe = folder, recipe
         self._writer, self._writing = ThreadPoolExecutor(max_workers=1), None
+        listed = _listed(folder)
+        self.newest = listed[0] if listed else None
         self._top1 = {}  # by name, of those on disk that follow an evaluation
-        self.newest = None
+        for path in listed:
+            with contextlib.suppress(Damaged):
+                self._top1[path.name] = describe(path)["top1"]
 
     def load(self, variables: dict) -> Snapshot | None:
         """The newest that is whole, or None where there is none; what is damaged is named on standard error.
@@ -50,8 +55,6 @@ class Checkpoints:
             self._check_recipe(path, described["recipe"])
             check_fit(path, tensors, variables)
             self.newest = path
-            self._top1 = {other.name: top1 for other in _listed(self._folder)
-                          if (top1 := _top1(other)) is not None}
             return Snapshot(tensors, Place(**described["place"]), np.array(described["sums"]))
         if any(_listed(self._folder)):
             raise UserError(f"no checkpoint in {self._folder} can be read; --resume=never starts anew")
@@ -91,8 +94,7 @@ class Checkpoints:
         path = self._path(snapshot.place.step)
         try:
             write(path, snapshot, {"recipe": self._recipe, "epoch": epoch, "top1": top1})
-            if top1 is not None:
-                self._top1[path.name] = top1
+            self._top1[path.name] = top1
             self.newest = path
             self._tidy()
             return True
@@ -107,7 +109,7 @@ class Checkpoints:
         write_whole(self._folder / "checkpoint", f'model_checkpoint_path: "{self.newest.name}/variables"\n')
         listed = _listed(self._folder)
         kept = [path for path in listed if path <= self.newest][:KEPT]
-        best = max((path for path in listed if path.name in self._top1), default=None,
+        best = max((path for path in listed if self._top1.get(path.name) is not None), default=None,
                    key=lambda path: self._top1[path.name])
         if best:
             link = self._folder / "best.part"
@@ -137,10 +139,22 @@ def write(path: Path, snapshot: Snapshot, about: dict) -> None:
 
 def read(path: Path) -> tuple[dict, dict]:
     """(tensors by name, description) of a checkpoint folder. Raises Damaged."""
-    try:
+    with _damage_known():
         reader = tf.train.load_checkpoint(str(path / "variables"))
         names = [name for name in reader.get_variable_to_shape_map() if name != DESCRIPTION]
-        return {name: reader.get_tensor(name) for name in names}, json.loads(reader.get_tensor(DESCRIPTION))
+        return {name: reader.get_tensor(name) for name in names}, describe(path)
+
+
+def describe(path: Path) -> dict:
+    """What a checkpoint folder holds beside the variables. Raises Damaged."""
+    with _damage_known():
+        return json.loads(tf.train.load_checkpoint(str(path / "variables")).get_tensor(DESCRIPTION))
+
+
+@contextlib.contextmanager
+def _damage_known():
+    try:
+        yield
     except (tf.errors.OpError, ValueError, IndexError, RuntimeError, SystemError) as error:
         raise Damaged(_line(error)) from None
 
@@ -183,13 +197,6 @@ def check_fit(path: Path, tensors: dict, variables: dict) -> None:
 def _listed(folder: Path) -> list[Path]:
     """The checkpoints in a folder, the newest first."""
     return sorted((path for path in folder.glob("step-*") if path.suffix != ".part"), reverse=True)
-
-
-def _top1(path) -> float | None:
-    try:
-        return read(path)[1]["top1"]
-    except Damaged:
-        return None
 
 
 def _scratch(path) -> Path:

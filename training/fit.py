@@ -83,7 +83,7 @@ class Fit:
         self._exact = ExactStatistics(state.model) if config.batch_norm_statistics == "exact" else None
         self._steps = {}
         self._began = time.perf_counter() - state.place.seconds
-        self._saved = state.place.samples, time.monotonic()
+        self._saved = plan.position(state.place.step), time.monotonic()
         self._reported = state.place.samples, state.place.trained_seconds
 
     def run(self) -> dict:
@@ -135,7 +135,7 @@ class Fit:
                 if stop:
                     self._stop_here()
                 if place.step < interval.end or interval.epoch is None:
-                    self._keep(due or self._every.is_due(self._saved[0], place.samples, self._plan.train_samples))
+                    self._keep(due or self._is_due())
 
     def _update(self, interval, batches, read: int) -> tuple[bool, bool]:
         """One update; whether a worker has asked to stop, and whether it is time for a checkpoint.
@@ -196,8 +196,8 @@ class Fit:
                 observer.evaluation(row, self._layers())
         place.evaluations += 1
         last = place.step == plan.steps
-        due = self._every.is_due(self._saved[0], place.samples, plan.train_samples) or last
-        self._keep(due or workers.any_of_them(bool(self._flags()[1])), validation["val_top1"], interval.epoch)
+        due = last or self._is_due() or workers.any_of_them(bool(self._flags()[1]))
+        self._keep(due, interval.epoch, validation["val_top1"])
         with workers.together():
             if last and self._checkpoints and not self._checkpoints.wait():
                 raise UserError("the last checkpoint could not be written; make room and start the same command again")
@@ -207,18 +207,22 @@ class Fit:
         self._state.place.seconds = time.perf_counter() - self._began
         return self._state.place
 
-    def _keep(self, due: bool, top1=None, epoch=None):
+    def _is_due(self) -> bool:
+        position = self._plan.position(self._state.place.step)
+        return self._every.is_due(self._saved[0], position, self._plan.train_samples)
+
+    def _keep(self, due: bool, epoch=None, top1=None):
         """After a step or an evaluation: a checkpoint where one is due; and what elastic training goes back to."""
         if due:
             self._save(epoch, top1)
         self._commit()
 
     def _save(self, epoch=None, top1=None):
-        place = self._place()
-        snapshot = self._state.snapshot()
-        self._saved = place.samples, time.monotonic()
+        self._place()
+        snapshot, position = self._state.snapshot(), self._plan.position(self._state.place.step)
+        self._saved = position, time.monotonic()
         if self._checkpoints:
-            self._checkpoints.save(snapshot, place.samples / self._plan.train_samples if epoch is None else epoch, top1)
+            self._checkpoints.save(snapshot, position / self._plan.train_samples if epoch is None else epoch, top1)
 
     def _stop_here(self):
         """Raises Stopped when the checkpoint is written."""
@@ -249,7 +253,7 @@ class Fit:
         for observer in self._observers:
             observer.go_back(place)
         self._reported = place.samples, place.trained_seconds
-        self._saved = place.samples, time.monotonic()
+        self._saved = self._plan.position(place.step), time.monotonic()
         if self._checkpoints:
             complain(f"{problem}; rolled back to {newest} ({rollbacks} of {allowed}), past the data that did it")
 

@@ -125,7 +125,7 @@ class Every:
         return every
 
     def is_due(self, since: int, now: int, train_samples: int) -> bool:
-        """Whether a multiple of the epochs lies between two numbers of samples processed."""
+        """Whether a multiple of the epochs lies between two places in the stream."""
         length = self.epochs * train_samples
         return now // length > since // length
 

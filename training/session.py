@@ -30,7 +30,7 @@ class Session:
         self._config, self._flags_text, self._dataset, self._worker = config, flags_text, dataset, worker
         self._recipe = flags.recipe(config) | {"train_samples": dataset.train.samples, "classes": len(dataset.classes)}
         self._said, self._stop = dict(vars(config)), stop
-        self._state, self._committed, self._folder, self._lock = None, None, None, None
+        self._state, self._committed, self._folder, self._checkpoints, self._lock = None, None, None, None, None
 
     def train(self) -> dict:
         """Trains on the workers that there are, or with --elastic on those that are there at each time.
@@ -53,9 +53,10 @@ class Session:
                 return self._train(worker, lambda: self._at_commit(commit))
             finally:
                 heartbeat.stop()
+                self._hand_over()
 
     def _train(self, worker, commit) -> dict:
-        config, checkpoints, observers = self._config, None, []
+        config, observers = self._config, []
         with workers.together():
             dataset = stage(self._dataset, Path(config.stage_dir)) if config.stage_dir else self._dataset
             plan = make_plan(config, worker.size, dataset.train.samples)
@@ -67,8 +68,8 @@ class Session:
         with workers.together():
             if worker.rank == 0:
                 self._open_folder(self._folder)
-                checkpoints = Checkpoints(self._folder / "checkpoints", self._recipe)
-                snapshot = self._committed if root is not None else checkpoints.load(self._state.variables)
+                self._checkpoints = Checkpoints(self._folder / "checkpoints", self._recipe)
+                snapshot = self._committed if root is not None else self._checkpoints.load(self._state.variables)
             else:
                 snapshot = self._committed
         before = self._state.broadcast(snapshot, root or 0)
@@ -83,7 +84,7 @@ class Session:
                 print(f"run: {self._folder}", file=sys.stderr)
                 if config.save_augmentations:
                     save_augmentations(feed, self._folder)
-        summary = fit.Fit(config, plan, feed, self._state, checkpoints, observers, self._stop, commit).run()
+        summary = fit.Fit(config, plan, feed, self._state, self._checkpoints, observers, self._stop, commit).run()
         with workers.together():
             for observer in observers:
                 observer.end(summary)
@@ -124,12 +125,20 @@ class Session:
             raise UserError(f"--output_dir: {folder} cannot be made: {error.strerror}") from None
         if not os.access(folder, os.W_OK):
             raise UserError(f"--output_dir: {folder} cannot be written")
-        self._lock = self._lock or hold(folder)
+        self._lock = hold(folder)
         if self._config.resume == "never" and not self._committed:
             for leftover in ("checkpoints", "tensorboard"):
                 shutil.rmtree(folder / leftover, ignore_errors=True)
             for leftover in ("metrics.jsonl", "trust_ratios.jsonl", "summary.json", "report.html"):
                 (folder / leftover).unlink(missing_ok=True)
+
+    def _hand_over(self) -> None:
+        """Lets go of the folder, whole: the next to write it may be another worker."""
+        if self._checkpoints:
+            self._checkpoints.wait()
+        if self._lock is not None:
+            os.close(self._lock)
+        self._checkpoints = self._lock = None
 
     def _at_commit(self, commit) -> None:
         if self._state.place.step % elastic.COMMIT_STEPS == 0:
@@ -139,15 +148,15 @@ class Session:
         self._committed = self._state.snapshot()
 
 
-def hold(folder: Path) -> int | None:
-    """A lock on a folder, gone with this process; None where the file system knows none. Raises UserError."""
+def hold(folder: Path) -> int:
+    """A lock on a folder, where its file system knows locks, until what is returned is closed. Raises UserError."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise UserError(f"--output_dir: another training is writing {folder}") from None
     except OSError:
-        return None
+        pass
     return descriptor
 
 
