@@ -174,7 +174,7 @@ def growing_batch(tmp_path_factory):
     for workers in (1, 2):
         folders[workers] = tmp_path_factory.mktemp(f"growing-{workers}")
         train("--model=convnet", "--augmentation=none", "--batch_size=0:64,1:128,2:384", "--epochs=3",
-              "--label_smoothing=0.1", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none",
+              "--label_smoothing=0.1", "--optimizer=sgd", "--learning_rate=0.002", "--warmup=none",
               f"--output_dir={folders[workers]}", kind="alone" if workers == 1 else "mpirun", workers=workers)
     return folders
 
