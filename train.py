@@ -18,7 +18,7 @@ from optim.schedules import Piecewise
 from reporting.run_folder import as_json
 from reporting.standard_output import json_alone_on_stdout
 from training import flags, workers
-from training.errors import UserError
+from training.errors import UserError, complain
 from training.faults.stopping import EXIT_CODE, Stopped, StopRequest
 from training.plan import make_plan
 
@@ -34,29 +34,29 @@ def main(argv) -> int:
         with json_alone_on_stdout():
             return dry_run(config) if config.dry_run else run(config, flags_text)
     except flags.UsageError as error:
-        return complain(error, 2)
+        return ended(error, 2)
     except workers.AgreedError as error:
         return leave(error, 1)
     except Stopped as stopped:
         return leave(stopped, EXIT_CODE)
     except (UserError, DatasetError, OSError) as error:
-        return complain(error, 1)
+        return ended(error, 1)
     except KeyboardInterrupt:
-        return complain("interrupted", 130)
+        return ended("interrupted", 130)
     except Exception as error:
         if workers.is_lost(error):
-            return complain("another worker has stopped; its own message says why, unless it was killed", 1)
+            return ended("another worker has stopped; its own message says why, unless it was killed", 1)
         raise
 
 
-def complain(error, code) -> int:
-    print(f"train.py: {error}", file=sys.stderr, flush=True)
+def ended(message, code) -> int:
+    complain(message)
     return code
 
 
 def leave(message, code) -> int:
     """What all workers say and do alike."""
-    complain(message, code)
+    complain(message)
     with contextlib.suppress(Exception):  # one of them may be gone by now
         workers.leave()
     return code

@@ -3,8 +3,8 @@
     uv run python -m benchmarks.fault_costs [--rounds=3] [--workers=2]
 
 Every round trains the digits once with each, in turn; printed are the medians of each round's ratios to a training
-without. A training's rate is that of its epochs but the first, which compiles. Checkpoints every tenth of an epoch are
-every step here, far more often than anyone would: what is left of the rate is the price of writing at the same time.
+without. A training's rate is that of its epochs but the first, which compiles. Checkpoints every twentieth of an epoch
+are every step here, far more often than anyone would: what is left of the rate is the price of writing meanwhile.
 """
 import argparse
 import json

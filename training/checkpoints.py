@@ -9,7 +9,6 @@ import dataclasses
 import json
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from reporting.run_folder import write_whole
-from training.errors import UserError
+from training.errors import UserError, complain
 from training.state import Place, Snapshot, named
 
 KEPT = 5
@@ -142,7 +141,7 @@ def read(path: Path) -> tuple[dict, dict]:
     with _damage_known():
         reader = tf.train.load_checkpoint(str(path / "variables"))
         names = [name for name in reader.get_variable_to_shape_map() if name != DESCRIPTION]
-        return {name: reader.get_tensor(name) for name in names}, describe(path)
+        return {name: reader.get_tensor(name) for name in names}, json.loads(reader.get_tensor(DESCRIPTION))
 
 
 def describe(path: Path) -> dict:
@@ -213,7 +212,3 @@ def _flush(path) -> None:
 
 def _line(error) -> str:
     return " ".join(str(error).split())[:200]
-
-
-def complain(message: str) -> None:
-    print(f"train.py: {message}", file=sys.stderr, flush=True)

@@ -18,8 +18,8 @@ from data.synthetic import SyntheticFeed
 from optim import exchange
 from training import workers
 from training.batch_norm import ExactStatistics
-from training.checkpoints import Checkpoints, complain, load_model
-from training.errors import UserError
+from training.checkpoints import Checkpoints, load_model
+from training.errors import UserError, complain
 from training.evaluate import Evaluator
 from training.faults import divergence
 from training.faults.divergence import Diverged
@@ -81,7 +81,7 @@ class Fit:
         self._stop, self._every = stop or StopRequest(), Every.parse(config.checkpoint_every)
         self._evaluate = make_evaluator(config, state.model, feed)
         self._exact = ExactStatistics(state.model) if config.batch_norm_statistics == "exact" else None
-        self._steps = {}
+        self._steps, self._names = {}, [v.name.split(":")[0] for v in state.model.trainable_variables]
         self._began = time.perf_counter() - state.place.seconds
         self._saved = plan.position(state.place.step), time.monotonic()
         self._reported = state.place.samples, state.place.trained_seconds
@@ -154,8 +154,7 @@ class Fit:
             why = workers.input_reason(error, batches, read)
             raise UserError(f"training stopped at epoch {epoch:.3f}: {why}") from None
         flags, loss, squares = (tensor.numpy() for tensor in learned)
-        names = [variable.name.split(":")[0] for variable in self._state.model.trainable_variables]
-        reason = divergence.reason(float(loss), squares, names, len(self._feed.dataset.classes),
+        reason = divergence.reason(float(loss), squares, self._names, len(self._feed.dataset.classes),
                                    self._config.precision == "mixed_float16")
         if reason:
             raise Diverged(reason, step, epoch, rate)

@@ -15,8 +15,8 @@ from reporting.progress import Progress
 from reporting.report import write_report
 from reporting.run_folder import RunFolder, write_grid
 from training import fit, flags, workers
-from training.checkpoints import Checkpoints, complain
-from training.errors import UserError
+from training.checkpoints import Checkpoints
+from training.errors import UserError, complain
 from training.faults import elastic
 from training.faults.heartbeat import Heartbeat
 from training.faults.stopping import Stopped, StopRequest

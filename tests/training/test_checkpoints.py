@@ -28,7 +28,7 @@ VARIABLES = {"model/000/kernel": tf.Variable(tf.zeros(1000)), "optimizer/000/ite
 
 def saved(folder, steps, top1=None) -> Checkpoints:
     checkpoints = Checkpoints(folder, RECIPE)
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for step in steps:
         checkpoints.save(snapshot(step), epoch=step / 10, top1=top1 and top1.get(step))
     assert checkpoints.wait()
@@ -201,7 +201,7 @@ def test_a_disk_that_becomes_read_only(small_disk):
 
 
 def test_newest_first_from_a_run_its_checkpoints_or_one_of_them(tmp_path):
-    saved(tmp_path / "checkpoints", [1, 2]) if (tmp_path / "checkpoints").mkdir() is None else None
+    saved(tmp_path / "checkpoints", [1, 2])
     for path, first in ((tmp_path, 2), (tmp_path / "checkpoints", 2), (tmp_path / "checkpoints" / "step-00000001", 1)):
         assert next(whole(path))[2]["place"] == dataclasses.asdict(snapshot(first).place)
     assert list(itertools.islice(whole(tmp_path / "nowhere"), 1)) == []

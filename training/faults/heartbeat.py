@@ -10,13 +10,14 @@ import json
 import os
 import secrets
 import socket
-import sys
 import threading
 import time
 from dataclasses import dataclass
 
 import horovod.tensorflow as hvd
 import psutil
+
+from training.errors import complain
 
 LIMIT = 20.0  # seconds; below the 30 after which Gloo gives up without a name
 INTERVAL = 1.0
@@ -98,5 +99,5 @@ def _addresses() -> tuple[str, ...]:
 
 def _end(message) -> None:
     """Ends this process, whose main thread may be held where no exception reaches it."""
-    print(f"train.py: {message}", file=sys.stderr, flush=True)
+    complain(message)
     os._exit(1)

@@ -1,7 +1,8 @@
 """A request to stop: SIGTERM or SIGUSR1 to any one worker, which all agree to follow at the same step."""
 import os
 import signal
-import sys
+
+from training.errors import complain
 
 EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: run me again
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -25,5 +26,5 @@ class StopRequest:
     def _note(self, *_):
         self.received = True
         if not self.heeded:
-            print("train.py: stopped on request before training went on", file=sys.stderr, flush=True)
+            complain("stopped on request before training went on")
             os._exit(EXIT_CODE)
