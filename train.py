@@ -25,6 +25,7 @@ from training.plan import make_plan
 
 def main(argv) -> int:
     """Runs a command line; returns the exit code: 0 done, 2 a flag is wrong, 75 stopped on request, 1 anything else."""
+    workers.end_with_launcher()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow's notices at start
     if {"--help", "-help", "-h", "--helpfull"} & set(argv[1:]):
         print(flags.help_text())

@@ -1,5 +1,7 @@
 """The workers: who they are, which device each has, and how they agree, so that an error on one ends all alike."""
+import ctypes
 import os
+import signal
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -7,8 +9,9 @@ from dataclasses import dataclass, replace
 from data.dataset import DatasetError
 from training.errors import UserError
 
-RANKS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK")
-SIZES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE")
+RANKS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
+SIZES = ("BIGBATCH_WORLD_SIZE", "HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE")  # the first: what launch/ was asked for
+PR_SET_PDEATHSIG = 1  # prctl(2)
 ELASTIC = "HOROVOD_ELASTIC"  # set by horovodrun where workers may come and go
 
 
@@ -27,11 +30,25 @@ class Worker:
 
 
 def launched() -> tuple[int, int]:
-    """(rank, world size) as horovodrun or mpirun has set them, before Horovod is loaded; (0, 1) without either."""
+    """(rank, world size) as the launcher has set them, before Horovod is loaded; (0, 1) without one."""
     def read(names, default):
         return int(next((os.environ[name] for name in names if name in os.environ), default))
 
     return read(RANKS, 0), read(SIZES, 1)
+
+
+def end_with_launcher() -> None:
+    """From now on this process is killed when the one that has started it ends, if that is a launcher's.
+
+    horovodrun otherwise leaves workers on other hosts running when it is stopped, or when one of them fails.
+    """
+    if any(name in os.environ for name in RANKS):
+        end_with_parent(signal.SIGKILL)
+
+
+def end_with_parent(number: signal.Signals) -> None:
+    """From now on this process gets the signal when its parent ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
 def start(seed: int, deterministic: bool = False) -> Worker:

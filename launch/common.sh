@@ -1,0 +1,43 @@
+# shellcheck shell=bash
+# What the launchers have in common, beside the environment: `. launch/common.sh` brings both.
+. "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+
+# One line on what is wrong, and the exit code: 2 for a wrong option, else 1.
+fail() {
+    echo "${0##*/}: $2" >&2
+    exit "$1"
+}
+
+# The file that a recipe's name means: a path, or one in launch/recipes.
+recipe_path() {
+    local name
+    for name in "$1" "$root/launch/recipes/$1" "$root/launch/recipes/$1.flags"; do
+        if [ -f "$name" ]; then
+            realpath "$name"
+            return
+        fi
+    done
+    fail 1 "there is no recipe ${1:-given}; launch/recipes/README.md lists those that there are"
+}
+
+# Runs mpirun or srun; SIGTERM and SIGUSR1 to this script reach the workers as SIGUSR1, on which they save and end with
+# 75 (mpirun would take a SIGTERM for itself and kill them); SIGINT ends them at once. Returns the command's exit code,
+# with 1 for a worker that was killed.
+run_workers() {
+    local child code=0 last
+    "$@" </dev/null &
+    child=$!
+    trap 'kill -USR1 "$child" 2>/dev/null' TERM USR1
+    trap 'kill -TERM "$child" 2>/dev/null' INT HUP
+    while :; do
+        code=0
+        wait "$child" || code=$?
+        kill -0 "$child" 2>/dev/null || break # it is a signal that ended the wait
+    done
+    last=0
+    wait "$child" 2>/dev/null || last=$?
+    [ "$last" = 127 ] || code=$last
+    trap - TERM USR1 INT HUP
+    [ "$code" -lt 128 ] || code=1
+    return "$code"
+}

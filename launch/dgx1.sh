@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# Trains a recipe on one machine, a DGX-1 or another: a worker a GPU, each bound to its GPU's socket and memory.
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+usage="launch/dgx1.sh [options] RECIPE [flags of train.py, which win over the recipe's]
+
+  --print-binding        print which GPU, socket, memory, cores and threads each worker would have, and stop
+  --workers-per-gpu=N    several workers share each GPU, for small images (LARS paper, section 4.2); have NVIDIA's MPS
+                         running, else they take turns
+  -np N                  N workers; by default one a GPU, and one where there is no GPU
+  --no-preflight         do not check the machine first
+  --dry-run              print the plan, and the command on standard error
+
+RECIPE is a file of flags, or its name in launch/recipes. The exit code is the training's: 0 done, 2 a wrong flag, 75
+stopped on request (SIGTERM or SIGUSR1 to this script) and ready to go on, 1 anything else."
+
+preflight=yes print='' dry_run='' workers=''
+number() { [[ "$2" =~ ^[1-9][0-9]*$ ]] || fail 2 "$1 takes a number, not '$2'"; }
+while [ $# -gt 0 ]; do
+    case "$1" in
+        --print-binding) print=yes ;;
+        --workers-per-gpu=*) export BIGBATCH_WORKERS_PER_GPU="${1#*=}" ;;
+        --workers-per-gpu) export BIGBATCH_WORKERS_PER_GPU="${2-}" && shift ;;
+        -np) workers=${2-} && shift && number -np "$workers" ;;
+        --no-preflight) preflight='' ;;
+        --dry-run) dry_run=yes ;;
+        -h | --help) echo "$usage" && exit ;;
+        -*) fail 2 "there is no option $1; --help lists them, and train.py's flags come after the recipe" ;;
+        *) break ;;
+    esac
+    shift || fail 2 "an option lacks its value"
+done
+number --workers-per-gpu "${BIGBATCH_WORKERS_PER_GPU:-1}"
+workers=${workers:-$("$python" -m launch.binding --count)}
+if [ -n "$print" ]; then
+    exec "$python" -m launch.binding --print "--workers=$workers"
+fi
+[ $# -gt 0 ] || fail 2 "a recipe is missing; --help says more"
+recipe=$(recipe_path "$1")
+shift
+
+# NCCL finds NVLink between the GPUs by itself.
+launcher=(mpirun --bind-to none -np "$workers")
+training=("$root/train.py" "--flagfile=$recipe" "$@")
+if [ -n "$dry_run" ]; then
+    echo "${launcher[*]@Q} ${python@Q} -m launch.binding ${python@Q} ${training[*]@Q}" >&2
+    exec "$python" "${training[@]}" --dry_run "--workers=$workers"
+fi
+"$python" "${training[@]}" --dry_run "--workers=$workers" >/dev/null # what is wrong with the flags is said once
+export BIGBATCH_WORLD_SIZE=$workers
+if [ -n "$preflight" ]; then
+    run_workers "${launcher[@]}" "$python" -m launch.preflight "${training[@]:1}" >&2
+fi
+run_workers "${launcher[@]}" "$python" -m launch.binding "$python" "${training[@]}"

@@ -1,0 +1,90 @@
+"""What a training depends on at this host: `python -m launch.facts [train.py's flags]` prints it as JSON.
+
+Imports neither TensorFlow nor Horovod, so that a login node hears from all hosts within a few seconds.
+"""
+import hashlib
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from data.named import BUILT_IN
+from data.synthetic import NAME as SYNTHETIC
+from training import flags
+from training.errors import UserError
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("data", "launch", "model_zoo", "optim", "reporting", "training")
+PACKAGES = {"tensorflow": "tensorflow", "horovod": "horovod", "dali": "nvidia-dali-cuda120"}
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def gather(config) -> dict:
+    """The facts of this host, by name: texts, numbers and lists of texts."""
+    output = Path(config.output_dir or "runs").absolute()
+    return {"host": socket.gethostname(), "python": platform.python_version(), "source": source(),
+            **{name: version(package) for name, package in PACKAGES.items()},
+            "driver": next(iter(nvidia_smi("driver_version")), ""), "gpus": nvidia_smi("name"),
+            "dataset": dataset(config.data_dir), "output": writable(output), "disk": free(output),
+            "shared_memory": free(SHARED_MEMORY)}
+
+
+def version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "missing"
+
+
+def source() -> str:
+    """A digest of the checkout's programs, eight letters."""
+    digest = hashlib.sha256()
+    for path in sorted([ROOT / "train.py", *(path for room in ROOMS for path in (ROOT / room).glob("**/*.py"))]):
+        digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
+    return digest.hexdigest()[:8]
+
+
+def nvidia_smi(field: str) -> list[str]:
+    """A property of each NVIDIA GPU, by its number; none where there is no driver."""
+    try:
+        done = subprocess.run(["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"], text=True,
+                              capture_output=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return done.stdout.split("\n")[:-1] if done.returncode == 0 else []
+
+
+def dataset(data_dir: str) -> str:
+    """What tells one dataset from another, or "missing"."""
+    if data_dir in BUILT_IN or data_dir.startswith(f"{SYNTHETIC}:"):
+        return data_dir
+    try:
+        return hashlib.sha256((Path(data_dir) / "dataset.json").read_bytes()).hexdigest()[:8]
+    except OSError:
+        return "a folder of images" if (Path(data_dir) / "train").is_dir() else "missing"
+
+
+def writable(folder: Path) -> bool:
+    """Whether a training could make this folder, or write into it."""
+    return os.access(_existing(folder), os.W_OK | os.X_OK)
+
+
+def free(folder: Path) -> float:
+    """Gigabytes (10^9 bytes) that are free where the folder is, or would be; 0 where there is nothing."""
+    return shutil.disk_usage(_existing(folder)).free / 1e9
+
+
+def _existing(folder: Path) -> Path:
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
+if __name__ == "__main__":
+    try:
+        print(json.dumps(gather(flags.parse(sys.argv)[0])))
+    except (flags.UsageError, UserError) as error:
+        sys.exit(str(error))

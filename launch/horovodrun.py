@@ -1,0 +1,169 @@
+"""Trains a recipe on several hosts, from a login node or from one of them: what launch/horovodrun.sh runs.
+
+horovodrun starts the workers over ssh. Round it: the hosts are asked first whether they can train together; rank 0's
+output is passed on as it is, the others' behind their rank; the exit code is the training's, which horovodrun makes 1;
+and when this program is stopped, every worker on every host is killed.
+"""
+import argparse
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from launch import hosts as host_lists
+from launch import preflight
+from launch.binding import workers_here
+from training import flags
+from training.errors import UserError
+from training.faults.stopping import EXIT_CODE
+from training.workers import end_with_parent
+
+ROOT = Path(__file__).parents[1]
+PREFIX = re.compile(r"\[(\d+)\]<(?:stdout|stderr)>:")
+ENDED = re.compile(r"Process (\d+) exit with status code (\d+)\.")
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+GRACE = 15  # seconds that horovodrun has to end its workers
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        sys.exit(_complain(message, 2))
+
+
+def main(argv) -> int:
+    options = _options(argv)
+    try:
+        arguments = [f"--flagfile={recipe_path(options.recipe)}", *options.flags]
+        config, _ = flags.parse(["train.py", *arguments])
+        hosts = _hosts(options)
+        workers = options.np or sum(host.slots for host in hosts)
+        if options.dry_run:
+            print(shlex.join(command(hosts, workers, options.network_interfaces, training(arguments))), file=sys.stderr)
+            return subprocess.call([*training(arguments, bound=False), "--dry_run", f"--workers={workers}"])
+        if not options.no_preflight:
+            facts, silent = host_lists.ask(hosts, arguments)
+            wrong = silent + preflight.problems(facts, config.data_dir)
+            if wrong:
+                return preflight.report(facts, wrong, sys.stderr)
+            checks = [sys.executable, "-m", "launch.preflight", *arguments]
+            code = Job(command(hosts, workers, options.network_interfaces, checks), sys.stderr).wait()
+            if code:
+                return code
+        return Job(command(hosts, workers, options.network_interfaces, training(arguments)), sys.stdout).wait()
+    except flags.UsageError as error:
+        return _complain(error, 2)
+    except UserError as error:
+        return _complain(error, 1)
+
+
+def _options(argv):
+    parser = Parser(prog="launch/horovodrun.sh", description="Trains a recipe on several hosts, over ssh.")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("-H", "--hosts", help="host1:8,host2:8: hosts and how many workers each takes")
+    where.add_argument("--hostfile", help="a file with a line 'host slots=8' for each")
+    parser.add_argument("-np", type=int, help="workers; by default as many as the hosts take")
+    parser.add_argument("--network-interfaces", help="those that the hosts share; by default horovodrun looks for them")
+    parser.add_argument("--no-preflight", action="store_true", help="do not check the hosts first")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan, and the command on standard error")
+    parser.add_argument("recipe", help="a file of flags, or its name in launch/recipes")
+    parser.add_argument("flags", nargs=argparse.REMAINDER, help="flags of train.py, which win over the recipe's")
+    return parser.parse_args(argv[1:])
+
+
+def _hosts(options):
+    if options.hosts or options.hostfile:
+        found = host_lists.parse(options.hosts) if options.hosts else host_lists.read(options.hostfile)
+    else:
+        found = [host_lists.Host("localhost", options.np or workers_here())]
+    slots = sum(host.slots for host in found)
+    if options.np is not None and not 0 < options.np <= slots:
+        raise UserError(f"-np {options.np}: the hosts take 1 to {slots} workers")
+    return found
+
+
+def recipe_path(name: str) -> Path:
+    """The file that a recipe's name means: a path, or one in launch/recipes. Raises UserError."""
+    for path in (Path(name), ROOT / "launch" / "recipes" / name, ROOT / "launch" / "recipes" / f"{name}.flags"):
+        if path.is_file():
+            return path.absolute()
+    raise UserError(f"there is no recipe {name}; launch/recipes/README.md lists those that there are")
+
+
+def training(arguments: list[str], bound: bool = True) -> list[str]:
+    """The command of one worker."""
+    return [sys.executable, *(["-m", "launch.binding", sys.executable] if bound else []), str(ROOT / "train.py"),
+            *arguments]
+
+
+def command(hosts, workers: int, interfaces: str | None, worker: list[str]) -> list[str]:
+    """horovodrun's: its checks are not kept for an hour, since a host may have changed since."""
+    return [str(Path(sys.executable).with_name("horovodrun")), "--gloo", "--disable-cache",
+            *([f"--network-interfaces={interfaces}"] if interfaces else []), "-np", str(workers),
+            "-H", ",".join(f"{host.name}:{host.slots}" for host in hosts), *worker]
+
+
+class Job:
+    """A running horovodrun. output: where rank 0's standard output goes."""
+
+    def __init__(self, command: list[str], output):
+        self._ended, self._said, self._stopped_by = None, [], None
+        self._process = subprocess.Popen(command, env=host_lists.environment(), stdin=subprocess.DEVNULL,
+                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+                                         preexec_fn=lambda: end_with_parent(signal.SIGTERM))
+        self._threads = [threading.Thread(target=self._relay, args=pair, daemon=True)
+                         for pair in ((self._process.stdout, output), (self._process.stderr, sys.stderr))]
+        for thread in self._threads:
+            thread.start()
+
+    def wait(self) -> int:
+        """0; 2 or 75 if the first worker that failed has ended so, else 1; where this was stopped 128 + the signal."""
+        before = {number: signal.signal(number, self._stop) for number in STOPPING}
+        code = self._process.wait()
+        for thread in self._threads:
+            thread.join(GRACE)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if self._stopped_by:
+            return 128 + self._stopped_by
+        if code and self._ended is None:
+            _complain(f"horovodrun has failed: {self._said[-1] if self._said else f'exit code {code}'}", code)
+        return self._ended if self._ended in (2, EXIT_CODE) else int(code != 0)
+
+    def _stop(self, number, _):
+        if not self._stopped_by:
+            self._process.terminate()
+            watch = threading.Timer(GRACE, self._process.kill)
+            watch.daemon = True
+            watch.start()
+        self._stopped_by = number
+
+    def _relay(self, source, output):
+        with open(source.fileno(), newline="", encoding="utf-8", errors="replace", closefd=False) as lines:
+            for line in lines:
+                found = PREFIX.match(line)
+                if found and found[1] == "0":
+                    self._write(output, line[found.end():])
+                elif found:
+                    self._write(sys.stderr, f"[{found[1]}] {line[found.end():]}")
+                elif ended := ENDED.match(line):
+                    self._ended = self._ended or int(ended[2])
+                elif line.strip():
+                    self._said.append(line.strip())
+
+    def _write(self, output, line):
+        output.write(line)
+        output.flush()
+
+
+def _complain(message, code) -> int:
+    print(f"horovodrun.sh: {message}", file=sys.stderr, flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    sys.exit(main(sys.argv))

@@ -1,0 +1,112 @@
+"""The hosts of a training: their names and slots, and what each says of itself over ssh before anything is started."""
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from training.errors import UserError
+
+PATIENCE = 20  # seconds for a host's answer
+SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=8", "-o", "StrictHostKeyChecking=accept-new")
+# Of the environment, what goes to the workers: horovodrun writes it into command lines that all on a host can read.
+PASSED = ("BIGBATCH_", "CUDA_", "DALI_", "GLOO_", "HOROVOD_", "LD_LIBRARY_PATH", "NCCL_", "OMP_", "PATH", "PYTHON",
+          "TF_", "XLA_")
+KEPT = ("HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "SSH_AUTH_SOCK", "TERM", "TMPDIR")
+
+
+@dataclass(frozen=True)
+class Host:
+    """slots: how many workers it takes."""
+
+    name: str
+    slots: int
+
+
+def parse(text: str) -> list[Host]:
+    """Hosts of a list host1:8,host2:8; 1 slot where none is given. Raises UserError."""
+    return _checked([_host(*word.strip().partition(":")[::2]) for word in text.split(",")])
+
+
+def read(path: str) -> list[Host]:
+    """Hosts of a file with a line `host slots=8` each, # starting a comment. Raises UserError."""
+    try:
+        lines = [line.partition("#")[0].split() for line in Path(path).read_text().splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--hostfile: {path} cannot be read: {getattr(error, 'strerror', error)}") from None
+    wrong = [" ".join(words) for words in lines if words[2:] or (words[1:] and not words[1].startswith("slots="))]
+    if wrong:
+        raise UserError(f"--hostfile: '{wrong[0]}' in {path} is not of the form 'host slots=8'")
+    return _checked([_host(words[0], words[1][6:] if words[1:] else "") for words in lines if words])
+
+
+def _host(name, slots):
+    if not name or name.startswith("-") or not (slots or "1").isdecimal() or int(slots or 1) < 1:
+        raise UserError(f"'{name}{':' if slots else ''}{slots}' is not a host and a number of workers, like host1:8")
+    return Host(name, int(slots or 1))
+
+
+def _checked(hosts):
+    names = [host.name for host in hosts]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice or not names:
+        raise UserError(f"host {twice[0]} is given twice" if twice else "no host is given")
+    return hosts
+
+
+def environment() -> dict[str, str]:
+    """What horovodrun is started with, and so what the workers find."""
+    return {name: value for name, value in os.environ.items() if name in KEPT or name.startswith(PASSED)}
+
+
+def ask(hosts: list[Host], arguments: list[str]) -> tuple[list[dict], list[str]]:
+    """(the facts of each host that answers, with its `slots`; a line for each that does not).
+
+    arguments: train.py's. The hosts are asked side by side, over ssh where they are not this one.
+    """
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        answers = list(pool.map(lambda host: _ask(host, arguments), hosts))
+    return ([answer | {"host": host.name, "slots": host.slots}
+             for host, answer in zip(hosts, answers, strict=True) if isinstance(answer, dict)],
+            [answer for answer in answers if isinstance(answer, str)])
+
+
+def _ask(host, arguments):
+    command = [sys.executable, "-m", "launch.facts", *arguments]
+    try:
+        if not is_here(host.name):
+            command = [*SSH, host.name, _remotely(command)]
+    except OSError:
+        return f"{host.name}: there is no host of this name; check -H or --hostfile"
+    try:
+        done = subprocess.run(command, text=True, capture_output=True, timeout=PATIENCE, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired:
+        return f"{host.name}: no answer within {PATIENCE} s; try: ssh {host.name} true"
+    said = (done.stderr.strip() or "nothing").splitlines()[-1]
+    if done.returncode == 255:
+        return f"{host.name}: cannot be reached by ssh ({said}); try: ssh {host.name} true"
+    if done.returncode == 3:
+        return f"{host.name}: there is no folder {os.getcwd()}; it has to be at the same place on every host"
+    if done.returncode == 127:
+        return f"{host.name}: there is no {sys.executable}; the checkout and its .venv have to be where they are here"
+    try:
+        return json.loads(done.stdout)
+    except ValueError:
+        return f"{host.name}: {said}"
+
+
+def _remotely(command):
+    exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment().items() if name not in KEPT)
+    return f"cd {shlex.quote(os.getcwd())} || exit 3; exec env {exports} {shlex.join(command)}"
+
+
+def is_here(name: str) -> bool:
+    """Whether a host's name leads to this machine. Raises OSError if it leads nowhere."""
+    theirs = {info[4][0] for info in socket.getaddrinfo(name, None)}
+    return bool(theirs & {address.address for found in psutil.net_if_addrs().values() for address in found})

@@ -1,0 +1,224 @@
+"""Whether these hosts can train together, within half a minute: one table, a line a host, what differs marked.
+
+    uv run python -m launch.preflight [train.py's flags]                      this host alone
+    uv run mpirun -np 16 --host h1:8,h2:8 python -m launch.preflight ...      under any launcher
+
+Prints what would break a run, each with its cure, and exits with 1 if there is anything. launch/*.sh run it first.
+"""
+import contextlib
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+from launch import facts
+from launch.binding import PER_GPU
+from training import flags, workers
+from training.errors import UserError
+
+LIMIT = 30.0  # seconds for everything but loading TensorFlow
+DISK = 1.0  # GB: a checkpoint of ResNet-50 with its momentum has 0.2
+SHARED_MEMORY = 0.25  # GB: NCCL and Open MPI take some MB a worker there; a container has 0.064 unless told otherwise
+CLOCK = 1.0  # seconds of difference that are marked
+ELEMENTS = 6_553_600  # float32, 26 MB: the gradients of ResNet-50 are 102
+ROUNDS = 5
+
+COLUMNS = {
+    "host": lambda f: f["host"], "workers": lambda f: f["slots"], "GPUs": lambda f: len(f["gpus"]),
+    "GPU": lambda f: f["gpus"][0] if f["gpus"] else "-", "driver": lambda f: f["driver"] or "-",
+    "Python": lambda f: f["python"], "TensorFlow": lambda f: f["tensorflow"],
+    "Horovod": lambda f: " ".join([f["horovod"], *f.get("built", [])]), "DALI": lambda f: f["dali"],
+    "bigbatch": lambda f: f["source"], "dataset": lambda f: f["dataset"],
+    "output": lambda f: f.get("shared", "writable") if f["output"] else "not writable",
+    "disk GB": lambda f: f"{f['disk']:.0f}", "shm GB": lambda f: f"{f['shared_memory']:.1f}",
+    "clock s": lambda f: f"{f['clock']:+.1f}" if "clock" in f else "-",
+    "GB/s in host": lambda f: f"{f['within']:.2f}" if f.get("within") else "-",
+    "GB/s between": lambda f: f"{f['between']:.2f}" if f.get("between") else "-",
+}
+SAME = ("workers", "GPUs", "GPU", "driver", "Python", "TensorFlow", "Horovod", "DALI", "bigbatch", "dataset", "output")
+CURES = {"Python": "use the same .venv", "TensorFlow": "run 'uv sync' there", "Horovod": "run 'uv sync' there",
+         "DALI": "run 'uv sync' there", "bigbatch": "update the checkout there",
+         "dataset": "--data_dir has to lead to the same dataset", "driver": "install the same driver"}
+
+
+def usual(hosts: list[dict], column: str):
+    """The value that most hosts have."""
+    return Counter(str(COLUMNS[column](host)) for host in hosts).most_common(1)[0][0]
+
+
+def table(hosts: list[dict]) -> str:
+    """A line a host; * marks what differs from most others, and a clock that is off."""
+    expected = {column: usual(hosts, column) for column in SAME}
+    rows = [list(COLUMNS)]
+    for host in hosts:
+        row = {column: str(read(host)) for column, read in COLUMNS.items()}
+        differs = {column for column in SAME if row[column] != expected[column]}
+        if abs(host.get("clock", 0)) > CLOCK:
+            differs.add("clock s")
+        rows.append([f"{text}*" if column in differs else text for column, text in row.items()])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def problems(hosts: list[dict], data_dir: str, per_gpu: int = 1) -> list[str]:
+    """What would break a run on these hosts, a line each with its cure. per_gpu: workers that may share a GPU."""
+    found, any_gpu = [], any(host["gpus"] for host in hosts)
+    for host in hosts:
+        name, gpus = host["host"], len(host["gpus"])
+        for column, cure in CURES.items():
+            value, expected = str(COLUMNS[column](host)), usual(hosts, column)
+            if value != expected and value != "missing":
+                found.append(f"{name}: {column} {value}, elsewhere {expected}: {cure}")
+            elif value == "missing":
+                found.append(f"{name}: no dataset in {data_dir}: {cure}" if column == "dataset" else
+                             f"{name}: {column} is not installed: {cure}")
+        if any_gpu and gpus * per_gpu < host["slots"]:
+            found.append(f"{name}: {gpus} GPUs for {host['slots']} workers: start {gpus * per_gpu} there, or see "
+                         "nvidia-smi for those that are missing")
+        if not host["output"]:
+            found.append(f"{name}: the output folder cannot be written: give another --output_dir")
+        if host["disk"] < DISK:
+            found.append(f"{name}: {host['disk']:.2f} GB free for --output_dir, less than {DISK:.0f}: make room")
+        if host["shared_memory"] < SHARED_MEMORY:
+            found.append(f"{name}: {host['shared_memory']:.2f} GB free in /dev/shm, less than {SHARED_MEMORY}: "
+                         "start the container with --ipc=host or --shm-size=1g")
+    return found
+
+
+def notes(hosts: list[dict]) -> list[str]:
+    """What does not break a run, but may surprise."""
+    own = any(host.get("shared") == "of its own" for host in hosts)
+    return ["the hosts do not share the output folder: a run can only go on with the same first host"] if own else []
+
+
+def report(hosts: list[dict], wrong: list[str], stream) -> int:
+    """Writes the table and the lines; returns the exit code."""
+    if hosts:
+        print(table(hosts), file=stream)
+    for line in wrong:
+        print(f"preflight: {line}", file=sys.stderr)
+    for line in notes(hosts):
+        print(f"preflight: note: {line}", file=sys.stderr)
+    sys.stderr.flush()
+    return 1 if wrong else 0
+
+
+def examine(config) -> tuple[list[dict], list[str]]:
+    """(every host's facts, what is wrong); all workers together, the same on each. Starts Horovod."""
+    import horovod.tensorflow as hvd
+
+    os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"  # one of a host's workers, known once Horovod has started
+    workers.start(config.seed)
+    mine = None
+    if hvd.local_rank() == 0:
+        mine = facts.gather(config) | {"slots": hvd.local_size(), "built": built()}
+    everyone = hvd.allgather_object((hvd.rank(), mine, os.uname().nodename), name="facts")
+    now = hvd.allgather_object(time.time(), name="clocks")
+    shared = seen_by_all(Path(config.output_dir or "runs").absolute())
+    names = [name for _, _, name in everyone]
+    speeds, wrong = exchange([[r for r, other in enumerate(names) if other == name] for name in dict.fromkeys(names)])
+    hosts = [host | {"clock": now[rank] - now[0], "shared": "shared" if shared[rank] else "of its own",
+                     "within": speeds[rank][0], "between": speeds[rank][1]} for rank, host, _ in everyone if host]
+    return hosts, problems(hosts, config.data_dir, int(os.environ.get(PER_GPU, 1))) + wrong
+
+
+def built() -> list[str]:
+    """What Horovod can exchange with here."""
+    import horovod.tensorflow as hvd
+
+    return [name for name, there in (("NCCL", hvd.nccl_built()), ("MPI", hvd.mpi_built()), ("Gloo", hvd.gloo_built()))
+            if there]
+
+
+def seen_by_all(folder: Path) -> list[bool]:
+    """For each rank, whether it sees in this folder what rank 0 has just written there."""
+    import horovod.tensorflow as hvd
+
+    made, mark = not folder.exists(), None
+    if hvd.rank() == 0:
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            mark = Path(tempfile.mkdtemp(prefix=".preflight-", dir=folder))
+    mark = hvd.broadcast_object(mark, name="mark")
+    seen = hvd.allgather_object(bool(mark and mark.exists()), name="seen")
+    if mark and hvd.rank() == 0:
+        mark.rmdir()
+        if made and not any(folder.iterdir()):
+            folder.rmdir()
+    return seen
+
+
+def exchange(hosts: list[list[int]]) -> tuple[list[tuple[float, float]], list[str]]:
+    """(each rank's GB/s in all-reduces within its host and between the hosts, 0 where there is one alone; what failed).
+
+    hosts: the ranks of each. GB/s as NCCL's tests count the bus: 2 (n - 1) / n of the bytes, over the time.
+    """
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    rank, size, firsts = hvd.rank(), hvd.size(), [ranks[0] for ranks in hosts]
+    sets = {tuple(ranks): hvd.add_process_set(ranks) for ranks in (*hosts, firsts) if 1 < len(ranks) < size}
+    total = hvd.allreduce(tf.fill([ELEMENTS], float(rank + 1)), op=hvd.Sum, name="sum")
+    right = bool(tf.reduce_all(total == size * (size + 1) / 2))
+
+    def speed(ranks, name):
+        if len(ranks) < 2 or rank not in ranks:
+            return 0.0
+        options = {"process_set": sets[tuple(ranks)]} if tuple(ranks) in sets else {}
+        values, times = tf.ones([ELEMENTS]), []
+        for turn in range(ROUNDS):
+            began = time.perf_counter()
+            hvd.allreduce(values, op=hvd.Sum, name=f"{name}.{turn}", **options).numpy()
+            times.append(time.perf_counter() - began)
+        return 2 * (len(ranks) - 1) / len(ranks) * 4 * ELEMENTS / min(times) / 1e9
+
+    within = speed(next(ranks for ranks in hosts if rank in ranks), "within")
+    hvd.allgather_object(None, name="quiet")
+    between = speed(firsts, "between")
+    results = hvd.allgather_object((right, within, between), name="speeds")
+    failed = [str(number) for number, (right, *_) in enumerate(results) if not right]
+    return ([(within, between) for _, within, between in results],
+            [f"the sum over all workers is wrong on rank {', '.join(failed)}: check the network cards of that host, "
+             "and NCCL with NCCL_DEBUG=INFO"] if failed else [])
+
+
+def main(argv) -> int:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    workers.end_with_launcher()
+    if {"--help", "-h"} & set(argv[1:]):
+        print(__doc__)
+        return 0
+    try:
+        config, _ = flags.parse(argv)
+        import horovod.tensorflow  # noqa: F401  the seconds that it takes to load are not the network's
+
+        watch = threading.Timer(LIMIT, _end)
+        watch.daemon = True
+        watch.start()
+        hosts, wrong = examine(config)
+        code = report(hosts, wrong, sys.stdout) if workers.launched()[0] == 0 else int(bool(wrong))
+        sys.stdout.flush()
+        workers.leave()
+        watch.cancel()
+        return code
+    except (flags.UsageError, UserError) as error:
+        print(f"preflight: {error}", file=sys.stderr)
+        return 2 if isinstance(error, flags.UsageError) else 1
+    except Exception as error:
+        if workers.is_lost(error):
+            print("preflight: another worker has stopped", file=sys.stderr)
+            return 1
+        raise
+
+
+def _end():
+    print(f"preflight: the workers have not met within {LIMIT:.0f} s: a firewall, or another network interface than "
+          "the one they share (horovodrun --network-interfaces, NCCL_SOCKET_IFNAME)", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

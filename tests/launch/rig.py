@@ -1,0 +1,141 @@
+"""Several hosts on one machine: each with its own network, host name, processes, sshd and working folder.
+
+Needs root, iproute2 and openssh-server. The hosts hang on one bridge; what only they have (a program, a package's
+version, no dataset) is mounted over what all see.
+"""
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from conftest import BIN, ROOT, require_tool
+
+NETWORK = "10.78.0"
+INIT = """
+set -e
+hostname "$NAME"
+ip link set lo up
+until ip link show eth0 >/dev/null 2>&1; do sleep 0.02; done
+ip address add "$ADDRESS/24" dev eth0
+ip link set eth0 up
+mount -t tmpfs tmpfs /dev/shm
+mount -t tmpfs tmpfs /run
+mkdir /run/sshd
+mount --bind "$TOP/$NAME" "$TOP/work"
+mount --bind "$TOP/hosts" /etc/hosts
+mount --bind "$TOP/ssh_config" /etc/ssh/ssh_config
+/usr/sbin/sshd -f "$TOP/sshd_config" -o ListenAddress="$ADDRESS" -E "$TOP/$NAME.log"
+touch "$TOP/$NAME.ready"
+while :; do sleep 1000 & wait; done
+"""
+
+
+class Hosts:
+    """Context: `login` and the named hosts, up. work: the folder that each has of its own, under the same name."""
+
+    def __init__(self, *names: str):
+        require_tool("sshd", "/usr/sbin/sshd")
+        self.names, self._processes = ("login", *names), {}
+        self.top = Path(tempfile.mkdtemp(prefix="hosts-", dir="/tmp"))
+        self.work = self.top / "work"
+
+    def __enter__(self):
+        self.work.mkdir()
+        for key in ("identity", "host_key"):
+            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.top / key], check=True)
+        (self.top / "hosts").write_text("127.0.0.1 localhost\n" + "".join(
+            f"{self.address(name)} {name}\n" for name in self.names) + f"{NETWORK}.250 gone\n")
+        (self.top / "ssh_config").write_text(
+            f"Host *\nIdentityFile {self.top}/identity\nIdentitiesOnly yes\nUserKnownHostsFile {self.top}/known_hosts\n"
+            "LogLevel ERROR\n")
+        (self.top / "sshd_config").write_text(
+            f"HostKey {self.top}/host_key\nAuthorizedKeysFile {self.top}/identity.pub\nStrictModes no\nUsePAM no\n"
+            "PidFile none\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nMaxStartups 100\n")
+        self._start("switch", "unshare", "-n", "sleep", "infinity")
+        self._wait_for(lambda: self._in_own_network("switch"))
+        self._switch("ip", "link", "add", "bridge", "type", "bridge")
+        self._switch("ip", "link", "set", "bridge", "up")
+        for name in self.names:
+            self.switch_on(name)
+        return self
+
+    def __exit__(self, *_):
+        for process in self._processes.values():
+            process.kill()
+            process.wait()
+        shutil.rmtree(self.top, ignore_errors=True)
+
+    def address(self, name: str) -> str:
+        return f"{NETWORK}.{10 + self.names.index(name)}"
+
+    def switch_on(self, name: str) -> None:
+        (self.top / name).mkdir(exist_ok=True)
+        (self.top / f"{name}.ready").unlink(missing_ok=True)
+        self._start(name, "unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc",
+                    "--propagation", "private", "sh", "-c", INIT,
+                    env=os.environ | {"NAME": name, "ADDRESS": self.address(name), "TOP": str(self.top)})
+        self._wait_for(lambda: self._in_own_network(name))
+        self._switch("ip", "link", "add", f"to-{name}", "type", "veth", "peer", "name", "eth0", "netns",
+                     str(self._processes[name].pid))
+        self._switch("ip", "link", "set", f"to-{name}", "master", "bridge", "up")
+        self._wait_for((self.top / f"{name}.ready").exists)
+
+    def switch_off(self, name: str) -> None:
+        """As if its power were cut."""
+        process = self._processes.pop(name)
+        process.kill()
+        process.wait()
+
+    def pull_cable(self, name: str) -> None:
+        self._switch("ip", "link", "set", f"to-{name}", "down")
+
+    def plug_cable(self, name: str) -> None:
+        self._switch("ip", "link", "set", f"to-{name}", "up")
+
+    def words(self, name: str, *command) -> list[str]:
+        """The words that run a command on a host, in its own working folder."""
+        pid = self._processes[name].pid
+        return ["nsenter", "--target", str(pid), "--net", "--mount", "--uts", f"--pid=/proc/{pid}/ns/pid_for_children",
+                f"--wdns={self.work}", "env", "-i", "HOME=/root", "LANG=C.UTF-8",
+                f"PATH={BIN}:/usr/local/bin:/usr/bin:/bin:/usr/sbin", *map(str, command)]
+
+    def run(self, name: str, *command, timeout=200) -> subprocess.CompletedProcess:
+        return subprocess.run(self.words(name, *command), text=True, capture_output=True, timeout=timeout,
+                              stdin=subprocess.DEVNULL)
+
+    def cover(self, name: str, path, replacement) -> None:
+        """What a host has in the place of a file that all have."""
+        self.run(name, "mount", "--bind", replacement, path).check_returncode()
+
+    def uncover(self, name: str, path) -> None:
+        self.run(name, "umount", path).check_returncode()
+
+    def trainers(self) -> list[str]:
+        """The processes of train.py and preflight on all hosts, `host: command` each."""
+        found = []
+        for name in self._processes:
+            if name != "switch":
+                pattern = r"python.*(train\.py|launch\.preflight)"
+                lines = self.run(name, "pgrep", "-fa", pattern).stdout.splitlines()
+                found += [f"{name}: {line}" for line in lines if "horovodrun" not in line and "ssh" not in line]
+        return found
+
+    def _start(self, name, *command, env=None):
+        self._processes[name] = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", *command], env=env, stdin=subprocess.DEVNULL, start_new_session=True,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT)
+
+    def _switch(self, *command):
+        subprocess.run(["nsenter", "--target", str(self._processes["switch"].pid), "--net", *command], check=True)
+
+    def _in_own_network(self, name):
+        return os.readlink(f"/proc/{self._processes[name].pid}/ns/net") != os.readlink("/proc/self/ns/net")
+
+    @staticmethod
+    def _wait_for(condition, seconds=10):
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "a host does not come up"
+            time.sleep(0.02)

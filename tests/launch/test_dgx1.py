@@ -1,0 +1,75 @@
+import json
+import signal
+import subprocess
+import time
+
+import pytest
+from conftest import ROOT, rows
+
+SCRIPT = ROOT / "launch" / "dgx1.sh"
+QUICK = ("digits", "--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none")
+
+
+def launch(*arguments, timeout=200):
+    return subprocess.run([SCRIPT, *map(str, arguments)], text=True, capture_output=True, timeout=timeout,
+                          stdin=subprocess.DEVNULL)
+
+
+def test_two_bound_workers_train_after_a_check(tmp_path):
+    done = launch("-np", 2, *QUICK, "--epochs=1", f"--output_dir={tmp_path / 'run'}")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["world_size"] == 2
+    assert done.stderr.startswith("host ") and len(rows(tmp_path / "run")) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_request_to_stop_saves_and_the_same_command_goes_on(tmp_path, number):
+    command = ("--no-preflight", *QUICK, "--epochs=40", "--checkpoint_every=0.5", f"--output_dir={tmp_path / 'run'}")
+    process = subprocess.Popen([SCRIPT, *command], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               stdin=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "run").glob("checkpoints/step-*[0-9]")):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 75 and "stopped on request" in err, err
+    done = launch(*command)
+    assert done.returncode == 0 and "resumed after step" in done.stderr
+    assert [row["epoch"] for row in rows(tmp_path / "run")] == list(range(1, 41))
+
+
+def test_the_binding_is_shown():
+    done = launch("--print-binding", "-np", 2)
+    here, dgx1 = done.stdout.split("\n\n")
+    assert here.startswith("This machine") and len(here.splitlines()) == 4
+    lines = dgx1.splitlines()
+    assert lines[0].startswith("A DGX-1") and len(lines) == 10
+    assert lines[2].split() == ["0", "0", "0", "10", "5", "0-4,40-44"]
+    assert lines[9].split() == ["7", "7", "1", "10", "5", "35-39,75-79"]
+    several = launch("--workers-per-gpu=2", "--print-binding").stdout.split("\n\n")[1].splitlines()
+    assert len(several) == 18 and [line.split()[1] for line in several[2:]] == list("0123456701234567")
+
+
+def test_dry_run_prints_the_plan_and_the_command():
+    done = launch("--dry-run", "-np", 4, "digits", "--epochs=3", "--batch_size=256")
+    assert json.loads(done.stdout)["workers"] == 4 and json.loads(done.stdout)["epochs"] == 3
+    words = done.stderr.replace("'", "").split()
+    assert words[:5] == ["mpirun", "--bind-to", "none", "-np", "4"]
+    assert words[-3:] == [f"--flagfile={ROOT}/launch/recipes/digits.flags", "--epochs=3", "--batch_size=256"]
+
+
+@pytest.mark.parametrize("arguments, code, message", [
+    ([], 2, "a recipe is missing"),
+    (["--workers-per-gpu=many", "digits"], 2, "takes a number, not 'many'"),
+    (["-np"], 2, "-np takes a number"),
+    (["--gpus=3", "digits"], 2, "there is no option --gpus=3"),
+    (["no-such"], 1, "there is no recipe no-such"),
+    (["-np", "2", "digits", "--optimizer=adam"], 2, "optimizer"),
+    (["-np", "3", "digits"], 1, "does not divide"),
+    (["digits", "--data_dir=/nowhere"], 1, "/nowhere"),
+])
+def test_wrong_arguments_are_one_line(arguments, code, message):
+    done = launch(*arguments)
+    assert (done.returncode, len(done.stderr.splitlines())) == (code, 1), done.stderr
+    assert message in done.stderr and done.stdout == ""

@@ -1,0 +1,210 @@
+"""launch/horovodrun.sh over real ssh, on several hosts that one machine plays."""
+import json
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+from conftest import BIN, ROOT, rows
+from rig import Hosts
+
+from launch import hosts as host_lists
+from launch.horovodrun import recipe_path
+from training.errors import UserError
+
+SCRIPT = ROOT / "launch" / "horovodrun.sh"
+BOTH = ("-H", "h1:1,h2:1")
+QUICK = ("digits", "--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none", "--epochs=2")
+LONG = (*QUICK, "--epochs=500", "--checkpoint_every=0.5")
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    with Hosts("h1", "h2") as hosts:
+        yield hosts
+
+
+@pytest.fixture
+def left(hosts):
+    """Asserts at a test's end that nothing is left running."""
+    yield hosts.trainers
+    deadline = time.monotonic() + 10
+    while hosts.trainers() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert hosts.trainers() == []
+
+
+def launch(hosts, *arguments):
+    """(finished launch from the login node, seconds)."""
+    began = time.monotonic()
+    return hosts.run("login", SCRIPT, *arguments), time.monotonic() - began
+
+
+def started(hosts, folder, *arguments) -> subprocess.Popen:
+    """A launch whose training has written a checkpoint on h1."""
+    process = subprocess.Popen(hosts.words("login", SCRIPT, *arguments, f"--output_dir={folder}"), text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not list((hosts.top / "h1").glob(f"{folder}/checkpoints/step-*[0-9]")):
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+        time.sleep(0.1)
+    return process
+
+
+def signalled(hosts, host, number) -> None:
+    """Sends a signal to train.py's worker on a host."""
+    hosts.run(host, "pkill", f"-{number}", "-f", r"^\S*python \S*train.py").check_returncode()
+
+
+def test_two_hosts_train_after_a_check(hosts, left):
+    done, _ = launch(hosts, *BOTH, *QUICK, "--output_dir=trained")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["world_size"] == 2  # standard output carries it alone
+    lines = done.stderr.splitlines()
+    table = [line.split() for line in lines if line.startswith(("host ", "h1 ", "h2 "))]
+    assert [row[0] for row in table] == ["host", "h1", "h2"]
+    assert all(float(row[-1]) > 0 for row in table[1:])  # GB/s between the hosts
+    assert "its own*" in done.stderr and "same first host" in done.stderr  # no folder in common here
+    assert any(line.startswith("epoch 2/2") for line in lines)
+    assert len(rows(hosts.top / "h1" / "trained")) == 2 and not (hosts.top / "h2" / "trained").exists()
+
+
+def test_a_stop_on_one_host_is_75_and_the_same_command_goes_on(hosts, left):
+    command = ("--no-preflight", *BOTH, *QUICK, "--epochs=20", "--checkpoint_every=0.5")
+    process = started(hosts, "stopped", *command)
+    signalled(hosts, "h2", "USR1")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 75, err
+    assert "[1] train.py: stopped on request" in err and "\ntrain.py: stopped on request" in err
+    done, _ = launch(hosts, *command, "--output_dir=stopped")
+    assert done.returncode == 0 and "resumed after step" in done.stderr
+    assert [row["epoch"] for row in rows(hosts.top / "h1" / "stopped")] == list(range(1, 21))
+
+
+def test_a_killed_worker_ends_the_others(hosts, left):
+    process = started(hosts, "killed", "--no-preflight", *BOTH, *LONG)
+    signalled(hosts, "h2", "KILL")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1 and "another worker has stopped" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_stopping_the_launcher_kills_every_worker(hosts, left, number):
+    process = started(hosts, f"stop-{number}", "--no-preflight", *BOTH, *LONG)
+    assert len(left()) >= 2
+    hosts.run("login", "pkill", f"-{int(number)}", "-f", "launch.horovodrun").check_returncode()
+    process.communicate(timeout=30)
+    if number == signal.SIGINT:
+        assert process.returncode == 130
+
+
+def test_a_pulled_cable_is_named(hosts):
+    process = started(hosts, "cable", "--no-preflight", *BOTH, *LONG)
+    began = time.monotonic()
+    hosts.pull_cable("h2")
+    _, err = process.communicate(timeout=60)
+    hosts.plug_cable("h2")
+    assert process.returncode == 1
+    assert "worker 1 (h2, process " in err and "has not answered for 20 s" in err
+    assert time.monotonic() - began < 40
+    deadline = time.monotonic() + 20  # h2's worker misses rank 0 as long
+    while hosts.trainers():
+        assert time.monotonic() < deadline, hosts.trainers()
+        time.sleep(0.5)
+
+
+@pytest.mark.parametrize("where, message", [
+    ("h1:1,nowhere:1", "nowhere: there is no host of this name"),
+    ("h1:1,gone:1", "gone: cannot be reached by ssh"),  # a name whose host is down
+])
+def test_a_host_that_is_not_there(hosts, left, where, message):
+    done, seconds = launch(hosts, "-H", where, *QUICK)
+    assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr
+    assert seconds < 30
+
+
+def test_unequal_versions(hosts, left, tmp_path):
+    [metadata] = (BIN.parent / "lib").glob("python*/site-packages/horovod-0.28.1.dist-info/METADATA")
+    (tmp_path / "METADATA").write_text(metadata.read_text().replace("Version: 0.28.1", "Version: 0.27.0"))
+    hosts.cover("h2", metadata, tmp_path / "METADATA")
+    done, seconds = launch(hosts, *BOTH, *QUICK)
+    hosts.uncover("h2", metadata)
+    assert done.returncode == 1 and seconds < 30
+    assert "0.27.0*" in done.stderr or "0.28.1*" in done.stderr
+    assert "Horovod 0.2" in done.stderr and "run 'uv sync' there" in done.stderr
+
+
+def test_a_host_without_the_data(hosts, left, digits):
+    shutil.copytree(digits, hosts.top / "h1" / "data")
+    done, seconds = launch(hosts, *BOTH, *QUICK, "--data_dir=data")
+    assert done.returncode == 1 and seconds < 30
+    assert f"h2: no dataset in {hosts.work}/data" in done.stderr and "missing" in done.stderr
+    shutil.copytree(digits, hosts.top / "h2" / "data")
+    described = json.loads((digits / "dataset.json").read_text())
+    described["image"]["mean"][0] += 1
+    (hosts.top / "h2" / "data" / "dataset.json").write_text(json.dumps(described))
+    done, _ = launch(hosts, *BOTH, *QUICK, "--data_dir=data")
+    assert done.returncode == 1 and "--data_dir has to lead to the same dataset" in done.stderr
+
+
+def test_fewer_gpus_than_workers(hosts, left, tmp_path):
+    for host, gpus in (("h1", 2), ("h2", 1)):
+        program = tmp_path / host / "nvidia-smi"  # the one thing that cannot be had here
+        program.parent.mkdir()
+        program.write_text("#!/bin/sh\n" + "echo Tesla V100-SXM2-16GB\n" * gpus)
+        program.chmod(0o755)
+        hosts.cover(host, "/usr/local/bin", program.parent)
+    done, seconds = launch(hosts, "-H", "h1:2,h2:2", *QUICK)
+    for host in ("h1", "h2"):
+        hosts.uncover(host, "/usr/local/bin")
+    assert done.returncode == 1 and seconds < 30
+    assert "h2: 1 GPUs for 2 workers: start 1 there" in done.stderr and "h1: 2 GPUs" not in done.stderr
+
+
+def test_a_host_without_the_working_folder(hosts, left):
+    done = subprocess.run([*hosts.words("login", "sh", "-c", f"mkdir here && cd here && {SCRIPT} -H h1:1 digits")],
+                          text=True, capture_output=True, timeout=60)
+    assert done.returncode == 1 and f"h1: there is no folder {hosts.work}/here" in done.stderr
+
+
+def test_dry_run_prints_the_plan_and_the_command():
+    done = subprocess.run([SCRIPT, "-H", "a:8,b:8", "--dry-run", "digits", "--batch_size=256"], text=True,
+                          capture_output=True, timeout=60)
+    assert json.loads(done.stdout)["workers"] == 16
+    words = done.stderr.split()
+    assert words[0].endswith("/horovodrun") and words[1:7] == ["--gloo", "--disable-cache", "-np", "16", "-H",
+                                                               "a:8,b:8"]
+    assert words[-3:] == [str(ROOT / "train.py"), f"--flagfile={ROOT}/launch/recipes/digits.flags", "--batch_size=256"]
+
+
+@pytest.mark.parametrize("arguments, code, message", [
+    (["--hostfile"], 2, "--hostfile"),
+    (["-H", "a:x", "digits"], 1, "'a:x' is not a host"),
+    (["-H", "a:1,a:2", "digits"], 1, "host a is given twice"),
+    (["-H", "a:2", "-np", "3", "digits"], 1, "the hosts take 1 to 2 workers"),
+    (["-H", "a:2", "no-such"], 1, "there is no recipe no-such"),
+    (["-H", "a:2", "digits", "--optimizer=adam"], 2, "optimizer"),
+    (["--hostfile", "/nowhere", "digits"], 1, "/nowhere cannot be read"),
+])
+def test_wrong_arguments_are_one_line(arguments, code, message):
+    done = subprocess.run([SCRIPT, *arguments], text=True, capture_output=True, timeout=60)
+    assert (done.returncode, len(done.stderr.splitlines())) == (code, 1), done.stderr
+    assert message in done.stderr and done.stdout == ""
+
+
+def test_a_host_file(tmp_path):
+    path = tmp_path / "hosts"
+    path.write_text("# the rack\nh1 slots=8\n\nh2 slots=4  # half of it\nh3\n")
+    assert host_lists.read(str(path)) == [host_lists.Host("h1", 8), host_lists.Host("h2", 4), host_lists.Host("h3", 1)]
+    path.write_text("h1 slot=8\n")
+    with pytest.raises(UserError, match="'h1 slot=8' in"):
+        host_lists.read(str(path))
+
+
+def test_recipes_are_found_by_path_and_by_name(tmp_path):
+    own = tmp_path / "own.flags"
+    own.write_text("--epochs=1\n")
+    assert recipe_path(str(own)) == own
+    assert recipe_path("sony_1811.05233/table3-experiment4").is_file()

@@ -1,0 +1,89 @@
+import json
+import subprocess
+import time
+
+import pytest
+from conftest import BIN, ROOT, run
+
+from launch.facts import nvidia_smi
+from launch.preflight import problems, table
+
+GOOD = {"host": "h1", "slots": 8, "gpus": ["V100"] * 8, "driver": "535.1", "python": "3.11.7", "tensorflow": "2.15.1",
+        "horovod": "0.28.1", "dali": "2.4.0", "source": "abcd", "dataset": "1234", "output": True, "disk": 100.0,
+        "shared_memory": 10.0}
+
+
+def hosts(**changed):
+    """Three hosts, of which the second differs."""
+    return [GOOD, GOOD | {"host": "h2"} | changed, GOOD | {"host": "h3"}]
+
+
+def test_equal_hosts_have_no_problem_and_no_mark():
+    assert problems(hosts(), "data") == [] and "*" not in table(hosts())
+    assert len(table(hosts()).splitlines()) == 4
+
+
+@pytest.mark.parametrize("changed, said", [
+    ({"tensorflow": "2.14.0"}, "h2: TensorFlow 2.14.0, elsewhere 2.15.1: run 'uv sync' there"),
+    ({"horovod": "missing"}, "h2: Horovod is not installed: run 'uv sync' there"),
+    ({"source": "ffff"}, "h2: bigbatch ffff, elsewhere abcd: update the checkout there"),
+    ({"dataset": "missing"}, "h2: no dataset in data: --data_dir has to lead to the same dataset"),
+    ({"dataset": "9999"}, "h2: dataset 9999, elsewhere 1234: --data_dir has to lead to the same dataset"),
+    ({"gpus": ["V100"] * 7}, "h2: 7 GPUs for 8 workers: start 7 there, or see nvidia-smi for those that are missing"),
+    ({"output": False}, "h2: the output folder cannot be written: give another --output_dir"),
+    ({"disk": 0.5}, "h2: 0.50 GB free for --output_dir, less than 1: make room"),
+    ({"shared_memory": 0.064}, "h2: 0.06 GB free in /dev/shm, less than 0.25: start the container with --ipc=host or "
+                               "--shm-size=1g"),
+    ({"driver": "470.2"}, "h2: driver 470.2, elsewhere 535.1: install the same driver"),
+])
+def test_what_would_break_a_run_is_said_with_its_cure(changed, said):
+    assert problems(hosts(**changed), "data") == [said]
+
+
+def test_what_differs_is_marked():
+    line = table(hosts(gpus=["A100"] * 8, clock=3.0)).splitlines()[2]
+    assert "A100*" in line and "+3.0*" in line and line.count("*") == 2
+
+
+def test_workers_may_share_a_gpu_when_they_are_told_to():
+    two = [GOOD | {"slots": 16}]
+    assert problems(two, "data") == ["h1: 8 GPUs for 16 workers: start 8 there, or see nvidia-smi for those that are "
+                                     "missing"]
+    assert problems(two, "data", per_gpu=2) == []
+
+
+@pytest.mark.parametrize("kind, workers", [("alone", 1), ("mpirun", 3)])
+def test_a_sound_machine_passes_within_half_a_minute(kind, workers, tmp_path):
+    began = time.monotonic()
+    done = run(kind, workers, "-m", "launch.preflight", f"--output_dir={tmp_path / 'new'}")
+    assert done.returncode == 0, done.stderr
+    heading, line = done.stdout.splitlines()
+    row = dict(zip(heading.replace("shm GB", "shm").replace("disk GB", "disk").replace("clock s", "clock")
+                   .replace("GB/s in host", "within").replace("GB/s between", "between").split(),
+                   line.replace("MPI Gloo", "").split(), strict=True))
+    assert row["workers"] == str(workers) and row["GPUs"] == str(len(nvidia_smi("name")))
+    assert row["TensorFlow"] == "2.15.1" and row["Horovod"] == "0.28.1" and row["output"] == "shared"
+    assert (row["within"] != "-") == (workers > 1) and row["between"] == "-"
+    assert not (tmp_path / "new").exists()
+    assert time.monotonic() - began < 60  # 30 on a machine that does nothing else
+
+
+def test_what_is_wrong_ends_with_1_on_every_worker(tmp_path):
+    (tmp_path / "file").touch()
+    done = run("mpirun", 2, "-m", "launch.preflight", f"--data_dir={tmp_path}", f"--output_dir={tmp_path / 'file'}")
+    assert done.returncode == 1 and "missing" in done.stdout
+    assert f"no dataset in {tmp_path}" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_wrong_flag_is_2():
+    done = run("alone", 1, "-m", "launch.preflight", "--optimizer=adam")
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+
+
+def test_facts_need_neither_tensorflow_nor_horovod():
+    done = subprocess.run([BIN / "python", "-c", "import sys, json; from launch import facts; from training import "
+                           "flags; print(json.dumps(facts.gather(flags.parse(['x'])[0]))); "
+                           "print([n for n in ('tensorflow', 'horovod', 'mpi4py') if n in sys.modules])"],
+                          cwd=ROOT, text=True, capture_output=True, timeout=60)
+    found, modules = done.stdout.splitlines()
+    assert modules == "[]" and json.loads(found)["tensorflow"] == "2.15.1"
