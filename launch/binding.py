@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launch.facts import nvidia_smi
+from training.workers import launched
 
 LOCAL_RANKS = ("HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 LOCAL_SIZES = ("HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
+LOGS = "BIGBATCH_LOGS"
 PER_GPU = "BIGBATCH_WORKERS_PER_GPU"
 NODES = Path("/sys/devices/system/node")
 CPUS = Path("/sys/devices/system/cpu")
@@ -120,10 +122,16 @@ def ranges(numbers) -> str:
 
 
 def run_bound(command: list[str]) -> None:
-    """Becomes the command, bound. Without numactl memory still comes from the socket that first touches it."""
-    rank, size = (int(next((os.environ[name] for name in names if name in os.environ), default))
-                  for names, default in ((LOCAL_RANKS, 0), (LOCAL_SIZES, 1)))
+    """Becomes the command, bound. Without numactl memory still comes from the socket that first touches it.
+
+    Where a folder for logs is set, what a worker other than rank 0 writes goes to a file of its own there.
+    """
+    rank, size = launched(LOCAL_RANKS, LOCAL_SIZES)
     share = shares(machine(), size)[rank]
+    if LOGS in os.environ and (rank := launched()[0]):
+        log = os.open(Path(os.environ[LOGS]) / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(log, sys.stdout.fileno())
+        os.dup2(log, sys.stderr.fileno())
     os.environ.setdefault("OMP_NUM_THREADS", str(len(share.cores)))
     os.sched_setaffinity(0, share.cpus)
     if shutil.which("numactl"):

@@ -22,12 +22,14 @@ recipe_path() {
 
 # Runs mpirun or srun; SIGTERM and SIGUSR1 to this script reach the workers as SIGUSR1, on which they save and end with
 # 75 (mpirun would take a SIGTERM for itself and kill them); SIGINT ends them at once. Returns the command's exit code,
-# with 1 for a worker that was killed.
+# with 1 for a worker that was killed; `stopped_by` is the signal that came, if one did.
 run_workers() {
     local child code=0 last
+    export stopped_by=''
     "$@" </dev/null &
     child=$!
-    trap 'kill -USR1 "$child" 2>/dev/null' TERM USR1
+    trap 'stopped_by=TERM; kill -USR1 "$child" 2>/dev/null' TERM
+    trap 'stopped_by=USR1; kill -USR1 "$child" 2>/dev/null' USR1
     trap 'kill -TERM "$child" 2>/dev/null' INT HUP
     while :; do
         code=0

@@ -21,6 +21,7 @@ from training.errors import UserError
 ROOT = Path(__file__).parents[1]
 ROOMS = ("data", "launch", "model_zoo", "optim", "reporting", "training")
 PACKAGES = {"tensorflow": "tensorflow", "horovod": "horovod", "dali": "nvidia-dali-cuda120"}
+GRANTED = "SLURM_GPUS_ON_NODE"
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -30,6 +31,7 @@ def gather(config) -> dict:
     return {"host": socket.gethostname(), "python": platform.python_version(), "source": source(),
             **{name: version(package) for name, package in PACKAGES.items()},
             "driver": next(iter(nvidia_smi("driver_version")), ""), "gpus": nvidia_smi("name"),
+            "granted": int(os.environ.get(GRANTED, 0)),
             "dataset": dataset(config.data_dir), "output": writable(output), "disk": free(output),
             "shared_memory": free(SHARED_MEMORY)}
 

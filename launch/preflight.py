@@ -78,6 +78,8 @@ def problems(hosts: list[dict], data_dir: str, per_gpu: int = 1) -> list[str]:
         if any_gpu and gpus * per_gpu < host["slots"]:
             found.append(f"{name}: {gpus} GPUs for {host['slots']} workers: start {gpus * per_gpu} there, or see "
                          "nvidia-smi for those that are missing")
+        if gpus < host.get("granted", 0):
+            found.append(f"{name}: {gpus} GPUs, where Slurm has granted {host['granted']}: see nvidia-smi there")
         if not host["output"]:
             found.append(f"{name}: the output folder cannot be written: give another --output_dir")
         if host["disk"] < DISK:

@@ -29,12 +29,12 @@ class Worker:
     cores: int
 
 
-def launched() -> tuple[int, int]:
+def launched(ranks=RANKS, sizes=SIZES) -> tuple[int, int]:
     """(rank, world size) as the launcher has set them, before Horovod is loaded; (0, 1) without one."""
     def read(names, default):
         return int(next((os.environ[name] for name in names if name in os.environ), default))
 
-    return read(RANKS, 0), read(SIZES, 1)
+    return read(ranks, 0), read(sizes, 1)
 
 
 def end_with_launcher() -> None:

@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# Submits the training of a recipe to Slurm: launch/slurm/submit.sh --nodes N --gpus-per-node G RECIPE [flags].
+set -euo pipefail
+# shellcheck source=../common.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+
+usage="launch/slurm/submit.sh --nodes N --gpus-per-node G [options] RECIPE [flags of train.py]
+
+  --workers-per-node N         workers on a node; by default one a GPU
+  --time LIMIT                 as sbatch's; --signal-before SECONDS (180) before it the training is saved and requeued
+  --partition P --account A    as sbatch's; --sbatch=OPTION hands it any other, and may be given again
+  --array 0-2                  a job for each of these seeds
+  --launcher auto|mpirun|srun  what starts the workers; auto: whichever of them makes them find each other
+  --container-image IMAGE      in a container, by Pyxis; --container-mounts A:B,... beside the checkout and this folder
+  --no-preflight               do not check the nodes first
+  --dry-run                    print the plan and write the job's script, but do not submit it
+
+On standard output: the job's number, or with --dry-run the plan.
+
+RECIPE is a file of flags, or its name in launch/recipes. The script and the job's output go to runs/slurm/, the run to
+runs/slurm-JOB unless --output_dir says otherwise, and what the other ranks write to runs/slurm-JOB-logs/."
+
+nodes='' gpus='' workers='' signal_before=180 array='' dry_run='' launcher=auto no_preflight='' image='' mounts=''
+options=()
+while [ $# -gt 0 ]; do
+    case "$1" in
+        --dry-run) dry_run=yes && shift && continue ;;
+        --no-preflight) no_preflight=yes && shift && continue ;;
+        -h | --help) echo "$usage" && exit ;;
+        --*=*) option=${1%%=*} value=${1#*=} && shift ;;
+        --*) option=$1 value=${2-} && shift && { shift || fail 2 "$option lacks its value"; } ;;
+        *) break ;;
+    esac
+    case "$option" in
+        --nodes) nodes=$value ;;
+        --gpus-per-node) gpus=$value ;;
+        --workers-per-node) workers=$value ;;
+        --signal-before) signal_before=$value ;;
+        --array) array=$value ;;
+        --launcher) launcher=$value ;;
+        --container-image) image=$value ;;
+        --container-mounts) mounts=$value ;;
+        --time | --partition | --account) options+=("$option=$value") ;;
+        --sbatch) options+=("$value") ;;
+        *) fail 2 "there is no option $option; --help lists them, and train.py's flags come after the recipe" ;;
+    esac
+done
+workers=${workers:-$gpus}
+for number in "--nodes:$nodes" "--gpus-per-node or --workers-per-node:$workers" "--signal-before:$signal_before"; do
+    [[ "${number##*:}" =~ ^[1-9][0-9]*$ ]] || fail 2 "${number%:*} takes a number, not '${number##*:}'"
+done
+[[ "$gpus" =~ ^[0-9]*$ ]] || fail 2 "--gpus-per-node takes a number, not '$gpus'"
+[[ "$launcher" =~ ^(auto|mpirun|srun)$ ]] || fail 2 "--launcher takes auto, mpirun or srun, not '$launcher'"
+[ $# -gt 0 ] || fail 2 "a recipe is missing; --help says more"
+recipe=$(recipe_path "$1")
+shift
+
+world=$((nodes * workers))
+plan=$("$python" "$root/train.py" "--flagfile=$recipe" "$@" --dry_run "--workers=$world")
+name=$(basename "$recipe" .flags)-${nodes}x$workers
+script=$PWD/runs/slurm/$name.sbatch
+mkdir -p "${script%/*}"
+job=%j
+[ -z "$array" ] || job=%A_%a
+
+# The job's script, whole: what the cluster is asked for, what this one training is, and train.sbatch's body.
+{
+    echo "#!/usr/bin/env bash"
+    printf '#SBATCH %s\n' "--job-name=$name" "--nodes=$nodes" "--ntasks-per-node=$workers" \
+        "--signal=B:USR1@$signal_before" --requeue --open-mode=append --exclusive
+    [ "${gpus:-0}" = 0 ] || echo "#SBATCH --gpus-per-node=$gpus"
+    [ -z "$array" ] || echo "#SBATCH --array=$array"
+    echo "#SBATCH --output=${script%/*}/%x-$job.out"
+    [ ${#options[@]} = 0 ] || printf '#SBATCH %s\n' "${options[@]}"
+    for setting in "BIGBATCH_ROOT=$root" "BIGBATCH_SUBMIT_DIR=$PWD" "BIGBATCH_LAUNCHER=$launcher" \
+        "BIGBATCH_CONTAINER_IMAGE=$image" "BIGBATCH_CONTAINER_MOUNTS=$mounts" \
+        "BIGBATCH_NO_PREFLIGHT=$no_preflight"; do
+        printf 'export %s=%q\n' "${setting%%=*}" "${setting#*=}"
+    done
+    arguments=("$recipe" "$@")
+    echo "set -- ${arguments[*]@Q}"
+    sed '1,/^# BODY$/d' "$root/launch/slurm/train.sbatch"
+} >"$script"
+echo "submit.sh: $world workers: $script" >&2
+if [ -n "$dry_run" ]; then
+    echo "$plan"
+else
+    sbatch --parsable "$script"
+fi

@@ -1,0 +1,203 @@
+"""launch/slurm on a real Slurm cluster of two emulated nodes."""
+import json
+import os
+import subprocess
+import time
+
+import numpy as np
+import pytest
+from conftest import ROOT, rows, train, weights
+from slurm_rig import Slurm
+
+SUBMIT = ROOT / "launch" / "slurm" / "submit.sh"
+NODES = ("--nodes", 2, "--workers-per-node", 1, "--no-preflight")
+TRAINING = ("digits", "--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none", "--epochs=60",
+            "--checkpoint_every=0.5", "--deterministic")
+
+
+@pytest.fixture(scope="module")
+def slurm():
+    with Slurm(nodes=2, cpus=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The folder of the same training under mpirun, with nothing in its way."""
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    train(*TRAINING[1:], f"--output_dir={folder}", kind="mpirun", workers=2)
+    return folder
+
+
+def submit(slurm, cwd, *arguments) -> str:
+    """The number of the job."""
+    done = slurm.run(SUBMIT, *arguments, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def said(cwd) -> str:
+    return "".join(path.read_text() for path in sorted((cwd / "runs" / "slurm").glob("*.out")))
+
+
+def training_under_way(slurm, cwd, job, steps=20):
+    """Waits until a checkpoint of this many steps is there."""
+    folder = cwd / "runs" / f"slurm-{job}" / "checkpoints"
+
+    def reached():
+        assert slurm.jobs(job)[0]["JobState"] in ("PENDING", "CONFIGURING", "RUNNING"), said(cwd)
+        return any(int(path.name.split("-")[1]) >= steps for path in folder.glob("step-*[0-9]"))
+
+    slurm.wait_for(reached, "checkpoint", 150)
+
+
+def same(folder, undisturbed):
+    """Whether two runs have the same weights and rows of metrics, to the bit."""
+    ours, theirs = weights(folder), weights(undisturbed)
+    times = ("images_per_second", "seconds")
+    return ours.keys() == theirs.keys() and all(np.array_equal(ours[name], theirs[name]) for name in ours) and [
+        {k: v for k, v in row.items() if k not in times} for row in rows(folder)] == [
+        {k: v for k, v in row.items() if k not in times} for row in rows(undisturbed)]
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "srun"])
+def test_two_nodes_train_with_either_launcher(slurm, tmp_path, undisturbed, launcher):
+    job = submit(slurm, tmp_path, *NODES, "--launcher", launcher, *TRAINING)
+    [ended] = slurm.wait_for_end(job, 200)
+    assert ended["JobState"] == "COMPLETED", said(tmp_path)
+    run = tmp_path / "runs" / f"slurm-{job}"
+    assert json.loads((run / "summary.json").read_text())["world_size"] == 2
+    assert f"2 workers on node[1-2], by {launcher}" in said(tmp_path)
+    assert (tmp_path / "runs" / f"slurm-{job}-logs" / "rank-1.log").is_file()
+    assert same(run, undisturbed)
+
+
+def test_the_preflight_comes_first_and_launcher_auto_finds_one(slurm, tmp_path):
+    job = submit(slurm, tmp_path, "--nodes=2", "--workers-per-node=1", *TRAINING, "--epochs=1")
+    assert slurm.wait_for_end(job, 200)[0]["JobState"] == "COMPLETED", said(tmp_path)
+    table = [line.split()[0] for line in said(tmp_path).splitlines() if line.startswith(("host ", "node"))]
+    assert table == ["host", "node1", "node2"]
+
+
+def test_a_preemption_by_another_partition_costs_nothing(slurm, tmp_path, undisturbed):
+    job = submit(slurm, tmp_path, *NODES, *TRAINING)
+    training_under_way(slurm, tmp_path, job)
+    urgent = slurm.run("sbatch", "--parsable", "-p", "urgent", "--nodes=2", "--ntasks-per-node=2", "--output=/dev/null",
+                       "--wrap=sleep 2").stdout.strip()
+    assert slurm.wait_for_end(urgent, 60)[0]["JobState"] == "COMPLETED"
+    [ended] = slurm.wait_for_end(job, 250)
+    assert ended["JobState"] == "COMPLETED" and ended["Restarts"] == "1", said(tmp_path)
+    assert "stopped on request" in said(tmp_path) and "resumed after step" in said(tmp_path)
+    assert same(tmp_path / "runs" / f"slurm-{job}", undisturbed)
+
+
+def test_a_node_killed_in_the_middle_is_survived(slurm, tmp_path, undisturbed):
+    job = submit(slurm, tmp_path, *NODES, *TRAINING)
+    training_under_way(slurm, tmp_path, job)
+    slurm.switch_off("node2")
+    time.sleep(1)
+    slurm.switch_on("node2")
+    [ended] = slurm.wait_for_end(job, 300)
+    assert ended["JobState"] == "COMPLETED" and int(ended["Restarts"]) >= 1, said(tmp_path)
+    assert "resumed after step" in said(tmp_path)
+    assert same(tmp_path / "runs" / f"slurm-{job}", undisturbed)
+
+
+def test_the_signal_before_the_time_limit_saves_and_requeues(slurm, tmp_path, undisturbed):
+    job = submit(slurm, tmp_path, *NODES, "--time=10", "--signal-before=60", *TRAINING)
+    training_under_way(slurm, tmp_path, job)
+    # Slurm looks at its limits every half minute; this is the signal that it would send
+    slurm.run("scancel", "--signal=USR1", "--batch", job)
+    [ended] = slurm.wait_for_end(job, 250)
+    assert ended["JobState"] == "COMPLETED" and ended["Restarts"] == "1", said(tmp_path)
+    assert same(tmp_path / "runs" / f"slurm-{job}", undisturbed)
+
+
+def test_a_cancelled_job_does_not_come_back(slurm, tmp_path):
+    job = submit(slurm, tmp_path, *NODES, *TRAINING)
+    training_under_way(slurm, tmp_path, job)
+    slurm.run("scancel", job)
+    slurm.wait_for_end(job, 60)
+    time.sleep(8)  # longer than a requeued job waits
+    assert slurm.jobs(job)[0]["JobState"] == "CANCELLED", said(tmp_path)
+    assert slurm.run("squeue", "-h").stdout == ""
+
+
+def test_an_array_trains_a_seed_each(slurm, tmp_path):
+    job = submit(slurm, tmp_path, "--nodes=1", "--workers-per-node=1", "--no-preflight", "--array=3-4", *TRAINING,
+                 "--epochs=1")
+    ended = slurm.wait_for_end(job, 200)
+    assert [task["JobState"] for task in ended] == ["COMPLETED"] * 2, said(tmp_path)
+    for seed in (3, 4):
+        assert f"--seed={seed}" in (tmp_path / "runs" / f"slurm-{job}_{seed}" / "flags.txt").read_text()
+
+
+def test_workers_that_do_not_find_each_other_are_an_error(slurm, tmp_path):
+    # Open MPI under pmi2 starts each task as if it were alone, and exits with 0.
+    script = tmp_path / "job"
+    script.write_text(f"#!/bin/bash\n. {ROOT}/launch/env.sh\nexport BIGBATCH_WORLD_SIZE=2\n"
+                      f"srun --mpi=pmi2 python {ROOT}/train.py --epochs=1\n")
+    job = slurm.run("sbatch", "--parsable", "--nodes=2", "--ntasks-per-node=1", f"--output={tmp_path}/out", script,
+                    cwd=tmp_path).stdout.strip()
+    assert slurm.wait_for_end(job, 100)[0]["JobState"] == "FAILED"
+    assert "the launcher started 2 workers, but Horovod sees 1" in (tmp_path / "out").read_text()
+
+
+@pytest.mark.parametrize("nodes, gpus, recipe", [
+    (1, 4, "sony_1811.05233/table3-reference"), (256, 4, "sony_1811.05233/table3-experiment4"),
+    (512, 4, "sony_1811.05233/table3-reference"), (544, 4, "sony_1811.05233/table3-experiment1"),
+    (864, 4, "sony_1811.05233/table3-experiment2"), (1024, 4, "sony_1811.05233/table3-reference"),
+    (1, 8, "lars_1708.03888/table7-resnet50-8192"), (32, 8, "lars_1708.03888/section3.1-goyal-resnet50-8192")])
+def test_the_papers_clusters(tmp_path, nodes, gpus, recipe):
+    done = subprocess.run([SUBMIT, "--nodes", str(nodes), "--gpus-per-node", str(gpus), "--time=1:00:00",
+                           "--sbatch=--constraint=v100", "--dry-run", recipe], cwd=tmp_path, text=True,
+                          capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert plan["workers"] == nodes * gpus
+    for phase in plan["phases"]:
+        assert phase["global_batch_size"] == nodes * gpus * phase["micro_batch_size"] * phase["accumulation_steps"]
+    script = (tmp_path / "runs" / "slurm" / f"{os.path.basename(recipe)}-{nodes}x{gpus}.sbatch").read_text()
+    header = [line for line in script.splitlines() if line.startswith("#SBATCH")]
+    assert {f"#SBATCH --nodes={nodes}", f"#SBATCH --gpus-per-node={gpus}", f"#SBATCH --ntasks-per-node={gpus}",
+            "#SBATCH --time=1:00:00", "#SBATCH --constraint=v100", "#SBATCH --requeue",
+            "#SBATCH --signal=B:USR1@180"} <= set(header)
+    assert f"set -- '{ROOT}/launch/recipes/{recipe}.flags'" in script
+
+
+def test_the_script_is_whole(slurm, tmp_path):
+    """What --dry-run writes is what sbatch takes, with flags that need quoting."""
+    done = slurm.run(SUBMIT, "--nodes=1", "--workers-per-node=1", "--no-preflight", "--dry-run", *TRAINING,
+                     "--epochs=1", f"--output_dir={tmp_path}/a run's folder", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    [script] = (tmp_path / "runs" / "slurm").glob("*.sbatch")
+    job = slurm.run("sbatch", "--parsable", script, cwd="/").stdout.strip()
+    assert slurm.wait_for_end(job, 100)[0]["JobState"] == "COMPLETED", said(tmp_path)
+    assert len(rows(tmp_path / "a run's folder")) == 1
+
+
+def test_a_container_is_started_by_pyxis(tmp_path):
+    """There is no Pyxis here: what can be seen is the script."""
+    done = subprocess.run([SUBMIT, "--nodes=2", "--gpus-per-node=8", "--container-image=/images/bigbatch.sqsh",
+                           "--container-mounts=/data:/data", "--dry-run", "digits", "--batch_size=256"], cwd=tmp_path,
+                          text=True, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    [script] = (tmp_path / "runs" / "slurm").glob("*.sbatch")
+    assert "export BIGBATCH_CONTAINER_IMAGE=/images/bigbatch.sqsh\n" in script.read_text()
+    assert "export BIGBATCH_CONTAINER_MOUNTS=/data:/data\n" in script.read_text()
+
+
+@pytest.mark.parametrize("arguments, code, message", [
+    (["--nodes", "2", "digits"], 2, "--gpus-per-node or --workers-per-node takes a number"),
+    (["--nodes", "many", "--gpus-per-node", "4", "digits"], 2, "--nodes takes a number, not 'many'"),
+    (["--nodes"], 2, "--nodes lacks its value"),
+    (["--nodez=2", "digits"], 2, "there is no option --nodez"),
+    (["--nodes=2", "--gpus-per-node=4"], 2, "a recipe is missing"),
+    (["--nodes=2", "--gpus-per-node=4", "no-such"], 1, "there is no recipe no-such"),
+    (["--nodes=2", "--gpus-per-node=3", "digits"], 1, "does not divide"),
+    (["--nodes=2", "--gpus-per-node=4", "digits", "--optimizer=adam"], 2, "optimizer"),
+])
+def test_wrong_arguments_are_one_line_and_nothing_is_submitted(arguments, code, message, tmp_path):
+    done = subprocess.run([SUBMIT, *arguments], cwd=tmp_path, text=True, capture_output=True, timeout=60)
+    assert (done.returncode, len(done.stderr.splitlines())) == (code, 1), done.stderr
+    assert message in done.stderr and done.stdout == "" and not (tmp_path / "runs").exists()
