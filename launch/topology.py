@@ -1,0 +1,154 @@
+"""A cluster as a forecast sees it: its network, what its GPU computes, and how long a training step takes there.
+
+    step = accumulation * compute + latency of the exchange + what of its transfer the backward pass does not hide
+    compute = fixed * variables / ResNet-50's  +  images * per image * multiply-adds / ResNet-50's
+
+fixed is what a micro-batch takes however few images it has (launching kernels, updating weights); both it and the time
+per image are ResNet-50's, and other models' follow from the number of their variables and of their multiply-adds. The
+backward pass is two thirds of compute; the share `overlap` of the last micro-batch's can hide the exchange's bytes.
+Its latency cannot be hidden: the last gradient has to go round, too, and every rank waits for the latest one.
+
+A topology is a JSON file like those in launch/topologies; `sources` says where each figure is from, for the reader.
+"""
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from model_zoo.cost import RESNET50, ModelCost
+from optim import exchange_cost
+from optim.exchange_cost import Link, Network
+from training.errors import UserError
+
+FOLDER = Path(__file__).parent / "topologies"
+BACKWARD = 2 / 3  # of compute: gradients of the inputs and of the weights, each as much as the forward pass
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one worker does in a step: micro-batches of so many images, then an exchange of `bytes` of gradients."""
+
+    model: ModelCost
+    micro_batch_size: int
+    bytes: float
+    accumulation_steps: int = 1
+
+
+@dataclass(frozen=True)
+class Topology:
+    """network: see there. fixed, per_image: seconds of ResNet-50 on one GPU. overlap: a fraction of 1."""
+
+    network: Network
+    overlap: float
+    fixed: float
+    per_image: float
+
+    def step_seconds(self, job: Job, grid: tuple[int, int]) -> float:
+        """From one update to the next, on horizontal * vertical workers."""
+        exchange = exchange_cost.cost(job.bytes, *grid, self.network)
+        return job.accumulation_steps * self.compute_seconds(job) + exchange.seconds(self.hidden(job))
+
+    def compute_seconds(self, job: Job) -> float:
+        """Forward and backward pass of one micro-batch."""
+        return (self.fixed * job.model.variables / RESNET50.variables
+                + job.micro_batch_size * self.per_image * job.model.multiply_adds / RESNET50.multiply_adds)
+
+    def hidden(self, job: Job) -> float:
+        """Seconds of the last micro-batch's backward pass that can hide the exchange's transfer."""
+        return self.overlap * BACKWARD * self.compute_seconds(job)
+
+    def grid(self, allreduce: str, workers: int, job: Job) -> tuple[int, int] | None:
+        """The (horizontal, vertical) of an all-reduce, of the torus the best; None where it cannot be."""
+        return exchange_cost.grid_of(allreduce, workers, self.network, job.bytes, self.hidden(job))
+
+    def node_seconds(self, job: Job) -> float:
+        """The step on one full node, whose workers are a ring."""
+        return self.step_seconds(job, (self.network.local_size, 1))
+
+
+def names() -> list[str]:
+    return sorted(path.stem for path in FOLDER.glob("*.json"))
+
+
+def load(name: str) -> Topology:
+    """A built-in topology, or that of a file; calibrated. Raises UserError."""
+    path = FOLDER / f"{name}.json" if name in names() else Path(name)
+    try:
+        return parse(json.loads(path.read_text()))
+    except FileNotFoundError:
+        raise UserError(f"--topology={name}: no such file; built in: {', '.join(names())}") from None
+    except KeyError as error:
+        raise UserError(f"--topology={name}: {error.args[0]} is missing") from None
+    except (ValueError, TypeError, AttributeError, OSError, RecursionError) as error:
+        raise UserError(f"--topology={name}: {error}") from None
+
+
+def parse(described: dict) -> Topology:
+    """The topology that a JSON object describes. Raises KeyError and ValueError.
+
+    slowdown: a number, the name of a built-in topology that has one, or left to calibration with two rows. one_gpu:
+    images per second of ResNet-50 on one GPU, by batch.
+    """
+    links = [Link(_positive(described[where], "latency"), _positive(described[where], "bandwidth"))
+             for where in ("within", "between")]
+    slowdown = described.get("slowdown", 1.0)
+    slowdown = load(slowdown).network.slowdown if isinstance(slowdown, str) else _positive({"slowdown": slowdown},
+                                                                                          "slowdown")
+    if described["local_size"] != int(_positive(described, "local_size")):
+        raise ValueError("local_size is not a whole number")
+    if not 0 <= described["overlap"] <= 1:
+        raise ValueError("overlap is not between 0 and 1")
+    fixed, per_image = line({int(batch): _positive(described["one_gpu"], batch) for batch in described["one_gpu"]})
+    topology = Topology(Network(int(described["local_size"]), *links, slowdown), described["overlap"], fixed, per_image)
+    return calibrated(topology, **described["calibration"]) if "calibration" in described else topology
+
+
+def line(rates: dict[int, float]) -> tuple[float, float]:
+    """(seconds a batch, seconds an image) of the straight line through step times. rates: images per second by batch.
+
+    Least squares of the relative error, so that small batches, which tell what a batch costs, count as much as large.
+    """
+    if len(rates) < 2:
+        raise ValueError("one_gpu needs the rates of two batch sizes or more")
+    batches = np.array(list(rates), float)
+    seconds = batches / np.array(list(rates.values()))
+    fixed, per_image = np.linalg.lstsq(np.stack([1 / seconds, batches / seconds], 1), np.ones(len(rates)), rcond=None)[0]
+    if fixed < 0 or per_image <= 0:
+        raise ValueError("one_gpu: the time of a step does not grow with its batch")
+    return float(fixed), float(per_image)
+
+
+def calibrated(topology: Topology, micro_batch_size: int, bytes_per_gradient: int, rows: list[dict]) -> Topology:
+    """With the time per image, and of two rows also the slowdown, for which the forecast is the rows' speed.
+
+    rows: of ResNet-50, each with `grid` and `images_per_second`; the first, of one node, sets the time per image, the
+    second the slowdown. Two equations in two unknowns; transfer that is not hidden makes them non-linear, so they are
+    solved again until nothing changes. Raises ValueError where they have no solution.
+    """
+    job = Job(RESNET50, micro_batch_size, bytes_per_gradient * RESNET50.parameters)
+    idle = dataclasses.replace(topology.network, slowdown=1.0)
+    costs = [exchange_cost.cost(job.bytes, *row["grid"], idle) for row in rows]
+    steps = [math.prod(row["grid"]) * micro_batch_size / row["images_per_second"] for row in rows]
+    slowdown = topology.network.slowdown
+    for _ in range(100):
+        exposed = [cost.seconds(topology.hidden(job)) - cost.latency for cost in costs]
+        if len(rows) == 2:
+            slowdown = ((steps[1] - exposed[1]) - (steps[0] - exposed[0])) / (costs[1].latency - costs[0].latency)
+        per_image = (steps[0] - exposed[0] - slowdown * costs[0].latency - topology.fixed) / micro_batch_size
+        if not (slowdown > 0 and per_image > 0):
+            break
+        before, topology = topology, dataclasses.replace(
+            topology, per_image=per_image, network=dataclasses.replace(topology.network, slowdown=slowdown))
+        if math.isclose(before.per_image, per_image, rel_tol=1e-12) and before.network.slowdown == slowdown:
+            return topology
+    raise ValueError("calibration: no time per image and slowdown give these rows")
+
+
+def _positive(described, key) -> float:
+    value = described[key]
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise ValueError(f"{key} is not a positive number")
+    return value
