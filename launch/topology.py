@@ -73,11 +73,15 @@ def names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.json"))
 
 
-def load(name: str) -> Topology:
-    """A built-in topology, or that of a file; calibrated. Raises UserError."""
+def load(name: str, overlap: float | None = None) -> Topology:
+    """A built-in topology, or that of a file; calibrated with its own overlap. Raises UserError.
+
+    overlap: in place of its own from then on.
+    """
     path = FOLDER / f"{name}.json" if name in names() else Path(name)
     try:
-        return parse(json.loads(path.read_text()))
+        topology = parse(json.loads(path.read_text()))
+        return topology if overlap is None else dataclasses.replace(topology, overlap=overlap)
     except FileNotFoundError:
         raise UserError(f"--topology={name}: no such file; built in: {', '.join(names())}") from None
     except KeyError as error:
