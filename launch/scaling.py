@@ -2,8 +2,8 @@
 
 For each number of workers and each all-reduce: the grid (horizontal x vertical; the torus takes the best), the time of
 a step, images per second, and efficiency, the speed of a worker against its speed on one node of the topology with the
-same micro-batch. Given a recipe (--flagfile), averages over its phases, and the hours it takes. Beside them what papers
-have published, and the forecast for that.
+same micro-batch. Given a recipe (--flagfile), averages over its phases, and the hours it takes; without one, workers
+take --micro_batch_size images (32) each. Beside them what papers have published, and the forecast for that.
 
 The terms of the model stand in optim/exchange_cost.py and launch/topology.py; where a topology's figures come from
 stands in its file under launch/topologies. A file of your own may be given: benchmarks/scaling_here.py writes one.
@@ -32,6 +32,7 @@ from training.errors import UserError
 from training.plan import make_plan
 
 PUBLISHED = Path(__file__).parent / "published.json"
+MICRO_BATCH_SIZE = 32  # without a recipe: that of arXiv:1811.05233, table 6
 CLASSES = 1000  # of a model without a recipe: ImageNet's
 BYTES = {"none": 4, "fp16": 2}
 BORROWED = ("model", "image_size", "micro_batch_size", "compression", "train_samples")
@@ -69,7 +70,8 @@ def run(config) -> None:
     topology = topologies.load(config.topology, config.overlap)
     rows = forecast(config, topology)
     if not rows:
-        raise UserError(f"--allreduce=hierarchical needs whole nodes: multiples of {topology.network.local_size} workers")
+        raise UserError("--allreduce=hierarchical needs whole nodes: multiples of "
+                        f"{topology.network.local_size} workers")
     published = beside(config)
     if config.plot:
         report.plot(Path(config.plot), rows, published, f"{config.model} on {config.topology}")
@@ -102,7 +104,7 @@ def phases(config, model: ModelCost, workers: int, samples: int | None) -> list[
     """Those of the recipe's plan; without a recipe one step of one micro-batch."""
     size = model.parameters * BYTES[config.compression]
     if not config.has_recipe:
-        batch = config.micro_batch_size or 32
+        batch = config.micro_batch_size or MICRO_BATCH_SIZE
         return [Phase(1, workers * batch, Job(model, batch, size))]
     return [Phase(phase.steps, phase.global_batch_size,
                   Job(model, phase.micro_batch_size, size, phase.accumulation_steps))
@@ -118,7 +120,7 @@ def training_set(config) -> tuple[int, int]:
 
 
 def beside(config) -> list[dict]:
-    """What papers report, table 2 of arXiv:1811.05233 and what is of this topology and model, each with our forecast."""
+    """What papers report: table 2 of arXiv:1811.05233, and what is of this topology and model; with our forecasts."""
     rows = []
     for published in json.loads(PUBLISHED.read_text()):
         here = (published["topology"], published["model"]) == (config.topology, config.model)
@@ -141,6 +143,9 @@ def again(published: dict) -> dict:
 def parse(argv) -> SimpleNamespace:
     """The flags as attributes, with has_recipe. Raises flags.UsageError."""
     values = define()
+    has_recipe = any(word.startswith(("--flagfile", "-flagfile")) for word in argv[1:])
+    if not has_recipe:
+        values.set_default("model", "resnet50")
     recipes_first = sorted(argv[1:], key=lambda word: not word.startswith(("--flagfile=", "-flagfile=")))
     try:
         rest = values([argv[0], *recipes_first])
@@ -151,18 +156,17 @@ def parse(argv) -> SimpleNamespace:
     except (absl_flags.Error, UnicodeDecodeError) as error:
         raise flags.UsageError(" ".join(str(error).split())[:1000]) from None
     config = SimpleNamespace(**{name: values[name].value for name in values})
-    config.has_recipe = any("flagfile" in word for word in argv[1:])
+    config.has_recipe = has_recipe
     config.workers = sorted({int(text) for text in config.workers})
     config.image_size = config.image_size or model_zoo.MODELS[config.model].image_size
     return config
 
 
 def define() -> absl_flags.FlagValues:
-    """The flags of this command, and those of train.py that a recipe may hold."""
+    """The flags of this command, and those of train.py that a recipe, or a run's flags.txt, may hold."""
     values, others = absl_flags.FlagValues(), flags.define()
-    for name in (*others.groups["Recipe"], *others.groups["Launch"], "train_samples"):
+    for name in {*others.groups["Recipe"], *others.groups["Launch"], "train_samples"} - {*OWN}:
         values[name] = others[name]
-    values.set_default("model", "resnet50")
     v = {"flag_values": values}
     absl_flags.DEFINE_list("workers", None, "Numbers of workers: 256 or 4,1024,4096.", **v)
     absl_flags.DEFINE_string("topology", "abci", f"The cluster: {', '.join(topologies.names())}, or a JSON file like "
@@ -174,8 +178,10 @@ def define() -> absl_flags.FlagValues:
     absl_flags.DEFINE_bool("json", False, "Print JSON on standard output instead of the table.", **v)
     absl_flags.DEFINE_string("plot", None, "A file for a plot of efficiency against workers: .svg, .png or .pdf.", **v)
     absl_flags.register_validator(
-        "workers", lambda texts: all(text.isdecimal() and 0 < int(text) <= 2**17 for text in texts or ()),
-        "wants numbers of workers, such as 256 or 4,1024,4096, of 131072 at most", flag_values=values)
+        "workers", lambda texts: all(text.isdecimal() and 0 < int(text) <= topologies.MOST_WORKERS
+                                  for text in texts or ()),
+        f"wants numbers of workers, such as 256 or 4,1024,4096, of {topologies.MOST_WORKERS} at most",
+        flag_values=values)
     absl_flags.register_validator("overlap", lambda share: share is None or math.isfinite(share), "wants 0 to 1",
                                   flag_values=values)
     absl_flags.register_validator("plot", lambda path: path is None or Path(path).suffix in report.PLOTS,
@@ -185,6 +191,7 @@ def define() -> absl_flags.FlagValues:
 
 def help_text() -> str:
     values, shown = define(), [__doc__]
+    values.set_default("model", "resnet50")
     for name in (*OWN, *BORROWED):
         flag = values[name]
         default = "" if flag.default is None else f" (default: {flag.default_as_str.strip(chr(39))})"

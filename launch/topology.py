@@ -24,6 +24,7 @@ from optim.exchange_cost import Link, Network
 from training.errors import UserError
 
 FOLDER = Path(__file__).parent / "topologies"
+MOST_WORKERS = 2**17  # a forecast looks at each
 BACKWARD = 2 / 3  # of compute: gradients of the inputs and of the weights, each as much as the forward pass
 
 
@@ -86,7 +87,9 @@ def load(name: str, overlap: float | None = None) -> Topology:
         raise UserError(f"--topology={name}: no such file; built in: {', '.join(names())}") from None
     except KeyError as error:
         raise UserError(f"--topology={name}: {error.args[0]} is missing") from None
-    except (ValueError, TypeError, AttributeError, OSError, RecursionError) as error:
+    except (TypeError, AttributeError):  # a number or a list where an object should be, or the like
+        raise UserError(f"--topology={name}: is not an object like those in launch/topologies") from None
+    except (ValueError, ArithmeticError, OSError, RecursionError) as error:
         raise UserError(f"--topology={name}: {error}") from None
 
 
@@ -99,14 +102,15 @@ def parse(described: dict) -> Topology:
     links = [Link(_positive(described[where], "latency"), _positive(described[where], "bandwidth"))
              for where in ("within", "between")]
     slowdown = described.get("slowdown", 1.0)
-    slowdown = load(slowdown).network.slowdown if isinstance(slowdown, str) else _positive({"slowdown": slowdown},
-                                                                                          "slowdown")
+    if slowdown in names():
+        slowdown = load(slowdown).network.slowdown
     if described["local_size"] != int(_positive(described, "local_size")):
         raise ValueError("local_size is not a whole number")
     if not 0 <= described["overlap"] <= 1:
         raise ValueError("overlap is not between 0 and 1")
     fixed, per_image = line({int(batch): _positive(described["one_gpu"], batch) for batch in described["one_gpu"]})
-    topology = Topology(Network(int(described["local_size"]), *links, slowdown), described["overlap"], fixed, per_image)
+    network = Network(int(described["local_size"]), *links, _positive({"slowdown": slowdown}, "slowdown"))
+    topology = Topology(network, described["overlap"], fixed, per_image)
     return calibrated(topology, **described["calibration"]) if "calibration" in described else topology
 
 
@@ -119,7 +123,8 @@ def line(rates: dict[int, float]) -> tuple[float, float]:
         raise ValueError("one_gpu needs the rates of two batch sizes or more")
     batches = np.array(list(rates), float)
     seconds = batches / np.array(list(rates.values()))
-    fixed, per_image = np.linalg.lstsq(np.stack([1 / seconds, batches / seconds], 1), np.ones(len(rates)), rcond=None)[0]
+    relative = np.stack([1 / seconds, batches / seconds], axis=1)
+    fixed, per_image = np.linalg.lstsq(relative, np.ones(len(rates)), rcond=None)[0]
     if fixed < 0 or per_image <= 0:
         raise ValueError("one_gpu: the time of a step does not grow with its batch")
     return float(fixed), float(per_image)
@@ -132,6 +137,8 @@ def calibrated(topology: Topology, micro_batch_size: int, bytes_per_gradient: in
     second the slowdown. Two equations in two unknowns; transfer that is not hidden makes them non-linear, so they are
     solved again until nothing changes. Raises ValueError where they have no solution.
     """
+    if len(rows) not in (1, 2) or any(math.prod(row["grid"]) > MOST_WORKERS for row in rows):
+        raise ValueError(f"calibration wants one row or two, each of {MOST_WORKERS:,} workers at most")
     job = Job(RESNET50, micro_batch_size, bytes_per_gradient * RESNET50.parameters)
     idle = dataclasses.replace(topology.network, slowdown=1.0)
     costs = [exchange_cost.cost(job.bytes, *row["grid"], idle) for row in rows]

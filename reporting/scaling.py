@@ -14,7 +14,7 @@ def lines(rows: list[dict], published: list[dict]) -> list[str]:
                      f"{row['images_per_second']:>9,.0f}  {row['efficiency']:>10.1%}{hours}")
     shown += ["", "published (forecast)"]
     for row in published:
-        told = [f"{quantity} ({ours})" for quantity, ours in (
+        told = [quantity + f" ({ours})" * bool(ours) for quantity, ours in (
             (_rate(row["images_per_second"]), _rate(row.get("forecast_images_per_second"))),
             (_share(row["efficiency"]), _share(row.get("forecast_efficiency")))) if quantity]
         shown.append(f"{row['workers']:>7,}  {row['who']:<22} {', '.join(told)}; {row['source']}")

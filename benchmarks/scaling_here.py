@@ -1,0 +1,134 @@
+"""Does the forecast of an exchange hold on this machine? Measures Horovod's all-reduce here, over Gloo and over MPI.
+
+    uv run python -m benchmarks.scaling_here [--output=here.json]
+
+Two ranks tell what a message and a byte cost, by a straight line through the times of several sizes; from that line the
+ring on 2 and on 4 ranks is forecast and compared with what is measured. With --output, Gloo's line and the speed of
+ResNet-50 on one worker are written as a topology for `launch.scaling --topology=here.json`. Here more ranks than cores
+share cores, which the forecast knows nothing of.
+"""
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from launch.topology import line
+from optim.exchange_cost import Link, Network, cost
+
+ROOT = Path(__file__).parents[1]
+BIN = Path(sys.executable).parent
+SIZES = (4_096, 65_536, 1_048_576, 4_194_304, 16_777_216)  # bytes
+LAUNCHERS = {"gloo": ("horovodrun", "--gloo"),
+             "mpi": ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--mca",
+                     "mpi_yield_when_idle", "1")}  # or a rank that waits holds its core, on machines with few
+MOVED = 2 * (2 - 1) / 2  # of its bytes what a rank of two sends
+
+
+def exchange(rounds: int) -> None:
+    """Has rank 0 print bytes -> the median of the seconds that an all-reduce takes, on the slowest rank."""
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    hvd.init()
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tensors = {size: tf.ones([size // 4]) for size in SIZES}
+    times = {size: [] for size in SIZES}
+    for number in range(rounds + 1):
+        for size, tensor in tensors.items():  # in turn, so that a drift of the machine touches all alike
+            hvd.allreduce(tf.zeros([1]), name="ready")
+            begun = time.perf_counter()
+            hvd.allreduce(tensor, name=f"of {size}").numpy()
+            if number:  # the first warms up
+                times[size].append(time.perf_counter() - begun)
+    slowest = hvd.allreduce(tf.constant([statistics.median(times[size]) for size in SIZES]), op=hvd.Max)
+    if hvd.rank() == 0:
+        print("MEASURED " + json.dumps(dict(zip(SIZES, slowest.numpy().tolist(), strict=True))), flush=True)
+
+
+def compute() -> dict[int, float]:
+    """Batch -> images per second of ResNet-50's forward and backward pass on one worker."""
+    import tensorflow as tf
+
+    import model_zoo
+
+    model, rates = model_zoo.create_model("resnet50", 1000, 224), {}
+
+    @tf.function(autograph=False, reduce_retracing=True)
+    def step(images):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(images, training=True))
+        return tape.gradient(loss, model.trainable_variables)
+
+    for batch in (1, 2, 4, 8):
+        images, times = tf.zeros([batch, 224, 224, 3]), []
+        for _ in range(4):
+            begun = time.perf_counter()
+            step(images)[0].numpy()
+            times.append(time.perf_counter() - begun)
+        rates[batch] = batch / statistics.median(times[1:])
+    return rates
+
+
+def measured(transport: str, ranks: int, rounds: int) -> dict[int, float]:
+    launcher, *words = LAUNCHERS[transport]
+    done = subprocess.run(
+        [BIN / launcher, *words, "-np", str(ranks), sys.executable, "-m", "benchmarks.scaling_here", "--rank",
+         f"--rounds={rounds}"], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, text=True, capture_output=True,
+        stdin=subprocess.DEVNULL, timeout=300)
+    found = [text.split("MEASURED ")[1] for text in done.stdout.splitlines() if "MEASURED " in text]
+    if not found:
+        raise SystemExit(f"{transport} on {ranks} ranks: {done.stderr[-2000:]}")
+    return {int(size): seconds for size, seconds in json.loads(found[0]).items()}
+
+
+def fitted(times: dict[int, float]) -> Link:
+    """The latency of one of the ring's two steps, and the bandwidth, that two ranks' times tell."""
+    seconds, per_byte = line({size: size / seconds for size, seconds in times.items()})
+    return Link(seconds / 2, MOVED / per_byte)
+
+
+def compare(transport: str, rounds: int) -> Link:
+    link = None
+    for ranks in (2, 4):
+        times = measured(transport, ranks, rounds)
+        link = link or fitted(times)
+        network = Network(local_size=4, within=link, between=link)
+        for size, seconds in times.items():
+            forecast = cost(size, ranks, 1, network).seconds()
+            print(f"{transport:5} {ranks} ranks {size:>11,} bytes: measured {1e3 * seconds:8.2f} ms, forecast "
+                  f"{1e3 * forecast:8.2f} ms, {forecast / seconds - 1:+.0%}", flush=True)
+    print(f"{transport:5} a message {1e6 * link.latency:,.0f} us, {link.bandwidth / 1e9:.2f} GB/s, from two ranks")
+    return link
+
+
+def described(link: Link) -> dict:
+    """A topology of this machine, every node like it."""
+    said = {"latency": link.latency, "bandwidth": link.bandwidth}
+    here = "measured by benchmarks.scaling_here: Horovod over Gloo, two ranks of this machine"
+    return {"local_size": os.cpu_count(), "within": said, "between": said, "overlap": 0.0, "one_gpu": compute(),
+            "sources": {"local_size": "a worker a core", "within": here,
+                        "between": here + "; there is no second node", "overlap": "the cores are busy with one or the "
+                        "other", "one_gpu": "measured: ResNet-50 on all cores, forward and backward pass"}}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    if options.rank:
+        exchange(options.rounds)
+        return
+    links = {transport: compare(transport, options.rounds) for transport in LAUNCHERS}
+    if options.output:
+        options.output.write_text(json.dumps(described(links["gloo"]), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

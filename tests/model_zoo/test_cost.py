@@ -1,0 +1,36 @@
+import pytest
+
+import model_zoo
+from model_zoo import cost
+
+
+@pytest.mark.parametrize("name, parameters, multiply_adds", [
+    ("resnet18", 11_689_512, 1.8e9), ("resnet50_v1", 25_557_032, 3.8e9), ("resnet152_v1", 60_192_808, 11.3e9),
+    ("alexnet", 60_965_224, 0.72e9)])
+def test_what_is_printed_of_models(name, parameters, multiply_adds):
+    """Multiply-adds: arXiv:1512.03385, table 1; AlexNet's are Caffe's. Parameters: torchvision's and Caffe's."""
+    counted = cost.model_cost(name, 1000, model_zoo.MODELS[name].image_size)
+    assert counted.parameters == parameters
+    assert counted.multiply_adds == pytest.approx(multiply_adds, rel=0.02)
+
+
+def test_resnet50_is_known_without_building_it(monkeypatch):
+    known = cost.model_cost("resnet50", 1000, 224)
+    monkeypatch.setattr(cost, "RESNET50", None)
+    model = model_zoo.create_model("resnet50", 1000, 224)
+    assert (known.parameters, known.variables) == (
+        sum(v.numpy().size for v in model.trainable_variables), len(model.trainable_variables))
+    built = cost.model_cost("resnet50", 1001, 224)  # a class more: 2,048 more weights, each used once, and a bias
+    assert (built.parameters - 2049, built.multiply_adds - 2048) == (known.parameters, known.multiply_adds)
+
+
+def test_a_network_counted_by_hand(monkeypatch):
+    """A grouped convolution to 4x4 places and a dense layer."""
+    import tensorflow as tf
+
+    images = tf.keras.Input((8, 8, 4))
+    x = tf.keras.layers.Conv2D(6, 3, 2, "same", groups=2)(images)
+    model = tf.keras.Model(images, tf.keras.layers.Dense(10)(tf.keras.layers.Flatten()(x)))
+    monkeypatch.setattr(model_zoo, "create_model", lambda *_: model)
+    assert cost.model_cost("any", 10, 8) == cost.ModelCost(
+        parameters=3 * 3 * 2 * 6 + 6 + 96 * 10 + 10, variables=4, multiply_adds=16 * 3 * 3 * 2 * 6 + 96 * 10)
