@@ -91,6 +91,7 @@ def forecast(config, topology: Topology) -> list[dict]:
 
 
 def row(topology, planned, workers, allreduce, grid, has_recipe) -> dict:
+    """An object of the JSON; averages over the phases, which share a grid."""
     steps = sum(phase.steps for phase in planned)
     seconds = sum(phase.steps * topology.step_seconds(phase.job, grid) for phase in planned)
     on_a_node = sum(phase.steps * topology.node_seconds(phase.job) for phase in planned)
@@ -125,19 +126,18 @@ def beside(config) -> list[dict]:
     for published in json.loads(PUBLISHED.read_text()):
         here = (published["topology"], published["model"]) == (config.topology, config.model)
         if here or not published["images_per_second"]:
-            rows.append(published | (again(published) if published["topology"] else {}))
+            rows.append(published | (ours(published) if published["topology"] else {}))
     return rows
 
 
-def again(published: dict) -> dict:
+def ours(published: dict) -> dict:
     """Our forecast for what a paper reports."""
     topology, workers = topologies.load(published["topology"]), published["workers"]
     model = model_cost(published["model"], CLASSES, model_zoo.MODELS[published["model"]].image_size)
     job = Job(model, published["micro_batch_size"], model.parameters * published["bytes_per_gradient"])
-    forecast = row(topology, [Phase(1, workers * job.micro_batch_size, job)], workers, published["allreduce"],
-                   topology.grid(published["allreduce"], workers, job), has_recipe=False)
-    return {"forecast_images_per_second": forecast["images_per_second"],
-            "forecast_efficiency": forecast["efficiency"]}
+    said = row(topology, [Phase(1, workers * job.micro_batch_size, job)], workers, published["allreduce"],
+               topology.grid(published["allreduce"], workers, job), has_recipe=False)
+    return {"forecast_images_per_second": said["images_per_second"], "forecast_efficiency": said["efficiency"]}
 
 
 def parse(argv) -> SimpleNamespace:
