@@ -63,13 +63,11 @@ def compute() -> dict[int, float]:
             loss = tf.reduce_mean(model(images, training=True))
         return tape.gradient(loss, model.trainable_variables)
 
-    for batch in (1, 2, 4, 8):
-        images, times = tf.zeros([batch, 224, 224, 3]), []
-        for _ in range(4):
+    for _ in range(5):  # in turn; the best of each, since other programs can only slow a step down
+        for batch in (1, 2, 4, 8):
             begun = time.perf_counter()
-            step(images)[0].numpy()
-            times.append(time.perf_counter() - begun)
-        rates[batch] = batch / statistics.median(times[1:])
+            step(tf.zeros([batch, 224, 224, 3]))[0].numpy()
+            rates[batch] = max(rates.get(batch, 0.0), batch / (time.perf_counter() - begun))
     return rates
 
 

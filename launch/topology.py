@@ -8,6 +8,8 @@ per image are ResNet-50's, and other models' follow from the number of their var
 backward pass is two thirds of compute; the share `overlap` of the last micro-batch's can hide the exchange's bytes.
 Its latency cannot be hidden: the last gradient has to go round, too, and every rank waits for the latest one.
 
+The speed is that of the precision in which one_gpu and calibration were measured, whatever a recipe's --precision.
+
 A topology is a JSON file like those in launch/topologies; `sources` says where each figure is from, for the reader.
 """
 import dataclasses

@@ -8,7 +8,7 @@ def lines(rows: list[dict], published: list[dict]) -> list[str]:
     """rows: launch.scaling's JSON. published: launch/published.json's, with forecast_* where there is one."""
     shown = ["workers  all-reduce    grid      step, ms  images/s    efficiency" + "     hours" * ("hours" in rows[0])]
     for row in rows:
-        hours = f"  {row['hours']:8.2f}" if "hours" in row else ""
+        hours = f"  {row['hours']:8.3f}" if "hours" in row else ""
         grid = "x".join(map(str, row["grid"]))
         shown.append(f"{row['workers']:>7,}  {row['allreduce']:<12}  {grid:<8}  {1000 * row['step_seconds']:>8,.1f}  "
                      f"{row['images_per_second']:>9,.0f}  {row['efficiency']:>10.1%}{hours}")
