@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from scipy.optimize import nnls
 
 from model_zoo.cost import RESNET50, ModelCost
 from optim import exchange_cost
@@ -119,15 +120,16 @@ def parse(described: dict) -> Topology:
 def line(rates: dict[int, float]) -> tuple[float, float]:
     """(seconds a batch, seconds an image) of the straight line through step times. rates: images per second by batch.
 
-    Least squares of the relative error, so that small batches, which tell what a batch costs, count as much as large.
+    Neither is negative, whatever the noise. Least squares of the relative error, so that small batches, which tell
+    what a batch costs, count as much as large ones. Raises ValueError.
     """
     if len(rates) < 2:
         raise ValueError("one_gpu needs the rates of two batch sizes or more")
     batches = np.array(list(rates), float)
     seconds = batches / np.array(list(rates.values()))
     relative = np.stack([1 / seconds, batches / seconds], axis=1)
-    fixed, per_image = np.linalg.lstsq(relative, np.ones(len(rates)), rcond=None)[0]
-    if fixed < 0 or per_image <= 0:
+    fixed, per_image = nnls(relative, np.ones(len(rates)))[0]
+    if per_image <= 0:
         raise ValueError("one_gpu: the time of a step does not grow with its batch")
     return float(fixed), float(per_image)
 

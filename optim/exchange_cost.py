@@ -66,7 +66,8 @@ class Cost:
         return self.latency + max(0.0, self.transfer - hidden)
 
 
-def grid_of(allreduce: str, workers: int, network: Network, size: float, hidden: float = 0.0):
+def grid_of(allreduce: str, workers: int, network: Network, size: float,
+            hidden: float = 0.0) -> tuple[int, int] | None:
     """The (horizontal, vertical) that an all-reduce has; None for hierarchical where the last node is not full.
 
     ring: (workers, 1). hierarchical: its rows are the nodes. torus: `best_grid`.

@@ -97,6 +97,8 @@ def test_a_larger_batch_wins_once_the_batch_of_a_gpu_is_small(model):
 def test_a_batch_costs_something_whatever_its_size():
     fixed, per_image = topology.line({8: 8 / 0.5, 16: 16 / 0.9, 32: 32 / 1.7})  # 0.1 s a step, 0.05 s an image
     assert (fixed, per_image) == pytest.approx((0.1, 0.05))
+    fixed, per_image = topology.line({1: 1, 2: 1 / 1.25})  # slower with the larger batch, as noise can have it
+    assert fixed == 0 and 1 < per_image < 1.25
 
 
 def forecast(*arguments, capfd):
