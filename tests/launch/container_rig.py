@@ -62,7 +62,7 @@ def podman_service(folder: Path):
     service = subprocess.Popen([*map(str, ("podman", *STORAGE, "--runtime=runc", "--cgroup-manager=cgroupfs")),
                                 "system", "service", "--time=0", f"unix://{socket}"], stderr=subprocess.DEVNULL)
     limits = {name: ":".join(map(str, resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))))
-              for name in ("memlock", "nofile", "nproc")}
+              for name in ("memlock", "nofile")}
     script.write_text(f"""#!/bin/sh
 if [ "$1" = run ]; then
     shift
@@ -71,7 +71,7 @@ if [ "$1" = run ]; then
         [ "$word" != memlock=-1 ] || word=memlock={limits["memlock"]}
         set -- "$@" "$word"
     done
-    set -- run --network=none --ulimit=nofile={limits["nofile"]} --ulimit=nproc={limits["nproc"]} "$@"
+    set -- run --network=none --ulimit=nofile={limits["nofile"]} --ulimit=nproc=32768:32768 "$@"
 fi
 exec podman --remote --url unix://{socket} "$@"
 """)
