@@ -1,0 +1,141 @@
+#!/usr/bin/env bash
+# Trains a recipe on this machine, in the image that the Dockerfile makes; `launch/docker.sh --help` says more.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+engine=${BIGBATCH_ENGINE:-docker}
+passed_on='(NCCL|HOROVOD|OMP|TF_CPP|TF_GPU|TF_XLA|XLA)_.*|CUDA_VISIBLE_DEVICES|BIGBATCH_WORKERS_PER_GPU'
+
+usage() {
+    cat <<'TEXT'
+launch/docker.sh [--image NAME] [--build] [--data DIR] [--output DIR] [--dry-run] RECIPE [flags of train.py]
+
+Trains RECIPE, a flag file or its name in launch/recipes, in a container on this machine: launch/dgx1.sh inside, a
+worker for each GPU.
+
+  --image NAME   the image (default: bigbatch)
+  --build        build it from this checkout first
+  --data DIR     the dataset's folder: --data_dir=/data inside, where it cannot be written
+  --output DIR   where runs go (default: runs): /output inside, and runs/ there, too
+  --dry-run      print what would be run, and stop
+
+A relative --output_dir lies in --output's folder; everything written elsewhere goes with the container.
+$BIGBATCH_ENGINE names another engine, such as podman. What is set of NCCL_*, HOROVOD_*, OMP_*, TF_CPP_*, TF_GPU_*,
+TF_XLA_*, XLA_*, CUDA_VISIBLE_DEVICES and BIGBATCH_WORKERS_PER_GPU is set inside, too.
+
+Exit codes are the training's: 0 done, 2 a flag is wrong, 75 stopped on request (SIGTERM, SIGUSR1) and ready to go on,
+1 anything else that is wrong. 125 to 127 are the engine's own.
+TEXT
+}
+
+fail() { # CODE MESSAGE
+    echo "docker.sh: $2" >&2
+    exit "$1"
+}
+
+# --- the command line ---
+image=bigbatch build='' data='' output=runs dry_run=''
+while [[ ${1-} == -* ]]; do
+    case $1 in
+        --help | -h) usage && exit ;;
+        --build) build=yes ;;
+        --dry-run) dry_run=yes ;;
+        --image | --data | --output)
+            [[ -n ${2-} ]] || fail 2 "$1 needs a value"
+            printf -v "${1#--}" %s "$2"
+            shift ;;
+        --image=?* | --data=?* | --output=?*)
+            set -- "${1%%=*}" "${1#*=}" "${@:2}"
+            continue ;;
+        *) fail 2 "there is no option $1; --help lists them, and train.py's flags come after the recipe" ;;
+    esac
+    shift
+done
+[[ $# -gt 0 ]] || fail 2 "a recipe is missing; --help says more"
+for recipe in "$1" "$root/launch/recipes/$1" "$root/launch/recipes/$1.flags" ''; do
+    [[ ! -f $recipe ]] || break
+done
+[[ -n $recipe ]] || fail 1 "there is no recipe $1; launch/recipes/README.md lists those that there are"
+[[ -z $data || -d $data ]] || fail 1 "--data: there is no folder $data"
+recipe=$(realpath -- "$recipe")
+output=$(realpath -m -- "$output")
+shift
+
+# mount HOST-PATH PATH [readonly]: unlike with --volume a path may hold a colon, and one that is not there is an error.
+mount() {
+    [[ $1 != *,* ]] || fail 2 "$1: the engine cannot mount a path with a comma"
+    options+=(--mount "type=bind,source=$1,target=$2${3+,$3}")
+}
+
+# Prints where an --output_dir lies in the container, which has to be on the output folder.
+inside() {
+    case $1 in
+        /output | /output/*) echo "$1" ;;
+        "$output" | "$output"/*) echo "/output${1#"$output"}" ;;
+        /*) fail 2 "--output_dir=$1 would go with the container; give a relative one, and --output for its folder" ;;
+        *) echo "/output/${1#runs/}" ;;
+    esac
+}
+
+# --- what the container is given ---
+options=(
+    --rm
+    # NCCL and MPI hand data from worker to worker in /dev/shm, of which a container of its own has 64 MB.
+    --ipc=host
+    # NCCL, CUDA and MPI pin buffers; the kernel's default allows 8 MB of it.
+    --ulimit memlock=-1
+    # NVIDIA advises it for its frameworks: threads take their stack from this, and deep graphs need more than 8 MB.
+    --ulimit stack=67108864
+    # What is written belongs to who asked for it, and nothing inside is root.
+    --user "$(id -u):$(id -g)"
+    # From `docker stop` to the kill: time for the last checkpoint.
+    --stop-timeout 300
+)
+if command -v nvidia-smi >/dev/null; then
+    case ${engine##*/} in
+        podman) options+=(--device nvidia.com/gpu=all) ;;
+        *) options+=(--gpus all) ;;
+    esac
+fi
+while read -r name; do
+    options+=(--env "$name")
+done < <(compgen -e | grep -E "^($passed_on)\$" || true)
+mount "$output" /output
+flags=()
+if [[ -n $data ]]; then
+    mount "$(realpath -- "$data")" /data readonly
+    flags+=(--data_dir=/data)
+fi
+case $recipe in
+    "$root"/launch/recipes/*) recipe=${recipe#"$root"/} ;;
+    *)
+        mount "$recipe" "/recipe/${recipe##*/}" readonly
+        recipe=/recipe/${recipe##*/} ;;
+esac
+while [[ $# -gt 0 ]]; do
+    case $1 in
+        --output_dir=* | -output_dir=*) flags+=("--output_dir=$(inside "${1#*=}")") ;;
+        --output_dir | -output_dir) # its value follows; train.py says so if it does not
+            flags+=("$1")
+            if [[ $# -gt 1 ]]; then
+                flags+=("$(inside "$2")")
+                shift
+            fi ;;
+        *) flags+=("$1") ;;
+    esac
+    shift
+done
+
+# --- away ---
+build_command=("$engine" build --tag "$image" "$root")
+command=("$engine" run "${options[@]}" "$image" launch/dgx1.sh "$recipe" "${flags[@]}")
+if [[ -n $dry_run ]]; then
+    [[ -z $build ]] || echo "${build_command[*]@Q}"
+    echo "${command[*]@Q}"
+    exit
+fi
+command -v "$engine" >/dev/null || fail 1 "there is no $engine; \$BIGBATCH_ENGINE names another engine, such as podman"
+[[ -z $build ]] || "${build_command[@]}" >&2
+"$engine" image inspect "$image" >/dev/null 2>&1 || fail 1 "$engine has no image $image; --build makes it here"
+mkdir -p -- "$output" || fail 1 "--output: $output cannot be made"
+# In this process's place: the engine passes signals on to the image's init, and its exit code is the training's.
+exec "${command[@]}"

@@ -1,0 +1,221 @@
+"""launch/docker.sh; the Dockerfile is clean and builds; the image trains as any user, with no root and no network."""
+import itertools
+import os
+import shlex
+import shutil
+import signal
+import stat
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import container_rig
+import pytest
+from conftest import ROOT, printed_json, require_tool, rows
+from container_rig import IMAGE, STORE, call
+
+SCRIPT = ROOT / "launch" / "docker.sh"
+SOMEBODY = 12345  # a user whom the image has never heard of
+ANYBODY = f"--user={SOMEBODY}:{SOMEBODY}"
+QUICK = ("--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none")
+
+
+# --- the command that docker.sh makes ---
+
+@pytest.fixture
+def dry_run(tmp_path):
+    """A function: the words of the command that docker.sh prints, on a machine with or without a GPU."""
+    for tool in ("bash", "dirname", "grep", "id", "realpath"):
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        (tmp_path / "bin" / tool).symlink_to(shutil.which(tool))
+
+    def words(*arguments, gpu=False, **environment) -> list[str]:
+        if gpu:
+            (tmp_path / "bin" / "nvidia-smi").symlink_to("/bin/true")
+        done = call("bash", SCRIPT, "--dry-run", *arguments, cwd=tmp_path,
+                    env={"PATH": str(tmp_path / "bin"), **environment})
+        assert done.returncode == 0 and done.stderr == "", done.stderr
+        return shlex.split(done.stdout)
+
+    return words
+
+
+def after(option: str, words: list[str]) -> list[str]:
+    """The values that an option has, in alphabetical order."""
+    return sorted(value for word, value in itertools.pairwise(words) if word == option)
+
+
+def test_dry_run_shows_what_the_container_is_given(dry_run, tmp_path):
+    words = dry_run(ROOT / "launch/recipes/digits.flags", "--epochs=2", "--output_dir=mine")
+    assert words[:3] == ["docker", "run", "--rm"] and "--ipc=host" in words and "--gpus" not in words
+    assert after("--ulimit", words) == ["memlock=-1", "stack=67108864"]
+    assert after("--user", words) == [f"{os.getuid()}:{os.getgid()}"]
+    assert after("--mount", words) == [f"type=bind,source={tmp_path}/runs,target=/output"]
+    assert words[-5:] == ["bigbatch", "launch/dgx1.sh", "launch/recipes/digits.flags", "--epochs=2",
+                          "--output_dir=/output/mine"]
+    assert not (tmp_path / "runs").exists()  # it is a dry run
+
+
+@pytest.mark.parametrize("engine, option, value", [("docker", "--gpus", "all"),
+                                                   ("podman", "--device", "nvidia.com/gpu=all")])
+def test_gpus_are_handed_over_in_the_engines_words(dry_run, engine, option, value):
+    words = dry_run("digits", gpu=True, BIGBATCH_ENGINE=engine)
+    assert words[0] == engine and after(option, words) == [value]
+
+
+def test_folders_and_files_of_the_host_are_mounted(dry_run, tmp_path):
+    (tmp_path / "my data").mkdir()
+    (tmp_path / "my own.flags").write_text("--epochs=1\n")
+    words = dry_run("--image=mine", "--data", "my data", "--output=out: there", "my own.flags", "--data_dir=digits")
+    assert after("--mount", words) == [f"type=bind,source={tmp_path}/my data,target=/data,readonly",
+                                       f"type=bind,source={tmp_path}/my own.flags,target=/recipe/my own.flags,readonly",
+                                       f"type=bind,source={tmp_path}/out: there,target=/output"]
+    assert words[-5:] == ["mine", "launch/dgx1.sh", "/recipe/my own.flags", "--data_dir=/data", "--data_dir=digits"]
+
+
+@pytest.mark.parametrize("given, inside", [
+    (["--output_dir=a/b"], ["--output_dir=/output/a/b"]), (["--output_dir", "a"], ["--output_dir", "/output/a"]),
+    (["--output_dir=runs/a"], ["--output_dir=/output/a"]), (["--output_dir=/output/a"], ["--output_dir=/output/a"]),
+    (["--output_dir={here}/runs/a"], ["--output_dir=/output/a"]), (["--output_dir"], ["--output_dir"]),
+])
+def test_a_run_lies_on_the_output_folder(dry_run, tmp_path, given, inside):
+    words = dry_run("digits", *(word.format(here=tmp_path) for word in given))
+    assert words[-len(inside):] == inside
+
+
+def test_what_is_set_for_nccl_and_its_like_holds_inside(dry_run):
+    words = dry_run("digits", NCCL_DEBUG="INFO", CUDA_VISIBLE_DEVICES="0", CUDA_HOME="/opt/cuda", TF_VAR_secret="x")
+    assert after("--env", words) == ["CUDA_VISIBLE_DEVICES", "NCCL_DEBUG"]
+
+
+@pytest.mark.parametrize("arguments, code, message", [
+    (["--gpu", "digits"], 2, "there is no option --gpu"),
+    ([], 2, "a recipe is missing"),
+    (["--image"], 2, "--image needs a value"),
+    (["no-such-recipe"], 1, "there is no recipe no-such-recipe"),
+    (["--data=/no/such", "digits"], 1, "there is no folder /no/such"),
+    (["digits", "--output_dir=/elsewhere/run"], 2, "would go with the container"),
+    (["digits"], 1, "there is no no-such-engine"),
+])
+def test_bad_input_ends_in_one_line(arguments, code, message):
+    done = call(SCRIPT, *arguments, env=os.environ | {"BIGBATCH_ENGINE": "no-such-engine"})
+    assert (done.returncode, done.stdout) == (code, "")
+    assert message in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_hadolint_finds_nothing():
+    done = call(require_tool("hadolint"), ROOT / "Dockerfile")
+    assert done.returncode == 0, done.stdout
+
+
+# --- the image itself ---
+
+@pytest.fixture(scope="module", name="engine")
+def running_engine():
+    yield from container_rig.engine()
+
+
+@pytest.fixture
+def home():
+    """A folder of SOMEBODY's with a copy of launch/, for a user who may not look into this checkout."""
+    with tempfile.TemporaryDirectory(dir=STORE) as folder:
+        shutil.copytree(ROOT / "launch", Path(folder) / "launch", ignore=shutil.ignore_patterns("__pycache__"))
+        os.chown(folder, SOMEBODY, SOMEBODY)
+        yield Path(folder)
+
+
+def in_image(engine, *arguments, options=(), **named):
+    return call(engine, "run", "--rm", *options, IMAGE, *arguments, **named)
+
+
+def as_somebody(home, engine, *arguments) -> subprocess.Popen:
+    """launch/docker.sh, started by SOMEBODY in a process group of its own."""
+    return subprocess.Popen([str(word) for word in ("launch/docker.sh", f"--image={IMAGE}", *arguments)], cwd=home,
+                            env={"PATH": os.environ["PATH"], "HOME": str(home), "XDG_RUNTIME_DIR": str(home),
+                                 "BIGBATCH_ENGINE": str(engine)},
+                            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+                            user=SOMEBODY, group=SOMEBODY, extra_groups=[], start_new_session=True)
+
+
+def finished(process, timeout=300) -> subprocess.CompletedProcess:
+    out, err = process.communicate(timeout=timeout)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def wait_for_checkpoint(process, run: Path) -> None:
+    deadline = time.monotonic() + 300
+    while not list(run.glob("checkpoints/step-*[0-9]")):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.container
+def test_flags_are_for_train_and_nobody_is_root(engine):
+    done = in_image(engine, "--help")
+    assert done.returncode == 0 and "Recipe flags:" in done.stdout
+    done = in_image(engine, "--no_such_flag")
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert in_image(engine, "id", "-u").stdout == "10000\n"
+    done = in_image(engine, "sh", "-c", "command -v g++ make uv; touch train.py launch/new .venv/new; ls -d ~/.",
+                    options=[ANYBODY])
+    assert done.stdout == "/home/bigbatch/.\n" and done.stderr.count("Permission denied") == 3
+
+
+@pytest.mark.container
+def test_the_tests_run_inside(engine):
+    done = in_image(engine, "pytest", "-q", "tests/optim", options=[ANYBODY], timeout=600)
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-3000:]
+    assert "warning" not in done.stdout.splitlines()[-1] or "cache" not in done.stdout
+
+
+@pytest.mark.container
+def test_two_workers_train_inside(engine):
+    done = in_image(engine, "mpirun", "--oversubscribe", "-np", "2", "python", "train.py", *QUICK, "--epochs=1",
+                    options=[ANYBODY, "--shm-size=512m"], timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert printed_json(done)["world_size"] == 2 and "run: /opt/bigbatch/runs/" in done.stderr
+
+
+@pytest.mark.container
+def test_a_recipe_of_ones_own_is_trained_for_its_owner(engine, home):
+    (home / "my own.flags").write_text("\n".join(("--flagfile=launch/recipes/digits.flags", *QUICK, "--epochs=1")))
+    done = finished(as_somebody(home, engine, "--output=out", "my own.flags", "--output_dir=mine"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert printed_json(done)["epochs"] == 1 and len(rows(home / "out" / "mine")) == 1
+    written = [home / "out", *(home / "out").rglob("*")]
+    assert home / "out" / "mine" / "summary.json" in written
+    assert {(path.stat().st_uid, path.stat().st_gid) for path in written} == {(SOMEBODY, SOMEBODY)}
+    assert all(path.stat().st_mode & stat.S_IRUSR for path in written)
+
+
+@pytest.mark.container
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_request_to_stop_saves_and_the_same_command_goes_on(engine, home, number):
+    command = ("digits", *QUICK, "--epochs=40", "--checkpoint_every=0.5", "--output_dir=mine")
+    process = as_somebody(home, engine, *command)
+    wait_for_checkpoint(process, home / "runs" / "mine")
+    process.send_signal(number)
+    done = finished(process)
+    assert done.returncode == 75 and "stopped on request" in done.stderr, done.stderr[-3000:]
+    done = finished(as_somebody(home, engine, *command))
+    assert done.returncode == 0 and "resumed after step" in done.stderr, done.stderr[-3000:]
+    assert [row["epoch"] for row in rows(home / "runs" / "mine")] == list(range(1, 41))
+
+
+@pytest.mark.container
+def test_ctrl_c_ends_the_container(engine, home):
+    process = as_somebody(home, engine, "digits", *QUICK, "--epochs=1000", "--output_dir=mine")
+    wait_for_checkpoint(process, home / "runs" / "mine")
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    assert finished(process, 60).returncode not in (0, 75)
+    assert call(engine, "ps", "--quiet").stdout == ""
+
+
+@pytest.mark.container
+def test_a_wrong_flag_is_2_and_a_missing_image_1_outside_too(engine, home):
+    done = finished(as_somebody(home, engine, "digits", "--optimizer=none"))
+    assert done.returncode == 2 and "optimizer" in done.stderr, done.stderr
+    done = finished(as_somebody(home, engine, "--image=no-such-image", "digits"))
+    assert done.returncode == 1 and "has no image no-such-image" in done.stderr and len(done.stderr.splitlines()) == 1
