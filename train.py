@@ -113,6 +113,10 @@ def evaluate(config, dataset, worker) -> dict:
 
 def start(config) -> workers.Worker:
     """Starts this worker, if all were started with the same flags."""
+    if config.timeline:
+        if not Path(config.timeline).absolute().parent.is_dir():
+            raise UserError(f"--timeline: there is no folder for {config.timeline}")
+        os.environ["HOROVOD_TIMELINE"] = str(Path(config.timeline).absolute())
     worker = workers.start(config.seed, config.deterministic)
     if not config.elastic:  # where the others may be in the middle of a training
         workers.check_same_flags(vars(config))

@@ -20,12 +20,13 @@ class Progress:
         del layers
         self._bar.update(samples)
 
-    def evaluation(self, row: dict, layers: dict) -> None:
+    def evaluation(self, row: dict, layers: dict, shares: dict) -> None:
         del layers
+        waits = "".join(f", {name} {shares[name]:.0%}" for name in ("data", "exchange") if shares)
         tqdm.write(
             f"epoch {row['epoch']:g}/{self._epochs:g}  rate {row['learning_rate']:.4g}  train loss "
             f"{row['train_loss']:.4f} top-1 {row['train_top1']:.2%}  validation loss {row['val_loss']:.4f} top-1 "
-            f"{row['val_top1']:.2%}  {row['images_per_second']:,.0f} images/s", file=sys.stderr)
+            f"{row['val_top1']:.2%}  {row['images_per_second']:,.0f} images/s{waits}", file=sys.stderr)
 
     def end(self, summary: dict) -> None:
         self._bar.close()

@@ -12,6 +12,7 @@ CURVES = (  # title, unit of the vertical axis, {column of metrics.jsonl: label}
     ("Learning rate", "rate", {"learning_rate": "learning rate"}),
     ("Throughput", "images/s", {"images_per_second": "training"}),
 )
+TIMES = {"compute": "computing", "data": "waiting for data", "exchange": "exchanging gradients"}
 STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:1000px;margin:2em auto;padding:0 1em;color:#222}
 table{border-collapse:collapse;margin:1em 0;display:block;overflow:auto}
 td,th{padding:.2em .9em .2em 0;border-bottom:1px solid #ddd;text-align:left}
@@ -31,7 +32,7 @@ def write_report(folder) -> Path:
         f"{summary['images_per_second']:,.0f} images/s, {summary['seconds']:,.0f} s.</p>",
         curves(rows, plan), "<h2>Plan</h2>", table(plan["phases"]),
         table([{key: value for key, value in plan.items() if key not in ("phases", "schedule")}]),
-        "<h2>Evaluations</h2>", table(rows), *layers(folder / "trust_ratios.jsonl"),
+        "<h2>Evaluations</h2>", table(rows), *times(folder / "times.jsonl"), *layers(folder / "trust_ratios.jsonl"),
         "<h2>Summary</h2>", table([summary]),
         "<h2>Flags</h2>", f"<pre>{html.escape(flags)}</pre>"]
     path = folder / "report.html"
@@ -62,6 +63,26 @@ def curves(rows: list[dict], plan: dict) -> str:
         if len(columns) > 1:
             axes.legend()
     return svg(figure)
+
+
+def times(path: Path) -> list[str]:
+    """Where the time of each epoch went, stacked to 1."""
+    from matplotlib.figure import Figure
+
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    rows = [row for row in rows if "compute" in row]  # none where an evaluation was made without a step before
+    if not rows:
+        return []
+    figure = Figure(figsize=(10, 3), layout="constrained")
+    axes, floor = figure.subplots(), [0.0] * len(rows)
+    for name, label in TIMES.items():
+        shares = [row[name] for row in rows]
+        axes.bar([row["epoch"] for row in rows], shares, bottom=floor, width=0.8, label=label)
+        floor = [low + share for low, share in zip(floor, shares, strict=True)]
+    axes.set(xlabel="epoch", ylabel="share of the time", title="Where the time went")
+    axes.legend()
+    return ["<h2>Time</h2>", svg(figure), table([{"epoch": row["epoch"]} | {
+        label: row[name] for name, label in TIMES.items()} for row in rows])]
 
 
 def layers(path: Path) -> list[str]:

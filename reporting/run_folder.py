@@ -1,4 +1,9 @@
-"""The run's folder: plan.json, flags.txt, metrics.jsonl, summary.json and TensorBoard's events."""
+"""The run's folder: plan.json, flags.txt, metrics.jsonl, times.jsonl, summary.json and TensorBoard's events.
+
+times.jsonl has a row an evaluation, too: `epoch`, and the shares of the time before it that went to `compute`, to
+waiting for `data` and to the `exchange` of gradients. It stands apart from metrics.jsonl, whose rows are the same, to
+the bit, in a resumed run.
+"""
 import json
 import math
 import os
@@ -58,8 +63,10 @@ class RunFolder:
         (self.folder / "metrics.jsonl").touch()
         rows = self._cut("metrics.jsonl", place.evaluations)
         layers = self._cut("trust_ratios.jsonl", place.evaluations + (place.step > 0))
-        for row in rows:
+        times = self._cut("times.jsonl", place.evaluations)
+        for row, shares in zip(rows, times, strict=False):
             self._scalars(row["samples"], row)
+            self._scalars(row["samples"], {f"time/{name}": shares[name] for name in shares if name != "epoch"})
         for samples, row in zip([0, *(row["samples"] for row in rows)], layers, strict=False):
             self._scalars(samples, _by_value(row["layers"]))
 
@@ -77,9 +84,14 @@ class RunFolder:
         del samples
         self._layers(0, 0, layers)
 
-    def evaluation(self, row: dict, layers: dict) -> None:
-        """row: of metrics.jsonl. layers: variable -> [weight norm, gradient norm, trust ratio]; empty unless logged."""
+    def evaluation(self, row: dict, layers: dict, shares: dict) -> None:
+        """row: of metrics.jsonl. layers: variable -> [weight norm, gradient norm, trust ratio]; empty unless logged.
+
+        shares: of the time since the evaluation before, by what it went to.
+        """
         self._append("metrics.jsonl", row)
+        self._append("times.jsonl", {"epoch": row["epoch"], **shares})
+        self._scalars(row["samples"], {f"time/{name}": share for name, share in shares.items()})
         self._layers(row["epoch"], row["samples"], layers)
         self._scalars(row["samples"], row)
         self._events.flush()

@@ -19,6 +19,7 @@ from optim import exchange
 from training import workers
 from training.batch_norm import ExactStatistics
 from training.checkpoints import Checkpoints, load_model
+from training.clock import Shares
 from training.errors import UserError, complain
 from training.evaluate import Evaluator
 from training.faults import divergence
@@ -84,7 +85,7 @@ class Fit:
         self._steps, self._names = {}, [v.name.split(":")[0] for v in state.model.trainable_variables]
         self._began = time.perf_counter() - state.place.seconds
         self._saved = plan.position(state.place.step), time.monotonic()
-        self._reported = state.place.samples, state.place.trained_seconds
+        self._reported, self._shares = (state.place.samples, state.place.trained_seconds), Shares()
 
     def run(self) -> dict:
         """Trains through what is left of the plan; returns summary.json's content.
@@ -125,20 +126,22 @@ class Fit:
         with self._feed.train(interval.position(place.piece_step) + place.skipped, interval.end - place.piece_step,
                               batch_size, interval.phase.micro_batch_size, skip=first - place.piece_step) as batches:
             while place.step < interval.end:
-                stop, due = self._update(interval, batches, read=(place.step - first) * batch_size // hvd.size())
+                stop, due, waited = self._update(interval, batches,
+                                                 read=(place.step - first) * batch_size // hvd.size())
                 for observer in self._observers:
                     observer.step(batch_size, self._layers() if not place.step else {})
                 place.step += 1
                 place.samples += batch_size
-                place.trained_seconds += time.perf_counter() - began
-                began = time.perf_counter()
+                seconds, began = time.perf_counter() - began, time.perf_counter()
+                place.trained_seconds += seconds
+                self._shares.add(seconds, waited)
                 if stop:
                     self._stop_here()
                 if place.step < interval.end or interval.epoch is None:
                     self._keep(due or self._is_due())
 
-    def _update(self, interval, batches, read: int) -> tuple[bool, bool]:
-        """One update; whether a worker has asked to stop, and whether it is time for a checkpoint.
+    def _update(self, interval, batches, read: int) -> tuple[bool, bool, list[float]]:
+        """One update; whether a worker has asked to stop, whether it is time for a checkpoint, clock's seconds waited.
 
         read: this worker's samples in `batches` before. Raises Diverged on all workers, UserError for bad data.
         """
@@ -153,12 +156,12 @@ class Fit:
                 raise
             why = workers.input_reason(error, batches, read)
             raise UserError(f"training stopped at epoch {epoch:.3f}: {why}") from None
-        flags, loss, squares = (tensor.numpy() for tensor in learned)
+        flags, loss, squares, waited = (tensor.numpy() for tensor in learned)
         reason = divergence.reason(float(loss), squares, self._names, len(self._feed.dataset.classes),
                                    self._config.precision == "mixed_float16")
         if reason:
             raise Diverged(reason, step, epoch, rate)
-        return flags[0] > 0, flags[1] > 0
+        return flags[0] > 0, flags[1] > 0, waited.tolist()
 
     def _flags(self):
         """What this worker tells the others at a step: whether it is to stop, whether it is time for a checkpoint."""
@@ -190,9 +193,10 @@ class Fit:
         (samples, seconds), self._reported = self._reported, (place.samples, place.trained_seconds)
         speed = (place.samples - samples) / (place.trained_seconds - seconds) if place.samples > samples else 0.0
         row |= {"images_per_second": speed, "seconds": place.seconds}
+        shares = self._shares.collect()
         with workers.together():
             for observer in self._observers:
-                observer.evaluation(row, self._layers())
+                observer.evaluation(row, self._layers(), shares)
         place.evaluations += 1
         last = place.step == plan.steps
         due = last or self._is_due() or workers.any_of_them(bool(self._flags()[1]))

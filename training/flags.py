@@ -211,6 +211,8 @@ def _run(values):
                            "trust ratio, an epoch each, in TensorBoard and the report.", **v)
     absl_flags.DEFINE_bool("save_augmentations", False, "Write augmentations.png into the run's folder: training "
                            "images as the network sees them.", **v)
+    absl_flags.DEFINE_string("timeline", None, "A file for Horovod's timeline of the exchange, for "
+                             "chrome://tracing.", **v)
     absl_flags.DEFINE_bool("dry_run", False, "Print the plan as JSON and stop.", **v)
     absl_flags.DEFINE_integer("workers", None, "With --dry_run: plan for so many workers.", lower_bound=1, **v)
     absl_flags.DEFINE_integer("train_samples", None, "With --dry_run: plan for so many training samples, without the "

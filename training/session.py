@@ -129,7 +129,7 @@ class Session:
         if self._config.resume == "never" and not self._committed:
             for leftover in ("checkpoints", "tensorboard"):
                 shutil.rmtree(folder / leftover, ignore_errors=True)
-            for leftover in ("metrics.jsonl", "trust_ratios.jsonl", "summary.json", "report.html"):
+            for leftover in ("metrics.jsonl", "times.jsonl", "trust_ratios.jsonl", "summary.json", "report.html"):
                 (folder / leftover).unlink(missing_ok=True)
 
     def _hand_over(self) -> None:

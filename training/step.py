@@ -3,6 +3,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from optim import exchange
+from training import clock
 
 NO_FLAGS = (0.0, 0.0)
 
@@ -73,7 +74,8 @@ def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, l
     """A function of (iterator over micro-batches, learning rate, momentum, flags) that makes one update.
 
     It returns what all workers learn alike: the flags' mean over them, float32 (flags,); the mean loss of the global
-    batch, float32; half the square of each averaged gradient's norm, float32 (variables,).
+    batch, float32; half the square of each averaged gradient's norm, float32 (variables,). And what this worker has
+    waited for data and for the exchange: seconds, float64 (2,).
 
     The micro-batches' gradients are averaged here, not by Horovod's backward_passes_per_step, so that their number
     can change and an update is one iteration of the optimizer. All but the last run in a loop; the last stands
@@ -92,33 +94,41 @@ def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, l
             loss = exchange.scale(optimizer, tf.reduce_mean(losses) / accumulation_steps)
         return tape.gradient(loss, variables), losses, logits
 
-    def micro_batch(iterator):
-        images, labels = next(iterator)
+    def micro_batch(iterator, ready):
+        """(gradients and loss, seconds waited for data, when it was done); ready: when the one before was done."""
+        with tf.control_dependencies([ready]):
+            images, labels = next(iterator)
+        waited = tf.maximum(clock.after([images, labels]) - ready, 0.0)
         labels = tf.squeeze(labels, 1)
         gradients, losses, logits = backward(images, labels)
         totals.add(losses, tf.cast(logits, tf.float32), labels, tf.ones_like(losses, tf.bool))
-        return [*gradients, tf.reduce_mean(losses) / accumulation_steps]
+        return [*gradients, tf.reduce_mean(losses) / accumulation_steps], waited, clock.after(gradients)
 
     @tf.function
     def step(iterator, learning_rate, momentum, flags=NO_FLAGS):
+        ready = tf.timestamp()
         rates.learning_rate.assign(learning_rate)
         if hasattr(rates, "momentum"):
             rates.momentum.assign(momentum)
         if accumulation_steps == 1:
-            *gradients, loss = micro_batch(iterator)
+            (*gradients, loss), waited, ready = micro_batch(iterator, ready)
         else:
-            summed = [*(tf.zeros_like(variable) for variable in variables), 0.0]
+            summed, waited = [*(tf.zeros_like(variable) for variable in variables), 0.0], tf.constant(0.0, tf.float64)
             for _ in tf.range(accumulation_steps - 1):
-                summed = [a + b for a, b in zip(summed, micro_batch(iterator), strict=True)]
-            *gradients, loss = [a + b for a, b in zip(summed, micro_batch(iterator), strict=True)]
+                one, wait, ready = micro_batch(iterator, ready)
+                summed, waited = [a + b for a, b in zip(summed, one, strict=True)], waited + wait
+            one, wait, ready = micro_batch(iterator, ready)
+            *gradients, loss = [a + b for a, b in zip(summed, one, strict=True)]
+            waited += wait
         gradients = exchange.average(optimizer, gradients, variables)
+        exchanged = tf.maximum(clock.after(gradients) - ready, 0.0)
         if norms:
             norms.record(gradients)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         if moving_statistics:
             exchange.average_variables(model.non_trainable_variables)
         flags, loss = exchange.average_tensors([tf.convert_to_tensor(flags), loss], "flags")
-        return flags, loss, tf.stack([tf.nn.l2_loss(gradient) for gradient in gradients])
+        return flags, loss, tf.stack([tf.nn.l2_loss(gradient) for gradient in gradients]), tf.stack([waited, exchanged])
 
     return step
 

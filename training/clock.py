@@ -1,0 +1,38 @@
+"""Where the time of a step goes: waiting for data, exchanging gradients, and the rest, which is computing.
+
+Both are what the computation has to wait for: data that come while the micro-batch before is still being worked on cost
+nothing, and neither do gradients that are exchanged while the backward pass goes on. Waiting for a slower worker is
+part of the exchange. arXiv:1811.05233 and the GTC slides call its share synchronisation overhead.
+"""
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+NAMES = ("data", "exchange")
+
+
+def after(tensors) -> tf.Tensor:
+    """The time, float64 seconds as time.time(), when all of these tensors are there: on the host, so a GPU's, too."""
+    values = [tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor for tensor in tensors]
+    firsts = tf.stack([tf.cast(tf.reshape(value, [-1])[:1], tf.float32) for value in values])
+    with tf.device("/cpu:0"), tf.control_dependencies([tf.identity(firsts)]):
+        return tf.timestamp()
+
+
+class Shares:
+    """Sums of seconds since the last `collect`."""
+
+    def __init__(self):
+        self._sums = [0.0] * (1 + len(NAMES))
+
+    def add(self, seconds: float, waited) -> None:
+        """seconds: of a step; waited: of these, for each of NAMES."""
+        self._sums = [total + one for total, one in zip(self._sums, (seconds, *waited), strict=True)]
+
+    def collect(self) -> dict[str, float]:
+        """Shares of the time of all workers, which add up to 1: compute, data, exchange; nothing without a step."""
+        seconds, *waited = hvd.allreduce(tf.constant(self._sums, tf.float64), op=hvd.Sum, name="times").numpy().tolist()
+        self.__init__()
+        if not seconds:
+            return {}
+        shares = {name: one / seconds for name, one in zip(NAMES, waited, strict=True)}
+        return {"compute": 1 - sum(shares.values())} | shares
