@@ -20,7 +20,9 @@ from reporting.standard_output import json_alone_on_stdout
 from training import flags, workers
 from training.errors import UserError, complain
 from training.faults.stopping import EXIT_CODE, Stopped, StopRequest
-from training.plan import make_plan
+from training.plan import Plan, make_plan
+
+PAPERS_NODE = 4  # workers a node, where --workers plans for a cluster of which no more is known: arXiv:1811.05233's
 
 
 def main(argv) -> int:
@@ -63,14 +65,19 @@ def leave(message, code) -> int:
 
 
 def dry_run(config) -> int:
-    rank, size = workers.launched()
+    rank, size, local_size = workers.launched()
     if size > 1:  # a worker that is to train would wait for this one
         start(config)
     samples = config.train_samples or open_named(config.data_dir).train.samples
-    plan = make_plan(config, config.workers or size, samples)
+    local_size = config.workers_per_node or (PAPERS_NODE if config.workers else local_size)
+    plan = planned(config, config.workers or size, local_size, samples)
     if rank == 0:
         print(json.dumps(plan.as_json(), indent=1))
     return 0
+
+
+def planned(config, size, local_size, samples) -> Plan:
+    return make_plan(config, size, samples, workers.route(config, size, local_size))
 
 
 def run(config, flags_text) -> int:
@@ -79,7 +86,7 @@ def run(config, flags_text) -> int:
         stop.listen()
     dataset = open_named(config.data_dir)
     if config.mode == "train" and not config.elastic:
-        make_plan(config, workers.launched()[1], dataset.train.samples)  # what is wrong with it shows at once
+        planned(config, *workers.launched()[1:], dataset.train.samples)  # what is wrong with it shows at once
     worker = start(config)
     if config.mode == "train":
         summary = train(config, flags_text, dataset, worker, stop)
@@ -112,7 +119,7 @@ def evaluate(config, dataset, worker) -> dict:
 
 def start(config) -> workers.Worker:
     """Starts this worker, if all were started with the same flags."""
-    worker = workers.start(config.seed, config.deterministic)
+    worker = workers.start(config.seed, config.deterministic, config if config.mode == "train" else None)
     if not config.elastic:  # where the others may be in the middle of a training
         workers.check_same_flags(vars(config))
     return worker
