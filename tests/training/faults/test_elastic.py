@@ -27,7 +27,8 @@ class Elastic:
             self.launcher = subprocess.Popen(
                 [BIN / "horovodrun", "--gloo", "--network-interfaces", "lo", "-np", str(len(hosts)), "--min-np", "1",
                  "--max-np", str(max(2, len(hosts))), "--host-discovery-script", script,
-                 BIN / "python", ROOT / "train.py", *FLAGS, *flags, f"--output_dir={self.folder}"], stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=ROOT,
+                 BIN / "python", ROOT / "train.py", *FLAGS, *flags, f"--output_dir={self.folder}"],
+                stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=ROOT,
                 env=os.environ | {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)})
 
     def offer(self, hosts):
