@@ -95,11 +95,11 @@ def average(optimizer, gradients, variables) -> list:
 def _for_float16(wire, gradients) -> tuple[list, list]:
     """(the gradients, each with its scale; what to multiply each sum with for the mean). Slices stay in float32."""
     scaled, shares = list(gradients), [1 / hvd.size()] * len(gradients)
-    for name, bucket in enumerate(dense_buckets(gradients, wire.fusion_bytes)):
-        found = float16.scales([gradients[number] for number in bucket], hvd.size(),
-                               partial(wire.maximum, name=f"magnitudes_{name}"))
-        for number, scale in zip(bucket, tf.unstack(found, len(bucket)), strict=True):
-            scaled[number], shares[number] = gradients[number] * scale, 1 / scale / hvd.size()
+    for order, bucket in enumerate(dense_buckets(gradients, wire.fusion_bytes)):
+        powers = float16.scales([gradients[number] for number in bucket], hvd.size(),
+                                partial(wire.maximum, name=f"magnitudes_{order}"))
+        for number, power in zip(bucket, tf.unstack(powers, len(bucket)), strict=True):
+            scaled[number], shares[number] = gradients[number] * power, 1 / power / hvd.size()
     return scaled, shares
 
 

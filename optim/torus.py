@@ -122,8 +122,8 @@ class Torus:
     def __call__(self, gradients, variables=None) -> list:
         """The sum over the workers of each, alike on all of them."""
         summed = [hvd.allreduce(one, op=hvd.Sum) if isinstance(one, tf.IndexedSlices) else None for one in gradients]
-        for name, bucket in enumerate(dense_buckets(gradients, self.fusion_bytes)):
-            sums = self._sum([gradients[number] for number in bucket], f"torus_{name}")
+        for order, bucket in enumerate(dense_buckets(gradients, self.fusion_bytes)):
+            sums = self._sum([gradients[number] for number in bucket], f"torus_{order}")
             for number, one in zip(bucket, sums, strict=True):
                 summed[number] = one
         return summed
