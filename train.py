@@ -20,7 +20,9 @@ from reporting.standard_output import json_alone_on_stdout
 from training import flags, workers
 from training.errors import UserError, complain
 from training.faults.stopping import EXIT_CODE, Stopped, StopRequest
-from training.plan import make_plan
+from training.plan import Plan, make_plan
+
+PAPERS_NODE = 4  # workers a node, where --workers plans for a cluster of which no more is known: arXiv:1811.05233's
 
 
 def main(argv) -> int:
@@ -64,14 +66,19 @@ def leave(message, code) -> int:
 
 
 def dry_run(config) -> int:
-    rank, size = workers.launched()
-    if size > 1:  # a worker that is to train would wait for this one
+    launched = workers.launched()
+    if launched.size > 1:  # a worker that is to train would wait for this one
         start(config)
     samples = config.train_samples or open_named(config.data_dir).train.samples
-    plan = make_plan(config, config.workers or size, samples)
-    if rank == 0:
+    local_size = config.workers_per_node or (PAPERS_NODE if config.workers else launched.local_size)
+    plan = planned(config, config.workers or launched.size, local_size, samples)
+    if launched.rank == 0:
         print(json.dumps(plan.as_json(), indent=1))
     return 0
+
+
+def planned(config, size, local_size, samples) -> Plan:
+    return make_plan(config, size, samples, workers.route(config, size, local_size))
 
 
 def run(config, flags_text) -> int:
@@ -80,7 +87,8 @@ def run(config, flags_text) -> int:
         stop.listen()
     dataset = open_named(config.data_dir)
     if config.mode == "train" and not config.elastic:
-        make_plan(config, workers.launched()[1], dataset.train.samples)  # what is wrong with it shows at once
+        launched = workers.launched()
+        planned(config, launched.size, launched.local_size, dataset.train.samples)  # what is wrong shows at once
     worker = start(config)
     if config.mode == "train":
         summary = train(config, flags_text, dataset, worker, stop)
@@ -117,7 +125,7 @@ def start(config) -> workers.Worker:
         if not Path(config.timeline).absolute().parent.is_dir():
             raise UserError(f"--timeline: there is no folder for {config.timeline}")
         os.environ["HOROVOD_TIMELINE"] = str(Path(config.timeline).absolute())
-    worker = workers.start(config.seed, config.deterministic)
+    worker = workers.start(config.seed, config.deterministic, config if config.mode == "train" else None)
     if not config.elastic:  # where the others may be in the middle of a training
         workers.check_same_flags(vars(config))
     return worker

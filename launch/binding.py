@@ -16,8 +16,6 @@ from pathlib import Path
 from launch.facts import nvidia_smi
 from training.workers import launched
 
-LOCAL_RANKS = ("HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
-LOCAL_SIZES = ("HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
 LOGS = "BIGBATCH_LOGS"
 PER_GPU = "BIGBATCH_WORKERS_PER_GPU"
 NODES = Path("/sys/devices/system/node")
@@ -126,10 +124,10 @@ def run_bound(command: list[str]) -> None:
 
     Where a folder for logs is set, what a worker other than rank 0 writes goes to a file of its own there.
     """
-    rank, size = launched(LOCAL_RANKS, LOCAL_SIZES)
-    share = shares(machine(), size)[rank]
-    if LOGS in os.environ and (rank := launched()[0]):
-        log = os.open(Path(os.environ[LOGS]) / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    worker = launched()
+    share = shares(machine(), worker.local_size)[worker.local_rank]
+    if LOGS in os.environ and worker.rank:
+        log = os.open(Path(os.environ[LOGS]) / f"rank-{worker.rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(log, sys.stdout.fileno())
         os.dup2(log, sys.stderr.fileno())
     os.environ.setdefault("OMP_NUM_THREADS", str(len(share.cores)))

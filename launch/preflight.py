@@ -201,7 +201,7 @@ def main(argv) -> int:
         watch.daemon = True
         watch.start()
         hosts, wrong = examine(config)
-        code = report(hosts, wrong, sys.stdout) if workers.launched()[0] == 0 else int(bool(wrong))
+        code = report(hosts, wrong, sys.stdout) if workers.launched().rank == 0 else int(bool(wrong))
         sys.stdout.flush()
         workers.leave()
         watch.cancel()

@@ -52,7 +52,7 @@ def make_optimizer(config, model):
             config.optimizer, learning_rate=0.0, momentum=config.momentum, weight_decay=config.weight_decay,
             trust_coefficient=config.trust_coefficient, epsilon=config.lars_epsilon,
             exclude=tuple(config.lars_exclude)),
-        config.compression, loss_scaling=config.precision == "mixed_float16")
+        config.compression, config.precision == "mixed_float16", config.fusion_mb)
     try:
         exchange.build(optimizer, model.trainable_variables)
     except ValueError as error:

@@ -10,7 +10,7 @@ from absl import flags as absl_flags
 import model_zoo
 import optim
 from data import augmentation, named
-from optim import schedules
+from optim import route, schedules
 from training.errors import UserError
 from training.plan import Every
 from training.workers import ELASTIC
@@ -30,8 +30,9 @@ def parse(argv: Sequence[str]) -> tuple[SimpleNamespace, str]:
     flags.txt, or, with neither, the digits recipe.
     """
     values = _read(argv)
-    if values.workers is not None and not values.dry_run:
-        raise UsageError("--workers plans for workers that need not exist: it goes with --dry_run")
+    for name in ("workers", "workers_per_node"):
+        if values[name].value is not None and not values.dry_run:
+            raise UsageError(f"--{name} plans for workers that need not exist: it goes with --dry_run")
     if values.elastic != (ELASTIC in os.environ):
         raise UsageError("--elastic goes with horovodrun --min-np=N --max-np=N --host-discovery-script=SCRIPT"
                          if values.elastic else "horovodrun was told that workers may come and go: add --elastic")
@@ -186,12 +187,20 @@ def _launch(values):
                             lower_bound=0.0, upper_bound=1.0, **v)
     absl_flags.DEFINE_string("stage_dir", None, "A folder on a disk of each node's own, to which the dataset is copied "
                              "first, once a node.", **v)
+    absl_flags.DEFINE_enum("allreduce", "ring", list(route.ALLREDUCES), "How gradients are summed over the workers; "
+                           "torus: along the rows of a grid, then its columns (arXiv:1811.05233, 2.2).", **v)
+    absl_flags.DEFINE_string("torus_grid", "auto", "Of --allreduce=torus, horizontal x vertical, such as 4x2; auto: "
+                             "the one in which messages take the least time.", **v)
+    absl_flags.DEFINE_float("fusion_mb", None, "Gradients that are exchanged as one, in megabytes before compression; "
+                            "by default 32 in a torus, and in a ring what Horovod does.", lower_bound=1e-3,
+                            upper_bound=1e5, **v)
     absl_flags.DEFINE_enum("compression", "none", ["none", "fp16"], "Of gradients while they are exchanged.", **v)
     absl_flags.DEFINE_bool("xla", False, "Compile the forward and backward pass.", **v)
     absl_flags.DEFINE_bool("deterministic", False, "The same weights, to the bit, each time on the same number of "
                            "workers, whether stopped and resumed or not.", **v)
     absl_flags.DEFINE_bool("elastic", False, "Go on when workers are lost or join, under horovodrun --min-np=N "
                            "--max-np=N --host-discovery-script=SCRIPT.", **v)
+    _check(values, "torus_grid", lambda text: route.parse_grid(text) or True)
 
 
 def _run(values):
@@ -215,6 +224,8 @@ def _run(values):
                              "chrome://tracing.", **v)
     absl_flags.DEFINE_bool("dry_run", False, "Print the plan as JSON and stop.", **v)
     absl_flags.DEFINE_integer("workers", None, "With --dry_run: plan for so many workers.", lower_bound=1, **v)
+    absl_flags.DEFINE_integer("workers_per_node", None, "With --dry_run: so many on each node; by default as launched, "
+                              "or with --workers 4, as in arXiv:1811.05233.", lower_bound=1, **v)
     absl_flags.DEFINE_integer("train_samples", None, "With --dry_run: plan for so many training samples, without the "
                               "dataset.", lower_bound=1, **v)
     _check(values, "checkpoint_every", Every.parse)

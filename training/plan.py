@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from optim import schedules
+from optim.route import RING, Route
 from training.errors import UserError
 
 DEFAULT_LARGEST_MICRO_BATCH = 64
@@ -54,6 +55,7 @@ class Plan:
     momentum_schedule: str
     momentum: float
     phases: tuple[Phase, ...]
+    route: Route = RING
 
     @property
     def steps(self) -> int:
@@ -82,7 +84,7 @@ class Plan:
     def as_json(self) -> dict:
         return {
             "workers": self.workers, "train_samples": self.train_samples, "epochs": self.epochs, "steps": self.steps,
-            "peak_learning_rate": self.learning_rate.peak,
+            "peak_learning_rate": self.learning_rate.peak, "exchange": self.route.as_json(),
             "phases": [dataclasses.asdict(phase) for phase in self.phases],
             "schedule": [{"epoch": epoch, **self.rates(epoch)} for epoch in range(math.ceil(self.epochs))],
         }
@@ -138,7 +140,7 @@ def stream_position(epoch: float, train_samples: int) -> int:
     return math.floor(_exact(epoch) * train_samples)
 
 
-def make_plan(config, workers: int, train_samples: int) -> Plan:
+def make_plan(config, workers: int, train_samples: int, route: Route = RING) -> Plan:
     """Raises UserError where a batch does not divide, naming the nearest that do.
 
     config: has the recipe's flags as attributes, batch_size and learning_rate as their text.
@@ -156,7 +158,8 @@ def make_plan(config, workers: int, train_samples: int) -> Plan:
     learning_rate = schedules.LearningRate(
         rate, epochs, config.lr_schedule, config.poly_power, tuple(map(float, config.lr_boundaries)), config.warmup,
         config.warmup_epochs, config.warmup_learning_rate, config.decay_from)
-    plan = Plan(workers, train_samples, epochs, learning_rate, config.momentum_schedule, config.momentum, phases)
+    plan = Plan(workers, train_samples, epochs, learning_rate, config.momentum_schedule, config.momentum, phases,
+                route)
     try:
         plan.as_json()
     except ValueError as error:

@@ -11,6 +11,7 @@ import horovod.tensorflow as hvd
 
 from data.dataset import Dataset
 from data.stage import stage
+from optim import exchange
 from reporting.progress import Progress
 from reporting.report import write_report
 from reporting.run_folder import RunFolder, write_grid
@@ -48,6 +49,7 @@ class Session:
             worker = workers.renumbered(self._worker)
             if self._config.elastic:
                 workers.check_same_flags(self._said)
+                worker = workers.rerouted(worker, self._config)
             heartbeat = Heartbeat(complain if self._config.elastic else None)
             try:
                 return self._train(worker, lambda: self._at_commit(commit))
@@ -59,11 +61,12 @@ class Session:
         config, observers = self._config, []
         with workers.together():
             dataset = stage(self._dataset, Path(config.stage_dir)) if config.stage_dir else self._dataset
-            plan = make_plan(config, worker.size, dataset.train.samples)
+            plan = make_plan(config, worker.size, dataset.train.samples, worker.route)
             feed = fit.make_feed(config, dataset, worker)
             if not self._state:
                 model = fit.make_model(config, dataset, worker.rank)
                 self._state = fit.make_state(config, model, fit.make_optimizer(config, model))
+        exchange.connect(self._state.optimizer, worker.links)
         root, self._folder = self._agree_on_start()
         with workers.together():
             if worker.rank == 0:
@@ -74,6 +77,8 @@ class Session:
                 snapshot = self._committed
         before = self._state.broadcast(snapshot, root or 0)
         self._tell_of_resume(worker, plan, before)
+        if worker.route.instead and worker.rank == 0:
+            complain(f"--allreduce=torus goes on in a {worker.route.allreduce}: {worker.route.why}")
         if config.elastic:
             self._commit()
         place = self._state.place

@@ -7,10 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from data.dataset import DatasetError
+from optim.route import NCCL, PROCESS_SETS, RING, Route, choose
 from training.errors import UserError
 
 RANKS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
 SIZES = ("BIGBATCH_WORLD_SIZE", "HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE")  # the first: what launch/ was asked for
+LOCAL_RANKS = ("HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+LOCAL_SIZES = ("HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
 PR_SET_PDEATHSIG = 1  # prctl(2)
 ELASTIC = "HOROVOD_ELASTIC"  # set by horovodrun where workers may come and go
 
@@ -21,20 +24,35 @@ class AgreedError(UserError):
 
 @dataclass(frozen=True)
 class Worker:
-    """This process among the others. gpu: the number of its GPU as DALI counts, or None. cores: those it may use."""
+    """This process among the others. gpu: the number of its GPU as DALI counts, or None. cores: those it may use.
+
+    route: of gradients; links: a torus's steps (optim.torus), or None without one.
+    """
 
     rank: int
     size: int
     gpu: int | None
     cores: int
+    route: Route = RING
+    links: object = None
 
 
-def launched(ranks=RANKS, sizes=SIZES) -> tuple[int, int]:
-    """(rank, world size) as the launcher has set them, before Horovod is loaded; (0, 1) without one."""
+@dataclass(frozen=True)
+class Launched:
+    """This process among the others as its launcher has set it, before Horovod is loaded. local: on this node."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+
+
+def launched() -> Launched:
+    """The only worker, where there is no launcher."""
     def read(names, default):
         return int(next((os.environ[name] for name in names if name in os.environ), default))
 
-    return read(ranks, 0), read(sizes, 1)
+    return Launched(read(RANKS, 0), read(SIZES, 1), read(LOCAL_RANKS, 0), read(LOCAL_SIZES, 1))
 
 
 def end_with_launcher() -> None:
@@ -51,10 +69,19 @@ def end_with_parent(number: signal.Signals) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
-def start(seed: int, deterministic: bool = False) -> Worker:
+def route(config, size: int, local_size: int, nccl: bool | None = None) -> Route:
+    """The way of gradients between so many workers, `local_size` on each node. Raises UserError."""
+    try:
+        return choose(config.allreduce, config.torus_grid, size, local_size, config.elastic, nccl)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def start(seed: int, deterministic: bool = False, exchange=None) -> Worker:
     """Starts Horovod, gives this worker its GPU and its share of the cores, seeds Keras.
 
-    deterministic: the same operations in the same order, whatever they cost.
+    deterministic: the same operations in the same order, whatever they cost. exchange: the flags of one that gradients
+    are exchanged by; None where there will be no gradients.
     """
     import horovod.tensorflow.keras as hvd
     import tensorflow as tf
@@ -65,8 +92,15 @@ def start(seed: int, deterministic: bool = False) -> Worker:
         # of each sum.
         os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
         tf.config.experimental.enable_op_determinism()
-    hvd.init()
-    expected = launched()[1]
+    elif exchange and exchange.fusion_mb:
+        os.environ["HOROVOD_FUSION_THRESHOLD"] = str(int(exchange.fusion_mb * 2**20))
+    expected, local_size = launched().size, launched().local_size
+    links, way = None, RING
+    if exchange and not exchange.elastic:
+        way = route(exchange, expected, local_size, nccl=_has_nccl())
+        links = _open(way)
+    else:
+        hvd.init()
     if hvd.size() != expected and ELASTIC not in os.environ:
         raise UserError(f"the launcher started {expected} workers, but Horovod sees {hvd.size()}; start them with "
                         "horovodrun --gloo or mpirun from this environment")
@@ -82,7 +116,34 @@ def start(seed: int, deterministic: bool = False) -> Worker:
     # Grappler orders the terms of a sum anew in each process: workers and resumed runs would differ in the last bit.
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
     tf.keras.utils.set_random_seed(seed)
-    return Worker(hvd.rank(), hvd.size(), int(gpus[0].name.split(":")[-1]) if gpus else None, cores)
+    return Worker(hvd.rank(), hvd.size(), int(gpus[0].name.split(":")[-1]) if gpus else None, cores, way, links)
+
+
+def _has_nccl() -> bool:
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    return bool(hvd.nccl_built() and tf.config.list_physical_devices("GPU"))
+
+
+def _open(way: Route):
+    """Starts Horovod for a route; returns the torus's links, or None without one. Raises UserError."""
+    import horovod.tensorflow as hvd
+
+    from optim.torus import ProcessSets
+
+    if way.by == NCCL:
+        os.environ["HOROVOD_TORUS_ALLREDUCE"] = "1"
+    links = ProcessSets(*way.grid) if way.by == PROCESS_SETS else None
+    try:
+        hvd.init(process_sets=links.process_sets if links else None)
+    except ValueError:
+        if not links:
+            raise
+        raise UserError("--allreduce=torus: Horovod cannot make the process sets. Where nodes have different numbers "
+                        "of workers, name the grid (--torus_grid=4x2); and start them with horovodrun --gloo or mpirun "
+                        "from this environment") from None
+    return links
 
 
 def renumbered(worker: Worker) -> Worker:
@@ -90,6 +151,17 @@ def renumbered(worker: Worker) -> Worker:
     import horovod.tensorflow as hvd
 
     return replace(worker, rank=hvd.rank(), size=hvd.size())
+
+
+def rerouted(worker: Worker, config) -> Worker:
+    """The worker with the route for those that are there now, the same on all of them. Raises UserError."""
+    import horovod.tensorflow as hvd
+
+    from optim.torus import AllToAll
+
+    sizes = set(hvd.allgather_object(hvd.local_size(), name="local sizes"))
+    way = route(config, worker.size, sizes.pop() if len(sizes) == 1 else 1)
+    return replace(worker, route=way, links=AllToAll(*way.grid) if way.allreduce == "torus" else None)
 
 
 def dali_device(flag: str, worker: Worker) -> str:
@@ -161,7 +233,8 @@ def is_lost(error) -> bool:
     from horovod.common.exceptions import HorovodInternalError
 
     return isinstance(error, HorovodInternalError) or ("dali" not in str(error).lower() and any(
-        sign in str(error) for sign in ("Horovod has been shut down", "HorovodAll", "HorovodBroadcast")))
+        sign in str(error) for sign in (
+            "Horovod has been shut down", "HorovodAll", "HorovodBroadcast", "HorovodReducescatter")))
 
 
 @contextmanager

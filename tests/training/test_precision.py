@@ -1,4 +1,4 @@
-"""Mixed precision: updates stay in float32, and an overflow on one of two workers skips the step on both."""
+"""Mixed precision: updates stay in float32, and an overflow on one of the workers skips the step on all."""
 import json
 
 import numpy as np
@@ -12,15 +12,18 @@ from optim.lars import LARS
 from training.step import Totals, make_train_step
 
 OVERFLOW = """
-import json, numpy as np, tensorflow as tf, horovod.tensorflow as hvd, model_zoo
+import json, sys, numpy as np, tensorflow as tf, horovod.tensorflow as hvd, model_zoo
 from optim import exchange
 from optim.lars import LARS
+from optim.torus import ProcessSets
 from training.step import Totals, make_train_step
 
-hvd.init()
+links = ProcessSets(2, 2) if sys.argv[1] == "torus" else None
+hvd.init(process_sets=links.process_sets if links else None)
 tf.keras.mixed_precision.set_global_policy("mixed_float16")
 model = model_zoo.create_model("convnet", 4, 8, seed=1)
-optimizer = exchange.distributed(LARS(0.0, weight_decay=1e-4), loss_scaling=True)
+optimizer = exchange.distributed(LARS(0.0, weight_decay=1e-4), sys.argv[2], loss_scaling=True)
+exchange.connect(optimizer, links)
 random = np.random.default_rng(hvd.rank())
 images, labels = random.normal(size=(80, 8, 8, 3)).astype(np.float32), random.integers(0, 4, size=(80, 1))
 if hvd.rank() == 1:
@@ -36,11 +39,13 @@ print(json.dumps(everyone) if hvd.rank() == 0 else "", end="")
 """
 
 
-def test_an_overflow_on_one_worker_skips_the_step_on_both():
-    done = run("mpirun", 2, "-c", OVERFLOW)
+@pytest.mark.parametrize(("workers", "allreduce", "compression"), [
+    (2, "ring", "none"), (2, "ring", "fp16"), (4, "torus", "none"), (4, "torus", "fp16")])
+def test_an_overflow_on_one_worker_skips_the_step_on_all(workers, allreduce, compression):
+    done = run("mpirun", workers, "-c", OVERFLOW, allreduce, compression)
     assert done.returncode == 0, done.stderr[-3000:]
-    ours, theirs = json.loads(done.stdout)
-    assert ours == theirs  # scales and weights
+    ours, *others = json.loads(done.stdout)
+    assert others == [ours] * (workers - 1)  # scales and weights
     scales, sums, finite = zip(*ours, strict=True)
     assert scales[0] == scales[1] == 2 * scales[2] and scales[2] == scales[3] == scales[4]
     assert sums[0] != sums[1] == sums[2] != sums[3] != sums[4] and all(finite)

@@ -14,7 +14,7 @@ FLAGS = ("--elastic", "--model=convnet", "--optimizer=sgd", "--learning_rate=0.0
 
 
 class Elastic:
-    """A training under an elastic horovodrun; hosts: names for this machine, a worker on each."""
+    """A training under an elastic horovodrun; hosts: names for this machine, one for each worker."""
 
     def __init__(self, folder, hosts, *flags):
         self.folder, self._hosts = folder / "run", folder / "hosts"
@@ -26,13 +26,14 @@ class Elastic:
         with open(self.log, "wb") as log:
             self.launcher = subprocess.Popen(
                 [BIN / "horovodrun", "--gloo", "--network-interfaces", "lo", "-np", str(len(hosts)), "--min-np", "1",
-                 "--max-np", "2", "--host-discovery-script", script, BIN / "python", ROOT / "train.py", *FLAGS, *flags,
-                 f"--output_dir={self.folder}"], stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=ROOT,
+                 "--max-np", str(max(2, len(hosts))), "--host-discovery-script", script,
+                 BIN / "python", ROOT / "train.py", *FLAGS, *flags, f"--output_dir={self.folder}"],
+                stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=ROOT,
                 env=os.environ | {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)})
 
     def offer(self, hosts):
         part = self._hosts.with_suffix(".part")
-        part.write_text("".join(f"{host}:1\n" for host in hosts))
+        part.write_text("".join(f"{host}:{hosts.count(host)}\n" for host in dict.fromkeys(hosts)))
         part.replace(self._hosts)
 
     def worker(self, rank):
@@ -65,6 +66,23 @@ def test_a_worker_is_lost_and_training_goes_on(rank, tmp_path):
         -(-epoch * 1437 // 128) * 128 for epoch in range(1, 30)] + [30 * 1437 // 128 * 128]
     plan = json.loads((training.folder / "plan.json").read_text())
     assert plan["workers"] == 1 and plan["phases"][0]["accumulation_steps"] == 2  # 64 a time, as before
+
+
+def test_a_torus_that_loses_a_worker_gets_another_grid(tmp_path):
+    """Horovod gives up the whole host of the worker that is lost: of 3x2 there are four left."""
+    training = Elastic(tmp_path, ["localhost"] * 4 + ["127.0.0.1"] * 2, "--epochs=200", "--batch_size=144",
+                       "--allreduce=torus", "--torus_grid=3x2", "--compression=fp16")
+    training.reach(12)
+    before = json.loads((training.folder / "plan.json").read_text())
+    assert before["workers"] == 6 and before["exchange"]["grid"] == [3, 2]
+    training.worker(5).kill()
+    wait_for(lambda: "on 4 workers for 6" in training.log.read_text(), training.launcher)
+    training.reach(newest_step(training.folder) + 30)
+    after, said = json.loads((training.folder / "plan.json").read_text()), training.log.read_text()
+    assert after["workers"] == 4 and after["exchange"]["allreduce"] == "torus" and after["exchange"]["grid"] == [2, 2]
+    assert said.count("goes on in a torus: 3x2 does not fit 4 workers") == 1
+    training.worker(1).terminate()
+    assert training.launcher.wait(120) == 1 and training.log.read_text().count("stopped on request") == 4
 
 
 def test_a_worker_joins(tmp_path):

@@ -1,0 +1,149 @@
+"""The 2D-torus all-reduce of arXiv:1811.05233, section 2.2, as the exchange of Horovod's DistributedOptimizer.
+
+N = X * Y workers stand in a grid, row by row: rank = row * X + column. Ranks of a row are neighbours, on one node as
+far as they go. Each bucket of gradients, S bytes, is summed in three steps:
+
+    1. reduce-scatter along rows: each rank gets the row's sum of one X-th       sends S * (X - 1) / X
+    2. all-reduce along columns: of that X-th, the sum over all rows             sends S * 2 (Y - 1) / (X * Y)
+    3. all-gather along rows: each rank gets the X - 1 parts that it lacks       sends S * (X - 1) / X
+
+Together that is S * 2 (N - 1) / N a rank, what a ring sends; but the messages that follow one another are 2 (X - 1) +
+2 (Y - 1) where a ring has 2 (N - 1), and a column's carry an X-th of what a ring between nodes would.
+
+A bucket (--fusion_mb) holds gradients in the order in which the backward pass makes them. It is padded with zeros to a
+multiple of N, and can set out as soon as its own gradients are there. All three steps keep the wire's type, and so sum
+in it. The order of each sum is fixed by the grid: the same bits each time.
+
+IndexedSlices are gathered and not summed, as in hvd.allreduce, and by it: every rank needs every other's rows, and no
+grid makes them fewer.
+"""
+from dataclasses import dataclass
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+from optim.buckets import buckets
+
+
+class ProcessSets:
+    """The steps as Horovod's own collectives, on a process set for each row and each column.
+
+    `process_sets` has to be given to hvd.init. (Horovod can also add sets later, HOROVOD_DYNAMIC_PROCESS_SETS, but then
+    has all ranks agree on the number of sets in each of its cycles.)
+    """
+
+    def __init__(self, horizontal: int, vertical: int):
+        workers = horizontal * vertical
+        self._horizontal = horizontal
+        self._rows = [_process_set(range(row * horizontal, (row + 1) * horizontal), workers)
+                      for row in range(vertical)]
+        self._columns = [_process_set(range(column, workers, horizontal), workers) for column in range(horizontal)]
+        self.process_sets = [one for one in (*self._rows, *self._columns) if one not in (None, hvd.global_process_set)]
+
+    def reduce_scatter(self, flat, name):
+        row = self._rows[hvd.rank() // self._horizontal]
+        return flat if row is None else hvd.reducescatter(flat, op=hvd.Sum, process_set=row, name=f"{name}_scatter")
+
+    def all_reduce(self, flat, name, op=hvd.Sum):
+        return self._all_reduce(self._columns[hvd.rank() % self._horizontal], flat, f"{name}_column", op)
+
+    def all_gather(self, flat, name):
+        row = self._rows[hvd.rank() // self._horizontal]
+        return flat if row is None else hvd.allgather(flat, process_set=row, name=f"{name}_gather")
+
+    def maximum(self, values, name):
+        """The largest over all workers of each value: along rows, then along columns."""
+        values = self._all_reduce(self._rows[hvd.rank() // self._horizontal], values, f"{name}_row", hvd.Max)
+        return self.all_reduce(values, name, hvd.Max)
+
+    def _all_reduce(self, process_set, flat, name, op):
+        return flat if process_set is None else hvd.allreduce(flat, op=op, process_set=process_set, name=name)
+
+
+def _process_set(ranks, workers):
+    """None for a rank on its own; all of them are a set that Horovod has already, and refuses to make again."""
+    if len(ranks) == 1:
+        return None
+    return hvd.global_process_set if len(ranks) == workers else hvd.ProcessSet(list(ranks))
+
+
+class AllToAll:
+    """The same steps, with the same bytes, as all-to-alls of all workers in which most have nothing to say.
+
+    For elastic training, where there may be no process sets (optim/route.py). What is received is summed here, in
+    float32 and in the order of the ranks.
+    """
+
+    def __init__(self, horizontal: int, vertical: int):
+        workers, rank = horizontal * vertical, hvd.rank()
+        row, column = divmod(rank, horizontal)
+        self._workers = workers
+        self._row = range(row * horizontal, (row + 1) * horizontal)
+        self._column = range(column, workers, horizontal)
+
+    def reduce_scatter(self, flat, name):
+        return self._scatter(flat, self._row, f"{name}_scatter")
+
+    def all_reduce(self, flat, name):
+        return self._gather(self._scatter(flat, self._column, f"{name}_down"), self._column, f"{name}_up")
+
+    def all_gather(self, flat, name):
+        return self._gather(flat, self._row, f"{name}_gather")
+
+    def maximum(self, values, name):
+        return hvd.allreduce(values, op=hvd.Max, name=name)
+
+    def _scatter(self, flat, ranks, name):
+        parts = tf.reshape(self._exchange(flat, flat.shape[0] // len(ranks), ranks, name), [len(ranks), -1])
+        return tf.cast(tf.reduce_sum(tf.cast(parts, tf.float32), axis=0), flat.dtype)
+
+    def _gather(self, flat, ranks, name):
+        return self._exchange(tf.tile(flat, [len(ranks)]), flat.shape[0], ranks, name)
+
+    def _exchange(self, flat, length, ranks, name):
+        """Sends `length` values to each of the ranks, and gets as many from each, in their order."""
+        splits = [length if rank in ranks else 0 for rank in range(self._workers)]
+        received, _ = hvd.alltoall(flat, splits=tf.constant(splits, tf.int32), name=name)
+        return tf.ensure_shape(received, [length * len(ranks)])
+
+
+@dataclass(frozen=True)
+class Torus:
+    """Sums gradients over the workers; called as DistributedOptimizer calls its own exchange.
+
+    links: the steps. workers: N. compression: Horovod's, on the wire. fusion_bytes: of a bucket, before compression.
+    """
+
+    links: ProcessSets | AllToAll
+    workers: int
+    compression: type
+    fusion_bytes: int
+
+    def __call__(self, gradients, variables=None) -> list:
+        """The sum over the workers of each, alike on all of them."""
+        summed = [hvd.allreduce(one, op=hvd.Sum) if isinstance(one, tf.IndexedSlices) else None for one in gradients]
+        for order, bucket in enumerate(dense_buckets(gradients, self.fusion_bytes)):
+            sums = self._sum([gradients[number] for number in bucket], f"torus_{order}")
+            for number, one in zip(bucket, sums, strict=True):
+                summed[number] = one
+        return summed
+
+    def _sum(self, tensors, name):
+        """The sums of a bucket's tensors, which are of one type."""
+        wired, contexts = zip(*(self.compression.compress(one) for one in tensors), strict=True)
+        sizes = [one.shape.num_elements() for one in wired]
+        padding = -sum(sizes) % self.workers
+        flat = tf.concat([*(tf.reshape(one, [-1]) for one in wired), tf.zeros([padding], wired[0].dtype)], axis=0)
+        flat = self.links.reduce_scatter(flat, name)
+        flat = self.links.all_reduce(flat, name)
+        flat = self.links.all_gather(flat, name)
+        *parts, _ = tf.split(flat, [*sizes, padding])
+        return [self.compression.decompress(tf.reshape(part, one.shape), context)
+                for part, one, context in zip(parts, tensors, contexts, strict=True)]
+
+
+def dense_buckets(gradients, limit: int) -> list[list[int]]:
+    """Buckets of at most `limit` bytes, as positions among the gradients; IndexedSlices are in none."""
+    dense = [number for number, one in enumerate(gradients) if not isinstance(one, tf.IndexedSlices)]
+    sizes = [gradients[number].shape.num_elements() * gradients[number].dtype.size for number in dense]
+    return [[dense[place] for place in bucket] for bucket in buckets(sizes, limit)]

@@ -1,0 +1,106 @@
+"""What each rank of test_torus.py does: random gradients over every grid, against means in float64.
+
+Every rank draws all ranks' gradients, so that the means it expects have come over no wire.
+"""
+import hashlib
+import json
+import os
+import sys
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+
+from optim import exchange, grids
+from optim.lars import SGD
+from optim.torus import AllToAll, ProcessSets
+
+WORKERS = int(os.environ.get("HOROVOD_SIZE") or os.environ.get("OMPI_COMM_WORLD_SIZE", 1))
+SHAPES = ((), (1,), (3, 3, 4, 5), (17,), (1000, 3), (2, 1), (129,))
+TABLE = (23, 3)  # the shape of a variable whose gradient is IndexedSlices
+FUSION_MB = 600 / 2**20  # several buckets, some of a single gradient that is larger
+
+
+def drawn(rank: int, case: int):
+    """One rank's gradients, of sizes from 1e-9 to 1e9, and values and indices of slices: 0 to 5 rows."""
+    random = np.random.default_rng([case, rank])
+    dense = [(random.normal(size=shape) * 10.0 ** (3 * number - 9)).astype(np.float32)
+             for number, shape in enumerate(SHAPES)]
+    count = int(random.integers(0, 6)) if rank else 5
+    return dense, random.normal(size=(count, TABLE[1])).astype(np.float32), random.integers(0, TABLE[0], count)
+
+
+def expected(case: int) -> list:
+    """The means over the ranks, in float64."""
+    everyone = [drawn(rank, case) for rank in range(WORKERS)]
+    table = np.zeros(TABLE)
+    for _, values, indices in everyone:
+        np.add.at(table, indices, values.astype(np.float64))
+    return [np.mean([dense[number] for dense, _, _ in everyone], axis=0, dtype=np.float64)
+            for number in range(len(SHAPES))] + [table / WORKERS]
+
+
+def averaging(links, compression: str):
+    """A compiled function of (dense gradients, values, indices of the slices) that gives what exchange.average does."""
+    variables = [tf.Variable(np.zeros(shape, np.float32)) for shape in (*SHAPES, TABLE)]
+    optimizer = exchange.distributed(SGD(0.0), compression, fusion_mb=FUSION_MB)
+    exchange.connect(optimizer, links)
+
+    @tf.function(reduce_retracing=True)
+    def average(dense, values, indices):
+        slices = tf.IndexedSlices(values, indices, tf.constant(TABLE, tf.int64))
+        return [tf.convert_to_tensor(one) for one in exchange.average(optimizer, [*dense, slices], variables)]
+
+    return lambda dense, values, indices: [one.numpy() for one in average(
+        [tf.constant(one) for one in dense], tf.constant(values), tf.constant(indices))]
+
+
+def error(got, wanted) -> float:
+    """The largest difference, in parts of its tensor's largest value."""
+    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(got, wanted, strict=True))
+
+
+def half_precision(average) -> dict:
+    """What becomes of infinity and NaN on one rank each, and of values whose sum float16 cannot hold."""
+    zeros = [np.zeros(shape, np.float32) for shape in SHAPES]
+    values, indices = np.zeros((1, TABLE[1]), np.float32), np.array([0])
+    rank = hvd.rank()
+    zeros[2] += 3e38 / 2 ** (WORKERS - 1).bit_length()  # the sum itself is still a float32
+    zeros[3] += 1e-25
+    zeros[4][500, 0] = np.inf if rank == WORKERS - 1 else 1.0
+    zeros[4][501, 0] = -np.inf if rank == 0 else 1.0
+    zeros[6][5] = np.nan if rank == WORKERS // 2 else 1.0
+    *_, large, small, infinite, _, undefined, _ = average(zeros, values, indices)
+    return {"large": float(np.abs(large / zeros[2] - 1).max()), "small": float(np.abs(small / zeros[3] - 1).max()),
+            "infinite": [str(value) for value in infinite[500:502, 0]] + [int(np.isfinite(infinite).sum())],
+            "undefined": [bool(np.isnan(undefined[5])), int(np.isfinite(undefined).sum())]}
+
+
+def main(brief: bool, elastic: bool) -> dict:
+    """brief: no more than the torus in float32. elastic: also as all-to-alls."""
+    every = grids.grids(WORKERS) if WORKERS > 1 else []
+    links = {f"{x}x{y}": ProcessSets(x, y) for x, y in every}
+    hvd.init(process_sets=[one for link in links.values() for one in link.process_sets])
+    ways = dict(links) if brief else {"ring": None} | links
+    ways |= {f"{x}x{y} all-to-all": AllToAll(x, y) for x, y in every if elastic}
+    found = {}
+    for case, (name, link) in enumerate(ways.items()):
+        wanted, given = expected(case), drawn(hvd.rank(), case)
+        got = averaging(link, "none")(*given)
+        found[name] = {"error": error(got, wanted)}
+        if not brief:
+            average = averaging(link, "fp16")
+            half, again = average(*given), average(*given)
+            found[name] |= {"fp16": error(half, wanted), **half_precision(average),
+                            "again": all(a.tobytes() == b.tobytes() for a, b in zip(half, again, strict=True))}
+            got += half
+        found[name]["digest"] = hashlib.sha256(b"".join(one.tobytes() for one in got)).hexdigest()
+    found["statistics"] = exchange.average_tensors([tf.fill([3], 1e6 + hvd.rank())], "statistics")[0].numpy().tolist()
+    return found
+
+
+if __name__ == "__main__":
+    tf.get_logger().setLevel("ERROR")
+    everyone = hvd.allgather_object(main("brief" in sys.argv, "elastic" in sys.argv))
+    if hvd.rank() == 0:
+        print(json.dumps(everyone))
