@@ -43,11 +43,12 @@ shift
 # NCCL finds NVLink between the GPUs by itself.
 launcher=(mpirun --bind-to none -np "$workers")
 training=("$root/train.py" "--flagfile=$recipe" "$@")
+plan=(--dry_run "--workers=$workers" "--workers_per_node=$workers")
 if [ -n "$dry_run" ]; then
     echo "${launcher[*]@Q} ${python@Q} -m launch.binding ${python@Q} ${training[*]@Q}" >&2
-    exec "$python" "${training[@]}" --dry_run "--workers=$workers"
+    exec "$python" "${training[@]}" "${plan[@]}"
 fi
-"$python" "${training[@]}" --dry_run "--workers=$workers" >/dev/null # what is wrong with the flags is said once
+"$python" "${training[@]}" "${plan[@]}" >/dev/null # what is wrong with the flags is said once
 export BIGBATCH_WORLD_SIZE=$workers
 if [ -n "$preflight" ]; then
     run_workers "${launcher[@]}" "$python" -m launch.preflight "${training[@]:1}" >&2

@@ -43,7 +43,8 @@ def main(argv) -> int:
         workers = options.np or sum(host.slots for host in hosts)
         if options.dry_run:
             print(shlex.join(command(hosts, workers, options.network_interfaces, training(arguments))), file=sys.stderr)
-            return subprocess.call([*training(arguments, bound=False), "--dry_run", f"--workers={workers}"])
+            return subprocess.call([*training(arguments, bound=False), "--dry_run", f"--workers={workers}",
+                                    f"--workers_per_node={hosts[0].slots}"])
         if not options.no_preflight:
             facts, silent = host_lists.ask(hosts, arguments)
             wrong = silent + preflight.problems(facts, config.data_dir)

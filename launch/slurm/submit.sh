@@ -56,7 +56,7 @@ recipe=$(recipe_path "$1")
 shift
 
 world=$((nodes * workers))
-plan=$("$python" "$root/train.py" "--flagfile=$recipe" "$@" --dry_run "--workers=$world")
+plan=$("$python" "$root/train.py" "--flagfile=$recipe" "$@" --dry_run "--workers=$world" "--workers_per_node=$workers")
 name=$(basename "$recipe" .flags)-${nodes}x$workers
 script=$PWD/runs/slurm/$name.sbatch
 mkdir -p "${script%/*}"
