@@ -22,7 +22,7 @@ recipe_path() {
 
 # Runs mpirun or srun; SIGTERM and SIGUSR1 to this script reach the workers as SIGUSR1, on which they save and end with
 # 75 (mpirun would take a SIGTERM for itself and kill them); SIGINT ends them at once. Returns the command's exit code,
-# with 1 for a worker that was killed; `stopped_by` is the signal that came, if one did.
+# with 1 for all but 0, 2 and 75; `stopped_by` is the signal that came, if one did.
 run_workers() {
     local child code=0 last
     export stopped_by=''
@@ -40,6 +40,6 @@ run_workers() {
     wait "$child" 2>/dev/null || last=$?
     [ "$last" = 127 ] || code=$last
     trap - TERM USR1 INT HUP
-    [ "$code" -lt 128 ] || code=1
+    case "$code" in 0 | 2 | 75) ;; *) code=1 ;; esac
     return "$code"
 }
