@@ -106,7 +106,7 @@ def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, l
 
     @tf.function
     def step(iterator, learning_rate, momentum, flags=NO_FLAGS):
-        ready = tf.timestamp()
+        ready = clock.after([learning_rate])
         rates.learning_rate.assign(learning_rate)
         if hasattr(rates, "momentum"):
             rates.momentum.assign(momentum)
