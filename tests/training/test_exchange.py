@@ -7,7 +7,8 @@ from conftest import ROOT, rows, run, train, weights
 
 from training.flags import UsageError, parse
 
-SHORT = ("--epochs=1", "--batch_size=128", "--micro_batch_size=16", "--batch_norm_statistics=exact")  # two a step
+SHORT = ("--epochs=1", "--batch_size=128", "--micro_batch_size=16", "--batch_norm_statistics=exact",  # two a step
+         "--learning_rate=0.1", "--warmup=none")  # at the recipe's rate, rounding grows a thousandfold in 11 steps
 TORUS = ("--allreduce=torus", "--fusion_mb=0.2")  # a ResNet-20 has 1 MB of gradients
 QUICK = ("--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none", "--epochs=1")
 
@@ -26,12 +27,12 @@ def trained(tmp_path_factory):
     return make
 
 
-def differences(ours, theirs) -> dict:
-    """Of each floating-point variable, the norm of the difference in parts of its own."""
+def differences(ours, theirs) -> list:
+    """Of each variable of the model, the norm of the difference in parts of its own."""
     ours, theirs = weights(ours), weights(theirs)
-    assert ours.keys() == theirs.keys() and len(ours) > 100
-    return {name: np.linalg.norm(ours[name] - theirs[name]) / (np.linalg.norm(theirs[name]) or 1)
-            for name in ours if np.issubdtype(ours[name].dtype, np.floating)}
+    assert ours.keys() == theirs.keys()
+    return [np.linalg.norm(ours[name] - theirs[name]) / (np.linalg.norm(theirs[name]) or 1)
+            for name in ours if name.startswith("model/")]
 
 
 def exchange(folder) -> dict:
@@ -40,30 +41,28 @@ def exchange(folder) -> dict:
 
 def test_a_torus_trains_the_weights_of_a_ring(trained):
     """Accumulation and exact statistics included; only the order of sums differs, in 11 steps of LARS."""
-    ring, torus = trained("mpirun"), trained("mpirun", *TORUS, "--deterministic")
+    ring, torus = trained("horovodrun"), trained("horovodrun", *TORUS, "--deterministic")
     assert exchange(ring)["allreduce"] == "ring" and exchange(ring)["grid"] is None
     assert (exchange(torus)["allreduce"], exchange(torus)["grid"]) == ("torus", [2, 2])
-    found = differences(torus, ring)
-    print("largest", max(found.values()))
-    assert max(found.values()) < 1e-2 and np.median(list(found.values())) < 1e-3
-    assert rows(torus)[-1]["train_loss"] == pytest.approx(rows(ring)[-1]["train_loss"], rel=1e-3)
+    assert len(found := differences(torus, ring)) > 100
+    assert np.median(found) < 1e-4 and max(found) < 1e-2
+    assert rows(torus)[-1]["train_loss"] == pytest.approx(rows(ring)[-1]["train_loss"], rel=1e-5)
 
 
 def test_deterministic_is_the_same_bits_twice_in_a_torus(trained, tmp_path):
     again = tmp_path / "again"
-    train(*SHORT, *TORUS, "--deterministic", f"--output_dir={again}", kind="mpirun", workers=4, timeout=900)
-    ours, theirs = weights(again), weights(trained("mpirun", *TORUS, "--deterministic"))
+    train(*SHORT, *TORUS, "--deterministic", f"--output_dir={again}", kind="horovodrun", workers=4,
+          timeout=900)
+    ours, theirs = weights(again), weights(trained("horovodrun", *TORUS, "--deterministic"))
     for name in ours:
         np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
 
 
 def test_float16_on_the_wire_trains_nearly_the_same(trained):
-    half = trained("horovodrun", "--allreduce=torus", "--torus_grid=1x4", "--compression=fp16")
+    half = trained("mpirun", "--allreduce=torus", "--torus_grid=1x4", "--compression=fp16")
     assert exchange(half)["grid"] == [1, 4]
-    found = differences(half, trained("mpirun"))
-    print("largest", max(found.values()))
-    assert 0 < np.median(list(found.values())) < 0.1
-    assert rows(half)[-1]["train_loss"] == pytest.approx(rows(trained("mpirun"))[-1]["train_loss"], rel=0.05)
+    assert 0 < np.median(differences(half, trained("horovodrun"))) < 1e-3
+    assert rows(half)[-1]["train_loss"] == pytest.approx(rows(trained("horovodrun"))[-1]["train_loss"], rel=1e-4)
 
 
 def test_a_prime_number_of_workers_goes_in_a_ring_and_says_so_once(tmp_path):
