@@ -81,10 +81,6 @@ options=(
     --rm
     # NCCL and MPI hand data from worker to worker in /dev/shm, of which a container of its own has 64 MB.
     --ipc=host
-    # NCCL, CUDA and MPI pin buffers; the kernel's default allows 8 MB of it.
-    --ulimit memlock=-1
-    # NVIDIA advises it for its frameworks: threads take their stack from this, and deep graphs need more than 8 MB.
-    --ulimit stack=67108864
     # What is written belongs to who asked for it, and nothing inside is root.
     --user "$(id -u):$(id -g)"
     # From `docker stop` to the kill: time for the last checkpoint.
@@ -95,6 +91,15 @@ if command -v nvidia-smi >/dev/null; then
         podman) options+=(--device nvidia.com/gpu=all) ;;
         *) options+=(--gpus all) ;;
     esac
+fi
+if [[ ${engine##*/} = podman && $(id -u) != 0 ]]; then
+    # Without root podman gives this user another number inside, unless told to keep it, and can raise no limit.
+    options+=(--userns=keep-id)
+else
+    # NCCL, CUDA and MPI pin buffers; the kernel's default allows 8 MB of it.
+    options+=(--ulimit memlock=-1)
+    # NVIDIA advises it for its frameworks: threads take their stack from this, and deep graphs need more than 8 MB.
+    options+=(--ulimit stack=67108864)
 fi
 while read -r name; do
     options+=(--env "$name")

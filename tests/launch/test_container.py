@@ -26,8 +26,8 @@ QUICK = ("--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--warmup
 @pytest.fixture
 def dry_run(tmp_path):
     """A function: the words of the command that docker.sh prints, on a machine with or without a GPU."""
+    (tmp_path / "bin").mkdir()
     for tool in ("bash", "dirname", "grep", "id", "realpath"):
-        (tmp_path / "bin").mkdir(exist_ok=True)
         (tmp_path / "bin" / tool).symlink_to(shutil.which(tool))
 
     def words(*arguments, gpu=False, **environment) -> list[str]:
@@ -62,6 +62,15 @@ def test_dry_run_shows_what_the_container_is_given(dry_run, tmp_path):
 def test_gpus_are_handed_over_in_the_engines_words(dry_run, engine, option, value):
     words = dry_run("digits", gpu=True, BIGBATCH_ENGINE=engine)
     assert words[0] == engine and after(option, words) == [value]
+
+
+def test_podman_without_root_keeps_the_user_and_raises_no_limit(dry_run, tmp_path):
+    (tmp_path / "bin" / "id").unlink()
+    (tmp_path / "bin" / "id").write_text("#!/bin/bash\necho 1001\n")
+    (tmp_path / "bin" / "id").chmod(0o755)
+    words = dry_run("digits", BIGBATCH_ENGINE="/usr/bin/podman")
+    assert "--userns=keep-id" in words and "--ulimit" not in words and after("--user", words) == ["1001:1001"]
+    assert "--userns=keep-id" not in dry_run("digits") and "--ulimit" in dry_run("digits")
 
 
 def test_folders_and_files_of_the_host_are_mounted(dry_run, tmp_path):
