@@ -12,7 +12,8 @@ Together that is S * 2 (N - 1) / N a rank, what a ring sends; but the messages t
 
 A bucket (--fusion_mb) holds gradients in the order in which the backward pass makes them. It is padded with zeros to a
 multiple of N, and can set out as soon as its own gradients are there. All three steps keep the wire's type, and so sum
-in it. The order of each sum is fixed by the grid: the same bits each time.
+in it. The order of each sum follows from the grid, and is the same each time where Horovod does not send two buckets as
+one (HOROVOD_FUSION_THRESHOLD=0, as --deterministic has it), which it does as they happen to be ready.
 
 IndexedSlices are gathered and not summed, as in hvd.allreduce, and by it: every rank needs every other's rows, and no
 grid makes them fewer.

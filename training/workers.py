@@ -83,6 +83,8 @@ def start(seed: int, deterministic: bool = False, exchange=None) -> Worker:
     deterministic: the same operations in the same order, whatever they cost. exchange: the flags of one that gradients
     are exchanged by; None where there will be no gradients.
     """
+    if exchange and exchange.allreduce == "torus" and exchange.torus_grid == "auto" and not exchange.elastic:
+        _check_nodes()
     import horovod.tensorflow.keras as hvd
     import tensorflow as tf
 
@@ -140,10 +142,22 @@ def _open(way: Route):
     except ValueError:
         if not links:
             raise
-        raise UserError("--allreduce=torus: Horovod cannot make the process sets. Where nodes have different numbers "
-                        "of workers, name the grid (--torus_grid=4x2); and start them with horovodrun --gloo or mpirun "
-                        "from this environment") from None
+        raise UserError("--allreduce=torus: Horovod cannot make the process sets; start the workers with horovodrun "
+                        "--gloo or mpirun from this environment") from None
     return links
+
+
+def _check_nodes() -> None:
+    """Raises UserError, on one worker at least, where nodes have different numbers of workers.
+
+    Each would choose a grid for its own node, and Horovod, which has to be told of process sets before workers can
+    speak to each other, ends without a word on why. (Under mpirun nothing tells the number of nodes: 1 + 2 + 3 workers
+    go unnoticed.)
+    """
+    _, size, local_size = launched()
+    if local_size * int(os.environ.get("HOROVOD_CROSS_SIZE", size // local_size)) != size:
+        raise UserError("--torus_grid=auto is for nodes with the same number of workers each; name a grid, such as "
+                        "--torus_grid=4x2")
 
 
 def renumbered(worker: Worker) -> Worker:

@@ -44,7 +44,7 @@ def test_a_torus_trains_the_weights_of_a_ring(trained):
     ring, torus = trained("horovodrun"), trained("horovodrun", *TORUS, "--deterministic")
     assert exchange(ring)["allreduce"] == "ring" and exchange(ring)["grid"] is None
     assert (exchange(torus)["allreduce"], exchange(torus)["grid"]) == ("torus", [2, 2])
-    assert len(found := differences(torus, ring)) > 100
+    assert len(found := differences(torus, ring)) > 50
     assert np.median(found) < 1e-4 and max(found) < 1e-2
     assert rows(torus)[-1]["train_loss"] == pytest.approx(rows(ring)[-1]["train_loss"], rel=1e-5)
 
@@ -66,7 +66,8 @@ def test_float16_on_the_wire_trains_nearly_the_same(trained):
 
 
 def test_a_prime_number_of_workers_goes_in_a_ring_and_says_so_once(tmp_path):
-    done = train(*QUICK, "--batch_size=126", "--allreduce=torus", f"--output_dir={tmp_path}", kind="mpirun", workers=3)
+    done = train(*QUICK, "--batch_size=126", "--allreduce=torus", f"--output_dir={tmp_path}",
+                 kind="horovodrun", workers=3)
     assert done.stderr.count("goes on in a ring: 3 workers, a prime number") == 1
     assert exchange(tmp_path)["allreduce"] == "ring"
 
@@ -98,9 +99,10 @@ def test_flags_that_make_no_sense(flags):
         parse(["train.py", *flags])
 
 
-def test_workers_that_do_not_agree_on_the_grid_are_told(tmp_path):
-    """As where nodes have different numbers of workers: three of a node of 3, and three that say they are of 2."""
-    command = "HOROVOD_LOCAL_SIZE=$((OMPI_COMM_WORLD_RANK / 3 + 2)) exec python train.py \"$@\""
-    python = "import subprocess, sys; sys.exit(subprocess.call(['sh', '-c', sys.argv[1], 'sh', *sys.argv[2:]]))"
-    done = run("mpirun", 6, "-c", python, command, "--allreduce=torus", *QUICK, "--batch_size=126")
-    assert done.returncode == 1 and "--torus_grid=4x2" in done.stderr
+def test_nodes_with_different_numbers_of_workers_have_to_be_given_a_grid():
+    """Four workers say that they are of a node of 3, as three of them would be."""
+    program = ("import os, sys; os.environ['HOROVOD_LOCAL_SIZE'] = '3'; "
+               "os.execv(sys.executable, [sys.executable, 'train.py', *sys.argv[1:]])")
+    done = run("mpirun", 4, "-c", program, "--allreduce=torus", *QUICK, timeout=120)
+    assert done.returncode == 1 and "name a grid, such as --torus_grid=4x2" in done.stderr
+    assert "Traceback" not in done.stderr
