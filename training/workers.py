@@ -154,7 +154,7 @@ def _check_nodes() -> None:
     speak to each other, ends without a word on why. (Under mpirun nothing tells the number of nodes: 1 + 2 + 3 workers
     go unnoticed.)
     """
-    _, size, local_size = launched()
+    size, local_size = launched().size, launched().local_size
     if local_size * int(os.environ.get("HOROVOD_CROSS_SIZE", size // local_size)) != size:
         raise UserError("--torus_grid=auto is for nodes with the same number of workers each; name a grid, such as "
                         "--torus_grid=4x2")
