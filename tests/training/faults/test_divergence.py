@@ -84,7 +84,8 @@ def rolled_back(tmp_path, poison, rollbacks=3):
     model = fit.make_model(config, dataset)
     state = fit.make_state(config, model, fit.make_optimizer(config, model))
     seen = []
-    observer = SimpleNamespace(step=lambda samples, layers: None, evaluation=lambda row, layers: seen.append(row),
+    observer = SimpleNamespace(step=lambda samples, layers: None,
+                               evaluation=lambda row, layers, shares: seen.append(row),
                                go_back=lambda place: seen.append(dataclasses.replace(place)))
     (tmp_path / "checkpoints").mkdir()
     made = fit.Fit(config, make_plan(config, 1, 640), feed, state, Checkpoints(tmp_path / "checkpoints", {}),
