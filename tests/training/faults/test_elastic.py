@@ -37,11 +37,18 @@ class Elastic:
         part.replace(self._hosts)
 
     def worker(self, rank):
+        return self._worker("HOROVOD_RANK", str(rank))
+
+    def worker_on(self, host):
+        """One of a host's; horovodrun may give ranks to either host first."""
+        return self._worker("HOROVOD_HOSTNAME", host)
+
+    def _worker(self, variable, value):
         for process in psutil.Process(self.launcher.pid).children(recursive=True):
             with_python = process.name().startswith("python") and str(ROOT / "train.py") in process.cmdline()
-            if with_python and process.environ().get("HOROVOD_RANK") == str(rank):
+            if with_python and process.environ().get(variable) == value:
                 return process
-        raise AssertionError(f"no worker {rank}")
+        raise AssertionError(f"no worker with {variable}={value}")
 
     def reach(self, step):
         wait_for(lambda: newest_step(self.folder) >= step, self.launcher)
@@ -75,13 +82,13 @@ def test_a_torus_that_loses_a_worker_gets_another_grid(tmp_path):
     training.reach(12)
     before = json.loads((training.folder / "plan.json").read_text())
     assert before["workers"] == 6 and before["exchange"]["grid"] == [3, 2]
-    training.worker(5).kill()
+    training.worker_on("127.0.0.1").kill()
     wait_for(lambda: "on 4 workers for 6" in training.log.read_text(), training.launcher)
     training.reach(newest_step(training.folder) + 30)
     after, said = json.loads((training.folder / "plan.json").read_text()), training.log.read_text()
     assert after["workers"] == 4 and after["exchange"]["allreduce"] == "torus" and after["exchange"]["grid"] == [2, 2]
     assert said.count("goes on in a torus: 3x2 does not fit 4 workers") == 1
-    training.worker(1).terminate()
+    training.worker_on("localhost").terminate()
     assert training.launcher.wait(120) == 1 and training.log.read_text().count("stopped on request") == 4
 
 
