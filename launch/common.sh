@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# What the launchers have in common, beside the environment: `. launch/common.sh` brings both.
-. "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+# What the launchers have in common, beside the environment, which launch/env.sh sets and which needs a .venv.
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 # One line on what is wrong, and the exit code: 2 for a wrong option, else 1.
 fail() {
@@ -13,7 +13,7 @@ recipe_path() {
     local name
     for name in "$1" "$root/launch/recipes/$1" "$root/launch/recipes/$1.flags"; do
         if [ -f "$name" ]; then
-            realpath "$name"
+            realpath -- "$name"
             return
         fi
     done

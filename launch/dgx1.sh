@@ -2,6 +2,7 @@
 # Trains a recipe on one machine, a DGX-1 or another: a worker a GPU, each bound to its GPU's socket and memory.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+. "$root/launch/env.sh"
 
 usage="launch/dgx1.sh [options] RECIPE [flags of train.py, which win over the recipe's]
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains a recipe on this machine, in the image that the Dockerfile makes; `launch/docker.sh --help` says more.
 set -euo pipefail
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh" # not env.sh: the environment is the image's
 engine=${BIGBATCH_ENGINE:-docker}
 passed_on='(NCCL|HOROVOD|OMP|TF_CPP|TF_GPU|TF_XLA|XLA)_.*|CUDA_VISIBLE_DEVICES|BIGBATCH_WORKERS_PER_GPU'
 
@@ -27,11 +27,6 @@ Exit codes are the training's: 0 done, 2 a flag is wrong, 75 stopped on request 
 TEXT
 }
 
-fail() { # CODE MESSAGE
-    echo "docker.sh: $2" >&2
-    exit "$1"
-}
-
 # --- the command line ---
 image=bigbatch build='' data='' output=runs dry_run=''
 while [[ ${1-} == -* ]]; do
@@ -51,12 +46,8 @@ while [[ ${1-} == -* ]]; do
     shift
 done
 [[ $# -gt 0 ]] || fail 2 "a recipe is missing; --help says more"
-for recipe in "$1" "$root/launch/recipes/$1" "$root/launch/recipes/$1.flags" ''; do
-    [[ ! -f $recipe ]] || break
-done
-[[ -n $recipe ]] || fail 1 "there is no recipe $1; launch/recipes/README.md lists those that there are"
+recipe=$(recipe_path "$1")
 [[ -z $data || -d $data ]] || fail 1 "--data: there is no folder $data"
-recipe=$(realpath -- "$recipe")
 output=$(realpath -m -- "$output")
 shift
 

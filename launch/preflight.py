@@ -44,14 +44,14 @@ CURES = {"Python": "use the same .venv", "TensorFlow": "run 'uv sync' there", "H
          "dataset": "--data_dir has to lead to the same dataset", "driver": "install the same driver"}
 
 
-def usual(hosts: list[dict], column: str):
-    """The value that most hosts have."""
-    return Counter(str(COLUMNS[column](host)) for host in hosts).most_common(1)[0][0]
+def usual(hosts: list[dict]) -> dict[str, str]:
+    """The value that most hosts have, in each column that should be the same on all."""
+    return {column: Counter(str(COLUMNS[column](host)) for host in hosts).most_common(1)[0][0] for column in SAME}
 
 
 def table(hosts: list[dict]) -> str:
     """A line a host; * marks what differs from most others, and a clock that is off."""
-    expected = {column: usual(hosts, column) for column in SAME}
+    expected = usual(hosts)
     rows = [list(COLUMNS)]
     for host in hosts:
         row = {column: str(read(host)) for column, read in COLUMNS.items()}
@@ -65,13 +65,15 @@ def table(hosts: list[dict]) -> str:
 
 def problems(hosts: list[dict], data_dir: str, per_gpu: int = 1) -> list[str]:
     """What would break a run on these hosts, a line each with its cure. per_gpu: workers that may share a GPU."""
-    found, any_gpu = [], any(host["gpus"] for host in hosts)
+    if not hosts:
+        return []
+    found, expected, any_gpu = [], usual(hosts), any(host["gpus"] for host in hosts)
     for host in hosts:
         name, gpus = host["host"], len(host["gpus"])
         for column, cure in CURES.items():
-            value, expected = str(COLUMNS[column](host)), usual(hosts, column)
-            if value != expected and value != "missing":
-                found.append(f"{name}: {column} {value}, elsewhere {expected}: {cure}")
+            value = str(COLUMNS[column](host))
+            if value not in (expected[column], "missing"):
+                found.append(f"{name}: {column} {value}, elsewhere {expected[column]}: {cure}")
             elif value == "missing":
                 found.append(f"{name}: no dataset in {data_dir}: {cure}" if column == "dataset" else
                              f"{name}: {column} is not installed: {cure}")

@@ -64,9 +64,10 @@ class RunFolder:
         rows = self._cut("metrics.jsonl", place.evaluations)
         layers = self._cut("trust_ratios.jsonl", place.evaluations + (place.step > 0))
         times = self._cut("times.jsonl", place.evaluations)
-        for row, shares in zip(rows, times, strict=False):
+        for row in rows:
             self._scalars(row["samples"], row)
-            self._scalars(row["samples"], {f"time/{name}": shares[name] for name in shares if name != "epoch"})
+        for row, shares in zip(rows, times, strict=False):  # a run of an earlier version has none
+            self._shares(row["samples"], shares)
         for samples, row in zip([0, *(row["samples"] for row in rows)], layers, strict=False):
             self._scalars(samples, _by_value(row["layers"]))
 
@@ -91,10 +92,13 @@ class RunFolder:
         """
         self._append("metrics.jsonl", row)
         self._append("times.jsonl", {"epoch": row["epoch"], **shares})
-        self._scalars(row["samples"], {f"time/{name}": share for name, share in shares.items()})
+        self._shares(row["samples"], shares)
         self._layers(row["epoch"], row["samples"], layers)
         self._scalars(row["samples"], row)
         self._events.flush()
+
+    def _shares(self, samples, shares):
+        self._scalars(samples, {f"time/{name}": share for name, share in shares.items() if name != "epoch"})
 
     def _layers(self, epoch, samples, layers):
         if layers:

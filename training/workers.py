@@ -96,15 +96,15 @@ def start(seed: int, deterministic: bool = False, exchange=None) -> Worker:
         tf.config.experimental.enable_op_determinism()
     elif exchange and exchange.fusion_mb:
         os.environ["HOROVOD_FUSION_THRESHOLD"] = str(int(exchange.fusion_mb * 2**20))
-    expected, local_size = launched().size, launched().local_size
+    expected = launched()
     links, way = None, RING
     if exchange and not exchange.elastic:
-        way = route(exchange, expected, local_size, nccl=_has_nccl())
+        way = route(exchange, expected.size, expected.local_size, nccl=_has_nccl())
         links = _open(way)
     else:
         hvd.init()
-    if hvd.size() != expected and ELASTIC not in os.environ:
-        raise UserError(f"the launcher started {expected} workers, but Horovod sees {hvd.size()}; start them with "
+    if hvd.size() != expected.size and ELASTIC not in os.environ:
+        raise UserError(f"the launcher started {expected.size} workers, but Horovod sees {hvd.size()}; start them with "
                         "horovodrun --gloo or mpirun from this environment")
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:
@@ -154,8 +154,9 @@ def _check_nodes() -> None:
     speak to each other, ends without a word on why. (Under mpirun nothing tells the number of nodes: 1 + 2 + 3 workers
     go unnoticed.)
     """
-    size, local_size = launched().size, launched().local_size
-    if local_size * int(os.environ.get("HOROVOD_CROSS_SIZE", size // local_size)) != size:
+    world = launched()
+    nodes = int(os.environ.get("HOROVOD_CROSS_SIZE", world.size // world.local_size))
+    if world.local_size * nodes != world.size:
         raise UserError("--torus_grid=auto is for nodes with the same number of workers each; name a grid, such as "
                         "--torus_grid=4x2")
 

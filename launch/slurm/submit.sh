@@ -3,6 +3,8 @@
 set -euo pipefail
 # shellcheck source=../common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+# shellcheck source=../env.sh
+. "$root/launch/env.sh"
 
 usage="launch/slurm/submit.sh --nodes N --gpus-per-node G [options] RECIPE [flags of train.py]
 
