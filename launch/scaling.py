@@ -190,13 +190,10 @@ def define() -> absl_flags.FlagValues:
 
 
 def help_text() -> str:
-    values, shown = define(), [__doc__]
+    values = define()
     values.set_default("model", "resnet50")
-    for name in (*OWN, *BORROWED):
-        flag = values[name]
-        default = "" if flag.default is None else f" (default: {flag.default_as_str.strip(chr(39))})"
-        shown.append(absl_flags.text_wrap(f"--{name}: {flag.help}{default}", 110, "      ", "  "))
-    return "\n".join([*shown, "--flagfile=RECIPE forecasts that recipe's training."])
+    return "\n".join([__doc__, *flags.described(values, (*OWN, *BORROWED)),
+                      "--flagfile=RECIPE forecasts that recipe's training."])
 
 
 if __name__ == "__main__":

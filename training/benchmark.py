@@ -253,12 +253,7 @@ def define() -> tuple[absl_flags.FlagValues, absl_flags.FlagValues]:
 
 
 def help_text() -> str:
-    values, shown = define()[0], [__doc__]
-    for name in (*BORROWED, *OWN):
-        flag = values[name]
-        default = "" if flag.default is None else f" (default: {flag.default_as_str.strip(chr(39))})"
-        shown.append(absl_flags.text_wrap(f"--{name}: {flag.help}{default}", 110, "      ", "  "))
-    return "\n".join(shown)
+    return "\n".join([__doc__, *flags.described(define()[0], (*BORROWED, *OWN))])
 
 
 def main(argv) -> int:

@@ -54,13 +54,19 @@ def help_text() -> str:
     values, lines = define(), ["train.py: trains, evaluates and reports; see README.md.", ""]
     for group in GROUPS:
         lines.append(f"{group} flags:")
-        for name in values.groups[group]:
-            flag = values[name]
-            default = "" if flag.default is None else f" (default: {flag.default_as_str.strip(chr(39))})"
-            lines.append(absl_flags.text_wrap(f"--{name}: {flag.help}{default}", 110, "      ", "  "))
-        lines.append("")
+        lines += [*described(values, values.groups[group]), ""]
     lines.append("--flagfile=FILE reads flags from a file; without it launch/recipes/digits.flags is read first.")
     return "\n".join(lines)
+
+
+def described(values: absl_flags.FlagValues, names) -> list[str]:
+    """What a help text says of each of these flags."""
+    lines = []
+    for name in names:
+        flag = values[name]
+        default = "" if flag.default is None else f" (default: {flag.default_as_str.strip(chr(39))})"
+        lines.append(absl_flags.text_wrap(f"--{name}: {flag.help}{default}", 110, "      ", "  "))
+    return lines
 
 
 def _read(argv):
