@@ -130,9 +130,14 @@ class Job:
             signal.signal(number, handler)
         if self._stopped_by:
             return 128 + self._stopped_by
-        if code and self._ended is None:
-            _complain(f"horovodrun has failed: {self._said[-1] if self._said else f'exit code {code}'}", code)
-        return self._ended if self._ended in (2, EXIT_CODE) else int(code != 0)
+        if not self._ended:
+            if code:
+                _complain(f"horovodrun has failed: {self._said[-1] if self._said else f'exit code {code}'}", code)
+            return int(code != 0)
+        rank, code = self._ended
+        if code > 128:  # else it has said why itself; the others may be ended before they can say that it is gone
+            _complain(f"worker {rank} was killed, or its host is gone (exit code {code})", 1)
+        return code if code in (2, EXIT_CODE) else 1
 
     def _stop(self, number, _):
         if not self._stopped_by:
@@ -151,7 +156,7 @@ class Job:
                 elif found:
                     self._write(sys.stderr, f"[{found[1]}] {line[found.end():]}")
                 elif ended := ENDED.match(line):
-                    self._ended = self._ended or int(ended[2])
+                    self._ended = self._ended or (ended[1], int(ended[2]))
                 elif line.strip():
                     self._said.append(line.strip())
 

@@ -242,14 +242,16 @@ def any_of_them(flag: bool) -> bool:
 
 
 def is_lost(error) -> bool:
-    """Whether it is Horovod's error where another worker is no longer there."""
+    """Whether it is Horovod's error where another worker is no longer there.
+
+    TensorFlow names the node that failed, which need not tell that it is Horovod's, and where it was made, which does.
+    """
     if "horovod" not in sys.modules:
         return False
     from horovod.common.exceptions import HorovodInternalError
 
     return isinstance(error, HorovodInternalError) or ("dali" not in str(error).lower() and any(
-        sign in str(error) for sign in (
-            "Horovod has been shut down", "HorovodAll", "HorovodBroadcast", "HorovodReducescatter")))
+        sign in str(error) for sign in ("Horovod", "/horovod/tensorflow/")))
 
 
 @contextmanager
@@ -268,7 +270,9 @@ def lost_is_known():
 
 def reason(error) -> str:
     """The line of a TensorFlow error that says what happened: its own or DALI's."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip() and "Critical error" not in line]
+    where = ("Graph execution error", "Detected at node", "File ", "[[", "Critical error")  # in the graph and in Python
+    lines = [line.strip() for line in str(error).splitlines()]
+    lines = [line for line in lines if line and not line.startswith(where)] or [type(error).__name__]
     telling = ("rror in", "ssert", "No space left", "outside the valid range")
     return next((line for line in lines if any(word in line for word in telling)), lines[0])[:300]
 
