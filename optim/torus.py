@@ -11,9 +11,9 @@ Together that is S * 2 (N - 1) / N a rank, what a ring sends; but the messages t
 2 (Y - 1) where a ring has 2 (N - 1), and a column's carry an X-th of what a ring between nodes would.
 
 A bucket (--fusion_mb) holds gradients in the order in which the backward pass makes them. It is padded with zeros to a
-multiple of N, and can set out as soon as its own gradients are there. All three steps keep the wire's type, and so sum
-in it. The order of each sum follows from the grid, and is the same each time where Horovod does not send two buckets as
-one (HOROVOD_FUSION_THRESHOLD=0, as --deterministic has it), which it does as they happen to be ready.
+multiple of N, and can set out as soon as its own gradients are there. What passes between steps is of the wire's type.
+The order of each sum follows from the grid, and is the same each time where Horovod does not send two buckets as one
+(HOROVOD_FUSION_THRESHOLD=0, as --deterministic has it), which it does as they happen to be ready.
 
 IndexedSlices are gathered and not summed, as in hvd.allreduce, and by it: every rank needs every other's rows, and no
 grid makes them fewer.
@@ -27,23 +27,33 @@ from optim.buckets import buckets
 
 
 class ProcessSets:
-    """The steps as Horovod's own collectives, on a process set for each row and each column.
+    """The steps as collectives of Horovod's, on a process set for each row and each column.
+
+    rings: reduce-scatters are Horovod's own, as NCCL has good ones. Open MPI's takes memory anew each time, and several
+    times as long as what is done instead: an all-to-all along the row, with the same bytes and messages, whose parts
+    each rank sums by itself, in float32 and in the order of the ranks.
 
     `process_sets` has to be given to hvd.init. (Horovod can also add sets later, HOROVOD_DYNAMIC_PROCESS_SETS, but then
     has all ranks agree on the number of sets in each of its cycles.)
     """
 
-    def __init__(self, horizontal: int, vertical: int):
+    def __init__(self, horizontal: int, vertical: int, rings: bool = False):
         workers = horizontal * vertical
-        self._horizontal = horizontal
+        self._horizontal, self.rings = horizontal, rings
         self._rows = [_process_set(range(row * horizontal, (row + 1) * horizontal), workers)
                       for row in range(vertical)]
         self._columns = [_process_set(range(column, workers, horizontal), workers) for column in range(horizontal)]
         self.process_sets = [one for one in (*self._rows, *self._columns) if one not in (None, hvd.global_process_set)]
 
     def reduce_scatter(self, flat, name):
-        row = self._rows[hvd.rank() // self._horizontal]
-        return flat if row is None else hvd.reducescatter(flat, op=hvd.Sum, process_set=row, name=f"{name}_scatter")
+        row, name = self._rows[hvd.rank() // self._horizontal], f"{name}_scatter"
+        if row is None:
+            return flat
+        if self.rings:
+            return hvd.reducescatter(flat, op=hvd.Sum, process_set=row, name=name)
+        splits = tf.fill([self._horizontal], flat.shape[0] // self._horizontal)
+        received, _ = hvd.alltoall(flat, splits=splits, process_set=row, name=name)
+        return _sum_of_parts(tf.ensure_shape(received, flat.shape), self._horizontal)
 
     def all_reduce(self, flat, name, op=hvd.Sum):
         return self._all_reduce(self._columns[hvd.rank() % self._horizontal], flat, f"{name}_column", op)
@@ -68,11 +78,16 @@ def _process_set(ranks, workers):
     return hvd.global_process_set if len(ranks) == workers else hvd.ProcessSet(list(ranks))
 
 
+def _sum_of_parts(received, count: int):
+    """Of the vectors that count ranks have sent, one after another; in float32, whatever the wire's type."""
+    parts = tf.reshape(received, [count, -1])
+    return tf.cast(tf.reduce_sum(tf.cast(parts, tf.float32), axis=0), received.dtype)
+
+
 class AllToAll:
     """The same steps, with the same bytes, as all-to-alls of all workers in which most have nothing to say.
 
-    For elastic training, where there may be no process sets (optim/route.py). What is received is summed here, in
-    float32 and in the order of the ranks.
+    For elastic training, where there may be no process sets (optim/route.py).
     """
 
     def __init__(self, horizontal: int, vertical: int):
@@ -95,8 +110,7 @@ class AllToAll:
         return hvd.allreduce(values, op=hvd.Max, name=name)
 
     def _scatter(self, flat, ranks, name):
-        parts = tf.reshape(self._exchange(flat, flat.shape[0] // len(ranks), ranks, name), [len(ranks), -1])
-        return tf.cast(tf.reduce_sum(tf.cast(parts, tf.float32), axis=0), flat.dtype)
+        return _sum_of_parts(self._exchange(flat, flat.shape[0] // len(ranks), ranks, name), len(ranks))
 
     def _gather(self, flat, ranks, name):
         return self._exchange(tf.tile(flat, [len(ranks)]), flat.shape[0], ranks, name)
@@ -132,13 +146,14 @@ class Torus:
     def _sum(self, tensors, name):
         """The sums of a bucket's tensors, which are of one type."""
         wired, contexts = zip(*(self.compression.compress(one) for one in tensors), strict=True)
-        sizes = [one.shape.num_elements() for one in wired]
-        padding = -sum(sizes) % self.workers
-        flat = tf.concat([*(tf.reshape(one, [-1]) for one in wired), tf.zeros([padding], wired[0].dtype)], axis=0)
+        pieces, sizes = [tf.reshape(one, [-1]) for one in wired], [one.shape.num_elements() for one in wired]
+        if padding := -sum(sizes) % self.workers:
+            pieces, sizes = [*pieces, tf.zeros([padding], wired[0].dtype)], [*sizes, padding]
+        flat = tf.concat(pieces, axis=0)  # of a single one no copy is made, nor in the split
         flat = self.links.reduce_scatter(flat, name)
         flat = self.links.all_reduce(flat, name)
         flat = self.links.all_gather(flat, name)
-        *parts, _ = tf.split(flat, [*sizes, padding])
+        parts = tf.split(flat, sizes)[:len(tensors)]
         return [self.compression.decompress(tf.reshape(part, one.shape), context)
                 for part, one, context in zip(parts, tensors, contexts, strict=True)]
 

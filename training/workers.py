@@ -99,8 +99,9 @@ def start(seed: int, deterministic: bool = False, exchange=None) -> Worker:
     expected = launched()
     links, way = None, RING
     if exchange and not exchange.elastic:
-        way = route(exchange, expected.size, expected.local_size, nccl=_has_nccl())
-        links = _open(way)
+        nccl = _has_nccl()
+        way = route(exchange, expected.size, expected.local_size, nccl)
+        links = _open(way, nccl)
     else:
         hvd.init()
     if hvd.size() != expected.size and ELASTIC not in os.environ:
@@ -128,7 +129,7 @@ def _has_nccl() -> bool:
     return bool(hvd.nccl_built() and tf.config.list_physical_devices("GPU"))
 
 
-def _open(way: Route):
+def _open(way: Route, nccl: bool):
     """Starts Horovod for a route; returns the torus's links, or None without one. Raises UserError."""
     import horovod.tensorflow as hvd
 
@@ -136,7 +137,7 @@ def _open(way: Route):
 
     if way.by == NCCL:
         os.environ["HOROVOD_TORUS_ALLREDUCE"] = "1"
-    links = ProcessSets(*way.grid) if way.by == PROCESS_SETS else None
+    links = ProcessSets(*way.grid, rings=nccl) if way.by == PROCESS_SETS else None
     try:
         hvd.init(process_sets=links.process_sets if links else None)
     except ValueError:

@@ -6,9 +6,9 @@ import subprocess
 import time
 
 import pytest
-from conftest import BIN, ROOT, rows
-from rig import Hosts
+from conftest import BIN, ROOT, require_tool, rows
 
+from benchmarks.hosts import Hosts
 from launch import hosts as host_lists
 from launch.horovodrun import recipe_path
 from training.errors import UserError
@@ -21,6 +21,7 @@ LONG = (*QUICK, "--epochs=500", "--checkpoint_every=0.5")
 
 @pytest.fixture(scope="module")
 def hosts():
+    require_tool("sshd", "/usr/sbin/sshd")
     with Hosts("h1", "h2") as hosts:
         yield hosts
 

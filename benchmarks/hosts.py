@@ -6,12 +6,13 @@ version, no dataset) is mounted over what all see.
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 
-from conftest import BIN, ROOT, require_tool
-
+ROOT = Path(__file__).parents[1]
+BIN = Path(sys.executable).parent
 NETWORK = "10.78.0"
 INIT = """
 set -e
@@ -36,7 +37,6 @@ class Hosts:
     """Context: `login` and the named hosts, up. work: the folder that each has of its own, under the same name."""
 
     def __init__(self, *names: str):
-        require_tool("sshd", "/usr/sbin/sshd")
         self.names, self._processes = ("login", *names), {}
         self.top = Path(tempfile.mkdtemp(prefix="hosts-", dir="/tmp"))
         self.work = self.top / "work"
@@ -93,6 +93,12 @@ class Hosts:
 
     def plug_cable(self, name: str) -> None:
         self._switch("ip", "link", "set", f"to-{name}", "up")
+
+    def shape(self, rate: str) -> None:
+        """Has no host send faster than this, in tc's words: `1gbit`."""
+        for name in self.names:
+            self.run(name, "tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", rate, "burst", "64kb",
+                     "latency", "100ms").check_returncode()
 
     def words(self, name: str, *command) -> list[str]:
         """The words that run a command on a host, in its own working folder."""

@@ -1,0 +1,208 @@
+"""Which all-reduce is fastest where: ring or torus, in float32 or float16, against Open MPI's own.
+
+    uv run python -m benchmarks.allreduce [--cpu_operations=gloo] [--output=here.json] [--plot=here.svg]
+
+For each number of workers on this machine and each size, all take turns in the same run: Allreduce through mpi4py,
+which is the bar; Horovod's ring, which over MPI is that same Allreduce; the torus of optim/torus.py, on the widest grid
+that is not a ring and on the squarest. A round's time is the slowest worker's; shown are medians over the rounds, and
+the median of each round's ratio to the bar. Horovod's hierarchical all-reduce exists for NCCL alone; the torus whose
+rows are the nodes does the same steps.
+
+On one machine a message costs next to nothing, but each collective is agreed on in one of Horovod's cycles, of 1 ms
+(HOROVOD_CYCLE_TIME), and a torus has three where a ring has one. benchmarks.allreduce_hosts has several hosts;
+launch.scaling says what follows where messages cost something.
+"""
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from absl import app
+from absl import flags as absl_flags
+
+from optim import grids
+
+ROOT = Path(__file__).parents[1]
+SIZES = [str(10**power) for power in range(3, 9)]
+ROUNDS = (5, 41)  # the fewest and the most
+GRADIENT = 4_000_000  # bytes of the largest; more are exchanged as several, as of a network
+BAR = "Open MPI"
+# where workers share cores, one that waits has to let the others run
+MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1")
+FLAGS = absl_flags.FlagValues()
+absl_flags.DEFINE_list("workers", ["2", "4", "8", "16"], "Numbers of workers.", flag_values=FLAGS)
+absl_flags.DEFINE_list("sizes", SIZES, "Bytes of float32.", flag_values=FLAGS)
+absl_flags.DEFINE_enum("cpu_operations", "mpi", ["mpi", "gloo"], "What Horovod sends by.", flag_values=FLAGS)
+absl_flags.DEFINE_float("seconds", 3.0, "For all rounds of a size, about.", flag_values=FLAGS)
+absl_flags.DEFINE_bool("worker", False, "Measure among the workers that this one was started with.", flag_values=FLAGS)
+absl_flags.DEFINE_string("interface", None, "With --worker: count what leaves a host by it.", flag_values=FLAGS)
+absl_flags.DEFINE_string("output", None, "A file for the rows, as JSON.", flag_values=FLAGS)
+absl_flags.DEFINE_string("plot", None, "A file for the plot.", flag_values=FLAGS)
+
+
+def chosen_grids(workers: int) -> list[tuple[int, int]]:
+    """The widest grid that is not a ring, and the squarest; none of a prime number."""
+    real = [grid for grid in grids.grids(workers) if 1 not in grid]
+    return sorted({real[0], min(real, key=lambda grid: abs(grid[0] - grid[1]))}, reverse=True) if real else []
+
+
+def methods(size: int, links: dict) -> dict:
+    """Name -> a function that sums `size` bytes of float32 over all workers. links: grid -> its process sets."""
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+    from mpi4py import MPI
+
+    from optim.exchange import COMPRESSIONS, FUSION_MB
+    from optim.torus import Torus
+
+    values = np.ones(size // 4, np.float32)
+    result = np.empty_like(values)
+    gradients = [tf.constant(part) for part in np.array_split(values, -(-size // GRADIENT))]
+
+    def bar():
+        MPI.COMM_WORLD.Allreduce(values, result)
+        return [result]
+
+    made = {BAR: bar}
+    for wire, compression in COMPRESSIONS.items():
+        def ring(compression=compression, name=f"ring_{size}_{wire}"):
+            return [hvd.allreduce(one, op=hvd.Sum, compression=compression, name=f"{name}_{number}")
+                    for number, one in enumerate(gradients)]
+
+        suffix = "" if wire == "none" else f", {wire}"
+        made[f"ring{suffix}"] = tf.function(ring)
+        for grid, sets in links.items():
+            torus = Torus(sets, hvd.size(), compression, fusion_bytes=FUSION_MB * 2**20)
+            made[f"torus {grid[0]}x{grid[1]}{suffix}"] = tf.function(lambda torus=torus: torus(gradients))
+    return made
+
+
+def measure(sizes: list[int], seconds: float, interface: str | None) -> list[dict]:
+    """Rows, the same on all workers: workers, bytes, method, milliseconds, ratio; sent: bytes, by the busiest host."""
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+    from mpi4py import MPI
+
+    from optim.torus import ProcessSets
+
+    tf.get_logger().setLevel("ERROR")
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    links = {grid: ProcessSets(*grid) for grid in chosen_grids(MPI.COMM_WORLD.size)}
+    hvd.init(process_sets=[one for sets in links.values() for one in sets.process_sets])
+    rows = []
+    for size in sizes:
+        calls = methods(size, links)
+        for name, call in calls.items():  # which also compiles
+            if any(np.any(np.asarray(one) != hvd.size()) for one in call()):
+                raise SystemExit(f"{name} sums wrongly")
+        once = sum(timed(call) for call in calls.values())
+        times = {name: [] for name in calls}
+        sent = dict.fromkeys(calls, 0)
+        for _ in range(int(np.clip(seconds / once, *ROUNDS))):
+            for name, call in calls.items():
+                before = left(interface)
+                times[name].append(timed(call))
+                sent[name] += left(interface) - before
+        for name, found in times.items():
+            ratio = statistics.median(one / bar for one, bar in zip(found, times[BAR], strict=True))
+            rows.append({"workers": hvd.size(), "bytes": size, "method": name, "ratio": ratio,
+                         "milliseconds": 1e3 * statistics.median(found)})
+            if interface:
+                rows[-1]["sent"] = MPI.COMM_WORLD.allreduce(sent[name] / len(found), op=MPI.MAX)
+    return rows
+
+
+def timed(call) -> float:
+    """Seconds that the slowest worker takes."""
+    from mpi4py import MPI
+
+    MPI.COMM_WORLD.Barrier()
+    began = time.perf_counter()
+    call()
+    return MPI.COMM_WORLD.allreduce(time.perf_counter() - began, op=MPI.MAX)
+
+
+def left(interface: str | None) -> int:
+    """Bytes that have left this host by an interface."""
+    return int(Path(f"/sys/class/net/{interface}/statistics/tx_bytes").read_text()) if interface else 0
+
+
+def worker_command(*arguments: str) -> list[str]:
+    """One worker's."""
+    return [sys.executable, "-m", "benchmarks.allreduce", "--worker", *arguments]
+
+
+def start(workers: int) -> list[dict]:
+    """The rows of so many workers on this machine."""
+    launcher, *words = MPIRUN
+    done = subprocess.run(
+        [Path(sys.executable).with_name(launcher), *words, "-x", f"HOROVOD_CPU_OPERATIONS={FLAGS.cpu_operations}", "-x",
+         "TF_CPP_MIN_LOG_LEVEL=3", "-np", str(workers), *worker_command(f"--sizes={','.join(FLAGS.sizes)}",
+                                                                         f"--seconds={FLAGS.seconds}")],
+        cwd=ROOT, text=True, capture_output=True)
+    if done.returncode:
+        raise SystemExit(done.stderr[-3000:])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def table(rows: list[dict]) -> str:
+    lines = [f"{'workers':>7}  {'bytes':>11}  {'method':<16}  {'ms':>9}  {'to Open MPI':>11}"]
+    for row in rows:
+        sent = f"  {row['sent']:>13,.0f} bytes sent" if "sent" in row else ""
+        lines.append(f"{row['workers']:>7}  {row['bytes']:>11,}  {row['method']:<16}  {row['milliseconds']:>9.3f}  "
+                     f"{row['ratio']:>11.2f}{sent}")
+    return "\n".join(lines)
+
+
+def fastest(rows: list[dict]) -> str:
+    """Where each wins, the bar aside."""
+    lines = []
+    for workers in dict.fromkeys(row["workers"] for row in rows):
+        best = {}
+        for row in rows:
+            if row["workers"] == workers and row["method"] != BAR:
+                best[row["bytes"]] = min(best.get(row["bytes"], row), row, key=lambda one: one["milliseconds"])
+        sizes = "; ".join(f"{size:,} bytes {row['method']}" for size, row in best.items())
+        lines.append(f"{workers} workers: {sizes}")
+    return "\n".join(lines)
+
+
+def plot(rows: list[dict], path: str) -> None:
+    from matplotlib.figure import Figure
+
+    worlds = list(dict.fromkeys(row["workers"] for row in rows))
+    figure = Figure(figsize=(5 * len(worlds), 4), layout="constrained")
+    for axes, workers in zip(figure.subplots(1, len(worlds), squeeze=False)[0], worlds, strict=True):
+        here = [row for row in rows if row["workers"] == workers]
+        for name in dict.fromkeys(row["method"] for row in here):
+            points = [(row["bytes"], row["milliseconds"]) for row in here if row["method"] == name]
+            axes.loglog(*zip(*points, strict=True), marker=".", label=name)
+        axes.set(title=f"{workers} workers", xlabel="bytes", ylabel="milliseconds")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    figure.savefig(path)
+
+
+def main(argv) -> None:
+    FLAGS(argv)
+    if FLAGS.worker:
+        from mpi4py import MPI
+
+        rows = measure([int(size) for size in FLAGS.sizes], FLAGS.seconds, FLAGS.interface)
+        if MPI.COMM_WORLD.rank == 0:
+            print(json.dumps(rows), flush=True)
+        return
+    rows = [row for workers in FLAGS.workers for row in start(int(workers))]
+    print(table(rows))
+    print(fastest(rows))
+    if FLAGS.output:
+        Path(FLAGS.output).write_text(json.dumps(rows))
+    if FLAGS.plot:
+        plot(rows, FLAGS.plot)
+
+
+if __name__ == "__main__":
+    app.run(lambda argv: main(sys.argv), argv=sys.argv[:1])

@@ -1,0 +1,120 @@
+"""What leaves a host, and how many messages follow one another, in a ring and in a torus: on emulated hosts.
+
+    uv run python -m benchmarks.allreduce_hosts [--rate=1gbit] [--output=hosts.json]
+
+Needs root, iproute2 and openssh-server. First benchmarks.allreduce on two and four hosts of two workers each, whose
+links tc has slowed down: times, and the bytes that the busiest host sends in an exchange. Then, a worker a host, the
+messages with gradients that a worker sends in an exchange; as each waits for the one before, these are its steps, to be
+2 (N - 1) and 2 (X - 1) + 2 (Y - 1). They are counted as packets on the wire, so small that each message is one.
+
+Open MPI is told to take its ring algorithms, for all its collectives; by itself it takes others, the bar's among them.
+"""
+import json
+import socket
+import sys
+from pathlib import Path
+
+from absl import app
+from absl import flags as absl_flags
+
+from benchmarks.allreduce import BAR, MPIRUN, ROOT, chosen_grids, methods, table, worker_command
+from benchmarks.hosts import Hosts
+
+INTERFACE = "eth0"
+PIECE = 600  # bytes of the smallest message; what workers agree on beforehand is shorter, a packet is longer
+RINGS = {"allreduce": 4, "reduce_scatter": 3, "allgatherv": 3}  # coll_tuned's numbers
+EVERY_PROTOCOL, OUTGOING = 3, 4  # packet(7)
+FLAGS = absl_flags.FlagValues()
+absl_flags.DEFINE_string("rate", "1gbit", "Of each host's link, as tc says it.", flag_values=FLAGS)
+absl_flags.DEFINE_list("hosts", ["2", "4"], "Numbers of hosts, two workers each, for times.", flag_values=FLAGS)
+absl_flags.DEFINE_list("sizes", ["1000000", "10000000", "100000000"], "Bytes of float32.", flag_values=FLAGS)
+absl_flags.DEFINE_list("workers", ["4", "6", "8"], "Numbers of workers, for messages.", flag_values=FLAGS)
+absl_flags.DEFINE_bool("worker", False, "Count messages among the workers that this one was started with.",
+                       flag_values=FLAGS)
+absl_flags.DEFINE_string("output", None, "A file for what was found, as JSON.", flag_values=FLAGS)
+
+
+def start(hosts: Hosts, names: list[str], each: int, command: list[str]) -> list[dict]:
+    """Rank 0's JSON of a command on so many workers of each of these hosts."""
+    launcher, *words = MPIRUN
+    rings = [("--mca", f"coll_tuned_{name}_algorithm", str(number)) for name, number in RINGS.items()]
+    done = hosts.run(
+        names[0], launcher, *words, *(word for ring in rings for word in ring), "--mca", "coll_tuned_use_dynamic_rules",
+        "1", "--mca", "coll", "^han", "--mca", "btl_tcp_if_include", INTERFACE, "--host",
+        ",".join(f"{name}:{each}" for name in names), "-x", f"PYTHONPATH={ROOT}", "-x", "TF_CPP_MIN_LOG_LEVEL=3",
+        "-np", len(names) * each, *command, timeout=1200)
+    if done.returncode:
+        raise SystemExit(done.stderr[-3000:])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def count(rounds: int = 20) -> list[dict]:
+    """Rows, the same on all workers: workers, method, messages of the worker that sends most."""
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+    from mpi4py import MPI
+
+    from optim.torus import ProcessSets
+
+    tf.get_logger().setLevel("ERROR")
+    world = MPI.COMM_WORLD
+    links = {grid: ProcessSets(*grid) for grid in chosen_grids(world.size)}
+    hvd.init(process_sets=[one for sets in links.values() for one in sets.process_sets])
+    rows = []
+    for name, call in methods(world.size * PIECE, links).items():
+        if name != BAR and "fp16" not in name:
+            call()
+            sent = 0
+            for _ in range(rounds):
+                with socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(EVERY_PROTOCOL)) as wire:
+                    wire.bind((INTERFACE, EVERY_PROTOCOL))
+                    world.Barrier()
+                    call()
+                    world.Barrier()
+                    sent += messages(wire)
+            rows.append({"workers": world.size, "method": name,
+                         "messages": world.allreduce(sent, op=MPI.MAX) / rounds})
+    return rows
+
+
+def messages(wire) -> int:
+    """How many of the packets that were sent since the socket was opened hold a piece of gradients."""
+    wire.setblocking(False)
+    found = 0
+    while True:
+        try:
+            packet, (_, _, kind, *_) = wire.recvfrom(65_536)
+        except BlockingIOError:
+            return found
+        found += kind == OUTGOING and len(packet) > PIECE
+
+
+def main(argv) -> None:
+    FLAGS(argv)
+    if FLAGS.worker:
+        rows = count()
+        from mpi4py import MPI
+
+        if MPI.COMM_WORLD.rank == 0:
+            print(json.dumps(rows), flush=True)
+        return
+    most = max(map(int, FLAGS.hosts + FLAGS.workers))
+    names, timed, counted = [f"h{number}" for number in range(1, most + 1)], [], []
+    with Hosts(*names) as hosts:
+        for workers in map(int, FLAGS.workers):
+            command = [sys.executable, "-m", "benchmarks.allreduce_hosts", "--worker"]
+            counted += start(hosts, names[:workers], 1, command)
+        for row in counted:
+            print(f"{row['workers']} hosts, a worker each: {row['method']}, {row['messages']:g} messages", flush=True)
+        hosts.shape(FLAGS.rate)
+        for number in map(int, FLAGS.hosts):
+            command = worker_command(f"--sizes={','.join(FLAGS.sizes)}", f"--interface={INTERFACE}")
+            rows = start(hosts, names[:number], 2, command)
+            timed += [{"hosts": number, **row} for row in rows]
+            print(f"{number} hosts of two workers, {FLAGS.rate}\n{table(rows)}", flush=True)
+    if FLAGS.output:
+        Path(FLAGS.output).write_text(json.dumps({"times": timed, "messages": counted}))
+
+
+if __name__ == "__main__":
+    app.run(lambda argv: main(sys.argv), argv=sys.argv[:1])
