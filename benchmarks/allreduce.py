@@ -1,18 +1,19 @@
 """Which all-reduce is fastest where: ring or torus, in float32 or float16, against Open MPI's own.
 
-    uv run python -m benchmarks.allreduce [--cpu_operations=gloo] [--output=here.json] [--plot=here.svg]
+    uv run python -m benchmarks.allreduce [--launcher=horovodrun] [--output=here.json] [--plot=here.svg]
 
 For each number of workers on this machine and each size, all take turns in the same run: Allreduce through mpi4py,
 which is the bar; Horovod's ring, which over MPI is that same Allreduce; the torus of optim/torus.py, on the widest grid
-that is not a ring and on the squarest. A round's time is the slowest worker's; shown are medians over the rounds, and
-the median of each round's ratio to the bar. Horovod's hierarchical all-reduce exists for NCCL alone; the torus whose
-rows are the nodes does the same steps.
+that is not a ring and on the squarest. Under horovodrun, over Gloo, the ring is the bar. A round's time is the slowest
+worker's; shown are medians over the rounds, and the median of each round's ratio to the bar. Horovod's hierarchical
+all-reduce exists for NCCL alone; the torus whose rows are the nodes does the same steps.
 
 On one machine a message costs next to nothing, but each collective is agreed on in one of Horovod's cycles, of 1 ms
 (HOROVOD_CYCLE_TIME), and a torus has three where a ring has one. benchmarks.allreduce_hosts has several hosts;
 launch.scaling says what follows where messages cost something.
 """
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 from absl import app
 from absl import flags as absl_flags
 
@@ -32,10 +34,11 @@ GRADIENT = 4_000_000  # bytes of the largest; more are exchanged as several, as 
 BAR = "Open MPI"
 # where workers share cores, one that waits has to let the others run
 MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1")
+LAUNCHERS = {"mpirun": MPIRUN, "horovodrun": ("horovodrun", "--gloo")}
 FLAGS = absl_flags.FlagValues()
 absl_flags.DEFINE_list("workers", ["2", "4", "8", "16"], "Numbers of workers.", flag_values=FLAGS)
 absl_flags.DEFINE_list("sizes", SIZES, "Bytes of float32.", flag_values=FLAGS)
-absl_flags.DEFINE_enum("cpu_operations", "mpi", ["mpi", "gloo"], "What Horovod sends by.", flag_values=FLAGS)
+absl_flags.DEFINE_enum("launcher", "mpirun", list(LAUNCHERS), "Of the workers.", flag_values=FLAGS)
 absl_flags.DEFINE_float("seconds", 3.0, "For all rounds of a size, about.", flag_values=FLAGS)
 absl_flags.DEFINE_bool("worker", False, "Measure among the workers that this one was started with.", flag_values=FLAGS)
 absl_flags.DEFINE_string("interface", None, "With --worker: count what leaves a host by it.", flag_values=FLAGS)
@@ -46,7 +49,7 @@ absl_flags.DEFINE_string("plot", None, "A file for the plot.", flag_values=FLAGS
 def chosen_grids(workers: int) -> list[tuple[int, int]]:
     """The widest grid that is not a ring, and the squarest; none of a prime number."""
     real = [grid for grid in grids.grids(workers) if 1 not in grid]
-    return sorted({real[0], min(real, key=lambda grid: abs(grid[0] - grid[1]))}, reverse=True) if real else []
+    return [grid for grid in real if grid == real[0] or abs(grid[0] - grid[1]) == min(abs(x - y) for x, y in real)]
 
 
 def methods(size: int, links: dict) -> dict:
@@ -66,7 +69,7 @@ def methods(size: int, links: dict) -> dict:
         MPI.COMM_WORLD.Allreduce(values, result)
         return [result]
 
-    made = {BAR: bar}
+    made = {BAR: bar} if MPI.COMM_WORLD.size == hvd.size() else {}
     for wire, compression in COMPRESSIONS.items():
         def ring(compression=compression, name=f"ring_{size}_{wire}"):
             return [hvd.allreduce(one, op=hvd.Sum, compression=compression, name=f"{name}_{number}")
@@ -90,7 +93,8 @@ def measure(sizes: list[int], seconds: float, interface: str | None) -> list[dic
 
     tf.get_logger().setLevel("ERROR")
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    links = {grid: ProcessSets(*grid) for grid in chosen_grids(MPI.COMM_WORLD.size)}
+    world = MPI.COMM_WORLD.size if MPI.COMM_WORLD.size > 1 else int(os.environ["HOROVOD_SIZE"])
+    links = {grid: ProcessSets(*grid) for grid in chosen_grids(world)}
     hvd.init(process_sets=[one for sets in links.values() for one in sets.process_sets])
     rows = []
     for size in sizes:
@@ -99,7 +103,7 @@ def measure(sizes: list[int], seconds: float, interface: str | None) -> list[dic
             if any(np.any(np.asarray(one) != hvd.size()) for one in call()):
                 raise SystemExit(f"{name} sums wrongly")
         once = sum(timed(call) for call in calls.values())
-        times = {name: [] for name in calls}
+        times, bar = {name: [] for name in calls}, next(iter(calls))
         sent = dict.fromkeys(calls, 0)
         for _ in range(int(np.clip(seconds / once, *ROUNDS))):
             for name, call in calls.items():
@@ -107,27 +111,37 @@ def measure(sizes: list[int], seconds: float, interface: str | None) -> list[dic
                 times[name].append(timed(call))
                 sent[name] += left(interface) - before
         for name, found in times.items():
-            ratio = statistics.median(one / bar for one, bar in zip(found, times[BAR], strict=True))
+            ratio = statistics.median(one / bar for one, bar in zip(found, times[bar], strict=True))
             rows.append({"workers": hvd.size(), "bytes": size, "method": name, "ratio": ratio,
                          "milliseconds": 1e3 * statistics.median(found)})
             if interface:
-                rows[-1]["sent"] = MPI.COMM_WORLD.allreduce(sent[name] / len(found), op=MPI.MAX)
+                rows[-1]["sent"] = most(sent[name] / len(found))
     return rows
 
 
 def timed(call) -> float:
     """Seconds that the slowest worker takes."""
-    from mpi4py import MPI
-
-    MPI.COMM_WORLD.Barrier()
+    most(0.0)
     began = time.perf_counter()
     call()
-    return MPI.COMM_WORLD.allreduce(time.perf_counter() - began, op=MPI.MAX)
+    return most(time.perf_counter() - began)
+
+
+def most(value: float) -> float:
+    """The largest over the workers, who wait for each other."""
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+    from mpi4py import MPI
+
+    if MPI.COMM_WORLD.size > 1:
+        MPI.COMM_WORLD.Barrier()
+        return MPI.COMM_WORLD.allreduce(value, op=MPI.MAX)
+    return float(hvd.allreduce(tf.constant(value, tf.float64), op=hvd.Max, name="most"))
 
 
 def left(interface: str | None) -> int:
     """Bytes that have left this host by an interface."""
-    return int(Path(f"/sys/class/net/{interface}/statistics/tx_bytes").read_text()) if interface else 0
+    return psutil.net_io_counters(pernic=True)[interface].bytes_sent if interface else 0
 
 
 def worker_command(*arguments: str) -> list[str]:
@@ -137,23 +151,22 @@ def worker_command(*arguments: str) -> list[str]:
 
 def start(workers: int) -> list[dict]:
     """The rows of so many workers on this machine."""
-    launcher, *words = MPIRUN
+    launcher, *words = LAUNCHERS[FLAGS.launcher]
     done = subprocess.run(
-        [Path(sys.executable).with_name(launcher), *words, "-x", f"HOROVOD_CPU_OPERATIONS={FLAGS.cpu_operations}", "-x",
-         "TF_CPP_MIN_LOG_LEVEL=3", "-np", str(workers), *worker_command(f"--sizes={','.join(FLAGS.sizes)}",
-                                                                         f"--seconds={FLAGS.seconds}")],
-        cwd=ROOT, text=True, capture_output=True)
+        [Path(sys.executable).with_name(launcher), *words, "-np", str(workers),
+         *worker_command(f"--sizes={','.join(FLAGS.sizes)}", f"--seconds={FLAGS.seconds}")],
+        cwd=ROOT, env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}, text=True, capture_output=True)
     if done.returncode:
         raise SystemExit(done.stderr[-3000:])
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(next(line for line in done.stdout.splitlines() if "[{" in line).removeprefix("[0]<stdout>:"))
 
 
 def table(rows: list[dict]) -> str:
-    lines = [f"{'workers':>7}  {'bytes':>11}  {'method':<16}  {'ms':>9}  {'to Open MPI':>11}"]
+    lines = [f"{'workers':>7}  {'bytes':>11}  {'method':<16}  {'ms':>9}  {'to the bar':>10}"]
     for row in rows:
         sent = f"  {row['sent']:>13,.0f} bytes sent" if "sent" in row else ""
         lines.append(f"{row['workers']:>7}  {row['bytes']:>11,}  {row['method']:<16}  {row['milliseconds']:>9.3f}  "
-                     f"{row['ratio']:>11.2f}{sent}")
+                     f"{row['ratio']:>10.2f}{sent}")
     return "\n".join(lines)
 
 
@@ -189,10 +202,10 @@ def plot(rows: list[dict], path: str) -> None:
 def main(argv) -> None:
     FLAGS(argv)
     if FLAGS.worker:
-        from mpi4py import MPI
+        import horovod.tensorflow as hvd
 
         rows = measure([int(size) for size in FLAGS.sizes], FLAGS.seconds, FLAGS.interface)
-        if MPI.COMM_WORLD.rank == 0:
+        if hvd.rank() == 0:
             print(json.dumps(rows), flush=True)
         return
     rows = [row for workers in FLAGS.workers for row in start(int(workers))]

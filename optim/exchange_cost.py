@@ -20,8 +20,6 @@ arXiv:1807.11205, sends X times more in the vertical step, because there one ran
 """
 from dataclasses import dataclass
 
-import numpy as np
-
 from optim import grids
 
 ALLREDUCES = ("ring", "hierarchical", "torus")
@@ -104,14 +102,8 @@ def cost(size: float, horizontal: int, vertical: int, network: Network) -> Cost:
 
 def _speeds(horizontal, vertical, network):
     """Bytes per second along the slowest link of any row, and of any column, when all rows, or columns, are at it."""
-    ranks = np.arange(horizontal * vertical)
-    nodes = ranks // network.local_size
-    right = ranks // horizontal * horizontal + (ranks + 1) % horizontal
-    below = (ranks + horizontal) % len(ranks)
     speeds = []
-    for neighbours in (right, below):
-        leaving = np.bincount(nodes, weights=nodes[neighbours] != nodes).max()  # of one node, that share its links
-        shared = network.between.bandwidth / leaving if leaving else np.inf
-        speeds.append(float(min(network.within.bandwidth, shared) if (neighbours // network.local_size == nodes).any()
-                            else shared))
+    for leaving in grids.leaving(horizontal, vertical, network.local_size):  # these share their node's links
+        shared = network.between.bandwidth / leaving if leaving else float("inf")
+        speeds.append(shared if leaving == network.local_size else min(network.within.bandwidth, shared))
     return speeds

@@ -4,7 +4,9 @@ Ranks fill a grid row by row, and nodes hold consecutive ranks: rank = row * hor
 local_size. The reduce-scatter and the all-gather run along rows, over `horizontal` neighbouring ranks; the all-reduce
 runs along columns, over `vertical` ranks that lie `horizontal` apart.
 """
+from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 
 # What a message takes to the next rank, in seconds, before its bytes count: the entries for a ring (Simple protocol)
 # over NVLink and over a network in NCCL's own table of latencies (hwLat in src/graph/tuning.cc, versions 2.5 to 2.8).
@@ -31,21 +33,39 @@ def grids(workers: int) -> list[tuple[int, int]]:
 def choose(workers: int, local_size: int) -> tuple[int, int]:
     """The (horizontal, vertical) of the grid that messages pass in the least time, by NCCL's latencies.
 
-    workers: ranks in all; local_size: ranks on each node. Bytes do not enter: all grids whose rows are whole nodes
-    send nearly the same number through a node's links. Of the hops along a row only one in local_size leaves a node, of
-    those along a column each does; so with several ranks a node rows come out longer than columns. A prime number of
-    workers gives (workers, 1), the ring. Of equally fast grids, the widest.
+    workers: ranks in all; local_size: ranks on each node. Of the hops along a row only one in local_size leaves a node,
+    of those along a column each does; so with several ranks a node rows come out longer than columns. A prime number of
+    workers gives (workers, 1), the ring. Of equally fast grids, the one that has a node send the fewest bytes: on large
+    clusters they all send nearly the same, but on 4 nodes of 2 ranks, (4, 2) a third more than (2, 4).
 
     With 4 GPUs a node these are the grids of the paper's table 4; they would be with any ratio of the two latencies
     between 1.5 and 3. Raises ValueError unless both numbers are positive.
     """
     if workers < 1 or local_size < 1:
         raise ValueError(f"there is no grid of {workers} workers, {local_size} on a node")
+    seconds = {grid: round(sum(hops.seconds(NVLINK_LATENCY, NETWORK_LATENCY)
+                               for hops in directions(*grid, local_size)), 12) for grid in grids(workers)}
+    fastest = [grid for grid, taken in seconds.items() if taken == min(seconds.values())]  # rounded: ties are ties
+    return fastest[0] if len(fastest) == 1 else min(fastest, key=lambda grid: sent_by_node(*grid, local_size))
 
-    def seconds(grid):
-        return sum(hops.seconds(NVLINK_LATENCY, NETWORK_LATENCY) for hops in directions(*grid, local_size))
 
-    return min(grids(workers), key=lambda grid: (round(seconds(grid), 12), -grid[0]))  # rounded: ties are ties
+def sent_by_node(horizontal: int, vertical: int, local_size: int) -> float:
+    """What leaves the busiest node in an exchange, in parts of the size of the gradients."""
+    rows, columns = leaving(horizontal, vertical, local_size)
+    return 2 * (horizontal - 1) / horizontal * rows + 2 * (vertical - 1) / vertical / horizontal * columns
+
+
+@cache
+def leaving(horizontal: int, vertical: int, local_size: int) -> tuple[int, int]:
+    """How many of the busiest node's ranks have their neighbour along the row on another node; and along the column."""
+    workers = horizontal * vertical
+
+    def most(neighbour):
+        nodes = (rank // local_size for rank in range(workers) if neighbour(rank) // local_size != rank // local_size)
+        return max(Counter(nodes).values(), default=0)
+
+    return (most(lambda rank: rank // horizontal * horizontal + (rank + 1) % horizontal),
+            most(lambda rank: (rank + horizontal) % workers))
 
 
 def directions(horizontal: int, vertical: int, local_size: int) -> tuple[Hops, Hops]:

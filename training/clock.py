@@ -16,11 +16,13 @@ NAMES = ("data", "exchange")
 def after(tensors) -> tf.Tensor:
     """The time, float64 seconds, when all of these tensors are there: on the host, so a GPU's, too.
 
-    A call of Python, as tf.timestamp is refused where operations have to be deterministic.
+    A call of Python, as tf.timestamp is refused where operations have to be deterministic. A GPU does one thing after
+    another: what it is given after all of the tensors, and has to come from it, is there when they are.
     """
     values = [tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor for tensor in tensors]
-    firsts = tf.stack([tf.cast(tf.reshape(value, [-1])[:1], tf.float32) for value in values])
-    return tf.ensure_shape(tf.numpy_function(_now, [firsts], tf.float64), [])
+    with tf.control_dependencies(values):
+        first = tf.reshape(values[0], [-1])[:1]
+    return tf.ensure_shape(tf.numpy_function(_now, [first], tf.float64), [])
 
 
 def _now(_):
