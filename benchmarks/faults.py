@@ -23,9 +23,6 @@ from absl import flags as absl_flags
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
-# as launch/env.sh has it: where workers share cores, one that waits has to let the others run
-ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMPI_MCA_mpi_yield_when_idle": "1",
-               "PRTE_MCA_hwloc_default_binding_policy": "none"}
 TRAINING = ("--model=resnet20", "--epochs=8", "--checkpoint_every=0.2", "--deterministic")
 TIMES = ("images_per_second", "seconds")
 MARGIN = 12  # steps before the end that are left in peace
@@ -74,7 +71,7 @@ def start(folder: Path, workers: int, flags=TRAINING) -> subprocess.Popen:
         return subprocess.Popen(
             [BIN / "mpirun", "--allow-run-as-root", "--oversubscribe", "-np", str(workers), sys.executable,
              ROOT / "train.py", *flags, f"--output_dir={folder}"],
-            stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=ROOT, env=os.environ | ENVIRONMENT)
+            stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
 
 
 def trainers(launcher: subprocess.Popen) -> list[psutil.Process]:

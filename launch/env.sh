@@ -34,7 +34,5 @@ if [ "$(id -u)" = 0 ]; then
 fi
 # Workers are bound by launch/binding.py, to their GPU's socket; MPI's own binding would leave a worker one core.
 export PRTE_MCA_hwloc_default_binding_policy=none OMPI_MCA_hwloc_base_binding_policy=none
-# A worker's thread that waits in MPI leaves its cores to those that compute there, instead of spinning.
-export OMPI_MCA_mpi_yield_when_idle=${OMPI_MCA_mpi_yield_when_idle:-1}
 # On a laptop there may be more workers than cores; MPI need not refuse that.
 export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe OMPI_MCA_rmaps_base_oversubscribe=1

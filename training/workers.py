@@ -96,6 +96,8 @@ def start(seed: int, deterministic: bool = False, exchange=None) -> Worker:
         tf.config.experimental.enable_op_determinism()
     elif exchange and exchange.fusion_mb:
         os.environ["HOROVOD_FUSION_THRESHOLD"] = str(int(exchange.fusion_mb * 2**20))
+    # A thread that waits in Open MPI leaves its core to those that compute there, instead of spinning.
+    os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     expected = launched()
     links, way = None, RING
     if exchange and not exchange.elastic:
