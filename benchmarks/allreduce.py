@@ -26,6 +26,7 @@ from absl import app
 from absl import flags as absl_flags
 
 from optim import grids
+from training.workers import launched
 
 ROOT = Path(__file__).parents[1]
 SIZES = [str(10**power) for power in range(3, 9)]
@@ -52,8 +53,21 @@ def chosen_grids(workers: int) -> list[tuple[int, int]]:
     return [grid for grid in real if grid == real[0] or abs(grid[0] - grid[1]) == min(abs(x - y) for x, y in real)]
 
 
+def connect() -> dict:
+    """Starts Horovod with a torus on each of these grids; grid -> its process sets."""
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    from optim.torus import ProcessSets
+
+    tf.get_logger().setLevel("ERROR")
+    links = {grid: ProcessSets(*grid) for grid in chosen_grids(launched().size)}
+    hvd.init(process_sets=[one for sets in links.values() for one in sets.process_sets])
+    return links
+
+
 def methods(size: int, links: dict) -> dict:
-    """Name -> a function that sums `size` bytes of float32 over all workers. links: grid -> its process sets."""
+    """Name -> a function that sums `size` bytes of float32 over all workers. links: from connect."""
     import horovod.tensorflow as hvd
     import tensorflow as tf
     from mpi4py import MPI
@@ -87,15 +101,9 @@ def measure(sizes: list[int], seconds: float, interface: str | None) -> list[dic
     """Rows, the same on all workers: workers, bytes, method, milliseconds, ratio; sent: bytes, by the busiest host."""
     import horovod.tensorflow as hvd
     import tensorflow as tf
-    from mpi4py import MPI
 
-    from optim.torus import ProcessSets
-
-    tf.get_logger().setLevel("ERROR")
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    world = MPI.COMM_WORLD.size if MPI.COMM_WORLD.size > 1 else int(os.environ["HOROVOD_SIZE"])
-    links = {grid: ProcessSets(*grid) for grid in chosen_grids(world)}
-    hvd.init(process_sets=[one for sets in links.values() for one in sets.process_sets])
+    links = connect()
     rows = []
     for size in sizes:
         calls = methods(size, links)

@@ -2,10 +2,10 @@
 
     uv run python -m benchmarks.allreduce_hosts [--rate=1gbit] [--output=hosts.json]
 
-Needs root, iproute2 and openssh-server. First benchmarks.allreduce on two and four hosts of two workers each, whose
-links tc has slowed down: times, and the bytes that the busiest host sends in an exchange. Then, a worker a host, the
-messages with gradients that a worker sends in an exchange; as each waits for the one before, these are its steps, to be
-2 (N - 1) and 2 (X - 1) + 2 (Y - 1). They are counted as packets on the wire, so small that each message is one.
+Needs root, iproute2 and openssh-server. First, a worker a host, the messages with gradients that a worker sends in an
+exchange; as each waits for the one before, these are its steps, to be 2 (N - 1) and 2 (X - 1) + 2 (Y - 1). They are
+counted as packets on the wire, so small that each message is one. Then benchmarks.allreduce on two and four hosts of
+two workers each, whose links tc has slowed down: times, and the bytes that the busiest host sends in an exchange.
 
 Open MPI is told to take its ring algorithms, for all its collectives; by itself it takes others, the bar's among them.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from absl import app
 from absl import flags as absl_flags
 
-from benchmarks.allreduce import BAR, MPIRUN, ROOT, chosen_grids, methods, table, worker_command
+from benchmarks.allreduce import BAR, MPIRUN, ROOT, connect, methods, table, worker_command
 from benchmarks.hosts import Hosts
 
 INTERFACE = "eth0"
@@ -40,7 +40,8 @@ def start(hosts: Hosts, names: list[str], each: int, command: list[str]) -> list
     rings = [("--mca", f"coll_tuned_{name}_algorithm", str(number)) for name, number in RINGS.items()]
     done = hosts.run(
         names[0], launcher, *words, *(word for ring in rings for word in ring), "--mca", "coll_tuned_use_dynamic_rules",
-        "1", "--mca", "coll", "^han", "--mca", "btl_tcp_if_include", INTERFACE, "--host",
+        "1", "--mca", "coll", "^han", "--mca", "btl_tcp_if_include", INTERFACE, "--prtemca",
+        "plm_ssh_args", "-o StrictHostKeyChecking=no", "--host",
         ",".join(f"{name}:{each}" for name in names), "-x", f"PYTHONPATH={ROOT}", "-x", "TF_CPP_MIN_LOG_LEVEL=3",
         "-np", len(names) * each, *command, timeout=1200)
     if done.returncode:
@@ -50,16 +51,9 @@ def start(hosts: Hosts, names: list[str], each: int, command: list[str]) -> list
 
 def count(rounds: int = 20) -> list[dict]:
     """Rows, the same on all workers: workers, method, messages of the worker that sends most."""
-    import horovod.tensorflow as hvd
-    import tensorflow as tf
     from mpi4py import MPI
 
-    from optim.torus import ProcessSets
-
-    tf.get_logger().setLevel("ERROR")
-    world = MPI.COMM_WORLD
-    links = {grid: ProcessSets(*grid) for grid in chosen_grids(world.size)}
-    hvd.init(process_sets=[one for sets in links.values() for one in sets.process_sets])
+    links, world = connect(), MPI.COMM_WORLD
     rows = []
     for name, call in methods(world.size * PIECE, links).items():
         if name != BAR and "fp16" not in name:

@@ -49,7 +49,7 @@ class Hosts:
             f"{self.address(name)} {name}\n" for name in self.names) + f"{NETWORK}.250 gone\n")
         (self.top / "ssh_config").write_text(
             f"Host *\nIdentityFile {self.top}/identity\nIdentitiesOnly yes\nUserKnownHostsFile {self.top}/known_hosts\n"
-            "StrictHostKeyChecking no\nLogLevel ERROR\n")
+            "LogLevel ERROR\n")
         (self.top / "sshd_config").write_text(
             f"HostKey {self.top}/host_key\nAuthorizedKeysFile {self.top}/identity.pub\nStrictModes no\nUsePAM no\n"
             "PidFile none\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nMaxStartups 100\n")

@@ -16,15 +16,14 @@ import sys
 import time
 from pathlib import Path
 
+from benchmarks.allreduce import LAUNCHERS
 from launch.topology import line
 from optim.exchange_cost import Link, Network, cost
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 SIZES = (4_096, 65_536, 1_048_576, 4_194_304, 16_777_216)  # bytes
-LAUNCHERS = {"gloo": ("horovodrun", "--gloo"),
-             "mpi": ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--mca",
-                     "mpi_yield_when_idle", "1")}  # or a rank that waits holds its core, on machines with few
+TRANSPORTS = {"gloo": LAUNCHERS["horovodrun"], "mpi": LAUNCHERS["mpirun"]}
 MOVED = 2 * (2 - 1) / 2  # of its bytes what a rank of two sends
 
 
@@ -72,7 +71,7 @@ def compute() -> dict[int, float]:
 
 
 def measured(transport: str, ranks: int, rounds: int) -> dict[int, float]:
-    launcher, *words = LAUNCHERS[transport]
+    launcher, *words = TRANSPORTS[transport]
     done = subprocess.run(
         [BIN / launcher, *words, "-np", str(ranks), sys.executable, "-m", "benchmarks.scaling_here", "--rank",
          f"--rounds={rounds}"], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, text=True, capture_output=True,
@@ -123,7 +122,7 @@ def main():
     if options.rank:
         exchange(options.rounds)
         return
-    links = {transport: compare(transport, options.rounds) for transport in LAUNCHERS}
+    links = {transport: compare(transport, options.rounds) for transport in TRANSPORTS}
     if options.output:
         options.output.write_text(json.dumps(described(links["gloo"]), indent=1) + "\n")
 

@@ -93,8 +93,7 @@ def cost(size: float, horizontal: int, vertical: int, network: Network) -> Cost:
     """
     row, column = grids.directions(horizontal, vertical, network.local_size)
     row_speed, column_speed = _speeds(horizontal, vertical, network)
-    in_row = 2 * (horizontal - 1) / horizontal * size
-    in_column = 2 * (vertical - 1) / vertical * size / horizontal
+    in_row, in_column = (part * size for part in grids.sent(horizontal, vertical))
     once = sum(hops.seconds(network.within.latency, network.between.latency) for hops in (row, column))
     return Cost(steps=2 * (horizontal - 1) + 2 * (vertical - 1), sent=in_row + in_column,
                 latency=2 * once * network.slowdown, transfer=in_row / row_speed + in_column / column_speed)

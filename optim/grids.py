@@ -45,14 +45,20 @@ def choose(workers: int, local_size: int) -> tuple[int, int]:
         raise ValueError(f"there is no grid of {workers} workers, {local_size} on a node")
     seconds = {grid: round(sum(hops.seconds(NVLINK_LATENCY, NETWORK_LATENCY)
                                for hops in directions(*grid, local_size)), 12) for grid in grids(workers)}
-    fastest = [grid for grid, taken in seconds.items() if taken == min(seconds.values())]  # rounded: ties are ties
-    return fastest[0] if len(fastest) == 1 else min(fastest, key=lambda grid: sent_by_node(*grid, local_size))
+    least = min(seconds.values())
+    fastest = [grid for grid, taken in seconds.items() if taken == least]  # rounded: ties are ties
+    return min(fastest, key=lambda grid: sent_by_node(*grid, local_size))
 
 
 def sent_by_node(horizontal: int, vertical: int, local_size: int) -> float:
     """What leaves the busiest node in an exchange, in parts of the size of the gradients."""
-    rows, columns = leaving(horizontal, vertical, local_size)
-    return 2 * (horizontal - 1) / horizontal * rows + 2 * (vertical - 1) / vertical / horizontal * columns
+    return sum(part * ranks for part, ranks in zip(
+        sent(horizontal, vertical), leaving(horizontal, vertical, local_size), strict=True))
+
+
+def sent(horizontal: int, vertical: int) -> tuple[float, float]:
+    """What each rank sends in an exchange along its row and along its column, in parts of the size of the gradients."""
+    return 2 * (horizontal - 1) / horizontal, 2 * (vertical - 1) / vertical / horizontal
 
 
 @cache
