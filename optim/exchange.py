@@ -1,6 +1,5 @@
 """The exchange between workers: Horovod's DistributedOptimizer round an optimizer, and averages of other variables."""
 import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -23,7 +22,8 @@ def distributed(optimizer, compression: str = "none", loss_scaling: bool = False
     wrap's apply_gradients by itself exchanges nothing.
     """
     wrapped = hvd_keras.DistributedOptimizer(optimizer, compression=COMPRESSIONS[compression], op=hvd.Sum)
-    wrapped.wire = Wire(wrapped._allreduce_grads, COMPRESSIONS[compression], int((fusion_mb or FUSION_MB) * 2**20))
+    wrapped.wire = Wire(COMPRESSIONS[compression], int((fusion_mb or FUSION_MB) * 2**20))
+    connect(wrapped, None)
     if isinstance(wrapped, tf.keras.optimizers.legacy.Optimizer):  # keeps a number, where we assign at every step
         wrapped.learning_rate = tf.Variable(0.0, trainable=False)
     return LossScaleOptimizer(wrapped) if loss_scaling else wrapped
@@ -31,9 +31,8 @@ def distributed(optimizer, compression: str = "none", loss_scaling: bool = False
 
 @dataclass(frozen=True)
 class Wire:
-    """How a wrapped optimizer exchanges. ring: Horovod's own way. links: a torus's steps, or None without one."""
+    """How a wrapped optimizer exchanges. links: a torus's steps, or None for a ring."""
 
-    ring: Callable
     compression: type
     fusion_bytes: int
     links: ProcessSets | AllToAll | None = None
@@ -50,7 +49,21 @@ def connect(optimizer, links: ProcessSets | AllToAll | None) -> None:
     """
     wrapped = inner(optimizer)
     wire = wrapped.wire = replace(wrapped.wire, links=links)
-    wrapped._allreduce_grads = Torus(links, hvd.size(), wire.compression, wire.fusion_bytes) if links else wire.ring
+    wrapped._allreduce_grads = (Torus(links, hvd.size(), wire.compression, wire.fusion_bytes) if links else
+                                partial(_ring, compression=wire.compression))
+
+
+def _ring(gradients, variables=None, *, compression) -> list:
+    """The sum over the workers of each gradient, by Horovod's all-reduce.
+
+    Horovod's own function wraps each in a tf.cond on the number of workers, and is converted by AutoGraph: most of the
+    seconds that tracing a step took. A step is traced anew where that number changes, so it need not ask.
+    """
+    del variables
+    if hvd.size() == 1:
+        return list(gradients)
+    return [hvd.allreduce(one, op=hvd.Sum, compression=compression, name=f"gradient_{number}")
+            for number, one in enumerate(gradients)]
 
 
 def inner(optimizer):

@@ -19,7 +19,7 @@ class SGD(tf.keras.optimizers.Optimizer):
 
     def __init__(self, learning_rate, momentum=0.9, weight_decay=0.0, nesterov=False, name=None, **kwargs):
         # Keras's own weight_decay and jit_compile stay off: the first is decoupled, the second cannot hold Horovod.
-        super().__init__(name=name or type(self).__name__, jit_compile=False, **kwargs)
+        super().__init__(name=name or type(self).__name__, weight_decay=None, jit_compile=False, **kwargs)
         self._learning_rate = self._build_learning_rate(learning_rate)
         self.momentum = tf.Variable(momentum, dtype=tf.float32, trainable=False, name="momentum")
         self.coupled_weight_decay = weight_decay

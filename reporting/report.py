@@ -1,9 +1,9 @@
 """report.html: one self-contained page with a run's curves, plan and summary, made from the files in its folder."""
 import html
-import io
 import json
-import math
 from pathlib import Path
+
+from reporting import charts
 
 CURVES = (  # title, unit of the vertical axis, {column of metrics.jsonl: label}
     ("Loss", "cross-entropy", {"train_loss": "train", "val_loss": "validation"}),
@@ -16,7 +16,9 @@ TIMES = {"compute": "computing", "data": "waiting for data", "exchange": "exchan
 STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:1000px;margin:2em auto;padding:0 1em;color:#222}
 table{border-collapse:collapse;margin:1em 0;display:block;overflow:auto}
 td,th{padding:.2em .9em .2em 0;border-bottom:1px solid #ddd;text-align:left}
-td{font-variant-numeric:tabular-nums}svg{max-width:100%;height:auto}pre{background:#f5f5f5;padding:1em;overflow:auto}"""
+td{font-variant-numeric:tabular-nums}svg{max-width:100%;height:auto}
+.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,27em),1fr))}
+pre{background:#f5f5f5;padding:1em;overflow:auto}"""
 
 
 def write_report(folder) -> Path:
@@ -47,73 +49,42 @@ def page(title: str, sections: list[str]) -> str:
 
 
 def curves(rows: list[dict], plan: dict) -> str:
-    """The curves over epochs, as one inline SVG."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 6.5), layout="constrained")
-    for axes, (title, unit, columns) in zip(figure.subplots(2, 2).flat, CURVES, strict=True):
+    """The curves over epochs, as inline SVGs."""
+    drawn = []
+    for title, unit, columns in CURVES:
         points = plan["schedule"] + rows[-1:] if title == "Learning rate" else rows
-        for column, label in columns.items():
-            values = [math.nan if row[column] is None else row[column] for row in points]
-            axes.plot([row["epoch"] for row in points], values, label=label, marker=".")
-        axes.set(title=title, xlabel="epoch", ylabel=unit)
-        axes.grid(alpha=0.3)
-        if title == "Loss":
-            axes.set_yscale("log")
-        if len(columns) > 1:
-            axes.legend()
-    return svg(figure)
+        values = {label: [row[column] for row in points] for column, label in columns.items()}
+        drawn.append(charts.curves(title, unit, [row["epoch"] for row in points], values, log=title == "Loss"))
+    return f'<div class="charts">{"".join(drawn)}</div>'
 
 
 def times(path: Path) -> list[str]:
     """Where the time of each epoch went, stacked to 1."""
-    from matplotlib.figure import Figure
-
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
     rows = [row for row in rows if "compute" in row]  # none where an evaluation was made without a step before
     if not rows:
         return []
-    figure = Figure(figsize=(10, 3), layout="constrained")
-    axes, floor = figure.subplots(), [0.0] * len(rows)
-    for name, label in TIMES.items():
-        shares = [row[name] for row in rows]
-        axes.bar([row["epoch"] for row in rows], shares, bottom=floor, width=0.8, label=label)
-        floor = [low + share for low, share in zip(floor, shares, strict=True)]
-    axes.set(xlabel="epoch", ylabel="share of the time", title="Where the time went")
-    axes.legend()
-    return ["<h2>Time</h2>", svg(figure), table([{"epoch": row["epoch"]} | {
-        label: row[name] for name, label in TIMES.items()} for row in rows])]
+    return ["<h2>Time</h2>", charts.stacked_bars(
+        "Where the time went", "share of the time", [row["epoch"] for row in rows],
+        {label: [row[name] for row in rows] for name, label in TIMES.items()}), table([{"epoch": row["epoch"]} | {
+            label: row[name] for name, label in TIMES.items()} for row in rows])]
 
 
 def layers(path: Path) -> list[str]:
     """Table 4 of arXiv:1708.03888 for this run, at its first step and at its end, and the trust ratio over epochs."""
-    from matplotlib.figure import Figure
-
     if not path.is_file():
         return []
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    axes = figure.subplots()
-    for name in rows[0]["layers"]:
-        ratios = [row["layers"][name][2] or math.nan for row in rows]
-        axes.plot([row["epoch"] for row in rows], ratios, lw=1, label=name)
-    axes.set(yscale="log", xlabel="epoch", ylabel="trust ratio", title="Trust ratio of each variable")
-    if len(rows[0]["layers"]) <= 16:
-        axes.legend(fontsize="small", ncols=2)
+    ratios = {name: [row["layers"][name][2] for row in rows] for name in rows[0]["layers"]}
     listed = []
     for name, (weight, gradient, ratio) in rows[0]["layers"].items():
         last = rows[-1]["layers"][name]
         listed.append({"variable": name, "weight norm, first step": weight, "gradient norm": gradient,
                        "weight / gradient": weight / gradient if weight and gradient else None, "trust ratio": ratio,
                        "weight norm, at the end": last[0], "gradient norm ": last[1], "trust ratio ": last[2]})
-    return ["<h2>Layer by layer</h2>", svg(figure), table(listed)]
-
-
-def svg(figure) -> str:
-    """A matplotlib figure as an SVG element."""
-    text = io.StringIO()
-    figure.savefig(text, format="svg")
-    return text.getvalue()[text.getvalue().index("<svg"):]
+    drawn = charts.curves("Trust ratio of each variable", "trust ratio", [row["epoch"] for row in rows], ratios,
+                          log=True, size=(1000, 400))
+    return ["<h2>Layer by layer</h2>", drawn, table(listed)]
 
 
 def table(rows: list[dict]) -> str:

@@ -6,7 +6,8 @@ The table is that of the GTC slides ("Throughput comparison"), the two verdicts 
 import html
 from pathlib import Path
 
-from reporting.report import page, svg, table
+from reporting import charts
+from reporting.report import page, table
 from reporting.run_folder import write_json, write_whole
 
 TITLES = {"read": "file reading", "decode": "+ decoding", "augment": "+ augmentation",
@@ -134,16 +135,6 @@ def write_stages(folder: Path, result: dict) -> Path:
 
 def bars(stages: list[dict]) -> str:
     """Images per second of each stage as an SVG: on a logarithmic axis, as reading is far ahead of the rest."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 1 + 0.4 * len(stages)), layout="constrained")
-    axes = figure.subplots()
-    names = [TITLES[row["name"]] + (f", {row['threads']} threads" if row["threads"] else "") for row in stages]
-    drawn = axes.barh(range(len(stages)), [row["images_per_second"] for row in stages],
-                      color=["tab:orange" if row["name"] in ("model", "train") else "tab:blue" for row in stages])
-    axes.bar_label(drawn, [f"{row['images_per_second']:,.0f}" for row in stages], padding=3)
-    axes.set_yticks(range(len(stages)), names)
-    axes.invert_yaxis()
-    axes.set(xscale="log", xlabel="images/s")
-    axes.margins(x=0.12)
-    return svg(figure)
+    return charts.bars("images/s", [
+        (TITLES[row["name"]] + (f", {row['threads']} threads" if row["threads"] else ""), row["images_per_second"],
+         row["name"] in ("model", "train")) for row in stages])

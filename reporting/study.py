@@ -1,8 +1,9 @@
 """study.html: accuracy against batch size, a table and a plot, from the rows of training.study."""
+import io
 import json
 from pathlib import Path
 
-from reporting.report import page, svg, table
+from reporting.report import page, table
 
 
 def write_study(folder: Path, rows: list[dict], small_batch: int) -> Path:
@@ -28,7 +29,9 @@ def write_study(folder: Path, rows: list[dict], small_batch: int) -> Path:
                "rate": row["rate"], "mean top-1": f"{_mean(row):.2%}", "seeds": len(row["accuracies"]),
                "lowest": f"{min(row['accuracies']):.2%}", "highest": f"{max(row['accuracies']):.2%}"} for row in rows]
     path = folder / "study.html"
-    path.write_text(page("Large batches", [svg(figure), table(listed)]))
+    drawn = io.StringIO()
+    figure.savefig(drawn, format="svg")
+    path.write_text(page("Large batches", [drawn.getvalue()[drawn.getvalue().index("<svg"):], table(listed)]))
     return path
 
 

@@ -33,7 +33,7 @@ class ExactStatistics:
             layer.moving_mean.assign(mean)
             layer.moving_variance.assign(tf.maximum(squares - tf.square(mean), 0))
 
-    @tf.function
+    @tf.function(autograph=False)
     def _moments(self, batches):
         """Mean and mean of squares, float32 (2, channels), of each layer's input in the next micro-batch."""
         images, _ = next(batches)

@@ -74,7 +74,7 @@ class State:
             self.restore(snapshot)
         told = (self.place, snapshot and snapshot.sums)
         self.place, sums = hvd.broadcast_object(told, root_rank=root, name="place")
-        hvd.broadcast_variables(list(self.variables.values()), root_rank=root)
+        broadcast_variables(list(self.variables.values()), root)
         if sums is None:
             return None
         self._share_out(sums)
@@ -84,6 +84,17 @@ class State:
         rank, size = hvd.rank(), hvd.size()
         own = sums[rank] if len(sums) == size else sums.sum(axis=0) if rank == 0 else np.zeros_like(sums[0])
         self.totals.variable.assign(own)
+
+
+def broadcast_variables(variables, root: int) -> None:
+    """Gives every worker rank root's values, all in one graph; hvd.broadcast_variables has AutoGraph convert it."""
+    @tf.function(autograph=False)
+    def broadcast():
+        for number, variable in enumerate(variables):
+            variable.assign(hvd.broadcast(variable, root, name=f"variable_{number}"))
+
+    if hvd.size() > 1:
+        broadcast()
 
 
 def named(group: str, variables) -> dict[str, tf.Variable]:

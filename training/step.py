@@ -86,7 +86,7 @@ def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, l
     variables = model.trainable_variables
     rates = exchange.inner(optimizer)
 
-    @tf.function(jit_compile=xla, reduce_retracing=True)
+    @tf.function(jit_compile=xla, reduce_retracing=True, autograph=False)
     def backward(images, labels):
         with tf.GradientTape() as tape:
             logits = model(images, training=True)
@@ -104,22 +104,26 @@ def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, l
         totals.add(losses, tf.cast(logits, tf.float32), labels, tf.ones_like(losses, tf.bool))
         return [*gradients, tf.reduce_mean(losses) / accumulation_steps], waited, clock.after(gradients)
 
-    @tf.function
+    def accumulated(iterator, ready):
+        """`micro_batch` for each of accumulation_steps, gradients and loss summed, seconds waited, too."""
+        def one_more(number, ready, waited, summed):
+            one, wait, ready = micro_batch(iterator, ready)
+            return number + 1, ready, waited + wait, [a + b for a, b in zip(summed, one, strict=True)]
+
+        zeros = [*(tf.zeros_like(variable) for variable in variables), 0.0]
+        _, ready, waited, summed = tf.while_loop(
+            lambda number, *_: number < accumulation_steps - 1, one_more,
+            (tf.constant(0), ready, tf.constant(0.0, tf.float64), zeros))
+        _, ready, waited, summed = one_more(0, ready, waited, summed)
+        return summed, waited, ready
+
+    @tf.function(autograph=False)
     def step(iterator, learning_rate, momentum, flags=NO_FLAGS):
         ready = clock.after([learning_rate])
         rates.learning_rate.assign(learning_rate)
         if hasattr(rates, "momentum"):
             rates.momentum.assign(momentum)
-        if accumulation_steps == 1:
-            (*gradients, loss), waited, ready = micro_batch(iterator, ready)
-        else:
-            summed, waited = [*(tf.zeros_like(variable) for variable in variables), 0.0], tf.constant(0.0, tf.float64)
-            for _ in tf.range(accumulation_steps - 1):
-                one, wait, ready = micro_batch(iterator, ready)
-                summed, waited = [a + b for a, b in zip(summed, one, strict=True)], waited + wait
-            one, wait, ready = micro_batch(iterator, ready)
-            *gradients, loss = [a + b for a, b in zip(summed, one, strict=True)]
-            waited += wait
+        (*gradients, loss), waited, ready = (micro_batch if accumulation_steps == 1 else accumulated)(iterator, ready)
         gradients = exchange.average(optimizer, gradients, variables)
         exchanged = tf.maximum(clock.after(gradients) - ready, 0.0)
         if norms:
@@ -136,7 +140,7 @@ def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, l
 def make_evaluation_step(model, totals: Totals):
     """A function of (iterator over batches, valid) that counts the first `valid` samples of the next batch."""
 
-    @tf.function
+    @tf.function(autograph=False)
     def step(iterator, valid):
         images, labels = next(iterator)
         labels = tf.squeeze(labels, 1)

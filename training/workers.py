@@ -15,6 +15,12 @@ SIZES = ("BIGBATCH_WORLD_SIZE", "HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE")  # the f
 LOCAL_RANKS = ("HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 LOCAL_SIZES = ("HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
 PR_SET_PDEATHSIG = 1  # prctl(2)
+# Beginnings of what a launcher leaves in its workers' environment, whichever launcher it is.
+LAUNCHERS = ("BIGBATCH_WORLD_SIZE", "FLUX_", "HOROVOD_RANK", "MPI_", "OMPI_COMM_", "PALS_", "PMI", "SLURM_")
+# What tells Horovod that there is one worker; MPI takes a second to find that out.
+ALONE = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"} | {
+    f"HOROVOD_{scope}{name}": number for scope in ("", "LOCAL_", "CROSS_")
+    for name, number in (("RANK", "0"), ("SIZE", "1"))}
 ELASTIC = "HOROVOD_ELASTIC"  # set by horovodrun where workers may come and go
 
 
@@ -105,7 +111,7 @@ def start(seed: int, deterministic: bool = False, exchange=None) -> Worker:
         way = route(exchange, expected.size, expected.local_size, nccl)
         links = _open(way, nccl)
     else:
-        hvd.init()
+        _init()
     if hvd.size() != expected.size and ELASTIC not in os.environ:
         raise UserError(f"the launcher started {expected.size} workers, but Horovod sees {hvd.size()}; start them with "
                         "horovodrun --gloo or mpirun from this environment")
@@ -141,13 +147,26 @@ def _open(way: Route, nccl: bool):
         os.environ["HOROVOD_TORUS_ALLREDUCE"] = "1"
     links = ProcessSets(*way.grid, rings=nccl) if way.by == PROCESS_SETS else None
     try:
-        hvd.init(process_sets=links.process_sets if links else None)
+        _init(process_sets=links.process_sets if links else None)
     except ValueError:
         if not links:
             raise
         raise UserError("--allreduce=torus: Horovod cannot make the process sets; start the workers with horovodrun "
                         "--gloo or mpirun from this environment") from None
     return links
+
+
+def _init(process_sets=None) -> None:
+    import horovod.tensorflow as hvd
+
+    alone = hvd.gloo_built() and not any(name.startswith(LAUNCHERS) for name in os.environ)
+    added = ALONE.keys() - os.environ.keys() if alone else ()  # a child's launcher must not find them
+    os.environ.update({name: ALONE[name] for name in added})
+    try:
+        hvd.init(process_sets=process_sets)
+    finally:
+        for name in added:
+            del os.environ[name]
 
 
 def _check_nodes() -> None:
