@@ -28,16 +28,13 @@ RUN python3 -m venv /opt/uv \
     && /opt/uv/bin/pip install --no-cache-dir "uv==${UV_VERSION}"
 # uv takes the base's Python where that is a 3.11, as Debian 12's is, and brings one where it is not: Ubuntu 22.04 has
 # 3.10, and its 3.11 is a release candidate.
-ENV UV_PYTHON_INSTALL_DIR=/opt/python UV_CACHE_DIR=/tmp/uv UV_COMPILE_BYTECODE=1
+ENV UV_PYTHON_INSTALL_DIR=/opt/python UV_CACHE_DIR=/tmp/uv
 COPY uv.lock ./
 COPY --from=requirements /opt/bigbatch/pyproject.toml ./
-# Where the base has NCCL, Horovod is compiled for it, beside MPI and Gloo. DALI's plugin for TensorFlow is compiled with
-# CUDA's headers even for CPUs alone; TensorFlow, which is installed first, brings its own where the base has none.
-ARG TENSORFLOW=/opt/bigbatch/.venv/lib/python3.11/site-packages/tensorflow
+# Where the base has NCCL, Horovod is compiled for it, beside MPI and Gloo.
 RUN mkdir -p /opt/python \
     && if [ -e /usr/include/nccl.h ]; then export HOROVOD_GPU_OPERATIONS=NCCL; fi \
-    && /opt/uv/bin/uv sync --frozen --no-install-project --no-install-package nvidia-dali-tf-plugin-cuda120 \
-    && CPATH=${TENSORFLOW}/include/third_party/gpus/cuda/include /opt/uv/bin/uv sync --frozen --no-install-project \
+    && /opt/uv/bin/uv sync --frozen --no-install-project \
     && rm -rf /tmp/uv
 
 
@@ -56,7 +53,8 @@ ENV PATH=/opt/bigbatch/.venv/bin:$PATH \
     HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis
 COPY . .
 # A checkout made with a strict umask would hold files that root alone can read.
-RUN find . -name .venv -prune -o ! -perm -a=r -exec chmod a+rX {} +
+RUN find . -name .venv -prune -o ! -perm -a=r -exec chmod a+rX {} + \
+    && .venv/bin/python -m compileall -q -x /.venv/ .
 USER 10000:10000
 VOLUME /data /output
 ENTRYPOINT ["tini", "--", "/opt/bigbatch/launch/entrypoint.sh"]

@@ -65,11 +65,11 @@ class Fault:
     resumed: float = 0.0
 
 
-def start(folder: Path, workers: int, flags=TRAINING) -> subprocess.Popen:
+def start(folder: Path, workers: int, flags=TRAINING, python=sys.executable) -> subprocess.Popen:
     """train.py under mpirun, writing to FOLDER.log."""
     with open(f"{folder}.log", "ab") as log:
         return subprocess.Popen(
-            [BIN / "mpirun", "--allow-run-as-root", "--oversubscribe", "-np", str(workers), sys.executable,
+            [BIN / "mpirun", "--allow-run-as-root", "--oversubscribe", "-np", str(workers), python,
              ROOT / "train.py", *flags, f"--output_dir={folder}"],
             stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
 
@@ -119,23 +119,24 @@ def strike(folder: Path, launcher, kind: Kind, worker: int, step: int, delay: fl
     return Fault(kind, worker, step, exit_code == kind.exit_code and not alive, lost, time.monotonic() - began)
 
 
-def campaign(folder: Path, faults: int, workers: int, seed: int, flags=TRAINING) -> tuple[list[Fault], list[str]]:
-    """(the faults, how the disturbed training differs from the undisturbed one)."""
+def campaign(folder: Path, faults: int, workers: int, seed: int, flags=TRAINING, python=sys.executable
+             ) -> tuple[list[Fault], list[str]]:
+    """(the faults, how the disturbed training differs from the undisturbed one). python: the program for workers."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     undisturbed, disturbed, drawn = folder / "undisturbed", folder / "disturbed", random.Random(seed)
-    if start(undisturbed, workers, flags).wait(20 * PATIENCE):
+    if start(undisturbed, workers, flags, python).wait(20 * PATIENCE):
         raise RuntimeError(f"the undisturbed training failed; see {undisturbed}.log")
     steps = json.loads((undisturbed / "plan.json").read_text())["steps"]
     step_seconds = json.loads((undisturbed / "summary.json").read_text())["seconds"] / steps
     kinds = [KINDS[number % len(KINDS)] for number in range(faults)]
     drawn.shuffle(kinds)
     struck = []
-    launcher = start(disturbed, workers, flags)
+    launcher = start(disturbed, workers, flags, python)
     for kind, step in zip(kinds, sorted(drawn.choices(range(steps - MARGIN), k=faults)), strict=True):
         fault = strike(disturbed, launcher, kind, drawn.randrange(workers), step, drawn.random() / 2, step_seconds)
         began, reached = time.monotonic(), newest_step(disturbed)
-        launcher = start(disturbed, workers, flags)
+        launcher = start(disturbed, workers, flags, python)
         wait_for(lambda reached=reached: newest_step(disturbed) > reached, launcher)
         struck.append(Fault(**vars(fault) | {"resumed": time.monotonic() - began}))
         print(f"{kind.name}, worker {fault.worker}, after step {step}: {'survived' if fault.survived else 'LOST'}",

@@ -1,4 +1,4 @@
-"""Charts as SVG elements, drawn by pygal: it loads and draws within 0.1 s, at the end of a run that a user waits for."""
+"""Charts as SVG elements, drawn by pygal: it loads and draws within 0.1 s, at a run's end, when a user waits."""
 import math
 
 COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf")
@@ -50,8 +50,8 @@ def _chart(kind, title, size, epochs, **options):
                   colors=COLOURS, font_family="system-ui,sans-serif", title_font_size=15, label_font_size=11,
                   major_label_font_size=11, legend_font_size=11, value_font_size=11, tooltip_font_size=11)
     chart = getattr(pygal, kind)(
-        title=title, width=size[0], height=size[1], style=style, js=(), margin=8, margin_bottom=20, disable_xml_declaration=True,
-        legend_at_bottom=True, legend_box_size=9, show_minor_x_labels=False,
+        title=title, width=size[0], height=size[1], style=style, js=(), margin=8, margin_bottom=20,
+        disable_xml_declaration=True, legend_at_bottom=True, legend_box_size=9, show_minor_x_labels=False,
         x_labels_major_every=-(-len(epochs) // MOST_X_LABELS) or 1, **options)
     chart.x_labels = [f"{epoch:g}" for epoch in epochs]
     return chart

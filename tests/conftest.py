@@ -1,13 +1,20 @@
 """What the tests share: real processes under the real launchers, and datasets cut from the digits."""
+import atexit
+import functools
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
+import warm
+
+from benchmarks import faults
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 ROOT = Path(__file__).parents[1]
@@ -28,20 +35,57 @@ def pytest_runtest_setup(item):
         pytest.skip("needs an NVIDIA GPU")  # the one skip that CI allows: it has none
 
 
-def launcher(kind: str, workers: int) -> list[str]:
-    """The words that start a Python program on so many workers."""
-    python = str(BIN / "python")
+@functools.cache
+def forks() -> Path:
+    """The folder of this session's server of forks (warm.py)."""
+    folder = Path(tempfile.mkdtemp(prefix="forks-", dir="/tmp"))  # a short name, for its socket
+    warm.python(folder)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def warm_python() -> str:
+    return str(forks() / "python")
+
+
+def launcher(kind: str, workers: int, cold: bool = False) -> list[str]:
+    """The words that start a Python program on so many workers: forks (warm.py) under the launcher.
+
+    cold: Python and horovodrun as they are.
+    """
+    python = str(BIN / "python") if cold else warm_python()
     if kind == "alone":
         return [python]
     if kind == "horovodrun":
-        return [str(BIN / "horovodrun"), "--gloo", "-np", str(workers), python]
+        horovodrun = [str(BIN / "horovodrun")] if cold else [str(BIN / "python"), "-m", "launch.gloo"]
+        return [*horovodrun, "--gloo", "-np", str(workers), python]
     return [str(BIN / "mpirun"), "--allow-run-as-root", "--oversubscribe", "-np", str(workers), python]
 
 
-def run(kind: str, workers: int, *arguments, timeout: float = 300, cwd=ROOT) -> subprocess.CompletedProcess:
-    environment = os.environ | {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    return subprocess.run([*launcher(kind, workers), *map(str, arguments)], cwd=cwd, env=environment, text=True,
+def environment() -> dict[str, str]:
+    """What programs find that tests start."""
+    return os.environ | {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+
+
+def run(kind: str, workers: int, *arguments, timeout: float = 300, cwd=ROOT, cold: bool = False
+        ) -> subprocess.CompletedProcess:
+    return subprocess.run([*launcher(kind, workers, cold), *map(str, arguments)], cwd=cwd, env=environment(), text=True,
                           capture_output=True, timeout=timeout, stdin=subprocess.DEVNULL)
+
+
+def start(folder: Path, workers: int, flags) -> subprocess.Popen:
+    """train.py under mpirun, writing to FOLDER.log; `trainers` finds its workers."""
+    return faults.start(folder, workers, flags, warm_python())
+
+
+def trainers(launcher: subprocess.Popen) -> list[psutil.Process]:
+    """The processes of train.py under mpirun, by rank; not those that stand for them."""
+    return [worker_of(process) for process in faults.trainers(launcher) if (forks() / str(process.pid)).exists()]
+
+
+def worker_of(process: psutil.Process) -> psutil.Process:
+    """The fork that a process stands for."""
+    return psutil.Process(warm.child(forks(), process.pid))
 
 
 def train(*flags, kind: str = "alone", workers: int = 1, **options) -> subprocess.CompletedProcess:

@@ -123,7 +123,7 @@ def shared_runs(tmp_path_factory):
     """The digits recipe on two workers, once under each launcher; horovodrun's in full."""
     folders = {kind: tmp_path_factory.mktemp(kind) for kind in ("horovodrun", "mpirun")}
     for kind, folder in folders.items():
-        train(f"--output_dir={folder}", kind=kind, workers=2)
+        train(f"--output_dir={folder}", kind=kind, workers=2, cold=True)
     return folders
 
 
@@ -306,7 +306,7 @@ def test_standard_output_carries_json_alone_whatever_a_library_prints():
 
 def test_help_answers_at_once_with_every_default():
     begun = time.monotonic()
-    done = run("alone", 1, ROOT / "train.py", "--help")
+    done = run("alone", 1, ROOT / "train.py", "--help", cold=True)
     assert time.monotonic() - begun < 1 and done.returncode == 0
     for word in ("--lr_scaling", "Recipe flags", "default: 0.001", "<lars|sgd|lamb>"):
         assert word in done.stdout

@@ -277,7 +277,7 @@ def test_tensorflow_is_left_alone_where_it_is_not_needed(tmp_path):
                f"                     '--output={tmp_path}/o', '--format=lmdb']) == 0\n"
                "assert prepare.main(['', '--help']) == 0\n"
                "print([name for name in ('tensorflow', 'mpi4py', 'nvidia.dali') if name in sys.modules])")
-    done = run("alone", 1, "-c", program)
+    done = run("alone", 1, "-c", program, cold=True)
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "[]", done.stderr
 
 

@@ -122,7 +122,7 @@ def bytes_a_step():
         pytest.skip("needs leave to make a network namespace")
 
     def measure(way, compression):
-        words_of_launcher = launcher("horovodrun", 4)
+        words_of_launcher = launcher("horovodrun", 4, cold=True)
         words_of_launcher[1:1] = ["--network-interfaces", "lo"]
         done = run("alone", 1, "-c", "import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:]))", *words,
                    *words_of_launcher, "-c", WIRE, way, compression, COUNT, timeout=600)

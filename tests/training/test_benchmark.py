@@ -88,7 +88,7 @@ def test_the_parts_read_every_format(name, digits, tmp_path):
 def test_a_wrong_flag_is_one_line_without_tensorflow(flags):
     program = ("import sys; from training import benchmark; code = benchmark.main(sys.argv); "
                "sys.exit(99 if 'tensorflow' in sys.modules else code)")
-    done = run("alone", 1, "-c", program, *flags)
+    done = run("alone", 1, "-c", program, *flags, cold=True)
     assert done.returncode == 2 and not done.stdout
     assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("training.benchmark: ")
     assert flags[0].strip("-").split("=")[0].replace("sekonds", "'sekonds'") in done.stderr

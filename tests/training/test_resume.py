@@ -5,9 +5,9 @@ import signal
 
 import numpy as np
 import pytest
-from conftest import ROOT, rows, run, train, weights
+from conftest import ROOT, rows, run, start, train, trainers, warm_python, weights
 
-from benchmarks.faults import TRAINING, campaign, differences, newest_step, start, trainers, wait_for
+from benchmarks.faults import TRAINING, campaign, differences, newest_step, wait_for
 
 CASES = {  # workers, flags, the step to wait for: in the middle of an interval between evaluations
     "accumulation, a batch that grows, exact statistics": (
@@ -49,7 +49,8 @@ def test_stopped_and_resumed_is_the_same_to_the_bit(case, in_format, tmp_path):
 
 def test_a_short_campaign_of_kills(tmp_path):
     """Every kind of fault once, on two workers; the whole campaign is benchmarks/faults.py."""
-    faults, differing = campaign(tmp_path, faults=5, workers=2, seed=1, flags=("--model=convnet", *TRAINING[1:]))
+    faults, differing = campaign(tmp_path, faults=5, workers=2, seed=1, flags=("--model=convnet", *TRAINING[1:]),
+                                 python=warm_python())
     assert [fault.kind.name for fault in faults if not fault.survived] == []
     assert len({fault.kind for fault in faults}) == 5 and differing == []
     assert max(fault.ended for fault in faults if fault.kind.exit_code == 75) < 10

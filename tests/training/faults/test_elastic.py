@@ -6,7 +6,7 @@ import time
 
 import psutil
 import pytest
-from conftest import BIN, ROOT, rows, run
+from conftest import ROOT, environment, launcher, rows, run, worker_of
 
 from benchmarks.faults import newest_step, wait_for
 
@@ -23,13 +23,13 @@ class Elastic:
         script.write_text(f"#!/bin/sh\ncat {self._hosts}\n")
         script.chmod(0o755)
         self.log = folder / "log"
+        *horovodrun, python = launcher("horovodrun", len(hosts))
         with open(self.log, "wb") as log:
             self.launcher = subprocess.Popen(
-                [BIN / "horovodrun", "--gloo", "--network-interfaces", "lo", "-np", str(len(hosts)), "--min-np", "1",
-                 "--max-np", str(max(2, len(hosts))), "--host-discovery-script", script,
-                 BIN / "python", ROOT / "train.py", *FLAGS, *flags, f"--output_dir={self.folder}"],
-                stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=ROOT,
-                env=os.environ | {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)})
+                [*horovodrun, "--network-interfaces", "lo", "--min-np", "1", "--max-np", str(max(2, len(hosts))),
+                 "--host-discovery-script", script, python, ROOT / "train.py", *FLAGS, *flags,
+                 f"--output_dir={self.folder}"],
+                stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=ROOT, env=environment())
 
     def offer(self, hosts):
         part = self._hosts.with_suffix(".part")
@@ -47,7 +47,7 @@ class Elastic:
         for process in psutil.Process(self.launcher.pid).children(recursive=True):
             with_python = process.name().startswith("python") and str(ROOT / "train.py") in process.cmdline()
             if with_python and process.environ().get(variable) == value:
-                return process
+                return worker_of(process)
         raise AssertionError(f"no worker with {variable}={value}")
 
     def reach(self, step):

@@ -4,9 +4,9 @@ import time
 
 import psutil
 import pytest
-from conftest import run
+from conftest import run, start, trainers
 
-from benchmarks.faults import newest_step, start, trainers, wait_for
+from benchmarks.faults import newest_step, wait_for
 
 FLAGS = ("--model=convnet", "--epochs=1000")
 

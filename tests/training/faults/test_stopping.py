@@ -3,19 +3,20 @@ import json
 import signal
 import time
 
-from conftest import ROOT, rows, run
+from conftest import ROOT, rows, run, start
 
-from benchmarks.faults import newest_step, start, trainers, wait_for
+from benchmarks import faults
+from benchmarks.faults import newest_step, wait_for
 from training.faults.stopping import StopRequest
 
 FLAGS = ("--model=convnet", "--epochs=1000")
 
 
 def test_before_training_is_under_way_there_is_nothing_to_save(tmp_path):
-    launcher = start(tmp_path / "run", 2, FLAGS)
-    wait_for(lambda: len(trainers(launcher)) == 2, launcher)
-    time.sleep(3)  # TensorFlow is being imported
-    trainers(launcher)[1].send_signal(signal.SIGTERM)
+    launcher = faults.start(tmp_path / "run", 2, FLAGS)
+    wait_for(lambda: len(faults.trainers(launcher)) == 2, launcher)
+    time.sleep(1.5)  # TensorFlow is being imported
+    faults.trainers(launcher)[1].send_signal(signal.SIGTERM)
     began = time.monotonic()
     assert launcher.wait(30) == 75 and time.monotonic() - began < 10
     assert "stopped on request before training went on" in (tmp_path / "run.log").read_text()

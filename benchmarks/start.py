@@ -1,0 +1,135 @@
+"""How long a training takes to start and to end: `uv run python -m benchmarks.start [--rounds=5]`.
+
+Trains one update, evaluates and reports, and times the whole process from command to exit, in parts of a bare
+`import tensorflow`. Each round takes all cases in turn, the import first; printed are medians of the rounds' ratios.
+Then, for one worker, what the time goes to: a second run of each round, in which the stages are timed from inside.
+"""
+import argparse
+import functools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+BIN = Path(sys.executable).parent
+ENVIRONMENT = os.environ | {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT),
+                            "TF_CPP_MIN_LOG_LEVEL": "3"}
+MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", "python")
+GLOO = ("horovodrun", "--gloo", "-np", "2", "python")
+CASES = {  # name -> (the words before train.py, model)
+    "convnet": (("python",), "convnet"),
+    "ResNet-20": (("python",), "resnet20"),
+    "convnet, 2 workers, mpirun": (MPIRUN, "convnet"),
+    "convnet, 2 workers, launch.gloo": (("python", "-m", "launch.gloo", *GLOO[1:]), "convnet"),
+    "convnet, 2 workers, horovodrun": (GLOO, "convnet"),
+}
+STAGES = ("imports", "flags and data", "Horovod", "model", "tracing", "first step", "evaluation", "report", "the rest")
+
+
+def seconds(*command) -> float:
+    """From command to exit."""
+    began = time.perf_counter()
+    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, text=True, capture_output=True, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    return time.perf_counter() - began
+
+
+def training(words, model: str) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        return seconds(*words, "train.py", *flags(model), f"--output_dir={folder}")
+
+
+def flags(model: str) -> tuple[str, str]:
+    return f"--model={model}", "--epochs=0.08"
+
+
+def stages(model: str) -> dict[str, float]:
+    """Seconds by stage; `the rest` includes the start of Python and its end."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/stages.json"
+        whole = seconds("python", "-m", "benchmarks.start", "--inside", path, *flags(model),
+                        f"--output_dir={folder}/run")
+        timed = json.loads(Path(path).read_text())
+    return timed | {"the rest": whole - sum(timed.values())}
+
+
+def inside(path: str, arguments: list[str]) -> int:
+    """train.py in this process, its stages timed."""
+    timed = dict.fromkeys(STAGES[:-1], 0.0)
+
+    def timing(stage, function):
+        @functools.wraps(function)
+        def call(*args, **kwargs):
+            began = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                timed[stage] += time.perf_counter() - began
+
+        return call
+
+    def imports():
+        import horovod.tensorflow.keras  # noqa: F401
+        import nvidia.dali.plugin.tf  # noqa: F401
+
+    timing("imports", imports)()
+    import train
+    from training import evaluate, fit, flags, session, workers
+
+    def make_train_step(*args, **kwargs):
+        made = original(*args, **kwargs)
+
+        def step(*inputs):
+            if not timed["tracing"]:
+                timing("tracing", made.get_concrete_function)(*inputs)
+                return timing("first step", made)(*inputs)
+            return made(*inputs)
+
+        return step
+
+    original, fit.make_train_step = fit.make_train_step, make_train_step
+    for stage, owner, name in (
+            ("flags and data", flags, "parse"), ("flags and data", train, "open_named"), ("Horovod", workers, "start"),
+            ("model", fit, "make_model"), ("model", fit, "make_optimizer"),
+            ("evaluation", evaluate.Evaluator, "__call__"), ("report", session, "write_report")):
+        setattr(owner, name, timing(stage, getattr(owner, name)))
+    code = train.main(["train.py", *arguments])
+    Path(path).write_text(json.dumps(timed))
+    return code
+
+
+def main(argv) -> int:
+    if argv[1:2] == ["--inside"]:
+        return inside(argv[2], argv[3:])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    rounds = parser.parse_args(argv[1:]).rounds
+    bars, ratios, parts = [], {name: [] for name in CASES}, {model: [] for _, model in CASES.values()}
+    for number in range(1 + rounds):  # the first one warms the page cache
+        bar = seconds("python", "-c", "import tensorflow")
+        found = {name: training(words, model) / bar for name, (words, model) in CASES.items()}
+        timed = {model: stages(model) for model in parts}
+        if number:
+            bars.append(bar)
+            for name, ratio in found.items():
+                ratios[name].append(ratio)
+            for model, shares in timed.items():
+                parts[model].append({stage: one / bar for stage, one in shares.items()})
+    print(f"import tensorflow: {statistics.median(bars):.2f} s; in parts of it, from command to exit:")
+    for name, found in ratios.items():
+        print(f"  {name:34s}{statistics.median(found):6.2f}  ({min(found):.2f} to {max(found):.2f})")
+    print("by stage, one worker:" + "".join(f"{model:>12s}" for model in parts))
+    for stage in STAGES:
+        print(f"  {stage:19s}" + "".join(
+            f"{statistics.median(one[stage] for one in found):12.2f}" for found in parts.values()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
