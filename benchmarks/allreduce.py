@@ -90,10 +90,11 @@ def methods(size: int, links: dict) -> dict:
                     for number, one in enumerate(gradients)]
 
         suffix = "" if wire == "none" else f", {wire}"
-        made[f"ring{suffix}"] = tf.function(ring)
+        made[f"ring{suffix}"] = tf.function(ring, autograph=False)
         for grid, sets in links.items():
             torus = Torus(sets, hvd.size(), compression, fusion_bytes=FUSION_MB * 2**20)
-            made[f"torus {grid[0]}x{grid[1]}{suffix}"] = tf.function(lambda torus=torus: torus(gradients))
+            made[f"torus {grid[0]}x{grid[1]}{suffix}"] = tf.function(
+                lambda torus=torus: torus(gradients), autograph=False)
     return made
 
 

@@ -10,7 +10,11 @@ from hypothesis import strategies as st
 import train
 from training import flags
 
-MANY = settings(max_examples=500, deadline=5000, suppress_health_check=list(HealthCheck))
+
+def examples(number):
+    return settings(max_examples=number, deadline=5000, suppress_health_check=list(HealthCheck))
+
+
 NAMES = sorted(name for group in flags.GROUPS for name in flags.define().groups[group] if name != "data_dir")
 
 
@@ -41,13 +45,19 @@ lines = st.one_of(
     st.text(max_size=30), st.just("--flagfile=/nonexistent"), st.just("# a comment"), st.just("--"))
 
 
-@MANY
-@given(content=st.one_of(st.lists(lines, max_size=6).map(lambda items: "\n".join(items).encode("utf-8", "replace")),
-                         st.binary(max_size=60)))
-def test_flag_files(content, capfd, tmp_path_factory):
+given_flag_files = given(content=st.one_of(
+    st.lists(lines, max_size=6).map(lambda items: "\n".join(items).encode("utf-8", "replace")),
+    st.binary(max_size=60)))
+
+
+def flag_files(content, capfd, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / "drawn.flags"
     path.write_bytes(content)
     check(capfd, f"--flagfile={path}", "--train_samples=5000")
+
+
+test_flag_files = examples(50)(given_flag_files(flag_files))
+test_many_flag_files = pytest.mark.campaign(examples(1000)(given_flag_files(flag_files)))
 
 
 json_values = st.recursive(
@@ -105,14 +115,16 @@ def draw_path(described, place):
     return every[int(place * len(every))]
 
 
-@MANY
-@given(damage=damages())
-def test_damaged_folders(damage, digits, capfd, tmp_path_factory):
+def damaged_folders(damage, digits, capfd, tmp_path_factory):
     folder = tmp_path_factory.getbasetemp() / "damaged"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(digits, folder)
     damage(folder)
     check(capfd, f"--data_dir={folder}")
+
+
+test_damaged_folders = examples(50)(given(damage=damages())(damaged_folders))
+test_many_damaged_folders = pytest.mark.campaign(examples(1000)(given(damage=damages())(damaged_folders)))
 
 
 @pytest.mark.parametrize("content", [b"--data_dir=\x00", b"\xff\xfe--epochs=1", b"--flagfile=\n--epochs", b"-" * 5000])

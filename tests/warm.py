@@ -2,12 +2,11 @@
 
     python = warm.python(folder)     a program to start like python, under any launcher: python train.py, -m, -c
 
-What is forked is a real process, with the caller's environment, folder, cores, input and output, that has imported and
-started nothing else. The program called stands for it: it passes signals on, and ends as the process does; when it is
+What is forked is a real process, with the caller's environment, folder, cores, network, input and output, that has
+imported and started nothing else. The program called stands for it: it passes signals on, and ends as the process does; when it is
 killed, so is the process, which lies under the server in the tree of processes (`child` finds it).
 
-What such a process cannot show, and a test starts the real Python for: how long a start takes, what is imported, how
-the interpreter ends.
+What such a process cannot show, and a test starts the real Python for: how long a start takes, what is imported.
 """
 import array
 import contextlib
@@ -46,7 +45,8 @@ def stand_in(folder: str) -> None:
     server = _connect(f"{folder}/socket")
     asked = json.dumps({"argv": sys.argv[1:], "environment": dict(os.environ), "cwd": os.getcwd(),
                         "cores": sorted(os.sched_getaffinity(0)), "umask": _umask()}).encode()
-    descriptors = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))]
+    network = os.open("/proc/self/ns/net", os.O_RDONLY)
+    descriptors = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2, network]))]
     server.sendmsg([struct.pack("I", len(asked))], descriptors)
     server.sendall(asked)
     [process] = struct.unpack("i", _exactly(server, 4))
@@ -116,7 +116,7 @@ class Server:
     def _accept(self):
         connection, _ = self._listener.accept()
         try:
-            header, descriptors, *_ = socket.recv_fds(connection, 4, 3)
+            header, descriptors, *_ = socket.recv_fds(connection, 4, 4)
             asked = json.loads(_exactly(connection, struct.unpack("I", header)[0]))
         except (EOFError, OSError, struct.error):
             connection.close()
@@ -153,18 +153,19 @@ class Server:
 
 def _become(asked, descriptors) -> None:
     """Runs what was asked for in this new process, as python would; does not return."""
-    import atexit
     import ctypes
     import random
     import runpy
-    import threading
     import traceback
 
     import numpy as np
 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
-    for number, descriptor in enumerate(descriptors):
+    *streams, network = descriptors
+    if not os.path.sameopenfile(network, os.open("/proc/self/ns/net", os.O_RDONLY)):
+        ctypes.CDLL(None).setns(network, 0)
+    for number, descriptor in enumerate(streams):
         os.dup2(descriptor, number)
         os.close(descriptor)
     os.environ.clear()
@@ -197,12 +198,7 @@ def _become(asked, descriptors) -> None:
     except BaseException:
         traceback.print_exc()
         code = 1
-    threading._shutdown()
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code & 0xFF)
+    sys.exit(code & 0xFF)  # up to serve's caller, where Python ends as it does
 
 
 def serve(folder: str) -> None:

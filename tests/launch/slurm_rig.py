@@ -1,7 +1,7 @@
 """A Slurm cluster of emulated nodes on one machine, for as long as a test needs it.
 
 Each node is a slurmd with its own host name, mounts and processes; they share one network. Needs root and Debian's
-slurmctld, slurmd, slurm-client, slurm-wlm-basic-plugins, munge and libpmix2.
+slurmctld, slurmd, slurm-client, slurm-wlm-basic-plugins, munge and libpmix-dev.
 """
 import os
 import re

@@ -24,7 +24,7 @@ def test_two_bound_workers_train_after_a_check(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_request_to_stop_saves_and_the_same_command_goes_on(tmp_path, number):
-    command = ("--no-preflight", *QUICK, "--epochs=40", "--checkpoint_every=0.5", f"--output_dir={tmp_path / 'run'}")
+    command = ("--no-preflight", *QUICK, "--epochs=16", "--checkpoint_every=0.5", f"--output_dir={tmp_path / 'run'}")
     process = subprocess.Popen([SCRIPT, *command], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                stdin=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
@@ -36,7 +36,7 @@ def test_a_request_to_stop_saves_and_the_same_command_goes_on(tmp_path, number):
     assert process.returncode == 75 and "stopped on request" in err, err
     done = launch(*command)
     assert done.returncode == 0 and "resumed after step" in done.stderr
-    assert [row["epoch"] for row in rows(tmp_path / "run")] == list(range(1, 41))
+    assert [row["epoch"] for row in rows(tmp_path / "run")] == list(range(1, 17))
 
 
 def test_the_binding_is_shown():

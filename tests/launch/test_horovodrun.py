@@ -72,7 +72,7 @@ def test_two_hosts_train_after_a_check(hosts, left):
 
 
 def test_a_stop_on_one_host_is_75_and_the_same_command_goes_on(hosts, left):
-    command = ("--no-preflight", *BOTH, *QUICK, "--epochs=20", "--checkpoint_every=0.5")
+    command = ("--no-preflight", *BOTH, *QUICK, "--epochs=12", "--checkpoint_every=0.5")
     process = started(hosts, "stopped", *command)
     signalled(hosts, "h2", "USR1")
     _, err = process.communicate(timeout=60)
@@ -80,7 +80,7 @@ def test_a_stop_on_one_host_is_75_and_the_same_command_goes_on(hosts, left):
     assert "[1] train.py: stopped on request" in err and "\ntrain.py: stopped on request" in err
     done, _ = launch(hosts, *command, "--output_dir=stopped")
     assert done.returncode == 0 and "resumed after step" in done.stderr
-    assert [row["epoch"] for row in rows(hosts.top / "h1" / "stopped")] == list(range(1, 21))
+    assert [row["epoch"] for row in rows(hosts.top / "h1" / "stopped")] == list(range(1, 13))
 
 
 def test_a_killed_worker_ends_the_others_and_is_named(hosts, left):

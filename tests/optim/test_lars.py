@@ -43,7 +43,7 @@ def run(optimizer, weights, gradients, xla=False):
     variables = {name: tf.Variable(value, name=name) for name, value in weights.items()}
     optimizer.build(list(variables.values()))
 
-    @tf.function(jit_compile=xla)
+    @tf.function(jit_compile=xla, autograph=False)
     def step(gradient, rate):
         optimizer.learning_rate.assign(rate)
         optimizer.apply_gradients([(gradient[name], variables[name]) for name in variables])

@@ -48,7 +48,7 @@ def averaging(links, compression: str):
     optimizer = exchange.distributed(SGD(0.0), compression, fusion_mb=FUSION_MB)
     exchange.connect(optimizer, links)
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(reduce_retracing=True, autograph=False)
     def average(dense, values, indices):
         slices = tf.IndexedSlices(values, indices, tf.constant(TABLE, tf.int64))
         return [tf.convert_to_tensor(one) for one in exchange.average(optimizer, [*dense, slices], variables)]

@@ -14,8 +14,8 @@ CASES = {  # workers, flags, the step to wait for: in the middle of an interval 
         1, ["--model=resnet20", "--batch_size=0:64,1:128", "--micro_batch_size=32", "--epochs=2",
             "--batch_norm_statistics=exact", "--checkpoint_every=0.3", "--augmentation=crop"], 13),
     "two workers, float16, files read one after another": (
-        2, ["--model=convnet", "--precision=mixed_float16", "--data_dir={recordio}", "--batch_size=96", "--epochs=3",
-            "--image_size=16", "--log_trust_ratios", "--optimizer=lars", "--checkpoint_every=0.2"], 20),
+        2, ["--model=convnet", "--precision=mixed_float16", "--data_dir={recordio}", "--batch_size=96", "--epochs=2",
+            "--image_size=16", "--log_trust_ratios", "--optimizer=lars", "--checkpoint_every=0.2"], 17),
     "two workers, LAMB": (
         2, ["--model=convnet", "--optimizer=lamb", "--learning_rate=0.01", "--epochs=3", "--checkpoint_every=0.2"], 14),
 }
@@ -54,6 +54,13 @@ def test_a_short_campaign_of_kills(tmp_path):
     assert [fault.kind.name for fault in faults if not fault.survived] == []
     assert len({fault.kind for fault in faults}) == 5 and differing == []
     assert max(fault.ended for fault in faults if fault.kind.exit_code == 75) < 10
+
+
+@pytest.mark.campaign
+def test_a_long_campaign_of_kills(tmp_path):
+    """On a ResNet-20, by Pythons of their own."""
+    faults, differing = campaign(tmp_path, faults=20, workers=2, seed=2)
+    assert [fault.kind.name for fault in faults if not fault.survived] == [] and differing == []
 
 
 FLAGS = ("--model=convnet", "--epochs=4", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none",
