@@ -19,6 +19,8 @@ from benchmarks import faults
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
+LONGEST = ("test_slurm.py", "test_train.py", "test_resume.py", "test_horovodrun.py", "test_elastic.py",
+           "test_models.py")
 
 
 def require_tool(*names: str) -> str:
@@ -28,6 +30,11 @@ def require_tool(*names: str) -> str:
             return found
     message = f"needs {' or '.join(names)}, which is not installed"
     pytest.fail(message) if os.environ.get("BIGBATCH_REQUIRE_ALL") else pytest.skip(message)
+
+
+def pytest_collection_modifyitems(items):
+    """Files that take minutes come first, so that both of pytest's processes end at about the same time."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 def pytest_configure(config):

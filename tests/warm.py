@@ -3,8 +3,8 @@
     python = warm.python(folder)     a program to start like python, under any launcher: python train.py, -m, -c
 
 What is forked is a real process, with the caller's environment, folder, cores, network, input and output, that has
-imported and started nothing else. The program called stands for it: it passes signals on, and ends as the process does; when it is
-killed, so is the process, which lies under the server in the tree of processes (`child` finds it).
+imported and started nothing else. The program called stands in for it: it passes signals on, and ends as the process
+does. When it is killed, so is the process, which `child` finds: it is the server's child, not the launcher's.
 
 What such a process cannot show, and a test starts the real Python for: how long a start takes, what is imported.
 """

@@ -7,7 +7,8 @@ from conftest import ROOT, rows, run, train, weights
 
 from training.flags import UsageError, parse
 
-SHORT = ("--epochs=1", "--batch_size=128", "--micro_batch_size=16", "--batch_norm_statistics=exact",  # two a step
+SHORT = ("--epochs=1", "--image_size=16", "--batch_size=128", "--micro_batch_size=16",  # two a step
+         "--batch_norm_statistics=exact",
          "--learning_rate=0.1", "--warmup=none")  # at the recipe's rate, rounding grows a thousandfold in 11 steps
 TORUS = ("--allreduce=torus", "--fusion_mb=0.2")  # a ResNet-20 has 1 MB of gradients
 QUICK = ("--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none", "--epochs=1")

@@ -11,11 +11,11 @@ from benchmarks.faults import TRAINING, campaign, differences, newest_step, wait
 
 CASES = {  # workers, flags, the step to wait for: in the middle of an interval between evaluations
     "accumulation, a batch that grows, exact statistics": (
-        1, ["--model=resnet20", "--batch_size=0:64,1:128", "--micro_batch_size=32", "--epochs=2",
+        1, ["--model=resnet20", "--image_size=16", "--batch_size=0:64,1:128", "--micro_batch_size=32", "--epochs=2",
             "--batch_norm_statistics=exact", "--checkpoint_every=0.3", "--augmentation=crop"], 13),
     "two workers, float16, files read one after another": (
-        2, ["--model=convnet", "--precision=mixed_float16", "--data_dir={recordio}", "--batch_size=96", "--epochs=2",
-            "--image_size=16", "--log_trust_ratios", "--optimizer=lars", "--checkpoint_every=0.2"], 17),
+        2, ["--model=convnet", "--precision=mixed_float16", "--data_dir={recordio}", "--batch_size=96", "--epochs=1",
+            "--image_size=16", "--log_trust_ratios", "--optimizer=lars", "--checkpoint_every=0.2"], 8),
     "two workers, LAMB": (
         2, ["--model=convnet", "--optimizer=lamb", "--learning_rate=0.01", "--epochs=3", "--checkpoint_every=0.2"], 14),
 }
