@@ -6,6 +6,7 @@
     uv run train.py --mode=evaluate --checkpoint=RUN/checkpoints
 """
 import contextlib
+import gc
 import json
 import os
 import sys
@@ -144,4 +145,6 @@ def report_evaluation(config, summary, worker) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    code = main(sys.argv)
+    gc.freeze()  # Python's last collections need not walk through all of TensorFlow, which takes 0.6 s
+    sys.exit(code)

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,6 +115,7 @@ def strike(folder: Path, launcher, kind: Kind, worker: int, step: int, delay: fl
     _, alive = psutil.wait_procs(processes, timeout=10)
     for process in alive:
         process.kill()
+    shutil.rmtree(Path(tempfile.gettempdir()) / f"ompi.{launcher.pid}", ignore_errors=True)  # a killed mpirun leaves it
     last = max((folder / "checkpoints").glob("step-*[0-9]")).stat().st_mtime
     lost = 0.0 if exit_code == 75 else max(0.0, time.time() - (time.monotonic() - began) - last) / step_seconds
     return Fault(kind, worker, step, exit_code == kind.exit_code and not alive, lost, time.monotonic() - began)

@@ -125,7 +125,8 @@ class Hosts:
             if name != "switch":
                 pattern = r"python.*(train\.py|launch\.preflight)"
                 lines = self.run(name, "pgrep", "-fa", pattern).stdout.splitlines()
-                found += [f"{name}: {line}" for line in lines if "horovodrun" not in line and "ssh" not in line]
+                found += [f"{name}: {line}" for line in lines
+                          if not any(word in line for word in ("horovodrun", "launch.gloo", "ssh"))]
         return found
 
     def _start(self, name, *command, env=None):

@@ -102,7 +102,7 @@ def training(arguments: list[str], bound: bool = True) -> list[str]:
 
 def command(hosts, workers: int, interfaces: str | None, worker: list[str]) -> list[str]:
     """horovodrun's: its checks are not kept for an hour, since a host may have changed since."""
-    return [str(Path(sys.executable).with_name("horovodrun")), "--gloo", "--disable-cache",
+    return [sys.executable, "-m", "launch.gloo", "--gloo", "--disable-cache",
             *([f"--network-interfaces={interfaces}"] if interfaces else []), "-np", str(workers),
             "-H", ",".join(f"{host.name}:{host.slots}" for host in hosts), *worker]
 

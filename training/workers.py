@@ -5,6 +5,7 @@ import signal
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from data.dataset import DatasetError
 from optim.route import NCCL, PROCESS_SETS, RING, Route, choose
@@ -21,6 +22,7 @@ LAUNCHERS = ("BIGBATCH_WORLD_SIZE", "FLUX_", "HOROVOD_RANK", "MPI_", "OMPI_COMM_
 ALONE = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"} | {
     f"HOROVOD_{scope}{name}": number for scope in ("", "LOCAL_", "CROSS_")
     for name, number in (("RANK", "0"), ("SIZE", "1"))}
+RDMA = Path("/sys/class/infiniband")  # the machine's network cards for remote memory access, RoCE's and EFA's, too
 ELASTIC = "HOROVOD_ELASTIC"  # set by horovodrun where workers may come and go
 
 
@@ -104,6 +106,8 @@ def start(seed: int, deterministic: bool = False, exchange=None) -> Worker:
         os.environ["HOROVOD_FUSION_THRESHOLD"] = str(int(exchange.fusion_mb * 2**20))
     # A thread that waits in Open MPI leaves its core to those that compute there, instead of spinning.
     os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+    if not RDMA.exists():
+        os.environ.setdefault("OMPI_MCA_btl", "^ofi")  # looks for such a card, and sleeps for a second
     expected = launched()
     links, way = None, RING
     if exchange and not exchange.elastic:

@@ -176,8 +176,8 @@ def test_dry_run_prints_the_plan_and_the_command():
                           capture_output=True, timeout=60)
     assert json.loads(done.stdout)["workers"] == 16
     words = done.stderr.split()
-    assert words[0].endswith("/horovodrun") and words[1:7] == ["--gloo", "--disable-cache", "-np", "16", "-H",
-                                                               "a:8,b:8"]
+    assert words[0].endswith("/python") and words[1:9] == ["-m", "launch.gloo", "--gloo", "--disable-cache", "-np",
+                                                           "16", "-H", "a:8,b:8"]
     assert words[-3:] == [str(ROOT / "train.py"), f"--flagfile={ROOT}/launch/recipes/digits.flags", "--batch_size=256"]
 
 

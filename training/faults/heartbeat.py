@@ -52,6 +52,8 @@ class Heartbeat:
         """Nobody is missed any more."""
         self._stopping.set()
         if self._thread.is_alive():
+            with contextlib.suppress(OSError):  # the thread waits for a datagram
+                self._socket.sendto(b"", ("127.0.0.1", self._socket.getsockname()[1]))
             self._thread.join()
         self._socket.close()
 
