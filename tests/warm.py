@@ -22,6 +22,8 @@ from pathlib import Path
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 PR_SET_PDEATHSIG = 1  # prctl(2)
 PATIENCE = 120  # seconds for the server's imports
+IMPORTED = ("tensorflow", "horovod.tensorflow.keras", "horovod.tensorflow.elastic", "nvidia.dali.fn",
+            "nvidia.dali.plugin.tf")
 
 
 def python(folder: Path) -> str:
@@ -110,8 +112,7 @@ class Server:
     def serve(self) -> None:
         while True:
             for key, _ in self._selector.select():
-                if key.fileobj.fileno() >= 0 if hasattr(key.fileobj, "fileno") else True:
-                    key.data()
+                key.data()
 
     def _accept(self):
         connection, _ = self._listener.accept()
@@ -146,7 +147,9 @@ class Server:
         connection.close()
 
     def _kill(self, process, connection):
-        """Who asked for the process has gone."""
+        """Who asked for the process has gone; unless it has just been told that the process has ended."""
+        if connection.fileno() < 0:
+            return
         self._selector.unregister(connection)
         os.kill(process, signal.SIGKILL)
 
@@ -204,13 +207,13 @@ def _become(asked, descriptors) -> None:
 def serve(folder: str) -> None:
     import ctypes
     import gc
+    import importlib
 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     sys.path.remove(str(Path(__file__).parent))
-    import tensorflow as tf
-
-    tf.keras.layers, tf.summary, tf.keras.mixed_precision.set_global_policy  # noqa: B018  loaded when first asked for
+    for module in IMPORTED:
+        importlib.import_module(module)
     gc.collect()
     gc.freeze()
     Server(folder).serve()
