@@ -143,7 +143,6 @@ def _has_nccl() -> bool:
 
 def _open(way: Route, nccl: bool):
     """Starts Horovod for a route; returns the torus's links, or None without one. Raises UserError."""
-
     from optim.torus import ProcessSets
 
     if way.by == NCCL:
