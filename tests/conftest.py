@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,6 @@ ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 LONGEST = ("test_slurm.py", "test_train.py", "test_resume.py", "test_horovodrun.py", "test_elastic.py",
            "test_models.py")
-OLD = 600  # seconds, more than any test's mpirun takes; a process in a namespace of its own looks as if it were gone
 
 
 def require_tool(*names: str) -> str:
@@ -44,7 +42,7 @@ def pytest_sessionstart():
     """Removes what killed mpiruns have left: one that gets the number of such a process fails to start."""
     for folder in Path(tempfile.gettempdir()).glob("ompi.*"):
         with contextlib.suppress(OSError):
-            if time.time() - folder.stat().st_mtime > OLD and not psutil.pid_exists(int(folder.suffix[1:])):
+            if not psutil.pid_exists(int(folder.suffix[1:])):
                 shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -51,7 +51,7 @@ PartitionName=normal Nodes=ALL Default=YES PriorityTier=1 GraceTime=30
 PartitionName=urgent Nodes=ALL PriorityTier=2 PreemptMode=OFF
 """
 NODE = """hostname {name} && mount --bind {top}/hosts /etc/hosts && mount --bind {top}/spool/{name} {top}/pmix \
-&& slurmd -D -N {name} & wait"""
+&& mount --bind {top}/tmp-{name} {top}/tmp && slurmd -D -N {name} & wait"""
 
 
 class Slurm:
@@ -63,11 +63,11 @@ class Slurm:
         self.nodes, self._cpus, self._processes = [f"node{n + 1}" for n in range(nodes)], cpus, {}
         self.top = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))  # a short name, for its sockets
         self.environment = {key: value for key, value in os.environ.items() if not OWN.match(key)} | {
-            "PATH": SEARCH, "SLURM_CONF": str(self.top / "slurm.conf")}
+            "PATH": SEARCH, "SLURM_CONF": str(self.top / "slurm.conf"), "TMPDIR": str(self.top / "tmp")}
 
     def __enter__(self):
         self.top.chmod(0o711)
-        for folder in ("state", "pmix", *(f"spool/{name}" for name in self.nodes)):
+        for folder in ("state", "pmix", "tmp", *(f"spool/{name}" for name in self.nodes)):
             (self.top / folder).mkdir(parents=True)
         key = self.top / "munge.key"
         key.touch(0o600)
@@ -106,6 +106,9 @@ class Slurm:
         (self.top / "hosts").write_text(f"127.0.0.1 localhost {host} {' '.join(self.nodes)}\n")
 
     def switch_on(self, name: str) -> None:
+        # A node's processes are numbered from 1: mpirun fails where a killed one of its number has left its folder.
+        shutil.rmtree(self.top / f"tmp-{name}", ignore_errors=True)
+        (self.top / f"tmp-{name}").mkdir()
         self._start(name, "unshare", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c",
                     NODE.format(name=name, top=self.top))
 
