@@ -1,6 +1,5 @@
 """What the tests share: real processes under the real launchers, and datasets cut from the digits."""
 import atexit
-import contextlib
 import functools
 import json
 import os
@@ -41,9 +40,9 @@ def pytest_collection_modifyitems(items):
 def pytest_sessionstart():
     """Removes what killed mpiruns have left: one that gets the number of such a process fails to start."""
     for folder in Path(tempfile.gettempdir()).glob("ompi.*"):
-        with contextlib.suppress(OSError):
-            if not psutil.pid_exists(int(folder.suffix[1:])):
-                shutil.rmtree(folder, ignore_errors=True)
+        process = folder.name.removeprefix("ompi.")
+        if process.isdecimal() and not psutil.pid_exists(int(process)):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def pytest_configure(config):

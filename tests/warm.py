@@ -60,7 +60,8 @@ def stand_in(folder: str) -> None:
     [status] = struct.unpack("i", _exactly(server, 4))
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
+        if -code in FORWARDED:
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
 

@@ -159,6 +159,7 @@ def _open(way: Route, nccl: bool):
 
 
 def _init(process_sets=None) -> None:
+    """hvd.init, on Gloo where nothing in the environment speaks of other workers."""
     import horovod.tensorflow as hvd
 
     alone = hvd.gloo_built() and not any(name.startswith(LAUNCHERS) for name in os.environ)

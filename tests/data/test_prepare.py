@@ -9,12 +9,11 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
-from conftest import ROOT, launcher, require_tool, run
+from conftest import ROOT, environment, launcher, require_tool, run
 from pictures import CONVERTED, REJECTED, awkward, command, contents, encode, fill, originals, picture, stored
 from PIL import Image
 
@@ -136,7 +135,7 @@ def test_a_killed_run_goes_on_where_it_stopped(many, undisturbed, tmp_path, rank
     for attempt in range(3):
         words = [*launcher("mpirun" if ranks > 1 else "alone", ranks), *arguments]
         process = subprocess.Popen(words, cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE,
-                                   env=os.environ | {"PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"})
+                                   env=environment())
         deadline = time.monotonic() + 60
         while len(list(folder.glob("*.rec"))) <= len(kept) and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)

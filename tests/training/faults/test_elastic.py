@@ -84,7 +84,7 @@ def test_a_torus_that_loses_a_worker_gets_another_grid(tmp_path):
     assert before["workers"] == 6 and before["exchange"]["grid"] == [3, 2]
     training.worker_on("127.0.0.1").kill()
     wait_for(lambda: "on 4 workers for 6" in training.log.read_text(), training.launcher)
-    training.reach(newest_step(training.folder) + 12)
+    training.reach(newest_step(training.folder) + 30)
     after, said = json.loads((training.folder / "plan.json").read_text()), training.log.read_text()
     assert after["workers"] == 4 and after["exchange"]["allreduce"] == "torus" and after["exchange"]["grid"] == [2, 2]
     assert said.count("goes on in a torus: 3x2 does not fit 4 workers") == 1
