@@ -3,10 +3,10 @@
     uv run python -m benchmarks.allreduce [--launcher=horovodrun] [--output=here.json] [--plot=here.svg]
 
 For each number of workers on this machine and each size, all take turns in the same run: Allreduce through mpi4py,
-which is the bar; Horovod's ring, which over MPI is that same Allreduce; the torus of optim/torus.py, on the widest grid
-that is not a ring and on the squarest. Under horovodrun, over Gloo, the ring is the bar. A round's time is the slowest
-worker's; shown are medians over the rounds, and the median of each round's ratio to the bar. Horovod's hierarchical
-all-reduce exists for NCCL alone; the torus whose rows are the nodes does the same steps.
+which is the bar; Horovod's ring, which over MPI is that same Allreduce; the torus of distributed/torus.py, on the
+widest grid that is not a ring and on the squarest. Under horovodrun, over Gloo, the ring is the bar. A round's time is
+the slowest worker's; shown are medians over the rounds, and the median of each round's ratio to the bar. Horovod's
+hierarchical all-reduce exists for NCCL alone; the torus whose rows are the nodes does the same steps.
 
 On one machine a message costs next to nothing, but each collective is agreed on in one of Horovod's cycles, of 1 ms
 (HOROVOD_CYCLE_TIME), and a torus has three where a ring has one. benchmarks.allreduce_hosts has several hosts;
@@ -25,8 +25,8 @@ import psutil
 from absl import app
 from absl import flags as absl_flags
 
-from optim import grids
-from training.workers import launched
+from distributed import grids
+from distributed.launcher import launched
 
 ROOT = Path(__file__).parents[1]
 SIZES = [str(10**power) for power in range(3, 9)]
@@ -58,7 +58,7 @@ def connect() -> dict:
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
-    from optim.torus import ProcessSets
+    from distributed.torus import ProcessSets
 
     tf.get_logger().setLevel("ERROR")
     links = {grid: ProcessSets(*grid) for grid in chosen_grids(launched().size)}
@@ -72,8 +72,7 @@ def methods(size: int, links: dict) -> dict:
     import tensorflow as tf
     from mpi4py import MPI
 
-    from optim.exchange import COMPRESSIONS, FUSION_MB
-    from optim.torus import Torus
+    from distributed.exchange import COMPRESSIONS, FUSION_MB, dense_buckets
 
     values = np.ones(size // 4, np.float32)
     result = np.empty_like(values)
@@ -92,9 +91,12 @@ def methods(size: int, links: dict) -> dict:
         suffix = "" if wire == "none" else f", {wire}"
         made[f"ring{suffix}"] = tf.function(ring, autograph=False)
         for grid, sets in links.items():
-            torus = Torus(sets, hvd.size(), compression, fusion_bytes=FUSION_MB * 2**20)
-            made[f"torus {grid[0]}x{grid[1]}{suffix}"] = tf.function(
-                lambda torus=torus: torus(gradients), autograph=False)
+            def torus(sets=sets, compression=compression, name=f"torus_{size}_{wire}_{grid}"):
+                buckets = dense_buckets(gradients, FUSION_MB * 2**20)
+                return [one for bucket in buckets for one in sets.sum(
+                    [gradients[number] for number in bucket], compression, f"{name}_{bucket[0]}")]
+
+            made[f"torus {grid[0]}x{grid[1]}{suffix}"] = tf.function(torus, autograph=False)
     return made
 
 

@@ -150,9 +150,9 @@ def campaign(folder: Path, faults: int, workers: int, seed: int, flags=TRAINING,
 
 def differences(one: Path, other: Path) -> list[str]:
     """Variables of the newest checkpoints whose bits differ, and rows of metrics.jsonl that do, times aside."""
-    from training.checkpoints import whole
+    from training.checkpoints import intact
 
-    (_, ours, _), (_, theirs, _) = (next(whole(folder)) for folder in (one, other))
+    (_, ours, _), (_, theirs, _) = (next(intact(folder)) for folder in (one, other))
     found = [name for name in sorted(ours.keys() | theirs.keys())
              if name not in ours or name not in theirs or ours[name].tobytes() != theirs[name].tobytes()]
     rows = [[{name: value for name, value in json.loads(line).items() if name not in TIMES}

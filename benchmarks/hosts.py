@@ -126,7 +126,7 @@ class Hosts:
                 pattern = r"python.*(train\.py|launch\.preflight)"
                 lines = self.run(name, "pgrep", "-fa", pattern).stdout.splitlines()
                 found += [f"{name}: {line}" for line in lines
-                          if not any(word in line for word in ("horovodrun", "launch.gloo", "ssh"))]
+                          if not any(word in line for word in ("horovodrun", "distributed.gloo", "ssh"))]
         return found
 
     def _start(self, name, *command, env=None):

@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 
 from benchmarks.allreduce import LAUNCHERS
+from distributed.cost import Link, Network, cost
 from launch.topology import line
-from optim.exchange_cost import Link, Network, cost
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent

@@ -25,7 +25,7 @@ CASES = {  # name -> (the words before train.py, model)
     "convnet": (("python",), "convnet"),
     "ResNet-20": (("python",), "resnet20"),
     "convnet, 2 workers, mpirun": (MPIRUN, "convnet"),
-    "convnet, 2 workers, launch.gloo": (("python", "-m", "launch.gloo", *GLOO[1:]), "convnet"),
+    "convnet, 2 workers, distributed.gloo": (("python", "-m", "distributed.gloo", *GLOO[1:]), "convnet"),
     "convnet, 2 workers, horovodrun": (GLOO, "convnet"),
 }
 STAGES = ("imports", "flags and data", "Horovod", "model", "tracing", "first step", "evaluation", "report", "the rest")
@@ -80,7 +80,8 @@ def inside(path: str, arguments: list[str]) -> int:
 
     timing("imports", imports)()
     import train
-    from training import evaluate, fit, flags, session, workers
+    from distributed import world
+    from training import build, evaluate, flags, run
 
     def make_train_step(*args, **kwargs):
         made = original(*args, **kwargs)
@@ -93,11 +94,11 @@ def inside(path: str, arguments: list[str]) -> int:
 
         return step
 
-    original, fit.make_train_step = fit.make_train_step, make_train_step
+    original, build.make_train_step = build.make_train_step, make_train_step
     for stage, owner, name in (
-            ("flags and data", flags, "parse"), ("flags and data", train, "open_named"), ("Horovod", workers, "start"),
-            ("model", fit, "make_model"), ("model", fit, "make_optimizer"),
-            ("evaluation", evaluate.Evaluator, "__call__"), ("report", session, "write_report")):
+            ("flags and data", flags, "parse"), ("flags and data", train, "open_named"), ("Horovod", world, "start"),
+            ("model", build, "make_model"), ("model", build, "make_optimizer"),
+            ("evaluation", evaluate.Evaluator, "__call__"), ("report", run, "write_report")):
         setattr(owner, name, timing(stage, getattr(owner, name)))
     code = train.main(["train.py", *arguments])
     Path(path).write_text(json.dumps(timed))

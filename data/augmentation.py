@@ -20,7 +20,6 @@ class Augmentation:
     warp: turn, slant and shrink by a little, over a grey border; then vary brightness and contrast, and add noise.
     """
 
-    description: str
     area: tuple[float, float] | None = None
     aspect: tuple[float, float] = (3 / 4, 4 / 3)
     enlarge: float = 1.0
@@ -34,15 +33,16 @@ class Augmentation:
 
 
 AUGMENTATIONS = {
-    "none": Augmentation("resize, centre crop"),
-    "crop": Augmentation("a gentle random-resized crop, for signs that must not be mirrored",
-                         area=(0.7, 1.0), aspect=(0.85, 1.18)),
-    "crop_flip": Augmentation("ResNet's: random-resized crop and flip; validation resizes to 256/224, centre crop",
-                              area=(0.08, 1.0), flip=True, enlarge=256 / 224),
-    "alexnet": Augmentation("AlexNet's: resize to 256/227, random crop, flip", enlarge=256 / 227, shift=True,
-                            flip=True),
-    "full": Augmentation("arXiv:1811.05233's list (3.2): padding, scaling, rotation, resizing, distortion, flip, "
-                         "brightness, contrast, noise", area=(0.08, 1.0), flip=True, warp=True, enlarge=256 / 224),
+    # resize, centre crop
+    "none": Augmentation(),
+    # mild random-resized crop without flips, for digits and letters
+    "crop": Augmentation(area=(0.7, 1.0), aspect=(0.85, 1.18)),
+    # ResNet's: random-resized crop and flip; validation resizes to 256/224, centre crop
+    "crop_flip": Augmentation(area=(0.08, 1.0), flip=True, enlarge=256 / 224),
+    # AlexNet's: resize to 256/227, random crop, flip
+    "alexnet": Augmentation(enlarge=256 / 227, shift=True, flip=True),
+    # arXiv:1811.05233, 3.2: padding, scaling, rotation, resizing, distortion, flip, brightness, contrast, noise
+    "full": Augmentation(area=(0.08, 1.0), flip=True, warp=True, enlarge=256 / 224),
 }
 UNIFORMS = 16  # random numbers a sample, a multiple of four: Philox makes four at a time
 COLUMNS = {  # of the numbers that the pipeline reads

@@ -4,29 +4,30 @@ A folder without dataset.json is a dataset, too, where it holds train/ and val/ 
 """
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
+from common.errors import UserError
 from data import formats
 
 IMAGENET_MEAN, IMAGENET_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # where a folder's own are not known
 VALIDATION_FOLDERS = ("val", "validation")
 
 
-class DatasetError(Exception):
-    """A dataset cannot be used; the message says what is wrong with it and what to do."""
-
-
 @dataclass(frozen=True)
 class Split:
-    """The shards of one split. Samples are numbered through: those of the first file, then those of the second, ..."""
+    """The shards of one split. Samples are numbered through: those of the first file, then those of the second, ...
+
+    indexes: each file's, where they have been read already.
+    """
 
     format: str
     paths: tuple[Path, ...]
     file_samples: tuple[int, ...]
+    indexes: tuple | None = field(default=None, compare=False, repr=False)
 
     @property
     def kind(self):
@@ -43,9 +44,9 @@ class Split:
         return np.concatenate([[0], np.cumsum(self.file_samples)]).astype(np.int64)
 
     @cached_property
-    def entries(self) -> list:
+    def entries(self) -> tuple:
         """Each file's index, as its format reads it. Raises OSError, ValueError."""
-        return [self.kind.read_index(path) for path in self.paths]
+        return self.indexes or tuple(self.kind.read_index(path) for path in self.paths)
 
     def name(self, sample: int) -> str:
         """Which file and record a sample is, for a message."""
@@ -74,19 +75,19 @@ class Dataset:
 
 
 def open_dataset(folder) -> Dataset:
-    """Reads FOLDER/dataset.json and checks its counts against its files. Raises DatasetError."""
+    """Reads FOLDER/dataset.json and checks its counts against its files. Raises UserError."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise DatasetError(f"--data_dir: there is no folder {folder}; data.prepare makes one, `digits` is built in")
+        raise UserError(f"--data_dir: there is no folder {folder}; data.prepare makes one, `digits` is built in")
     if not (folder / "dataset.json").exists() and (dataset := _class_folders(folder)):
         return dataset
     try:
         described = json.loads((folder / "dataset.json").read_text())
     except FileNotFoundError:
-        raise DatasetError(f"--data_dir: {folder} holds no dataset.json, which data.prepare writes, and no train/ and "
-                           "val/ with a folder of images a class") from None
+        raise UserError(f"--data_dir: {folder} holds no dataset.json, which data.prepare writes, and no train/ and "
+                        "val/ with a folder of images a class") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise DatasetError(f"{folder}/dataset.json cannot be read: {error}") from None
+        raise UserError(f"{folder}/dataset.json cannot be read: {error}") from None
     try:
         dataset = Dataset(
             folder, described["format"], tuple(described["classes"]), _split(folder, described, "train"),
@@ -94,7 +95,7 @@ def open_dataset(folder) -> Dataset:
             tuple(map(float, described["image"]["std"])), int(described.get("first_label", 0)))
         claimed = {name: int(described[name]["samples"]) for name in ("train", "validation")}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DatasetError(f"{folder}/dataset.json is malformed: {type(error).__name__} {error}") from None
+        raise UserError(f"{folder}/dataset.json is malformed: {type(error).__name__} {error}") from None
     _check_words(dataset, described["classes"])
     for name, samples in claimed.items():
         _check(folder, name, samples, getattr(dataset, name))
@@ -136,15 +137,14 @@ def _class_folders(folder) -> Dataset | None:
     try:
         classes = kind.class_names(folder / "train")
         for path in (folder / "train", validation):
-            split = Split("folder", (path,), (0,))
-            splits.append(Split("folder", (path,), (len(split.entries[0]),)))
-            splits[-1].__dict__["entries"] = split.entries  # listed once
+            listing = kind.read_index(path)
+            splits.append(Split("folder", (path,), (len(listing),), (listing,)))
     except OSError as error:
-        raise DatasetError(f"--data_dir: {error}") from None
+        raise UserError(f"--data_dir: {error}") from None
     dataset = Dataset(folder, "folder", tuple(classes), *splits, mean=IMAGENET_MEAN, std=IMAGENET_STD)
     for split in splits:
         if not split.samples:
-            raise DatasetError(f"--data_dir: {split.paths[0]} holds no images in folders, one a class")
+            raise UserError(f"--data_dir: {split.paths[0]} holds no images in folders, one a class")
     _check_class_folders(dataset)
     return dataset
 
@@ -153,8 +153,8 @@ def _check_class_folders(dataset):
     for split in (dataset.train, dataset.validation):
         differing = set(dataset.classes) ^ set(split.kind.class_names(split.paths[0]))
         if differing:
-            raise DatasetError(f"{dataset.folder}: the class {min(differing)} is not a folder of every split; make it, "
-                               "empty if need be")
+            raise UserError(f"{dataset.folder}: the class {min(differing)} is not a folder of every split; make it, "
+                            "empty if need be")
 
 
 def _check_words(dataset, classes):
@@ -168,21 +168,21 @@ def _check_words(dataset, classes):
     elif min(dataset.std) <= 0:
         wrong = "std of image has to be above zero"
     if wrong:
-        raise DatasetError(f"{dataset.folder}/dataset.json: {wrong}")
+        raise UserError(f"{dataset.folder}/dataset.json: {wrong}")
 
 
 def _check(folder, name, samples, split):
     """The cheap checks: counts agree, and each index fits its file. A damaged record shows only when it is read."""
     if not split.samples:
-        raise DatasetError(f"{folder}/dataset.json: the {name} split is empty")
+        raise UserError(f"{folder}/dataset.json: the {name} split is empty")
     if split.samples != samples:
-        raise DatasetError(f"{folder}/dataset.json: {name} claims {samples} samples, its files add up to "
-                           f"{split.samples}; prepare the dataset again")
+        raise UserError(f"{folder}/dataset.json: {name} claims {samples} samples, its files add up to "
+                        f"{split.samples}; prepare the dataset again")
     try:
         entries = split.entries
     except (OSError, ValueError) as error:
-        raise DatasetError(f"{folder}: {error}; prepare the dataset again") from None
+        raise UserError(f"{folder}: {error}; prepare the dataset again") from None
     for path, count, index in zip(split.paths, split.file_samples, entries, strict=True):
         if len(index) != count:
-            raise DatasetError(f"{folder}/dataset.json: {path.name} should hold {count} samples, its index names "
-                               f"{len(index)}; prepare the dataset again")
+            raise UserError(f"{folder}/dataset.json: {path.name} should hold {count} samples, its index names "
+                            f"{len(index)}; prepare the dataset again")

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from data import augmentation, order
+from data.damage import first_damaged
 from data.dataset import Dataset, Split
-from data.formats import tfrecord
-from data.pipeline import Device, build_pipeline, decoded
+from data.pipeline import Device, build_pipeline, draws_reader
 
 CPU = Device()
 READ_AHEAD = 16  # batches, more than DALI and TensorFlow hold between the reader and the model
@@ -90,7 +90,7 @@ class Feed:
         with tempfile.TemporaryDirectory(prefix="bigbatch-index-") as folder:
             read = split.kind.reader(order.pieces(split, samples), Path(folder))
             pipeline = build_pipeline(
-                read, None if draws is None else tfrecord.float_reader(draws, Path(folder)), batch_size=batch_size,
+                read, None if draws is None else draws_reader(draws, Path(folder)), batch_size=batch_size,
                 image_size=self.image_size, recipe=augmentation.AUGMENTATIONS[self.augmentation],
                 first_label=self.dataset.first_label, device=self.device)
             shape = (batch_size, self.image_size, self.image_size, 3)
@@ -102,26 +102,3 @@ class Feed:
                 iterator = iter(batches)
         # DALI has read the indexes: nothing is left behind even by a process that is killed.
         yield Batches(iterator, split, samples, batch_size)
-
-
-def first_damaged(split: Split, samples: np.ndarray) -> str | None:
-    """The name of the first of these samples that DALI cannot read or decode, or None.
-
-    One sample at a time, so that the one at fault is known.
-    """
-    from nvidia.dali import Pipeline
-
-    whole, done = augmentation.AUGMENTATIONS["none"], 0
-    with tempfile.TemporaryDirectory(prefix="bigbatch-index-") as folder:
-        read = split.kind.reader(order.pieces(split, samples), Path(folder))
-        pipeline = Pipeline(batch_size=1, num_threads=1, device_id=None, exec_async=False, exec_pipelined=False)
-        with pipeline:
-            encoded, _ = read()
-            pipeline.set_outputs(decoded(encoded, None, whole, CPU))
-        try:
-            pipeline.build()
-            for done in range(len(samples)):  # noqa: B007
-                pipeline.run()
-        except RuntimeError:
-            return split.name(samples[done])
-    return None

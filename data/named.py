@@ -1,11 +1,13 @@
 """What --data_dir may name: a prepared dataset's folder, a folder of images a class, a built-in, synthetic data."""
+import os
+import shutil
+import tempfile
 from pathlib import Path
 
+from data import sources
 from data.dataset import Dataset, open_dataset
-from data.prepare import SOURCES, locate
+from data.sources import BUILT_IN
 from data.synthetic import NAME, synthetic_dataset
-
-BUILT_IN = tuple(SOURCES)
 
 
 def absolute(data_dir: str) -> str:
@@ -14,5 +16,31 @@ def absolute(data_dir: str) -> str:
 
 
 def open_named(data_dir: str) -> Dataset:
-    """Raises DatasetError."""
-    return synthetic_dataset(data_dir) if data_dir.startswith(f"{NAME}:") else open_dataset(locate(data_dir))
+    """Raises UserError."""
+    if data_dir.startswith(f"{NAME}:"):
+        return synthetic_dataset(data_dir)
+    return open_dataset(built_in(data_dir) if data_dir in BUILT_IN else Path(data_dir).absolute())
+
+
+def built_in(name: str) -> Path:
+    """The folder of a built-in dataset, made in the cache if it is not there; safe when several workers do it at once.
+
+    Each worker writes a folder of its own and renames it into place; the first wins, the others drop theirs.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bigbatch"
+    folder = cache / f"{name}-{sources.version(name)}"
+    if not folder.is_dir():
+        from data.preparing.run import write_built_in
+
+        cache.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=cache))
+        try:
+            write_built_in(name, scratch)
+            scratch.chmod(0o755)
+            scratch.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    return folder

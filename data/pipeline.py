@@ -3,10 +3,12 @@
 Importing it does not import DALI.
 """
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from data.augmentation import COLUMNS, Augmentation
+from data.formats import tfrecord
 
 GREY = 127.5
 NOISE_MARGIN = 64  # the noise is a window of a fixed field of it, so many pixels larger
@@ -113,6 +115,36 @@ def _warped(images, columns, image_size, device):
                       axes=[0, 1])
     noise = columns["noise"].gpu() if device.name == "gpu" else columns["noise"]
     return fn.cast(images + window * noise, dtype=types.UINT8)
+
+
+def draws_reader(rows: np.ndarray, scratch: Path):
+    """A function for DALI's graph that gives the rows of a float32 matrix, one a sample.
+
+    They travel as records of one feature, written here as a single array: each is the same bytes but for the numbers.
+    The checksums are left at 0: DALI does not look at them.
+    """
+    import tensorflow as tf
+
+    name, width = "floats", rows.shape[1]
+    feature = tf.train.Feature(float_list=tf.train.FloatList(value=rows[0]))
+    example = tf.train.Example(features=tf.train.Features(feature={name: feature})).SerializeToString()
+    start = example.index(rows[0].tobytes())
+    layout = np.dtype([("length", "<u8"), ("length_crc", "<u4"), ("head", f"S{start}"), ("row", "<f4", (width,)),
+                       ("data_crc", "<u4")])
+    file = np.zeros(len(rows), layout)
+    file["length"], file["head"], file["row"] = len(example), example[:start], rows
+    file.tofile(scratch / "floats")
+    offsets = np.arange(len(rows)) * layout.itemsize
+    tfrecord.write_index(scratch / "floats.idx", np.stack([offsets, np.full(len(rows), layout.itemsize)], axis=1))
+
+    def read():
+        from nvidia.dali import fn
+        from nvidia.dali.tfrecord import FixedLenFeature, float32
+
+        return fn.readers.tfrecord(path=[str(scratch / "floats")], index_path=[str(scratch / "floats.idx")],
+                                   features={name: FixedLenFeature([width], float32, 0.0)})[name]
+
+    return read
 
 
 def by_name(draws) -> dict:

@@ -1,11 +1,12 @@
 """Copies a dataset to a disk of this node's own, once, whatever the number of workers on it."""
-import fcntl
 import hashlib
 import os
 import shutil
 from pathlib import Path
 
-from data.dataset import Dataset, DatasetError, Split, open_dataset
+from common.errors import UserError
+from common.files import flush, held
+from data.dataset import Dataset, Split, open_dataset
 
 CHUNK = 16 << 20
 
@@ -15,7 +16,7 @@ def stage(dataset: Dataset, folder: Path) -> Dataset:
 
     The node's first worker copies while the others wait for its lock. A copy that was broken off goes on where it
     stopped, within a file, too; one that is complete is used as it is, as long as the files copied from have the same
-    sizes and times. Raises DatasetError where the disk is too small, OSError where it fails.
+    sizes and times. Raises UserError where the disk is too small, OSError where it fails.
     """
     from tqdm import tqdm
 
@@ -25,14 +26,13 @@ def stage(dataset: Dataset, folder: Path) -> Dataset:
     digest = hashlib.sha256(f"{dataset.folder.resolve()}\n{identity}".encode(errors="surrogateescape")).hexdigest()
     target = folder.absolute() / f"{dataset.folder.name}-{digest[:12]}"
     target.mkdir(parents=True, exist_ok=True)
-    with open(f"{target}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # gone with the process that holds it, however it ends
+    with held(target, wait=True):
         missing = {file: s.st_size - _copied(target, file) for file, s in zip(files, stats, strict=True)
                    if not (target / file).exists()}
         needed, free = sum(missing.values()), shutil.disk_usage(target).free
         if needed > free:
-            raise DatasetError(f"--stage_dir: {folder} has {free / 1e9:.3f} GB free, the copy of {dataset.folder} "
-                               f"takes {needed / 1e9:.3f} GB more; make room or leave staging out")
+            raise UserError(f"--stage_dir: {folder} has {free / 1e9:.3f} GB free, the copy of {dataset.folder} "
+                            f"takes {needed / 1e9:.3f} GB more; make room or leave staging out")
         if missing:
             with tqdm(total=needed, unit="B", unit_scale=True, desc=f"staging in {target}") as bar:
                 for file in missing:
@@ -69,8 +69,7 @@ def _copy(source: Path, target: Path, bar) -> None:
         while chunk := reading.read(CHUNK):
             writing.write(chunk)
             bar.update(len(chunk))
-        writing.flush()
-        os.fsync(writing.fileno())
     if part.stat().st_size != source.stat().st_size:
-        raise DatasetError(f"--stage_dir: {source} changed while it was copied; start again")
+        raise UserError(f"--stage_dir: {source} changed while it was copied; start again")
+    flush(part)
     part.rename(target)

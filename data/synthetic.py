@@ -4,8 +4,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from common.errors import UserError
 from data import order
-from data.dataset import Dataset, DatasetError, Split
+from data.dataset import Dataset, Split
 
 NAME = "synthetic"
 CLASSES = 1000
@@ -13,10 +14,10 @@ VALIDATION_SHARE = 25  # one validation sample to so many of training, about Ima
 
 
 def synthetic_dataset(data_dir: str) -> Dataset:
-    """A dataset of SIZE training samples, and SIZE / 25 for validation, of 1,000 classes. Raises DatasetError."""
+    """A dataset of SIZE training samples, and SIZE / 25 for validation, of 1,000 classes. Raises UserError."""
     size = data_dir.removeprefix(f"{NAME}:")
     if not size.isdecimal() or not 0 < int(size) < 2**31:
-        raise DatasetError(f"--data_dir={data_dir}: synthetic: wants the number of training samples, synthetic:1281167")
+        raise UserError(f"--data_dir={data_dir}: synthetic: wants the number of training samples, synthetic:1281167")
     train, validation = (Split(NAME, (), (samples,)) for samples in (int(size), -(-int(size) // VALIDATION_SHARE)))
     return Dataset(Path(data_dir), NAME, tuple(map(str, range(CLASSES))), train, validation, (127.5,) * 3, (73.6,) * 3)
 

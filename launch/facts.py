@@ -13,26 +13,26 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from data.named import BUILT_IN
+from common import command
+from data.sources import BUILT_IN
 from data.synthetic import NAME as SYNTHETIC
 from training import flags
-from training.errors import UserError
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("data", "launch", "model_zoo", "optim", "reporting", "training")
+ROOMS = ("common", "data", "distributed", "launch", "model_zoo", "optim", "reporting", "training")
 PACKAGES = {"tensorflow": "tensorflow", "horovod": "horovod", "dali": "nvidia-dali-cuda120"}
 GRANTED = "SLURM_GPUS_ON_NODE"
 SHARED_MEMORY = Path("/dev/shm")
 
 
-def gather(config) -> dict:
+def gather(data_dir: str, output_dir: str | None) -> dict:
     """The facts of this host, by name: texts, numbers and lists of texts."""
-    output = Path(config.output_dir or "runs").absolute()
+    output = Path(output_dir or "runs").absolute()
     return {"host": socket.gethostname(), "python": platform.python_version(), "source": source(),
             **{name: version(package) for name, package in PACKAGES.items()},
             "driver": next(iter(nvidia_smi("driver_version")), ""), "gpus": nvidia_smi("name"),
             "granted": int(os.environ.get(GRANTED, 0)),
-            "dataset": dataset(config.data_dir), "output": writable(output), "disk": free(output),
+            "dataset": dataset(data_dir), "output": writable(output), "disk": free(output),
             "shared_memory": free(SHARED_MEMORY)}
 
 
@@ -86,7 +86,7 @@ def _existing(folder: Path) -> Path:
 
 
 if __name__ == "__main__":
-    try:
-        print(json.dumps(gather(flags.parse(sys.argv)[0])))
-    except (flags.UsageError, UserError) as error:
-        sys.exit(str(error))
+    with command.shell("launch.facts") as ending:
+        settings = flags.parse(sys.argv)
+        print(json.dumps(gather(settings.recipe.data_dir, settings.run.output_dir)))
+    sys.exit(ending.code)

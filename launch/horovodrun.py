@@ -5,7 +5,6 @@ output is passed on as it is, the others' behind their rank; the exit code is th
 and when this program is stopped, every worker on every host is killed.
 """
 import argparse
-import os
 import re
 import shlex
 import signal
@@ -14,14 +13,15 @@ import sys
 import threading
 from pathlib import Path
 
+from common import command
+from common.errors import ExitCode, UsageError, UserError, complain
+from distributed.launcher import end_with_parent
 from launch import hosts as host_lists
 from launch import preflight
 from launch.binding import workers_here
 from training import flags
-from training.errors import UserError
-from training.faults.stopping import EXIT_CODE
-from training.workers import end_with_parent
 
+PROGRAM = "horovodrun.sh"
 ROOT = Path(__file__).parents[1]
 PREFIX = re.compile(r"\[(\d+)\]<(?:stdout|stderr)>:")
 ENDED = re.compile(r"Process (\d+) exit with status code (\d+)\.")
@@ -31,34 +31,38 @@ GRACE = 15  # seconds that horovodrun has to end its workers
 
 class Parser(argparse.ArgumentParser):
     def error(self, message):
-        sys.exit(_complain(message, 2))
+        raise UsageError(message)
 
 
 def main(argv) -> int:
-    options = _options(argv)
-    try:
-        arguments = [f"--flagfile={recipe_path(options.recipe)}", *options.flags]
-        config, _ = flags.parse(["train.py", *arguments])
-        hosts = _hosts(options)
-        workers = options.np or sum(host.slots for host in hosts)
-        if options.dry_run:
-            print(shlex.join(command(hosts, workers, options.network_interfaces, training(arguments))), file=sys.stderr)
-            return subprocess.call([*training(arguments, bound=False), "--dry_run", f"--workers={workers}",
-                                    f"--workers_per_node={hosts[0].slots}"])
-        if not options.no_preflight:
-            facts, silent = host_lists.ask(hosts, arguments)
-            wrong = silent + preflight.problems(facts, config.data_dir)
-            if wrong:
-                return preflight.report(facts, wrong, sys.stderr)
-            checks = [sys.executable, "-m", "launch.preflight", *arguments]
-            code = Job(command(hosts, workers, options.network_interfaces, checks), sys.stderr).wait()
-            if code:
-                return code
-        return Job(command(hosts, workers, options.network_interfaces, training(arguments)), sys.stdout).wait()
-    except flags.UsageError as error:
-        return _complain(error, 2)
-    except UserError as error:
-        return _complain(error, 1)
+    """Runs a command line; returns the exit code."""
+    with command.shell(PROGRAM) as ending:
+        ending.code = run(_options(argv))
+    return ending.code
+
+
+def run(options) -> int:
+    arguments = [f"--flagfile={recipe_path(options.recipe)}", *options.flags]
+    data_dir = flags.parse(["train.py", *arguments]).recipe.data_dir
+    hosts = _hosts(options)
+    workers = options.np or sum(host.slots for host in hosts)
+
+    def on_hosts(worker):
+        return horovodrun(hosts, workers, options.network_interfaces, worker)
+
+    if options.dry_run:
+        print(shlex.join(on_hosts(training(arguments))), file=sys.stderr)
+        return subprocess.call([*training(arguments, bound=False), "--dry_run", f"--workers={workers}",
+                                f"--workers_per_node={hosts[0].slots}"])
+    if not options.no_preflight:
+        facts, silent = host_lists.ask(hosts, arguments)
+        wrong = silent + preflight.problems(facts, data_dir)
+        if wrong:
+            return preflight.report(facts, wrong, sys.stderr)
+        code = Job(on_hosts([sys.executable, "-m", "launch.preflight", *arguments]), sys.stderr).wait()
+        if code:
+            return code
+    return Job(on_hosts(training(arguments)), sys.stdout).wait()
 
 
 def _options(argv):
@@ -87,11 +91,12 @@ def _hosts(options):
 
 
 def recipe_path(name: str) -> Path:
-    """The file that a recipe's name means: a path, or one in launch/recipes. Raises UserError."""
-    for path in (Path(name), ROOT / "launch" / "recipes" / name, ROOT / "launch" / "recipes" / f"{name}.flags"):
-        if path.is_file():
-            return path.absolute()
-    raise UserError(f"there is no recipe {name}; launch/recipes/README.md lists those that there are")
+    """The file that a recipe's name means, as launch/common.sh has it for every launcher. Raises UserError."""
+    done = subprocess.run(["bash", "-c", '. "$0" && recipe_path "$1"', ROOT / "launch" / "common.sh", name], text=True,
+                          capture_output=True)
+    if done.returncode:
+        raise UserError(done.stderr.strip().removeprefix("common.sh: "))
+    return Path(done.stdout.strip())
 
 
 def training(arguments: list[str], bound: bool = True) -> list[str]:
@@ -100,9 +105,9 @@ def training(arguments: list[str], bound: bool = True) -> list[str]:
             *arguments]
 
 
-def command(hosts, workers: int, interfaces: str | None, worker: list[str]) -> list[str]:
-    """horovodrun's: its checks are not kept for an hour, since a host may have changed since."""
-    return [sys.executable, "-m", "launch.gloo", "--gloo", "--disable-cache",
+def horovodrun(hosts, workers: int, interfaces: str | None, worker: list[str]) -> list[str]:
+    """horovodrun's command: its checks are not kept for an hour, since a host may have changed since."""
+    return [sys.executable, "-m", "distributed.gloo", "--gloo", "--disable-cache",
             *([f"--network-interfaces={interfaces}"] if interfaces else []), "-np", str(workers),
             "-H", ",".join(f"{host.name}:{host.slots}" for host in hosts), *worker]
 
@@ -110,9 +115,9 @@ def command(hosts, workers: int, interfaces: str | None, worker: list[str]) -> l
 class Job:
     """A running horovodrun. output: where rank 0's standard output goes."""
 
-    def __init__(self, command: list[str], output):
+    def __init__(self, words: list[str], output):
         self._ended, self._said, self._stopped_by = None, [], None
-        self._process = subprocess.Popen(command, env=host_lists.environment(), stdin=subprocess.DEVNULL,
+        self._process = subprocess.Popen(words, env=host_lists.environment(), stdin=subprocess.DEVNULL,
                                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
                                          preexec_fn=lambda: end_with_parent(signal.SIGTERM))
         self._threads = [threading.Thread(target=self._relay, args=pair, daemon=True)
@@ -132,12 +137,12 @@ class Job:
             return 128 + self._stopped_by
         if not self._ended:
             if code:
-                _complain(f"horovodrun has failed: {self._said[-1] if self._said else f'exit code {code}'}", code)
+                complain(f"horovodrun has failed: {self._said[-1] if self._said else f'exit code {code}'}", PROGRAM)
             return int(code != 0)
         rank, code = self._ended
         if code > 128:  # else it has said why itself; the others may be ended before they can say that it is gone
-            _complain(f"worker {rank} was killed, or its host is gone (exit code {code})", 1)
-        return code if code in (2, EXIT_CODE) else 1
+            complain(f"worker {rank} was killed, or its host is gone (exit code {code})", PROGRAM)
+        return code if code in (ExitCode.USAGE, ExitCode.STOPPED) else ExitCode.WRONG
 
     def _stop(self, number, _):
         if not self._stopped_by:
@@ -165,11 +170,5 @@ class Job:
         output.flush()
 
 
-def _complain(message, code) -> int:
-    print(f"horovodrun.sh: {message}", file=sys.stderr, flush=True)
-    return code
-
-
 if __name__ == "__main__":
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     sys.exit(main(sys.argv))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from training.errors import UserError
+from common.errors import UserError
 
 PATIENCE = 20  # seconds for a host's answer
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=8", "-o", "StrictHostKeyChecking=accept-new")

@@ -14,17 +14,18 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from common import command
+from distributed import launcher
+from distributed.lost import lost_is_user_error
 from launch import facts
 from launch.binding import PER_GPU
-from training import flags, workers
-from training.errors import UserError
+from training import flags
+from training.settings import Settings
 
 LIMIT = 30.0  # seconds for everything but loading TensorFlow
 DISK = 1.0  # GB: a checkpoint of ResNet-50 with its momentum has 0.2
 SHARED_MEMORY = 0.25  # GB: NCCL and Open MPI take some MB a worker there; a container has 0.064 unless told otherwise
 CLOCK = 1.0  # seconds of difference that are marked
-ELEMENTS = 6_553_600  # float32, 26 MB: the gradients of ResNet-50 are 102
-ROUNDS = 5
 
 COLUMNS = {
     "host": lambda f: f["host"], "workers": lambda f: f["slots"], "GPUs": lambda f: len(f["gpus"]),
@@ -110,112 +111,66 @@ def report(hosts: list[dict], wrong: list[str], stream) -> int:
     return 1 if wrong else 0
 
 
-def examine(config) -> tuple[list[dict], list[str]]:
+def examine(settings: Settings) -> tuple[list[dict], list[str]]:
     """(every host's facts, what is wrong); all workers together, the same on each. Starts Horovod."""
-    import horovod.tensorflow as hvd
+    from distributed import probe
 
-    os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"  # one of a host's workers, known once Horovod has started
-    workers.start(config.seed)
-    mine = None
-    if hvd.local_rank() == 0:
-        mine = facts.gather(config) | {"slots": hvd.local_size(), "built": built()}
-    everyone = hvd.allgather_object((hvd.rank(), mine, os.uname().nodename), name="facts")
-    now = hvd.allgather_object(time.time(), name="clocks")
-    shared = seen_by_all(Path(config.output_dir or "runs").absolute())
+    world, mine = probe.start_for_probing(settings.recipe.seed), None
+    data_dir, output_dir = settings.recipe.data_dir, settings.run.output_dir
+    if world.local_rank == 0:
+        mine = facts.gather(data_dir, output_dir) | {"slots": world.local_size, "built": probe.built()}
+    everyone = world.gather((world.rank, mine, os.uname().nodename), "facts")
+    now = world.gather(time.time(), "clocks")
+    shared = seen_by_all(world, Path(output_dir or "runs").absolute())
     names = [name for _, _, name in everyone]
-    speeds, wrong = exchange([[r for r, other in enumerate(names) if other == name] for name in dict.fromkeys(names)])
+    speeds = probe.speeds(world, [[rank for rank, other in enumerate(names) if other == name]
+                                  for name in dict.fromkeys(names)])
     hosts = [host | {"clock": now[rank] - now[0], "shared": "shared" if shared[rank] else "of its own",
-                     "within": speeds[rank][0], "between": speeds[rank][1]} for rank, host, _ in everyone if host]
-    return hosts, problems(hosts, config.data_dir, int(os.environ.get(PER_GPU, 1))) + wrong
+                     "within": speeds[rank][1], "between": speeds[rank][2]} for rank, host, _ in everyone if host]
+    wrong = problems(hosts, data_dir, int(os.environ.get(PER_GPU, 1)))
+    if failed := [str(rank) for rank, (right, *_) in enumerate(speeds) if not right]:
+        wrong.append(f"the sum over all workers is wrong on rank {', '.join(failed)}: check the network cards of that "
+                     "host, and NCCL with NCCL_DEBUG=INFO")
+    return hosts, wrong
 
 
-def built() -> list[str]:
-    """What Horovod can exchange with here."""
-    import horovod.tensorflow as hvd
-
-    return [name for name, there in (("NCCL", hvd.nccl_built()), ("MPI", hvd.mpi_built()), ("Gloo", hvd.gloo_built()))
-            if there]
-
-
-def seen_by_all(folder: Path) -> list[bool]:
+def seen_by_all(world, folder: Path) -> list[bool]:
     """For each rank, whether it sees in this folder what rank 0 has just written there."""
-    import horovod.tensorflow as hvd
-
     made, mark = not folder.exists(), None
-    if hvd.rank() == 0:
+    if world.rank == 0:
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             mark = Path(tempfile.mkdtemp(prefix=".preflight-", dir=folder))
-    mark = hvd.broadcast_object(mark, name="mark")
-    seen = hvd.allgather_object(bool(mark and mark.exists()), name="seen")
-    if mark and hvd.rank() == 0:
+    mark = world.broadcast(mark, "mark")
+    seen = world.gather(bool(mark and mark.exists()), "seen")
+    if mark and world.rank == 0:
         mark.rmdir()
         if made and not any(folder.iterdir()):
             folder.rmdir()
     return seen
 
 
-def exchange(hosts: list[list[int]]) -> tuple[list[tuple[float, float]], list[str]]:
-    """(each rank's GB/s in all-reduces within its host and between the hosts, 0 where there is one alone; what failed).
-
-    hosts: the ranks of each. GB/s as NCCL's tests count the bus: 2 (n - 1) / n of the bytes, over the time.
-    """
-    import horovod.tensorflow as hvd
-    import tensorflow as tf
-
-    rank, size, firsts = hvd.rank(), hvd.size(), [ranks[0] for ranks in hosts]
-    sets = {tuple(ranks): hvd.add_process_set(ranks) for ranks in (*hosts, firsts) if 1 < len(ranks) < size}
-    total = hvd.allreduce(tf.fill([ELEMENTS], float(rank + 1)), op=hvd.Sum, name="sum")
-    right = bool(tf.reduce_all(total == size * (size + 1) / 2))
-
-    def speed(ranks, name):
-        if len(ranks) < 2 or rank not in ranks:
-            return 0.0
-        options = {"process_set": sets[tuple(ranks)]} if tuple(ranks) in sets else {}
-        values, times = tf.ones([ELEMENTS]), []
-        for turn in range(ROUNDS):
-            began = time.perf_counter()
-            hvd.allreduce(values, op=hvd.Sum, name=f"{name}.{turn}", **options).numpy()
-            times.append(time.perf_counter() - began)
-        return 2 * (len(ranks) - 1) / len(ranks) * 4 * ELEMENTS / min(times) / 1e9
-
-    within = speed(next(ranks for ranks in hosts if rank in ranks), "within")
-    hvd.allgather_object(None, name="quiet")
-    between = speed(firsts, "between")
-    results = hvd.allgather_object((right, within, between), name="speeds")
-    failed = [str(number) for number, (right, *_) in enumerate(results) if not right]
-    return ([(within, between) for _, within, between in results],
-            [f"the sum over all workers is wrong on rank {', '.join(failed)}: check the network cards of that host, "
-             "and NCCL with NCCL_DEBUG=INFO"] if failed else [])
-
-
 def main(argv) -> int:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    workers.end_with_launcher()
-    if {"--help", "-h"} & set(argv[1:]):
+    """Runs a command line; returns the exit code."""
+    launcher.end_with_launcher()
+    if command.asks_for_help(argv):
         print(__doc__)
         return 0
-    try:
-        config, _ = flags.parse(argv)
-        import horovod.tensorflow  # noqa: F401  the seconds that it takes to load are not the network's
+    with command.shell("preflight") as ending, lost_is_user_error():
+        settings = flags.parse(argv)
+        from distributed.world import World  # the seconds that Horovod takes to load are not the network's
 
         watch = threading.Timer(LIMIT, _end)
         watch.daemon = True
         watch.start()
-        hosts, wrong = examine(config)
-        code = report(hosts, wrong, sys.stdout) if workers.launched().rank == 0 else int(bool(wrong))
-        sys.stdout.flush()
-        workers.leave()
+        hosts, wrong = examine(settings)
+        ending.code = int(bool(wrong))
+        if launcher.launched().rank == 0:
+            report(hosts, wrong, sys.stdout)
+            sys.stdout.flush()
+        World().renumbered().barrier()
         watch.cancel()
-        return code
-    except (flags.UsageError, UserError) as error:
-        print(f"preflight: {error}", file=sys.stderr)
-        return 2 if isinstance(error, flags.UsageError) else 1
-    except Exception as error:
-        if workers.is_lost(error):
-            print("preflight: another worker has stopped", file=sys.stderr)
-            return 1
-        raise
+    return ending.code
 
 
 def _end():

@@ -21,10 +21,10 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import nnls
 
+from common.errors import UserError
+from distributed import cost
+from distributed.cost import Link, Network
 from model_zoo.cost import RESNET50, ModelCost
-from optim import exchange_cost
-from optim.exchange_cost import Link, Network
-from training.errors import UserError
 
 FOLDER = Path(__file__).parent / "topologies"
 MOST_WORKERS = 2**17  # a forecast looks at each
@@ -52,7 +52,7 @@ class Topology:
 
     def step_seconds(self, job: Job, grid: tuple[int, int]) -> float:
         """From one update to the next, on horizontal * vertical workers."""
-        exchange = exchange_cost.cost(job.bytes, *grid, self.network)
+        exchange = cost.cost(job.bytes, *grid, self.network)
         return job.accumulation_steps * self.compute_seconds(job) + exchange.seconds(self.hidden(job))
 
     def compute_seconds(self, job: Job) -> float:
@@ -64,9 +64,9 @@ class Topology:
         """Seconds of the last micro-batch's backward pass that can hide the exchange's transfer."""
         return self.overlap * BACKWARD * self.compute_seconds(job)
 
-    def grid(self, allreduce: str, workers: int, job: Job) -> tuple[int, int] | None:
-        """The (horizontal, vertical) of an all-reduce, of the torus the best; None where it cannot be."""
-        return exchange_cost.grid_of(allreduce, workers, self.network, job.bytes, self.hidden(job))
+    def grid(self, allreduce: str, workers: int) -> tuple[int, int] | None:
+        """The (horizontal, vertical) of an all-reduce, of the torus what training takes; None where it cannot be."""
+        return cost.grid_of(allreduce, workers, self.network.local_size)
 
     def node_seconds(self, job: Job) -> float:
         """The step on one full node, whose workers are a ring."""
@@ -145,11 +145,11 @@ def calibrated(topology: Topology, micro_batch_size: int, bytes_per_gradient: in
         raise ValueError(f"calibration wants one row or two, each of {MOST_WORKERS:,} workers at most")
     job = Job(RESNET50, micro_batch_size, bytes_per_gradient * RESNET50.parameters)
     idle = dataclasses.replace(topology.network, slowdown=1.0)
-    costs = [exchange_cost.cost(job.bytes, *row["grid"], idle) for row in rows]
+    costs = [cost.cost(job.bytes, *row["grid"], idle) for row in rows]
     steps = [math.prod(row["grid"]) * micro_batch_size / row["images_per_second"] for row in rows]
     slowdown = topology.network.slowdown
     for _ in range(100):
-        exposed = [cost.seconds(topology.hidden(job)) - cost.latency for cost in costs]
+        exposed = [one.seconds(topology.hidden(job)) - one.latency for one in costs]
         if len(rows) == 2:
             slowdown = ((steps[1] - exposed[1]) - (steps[0] - exposed[0])) / (costs[1].latency - costs[0].latency)
         per_image = (steps[0] - exposed[0] - slowdown * costs[0].latency - topology.fixed) / micro_batch_size

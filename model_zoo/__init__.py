@@ -8,23 +8,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """A line of the registry: the function from pixels to logits, what it is, and the image size it is meant for."""
+    """A line of the registry: the function from pixels to logits, and the image size it is meant for."""
 
     module: str
     function: str
-    description: str
     image_size: int
 
 
 MODELS = {
-    "alexnet": ModelInfo("model_zoo.alexnet", "alexnet", "BVLC AlexNet: groups, LRN, dropout", 227),
-    "alexnet_bn": ModelInfo("model_zoo.alexnet", "alexnet_bn", "AlexNet with batch norm for LRN", 227),
-    **{f"resnet{depth}": ModelInfo("model_zoo.resnet", f"resnet{depth}", f"ResNet-{depth} v1.5", 224)
-       for depth in (18, 34, 50, 101, 152)},
-    **{f"resnet{depth}_v1": ModelInfo("model_zoo.resnet", f"resnet{depth}_v1", f"ResNet-{depth} v1, as first published",
-                                      224) for depth in (50, 101, 152)},
-    "resnet20": ModelInfo("model_zoo.resnet", "resnet20", "ResNet-20 for 32-pixel images, arXiv:1512.03385, 4.2", 32),
-    "convnet": ModelInfo("model_zoo.convnet", "convnet", "three convolutions, two dense layers, no batch norm", 32),
+    # BVLC's, with groups, LRN and dropout; and with batch norm for LRN
+    **{name: ModelInfo("model_zoo.alexnet", name, 227) for name in ("alexnet", "alexnet_bn")},
+    # v1.5
+    **{name: ModelInfo("model_zoo.resnet", name, 224)
+       for name in ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")},
+    # as first published
+    **{name: ModelInfo("model_zoo.resnet", name, 224) for name in ("resnet50_v1", "resnet101_v1", "resnet152_v1")},
+    "resnet20": ModelInfo("model_zoo.resnet", "resnet20", 32),  # arXiv:1512.03385, section 4.2
+    "convnet": ModelInfo("model_zoo.convnet", "convnet", 32),  # three convolutions, two dense layers, no batch norm
 }
 
 

@@ -1,4 +1,4 @@
-"""Optimizers, schedules and the exchange of gradients. Knows nothing of data or models.
+"""The science: optimizers by name, and schedules. Knows nothing of data, models or Horovod.
 
 The names can be listed, and the flags checked against them, without importing TensorFlow.
 """
@@ -9,24 +9,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class OptimizerInfo:
-    """A line of the registry: where the optimizer is, what it is, and which flags it reads."""
+    """A line of the registry: where the optimizer is, and which flags it reads."""
 
     module: str
     name: str
-    description: str
     options: tuple[str, ...]
 
 
 OPTIMIZERS = {
-    "lars": OptimizerInfo(
-        "optim.lars", "LARS", "layer-wise adaptive rate scaling, arXiv:1708.03888",
-        ("momentum", "weight_decay", "trust_coefficient", "epsilon", "exclude")),
-    "sgd": OptimizerInfo(
-        "optim.lars", "SGD", "SGD with momentum, weight decay inside it",
-        ("momentum", "weight_decay")),
-    "lamb": OptimizerInfo(
-        "tensorflow_addons.optimizers", "LAMB", "LAMB, arXiv:1904.00962, from tensorflow-addons",
-        ("weight_decay", "exclude")),
+    "lars": OptimizerInfo("optim.lars", "LARS",
+                          ("momentum", "weight_decay", "trust_coefficient", "epsilon", "exclude")),
+    "sgd": OptimizerInfo("optim.lars", "SGD", ("momentum", "weight_decay")),
+    "lamb": OptimizerInfo("tensorflow_addons.optimizers", "LAMB", ("weight_decay", "exclude")),  # arXiv:1904.00962
 }
 
 

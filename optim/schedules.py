@@ -36,6 +36,9 @@ class Piecewise:
     def __call__(self, epoch: float):
         return self.pieces[max(0, bisect.bisect_right([e for e, _ in self.pieces], epoch) - 1)][1]
 
+    def __str__(self):
+        return ",".join(f"{epoch:g}:{value}" for epoch, value in self.pieces)
+
     @property
     def boundaries(self) -> list[float]:
         return [epoch for epoch, _ in self.pieces]

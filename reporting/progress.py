@@ -4,25 +4,25 @@ import sys
 from tqdm import tqdm
 
 
-class Progress:
-    """An observer of training. epochs: of the whole training; samples: that it will process; place: where it starts."""
+class ProgressBar:
+    """An observer of training. epochs, samples: of the whole training. progress: how far it has come."""
 
-    def __init__(self, epochs: float, samples: int, place):
+    def __init__(self, epochs: float, samples: int, progress):
         self._epochs = epochs
-        self._bar = tqdm(total=samples, initial=place.samples, unit=" images", unit_scale=True,
+        self._bar = tqdm(total=samples, initial=progress.samples, unit=" images", unit_scale=True,
                          disable=not sys.stderr.isatty(), dynamic_ncols=True, smoothing=0.05, file=sys.stderr)
 
-    def go_back(self, place) -> None:
-        self._bar.n = place.samples
+    def go_back(self, progress) -> None:
+        self._bar.n = progress.samples
         self._bar.refresh()
 
     def step(self, samples: int, layers: dict) -> None:
         del layers
         self._bar.update(samples)
 
-    def evaluation(self, row: dict, layers: dict, shares: dict) -> None:
+    def evaluation(self, row: dict, layers: dict, breakdown: dict) -> None:
         del layers
-        waits = "".join(f", {name} {shares[name]:.0%}" for name in ("data", "exchange") if shares)
+        waits = "".join(f", {name} {breakdown[name]:.0%}" for name in ("data", "exchange") if breakdown)
         tqdm.write(
             f"epoch {row['epoch']:g}/{self._epochs:g}  rate {row['learning_rate']:.4g}  train loss "
             f"{row['train_loss']:.4f} top-1 {row['train_top1']:.2%}  validation loss {row['val_loss']:.4f} top-1 "

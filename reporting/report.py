@@ -3,6 +3,7 @@ import html
 import json
 from pathlib import Path
 
+from common.files import write_whole
 from reporting import charts
 
 CURVES = (  # title, unit of the vertical axis, {column of metrics.jsonl: label}
@@ -38,7 +39,7 @@ def write_report(folder) -> Path:
         "<h2>Summary</h2>", table([summary]),
         "<h2>Flags</h2>", f"<pre>{html.escape(flags)}</pre>"]
     path = folder / "report.html"
-    path.write_text(page(folder.name, sections))
+    write_whole(path, page(folder.name, sections))
     return path
 
 

@@ -1,37 +1,15 @@
 """The run's folder: plan.json, flags.txt, metrics.jsonl, times.jsonl, summary.json and TensorBoard's events.
 
-times.jsonl has a row an evaluation, too: `epoch`, and the shares of the time before it that went to `compute`, to
+times.jsonl has a row an evaluation, too: `epoch`, and the fractions of the time before it that went to `compute`, to
 waiting for `data` and to the `exchange` of gradients. It stands apart from metrics.jsonl, whose rows are the same, to
 the bit, in a resumed run.
 """
 import json
 import math
-import os
 import shutil
 from pathlib import Path
 
-
-def as_json(content, indent=None) -> str:
-    """Content as strict JSON, in which a number that is not finite, such as a diverged loss, is null."""
-    def finite(value):
-        if isinstance(value, dict):
-            return {key: finite(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [finite(item) for item in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    return json.dumps(finite(content), indent=indent, allow_nan=False)
-
-
-def write_whole(path, text: str) -> None:
-    """Writes a file whole or not at all."""
-    scratch = Path(f"{path}.part")
-    scratch.write_text(text)
-    os.replace(scratch, path)
-
-
-def write_json(path, content) -> None:
-    write_whole(path, as_json(content, indent=1) + "\n")
+from common.files import as_json, write_json, write_whole
 
 
 def write_grid(path, images) -> None:
@@ -46,28 +24,29 @@ def write_grid(path, images) -> None:
 
 
 class RunFolder:
-    """An observer of training that writes what it sees. place: where the training starts, training.state's."""
+    """An observer of training that writes what it sees. progress: how far the training has come,
+    training.state's."""
 
-    def __init__(self, folder: Path, plan: dict, flags_text: str, place):
+    def __init__(self, folder: Path, plan: dict, flags_text: str, progress):
         self.folder = folder
         write_json(folder / "plan.json", plan)
         write_whole(folder / "flags.txt", flags_text)
-        self.go_back(place)
+        self.go_back(progress)
 
-    def go_back(self, place) -> None:
-        """Leaves what belongs to the training up to a place. TensorBoard's events are written anew."""
+    def go_back(self, progress) -> None:
+        """Leaves what belongs to the training up to there. TensorBoard's events are written anew."""
         import tensorflow as tf
 
         shutil.rmtree(self.folder / "tensorboard", ignore_errors=True)
         self._events = tf.summary.create_file_writer(str(self.folder / "tensorboard"))
         (self.folder / "metrics.jsonl").touch()
-        rows = self._cut("metrics.jsonl", place.evaluations)
-        layers = self._cut("trust_ratios.jsonl", place.evaluations + (place.step > 0))
-        times = self._cut("times.jsonl", place.evaluations)
+        rows = self._cut("metrics.jsonl", progress.evaluations)
+        layers = self._cut("trust_ratios.jsonl", progress.evaluations + (progress.step > 0))
+        times = self._cut("times.jsonl", progress.evaluations)
         for row in rows:
             self._scalars(row["samples"], row)
-        for row, shares in zip(rows, times, strict=False):  # a run of an earlier version has none
-            self._shares(row["samples"], shares)
+        for row, breakdown in zip(rows, times, strict=False):  # a run of an earlier version has none
+            self._breakdown(row["samples"], breakdown)
         for samples, row in zip([0, *(row["samples"] for row in rows)], layers, strict=False):
             self._scalars(samples, _by_value(row["layers"]))
 
@@ -85,20 +64,20 @@ class RunFolder:
         del samples
         self._layers(0, 0, layers)
 
-    def evaluation(self, row: dict, layers: dict, shares: dict) -> None:
+    def evaluation(self, row: dict, layers: dict, breakdown: dict) -> None:
         """row: of metrics.jsonl. layers: variable -> [weight norm, gradient norm, trust ratio]; empty unless logged.
 
-        shares: of the time since the evaluation before, by what it went to.
+        breakdown: fractions of the time since the evaluation before, by what it went to.
         """
         self._append("metrics.jsonl", row)
-        self._append("times.jsonl", {"epoch": row["epoch"], **shares})
-        self._shares(row["samples"], shares)
+        self._append("times.jsonl", {"epoch": row["epoch"], **breakdown})
+        self._breakdown(row["samples"], breakdown)
         self._layers(row["epoch"], row["samples"], layers)
         self._scalars(row["samples"], row)
         self._events.flush()
 
-    def _shares(self, samples, shares):
-        self._scalars(samples, {f"time/{name}": share for name, share in shares.items() if name != "epoch"})
+    def _breakdown(self, samples, breakdown):
+        self._scalars(samples, {f"time/{name}": fraction for name, fraction in breakdown.items() if name != "epoch"})
 
     def _layers(self, epoch, samples, layers):
         if layers:

@@ -6,9 +6,9 @@ The table is that of the GTC slides ("Throughput comparison"), the two verdicts 
 import html
 from pathlib import Path
 
+from common.files import write_json, write_whole
 from reporting import charts
 from reporting.report import page, table
-from reporting.run_folder import write_json, write_whole
 
 TITLES = {"read": "file reading", "decode": "+ decoding", "augment": "+ augmentation",
           "pipeline": "whole pipeline", "model": "model alone", "train": "training"}

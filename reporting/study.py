@@ -1,8 +1,8 @@
 """study.html: accuracy against batch size, a table and a plot, from the rows of training.study."""
 import io
-import json
 from pathlib import Path
 
+from common.files import write_json, write_whole
 from reporting.report import page, table
 
 
@@ -10,7 +10,7 @@ def write_study(folder: Path, rows: list[dict], small_batch: int) -> Path:
     """rows: rule, batch, rate (for the small batch where the rule scales it), accuracies (one a seed)."""
     from matplotlib.figure import Figure
 
-    (folder / "study.json").write_text(json.dumps(rows, indent=1) + "\n")
+    write_json(folder / "study.json", rows)
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
     for rule in dict.fromkeys(row["rule"] for row in rows):
@@ -31,7 +31,7 @@ def write_study(folder: Path, rows: list[dict], small_batch: int) -> Path:
     path = folder / "study.html"
     drawn = io.StringIO()
     figure.savefig(drawn, format="svg")
-    path.write_text(page("Large batches", [drawn.getvalue()[drawn.getvalue().index("<svg"):], table(listed)]))
+    write_whole(path, page("Large batches", [drawn.getvalue()[drawn.getvalue().index("<svg"):], table(listed)]))
     return path
 
 

@@ -78,13 +78,13 @@ def launcher(kind: str, workers: int, cold: bool = False) -> list[str]:
     if kind == "alone":
         return [python]
     if kind == "horovodrun":
-        horovodrun = [str(BIN / "horovodrun")] if cold else [str(BIN / "python"), "-m", "launch.gloo"]
+        horovodrun = [str(BIN / "horovodrun")] if cold else [str(BIN / "python"), "-m", "distributed.gloo"]
         return [*horovodrun, "--gloo", "-np", str(workers), python]
     return [str(BIN / "mpirun"), "--allow-run-as-root", "--oversubscribe", "-np", str(workers), python]
 
 
 def environment() -> dict[str, str]:
-    """What programs find that tests start. OMPI_MCA_btl: as training.workers sets it, who explains it."""
+    """What programs find that tests start. OMPI_MCA_btl: as distributed.world sets it, who explains it."""
     return os.environ | {"OMPI_MCA_btl": "^ofi", "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
                          "PYTHONPATH": str(ROOT)}
 
@@ -141,7 +141,7 @@ def weights(folder) -> dict:
 @pytest.fixture(scope="session")
 def digits() -> Path:
     """The built-in dataset's folder."""
-    from data.prepare import built_in
+    from data.named import built_in
 
     return built_in("digits")
 

@@ -15,7 +15,7 @@ def examples(number):
     return settings(max_examples=number, deadline=5000, suppress_health_check=list(HealthCheck))
 
 
-NAMES = sorted(name for group in flags.GROUPS for name in flags.define().groups[group] if name != "data_dir")
+NAMES = sorted(name for group in flags.GROUPS.values() for name in flags.flags.names(group) if name != "data_dir")
 
 
 def check(capfd, *arguments):

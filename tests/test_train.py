@@ -138,11 +138,13 @@ def test_two_workers_reach_96_percent_alike_on_both_transports(shared_runs):
 
 def test_workers_that_differ_are_found():
     program = (
-        "import tensorflow as tf, horovod.tensorflow as hvd; from training import workers; hvd.init()\n"
-        "try: workers.check_same_weights([tf.Variable([0.5, hvd.rank() * 1e-8], name='moving_mean')])\n"
-        "except workers.AgreedError as error: print('found:', error)")
+        "import tensorflow as tf; from types import SimpleNamespace; from training import run\n"
+        "world = run.worlds.start(0)\n"
+        "model = SimpleNamespace(variables=[tf.Variable([0.5, world.rank * 1e-8], name='moving_mean')])\n"
+        "try: run.check_same_weights(world, model)\n"
+        "except run.UserError as error: print('found:', error)")
     done = run("mpirun", 2, "-c", program)
-    assert done.stdout.count("found: the weights of rank 1 differ") == 2 and "moving_mean" in done.stdout
+    assert done.stdout.count("found: the weights differ") == 2 and "moving_mean" in done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -297,7 +299,7 @@ def test_what_is_given_wins_over_a_recipe_wherever_it_stands(digits_run):
 
 
 def test_standard_output_carries_json_alone_whatever_a_library_prints():
-    program = ("import os; from reporting.standard_output import json_alone_on_stdout\n"
+    program = ("import os; from common.command import json_alone_on_stdout\n"
                "with json_alone_on_stdout(): os.write(1, b'noise'); print('{}')\n"
                "print('after')")
     done = run("alone", 1, "-c", program)

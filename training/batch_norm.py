@@ -5,7 +5,7 @@ precision of the model.
 """
 import tensorflow as tf
 
-from optim import exchange
+from distributed.world import World
 
 SAMPLES = 2048  # at least so many training samples, over all workers, are measured; or the whole set, if smaller
 
@@ -13,7 +13,8 @@ SAMPLES = 2048  # at least so many training samples, over all workers, are measu
 class ExactStatistics:
     """Sets a model's moving mean and variance to what its training batches have under the present weights."""
 
-    def __init__(self, model):
+    def __init__(self, model, world: World):
+        self._world = world
         self._layers = [layer for layer in model.layers if isinstance(layer, tf.keras.layers.BatchNormalization)]
         if self._layers:
             self._inputs = tf.keras.Model(model.inputs, [layer.input for layer in self._layers])
@@ -28,7 +29,7 @@ class ExactStatistics:
         with feed.train(position, steps, batch_size, micro_batch_size) as batches:
             for _ in range(count):
                 sums = [a + b for a, b in zip(sums, self._moments(batches.iterator), strict=True)]
-        means = exchange.average_tensors([total / count for total in sums], "batch_norm_statistics")
+        means = self._world.mean([total / count for total in sums], "batch_norm_statistics")
         for layer, (mean, squares) in zip(self._layers, means, strict=True):
             layer.moving_mean.assign(mean)
             layer.moving_variance.assign(tf.maximum(squares - tf.square(mean), 0))

@@ -1,13 +1,12 @@
 """RUN/checkpoints: a folder a checkpoint, whole or not there at all, written by rank 0 while training goes on.
 
 A checkpoint is TensorFlow's own format: `variables.index` and `variables.data-…`, with a checksum a tensor, so that a
-damaged one is noticed; the place in the training is one of the tensors. It is written beside its name, flushed to the
+damaged one is noticed; the training's progress is one of the tensors. It is written beside its name, flushed to the
 disk, and renamed. `best` leads to the one with the highest validation top-1.
 """
 import contextlib
 import dataclasses
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from reporting.run_folder import write_whole
-from training.errors import UserError, complain
-from training.state import Place, Snapshot, named
+from common.errors import UserError, complain, one_line
+from common.files import flush, write_whole
+from training.state import Progress, Snapshot, named
 
 KEPT = 5
 DESCRIPTION = "description"  # the tensor that holds, as JSON, what is not a variable
@@ -50,11 +49,11 @@ class Checkpoints:
         variables: to which it has to fit. Raises UserError where it does not, or where all are damaged.
         """
         self.wait()
-        for path, tensors, described in whole(self._folder):
+        for path, tensors, described in intact(self._folder):
             self._check_recipe(path, described["recipe"])
             check_fit(path, tensors, variables)
             self.newest = path
-            return Snapshot(tensors, Place(**described["place"]), np.array(described["sums"]))
+            return Snapshot(tensors, _progress(described), np.array(described["sums"]))
         if any(_listed(self._folder)):
             raise UserError(f"no checkpoint in {self._folder} can be read; --resume=never starts anew")
         return None
@@ -90,7 +89,7 @@ class Checkpoints:
         return self._folder / f"step-{step:08}"
 
     def _write(self, snapshot, epoch, top1) -> bool:
-        path = self._path(snapshot.place.step)
+        path = self._path(snapshot.progress.step)
         try:
             write(path, snapshot, {"recipe": self._recipe, "epoch": epoch, "top1": top1})
             self._top1[path.name] = top1
@@ -100,7 +99,7 @@ class Checkpoints:
         except (OSError, tf.errors.OpError) as error:
             shutil.rmtree(_scratch(path), ignore_errors=True)
             stands = f"{self.newest.name} stands" if self.newest else "there is none before it"
-            complain(f"the checkpoint {path} could not be written: {_line(error)}; {stands}")
+            complain(f"the checkpoint {path} could not be written: {one_line(error)[:200]}; {stands}")
             return False
 
     def _tidy(self) -> None:
@@ -125,15 +124,15 @@ def write(path: Path, snapshot: Snapshot, about: dict) -> None:
     scratch = _scratch(path)
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
-    described = about | {"place": dataclasses.asdict(snapshot.place), "sums": snapshot.sums.tolist()}
+    described = about | {"progress": dataclasses.asdict(snapshot.progress), "sums": snapshot.sums.tolist()}
     tensors = snapshot.tensors | {DESCRIPTION: tf.constant(json.dumps(described))}
     tf.raw_ops.SaveV2(prefix=str(scratch / "variables"), tensor_names=list(tensors), tensors=list(tensors.values()),
                       shape_and_slices=[""] * len(tensors))
     for written in (*scratch.iterdir(), scratch):
-        _flush(written)
+        flush(written)
     shutil.rmtree(path, ignore_errors=True)  # of a damaged one, or of before a rollback
     scratch.rename(path)
-    _flush(path.parent)
+    flush(path.parent)
 
 
 def read(path: Path) -> tuple[dict, dict]:
@@ -155,10 +154,10 @@ def _damage_known():
     try:
         yield
     except (tf.errors.OpError, ValueError, IndexError, RuntimeError, SystemError) as error:
-        raise Damaged(_line(error)) from None
+        raise Damaged(one_line(error)[:200]) from None
 
 
-def whole(path: Path) -> Iterator[tuple[Path, dict, dict]]:
+def intact(path: Path) -> Iterator[tuple[Path, dict, dict]]:
     """(path, tensors, description) of each checkpoint that can be read, the newest first; the others are named.
 
     path: a run's folder, its checkpoints/, or one in it.
@@ -173,7 +172,7 @@ def whole(path: Path) -> Iterator[tuple[Path, dict, dict]]:
 
 def load_model(path: str, model) -> float:
     """Loads the newest checkpoint's weights into a model; returns its epoch. Raises UserError if they do not fit."""
-    for found, tensors, described in whole(Path(path)):
+    for found, tensors, described in intact(Path(path)):
         variables = named("model", model.variables)
         check_fit(found, {name: t for name, t in tensors.items() if name.startswith("model/")}, variables)
         for name, variable in variables.items():
@@ -202,13 +201,7 @@ def _scratch(path) -> Path:
     return path.with_name(f"{path.name}.part")
 
 
-def _flush(path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _line(error) -> str:
-    return " ".join(str(error).split())[:200]
+def _progress(described: dict) -> Progress:
+    """Of a description; earlier versions called it `place`, with a piece_step."""
+    saved = described.get("progress") or described["place"]
+    return Progress(**{{"piece_step": "reshard_step"}.get(name, name): value for name, value in saved.items()})

@@ -3,9 +3,10 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from training.errors import UserError
+from common.errors import UserError
+from data.damage import input_reason
+from distributed.world import World
 from training.step import Totals, make_evaluation_step
-from training.workers import input_reason
 
 BATCHES_UNASKED = 16  # from one question whether to stop to the next
 
@@ -13,10 +14,10 @@ BATCHES_UNASKED = 16  # from one question whether to stop to the next
 class Evaluator:
     """Evaluates a model on this worker's part of the validation set and sums over the workers."""
 
-    def __init__(self, model, feed, batch_size: int):
+    def __init__(self, model, feed, batch_size: int, world: World):
         self._totals = Totals()
         self._step = make_evaluation_step(model, self._totals)
-        self._feed, self._batch_size = feed, batch_size
+        self._feed, self._batch_size, self._world = feed, batch_size, world
 
     def __call__(self, stop: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
         """val_loss, val_top1, val_top5 as means over all samples; val_top1_count, val_top5_count; val_samples.
@@ -36,4 +37,4 @@ class Evaluator:
                 except tf.errors.OpError as error:
                     why = input_reason(error, batches, start)
                     raise UserError(f"evaluation stopped at sample {start}: {why}") from None
-        return {f"val_{name}": value for name, value in self._totals.collect().items()}
+        return {f"val_{name}": value for name, value in self._totals.collect(self._world).items()}

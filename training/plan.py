@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
+from common.errors import UserError
+from distributed.allreduce_plan import RING, AllreducePlan, plan_allreduce
 from optim import schedules
-from optim.route import RING, Route
-from training.errors import UserError
+from training.settings import Launch, Recipe, Settings
 
 DEFAULT_LARGEST_MICRO_BATCH = 64
 
@@ -33,6 +34,12 @@ class Interval:
     steps: int
     first_step: int  # of the whole training, from 0
     epoch: int | None  # whole epochs completed at the end, where an evaluation follows; None where none does
+    evaluations: int  # of the whole training, up to and with this one's
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether an evaluation follows."""
+        return self.epoch is not None
 
     @property
     def end(self) -> int:
@@ -40,7 +47,7 @@ class Interval:
         return self.first_step + self.steps
 
     def position(self, step: int) -> int:
-        """The place in the stream of a step's first sample."""
+        """The position in the stream of a step's first sample."""
         return self.start + (step - self.first_step) * self.phase.global_batch_size
 
 
@@ -55,7 +62,7 @@ class Plan:
     momentum_schedule: str
     momentum: float
     phases: tuple[Phase, ...]
-    route: Route = RING
+    allreduce: AllreducePlan = RING
 
     @property
     def steps(self) -> int:
@@ -66,7 +73,7 @@ class Plan:
         return sum(phase.steps * phase.global_batch_size for phase in self.phases)
 
     def position(self, step: int) -> int:
-        """The place in the stream of a step's first sample; at the end, the place after the last."""
+        """The position in the stream of a step's first sample; at the end, that after the last."""
         return [interval for interval in self.intervals() if interval.first_step <= step][-1].position(step)
 
     def phase_at(self, epoch: float) -> Phase:
@@ -84,7 +91,7 @@ class Plan:
     def as_json(self) -> dict:
         return {
             "workers": self.workers, "train_samples": self.train_samples, "epochs": self.epochs, "steps": self.steps,
-            "peak_learning_rate": self.learning_rate.peak, "exchange": self.route.as_json(),
+            "peak_learning_rate": self.learning_rate.peak, "exchange": self.allreduce.as_json(),
             "phases": [dataclasses.asdict(phase) for phase in self.phases],
             "schedule": [{"epoch": epoch, **self.rates(epoch)} for epoch in range(math.ceil(self.epochs))],
         }
@@ -95,7 +102,7 @@ class Plan:
         An evaluation comes after the first step that has processed e * train_samples samples, for each whole e, and
         at the end. Each phase starts at its epoch's first sample, whatever the one before has left unread.
         """
-        step, evaluated = 0, 0
+        step, evaluated, evaluations = 0, 0, 0
         for phase in self.phases:
             batch, position = phase.global_batch_size, stream_position(phase.start_epoch, self.train_samples)
             left = phase.steps
@@ -107,59 +114,43 @@ class Plan:
                 last = not left and phase is self.phases[-1]
                 reached = min(end // self.train_samples, math.floor(self.epochs))
                 epoch = math.floor(self.epochs) if last else reached if reached > evaluated else None
-                yield Interval(phase, position, steps, step, epoch)
+                evaluations += epoch is not None
+                yield Interval(phase, position, steps, step, epoch, evaluations)
                 position, step, evaluated = end, step + steps, max(evaluated, reached)
 
 
-@dataclass(frozen=True)
-class Every:
-    """How often something is done: `1` or `0.5`, in epochs; `10m`, in minutes."""
-
-    epochs: float = math.inf
-    minutes: float = math.inf
-
-    @classmethod
-    def parse(cls, text: str) -> "Every":
-        """Raises ValueError."""
-        every = cls(minutes=float(text[:-1])) if text.endswith("m") else cls(epochs=float(text))
-        if not (every.epochs > 0 and every.minutes > 0):
-            raise ValueError(f"'{text}' is neither a number of epochs nor one of minutes, such as 10m")
-        return every
-
-    def is_due(self, since: int, now: int, train_samples: int) -> bool:
-        """Whether a multiple of the epochs lies between two places in the stream."""
-        length = self.epochs * train_samples
-        return now // length > since // length
-
-    def has_passed(self, seconds: float) -> bool:
-        return seconds >= 60 * self.minutes
-
-
 def stream_position(epoch: float, train_samples: int) -> int:
-    """The place of an epoch's first sample in the stream: epoch 0's permutation, then epoch 1's, and so on."""
+    """The position of an epoch's first sample in the stream: epoch 0's permutation, then epoch 1's, and so on."""
     return math.floor(_exact(epoch) * train_samples)
 
 
-def make_plan(config, workers: int, train_samples: int, route: Route = RING) -> Plan:
-    """Raises UserError where a batch does not divide, naming the nearest that do.
+def plan_for(settings: Settings, workers: int, workers_per_node: int, train_samples: int,
+             nccl: bool | None = None) -> Plan:
+    """The plan of a command line. nccl: whether Horovod exchanges by NCCL; None: not known yet. Raises UserError."""
+    allreduce = allreduce_for(settings.launch, workers, workers_per_node, nccl)
+    return make_plan(settings.recipe, settings.launch.micro_batch_size, workers, train_samples, allreduce)
 
-    config: has the recipe's flags as attributes, batch_size and learning_rate as their text.
-    """
-    batches = schedules.Piecewise.parse(config.batch_size, int)
-    epochs = int(config.epochs) if config.epochs == int(config.epochs) else config.epochs
+
+def allreduce_for(launch: Launch, workers: int, workers_per_node: int, nccl: bool | None) -> AllreducePlan:
+    return plan_allreduce(launch.allreduce, launch.torus_grid, workers, workers_per_node, launch.elastic, nccl)
+
+
+def make_plan(recipe: Recipe, micro_batch_size: int | None, workers: int, train_samples: int,
+              allreduce: AllreducePlan = RING) -> Plan:
+    """Raises UserError where a batch does not divide, naming the nearest that do."""
+    batches, epochs = recipe.batch_size, _tidy(recipe.epochs)
     ends = [*batches.boundaries[1:], epochs]
     if any(start >= epochs for start in batches.boundaries):
-        raise UserError(f"--batch_size={config.batch_size} has a phase that starts at or after --epochs={epochs}")
+        raise UserError(f"--batch_size={batches} has a phase that starts at or after --epochs={epochs}")
     phases = tuple(
-        _phase(_tidy(start), _tidy(end), batch, config.micro_batch_size, workers, train_samples)
+        _phase(_tidy(start), _tidy(end), batch, micro_batch_size, workers, train_samples)
         for start, end, batch in zip(batches.boundaries, ends, batches.values, strict=True))
-    rate = schedules.scaled(schedules.Piecewise.parse(config.learning_rate), config.lr_scaling,
-                            config.base_batch_size, batches.values[0])
+    rate = schedules.scaled(recipe.learning_rate, recipe.lr_scaling, recipe.base_batch_size, batches.values[0])
     learning_rate = schedules.LearningRate(
-        rate, epochs, config.lr_schedule, config.poly_power, tuple(map(float, config.lr_boundaries)), config.warmup,
-        config.warmup_epochs, config.warmup_learning_rate, config.decay_from)
-    plan = Plan(workers, train_samples, epochs, learning_rate, config.momentum_schedule, config.momentum, phases,
-                route)
+        rate, epochs, recipe.lr_schedule, recipe.poly_power, recipe.lr_boundaries, recipe.warmup,
+        recipe.warmup_epochs, recipe.warmup_learning_rate, recipe.decay_from)
+    plan = Plan(workers, train_samples, epochs, learning_rate, recipe.momentum_schedule, recipe.momentum, phases,
+                allreduce)
     try:
         plan.as_json()
     except ValueError as error:

@@ -1,27 +1,30 @@
-"""All that a training needs to go on exactly where it is: the variables, the place in the plan, the running sums."""
+"""All that a training needs to go on exactly where it is: the variables, its progress, the running sums."""
 import re
+import time
 from dataclasses import dataclass, field, replace
 
-import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from optim import exchange
+from distributed import optimizer as distributed
+from distributed.world import World
+from training.step import LayerStatistics, Totals
 
 
 @dataclass
-class Place:
+class Progress:
     """How far a training has come; what comes next follows from it and the plan, on any number of workers.
 
-    step: updates made. samples: processed. evaluations: made, which is the rows of metrics.jsonl. piece_step: the step
-    at which the piece of the stream begins that is being read. skipped: samples of the stream that were passed over,
-    after `rollbacks` divergences. seconds, trained_seconds: of this training in all its runs, and of its steps alone.
+    step: updates made. samples: processed. evaluations: made, which is the rows of metrics.jsonl. reshard_step: the
+    step at which the slice of the stream begins that is being read. skipped: samples of the stream that were passed
+    over, after `rollbacks` divergences. seconds, trained_seconds: of this training in all its runs, and of its steps
+    alone.
     """
 
     step: int = 0
     samples: int = 0
     evaluations: int = 0
-    piece_step: int = 0
+    reshard_step: int = 0
     skipped: int = 0
     rollbacks: int = 0
     seconds: float = 0.0
@@ -36,65 +39,55 @@ class Snapshot:
     """
 
     tensors: dict[str, tf.Tensor] = field(repr=False)
-    place: Place
+    progress: Progress
     sums: np.ndarray
-
-    @property
-    def workers(self) -> int:
-        return len(self.sums)
 
 
 class State:
     """The state of a training under way."""
 
-    def __init__(self, model, optimizer, totals, norms=None):
-        self.model, self.optimizer, self.totals, self.norms, self.place = model, optimizer, totals, norms, Place()
-        recorded = {"layer_norms": norms.variable} if norms else {}
-        self.variables = named("model", model.variables) | named("optimizer", exchange.variables(optimizer)) | recorded
+    def __init__(self, model, optimizer, log_trust_ratios: bool = False):
+        self.model, self.optimizer, self.totals, self.progress = model, optimizer, Totals(), Progress()
+        self.layers = LayerStatistics(optimizer, model.trainable_variables) if log_trust_ratios else None
+        recorded = {"layer_norms": self.layers.variable} if self.layers else {}
+        self.variables = (named("model", model.variables) | named("optimizer", distributed.variables(optimizer))
+                          | recorded)
+        self.start_clock()
 
-    def snapshot(self) -> Snapshot:
+    def start_clock(self) -> None:
+        """From now on, time adds to the progress's seconds."""
+        self._began = time.perf_counter() - self.progress.seconds
+
+    def read_clock(self) -> Progress:
+        """The progress, with the seconds up to now."""
+        self.progress.seconds = time.perf_counter() - self._began
+        return self.progress
+
+    def snapshot(self, world: World) -> Snapshot:
         """The present moment; every worker has to ask for it at once."""
-        sums = self.totals.variable.read_value()
-        sums = hvd.allgather(sums[None], name="sums").numpy() if hvd.size() > 1 else sums.numpy()[None]
-        return Snapshot({name: v.read_value() for name, v in self.variables.items()}, replace(self.place), sums)
+        sums = np.stack(world.gather(self.totals.variable.numpy(), "sums"))
+        tensors = {name: v.read_value() for name, v in self.variables.items()}
+        return Snapshot(tensors, replace(self.read_clock()), sums)
 
-    def restore(self, snapshot: Snapshot) -> None:
-        """Goes back to a snapshot, or on from another run's. Where the world has changed, rank 0 takes all the sums."""
-        for name, variable in self.variables.items():
-            variable.assign(snapshot.tensors[name])
-        self.place = replace(snapshot.place)
-        self._share_out(snapshot.sums)
-
-    def broadcast(self, snapshot: Snapshot | None, root: int = 0) -> int | None:
+    def broadcast(self, snapshot: Snapshot | None, world: World, root: int = 0) -> int | None:
         """Gives every worker the state of rank `root`: its snapshot's or, where it has none, the one that it is in.
 
-        Returns the number of workers that the snapshot is of, or None where there was none.
+        Returns the number of workers that the snapshot is of, or None where there was none. Where the world has
+        changed since, rank 0 takes all the sums.
         """
-        if snapshot and hvd.rank() == root:
-            self.restore(snapshot)
-        told = (self.place, snapshot and snapshot.sums)
-        self.place, sums = hvd.broadcast_object(told, root_rank=root, name="place")
-        broadcast_variables(list(self.variables.values()), root)
+        if snapshot and world.rank == root:
+            for name, variable in self.variables.items():
+                variable.assign(snapshot.tensors[name])
+            self.progress = replace(snapshot.progress)
+        told = (self.progress, snapshot and snapshot.sums)
+        self.progress, sums = world.broadcast(told, "progress", root)
+        world.broadcast_variables(list(self.variables.values()), root)
+        self.start_clock()
         if sums is None:
             return None
-        self._share_out(sums)
+        merged = sums.sum(axis=0) if world.rank == 0 else np.zeros_like(sums[0])
+        self.totals.variable.assign(sums[world.rank] if len(sums) == world.size else merged)
         return len(sums)
-
-    def _share_out(self, sums) -> None:
-        rank, size = hvd.rank(), hvd.size()
-        own = sums[rank] if len(sums) == size else sums.sum(axis=0) if rank == 0 else np.zeros_like(sums[0])
-        self.totals.variable.assign(own)
-
-
-def broadcast_variables(variables, root: int) -> None:
-    """Gives every worker rank root's values, all in one graph; hvd.broadcast_variables has AutoGraph convert it."""
-    @tf.function(autograph=False)
-    def broadcast():
-        for number, variable in enumerate(variables):
-            variable.assign(hvd.broadcast(variable, root, name=f"variable_{number}"))
-
-    if hvd.size() > 1:
-        broadcast()
 
 
 def named(group: str, variables) -> dict[str, tf.Variable]:

@@ -1,11 +1,11 @@
 """One update: gradients summed over the micro-batches, one exchange, one step of the optimizer."""
-import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from optim import exchange
-from training import clock
+from distributed import optimizer as distributed
+from distributed.world import World
+from training import breakdown
 
-NO_FLAGS = (0.0, 0.0)
+NO_SIGNALS = (0.0, 0.0)
 
 
 class Totals:
@@ -26,9 +26,9 @@ class Totals:
     def reset(self) -> None:
         self.variable.assign(tf.zeros_like(self.variable))
 
-    def collect(self) -> dict[str, float]:
+    def collect(self, world: World) -> dict[str, float]:
         """The sums over all workers, and a reset: loss, top1 and top5 as means, and top1_count, top5_count, samples."""
-        sums = hvd.allreduce(self.variable.read_value(), op=hvd.Sum, name="totals").numpy()
+        sums = world.sum(self.variable.read_value(), "totals").numpy()
         self.reset()
         totals = dict(zip(self.NAMES, sums.tolist(), strict=True))
         samples = int(totals["samples"])
@@ -49,11 +49,11 @@ def cross_entropy(logits, labels, label_smoothing: float):
     return tf.nn.softmax_cross_entropy_with_logits(targets, logits)
 
 
-class LayerNorms:
+class LayerStatistics:
     """The norms of each variable and of its gradient at the last update, and LARS's trust ratio where there is one."""
 
     def __init__(self, optimizer, variables):
-        self._optimizer, self._variables = exchange.inner(optimizer), variables
+        self._optimizer, self._variables = distributed.inner(optimizer), variables
         self.variable = tf.Variable(tf.zeros([len(variables), 3]), trainable=False, name="norms")
 
     def record(self, gradients) -> None:
@@ -69,72 +69,90 @@ class LayerNorms:
         return dict(zip(names, self.variable.numpy().tolist(), strict=True))
 
 
-def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, label_smoothing: float = 0.0,
-                    xla: bool = False, moving_statistics: bool = True, norms: LayerNorms | None = None):
-    """A function of (iterator over micro-batches, learning rate, momentum, flags) that makes one update.
+def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, world: World | None = None,
+                    label_smoothing: float = 0.0, xla: bool = False, moving_statistics: bool = True,
+                    layers: LayerStatistics | None = None):
+    """A function of (iterator over micro-batches, learning rate, momentum, signals) that makes one update.
 
-    It returns what all workers learn alike: the flags' mean over them, float32 (flags,); the mean loss of the global
-    batch, float32; half the square of each averaged gradient's norm, float32 (variables,). And what this worker has
-    waited for data and for the exchange: seconds, float64 (2,).
+    It returns what all workers learn alike: the signals' mean over them, float32 (signals,); the mean loss of the
+    global batch, float32; half the square of each averaged gradient's norm, float32 (variables,). And what this worker
+    has waited for data and for the exchange: seconds, float64 (2,).
 
-    The micro-batches' gradients are averaged here, not by Horovod's backward_passes_per_step, so that their number
-    can change and an update is one iteration of the optimizer. All but the last run in a loop; the last stands
-    outside it, so that its gradients are exchanged while the rest of its backward pass runs.
+    moving_statistics: average batch norm's over the workers, too. They are each worker's own; left so, workers,
+    evaluation and checkpoints disagree.
+    """
+    variables, rates, world = model.trainable_variables, distributed.inner(optimizer), world or World()
+    gradients_of = accumulated(make_micro_batch(model, optimizer, totals, accumulation_steps, label_smoothing, xla),
+                               variables, accumulation_steps)
 
-    moving_statistics: average batch norm's over the workers, too.
+    @tf.function(autograph=False)
+    def step(iterator, learning_rate, momentum, signals=NO_SIGNALS):
+        ready = breakdown.after([learning_rate])
+        rates.learning_rate.assign(learning_rate)
+        if hasattr(rates, "momentum"):
+            rates.momentum.assign(momentum)
+        (*gradients, loss), waited, ready = gradients_of(iterator, ready)
+        gradients = distributed.average(optimizer, gradients, variables)
+        exchanged = tf.maximum(breakdown.after(gradients) - ready, 0.0)
+        if layers:
+            layers.record(gradients)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        if moving_statistics:
+            world.average_variables(model.non_trainable_variables, "moving_statistics")
+        signals, loss = world.mean([tf.convert_to_tensor(signals), loss], "signals")
+        squares = tf.stack([tf.nn.l2_loss(gradient) for gradient in gradients])
+        return signals, loss, squares, tf.stack([waited, exchanged])
+
+    return step
+
+
+def make_micro_batch(model, optimizer, totals, accumulation_steps, label_smoothing, xla):
+    """A function of (iterator, ready) that gives ([*gradients, loss], seconds waited for data, when it was done).
+
+    ready: when the one before was done. Gradients and loss are shares of the global batch's means.
     """
     variables = model.trainable_variables
-    rates = exchange.inner(optimizer)
 
     @tf.function(jit_compile=xla, reduce_retracing=True, autograph=False)
     def backward(images, labels):
         with tf.GradientTape() as tape:
             logits = model(images, training=True)
             losses = cross_entropy(logits, labels, label_smoothing)
-            loss = exchange.scale(optimizer, tf.reduce_mean(losses) / accumulation_steps)
+            loss = distributed.scale(optimizer, tf.reduce_mean(losses) / accumulation_steps)
         return tape.gradient(loss, variables), losses, logits
 
     def micro_batch(iterator, ready):
-        """(gradients and loss, seconds waited for data, when it was done); ready: when the one before was done."""
         with tf.control_dependencies([ready]):
             images, labels = next(iterator)
-        waited = tf.maximum(clock.after([images, labels]) - ready, 0.0)
+        waited = tf.maximum(breakdown.after([images, labels]) - ready, 0.0)
         labels = tf.squeeze(labels, 1)
         gradients, losses, logits = backward(images, labels)
         totals.add(losses, tf.cast(logits, tf.float32), labels, tf.ones_like(losses, tf.bool))
-        return [*gradients, tf.reduce_mean(losses) / accumulation_steps], waited, clock.after(gradients)
+        return [*gradients, tf.reduce_mean(losses) / accumulation_steps], waited, breakdown.after(gradients)
 
-    def accumulated(iterator, ready):
-        """`micro_batch` for each of accumulation_steps, gradients and loss summed, seconds waited, too."""
-        def one_more(number, ready, waited, summed):
+    return micro_batch
+
+
+def accumulated(micro_batch, variables, accumulation_steps: int):
+    """`micro_batch` for each of accumulation_steps: gradients and loss summed, seconds waited, too.
+
+    Here and not by Horovod's backward_passes_per_step, so that their number can change and an update is one iteration
+    of the optimizer. All but the last run in a loop; the last stands outside it, so that its gradients are exchanged
+    while the rest of its backward pass runs.
+    """
+    def summed(iterator, ready):
+        def one_more(number, ready, waited, sums):
             one, wait, ready = micro_batch(iterator, ready)
-            return number + 1, ready, waited + wait, [a + b for a, b in zip(summed, one, strict=True)]
+            return number + 1, ready, waited + wait, [a + b for a, b in zip(sums, one, strict=True)]
 
         zeros = [*(tf.zeros_like(variable) for variable in variables), 0.0]
-        _, ready, waited, summed = tf.while_loop(
+        before_last = tf.while_loop(
             lambda number, *_: number < accumulation_steps - 1, one_more,
             (tf.constant(0), ready, tf.constant(0.0, tf.float64), zeros))
-        _, ready, waited, summed = one_more(0, ready, waited, summed)
-        return summed, waited, ready
+        _, ready, waited, sums = one_more(*before_last)
+        return sums, waited, ready
 
-    @tf.function(autograph=False)
-    def step(iterator, learning_rate, momentum, flags=NO_FLAGS):
-        ready = clock.after([learning_rate])
-        rates.learning_rate.assign(learning_rate)
-        if hasattr(rates, "momentum"):
-            rates.momentum.assign(momentum)
-        (*gradients, loss), waited, ready = (micro_batch if accumulation_steps == 1 else accumulated)(iterator, ready)
-        gradients = exchange.average(optimizer, gradients, variables)
-        exchanged = tf.maximum(clock.after(gradients) - ready, 0.0)
-        if norms:
-            norms.record(gradients)
-        optimizer.apply_gradients(zip(gradients, variables, strict=True))
-        if moving_statistics:
-            exchange.average_variables(model.non_trainable_variables)
-        flags, loss = exchange.average_tensors([tf.convert_to_tensor(flags), loss], "flags")
-        return flags, loss, tf.stack([tf.nn.l2_loss(gradient) for gradient in gradients]), tf.stack([waited, exchanged])
-
-    return step
+    return micro_batch if accumulation_steps == 1 else summed
 
 
 def make_evaluation_step(model, totals: Totals):

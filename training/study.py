@@ -15,9 +15,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from absl import flags as absl_flags
-
-from reporting.run_folder import write_json
+from common import command, flags
+from common.errors import UserError
+from common.files import write_json
 from reporting.study import write_study
 
 ROOT = Path(__file__).parents[1]
@@ -68,17 +68,17 @@ class Study:
 
     def _run(self, folder, rule, batch, rate, seed):
         warm = WARM if batch > SMALL_BATCH else ("--warmup=none",)
-        flags = (*COMMON, *RULES[rule].flags, *warm, f"--batch_size={batch}", f"--micro_batch_size={min(batch, 512)}",
+        words = (*COMMON, *RULES[rule].flags, *warm, f"--batch_size={batch}", f"--micro_batch_size={min(batch, 512)}",
                  f"--learning_rate={rate}", f"--seed={seed}", f"--data_dir={self._data_dir}",
                  "--checkpoint_every=1000", f"--output_dir={folder}")
         recipe = self._folder / f"{folder.name}.flags"
-        recipe.write_text("\n".join(flags) + "\n")
+        recipe.write_text("\n".join(words) + "\n")
         done = subprocess.run([sys.executable, ROOT / "train.py", f"--flagfile={recipe}"], capture_output=True,
                               text=True, stdin=subprocess.DEVNULL)
         if "training diverged" in done.stderr:
             write_json(folder / "summary.json", {"val_top1": 0.0})
         elif done.returncode:
-            raise SystemExit(f"training.study: {recipe} failed: {done.stderr.strip().splitlines()[-1]}")
+            raise UserError(f"{recipe} failed: {done.stderr.strip().splitlines()[-1]}")
 
     def best_rate(self, rule: str, batch: int) -> float:
         """Climbs by factors of two from the rule's centre until the best rate has a worse one on either side."""
@@ -91,32 +91,44 @@ class Study:
             rate = best
 
 
-def main(argv) -> int:
-    values = absl_flags.FlagValues()
-    absl_flags.DEFINE_bool("quick", False, "Recorded rates, one seed: some ten minutes on two cores.",
-                           flag_values=values)
-    absl_flags.DEFINE_string("output_dir", "runs/study", "Where the runs and study.html go.", flag_values=values)
-    absl_flags.DEFINE_string("data_dir", "glyphs", "The dataset.", flag_values=values)
-    if {"--help", "-h"} & set(argv[1:]):
-        print(__doc__ + values.get_help())
-        return 0
-    try:
-        values(argv)
-    except absl_flags.Error as error:
-        print(f"training.study: {error}", file=sys.stderr)
-        return 2
-    folder = Path(values.output_dir).absolute()
+@dataclass(frozen=True)
+class Options:
+    """This command's flags.
+
+    quick: Recorded rates, one seed: some ten minutes on two cores.
+    output_dir: Where the runs and study.html go.
+    data_dir: The dataset.
+    """
+
+    quick: bool = False
+    output_dir: str = "runs/study"
+    data_dir: str = "glyphs"
+
+
+def run(options: Options) -> list[dict]:
+    """Trains what is missing; study.json's rows."""
+    folder = Path(options.output_dir).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    study, rows = Study(folder, values.data_dir), []
-    for batch in QUICK_BATCHES if values.quick else BATCHES:
+    study, rows = Study(folder, options.data_dir), []
+    for batch in QUICK_BATCHES if options.quick else BATCHES:
         for rule, described in RULES.items():
-            rate = RECORDED[rule, batch] if values.quick else study.best_rate(rule, batch)
-            seeds = SEEDS[:1] if values.quick else SEEDS
+            rate = RECORDED[rule, batch] if options.quick else study.best_rate(rule, batch)
+            seeds = SEEDS[:1] if options.quick else SEEDS
             rows.append({"rule": described.title, "batch": batch, "rate": rate,
                          "accuracies": [study.accuracy(rule, batch, rate, seed) for seed in seeds]})
             write_study(folder, rows, SMALL_BATCH)
-    print(json.dumps(rows))
-    return 0
+    return rows
+
+
+def main(argv) -> int:
+    """Runs a command line; returns the exit code."""
+    if command.asks_for_help(argv):
+        print("\n".join([__doc__, *flags.described(flags.define(Options), flags.names(Options))]))
+        return 0
+    with command.shell("training.study") as ending:
+        options = flags.parsed(flags.read(flags.define(Options), argv), Options)
+        print(json.dumps(run(options)))
+    return ending.code
 
 
 if __name__ == "__main__":

@@ -14,12 +14,8 @@ A piece is a path, its index, and the numbers of samples in it, to be read one a
 """
 import importlib
 
-FORMATS = {"tfrecord": "TFRecord, with tf.train.Example",
-           "lmdb": "LMDB, with Caffe's Datum",
-           "lmdb_caffe2": "LMDB, with Caffe2's TensorProtos",
-           "recordio": "RecordIO, as MXNet writes it",
-           "folder": "a folder of images a class, read in place"}
-WRITTEN = tuple(name for name in FORMATS if name != "folder")
+WRITTEN = ("tfrecord", "lmdb", "lmdb_caffe2", "recordio")
+FORMATS = (*WRITTEN, "folder")  # the last is read in place
 
 
 def get(name: str):

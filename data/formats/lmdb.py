@@ -2,6 +2,9 @@
 
 The keys are the samples' numbers in eight digits and their files' order is the keys'.
 """
+import errno
+import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -11,6 +14,7 @@ SUFFIX = ".lmdb"
 ANY_ORDER = False
 MAP_SIZE = 1 << 40  # room to grow while writing: addresses, not bytes on the disk
 BATCH = 256  # samples written before they are committed
+FULL = 1 << 20  # bytes free on a disk that is as good as full
 
 
 def index_path(path) -> None:
@@ -29,14 +33,19 @@ def write_values(path, values: Iterable[bytes]) -> None:
     import lmdb
 
     with lmdb.open(str(path), map_size=MAP_SIZE, lock=False, sync=False) as database:
-        transaction = database.begin(write=True)
-        for number, value in enumerate(values):
-            transaction.put(b"%08d" % number, value, append=True)
-            if number % BATCH == BATCH - 1:
-                transaction.commit()
-                transaction = database.begin(write=True)
-        transaction.commit()
-        database.sync(True)
+        try:
+            transaction = database.begin(write=True)
+            for number, value in enumerate(values):
+                transaction.put(b"%08d" % number, value, append=True)
+                if number % BATCH == BATCH - 1:
+                    transaction.commit()
+                    transaction = database.begin(write=True)
+            transaction.commit()
+            database.sync(True)
+        except lmdb.Error:  # a write that a full disk cuts short is an I/O error to LMDB
+            if shutil.disk_usage(path).free < FULL:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
+            raise
 
 
 def read_index(path) -> range:

@@ -1,38 +1,18 @@
-"""The protocol buffers of Caffe and Caffe2, of which only the fields that an image with a label needs.
-
-Field numbers from caffe.proto (Datum) and caffe2.proto (TensorProto, TensorProtos).
-"""
+"""The protocol buffers of Caffe and Caffe2, as caffe.pbtxt describes them."""
 from functools import cache
+from pathlib import Path
 
 INT32, STRING = 2, 4  # TensorProto.DataType
 
 
 @cache
 def _classes() -> dict:
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
-    kind = descriptor_pb2.FieldDescriptorProto
-    messages = {
-        "Datum": [("channels", 1, kind.TYPE_INT32), ("height", 2, kind.TYPE_INT32), ("width", 3, kind.TYPE_INT32),
-                  ("data", 4, kind.TYPE_BYTES), ("label", 5, kind.TYPE_INT32), ("encoded", 7, kind.TYPE_BOOL)],
-        "TensorProto": [("dims", 1, kind.TYPE_INT64), ("data_type", 2, kind.TYPE_INT32),
-                        ("int32_data", 4, kind.TYPE_INT32), ("string_data", 6, kind.TYPE_BYTES)],
-        "TensorProtos": [("protos", 1, kind.TYPE_MESSAGE)],
-    }
-    repeated = {"dims", "int32_data", "string_data", "protos"}
-    file = descriptor_pb2.FileDescriptorProto(name="bigbatch.proto", package="bigbatch", syntax="proto2")
-    for name, fields in messages.items():
-        message = file.message_type.add(name=name)
-        for field, number, type_ in fields:
-            label = kind.LABEL_REPEATED if field in repeated else kind.LABEL_OPTIONAL
-            added = message.field.add(name=field, number=number, type=type_, label=label)
-            if type_ == kind.TYPE_MESSAGE:
-                added.type_name = ".bigbatch.TensorProto"
-            if field == "int32_data":
-                added.options.packed = True
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"bigbatch.{name}")) for name in messages}
+    pool, schema = descriptor_pool.DescriptorPool(), Path(__file__).with_name("caffe.pbtxt").read_text()
+    pool.Add(text_format.Parse(schema, descriptor_pb2.FileDescriptorProto()))
+    kinds = pool.FindFileByName("bigbatch.proto").message_types_by_name
+    return {name: message_factory.GetMessageClass(kind) for name, kind in kinds.items()}
 
 
 def datum(image: bytes, label: int) -> bytes:

@@ -76,6 +76,12 @@ def read_index(path) -> np.ndarray:
 
 def records(path, index, samples) -> Iterator[tuple[bytes, int]]:
     """Raises ValueError where a record is not an Example with an image and a label."""
+    for features in examples(path, index, samples):
+        yield features[IMAGE].bytes_list.value[0], features[LABEL].int64_list.value[0]
+
+
+def examples(path, index, samples) -> Iterator:
+    """The features of these records, by name. Raises ValueError where there is no image or no label."""
     import tensorflow as tf
     from google.protobuf.message import DecodeError
 
@@ -84,10 +90,12 @@ def records(path, index, samples) -> Iterator[tuple[bytes, int]]:
             file.seek(int(offset) + 12)
             try:
                 features = tf.train.Example.FromString(file.read(int(size) - FRAMING)).features.feature
-                yield features[IMAGE].bytes_list.value[0], features[LABEL].int64_list.value[0]
-            except (DecodeError, IndexError):
-                raise ValueError(f"{path}: the record at byte {offset} is not an Example with {IMAGE} and {LABEL}"
-                                 ) from None
+                sound = features[IMAGE].bytes_list.value and features[LABEL].int64_list.value
+            except DecodeError:
+                sound = False
+            if not sound:
+                raise ValueError(f"{path}: the record at byte {offset} is not an Example with {IMAGE} and {LABEL}")
+            yield features
 
 
 def reader(pieces, scratch: Path):
@@ -106,34 +114,5 @@ def reader(pieces, scratch: Path):
             features={IMAGE: tfrecord.FixedLenFeature((), tfrecord.string, ""),
                       LABEL: tfrecord.FixedLenFeature([1], tfrecord.int64, -1)})
         return record[IMAGE], record[LABEL]
-
-    return read
-
-
-def float_reader(rows: np.ndarray, scratch: Path):
-    """A function for DALI's graph that gives the rows of a float32 matrix, one a sample.
-
-    They travel as records of one feature, written here as a single array: each is the same bytes but for the numbers.
-    The checksums are left at 0: DALI does not look at them.
-    """
-    import tensorflow as tf
-
-    name, width = "floats", rows.shape[1]
-    feature = tf.train.Feature(float_list=tf.train.FloatList(value=rows[0]))
-    example = tf.train.Example(features=tf.train.Features(feature={name: feature})).SerializeToString()
-    start = example.index(rows[0].tobytes())
-    layout = np.dtype([("length", "<u8"), ("length_crc", "<u4"), ("head", f"S{start}"), ("row", "<f4", (width,)),
-                       ("data_crc", "<u4")])
-    file = np.zeros(len(rows), layout)
-    file["length"], file["head"], file["row"] = len(example), example[:start], rows
-    file.tofile(scratch / "floats")
-    offsets = np.arange(len(rows)) * layout.itemsize
-    write_index(scratch / "floats.idx", np.stack([offsets, np.full(len(rows), layout.itemsize)], axis=1))
-
-    def read():
-        from nvidia.dali import fn, tfrecord
-
-        return fn.readers.tfrecord(path=[str(scratch / "floats")], index_path=[str(scratch / "floats.idx")],
-                                   features={name: tfrecord.FixedLenFeature([width], tfrecord.float32, 0.0)})[name]
 
     return read

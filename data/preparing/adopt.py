@@ -3,20 +3,24 @@
 TFRecord as TF-slim and NVIDIA write ImageNet (train-00000-of-01024, validation-...), LMDB of Caffe or Caffe2 (folders
 whose names hold train and val), RecordIO (train*.rec, val*.rec), or folders of images a class (train/, val/).
 """
-import json
 import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
+from common.errors import UserError
+from common.files import write_json
 from data import formats
-from data.dataset import Dataset, DatasetError, Split, describe, validation_folder
+from data.dataset import Dataset, Split, describe, validation_folder
+from data.formats.tfrecord import IMAGE, LABEL, examples
 from data.preparing.images import Rejected, Rules, added, store
 from data.preparing.run import moments
-from data.preparing.shards import MEASURED, replace_text
-from data.preparing.team import Team, progress
+from data.preparing.shards import MEASURED
 from data.preparing.verify import Part, parts, records
+from data.team import Team, progress
 
 SPLITS = {"train": "train", "validation": "val"}  # what the names of their files begin with, or those of LMDBs hold
 BESIDE = (".idx", ".json", ".jsonl", ".txt", ".lst", ".crc32", ".md5", ".csv")  # never data themselves
@@ -26,15 +30,15 @@ MOST_CLASSES = 1_000_000  # a label beyond is none
 
 @dataclass
 class Seen:
-    """What some records hold: how often each label; feature -> label -> texts; the pixels of those measured."""
+    """What some records hold: their labels; (feature, label, text); the pixels of those measured."""
 
-    labels: dict[int, int] = field(default_factory=dict)
-    texts: dict[str, dict[int, set[str]]] = field(default_factory=lambda: {name: {} for name in TEXTS})
+    labels: set[int] = field(default_factory=set)
+    texts: set[tuple[str, int, str]] = field(default_factory=set)
     histogram: list[int] = field(default_factory=list)
 
 
 def adopt(folder: Path, classes_file: Path | None, team: Team) -> int:
-    """Returns the exit code. Raises DatasetError for what cannot be adopted; then dataset.json is not written."""
+    """Returns the exit code. Raises UserError for what cannot be adopted; then dataset.json is not written."""
     kind, paths = team.first(lambda: _find(folder))
     everything = [path for split in paths.values() for path in split]
     samples = dict(zip(everything, team.share(everything, lambda path: _index(kind, path)), strict=True))
@@ -54,9 +58,9 @@ def adopt(folder: Path, classes_file: Path | None, team: Team) -> int:
 def _find(folder) -> tuple[str, dict[str, list[Path]]]:
     """The format of what a folder holds, itself or one folder deeper, and the files of each split."""
     if not folder.is_dir():
-        raise DatasetError(f"--output: there is no folder {folder}")
+        raise UserError(f"--output: there is no folder {folder}")
     if (folder / "dataset.json").exists():
-        raise DatasetError(f"--adopt: {folder} holds a dataset.json already; remove it to adopt the dataset again")
+        raise UserError(f"--adopt: {folder} holds a dataset.json already; remove it to adopt the dataset again")
     entries = sorted([*folder.iterdir(), *folder.glob("*/*")])
     files = [path for path in entries if path.is_file() and path.suffix not in BESIDE]
     databases = {name: [path for path in entries if word in path.name.lower() and (path / "data.mdb").is_file()]
@@ -74,24 +78,24 @@ def _find(folder) -> tuple[str, dict[str, list[Path]]]:
         return "folder", {"train": [folder / "train"], "validation": [validation]}
     if all(tfrecord.values()):
         return "tfrecord", tfrecord
-    raise DatasetError(f"--adopt: {folder} holds no dataset of a known kind: TFRecord (train*, val*), RecordIO "
-                       "(train*.rec, val*.rec), LMDB (*train*/data.mdb, *val*/data.mdb) or folders of images a class "
-                       "(train/, val/)")
+    raise UserError(f"--adopt: {folder} holds no dataset of a known kind: TFRecord (train*, val*), RecordIO "
+                    "(train*.rec, val*.rec), LMDB (*train*/data.mdb, *val*/data.mdb) or folders of images a class "
+                    "(train/, val/)")
 
 
 def _database_kind(path) -> str:
     """Caffe's or Caffe2's, by what the first value is."""
     index = formats.get("lmdb").read_index(path)
     if not index:
-        raise DatasetError(f"--adopt: {path} holds no records; it is truncated, or no dataset's")
+        raise UserError(f"--adopt: {path} holds no records; it is truncated, or no dataset's")
     for kind in ("lmdb", "lmdb_caffe2"):
         try:
             next(formats.get(kind).records(path, index, [0]))
             return kind
         except ValueError:
             pass
-    raise DatasetError(f"--adopt: {path}: its values are neither Caffe's Datum nor Caffe2's TensorProtos with an "
-                       "encoded image; write them with convert_imageset --encoded, or prepare the images anew")
+    raise UserError(f"--adopt: {path}: its values are neither Caffe's Datum nor Caffe2's TensorProtos with an "
+                    "encoded image; write them with convert_imageset --encoded, or prepare the images anew")
 
 
 def _index(kind, path) -> int:
@@ -106,11 +110,11 @@ def _index(kind, path) -> int:
             try:
                 module.make_index(link)
             except ValueError as error:
-                raise DatasetError(f"--adopt: {str(error).replace(str(link), str(path))}") from None
+                raise UserError(f"--adopt: {str(error).replace(str(link), str(path))}") from None
             os.replace(module.index_path(link), place)
     count = len(module.read_index(path))
     if not count:
-        raise DatasetError(f"--adopt: {path} holds no records; it is truncated, or no dataset's")
+        raise UserError(f"--adopt: {path} holds no records; it is truncated, or no dataset's")
     return count
 
 
@@ -118,9 +122,8 @@ def _look(part: Part, stride: int, folder, team) -> Seen:
     """Looks at a part's labels, and at the pixels of every `stride`-th record of the split unless that is 0."""
     seen, before = Seen(), int(part.split.file_starts[part.file])
     for number, label, texts, image in _labelled(part):
-        seen.labels[label] = seen.labels.get(label, 0) + 1
-        for feature, text in texts.items():
-            seen.texts[feature].setdefault(label, set()).add(text)
+        seen.labels.add(label)
+        seen.texts |= {(feature, label, text) for feature, text in texts.items()}
         place = before + number
         if stride and place % stride == 0 and place // stride < MEASURED:
             _measure(image(), seen)
@@ -129,7 +132,7 @@ def _look(part: Part, stride: int, folder, team) -> Seen:
 
 
 def _labelled(part) -> Iterator[tuple]:
-    """(record number, label, texts by feature, function that gives the image) of each record; DatasetError if bad."""
+    """(record number, label, texts by feature, function that gives the image) of each record; UserError if bad."""
     if part.split.format == "tfrecord":
         yield from _examples(part)
     elif part.split.format == "folder":  # labels are known without reading
@@ -139,29 +142,20 @@ def _labelled(part) -> Iterator[tuple]:
     else:
         for number, found in records(part):
             if isinstance(found, str):
-                raise DatasetError(f"--adopt: {part.path}, record {number}: {found}")
+                raise UserError(f"--adopt: {part.path}, record {number}: {found}")
             yield number, found[1], {}, lambda found=found: found[0]
 
 
 def _examples(part) -> Iterator[tuple]:
-    import tensorflow as tf
-    from google.protobuf.message import DecodeError
-
-    from data.formats.tfrecord import FRAMING, IMAGE, LABEL
-
-    with open(part.path, "rb") as file:
-        for number in range(part.start, part.stop):
-            offset, size = map(int, part.split.entries[part.file][number])
-            file.seek(offset + 12)
-            try:
-                features = tf.train.Example.FromString(file.read(size - FRAMING)).features.feature
-                image, label = features[IMAGE].bytes_list.value[0], features[LABEL].int64_list.value[0]
-            except (DecodeError, IndexError):
-                raise DatasetError(f"--adopt: {part.path}, record {number}: not an Example with {IMAGE} and {LABEL}"
-                                   ) from None
+    numbers = np.arange(part.start, part.stop)
+    try:
+        for number, features in zip(numbers, examples(part.path, part.split.entries[part.file], numbers), strict=True):
             texts = {name: features[name].bytes_list.value[0].decode(errors="replace") for name in TEXTS
                      if features[name].bytes_list.value}
-            yield number, label, texts, lambda image=image: image
+            image, label = features[IMAGE].bytes_list.value[0], features[LABEL].int64_list.value[0]
+            yield int(number), label, texts, lambda image=image: image
+    except ValueError as error:
+        raise UserError(f"--adopt: {error}") from None
 
 
 def _measure(image, seen):
@@ -175,34 +169,31 @@ def _measure(image, seen):
 def _all(parts_seen) -> Seen:
     whole = Seen()
     for part in parts_seen:
-        for label, count in part.labels.items():
-            whole.labels[label] = whole.labels.get(label, 0) + count
-        for feature, texts in part.texts.items():
-            for label, found in texts.items():
-                whole.texts[feature].setdefault(label, set()).update(found)
+        whole.labels |= part.labels
+        whole.texts |= part.texts
         whole.histogram = added(whole.histogram, part.histogram)
     return whole
 
 
 def _conclude(folder, kind, splits, train, validation, classes_file) -> list[str]:
     """Writes dataset.json, on rank 0; what to say about it."""
-    least, last = min([*train.labels, *validation.labels]), max(train.labels)
+    least, last = min(train.labels | validation.labels), max(train.labels)
     if least < 0 or last > MOST_CLASSES:
-        raise DatasetError(f"--adopt: {folder} has labels from {least} to {last}; they are to count from 0 or 1")
+        raise UserError(f"--adopt: {folder} has labels from {least} to {last}; they are to count from 0 or 1")
     named = _named(kind, splits, classes_file)
     first = 1 if least == 1 and len(named or ()) <= last else 0  # as many names as labels from 0 on: the first is empty
     if named and len(named) <= last - first:
-        raise DatasetError(f"--classes: {classes_file} names {len(named)} classes, the labels are {first} to {last}")
+        raise UserError(f"--classes: {classes_file} names {len(named)} classes, the labels are {first} to {last}")
     classes = named or _described(train.texts, range(first, last + 1))
     strange = [label for label in validation.labels if not first <= label < first + len(classes)]
     if strange:
-        raise DatasetError(f"--adopt: the label {strange[0]} stands in validation, those of training are {first} to "
-                           f"{first + len(classes) - 1}")
+        raise UserError(f"--adopt: the label {min(strange)} stands in validation, those of training are {first} to "
+                        f"{first + len(classes) - 1}")
     if not train.histogram:
-        raise DatasetError(f"--adopt: none of {MEASURED} training images in {folder} can be decoded")
+        raise UserError(f"--adopt: none of {MEASURED} training images in {folder} can be decoded")
     mean, std = moments(train.histogram)
     dataset = Dataset(folder, kind, classes, **splits, mean=mean, std=std, first_label=first)
-    replace_text(folder / "dataset.json", json.dumps(describe(dataset), indent=1) + "\n")
+    write_json(folder / "dataset.json", describe(dataset), durable=True)
     empty = [name for label, name in enumerate(classes, first) if label not in train.labels]
     return [f"warning: no training images in class {name!r}" for name in empty[:3]] + [
         f"{folder}: adopted {dataset.train.samples:,} training and {dataset.validation.samples:,} validation images of "
@@ -219,15 +210,15 @@ def _named(kind, splits, classes_file) -> tuple[str, ...] | None:
     module = formats.get("folder")
     train, validation = (module.class_names(split.paths[0]) for split in splits.values())
     if differing := set(train) ^ set(validation):
-        raise DatasetError(f"--adopt: class {min(differing)!r} does not stand in both of train/ and "
-                           f"{splits['validation'].paths[0].name}/; make its folder, empty if need be")
+        raise UserError(f"--adopt: class {min(differing)!r} does not stand in both of train/ and "
+                        f"{splits['validation'].paths[0].name}/; make its folder, empty if need be")
     return tuple(train)
 
 
 def _described(texts, labels) -> tuple[str, ...]:
     """The classes' names by the records' texts where each has one of its own, else numbers."""
-    for found in texts.values():
-        names = [found.get(label, set()) for label in labels]
-        if all(len(name) == 1 for name in names) and len(set().union(*names)) == len(names):
-            return tuple(next(iter(name)) for name in names)
+    for feature in TEXTS:
+        named = [(label, text) for one, label, text in sorted(texts) if one == feature and label in labels]
+        if [label for label, _ in named] == [*labels] and len({text for _, text in named}) == len(named):
+            return tuple(text for _, text in named)
     return tuple(map(str, labels))

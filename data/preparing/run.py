@@ -1,38 +1,45 @@
 """A preparation from plan to dataset.json: what is there from an earlier run is kept, the rest is shared out."""
 import contextlib
-import fcntl
 import hashlib
 import json
-import os
 import shutil
 from pathlib import Path
 
-from data.dataset import Dataset, DatasetError, Split, describe
+from common.errors import UserError
+from common.files import held, write_json, write_whole
+from data import sources
+from data.dataset import Dataset, Split, describe
 from data.preparing.images import Rules
-from data.preparing.shards import SCRATCH, Plan, Written, finished, replace_text, shards, write_shard
-from data.preparing.team import Team, claims, progress
+from data.preparing.shards import SCRATCH, Plan, Written, finished, shards, write_shard
 from data.sources.items import Listed
+from data.team import Team, claims, progress
 
 SMALLEST_STD = 1.0  # images of one colour have none, and are divided by it
 
 
-def make_plan(values, built_in: dict, versions: dict, team: Team) -> tuple[Plan, dict]:
+def make_plan(options, team: Team) -> tuple[Plan, dict]:
     """The plan that the flags ask for, and the terms by which a later run knows that it is the same."""
-    if values.source in built_in:
-        source = built_in[values.source]()
-        name, listing = f"{values.source} {versions[values.source]}", ""
+    if options.source in sources.BUILT_IN:
+        source = sources.built_in(options.source)
+        name, listing = f"{options.source} {sources.version(options.source)}", ""
     else:
-        source = _listed(values, team)
+        source = _listed(options, team)
         for line in source.warnings:
             team.say(line)
-        name = str(Path(values.source).absolute())
+        name = str(Path(options.source).absolute())
         listing = hashlib.sha256(repr(source.classes).encode(errors="surrogateescape")
                                  + b"".join(items.digest() for items in source.splits.values())).hexdigest()
-    rules = Rules(values.resize_shorter, values.verify)
-    plan = Plan(source, values.format, source.counts, values.shard_samples, values.seed, rules, values.strict)
-    terms = {flag: getattr(values, flag) for flag in (
+    rules = Rules(options.resize_shorter, options.verify)
+    plan = Plan(source, options.format, source.counts, options.shard_samples, options.seed, rules, options.strict)
+    terms = {flag: getattr(options, flag) for flag in (
         "format", "validation_fraction", "resize_shorter", "verify", "shard_samples", "seed")}
     return plan, {"source": name} | terms | {"listing": listing}
+
+
+def write_built_in(name: str, folder: Path) -> Dataset:
+    """Writes a built-in source into a folder that exists and is empty, in this process alone."""
+    source = sources.built_in(name)
+    return run(Plan(source, "tfrecord", source.counts, 0, 0, Rules()), folder, Team(alone=True), {})[0]
 
 
 def run(plan: Plan, folder: Path, team: Team, terms: dict) -> tuple[Dataset | None, list[Written]]:
@@ -60,20 +67,20 @@ def summary(folder: Path, dataset: Dataset, written: list[Written], seconds: flo
             + (" (rejected.jsonl)" if rejected else ""))
 
 
-def _listed(values, team) -> Listed:
+def _listed(options, team) -> Listed:
     from data.sources.image_folder import image_folder
     from data.sources.imagenet import imagenet, is_imagenet
 
-    source = Path(values.source)
+    source = Path(options.source)
     if not team.first(source.is_dir):
-        raise DatasetError(f"--source: there is no folder {source}")
-    if Path(values.output).resolve().is_relative_to(source.resolve()):
-        raise DatasetError(f"--output: {values.output} lies in --source, and would be taken for images the next time")
+        raise UserError(f"--source: there is no folder {source}")
+    if Path(options.output).resolve().is_relative_to(source.resolve()):
+        raise UserError(f"--output: {options.output} lies in --source, and would be taken for images the next time")
     if team.first(lambda: is_imagenet(source)):
-        if values.validation_fraction:
-            raise DatasetError("--validation_fraction: ImageNet's tars have images for validation already")
+        if options.validation_fraction:
+            raise UserError("--validation_fraction: ImageNet's tars have images for validation already")
         return imagenet(source, team)
-    return image_folder(source, values.validation_fraction, values.seed, team)
+    return image_folder(source, options.validation_fraction, options.seed, team)
 
 
 def _begin(folder, plan, terms, everything, stack) -> dict[str, Written]:
@@ -82,16 +89,14 @@ def _begin(folder, plan, terms, everything, stack) -> dict[str, Written]:
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / "dataset.json").exists():
         shutil.rmtree(scratch, ignore_errors=True)  # of a run that was killed at its last step
-        raise DatasetError(f"--output: {folder} is not empty: it holds a prepared dataset; choose another folder")
+        raise UserError(f"--output: {folder} is not empty: it holds a prepared dataset; choose another folder")
     if not scratch.is_dir() and any(folder.iterdir()):
-        raise DatasetError(f"--output: {folder} is not empty; choose another folder")
+        raise UserError(f"--output: {folder} is not empty; choose another folder")
     scratch.mkdir(exist_ok=True)
-    lock = os.open(scratch / "lock", os.O_CREAT | os.O_RDWR)
-    stack.callback(os.close, lock)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        stack.enter_context(held(scratch))
     except BlockingIOError:
-        raise DatasetError(f"--output: another run is preparing {folder}") from None
+        raise UserError(f"--output: another run is preparing {folder}") from None
     _agree(scratch / "plan.json", terms, folder)
     for leftover in scratch.iterdir():  # of shards that were not finished, and who was at them
         if leftover.is_dir():
@@ -102,38 +107,38 @@ def _begin(folder, plan, terms, everything, stack) -> dict[str, Written]:
 
 
 def _agree(path, terms, folder):
-    """Notes the terms of a new preparation; raises DatasetError where they are not those of the one begun."""
+    """Notes the terms of a new preparation; raises UserError where they are not those of the one begun."""
     with contextlib.suppress(FileNotFoundError):
         begun = json.loads(path.read_text())
         for name in terms:
             if begun.get(name) != terms[name]:
                 difference = ("the images in --source are no longer the same" if name == "listing" else
                               f"--{name} is {terms[name]}, it was begun with {begun.get(name)}")
-                raise DatasetError(f"--output: {folder} holds an unfinished preparation of another kind: {difference}; "
-                                   f"give the same flags to go on with it, or remove it")
+                raise UserError(f"--output: {folder} holds an unfinished preparation of another kind: {difference}; "
+                                f"give the same flags to go on with it, or remove it")
         return
-    replace_text(path, json.dumps(terms, indent=1) + "\n")
+    write_json(path, terms, durable=True)
 
 
 def _end(folder, plan, everything, written) -> Dataset:
-    """Describes the finished shards, on rank 0. Raises DatasetError where no image of a split could be used."""
+    """Describes the finished shards, on rank 0. Raises UserError where no image of a split could be used."""
     splits, rejected = {}, []
     for split in plan.counts:
         names = [shard.name for shard in everything if shard.split == split]
         rejected += [row for name in names for row in written[name].rejected]
         kept = [name for name in names if written[name].samples]
         if not kept:
-            raise DatasetError(f"none of the {plan.counts[split]} {split} images could be used; the first: "
-                               f"{': '.join(rejected[-1])}")
+            raise UserError(f"none of the {plan.counts[split]} {split} images could be used; the first: "
+                            f"{': '.join(rejected[-1])}")
         splits[split] = Split(plan.format, tuple(folder / name for name in kept),
                               tuple(written[name].samples for name in kept))
     mean, std = (plan.source.mean, plan.source.std) if not isinstance(plan.source, Listed) else moments(
         [sum(column) for column in zip(*(part.histogram for part in written.values() if part.histogram), strict=True)])
     dataset = Dataset(folder, plan.format, plan.source.classes, **splits, mean=mean, std=std)
     if rejected:
-        replace_text(folder / "rejected.jsonl", "".join(
-            json.dumps({"name": name, "reason": reason}) + "\n" for name, reason in rejected))
-    replace_text(folder / "dataset.json", json.dumps(describe(dataset), indent=1) + "\n")
+        rows = (json.dumps({"name": name, "reason": reason}) + "\n" for name, reason in rejected)
+        write_whole(folder / "rejected.jsonl", "".join(rows), durable=True)
+    write_json(folder / "dataset.json", describe(dataset), durable=True)
     shutil.rmtree(folder / SCRATCH)
     return dataset
 

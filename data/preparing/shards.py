@@ -3,7 +3,6 @@
 A shard is a function of the plan alone, whichever rank writes it, and whenever.
 """
 import json
-import os
 import shutil
 import tempfile
 import zlib
@@ -14,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
+from common.errors import UserError, one_line
+from common.files import flush, write_json
 from data import formats
-from data.dataset import DatasetError
 from data.preparing.images import Rejected, Rules, Stored, added, store
-from data.preparing.team import one_line
 from data.sources.items import Items, Listed
 from data.sources.source import Source
 
@@ -104,7 +103,7 @@ def write_shard(plan: Plan, shard: Shard, folder: Path, beat: Callable[[int], No
             for part in (crc_path(path), formats.get(plan.format).index_path(path)):
                 if part:
                     part.replace(folder / part.name)
-        replace_text(_result_path(folder, shard), json.dumps(vars(written)), durable=False)  # without: begun again
+        write_json(_result_path(folder, shard), vars(written))  # not durable: without it, the shard is begun again
         if written.samples:
             _into_place(path, folder / shard.name)
     finally:
@@ -129,7 +128,7 @@ def samples(plan: Plan, shard: Shard, written: Written, beat) -> Iterator[tuple[
             stored = _stored(source, number, plan.rules, measure)
         except Rejected as error:
             if plan.strict:
-                raise DatasetError(f"{source.names[number]}: {error} (--strict)") from None
+                raise UserError(f"{source.names[number]}: {error} (--strict)") from None
             written.rejected.append((source.names[number], str(error)))
         else:
             _count(stored, written)
@@ -141,17 +140,6 @@ def shuffled(plan: Plan, split: str) -> np.ndarray:
     """The order in which a split's items are written: a function of the seed."""
     random = np.random.Generator(np.random.Philox(np.random.SeedSequence([plan.seed, list(plan.counts).index(split)])))
     return random.permutation(plan.counts[split])
-
-
-def replace_text(path: Path, text: str, durable: bool = True) -> None:
-    """Writes a file that is there as a whole or not at all, whoever is killed; durable: when power fails, too."""
-    scratch = path.with_name(f"{path.name}.part")
-    with open(scratch, "w") as file:
-        file.write(text)
-        file.flush()
-        if durable:
-            os.fsync(file.fileno())
-    scratch.replace(path)
 
 
 def _stored(items, number, rules, measure) -> Stored:
@@ -179,11 +167,10 @@ def _noted(pairs, written, checksums):
 def _finish(path, format_, count, checksums):
     """Checks that all was written (a full disk may show late), and that it is on the disk, not on its way there."""
     if (found := len(formats.get(format_).read_index(path))) != count:
-        raise DatasetError(f"{path.name}: {found} of {count} samples were written; is the disk full?")
+        raise UserError(f"{path.name}: {found} of {count} samples were written; is the disk full?")
     crc_path(path).write_text("".join(checksums))
     for file in (path / "data.mdb" if path.is_dir() else path, crc_path(path)):
-        with open(file, "rb") as opened:
-            os.fsync(opened.fileno())
+        flush(file)
 
 
 def _into_place(path, place):

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from data.dataset import DatasetError, Split, open_dataset
+from common.errors import UserError
+from data.dataset import Split, open_dataset
 from data.preparing.images import Rejected, check
 from data.preparing.shards import crc_path
-from data.preparing.team import Team, one_line, progress
+from data.team import Team, progress, told
 
 PART = {True: 1024, False: 16384}  # records, by whether a format reads in any order: others pass over what is before
 TENSORFLOWS_OWN = "tfrecord"  # the one format whose records carry checksums
@@ -30,7 +31,7 @@ class Part:
 
 
 def verify(folder: Path, team: Team) -> int:
-    """Names each bad record; returns the exit code: 0 if there is none, else 1. Raises DatasetError."""
+    """Names each bad record; returns the exit code: 0 if there is none, else 1. Raises UserError."""
     dataset = team.first(lambda: _opened(folder))
     units = parts(dataset.train) + parts(dataset.validation)
     total = dataset.train.samples + dataset.validation.samples
@@ -44,7 +45,7 @@ def verify(folder: Path, team: Team) -> int:
              f"{folder}: {dataset.train.samples:,} training and {dataset.validation.samples:,} validation images of "
              f"{len(dataset.classes)} classes are sound")
     if count:
-        team.leave()
+        team.barrier()
     return 1 if count else 0
 
 
@@ -64,15 +65,15 @@ def records(part: Part) -> Iterator[tuple[int, tuple[bytes, int] | str]]:
                 start += 1
             return
         except Exception as error:  # of LMDB, of protocol buffers, of the disk
-            yield start, one_line(error)
+            yield start, told(error)
             start += 1
 
 
 def _opened(folder):
     try:
         return open_dataset(folder)
-    except DatasetError as error:
-        raise DatasetError(str(error).replace("--data_dir:", "--output:")) from None
+    except UserError as error:
+        raise UserError(str(error).replace("--data_dir:", "--output:")) from None
 
 
 def _check(part, dataset, team) -> list[tuple[str, str]]:
@@ -94,7 +95,7 @@ def _checksums(part):
     if kept.exists():
         lines = kept.read_text(errors="replace").splitlines()
         if len(lines) != part.split.file_samples[part.file]:
-            raise DatasetError(f"{kept}: {len(lines)} checksums for {part.split.file_samples[part.file]} records")
+            raise UserError(f"{kept}: {len(lines)} checksums for {part.split.file_samples[part.file]} records")
         return lines
     return _TensorFlows(part) if part.split.format == TENSORFLOWS_OWN else None
 

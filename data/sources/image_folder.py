@@ -3,16 +3,17 @@ from pathlib import Path
 
 import numpy as np
 
-from data.dataset import DatasetError, validation_folder
+from common.errors import UserError
+from data.dataset import validation_folder
 from data.formats import folder as class_folders
-from data.preparing.team import Team
 from data.sources.items import Listed, empty_classes, files
+from data.team import Team
 
 
 def image_folder(source: Path, fraction: float, seed: int, team: Team) -> Listed:
     """Lists the images, the classes' folders shared over the ranks.
 
-    fraction: of each class, goes into validation where the source has no validation folder. Raises DatasetError.
+    fraction: of each class, goes into validation where the source has no validation folder. Raises UserError.
     """
     splits, classes = team.first(lambda: _layout(source, fraction))
     folders = [(top / name, label) for top in splits.values() for label, name in enumerate(classes)]
@@ -26,8 +27,8 @@ def image_folder(source: Path, fraction: float, seed: int, team: Team) -> Listed
     for split, items in listed.items():
         if not len(items):
             where = splits.get(split)
-            raise DatasetError(f"--source: there are no images in {where}, in folders, one a class" if where else
-                               f"--validation_fraction={fraction:g} of {source} is less than an image")
+            raise UserError(f"--source: there are no images in {where}, in folders, one a class" if where else
+                            f"--validation_fraction={fraction:g} of {source} is less than an image")
     return Listed(classes, listed, empty_classes(classes, listed["train"]))
 
 
@@ -36,19 +37,19 @@ def _layout(source, fraction) -> tuple[dict[str, Path], tuple[str, ...]]:
     validation = validation_folder(source)
     train = source / "train" if (source / "train").is_dir() else source
     if validation and train == source:
-        raise DatasetError(f"--source: {source} holds {validation.name}/, but no train/")
+        raise UserError(f"--source: {source} holds {validation.name}/, but no train/")
     if validation and fraction:
-        raise DatasetError(f"--validation_fraction: {source} has images for validation in {validation.name}/ already")
+        raise UserError(f"--validation_fraction: {source} has images for validation in {validation.name}/ already")
     classes = class_folders.class_names(train)
     if not classes:
-        raise DatasetError(f"--source: there are no folders, one a class, in {train}")
+        raise UserError(f"--source: there are no folders, one a class, in {train}")
     if not validation:
         if not fraction:
-            raise DatasetError(f"--source: {source} has no val/ or validation/; say with --validation_fraction=0.1, "
-                               "say, how much of each class is kept for it")
+            raise UserError(f"--source: {source} has no val/ or validation/; say with --validation_fraction=0.1, "
+                            "say, how much of each class is kept for it")
         return {"train": train}, tuple(classes)
     if unknown := sorted(set(class_folders.class_names(validation)) - set(classes)):
-        raise DatasetError(f"--source: class {unknown[0]!r} stands in {validation.name}/, but not in train/")
+        raise UserError(f"--source: class {unknown[0]!r} stands in {validation.name}/, but not in train/")
     return {"train": train, "validation": validation}, tuple(classes)
 
 

@@ -11,9 +11,9 @@ import re
 import tarfile
 from pathlib import Path
 
-from data.dataset import DatasetError
-from data.preparing.team import Team
+from common.errors import UserError
 from data.sources.items import Listed, empty_classes, members
+from data.team import Team
 
 TRAIN, VALIDATION, KIT = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12"
 TRUTH = re.compile(r"ILSVRC20\d\d(_clsloc)?_validation_ground_truth\.txt")
@@ -27,7 +27,7 @@ def is_imagenet(source: Path) -> bool:
 
 
 def imagenet(source: Path, team: Team) -> Listed:
-    """Lists the images, the classes' archives shared over the ranks. Raises DatasetError for a part that is missing."""
+    """Lists the images, the classes' archives shared over the ranks. Raises UserError for a part that is missing."""
     archives, shown, rows = team.first(lambda: _outer(source))
     inner = team.share(archives, lambda archive: _members(source / TRAIN, *archive))
     classes = tuple(name for name, _, _ in archives)
@@ -35,10 +35,10 @@ def imagenet(source: Path, team: Team) -> Listed:
     train = members(str(source / TRAIN), [row for part in inner for row in part],
                     [number for number, part in enumerate(inner) for _ in part])
     if not len(train):
-        raise DatasetError(f"--source: there are no images in {source / TRAIN}")
+        raise UserError(f"--source: there are no images in {source / TRAIN}")
     unknown = sorted(set(shown) - set(classes))
     if unknown:
-        raise DatasetError(f"--source: {source / TRAIN} has no {unknown[0]}.tar, a class of {VALIDATION}")
+        raise UserError(f"--source: {source / TRAIN} has no {unknown[0]}.tar, a class of {VALIDATION}")
     validation = members(str(source / VALIDATION), rows, [label[name] for name in shown])
     return Listed(classes, {"train": train, "validation": validation}, empty_classes(classes, train))
 
@@ -47,21 +47,21 @@ def _outer(source) -> tuple[list, list[str], list]:
     """The classes' archives (id, offset, size) in order; the class that each validation image shows; these images."""
     for name in (TRAIN, VALIDATION):
         if not (source / name).is_file():
-            raise DatasetError(f"--source: {source} has no {name}, a part of ImageNet; download it to there")
+            raise UserError(f"--source: {source} has no {name}, a part of ImageNet; download it to there")
     classes = _kit(source)
     archives = sorted((Path(name).stem, offset, size) for name, offset, size in _listing(source / TRAIN)
                       if name.endswith(".tar"))
     if not archives:
-        raise DatasetError(f"--source: {source / TRAIN} holds no archives of classes (n01440764.tar, ...)")
+        raise UserError(f"--source: {source / TRAIN} holds no archives of classes (n01440764.tar, ...)")
     rows = sorted((Path(name).name, offset, size) for name, offset, size in _listing(source / VALIDATION))
     if len(rows) != len(classes):
-        raise DatasetError(f"--source: {VALIDATION} holds {len(rows)} images, the development kit has labels for "
-                           f"{len(classes)}")
+        raise UserError(f"--source: {VALIDATION} holds {len(rows)} images, the development kit has labels for "
+                        f"{len(classes)}")
     shown = []
     for name, _, _ in rows:
         number = NUMBERED.fullmatch(name)
         if not number or not 1 <= int(number[1]) <= len(classes):
-            raise DatasetError(f"--source: {VALIDATION} holds {name}, for which the development kit has no label")
+            raise UserError(f"--source: {VALIDATION} holds {name}, for which the development kit has no label")
         shown.append(classes[int(number[1]) - 1])
     return archives, shown, rows
 
@@ -82,12 +82,12 @@ def _listing(path, start=0, end=None) -> list[tuple[str, int, int]]:
                 found = [(member.name, member.offset_data, member.size) for member in archive if member.isreg()]
                 stopped = archive.offset
         except tarfile.TarError as error:
-            raise DatasetError(f"{path}: not an archive, or a damaged one: {error}") from None
+            raise UserError(f"{path}: not an archive, or a damaged one: {error}") from None
         file.seek(stopped)
         closed = stopped == (end or size) or file.read(tarfile.BLOCKSIZE) == bytes(tarfile.BLOCKSIZE)
     # tarfile takes a damaged header for the end
     if not closed or max((offset + length for _, offset, length in found), default=0) > min(end or size, size):
-        raise DatasetError(f"{path}: the archive is truncated or damaged; download it again")
+        raise UserError(f"{path}: the archive is truncated or damaged; download it again")
     return found
 
 
@@ -96,19 +96,19 @@ def _kit(source) -> list[str]:
     files = _kit_files(source)
     truth = next((files[name] for name in sorted(files) if TRUTH.fullmatch(name)), None)
     if truth is None:
-        raise DatasetError(f"--source: {source} has no {KIT}.tar.gz, ImageNet's development kit, nor a folder with "
-                           "data/ILSVRC2012_validation_ground_truth.txt; download it to there")
+        raise UserError(f"--source: {source} has no {KIT}.tar.gz, ImageNet's development kit, nor a folder with "
+                        "data/ILSVRC2012_validation_ground_truth.txt; download it to there")
     if META in files:
         names = _meta(files[META])
     elif MAP in files:
         lines = [line.split() for line in files[MAP].decode(errors="replace").splitlines() if line.strip()]
         names = {int(words[1]): words[0] for words in lines}
     else:
-        raise DatasetError(f"--source: ImageNet's development kit in {source} has neither {META} nor {MAP}")
+        raise UserError(f"--source: ImageNet's development kit in {source} has neither {META} nor {MAP}")
     try:
         return [names[int(line)] for line in truth.split()]
     except (KeyError, ValueError) as error:
-        raise DatasetError(f"--source: ImageNet's development kit in {source} names no class {error}") from None
+        raise UserError(f"--source: ImageNet's development kit in {source} names no class {error}") from None
 
 
 def _kit_files(source) -> dict[str, bytes]:
@@ -123,7 +123,7 @@ def _kit_files(source) -> dict[str, bytes]:
                 return {Path(member.name).name: archive.extractfile(member).read() for member in archive
                         if member.isreg() and wanted(Path(member.name).name)}
         except (tarfile.TarError, EOFError) as error:
-            raise DatasetError(f"{packed}: not an archive, or a damaged one: {error}") from None
+            raise UserError(f"{packed}: not an archive, or a damaged one: {error}") from None
     paths = [path for pattern in ("data/*", "*/data/*") for path in source.glob(pattern)]
     return {path.name: path.read_bytes() for path in paths if path.is_file() and wanted(path.name)}
 
@@ -136,4 +136,4 @@ def _meta(content: bytes) -> dict[int, str]:
         synsets = loadmat(io.BytesIO(content), squeeze_me=True)["synsets"]
         return {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets}
     except Exception as error:  # scipy raises anything at all for a damaged file
-        raise DatasetError(f"--source: {META} of ImageNet's development kit cannot be read: {error}") from None
+        raise UserError(f"--source: {META} of ImageNet's development kit cannot be read: {error}") from None

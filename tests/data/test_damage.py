@@ -9,9 +9,9 @@ from making import write_class_folders, write_shards
 from test_feed import record
 
 from data import formats, order
+from data.damage import input_reason
 from data.dataset import open_dataset
 from data.feed import Feed, first_damaged
-from training.workers import input_reason
 
 DAMAGES = {
     "truncated": lambda image: image[:len(image) // 2],

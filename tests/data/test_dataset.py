@@ -4,7 +4,8 @@ import shutil
 
 import pytest
 
-from data.dataset import DatasetError, describe, open_dataset
+from common.errors import UserError
+from data.dataset import describe, open_dataset
 from data.formats import tfrecord
 
 
@@ -50,7 +51,7 @@ def test_a_dataset_of_several_files_opens(copy):
 ])
 def test_a_damaged_dataset_is_refused(copy, damage, message):
     damage(copy)
-    with pytest.raises(DatasetError, match=message):
+    with pytest.raises(UserError, match=message):
         open_dataset(copy)
 
 

@@ -8,8 +8,7 @@ import sys
 import numpy as np
 from conftest import ROOT
 
-from data.prepare import prepare
-from data.sources.digits import digits as source
+from data.preparing.run import write_built_in
 
 
 def content(folder):
@@ -17,12 +16,12 @@ def content(folder):
 
 
 def test_the_bytes_are_reproducible(digits, tmp_path):
-    prepare(source(), tmp_path)
+    write_built_in("digits", tmp_path)
     assert content(tmp_path) == content(digits)
 
 
 def test_several_workers_at_once_make_one_dataset(digits, tmp_path):
-    program = "from data.prepare import built_in; print(built_in('digits'))"
+    program = "from data.named import built_in; print(built_in('digits'))"
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
     workers = [subprocess.Popen([sys.executable, "-c", program], env=environment, text=True, stdout=subprocess.PIPE)
                for _ in range(3)]

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.errors import UserError
 from data import formats, order
-from data.dataset import DatasetError, Split, open_dataset
+from data.dataset import Split, open_dataset
 from data.formats import messages, recordio
 
 MAGIC = struct.pack("<I", 0xced7230a)
@@ -164,7 +165,7 @@ def swap(path):
 def test_a_damaged_dataset_is_refused(in_format, tmp_path, name, damage, message):
     copy = shutil.copytree(in_format(name), tmp_path / "copy")
     damage(copy)
-    with pytest.raises(DatasetError, match=message):
+    with pytest.raises(UserError, match=message):
         open_dataset(copy)
 
 

@@ -1,6 +1,5 @@
 """The prepare command: what goes in comes out in every format, on any number of ranks, after any stop."""
 import contextlib
-import fcntl
 import io
 import itertools
 import json
@@ -17,6 +16,7 @@ from conftest import ROOT, environment, launcher, require_tool, run
 from pictures import CONVERTED, REJECTED, awkward, command, contents, encode, fill, originals, picture, stored
 from PIL import Image
 
+from common.files import held
 from data import formats
 from data.dataset import open_dataset
 
@@ -200,8 +200,7 @@ def unfinished(source, folder):
 
 def test_two_runs_at_once_do_not_share_a_folder(many, tmp_path, capsys):
     unfinished(many, tmp_path / "o")
-    with open(tmp_path / "o" / ".preparing" / "lock") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with held(tmp_path / "o" / ".preparing"):
         assert command(*many_flags(many, tmp_path / "o")) == 1
     assert "another run is preparing" in capsys.readouterr().err
 

@@ -7,7 +7,8 @@ import sys
 import pytest
 from conftest import ROOT
 
-from data.dataset import DatasetError, open_dataset
+from common.errors import UserError
+from data.dataset import open_dataset
 from data.stage import stage
 
 FORMATS = ["tfrecord", "lmdb", "recordio", "folder"]
@@ -71,6 +72,6 @@ def test_several_workers_make_one_copy(copy, tmp_path):
 
 def test_a_disk_too_small_is_refused_before_a_byte_is_copied(copy, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6 - 1000, 1000))
-    with pytest.raises(DatasetError, match=r"0.000 GB free, the copy of .* takes 0.001 GB more"):
+    with pytest.raises(UserError, match=r"0.000 GB free, the copy of .* takes 0.001 GB more"):
         stage(open_dataset(copy), tmp_path / "disk")
     assert not [path for path in (tmp_path / "disk").rglob("*") if path.is_file() and path.suffix != ".lock"]

@@ -2,14 +2,14 @@
 import numpy as np
 import pytest
 
-from data.dataset import DatasetError
+from common.errors import UserError
 from data.named import open_named
 from data.synthetic import SyntheticFeed
 
 
 @pytest.mark.parametrize("name", ["synthetic:", "synthetic:-1", "synthetic:0", "synthetic:1e6", "synthetic:9999999999"])
 def test_a_size_is_a_number(name):
-    with pytest.raises(DatasetError, match="number of training samples"):
+    with pytest.raises(UserError, match="number of training samples"):
         open_named(name)
 
 

@@ -9,9 +9,9 @@ import pytest
 from conftest import BIN, ROOT, require_tool, rows
 
 from benchmarks.hosts import Hosts
+from common.errors import UserError
 from launch import hosts as host_lists
 from launch.horovodrun import recipe_path
-from training.errors import UserError
 
 SCRIPT = ROOT / "launch" / "horovodrun.sh"
 BOTH = ("-H", "h1:1,h2:1")
@@ -176,7 +176,7 @@ def test_dry_run_prints_the_plan_and_the_command():
                           capture_output=True, timeout=60)
     assert json.loads(done.stdout)["workers"] == 16
     words = done.stderr.split()
-    assert words[0].endswith("/python") and words[1:9] == ["-m", "launch.gloo", "--gloo", "--disable-cache", "-np",
+    assert words[0].endswith("/python") and words[1:9] == ["-m", "distributed.gloo", "--gloo", "--disable-cache", "-np",
                                                            "16", "-H", "a:8,b:8"]
     assert words[-3:] == [str(ROOT / "train.py"), f"--flagfile={ROOT}/launch/recipes/digits.flags", "--batch_size=256"]
 

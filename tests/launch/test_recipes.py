@@ -1,12 +1,10 @@
 """Every recipe plans, names its row and says what it chose; the page that lists them is up to date."""
-from types import SimpleNamespace
-
 import pytest
 
+from common.errors import UserError
 from launch import recipe_list
 from training import flags
-from training.errors import UserError
-from training.plan import make_plan
+from training.plan import Plan, plan_for
 
 PAPERS = sorted(path for folder in recipe_list.PAPERS for path in (recipe_list.RECIPES / folder).glob("*.flags"))
 IMAGENET = 1281167
@@ -22,9 +20,9 @@ BY_HAND = {
 }
 
 
-def plan(path, workers) -> SimpleNamespace:
-    config, _ = flags.parse(["train.py", f"--flagfile={path}"])
-    return make_plan(config, workers, config.train_samples)
+def plan(path, workers) -> Plan:
+    settings = flags.parse(["train.py", f"--flagfile={path}"])
+    return plan_for(settings, workers, 4, settings.run.train_samples)
 
 
 def test_there_is_one_for_each_row():

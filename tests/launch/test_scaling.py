@@ -7,13 +7,13 @@ from conftest import ROOT, run
 from scipy.optimize import fsolve
 
 from benchmarks import scaling_here
+from distributed import cost
+from distributed.cost import Link, Network
 from launch import scaling, topology
 from launch.topology import Job
 from model_zoo.cost import RESNET50, ModelCost
-from optim import exchange_cost
-from optim.exchange_cost import Link, Network
 from training import flags
-from training.plan import make_plan
+from training.plan import plan_for
 
 TABLE_6 = {4: 2565, 1024: 556522, 2048: 1091357, 3456: 1641853, 4096: 1929054}  # GPUs: images per second
 TABLE_4 = {4: (4, 1), 1024: (32, 32), 2048: (64, 32), 3456: (72, 48), 4096: (64, 64)}  # horizontal, vertical
@@ -66,7 +66,7 @@ def test_table_6_wants_some_overlap_not_much(overlap, within):
 
 @pytest.mark.parametrize("workers", [1024, 2048, 2176, 3456, 4096])
 def test_the_best_grid_is_that_of_table_4(workers):
-    assert topology.load("abci").grid("torus", workers, SONY) == (TABLE_4 | {2176: (64, 34)})[workers]
+    assert topology.load("abci").grid("torus", workers) == (TABLE_4 | {2176: (64, 34)})[workers]
 
 
 @pytest.mark.parametrize("seconds, phases", [(122, ((30, 16, 3456, (72, 48)), (60, 32, 1728, (64, 27)))),
@@ -112,7 +112,7 @@ def test_json(capfd):
     rows = json.loads(out)
     assert (code, err) == (0, "")
     assert [(row["workers"], row["allreduce"]) for row in rows] == [
-        (workers, name) for workers in (4, 1024) for name in exchange_cost.ALLREDUCES]
+        (workers, name) for workers in (4, 1024) for name in cost.ALLREDUCES]
     assert all(list(row) == ["workers", "allreduce", "grid", "step_seconds", "images_per_second", "efficiency"]
                for row in rows)
     torus = rows[-1]
@@ -136,8 +136,8 @@ def test_a_recipe_takes_its_plans_steps(capfd):
     code, out, _ = forecast("--compression=fp16", "--workers=2176", f"--flagfile={recipe}", "--allreduce=torus",
                             "--json", "--micro_batch_size=16", capfd=capfd)
     [row] = json.loads(out)
-    config, _ = flags.parse(["train.py", f"--flagfile={recipe}", "--micro_batch_size=16"])
-    plan = make_plan(config, 2176, 1281167)
+    settings = flags.parse(["train.py", f"--flagfile={recipe}", "--micro_batch_size=16"])
+    plan = plan_for(settings, 2176, 4, 1281167)
     assert [phase.accumulation_steps for phase in plan.phases] == [1, 2]
     abci = topology.load("abci")
     seconds = [abci.step_seconds(Job(RESNET50, 16, SONY.bytes, count), (64, 34)) for count in (1, 2)]
@@ -173,7 +173,7 @@ def test_a_topology_of_ones_own(tmp_path, capfd):
 def test_what_this_machines_times_tell():
     """The line through times that the model itself gives finds its link again."""
     link = Link(1e-3, 5e8)
-    times = {size: exchange_cost.cost(size, 2, 1, Network(2, link, link)).seconds() for size in (2**12, 2**18, 2**24)}
+    times = {size: cost.cost(size, 2, 1, Network(2, link, link)).seconds() for size in (2**12, 2**18, 2**24)}
     found = scaling_here.fitted(times)
     assert (found.latency, found.bandwidth) == pytest.approx((link.latency, link.bandwidth))
 

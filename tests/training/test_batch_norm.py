@@ -1,23 +1,15 @@
 """Exact statistics against NumPy over the same batches, and what batch-size control reads on 1 and 2 workers."""
-from types import SimpleNamespace
-
-import horovod.tensorflow as hvd
 import numpy as np
 import pytest
 import tensorflow as tf
-from test_plan import RECIPE
+from test_plan import plan
 
 import model_zoo
 from data import order
 from data.dataset import open_dataset
 from data.feed import Feed
+from distributed.world import World
 from training.batch_norm import ExactStatistics
-from training.plan import make_plan
-
-
-@pytest.fixture(autouse=True, scope="module")
-def horovod():
-    hvd.init()
 
 
 def test_exact_statistics_are_those_of_the_training_batches(digits):
@@ -29,7 +21,7 @@ def test_exact_statistics_are_those_of_the_training_batches(digits):
     with feed.train(500, steps, 192, 64) as batches:
         seen = [[x.numpy().astype(np.float64) for x in inputs(next(batches)[0], training=True)]
                 for _ in range(3 * steps)]
-    ExactStatistics(model).measure(feed, 500, 192, 64)
+    ExactStatistics(model, World()).measure(feed, 500, 192, 64)
     for layer, values in ((norms[0], [x for x, _ in seen]), (norms[7], [x for _, x in seen])):
         values = np.concatenate(values).reshape(-1, values[0].shape[-1])
         np.testing.assert_allclose(layer.moving_mean, values.mean(axis=0), rtol=1e-3, atol=1e-4)
@@ -38,19 +30,19 @@ def test_exact_statistics_are_those_of_the_training_batches(digits):
 
 def test_a_model_without_batch_norm_has_nothing_to_measure(digits):
     model = model_zoo.create_model("convnet", 10, 32)
-    ExactStatistics(model).measure(Feed(open_dataset(digits), 32, "none", seed=3), 0, 64, 64)
+    ExactStatistics(model, World()).measure(Feed(open_dataset(digits), 32, "none", seed=3), 0, 64, 64)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_a_change_of_batch_loses_and_repeats_no_sample(odd_digits, workers):
     """Over each phase: every sample of its epochs once, but for fewer than a batch at its end."""
     split = open_dataset(odd_digits).train
-    plan = make_plan(SimpleNamespace(**RECIPE | {"batch_size": "0:48,2:96,3:240", "epochs": 5.0}), workers, 1437)
-    for phase in plan.phases:
+    made = plan(workers, batch_size="0:48,2:96,3:240", epochs=5.0)
+    for phase in made.phases:
         read = np.concatenate([
             order.stream(split, 0, interval.start, interval.steps * phase.global_batch_size)[
                 order.worker_places(split, interval.steps, phase.global_batch_size, shard, workers)]
-            for interval in plan.intervals() if interval.phase is phase for shard in range(workers)])
+            for interval in made.intervals() if interval.phase is phase for shard in range(workers)])
         epochs = phase.end_epoch - phase.start_epoch
         counts = np.bincount(read, minlength=1437)
         assert 0 <= epochs * 1437 - len(read) < phase.global_batch_size

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from conftest import printed_json, run
 
+from common.errors import UserError
 from data import formats
 from data.dataset import Split, open_dataset
 from data.feed import Feed
 from reporting import stages as report
-from training import benchmark
-from training.errors import UserError
+from training import benchmark, stage_times
 
 NAMES = ["read", "decode", "augment", "pipeline", "model", "train"]
 
@@ -75,11 +75,11 @@ def test_the_parts_read_every_format(name, digits, tmp_path):
     images = [image for image, _ in source.kind.records(source.paths[0], source.entries[0], range(64))]
     feed = Feed(open_dataset(digits), 32, "full", 0)
     feed = Feed(feed.dataset.__class__(**vars(feed.dataset) | {"train": Split(name, (path,), (64,))}), 32, "full", 0)
-    parts = {part: benchmark.part_of_pipeline(part, feed, np.arange(64), 16) for part in benchmark.PARTS}
-    assert benchmark.mean_size(parts["read"], 4) == pytest.approx(np.mean([len(image) for image in images]))
+    parts = {part: stage_times.part_of_pipeline(part, feed, np.arange(64), 16) for part in stage_times.PARTS}
+    assert stage_times.mean_size(parts["read"], 4) == pytest.approx(np.mean([len(image) for image in images]))
     assert [image.shape for image in map(np.array, parts["augment"].run()[0])] == [(32, 32, 3)] * 16
     assert all(shape[2] == 3 for shape in parts["decode"].run()[0].shape())
-    assert benchmark.shorter_side(feed.dataset.train) == 32
+    assert stage_times.shorter_side(feed.dataset.train) == 32
 
 
 @pytest.mark.parametrize("flags", [
@@ -102,7 +102,7 @@ def test_no_dataset_there(tmp_path, capsys):
 def test_help_is_fast_and_names_every_flag(capsys):
     assert benchmark.main(["training.benchmark", "--help"]) == 0
     shown = capsys.readouterr().out
-    assert all(f"  --{name}: " in shown for name in (*benchmark.BORROWED, *benchmark.OWN))
+    assert all(f"  --{name}: " in shown for name in (*benchmark.BORROWED, *benchmark.flags.names(benchmark.Options)))
 
 
 def test_a_damaged_image_is_named(large_photos, tmp_path):
@@ -112,10 +112,10 @@ def test_a_damaged_image_is_named(large_photos, tmp_path):
     damaged.write_bytes(damaged.read_bytes()[:2000])
     feed = Feed(open_dataset(folder), 32, "crop_flip", 0)
     with feed.train(0, 4, 4, 4) as batches:
-        parts = [benchmark.part_of_pipeline(name, feed, batches.samples, 4).run for name in ("decode", "augment")]
+        parts = [stage_times.part_of_pipeline(name, feed, batches.samples, 4).run for name in ("decode", "augment")]
         for batch in (*parts, batches.__next__):
-            stage = benchmark.Stage("pipeline", 2, batch, batches)
-            with pytest.raises(UserError, match=r"^pipeline: ") as raised, benchmark.one_line(stage, 4):
+            stage = stage_times.Stage("pipeline", 2, batch, batches)
+            with pytest.raises(UserError, match=r"^pipeline: ") as raised, stage_times.told_in_a_line(stage, 4):
                 stage.turn(4, 1.0)
             assert str(damaged) in str(raised.value) and "\n" not in str(raised.value)
 
@@ -164,6 +164,6 @@ def test_more_threads_are_advised_where_they_helped():
 
 def test_a_stage_s_turn_leaves_out_what_lay_ready():
     calls = []
-    stage = benchmark.Stage("read", 1, lambda: calls.append(len(calls)), ahead=3)
+    stage = stage_times.Stage("read", 1, lambda: calls.append(len(calls)), ahead=3)
     stage.turn(batch_size=8, seconds=0.01)
     assert stage.done == len(calls) > 4 and stage.rates[0] > 0

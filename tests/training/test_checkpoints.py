@@ -9,9 +9,9 @@ import tensorflow as tf
 from conftest import ROOT, rows, run, train
 
 from benchmarks.faults import newest_step
-from training.checkpoints import Checkpoints, Damaged, read, whole
-from training.errors import UserError
-from training.state import Place, Snapshot
+from common.errors import UserError
+from training.checkpoints import Checkpoints, Damaged, intact, read
+from training.state import Progress, Snapshot
 
 RECIPE = {"model": "convnet", "momentum": 0.9, "lars_exclude": ["gamma"]}
 
@@ -20,7 +20,7 @@ def snapshot(step: int, size: int = 1000) -> Snapshot:
     tensors = {"model/000/kernel": tf.constant(np.random.default_rng(step).normal(size=size), tf.float32),
                "optimizer/000/iteration": tf.constant(step, tf.int64)}
     sums = np.array([[0.1, 2, 3, 4], [1e300, np.nan, 0, 1]])
-    return Snapshot(tensors, Place(step=step, samples=128 * step, skipped=7, seconds=0.1), sums)
+    return Snapshot(tensors, Progress(step=step, samples=128 * step, skipped=7, seconds=0.1), sums)
 
 
 VARIABLES = {"model/000/kernel": tf.Variable(tf.zeros(1000)), "optimizer/000/iteration": tf.Variable(0, dtype=tf.int64)}
@@ -42,7 +42,7 @@ def names(folder):
 def test_what_is_loaded_is_what_was_saved(tmp_path):
     saved(tmp_path, [3])
     loaded, made = Checkpoints(tmp_path, RECIPE).load(VARIABLES), snapshot(3)
-    assert loaded.place == made.place and loaded.workers == 2
+    assert loaded.progress == made.progress and len(loaded.sums) == 2
     np.testing.assert_array_equal(loaded.sums, made.sums)
     for name, tensor in made.tensors.items():
         np.testing.assert_array_equal(loaded.tensors[name], tensor.numpy())
@@ -80,7 +80,7 @@ def test_a_checkpoint_that_was_broken_off_is_no_checkpoint(tmp_path):
     saved(tmp_path, [1])
     (tmp_path / "step-00000002.part").mkdir()
     (tmp_path / "step-00000002.part" / "variables.index").write_bytes(b"half")
-    assert Checkpoints(tmp_path, RECIPE).load(VARIABLES).place.step == 1
+    assert Checkpoints(tmp_path, RECIPE).load(VARIABLES).progress.step == 1
     saved(tmp_path, [3])
     assert names(tmp_path) == ["step-00000001", "step-00000003"]
 
@@ -106,14 +106,14 @@ def test_damage_is_noticed_wherever_it_is(tmp_path, capfd):
         damage()
         loaded = Checkpoints(tmp_path, RECIPE).load(VARIABLES)
         said = capfd.readouterr().err
-        if loaded.place.step == 2:  # a byte that means nothing, padding: then what was read is right
+        if loaded.progress.step == 2:  # a byte that means nothing, padding: then what was read is right
             assert "," in what
             np.testing.assert_array_equal(loaded.tensors["model/000/kernel"], snapshot(2).tensors["model/000/kernel"])
         else:
             assert str(newest) in said and "damaged" in said and len(said.splitlines()) == 1, (what, said)
         for file, content in files.items():
             file.write_bytes(content)
-    assert read(newest)[1]["place"]["step"] == 2
+    assert read(newest)[1]["progress"]["step"] == 2
 
 
 def test_where_all_are_damaged_it_is_an_error(tmp_path):
@@ -171,7 +171,7 @@ def test_a_disk_that_fills_keeps_the_checkpoint_before(small_disk, capfd):
         said = capfd.readouterr().err
         assert f"step-0000000{step} could not be written" in said and "step-00000001 stands" in said
         assert len(said.splitlines()) == 1 and names(small_disk) == ["step-00000001"]
-    assert read(small_disk / "step-00000001")[1]["place"]["step"] == 1
+    assert read(small_disk / "step-00000001")[1]["progress"]["step"] == 1
     checkpoints.save(snapshot(4, 60_000), 0.3)  # there is room again
     assert checkpoints.wait() and names(small_disk) == ["step-00000001", "step-00000004"]
 
@@ -203,5 +203,5 @@ def test_a_disk_that_becomes_read_only(small_disk):
 def test_newest_first_from_a_run_its_checkpoints_or_one_of_them(tmp_path):
     saved(tmp_path / "checkpoints", [1, 2])
     for path, first in ((tmp_path, 2), (tmp_path / "checkpoints", 2), (tmp_path / "checkpoints" / "step-00000001", 1)):
-        assert next(whole(path))[2]["place"] == dataclasses.asdict(snapshot(first).place)
-    assert list(itertools.islice(whole(tmp_path / "nowhere"), 1)) == []
+        assert next(intact(path))[2]["progress"] == dataclasses.asdict(snapshot(first).progress)
+    assert list(itertools.islice(intact(tmp_path / "nowhere"), 1)) == []

@@ -5,9 +5,10 @@ import pytest
 import tensorflow as tf
 
 import model_zoo
-from optim import exchange
+from distributed.exchange import GradientExchange
+from distributed.optimizer import distributed
 from optim.lars import LARS
-from training.step import LayerNorms, Totals, make_train_step
+from training.step import LayerStatistics, Totals, make_train_step
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -21,15 +22,15 @@ def first_step(name, image_size, batch):
     images = random.normal(size=(batch, image_size, image_size, 3)).astype(np.float32)
     labels = random.integers(0, 10, size=(batch, 1))
     model = model_zoo.create_model(name, 10, image_size, seed=2)
-    optimizer = exchange.distributed(LARS(0.0, weight_decay=5e-4))
+    optimizer = distributed(LARS(0.0, weight_decay=5e-4), GradientExchange())
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels[:, 0], model(images)))
     gradients = [g.numpy().astype(np.float64) for g in tape.gradient(loss, model.trainable_variables)]
     weights = [v.numpy().astype(np.float64) for v in model.trainable_variables]
-    norms = LayerNorms(optimizer, model.trainable_variables)
+    layers = LayerStatistics(optimizer, model.trainable_variables)
     batches = iter(tf.data.Dataset.from_tensors((images, labels)))
-    make_train_step(model, optimizer, Totals(), 1, norms=norms)(batches, tf.constant(1.0), tf.constant(0.9))
-    return norms.collect(), weights, gradients
+    make_train_step(model, optimizer, Totals(), 1, layers=layers)(batches, tf.constant(1.0), tf.constant(0.9))
+    return layers.collect(), weights, gradients
 
 
 def test_norms_and_ratios_against_numpy():

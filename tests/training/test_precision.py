@@ -7,28 +7,30 @@ import tensorflow as tf
 from conftest import run
 
 import model_zoo
-from optim import exchange
+from distributed.exchange import GradientExchange
+from distributed.optimizer import distributed, inner
 from optim.lars import LARS
 from training.step import Totals, make_train_step
 
 OVERFLOW = """
 import json, sys, numpy as np, tensorflow as tf, horovod.tensorflow as hvd, model_zoo
-from optim import exchange
+from distributed.exchange import GradientExchange
+from distributed.optimizer import distributed
+from distributed.torus import ProcessSets
+from distributed.world import World
 from optim.lars import LARS
-from optim.torus import ProcessSets
 from training.step import Totals, make_train_step
 
-links = ProcessSets(2, 2) if sys.argv[1] == "torus" else None
-hvd.init(process_sets=links.process_sets if links else None)
+exchange = GradientExchange(ProcessSets(2, 2) if sys.argv[1] == "torus" else None, sys.argv[2])
+hvd.init(process_sets=exchange.process_sets or None)
 tf.keras.mixed_precision.set_global_policy("mixed_float16")
 model = model_zoo.create_model("convnet", 4, 8, seed=1)
-optimizer = exchange.distributed(LARS(0.0, weight_decay=1e-4), sys.argv[2], loss_scaling=True)
-exchange.connect(optimizer, links)
+optimizer = distributed(LARS(0.0, weight_decay=1e-4), exchange, loss_scaling=True)
 random = np.random.default_rng(hvd.rank())
 images, labels = random.normal(size=(80, 8, 8, 3)).astype(np.float32), random.integers(0, 4, size=(80, 1))
 if hvd.rank() == 1:
     images[40] = 1e30  # in the second of two micro-batches of the third update
-step, seen = make_train_step(model, optimizer, Totals(), accumulation_steps=2), []
+step, seen = make_train_step(model, optimizer, Totals(), 2, World().renumbered()), []
 batches = iter(tf.data.Dataset.from_tensor_slices((images, labels)).batch(8))
 for _ in range(5):
     step(batches, tf.constant(1.0), tf.constant(0.9))
@@ -59,14 +61,15 @@ def test_weights_momentum_and_norms_are_float32(precision):
     tf.keras.mixed_precision.set_global_policy(precision)
     try:
         model = model_zoo.create_model("convnet", 4, 8, seed=1)
-        optimizer = exchange.distributed(LARS(0.0, weight_decay=1e-4), loss_scaling=precision == "mixed_float16")
+        optimizer = distributed(LARS(0.0, weight_decay=1e-4), GradientExchange(),
+                                loss_scaling=precision == "mixed_float16")
         images, labels = np.random.default_rng(0).normal(size=(32, 8, 8, 3)), np.zeros((32, 1), np.int64)
         batches = iter(tf.data.Dataset.from_tensor_slices((images, labels)).batch(16).repeat())
         step = make_train_step(model, optimizer, Totals(), 2)
         for _ in range(3):
             step(batches, tf.constant(1.0), tf.constant(0.9))
         assert model.layers[2].compute_dtype != "float32"  # the network, behind its normalisation, is in half precision
-        variables = [*model.trainable_variables, *exchange.inner(optimizer).variables]
+        variables = [*model.trainable_variables, *inner(optimizer).variables]
         assert all(v.dtype == tf.float32 for v in variables if v.dtype.is_floating)
         assert len(variables) > 2 * len(model.trainable_variables)
     finally:

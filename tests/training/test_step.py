@@ -6,7 +6,9 @@ import tensorflow as tf
 
 import model_zoo
 import optim
-from optim import exchange
+from distributed.exchange import GradientExchange
+from distributed.optimizer import distributed
+from distributed.world import World
 from training.step import Totals, cross_entropy, make_train_step
 
 
@@ -22,14 +24,15 @@ def trained(accumulation_steps, optimizer, xla=False):
     labels = random.integers(0, 4, size=(128, 1))
     batches = iter(tf.data.Dataset.from_tensor_slices((images, labels)).batch(32 // accumulation_steps, True))
     model = model_zoo.create_model("convnet", 4, 8, seed=1)
-    wrapped = exchange.distributed(optim.create_optimizer(
-        optimizer, 0.0, momentum=0.9, weight_decay=1e-4, trust_coefficient=0.001, epsilon=0.0, exclude=()))
+    wrapped = distributed(optim.create_optimizer(
+        optimizer, 0.0, momentum=0.9, weight_decay=1e-4, trust_coefficient=0.001, epsilon=0.0, exclude=()),
+        GradientExchange())
     totals = Totals()
     step = make_train_step(model, wrapped, totals, accumulation_steps, label_smoothing=0.1, xla=xla)
     for _ in range(4):
         step(batches, tf.constant(0.05 if optimizer != "lars" else 5.0), tf.constant(0.9))
     assert int(wrapped.iterations) == 4
-    return [v.numpy() for v in model.variables], totals.collect()
+    return [v.numpy() for v in model.variables], totals.collect(World())
 
 
 @pytest.mark.parametrize("optimizer", optim.OPTIMIZERS)
@@ -60,4 +63,5 @@ def test_totals_count_what_is_counted():
     logits = tf.constant([[9.0, 5, 4, 3, 2, 1], [1, 2, 3, 4, 5, 9], [9, 5, 4, 3, 2, 1]])
     labels, counted = tf.constant([0, 0, 0], tf.int64), tf.constant([True, True, False])
     totals.add(tf.constant([1.0, 2.0, 64.0]), logits, labels, counted)
-    assert totals.collect() == {"loss": 1.5, "top1": 0.5, "top5": 0.5, "top1_count": 1, "top5_count": 1, "samples": 2}
+    collected = totals.collect(World())
+    assert collected == {"loss": 1.5, "top1": 0.5, "top5": 0.5, "top1_count": 1, "top5_count": 1, "samples": 2}

@@ -1,0 +1,58 @@
+"""The shell of every command: flags in, one line for what is wrong, an exit code out."""
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from common.errors import ExitCode, UserError, complain, one_line
+
+
+@dataclass
+class Ending:
+    """The exit code of a command under way."""
+
+    code: int = ExitCode.DONE
+
+
+@contextlib.contextmanager
+def shell(program: str, barrier: Callable[[], None] = lambda: None, speaks: bool = True) -> Iterator[Ending]:
+    """What a user can mend becomes one line on standard error and an exit code; anything else keeps its traceback.
+
+    barrier: waits for the other ranks after an error that all of them raise, because mpirun kills all when one exits.
+    speaks: whether this process prints the line.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow's notices at start
+    ending, problem = Ending(), None
+    try:
+        yield ending
+    except UserError as error:
+        problem, ending.code = error, error.exit_code
+    except OSError as error:
+        problem, ending.code = error, ExitCode.WRONG
+    except KeyboardInterrupt:
+        problem, ending.code = "interrupted", ExitCode.INTERRUPTED
+    if problem and speaks:
+        complain(one_line(problem), program)
+    if getattr(problem, "on_all_ranks", False):
+        with contextlib.suppress(Exception):  # one of them may be gone by now
+            barrier()
+
+
+def asks_for_help(argv: Sequence[str]) -> bool:
+    return bool({"--help", "-help", "-h", "--helpfull"} & set(argv[1:]))
+
+
+@contextlib.contextmanager
+def json_alone_on_stdout() -> Iterator[None]:
+    """Sends what libraries print on standard output (DALI its errors) to standard error, and our own JSON to it."""
+    sys.stdout.flush()
+    ours, kept = os.dup(1), sys.stdout
+    os.dup2(2, 1)
+    try:
+        with open(os.dup(ours), "w") as sys.stdout:
+            yield
+    finally:
+        sys.stdout = kept
+        os.dup2(ours, 1)
+        os.close(ours)

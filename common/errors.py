@@ -1,0 +1,66 @@
+"""Errors that a user can mend, and the exit codes of every command."""
+import errno
+import sys
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """How a command ends. STOPPED is EX_TEMPFAIL of sysexits.h: run the same command again."""
+
+    DONE = 0
+    WRONG = 1
+    USAGE = 2
+    STOPPED = 75
+    INTERRUPTED = 130
+
+
+class UserError(Exception):
+    """Something the user asked for cannot be done; the message says what is wrong and what to do.
+
+    on_all_ranks: every rank raises it at the same point.
+    """
+
+    exit_code = ExitCode.WRONG
+
+    def __init__(self, message, on_all_ranks: bool = False):
+        super().__init__(message)
+        self.on_all_ranks = on_all_ranks
+
+
+class UsageError(UserError):
+    """A flag is unknown, malformed or not among its values."""
+
+    exit_code = ExitCode.USAGE
+
+
+class Stopped(UserError):
+    """Training has stopped on request, on all ranks, with a checkpoint written."""
+
+    exit_code = ExitCode.STOPPED
+
+    def __init__(self, message):
+        super().__init__(message, on_all_ranks=True)
+
+
+def complain(message, program: str = "train.py") -> None:
+    """One line on standard error."""
+    print(f"{program}: {message}", file=sys.stderr, flush=True)
+
+
+def one_line(error) -> str:
+    """What to tell the user about an error."""
+    text = " ".join(str(error).split())
+    if getattr(error, "errno", None) == errno.ENOSPC or "No space left on device" in text:
+        return "no space left on device; make room and give the same command again: it goes on from there"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return text
+
+
+def reason(error) -> str:
+    """The line of a TensorFlow error that says what happened: its own or DALI's."""
+    where = ("Graph execution error", "Detected at node", "File ", "[[")  # in the graph and in Python
+    lines = [line.strip() for line in str(error).splitlines() if "Critical error" not in line]
+    lines = [line for line in lines if line and not line.startswith(where)] or [type(error).__name__]
+    telling = ("rror in", "ssert", "No space left", "outside the valid range")
+    return next((line for line in lines if any(word in line for word in telling)), lines[0])[:300]

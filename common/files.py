@@ -1,0 +1,62 @@
+"""Files that are there as a whole or not at all, whoever is killed, and folders that one process holds at a time."""
+import contextlib
+import fcntl
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def write_whole(path, text: str, durable: bool = False) -> None:
+    """Writes a file beside its name, then renames it. durable: when power fails, too."""
+    scratch = Path(f"{path}.part")
+    scratch.write_text(text)
+    if durable:
+        flush(scratch)
+    scratch.replace(path)
+
+
+def write_json(path, content, durable: bool = False) -> None:
+    write_whole(path, as_json(content, indent=1) + "\n", durable)
+
+
+def as_json(content, indent=None) -> str:
+    """Content as strict JSON, in which a number that is not finite, such as a diverged loss, is null."""
+    def finite(value):
+        if isinstance(value, dict):
+            return {key: finite(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [finite(item) for item in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(finite(content), indent=indent, allow_nan=False)
+
+
+def flush(path) -> None:
+    """Returns when a file, or what a folder lists, is on the disk and no longer on its way there."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def held(path, wait: bool = False) -> Iterator[None]:
+    """Locks a file or a folder, where its file system knows locks; gone with the process, however it ends.
+
+    wait: for whoever holds it; without, that raises BlockingIOError.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise
+        except OSError:  # this file system has no locks
+            if wait:
+                raise
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,39 @@
+"""Which record is to blame where DALI fails, for the one line that a user is told."""
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from common.errors import reason
+from data import augmentation, order
+from data.dataset import Split
+from data.pipeline import Device, decoded
+
+
+def input_reason(error, batches, read: int) -> str:
+    """`reason`; where DALI failed, the damaged record's name. batches: data.feed.Batches; read: samples so far."""
+    name = batches.blame(read) if "dali" in str(error).lower() else None
+    return f"{name} cannot be decoded; `data.prepare --verify` lists all such" if name else reason(error)
+
+
+def first_damaged(split: Split, samples: np.ndarray) -> str | None:
+    """The name of the first of these samples that DALI cannot read or decode, or None.
+
+    One sample at a time, so that the one at fault is known.
+    """
+    from nvidia.dali import Pipeline
+
+    whole, done = augmentation.AUGMENTATIONS["none"], 0
+    with tempfile.TemporaryDirectory(prefix="bigbatch-index-") as folder:
+        read = split.kind.reader(order.pieces(split, samples), Path(folder))
+        pipeline = Pipeline(batch_size=1, num_threads=1, device_id=None, exec_async=False, exec_pipelined=False)
+        with pipeline:
+            encoded, _ = read()
+            pipeline.set_outputs(decoded(encoded, None, whole, Device()))
+        try:
+            pipeline.build()
+            for done in range(len(samples)):  # noqa: B007
+                pipeline.run()
+        except RuntimeError:
+            return split.name(samples[done])
+    return None

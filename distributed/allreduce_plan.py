@@ -1,0 +1,98 @@
+"""How gradients go from worker to worker: ring or torus, on which grid, by which backend, and why. Plain Python."""
+import re
+from dataclasses import dataclass
+
+from common.errors import UserError
+from distributed import grids, launcher
+
+ALLREDUCES = ("ring", "torus")
+HOROVOD, NCCL = "Horovod's all-reduce", "Horovod's own torus, on NCCL"
+PROCESS_SETS, ALL_TO_ALL = "Horovod process sets", "all-to-alls of all workers"
+MOST_WORKERS = 65_536  # for which a grid is looked for
+
+
+@dataclass(frozen=True)
+class AllreducePlan:
+    """plan.json's `exchange`. allreduce: none, ring or torus. grid: (horizontal, vertical) of a torus.
+
+    is_fallback: it is another than the one that was asked for; `why` says why.
+    """
+
+    allreduce: str
+    grid: tuple[int, int] | None
+    backend: str | None
+    why: str
+    is_fallback: bool = False
+
+    def as_json(self) -> dict:
+        return {"allreduce": self.allreduce, "grid": self.grid and list(self.grid), "by": self.backend,
+                "why": self.why}
+
+
+RING = AllreducePlan("ring", None, HOROVOD, "--allreduce=ring")
+ALONE = AllreducePlan("none", None, None, "one worker has nothing to exchange")
+
+
+def parse_grid(text: str) -> tuple[int, int] | None:
+    """(horizontal, vertical) of 4x2; None of auto. Raises ValueError."""
+    if text == "auto":
+        return None
+    if not re.fullmatch("[1-9][0-9]{0,8}x[1-9][0-9]{0,8}", text):
+        raise ValueError(f"'{text}' is neither auto nor a grid such as 4x2")
+    horizontal, vertical = map(int, text.split("x"))
+    return horizontal, vertical
+
+
+def plan_allreduce(allreduce: str, torus_grid: tuple[int, int] | None, workers: int, local_size: int,
+                   elastic: bool = False, nccl: bool | None = False) -> AllreducePlan:
+    """The plan for --allreduce and --torus_grid on so many workers, `local_size` on each node.
+
+    torus_grid: the one that was asked for, or None for auto. elastic: workers may come and go. Then a grid that does
+    not fit those that there are gives way to auto, and process sets are ruled out: when a worker is lost, Horovod 0.28
+    has those that are left agree with it on taking the sets down, which ends them, too. nccl: whether Horovod exchanges
+    by NCCL, on GPUs; None if that is not known yet. Its own torus always has the grid of local x cross ranks.
+
+    Raises UserError, with the grids that fit, where the one that was asked for does not.
+    """
+    if workers == 1:
+        return ALONE
+    if allreduce == "ring":
+        return RING
+    if workers > MOST_WORKERS:
+        raise UserError(f"--allreduce=torus is for {MOST_WORKERS} workers at most, not {workers}")
+    misfit, asked = "", "x".join(map(str, torus_grid or ()))
+    if torus_grid and torus_grid[0] * torus_grid[1] != workers:
+        misfit, torus_grid = f"{asked} does not fit {workers} workers", None
+        if not elastic:
+            fitting = ", ".join(f"{x}x{y}" for x, y in grids.grids(workers))
+            raise UserError(f"--torus_grid={misfit}; grids that do: {fitting}")
+        misfit += "; "
+    if torus_grid:
+        grid, why = torus_grid, f"--torus_grid={asked}"
+    else:
+        grid = grids.choose(workers, local_size)
+        why = misfit + _why(*grid, local_size)
+    if not torus_grid and 1 in grid:
+        why = f"{misfit}{workers} workers, a prime number, have no grid but a ring"
+        return AllreducePlan("ring", None, HOROVOD, why, is_fallback=True)
+    backend = ALL_TO_ALL if elastic else PROCESS_SETS
+    if grid == (local_size, workers // local_size) and grid[1] > 1 and not elastic and nccl is not False:
+        why += "" if nccl else "; where Horovod is built with NCCL and sees GPUs, by its own torus"
+        backend = NCCL if nccl else backend
+    return AllreducePlan("torus", grid, backend, why, is_fallback=bool(misfit))
+
+
+def _why(horizontal, vertical, local_size) -> str:
+    return (f"auto, for {local_size} worker{'s' * (local_size > 1)} a node: messages go the way of {horizontal - 1} + "
+            f"{vertical - 1} hops, in a ring of {horizontal * vertical - 1}, and no other grid takes less time")
+
+
+def check_nodes() -> None:
+    """Raises UserError, on one worker at least, where nodes have different numbers of workers.
+
+    Each would choose a grid for its own node, and Horovod, which has to be told of process sets before workers can
+    speak to each other, ends without a word on why.
+    """
+    if launcher.nodes_differ():
+        raise UserError("--torus_grid=auto is for nodes with the same number of workers each; name a grid, such as "
+                        "--torus_grid=4x2")

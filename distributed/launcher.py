@@ -1,0 +1,76 @@
+"""What a launcher tells a worker, by environment variables; readable before Horovod is loaded."""
+import contextlib
+import ctypes
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+
+PR_SET_PDEATHSIG = 1  # prctl(2)
+ELASTIC = "HOROVOD_ELASTIC"  # set by horovodrun where workers may come and go
+NODES = "HOROVOD_CROSS_SIZE"
+# Beginnings of what a launcher leaves in its workers' environment, whichever launcher it is.
+LAUNCHERS = ("BIGBATCH_WORLD_SIZE", "FLUX_", "HOROVOD_RANK", "MPI_", "OMPI_COMM_", "PALS_", "PMI", "SLURM_")
+# What tells Horovod that there is one worker; MPI takes a second to find that out.
+ALONE = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"} | {
+    f"HOROVOD_{scope}{name}": number for scope in ("", "LOCAL_", "CROSS_")
+    for name, number in (("RANK", "0"), ("SIZE", "1"))}
+
+
+def _variables(default: int, *names: str):
+    return field(default=default, metadata={"names": names})
+
+
+@dataclass(frozen=True)
+class Launched:
+    """This worker as its launcher numbers it; the only one where there is no launcher. local: on this node.
+
+    Each field's variables, by precedence: Horovod's, Open MPI's, Slurm's. BIGBATCH_WORLD_SIZE is what launch/ was
+    asked for.
+    """
+
+    rank: int = _variables(0, "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
+    size: int = _variables(1, "BIGBATCH_WORLD_SIZE", "HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE")
+    local_rank: int = _variables(0, "HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+    local_size: int = _variables(1, "HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
+
+
+def launched() -> Launched:
+    return Launched(**{one.name: int(os.environ[name]) for one in fields(Launched)
+                       for name in reversed(one.metadata["names"]) if name in os.environ})
+
+
+def nodes_differ() -> bool:
+    """Whether nodes have different numbers of workers, as far as a launcher tells: under mpirun 1 + 2 + 3 go unnoticed.
+    """
+    world = launched()
+    nodes = int(os.environ.get(NODES, world.size // world.local_size))
+    return world.local_size * nodes != world.size
+
+
+@contextlib.contextmanager
+def alone_is_known() -> Iterator[None]:
+    """Tells Horovod that there is one worker, where nothing in the environment speaks of others."""
+    alone = not any(name.startswith(LAUNCHERS) for name in os.environ)
+    added = ALONE.keys() - os.environ.keys() if alone else ()  # a child's launcher must not find them
+    os.environ.update({name: ALONE[name] for name in added})
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
+
+
+def end_with_launcher() -> None:
+    """Kills this worker when its launcher exits.
+
+    horovodrun otherwise leaves workers on other hosts running when it is stopped, or when one of them fails.
+    """
+    rank, *_ = fields(Launched)
+    if any(name in os.environ for name in rank.metadata["names"]):
+        end_with_parent(signal.SIGKILL)
+
+
+def end_with_parent(number: signal.Signals) -> None:
+    """Sends this process the signal when its parent ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)

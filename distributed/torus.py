@@ -1,0 +1,137 @@
+"""The 2D-torus all-reduce of arXiv:1811.05233, section 2.2, of collectives that Horovod has.
+
+N = X * Y workers stand in a grid, row by row: rank = row * X + column. Ranks of a row are neighbours, on one node as
+far as they go. Each bucket of gradients, S bytes, is summed in three steps:
+
+    1. reduce-scatter along rows: each rank gets the row's sum of one X-th       sends S * (X - 1) / X
+    2. all-reduce along columns: of that X-th, the sum over all rows             sends S * 2 (Y - 1) / (X * Y)
+    3. all-gather along rows: each rank gets the X - 1 parts that it lacks       sends S * (X - 1) / X
+
+Together that is S * 2 (N - 1) / N a rank, what a ring sends; but the messages that follow one another are 2 (X - 1) +
+2 (Y - 1) where a ring has 2 (N - 1), and a column's carry an X-th of what a ring between nodes would.
+
+A bucket (--fusion_mb) holds gradients in the order in which the backward pass makes them. It is padded with zeros to a
+multiple of N, and can set out as soon as its own gradients are there. What passes between steps is of the wire's type.
+The order of each sum follows from the grid, and is the same each time where Horovod does not send two buckets as one
+(HOROVOD_FUSION_THRESHOLD=0, as --deterministic has it), which it does as they happen to be ready.
+"""
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+
+class Torus:
+    """Sums a bucket in three steps, which a subclass has: reduce_scatter, all_reduce, all_gather."""
+
+    process_sets = ()
+
+    def __init__(self, horizontal: int, vertical: int):
+        self._horizontal, self._workers = horizontal, horizontal * vertical
+
+    def sum(self, tensors, compression, name):
+        """The sum over the workers of each tensor, all of one type; compressed on the wire."""
+        wired, contexts = zip(*(compression.compress(one) for one in tensors), strict=True)
+        parts, sizes = [tf.reshape(one, [-1]) for one in wired], [one.shape.num_elements() for one in wired]
+        if padding := -sum(sizes) % self._workers:
+            parts, sizes = [*parts, tf.zeros([padding], wired[0].dtype)], [*sizes, padding]
+        flat = tf.concat(parts, axis=0)  # of a single one no copy is made, nor in the split
+        flat = self.reduce_scatter(flat, name)
+        flat = self.all_reduce(flat, name)
+        flat = self.all_gather(flat, name)
+        parts = tf.split(flat, sizes)[:len(tensors)]
+        return [compression.decompress(tf.reshape(part, one.shape), context)
+                for part, one, context in zip(parts, tensors, contexts, strict=True)]
+
+
+class ProcessSets(Torus):
+    """The steps as collectives of Horovod's, on a process set for each row and each column.
+
+    rings: reduce-scatters are Horovod's own, as NCCL has good ones. Open MPI's takes memory anew each time, and several
+    times as long as what is done instead: an all-to-all along the row, with the same bytes and messages, whose parts
+    each rank sums by itself, in float32 and in the order of the ranks.
+
+    `process_sets` has to be given to hvd.init. (Horovod can also add sets later, HOROVOD_DYNAMIC_PROCESS_SETS, but then
+    has all ranks agree on the number of sets in each of its cycles.)
+    """
+
+    def __init__(self, horizontal: int, vertical: int, rings: bool = False):
+        super().__init__(horizontal, vertical)
+        workers, self.rings = self._workers, rings
+        self._rows = [_process_set(range(row * horizontal, (row + 1) * horizontal), workers)
+                      for row in range(vertical)]
+        self._columns = [_process_set(range(column, workers, horizontal), workers) for column in range(horizontal)]
+        self.process_sets = [one for one in (*self._rows, *self._columns) if one not in (None, hvd.global_process_set)]
+
+    def reduce_scatter(self, flat, name):
+        row, name = self._rows[hvd.rank() // self._horizontal], f"{name}_scatter"
+        if row is None:
+            return flat
+        if self.rings:
+            return hvd.reducescatter(flat, op=hvd.Sum, process_set=row, name=name)
+        splits = tf.fill([self._horizontal], flat.shape[0] // self._horizontal)
+        received, _ = hvd.alltoall(flat, splits=splits, process_set=row, name=name)
+        return _sum_of_parts(tf.ensure_shape(received, flat.shape), self._horizontal)
+
+    def all_reduce(self, flat, name, op=hvd.Sum):
+        return self._all_reduce(self._columns[hvd.rank() % self._horizontal], flat, f"{name}_column", op)
+
+    def all_gather(self, flat, name):
+        row = self._rows[hvd.rank() // self._horizontal]
+        return flat if row is None else hvd.allgather(flat, process_set=row, name=f"{name}_gather")
+
+    def maximum(self, values, name):
+        """The largest over all workers of each value: along rows, then along columns."""
+        values = self._all_reduce(self._rows[hvd.rank() // self._horizontal], values, f"{name}_row", hvd.Max)
+        return self.all_reduce(values, name, hvd.Max)
+
+    def _all_reduce(self, process_set, flat, name, op):
+        return flat if process_set is None else hvd.allreduce(flat, op=op, process_set=process_set, name=name)
+
+
+def _process_set(ranks, workers):
+    """None for a rank on its own; all of them are a set that Horovod has already, and refuses to make again."""
+    if len(ranks) == 1:
+        return None
+    return hvd.global_process_set if len(ranks) == workers else hvd.ProcessSet(list(ranks))
+
+
+def _sum_of_parts(received, count: int):
+    """Of the vectors that count ranks have sent, one after another; in float32, whatever the wire's type."""
+    parts = tf.reshape(received, [count, -1])
+    return tf.cast(tf.reduce_sum(tf.cast(parts, tf.float32), axis=0), received.dtype)
+
+
+class AllToAll(Torus):
+    """The same steps, with the same bytes, as all-to-alls with zero-length splits for ranks outside the row or column.
+
+    For elastic training, where there may be no process sets (distributed/allreduce_plan.py).
+    """
+
+    def __init__(self, horizontal: int, vertical: int):
+        super().__init__(horizontal, vertical)
+        row, column = divmod(hvd.rank(), horizontal)
+        self._row = range(row * horizontal, (row + 1) * horizontal)
+        self._column = range(column, self._workers, horizontal)
+
+    def reduce_scatter(self, flat, name):
+        return self._scatter(flat, self._row, f"{name}_scatter")
+
+    def all_reduce(self, flat, name):
+        return self._gather(self._scatter(flat, self._column, f"{name}_down"), self._column, f"{name}_up")
+
+    def all_gather(self, flat, name):
+        return self._gather(flat, self._row, f"{name}_gather")
+
+    def maximum(self, values, name):
+        return hvd.allreduce(values, op=hvd.Max, name=name)
+
+    def _scatter(self, flat, ranks, name):
+        return _sum_of_parts(self._exchange(flat, flat.shape[0] // len(ranks), ranks, name), len(ranks))
+
+    def _gather(self, flat, ranks, name):
+        return self._exchange(tf.tile(flat, [len(ranks)]), flat.shape[0], ranks, name)
+
+    def _exchange(self, flat, length, ranks, name):
+        """Sends `length` values to each of the ranks, and gets as many from each, in their order."""
+        splits = [length if rank in ranks else 0 for rank in range(self._workers)]
+        received, _ = hvd.alltoall(flat, splits=tf.constant(splits, tf.int32), name=name)
+        return tf.ensure_shape(received, [length * len(ranks)])

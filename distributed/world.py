@@ -1,0 +1,182 @@
+"""The world: this worker among the others, and what they tell each other outside the exchange of gradients.
+
+A world of one (`World()`) answers by itself; Horovod need not have been started.
+"""
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+from common.errors import UserError, one_line, reason
+from distributed import launcher
+from distributed.lost import is_lost
+
+RDMA = Path("/sys/class/infiniband")  # the machine's network cards for remote memory access, RoCE's and EFA's, too
+
+
+@dataclass(frozen=True)
+class World:
+    """This worker among the others. local: on this node. gpu: CUDA's number of its GPU, or None. cores: its own.
+
+    All workers have to call a method at once, with the same `name`.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    gpu: int | None = None
+    cores: int = 1
+
+    def gather(self, value, name: str) -> list:
+        """Every rank's value, any Python object, by rank."""
+        return [value] if self.size == 1 else hvd.allgather_object(value, name=name)
+
+    def broadcast(self, value, name: str, root: int = 0):
+        """Rank root's value, any Python object."""
+        return value if self.size == 1 else hvd.broadcast_object(value, root_rank=root, name=name)
+
+    def broadcast_variables(self, variables: Sequence[tf.Variable], root: int = 0) -> None:
+        """Gives every worker rank root's values, all in one graph; hvd.broadcast_variables has AutoGraph convert it."""
+        @tf.function(autograph=False)
+        def broadcast():
+            for number, variable in enumerate(variables):
+                variable.assign(hvd.broadcast(variable, root, name=f"variable_{number}"))
+
+        if self.size > 1:
+            broadcast()
+
+    def sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """The sum over the workers."""
+        return tensor if self.size == 1 else hvd.allreduce(tensor, op=hvd.Sum, name=name)
+
+    def mean(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+        """The mean over the workers of each tensor, float32, all in one exchange."""
+        if self.size == 1:
+            return [tf.cast(t, tf.float32) for t in tensors]
+        flat = tf.concat([tf.reshape(tf.cast(t, tf.float32), [-1]) for t in tensors], axis=0)
+        flat = hvd.allreduce(flat, op=hvd.Average, name=name)
+        parts = tf.split(flat, [t.shape.num_elements() for t in tensors])
+        return [tf.reshape(part, t.shape) for part, t in zip(parts, tensors, strict=True)]
+
+    def average_variables(self, variables: Sequence[tf.Variable], name: str) -> None:
+        """Sets each floating-point variable to its mean over the workers."""
+        variables = [v for v in variables if v.dtype.is_floating]
+        if self.size == 1 or not variables:  # not an assignment to itself of each
+            return
+        for variable, mean in zip(variables, self.mean(variables, name), strict=True):
+            variable.assign(tf.cast(mean, variable.dtype))
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set on any worker."""
+        return flag if self.size == 1 else bool(self.sum(tf.constant(float(flag)), "any") > 0)
+
+    def barrier(self) -> None:
+        """Returns when every worker has called it. Before an exit: mpirun kills all ranks when one exits."""
+        self.gather(None, "barrier")  # Horovod for TensorFlow lacks one
+
+    @contextlib.contextmanager
+    def raise_on_all_ranks(self) -> Iterator[None]:
+        """Raises an error from any rank on all ranks, as UserError."""
+        problem = None
+        try:
+            yield
+        except (UserError, OSError) as error:
+            problem = one_line(error)
+        except tf.errors.OpError as error:
+            if is_lost(error):
+                raise
+            problem = reason(error)
+        problems = [problem for problem in self.gather(problem, "problems") if problem]
+        if problems:
+            raise UserError(problems[0], on_all_ranks=True)
+
+    def agree(self, values: dict, problem: str) -> None:
+        """Raises UserError on all ranks, which begins with `problem`, unless all have the same value by each name."""
+        everyone = self.gather(values, problem)
+        for rank, theirs in enumerate(everyone):
+            for name, value in everyone[0].items():
+                if theirs[name] != value:
+                    raise UserError(f"{problem}: {name} is {value} on rank 0 and {theirs[name]} on rank {rank}",
+                                    on_all_ranks=True)
+
+    def renumbered(self) -> "World":
+        """The world as Horovod numbers it now, after workers have left or come."""
+        return dataclasses.replace(self, rank=hvd.rank(), size=hvd.size(), local_rank=hvd.local_rank(),
+                                   local_size=hvd.local_size())
+
+    def workers_per_node(self) -> int:
+        """How many workers each node has, or 1 where they have different numbers."""
+        sizes = set(self.gather(self.local_size, "local sizes"))
+        return sizes.pop() if len(sizes) == 1 else 1
+
+
+def start(seed: int, deterministic: bool = False, process_sets=None, fusion_mb: float | None = None,
+          timeline: str | None = None) -> World:
+    """Starts Horovod, gives this worker its GPU and its share of the cores, seeds Keras. Raises UserError.
+
+    deterministic: the same operations in the same order, whatever they cost. process_sets: Horovod's, made at start.
+    fusion_mb: of Horovod's own buffer. timeline: a file for Horovod's.
+    """
+    if timeline:
+        os.environ["HOROVOD_TIMELINE"] = str(Path(timeline).absolute())
+    if deterministic:
+        # What is exchanged as one tensor differs from step to step, and with it, on three workers and more, the order
+        # of each sum.
+        os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
+        tf.config.experimental.enable_op_determinism()
+    elif fusion_mb:
+        os.environ["HOROVOD_FUSION_THRESHOLD"] = str(int(fusion_mb * 2**20))
+    _init(process_sets)
+    expected = launcher.launched().size
+    if hvd.size() != expected and launcher.ELASTIC not in os.environ:
+        raise UserError(f"the launcher started {expected} workers, but Horovod sees {hvd.size()}; start them with "
+                        "horovodrun --gloo or mpirun from this environment")
+    gpu, cores = _own_gpu(), _own_cores()
+    tf.config.threading.set_intra_op_parallelism_threads(cores)
+    # Grappler orders the terms of a sum anew in each process: workers and resumed runs would differ in the last bit.
+    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
+    tf.keras.utils.set_random_seed(seed)
+    return World(gpu=gpu, cores=cores).renumbered()
+
+
+def _init(process_sets) -> None:
+    tf.get_logger().setLevel("ERROR")
+    # A thread that waits in Open MPI leaves its core to those that compute there, instead of spinning.
+    os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+    if not RDMA.exists():
+        os.environ.setdefault("OMPI_MCA_btl", "^ofi")  # looks for such a card, and sleeps for a second
+    try:
+        with launcher.alone_is_known() if hvd.gloo_built() else contextlib.nullcontext():
+            hvd.init(process_sets=process_sets or None)
+    except ValueError:
+        if not process_sets:
+            raise
+        raise UserError("--allreduce=torus: Horovod cannot make the process sets; start the workers with horovodrun "
+                        "--gloo or mpirun from this environment") from None
+
+
+def _own_gpu() -> int | None:
+    """Takes the GPU of this worker's local rank, and hides the others from TensorFlow."""
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        return None
+    own = gpus[hvd.local_rank() % len(gpus)]
+    tf.config.set_visible_devices([own], "GPU")
+    tf.config.experimental.set_memory_growth(own, True)
+    return int(own.name.split(":")[-1])
+
+
+def _own_cores() -> int:
+    cores = len(os.sched_getaffinity(0))
+    return max(1, cores // hvd.local_size()) if cores == os.cpu_count() else cores  # bound to cores of its own, or not
+
+
+def has_nccl() -> bool:
+    """Whether gradients are exchanged by NCCL, on GPUs."""
+    return bool(hvd.nccl_built() and tf.config.list_physical_devices("GPU"))

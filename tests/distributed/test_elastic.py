@@ -1,0 +1,125 @@
+"""Elastic training under horovodrun: a worker is killed, one joins; the recipe stays and every sample is read."""
+import contextlib
+import json
+import os
+import subprocess
+import time
+
+import psutil
+import pytest
+from conftest import ROOT, environment, launcher, rows, run, worker_of
+
+from benchmarks.faults import newest_step, wait_for
+
+FLAGS = ("--elastic", "--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none", "--batch_size=128")
+
+
+class Elastic:
+    """A training under an elastic horovodrun; hosts: names for this machine, one for each worker."""
+
+    def __init__(self, folder, hosts, *flags):
+        self.folder, self._hosts = folder / "run", folder / "hosts"
+        self.offer(hosts)
+        script = folder / "discover.sh"
+        script.write_text(f"#!/bin/sh\ncat {self._hosts}\n")
+        script.chmod(0o755)
+        self.log = folder / "log"
+        *horovodrun, python = launcher("horovodrun", len(hosts))
+        with open(self.log, "wb") as log:
+            self.launcher = subprocess.Popen(
+                [*horovodrun, "--network-interfaces", "lo", "--min-np", "1", "--max-np", str(max(2, len(hosts))),
+                 "--host-discovery-script", script, python, ROOT / "train.py", *FLAGS, *flags,
+                 f"--output_dir={self.folder}"],
+                stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=ROOT, env=environment())
+
+    def offer(self, hosts):
+        part = self._hosts.with_suffix(".part")
+        part.write_text("".join(f"{host}:{hosts.count(host)}\n" for host in dict.fromkeys(hosts)))
+        part.replace(self._hosts)
+
+    def worker(self, rank):
+        return self._worker("HOROVOD_RANK", str(rank))
+
+    def worker_on(self, host):
+        """One of a host's; horovodrun may give ranks to either host first."""
+        return self._worker("HOROVOD_HOSTNAME", host)
+
+    def _worker(self, variable, value):
+        for process in psutil.Process(self.launcher.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):  # one that has just ended
+                with_python = process.name().startswith("python") and str(ROOT / "train.py") in process.cmdline()
+                if with_python and process.environ().get(variable) == value:
+                    return worker_of(process)
+        raise AssertionError(f"no worker with {variable}={value}")
+
+    def reach(self, step):
+        wait_for(lambda: newest_step(self.folder) >= step, self.launcher)
+
+    def end(self):
+        assert self.launcher.wait(240) == 0, self.log.read_text()[-3000:]
+        return json.loads((self.folder / "summary.json").read_text()), self.log.read_text()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_is_lost_and_training_goes_on(rank, tmp_path):
+    training = Elastic(tmp_path, ["localhost", "127.0.0.1"], "--epochs=30")
+    training.reach(45)
+    training.worker(rank).kill()
+    reached, began = newest_step(training.folder), time.monotonic()
+    summary, said = training.end()
+    assert summary["world_size"] == 1 and time.monotonic() - began < 120
+    step = int(said.split("resumed after step ")[1].split()[0])
+    assert step >= reached - 10 and "on 1 workers for 2" in said  # at most the steps since the last commit
+    assert [row["epoch"] for row in rows(training.folder)] == list(range(1, 31))
+    assert [row["samples"] for row in rows(training.folder)] == [
+        -(-epoch * 1437 // 128) * 128 for epoch in range(1, 30)] + [30 * 1437 // 128 * 128]
+    plan = json.loads((training.folder / "plan.json").read_text())
+    assert plan["workers"] == 1 and plan["phases"][0]["accumulation_steps"] == 2  # 64 a time, as before
+
+
+def test_a_torus_that_loses_a_worker_gets_another_grid(tmp_path):
+    """Horovod gives up the whole host of the worker that is lost: of 3x2 there are four left."""
+    training = Elastic(tmp_path, ["localhost"] * 4 + ["127.0.0.1"] * 2, "--epochs=200", "--batch_size=144",
+                       "--allreduce=torus", "--torus_grid=3x2", "--compression=fp16")
+    training.reach(12)
+    before = json.loads((training.folder / "plan.json").read_text())
+    assert before["workers"] == 6 and before["exchange"]["grid"] == [3, 2]
+    training.worker_on("127.0.0.1").kill()
+    wait_for(lambda: "on 4 workers for 6" in training.log.read_text(), training.launcher)
+    training.reach(newest_step(training.folder) + 30)
+    after, said = json.loads((training.folder / "plan.json").read_text()), training.log.read_text()
+    assert after["workers"] == 4 and after["exchange"]["allreduce"] == "torus" and after["exchange"]["grid"] == [2, 2]
+    assert said.count("goes on in a torus: 3x2 does not fit 4 workers") == 1
+    training.worker_on("localhost").terminate()
+    assert training.launcher.wait(120) == 1 and training.log.read_text().count("stopped on request") == 4
+
+
+def test_a_worker_joins(tmp_path):
+    training = Elastic(tmp_path, ["localhost"], "--epochs=10000")
+    training.reach(12)
+    training.offer(["localhost", "127.0.0.1"])
+    wait_for(lambda: "on 2 workers for 1" in training.log.read_text(), training.launcher)
+    training.reach(newest_step(training.folder) + 30)
+    training.worker(1).terminate()
+    assert training.launcher.wait(60) == 1  # horovodrun's own, whatever a worker's
+    assert training.log.read_text().count("stopped on request") == 2
+    step = newest_step(training.folder)
+    for row in rows(training.folder):
+        assert row["samples"] == -(-row["epoch"] * 1437 // 128) * 128 <= step * 128
+
+
+def test_a_global_batch_that_does_not_divide_is_an_error(tmp_path):
+    training = Elastic(tmp_path, ["localhost"], "--epochs=400", "--batch_size=127")
+    training.reach(12)
+    training.offer(["localhost", "127.0.0.1"])
+    assert training.launcher.wait(120) != 0
+    assert "127 does not divide by 2 workers" in training.log.read_text()
+
+
+def test_horovodrun_without_the_flag_is_told_of_it():
+    os.environ["HOROVOD_ELASTIC"] = "1"
+    try:
+        done = run("alone", 1, ROOT / "train.py", "--epochs=1")
+    finally:
+        del os.environ["HOROVOD_ELASTIC"]
+    assert done.returncode == 2 and "add --elastic" in done.stderr

@@ -1,0 +1,115 @@
+"""What each rank of test_torus.py does: random gradients over every grid, against means in float64.
+
+Every rank draws all ranks' gradients, so that the means it expects have come over no wire.
+"""
+import hashlib
+import json
+import os
+import sys
+from copy import copy
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+
+from distributed import grids
+from distributed import optimizer as wrapped
+from distributed.exchange import GradientExchange
+from distributed.torus import AllToAll, ProcessSets
+from distributed.world import World
+from optim.lars import SGD
+
+WORKERS = int(os.environ.get("HOROVOD_SIZE") or os.environ.get("OMPI_COMM_WORLD_SIZE", 1))
+SHAPES = ((), (1,), (3, 3, 4, 5), (17,), (1000, 3), (2, 1), (129,))
+TABLE = (23, 3)  # the shape of a variable whose gradient is IndexedSlices
+FUSION_MB = 600 / 2**20  # several buckets, some of a single gradient that is larger
+
+
+def drawn(rank: int, case: int):
+    """One rank's gradients, of sizes from 1e-9 to 1e9, and values and indices of slices: 0 to 5 rows."""
+    random = np.random.default_rng([case, rank])
+    dense = [(random.normal(size=shape) * 10.0 ** (3 * number - 9)).astype(np.float32)
+             for number, shape in enumerate(SHAPES)]
+    count = int(random.integers(0, 6)) if rank else 5
+    return dense, random.normal(size=(count, TABLE[1])).astype(np.float32), random.integers(0, TABLE[0], count)
+
+
+def expected(case: int) -> tuple[list, list]:
+    """The means over the ranks, in float64; of each tensor, the largest value that any rank has."""
+    everyone = [drawn(rank, case) for rank in range(WORKERS)]
+    table = np.zeros(TABLE)
+    for _, values, indices in everyone:
+        np.add.at(table, indices, values.astype(np.float64))
+    stacked = [np.stack(one).astype(np.float64) for one in zip(*(dense for dense, _, _ in everyone), strict=True)]
+    return ([one.mean(axis=0) for one in stacked] + [table / WORKERS],
+            [np.abs(one).max() for one in (*stacked, np.concatenate([values for _, values, _ in everyone]))])
+
+
+def averaging(collectives, compression: str):
+    """A compiled function of (dense gradients, values, indices of the slices): what the optimizer's exchange gives."""
+    variables = [tf.Variable(np.zeros(shape, np.float32)) for shape in (*SHAPES, TABLE)]
+    optimizer = wrapped.distributed(SGD(0.0), GradientExchange(collectives, compression, FUSION_MB))
+
+    @tf.function(reduce_retracing=True, autograph=False)
+    def average(dense, values, indices):
+        slices = tf.IndexedSlices(values, indices, tf.constant(TABLE, tf.int64))
+        return [tf.convert_to_tensor(one) for one in wrapped.average(optimizer, [*dense, slices], variables)]
+
+    return lambda dense, values, indices: [one.numpy() for one in average(
+        [tf.constant(one) for one in dense], tf.constant(values), tf.constant(indices))]
+
+
+def error(got, wanted, largest) -> float:
+    """The largest difference, in parts of the largest value that was summed: sums can cancel."""
+    return max(float(np.abs(a - b).max() / most) for a, b, most in zip(got, wanted, largest, strict=True))
+
+
+def half_precision(average) -> dict:
+    """What becomes of infinity and NaN on one rank each, and of values whose sum float16 cannot hold."""
+    zeros = [np.zeros(shape, np.float32) for shape in SHAPES]
+    values, indices = np.zeros((1, TABLE[1]), np.float32), np.array([0])
+    rank = hvd.rank()
+    zeros[2] += 3e38 / 2 ** (WORKERS - 1).bit_length()  # the sum itself is still a float32
+    zeros[3] += 1e-25
+    zeros[4][500, 0] = np.inf if rank == WORKERS - 1 else 1.0
+    zeros[4][501, 0] = -np.inf if rank == 0 else 1.0
+    zeros[6][5] = np.nan if rank == WORKERS // 2 else 1.0
+    *_, large, small, infinite, _, undefined, _ = average(zeros, values, indices)
+    return {"large": float(np.abs(large / zeros[2] - 1).max()), "small": float(np.abs(small / zeros[3] - 1).max()),
+            "infinite": [str(value) for value in infinite[500:502, 0]] + [int(np.isfinite(infinite).sum())],
+            "undefined": [bool(np.isnan(undefined[5])), int(np.isfinite(undefined).sum())]}
+
+
+def main(brief: bool, others: bool) -> dict:
+    """brief: no more than the torus in float32. others: also by what elastic workers and NCCL have."""
+    os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"  # as --deterministic: the same sums in the same order
+    every = grids.grids(WORKERS) if WORKERS > 1 else []
+    links = {f"{x}x{y}": ProcessSets(x, y) for x, y in every}
+    hvd.init(process_sets=[one for link in links.values() for one in link.process_sets])
+    ways = dict(links) if brief else {"ring": None} | links
+    if others:
+        ways |= {f"{x}x{y} all-to-all": AllToAll(x, y) for x, y in every}
+        ways |= {f"{name} rings": copy(link) for name, link in links.items()}  # process sets are made but once
+        for name in links:
+            ways[f"{name} rings"].rings = True
+    found = {}
+    for case, (name, link) in enumerate(ways.items()):
+        wanted, given = expected(case), drawn(hvd.rank(), case)
+        got = averaging(link, "none")(*given)
+        found[name] = {"error": error(got, *wanted)}
+        if not brief:
+            average = averaging(link, "fp16")
+            half, again = average(*given), average(*given)
+            found[name] |= {"fp16": error(half, *wanted), **half_precision(average),
+                            "again": all(a.tobytes() == b.tobytes() for a, b in zip(half, again, strict=True))}
+            got += half
+        found[name]["digest"] = hashlib.sha256(b"".join(one.tobytes() for one in got)).hexdigest()
+    found["statistics"] = World().renumbered().mean([tf.fill([3], 1e6 + hvd.rank())], "statistics")[0].numpy().tolist()
+    return found
+
+
+if __name__ == "__main__":
+    tf.get_logger().setLevel("ERROR")
+    everyone = hvd.allgather_object(main("brief" in sys.argv, "others" in sys.argv))
+    if hvd.rank() == 0:
+        print(json.dumps(everyone))

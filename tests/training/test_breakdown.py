@@ -1,0 +1,88 @@
+import json
+import time
+
+import numpy as np
+import pytest
+from conftest import run, train
+
+SLOW_DATA = """
+import sys, time
+import tensorflow as tf
+import model_zoo, optim
+from distributed import optimizer as wrapped
+from distributed.exchange import GradientExchange
+from distributed.world import start
+from training.breakdown import StepTimes
+from training.step import Totals, make_train_step
+
+world = start(0)
+model = tf.keras.Sequential([tf.keras.Input([4]), tf.keras.layers.Dense(8)])
+optimizer = wrapped.distributed(optim.create_optimizer("sgd", learning_rate=0.0, momentum=0.9), GradientExchange())
+wrapped.build(optimizer, model.trainable_variables)
+accumulation, wait = int(sys.argv[1]), 0.3 if world.rank == 1 else 0.0
+
+def samples():
+    while True:
+        time.sleep(wait)
+        yield tf.ones([2, 4]), tf.zeros([2, 1], tf.int32)
+
+iterator = iter(tf.data.Dataset.from_generator(samples, output_signature=(
+    tf.TensorSpec([2, 4], tf.float32), tf.TensorSpec([2, 1], tf.int32))))
+step, times, waits = make_train_step(model, optimizer, Totals(), accumulation, world), StepTimes(), []
+for number in range(7):
+    began = time.perf_counter()
+    *_, waited = step(iterator, tf.constant(0.0), tf.constant(0.9))
+    if number > 1:  # once it is compiled, and the workers have met
+        waits.append(waited.numpy().tolist())
+        times.add(4, time.perf_counter() - began, waits[-1])
+print(world.rank, *[sum(column) / len(waits) for column in zip(*waits)], *times.collect(world).values())
+world.barrier()
+"""
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_a_worker_waits_for_its_data_and_the_other_for_it(tmp_path, accumulation):
+    (tmp_path / "slow.py").write_text(SLOW_DATA)
+    done = run("mpirun", 2, tmp_path / "slow.py", accumulation)
+    assert done.returncode == 0, done.stderr
+    (_, data0, exchange0, *shares), (_, data1, exchange1, *others) = sorted(
+        tuple(map(float, line.split())) for line in done.stdout.splitlines())
+    slept = 0.3 * accumulation
+    assert data1 == pytest.approx(slept, rel=0.4) and exchange1 < slept / 2  # TensorFlow reads up to a batch ahead
+    assert exchange0 == pytest.approx(slept, rel=0.4) and data0 < slept / 4
+    assert shares == others and sum(shares) == pytest.approx(1)
+    compute, data, exchange = shares
+    assert compute < 0.3 and data == pytest.approx(0.5, abs=0.2) and exchange == pytest.approx(0.5, abs=0.2)
+
+
+def test_each_epochs_shares_are_written_and_the_timeline_too(tmp_path):
+    folder, timeline = tmp_path / "run", tmp_path / "timeline.json"
+    train("--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none", "--epochs=2",
+          f"--output_dir={folder}", f"--timeline={timeline}", kind="mpirun", workers=2)
+    rows = [json.loads(line) for line in (folder / "times.jsonl").read_text().splitlines()]
+    assert [row.pop("epoch") for row in rows] == [1, 2]
+    for row in rows:
+        assert list(row) == ["compute", "data", "exchange"]
+        assert sum(row.values()) == pytest.approx(1) and min(row.values()) >= 0
+    assert "Where the time went" in (folder / "report.html").read_text()
+    assert "ALLREDUCE" in timeline.read_text()
+
+
+def test_a_timeline_without_a_folder_is_one_line(tmp_path):
+    done = run("alone", 1, "train.py", f"--timeline={tmp_path / 'none' / 'timeline.json'}")
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert "--timeline: there is no folder" in done.stderr
+
+
+def test_the_host_waits_for_every_tensor():
+    import tensorflow as tf
+
+    from training import breakdown
+
+    @tf.function
+    def timed():
+        late = tf.numpy_function(lambda: (time.sleep(0.3), np.float32(1))[1], [], tf.float32)
+        return breakdown.after([tf.ones([2]), tf.IndexedSlices(tf.reshape(late, [1, 1]), tf.constant([0]))])
+
+    began = time.perf_counter()
+    assert timed().numpy() - began >= 0.3

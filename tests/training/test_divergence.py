@@ -1,0 +1,133 @@
+"""Divergence stops all workers at the same step, by name; rolling back passes over the data that did it."""
+import contextlib
+import dataclasses
+import math
+from types import SimpleNamespace
+
+import horovod.tensorflow as hvd
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import ROOT, rows, run
+
+from common.errors import UserError
+from data import synthetic
+from training import divergence, flags
+from training.checkpoints import Checkpoints
+from training.plan import plan_for
+from training.stopping import StopRequest
+
+NAMES = ["first/kernel", "second/kernel", "third/kernel"]
+
+
+@pytest.mark.parametrize(("loss", "squares", "loss_scaling", "said"), [
+    (2.3, [1, 2, 3], False, None),
+    (2300.0, [1, 2, 3], False, None),  # 1,000 times log(10) is 2,303
+    (2310.0, [1, 32, 3], False, "1000 times that of guessing; the largest gradient is that of second/kernel"),
+    (math.nan, [1, 2, 3], False, "the loss is nan"),
+    (math.inf, [1, 2, 3], True, "the loss is inf"),
+    (2.3, [1, math.nan, math.inf], False, "that of third/kernel went first"),
+    (2.3, [math.inf, math.nan, 5], False, "that of second/kernel went first"),
+    (2.3, [math.inf, math.nan, 5], True, None),  # the loss scale sees to it
+])
+def test_what_is_wrong(loss, squares, loss_scaling, said):
+    found = divergence.divergence_reason(loss, np.array(squares, np.float32), NAMES, 10, loss_scaling)
+    assert (said is None and found is None) or said in found
+
+
+@pytest.mark.parametrize(("kind", "flags_", "first"), [
+    ("alone", ["--model=convnet", "--optimizer=sgd", "--learning_rate=0:0.01,2:1e12"], 24),
+    ("mpirun", ["--model=resnet20", "--image_size=16", "--optimizer=sgd", "--learning_rate=0:0.1,1:1e25"], 13),
+])
+def test_all_workers_stop_at_the_same_step(kind, flags_, first, tmp_path):
+    done = run(kind, 2, ROOT / "train.py", *flags_, "--epochs=6", "--warmup=none", f"--output_dir={tmp_path}")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    said = [line for line in done.stderr.splitlines() if "train.py: " in line]
+    assert len(said) == (1 if kind == "alone" else 2) and len(set(said)) == 1
+    step = int(said[0].split("diverged at step ")[1].split()[0])
+    assert first <= step <= first + 12
+    for word in ("epoch ", "learning rate ", " went first", f"the last good checkpoint: {tmp_path}/checkpoints/step-"):
+        assert word in said[0]
+    assert [row["epoch"] for row in rows(tmp_path)] == list(range(1, len(rows(tmp_path)) + 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class Poisoned(synthetic.SyntheticFeed):
+    """Random images, some samples of the stream of which are so large that no network survives them."""
+
+    poison: frozenset = frozenset()
+    read: list = dataclasses.field(default_factory=list)
+
+    @contextlib.contextmanager
+    def train(self, position, steps, batch_size, micro_batch_size, skip=0):
+        def batches():
+            for start in range(position + skip * batch_size, position + steps * batch_size, batch_size):
+                self.read.append(start)
+                random = np.random.default_rng(start)
+                images = random.uniform(0, 255, (batch_size, 8, 8, 3)).astype(np.float32)
+                images *= 1e30 if self.poison & set(range(start, start + batch_size)) else 1
+                yield images, random.integers(0, 10, (batch_size, 1))
+
+        shapes = (tf.TensorSpec((batch_size, 8, 8, 3)), tf.TensorSpec((batch_size, 1), tf.int64))
+        yield SimpleNamespace(iterator=iter(tf.data.Dataset.from_generator(batches, output_signature=shapes)))
+
+
+def rolled_back(tmp_path, poison, rollbacks=3):
+    """(a function that trains, its feed, its observer's memory, its state) of 40 steps of 32 on 640 samples, with a
+    checkpoint every 4 steps.
+    """
+    from distributed.exchange import GradientExchange
+    from distributed.world import World
+    from training import build, loop, recovery
+    from training.state import State
+
+    hvd.init()
+    settings = flags.parse(["train.py", "--model=convnet", "--image_size=8", "--batch_size=32", "--epochs=2",
+                            "--on_divergence=rollback", f"--max_rollbacks={rollbacks}", "--checkpoint_every=0.2",
+                            "--optimizer=sgd", "--learning_rate=0.001", "--warmup=none"])
+    dataset = dataclasses.replace(synthetic.synthetic_dataset("synthetic:640"), classes=tuple("0123456789"))
+    feed = Poisoned(dataset, 8, 0, poison=frozenset(poison))
+    model = build.make_model(settings.recipe, dataset)
+    state = State(model, build.make_optimizer(settings.recipe, model, GradientExchange()))
+    seen = []
+    observer = SimpleNamespace(step=lambda samples, layers: None,
+                               evaluation=lambda row, layers, breakdown: seen.append(row),
+                               go_back=lambda progress: seen.append(dataclasses.replace(progress)))
+    (tmp_path / "checkpoints").mkdir()
+    job = build.make_job(settings, plan_for(settings, 1, 1, 640), World(), feed, state)
+    made = recovery.Recovery(job, tmp_path, Checkpoints(tmp_path / "checkpoints", {}), StopRequest())
+
+    def train():
+        while True:
+            try:
+                return loop.follow_plan(job, made, [observer])
+            except divergence.Diverged as problem:
+                made.roll_back(problem, [observer])
+
+    return train, feed, seen, state
+
+
+@pytest.fixture
+def ten_classes(monkeypatch):
+    monkeypatch.setattr(synthetic, "CLASSES", 10)
+
+
+def test_rolling_back_passes_over_the_data_that_did_it(tmp_path, ten_classes):
+    train, feed, seen, state = rolled_back(tmp_path, {10 * 32 + 5})  # sample 5 of the batch of step 10
+    train()
+    assert state.progress.step == 40 and state.progress.rollbacks == 1
+    # Back to the checkpoint of step 8, on with the batch after the 11th: the batches of steps 8 to 10 are passed over.
+    assert state.progress.skipped == 3 * 32 and state.progress.samples == 40 * 32
+    read = [start // 32 for start in feed.read]  # TensorFlow reads a batch ahead
+    assert list(dict.fromkeys(read)) == list(range(43)) and all(read.count(batch) == 1 for batch in range(11))
+    assert np.isfinite([v.numpy().sum() for v in state.model.trainable_variables]).all()
+    assert [row["epoch"] for row in seen if isinstance(row, dict)] == [1, 2]
+
+
+def test_it_rolls_back_so_many_times_and_no_more(tmp_path, ten_classes):
+    train, _, seen, _ = rolled_back(tmp_path, range(10 * 32, 64 * 32), rollbacks=2)
+    with pytest.raises(UserError, match=r"after 2 rollbacks; the last good checkpoint: .*step-00000000"):
+        train()
+    assert [one.rollbacks for one in seen if not isinstance(one, dict)] == [1, 2]
+    # Diverged at a checkpoint's very step its weights are suspected, and the one before is taken: of step 4, then.
+    assert [one.skipped // 32 for one in seen if not isinstance(one, dict)] == [3, 8]

@@ -1,0 +1,73 @@
+"""A request to stop: at a training's start, in the middle of an evaluation, to the launcher itself."""
+import json
+import signal
+import time
+
+from conftest import ROOT, rows, run, start
+
+from benchmarks import faults
+from benchmarks.faults import newest_step, wait_for
+from training.stopping import StopRequest
+
+FLAGS = ("--model=convnet", "--epochs=1000")
+
+
+def test_before_training_is_under_way_there_is_nothing_to_save(tmp_path):
+    launcher = faults.start(tmp_path / "run", 2, FLAGS)
+    wait_for(lambda: len(faults.trainers(launcher)) == 2, launcher)
+    time.sleep(1.5)  # TensorFlow is being imported
+    faults.trainers(launcher)[1].send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    assert launcher.wait(30) == 75 and time.monotonic() - began < 10
+    assert "stopped on request before training went on" in (tmp_path / "run.log").read_text()
+
+
+def test_mpirun_passes_it_on(tmp_path):
+    """SIGUSR1, that is; on SIGTERM it kills the workers within half a second."""
+    launcher = start(tmp_path / "run", 2, FLAGS)
+    wait_for(lambda: newest_step(tmp_path / "run") >= 12, launcher)
+    launcher.send_signal(signal.SIGUSR1)
+    assert launcher.wait(30) == 75
+    assert f"stopped on request after step {newest_step(tmp_path / 'run')} of" in (tmp_path / "run.log").read_text()
+
+
+def test_in_the_middle_of_an_evaluation(tmp_path):
+    """40,000 validation images, which take longer than the eleven steps of an epoch."""
+    program = f"""
+import sys, os, signal
+import train
+from training import evaluate
+make, steps = evaluate.make_evaluation_step, []
+def interrupted(*arguments):
+    step = make(*arguments)
+    def counted(*batch):
+        steps.append(batch)
+        if len(steps) == 20:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(*batch)
+    return counted
+evaluate.make_evaluation_step = interrupted
+sys.exit(train.main(["train.py", "--data_dir=synthetic:1000000", "--batch_size=512", "--model=convnet",
+                     "--image_size=16", "--epochs=0.005", "--warmup=none", "--output_dir={tmp_path}/run"]))
+"""
+    began = time.monotonic()
+    done = run("alone", 1, "-c", program)
+    assert done.returncode == 75 and "after step 9 of 9" in done.stderr, done.stderr[-2000:]
+    assert time.monotonic() - began < 60 and rows(tmp_path / "run") == []
+    done = run("alone", 1, ROOT / "train.py", f"--flagfile={tmp_path}/run/flags.txt", f"--output_dir={tmp_path}/run")
+    assert done.returncode == 0 and "resumed after step 9 of 9" in done.stderr
+    [row] = rows(tmp_path / "run")
+    assert row["samples"] == 9 * 512 and row["train_loss"] > 0
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["val_samples"] == 40_000
+
+
+def test_signals_are_noted_once_training_is_under_way():
+    stop, before = StopRequest(), {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        stop.listen()
+        stop.heeded = True
+        signal.raise_signal(signal.SIGUSR1)
+        assert stop.received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,108 @@
+"""What a training works with, made from its settings: feed, model, optimizer, compiled steps."""
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+import model_zoo
+import optim
+from common.errors import UserError
+from data import synthetic
+from data.dataset import Dataset
+from data.feed import Feed
+from data.pipeline import Device
+from data.synthetic import SyntheticFeed
+from distributed import optimizer as distributed
+from distributed.exchange import GradientExchange, make_collectives
+from distributed.world import World
+from training.batch_norm import ExactStatistics
+from training.divergence import divergence_reason
+from training.evaluate import Evaluator
+from training.plan import DEFAULT_LARGEST_MICRO_BATCH, Plan
+from training.settings import Launch, Recipe, Settings
+from training.state import State
+from training.step import make_train_step
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training on the workers that there are. train_step: of a number of accumulation steps, the compiled update.
+
+    exact: measures batch norm's statistics before an evaluation, or None. divergence: of an update's loss and squares
+    of gradients' norms, what is wrong with them, or None.
+    """
+
+    settings: Settings
+    plan: Plan
+    world: World
+    feed: Feed | SyntheticFeed
+    state: State
+    evaluate: Evaluator
+    exact: ExactStatistics | None
+    train_step: Callable
+    divergence: Callable
+
+
+def make_job(settings: Settings, plan: Plan, world: World, feed, state: State) -> Job:
+    recipe = settings.recipe
+    exact = ExactStatistics(state.model, world) if recipe.batch_norm_statistics == "exact" else None
+
+    @functools.cache
+    def train_step(accumulation_steps: int):
+        return make_train_step(state.model, state.optimizer, state.totals, accumulation_steps, world,
+                               recipe.label_smoothing, settings.launch.xla, moving_statistics=not exact,
+                               layers=state.layers)
+
+    evaluate = make_evaluator(settings.launch, state.model, feed, world)
+    divergence = functools.partial(
+        divergence_reason, names=[v.name.split(":")[0] for v in state.model.trainable_variables],
+        classes=len(feed.dataset.classes), loss_scaling=recipe.precision == "mixed_float16")
+    return Job(settings, plan, world, feed, state, evaluate, exact, train_step, divergence)
+
+
+def make_feed(recipe: Recipe, launch: Launch, dataset: Dataset, world: World) -> Feed | SyntheticFeed:
+    """This worker's part of a dataset."""
+    name = dali_device(launch.dali_device, world)
+    if dataset.format == synthetic.NAME:
+        return SyntheticFeed(dataset, recipe.image_size, recipe.seed, world.rank, world.size)
+    device = Device(name, world.gpu if name == "gpu" else None, launch.dali_threads or world.cores,
+                    launch.hw_decoder_load)
+    return Feed(dataset, recipe.image_size, recipe.augmentation, recipe.seed, world.rank, world.size, device)
+
+
+def dali_device(flag: str, world: World) -> str:
+    """ "cpu" or "gpu" for --dali_device. Raises UserError for a GPU that is not there."""
+    if flag == "gpu" and world.gpu is None:
+        raise UserError("--dali_device=gpu: TensorFlow sees no GPU here; use --dali_device=cpu or auto")
+    return flag if flag != "auto" else "cpu" if world.gpu is None else "gpu"
+
+
+def make_model(recipe: Recipe, dataset: Dataset, stream: int = 0):
+    """stream: of the random numbers that dropout draws, a worker's own."""
+    tf.keras.mixed_precision.set_global_policy(recipe.precision)
+    return model_zoo.create_model(recipe.model, len(dataset.classes), recipe.image_size, recipe.batch_norm_momentum,
+                                  recipe.seed, stream, dataset.mean, dataset.std)
+
+
+def make_exchange(launch: Launch, plan: Plan, nccl: bool) -> GradientExchange:
+    """The exchange of gradients that a plan has. Before Horovod is started: its process sets have to be given then."""
+    collectives = make_collectives(plan.allreduce, nccl)
+    return GradientExchange(collectives, launch.compression, launch.fusion_mb)
+
+
+def make_optimizer(recipe: Recipe, model, exchange: GradientExchange):
+    """The optimizer in Horovod's wrap, with its variables made. Raises UserError if --lars_exclude matches nothing."""
+    optimizer = optim.create_optimizer(
+        recipe.optimizer, learning_rate=0.0, momentum=recipe.momentum, weight_decay=recipe.weight_decay,
+        trust_coefficient=recipe.trust_coefficient, epsilon=recipe.lars_epsilon, exclude=recipe.lars_exclude)
+    optimizer = distributed.distributed(optimizer, exchange, loss_scaling=recipe.precision == "mixed_float16")
+    try:
+        distributed.build(optimizer, model.trainable_variables)
+    except ValueError as error:
+        raise UserError(f"--lars_exclude: {error}") from None
+    return optimizer
+
+
+def make_evaluator(launch: Launch, model, feed, world: World) -> Evaluator:
+    return Evaluator(model, feed, launch.micro_batch_size or DEFAULT_LARGEST_MICRO_BATCH, world)

@@ -1,0 +1,119 @@
+"""What brings a training back: checkpoints on the disk, a moment in memory, a request to stop, a rollback."""
+import time
+from pathlib import Path
+
+import tensorflow as tf
+
+from common.errors import Stopped, UserError, complain
+from distributed.elastic import COMMIT_STEPS
+from training.build import Job
+from training.checkpoints import Checkpoints
+from training.divergence import Diverged
+from training.stopping import StopRequest
+
+
+class Recovery:
+    """The one object that knows when a checkpoint, a commit or a stop is due, and does it on all workers alike.
+
+    folder: the run's. checkpoints: rank 0's alone. hosts: of elastic training, distributed.elastic's, or None.
+    committed: the last moment kept in memory, with hosts.
+    """
+
+    def __init__(self, job: Job, folder: Path, checkpoints: Checkpoints | None, stop: StopRequest, hosts=None):
+        self._job, self._folder, self._checkpoints, self._stop, self._hosts = job, folder, checkpoints, stop, hosts
+        self.committed = job.state.snapshot(job.world) if hosts else None
+        self._note_saved()
+        stop.heeded = True
+        if job.settings.run.on_divergence == "rollback" and not job.state.progress.step:
+            self._save(epoch=0)
+
+    def signals(self) -> tf.Tensor:
+        """What this worker tells the others at a step: whether it is to stop, whether it is time for a checkpoint."""
+        return tf.constant([self._stop.received, self._minutes_have_passed()], tf.float32)
+
+    def stop_is_asked(self) -> bool:
+        """Whether any worker is to stop; all have to ask at once."""
+        return self._job.world.any(self._stop.received)
+
+    def after_step(self, signals, before_evaluation: bool) -> None:
+        """signals: their mean over the workers. before_evaluation: after which what is due is saved. Raises Stopped."""
+        stop, minutes_have_passed = signals
+        if stop:
+            self.stop()
+        if not before_evaluation:
+            self._keep(minutes_have_passed or self._epochs_have_passed())
+
+    def after_evaluation(self, epoch: float, top1: float) -> None:
+        """Raises UserError where the training's last checkpoint cannot be written."""
+        is_last = self._job.state.progress.step == self._job.plan.steps
+        minutes_have_passed = self._job.world.any(self._minutes_have_passed())
+        self._keep(is_last or self._epochs_have_passed() or minutes_have_passed, epoch, top1)
+        if is_last:
+            self._wait("the last checkpoint could not be written; make room and start the same command again")
+
+    def stop(self) -> None:
+        """Raises Stopped when the checkpoint is written."""
+        self._save()
+        self._wait("asked to stop, but the checkpoint could not be written")
+        raise Stopped(f"stopped on request after step {self._job.state.progress.step} of {self._job.plan.steps}, with "
+                      f"a checkpoint written; --output_dir={self._folder} goes on from there")
+
+    def roll_back(self, problem: Diverged, observers) -> None:
+        """Goes back to the last checkpoint, and on with the data that come after those of the problem.
+
+        Raises UserError on all workers where that is not asked for, or no longer.
+        """
+        run, plan, state, world = self._job.settings.run, self._job.plan, self._job.state, self._job.world
+        before = state.read_clock()
+        with world.raise_on_all_ranks():
+            newest = self._checkpoints and self._checkpoints.last_good(before.step)
+        newest = world.broadcast(newest, "newest")
+        if run.on_divergence != "rollback" or before.rollbacks >= run.max_rollbacks or not newest:
+            tried = f", after {before.rollbacks} rollbacks" if before.rollbacks else ""
+            raise UserError(f"{problem}{tried}; the last good checkpoint: {newest or 'none'}; try a lower "
+                            "--learning_rate or a longer --warmup_epochs", on_all_ranks=True)
+        with world.raise_on_all_ranks():
+            snapshot = self._checkpoints and self._checkpoints.load(state.variables)
+        state.broadcast(snapshot, world)
+        after = state.progress
+        after.rollbacks, after.reshard_step, after.seconds = before.rollbacks + 1, after.step, before.seconds
+        after.skipped = plan.position(before.step + 1) + before.skipped - plan.position(after.step)
+        state.start_clock()
+        self._note_saved()
+        for observer in observers:
+            observer.go_back(after)
+        if self._checkpoints:
+            complain(f"{problem}; rolled back to {newest} ({after.rollbacks} of {run.max_rollbacks}), past the data "
+                     "that did it")
+
+    def _keep(self, is_due: bool, epoch: float | None = None, top1: float | None = None) -> None:
+        if is_due:
+            self._save(epoch, top1)
+        if self._hosts and self._job.state.progress.step % COMMIT_STEPS == 0:
+            self.committed = self._job.state.snapshot(self._job.world)
+            self._hosts.check_host_updates()
+
+    def _save(self, epoch: float | None = None, top1: float | None = None) -> None:
+        self._note_saved()
+        snapshot = self._job.state.snapshot(self._job.world)
+        if self._checkpoints:
+            epochs = self._saved_position / self._job.plan.train_samples
+            self._checkpoints.save(snapshot, epochs if epoch is None else epoch, top1)
+
+    def _note_saved(self) -> None:
+        self._saved_position, self._saved_at = self._job.plan.position(self._job.state.progress.step), time.monotonic()
+
+    def _wait(self, problem: str) -> None:
+        """Waits until the last checkpoint is written; raises UserError on all workers where it cannot be."""
+        with self._job.world.raise_on_all_ranks():
+            if self._checkpoints and not self._checkpoints.wait():
+                raise UserError(problem)
+
+    def _epochs_have_passed(self) -> bool:
+        plan, every = self._job.plan, self._job.settings.run.checkpoint_every
+        return every.is_due(self._saved_position, plan.position(self._job.state.progress.step), plan.train_samples)
+
+    def _minutes_have_passed(self) -> bool:
+        """On the rank that writes checkpoints."""
+        every = self._job.settings.run.checkpoint_every
+        return self._checkpoints is not None and every.has_passed(time.monotonic() - self._saved_at)

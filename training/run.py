@@ -1,0 +1,243 @@
+"""A run: from settings to summary.json, on the workers that there are or, elastic, on those at each time."""
+import contextlib
+import dataclasses
+import hashlib
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+from common import files
+from common.errors import UserError, complain
+from data.dataset import Dataset
+from data.stage import stage
+from distributed import elastic, launcher
+from distributed import world as worlds
+from distributed.exchange import GradientExchange
+from distributed.heartbeat import beating
+from distributed.lost import lost_is_internal_error
+from distributed.optimizer import set_exchange
+from distributed.world import World
+from reporting.progress import ProgressBar, validation_line
+from reporting.report import write_report
+from reporting.run_folder import RunFolder, write_grid
+from training import build
+from training.build import Job
+from training.checkpoints import Checkpoints, load_model
+from training.divergence import Diverged
+from training.loop import follow_plan
+from training.plan import Plan, allreduce_for, plan_for
+from training.recovery import Recovery
+from training.settings import Settings
+from training.state import State, named
+from training.stopping import StopRequest
+
+DIFFERENT_FLAGS = "the workers were started with different flags"
+
+
+def make_training(settings: Settings, dataset: Dataset, plan: Plan | None, stop: StopRequest) -> Callable[[], dict]:
+    """Starts Horovod; returns a function that trains, and returns summary.json's content.
+
+    plan: for the workers that were launched, or None where others may come (elastic). The function raises UserError;
+    Stopped after a request to stop.
+    """
+    launch, launched, exchange, nccl = settings.launch, launcher.launched(), None, worlds.has_nccl()
+    if not launch.elastic:
+        plan = dataclasses.replace(plan, allreduce=allreduce_for(launch, launched.size, launched.local_size, nccl))
+        exchange = build.make_exchange(launch, plan, nccl)
+    process_sets = exchange and exchange.process_sets
+    world = worlds.start(settings.recipe.seed, launch.deterministic, process_sets, launch.fusion_mb,
+                         settings.run.timeline)
+    training = Training(settings, dataset, world, stop, (plan, exchange))
+    return elastic.restarting(training.attempt) if launch.elastic else training.attempt
+
+
+class Training:
+    """What stays of a training when workers come and go: its state, its folder, and the last moment in memory.
+
+    planned: the plan and the exchange of gradients for the world, or None each where they wait for workers to come.
+    """
+
+    def __init__(self, settings: Settings, dataset: Dataset, world: World, stop: StopRequest,
+                 planned: tuple[Plan | None, GradientExchange | None]):
+        self._settings, self._dataset, self._world, self._stop = settings, dataset, world, stop
+        self._planned, self._state, self._recovery, self._folder = planned, None, None, None
+
+    def attempt(self, hosts=None) -> dict:
+        """Trains until the plan's end on the workers that there are now. hosts: distributed.elastic's, or None.
+
+        Raises HorovodInternalError where a worker is lost, HostsUpdatedInterrupt where others are to come.
+        """
+        world = self._world.renumbered()
+        with lost_is_internal_error(), contextlib.ExitStack() as held:
+            world.agree(self._settings.flags, DIFFERENT_FLAGS)
+            with beating(world, ends_process=not hosts):
+                job = self._build(world)
+                root = self._agree_on_start(world)
+                with world.raise_on_all_ranks():
+                    checkpoints = self._open_folder(held) if world.rank == 0 else None
+                    from_disk = checkpoints and root is None
+                    snapshot = checkpoints.load(job.state.variables) if from_disk else self._committed
+                self._go_on(job, workers_before=job.state.broadcast(snapshot, world, root or 0))
+                self._recovery = Recovery(job, self._folder, checkpoints, self._stop, hosts)
+                with world.raise_on_all_ranks():
+                    observers = self._make_observers(job) if world.rank == 0 else []
+                validation = None
+                while validation is None:
+                    try:
+                        validation = follow_plan(job, self._recovery, observers)
+                    except Diverged as problem:
+                        self._recovery.roll_back(problem, observers)
+                return self._end(job, observers, validation)
+
+    @property
+    def _committed(self):
+        """The last moment kept in memory, by an attempt before this one, or None."""
+        return self._recovery and self._recovery.committed
+
+    def _build(self, world: World) -> Job:
+        """The job for these workers; model, optimizer and their state are made once."""
+        settings, dataset, (plan, exchange) = self._settings, self._dataset, self._planned
+        launch, per_node = settings.launch, None if exchange else world.workers_per_node()
+        with world.raise_on_all_ranks():
+            if launch.stage_dir:
+                dataset = stage(dataset, Path(launch.stage_dir))
+            if not exchange:
+                plan = plan_for(settings, world.size, per_node, dataset.train.samples, nccl=False)
+                exchange = build.make_exchange(launch, plan, nccl=False)
+            feed = build.make_feed(settings.recipe, launch, dataset, world)
+            if not self._state:
+                model = build.make_model(settings.recipe, dataset, world.rank)
+                self._state = State(model, build.make_optimizer(settings.recipe, model, exchange),
+                                    settings.run.log_trust_ratios)
+        set_exchange(self._state.optimizer, exchange)
+        return build.make_job(settings, plan, world, feed, self._state)
+
+    def _agree_on_start(self, world: World) -> int | None:
+        """The rank that holds the latest moment in memory, or None; all take its folder."""
+        name = f"{datetime.now():%Y%m%d-%H%M%S}-{self._settings.recipe.model}-{os.getpid()}"
+        folder = self._folder or Path(self._settings.run.output_dir or Path("runs") / name).absolute()
+        step = self._committed.progress.step if self._committed else -1
+        everyone = world.gather((step, folder), "start")
+        latest = max(step for step, _ in everyone)
+        root = [step for step, _ in everyone].index(latest) if latest >= 0 else None
+        self._folder = everyone[root or 0][1]
+        return root
+
+    def _open_folder(self, held: contextlib.ExitStack) -> Checkpoints:
+        """Makes the run's folder where it is missing, and holds it against a second training. Raises UserError."""
+        folder, dataset = self._folder, self._dataset
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"--output_dir: {folder} cannot be made: {error.strerror}") from None
+        if not os.access(folder, os.W_OK):
+            raise UserError(f"--output_dir: {folder} cannot be written")
+        try:
+            held.enter_context(files.held(folder))
+        except BlockingIOError:
+            raise UserError(f"--output_dir: another training is writing {folder}") from None
+        if self._settings.run.resume == "never" and not self._committed:
+            for leftover in ("checkpoints", "tensorboard"):
+                shutil.rmtree(folder / leftover, ignore_errors=True)
+            for leftover in ("metrics.jsonl", "times.jsonl", "trust_ratios.jsonl", "summary.json", "report.html"):
+                (folder / leftover).unlink(missing_ok=True)
+        sizes = {"train_samples": dataset.train.samples, "classes": len(dataset.classes)}
+        checkpoints = Checkpoints(folder / "checkpoints", self._settings.identity | sizes)
+        held.callback(checkpoints.wait)  # whole, when the next one writes, which may be another worker
+        return checkpoints
+
+    def _go_on(self, job: Job, workers_before: int | None) -> None:
+        """Begins a new slice of the stream where the world has changed, and says where training goes on.
+
+        workers_before: of the moment that was loaded; None at a training's start.
+        """
+        progress, world, plan = job.state.progress, job.world, job.plan
+        lines, where = [], ""
+        if plan.allreduce.is_fallback:
+            lines.append(f"--allreduce=torus goes on in a {plan.allreduce.allreduce}: {plan.allreduce.why}")
+        if workers_before not in (None, world.size):
+            where = f", on {world.size} workers for {workers_before}"
+            if progress.step > progress.reshard_step and not self._dataset.train.kind.ANY_ORDER:
+                lines.append(f"{self._dataset.format} is read file after file: with {world.size} workers for "
+                             f"{workers_before}, some samples of this epoch are read twice and some not at all")
+            progress.reshard_step = progress.step
+        if world.rank == 0:
+            for line in lines:
+                complain(line)
+            if workers_before:
+                print(f"resumed after step {progress.step} of {plan.steps}{where}", file=sys.stderr)
+
+    def _make_observers(self, job: Job) -> list:
+        """Rank 0's."""
+        plan, progress = job.plan, job.state.progress
+        observers = [RunFolder(self._folder, plan.as_json(), self._settings.text, progress),
+                     ProgressBar(plan.epochs, plan.samples, progress)]
+        print(f"run: {self._folder}", file=sys.stderr)
+        if self._settings.run.save_augmentations:
+            with dataclasses.replace(job.feed, shard=0, shards=1).train(0, 1, 64, 64) as batches:
+                write_grid(self._folder / "augmentations.png", next(batches)[0].numpy())
+        return observers
+
+    def _end(self, job: Job, observers, validation: dict) -> dict:
+        """Ends the observers and writes the report; summary.json's content."""
+        world, plan, progress = job.world, job.plan, job.state.read_clock()
+        check_same_weights(world, job.state.model)
+        summary = summarized(validation, plan.train_samples, plan.epochs, plan.phases[-1].global_batch_size, world,
+                             progress.samples / progress.trained_seconds, progress.seconds)
+        with world.raise_on_all_ranks():
+            for observer in observers:
+                observer.end(summary)
+            if observers:
+                print(f"report: {write_report(self._folder)}", file=sys.stderr)
+        return summary
+
+
+def evaluate_checkpoint(settings: Settings, dataset: Dataset) -> dict:
+    """summary.json's content for the newest checkpoint of --checkpoint, written into --output_dir if there is one."""
+    recipe, launch, run = settings.recipe, settings.launch, settings.run
+    world = start_alike(settings)
+    started = time.perf_counter()
+    with world.raise_on_all_ranks():
+        if launch.stage_dir:
+            dataset = stage(dataset, Path(launch.stage_dir))
+        feed = build.make_feed(recipe, launch, dataset, world)
+        model = build.make_model(recipe, dataset)
+        epoch = load_model(run.checkpoint, model)
+    evaluator, begun = build.make_evaluator(launch, model, feed, world), time.perf_counter()
+    totals = evaluator()
+    ended = time.perf_counter()
+    summary = summarized(totals, dataset.train.samples, epoch, recipe.batch_size.values[-1], world,
+                         totals["val_samples"] / (ended - begun), ended - started)
+    with world.raise_on_all_ranks():
+        if world.rank == 0:
+            print(validation_line(summary), file=sys.stderr)
+            if run.output_dir:
+                Path(run.output_dir).mkdir(parents=True, exist_ok=True)
+                files.write_json(Path(run.output_dir) / "summary.json", summary)
+    return summary
+
+
+def start_alike(settings: Settings) -> World:
+    """Starts Horovod for what exchanges no gradients. Raises UserError unless all ranks have the same flags."""
+    world = worlds.start(settings.recipe.seed, settings.launch.deterministic, timeline=settings.run.timeline)
+    world.agree(settings.flags, DIFFERENT_FLAGS)
+    return world
+
+
+def check_same_weights(world: World, model) -> None:
+    """Raises UserError on every rank unless all hold the same bits in every variable."""
+    digests = {name: hashlib.sha256(variable.numpy().tobytes()).hexdigest()[:12]
+               for name, variable in named("model", model.variables).items()}
+    world.agree(digests, "the weights differ, which is a bug in the exchange of gradients")
+
+
+def summarized(totals, train_samples, epochs, batch_size, world: World, images_per_second, seconds) -> dict:
+    """summary.json's content."""
+    names = ("val_top1", "val_top5", "val_loss", "val_samples", "val_top1_count", "val_top5_count")
+    return {name: totals[name] for name in names} | {
+        "train_samples": train_samples, "epochs": epochs, "global_batch_size": batch_size, "world_size": world.size,
+        "images_per_second": images_per_second, "seconds": seconds}
