@@ -78,6 +78,8 @@ def dry_run(settings: Settings) -> None:
     local_size = run.workers_per_node or (PAPERS_NODE if run.workers else launched.local_size)
     plan = plan_for(settings, run.workers or launched.size, local_size, samples)
     if launched.rank == 0:
+        if settings.source:
+            print(f"recipe: {settings.source}", file=sys.stderr)
         print(as_json(plan.as_json(), indent=1), flush=True)
 
 

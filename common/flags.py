@@ -4,7 +4,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from absl import flags as absl_flags
 
@@ -14,15 +14,20 @@ KINDS = {str: "string", int: "integer", float: "float", bool: "bool"}
 PARAGRAPH = re.compile(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
 
 
-def flag(default=None, choices: Sequence[str] = (), low=None, high=None, parse: Callable | None = None):
+PLAIN = {"choices": (), "low": None, "high": None, "parse": None, "alias": None}
+
+
+def flag(default=None, choices: Sequence[str] = (), **options):
     """A field with more than a type and a default.
 
     choices: its values; with a list as default, several may be given. low, high: of numbers. parse: makes the field's
-    value of what was given, a text or a list of texts; raises ValueError.
+    value of what was given, a text or a list of texts; raises ValueError. alias: another name for it.
     """
-    value = parse(default) if parse and default is not None else default
-    options = {"given": default, "choices": tuple(choices), "low": low, "high": high, "parse": parse}
-    return dataclasses.field(default=tuple(value) if isinstance(value, list) else value, metadata=options)
+    parse, value = options.get("parse"), default
+    if parse and default is not None:
+        value = parse(default)
+    return dataclasses.field(default=tuple(value) if isinstance(value, list) else value,
+                             metadata=PLAIN | {"given": default, "choices": tuple(choices)} | options)
 
 
 def define(*groups: type) -> absl_flags.FlagValues:
@@ -36,7 +41,7 @@ def define(*groups: type) -> absl_flags.FlagValues:
 
 
 def _define(values, one, text):
-    options = {"given": one.default, "choices": (), "low": None, "high": None, "parse": None} | one.metadata
+    options = PLAIN | {"given": one.default} | one.metadata
     default, more = options["given"], {"help": text, "flag_values": values}
     if options["choices"]:
         kind, more["enum_values"] = "multi_enum" if isinstance(default, list) else "enum", options["choices"]
@@ -48,6 +53,8 @@ def _define(values, one, text):
         if type_ in (int, float):
             more |= {"lower_bound": options["low"], "upper_bound": options["high"]}
     getattr(absl_flags, f"DEFINE_{kind}")(one.name, default, **more)
+    if options["alias"]:
+        absl_flags.DEFINE_alias(options["alias"], one.name, flag_values=values)
 
     def check(given):
         try:
@@ -69,6 +76,11 @@ def value(one: dataclasses.Field, given):
 def parsed(values: absl_flags.FlagValues, group: type):
     """The flags of a dataclass, as one."""
     return group(**{one.name: value(one, values[one.name].value) for one in dataclasses.fields(group)})
+
+
+def defaults(group: type) -> dict:
+    """Each flag's default, before it is parsed."""
+    return {one.name: one.metadata.get("given", one.default) for one in dataclasses.fields(group)}
 
 
 def names(group: type) -> list[str]:

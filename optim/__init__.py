@@ -19,7 +19,7 @@ class OptimizerInfo:
 OPTIMIZERS = {
     "lars": OptimizerInfo("optim.lars", "LARS",
                           ("momentum", "weight_decay", "trust_coefficient", "epsilon", "exclude")),
-    "sgd": OptimizerInfo("optim.lars", "SGD", ("momentum", "weight_decay")),
+    "sgd": OptimizerInfo("optim.lars", "SGD", ("momentum", "weight_decay", "exclude")),
     "lamb": OptimizerInfo("tensorflow_addons.optimizers", "LAMB", ("weight_decay", "exclude")),  # arXiv:1904.00962
 }
 

@@ -1,6 +1,8 @@
 """LARS, and SGD with momentum, on one fused kernel: the science of arXiv:1708.03888 in one file."""
 import tensorflow as tf
 
+BLOCK = 1024
+
 
 class SGD(tf.keras.optimizers.Optimizer):
     """SGD with momentum, weight decay coupled: it goes through the momentum, as in Caffe and the papers.
@@ -15,15 +17,18 @@ class SGD(tf.keras.optimizers.Optimizer):
     over the workers and unscaled.
 
     learning_rate: gamma. momentum: mu. weight_decay: beta. nesterov: step along momentum * v' + the new term.
+    exclude: suffixes of variable names (`gamma`, `beta`, `bias`) that take no weight decay. ValueError where none of
+        them matches a variable: such a list would go unnoticed.
     """
 
-    def __init__(self, learning_rate, momentum=0.9, weight_decay=0.0, nesterov=False, name=None, **kwargs):
+    def __init__(self, learning_rate, momentum=0.9, weight_decay=0.0, nesterov=False, exclude=(), name=None, **kwargs):
         # Keras's own weight_decay and jit_compile stay off: the first is decoupled, the second cannot hold Horovod.
         super().__init__(name=name or type(self).__name__, weight_decay=None, jit_compile=False, **kwargs)
         self._learning_rate = self._build_learning_rate(learning_rate)
         self.momentum = tf.Variable(momentum, dtype=tf.float32, trainable=False, name="momentum")
         self.coupled_weight_decay = weight_decay
         self.nesterov = nesterov
+        self.exclude = tuple(exclude)
         # Taking rate * decay / momentum * w off the buffer, which the kernel then multiplies by momentum, saves an
         # array of g + decay * w, and passes over memory. Zero momentum, or Nesterov's second use of g, rule it out.
         self._decay_through_buffer = momentum > 0 and not nesterov
@@ -33,12 +38,18 @@ class SGD(tf.keras.optimizers.Optimizer):
         super().build(var_list)
         if getattr(self, "_built", False):
             return
+        if self.exclude and not any(map(self.is_excluded, var_list)):
+            names = ", ".join(f"'{suffix}'" for suffix in self.exclude)
+            raise ValueError(f"{type(self).__name__}: exclude names {names}, which end the name of no variable")
         self._buffers = [self.add_variable_from_reference(v, "momentum") for v in var_list]
         self._built = True
 
+    def is_excluded(self, variable) -> bool:
+        return any(_has_suffix(variable, suffix) for suffix in self.exclude)
+
     def update_step(self, gradient, variable):
         rate = tf.cast(self.learning_rate, variable.dtype)
-        self._step(gradient, variable, rate, self.coupled_weight_decay)
+        self._step(gradient, variable, rate, 0.0 if self.is_excluded(variable) else self.coupled_weight_decay)
 
     def _step(self, gradient, variable, rate, weight_decay):
         if isinstance(gradient, tf.IndexedSlices):
@@ -63,6 +74,7 @@ class SGD(tf.keras.optimizers.Optimizer):
             "momentum": float(self.momentum.numpy()),
             "weight_decay": self.coupled_weight_decay,
             "nesterov": self.nesterov,
+            "exclude": list(self.exclude),
         }
 
 
@@ -77,23 +89,14 @@ class LARS(SGD):
     gamma, momentum mu, weight_decay beta. Defaults are the paper's. The scan's step 1 prints the second term of the
     denominator with |g|; it is the weight decay's, with |w|, as in the authors' code.
 
-    exclude: suffixes of variable names (`gamma`, `beta`, `bias`) that take a plain momentum step, without the trust
-        ratio and without weight decay. ValueError where one of them matches no variable: a list of names that
-        matches nothing would go unnoticed.
+    exclude: as SGD's; those variables take no trust ratio, either: a plain momentum step.
     """
 
     def __init__(self, learning_rate, momentum=0.9, weight_decay=0.0, trust_coefficient=0.001, epsilon=0.0,
                  exclude=(), nesterov=False, name=None, **kwargs):
-        super().__init__(learning_rate, momentum, weight_decay, nesterov, name, **kwargs)
+        super().__init__(learning_rate, momentum, weight_decay, nesterov, exclude, name, **kwargs)
         self.trust_coefficient = trust_coefficient
         self.epsilon = epsilon
-        self.exclude = tuple(exclude)
-
-    def build(self, var_list):
-        super().build(var_list)
-        for suffix in self.exclude:
-            if not any(_has_suffix(variable, suffix) for variable in var_list):
-                raise ValueError(f"LARS: exclude names '{suffix}', which ends the name of no variable")
 
     def update_step(self, gradient, variable):
         rate = tf.cast(self.learning_rate, variable.dtype)
@@ -101,9 +104,6 @@ class LARS(SGD):
             self._step(gradient, variable, rate, weight_decay=0.0)
         else:
             self._step(gradient, variable, rate * self.trust_ratio(gradient, variable), self.coupled_weight_decay)
-
-    def is_excluded(self, variable) -> bool:
-        return any(_has_suffix(variable, suffix) for suffix in self.exclude)
 
     def trust_ratio(self, gradient, variable):
         """The ratio for one variable and its gradient, a scalar."""
@@ -115,7 +115,7 @@ class LARS(SGD):
 
     def get_config(self):
         return super().get_config() | {
-            "trust_coefficient": self.trust_coefficient, "epsilon": self.epsilon, "exclude": list(self.exclude)}
+            "trust_coefficient": self.trust_coefficient, "epsilon": self.epsilon}
 
 
 def _has_suffix(variable, suffix):
@@ -124,7 +124,16 @@ def _has_suffix(variable, suffix):
 
 
 def _norm(tensor):
-    """The L2 norm. `l2_loss` sums squares in one pass over memory, without an array of them."""
-    if isinstance(tensor, tf.IndexedSlices):
-        tensor = tf.convert_to_tensor(tensor)
-    return tf.sqrt(2 * tf.nn.l2_loss(tensor))
+    """The L2 norm, the same bits whatever the number of threads: workers may have different ones.
+
+    Norms of rows of BLOCK elements, each of which one thread computes, then the norm of these, until one is left.
+    """
+    values = tf.reshape(tf.convert_to_tensor(tensor), [-1])
+    count = values.shape[0]
+    if count == 1:
+        return tf.abs(values[0])
+    width = min(BLOCK, count)
+    if count % width:
+        values = tf.pad(values, [[0, -count % width]])
+    rows = tf.reshape(values, [-1, width])
+    return _norm(tf.sqrt(tf.reduce_sum(tf.square(rows), axis=1)))

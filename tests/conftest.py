@@ -18,6 +18,7 @@ from benchmarks import faults
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 ROOT = Path(__file__).parents[1]
+DIGITS = f"--flagfile={ROOT}/launch/recipes/digits.flags"  # where --data_dir is given, which else means images.flags
 BIN = Path(sys.executable).parent
 LONGEST = ("test_slurm.py", "test_train.py", "test_resume.py", "test_horovodrun.py", "test_elastic.py",
            "test_models.py")

@@ -141,8 +141,7 @@ def test_workers_that_differ_are_found():
         "import tensorflow as tf; from types import SimpleNamespace; from training import run\n"
         "world = run.worlds.start(0)\n"
         "model = SimpleNamespace(variables=[tf.Variable([0.5, world.rank * 1e-8], name='moving_mean')])\n"
-        "try: run.check_same_weights(world, model)\n"
-        "except run.UserError as error: print('found:', error)")
+        "print('found:', run.differing_weights(world, model))")
     done = run("mpirun", 2, "-c", program)
     assert done.stdout.count("found: the weights differ") == 2 and "moving_mean" in done.stdout
 
@@ -228,7 +227,13 @@ BAD_INPUT = [
     (["--output_dir={run}", "--optimizer=sgd"], 1, "optimizer was lars, is sgd now"),
     (["--checkpoint_every=0"], 2, "--checkpoint_every=0"),
     (["--elastic"], 2, "--host-discovery-script"),
-    (["--lars_exclude=nothing"], 1, "'nothing'"),
+    (["--exclude=nothing,void"], 1, "'nothing', 'void'"),
+    (["--warmup=none", "--warmup_epochs=3"], 2, "--warmup_epochs does nothing with --warmup=none"),
+    (["--lr_boundaries=3,6"], 2, "--lr_boundaries does nothing"),
+    (["--optimizer=lamb", "--momentum_schedule=noise_scale"], 2, "--momentum_schedule does nothing"),
+    (["--lr_schedule=multistep", "--decay_from=warmup_end"], 2, "--decay_from does nothing"),
+    (["--deterministic", "--fusion_mb=1"], 2, "--fusion_mb does nothing"),
+    (["--learning_rate=0.05"], 1, "--warmup=gradual would fall: from --warmup_learning_rate=0.5 to a rate of 0.05"),
     (["--mode=evaluate", "--checkpoint={run}/checkpoints", "--model=convnet"], 1, "does not fit this model"),
 ]
 
@@ -312,6 +317,17 @@ def test_help_answers_at_once_with_every_default():
     assert time.monotonic() - begun < 1 and done.returncode == 0
     for word in ("--lr_scaling", "Recipe flags", "default: 0.001", "<lars|sgd|lamb>"):
         assert word in done.stdout
+
+
+@pytest.mark.parametrize(("flags", "recipe", "epochs"), [
+    ([], "digits", 12), (["--data_dir=digits", "--optimizer=sgd", "--learning_rate=0.05"], "images", 90),
+    (["--data_dir", "/nonexistent", "--train_samples=5000"], "images", 90)])
+def test_the_digits_recipe_holds_for_the_digits_alone(flags, recipe, epochs):
+    """Their warm-up from 0.5 made other data diverge."""
+    done = run("alone", 1, ROOT / "train.py", "--dry_run", *flags)
+    assert done.returncode == 0 and done.stderr == f"recipe: {ROOT}/launch/recipes/{recipe}.flags\n"
+    made = json.loads(done.stdout)
+    assert made["epochs"] == epochs and (made["schedule"][0]["learning_rate"] == 0) == (recipe == "images")
 
 
 def test_a_plan_for_workers_and_data_that_are_not_there():

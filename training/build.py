@@ -92,15 +92,15 @@ def make_exchange(launch: Launch, plan: Plan, nccl: bool) -> GradientExchange:
 
 
 def make_optimizer(recipe: Recipe, model, exchange: GradientExchange):
-    """The optimizer in Horovod's wrap, with its variables made. Raises UserError if --lars_exclude matches nothing."""
+    """The optimizer in Horovod's wrap, with its variables made. Raises UserError if --exclude matches nothing."""
     optimizer = optim.create_optimizer(
         recipe.optimizer, learning_rate=0.0, momentum=recipe.momentum, weight_decay=recipe.weight_decay,
-        trust_coefficient=recipe.trust_coefficient, epsilon=recipe.lars_epsilon, exclude=recipe.lars_exclude)
+        trust_coefficient=recipe.trust_coefficient, epsilon=recipe.lars_epsilon, exclude=recipe.exclude)
     optimizer = distributed.distributed(optimizer, exchange, loss_scaling=recipe.precision == "mixed_float16")
     try:
         distributed.build(optimizer, model.trainable_variables)
     except ValueError as error:
-        raise UserError(f"--lars_exclude: {error}") from None
+        raise UserError(f"--exclude: {error}") from None
     return optimizer
 
 

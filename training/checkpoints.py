@@ -17,9 +17,13 @@ import tensorflow as tf
 
 from common.errors import UserError, complain, one_line
 from common.files import flush, write_whole
+from common.flags import defaults
+from training.settings import Recipe
 from training.state import Progress, Snapshot, named
 
 KEPT = 5
+RENAMED = {"lars_exclude": "exclude"}  # flags, since earlier versions
+DEFAULTS = defaults(Recipe)  # of flags that earlier versions lacked
 DESCRIPTION = "description"  # the tensor that holds, as JSON, what is not a variable
 
 
@@ -59,8 +63,9 @@ class Checkpoints:
         return None
 
     def _check_recipe(self, path, recorded):
+        recorded = {RENAMED.get(name, name): value for name, value in recorded.items()}
         for name in sorted(self._recipe.keys() | recorded.keys()):
-            ours, theirs = self._recipe.get(name), recorded.get(name)
+            ours, theirs = self._recipe.get(name), recorded.get(name, DEFAULTS.get(name))
             if ours != theirs:
                 raise UserError(f"{path} is a checkpoint of another training: {name} was {theirs}, is {ours} now; "
                                 "choose another --output_dir, or --resume=never to start anew")

@@ -13,17 +13,20 @@ from data import named
 from distributed.launcher import ELASTIC
 from training.settings import Launch, Recipe, Run, Settings
 
-DEFAULT_RECIPE = Path(__file__).parents[1] / "launch" / "recipes" / "digits.flags"
+RECIPES = Path(__file__).parents[1] / "launch" / "recipes"
 GROUPS = {"Recipe": Recipe, "Launch": Launch, "Run": Run}
 
 
 def parse(argv: Sequence[str]) -> Settings:
     """The settings of a command line, argv[0] being the program. Raises UsageError, UserError.
 
-    A recipe is read first and the flags given come after it: the one that --flagfile names, the evaluated run's
-    flags.txt, or, with neither, the digits recipe.
+    A recipe is read first and the flags given come after it: the one that --flagfile names; the evaluated run's
+    flags.txt; with neither, images.flags where --data_dir is given, and digits.flags where it is not.
     """
-    values = _read(argv)
+    recipes, given = recipes_first(argv[1:])
+    source = [] if recipes else [_default_recipe(argv[0], given)]
+    values = flags.read(define(), [argv[0], *recipes, *(f"--flagfile={path}" for path in source), *given])
+    values.data_dir = named.absolute(values.data_dir)  # a run's flags.txt has to mean the same elsewhere
     for name in ("workers", "workers_per_node"):
         if values[name].value is not None and not values.dry_run:
             raise UsageError(f"--{name} plans for workers that need not exist: it goes with --dry_run")
@@ -36,8 +39,10 @@ def parse(argv: Sequence[str]) -> Settings:
     text = "\n".join(values[name].serialize() for name in recorded) + "\n"
     recipe, launch, run = (flags.parsed(values, group) for group in GROUPS.values())
     recipe = with_image_size(recipe)
-    given = {name: values[name].value for group in GROUPS.values() for name in flags.names(group)}
-    return Settings(recipe, launch, run, given | {"image_size": recipe.image_size}, text)
+    values_given = {name: values[name].value for group in GROUPS.values() for name in flags.names(group)}
+    settings = Settings(recipe, launch, run, values_given | {"image_size": recipe.image_size}, text, *source)
+    _check_effect(settings, given)
+    return settings
 
 
 def with_image_size(recipe: Recipe) -> Recipe:
@@ -55,21 +60,47 @@ def help_text() -> str:
     values, lines = define(), ["train.py: trains, evaluates and reports; see README.md.", ""]
     for title, group in GROUPS.items():
         lines += [f"{title} flags:", *flags.described(values, flags.names(group)), ""]
-    lines.append("--flagfile=FILE reads flags from a file; without it launch/recipes/digits.flags is read first.")
+    lines.append("--flagfile=FILE reads flags from a file; without it launch/recipes/images.flags is read first where "
+                 "--data_dir is given, launch/recipes/digits.flags where it is not.")
     return "\n".join(lines)
 
 
-def _read(argv):
-    recipes, given = recipes_first(argv[1:])
-    values = flags.read(define(), [argv[0], *(recipes or [f"--flagfile={DEFAULT_RECIPE}"]), *given])
-    if values.mode == "evaluate" and values.checkpoint and not recipes:
+def _default_recipe(program, given) -> Path:
+    """What is read first without --flagfile. Raises UserError where an evaluated run has no flags.txt."""
+    values = flags.read(define(), [program, *given])
+    if values.mode == "evaluate" and values.checkpoint:
         recorded = run_folder(values.checkpoint) / "flags.txt"
         if not recorded.is_file():
             raise UserError(f"--checkpoint: {values.checkpoint} lies in no run's folder, there is no {recorded}; give "
                             "RUN/checkpoints, or the recipe by --flagfile")
-        values = flags.read(define(), [argv[0], f"--flagfile={recorded}", *given])
-    values.data_dir = named.absolute(values.data_dir)  # a run's flags.txt has to mean the same elsewhere
-    return values
+        return recorded
+    return RECIPES / ("images.flags" if values["data_dir"].present else "digits.flags")
+
+
+INERT = {  # a flag -> (whether it does nothing, beside what)
+    "warmup_epochs": (lambda s: s.recipe.warmup == "none", "--warmup=none"),
+    "warmup_learning_rate": (lambda s: s.recipe.warmup == "none", "--warmup=none"),
+    "lr_boundaries": (lambda s: s.recipe.lr_schedule != "multistep", "--lr_schedule other than multistep"),
+    "poly_power": (lambda s: s.recipe.lr_schedule != "poly", "--lr_schedule other than poly"),
+    "decay_from": (lambda s: s.recipe.lr_schedule in ("multistep", "constant"), "--lr_schedule=multistep or constant"),
+    "base_batch_size": (lambda s: s.recipe.lr_scaling == "none", "--lr_scaling=none"),
+    "momentum": (lambda s: s.recipe.optimizer == "lamb", "--optimizer=lamb"),
+    "momentum_schedule": (lambda s: s.recipe.optimizer == "lamb", "--optimizer=lamb"),
+    "trust_coefficient": (lambda s: s.recipe.optimizer != "lars", "--optimizer other than lars"),
+    "lars_epsilon": (lambda s: s.recipe.optimizer != "lars", "--optimizer other than lars"),
+    "torus_grid": (lambda s: s.launch.allreduce != "torus", "--allreduce=ring"),
+    "fusion_mb": (lambda s: s.launch.deterministic and s.launch.allreduce == "ring" and s.launch.compression == "none",
+                  "--deterministic, which exchanges each gradient by itself"),
+    "max_rollbacks": (lambda s: s.run.on_divergence == "stop", "--on_divergence=stop"),
+}
+
+
+def _check_effect(settings: Settings, given) -> None:
+    """Raises UsageError for a flag of the command line, not of a recipe, that does nothing beside the others."""
+    words = {word.lstrip("-").partition("=")[0] for word in given if word.startswith("-")}
+    for name, (is_inert, beside) in INERT.items():
+        if name in words and is_inert(settings):
+            raise UsageError(f"--{name} does nothing with {beside}")
 
 
 def recipes_first(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -33,7 +33,7 @@ class Interval:
     start: int  # position of the first sample in the endless stream of training samples
     steps: int
     first_step: int  # of the whole training, from 0
-    epoch: int | None  # whole epochs completed at the end, where an evaluation follows; None where none does
+    epoch: float | None  # epochs completed at the end, where an evaluation follows; None where none does
     evaluations: int  # of the whole training, up to and with this one's
 
     @property
@@ -113,7 +113,7 @@ class Plan:
                 left -= steps
                 last = not left and phase is self.phases[-1]
                 reached = min(end // self.train_samples, math.floor(self.epochs))
-                epoch = math.floor(self.epochs) if last else reached if reached > evaluated else None
+                epoch = self.epochs if last else reached if reached > evaluated else None
                 evaluations += epoch is not None
                 yield Interval(phase, position, steps, step, epoch, evaluations)
                 position, step, evaluated = end, step + steps, max(evaluated, reached)
@@ -149,6 +149,9 @@ def make_plan(recipe: Recipe, micro_batch_size: int | None, workers: int, train_
     learning_rate = schedules.LearningRate(
         rate, epochs, recipe.lr_schedule, recipe.poly_power, recipe.lr_boundaries, recipe.warmup,
         recipe.warmup_epochs, recipe.warmup_learning_rate, recipe.decay_from)
+    first, full = recipe.warmup_learning_rate, rate(recipe.warmup_epochs)
+    if recipe.warmup == "gradual" and recipe.warmup_epochs and first > full:
+        raise UserError(f"--warmup=gradual would fall: from --warmup_learning_rate={first:g} to a rate of {full:g}")
     plan = Plan(workers, train_samples, epochs, learning_rate, recipe.momentum_schedule, recipe.momentum, phases,
                 allreduce)
     try:

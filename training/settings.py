@@ -4,6 +4,7 @@ Each field is a flag of train.py. Imports nothing heavy.
 """
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import model_zoo
 import optim
@@ -85,7 +86,8 @@ class Recipe:
     weight_decay: Weight decay.
     trust_coefficient: LARS's trust coefficient.
     lars_epsilon: Added to the denominator of LARS's trust ratio.
-    lars_exclude: Suffixes of variables (gamma,beta,bias) that take a plain momentum step without weight decay.
+    exclude: Suffixes of variables (gamma,beta,bias) that take no weight decay, and no trust ratio: a plain momentum
+        step. --lars_exclude is an alias.
     label_smoothing: Probability spread evenly over all classes.
     precision: Compute dtype of the forward and backward pass. mixed_float16 uses dynamic loss scaling. Updates are in
         float32.
@@ -117,7 +119,7 @@ class Recipe:
     weight_decay: float = flag(0.0, low=0.0)
     trust_coefficient: float = flag(0.001, low=0.0)
     lars_epsilon: float = flag(0.0, low=0.0)
-    lars_exclude: tuple[str, ...] = flag([], parse=tuple)
+    exclude: tuple[str, ...] = flag([], parse=tuple, alias="lars_exclude")
     label_smoothing: float = flag(0.0, low=0.0, high=1.0)
     precision: str = flag("float32", ("float32", "mixed_float16", "mixed_bfloat16"))
     batch_norm_momentum: float = flag(0.9, low=0.0, high=1.0)
@@ -206,13 +208,17 @@ class Run:
 
 @dataclass(frozen=True)
 class Settings:
-    """A whole command line. given: each flag's value before it was parsed. text: flags.txt, which runs it again."""
+    """A whole command line. given: each flag's value before it was parsed. text: flags.txt, which runs it again.
+
+    source: the recipe that was read where none was named.
+    """
 
     recipe: Recipe
     launch: Launch
     run: Run
     given: dict[str, object]
     text: str
+    source: Path | None = None
 
     @property
     def flags(self) -> dict:

@@ -18,8 +18,7 @@ class Totals:
 
     def add(self, losses, logits, labels, counted) -> None:
         """losses float (batch,), logits (batch, classes), labels int (batch,), counted bool (batch,)."""
-        top5 = tf.math.in_top_k(labels, logits, min(5, logits.shape[-1]))
-        columns = [losses, tf.math.in_top_k(labels, logits, 1), top5, tf.ones_like(losses)]
+        columns = [losses, hits(logits, labels, 1), hits(logits, labels, 5), tf.ones_like(losses)]
         columns = tf.stack([tf.cast(column, tf.float64) for column in columns])
         self.variable.assign_add(tf.reduce_sum(tf.where(counted, columns, tf.zeros_like(columns)), axis=1))
 
@@ -34,6 +33,16 @@ class Totals:
         samples = int(totals["samples"])
         return {name: totals[name] / samples for name in ("loss", "top1", "top5")} | {
             "top1_count": int(totals["top1"]), "top5_count": int(totals["top5"]), "samples": samples}
+
+
+def hits(logits, labels, k: int) -> tf.Tensor:
+    """Whether each label is among the k largest logits, bool (batch,). A tie is a miss, and so is NaN.
+
+    A network whose logits are all alike knows nothing; tf.math.in_top_k would have it right every time.
+    """
+    own = tf.gather(logits, labels[:, None], batch_dims=1)
+    rivals = tf.math.count_nonzero(logits >= own, axis=1) - 1
+    return (rivals < min(k, logits.shape[-1])) & tf.reduce_all(tf.logical_not(tf.math.is_nan(logits)), axis=1)
 
 
 def cross_entropy(logits, labels, label_smoothing: float):

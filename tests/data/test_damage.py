@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import ROOT, run
+from conftest import DIGITS, ROOT, run
 from making import write_class_folders, write_shards
 from test_feed import record
 
@@ -75,8 +75,8 @@ def test_training_ends_within_seconds_and_names_it(digits, tmp_path, kind, worke
     for path in digits.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes().replace(image, bytes(len(image))))
     begun = time.monotonic()
-    done = run(kind, workers, ROOT / "train.py", f"--data_dir={tmp_path}", f"--output_dir={tmp_path}/run", "--epochs=2",
-               "--model=convnet")
+    done = run(kind, workers, ROOT / "train.py", DIGITS, f"--data_dir={tmp_path}", "--model=convnet", "--epochs=2",
+               f"--output_dir={tmp_path}/run")
     assert done.returncode == 1 and time.monotonic() - begun < 100
     said = [line for line in done.stderr.splitlines() if "train.py: " in line]
     assert any(f"{tmp_path}/{described['train']['files'][0]['path']}, record 500 cannot be decoded" in line

@@ -3,10 +3,10 @@ import json
 
 import numpy as np
 import pytest
-from conftest import train, weights
+from conftest import DIGITS, train, weights
 from PIL import Image
 
-FLAGS = ("--model=convnet", "--epochs=1", "--batch_size=96", "--augmentation=crop")
+FLAGS = (DIGITS, "--model=convnet", "--epochs=1", "--batch_size=96", "--augmentation=crop")
 
 
 @pytest.fixture(scope="module")

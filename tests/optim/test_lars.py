@@ -2,6 +2,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import run as run_program
 
 import optim
 from optim.lars import LARS, SGD
@@ -146,11 +147,42 @@ def test_the_learning_rate_is_inside_the_momentum_buffer():
     np.testing.assert_allclose(weight.numpy(), [1 - 0.1 - 0.09], rtol=1e-6)
 
 
-def test_an_exclusion_that_matches_nothing_is_an_error():
-    with pytest.raises(ValueError, match="beta"):
-        LARS(1.0, exclude=("bias", "beta")).build([tf.Variable([1.0], name="dense/bias")])
+@pytest.mark.parametrize("kind", [LARS, SGD])
+def test_exclusions_of_which_none_matches_are_an_error(kind):
+    kind(1.0, exclude=("bias", "beta")).build([tf.Variable([1.0], name="dense/bias")])  # a list made for batch norm
+    with pytest.raises(ValueError, match="'gamma', 'beta'"):
+        kind(1.0, exclude=("gamma", "beta")).build([tf.Variable([1.0], name="dense/bias")])
     with pytest.raises(ValueError, match="as"):  # part of a word is not a suffix
-        LARS(1.0, exclude=("as",)).build([tf.Variable([1.0], name="dense/bias")])
+        kind(1.0, exclude=("as",)).build([tf.Variable([1.0], name="dense/bias")])
+
+
+def test_sgd_decays_what_is_not_excluded():
+    weights, gradients = start(seed=4)
+    ours = run(SGD(0.0, momentum=0.9, weight_decay=1e-2, exclude=("gamma", "bias")), weights, gradients)
+    expected = reference(weights, gradients, 0.9, 1e-2, exclude=("gamma", "bias"))
+    for name in SHAPES:
+        np.testing.assert_allclose(ours[name], expected[name], rtol=2e-4, atol=2e-5, err_msg=name)
+
+
+THREADS = """
+import hashlib, sys
+import numpy as np, tensorflow as tf
+from optim.lars import LARS
+tf.config.threading.set_intra_op_parallelism_threads(int(sys.argv[1]))
+random = np.random.default_rng(0)
+variables = [tf.Variable(random.normal(size=shape).astype(np.float32)) 
+             for shape in ((2048, 1000), (3, 3, 256, 256), (7,))]
+lars = LARS(1.0, weight_decay=1e-4)
+for _ in range(3):
+    lars.apply_gradients([(tf.constant(random.normal(size=v.shape).astype(np.float32)), v) for v in variables])
+print(hashlib.sha256(b"".join(v.numpy().tobytes() for v in variables)).hexdigest())
+"""
+
+
+def test_workers_with_different_numbers_of_threads_have_the_same_weights():
+    done = [run_program("alone", 1, "-c", THREADS, threads, cold=True) for threads in (1, 2, 4)]
+    assert all(one.returncode == 0 for one in done), done[0].stderr
+    assert len({one.stdout for one in done}) == 1
 
 
 def test_config_rebuilds_the_optimizer():

@@ -1,6 +1,7 @@
 """Checkpoints are whole or not there: damage, full and read-only disks, what is kept."""
 import dataclasses
 import itertools
+import json
 import subprocess
 
 import numpy as np
@@ -13,7 +14,7 @@ from common.errors import UserError
 from training.checkpoints import Checkpoints, Damaged, intact, read
 from training.state import Progress, Snapshot
 
-RECIPE = {"model": "convnet", "momentum": 0.9, "lars_exclude": ["gamma"]}
+RECIPE = {"model": "convnet", "momentum": 0.9, "exclude": ["gamma"]}
 
 
 def snapshot(step: int, size: int = 1000) -> Snapshot:
@@ -136,9 +137,24 @@ def test_other_variables_are_refused_by_name(tmp_path, variables, message):
         Checkpoints(tmp_path, RECIPE).load({k: v for k, v in (VARIABLES | variables).items() if v is not None})
 
 
+def test_a_checkpoint_of_an_earlier_version_is_read(tmp_path):
+    """It had other names, and lacked flags that have come since."""
+    path = saved(tmp_path, [3]).newest
+    described = json.loads(tf.train.load_checkpoint(str(path / "variables")).get_tensor("description"))
+    progress = described.pop("progress")
+    described["recipe"]["lars_exclude"] = described["recipe"].pop("exclude")
+    described["place"] = {name: progress[name] for name in progress if name != "reshard_step"} | {"piece_step": 2}
+    tensors = {name: tf.constant(value) for name, value in read(path)[0].items()}
+    tensors["description"] = tf.constant(json.dumps(described))
+    tf.raw_ops.SaveV2(prefix=str(path / "variables"), tensor_names=list(tensors), tensors=list(tensors.values()),
+                      shape_and_slices=[""] * len(tensors))
+    loaded = Checkpoints(tmp_path, RECIPE | {"label_smoothing": 0.0}).load(VARIABLES)
+    assert loaded.progress.step == 3 and loaded.progress.reshard_step == 2
+
+
 def test_another_recipe_is_refused_by_flag(tmp_path):
     saved(tmp_path, [1])
-    for name, value in (("momentum", 0.8), ("lars_exclude", [])):
+    for name, value in (("momentum", 0.8), ("exclude", [])):
         with pytest.raises(UserError, match=f"{name} was"):
             Checkpoints(tmp_path, RECIPE | {name: value}).load(VARIABLES)
 

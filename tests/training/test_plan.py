@@ -45,7 +45,13 @@ def test_fractions_of_an_epoch_are_exact():
     assert [phase.steps for phase in plan(epochs=0.9, samples=10, batch_size="0:1,0.3:1,0.6:1").phases] == [3, 3, 3]
 
 
+def test_the_last_evaluation_is_of_the_last_epoch_however_short():
+    assert [one.epoch for one in plan(epochs=2.5, samples=100, batch_size="10").intervals()] == [1, 2, 2.5]
+    assert [one.epoch for one in plan(epochs=0.08).intervals()] == [0.08]
+
+
 @pytest.mark.parametrize(("flags", "message"), [
+    (dict(warmup="gradual", warmup_epochs=2.0, warmup_learning_rate=0.5, learning_rate="0.05"), "would fall: from"),
     (dict(batch_size="128", workers=3), "126 and 129"),
     (dict(batch_size="100", workers=1, micro_batch_size=64), "64 and 128"),
     (dict(batch_size="2", workers=4), "do: 4"),

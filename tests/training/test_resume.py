@@ -5,7 +5,7 @@ import signal
 
 import numpy as np
 import pytest
-from conftest import ROOT, rows, run, start, train, trainers, warm_python, weights
+from conftest import DIGITS, ROOT, rows, run, start, train, trainers, warm_python, weights
 
 from benchmarks.faults import TRAINING, campaign, differences, newest_step, wait_for
 
@@ -14,8 +14,8 @@ CASES = {  # workers, flags, the step to wait for: in the middle of an interval 
         1, ["--model=resnet20", "--image_size=16", "--batch_size=0:64,1:128", "--micro_batch_size=32", "--epochs=2",
             "--batch_norm_statistics=exact", "--checkpoint_every=0.3", "--augmentation=crop"], 13),
     "two workers, float16, files read one after another": (
-        2, ["--model=convnet", "--precision=mixed_float16", "--data_dir={recordio}", "--batch_size=96", "--epochs=1",
-            "--image_size=16", "--log_trust_ratios", "--optimizer=lars", "--checkpoint_every=0.2"], 8),
+        2, [DIGITS, "--model=convnet", "--precision=mixed_float16", "--data_dir={recordio}", "--batch_size=96",
+            "--epochs=1", "--image_size=16", "--log_trust_ratios", "--optimizer=lars", "--checkpoint_every=0.2"], 8),
     "two workers, LAMB": (
         2, ["--model=convnet", "--optimizer=lamb", "--learning_rate=0.01", "--epochs=3", "--checkpoint_every=0.2"], 14),
 }
@@ -107,7 +107,7 @@ def test_never_starts_anew(undisturbed, tmp_path):
     (["--momentum=0.8"], "momentum was 0.9, is 0.8 now"),
     (["--epochs=5"], "epochs was 4.0, is 5.0 now"),
     (["--model=resnet20"], "model was convnet, is resnet20 now"),
-    (["--data_dir=synthetic:96"], "classes was 10, is 1000 now"),
+    ([DIGITS, "--data_dir=synthetic:96"], "classes was 10, is 1000 now"),
 ])
 def test_a_checkpoint_of_another_training_is_refused(undisturbed, flags, message):
     done = run("alone", 1, ROOT / "train.py", *FLAGS, *flags, f"--output_dir={undisturbed}")

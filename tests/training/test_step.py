@@ -9,7 +9,7 @@ import optim
 from distributed.exchange import GradientExchange
 from distributed.optimizer import distributed
 from distributed.world import World
-from training.step import Totals, cross_entropy, make_train_step
+from training.step import Totals, cross_entropy, hits, make_train_step
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -48,6 +48,22 @@ def test_accumulation_is_one_large_batch(optimizer):
 def test_xla_computes_the_same():
     for a, b in zip(trained(2, "lars")[0], trained(2, "lars", xla=True)[0], strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-5)
+
+
+def test_a_tie_is_a_miss_and_so_is_nan():
+    labels = tf.constant([1, 1, 1, 1, 0])
+    logits = tf.constant([[0.0, 2.0, 1.0], [2.0, 2.0, 1.0], [1.0, 1.0, 1.0], [0.0, np.nan, 1.0], [1.0, 0.0, np.nan]])
+    assert hits(logits, labels, 1).numpy().tolist() == [True, False, False, False, False]
+    assert hits(logits, labels, 2).numpy().tolist() == [True, True, False, False, False]
+    assert not hits(tf.zeros([4, 1000]), tf.constant([0, 1, 5, 999]), 5).numpy().any()  # a dead network
+
+
+@pytest.mark.parametrize("k", [1, 5])
+def test_hits_are_those_of_a_sort(k):
+    random = np.random.default_rng(k)
+    logits, labels = random.normal(size=(500, 20)).astype(np.float32), random.integers(0, 20, 500)
+    expected = [label in row.argsort()[-k:] for row, label in zip(logits, labels, strict=True)]
+    assert hits(tf.constant(logits), tf.constant(labels), k).numpy().tolist() == expected
 
 
 def test_cross_entropy_by_hand():
