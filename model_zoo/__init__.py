@@ -8,21 +8,28 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """A line of the registry: the function from pixels to logits, and the image size it is meant for."""
+    """A line of the registry: the function from pixels to logits, and the image size it is meant for.
+
+    input_scale: what pixels are multiplied by, once the mean is taken out; None: by 1 / the dataset's deviation.
+    """
 
     module: str
     function: str
     image_size: int
+    input_scale: float | None = None
 
 
 MODELS = {
-    # BVLC's, with groups, LRN and dropout; and with batch norm for LRN
-    **{name: ModelInfo("model_zoo.alexnet", name, 227) for name in ("alexnet", "alexnet_bn")},
+    # BVLC's, with groups, LRN and dropout, on pixels of 0 to 255; with batch norm, as the LARS authors' files have it
+    "alexnet": ModelInfo("model_zoo.alexnet", "alexnet", 227, input_scale=1.0),
+    **{name: ModelInfo("model_zoo.alexnet", name, 227, input_scale=1 / 256) for name in ("alexnet_bn", "alexnet_bn5")},
     # v1.5
     **{name: ModelInfo("model_zoo.resnet", name, 224)
        for name in ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")},
     # as first published
     **{name: ModelInfo("model_zoo.resnet", name, 224) for name in ("resnet50_v1", "resnet101_v1", "resnet152_v1")},
+    # as the LARS authors' file has it
+    "resnet50_nvcaffe": ModelInfo("model_zoo.resnet", "resnet50_nvcaffe", 224, input_scale=1 / 256),
     "resnet20": ModelInfo("model_zoo.resnet", "resnet20", 32),  # arXiv:1512.03385, section 4.2
     "convnet": ModelInfo("model_zoo.convnet", "convnet", 32),  # three convolutions, two dense layers, no batch norm
 }
@@ -32,8 +39,9 @@ def create_model(name: str, classes: int, image_size: int, batch_norm_momentum: 
                  stream: int = 0, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)):
     """The Keras model registered under `name`.
 
-    Input: pixels (batch, image_size, image_size, 3), RGB, uint8 or float; mean and std, of each channel, are taken out
-    of them first, in float32. Output: logits, float32 (batch, classes).
+    Input: pixels (batch, image_size, image_size, 3), RGB, uint8 or float; the mean of each channel is taken out of them
+    first, in float32, and they are divided by its std, or multiplied by the model's input_scale. Output: logits,
+    float32 (batch, classes).
     seed: of the initial weights and of dropout. stream: a number of the worker's own, to draw dropout masks of its own.
     """
     import tensorflow as tf
@@ -41,7 +49,8 @@ def create_model(name: str, classes: int, image_size: int, batch_norm_momentum: 
     info = MODELS[name]
     build = getattr(importlib.import_module(info.module), info.function)
     images = tf.keras.Input((image_size, image_size, 3), dtype="float32")
-    pixels = tf.keras.layers.Normalization(mean=mean, variance=[deviation ** 2 for deviation in std], dtype="float32",
+    divisors = std if info.input_scale is None else [1 / info.input_scale] * 3
+    pixels = tf.keras.layers.Normalization(mean=mean, variance=[divisor ** 2 for divisor in divisors], dtype="float32",
                                            name="input_normalization")(images)
     logits = build(pixels, classes=classes, batch_norm_momentum=batch_norm_momentum, seed=seed, stream=stream)
     return tf.keras.Model(images, logits, name=name)

@@ -8,44 +8,72 @@ layers = tf.keras.layers
 # Output channels, kernel, stride, groups, and whether 3x3 max pooling with stride 2 follows.
 CONVOLUTIONS = ((96, 11, 4, 1, True), (256, 5, 1, 2, True), (384, 3, 1, 1, False), (384, 3, 1, 2, False),
                 (256, 3, 1, 2, True))
-NORMALISED = 2  # local response normalisation follows the first two
+
+
+class _Builder:
+    """The layers with their initial values: weights Gaussian, of deviation 0.01, in dense layers 6 and 7 of 0.005."""
+
+    def __init__(self, seed, stream):
+        self._seeds, self._stream = seeds(seed), stream
+
+    def convolution(self, x, number, bias):
+        """Of CONVOLUTIONS, from 0. bias: its initial value, or None."""
+        channels, kernel, stride, groups, _ = CONVOLUTIONS[number]
+        return layers.Conv2D(channels, kernel, stride, "same" if number else "valid", groups=groups,
+                             name=f"conv{number + 1}", **self._initial(0.01, bias))(x)
+
+    def classifier(self, x, classes, last_bias):
+        """Dense layers 6 to 8, with dropout; the biases of 6 and 7 start at 0.1."""
+        x = layers.Flatten()(x)
+        for number in (6, 7):
+            x = layers.ReLU()(layers.Dense(4096, name=f"fc{number}", **self._initial(0.005, 0.1))(x))
+            x = Dropout(0.5, next(self._seeds), self._stream)(x)
+        return layers.Dense(classes, name="fc8", dtype="float32", **self._initial(0.01, last_bias))(x)
+
+    def _initial(self, deviation, bias):
+        return {"kernel_initializer": tf.keras.initializers.RandomNormal(0.0, deviation, next(self._seeds)),
+                "bias_initializer": tf.keras.initializers.Constant(bias or 0.0), "use_bias": bias is not None}
+
+
+def _pooled(x, number):
+    return layers.MaxPooling2D(3, 2)(x) if CONVOLUTIONS[number][-1] else x
 
 
 def alexnet(x, classes, batch_norm_momentum, seed, stream):
     """BVLC AlexNet: groups, local response normalisation, dropout. 60,965,224 parameters for 1,000 classes at 227.
 
-    Initial values are those whose norms table 4 of arXiv:1708.03888 prints: weights Gaussian, of deviation 0.01 and in
-    dense layers 6 and 7 0.005; biases 0.01 and there 0.1.
+    Initial biases are those whose norms table 4 of arXiv:1708.03888 prints: 0.01, in dense layers 6 and 7 0.1.
     """
     del batch_norm_momentum
-    return _alexnet(x, classes, seed, stream, norm=None)
+    build = _Builder(seed, stream)
+    for number in range(len(CONVOLUTIONS)):
+        x = layers.ReLU()(build.convolution(x, number, bias=0.01))
+        x = _pooled(LocalResponseNormalization()(x) if number < 2 else x, number)
+    return build.classifier(x, classes, last_bias=0.01)
 
 
 def alexnet_bn(x, classes, batch_norm_momentum, seed, stream):
-    """AlexNet with batch norm after each layer but the last, in place of local response normalisation and biases."""
-    return _alexnet(x, classes, seed, stream,
-                    norm=lambda: layers.BatchNormalization(momentum=batch_norm_momentum, epsilon=1e-5))
+    """AlexNet-BN as every LARS solver of the authors names it: models/alexnet_bn/train_val2 of nvcaffe.
+
+    Four norms, on the inputs of convolutions 2 to 5, after ReLU and pooling, without a learned scale or shift; biases
+    everywhere, of 0.01, in dense layers 6 and 7 of 0.1; epsilon 1e-4; no local response normalisation.
+    """
+    build = _Builder(seed, stream)
+    for number in range(len(CONVOLUTIONS)):
+        x = _pooled(layers.ReLU()(build.convolution(x, number, bias=0.01)), number)
+        if number < 4:
+            x = layers.BatchNormalization(momentum=batch_norm_momentum, epsilon=1e-4, center=False, scale=False)(x)
+    return build.classifier(x, classes, last_bias=0.01)
 
 
-def _alexnet(x, classes, seed, stream, norm):
-    numbers = seeds(seed)
+def alexnet_bn5(x, classes, batch_norm_momentum, seed, stream):
+    """The authors' other AlexNet-BN, models/alexnet_bn/train_val of nvcaffe: five norms, convolution, norm, ReLU.
 
-    def options(deviation, bias):
-        return {"kernel_initializer": tf.keras.initializers.RandomNormal(0.0, deviation, next(numbers)),
-                "bias_initializer": tf.keras.initializers.Constant(bias), "use_bias": norm is None}
-
-    for number, (channels, kernel, stride, groups, pool) in enumerate(CONVOLUTIONS):
-        x = layers.Conv2D(channels, kernel, stride, "valid" if number == 0 else "same", groups=groups,
-                          name=f"conv{number + 1}", **options(0.01, 0.01))(x)
-        x = layers.ReLU()(norm()(x) if norm else x)
-        if number < NORMALISED and not norm:
-            x = LocalResponseNormalization()(x)
-        if pool:
-            x = layers.MaxPooling2D(3, 2)(x)
-    x = layers.Flatten()(x)
-    for number in (6, 7):
-        x = layers.Dense(4096, name=f"fc{number}", **options(0.005, 0.1))(x)
-        x = layers.ReLU()(norm()(x) if norm else x)
-        x = Dropout(0.5, next(numbers), stream)(x)
-    last = options(0.01, 0.01) | {"use_bias": True}
-    return layers.Dense(classes, name="fc8", dtype="float32", **last)(x)
+    Scale and shift are learned; convolutions 1 to 4 have no bias, the fifth one of 0.1; that of dense layer 8 is 0.
+    """
+    build = _Builder(seed, stream)
+    for number in range(len(CONVOLUTIONS)):
+        x = build.convolution(x, number, bias=0.1 if number == 4 else None)
+        x = layers.BatchNormalization(momentum=batch_norm_momentum, epsilon=1e-4)(x)
+        x = _pooled(layers.ReLU()(x), number)
+    return build.classifier(x, classes, last_bias=0.0)

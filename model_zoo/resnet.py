@@ -9,10 +9,14 @@ layers = tf.keras.layers
 
 
 class _Builder:
-    """The parts of a residual network: no biases in convolutions, He initialisation (arXiv:1502.01852)."""
+    """The parts of a residual network: no biases in convolutions, He initialisation (arXiv:1502.01852).
 
-    def __init__(self, batch_norm_momentum, seed):
-        self._momentum, self._seeds = batch_norm_momentum, seeds(seed)
+    last_gamma: the initial gamma of the last norm of each residual branch.
+    """
+
+    def __init__(self, batch_norm_momentum, seed, epsilon=1e-5, last_gamma="zeros"):
+        self._momentum, self._epsilon, self.last_gamma, self._seeds = (
+            batch_norm_momentum, epsilon, last_gamma, seeds(seed))
 
     def convolution(self, x, channels, kernel, stride=1):
         """Padded by (kernel - 1) / 2 on every side, whatever the stride."""
@@ -22,11 +26,14 @@ class _Builder:
                              kernel_initializer=tf.keras.initializers.HeNormal(next(self._seeds)))(x)
 
     def norm(self, x, gamma="ones"):
-        return layers.BatchNormalization(momentum=self._momentum, epsilon=1e-5, gamma_initializer=gamma)(x)
+        return layers.BatchNormalization(momentum=self._momentum, epsilon=self._epsilon, gamma_initializer=gamma)(x)
 
-    def dense(self, x, classes):
-        return layers.Dense(classes, kernel_initializer=tf.keras.initializers.RandomNormal(0, 0.01, next(self._seeds)),
-                            dtype="float32")(x)
+    def dense(self, x, classes, deviation=0.01):
+        """deviation: of the initial weights; None: as the convolutions start."""
+        seed = next(self._seeds)
+        start = tf.keras.initializers.RandomNormal(0, deviation, seed) if deviation else (
+            tf.keras.initializers.HeNormal(seed))
+        return layers.Dense(classes, kernel_initializer=start, dtype="float32")(x)
 
     def projection(self, x, channels, stride):
         """Option B (section 3.3): the input as it is where shapes agree, else a 1x1 convolution and a norm."""
@@ -38,7 +45,7 @@ class _Builder:
 def _basic_block(build, x, channels, stride, version):
     del version  # both put the stride into the first convolution
     y = layers.ReLU()(build.norm(build.convolution(x, channels, 3, stride)))
-    y = build.norm(build.convolution(y, channels, 3), gamma="zeros")
+    y = build.norm(build.convolution(y, channels, 3), build.last_gamma)
     return layers.ReLU()(y + build.projection(x, channels, stride))
 
 
@@ -46,12 +53,21 @@ def _bottleneck(build, x, channels, stride, version):
     strides = (1, stride) if version == "v1.5" else (stride, 1)
     y = layers.ReLU()(build.norm(build.convolution(x, channels, 1, strides[0])))
     y = layers.ReLU()(build.norm(build.convolution(y, channels, 3, strides[1])))
-    y = build.norm(build.convolution(y, 4 * channels, 1), gamma="zeros")
+    y = build.norm(build.convolution(y, 4 * channels, 1), build.last_gamma)
     return layers.ReLU()(y + build.projection(x, 4 * channels, stride))
 
 
 DEPTHS = {18: (_basic_block, (2, 2, 2, 2)), 34: (_basic_block, (3, 4, 6, 3)), 50: (_bottleneck, (3, 4, 6, 3)),
           101: (_bottleneck, (3, 4, 23, 3)), 152: (_bottleneck, (3, 8, 36, 3))}
+
+
+def _stages(build, x, depth, version):
+    """The four stages of table 1, after the first convolution and pooling."""
+    block, repeats = DEPTHS[depth]
+    for stage, count in enumerate(repeats):
+        for index in range(count):
+            x = block(build, x, 64 * 2 ** stage, 2 if stage and index == 0 else 1, version)
+    return layers.GlobalAveragePooling2D()(x)
 
 
 def resnet(depth, version, x, classes, batch_norm_momentum, seed, stream):
@@ -61,13 +77,23 @@ def resnet(depth, version, x, classes, batch_norm_momentum, seed, stream):
     The last gamma of each residual branch starts at zero (arXiv:1706.02677, section 5.1).
     """
     del stream
-    build, (block, repeats) = _Builder(batch_norm_momentum, seed), DEPTHS[depth]
+    build = _Builder(batch_norm_momentum, seed)
     x = layers.ReLU()(build.norm(build.convolution(x, 64, 7, 2)))
     x = layers.MaxPooling2D(3, 2)(layers.ZeroPadding2D(1)(x))  # after ReLU, a padding of zeros is one of -infinity
-    for stage, count in enumerate(repeats):
-        for index in range(count):
-            x = block(build, x, 64 * 2 ** stage, 2 if stage and index == 0 else 1, version)
-    return build.dense(layers.GlobalAveragePooling2D()(x), classes)
+    return build.dense(_stages(build, x, depth, version), classes)
+
+
+def resnet50_nvcaffe(x, classes, batch_norm_momentum, seed, stream):
+    """ResNet-50 v1 as the LARS authors' file has it: models/resnet50/train_val of nvcaffe.
+
+    All gammas start at one; epsilon 1e-4; pooling without padding, whose last window reaches over the edge; the dense
+    layer starts as the convolutions do.
+    """
+    del stream
+    build = _Builder(batch_norm_momentum, seed, epsilon=1e-4, last_gamma="ones")
+    x = layers.ReLU()(build.norm(build.convolution(x, 64, 7, 2)))
+    x = _stages(build, layers.MaxPooling2D(3, 2, "same")(x), 50, "v1")
+    return build.dense(x, classes, deviation=None)
 
 
 resnet18, resnet34, resnet50, resnet101, resnet152 = (partial(resnet, depth, "v1.5") for depth in DEPTHS)

@@ -7,13 +7,15 @@ import model_zoo
 from optim.lars import SGD
 
 # Trainable parameters for 1,000 classes. ResNets: as torchvision's documentation lists them. AlexNet: Caffe's
-# reference model. AlexNet-BN: AlexNet less the 1,376 + 8,192 biases of seven layers, plus as many gammas and betas.
+# reference model. AlexNet-BN: its norms learn nothing; or AlexNet less the 1,120 biases of four convolutions, plus the
+# 1,376 gammas and as many betas of five.
 PUBLISHED = {
     "resnet18": 11_689_512, "resnet34": 21_797_672, "resnet50": 25_557_032, "resnet101": 44_549_160,
     "resnet152": 60_192_808, "resnet50_v1": 25_557_032, "resnet101_v1": 44_549_160, "resnet152_v1": 60_192_808,
-    "alexnet": 60_965_224, "alexnet_bn": 60_965_224 + 1376 + 8192,
+    "resnet50_nvcaffe": 25_557_032,
+    "alexnet": 60_965_224, "alexnet_bn": 60_965_224, "alexnet_bn5": 60_965_224 - 1120 + 2 * 1376,
 }
-SMALLEST = {"alexnet": 67, "alexnet_bn": 67}
+SMALLEST = {"alexnet": 67, "alexnet_bn": 67, "alexnet_bn5": 67}
 
 
 def size(model):
@@ -54,10 +56,10 @@ def test_where_v1_and_v15_stride():
                       if isinstance(layer, tf.keras.layers.Conv2D) and layer.strides == (2, 2))
 
     assert strided("resnet50") == [(1, 1)] * 3 + [(3, 3)] * 3 + [(7, 7)]  # projections, bottlenecks, stem
-    assert strided("resnet50_v1") == [(1, 1)] * 6 + [(7, 7)]
+    assert strided("resnet50_v1") == strided("resnet50_nvcaffe") == [(1, 1)] * 6 + [(7, 7)]
 
 
-@pytest.mark.parametrize(("name", "branches"), [("resnet18", 8), ("resnet50", 16)])
+@pytest.mark.parametrize(("name", "branches"), [("resnet18", 8), ("resnet50", 16), ("resnet50_nvcaffe", 0)])
 def test_residual_branches_end_in_a_zero_gamma(name, branches):
     model = model_zoo.create_model(name, 10, 64)
     gammas = [v for v in model.trainable_variables if "gamma" in v.name]
@@ -74,6 +76,67 @@ def test_alexnet_starts_with_the_norms_of_the_papers_table_4():
     for layer, (weight, bias) in table.items():
         assert norms[f"{layer}/kernel"] == pytest.approx(weight, rel=0.01), layer
         assert norms[f"{layer}/bias"] == pytest.approx(bias, rel=0.01), layer
+
+
+def photographs(count: int) -> np.ndarray:
+    """Crops of the two photographs that scikit-learn ships as JPEG, mirrored at random; uint8 (count, 227, 227, 3)."""
+    from sklearn.datasets import load_sample_images
+
+    random, crops = np.random.default_rng(0), []
+    images = load_sample_images().images
+    for number in range(count):
+        image = images[number % len(images)]
+        top, left = random.integers(0, image.shape[0] - 227), random.integers(0, image.shape[1] - 227)
+        crop = image[top:top + 227, left:left + 227]
+        crops.append(crop[:, ::-1] if random.random() < 0.5 else crop)
+    return np.stack(crops)
+
+
+def test_alexnets_first_gradients_have_the_norms_of_table_4():
+    """arXiv:1708.03888: batch 4,096, first iteration. Within a factor of 3, as these are not ImageNet's photographs.
+
+    512 labels on 64 crops, which is what one of the paper's eight GPUs has of it: a network that knows nothing has
+    gradients that fall with the square root of the batch, and with all 4,096 labels those of the first three layers are
+    0.13 to 0.30 of the table's, of the others 0.35 to 0.73.
+    """
+    images, random = photographs(64), np.random.default_rng(1)
+    labels = tf.reduce_mean(tf.one_hot(random.integers(0, 1000, (64, 8)), 1000), axis=1)
+    model = model_zoo.create_model("alexnet", 1000, 227, seed=1, mean=images.mean(axis=(0, 1, 2)), std=(58.0,) * 3)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(labels, model(images, training=True)))
+    gradients = tape.gradient(loss, model.trainable_variables)
+    norms = {v.name.split(":")[0]: float(tf.norm(g)) for v, g in zip(model.trainable_variables, gradients, strict=True)}
+    table = {"conv1": 0.22, "conv2": 0.165, "conv3": 0.135, "conv4": 0.109, "conv5": 0.09, "fc6": 0.26, "fc7": 0.30,
+             "fc8": 0.22}
+    for layer, norm in table.items():
+        assert norm / 3 < norms[f"{layer}/kernel"] < 3 * norm, (layer, norms)
+
+
+@pytest.mark.parametrize(("name", "scale"), [
+    ("alexnet", 1.0), ("alexnet_bn", 1 / 256), ("alexnet_bn5", 1 / 256), ("resnet50_nvcaffe", 1 / 256),
+    ("resnet50", 1 / 50), ("convnet", 1 / 50)])
+def test_pixels_are_scaled_as_the_model_wants_them(name, scale):
+    model = model_zoo.create_model(name, 10, 67, mean=(100.0, 110.0, 120.0), std=(50.0,) * 3)
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 67, 67, 3)).astype(np.float32)
+    normalised = tf.keras.Model(model.input, model.get_layer("input_normalization").output)(pixels)
+    np.testing.assert_allclose(normalised, (pixels - [100, 110, 120]) * scale, rtol=1e-5, atol=1e-5)
+
+
+def test_the_norms_of_the_authors_two_alexnets():
+    """Of which nvcaffe's solvers for LARS name the second, train_val2."""
+    def described(name):
+        model = model_zoo.create_model(name, 10, 227)
+        norms = [layer for layer in model.layers if isinstance(layer, tf.keras.layers.BatchNormalization)]
+        before = [type(layer.input._keras_history.layer).__name__ for layer in norms]
+        biases = {v.name.split("/")[0]: float(v.numpy()[0]) for v in model.trainable_variables if "bias" in v.name}
+        return before, [(one.epsilon, one.scale, one.center) for one in norms], biases
+
+    before, norms, biases = described("alexnet_bn")
+    assert before == ["MaxPooling2D", "MaxPooling2D", "ReLU", "ReLU"] and norms == [(1e-4, False, False)] * 4
+    assert biases == pytest.approx({f"conv{n}": 0.01 for n in range(1, 6)} | {"fc6": 0.1, "fc7": 0.1, "fc8": 0.01})
+    before, norms, biases = described("alexnet_bn5")
+    assert before == ["Conv2D"] * 5 and norms == [(1e-4, True, True)] * 5
+    assert biases == pytest.approx({"conv5": 0.1, "fc6": 0.1, "fc7": 0.1, "fc8": 0.0})
 
 
 def two_steps(name, image_size, batch):
