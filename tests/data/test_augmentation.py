@@ -79,6 +79,8 @@ def test_the_part_that_is_decoded_against_numpy(name):
         largest = np.minimum(recipe.area[1], (sizes / drawn["sides"]).min(axis=1) ** 2 / pixels)
         area = np.minimum(largest, recipe.area[0] + (largest - recipe.area[0]) * drawn["area"][:, 0])
         exact = np.sqrt(area * pixels)[:, None] * drawn["sides"]
+    elif recipe.rescale:
+        exact = np.repeat(shorter / (recipe.rescale[0] + np.ptp(recipe.rescale) * drawn["area"]), 2, axis=1)
     else:
         exact = np.repeat(shorter / recipe.enlarge, 2, axis=1)
     corner, size = dali_parts(recipe, sizes, rows)
@@ -91,6 +93,40 @@ def test_the_part_that_is_decoded_against_numpy(name):
         photos &= sizes.max(axis=1) < 2 * sizes.min(axis=1)
         share = (size.prod(axis=1) / sizes.prod(axis=1))[photos]
         assert 0.07 < share.min() < 0.2 and share.max() > 0.9
+
+
+def test_resnets_crop_is_224_of_256_to_480():
+    rows = draw(AUGMENTATIONS["resnet"], 224, 0, 0, np.arange(4000))
+    _, size = dali_parts(AUGMENTATIONS["resnet"], np.repeat(SIZES[:1], 4000, axis=0), rows)
+    sides = 224 * 375 / size[:, 0]  # what the shorter side was made, where 224 pixels were taken
+    assert 255 < sides.min() < 258 and 476 < sides.max() < 482 and abs(np.median(sides) - 368) < 6
+
+
+def test_colours_lie_along_the_principal_components():
+    drawn = columns(draw(AUGMENTATIONS["resnet"], 224, 0, 0, np.arange(50_000)))["colour"].astype(np.float64)
+    axes, scales = augmentation.COLOUR_AXES, 255 * 0.1 * augmentation.COLOUR_SCALES
+    np.testing.assert_allclose(np.cov(drawn.T), axes @ np.diag(scales ** 2) @ axes.T, rtol=0.03, atol=0.01)
+    along = drawn @ np.linalg.inv(axes).T / scales
+    assert abs(along.mean(axis=0)).max() < 0.02 and abs((along ** 4).mean(axis=0) - 3).max() < 0.15  # normal
+
+
+def test_a_colour_is_added_to_every_pixel(digits):
+    """Against the same pictures without: a float addition, rounded and clipped to 0 to 255."""
+    import dataclasses
+
+    from data.dataset import open_dataset
+    from data.feed import Feed
+
+    plain = dataclasses.replace(AUGMENTATIONS["resnet"], colour=False)
+    pictures = []
+    for recipe in (plain, AUGMENTATIONS["resnet"]):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(AUGMENTATIONS, "resnet", recipe)
+            with Feed(open_dataset(digits), 24, "resnet", 3).train(0, 1, 64, 64) as batches:
+                pictures.append(next(batches)[0].numpy().astype(np.float64))
+    colour = columns(draw(AUGMENTATIONS["resnet"], 24, 3, 0, np.arange(64)))["colour"][:, None, None]
+    expected = np.clip(pictures[0] + colour, 0, 255)
+    assert np.abs(pictures[1] - expected).max() <= 0.51 and np.abs(colour).max() > 5
 
 
 def test_validation_takes_the_centre():

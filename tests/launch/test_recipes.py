@@ -27,8 +27,8 @@ def plan(path, workers) -> Plan:
 
 def test_there_is_one_for_each_row():
     count = {folder: sum(path.parent.name == folder for path in PAPERS) for folder in recipe_list.PAPERS}
-    # LARS: tables 1 (2), 2 (3), 3 (3), 5 (3), 6 (3), 7 (4 and 2 beside it), section 3.1 (2).
-    assert count == {"lars_1708.03888": 22, "sysml18": 5, "sony_1811.05233": 5}
+    # LARS: tables 1 (2), 2 (13), 3 (11), 5 (3), 6 (3), 7 (4 and 2 beside it), section 3.1 (2).
+    assert count == {"lars_1708.03888": 40, "sysml18": 5, "sony_1811.05233": 5}
 
 
 @pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
@@ -56,6 +56,40 @@ def test_by_hand(name):
     path, = (path for path in PAPERS if path.stem == name)
     made = plan(path, 8)
     assert (made.learning_rate.peak, [phase.steps for phase in made.phases]) == BY_HAND[name]
+
+
+# Rate, warm-up's start and epochs, and top-1 of every row of tables 2 and 3 of arXiv:1708.03888, as printed there.
+TABLES = {
+    "table2-alexnet": [(512, 0.02, None, 58.8), (4096, 0.01, None, 0.1)] + [
+        (4096, rate, (0.001, 2.5), top1) for rate, top1 in zip(
+            (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07), (51.0, 52.7, 52.0, 53.0, 53.1, 51.6, 0.1), strict=True)] + [
+        (8192, rate, (0.001, 6.0), top1) for rate, top1 in zip(
+            (0.02, 0.03, 0.04, 0.05), (29.8, 44.8, 43.1, 0.1), strict=True)],
+    "table3-alexnet-bn": [(512, 0.02, None, 60.2)] + [
+        (4096, rate, None, top1) for rate, top1 in zip(
+            (0.02, 0.16, 0.18, 0.21, 0.25, 0.30), (54.0, 58.1, 58.9, 58.5, 58.3, 57.1), strict=True)] + [
+        (8192, rate, None, top1) for rate, top1 in zip(
+            (0.23, 0.30, 0.32, 0.41), (57.6, 58.0, 57.7, 56.5), strict=True)],
+}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_row_of_the_tables_is_a_recipe(table):
+    found = []
+    for path in PAPERS:
+        if path.stem.startswith(table):
+            recipe = flags.parse(["train.py", f"--flagfile={path}"]).recipe
+            warm = (recipe.warmup_learning_rate, recipe.warmup_epochs) if recipe.warmup == "gradual" else None
+            top1 = float(recipe_list.read(path)["Reported"].removeprefix("top-1 ").split()[0])
+            found.append((*recipe.batch_size.values, *recipe.learning_rate.values, warm, top1))
+    assert sorted(found, key=str) == sorted(TABLES[table], key=str)
+
+
+def test_the_rate_of_the_laboratorys_code_holds_to_the_end_of_warm_up():
+    """Its decay counts from there: at 32,768, 32 at epoch 14; decaying from epoch 0 it would be 22.8."""
+    path, = (path for path in PAPERS if path.stem == "table7-resnet50-32768-known")
+    made = plan(path, 8)
+    assert made.learning_rate(14) == 32 and made.learning_rate(52) == pytest.approx(32 / 4)
 
 
 @pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
