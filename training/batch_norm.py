@@ -6,6 +6,7 @@ precision of the model.
 import tensorflow as tf
 
 from distributed.world import World
+from training.bad_input import bad_input_is_user_error
 
 SAMPLES = 2048  # at least so many training samples, over all workers, are measured; or the whole set, if smaller
 
@@ -15,20 +16,30 @@ class ExactStatistics:
 
     def __init__(self, model, world: World):
         self._world = world
+        self._counters = [v for v in model.non_trainable_variables if v.dtype.is_integer]  # dropout's calls
         self._layers = [layer for layer in model.layers if isinstance(layer, tf.keras.layers.BatchNormalization)]
         if self._layers:
             self._inputs = tf.keras.Model(model.inputs, [layer.input for layer in self._layers])
 
     def measure(self, feed, position: int, batch_size: int, micro_batch_size: int) -> None:
-        """Reads training batches from a position of the stream on, the same whatever has been read before."""
+        """Reads training batches from a position of the stream on, the same whatever has been read before.
+
+        Training goes on as if this had not been: dropout counts no call. Raises UserError for data that cannot be read.
+        """
         if not self._layers:
             return
         steps = -(-min(SAMPLES, feed.dataset.train.samples) // batch_size)
         count = steps * batch_size // (feed.shards * micro_batch_size)
         sums = [tf.zeros([2, layer.moving_mean.shape[0]]) for layer in self._layers]
+        counted = [counter.read_value() for counter in self._counters]
         with feed.train(position, steps, batch_size, micro_batch_size) as batches:
-            for _ in range(count):
-                sums = [a + b for a, b in zip(sums, self._moments(batches.iterator), strict=True)]
+            for number in range(count):
+                with bad_input_is_user_error("measuring batch norm's statistics stopped", batches,
+                                             number * micro_batch_size):
+                    moments = self._moments(batches.iterator)
+                sums = [a + b for a, b in zip(sums, moments, strict=True)]
+        for counter, before in zip(self._counters, counted, strict=True):
+            counter.assign(before)
         means = self._world.mean([total / count for total in sums], "batch_norm_statistics")
         for layer, (mean, squares) in zip(self._layers, means, strict=True):
             layer.moving_mean.assign(mean)

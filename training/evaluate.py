@@ -3,9 +3,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from common.errors import UserError
-from data.damage import input_reason
 from distributed.world import World
+from training.bad_input import bad_input_is_user_error
 from training.step import Totals, make_evaluation_step
 
 BATCHES_UNASKED = 16  # from one question whether to stop to the next
@@ -32,9 +31,6 @@ class Evaluator:
                     return None
                 if start >= samples:
                     continue
-                try:
+                with bad_input_is_user_error(f"evaluation stopped at sample {start}", batches, start):
                     self._step(batches.iterator, tf.constant(min(self._batch_size, samples - start)))
-                except tf.errors.OpError as error:
-                    why = input_reason(error, batches, start)
-                    raise UserError(f"evaluation stopped at sample {start}: {why}") from None
         return {f"val_{name}": value for name, value in self._totals.collect(self._world).items()}

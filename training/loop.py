@@ -9,9 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
-from common.errors import UserError
-from data.damage import input_reason
-from distributed.lost import is_lost
+from training.bad_input import bad_input_is_user_error
 from training.breakdown import StepTimes
 from training.build import Job
 from training.divergence import Diverged
@@ -64,17 +62,6 @@ def read_on(job: Job, interval: Interval) -> Iterator:
     with job.feed.train(interval.position(start) + progress.skipped, interval.end - start, phase.global_batch_size,
                         phase.micro_batch_size, skip=progress.step - start) as batches:
         yield batches
-
-
-@contextlib.contextmanager
-def bad_input_is_user_error(stopped: str, batches, read: int) -> Iterator[None]:
-    """Raises UserError for data that cannot be read. read: samples of `batches` before."""
-    try:
-        yield
-    except tf.errors.OpError as error:
-        if is_lost(error):
-            raise
-        raise UserError(f"{stopped}: {input_reason(error, batches, read)}") from None
 
 
 def validate(job: Job, interval: Interval, recovery: Recovery, observers, times: StepTimes) -> dict:

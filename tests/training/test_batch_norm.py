@@ -1,14 +1,18 @@
 """Exact statistics against NumPy over the same batches, and what batch-size control reads on 1 and 2 workers."""
+import json
+
 import numpy as np
 import pytest
 import tensorflow as tf
 from test_plan import plan
 
 import model_zoo
+from common.errors import UserError
 from data import order
 from data.dataset import open_dataset
 from data.feed import Feed
 from distributed.world import World
+from model_zoo.layers import Dropout
 from training.batch_norm import ExactStatistics
 
 
@@ -31,6 +35,34 @@ def test_exact_statistics_are_those_of_the_training_batches(digits):
 def test_a_model_without_batch_norm_has_nothing_to_measure(digits):
     model = model_zoo.create_model("convnet", 10, 32)
     ExactStatistics(model, World()).measure(Feed(open_dataset(digits), 32, "none", seed=3), 0, 64, 64)
+
+
+def test_measuring_is_nothing_to_dropout(digits):
+    """Its calls choose its masks: a run that was stopped and resumed there would go on with others."""
+    inputs = tf.keras.Input((32, 32, 3))
+    x = tf.keras.layers.BatchNormalization()(tf.cast(inputs, tf.float32))
+    model = tf.keras.Model(inputs, tf.keras.layers.BatchNormalization()(Dropout(0.5, seed=1)(x)))
+    calls, = (v for v in model.variables if "calls" in v.name)
+    calls.assign(7)
+    feed, measured = Feed(open_dataset(digits), 32, "none", seed=3), []
+    for _ in range(2):
+        ExactStatistics(model, World()).measure(feed, 0, 64, 64)
+        measured.append(model.layers[-1].moving_variance.numpy())
+        assert int(calls) == 7
+    np.testing.assert_array_equal(*measured)
+
+
+def test_a_damaged_image_met_while_measuring_is_named(digits, tmp_path):
+    number = int(order.stream(open_dataset(digits).train, 3, 0, 100)[70])  # in the second of two batches
+    split, described = open_dataset(digits).train, json.loads((digits / "dataset.json").read_text())
+    image, _ = next(split.kind.records(split.paths[0], split.entries[0], [number]))
+    for path in digits.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes().replace(image, bytes(len(image))))
+    statistics = ExactStatistics(model_zoo.create_model("resnet20", 10, 32), World())
+    with pytest.raises(UserError, match="measuring batch norm's statistics stopped: ") as raised:
+        statistics.measure(Feed(open_dataset(tmp_path), 32, "none", seed=3), 0, 64, 64)
+    name = described["train"]["files"][0]["path"]
+    assert f"{tmp_path}/{name}, record {number} cannot be decoded" in str(raised.value)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])

@@ -1,0 +1,20 @@
+"""Data that cannot be read, in the middle of a training: one line, with the record's name where it is known."""
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import tensorflow as tf
+
+from common.errors import UserError
+from data.damage import input_reason
+from distributed.lost import is_lost
+
+
+@contextmanager
+def bad_input_is_user_error(stopped: str, batches, read: int) -> Iterator[None]:
+    """Raises UserError for data that cannot be read. stopped: what has. read: samples of `batches` before."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        if is_lost(error):
+            raise
+        raise UserError(f"{stopped}: {input_reason(error, batches, read)}") from None
