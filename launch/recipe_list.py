@@ -11,13 +11,14 @@ INTRODUCTION = """# Recipes
 
 Each is a file of flags: `uv run train.py --flagfile=launch/recipes/PAPER/NAME.flags`, on any number of workers that
 divides its batch. `--dry_run --workers=N` shows its plan without the dataset. `digits.flags` is what no flags means.
-The accuracies are those that the papers report; what a paper leaves open, and what was chosen, stands in the recipe.
+The accuracies are those that the papers report. The last column says where each setting is from: the paper's section or
+table, a file or the later code of its authors, or open; what was chosen where it is open stands in the recipe.
 This page is written from the recipes by `uv run python -m launch.recipe_list`.
 """
 
 
 def read(path: Path) -> dict:
-    """A recipe's title, its comment's fields (Row, Reported, Left open, Workers) and its flags."""
+    """A recipe's title, its comment's fields (Row, Reported, Sources, Left open, Workers) and its flags."""
     fields, last = {}, "title"
     for line in path.read_text().splitlines():
         if line.startswith("--"):
@@ -44,12 +45,12 @@ def rule(fields: dict) -> str:
 def page() -> str:
     lines = [INTRODUCTION]
     for folder, paper in PAPERS.items():
-        lines += [f"\n## {paper}\n", "| recipe | row | model | batch | rule | epochs | reported |",
-                  "| --- | --- | --- | --- | --- | --- | --- |"]
+        lines += [f"\n## {paper}\n", "| recipe | row | model | batch | rule | epochs | reported | settings from |",
+                  "| --- | --- | --- | --- | --- | --- | --- | --- |"]
         for path in sorted((RECIPES / folder).glob("*.flags"), key=_natural):
             f = read(path)
             lines.append(f"| [{path.stem}]({folder}/{path.name}) | {f['Row']} | {f['model']} | {f['batch_size']} | "
-                         f"{rule(f)} | {f['epochs']} | {f['Reported']} |")
+                         f"{rule(f)} | {f['epochs']} | {f['Reported']} | {f['Sources']} |")
     return "\n".join(lines) + "\n"
 
 

@@ -96,6 +96,9 @@ def test_the_rate_of_the_laboratorys_code_holds_to_the_end_of_warm_up():
 def test_its_comment_says_where_it_comes_from(path):
     fields = recipe_list.read(path)
     assert all(fields[name] for name in ("title", "Row", "Reported", "Left open", "Workers"))
+    sourced = [name for part in fields["Sources"].split("; ") for name in part.partition(": ")[0].split(", ")]
+    given = [line[2:].partition("=")[0] for line in path.read_text().splitlines() if line.startswith("--")]
+    assert sorted(sourced) == sorted({*given} - {"data_dir", "train_samples"})  # each setting once
     launch_flags = {"micro_batch_size", "dali_device", "compression", "xla", "output_dir"}
     assert not launch_flags & fields.keys()  # a recipe never mentions workers or devices
 
