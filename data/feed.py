@@ -54,14 +54,15 @@ class Feed:
     device: Device = CPU
 
     @contextmanager
-    def train(self, position: int, steps: int, batch_size: int, micro_batch_size: int, skip: int = 0
-              ) -> Iterator[Batches]:
+    def train(self, position: int, steps: int, batch_size: int, micro_batch_size: int, skip: int = 0,
+              neighbours: int = 1) -> Iterator[Batches]:
         """This shard's micro-batches of `steps` global batches, from a position of the stream on.
 
         skip: global batches at the start that have been read before; all others come as if they were read again.
+        neighbours: so many shards' micro-batches lie together in the global batch, where the format can do that.
         """
         split, recipe = self.dataset.train, augmentation.AUGMENTATIONS[self.augmentation]
-        places = order.worker_places(split, steps, batch_size, self.shard, self.shards)
+        places = order.worker_places(split, steps, batch_size, self.shard, self.shards, neighbours, micro_batch_size)
         places = places[skip * batch_size // self.shards:]
         samples = order.stream(split, self.seed, position, steps * batch_size)[places]
         draws = augmentation.draw(recipe, self.image_size, self.seed, position, places) if recipe.random else None

@@ -45,14 +45,18 @@ def stream(split: Split, seed: int, position: int, count: int) -> np.ndarray:
     return np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
 
 
-def worker_places(split: Split, steps: int, batch_size: int, shard: int, shards: int) -> np.ndarray:
+def worker_places(split: Split, steps: int, batch_size: int, shard: int, shards: int, neighbours: int = 1,
+                  micro_batch_size: int = 1) -> np.ndarray:
     """Where in `steps` global batches' piece of the stream a worker's samples lie, in the order in which it reads them.
 
-    int64 (steps * batch_size / shards,), from 0.
+    int64 (steps * batch_size / shards,), from 0. neighbours: so many workers read one after another's micro-batches, so
+    that what they have at a time lies together in the global batch.
     """
     places = np.arange(steps * batch_size)
     if split.kind.ANY_ORDER:
-        return places.reshape(steps, shards, -1)[:, shard].reshape(-1)
+        of_group = places.reshape(steps, shards // neighbours, -1)[:, shard // neighbours]
+        return of_group.reshape(-1, neighbours, micro_batch_size if neighbours > 1 else of_group.shape[1])[
+            :, shard % neighbours].reshape(-1)
     return places.reshape(shards, -1)[shard]
 
 

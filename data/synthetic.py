@@ -51,7 +51,8 @@ class SyntheticFeed:
     _made: dict = field(default_factory=dict)  # by batch size: a compiled step wants to see the same iterator again
 
     @contextmanager
-    def train(self, position: int, steps: int, batch_size: int, micro_batch_size: int, skip: int = 0) -> Iterator:
+    def train(self, position: int, steps: int, batch_size: int, micro_batch_size: int, skip: int = 0,
+              neighbours: int = 1) -> Iterator:
         yield self._batches(micro_batch_size)
 
     @contextmanager

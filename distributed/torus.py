@@ -15,6 +15,8 @@ multiple of N, and can set out as soon as its own gradients are there. What pass
 The order of each sum follows from the grid, and is the same each time where Horovod does not send two buckets as one
 (HOROVOD_FUSION_THRESHOLD=0, as --deterministic has it), which it does as they happen to be ready.
 """
+from functools import cache
+
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
@@ -56,9 +58,9 @@ class ProcessSets(Torus):
     def __init__(self, horizontal: int, vertical: int, rings: bool = False):
         super().__init__(horizontal, vertical)
         workers, self.rings = self._workers, rings
-        self._rows = [_process_set(range(row * horizontal, (row + 1) * horizontal), workers)
+        self._rows = [process_set(range(row * horizontal, (row + 1) * horizontal), workers)
                       for row in range(vertical)]
-        self._columns = [_process_set(range(column, workers, horizontal), workers) for column in range(horizontal)]
+        self._columns = [process_set(range(column, workers, horizontal), workers) for column in range(horizontal)]
         self.process_sets = [one for one in (*self._rows, *self._columns) if one not in (None, hvd.global_process_set)]
 
     def reduce_scatter(self, flat, name):
@@ -87,7 +89,8 @@ class ProcessSets(Torus):
         return flat if process_set is None else hvd.allreduce(flat, op=op, process_set=process_set, name=name)
 
 
-def _process_set(ranks, workers):
+@cache
+def process_set(ranks: range, workers: int):
     """None for a rank on its own; all of them are a set that Horovod has already, and refuses to make again."""
     if len(ranks) == 1:
         return None

@@ -1,7 +1,7 @@
 """AlexNet as Caffe's reference model has it, and AlexNet-BN (arXiv:1708.03888, sections 3.2.1 and 3.2.2)."""
 import tensorflow as tf
 
-from model_zoo.layers import Dropout, LocalResponseNormalization, seeds
+from model_zoo.layers import BatchNormalization, Dropout, LocalResponseNormalization, seeds
 
 layers = tf.keras.layers
 
@@ -62,7 +62,7 @@ def alexnet_bn(x, classes, batch_norm_momentum, seed, stream):
     for number in range(len(CONVOLUTIONS)):
         x = _pooled(layers.ReLU()(build.convolution(x, number, bias=0.01)), number)
         if number < 4:
-            x = layers.BatchNormalization(momentum=batch_norm_momentum, epsilon=1e-4, center=False, scale=False)(x)
+            x = BatchNormalization(momentum=batch_norm_momentum, epsilon=1e-4, center=False, scale=False)(x)
     return build.classifier(x, classes, last_bias=0.01)
 
 
@@ -74,6 +74,6 @@ def alexnet_bn5(x, classes, batch_norm_momentum, seed, stream):
     build = _Builder(seed, stream)
     for number in range(len(CONVOLUTIONS)):
         x = build.convolution(x, number, bias=0.1 if number == 4 else None)
-        x = layers.BatchNormalization(momentum=batch_norm_momentum, epsilon=1e-4)(x)
+        x = BatchNormalization(momentum=batch_norm_momentum, epsilon=1e-4)(x)
         x = _pooled(layers.ReLU()(x), number)
     return build.classifier(x, classes, last_bias=0.0)

@@ -30,6 +30,38 @@ class Dropout(tf.keras.layers.Layer):
         return tf.where(kept, inputs / (1 - self._rate), tf.zeros_like(inputs))
 
 
+class BatchNormalization(tf.keras.layers.BatchNormalization):
+    """Batch norm whose statistics may be of a part of the batch, or of several workers' batches.
+
+    Both are read when a training step is traced. groups: the batch is cut into so many, each normalised by itself, in
+    turn ("ghost batches"), as if each were a micro-batch. neighbours: with how many workers statistics are shared;
+    mean_over_neighbours: a function of a float32 tensor that gives its mean over them, and has a gradient.
+    """
+
+    groups, neighbours, mean_over_neighbours = 1, 1, None
+
+    def call(self, inputs, training=None):
+        if not training or self.groups == self.neighbours == 1:
+            return super().call(inputs, training=training)
+        if self.neighbours > 1:
+            return self._shared(inputs)
+        parts = [super(BatchNormalization, self).call(part, training=True) for part in tf.split(inputs, self.groups)]
+        return tf.concat(parts, axis=0)
+
+    def _shared(self, inputs):
+        """In float32; the moving variance is of a sample (n - 1), as the fused kernel has it."""
+        values = tf.cast(inputs, tf.float32)
+        axes = list(range(len(values.shape) - 1))
+        local = tf.stack([tf.reduce_mean(values, axes), tf.reduce_mean(tf.square(values), axes)])
+        mean, squares = tf.unstack(self.mean_over_neighbours(local))
+        variance = tf.maximum(squares - tf.square(mean), 0.0)
+        count = self.neighbours * tf.cast(tf.size(values) / values.shape[-1], tf.float32)
+        for moving, new in ((self.moving_mean, mean), (self.moving_variance, variance * count / (count - 1))):
+            moving.assign_add((1 - self.momentum) * (tf.stop_gradient(new) - moving))
+        normalised = tf.nn.batch_normalization(values, mean, variance, self.beta, self.gamma, self.epsilon)
+        return tf.cast(normalised, inputs.dtype)
+
+
 class LocalResponseNormalization(tf.keras.layers.Layer):
     """Across 5 channels, as in AlexNet: x / (1 + alpha / 5 * sum of squares) ** beta. In float32: no other kernel."""
 

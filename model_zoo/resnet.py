@@ -3,7 +3,7 @@ from functools import partial
 
 import tensorflow as tf
 
-from model_zoo.layers import seeds
+from model_zoo.layers import BatchNormalization, seeds
 
 layers = tf.keras.layers
 
@@ -26,7 +26,7 @@ class _Builder:
                              kernel_initializer=tf.keras.initializers.HeNormal(next(self._seeds)))(x)
 
     def norm(self, x, gamma="ones"):
-        return layers.BatchNormalization(momentum=self._momentum, epsilon=self._epsilon, gamma_initializer=gamma)(x)
+        return BatchNormalization(momentum=self._momentum, epsilon=self._epsilon, gamma_initializer=gamma)(x)
 
     def dense(self, x, classes, deviation=0.01):
         """deviation: of the initial weights; None: as the convolutions start."""

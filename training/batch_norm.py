@@ -3,12 +3,44 @@
 1811.05233 uses it (section 3.2): mean and mean of squares are averaged over the workers in float32, whatever the
 precision of the model.
 """
+import functools
+from dataclasses import dataclass
+
 import tensorflow as tf
 
+from distributed.neighbours import Neighbours
 from distributed.world import World
 from training.bad_input import bad_input_is_user_error
+from training.plan import Phase
 
 SAMPLES = 2048  # at least so many training samples, over all workers, are measured; or the whole set, if smaller
+
+
+@dataclass(frozen=True)
+class Span:
+    """Of which samples batch norm takes the statistics: so many groups of a micro-batch, or those of neighbours."""
+
+    groups: int = 1
+    neighbours: Neighbours | None = None
+
+    @classmethod
+    def of(cls, phase: Phase, workers: int) -> "Span":
+        neighbours = Neighbours(phase.neighbours, workers) if phase.neighbours > 1 else None
+        return cls(max(1, phase.micro_batch_size // phase.batch_norm_span), neighbours)
+
+    def apply(self, model) -> None:
+        """Has the model's layers keep to it when they are traced next."""
+        for number, layer in enumerate(norms(model)):
+            layer.groups, layer.neighbours = self.groups, self.neighbours.count if self.neighbours else 1
+            if self.neighbours:
+                layer.mean_over_neighbours = functools.partial(self.neighbours.mean, name=f"batch_norm_{number}")
+
+
+WHOLE = Span()  # the micro-batch
+
+
+def norms(model) -> list:
+    return [layer for layer in model.layers if isinstance(layer, tf.keras.layers.BatchNormalization)]
 
 
 class ExactStatistics:
@@ -17,11 +49,11 @@ class ExactStatistics:
     def __init__(self, model, world: World):
         self._world = world
         self._counters = [v for v in model.non_trainable_variables if v.dtype.is_integer]  # dropout's calls
-        self._layers = [layer for layer in model.layers if isinstance(layer, tf.keras.layers.BatchNormalization)]
+        self._model, self._layers, self._traced = model, norms(model), {}
         if self._layers:
             self._inputs = tf.keras.Model(model.inputs, [layer.input for layer in self._layers])
 
-    def measure(self, feed, position: int, batch_size: int, micro_batch_size: int) -> None:
+    def measure(self, feed, position: int, batch_size: int, micro_batch_size: int, span: Span = WHOLE) -> None:
         """Reads training batches from a position of the stream on, the same whatever has been read before.
 
         Training goes on as if this had not been: dropout counts no call. Raises UserError for data that cannot be read.
@@ -31,12 +63,15 @@ class ExactStatistics:
         steps = -(-min(SAMPLES, feed.dataset.train.samples) // batch_size)
         count = steps * batch_size // (feed.shards * micro_batch_size)
         sums = [tf.zeros([2, layer.moving_mean.shape[0]]) for layer in self._layers]
+        if span not in self._traced:
+            self._traced[span] = self._trace(span)
         counted = [counter.read_value() for counter in self._counters]
-        with feed.train(position, steps, batch_size, micro_batch_size) as batches:
+        neighbours = span.neighbours.count if span.neighbours else 1
+        with feed.train(position, steps, batch_size, micro_batch_size, neighbours=neighbours) as batches:
             for number in range(count):
                 with bad_input_is_user_error("measuring batch norm's statistics stopped", batches,
                                              number * micro_batch_size):
-                    moments = self._moments(batches.iterator)
+                    moments = self._traced[span](batches.iterator)
                 sums = [a + b for a, b in zip(sums, moments, strict=True)]
         for counter, before in zip(self._counters, counted, strict=True):
             counter.assign(before)
@@ -45,11 +80,17 @@ class ExactStatistics:
             layer.moving_mean.assign(mean)
             layer.moving_variance.assign(tf.maximum(squares - tf.square(mean), 0))
 
-    @tf.function(autograph=False)
-    def _moments(self, batches):
-        """Mean and mean of squares, float32 (2, channels), of each layer's input in the next micro-batch."""
-        images, _ = next(batches)
-        inputs = tf.nest.flatten(self._inputs(images, training=True))
-        inputs = [tf.cast(x, tf.float32) for x in inputs]
-        return [tf.stack([tf.reduce_mean(f, axis=list(range(len(x.shape) - 1))) for f in (x, tf.square(x))])
-                for x in inputs]
+    def _trace(self, span):
+        """A compiled function that gives the next micro-batch's mean and mean of squares, float32 (2, channels), of
+        each layer's input.
+        """
+        @tf.function(autograph=False)
+        def moments(batches):
+            span.apply(self._model)
+            images, _ = next(batches)
+            inputs = tf.nest.flatten(self._inputs(images, training=True))
+            inputs = [tf.cast(x, tf.float32) for x in inputs]
+            return [tf.stack([tf.reduce_mean(f, axis=list(range(len(x.shape) - 1))) for f in (x, tf.square(x))])
+                    for x in inputs]
+
+        return moments

@@ -16,10 +16,10 @@ from data.synthetic import SyntheticFeed
 from distributed import optimizer as distributed
 from distributed.exchange import GradientExchange, make_collectives
 from distributed.world import World
-from training.batch_norm import ExactStatistics
+from training.batch_norm import ExactStatistics, Span
 from training.divergence import divergence_reason
 from training.evaluate import Evaluator
-from training.plan import DEFAULT_LARGEST_MICRO_BATCH, Plan
+from training.plan import DEFAULT_LARGEST_MICRO_BATCH, Phase, Plan
 from training.settings import Launch, Recipe, Settings
 from training.state import State
 from training.step import make_train_step
@@ -27,7 +27,7 @@ from training.step import make_train_step
 
 @dataclass(frozen=True)
 class Job:
-    """A training on the workers that there are. train_step: of a number of accumulation steps, the compiled update.
+    """A training on the workers that there are. train_step: of a phase, the compiled update.
 
     exact: measures batch norm's statistics before an evaluation, or None. divergence: of an update's loss and squares
     of gradients' norms, what is wrong with them, or None.
@@ -49,10 +49,10 @@ def make_job(settings: Settings, plan: Plan, world: World, feed, state: State) -
     exact = ExactStatistics(state.model, world) if recipe.batch_norm_statistics == "exact" else None
 
     @functools.cache
-    def train_step(accumulation_steps: int):
-        return make_train_step(state.model, state.optimizer, state.totals, accumulation_steps, world,
+    def train_step(phase: Phase):
+        return make_train_step(state.model, state.optimizer, state.totals, phase.accumulation_steps, world,
                                recipe.label_smoothing, settings.launch.xla, moving_statistics=not exact,
-                               layers=state.layers)
+                               layers=state.layers, span=Span.of(phase, world.size))
 
     evaluate = make_evaluator(settings.launch, state.model, feed, world)
     divergence = functools.partial(

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import tensorflow as tf
 
 from training.bad_input import bad_input_is_user_error
+from training.batch_norm import Span
 from training.breakdown import StepTimes
 from training.build import Job
 from training.divergence import Diverged
@@ -25,7 +26,7 @@ def follow_plan(job: Job, recovery: Recovery, observers: Sequence = ()) -> dict:
     progress, times, validation = job.state.progress, StepTimes(), None
     for interval in job.plan.intervals():
         batch_size, began = interval.phase.global_batch_size, time.perf_counter()
-        train_step = job.train_step(interval.phase.accumulation_steps)
+        train_step = job.train_step(interval.phase)
         with read_on(job, interval) as batches:
             first = progress.step
             while progress.step < interval.end:
@@ -60,7 +61,7 @@ def read_on(job: Job, interval: Interval) -> Iterator:
         return
     progress.reshard_step = start = max(progress.reshard_step, interval.first_step)
     with job.feed.train(interval.position(start) + progress.skipped, interval.end - start, phase.global_batch_size,
-                        phase.micro_batch_size, skip=progress.step - start) as batches:
+                        phase.micro_batch_size, progress.step - start, phase.neighbours) as batches:
         yield batches
 
 
@@ -69,7 +70,7 @@ def validate(job: Job, interval: Interval, recovery: Recovery, observers, times:
     state, phase, world = job.state, interval.phase, job.world
     if job.exact:
         job.exact.measure(job.feed, interval.position(interval.end) + state.progress.skipped, phase.global_batch_size,
-                          phase.micro_batch_size)
+                          phase.micro_batch_size, Span.of(phase, world.size))
     validation = job.evaluate(recovery.stop_is_asked)
     if validation is None:
         recovery.stop()

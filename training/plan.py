@@ -15,7 +15,11 @@ DEFAULT_LARGEST_MICRO_BATCH = 64
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of training with one global batch size = workers x micro-batch x accumulation steps."""
+    """A stretch of training with one global batch size = workers x micro-batch x accumulation steps.
+
+    batch_norm_span: samples whose statistics batch norm takes together; a part of a micro-batch, all of it, or those of
+    neighbouring workers.
+    """
 
     start_epoch: float
     end_epoch: float  # exclusive
@@ -23,6 +27,12 @@ class Phase:
     micro_batch_size: int
     accumulation_steps: int
     steps: int
+    batch_norm_span: int
+
+    @property
+    def neighbours(self) -> int:
+        """Workers that share batch norm's statistics."""
+        return max(1, self.batch_norm_span // self.micro_batch_size)
 
 
 @dataclass(frozen=True)
@@ -127,8 +137,13 @@ def stream_position(epoch: float, train_samples: int) -> int:
 def plan_for(settings: Settings, workers: int, workers_per_node: int, train_samples: int,
              nccl: bool | None = None) -> Plan:
     """The plan of a command line. nccl: whether Horovod exchanges by NCCL; None: not known yet. Raises UserError."""
-    allreduce = allreduce_for(settings.launch, workers, workers_per_node, nccl)
-    return make_plan(settings.recipe, settings.launch.micro_batch_size, workers, train_samples, allreduce)
+    launch, allreduce = settings.launch, allreduce_for(settings.launch, workers, workers_per_node, nccl)
+    plan = make_plan(settings.recipe, launch.micro_batch_size, workers, train_samples, allreduce)
+    if (launch.elastic or launch.xla) and any(phase.neighbours > 1 for phase in plan.phases):
+        without = "elastic" if launch.elastic else "xla"
+        raise UserError(f"--batch_norm_span: it would reach over several workers, which --{without} cannot do; start "
+                        "fewer workers")
+    return plan
 
 
 def allreduce_for(launch: Launch, workers: int, workers_per_node: int, nccl: bool | None) -> AllreducePlan:
@@ -138,13 +153,15 @@ def allreduce_for(launch: Launch, workers: int, workers_per_node: int, nccl: boo
 def make_plan(recipe: Recipe, micro_batch_size: int | None, workers: int, train_samples: int,
               allreduce: AllreducePlan = RING) -> Plan:
     """Raises UserError where a batch does not divide, naming the nearest that do."""
-    batches, epochs = recipe.batch_size, _tidy(recipe.epochs)
-    ends = [*batches.boundaries[1:], epochs]
-    if any(start >= epochs for start in batches.boundaries):
-        raise UserError(f"--batch_size={batches} has a phase that starts at or after --epochs={epochs}")
+    batches, spans, epochs = recipe.batch_size, recipe.batch_norm_span, _tidy(recipe.epochs)
+    for name, pieces in (("batch_size", batches), ("batch_norm_span", spans)):
+        if pieces and pieces.boundaries[-1] >= epochs:
+            raise UserError(f"--{name}={pieces} has a phase that starts at or after --epochs={epochs}")
+    starts = sorted({*batches.boundaries, *(spans.boundaries if spans else ())})
     phases = tuple(
-        _phase(_tidy(start), _tidy(end), batch, micro_batch_size, workers, train_samples)
-        for start, end, batch in zip(batches.boundaries, ends, batches.values, strict=True))
+        _phase(_tidy(start), _tidy(end), batches(start), spans and spans(start), micro_batch_size, workers,
+               train_samples)
+        for start, end in zip(starts, [*starts[1:], epochs], strict=True))
     rate = schedules.scaled(recipe.learning_rate, recipe.lr_scaling, recipe.base_batch_size, batches.values[0])
     learning_rate = schedules.LearningRate(
         rate, epochs, recipe.lr_schedule, recipe.poly_power, recipe.lr_boundaries, recipe.warmup,
@@ -161,7 +178,7 @@ def make_plan(recipe: Recipe, micro_batch_size: int | None, workers: int, train_
     return plan
 
 
-def _phase(start, end, batch, micro_batch, workers, train_samples):
+def _phase(start, end, batch, span, micro_batch, workers, train_samples):
     unit = workers * (micro_batch or 1)
     if batch % unit:
         below, above = batch // unit * unit, (batch // unit + 1) * unit
@@ -169,10 +186,32 @@ def _phase(start, end, batch, micro_batch, workers, train_samples):
         by = f"{workers} worker{'s' * (workers > 1)}" + (f" x --micro_batch_size={micro_batch}" if micro_batch else "")
         raise UserError(f"--batch_size: {batch} does not divide by {by}; the nearest sizes that do: {nearest}")
     per_worker = batch // workers
-    micro = micro_batch or max(size for size in range(1, min(per_worker, DEFAULT_LARGEST_MICRO_BATCH) + 1)
-                               if per_worker % size == 0)
+    micros = [micro_batch] if micro_batch else [size for size in range(1, per_worker + 1) if per_worker % size == 0]
+    micro = max(size for size in micros if size <= DEFAULT_LARGEST_MICRO_BATCH or micro_batch)
+    if span:
+        micro = _micro_batch_for(span, micros, workers)
     steps = max(1, math.floor((_exact(end) - _exact(start)) * train_samples / batch))
-    return Phase(start, end, batch, micro, per_worker // micro, steps)
+    return Phase(start, end, batch, micro, per_worker // micro, steps, span or micro)
+
+
+def _micro_batch_for(span: int, micros: list[int], workers: int) -> int:
+    """The micro-batch for a span of batch norm, among the sizes that divide a worker's part of the batch.
+
+    Of those that spans divide, the largest of 64 at most, or the span itself; where a worker's part is smaller than
+    that, the one with the fewest neighbours. Raises UserError, with the nearest spans that can be had.
+    """
+    whole = [size for size in micros if size % span == 0 and (size <= max(span, DEFAULT_LARGEST_MICRO_BATCH)
+                                                              or len(micros) == 1)]
+    shared = [size for size in micros if span % size == 0 and workers % (span // size) == 0]
+    if whole or shared:
+        return max(whole or shared)
+    possible = {size // parts for size in micros for parts in range(1, size + 1) if size % parts == 0} | {
+        size * group for size in micros for group in range(1, workers + 1) if workers % group == 0}
+    nearest = [max((one for one in possible if one < span), default=None),
+               min((one for one in possible if one > span), default=None)]
+    raise UserError(f"--batch_norm_span: {span} samples cannot be put together from micro-batches of "
+                    f"{' or '.join(map(str, micros[-3:]))} on {workers} worker{'s' * (workers > 1)}; the nearest spans "
+                    f"that can: {' and '.join(str(one) for one in nearest if one)}")
 
 
 def _exact(number):

@@ -19,6 +19,7 @@ from distributed import world as worlds
 from distributed.exchange import GradientExchange
 from distributed.heartbeat import beating
 from distributed.lost import lost_is_internal_error
+from distributed.neighbours import Neighbours, distinct
 from distributed.optimizer import set_exchange
 from distributed.world import World
 from reporting.progress import ProgressBar, validation_line
@@ -48,7 +49,8 @@ def make_training(settings: Settings, dataset: Dataset, plan: Plan | None, stop:
     if not launch.elastic:
         plan = dataclasses.replace(plan, allreduce=allreduce_for(launch, launched.size, launched.local_size, nccl))
         exchange = build.make_exchange(launch, plan, nccl)
-    process_sets = exchange and exchange.process_sets
+    process_sets = None if launch.elastic else distinct(exchange.process_sets, *(
+        Neighbours(phase.neighbours, plan.workers).process_sets for phase in plan.phases if phase.neighbours > 1))
     world = worlds.start(settings.recipe.seed, launch.deterministic, process_sets, launch.fusion_mb,
                          settings.run.timeline)
     training = Training(settings, dataset, world, stop, (plan, exchange))

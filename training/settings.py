@@ -39,7 +39,7 @@ class Every:
         return seconds >= 60 * self.minutes
 
 
-def _batch_sizes(text: str) -> Piecewise:
+def _sizes(text: str) -> Piecewise:
     return _within(Piecewise.parse(text, int), 1, 2**31 - 1)
 
 
@@ -91,6 +91,8 @@ class Recipe:
     label_smoothing: Probability spread evenly over all classes.
     precision: Compute dtype of the forward and backward pass. mixed_float16 uses dynamic loss scaling. Updates are in
         float32.
+    batch_norm_span: Samples whose statistics batch norm takes together, however many a worker holds; or epoch:samples
+        pairs, 0:16,30:32. By default the micro-batch.
     batch_norm_momentum: Momentum of batch norm's moving statistics.
     batch_norm_statistics: What evaluation uses; exact: measured on training batches before each (arXiv:1811.05233,
         3.2).
@@ -102,7 +104,7 @@ class Recipe:
     model: str = flag("resnet20", model_zoo.MODELS)
     image_size: int | None = flag(low=1, high=4096)
     epochs: float = flag(90.0, low=1e-9, high=1e5)
-    batch_size: Piecewise = flag("256", parse=_batch_sizes)
+    batch_size: Piecewise = flag("256", parse=_sizes)
     optimizer: str = flag("lars", optim.OPTIMIZERS)
     learning_rate: Piecewise = flag("5", parse=_rates)
     lr_scaling: str = flag("none", schedules.SCALINGS)
@@ -122,6 +124,7 @@ class Recipe:
     exclude: tuple[str, ...] = flag([], parse=tuple, alias="lars_exclude")
     label_smoothing: float = flag(0.0, low=0.0, high=1.0)
     precision: str = flag("float32", ("float32", "mixed_float16", "mixed_bfloat16"))
+    batch_norm_span: Piecewise | None = flag(parse=_sizes)
     batch_norm_momentum: float = flag(0.9, low=0.0, high=1.0)
     batch_norm_statistics: str = flag("moving", ("moving", "exact"))
     augmentation: str = flag("none", AUGMENTATIONS)

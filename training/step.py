@@ -80,7 +80,7 @@ class LayerStatistics:
 
 def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, world: World | None = None,
                     label_smoothing: float = 0.0, xla: bool = False, moving_statistics: bool = True,
-                    layers: LayerStatistics | None = None):
+                    layers: LayerStatistics | None = None, span=None):
     """A function of (iterator over micro-batches, learning rate, momentum, signals) that makes one update.
 
     It returns what all workers learn alike: the signals' mean over them, float32 (signals,); the mean loss of the
@@ -88,11 +88,11 @@ def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, w
     has waited for data and for the exchange: seconds, float64 (2,).
 
     moving_statistics: average batch norm's over the workers, too. They are each worker's own; left so, workers,
-    evaluation and checkpoints disagree.
+    evaluation and checkpoints disagree. span: training.batch_norm.Span, applied when the step is traced.
     """
     variables, rates, world = model.trainable_variables, distributed.inner(optimizer), world or World()
-    gradients_of = accumulated(make_micro_batch(model, optimizer, totals, accumulation_steps, label_smoothing, xla),
-                               variables, accumulation_steps)
+    micro_batch = make_micro_batch(model, optimizer, totals, accumulation_steps, label_smoothing, xla, span)
+    gradients_of = accumulated(micro_batch, variables, accumulation_steps)
 
     @tf.function(autograph=False)
     def step(iterator, learning_rate, momentum, signals=NO_SIGNALS):
@@ -115,7 +115,7 @@ def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, w
     return step
 
 
-def make_micro_batch(model, optimizer, totals, accumulation_steps, label_smoothing, xla):
+def make_micro_batch(model, optimizer, totals, accumulation_steps, label_smoothing, xla, span):
     """A function of (iterator, ready) that gives ([*gradients, loss], seconds waited for data, when it was done).
 
     ready: when the one before was done. Gradients and loss are shares of the global batch's means.
@@ -124,6 +124,8 @@ def make_micro_batch(model, optimizer, totals, accumulation_steps, label_smoothi
 
     @tf.function(jit_compile=xla, reduce_retracing=True, autograph=False)
     def backward(images, labels):
+        if span:
+            span.apply(model)
         with tf.GradientTape() as tape:
             logits = model(images, training=True)
             losses = cross_entropy(logits, labels, label_smoothing)

@@ -59,7 +59,7 @@ class Poisoned(synthetic.SyntheticFeed):
     read: list = dataclasses.field(default_factory=list)
 
     @contextlib.contextmanager
-    def train(self, position, steps, batch_size, micro_batch_size, skip=0):
+    def train(self, position, steps, batch_size, micro_batch_size, skip=0, neighbours=1):
         def batches():
             for start in range(position + skip * batch_size, position + steps * batch_size, batch_size):
                 self.read.append(start)

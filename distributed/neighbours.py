@@ -1,0 +1,35 @@
+"""Workers next to each other that share batch norm's statistics."""
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+from distributed.torus import process_set
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Groups of `count` workers of consecutive ranks. `process_sets` has to be given to hvd.init."""
+
+    count: int
+    workers: int
+
+    @property
+    def process_sets(self) -> list:
+        return [one for one in self._groups if one not in (None, hvd.global_process_set)]
+
+    @property
+    def _groups(self) -> list:
+        return [process_set(range(first, first + self.count), self.workers)
+                for first in range(0, self.workers, self.count)]
+
+    def mean(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """The mean over this worker's group; its gradient is the mean over the group, too."""
+        group = self._groups[hvd.rank() // self.count]
+        return hvd.allreduce(tensor, op=hvd.Sum, process_set=group, name=name) / self.count
+
+
+def distinct(*many: Iterable) -> list:
+    """Process sets, each once: Horovod refuses to make one again."""
+    return list({id(one): one for process_sets in many for one in process_sets}.values())

@@ -1,0 +1,91 @@
+"""Batch norm over a span of samples, whatever a worker holds: against Keras's own on micro-batches of the span."""
+import json
+
+import numpy as np
+import pytest
+from conftest import ROOT, rows, run, train, weights
+from test_plan import plan
+
+from common.errors import UserError
+from training import flags
+
+SHORT = ("--model=resnet20", "--image_size=16", "--batch_size=128", "--epochs=1", "--optimizer=sgd", "--warmup=none",
+         "--learning_rate=0.02", "--augmentation=none", "--deterministic")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A function of (workers, flags) that gives the folder of a training, made once."""
+    made = {}
+
+    def make(workers, *more):
+        if (workers, more) not in made:
+            made[workers, more] = tmp_path_factory.mktemp("run")
+            kind = "alone" if workers == 1 else "mpirun"
+            train(*SHORT, *more, f"--output_dir={made[workers, more]}", kind=kind, workers=workers, timeout=600)
+        return made[workers, more]
+
+    return make
+
+
+@pytest.mark.parametrize(("workers", "micro", "span"), [
+    (1, 64, 16),  # a micro-batch is cut
+    (2, 16, 32),  # two workers share
+    (4, 16, 32),  # two pairs of four
+    (2, 64, 32),  # both as it comes: cut on each of two
+])
+def test_the_span_is_that_of_one_workers_micro_batches(trained, workers, micro, span):
+    """All variables, moving statistics included, but for the order of sums."""
+    ours = trained(workers, f"--micro_batch_size={micro}", f"--batch_norm_span={span}")
+    theirs = trained(1, f"--micro_batch_size={span}")
+    assert json.loads((ours / "plan.json").read_text())["phases"][0]["batch_norm_span"] == span
+    ours_weights, theirs_weights = weights(ours), weights(theirs)
+    moving = "moving" if workers == 1 else "nothing"  # of several workers, averaged after each step
+    for name in theirs_weights:
+        if name.startswith("model/") and ("moving" not in name or moving in name):
+            np.testing.assert_allclose(ours_weights[name], theirs_weights[name], rtol=2e-2, atol=2e-4, err_msg=name)
+    assert rows(ours)[-1]["train_loss"] == pytest.approx(rows(theirs)[-1]["train_loss"], rel=1e-4)
+    other = weights(trained(1, "--micro_batch_size=128"))  # the span makes a difference
+    kernel = next(name for name in other if name.startswith("model/") and name.endswith("kernel"))
+    ours_off, other_off = (np.abs(one[kernel] - theirs_weights[kernel]).max() for one in (ours_weights, other))
+    assert other_off > 10 * ours_off
+
+
+def test_a_span_that_grows_with_exact_statistics(trained):
+    flags_ = ("--batch_norm_span=0:16,1:32", "--epochs=2", "--batch_norm_statistics=exact")
+    alone, shared = trained(1, *flags_), trained(4, *flags_, "--micro_batch_size=8")
+    phases = json.loads((shared / "plan.json").read_text())["phases"]
+    assert [(phase["start_epoch"], phase["batch_norm_span"]) for phase in phases] == [(0, 16), (1, 32)]
+    for one, other in zip(rows(alone), rows(shared), strict=True):
+        assert one["train_loss"] == pytest.approx(other["train_loss"], rel=2e-3)
+        assert one["val_loss"] == pytest.approx(other["val_loss"], rel=2e-2)
+
+
+@pytest.mark.parametrize(("workers", "micro", "span", "expected"), [
+    (1, None, None, (64, 64, 1)), (1, None, 16, (64, 16, 1)), (1, None, 128, (128, 128, 1)),
+    (8, None, 16, (16, 16, 1)), (16, None, 32, (8, 32, 4)), (32, None, 32, (4, 32, 8)), (4, 8, 32, (8, 32, 4)),
+    (4, 32, 8, (32, 8, 1))])
+def test_every_launch_honours_the_span(workers, micro, span, expected):
+    phase, = plan(workers, batch_size="128", micro_batch_size=micro, batch_norm_span=span and str(span)).phases
+    assert (phase.micro_batch_size, phase.batch_norm_span, phase.neighbours) == expected
+    assert phase.accumulation_steps * phase.micro_batch_size * workers == 128
+
+
+@pytest.mark.parametrize(("workers", "micro", "span", "nearest"), [
+    (1, None, 48, "32 and 64"), (2, 64, 48, "32 and 64"), (3, None, 2, "1 and 3"), (2, 16, 64, "32")])
+def test_a_span_that_cannot_be_is_an_error_with_the_nearest(workers, micro, span, nearest):
+    with pytest.raises(UserError, match=f"nearest spans that can: {nearest}"):
+        plan(workers, batch_size="129" if workers == 3 else "128", micro_batch_size=micro, batch_norm_span=str(span))
+
+
+@pytest.mark.parametrize("flag", ["--xla"])
+def test_several_workers_share_no_span_under_xla(flag):
+    done = run("alone", 1, ROOT / "train.py", "--dry_run", "--workers=4", "--batch_norm_span=64", flag)
+    assert done.returncode == 1 and "it would reach over several workers, which --xla cannot do" in done.stderr
+    done = run("alone", 1, ROOT / "train.py", "--dry_run", "--workers=4", "--batch_norm_span=32", flag)
+    assert done.returncode == 0
+
+
+def test_by_default_the_span_is_the_micro_batch():
+    assert flags.parse(["train.py"]).recipe.batch_norm_span is None
+    assert [phase.batch_norm_span for phase in plan(2, batch_size="128").phases] == [64]
