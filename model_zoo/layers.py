@@ -40,6 +40,7 @@ class BatchNormalization(tf.keras.layers.BatchNormalization):
 
     groups, neighbours, mean_over_neighbours = 1, 1, None
 
+    @tf.autograph.experimental.do_not_convert
     def call(self, inputs, training=None):
         if not training or self.groups == self.neighbours == 1:
             return super().call(inputs, training=training)

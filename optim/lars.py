@@ -126,14 +126,13 @@ def _has_suffix(variable, suffix):
 def _norm(tensor):
     """The L2 norm, the same bits whatever the number of threads: workers may have different ones.
 
-    Norms of rows of BLOCK elements, each of which one thread computes, then the norm of these, until one is left.
+    Norms of rows of BLOCK elements, each of which one thread computes, then the norm of these, until a row is left.
     """
     values = tf.reshape(tf.convert_to_tensor(tensor), [-1])
     count = values.shape[0]
-    if count == 1:
-        return tf.abs(values[0])
-    width = min(BLOCK, count)
-    if count % width:
-        values = tf.pad(values, [[0, -count % width]])
-    rows = tf.reshape(values, [-1, width])
+    if count <= BLOCK:  # `l2_loss` sums squares in one pass over memory; so few, by one thread
+        return tf.sqrt(2 * tf.nn.l2_loss(values))
+    if count % BLOCK:
+        values = tf.pad(values, [[0, -count % BLOCK]])
+    rows = tf.reshape(values, [-1, BLOCK])
     return _norm(tf.sqrt(tf.reduce_sum(tf.square(rows), axis=1)))

@@ -1,5 +1,4 @@
 """The plan: where a recipe (what to train) and a launch (on how many workers) meet. Plain Python, no TensorFlow."""
-import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -102,7 +101,9 @@ class Plan:
         return {
             "workers": self.workers, "train_samples": self.train_samples, "epochs": self.epochs, "steps": self.steps,
             "peak_learning_rate": self.learning_rate.peak, "exchange": self.allreduce.as_json(),
-            "phases": [dataclasses.asdict(phase) for phase in self.phases],
+            "phases": [{name: value for name, value in vars(phase).items() if name != "batch_norm_span"}
+                       for phase in self.phases],
+            "batch_norm_span": [phase.batch_norm_span for phase in self.phases],
             "schedule": [{"epoch": epoch, **self.rates(epoch)} for epoch in range(math.ceil(self.epochs))],
         }
 
