@@ -12,8 +12,6 @@ from common.errors import UsageError, one_line
 
 KINDS = {str: "string", int: "integer", float: "float", bool: "bool"}
 PARAGRAPH = re.compile(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
-
-
 PLAIN = {"choices": (), "low": None, "high": None, "parse": None, "alias": None}
 
 
@@ -63,7 +61,7 @@ def _define(values, one, text):
             raise absl_flags.ValidationError(str(error)) from None
         return not isinstance(given, float) or math.isfinite(given)
 
-    limits = "".join(f", {low} to {high}" for low, high in [(options["low"], options["high"])] if high is not None)
+    limits = f", {options['low']} to {options['high']}" if options["high"] is not None else ""
     absl_flags.register_validator(one.name, check, f"not a finite number{limits}", flag_values=values)
 
 

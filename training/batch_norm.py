@@ -1,7 +1,7 @@
-"""Batch norm's statistics measured anew: "Batch Normalization without Moving Average" (arXiv:1711.04325, section 3).
+"""Batch norm: the samples that its statistics are of, and statistics measured anew for an evaluation.
 
-1811.05233 uses it (section 3.2): mean and mean of squares are averaged over the workers in float32, whatever the
-precision of the model.
+The latter is "Batch Normalization without Moving Average" (arXiv:1711.04325, section 3), which 1811.05233 uses (section
+3.2): mean and mean of squares are averaged over the workers in float32, whatever the precision of the model.
 """
 import functools
 from dataclasses import dataclass

@@ -187,7 +187,7 @@ def _phase(start, end, batch, span, micro_batch, workers, train_samples):
         by = f"{workers} worker{'s' * (workers > 1)}" + (f" x --micro_batch_size={micro_batch}" if micro_batch else "")
         raise UserError(f"--batch_size: {batch} does not divide by {by}; the nearest sizes that do: {nearest}")
     per_worker = batch // workers
-    micros = [micro_batch] if micro_batch else [size for size in range(1, per_worker + 1) if per_worker % size == 0]
+    micros = [micro_batch] if micro_batch else divisors(per_worker)
     micro = max(size for size in micros if size <= DEFAULT_LARGEST_MICRO_BATCH or micro_batch)
     if span:
         micro = _micro_batch_for(span, micros, workers)
@@ -206,13 +206,19 @@ def _micro_batch_for(span: int, micros: list[int], workers: int) -> int:
     shared = [size for size in micros if span % size == 0 and workers % (span // size) == 0]
     if whole or shared:
         return max(whole or shared)
-    possible = {size // parts for size in micros for parts in range(1, size + 1) if size % parts == 0} | {
-        size * group for size in micros for group in range(1, workers + 1) if workers % group == 0}
+    possible = {part for size in micros for part in divisors(size)} | {
+        size * group for size in micros for group in divisors(workers)}
     nearest = [max((one for one in possible if one < span), default=None),
                min((one for one in possible if one > span), default=None)]
     raise UserError(f"--batch_norm_span: {span} samples cannot be put together from micro-batches of "
                     f"{' or '.join(map(str, micros[-3:]))} on {workers} worker{'s' * (workers > 1)}; the nearest spans "
                     f"that can: {' and '.join(str(one) for one in nearest if one)}")
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending."""
+    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
+    return sorted({*small, *(number // size for size in small)})
 
 
 def _exact(number):

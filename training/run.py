@@ -45,12 +45,13 @@ def make_training(settings: Settings, dataset: Dataset, plan: Plan | None, stop:
     plan: for the workers that were launched, or None where others may come (elastic). The function raises UserError;
     Stopped after a request to stop.
     """
-    launch, launched, exchange, nccl = settings.launch, launcher.launched(), None, worlds.has_nccl()
+    launch, launched, nccl = settings.launch, launcher.launched(), worlds.has_nccl()
+    exchange = process_sets = None
     if not launch.elastic:
         plan = dataclasses.replace(plan, allreduce=allreduce_for(launch, launched.size, launched.local_size, nccl))
         exchange = build.make_exchange(launch, plan, nccl)
-    process_sets = None if launch.elastic else distinct(exchange.process_sets, *(
-        Neighbours(phase.neighbours, plan.workers).process_sets for phase in plan.phases if phase.neighbours > 1))
+        process_sets = distinct(exchange.process_sets, *(
+            Neighbours(phase.neighbours, plan.workers).process_sets for phase in plan.phases if phase.neighbours > 1))
     world = worlds.start(settings.recipe.seed, launch.deterministic, process_sets, launch.fusion_mb,
                          settings.run.timeline)
     training = Training(settings, dataset, world, stop, (plan, exchange))

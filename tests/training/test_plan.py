@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from common.errors import UserError
 from common.flags import parsed
 from training.flags import define
-from training.plan import make_plan
+from training.plan import divisors, make_plan
 from training.settings import Recipe
 
 RECIPE = dict(
@@ -43,6 +43,19 @@ def test_two_phases_of_imagenet():
 def test_fractions_of_an_epoch_are_exact():
     assert plan(epochs=0.3, samples=10, batch_size="1").steps == 3
     assert [phase.steps for phase in plan(epochs=0.9, samples=10, batch_size="0:1,0.3:1,0.6:1").phases] == [3, 3, 3]
+
+
+def test_a_batch_of_two_billion_is_planned_at_once():
+    """In a second a loop over all numbers up to a worker's part would not be through a twentieth of them."""
+    phase, = plan(batch_size=str(2**31 - 2**10), batch_norm_span="64").phases
+    assert (phase.micro_batch_size, phase.global_batch_size) == (64, 2**31 - 2**10)
+    with pytest.raises(UserError, match="the nearest spans that can: 2 and 4"):
+        plan(batch_size=str(2**31 - 2**10), batch_norm_span="3")
+
+
+@pytest.mark.parametrize("number", [1, 2, 12, 97, 128, 1437, 34816])
+def test_divisors(number):
+    assert divisors(number) == [size for size in range(1, number + 1) if number % size == 0]
 
 
 def test_the_last_evaluation_is_of_the_last_epoch_however_short():
