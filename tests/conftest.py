@@ -118,6 +118,21 @@ def train(*flags, kind: str = "alone", workers: int = 1, **options) -> subproces
     return done
 
 
+@pytest.fixture(scope="module")
+def train_once(tmp_path_factory):
+    """`train`, but a training of these flags is made once; returns its folder."""
+    made = {}
+
+    def make(*flags, kind: str = "alone", workers: int = 1) -> Path:
+        key = flags, kind, workers
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp("run")
+            train(*flags, f"--output_dir={made[key]}", kind=kind, workers=workers, timeout=900)
+        return made[key]
+
+    return make
+
+
 def printed_json(done: subprocess.CompletedProcess):
     """The one line of JSON that train.py printed on standard output, without horovodrun's prefix."""
     lines = [line.removeprefix("[0]<stdout>:") for line in done.stdout.splitlines() if line.strip()]

@@ -16,17 +16,9 @@ QUICK = ("--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--warmup
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(train_once):
     """A function of a launcher and flags that gives the folder of a training on four workers, made once."""
-    made = {}
-
-    def make(kind, *flags):
-        if (kind, flags) not in made:
-            made[kind, flags] = tmp_path_factory.mktemp("run")
-            train(*SHORT, *flags, f"--output_dir={made[kind, flags]}", kind=kind, workers=4, timeout=900)
-        return made[kind, flags]
-
-    return make
+    return lambda kind, *flags: train_once(*SHORT, *flags, kind=kind, workers=4)
 
 
 def differences(ours, theirs) -> list:

@@ -3,7 +3,7 @@ import json
 
 import numpy as np
 import pytest
-from conftest import ROOT, rows, run, train, weights
+from conftest import ROOT, rows, run, weights
 from test_plan import plan
 
 from common.errors import UserError
@@ -14,18 +14,10 @@ SHORT = ("--model=resnet20", "--image_size=16", "--batch_size=128", "--epochs=0.
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(train_once):
     """A function of (workers, flags) that gives the folder of a training, made once."""
-    made = {}
-
-    def make(workers, *more):
-        if (workers, more) not in made:
-            made[workers, more] = tmp_path_factory.mktemp("run")
-            kind = "alone" if workers == 1 else "mpirun"
-            train(*SHORT, *more, f"--output_dir={made[workers, more]}", kind=kind, workers=workers, timeout=600)
-        return made[workers, more]
-
-    return make
+    return lambda workers, *flags: train_once(*SHORT, *flags, kind="alone" if workers == 1 else "mpirun",
+                                              workers=workers)
 
 
 @pytest.mark.parametrize(("workers", "micro", "span"), [
