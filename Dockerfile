@@ -4,10 +4,12 @@ ARG BASE_IMAGE=nvidia/cuda:12.2.2-cudnn8-devel-ubuntu22.04
 
 # The devel image stays under the final one: TensorFlow's --xla takes ptxas and libdevice from it, which runtime lacks.
 FROM ${BASE_IMAGE} AS base
+# NCCL opens the libraries of InfiniBand and RoCE by name, and exchanges over TCP where they are missing.
 # Debian packages are the base's business: a version pinned here would hold on one base only.
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends ca-certificates python3 tini \
+    && apt-get install --yes --no-install-recommends ca-certificates ibverbs-providers libibverbs1 librdmacm1 numactl \
+        python3 tini \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /opt/bigbatch
 

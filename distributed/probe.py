@@ -5,16 +5,21 @@ import time
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from distributed.world import World, start
+from distributed.world import World, check_gpus, start
 
 ELEMENTS = 6_553_600  # float32, 26 MB: the gradients of ResNet-50 are 102
 ROUNDS = 5
 
 
-def start_for_probing(seed: int) -> World:
-    """Starts Horovod so that process sets can be made later, of workers that are known only then."""
+def start_for_probing(seed: int, device: str, devices: str) -> World:
+    """Starts Horovod so that process sets can be made later, of workers that are known only then. Raises UserError.
+
+    device: as distributed.world.start takes it; devices: as distributed.gpus.check.
+    """
     os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
-    return start(seed)
+    world = start(seed, device=device)
+    check_gpus(world, devices)
+    return world
 
 
 def built() -> list[str]:

@@ -13,9 +13,10 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from common.errors import UserError, one_line, reason
-from distributed import launcher
+from distributed import gpus, launcher
 from distributed.lost import is_lost
 
+HOST = "/cpu:0"  # where objects are exchanged: NCCL has nothing to win there, and fails where workers share a GPU
 RDMA = Path("/sys/class/infiniband")  # the machine's network cards for remote memory access, RoCE's and EFA's, too
 
 
@@ -35,11 +36,13 @@ class World:
 
     def gather(self, value, name: str) -> list:
         """Every rank's value, any Python object, by rank."""
-        return [value] if self.size == 1 else hvd.allgather_object(value, name=name)
+        with tf.device(HOST):
+            return [value] if self.size == 1 else hvd.allgather_object(value, name=name)
 
     def broadcast(self, value, name: str, root: int = 0):
         """Rank root's value, any Python object."""
-        return value if self.size == 1 else hvd.broadcast_object(value, root_rank=root, name=name)
+        with tf.device(HOST):
+            return value if self.size == 1 else hvd.broadcast_object(value, root_rank=root, name=name)
 
     def broadcast_variables(self, variables: Sequence[tf.Variable], root: int = 0) -> None:
         """Gives every worker rank root's values, all in one graph; hvd.broadcast_variables has AutoGraph convert it."""
@@ -117,11 +120,11 @@ class World:
 
 
 def start(seed: int, deterministic: bool = False, process_sets=None, fusion_mb: float | None = None,
-          timeline: str | None = None) -> World:
+          timeline: str | None = None, device: str = "auto") -> World:
     """Starts Horovod, gives this worker its GPU and its share of the cores, seeds Keras. Raises UserError.
 
     deterministic: the same operations in the same order, whatever they cost. process_sets: Horovod's, made at start.
-    fusion_mb: of Horovod's own buffer. timeline: a file for Horovod's.
+    fusion_mb: of Horovod's own buffer. timeline: a file for Horovod's. device: "cpu" hides all GPUs from TensorFlow.
     """
     if timeline:
         os.environ["HOROVOD_TIMELINE"] = str(Path(timeline).absolute())
@@ -137,7 +140,7 @@ def start(seed: int, deterministic: bool = False, process_sets=None, fusion_mb: 
     if hvd.size() != expected and launcher.ELASTIC not in os.environ:
         raise UserError(f"the launcher started {expected} workers, but Horovod sees {hvd.size()}; start them with "
                         "horovodrun --gloo or mpirun from this environment")
-    gpu, cores = _own_gpu(), _own_cores()
+    gpu, cores = _own_gpu(device), _own_cores()
     tf.config.threading.set_intra_op_parallelism_threads(cores)
     # Grappler orders the terms of a sum anew in each process: workers and resumed runs would differ in the last bit.
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
@@ -161,15 +164,21 @@ def _init(process_sets) -> None:
                         "--gloo or mpirun from this environment") from None
 
 
-def _own_gpu() -> int | None:
+def _own_gpu(device: str) -> int | None:
     """Takes the GPU of this worker's local rank, and hides the others from TensorFlow."""
-    gpus = tf.config.list_physical_devices("GPU")
-    if not gpus:
+    usable = _usable_gpus(device)
+    own = usable[hvd.local_rank() % len(usable)] if usable else None
+    tf.config.set_visible_devices([own] if own else [], "GPU")
+    if not own:
         return None
-    own = gpus[hvd.local_rank() % len(gpus)]
-    tf.config.set_visible_devices([own], "GPU")
     tf.config.experimental.set_memory_growth(own, True)
     return int(own.name.split(":")[-1])
+
+
+def _usable_gpus(device: str) -> list:
+    """Those that TensorFlow sees, in the order of their bus addresses, as distributed.gpus lists them."""
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    return [] if device == "cpu" else tf.config.list_physical_devices("GPU")
 
 
 def _own_cores() -> int:
@@ -177,6 +186,11 @@ def _own_cores() -> int:
     return max(1, cores // hvd.local_size()) if cores == os.cpu_count() else cores  # bound to cores of its own, or not
 
 
-def has_nccl() -> bool:
+def has_nccl(device: str = "auto") -> bool:
     """Whether gradients are exchanged by NCCL, on GPUs."""
-    return bool(hvd.nccl_built() and tf.config.list_physical_devices("GPU"))
+    return bool(hvd.nccl_built() and _usable_gpus(device))
+
+
+def check_gpus(world: World, device: str) -> None:
+    """Raises UserError on all ranks where the GPUs would silently stay idle: see distributed.gpus.check."""
+    gpus.check(world, device, bool(hvd.nccl_built()))

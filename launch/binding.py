@@ -1,7 +1,7 @@
 """Each worker on the cores and the memory of its GPU's socket.
 
     python -m launch.binding COMMAND...               runs the command bound, as the local rank that a launcher has set
-    python -m launch.binding --print [--workers=N]    what N workers would be bound to here, and on a DGX-1
+    python -m launch.binding --print [--workers=N]    what N workers would be bound to here; what 8 are on a DGX
     python -m launch.binding --count                  how many workers this machine takes: one a GPU
 
 A worker's memory and the copies to its GPU then cross no socket, and no two workers share a core. DALI and TensorFlow
@@ -9,32 +9,23 @@ take their numbers of threads from the cores that a worker may use, OpenMP from 
 """
 import os
 import shutil
+import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from distributed import local_ranks
 from distributed.launcher import launched
-from launch.facts import nvidia_smi
+from launch.machine import KNOWN, Gpu, Node, gpus_here, known_machine, machine, ranges
 
 LOGS = "BIGBATCH_LOGS"
 PER_GPU = "BIGBATCH_WORKERS_PER_GPU"
-NODES = Path("/sys/devices/system/node")
-CPUS = Path("/sys/devices/system/cpu")
-PCI = Path("/sys/bus/pci/devices")
-
-
-@dataclass(frozen=True)
-class Node:
-    """A NUMA node: a socket and its memory. cores: of each, its hardware threads' numbers; gpus: CUDA's numbers."""
-
-    number: int
-    cores: tuple[tuple[int, ...], ...]
-    gpus: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Share:
-    """What a worker is bound to: a GPU's number or None, NUMA nodes, cores as in Node."""
+    """What a worker is bound to: its GPU's number or None, NUMA nodes for memory, cores as in Node."""
 
     gpu: int | None
     nodes: tuple[int, ...]
@@ -46,50 +37,41 @@ class Share:
         return tuple(sorted(cpu for core in self.cores for cpu in core))
 
 
-# Two Xeon E5-2698 v4 of 20 cores and 40 threads, GPUs 0 to 3 at the first and 4 to 7 at the second (NVIDIA DGX-1 User
-# Guide; `nvidia-smi topo -m` there).
-DGX1 = tuple(Node(node, tuple((core, core + 40) for core in range(20 * node, 20 * node + 20)),
-                  tuple(range(4 * node, 4 * node + 4))) for node in (0, 1))
+def gpus_of(workers: int, found: Sequence[Gpu]) -> list[Gpu | None]:
+    """The GPU that each worker takes in distributed.world, by local rank: the ones there are, in turn."""
+    return [found[worker % len(found)] if found else None for worker in range(workers)]
 
 
-def machine() -> tuple[Node, ...]:
-    """This machine's NUMA nodes, with those of their cores that this process may use."""
-    allowed, gpus = os.sched_getaffinity(0), _gpu_nodes()
-    nodes = []
-    for path in sorted(NODES.glob("node[0-9]*"), key=lambda path: int(path.name[4:])):
-        number, cpus = int(path.name[4:]), _numbers((path / "cpulist").read_text())
-        cores = {_siblings(cpu) & allowed or {cpu}: None for cpu in cpus if cpu in allowed}
-        if cores:
-            nodes.append(Node(number, tuple(tuple(sorted(core)) for core in cores),
-                              tuple(gpu for gpu, node in gpus.items() if node == number)))
-    placed = {gpu for node in nodes for gpu in node.gpus}
-    lost = tuple(gpu for gpu in gpus if gpu not in placed)  # at a socket that we may not use, or that does not say
-    if not nodes:
-        return (Node(0, tuple((cpu,) for cpu in sorted(allowed)), lost),)
-    return (Node(nodes[0].number, nodes[0].cores, nodes[0].gpus + lost), *nodes[1:])
+def shares(nodes: tuple[Node, ...], workers: Sequence[Gpu | None]) -> list[Share]:
+    """What each worker on a machine is bound to. workers: the GPU of each, by local rank.
 
-
-def shares(nodes: tuple[Node, ...], workers: int) -> list[Share]:
-    """What each of so many workers on a machine is bound to, by local rank.
-
-    With GPUs, worker w has the one that train.py takes, w modulo their number, and an equal share of its node's cores;
-    without, an equal share of all cores. Where there are more workers than cores, they share them.
+    A worker with a GPU has an equal share of the cores that go with its GPU's node; without GPUs each has an equal
+    share of all cores. Where there are more workers than cores, they share them.
     """
-    gpus = {gpu: node for node in nodes for gpu in node.gpus}
-    if not gpus:
-        cores = [(core, node.number) for node in nodes for core in node.cores]
-        parts = [_part(cores, worker, workers) for worker in range(workers)]
-        return [Share(None, tuple(sorted({node for _, node in part})), tuple(core for core, _ in part))
-                for part in parts]
-    numbers = sorted(gpus)
-    chosen = [numbers[worker % len(numbers)] for worker in range(workers)]
+    if None in workers:
+        domains, home = {0: list(nodes)}, dict.fromkeys(range(len(workers)), 0)
+    else:
+        numbers = [node.number for node in nodes]
+        home = {rank: gpu.node if gpu.node in numbers else numbers[0] for rank, gpu in enumerate(workers)}
+        domains = _domains(nodes, set(home.values()))
     bound = []
-    for worker, gpu in enumerate(chosen):
-        node = gpus[gpu]
-        neighbours = sorted((g, w) for w, g in enumerate(chosen) if gpus[g] is node)
-        part = _part(node.cores, neighbours.index((gpu, worker)), len(neighbours))
-        bound.append(Share(gpu, (node.number,), tuple(part)))
+    for rank, gpu in enumerate(workers):
+        neighbours = sorted((r for r in home if home[r] == home[rank]), key=lambda r: (gpu and workers[r].number, r))
+        cores = [(core, node.number) for node in domains[home[rank]] for core in node.cores]
+        part = _part(cores, neighbours.index(rank), len(neighbours))
+        bound.append(Share(gpu and gpu.number, tuple(sorted({node for _, node in part})),
+                           tuple(core for core, _ in part)))
     return bound
+
+
+def _domains(nodes, used: set[int]) -> dict[int, list[Node]]:
+    """For each node that has GPUs in use: itself, and its share of the nodes of its socket that have none."""
+    domains = {node.number: [node] for node in nodes if node.number in used}
+    for idle in nodes:
+        near = [domain for domain in domains.values() if domain[0].socket == idle.socket]
+        if idle.number not in used and near:
+            min(near, key=lambda domain: (len(domain), abs(domain[0].number - idle.number))).append(idle)
+    return domains
 
 
 def _part(things, number, count):
@@ -98,71 +80,59 @@ def _part(things, number, count):
     return things if size < count else things[number * size // count:(number + 1) * size // count]
 
 
-def table(title: str, nodes: tuple[Node, ...], workers: int) -> str:
-    lines = [title, f"{'worker':>6}  {'GPU':>3}  {'socket and memory':>17}  {'DALI threads':>12}  "
-                    f"{'OpenMP threads':>14}  cores"]
-    for rank, share in enumerate(shares(nodes, workers)):
+def table(title: str, bound: Sequence[Share]) -> str:
+    lines = [title, f"{'worker':>6}  {'GPU':>3}  {'NUMA nodes':>10}  {'DALI threads':>12}  {'OpenMP threads':>14}  "
+                    "cores"]
+    for rank, share in enumerate(bound):
         gpu = "-" if share.gpu is None else share.gpu
-        lines.append(f"{rank:>6}  {gpu:>3}  {ranges(share.nodes):>17}  {len(share.cpus):>12}  "
-                     f"{len(share.cores):>14}  {ranges(share.cpus)}")
+        lines.append(f"{rank:>6}  {gpu:>3}  {ranges(share.nodes):>10}  {len(share.cpus):>12}  {len(share.cores):>14}  "
+                     f"{ranges(share.cpus)}")
     return "\n".join(lines)
 
 
-def ranges(numbers) -> str:
-    """0-4,40-44 for the numbers that lie in these ranges, as Linux and numactl write them."""
-    parts = []
-    for number in sorted(numbers):
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
-
-
 def run_bound(command: list[str]) -> None:
-    """Becomes the command, bound. Without numactl memory still comes from the socket that first touches it.
+    """Becomes the command, bound. Without numactl memory still comes from the node that first touches it.
 
     Where a folder for logs is set, what a worker other than rank 0 writes goes to a file of its own there.
     """
     worker = launched()
-    share = shares(machine(), worker.local_size)[worker.local_rank]
     if LOGS in os.environ and worker.rank:
         log = os.open(Path(os.environ[LOGS]) / f"rank-{worker.rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(log, sys.stdout.fileno())
         os.dup2(log, sys.stderr.fileno())
+    share = shares(machine(), local_gpus(worker))[worker.local_rank]
     os.environ.setdefault("OMP_NUM_THREADS", str(len(share.cores)))
     os.sched_setaffinity(0, share.cpus)
-    if shutil.which("numactl"):
-        command = ["numactl", f"--membind={ranges(share.nodes)}", *command]
     try:
+        command = [*memory_binding(share.nodes), *command]
         os.execvp(command[0], command)
     except OSError as error:
         sys.exit(f"{command[0]}: {error.strerror}")
 
 
+def local_gpus(worker) -> list[Gpu | None]:
+    """The GPU of each worker of this node, by local rank.
+
+    They tell each other: where a task of a Slurm job sees one GPU alone, that is the first one for each of them.
+    """
+    found = gpus_here()
+    if found and worker.local_size > 1:
+        mine = found[worker.local_rank % len(found)]
+        everyone = local_ranks.gather([mine.number, mine.node], worker)
+        if everyone:
+            return [Gpu(number, node) for number, node in everyone]
+    return gpus_of(worker.local_size, found)
+
+
+def memory_binding(nodes: Sequence[int]) -> list[str]:
+    """The words that bind a command's memory; none without numactl, or where a container may not (SYS_NICE)."""
+    words = ["numactl", f"--membind={ranges(nodes)}"]
+    allowed = shutil.which("numactl") and subprocess.run([*words, "true"], capture_output=True).returncode == 0
+    return words if allowed else []
+
+
 def workers_here() -> int:
-    return max(1, sum(len(node.gpus) for node in machine())) * int(os.environ.get(PER_GPU, 1))
-
-
-def _gpu_nodes() -> dict[int, int]:
-    """GPU -> NUMA node, -1 where the machine does not say."""
-    found = {}
-    for gpu, address in enumerate(nvidia_smi("pci.bus_id")):
-        domain, _, rest = address.strip().lower().partition(":")  # sysfs writes the domain in four digits
-        path = PCI / f"{domain[-4:]}:{rest}" / "numa_node"
-        found[gpu] = int(path.read_text()) if path.is_file() else -1
-    return found
-
-
-def _siblings(cpu: int) -> frozenset[int]:
-    path = CPUS / f"cpu{cpu}" / "topology" / "thread_siblings_list"
-    return frozenset(_numbers(path.read_text()) if path.is_file() else (cpu,))
-
-
-def _numbers(text: str) -> list[int]:
-    """The numbers that Linux writes as 0-4,40-44."""
-    spans = [part.split("-") for part in text.strip().split(",") if part]
-    return [number for span in spans for number in range(int(span[0]), int(span[-1]) + 1)]
+    return max(1, len(gpus_here())) * int(os.environ.get(PER_GPU, 1))
 
 
 def main(argv) -> None:
@@ -170,11 +140,13 @@ def main(argv) -> None:
         print(workers_here())
     elif argv[1:2] == ["--print"]:
         asked = [int(word.partition("=")[2]) for word in argv[2:] if word.startswith("--workers=")]
-        here, workers = machine(), asked[0] if asked else workers_here()
-        print(table("This machine:", here, workers))
-        if here != DGX1:
-            print()
-            print(table("A DGX-1 with V100:", DGX1, 8 * int(os.environ.get(PER_GPU, 1))))
+        workers = asked[0] if asked else workers_here()
+        tables = [table("This machine:", shares(machine(), gpus_of(workers, gpus_here())))]
+        for title, name in KNOWN.items():
+            nodes, found = known_machine(name)
+            bound = shares(nodes, gpus_of(len(found) * int(os.environ.get(PER_GPU, 1)), found))
+            tables.append(table(f"A {title}:", bound))
+        print("\n\n".join(tables))
     else:
         run_bound(argv[1:])
 

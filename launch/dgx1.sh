@@ -8,7 +8,7 @@ usage="launch/dgx1.sh [options] RECIPE [flags of train.py, which win over the re
 
   --print-binding        print which GPU, socket, memory, cores and threads each worker would have, and stop
   --workers-per-gpu=N    several workers share each GPU, for small images (LARS paper, section 4.2); have NVIDIA's MPS
-                         running, else they take turns
+                         running, else they take turns; not with NCCL, which takes one worker per GPU
   -np N                  N workers; by default one a GPU, and one where there is no GPU
   --no-preflight         do not check the machine first
   --dry-run              print the plan, and the command on standard error

@@ -3,7 +3,10 @@
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh" # not env.sh: the environment is the image's
 engine=${BIGBATCH_ENGINE:-docker}
-passed_on='(NCCL|HOROVOD|OMP|TF_CPP|TF_GPU|TF_XLA|XLA)_.*|CUDA_VISIBLE_DEVICES|BIGBATCH_WORKERS_PER_GPU'
+passed_on='(NCCL|HOROVOD|OMP|OMPI_MCA|UCX|CUDA|TF_CPP|TF_GPU|TF_USE|TF_XLA|XLA)_.*|NVIDIA_TF32_OVERRIDE'
+passed_on+='|BIGBATCH_WORKERS_PER_GPU'
+# Folders of the host, which mean nothing inside.
+of_the_host='CUDA_(ROOT|PATH|CACHE_PATH|TOOLKIT_.*|BIN_PATH)|.*_(LIB|INCLUDE|HOME)'
 
 usage() {
     cat <<'TEXT'
@@ -19,8 +22,10 @@ worker for each GPU.
   --dry-run      print what would be run, and stop
 
 A relative --output_dir lies in --output's folder; everything written elsewhere goes with the container.
-$BIGBATCH_ENGINE names another engine, such as podman. What is set of NCCL_*, HOROVOD_*, OMP_*, TF_CPP_*, TF_GPU_*,
-TF_XLA_*, XLA_*, CUDA_VISIBLE_DEVICES and BIGBATCH_WORKERS_PER_GPU is set inside, too.
+$BIGBATCH_ENGINE names another engine, such as podman. These variables are passed on: NCCL_*, HOROVOD_*, OMP_*,
+OMPI_MCA_*, UCX_*, CUDA_*, NVIDIA_TF32_OVERRIDE, TF_CPP_*, TF_GPU_*, TF_USE_*, TF_XLA_*, XLA_*,
+BIGBATCH_WORKERS_PER_GPU; those that name folders of the host, such as CUDA_HOME, are not. The GPU kernels that the
+driver compiles at first use are kept in ${XDG_CACHE_HOME:-~/.cache}/bigbatch/cuda.
 
 Exit codes are the training's: 0 done, 2 a flag is wrong, 75 stopped on request (SIGTERM, SIGUSR1) and ready to go on,
 1 anything else that is wrong. 125 to 127 are the engine's own.
@@ -77,7 +82,12 @@ options=(
     # From `docker stop` to the kill: time for the last checkpoint.
     --stop-timeout 300
 )
+compiled=''
 if command -v nvidia-smi >/dev/null; then
+    # Without this folder each start of a container would compile TensorFlow's kernels anew, for minutes.
+    compiled=$(realpath -m -- "${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/bigbatch/cuda")
+    mount "$compiled" /cuda-cache
+    options+=(--env CUDA_CACHE_PATH=/cuda-cache)
     case ${engine##*/} in
         podman) options+=(--device nvidia.com/gpu=all) ;;
         *) options+=(--gpus all) ;;
@@ -87,6 +97,8 @@ if [[ ${engine##*/} = podman && $(id -u) != 0 ]]; then
     # Without root podman gives this user another number inside, unless told to keep it, and can raise no limit.
     options+=(--userns=keep-id)
 else
+    # numactl binds each worker's memory to its GPU's socket; Docker's seccomp profile asks for this.
+    options+=(--cap-add=SYS_NICE)
     # NCCL, CUDA and MPI pin buffers; the kernel's default allows 8 MB of it.
     options+=(--ulimit memlock=-1)
     # NVIDIA advises it for its frameworks: threads take their stack from this, and deep graphs need more than 8 MB.
@@ -94,7 +106,7 @@ else
 fi
 while read -r name; do
     options+=(--env "$name")
-done < <(compgen -e | grep -E "^($passed_on)\$" || true)
+done < <(compgen -e | grep -E "^($passed_on)\$" | grep -vE "^($of_the_host)\$" || true)
 mount "$output" /output
 flags=()
 if [[ -n $data ]]; then
@@ -132,6 +144,7 @@ fi
 command -v "$engine" >/dev/null || fail 1 "there is no $engine; \$BIGBATCH_ENGINE names another engine, such as podman"
 [[ -z $build ]] || "${build_command[@]}" >&2
 "$engine" image inspect "$image" >/dev/null 2>&1 || fail 1 "$engine has no image $image; --build makes it here"
+[[ -z $compiled ]] || mkdir -p -- "$compiled" || fail 1 "$compiled cannot be made; set \$XDG_CACHE_HOME"
 mkdir -p -- "$output" || fail 1 "--output: $output cannot be made"
 # In this process's place: the engine passes signals on to the image's init, and its exit code is the training's.
 exec "${command[@]}"

@@ -8,7 +8,6 @@ import os
 import platform
 import shutil
 import socket
-import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -16,6 +15,8 @@ from pathlib import Path
 from common import command
 from data.sources import BUILT_IN
 from data.synthetic import NAME as SYNTHETIC
+from distributed import gpus
+from distributed.gpus import Gpu
 from training import flags
 
 ROOT = Path(__file__).parents[1]
@@ -25,15 +26,20 @@ GRANTED = "SLURM_GPUS_ON_NODE"
 SHARED_MEMORY = Path("/dev/shm")
 
 
-def gather(data_dir: str, output_dir: str | None) -> dict:
-    """The facts of this host, by name: texts, numbers and lists of texts."""
+def gather(data_dir: str, output_dir: str | None, device: str = "auto") -> dict:
+    """The facts of this host, by name: texts, numbers and lists of texts. device: "cpu" leaves its GPUs out."""
     output = Path(output_dir or "runs").absolute()
     return {"host": socket.gethostname(), "python": platform.python_version(), "source": source(),
             **{name: version(package) for name, package in PACKAGES.items()},
-            "driver": next(iter(nvidia_smi("driver_version")), ""), "gpus": nvidia_smi("name"),
-            "granted": int(os.environ.get(GRANTED, 0)),
+            **of_gpus([] if device == "cpu" else gpus.visible()), "granted": int(os.environ.get(GRANTED, 0)),
             "dataset": dataset(data_dir), "output": writable(output), "disk": free(output),
             "shared_memory": free(SHARED_MEMORY)}
+
+
+def of_gpus(found: list[Gpu]) -> dict:
+    """The facts of a host's GPUs. capability: CUDA's compute capability, the largest; 0.0 where it is not known."""
+    return {"gpus": [gpu.name for gpu in found], "driver": found[0].driver if found else "",
+            "capability": max((gpu.capability for gpu in found), default=0.0)}
 
 
 def version(package: str) -> str:
@@ -49,16 +55,6 @@ def source() -> str:
     for path in sorted([ROOT / "train.py", *(path for room in ROOMS for path in (ROOT / room).glob("**/*.py"))]):
         digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
     return digest.hexdigest()[:8]
-
-
-def nvidia_smi(field: str) -> list[str]:
-    """A property of each NVIDIA GPU, by its number; none where there is no driver."""
-    try:
-        done = subprocess.run(["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"], text=True,
-                              capture_output=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return done.stdout.split("\n")[:-1] if done.returncode == 0 else []
 
 
 def dataset(data_dir: str) -> str:
@@ -88,5 +84,6 @@ def _existing(folder: Path) -> Path:
 if __name__ == "__main__":
     with command.shell("launch.facts") as ending:
         settings = flags.parse(sys.argv)
-        print(json.dumps(gather(settings.recipe.data_dir, settings.run.output_dir)))
+        print(json.dumps(gather(settings.recipe.data_dir, settings.run.output_dir,
+                                settings.launch.device)))
     sys.exit(ending.code)

@@ -1,4 +1,4 @@
-"""Whether these hosts can train together, within half a minute: one table, a line a host, what differs marked.
+"""Whether these hosts can train together: one table, a line a host, what differs marked.
 
     uv run python -m launch.preflight [train.py's flags]                      this host alone
     uv run mpirun -np 16 --host h1:8,h2:8 python -m launch.preflight ...      under any launcher
@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 from common import command
-from distributed import launcher
+from distributed import gpus, launcher
 from distributed.lost import lost_is_user_error
 from launch import facts
 from launch.binding import PER_GPU
@@ -23,6 +23,10 @@ from training import flags
 from training.settings import Settings
 
 LIMIT = 30.0  # seconds for everything but loading TensorFlow
+GPU_LIMIT = 180.0  # CUDA starts, compiles TensorFlow's PTX, and NCCL makes three communicators
+DRIVER = 525  # the oldest for CUDA 12
+COMPILING_DRIVER = 535  # the oldest that compiles CUDA 12.2's PTX: TensorFlow 2.15 holds little else for newer GPUs
+COMPILED, SUPPORTED = 7.5, 9.0  # compute capabilities: most kernels are compiled up to this; none works beyond that
 DISK = 1.0  # GB: a checkpoint of ResNet-50 with its momentum has 0.2
 SHARED_MEMORY = 0.25  # GB: NCCL and Open MPI take some MB a worker there; a container has 0.064 unless told otherwise
 CLOCK = 1.0  # seconds of difference that are marked
@@ -78,6 +82,7 @@ def problems(hosts: list[dict], data_dir: str, per_gpu: int = 1) -> list[str]:
             elif value == "missing":
                 found.append(f"{name}: no dataset in {data_dir}: {cure}" if column == "dataset" else
                              f"{name}: {column} is not installed: {cure}")
+        found += [f"{name}: {problem}" for problem in gpu_problems(host)]
         if any_gpu and gpus * per_gpu < host["slots"]:
             found.append(f"{name}: {gpus} GPUs for {host['slots']} workers: start {gpus * per_gpu} there, or see "
                          "nvidia-smi for those that are missing")
@@ -91,6 +96,20 @@ def problems(hosts: list[dict], data_dir: str, per_gpu: int = 1) -> list[str]:
             found.append(f"{name}: {host['shared_memory']:.2f} GB free in /dev/shm, less than {SHARED_MEMORY}: "
                          "start the container with --ipc=host or --shm-size=1g")
     return found
+
+
+def gpu_problems(host: dict) -> list[str]:
+    """What TensorFlow 2.15, built for CUDA 12.2, cannot do with this host's GPUs and their driver."""
+    driver, capability = host["driver"].partition(".")[0], host["capability"]
+    if not host["gpus"]:
+        return []
+    if capability > SUPPORTED:
+        return [f"TensorFlow 2.15 does not support the GPU {host['gpus'][0]} (compute capability {capability}); the "
+                f"newest it supports are H100 and H200 ({SUPPORTED})"]
+    oldest = COMPILING_DRIVER if capability > COMPILED else DRIVER
+    if driver.isdecimal() and int(driver) < oldest:
+        return [f"driver {host['driver']} is too old for the GPU {host['gpus'][0]}: install {oldest} or newer"]
+    return []
 
 
 def notes(hosts: list[dict]) -> list[str]:
@@ -115,18 +134,24 @@ def examine(settings: Settings) -> tuple[list[dict], list[str]]:
     """(every host's facts, what is wrong); all workers together, the same on each. Starts Horovod."""
     from distributed import probe
 
-    world, mine = probe.start_for_probing(settings.recipe.seed), None
+    device, mine = settings.launch.device, None
+    world = probe.start_for_probing(settings.recipe.seed, device, settings.launch.devices)
     data_dir, output_dir = settings.recipe.data_dir, settings.run.output_dir
     if world.local_rank == 0:
-        mine = facts.gather(data_dir, output_dir) | {"slots": world.local_size, "built": probe.built()}
-    everyone = world.gather((world.rank, mine, os.uname().nodename), "facts")
+        mine = facts.gather(data_dir, output_dir, device) | {"slots": world.local_size, "built": probe.built()}
+    everyone = world.gather((world.rank, mine, os.uname().nodename, [] if device == "cpu" else gpus.visible()),
+                            "facts")
     now = world.gather(time.time(), "clocks")
     shared = seen_by_all(world, Path(output_dir or "runs").absolute())
-    names = [name for _, _, name in everyone]
+    names = [name for _, _, name, _ in everyone]
     speeds = probe.speeds(world, [[rank for rank, other in enumerate(names) if other == name]
                                   for name in dict.fromkeys(names)])
-    hosts = [host | {"clock": now[rank] - now[0], "shared": "shared" if shared[rank] else "of its own",
-                     "within": speeds[rank][1], "between": speeds[rank][2]} for rank, host, _ in everyone if host]
+    # Each task of a Slurm job may see one GPU alone: a host's are those of all its workers.
+    by_host = {name: {gpu.uuid: gpu for _, _, other, found in everyone if other == name for gpu in found}
+               for name in dict.fromkeys(names)}
+    hosts = [host | facts.of_gpus([*by_host[name].values()]) | {
+        "clock": now[rank] - now[0], "shared": "shared" if shared[rank] else "of its own",
+        "within": speeds[rank][1], "between": speeds[rank][2]} for rank, host, name, _ in everyone if host]
     wrong = problems(hosts, data_dir, int(os.environ.get(PER_GPU, 1)))
     if failed := [str(rank) for rank, (right, *_) in enumerate(speeds) if not right]:
         wrong.append(f"the sum over all workers is wrong on rank {', '.join(failed)}: check the network cards of that "
@@ -160,7 +185,8 @@ def main(argv) -> int:
         settings = flags.parse(argv)
         from distributed.world import World  # the seconds that Horovod takes to load are not the network's
 
-        watch = threading.Timer(LIMIT, _end)
+        limit = GPU_LIMIT if settings.launch.device != "cpu" and gpus.visible() else LIMIT
+        watch = threading.Timer(limit, _end, [limit])
         watch.daemon = True
         watch.start()
         hosts, wrong = examine(settings)
@@ -173,8 +199,8 @@ def main(argv) -> int:
     return ending.code
 
 
-def _end():
-    print(f"preflight: the workers have not met within {LIMIT:.0f} s: a firewall, or another network interface than "
+def _end(limit: float):
+    print(f"preflight: the workers have not met within {limit:.0f} s: a firewall, or another network interface than "
           "the one they share (horovodrun --network-interfaces, NCCL_SOCKET_IFNAME)", file=sys.stderr, flush=True)
     os._exit(1)
 

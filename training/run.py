@@ -45,7 +45,7 @@ def make_training(settings: Settings, dataset: Dataset, plan: Plan | None, stop:
     plan: for the workers that were launched, or None where others may come (elastic). The function raises UserError;
     Stopped after a request to stop.
     """
-    launch, launched, nccl = settings.launch, launcher.launched(), worlds.has_nccl()
+    launch, launched, nccl = settings.launch, launcher.launched(), worlds.has_nccl(settings.launch.device)
     exchange = process_sets = None
     if not launch.elastic:
         plan = dataclasses.replace(plan, allreduce=allreduce_for(launch, launched.size, launched.local_size, nccl))
@@ -53,7 +53,7 @@ def make_training(settings: Settings, dataset: Dataset, plan: Plan | None, stop:
         process_sets = distinct(exchange.process_sets, *(
             Neighbours(phase.neighbours, plan.workers).process_sets for phase in plan.phases if phase.neighbours > 1))
     world = worlds.start(settings.recipe.seed, launch.deterministic, process_sets, launch.fusion_mb,
-                         settings.run.timeline)
+                         settings.run.timeline, launch.device)
     training = Training(settings, dataset, world, stop, (plan, exchange))
     return elastic.restarting(training.attempt) if launch.elastic else training.attempt
 
@@ -77,6 +77,7 @@ class Training:
         world = self._world.renumbered()
         with lost_is_internal_error(), contextlib.ExitStack() as held:
             world.agree(self._settings.flags, DIFFERENT_FLAGS)
+            worlds.check_gpus(world, self._settings.launch.devices)
             with beating(world, ends_process=not hosts):
                 job = self._build(world)
                 root = self._agree_on_start(world)
@@ -229,8 +230,10 @@ def evaluate_checkpoint(settings: Settings, dataset: Dataset) -> dict:
 
 def start_alike(settings: Settings) -> World:
     """Starts Horovod for what exchanges no gradients. Raises UserError unless all ranks have the same flags."""
-    world = worlds.start(settings.recipe.seed, settings.launch.deterministic, timeline=settings.run.timeline)
+    launch, timeline = settings.launch, settings.run.timeline
+    world = worlds.start(settings.recipe.seed, launch.deterministic, timeline=timeline, device=launch.device)
     world.agree(settings.flags, DIFFERENT_FLAGS)
+    worlds.check_gpus(world, launch.devices)
     return world
 
 

@@ -137,7 +137,9 @@ class Launch:
 
     micro_batch_size: Samples that a worker holds in memory at a time; by default the largest divisor of batch /
         workers that is at most 64.
-    dali_device: Where images are decoded and augmented; auto: on the GPU where TensorFlow sees one.
+    device: Where the model trains. auto: on GPUs where there are any; it is an error if nvidia-smi lists GPUs that
+        TensorFlow cannot use.
+    dali_device: Where images are decoded and augmented. auto: on the GPU if the model trains on one.
     dali_threads: DALI's threads a worker; by default the cores that it has.
     hw_decoder_load: The share of images that go to a GPU's hardware decoder.
     stage_dir: A folder on a disk of each node's own, to which the dataset is copied first, once a node.
@@ -155,6 +157,7 @@ class Launch:
     """
 
     micro_batch_size: int | None = flag(low=1)
+    device: str = flag("auto", ("auto", "cpu", "gpu"))
     dali_device: str = flag("auto", ("auto", "cpu", "gpu"))
     dali_threads: int | None = flag(low=1)
     hw_decoder_load: float = flag(0.65, low=0.0, high=1.0)
@@ -166,6 +169,11 @@ class Launch:
     xla: bool = False
     deterministic: bool = False
     elastic: bool = False
+
+    @property
+    def devices(self) -> str:
+        """What distributed.gpus.check takes: "any" where only the images are bound to the CPU."""
+        return "any" if self.device == "auto" and self.dali_device == "cpu" else self.device
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from data.damage import input_reason
 from data.dataset import Split
 from data.feed import Batches
 from distributed.exchange import GradientExchange
-from distributed.world import start
+from distributed.world import check_gpus, start
 from reporting import stages as report
 from training import build
 from training.settings import Launch, Recipe
@@ -74,7 +74,8 @@ def quiet(longest: float = 5.0) -> None:
 
 def measure(recipe: Recipe, launch: Launch, options, dataset) -> dict:
     """--json's content. options: training.benchmark's."""
-    world, batch_size = start(recipe.seed), options.batch_size
+    world, batch_size = start(recipe.seed, device=launch.device), options.batch_size
+    check_gpus(world, launch.devices)
     device, threads = build.dali_device(launch.dali_device, world), options.dali_threads or (world.cores,)
     with contextlib.ExitStack() as stack:
         with told_in_a_line():

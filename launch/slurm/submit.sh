@@ -3,8 +3,6 @@
 set -euo pipefail
 # shellcheck source=../common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
-# shellcheck source=../env.sh
-. "$root/launch/env.sh"
 
 usage="launch/slurm/submit.sh --nodes N --gpus-per-node G [options] RECIPE [flags of train.py]
 
@@ -56,9 +54,17 @@ done
 [ $# -gt 0 ] || fail 2 "a recipe is missing; --help says more"
 recipe=$(recipe_path "$1")
 shift
+export BIGBATCH_CONTAINER_IMAGE=$image
+# shellcheck source=../env.sh
+. "$root/launch/env.sh"
 
 world=$((nodes * workers))
-plan=$("$python" "$root/train.py" "--flagfile=$recipe" "$@" --dry_run "--workers=$world" "--workers_per_node=$workers")
+plan=''
+if [ -x "$python" ]; then
+    plan=$("$python" "$root/train.py" "--flagfile=$recipe" "$@" --dry_run "--workers=$world" "--workers_per_node=$workers")
+else
+    echo "submit.sh: there is no $python here, so the flags are checked inside the container, when the job starts" >&2
+fi
 name=$(basename "$recipe" .flags)-${nodes}x$workers
 script=$PWD/runs/slurm/$name.sbatch
 mkdir -p "${script%/*}"
@@ -85,7 +91,7 @@ job=%j
 } >"$script"
 echo "submit.sh: $world workers: $script" >&2
 if [ -n "$dry_run" ]; then
-    echo "$plan"
+    [ -z "$plan" ] || echo "$plan"
 else
     sbatch --parsable "$script"
 fi

@@ -27,7 +27,7 @@ QUICK = ("--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--warmup
 def dry_run(tmp_path):
     """A function: the words of the command that docker.sh prints, on a machine with or without a GPU."""
     (tmp_path / "bin").mkdir()
-    for tool in ("bash", "dirname", "grep", "id", "realpath"):
+    for tool in ("bash", "dirname", "env", "grep", "id", "realpath"):
         (tmp_path / "bin" / tool).symlink_to(shutil.which(tool))
 
     def words(*arguments, gpu=False, **environment) -> list[str]:
@@ -59,9 +59,12 @@ def test_dry_run_shows_what_the_container_is_given(dry_run, tmp_path):
 
 @pytest.mark.parametrize("engine, option, value", [("docker", "--gpus", "all"),
                                                    ("podman", "--device", "nvidia.com/gpu=all")])
-def test_gpus_are_handed_over_in_the_engines_words(dry_run, engine, option, value):
-    words = dry_run("digits", gpu=True, BIGBATCH_ENGINE=engine)
+def test_gpus_are_handed_over_in_the_engines_words(dry_run, tmp_path, engine, option, value):
+    words = dry_run("digits", gpu=True, BIGBATCH_ENGINE=engine, XDG_CACHE_HOME=str(tmp_path / "cache"))
     assert words[0] == engine and after(option, words) == [value]
+    # What the driver compiles is kept on the host.
+    assert f"type=bind,source={tmp_path}/cache/bigbatch/cuda,target=/cuda-cache" in after("--mount", words)
+    assert after("--env", words) == ["CUDA_CACHE_PATH=/cuda-cache"]
 
 
 def test_podman_without_root_keeps_the_user_and_raises_no_limit(dry_run, tmp_path):
@@ -94,8 +97,13 @@ def test_a_run_lies_on_the_output_folder(dry_run, tmp_path, given, inside):
 
 
 def test_what_is_set_for_nccl_and_its_like_holds_inside(dry_run):
-    words = dry_run("digits", NCCL_DEBUG="INFO", CUDA_VISIBLE_DEVICES="0", CUDA_HOME="/opt/cuda", TF_VAR_secret="x")
-    assert after("--env", words) == ["CUDA_VISIBLE_DEVICES", "NCCL_DEBUG"]
+    inside = {"NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "0", "CUDA_LAUNCH_BLOCKING": "1", "UCX_TLS": "tcp",
+              "TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT": "1", "NVIDIA_TF32_OVERRIDE": "0", "OMPI_MCA_btl": "self",
+              "HOROVOD_ENABLE_ASYNC_COMPLETION": "1"}
+    outside = {"CUDA_HOME": "/opt/cuda", "CUDA_PATH": "/opt/cuda", "CUDA_CACHE_PATH": "/home/me", "TF_VAR_secret": "x",
+               "HOROVOD_NCCL_HOME": "/usr", "NVIDIA_DRIVER": "535"}
+    assert after("--env", dry_run("digits", **inside, **outside)) == sorted(inside)
+    assert "--cap-add=SYS_NICE" in dry_run("digits")
 
 
 @pytest.mark.parametrize("arguments, code, message", [

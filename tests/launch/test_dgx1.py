@@ -41,7 +41,7 @@ def test_a_request_to_stop_saves_and_the_same_command_goes_on(tmp_path, number):
 
 def test_the_binding_is_shown():
     done = launch("--print-binding", "-np", 2)
-    here, dgx1 = done.stdout.split("\n\n")
+    here, dgx1, *_ = done.stdout.split("\n\n")
     assert here.startswith("This machine") and len(here.splitlines()) == 4
     lines = dgx1.splitlines()
     assert lines[0].startswith("A DGX-1") and len(lines) == 10

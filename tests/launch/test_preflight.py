@@ -4,12 +4,13 @@ import time
 
 import pytest
 from conftest import BIN, ROOT, run
+from gpu_rig import gpu, pretend
 
-from launch.facts import nvidia_smi
 from launch.preflight import problems, table
 
-GOOD = {"host": "h1", "slots": 8, "gpus": ["V100"] * 8, "driver": "535.1", "python": "3.11.7", "tensorflow": "2.15.1",
-        "horovod": "0.28.1", "dali": "2.4.0", "source": "abcd", "dataset": "1234", "output": True, "disk": 100.0,
+GOOD = {"host": "h1", "slots": 8, "gpus": ["V100"] * 8, "driver": "535.1", "capability": 7.0,
+        "python": "3.11.7", "tensorflow": "2.15.1", "horovod": "0.28.1", "dali": "2.4.0",
+        "source": "abcd", "dataset": "1234", "output": True, "disk": 100.0,
         "shared_memory": 10.0}
 
 
@@ -34,10 +35,45 @@ def test_equal_hosts_have_no_problem_and_no_mark():
     ({"disk": 0.5}, "h2: 0.50 GB free for --output_dir, less than 1: make room"),
     ({"shared_memory": 0.064}, "h2: 0.06 GB free in /dev/shm, less than 0.25: start the container with --ipc=host or "
                                "--shm-size=1g"),
-    ({"driver": "470.2"}, "h2: driver 470.2, elsewhere 535.1: install the same driver"),
+    ({"driver": "530.2"}, "h2: driver 530.2, elsewhere 535.1: install the same driver"),
 ])
 def test_what_would_break_a_run_is_said_with_its_cure(changed, said):
     assert problems(hosts(**changed), "data") == [said]
+
+
+@pytest.mark.parametrize("gpus, driver, capability, said", [
+    ("V100", "525.60", 7.0, None), ("A100", "535.54", 8.0, None), ("H100", "550.1", 9.0, None),
+    ("V100", "470.82", 7.0, "driver 470.82 is too old for the GPU V100: install 525 or newer"),
+    ("A100", "530.30", 8.0, "driver 530.30 is too old for the GPU A100: install 535 or newer"),
+    ("B200", "570.1", 10.0, "TensorFlow 2.15 does not support the GPU B200 (compute capability 10.0); the newest it "
+                            "supports are H100 and H200 (9.0)"),
+    ("V100", "", 0.0, None),
+])
+def test_a_gpu_that_tensorflow_or_its_driver_does_not_know(gpus, driver, capability, said):
+    host = GOOD | {"gpus": [gpus] * 8, "driver": driver, "capability": capability}
+    assert problems([host], "data") == ([f"h1: {said}"] if said else [])
+
+
+@pytest.mark.parametrize("one_each, workers, gpus", [(True, 2, 2), (False, 3, 2)])
+def test_the_gpus_of_a_host_are_those_of_all_its_workers(tmp_path, monkeypatch, one_each, workers, gpus):
+    """As in a Slurm job that gives each task one. TensorFlow can use none of these: --dali_device=cpu goes on."""
+    for name, value in pretend(tmp_path, [gpu(0), gpu(1)], one_each).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    done = run("mpirun", workers, "-m", "launch.preflight", "--dali_device=cpu", f"--output_dir={tmp_path / 'new'}",
+               cold=True)
+    assert done.returncode == (workers != gpus) and f"  {gpus}     Tesla V100" in done.stdout, done.stdout + done.stderr
+    assert (f"{gpus} GPUs for {workers} workers" in done.stderr) == (workers != gpus)
+
+
+def test_gpus_that_tensorflow_cannot_use_are_a_line(tmp_path, monkeypatch):
+    for name, value in pretend(tmp_path, [gpu(0)]).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    done = run("alone", 1, "-m", "launch.preflight", cold=True)
+    assert done.returncode == 1 and "nvidia-smi lists 1 GPU, but" in done.stderr and done.stdout == ""
+    done = run("alone", 1, "-m", "launch.preflight", "--device=cpu", cold=True)
+    assert done.returncode == 0 and "Tesla" not in done.stdout, done.stderr
 
 
 def test_what_differs_is_marked():
@@ -61,7 +97,7 @@ def test_a_sound_machine_passes_within_half_a_minute(kind, workers, tmp_path):
     row = dict(zip(heading.replace("shm GB", "shm").replace("disk GB", "disk").replace("clock s", "clock")
                    .replace("GB/s in host", "within").replace("GB/s between", "between").split(),
                    line.replace("MPI Gloo", "").split(), strict=True))
-    assert row["workers"] == str(workers) and row["GPUs"] == str(len(nvidia_smi("name")))
+    assert row["workers"] == str(workers) and row["GPUs"] == "0"
     assert row["TensorFlow"] == "2.15.1" and row["Horovod"] == "0.28.1" and row["output"] == "shared"
     assert (row["within"] != "-") == (workers > 1) and row["between"] == "-"
     assert not (tmp_path / "new").exists()

@@ -1,6 +1,7 @@
 """launch/slurm on a real Slurm cluster of two emulated nodes."""
 import json
 import os
+import shutil
 import subprocess
 import time
 
@@ -187,6 +188,34 @@ def test_a_container_is_started_by_pyxis(tmp_path):
     [script] = (tmp_path / "runs" / "slurm").glob("*.sbatch")
     assert "export BIGBATCH_CONTAINER_IMAGE=/images/bigbatch.sqsh\n" in script.read_text()
     assert "export BIGBATCH_CONTAINER_MOUNTS=/data:/data\n" in script.read_text()
+
+
+def test_with_a_container_the_host_needs_no_python_of_ours(tmp_path):
+    """A host that has the checkout alone: the flags are checked inside."""
+    shutil.copytree(ROOT / "launch", tmp_path / "launch", ignore=shutil.ignore_patterns("__pycache__"))
+    command = [tmp_path / "launch" / "slurm" / "submit.sh", "--nodes=1", "--gpus-per-node=8", "--dry-run"]
+
+    def submitted(*options):
+        return subprocess.run([*command, *options, "digits"], cwd=tmp_path, text=True, capture_output=True, timeout=60)
+
+    done = submitted("--container-image=/images/bigbatch.sqsh")
+    assert done.returncode == 0 and done.stdout == "" and "checked inside the container" in done.stderr
+    [script] = (tmp_path / "runs" / "slurm").glob("*.sbatch")
+    body = script.read_text()
+    # What the job would do on its node, up to the workers' start: there is no Pyxis here.
+    node = tmp_path / "bin"
+    node.mkdir()
+    (node / "srun").write_text('#!/bin/sh\necho "$CUDA_CACHE_PATH $*"\n')
+    (node / "srun").chmod(0o755)
+    done = subprocess.run(["bash", "-c", body], cwd=tmp_path, text=True, capture_output=True, timeout=60,
+                          env={"PATH": f"{node}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_NTASKS": "8",
+                               "SLURM_NODELIST": "n1", "HOME": str(tmp_path)})
+    assert "run 'uv sync'" not in done.stderr, done.stderr
+    first = done.stderr.splitlines()[1]
+    assert first.startswith(f"{tmp_path}/runs/cuda-cache --mpi=pmix")
+    assert "--container-image=/images/bigbatch.sqsh" in first and "/opt/bigbatch/.venv/bin/python -m launch" in first
+    done = submitted()
+    assert done.returncode == 1 and "run 'uv sync'" in done.stderr
 
 
 @pytest.mark.parametrize("arguments, code, message", [

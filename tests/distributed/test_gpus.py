@@ -1,0 +1,123 @@
+"""Which GPUs a worker takes, and that none stays idle without a word."""
+import json
+import os
+
+import pytest
+from conftest import DIGITS, ROOT, run
+from gpu_rig import gpu, pretend
+
+from common.errors import UserError
+from distributed import gpus, local_ranks
+from distributed.launcher import Launched
+from distributed.world import World
+
+QUICK = (DIGITS, "--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none", "--epochs=1")
+
+
+@pytest.fixture
+def four(tmp_path, monkeypatch):
+    """A machine with four GPUs."""
+    monkeypatch.setenv("PATH", pretend(tmp_path, [gpu(number) for number in range(4)])["PATH"])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    gpus._nvidia_smi.cache_clear()
+    yield
+    gpus._nvidia_smi.cache_clear()
+
+
+@pytest.mark.parametrize("given, numbers", [  # as the CUDA programming guide describes CUDA_VISIBLE_DEVICES
+    (None, [0, 1, 2, 3]), ("", []), ("2", [2]), ("3,1", [3, 1]), ("0, 2", [0, 2]), ("-1", []), ("1,-1,2", [1]),
+    ("1,9,2", [1]), ("GPU-00000002-1234,GPU-00000000-1234", [2, 0]), ("GPU-00000003", [3]), ("GPU-0000", []),
+    ("NoDevFiles", []), ("0,0", [0]),
+])
+def test_cuda_visible_devices_is_heeded(four, monkeypatch, given, numbers):
+    if given is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    assert [one.number for one in gpus.visible()] == numbers
+    assert [gpus.own(rank).number for rank in range(3) if numbers] == (numbers * 3)[:3 if numbers else 0]
+
+
+def test_a_driver_that_does_not_know_compute_capabilities_is_asked_again(tmp_path, monkeypatch):
+    answers = [gpu(0, driver_version="470.57", memory__total="[N/A]")]
+    monkeypatch.setenv("PATH", pretend(tmp_path, answers, unknown=("compute_cap",))["PATH"])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    gpus._nvidia_smi.cache_clear()
+    [found] = gpus.visible()
+    assert (found.driver, found.capability, found.memory) == ("470.57", 0.0, 0.0)
+
+
+class Workers(World):
+    """A world whose ranks say of themselves: host, UUID, GPUs that nvidia-smi lists, whether TensorFlow uses one."""
+
+    def __new__(cls, *rows):
+        world = object.__new__(cls)
+        world.__dict__.update(World(size=len(rows)).__dict__, gather=lambda value, name: list(rows))
+        return world
+
+    def __init__(self, *rows):
+        pass
+
+
+@pytest.mark.parametrize("device, nccl, rows, said", [
+    ("auto", False, [("h", None, 0, False)], None),
+    ("auto", True, [("h", "a", 2, True), ("h", "b", 2, True)], None),
+    ("auto", False, [("h", "a", 1, True)], None),
+    ("auto", False, [("h", "a", 8, False)], "nvidia-smi lists 8 GPUs, but TensorFlow can use none"),
+    ("auto", True, [("h1", "a", 1, True), ("h2", "b", 1, False)], "h2: nvidia-smi lists 1 GPU, but TensorFlow"),
+    ("gpu", True, [("h", None, 0, False)], "--device=gpu: TensorFlow sees no GPU"),
+    ("any", True, [("h", "a", 8, False)], None),
+    ("cpu", False, [("h", "a", 8, False)] * 2, None),
+    ("auto", False, [("h", "a", 2, True), ("h", "b", 2, True)], "Horovod is built without NCCL"),
+    ("any", False, [("h", "a", 2, True), ("h", "b", 2, True)], "Horovod is built without NCCL"),
+    ("auto", True, [("h", "a", 1, True), ("h", "a", 1, True)], "NCCL takes one worker per GPU"),
+    ("auto", False, [("h", "a", 1, True), ("h", "a", 1, True)], None),
+    ("auto", True, [("h1", "a", 1, True), ("h2", "a", 1, True)], None),  # in two containers, say
+])
+def test_what_would_go_wrong_is_said(device, nccl, rows, said):
+    if said is None:
+        gpus.check(Workers(*rows), device, nccl)
+    else:
+        with pytest.raises(UserError, match=said) as problem:
+            gpus.check(Workers(*rows), device, nccl)
+        assert problem.value.on_all_ranks
+
+
+@pytest.mark.parametrize("kind, workers, flags, code", [
+    ("alone", 1, (), 1), ("mpirun", 2, (), 1), ("alone", 1, ("--device=gpu",), 1), ("alone", 1, ("--device=cpu",), 0),
+    ("alone", 1, ("--dali_device=cpu",), 0)])
+def test_gpus_that_tensorflow_cannot_use_end_a_training_in_a_line(tmp_path, monkeypatch, kind, workers, flags, code):
+    for name, value in pretend(tmp_path, [gpu(number) for number in range(8)]).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")  # conftest hides GPUs from the tests
+    done = run(kind, workers, ROOT / "train.py", *QUICK, *flags, f"--output_dir={tmp_path / 'run'}", cold=True)
+    assert done.returncode == code, done.stderr
+    if code:
+        [line] = {line for line in done.stderr.splitlines() if "GPU" in line}
+        assert "nvidia-smi lists 8 GPUs" in line and "uv sync --extra gpu" in line and "--device=cpu" in line
+        assert "Traceback" not in done.stderr and not (tmp_path / "run").exists()
+    else:
+        assert json.loads(done.stdout)["epochs"] == 1
+
+
+def test_without_gpus_a_device_that_is_asked_for_is_an_error():
+    done = run("alone", 1, ROOT / "train.py", *QUICK, "--device=gpu")
+    assert done.returncode == 1 and "--device=gpu: TensorFlow sees no GPU" in done.stderr
+
+
+def test_workers_of_a_node_meet_before_horovod_starts(tmp_path):
+    """Three workers under mpirun; each on its own, they would know of themselves alone."""
+    program = ("from distributed import launcher, local_ranks; worker = launcher.launched(); "
+               "told = local_ranks.gather([worker.local_rank, 'x' * 5000], worker); "
+               "print(*[number for number, _ in told], sep='', flush=True)")
+    done = run("mpirun", 3, "-c", program, cold=True)
+    assert done.returncode == 0 and done.stdout.split() == ["012"] * 3, done.stderr
+
+
+def test_workers_that_do_not_meet_go_on_by_themselves(monkeypatch):
+    monkeypatch.setattr(local_ranks, "PATIENCE", 0.2)
+    monkeypatch.setenv("PMIX_NAMESPACE", f"test-{os.getpid()}")
+    assert local_ranks.gather(1, Launched(0, 2, 0, 2)) is None
+    assert local_ranks.gather(1, Launched(1, 2, 1, 2)) is None
+    assert local_ranks.gather(1, Launched(0, 1, 0, 1)) == [1]
+    for name in local_ranks.JOBS:
+        monkeypatch.delenv(name, raising=False)
+    assert local_ranks.gather(1, Launched(0, 2, 0, 2)) is None  # nothing tells this job from another
