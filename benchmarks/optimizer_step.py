@@ -14,7 +14,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
 import model_zoo
-from optim.lars import LARS, SGD, _norm
+from optim.lars import LARS, SGD
+from optim.stacks import norms, stacks_of
 
 ROUNDS, STEPS = 15, 5
 
@@ -44,13 +45,14 @@ def kernel(shapes):
     return step
 
 
-def norms(shapes):
+def norms_alone(shapes):
     """LARS's norms of weights and gradients alone."""
     variables, gradients = ([tf.Variable(tf.random.normal(shape)) for shape in shapes] for _ in range(2))
+    stacks = stacks_of(variables)
 
     @tf.function
     def step():
-        return [_norm(tensor) for tensor in variables + gradients]
+        return [norms(stacks, [stack.of(tensors) for stack in stacks]) for tensors in (variables, gradients)]
 
     return step
 
@@ -66,7 +68,7 @@ def main():
         "bigbatch LARS": updates(shapes, LARS(1e-3, 0.9)),
         "bigbatch LARS, weight decay": updates(shapes, LARS(1e-3, 0.9, weight_decay=1e-4)),
         "the momentum kernel alone": kernel(shapes),
-        "the norms alone": norms(shapes),
+        "the norms alone": norms_alone(shapes),
     }
     for step in candidates.values():
         step()

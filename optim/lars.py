@@ -1,7 +1,7 @@
 """LARS, and SGD with momentum, on one fused kernel: the science of arXiv:1708.03888 in one file."""
 import tensorflow as tf
 
-BLOCK = 1024
+from optim.stacks import norms, stacks_of
 
 
 class SGD(tf.keras.optimizers.Optimizer):
@@ -47,23 +47,55 @@ class SGD(tf.keras.optimizers.Optimizer):
     def is_excluded(self, variable) -> bool:
         return any(_has_suffix(variable, suffix) for suffix in self.exclude)
 
-    def update_step(self, gradient, variable):
-        rate = tf.cast(self.learning_rate, variable.dtype)
-        self._step(gradient, variable, rate, 0.0 if self.is_excluded(variable) else self.coupled_weight_decay)
+    def _is_plain(self, variable) -> bool:
+        """Whether its update is a momentum step and nothing more."""
+        return self.is_excluded(variable) or not self.coupled_weight_decay
 
-    def _step(self, gradient, variable, rate, weight_decay):
-        if isinstance(gradient, tf.IndexedSlices):
-            gradient = tf.convert_to_tensor(gradient)
-        buffer = self._buffers[self._index_dict[self._var_key(variable)]]
-        momentum = tf.cast(self.momentum, variable.dtype)
-        if weight_decay and self._decay_through_buffer:
-            tf.raw_ops.ResourceApplyGradientDescent(
-                var=buffer.handle, alpha=rate * weight_decay / momentum, delta=variable)
-        elif weight_decay:
-            gradient += weight_decay * variable
+    def aggregate_gradients(self, grads_and_vars):
+        """Keras's hook, which without a strategy of tf.distribute would copy each gradient."""
+        return super().aggregate_gradients(grads_and_vars) if tf.distribute.has_strategy() else grads_and_vars
+
+    def _internal_apply_gradients(self, grads_and_vars):
+        """Keras's hook before `update_step`, where all gradients are at hand: what can be done at once is done here."""
+        pairs = [(tf.convert_to_tensor(gradient), variable) for gradient, variable in grads_and_vars]
+        rate, momentum = map(tf.convert_to_tensor, (self.learning_rate, self.momentum))
+        updates = [(gradient, rate, variable) for gradient, variable in pairs if self._is_plain(variable)]
+        if others := [pair for pair in pairs if not self._is_plain(pair[1])]:
+            updates += self._scaled(*zip(*others, strict=True), rate, momentum)
+        return super()._internal_apply_gradients([((gradient, rate, momentum), v) for gradient, rate, v in updates])
+
+    def _scaled(self, gradients, variables, rate, momentum):
+        """(gradient, rate, variable) of each update; weight decay is in the gradient or in the momentum buffer."""
+        stacks, weights = stacks_of(variables), [variable.value() for variable in variables]
+        weights, gradients = ([stack.of(tensors) for stack in stacks] for tensors in (weights, gradients))
+        rates, decay, updates = self._rates(rate, stacks, weights, gradients), self.coupled_weight_decay, []
+        through_buffer = bool(decay) and self._decay_through_buffer
+        shares = tf.unstack(rates * (decay / momentum), len(variables)) if through_buffer else ()
+        rates = tf.unstack(rates, len(variables))
+        for stack, weight, gradient in zip(stacks, weights, gradients, strict=True):
+            if through_buffer and stack.alone:
+                variable = variables[stack.positions[0]]
+                share = tf.cast(shares[len(updates)], variable.dtype)
+                tf.raw_ops.ResourceApplyGradientDescent(var=self._buffer(variable).handle, alpha=share, delta=weight)
+            elif decay:
+                gradient += decay * weight
+            for position, part in zip(stack.positions, stack.parts(gradient), strict=True):
+                updates.append((part, rates[len(updates)], variables[position]))
+        return updates
+
+    def _rates(self, rate, stacks, weights, gradients):
+        """The learning rate of each variable, in the stacks' order, float32 (variables,)."""
+        return tf.fill([sum(len(stack.positions) for stack in stacks)], rate)
+
+    def update_step(self, gradient, variable):
+        """gradient: with its learning rate and its momentum."""
+        gradient, rate, momentum = gradient
         tf.raw_ops.ResourceApplyKerasMomentum(
-            var=variable.handle, accum=buffer.handle, lr=rate, grad=gradient, momentum=momentum,
-            use_nesterov=self.nesterov)
+            var=variable.handle, accum=self._buffer(variable).handle, grad=gradient, use_nesterov=self.nesterov,
+            lr=tf.cast(rate, variable.dtype), momentum=tf.cast(momentum, variable.dtype))
+
+    def _buffer(self, variable):
+        return self._buffers[self._index_dict[self._var_key(variable)]]
 
     def get_config(self):
         config = super().get_config()
@@ -89,50 +121,35 @@ class LARS(SGD):
     gamma, momentum mu, weight_decay beta. Defaults are the paper's. The scan's step 1 prints the second term of the
     denominator with |g|; it is the weight decay's, with |w|, as in the authors' code.
 
-    exclude: as SGD's; those variables take no trust ratio, either: a plain momentum step.
+    exclude: as SGD's; those variables take no trust ratio, either: a plain momentum step. jit_compile: for an update
+    inside of what XLA compiles, such as Model.compile(jit_compile=True); its norms are slower on a CPU.
     """
 
     def __init__(self, learning_rate, momentum=0.9, weight_decay=0.0, trust_coefficient=0.001, epsilon=0.0,
-                 exclude=(), nesterov=False, name=None, **kwargs):
+                 exclude=(), nesterov=False, name=None, jit_compile=False, **kwargs):
         super().__init__(learning_rate, momentum, weight_decay, nesterov, exclude, name, **kwargs)
         self.trust_coefficient = trust_coefficient
         self.epsilon = epsilon
+        self._in_xla = jit_compile
 
-    def update_step(self, gradient, variable):
-        rate = tf.cast(self.learning_rate, variable.dtype)
-        if self.is_excluded(variable):
-            self._step(gradient, variable, rate, weight_decay=0.0)
-        else:
-            self._step(gradient, variable, rate * self.trust_ratio(gradient, variable), self.coupled_weight_decay)
+    def _is_plain(self, variable):
+        return self.is_excluded(variable)
 
-    def trust_ratio(self, gradient, variable):
-        """The ratio for one variable and its gradient, a scalar."""
-        weight_norm = _norm(variable)
-        gradient_norm = _norm(gradient)
-        denominator = gradient_norm + self.coupled_weight_decay * weight_norm + self.epsilon
-        ratio = self.trust_coefficient * tf.math.divide_no_nan(weight_norm, denominator)
-        return tf.where((weight_norm > 0) & (gradient_norm > 0), ratio, tf.ones_like(ratio))
+    def _rates(self, rate, stacks, weights, gradients):
+        weight_norms, gradient_norms = (norms(stacks, tensors, self._in_xla) for tensors in (weights, gradients))
+        return rate * self.trust_ratios(weight_norms, gradient_norms)
+
+    def trust_ratios(self, weight_norms, gradient_norms):
+        """The ratio of each variable, of the shape of the norms."""
+        denominators = gradient_norms + self.coupled_weight_decay * weight_norms + self.epsilon
+        ratios = self.trust_coefficient * tf.math.divide_no_nan(weight_norms, denominators)
+        return tf.where((weight_norms > 0) & (gradient_norms > 0), ratios, tf.ones_like(ratios))
 
     def get_config(self):
         return super().get_config() | {
-            "trust_coefficient": self.trust_coefficient, "epsilon": self.epsilon}
+            "trust_coefficient": self.trust_coefficient, "epsilon": self.epsilon, "jit_compile": self._in_xla}
 
 
 def _has_suffix(variable, suffix):
     name = variable.name.split(":")[0]
     return name == suffix or name.endswith(("/" + suffix, "_" + suffix))
-
-
-def _norm(tensor):
-    """The L2 norm, the same bits whatever the number of threads: workers may have different ones.
-
-    Norms of rows of BLOCK elements, each of which one thread computes, then the norm of these, until a row is left.
-    """
-    values = tf.reshape(tf.convert_to_tensor(tensor), [-1])
-    count = values.shape[0]
-    if count <= BLOCK:  # `l2_loss` sums squares in one pass over memory; so few, by one thread
-        return tf.sqrt(2 * tf.nn.l2_loss(values))
-    if count % BLOCK:
-        values = tf.pad(values, [[0, -count % BLOCK]])
-    rows = tf.reshape(values, [-1, BLOCK])
-    return _norm(tf.sqrt(tf.reduce_sum(tf.square(rows), axis=1)))

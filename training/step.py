@@ -1,8 +1,10 @@
 """One update: gradients summed over the micro-batches, one exchange, one step of the optimizer."""
+import numpy as np
 import tensorflow as tf
 
 from distributed import optimizer as distributed
 from distributed.world import World
+from optim.stacks import norms, stacks_of
 from training import breakdown
 
 NO_SIGNALS = (0.0, 0.0)
@@ -59,7 +61,10 @@ def cross_entropy(logits, labels, label_smoothing: float):
 
 
 class LayerStatistics:
-    """The norms of each variable and of its gradient at the last update, and LARS's trust ratio where there is one."""
+    """The norms of each variable and of its gradient at the last update, and LARS's trust ratio where there is one.
+
+    An excluded variable's ratio is 1.
+    """
 
     def __init__(self, optimizer, variables):
         self._optimizer, self._variables = distributed.inner(optimizer), variables
@@ -67,10 +72,17 @@ class LayerStatistics:
 
     def record(self, gradients) -> None:
         """gradients: averaged over the workers and unscaled, before they are applied."""
-        has_ratio = hasattr(self._optimizer, "trust_ratio")
-        self.variable.assign([
-            [tf.norm(v), tf.norm(g), self._optimizer.trust_ratio(g, v) if has_ratio else 1.0]
-            for g, v in zip(gradients, self._variables, strict=True)])
+        stacks, optimizer = stacks_of(self._variables), self._optimizer
+        weight_norms, gradient_norms = (
+            norms(stacks, [stack.of([tf.convert_to_tensor(one) for one in tensors]) for stack in stacks])
+            for tensors in (self._variables, gradients))
+        ratios = tf.ones_like(weight_norms)
+        order = [position for stack in stacks for position in stack.positions]
+        if hasattr(optimizer, "trust_ratios"):
+            excluded = [optimizer.is_excluded(self._variables[position]) for position in order]
+            ratios = tf.where(excluded, ratios, optimizer.trust_ratios(weight_norms, gradient_norms))
+        columns = tf.stack([weight_norms, gradient_norms, ratios], axis=1)
+        self.variable.assign(tf.gather(columns, np.argsort(order)))
 
     def collect(self) -> dict[str, list[float]]:
         """Variable -> [weight norm, gradient norm, trust ratio]."""

@@ -1,0 +1,67 @@
+"""Many tensors handled as few: those of one shape are stacked, so that an update takes hundreds of operations.
+
+A GPU takes about as long to launch an operation as to do a small one, and ResNet-50 has 161 variables of 33 shapes.
+"""
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+STACKED = 2**18  # elements: a larger tensor is not stacked, since that copies it
+ONE_THREAD = 2**16  # elements: TensorFlow sums so few on one thread, whatever their number (up to 2**17, measured)
+ROWS = 256  # of a tensor that is not stacked; one thread sums each row
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Tensors handled as one, by their positions in a list. alone: a single large one, left as it is."""
+
+    positions: tuple[int, ...]
+    alone: bool
+
+    def of(self, tensors: Sequence) -> tf.Tensor:
+        """One tensor (positions, *shape), or of shape where it is alone."""
+        chosen = [tensors[position] for position in self.positions]
+        return chosen[0] if self.alone else tf.stack(chosen)
+
+    def parts(self, stacked: tf.Tensor) -> list[tf.Tensor]:
+        return [stacked] if self.alone else tf.unstack(stacked, len(self.positions))
+
+
+def stacks_of(tensors: Sequence) -> list[Stack]:
+    """Every position in one stack, those that stand alone last. tensors: all with a static shape."""
+    groups = {}
+    for position, one in enumerate(tensors):
+        large = one.shape.num_elements() > STACKED
+        groups.setdefault((tuple(one.shape), one.dtype, position if large else None), []).append(position)
+    made = [Stack(tuple(group), len(group) == 1 and tensors[group[0]].shape.num_elements() > ONE_THREAD)
+            for group in groups.values()]
+    return sorted(made, key=lambda stack: stack.alone)
+
+
+def norms(stacks: Sequence[Stack], stacked: Sequence[tf.Tensor], jit_compile: bool = False) -> tf.Tensor:
+    """The L2 norm of each tensor in the stacks' order, float32 (tensors,).
+
+    The same bits whatever the number of threads, of which workers may have different ones: no row is summed by two.
+    jit_compile: in operations that XLA can compile, which pass twice over memory on a CPU.
+    """
+    norm = _plain_norm if jit_compile else tf.math.reduce_euclidean_norm
+    found, rows = [], []
+    for stack, tensor in zip(stacks, stacked, strict=True):
+        if stack.alone:
+            rows.append(norm(_rows(tensor), axis=1))
+        else:
+            found.append(norm(tensor, axis=list(range(1, tensor.shape.rank))))
+    if rows:
+        found.append(norm(tf.stack(rows), axis=1))
+    return tf.concat([tf.cast(one, tf.float32) for one in found], axis=0)
+
+
+def _plain_norm(tensor, axis):
+    return tf.sqrt(tf.reduce_sum(tf.square(tensor), axis))
+
+
+def _rows(tensor):
+    if rest := -tensor.shape.num_elements() % ROWS:
+        tensor = tf.pad(tf.reshape(tensor, [-1]), [[0, rest]])
+    return tf.reshape(tensor, [ROWS, -1])
