@@ -59,7 +59,7 @@ def one_line(error) -> str:
 
 def reason(error) -> str:
     """The line of a TensorFlow error that says what happened: its own or DALI's."""
-    where = ("Graph execution error", "Detected at node", "File ", "[[")  # in the graph and in Python
+    where = ("Graph execution error", "Detected at node", "File ", "[[", "<stack traces")  # in the graph and in Python
     lines = [line.strip() for line in str(error).splitlines() if "Critical error" not in line]
     lines = [line for line in lines if line and not line.startswith(where)] or [type(error).__name__]
     telling = ("rror in", "ssert", "No space left", "outside the valid range")

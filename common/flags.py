@@ -12,14 +12,26 @@ from common.errors import UsageError, one_line
 
 KINDS = {str: "string", int: "integer", float: "float", bool: "bool"}
 PARAGRAPH = re.compile(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
-PLAIN = {"choices": (), "low": None, "high": None, "parse": None, "alias": None}
+PLAIN = {"choices": (), "low": None, "high": None, "parse": None, "alias": None, "switch": False}
+
+
+class Switch(absl_flags.EnumFlag):
+    """A flag with values that may also stand alone, as a boolean one: --name is true, --noname false."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.boolean = True
+
+    def _serialize(self, value) -> str:
+        return f"--{self.name}={value}"
 
 
 def flag(default=None, choices: Sequence[str] = (), **options):
     """A field with more than a type and a default.
 
     choices: its values; with a list as default, several may be given. low, high: of numbers. parse: makes the field's
-    value of what was given, a text or a list of texts; raises ValueError. alias: another name for it.
+    value of what was given, a text or a list of texts; raises ValueError. alias: another name for it. switch: whether
+    it may stand alone, which is `true`.
     """
     parse, value = options.get("parse"), default
     if parse and default is not None:
@@ -50,7 +62,10 @@ def _define(values, one, text):
         kind = KINDS[type_]
         if type_ in (int, float):
             more |= {"lower_bound": options["low"], "upper_bound": options["high"]}
-    getattr(absl_flags, f"DEFINE_{kind}")(one.name, default, **more)
+    if options["switch"]:
+        absl_flags.DEFINE_flag(Switch(one.name, default, text, enum_values=options["choices"]), values)
+    else:
+        getattr(absl_flags, f"DEFINE_{kind}")(one.name, default, **more)
     if options["alias"]:
         absl_flags.DEFINE_alias(options["alias"], one.name, flag_values=values)
 

@@ -29,7 +29,8 @@ from reporting import stages as report
 from training.flags import define, with_image_size
 from training.settings import Launch, Recipe
 
-BORROWED = ("data_dir", "model", "augmentation", "image_size", "precision", "device", "dali_device", "hw_decoder_load")
+BORROWED = ("data_dir", "model", "augmentation", "image_size", "precision", "device", "dali_device", "hw_decoder_load",
+            "xla")
 
 
 def _threads(texts: list[str]) -> tuple[int, ...]:

@@ -1,5 +1,6 @@
 """What a training works with, made from its settings: feed, model, optimizer, compiled steps."""
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -44,6 +45,12 @@ class Job:
     divergence: Callable
 
 
+def set_compiler(launch: Launch) -> None:
+    """Has XLA compile clusters of operations with --xla=auto. Before the first operation: TensorFlow asks once."""
+    if launch.xla == "auto":
+        os.environ["TF_XLA_FLAGS"] = f"{os.environ.get('TF_XLA_FLAGS', '')} --tf_xla_auto_jit=2 --tf_xla_cpu_global_jit"
+
+
 def make_job(settings: Settings, plan: Plan, world: World, feed, state: State) -> Job:
     recipe = settings.recipe
     exact = ExactStatistics(state.model, world) if recipe.batch_norm_statistics == "exact" else None
@@ -51,7 +58,7 @@ def make_job(settings: Settings, plan: Plan, world: World, feed, state: State) -
     @functools.cache
     def train_step(phase: Phase):
         return make_train_step(state.model, state.optimizer, state.totals, phase.accumulation_steps, world,
-                               recipe.label_smoothing, settings.launch.xla, moving_statistics=not exact,
+                               recipe.label_smoothing, settings.launch.xla == "true", moving_statistics=not exact,
                                layers=state.layers, span=Span.of(phase, world.size))
 
     evaluate = make_evaluator(settings.launch, state.model, feed, world)

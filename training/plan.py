@@ -140,7 +140,7 @@ def plan_for(settings: Settings, workers: int, workers_per_node: int, train_samp
     """The plan of a command line. nccl: whether Horovod exchanges by NCCL; None: not known yet. Raises UserError."""
     launch, allreduce = settings.launch, allreduce_for(settings.launch, workers, workers_per_node, nccl)
     plan = make_plan(settings.recipe, launch.micro_batch_size, workers, train_samples, allreduce)
-    if (launch.elastic or launch.xla) and any(phase.neighbours > 1 for phase in plan.phases):
+    if (launch.elastic or launch.xla == "true") and any(phase.neighbours > 1 for phase in plan.phases):
         without = "elastic" if launch.elastic else "xla"
         raise UserError(f"--batch_norm_span: it would reach over several workers, which --{without} cannot do; start "
                         "fewer workers")

@@ -47,6 +47,7 @@ def make_training(settings: Settings, dataset: Dataset, plan: Plan | None, stop:
     """
     launch, launched, nccl = settings.launch, launcher.launched(), worlds.has_nccl(settings.launch.device)
     exchange = process_sets = None
+    build.set_compiler(launch)
     if not launch.elastic:
         plan = dataclasses.replace(plan, allreduce=allreduce_for(launch, launched.size, launched.local_size, nccl))
         exchange = build.make_exchange(launch, plan, nccl)
@@ -231,6 +232,7 @@ def evaluate_checkpoint(settings: Settings, dataset: Dataset) -> dict:
 def start_alike(settings: Settings) -> World:
     """Starts Horovod for what exchanges no gradients. Raises UserError unless all ranks have the same flags."""
     launch, timeline = settings.launch, settings.run.timeline
+    build.set_compiler(launch)
     world = worlds.start(settings.recipe.seed, launch.deterministic, timeline=timeline, device=launch.device)
     world.agree(settings.flags, DIFFERENT_FLAGS)
     worlds.check_gpus(world, launch.devices)

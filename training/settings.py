@@ -149,7 +149,8 @@ class Launch:
         least time.
     fusion_mb: Fusion buffer size in MB, before compression; by default 32 in a torus, and in a ring what Horovod does.
     compression: Compression of gradients while they are exchanged.
-    xla: Compile the forward and backward pass.
+    xla: What XLA compiles. true: the forward and backward pass, as a whole, so that the exchange of gradients cannot
+        overlap it. auto: clusters of operations, which leave the exchange out.
     deterministic: The same weights, to the bit, each time on the same number of workers, whether stopped and resumed
         or not.
     elastic: Go on when workers are lost or join, under horovodrun --min-np=N --max-np=N
@@ -166,7 +167,7 @@ class Launch:
     torus_grid: tuple[int, int] | None = flag("auto", parse=parse_grid)
     fusion_mb: float | None = flag(low=1e-3, high=1e5)
     compression: str = flag("none", ("none", "fp16"))
-    xla: bool = False
+    xla: str = flag("false", ("false", "true", "auto"), switch=True)
     deterministic: bool = False
     elastic: bool = False
 

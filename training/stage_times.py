@@ -74,6 +74,7 @@ def quiet(longest: float = 5.0) -> None:
 
 def measure(recipe: Recipe, launch: Launch, options, dataset) -> dict:
     """--json's content. options: training.benchmark's."""
+    build.set_compiler(launch)
     world, batch_size = start(recipe.seed, device=launch.device), options.batch_size
     check_gpus(world, launch.devices)
     device, threads = build.dali_device(launch.dali_device, world), options.dali_threads or (world.cores,)
@@ -111,7 +112,7 @@ def build_stages(recipe, launch, dataset, world, threads, batch_size, stack) -> 
         stages += [Stage(name, count, part.run, batches) for name, part in parts.items()]
         stages.append(Stage("pipeline", count, batches.__next__, batches))
         if not step:
-            step, wait = make_step(recipe, dataset)
+            step, wait = make_step(recipe, dataset, launch.xla == "true")
             with told_in_a_line(stages[-1], batch_size):
                 resident = synthetic.Resident(next(batches))
             stages.append(Stage("model", None, partial(step, resident), wait=wait, ahead=0))
@@ -159,11 +160,11 @@ def shorter_side(split: Split, count: int = 32) -> int:
     return round(statistics.median(sides or [0]))
 
 
-def make_step(recipe, dataset):
+def make_step(recipe, dataset, xla: bool):
     """(a step of training as train.py makes it, a function that waits until the device has done the last one)."""
     model = build.make_model(recipe, dataset)
     optimizer = build.make_optimizer(recipe, model, GradientExchange())
-    step = make_train_step(model, optimizer, Totals(), accumulation_steps=1)
+    step = make_train_step(model, optimizer, Totals(), accumulation_steps=1, xla=xla)
     # A step updates the first layer's weights last. The rate is 0: the weights stay as they are, and finite.
     return (partial(step, learning_rate=tf.constant(0.0), momentum=tf.constant(recipe.momentum)),
             model.trainable_variables[0].numpy)

@@ -1,0 +1,34 @@
+"""What --xla=auto compiles, and what it leaves."""
+import json
+
+import pytest
+from conftest import DIGITS, ROOT, rows, run, train
+
+QUICK = (DIGITS, "--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none", "--epochs=2")
+
+
+def test_clusters_are_compiled_and_the_exchange_is_left_out(tmp_path, monkeypatch):
+    """Horovod's operations cannot be compiled: two workers that train alike show that they were not."""
+    train(*QUICK, "--deterministic", f"--output_dir={tmp_path / 'plain'}", kind="mpirun", workers=2)
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
+    done = run("mpirun", 2, ROOT / "train.py", *QUICK, "--deterministic", "--xla=auto",
+               f"--output_dir={tmp_path / 'auto'}", cold=True)
+    assert done.returncode == 0 and "Compiled cluster using XLA" in done.stderr, done.stderr[-3000:]
+    assert "weights differ" not in done.stderr
+    for plain, compiled in zip(rows(tmp_path / "plain"), rows(tmp_path / "auto"), strict=True):
+        for name in ("train_loss", "val_loss", "val_top1"):
+            assert compiled[name] == pytest.approx(plain[name], rel=0.01), name
+
+
+def test_a_runs_flags_mean_the_same_again(tmp_path):
+    """A switch stands alone, has values, and is written as one."""
+    for given, expected in ((["--xla"], "true"), (["--noxla"], "false"), (["--xla=auto"], "auto"), ([], "false")):
+        folder = tmp_path / expected
+        train(*QUICK, *given, "--epochs=1", "--data_dir=synthetic:64", "--batch_size=32", f"--output_dir={folder}")
+        assert f"--xla={expected}\n" in (folder / "flags.txt").read_text()
+        again = run("alone", 1, ROOT / "train.py", f"--flagfile={folder}/flags.txt", "--dry_run")
+        assert again.returncode == 0 and json.loads(again.stdout)["workers"] == 1
+    done = run("alone", 1, ROOT / "train.py", *QUICK, "--xla", "--deterministic", f"--output_dir={tmp_path / 'x'}")
+    assert done.returncode == 1 and "deterministic XLA implementation" in done.stderr  # TensorFlow's own reason
+    done = run("alone", 1, ROOT / "train.py", "--xla=maybe")
+    assert done.returncode == 2 and "false|true|auto" in done.stderr
