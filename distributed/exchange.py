@@ -73,21 +73,23 @@ class GradientExchange:
             return list(gradients)
         means = [self._mean_of_slices(one, f"slices_{number}") if isinstance(one, tf.IndexedSlices) else None
                  for number, one in enumerate(gradients)]
-        for order, bucket in enumerate(dense_buckets(gradients, self._fusion_bytes)):
-            in_bucket = self._means([gradients[number] for number in bucket], f"bucket_{order}")
-            for number, one in zip(bucket, in_bucket, strict=True):
-                means[number] = one
+        buckets = dense_buckets(gradients, self._fusion_bytes)
+        scales, shares = self._scales(gradients, [number for bucket in buckets for number in bucket])
+        for order, bucket in enumerate(buckets):
+            tensors = [gradients[number] * scales[number] if scales else gradients[number] for number in bucket]
+            summed = self._collectives.sum(tensors, self._compression, f"bucket_{order}")
+            for number, one in zip(bucket, summed, strict=True):
+                means[number] = tf.math.scalar_mul(shares[number], one)
         return means
 
-    def _means(self, tensors, name) -> list:
-        shares = [1 / hvd.size()] * len(tensors)
-        if self._compression is hvd.Compression.fp16:
-            maximum = partial(self._collectives.maximum, name=f"{name}_magnitudes")
-            scales = tf.unstack(float16.scales(tensors, hvd.size(), maximum), len(tensors))
-            tensors = [one * scale for one, scale in zip(tensors, scales, strict=True)]
-            shares = [1 / scale / hvd.size() for scale in scales]
-        summed = self._collectives.sum(tensors, self._compression, name)
-        return [tf.math.scalar_mul(share, one) for share, one in zip(shares, summed, strict=True)]
+    def _scales(self, gradients, dense: list[int]) -> tuple[dict, dict]:
+        """(what each dense gradient is multiplied by before it is summed, if anything; what after), by position."""
+        if self._compression is not hvd.Compression.fp16 or not dense:
+            return {}, dict.fromkeys(dense, 1 / hvd.size())
+        maximum = partial(self._collectives.maximum, name="magnitudes")
+        scales = float16.scales([gradients[number] for number in dense], hvd.size(), maximum)
+        return tuple(dict(zip(dense, tf.unstack(one, len(dense)), strict=True))
+                     for one in (scales, 1 / (scales * hvd.size())))
 
     def _mean_of_slices(self, slices, name):
         return tf.math.scalar_mul(1 / hvd.size(), hvd.allreduce(slices, op=hvd.Sum, name=name))

@@ -6,13 +6,19 @@ possible sum of its values, (largest magnitude on any worker) * workers, to betw
 after, in float32. Powers of two change no digit. The two bits left at the top are for the rounding of partial sums: one
 addition can at most double what it adds.
 
-The workers agree on the largest magnitudes, one for each gradient, in a reduction of some bytes a bucket of gradients
-(--fusion_mb), not in one for all: a bucket need not wait for gradients of other buckets. Infinity and NaN count as
-nothing there, go over the wire as what they are and make the sum infinite or NaN, which a loss scale must see.
+The workers agree on the largest magnitudes, one for each gradient, in one reduction of some bytes for the whole step.
+No bucket can be sent before, so that the exchange does not overlap the backward pass. A reduction for each bucket would
+not help a GPU: it multiplies the bucket after all of the backward pass that the host has launched by then. Infinity and
+NaN count as nothing there, go over the wire as what they are and make the sum infinite or NaN, which a loss scale must
+see.
 """
 import tensorflow as tf
 
+from optim.stacks import largest_of
+
 LARGEST_SUM = 15  # as a power of two
+SMALLEST, LARGEST = 2.0 ** -126, 2.0 ** 100  # of the scales: their inverses have to be float32, too
+EXPONENT = 0x7F800000  # the bits of a positive float32 1.xxx * 2**e that are those of 2**e
 
 
 def scales(gradients, workers: int, maximum) -> tf.Tensor:
@@ -20,14 +26,9 @@ def scales(gradients, workers: int, maximum) -> tf.Tensor:
 
     maximum: a function of a float32 vector that gives the largest over all workers, element by element.
     """
-    magnitudes = [tf.reduce_max(tf.where(tf.math.is_finite(g), tf.abs(g), 0)) for g in gradients]
-    magnitudes = maximum(tf.stack([tf.cast(one, tf.float32) for one in magnitudes]))
-    # Of 1.xxx * 2**e, e, from the number's bits: a logarithm could differ in the last digit between machines.
-    exponents = tf.bitwise.right_shift(tf.bitcast(magnitudes, tf.int32), 23) - 127
-    return power_of_two(LARGEST_SUM - 1 - exponents - (workers - 1).bit_length())
-
-
-def power_of_two(exponents) -> tf.Tensor:
-    """2.0 ** exponents, exactly, which are brought to between -126 and 100: its inverse has to be a float32, too."""
-    exponents = tf.clip_by_value(exponents, -126, 100)
-    return tf.bitcast(tf.bitwise.left_shift(exponents + 127, 23), tf.float32)
+    magnitudes = maximum(largest_of(gradients))
+    # By the bits: a logarithm could differ in the last digit between machines. And by nothing but the bits: TensorFlow
+    # adds int32 on the host, wherever the numbers are.
+    powers = tf.bitcast(tf.bitwise.bitwise_and(tf.bitcast(magnitudes, tf.int32), EXPONENT), tf.float32)
+    largest = 2.0 ** (LARGEST_SUM - 1 - (workers - 1).bit_length())
+    return tf.clip_by_value(largest / powers, SMALLEST, LARGEST)

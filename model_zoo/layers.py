@@ -1,6 +1,8 @@
 """What the models share: initial values that follow from a seed, dropout that follows from a seed and a step."""
 import tensorflow as tf
 
+PHILOX = 1  # of TensorFlow's generators, the one that runs on every device
+
 
 def seeds(seed: int):
     """An endless row of seeds, one for each layer that draws initial values."""
@@ -24,9 +26,12 @@ class Dropout(tf.keras.layers.Layer):
     def call(self, inputs, training=False):
         if not training:
             return inputs
-        seed = tf.stack([tf.constant(self._seed, tf.int64), self._calls * 1_000_003 + self._stream])
+        # With key and counter given, all of it stays on a GPU; a seed would have to be known to the host.
+        counter = tf.stack([tf.zeros([], tf.uint64), tf.cast(self._calls * 1_000_003 + self._stream, tf.uint64)])
         self._calls.assign_add(1)
-        kept = tf.random.stateless_uniform(tf.shape(inputs), seed) >= self._rate
+        drawn = tf.raw_ops.StatelessRandomUniformV2(
+            shape=tf.shape(inputs), key=tf.constant([self._seed], tf.uint64), counter=counter, alg=PHILOX)
+        kept = drawn >= self._rate
         return tf.where(kept, inputs / (1 - self._rate), tf.zeros_like(inputs))
 
 

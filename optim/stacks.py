@@ -5,6 +5,7 @@ A GPU takes about as long to launch an operation as to do a small one, and ResNe
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import tensorflow as tf
 
 STACKED = 2**18  # elements: a larger tensor is not stacked, since that copies it
@@ -55,6 +56,30 @@ def norms(stacks: Sequence[Stack], stacked: Sequence[tf.Tensor], jit_compile: bo
     if rows:
         found.append(norm(tf.stack(rows), axis=1))
     return tf.concat([tf.cast(one, tf.float32) for one in found], axis=0)
+
+
+def norms_of(tensors: Sequence) -> tf.Tensor:
+    """The L2 norm of each tensor, variable or IndexedSlices, float32 (tensors,)."""
+    return _in_order(tensors, norms)
+
+
+def largest_of(tensors: Sequence) -> tf.Tensor:
+    """The largest magnitude of each tensor's finite elements, or 0, float32 (tensors,)."""
+    def largest(stacks, stacked):
+        finite = [tf.where(tf.math.is_finite(one), tf.abs(one), tf.zeros([], one.dtype)) for one in stacked]
+        found = [tf.reduce_max(one, axis=None if stack.alone else list(range(1, one.shape.rank)))
+                 for stack, one in zip(stacks, finite, strict=True)]
+        return tf.concat([tf.cast(tf.reshape(one, [-1]), tf.float32) for one in found], axis=0)
+
+    return _in_order(tensors, largest)
+
+
+def _in_order(tensors, function):
+    """What a function of stacks and of stacked tensors gives for each tensor, in the tensors' order."""
+    tensors = [tf.convert_to_tensor(one) for one in tensors]
+    stacks = stacks_of(tensors)
+    order = [position for stack in stacks for position in stack.positions]
+    return tf.gather(function(stacks, [stack.of(tensors) for stack in stacks]), np.argsort(order))
 
 
 def _plain_norm(tensor, axis):

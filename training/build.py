@@ -30,8 +30,8 @@ from training.step import make_train_step
 class Job:
     """A training on the workers that there are. train_step: of a phase, the compiled update.
 
-    exact: measures batch norm's statistics before an evaluation, or None. divergence: of an update's loss and squares
-    of gradients' norms, what is wrong with them, or None.
+    exact: measures batch norm's statistics before an evaluation, or None. divergence: of an update's loss and
+    gradients' norms, what is wrong with them, or None.
     """
 
     settings: Settings
@@ -43,6 +43,10 @@ class Job:
     exact: ExactStatistics | None
     train_step: Callable
     divergence: Callable
+
+    def layers(self) -> dict:
+        """The statistics of each layer at the last update, where they are logged."""
+        return self.state.layers.collect() if self.state.layers else {}
 
 
 def set_compiler(launch: Launch) -> None:

@@ -7,15 +7,16 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 
-import tensorflow as tf
+import numpy as np
 
 from training.bad_input import bad_input_is_user_error
 from training.batch_norm import Span
-from training.breakdown import StepTimes
+from training.breakdown import TIMED_ONE_IN, StepTimes
 from training.build import Job
-from training.divergence import Diverged
+from training.pending import Pending, Step
 from training.plan import Interval
 from training.recovery import Recovery
+from training.step import NO_SIGNALS
 
 
 def follow_plan(job: Job, recovery: Recovery, observers: Sequence = ()) -> dict:
@@ -25,31 +26,40 @@ def follow_plan(job: Job, recovery: Recovery, observers: Sequence = ()) -> dict:
     """
     progress, times, validation = job.state.progress, StepTimes(), None
     for interval in job.plan.intervals():
-        batch_size, began = interval.phase.global_batch_size, time.perf_counter()
-        train_step = job.train_step(interval.phase)
-        with read_on(job, interval) as batches:
+        train_step, batch_size = job.train_step(interval.phase), interval.phase.global_batch_size
+        with read_on(job, interval) as batches, Pending(job, observers, times) as pending:
             first = progress.step
             while progress.step < interval.end:
-                epoch = interval.position(progress.step) / job.plan.train_samples
-                rate, momentum = job.plan.learning_rate(epoch), job.plan.momentum_of(interval.phase)
-                read = (progress.step - first) * batch_size // job.world.size
-                with bad_input_is_user_error(f"training stopped at epoch {epoch:.3f}", batches, read):
-                    learned = train_step(batches.iterator, tf.constant(rate, tf.float32),
-                                         tf.constant(momentum, tf.float32), recovery.signals())
-                    signals, loss, squares, waited = (tensor.numpy() for tensor in learned)
-                if problem := job.divergence(float(loss), squares):
-                    raise Diverged(problem, progress.step, epoch, rate)
-                for observer in observers:
-                    observer.step(batch_size, layers(job) if not progress.step else {})
-                seconds, began = time.perf_counter() - began, time.perf_counter()
+                began, step = time.perf_counter(), next_step(job, interval, first)
+                signals = pending.settle() if step.timed else np.array(NO_SIGNALS)
+                read = (step.number - first) * batch_size // job.world.size
+                with bad_input_is_user_error(f"training stopped at epoch {step.epoch:.3f}", batches, read):
+                    pending.add(step, train_step(batches.iterator, *step.arguments, recovery.signals()))
                 progress.step += 1
                 progress.samples += batch_size
+                is_last = progress.step == interval.end
+                signals += pending.settle(leaving=0 if step.timed or is_last or not step.number else 1)
+                seconds = time.perf_counter() - began
                 progress.trained_seconds += seconds
-                times.add(batch_size, seconds, waited)
-                recovery.after_step(signals, before_evaluation=progress.step == interval.end and interval.evaluates)
+                times.add(batch_size, seconds)
+                if recovery.is_due_after(signals):
+                    signals += pending.settle()
+                    recovery.after_step(signals, before_evaluation=is_last and interval.evaluates)
         if interval.evaluates and progress.evaluations < interval.evaluations:
             validation = validate(job, interval, recovery, observers, times)
     return validation or job.evaluate()
+
+
+def next_step(job: Job, interval: Interval, first: int) -> Step:
+    """The step after the last one that was launched. first: the step from which on the interval's batches are read.
+
+    The second is timed, not the first, which may have to wait until all begin, and every TIMED_ONE_IN after it.
+    """
+    number, phase = job.state.progress.step, interval.phase
+    epoch = interval.position(number) / job.plan.train_samples
+    is_timed = (number - first) % TIMED_ONE_IN == min(1, interval.end - first - 1)
+    return Step(number, epoch, job.plan.learning_rate(epoch), job.plan.momentum_of(phase), phase.global_batch_size,
+                is_timed or job.settings.run.timeline is not None)
 
 
 @contextlib.contextmanager
@@ -83,12 +93,7 @@ def validate(job: Job, interval: Interval, recovery: Recovery, observers, times:
     breakdown = times.collect(world)
     with world.raise_on_all_ranks():
         for observer in observers:
-            observer.evaluation(row, layers(job), breakdown)
+            observer.evaluation(row, job.layers(), breakdown)
     progress.evaluations += 1
     recovery.after_evaluation(interval.epoch, validation["val_top1"])
     return validation
-
-
-def layers(job: Job) -> dict:
-    """The statistics of each layer at the last update, where they are logged."""
-    return job.state.layers.collect() if job.state.layers else {}

@@ -2,6 +2,7 @@
 import time
 from pathlib import Path
 
+import numpy as np
 import tensorflow as tf
 
 from common.errors import Stopped, UserError, complain
@@ -35,6 +36,10 @@ class Recovery:
         """Whether any worker is to stop; all have to ask at once."""
         return self._job.world.any(self._stop.received)
 
+    def is_due_after(self, signals) -> bool:
+        """Whether `after_step` would save, commit or stop: then the results of all steps have to be known."""
+        return bool(np.any(signals)) or self._epochs_have_passed() or self._commit_is_due()
+
     def after_step(self, signals, before_evaluation: bool) -> None:
         """signals: their mean over the workers. before_evaluation: after which what is due is saved. Raises Stopped."""
         stop, minutes_have_passed = signals
@@ -66,7 +71,7 @@ class Recovery:
         run, plan, state, world = self._job.settings.run, self._job.plan, self._job.state, self._job.world
         before = state.read_clock()
         with world.raise_on_all_ranks():
-            newest = self._checkpoints and self._checkpoints.last_good(before.step)
+            newest = self._checkpoints and self._checkpoints.last_good(problem.step)
         newest = world.broadcast(newest, "newest")
         if run.on_divergence != "rollback" or before.rollbacks >= run.max_rollbacks or not newest:
             tried = f", after {before.rollbacks} rollbacks" if before.rollbacks else ""
@@ -77,7 +82,7 @@ class Recovery:
         state.broadcast(snapshot, world)
         after = state.progress
         after.rollbacks, after.reshard_step, after.seconds = before.rollbacks + 1, after.step, before.seconds
-        after.skipped = plan.position(before.step + 1) + before.skipped - plan.position(after.step)
+        after.skipped = plan.position(problem.step + 1) + before.skipped - plan.position(after.step)
         state.start_clock()
         self._note_saved()
         for observer in observers:
@@ -89,9 +94,12 @@ class Recovery:
     def _keep(self, is_due: bool, epoch: float | None = None, top1: float | None = None) -> None:
         if is_due:
             self._save(epoch, top1)
-        if self._hosts and self._job.state.progress.step % COMMIT_STEPS == 0:
+        if self._commit_is_due():
             self.committed = self._job.state.snapshot(self._job.world)
             self._hosts.check_host_updates()
+
+    def _commit_is_due(self) -> bool:
+        return self._hosts is not None and self._job.state.progress.step % COMMIT_STEPS == 0
 
     def _save(self, epoch: float | None = None, top1: float | None = None) -> None:
         self._note_saved()

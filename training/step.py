@@ -1,13 +1,35 @@
 """One update: gradients summed over the micro-batches, one exchange, one step of the optimizer."""
+from dataclasses import dataclass
+
 import numpy as np
 import tensorflow as tf
 
 from distributed import optimizer as distributed
 from distributed.world import World
-from optim.stacks import norms, stacks_of
-from training import breakdown
+from optim.stacks import norms_of
+from training.breakdown import NAMES, Clock
 
 NO_SIGNALS = (0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a step has found out; all but `waited` is the same on all workers.
+
+    signals: their mean over the workers. loss: the mean of the global batch. norms: of each averaged gradient. waited:
+    seconds that this worker has waited for breakdown.NAMES, zeros where the step was not timed.
+    """
+
+    signals: np.ndarray
+    loss: float
+    norms: np.ndarray
+    waited: np.ndarray
+
+    @classmethod
+    def of(cls, packed: np.ndarray) -> "Learned":
+        """packed: what a step returns, on the host."""
+        signals = len(NO_SIGNALS)
+        return cls(packed[:signals], float(packed[signals]), packed[signals + 1:-len(NAMES)], packed[-len(NAMES):])
 
 
 class Totals:
@@ -72,17 +94,12 @@ class LayerStatistics:
 
     def record(self, gradients) -> None:
         """gradients: averaged over the workers and unscaled, before they are applied."""
-        stacks, optimizer = stacks_of(self._variables), self._optimizer
-        weight_norms, gradient_norms = (
-            norms(stacks, [stack.of([tf.convert_to_tensor(one) for one in tensors]) for stack in stacks])
-            for tensors in (self._variables, gradients))
+        weight_norms, gradient_norms = norms_of(self._variables), norms_of(gradients)
         ratios = tf.ones_like(weight_norms)
-        order = [position for stack in stacks for position in stack.positions]
-        if hasattr(optimizer, "trust_ratios"):
-            excluded = [optimizer.is_excluded(self._variables[position]) for position in order]
-            ratios = tf.where(excluded, ratios, optimizer.trust_ratios(weight_norms, gradient_norms))
-        columns = tf.stack([weight_norms, gradient_norms, ratios], axis=1)
-        self.variable.assign(tf.gather(columns, np.argsort(order)))
+        if hasattr(self._optimizer, "trust_ratios"):
+            excluded = [self._optimizer.is_excluded(variable) for variable in self._variables]
+            ratios = tf.where(excluded, ratios, self._optimizer.trust_ratios(weight_norms, gradient_norms))
+        self.variable.assign(tf.stack([weight_norms, gradient_norms, ratios], axis=1))
 
     def collect(self) -> dict[str, list[float]]:
         """Variable -> [weight norm, gradient norm, trust ratio]."""
@@ -93,11 +110,10 @@ class LayerStatistics:
 def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, world: World | None = None,
                     label_smoothing: float = 0.0, xla: bool = False, moving_statistics: bool = True,
                     layers: LayerStatistics | None = None, span=None):
-    """A function of (iterator over micro-batches, learning rate, momentum, signals) that makes one update.
+    """A function of (iterator over micro-batches, learning rate, momentum, timed, signals) that makes one update.
 
-    It returns what all workers learn alike: the signals' mean over them, float32 (signals,); the mean loss of the
-    global batch, float32; half the square of each averaged gradient's norm, float32 (variables,). And what this worker
-    has waited for data and for the exchange: seconds, float64 (2,).
+    It returns one float32 vector, so that a single copy brings it to the host: see Learned. timed: whether to measure
+    what it waits for, bool, on the host.
 
     moving_statistics: average batch norm's over the workers, too. They are each worker's own; left so, workers,
     evaluation and checkpoints disagree. span: training.batch_norm.Span, applied when the step is traced.
@@ -107,28 +123,29 @@ def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, w
     gradients_of = accumulated(micro_batch, variables, accumulation_steps)
 
     @tf.function(autograph=False)
-    def step(iterator, learning_rate, momentum, signals=NO_SIGNALS):
-        ready = breakdown.after([learning_rate])
+    def step(iterator, learning_rate, momentum, timed=False, signals=NO_SIGNALS):
+        clock = Clock(tf.convert_to_tensor(timed))
+        ready = clock.after([learning_rate])
         rates.learning_rate.assign(learning_rate)
         if hasattr(rates, "momentum"):
             rates.momentum.assign(momentum)
-        (*gradients, loss), waited, ready = gradients_of(iterator, ready)
+        (*gradients, loss), waited, ready = gradients_of(iterator, ready, clock)
         gradients = distributed.average(optimizer, gradients, variables)
-        exchanged = tf.maximum(breakdown.after(gradients) - ready, 0.0)
+        exchanged = tf.maximum(clock.after(gradients) - ready, 0.0)
         if layers:
             layers.record(gradients)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         if moving_statistics:
             world.average_variables(model.non_trainable_variables, "moving_statistics")
         signals, loss = world.mean([tf.convert_to_tensor(signals), loss], "signals")
-        squares = tf.stack([tf.nn.l2_loss(gradient) for gradient in gradients])
-        return signals, loss, squares, tf.stack([waited, exchanged])
+        waited = tf.cast(tf.stack([waited, exchanged]), tf.float32)
+        return tf.concat([signals, [loss], norms_of(gradients), waited], axis=0)
 
     return step
 
 
 def make_micro_batch(model, optimizer, totals, accumulation_steps, label_smoothing, xla, span):
-    """A function of (iterator, ready) that gives ([*gradients, loss], seconds waited for data, when it was done).
+    """A function of (iterator, ready, clock): ([*gradients, loss], seconds waited for data, when it was done).
 
     ready: when the one before was done. Gradients and loss are shares of the global batch's means.
     """
@@ -144,14 +161,14 @@ def make_micro_batch(model, optimizer, totals, accumulation_steps, label_smoothi
             loss = distributed.scale(optimizer, tf.reduce_mean(losses) / accumulation_steps)
         return tape.gradient(loss, variables), losses, logits
 
-    def micro_batch(iterator, ready):
+    def micro_batch(iterator, ready, clock):
         with tf.control_dependencies([ready]):
             images, labels = next(iterator)
-        waited = tf.maximum(breakdown.after([images, labels]) - ready, 0.0)
+        waited = tf.maximum(clock.after([images, labels]) - ready, 0.0)
         labels = tf.squeeze(labels, 1)
         gradients, losses, logits = backward(images, labels)
         totals.add(losses, tf.cast(logits, tf.float32), labels, tf.ones_like(losses, tf.bool))
-        return [*gradients, tf.reduce_mean(losses) / accumulation_steps], waited, breakdown.after(gradients)
+        return [*gradients, tf.reduce_mean(losses) / accumulation_steps], waited, clock.after(gradients)
 
     return micro_batch
 
@@ -163,9 +180,9 @@ def accumulated(micro_batch, variables, accumulation_steps: int):
     of the optimizer. All but the last run in a loop; the last stands outside it, so that its gradients are exchanged
     while the rest of its backward pass runs.
     """
-    def summed(iterator, ready):
+    def summed(iterator, ready, clock):
         def one_more(number, ready, waited, sums):
-            one, wait, ready = micro_batch(iterator, ready)
+            one, wait, ready = micro_batch(iterator, ready, clock)
             return number + 1, ready, waited + wait, [a + b for a, b in zip(sums, one, strict=True)]
 
         zeros = [*(tf.zeros_like(variable) for variable in variables), 0.0]

@@ -20,7 +20,7 @@ from training.stopping import StopRequest
 NAMES = ["first/kernel", "second/kernel", "third/kernel"]
 
 
-@pytest.mark.parametrize(("loss", "squares", "loss_scaling", "said"), [
+@pytest.mark.parametrize(("loss", "norms", "loss_scaling", "said"), [
     (2.3, [1, 2, 3], False, None),
     (2300.0, [1, 2, 3], False, None),  # 1,000 times log(10) is 2,303
     (2310.0, [1, 32, 3], False, "1000 times that of guessing; the largest gradient is that of second/kernel"),
@@ -30,8 +30,8 @@ NAMES = ["first/kernel", "second/kernel", "third/kernel"]
     (2.3, [math.inf, math.nan, 5], False, "that of second/kernel went first"),
     (2.3, [math.inf, math.nan, 5], True, None),  # the loss scale sees to it
 ])
-def test_what_is_wrong(loss, squares, loss_scaling, said):
-    found = divergence.divergence_reason(loss, np.array(squares, np.float32), NAMES, 10, loss_scaling)
+def test_what_is_wrong(loss, norms, loss_scaling, said):
+    found = divergence.divergence_reason(loss, np.array(norms, np.float32), NAMES, 10, loss_scaling)
     assert (said is None and found is None) or said in found
 
 

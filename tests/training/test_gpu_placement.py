@@ -1,0 +1,79 @@
+"""What of a training step would run on a GPU's host, or wait for a copy to it: as TensorFlow's registry has it."""
+import gpu_placement
+import horovod.tensorflow as hvd
+import pytest
+import tensorflow as tf
+
+import model_zoo
+import optim
+from distributed.exchange import GradientExchange
+from distributed.optimizer import build, distributed
+from training.breakdown import on_host
+from training.step import LayerStatistics, Totals, make_evaluation_step, make_train_step
+
+HOROVOD = "HorovodAllreduce"  # has a kernel for GPUs where Horovod is built for them
+LOSS_SCALE = {("IsFinite", "If"), ("All", "If"), ("GreaterEqual", "If")}  # Keras's, which decides on the host
+CASES = {
+    "float32": ("resnet20", 32, "float32", 2, "none", set()),
+    "gradients in float16": ("resnet20", 32, "float32", 1, "fp16", set()),
+    "bfloat16": ("resnet20", 32, "mixed_bfloat16", 1, "none", set()),
+    "float16": ("resnet20", 32, "mixed_float16", 2, "none", LOSS_SCALE),
+    "AlexNet": ("alexnet", 227, "float32", 1, "none", set()),
+    "AlexNet with batch norm": ("alexnet_bn", 227, "float32", 1, "none", set()),
+}
+
+
+@pytest.fixture
+def batches():
+    """A function: an iterator over batches of images of so many pixels a side."""
+    def make(size):
+        batch = (tf.zeros([4, size, size, 3], tf.uint8), tf.zeros([4, 1], tf.int64))
+        return iter(tf.data.Dataset.from_tensors(batch).repeat())
+
+    yield make
+    tf.keras.mixed_precision.set_global_policy("float32")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_runs_on_the_gpu_and_waits_for_no_copy(case, batches, monkeypatch):
+    name, size, precision, accumulation_steps, compression, copies = CASES[case]
+    hvd.init()
+    monkeypatch.setattr(hvd, "size", lambda: 2)
+    tf.keras.mixed_precision.set_global_policy(precision)
+    model = model_zoo.create_model(name, 10, size)
+    optimizer = distributed(
+        optim.create_optimizer("lars", learning_rate=0.0, momentum=0.9, weight_decay=1e-4, trust_coefficient=0.001,
+                               epsilon=0.0, exclude=()),
+        GradientExchange(None, compression), loss_scaling=precision == "mixed_float16")
+    build(optimizer, model.trainable_variables)
+    step = make_train_step(model, optimizer, Totals(), accumulation_steps,
+                           layers=LayerStatistics(optimizer, model.trainable_variables))
+    graph = step.get_concrete_function(batches(size), tf.constant(0.0), tf.constant(0.0), on_host(True),
+                                       tf.constant([0.0, 0.0])).graph
+    assert gpu_placement.on_the_host(graph) - {HOROVOD} == {"PyFunc"}  # the clock
+    found = gpu_placement.copies_to_the_host(graph)
+    assert {pair for pair in found if pair[1] != HOROVOD} - {("Reshape", "PyFunc")} == copies
+
+
+def test_an_evaluation_runs_on_the_gpu(batches):
+    step = make_evaluation_step(model_zoo.create_model("resnet20", 10, 32), Totals())
+    graph = step.get_concrete_function(batches(32), tf.constant(3)).graph
+    assert not gpu_placement.on_the_host(graph) and not gpu_placement.copies_to_the_host(graph)
+
+
+def test_what_would_be_copied_is_found():
+    """TensorFlow subtracts int32 on the host, so what was computed on a GPU has to come there."""
+    @tf.function(autograph=False)
+    def exponents(numbers):
+        return tf.bitwise.right_shift(tf.bitcast(numbers * 2, tf.int32), 23) - 127
+
+    graph = exponents.get_concrete_function(tf.TensorSpec([4])).graph
+    assert gpu_placement.copies_to_the_host(graph) == {("RightShift", "Sub")}
+
+    @tf.function(autograph=False)
+    def called(numbers):
+        return tf.numpy_function(lambda one: one, [numbers * 2], tf.float32)
+
+    graph = called.get_concrete_function(tf.TensorSpec([4])).graph
+    assert gpu_placement.on_the_host(graph) == {"PyFunc"} and gpu_placement.copies_to_the_host(graph) == {
+        ("Mul", "PyFunc")}
