@@ -1,7 +1,7 @@
 """Batches for Keras: DALI's pipeline over a piece of the stream, as a tf.data dataset, with no copy through Python."""
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from data.pipeline import Device, build_pipeline, draws_reader
 
 CPU = Device()
 READ_AHEAD = 16  # batches, more than DALI and TensorFlow hold between the reader and the model
+UPLOADED = 2  # batches that wait on the model's device
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,8 @@ class Feed:
         import nvidia.dali.plugin.tf as dali_tf
         import tensorflow as tf
 
-        with tempfile.TemporaryDirectory(prefix="bigbatch-index-") as folder:
+        with ExitStack() as held:
+            folder = held.enter_context(tempfile.TemporaryDirectory(prefix="bigbatch-index-"))
             read = split.kind.reader(order.pieces(split, samples), Path(folder))
             pipeline = build_pipeline(
                 read, None if draws is None else draws_reader(draws, Path(folder)), batch_size=batch_size,
@@ -100,6 +102,9 @@ class Feed:
                     pipeline, batch_size=batch_size, output_shapes=(shape, (batch_size, 1)),
                     output_dtypes=(tf.uint8, tf.int64), device_id=self.device.number,
                     num_threads=self.device.threads)
+                if self.device.upload:
+                    batches = batches.apply(tf.data.experimental.prefetch_to_device(self.device.upload, UPLOADED))
                 iterator = iter(batches)
-        # DALI has read the indexes: nothing is left behind even by a process that is killed.
-        yield Batches(iterator, split, samples, batch_size)
+            if not self.device.upload:  # DALI has read the indexes: even a process that is killed leaves nothing behind
+                held.close()
+            yield Batches(iterator, split, samples, batch_size)

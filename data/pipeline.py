@@ -18,13 +18,15 @@ NOISE_MARGIN = 64  # the noise is a window of a fixed field of it, so many pixel
 class Device:
     """Where images are decoded and augmented. name: "cpu" or "gpu". number: the GPU's, None on a CPU.
 
-    hw_decoder_load: the share of images that go to a GPU's hardware decoder, where it has one.
+    hw_decoder_load: the share of images that go to a GPU's hardware decoder, where it has one. upload: TensorFlow's
+    device to which batches from a CPU are copied ahead of time, or None.
     """
 
     name: str = "cpu"
     number: int | None = None
     threads: int = 2
     hw_decoder_load: float = 0.65
+    upload: str | None = None
 
     @property
     def decoder(self) -> dict:

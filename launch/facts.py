@@ -37,9 +37,10 @@ def gather(data_dir: str, output_dir: str | None, device: str = "auto") -> dict:
 
 
 def of_gpus(found: list[Gpu]) -> dict:
-    """The facts of a host's GPUs. capability: CUDA's compute capability, the largest; 0.0 where it is not known."""
+    """The facts of a host's GPUs. capability: the largest, 0.0 where it is not known. memory: the least, in GiB."""
     return {"gpus": [gpu.name for gpu in found], "driver": found[0].driver if found else "",
-            "capability": max((gpu.capability for gpu in found), default=0.0)}
+            "capability": max((gpu.capability for gpu in found), default=0.0),
+            "memory": min((gpu.memory for gpu in found), default=None)}
 
 
 def version(package: str) -> str:

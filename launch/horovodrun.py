@@ -15,10 +15,13 @@ from pathlib import Path
 
 from common import command
 from common.errors import ExitCode, UsageError, UserError, complain
+from distributed import gpus
 from distributed.launcher import end_with_parent
 from launch import hosts as host_lists
 from launch import preflight
 from launch.binding import workers_here
+from launch.facts import of_gpus as facts_of_gpus
+from launch.micro_batch import micro_batch_flags
 from training import flags
 
 PROGRAM = "horovodrun.sh"
@@ -43,9 +46,12 @@ def main(argv) -> int:
 
 def run(options) -> int:
     arguments = [f"--flagfile={recipe_path(options.recipe)}", *options.flags]
-    data_dir = flags.parse(["train.py", *arguments]).recipe.data_dir
+    settings = flags.parse(["train.py", *arguments])
     hosts = _hosts(options)
     workers = options.np or sum(host.slots for host in hosts)
+    facts, silent = ([], []) if options.dry_run or options.no_preflight else host_lists.ask(hosts, arguments)
+    memory = [host["memory"] for host in facts or [facts_of_gpus(gpus.visible())] if host["memory"] is not None]
+    arguments[1:1] = micro_batch_flags(settings, workers, min(memory, default=None))
 
     def on_hosts(worker):
         return horovodrun(hosts, workers, options.network_interfaces, worker)
@@ -55,8 +61,7 @@ def run(options) -> int:
         return subprocess.call([*training(arguments, bound=False), "--dry_run", f"--workers={workers}",
                                 f"--workers_per_node={hosts[0].slots}"])
     if not options.no_preflight:
-        facts, silent = host_lists.ask(hosts, arguments)
-        wrong = silent + preflight.problems(facts, data_dir)
+        wrong = silent + preflight.problems(facts, settings.recipe.data_dir)
         if wrong:
             return preflight.report(facts, wrong, sys.stderr)
         code = Job(on_hosts([sys.executable, "-m", "launch.preflight", *arguments]), sys.stderr).wait()

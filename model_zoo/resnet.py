@@ -19,10 +19,10 @@ class _Builder:
             batch_norm_momentum, epsilon, last_gamma, seeds(seed))
 
     def convolution(self, x, channels, kernel, stride=1):
-        """Padded by (kernel - 1) / 2 on every side, whatever the stride."""
-        if kernel > 1:
+        """Padded by (kernel - 1) / 2 on every side; with a stride "same" would pad the far sides more."""
+        if stride > 1 and kernel > 1:
             x = layers.ZeroPadding2D((kernel - 1) // 2)(x)
-        return layers.Conv2D(channels, kernel, stride, use_bias=False,
+        return layers.Conv2D(channels, kernel, stride, "same" if stride == 1 else "valid", use_bias=False,
                              kernel_initializer=tf.keras.initializers.HeNormal(next(self._seeds)))(x)
 
     def norm(self, x, gamma="ones"):

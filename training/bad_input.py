@@ -1,4 +1,4 @@
-"""Data that cannot be read, in the middle of a training: one line, with the record's name where it is known."""
+"""Data that cannot be read or held, in the middle of a training: one line, with the record's name where it is known."""
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,4 +17,6 @@ def bad_input_is_user_error(stopped: str, batches, read: int) -> Iterator[None]:
     except tf.errors.OpError as error:
         if is_lost(error):
             raise
+        if isinstance(error, tf.errors.ResourceExhaustedError):
+            raise UserError(f"{stopped}: out of the device's memory; give a smaller --micro_batch_size") from None
         raise UserError(f"{stopped}: {input_reason(error, batches, read)}") from None

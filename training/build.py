@@ -78,7 +78,7 @@ def make_feed(recipe: Recipe, launch: Launch, dataset: Dataset, world: World) ->
     if dataset.format == synthetic.NAME:
         return SyntheticFeed(dataset, recipe.image_size, recipe.seed, world.rank, world.size)
     device = Device(name, world.gpu if name == "gpu" else None, launch.dali_threads or world.cores,
-                    launch.hw_decoder_load)
+                    launch.hw_decoder_load, upload="/gpu:0" if name == "cpu" and world.gpu is not None else None)
     return Feed(dataset, recipe.image_size, recipe.augmentation, recipe.seed, world.rank, world.size, device)
 
 

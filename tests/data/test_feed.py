@@ -4,6 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from conftest import run
 from PIL import Image
 
 from data import formats, order
@@ -70,6 +71,34 @@ def test_global_batches_do_not_depend_on_the_number_of_shards(in_format, name):
     for shards in (2, 3, 5):
         together = [part.reshape(20, -1) for part in parts(split, 1000, 20, 60, shards)]
         np.testing.assert_array_equal(np.concatenate(together, axis=1), alone)
+
+
+UPLOAD = """
+import sys
+import numpy as np, tensorflow as tf
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+from data.dataset import open_dataset
+from data.feed import Feed
+from data.pipeline import Device
+
+def batches(device):
+    with Feed(open_dataset(sys.argv[1]), 8, "crop", 0, device=device).train(0, 5, 64, 32) as found:
+        step = tf.function(lambda iterator: next(iterator), autograph=False)
+        return [step(found.iterator) if number % 2 else next(found) for number in range(10)]
+
+for ours, theirs in zip(batches(Device(upload="/cpu:1")), batches(Device()), strict=True):
+    assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    print([tensor.device[-5:] for tensor in ours], [tensor.device[-5:] for tensor in theirs])
+"""
+
+
+def test_batches_from_a_cpu_wait_on_the_models_device(digits):
+    """A second device of the CPU stands for the GPU. In a step, where a tensor is shows in the iterator's own place."""
+    done = run("alone", 1, "-c", UPLOAD, digits, cold=True)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "['CPU:1', 'CPU:1'] ['CPU:0', 'CPU:0']" and len(lines) == 10
 
 
 def test_the_stream_goes_on_from_any_position(dataset):

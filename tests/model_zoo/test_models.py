@@ -49,6 +49,27 @@ def test_feature_maps_shrink_as_published(name, sizes):
     assert list(dict.fromkeys(seen)) == list(dict.fromkeys(sizes))
 
 
+@pytest.mark.parametrize("side", [7, 8])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("kernel", [1, 3, 7])
+def test_a_convolution_pads_all_sides_alike(kernel, stride, side):
+    """Against TensorFlow's own explicit padding, as Caffe and PyTorch pad."""
+    from model_zoo.resnet import _Builder
+
+    images = tf.random.stateless_normal([2, side, side, 3], [0, 1])
+    inputs = tf.keras.Input([side, side, 3])
+    model = tf.keras.Model(inputs, _Builder(0.9, 0).convolution(inputs, 4, kernel, stride))
+    edge = [(kernel - 1) // 2] * 2
+    expected = tf.nn.conv2d(images, model.trainable_variables[0], stride, [[0, 0], edge, edge, [0, 0]])
+    np.testing.assert_allclose(model(images), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_only_strided_convolutions_need_a_padding_of_their_own():
+    """A GPU passes over memory once more for each; in ResNet-50: the stem, its pooling, three bottlenecks."""
+    model = model_zoo.create_model("resnet50", 10, 64)
+    assert sum(isinstance(layer, tf.keras.layers.ZeroPadding2D) for layer in model.layers) == 5
+
+
 def test_where_v1_and_v15_stride():
     def strided(name):
         model = model_zoo.create_model(name, 10, 64)

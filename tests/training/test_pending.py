@@ -6,7 +6,9 @@ from types import SimpleNamespace
 import horovod.tensorflow as hvd
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from common.errors import UserError
 from data import synthetic
 from distributed.exchange import GradientExchange
 from distributed.world import World
@@ -116,6 +118,17 @@ def test_a_stop_takes_effect_at_most_a_step_later_with_all_results_known(job, as
     [(step, signals, before_evaluation)] = recovery.acted
     assert signals == [1, 0] and step == asked + (1 if asked in (24, 49) else 2)
     assert before_evaluation == (asked in (24, 49))
+
+
+def test_out_of_memory_is_a_line_that_says_what_to_do(job):
+    def full(phase):
+        def step(*arguments):
+            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor with shape[256,64,112,112]")
+
+        return step
+
+    with pytest.raises(UserError, match="out of the device's memory; give a smaller --micro_batch_size"):
+        loop.follow_plan(dataclasses.replace(job, train_step=full), Recovery())
 
 
 def test_seconds_and_images_are_those_of_all_steps_and_shares_those_of_the_timed():

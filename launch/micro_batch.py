@@ -1,0 +1,58 @@
+"""The flag --micro_batch_size for a recipe on GPUs: `python -m launch.micro_batch --workers=N [train.py's flags]`.
+
+train.py's own default is 64 at most, whatever the device, so that a plan does not depend on it. A GPU needs more to be
+busy: NVIDIA's ResNet-50 has 256 images a GPU, MLPerf's results have 128 to 408. Prints nothing where the user has
+chosen a size, where there is no GPU, and where no larger size divides the batch and keeps the recipe's batch-norm span.
+Workers that come and go (--elastic) need the default, which changes with their number.
+"""
+import sys
+
+from common import command
+from common.errors import UsageError, UserError
+from distributed import gpus
+from training import flags
+from training.plan import DEFAULT_LARGEST_MICRO_BATCH, divisors, make_plan
+from training.settings import Settings
+
+# ResNet-50 in float32 takes some 85 MB an image: the largest micro-batch by the GPU's memory in GiB.
+LARGEST = ((30, 256), (14, 128), (0, DEFAULT_LARGEST_MICRO_BATCH))
+
+SAMPLES = 1_281_167  # what divides does not depend on the dataset
+
+
+def micro_batch_flags(settings: Settings, workers: int, memory: float | None) -> list[str]:
+    """A list of one flag, or of none. memory: of the smallest GPU in GiB, or None where there is none."""
+    launch = settings.launch
+    if memory is None or launch.device == "cpu" or launch.micro_batch_size or launch.elastic:
+        return []
+    largest = next(size for least, size in LARGEST if memory >= least)
+    batches = settings.recipe.batch_size.values
+    for size in reversed(divisors(max(1, batches[0] // workers))):
+        if DEFAULT_LARGEST_MICRO_BATCH < size <= largest and _fits(settings.recipe, size, workers):
+            return [f"--micro_batch_size={size}"]
+    return []
+
+
+def _fits(recipe, size, workers) -> bool:
+    try:
+        make_plan(recipe, size, workers, SAMPLES)
+    except UserError:
+        return False
+    return True
+
+
+def main(argv) -> int:
+    """Runs a command line; returns the exit code."""
+    with command.shell("launch.micro_batch") as ending:
+        words = [word for word in argv[1:] if word.startswith("--workers=")]
+        if not words or not words[0].partition("=")[2].isdecimal():
+            raise UsageError("--workers=N is missing")
+        settings = flags.parse([argv[0], *(word for word in argv[1:] if word not in words)])
+        memory = min((gpu.memory for gpu in gpus.visible()), default=None)
+        found = micro_batch_flags(settings, int(words[0].partition("=")[2]), memory)
+        print(*found, sep="", end="\n" if found else "")
+    return ending.code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

@@ -1,0 +1,58 @@
+"""Which micro-batch the launch scripts give to GPUs."""
+import json
+import os
+import subprocess
+
+import pytest
+from conftest import ROOT
+from gpu_rig import gpu, pretend
+
+from launch.micro_batch import micro_batch_flags
+from training import flags
+from training.plan import make_plan
+
+
+@pytest.mark.parametrize("given, workers, memory, expected", [
+    (["--batch_size=8192"], 8, 32.0, 256), (["--batch_size=8192"], 8, 80.0, 256),
+    (["--batch_size=8192"], 8, 16.0, 128), (["--batch_size=8192"], 8, 11.0, None),
+    (["--batch_size=8192"], 8, None, None), (["--batch_size=8192"], 64, 80.0, 128),
+    (["--batch_size=16000"], 8, 80.0, 250), (["--batch_size=4096"], 64, 80.0, None),
+    (["--batch_size=8192", "--micro_batch_size=32"], 8, 80.0, None),
+    (["--batch_size=8192", "--device=cpu"], 8, 80.0, None),
+    (["--batch_size=8192", "--batch_norm_span=32"], 8, 80.0, 256),
+    (["--batch_size=8192", "--batch_norm_span=48"], 8, 80.0, None),
+    (["--batch_size=0:8192,30:12288"], 8, 80.0, 256), (["--batch_size=0:3072,30:5120"], 8, 80.0, 128),
+    (["--batch_size=8191"], 8, 80.0, None),
+])
+def test_the_largest_that_divides_and_keeps_the_recipe(given, workers, memory, expected):
+    settings = flags.parse(["train.py", "--data_dir=synthetic:100000", "--epochs=60", *given])
+    found = micro_batch_flags(settings, workers, memory)
+    assert found == ([f"--micro_batch_size={expected}"] if expected else [])
+    if expected:  # every phase is the recipe's, with its batch and its span
+        plain, larger = (make_plan(settings.recipe, size, workers, 100_000).phases for size in (None, expected))
+        span = settings.recipe.batch_norm_span
+        for before, after in zip(plain, larger, strict=True):
+            assert (before.global_batch_size, before.steps) == (after.global_batch_size, after.steps)
+            assert after.batch_norm_span == (span(0) if span else expected)
+
+
+@pytest.mark.parametrize("given, expected", [
+    ((), ["--micro_batch_size=128"]), (("--micro_batch_size=32",), ["--micro_batch_size=32"])])
+def test_dgx1_gives_it_to_each_worker_and_the_user_wins(tmp_path, given, expected):
+    environment = os.environ | pretend(tmp_path, [gpu(0), gpu(1)])
+    environment.pop("CUDA_VISIBLE_DEVICES", None)
+    done = subprocess.run([ROOT / "launch" / "dgx1.sh", "--dry-run", "digits", "--batch_size=256", *given], text=True,
+                          capture_output=True, timeout=60, env=environment)
+    assert done.returncode == 0, done.stderr
+    words = done.stderr.replace("'", "").split()
+    assert [word for word in words if "micro_batch" in word] == expected
+    [phase] = json.loads(done.stdout)["phases"]
+    assert phase["micro_batch_size"] == int(expected[0].partition("=")[2])
+
+
+def test_horovodrun_asks_the_hosts_for_their_gpus(tmp_path):
+    environment = os.environ | pretend(tmp_path, [gpu(0), gpu(1, memory__total=16160)])
+    environment.pop("CUDA_VISIBLE_DEVICES", None)
+    done = subprocess.run([ROOT / "launch" / "horovodrun.sh", "--dry-run", "-np", "2", "digits", "--batch_size=1024"],
+                          text=True, capture_output=True, timeout=60, env=environment)
+    assert done.returncode == 0 and "--micro_batch_size=128" in done.stderr, done.stderr
