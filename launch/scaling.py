@@ -16,7 +16,7 @@ from pathlib import Path
 
 import model_zoo
 from common import command, flags
-from common.errors import UsageError, UserError
+from common.errors import UsageError, UserError, complain
 from common.flags import flag
 from data.named import open_named
 from distributed.cost import ALLREDUCES
@@ -97,6 +97,9 @@ def main(argv) -> int:
         return 0
     with command.shell("launch.scaling") as ending, command.json_alone_on_stdout():
         options, asked = parse(argv)
+        if asked.bytes_per_gradient == 2 and options.overlap is None and not options.json:
+            complain("note: gradients in float16 are exchanged after the backward pass; --overlap=0 forecasts that",
+                     "launch.scaling")
         topology = topologies.load(options.topology, options.overlap)
         rows = forecast(options, asked, topology)
         if not rows:
