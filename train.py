@@ -28,7 +28,7 @@ def main(argv) -> int:
     """Runs a command line; returns the exit code."""
     launcher.end_with_launcher()
     if command.asks_for_help(argv):
-        print(flags.help_text())
+        command.print_help(flags.help_text(full=any("helpfull" in word for word in argv[1:])))
         return ExitCode.DONE
     with command.shell("train.py", barrier=finish) as ending, command.json_alone_on_stdout(), lost_is_user_error():
         settings = flags.parse(argv)

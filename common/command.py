@@ -40,7 +40,15 @@ def shell(program: str, barrier: Callable[[], None] = lambda: None, speaks: bool
 
 
 def asks_for_help(argv: Sequence[str]) -> bool:
-    return bool({"--help", "-help", "-h", "--helpfull"} & set(argv[1:]))
+    return bool({"--help", "-help", "-h", "--helpfull", "-helpfull"} & set(argv[1:]))
+
+
+def print_help(*paragraphs: str) -> None:
+    """Prints to standard output, whose reader may stop early, as `head` does."""
+    try:
+        print(*paragraphs, sep="\n", flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextlib.contextmanager

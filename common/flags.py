@@ -1,5 +1,6 @@
 """Flags declared as dataclasses: a field is a flag, and its paragraph in the class's docstring is its help."""
 import dataclasses
+import difflib
 import math
 import re
 import types
@@ -106,12 +107,20 @@ def read(values: absl_flags.FlagValues, argv: Sequence[str]) -> absl_flags.FlagV
     try:
         rest = values(argv)
     except (absl_flags.Error, UnicodeDecodeError) as error:
-        raise UsageError(one_line(error)[:1000]) from None
+        text = one_line(error)
+        raise UsageError(text[:1000] + nearest_value(text)) from None
     except RecursionError:  # absl looks for the flag that was meant, letter by letter
         raise UsageError("no flag has so long a name") from None
     if rest[1:]:
         raise UsageError(f"'{rest[1]}' is not a flag; --help lists them")
     return values
+
+
+def nearest_value(problem: str) -> str:
+    """What was probably meant, for absl's message on a value that is not among a flag's; else nothing."""
+    found = re.search(r"--\w+=(.*): value should be one of <(.*)>", problem)
+    close = difflib.get_close_matches(found[1], found[2].split("|"), 1, 0.5) if found else []
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def described(values: absl_flags.FlagValues, names: Sequence[str]) -> list[str]:

@@ -56,7 +56,7 @@ def main(argv) -> int:
     team = Team()
     if command.asks_for_help(argv):
         if team.rank == 0:
-            print("\n".join([__doc__, *flags.described(flags.define(Options), flags.names(Options))]))
+            command.print_help(__doc__, *flags.described(flags.define(Options), flags.names(Options)))
         return ExitCode.DONE
     with command.shell(PROGRAM, barrier=team.barrier, speaks=team.rank == 0) as ending:
         try:

@@ -179,7 +179,7 @@ def main(argv) -> int:
     """Runs a command line; returns the exit code."""
     launcher.end_with_launcher()
     if command.asks_for_help(argv):
-        print(__doc__)
+        command.print_help(__doc__)
         return 0
     with command.shell("preflight") as ending, lost_is_user_error():
         settings = flags.parse(argv)

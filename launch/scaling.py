@@ -92,8 +92,8 @@ def main(argv) -> int:
     """Runs a command line; returns the exit code."""
     if command.asks_for_help(argv):
         values = all_flags(has_recipe=False)
-        print("\n".join([__doc__, *flags.described(values, (*flags.names(Options), *BORROWED)),
-                         "--flagfile=RECIPE forecasts that recipe's training."]))
+        command.print_help(__doc__, *flags.described(values, (*flags.names(Options), *BORROWED)),
+                           "--flagfile=RECIPE forecasts that recipe's training.")
         return 0
     with command.shell("launch.scaling") as ending, command.json_alone_on_stdout():
         options, asked = parse(argv)

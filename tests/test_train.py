@@ -6,7 +6,10 @@ import time
 
 import numpy as np
 import pytest
-from conftest import ROOT, launcher, printed_json, require_tool, rows, run, train, weights
+from conftest import BIN, ROOT, launcher, printed_json, require_tool, rows, run, train, weights
+
+from common.flags import names
+from training.settings import Launch, Recipe, Run
 
 ROW = ["epoch", "samples", "learning_rate", "momentum", "batch_size", "train_loss", "train_top1", "val_loss",
        "val_top1", "val_top5", "images_per_second", "seconds"]
@@ -315,8 +318,29 @@ def test_help_answers_at_once_with_every_default():
     begun = time.monotonic()
     done = run("alone", 1, ROOT / "train.py", "--help", cold=True)
     assert time.monotonic() - begun < 1 and done.returncode == 0
+    for word in ("--batch_size", "--output_dir", "default: 256", "<lars|sgd|lamb>", "--helpfull"):
+        assert word in done.stdout
+    assert len(done.stdout.splitlines()) <= 50 and "--lr_scaling" not in done.stdout  # a screen
+    done = run("alone", 1, ROOT / "train.py", "--helpfull")
     for word in ("--lr_scaling", "Recipe flags", "default: 0.001", "<lars|sgd|lamb>"):
         assert word in done.stdout
+    shown = {word for line in done.stdout.splitlines() for word in line.split()[:1]}
+    assert {f"--{name}:" for group in (Recipe, Launch, Run) for name in names(group)} <= shown
+
+
+def test_help_may_be_cut_off():
+    done = subprocess.run(f"'{BIN}/python' '{ROOT}/train.py' --helpfull | head -n 1", shell=True, text=True,
+                          capture_output=True, timeout=60)
+    assert len(done.stdout.splitlines()) == 1 and done.stderr == ""
+
+
+@pytest.mark.parametrize(("given", "meant"), [
+    ("--optimizer=larss", "lars"), ("--model=resnet5", "resnet50"), ("--precision=float16", "float32"),
+    ("--learningrate=3", "learning_rate"), ("--batchsize=3", "batch_size")])
+def test_a_wrong_flag_or_value_names_the_nearest(given, meant):
+    done = run("alone", 1, ROOT / "train.py", given)
+    assert done.returncode == 2 and "did you mean" in done.stderr.lower(), done.stderr
+    assert meant in done.stderr.lower().rpartition("did you mean")[2]
 
 
 @pytest.mark.parametrize(("flags", "recipe", "epochs"), [

@@ -69,7 +69,7 @@ def all_flags():
 def main(argv) -> int:
     """Runs a command line; returns the exit code."""
     if command.asks_for_help(argv):
-        print("\n".join([__doc__, *flags.described(all_flags(), (*BORROWED, *flags.names(Options)))]))
+        command.print_help(__doc__, *flags.described(all_flags(), (*BORROWED, *flags.names(Options))))
         return 0
     with command.shell("training.benchmark") as ending, command.json_alone_on_stdout():
         values = flags.read(all_flags(), argv)

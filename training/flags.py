@@ -14,6 +14,12 @@ from distributed.launcher import ELASTIC
 from training.settings import Launch, Recipe, Run, Settings
 
 RECIPES = Path(__file__).parents[1] / "launch" / "recipes"
+FIRST_SCREEN = {
+    "Data and model": ("data_dir", "augmentation", "model", "image_size"),
+    "Training": ("epochs", "batch_size", "optimizer", "learning_rate", "weight_decay", "precision"),
+    "Run": ("output_dir", "resume", "checkpoint_every", "mode", "checkpoint", "dry_run"),
+    "Device": ("device", "micro_batch_size"),
+}
 GROUPS = {"Recipe": Recipe, "Launch": Launch, "Run": Run}
 
 
@@ -56,12 +62,16 @@ def define() -> absl_flags.FlagValues:
     return flags.define(*GROUPS.values())
 
 
-def help_text() -> str:
-    values, lines = define(), ["train.py: trains, evaluates and reports; see README.md.", ""]
-    for title, group in GROUPS.items():
-        lines += [f"{title} flags:", *flags.described(values, flags.names(group)), ""]
-    lines.append("--flagfile=FILE reads flags from a file; without it launch/recipes/images.flags is read first where "
-                 "--data_dir is given, launch/recipes/digits.flags where it is not.")
+def help_text(full: bool = False) -> str:
+    """What most people need, or every flag."""
+    values, lines = define(), ["train.py trains a convolutional network, evaluates it and writes a report.", ""]
+    groups = {f"{title} flags": flags.names(group) for title, group in GROUPS.items()} if full else FIRST_SCREEN
+    for title, names in groups.items():
+        lines += [f"{title}:", *flags.described(values, names), ""]
+    lines.append("--flagfile=FILE reads flags from a file. Without it, launch/recipes/images.flags is read first if\n"
+                 "--data_dir is given, and launch/recipes/digits.flags otherwise.")
+    if not full:
+        lines.append(f"--helpfull lists all {sum(len(flags.names(group)) for group in GROUPS.values())} flags.")
     return "\n".join(lines)
 
 

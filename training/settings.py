@@ -62,41 +62,43 @@ def _boundaries(texts: list[str]) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What to train: the same on any number of workers.
+    """What to train. The same on any number of workers.
 
-    data_dir: A prepared dataset's folder; one with train/ and val/ of a folder of images a class; built in: digits,
-        glyphs; synthetic:SAMPLES, random data that stays on the device.
-    model: The network.
-    image_size: Pixels a side of the network's input; by default what the model is meant for.
-    epochs: Length of the training, in passes over the training set.
-    batch_size: Global batch size, summed over the workers; or epoch:size pairs, 0:34816,30:69632.
-    optimizer: The update rule.
-    learning_rate: Base rate; or epoch:rate pairs, 0:29,30:50, each holding from its epoch on.
-    lr_scaling: How the rate grows from --base_batch_size to the first phase's batch size.
-    base_batch_size: The batch size that --learning_rate is meant for.
-    lr_schedule: How the rate decays.
-    poly_power: The power of --lr_schedule=poly.
-    decay_from: Whether decay counts from epoch 0 or warm-up's end.
-    lr_boundaries: Epochs at which multistep cuts the rate to a tenth.
-    warmup: gradual rises to the rate, constant stays at the warm-up rate.
-    warmup_epochs: Length of the warm-up.
-    warmup_learning_rate: The rate at which warm-up starts, or stays.
+    data_dir: Dataset to train on: a folder that data.prepare wrote, a folder of images (train/CLASS/* and val/CLASS/*),
+        a built-in dataset (digits, glyphs), or synthetic:SAMPLES for random data that stays on the device.
+    model: Model to train.
+    image_size: Input height and width in pixels. Default: the model's own.
+    epochs: Number of passes over the training set. Can be a fraction.
+    batch_size: Global batch size, summed over all workers. Also epoch:size pairs, such as 0:34816,30:69632.
+    optimizer: Optimizer.
+    learning_rate: Base learning rate. Also epoch:rate pairs, such as 0:29,30:50. Each rate holds from its epoch on.
+    lr_scaling: How the learning rate grows with the batch size, from --base_batch_size to the first phase's.
+    base_batch_size: Batch size that --learning_rate was chosen for.
+    lr_schedule: How the learning rate decays.
+    poly_power: Exponent of --lr_schedule=poly.
+    decay_from: Where the decay starts counting epochs: at epoch 0 (start) or at the end of warm-up (warmup_end).
+    lr_boundaries: Epochs at which --lr_schedule=multistep divides the learning rate by 10.
+    warmup: Warm-up of the learning rate. gradual: a linear rise from --warmup_learning_rate. constant: that rate
+        throughout.
+    warmup_epochs: Length of the warm-up in epochs.
+    warmup_learning_rate: Learning rate at the start of a gradual warm-up, or throughout a constant one.
     momentum: Momentum.
-    momentum_schedule: noise_scale: 1 - (1 - momentum) * batch / 32768 (arXiv:1811.05233, configuration B).
-    weight_decay: Weight decay.
-    trust_coefficient: LARS's trust coefficient.
-    lars_epsilon: Added to the denominator of LARS's trust ratio.
-    exclude: Suffixes of variables (gamma,beta,bias) that take no weight decay, and no trust ratio: a plain momentum
-        step. --lars_exclude is an alias.
-    label_smoothing: Probability spread evenly over all classes.
-    precision: Compute dtype of the forward and backward pass. mixed_float16 uses dynamic loss scaling. Updates are in
-        float32.
-    batch_norm_span: Samples whose statistics batch norm takes together, however many a worker holds; or epoch:samples
-        pairs, 0:16,30:32. By default the micro-batch.
-    batch_norm_momentum: Momentum of batch norm's moving statistics.
-    batch_norm_statistics: What evaluation uses; exact: measured on training batches before each (arXiv:1811.05233,
-        3.2).
-    augmentation: How training images are varied.
+    momentum_schedule: How momentum depends on the batch size. noise_scale: 1 - (1 - momentum) * batch / 32768
+        (arXiv:1811.05233, configuration B).
+    weight_decay: Weight decay (L2 regularization).
+    trust_coefficient: Trust coefficient of LARS.
+    lars_epsilon: Term that is added to the denominator of the LARS trust ratio.
+    exclude: Suffixes of the variables, such as gamma,beta,bias, that take no weight decay and no trust ratio, only a
+        momentum step. --lars_exclude is an alias.
+    label_smoothing: Probability that is spread evenly over all classes.
+    precision: Compute dtype of the forward and backward pass. mixed_float16 uses dynamic loss scaling. Variables and
+        updates are float32.
+    batch_norm_span: Number of samples over which batch norm computes its statistics, on any number of workers. Also
+        epoch:samples pairs, such as 0:16,30:32. Default: the micro-batch.
+    batch_norm_momentum: Momentum of the moving mean and variance of batch norm.
+    batch_norm_statistics: Batch-norm statistics for evaluation. moving: the moving averages. exact: measured on
+        training batches before each evaluation (arXiv:1811.05233, section 3.2).
+    augmentation: Augmentation of the training images.
     seed: Seed of the initial weights, the order of samples and the augmentation.
     """
 
@@ -133,27 +135,26 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Launch:
-    """On what to train: workers, their memory, devices and network.
+    """What to train on: workers, their memory, devices and network.
 
-    micro_batch_size: Samples that a worker holds in memory at a time; by default the largest divisor of batch /
-        workers that is at most 64.
-    device: Where the model trains. auto: on GPUs where there are any; it is an error if nvidia-smi lists GPUs that
-        TensorFlow cannot use.
-    dali_device: Where images are decoded and augmented. auto: on the GPU if the model trains on one.
-    dali_threads: DALI's threads a worker; by default the cores that it has.
-    hw_decoder_load: The share of images that go to a GPU's hardware decoder.
-    stage_dir: A folder on a disk of each node's own, to which the dataset is copied first, once a node.
-    allreduce: How gradients are summed over the workers; torus: along the rows of a grid, then its columns
-        (arXiv:1811.05233, 2.2).
-    torus_grid: Grid of --allreduce=torus, horizontal x vertical, such as 4x2; auto: the one in which messages take the
-        least time.
-    fusion_mb: Fusion buffer size in MB, before compression; by default 32 in a torus, and in a ring what Horovod does.
-    compression: Compression of gradients while they are exchanged.
-    xla: What XLA compiles. true: the forward and backward pass, as a whole, so that the exchange of gradients cannot
-        overlap it. auto: clusters of operations, which leave the exchange out.
-    deterministic: The same weights, to the bit, each time on the same number of workers, whether stopped and resumed
-        or not.
-    elastic: Go on when workers are lost or join, under horovodrun --min-np=N --max-np=N
+    micro_batch_size: Number of samples that a worker processes at a time. Default: the largest divisor of batch size /
+        workers up to 64.
+    device: Device that trains the model. auto: GPUs if there are any. If nvidia-smi lists GPUs that TensorFlow cannot
+        use, training stops with an error.
+    dali_device: Device that decodes and augments the images. auto: the GPU if the model trains on one.
+    dali_threads: Number of DALI threads per worker. Default: the number of cores of the worker.
+    hw_decoder_load: Fraction of the images that the hardware JPEG decoder of a GPU decodes.
+    stage_dir: Folder on a local disk of each node. The dataset is copied there first, once per node.
+    allreduce: All-reduce algorithm for the gradients. torus: along the rows of a grid of workers, then its columns
+        (arXiv:1811.05233, section 2.2).
+    torus_grid: Grid of --allreduce=torus, horizontal x vertical, such as 4x2. auto: the grid with the lowest latency.
+    fusion_mb: Fusion buffer size in MB, before compression. Default: 32 for a torus, the default of Horovod for a ring.
+    compression: Compression of the gradients during the exchange.
+    xla: What XLA compiles. true: the forward and backward pass as one unit, so the exchange of gradients cannot overlap
+        it. auto: clusters of operations, without the exchange.
+    deterministic: Reproduce the same weights, bit for bit, in every run on the same number of workers, also after a
+        resume.
+    elastic: Continue when workers are lost or join, under horovodrun --min-np=N --max-np=N
         --host-discovery-script=SCRIPT.
     """
 
@@ -179,27 +180,25 @@ class Launch:
 
 @dataclass(frozen=True)
 class Run:
-    """How to run it: where to write, when to save, what to do when something goes wrong.
+    """How to run it: where to write, when to save, what to do after a failure.
 
-    mode: evaluate: the newest of --checkpoint on the validation set.
-    output_dir: The run's folder; by default a new one under runs/.
-    checkpoint: For --mode=evaluate: RUN/checkpoints, or one of those in it.
-    resume: auto: go on from the newest checkpoint in --output_dir, if there is one; never: start anew, and remove what
-        is there.
-    checkpoint_every: From one checkpoint to the next: 1 or 0.5, in epochs; 10m, in minutes. There is always one at the
-        end.
-    on_divergence: What to do when the loss or a gradient is no longer a number, or the loss explodes: stop, or go back
-        to the last checkpoint and on with the data after those that did it.
-    max_rollbacks: How often to roll back before it is an error.
-    log_trust_ratios: Record the norms of each layer's weights and gradients and its trust ratio, an epoch each, in
-        TensorBoard and the report.
-    save_augmentations: Write augmentations.png into the run's folder: training images as the network sees them.
-    timeline: A file for Horovod's timeline of the exchange, for chrome://tracing.
-    dry_run: Print the plan as JSON and stop.
-    workers: With --dry_run: plan for so many workers.
-    workers_per_node: With --dry_run: so many on each node; by default as launched, or with --workers 4, as in
-        arXiv:1811.05233.
-    train_samples: With --dry_run: plan for so many training samples, without the dataset.
+    mode: What to do. evaluate: evaluate the newest checkpoint in --checkpoint on the validation set.
+    output_dir: Folder of the run. Default: a new folder in runs/. If it holds checkpoints, training resumes from them.
+    checkpoint: Checkpoint for --mode=evaluate: RUN/checkpoints, or one checkpoint in it.
+    resume: auto: resume from the newest checkpoint in --output_dir. never: delete what is there and start over.
+    checkpoint_every: Time between checkpoints, in epochs (1, 0.5) or minutes (10m). The last step is always saved.
+    on_divergence: What to do when the loss or a gradient becomes infinite or NaN, or the loss explodes. rollback: go
+        back to the last checkpoint and skip the data that caused it.
+    max_rollbacks: Number of rollbacks after which a divergence is an error.
+    log_trust_ratios: Record the weight norm, gradient norm and trust ratio of each layer once per epoch, in TensorBoard
+        and the report.
+    save_augmentations: Write augmentations.png to the run's folder: training images as the model sees them.
+    timeline: File for the Horovod timeline of the exchange, in the format of chrome://tracing.
+    dry_run: Print the plan as JSON and exit.
+    workers: Number of workers to plan for. Only with --dry_run.
+    workers_per_node: Number of workers per node to plan for. Only with --dry_run. Default: as launched, or 4 with
+        --workers, as in arXiv:1811.05233.
+    train_samples: Number of training samples to plan for, if the dataset is not there. Only with --dry_run.
     """
 
     mode: str = flag("train", ("train", "evaluate"))

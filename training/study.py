@@ -123,7 +123,7 @@ def run(options: Options) -> list[dict]:
 def main(argv) -> int:
     """Runs a command line; returns the exit code."""
     if command.asks_for_help(argv):
-        print("\n".join([__doc__, *flags.described(flags.define(Options), flags.names(Options))]))
+        command.print_help(__doc__, *flags.described(flags.define(Options), flags.names(Options)))
         return 0
     with command.shell("training.study") as ending:
         options = flags.parsed(flags.read(flags.define(Options), argv), Options)
