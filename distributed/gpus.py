@@ -55,7 +55,7 @@ def installed() -> list[Gpu]:
     """Every GPU that nvidia-smi lists; none where there is no driver."""
     for fields in (FIELDS, FIELDS[:-1]):  # drivers before 510 do not know compute_cap
         rows = [line.split(", ") for line in _nvidia_smi(fields)]
-        if rows:
+        if rows and all(len(row) == len(fields) for row in rows):
             return [Gpu(int(number), uuid, address, name, driver, _number(memory) / 1024, _number(*capability or "0"))
                     for number, uuid, address, name, driver, memory, *capability in rows]
     return []

@@ -121,3 +121,13 @@ def test_workers_that_do_not_meet_go_on_by_themselves(monkeypatch):
     for name in local_ranks.JOBS:
         monkeypatch.delenv(name, raising=False)
     assert local_ranks.gather(1, Launched(0, 2, 0, 2)) is None  # nothing tells this job from another
+
+
+def test_an_nvidia_smi_that_cannot_speak_lists_no_gpu(tmp_path, monkeypatch):
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho Unable to determine the device handle for GPU 0000:06:00.0\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    gpus._nvidia_smi.cache_clear()
+    assert gpus.installed() == []
+    gpus._nvidia_smi.cache_clear()

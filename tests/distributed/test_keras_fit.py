@@ -42,8 +42,8 @@ def test_two_workers_train_one_workers_weights():
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_the_readmes_lines_train():
-    program = (ROOT / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+def test_the_lines_of_the_docs_train():
+    program = (ROOT / "docs" / "keras.md").read_text().partition("```python\n")[2].partition("```")[0]
     assert "LARS(" in program and len(program.splitlines()) <= 15
     done = run("mpirun", 2, "-c", program)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -7,6 +7,7 @@ import time
 
 import pytest
 from conftest import BIN, ROOT, require_tool, rows
+from gpu_rig import gpu, pretend
 
 from benchmarks.hosts import Hosts
 from common.errors import UserError
@@ -153,11 +154,9 @@ def test_a_host_without_the_data(hosts, left, digits):
 
 def test_fewer_gpus_than_workers(hosts, left, tmp_path):
     for host, gpus in (("h1", 2), ("h2", 1)):
-        program = tmp_path / host / "nvidia-smi"  # the one thing that cannot be had here
-        program.parent.mkdir()
-        program.write_text("#!/bin/sh\n" + "echo Tesla V100-SXM2-16GB\n" * gpus)
-        program.chmod(0o755)
-        hosts.cover(host, "/usr/local/bin", program.parent)
+        (tmp_path / host).mkdir()
+        pretend(tmp_path / host, [gpu(number) for number in range(gpus)])  # the one thing that cannot be had here
+        hosts.cover(host, "/usr/local/bin", tmp_path / host)
     done, seconds = launch(hosts, "-H", "h1:2,h2:2", *QUICK)
     for host in ("h1", "h2"):
         hosts.uncover(host, "/usr/local/bin")

@@ -1,0 +1,119 @@
+"""README and docs: links lead somewhere, commands run, every flag is explained."""
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import BIN, ROOT, environment
+
+from common.flags import names
+from training import flag_list
+from training.settings import Launch, Recipe, Run
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"(?:<!-- test: (\w+) -->\n)?```sh\n(.*?)```", re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+# Who runs a block of commands: these tests, by default or in the campaign; or what it needs.
+RUN, ELSEWHERE = ("run", "campaign"), {"this", "fit", "gpu", "cluster", "container", "cuda"}
+SAID_OTHERWISE = ("piece", "on the wire", "shared out", "share out", "LayerNorms", "together()", " leave()",
+                  "in the place of", " round the", "of so many", "all alike")
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """(who runs it, its commands) of each block of commands."""
+    return BLOCK.findall(page.read_text())
+
+
+def anchors(page: Path) -> set[str]:
+    """Of its headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+    assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) <= 40
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for link in LINK.findall(page.read_text()):
+        if link.startswith("http"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_is_run_somewhere(page):
+    assert {who for who, _ in blocks(page)} <= {*RUN, *ELSEWHERE}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_plain_words(page):
+    text = page.read_text()
+    assert [words for words in SAID_OTHERWISE if words in text] == []
+
+
+def test_every_flag_is_explained():
+    assert flag_list.PAGE.read_text() == flag_list.page()
+    for group in (Recipe, Launch, Run):
+        assert {f"`--{name}`" for name in names(group)} <= set(re.findall(r"`--\w+`", flag_list.page()))
+
+
+def test_the_site_has_every_page():
+    listed = re.findall(r"^  - .*: (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+
+
+@pytest.fixture
+def checkout(tmp_path, digit_records) -> Path:
+    """A copy of this checkout without its history, with a folder IMAGES of a few digits."""
+    files = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"], cwd=ROOT,
+                           text=True, capture_output=True, check=True).stdout.split("\0")
+    for name in filter(None, files):
+        if (ROOT / name).is_file():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            os.link(ROOT / name, tmp_path / name) if os.stat(ROOT).st_dev == os.stat(tmp_path).st_dev else (
+                (tmp_path / name).write_bytes((ROOT / name).read_bytes()))
+    (tmp_path / ".venv").symlink_to(BIN.parent)
+    for number, (encoded, label) in enumerate(digit_records["train"][:300]):
+        folder = tmp_path / "IMAGES" / f"class-{label}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{number}.jpg").write_bytes(encoded)
+    return tmp_path
+
+
+def run_blocks(page: Path, who: str, checkout: Path) -> None:
+    """Runs a page's blocks in its order, in one shell each that ends at the first failure.
+
+    `uv run` takes the environment as it is. As root, mpirun asks for permission.
+    """
+    script = "\n".join(commands for marked, commands in blocks(page) if marked == who)
+    script = script.replace("pip install uv && ", "").replace("uv run ", f"'{sys.executable}' -m uv_run ")
+    (checkout / "uv_run.py").write_text(
+        "import os, sys\n"
+        "words = sys.argv[1:]\n"
+        "words = [sys.executable, *words] if words[0].endswith('.py') else words\n"
+        "os.execvp(words[0], words)\n")
+    allowed = {f"{name}_ALLOW_RUN_AS_ROOT{suffix}": "1" for name in ("OMPI", "PRTE") for suffix in ("", "_CONFIRM")}
+    done = subprocess.run(["bash", "-euxo", "pipefail", "-c", script], cwd=checkout, text=True, capture_output=True,
+                          timeout=1500, stdin=subprocess.DEVNULL,
+                          env=environment() | allowed | {"PYTHONPATH": str(checkout)})
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "run" in dict(blocks(page))], ids=lambda page: page.name)
+def test_commands_run(page, checkout):
+    run_blocks(page, "run", checkout)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("page", [page for page in PAGES if "campaign" in dict(blocks(page))],
+                         ids=lambda page: page.name)
+def test_longer_commands_run(page, checkout):
+    run_blocks(page, "campaign", checkout)

@@ -1,0 +1,36 @@
+"""Writes docs/flags.md, the page of all flags: `uv run python -m training.flag_list`."""
+from pathlib import Path
+
+from common import flags
+from training.flags import GROUPS, define
+
+PAGE = Path(__file__).parents[1] / "docs" / "flags.md"
+INTRODUCTION = """# All flags of train.py
+
+`uv run train.py --help` shows the flags that most people need, `--helpfull` all of them. `--flagfile=FILE` reads flags
+from a file, one per line. Without it, `launch/recipes/images.flags` is read first if `--data_dir` is given, and
+`launch/recipes/digits.flags` otherwise. Flags on the command line win. A flag on the command line that has no effect
+beside the others is an error, such as `--warmup_epochs` with `--warmup=none`.
+
+`uv run python -m training.flag_list` writes this page from `training/settings.py`.
+"""
+TITLES = {"Recipe": "What to train: the recipe", "Launch": "What to train on: the launch", "Run": "How to run it"}
+
+
+def page() -> str:
+    values, lines = define(), [INTRODUCTION]
+    for name, group in GROUPS.items():
+        lines += [f"\n## {TITLES[name]}\n", "| flag | default | meaning |", "| --- | --- | --- |"]
+        lines += [row(values[flag]) for flag in flags.names(group)]
+    return "\n".join(lines) + "\n"
+
+
+def row(flag) -> str:
+    default = "" if flag.default is None else flag.default_as_str.strip("'")
+    choices, _, meaning = flag.help.rpartition(">: ") if flag.help.startswith("<") else ("", "", flag.help)
+    listed = f" Values: {', '.join(f'`{one}`' for one in choices.strip('<').split('|'))}." if choices else ""
+    return f"| `--{flag.name}` | {f'`{default}`' if default else ''} | {meaning}{listed} |"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
