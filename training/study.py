@@ -44,9 +44,10 @@ RULES = {
                    ("--optimizer=sgd", "--lr_scaling=linear", f"--base_batch_size={SMALL_BATCH}"), 0.025),
     "lars": Rule("LARS and warm-up", ("--optimizer=lars", "--trust_coefficient=0.001"), 20.0),
 }
-RECORDED = {  # for --quick: the best rates of the full search
+# For --quick: the best rates of the full search, but for LARS at 64. Its best was 10, at which half of the seeds fail.
+RECORDED = {
     ("linear", 64): 0.1, ("linear", 1024): 0.0125, ("linear", 2048): 0.025,
-    ("lars", 64): 10.0, ("lars", 1024): 40.0, ("lars", 2048): 40.0,
+    ("lars", 64): 5.0, ("lars", 1024): 40.0, ("lars", 2048): 40.0,
 }
 
 
