@@ -4,17 +4,19 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 . "$root/launch/env.sh"
 
-usage="launch/dgx1.sh [options] RECIPE [flags of train.py, which win over the recipe's]
+usage="launch/dgx1.sh [options] RECIPE [flags of train.py]
 
-  --print-binding        print which GPU, socket, memory, cores and threads each worker would have, and stop
-  --workers-per-gpu=N    several workers share each GPU, for small images (LARS paper, section 4.2); have NVIDIA's MPS
-                         running, else they take turns; not with NCCL, which takes one worker per GPU
-  -np N                  N workers; by default one a GPU, and one where there is no GPU
+Trains RECIPE on this machine with one worker per GPU.
+
+  --print-binding        print the GPU, NUMA nodes, cores and threads of each worker, and exit
+  --workers-per-gpu=N    let N workers share each GPU, for small images (LARS paper, section 4.2). Run NVIDIA's MPS, or
+                         they take turns. Not with NCCL, which takes one worker per GPU
+  -np N                  number of workers. Default: one per GPU, or one if there is no GPU
   --no-preflight         do not check the machine first
   --dry-run              print the plan, and the command on standard error
 
-RECIPE is a file of flags, or its name in launch/recipes. The exit code is the training's: 0 done, 2 a wrong flag, 75
-stopped on request (SIGTERM or SIGUSR1 to this script) and ready to go on, 1 anything else."
+RECIPE is a file of flags, or its name in launch/recipes. Flags of train.py override the recipe. Exit codes: 0 done,
+2 wrong flag, 75 stopped on request (SIGTERM or SIGUSR1 to this script; the same command continues), 1 anything else."
 
 preflight=yes print='' dry_run='' workers=''
 number() { [[ "$2" =~ ^[1-9][0-9]*$ ]] || fail 2 "$1 takes a number, not '$2'"; }

@@ -12,23 +12,22 @@ usage() {
     cat <<'TEXT'
 launch/docker.sh [--image NAME] [--build] [--data DIR] [--output DIR] [--dry-run] RECIPE [flags of train.py]
 
-Trains RECIPE, a flag file or its name in launch/recipes, in a container on this machine: launch/dgx1.sh inside, a
-worker for each GPU.
+Trains RECIPE, a flag file or its name in launch/recipes, in a container on this machine, with one worker per GPU.
 
-  --image NAME   the image (default: bigbatch)
-  --build        build it from this checkout first
-  --data DIR     the dataset's folder: --data_dir=/data inside, where it cannot be written
-  --output DIR   where runs go (default: runs): /output inside, and runs/ there, too
-  --dry-run      print what would be run, and stop
+  --image NAME   image to run (default: bigbatch)
+  --build        build the image from this checkout first
+  --data DIR     folder of the dataset. Inside the container it is /data and read-only
+  --output DIR   folder for the runs (default: runs). Inside the container it is /output
+  --dry-run      print the command and exit
 
-A relative --output_dir lies in --output's folder; everything written elsewhere goes with the container.
-$BIGBATCH_ENGINE names another engine, such as podman. These variables are passed on: NCCL_*, HOROVOD_*, OMP_*,
-OMPI_MCA_*, UCX_*, CUDA_*, NVIDIA_TF32_OVERRIDE, TF_CPP_*, TF_GPU_*, TF_USE_*, TF_XLA_*, XLA_*,
-BIGBATCH_WORKERS_PER_GPU; those that name folders of the host, such as CUDA_HOME, are not. The GPU kernels that the
-driver compiles at first use are kept in ${XDG_CACHE_HOME:-~/.cache}/bigbatch/cuda.
+A relative --output_dir is a folder in --output. Files that are written elsewhere vanish with the container.
+$BIGBATCH_ENGINE names another engine, such as podman. The container sees the variables NCCL_*, HOROVOD_*, OMP_*,
+OMPI_MCA_*, UCX_*, CUDA_*, NVIDIA_TF32_OVERRIDE, TF_CPP_*, TF_GPU_*, TF_USE_*, TF_XLA_*, XLA_* and
+BIGBATCH_WORKERS_PER_GPU of the host, except those that name folders, such as CUDA_HOME. GPU kernels that the driver
+compiles at first use are kept in ${XDG_CACHE_HOME:-~/.cache}/bigbatch/cuda.
 
-Exit codes are the training's: 0 done, 2 a flag is wrong, 75 stopped on request (SIGTERM, SIGUSR1) and ready to go on,
-1 anything else that is wrong. 125 to 127 are the engine's own.
+Exit codes: 0 done, 2 wrong flag, 75 stopped on request (SIGTERM, SIGUSR1; the same command continues), 1 anything else.
+125 to 127 come from the engine.
 TEXT
 }
 

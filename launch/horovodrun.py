@@ -71,16 +71,16 @@ def run(options) -> int:
 
 
 def _options(argv):
-    parser = Parser(prog="launch/horovodrun.sh", description="Trains a recipe on several hosts, over ssh.")
+    parser = Parser(prog="launch/horovodrun.sh", description="Trains a recipe on one or more hosts, over ssh.")
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("-H", "--hosts", help="host1:8,host2:8: hosts and how many workers each takes")
-    where.add_argument("--hostfile", help="a file with a line 'host slots=8' for each")
-    parser.add_argument("-np", type=int, help="workers; by default as many as the hosts take")
-    parser.add_argument("--network-interfaces", help="those that the hosts share; by default horovodrun looks for them")
+    where.add_argument("-H", "--hosts", help="hosts and their numbers of workers, such as h1:8,h2:8")
+    where.add_argument("--hostfile", help="file with a line 'h1 slots=8' for each host")
+    parser.add_argument("-np", type=int, help="number of workers (default: all slots of the hosts)")
+    parser.add_argument("--network-interfaces", help="network interfaces that all hosts share (default: horovodrun finds them)")
     parser.add_argument("--no-preflight", action="store_true", help="do not check the hosts first")
     parser.add_argument("--dry-run", action="store_true", help="print the plan, and the command on standard error")
-    parser.add_argument("recipe", help="a file of flags, or its name in launch/recipes")
-    parser.add_argument("flags", nargs=argparse.REMAINDER, help="flags of train.py, which win over the recipe's")
+    parser.add_argument("recipe", help="file of flags, or its name in launch/recipes")
+    parser.add_argument("flags", nargs=argparse.REMAINDER, help="flags of train.py, which override the recipe")
     return parser.parse_args(argv[1:])
 
 

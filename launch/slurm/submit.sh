@@ -6,19 +6,22 @@ set -euo pipefail
 
 usage="launch/slurm/submit.sh --nodes N --gpus-per-node G [options] RECIPE [flags of train.py]
 
-  --workers-per-node N         workers on a node; by default one a GPU
-  --time LIMIT                 as sbatch's; --signal-before SECONDS (180) before it the training is saved and requeued
-  --partition P --account A    as sbatch's; --sbatch=OPTION hands it any other, and may be given again
-  --array 0-2                  a job for each of these seeds
-  --launcher auto|mpirun|srun  what starts the workers; auto: whichever of them makes them find each other
-  --container-image IMAGE      in a container, by Pyxis; --container-mounts A:B,... beside the checkout and this folder
+Submits the training of RECIPE as a Slurm job. Prints the job's number, or the plan with --dry-run.
+
+  --workers-per-node N         workers per node. Default: one per GPU
+  --time LIMIT                 time limit, as for sbatch
+  --signal-before SECONDS      save and requeue the job this long before the time limit. Default: 180
+  --partition P, --account A   as for sbatch
+  --sbatch=OPTION              any other option for sbatch. Can be repeated
+  --array 0-2                  submit one job per seed
+  --launcher auto|mpirun|srun  program that starts the workers. auto: the one with which they find each other
+  --container-image IMAGE      run the workers in a container, with Pyxis
+  --container-mounts A:B,...   mounts besides the checkout and the current folder
   --no-preflight               do not check the nodes first
-  --dry-run                    print the plan and write the job's script, but do not submit it
+  --dry-run                    print the plan and write the script, but do not submit it
 
-On standard output: the job's number, or with --dry-run the plan.
-
-RECIPE is a file of flags, or its name in launch/recipes. The script and the job's output go to runs/slurm/, the run to
-runs/slurm-JOB unless --output_dir says otherwise, and what the other ranks write to runs/slurm-JOB-logs/."
+RECIPE is a file of flags, or its name in launch/recipes. The script and the output of rank 0 go to runs/slurm/, the run to
+runs/slurm-JOB (or --output_dir), and the output of the other ranks to runs/slurm-JOB-logs/."
 
 nodes='' gpus='' workers='' signal_before=180 array='' dry_run='' launcher=auto no_preflight='' image='' mounts=''
 options=()
