@@ -76,7 +76,7 @@ def _options(argv):
     where.add_argument("-H", "--hosts", help="hosts and their numbers of workers, such as h1:8,h2:8")
     where.add_argument("--hostfile", help="file with a line 'h1 slots=8' for each host")
     parser.add_argument("-np", type=int, help="number of workers (default: all slots of the hosts)")
-    parser.add_argument("--network-interfaces", help="network interfaces that all hosts share (default: horovodrun finds them)")
+    parser.add_argument("--network-interfaces", help="network interfaces that all hosts share")
     parser.add_argument("--no-preflight", action="store_true", help="do not check the hosts first")
     parser.add_argument("--dry-run", action="store_true", help="print the plan, and the command on standard error")
     parser.add_argument("recipe", help="file of flags, or its name in launch/recipes")
