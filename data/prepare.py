@@ -1,11 +1,11 @@
-"""Prepares a dataset for training, on one core a process: alone, or under mpirun on as many as there are.
+"""Prepares a dataset for training. Each process uses one core; under mpirun they share the work.
 
-    uv run python -m data.prepare --source=DIR --output=D --validation_fraction=0.1     images, a folder a class
-    uv run mpirun -np 16 python -m data.prepare --source=DIR --output=D --verify        ImageNet's tars, checked
-    uv run python -m data.prepare --adopt --output=D        a dataset made elsewhere: indexes and dataset.json
+    uv run python -m data.prepare --source=DIR --output=D --validation_fraction=0.1     a folder of images per class
+    uv run mpirun -np 16 python -m data.prepare --source=DIR --output=D --verify        ImageNet's tar files, verified
+    uv run python -m data.prepare --adopt --output=D        a dataset made elsewhere: writes indexes and dataset.json
     uv run python -m data.prepare --verify --output=D       checks a prepared dataset
 
-A run that was stopped goes on where it stopped when the same command is given again.
+If the command is stopped, the same command continues.
 """
 import sys
 import time
@@ -24,18 +24,19 @@ from data.team import PROGRAM, Team, told
 class Options:
     """This command's flags.
 
-    source: What to prepare: a folder of images, a folder with ImageNet's original tars, or built in: digits, glyphs.
-    output: The dataset's folder.
-    format: How it is written: TFRecord, with tf.train.Example; LMDB, with Caffe's Datum or Caffe2's TensorProtos;
-        RecordIO, as MXNet writes it.
-    validation_fraction: How much of each class is kept for validation, where the source has none of its own.
-    resize_shorter: Images whose shorter side is longer than this are made that small; 0: none is.
+    source: Images to prepare: a folder of images, a folder with ImageNet's original tar files, or a built-in source
+        (digits, glyphs).
+    output: Folder of the dataset.
+    format: Format to write: TFRecord with tf.train.Example, LMDB with Caffe's Datum or Caffe2's TensorProtos, or
+        MXNet's RecordIO.
+    validation_fraction: Fraction of each class for validation, if the source has no validation images.
+    resize_shorter: Shrink larger images so that their shorter side has this many pixels. 0: do not resize.
     verify: Decode every image. Without --source: check a prepared dataset.
-    strict: Stop at the first image that cannot be used, rather than list it in rejected.jsonl.
-    adopt: --output is a dataset made elsewhere: write what is missing of indexes and dataset.json.
-    classes: With --adopt: a file with the classes' names, one a line, in label order.
-    shard_samples: Images a file; 0: 1024, or all of a built-in source's split.
-    seed: Seed of the order of the images, and of the choice for validation.
+    strict: Stop at the first image that cannot be used. Default: list it in rejected.jsonl and continue.
+    adopt: --output is a dataset that was made elsewhere. Write the missing indexes and dataset.json.
+    classes: File with the names of the classes, one per line, in label order. Only with --adopt.
+    shard_samples: Number of images per file. 0: 1024, or a single file for each split of a built-in source.
+    seed: Seed of the order of the images and of the validation split.
     """
 
     source: str | None = None

@@ -1,9 +1,9 @@
-"""Whether these hosts can train together: one table, a line a host, what differs marked.
+"""Checks whether these hosts can train together. Prints a table with one line per host and marks what differs.
 
     uv run python -m launch.preflight [train.py's flags]                      this host alone
-    uv run mpirun -np 16 --host h1:8,h2:8 python -m launch.preflight ...      under any launcher
+    uv run mpirun -np 16 --host h1:8,h2:8 python -m launch.preflight ...      all hosts, under any launcher
 
-Prints what would break a run, each with its cure, and exits with 1 if there is anything. launch/*.sh run it first.
+A problem that would break a run is a line with its cure, and the exit code is 1. The launch scripts run this first.
 """
 import contextlib
 import os

@@ -1,13 +1,13 @@
-"""Forecasts how fast a training runs on how many workers: `uv run python -m launch.scaling --workers=256,1024`.
+"""Forecasts the speed of training on a cluster: `uv run python -m launch.scaling --workers=256,1024`.
 
-For each number of workers and each all-reduce: the grid (horizontal x vertical; the torus takes the one that training
-takes), the time of a step, images per second, and efficiency, the speed of a worker against its speed on one node of
-the topology with the same micro-batch. Given a recipe (--flagfile), averages over its phases, and the hours it takes;
-without one, workers take --micro_batch_size images (32) each. Beside them what papers have published, and the forecast
-for that.
+For each number of workers and each all-reduce, it prints the grid (horizontal x vertical; for the torus, the grid that
+training would use), the time per step, images per second, and the efficiency: the speed of a worker relative to its
+speed on one node with the same micro-batch. With a recipe (--flagfile), these are averages over its phases, and the
+hours of the recipe are printed, too. Without one, each worker has --micro_batch_size images (32). Published results
+stand below, each with its forecast.
 
-The terms of the model stand in distributed/cost.py and launch/topology.py; where a topology's figures come from
-stands in its file under launch/topologies. A file of your own may be given: benchmarks/scaling_here.py writes one.
+distributed/cost.py and launch/topology.py explain the model. The file of a topology in launch/topologies gives the
+source of each figure. benchmarks/scaling_here.py writes such a file for this machine.
 """
 import json
 import sys
@@ -51,13 +51,12 @@ def _picture(path: str) -> Path:
 class Options:
     """This command's own flags.
 
-    workers: Numbers of workers: 256 or 4,1024,4096.
-    topology: The cluster: one of those in launch/topologies by name, or a JSON file like them.
-    allreduce: All-reduces to compare; may be given again for another; by default all.
-    overlap: The share of the last backward pass under which the exchange's bytes can be hidden, 0 to 1; by default the
-        topology's.
+    workers: Numbers of workers, such as 256 or 4,1024,4096.
+    topology: Cluster: the name of a file in launch/topologies, or the path of a JSON file like those.
+    allreduce: All-reduce algorithms to compare. Can be repeated. Default: all.
+    overlap: Fraction of the last backward pass that can hide the transfer of the gradients. Default: that of the topology.
     json: Print JSON on standard output instead of the table.
-    plot: A file for a plot of efficiency against workers: .svg, .png or .pdf.
+    plot: File for a plot of the efficiency: .svg, .png or .pdf.
     """
 
     workers: tuple[int, ...] = flag([], parse=_numbers)

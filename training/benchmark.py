@@ -1,19 +1,18 @@
-"""Where the time goes, stage by stage, on this machine: `uv run python -m training.benchmark --data_dir=D --model=M`.
+"""Measures the speed of each stage on this machine: `uv run python -m training.benchmark --data_dir=D --model=M`.
 
-    read        the format's reader alone
-    decode      + the decoder, of the part of each image that the augmentation asks for
-    augment     + resizing, flipping and what else the augmentation does
-    pipeline    all of it as train.py has it, batches arriving in TensorFlow
-    model       steps of training on a batch that stays on the device
-    train       both together: steps of training on what the pipeline gives
+    read        the reader of the format alone
+    decode      + decoding the part of each image that the augmentation needs
+    augment     + resizing, flipping and the rest of the augmentation
+    pipeline    the whole pipeline as in train.py, with batches arriving in TensorFlow
+    model       training steps on a batch that stays on the device
+    train       training steps on batches from the pipeline
 
-It prints the table of the GTC slides ("Throughput comparison"), which stage limits, and what to change. MB/s are always
-those of the encoded images, in 1e6 bytes: what a disk has to deliver at that rate.
+It prints the table of the GTC slides ("Throughput comparison"), the stage that limits the speed, and what to change.
+MB/s are encoded images in 1e6 bytes: what a disk has to deliver at that rate.
 
-The stages take turns, so that a drift of the machine touches all alike; a rate is the median of a stage's turns.
-Reading is measured warm: the same samples, 65,536 at most, are read again and again, and stay in the page cache where
-they fit. For the disk's own speed drop the cache before (echo 3 > /proc/sys/vm/drop_caches) and take short --seconds,
-or a dataset larger than memory.
+The stages take turns, so a drift of the machine affects all of them. A rate is the median over the turns of a stage.
+The same samples, at most 65,536, are read again and again, so they come from the page cache if they fit. To measure the
+disk, drop the cache first (echo 3 > /proc/sys/vm/drop_caches) and use short --seconds, or a dataset larger than memory.
 """
 import json
 import sys
@@ -43,10 +42,11 @@ def _threads(texts: list[str]) -> tuple[int, ...]:
 class Options:
     """This command's own flags.
 
-    dali_threads: DALI's threads; several numbers, 1,2,4, to measure with each; by default as many as there are cores.
-    batch_size: Micro-batch: images that are read, and trained on, at a time.
-    seconds: How long each stage is measured, in all.
-    output_dir: A folder for benchmark.json and benchmark.html, a bar chart.
+    dali_threads: Number of DALI threads. Several numbers, such as 1,2,4, are measured one after another. Default: the
+        number of cores.
+    batch_size: Micro-batch size.
+    seconds: Total time to measure each stage, in seconds.
+    output_dir: Folder for benchmark.json and benchmark.html, a bar chart.
     json: Print JSON on standard output instead of the table.
     """
 

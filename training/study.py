@@ -1,13 +1,12 @@
-"""The large-batch effect on one's own machine: `uv run python -m training.study`.
+"""Shows the effect of large batches on this machine: `uv run python -m training.study`.
 
-Trains the small network without batch norm on `glyphs` at growing batch sizes, for the same number of epochs, by two
-rules: SGD with linear scaling and gradual warm-up (Goyal et al. 2017), and LARS with the same warm-up. Writes a table
-and a plot of accuracy against batch size, like figure 3 of arXiv:1708.03888, into OUTPUT_DIR/study.html.
+It trains a small network without batch norm on `glyphs` with growing batch sizes, for the same number of epochs, with
+two rules: SGD with linear scaling and gradual warm-up (Goyal et al. 2017), and LARS with the same warm-up. It writes a
+table and a plot of accuracy against batch size, like figure 3 of arXiv:1708.03888, to OUTPUT_DIR/study.html.
 
-The full study searches the rate of each rule at each batch size in the same way, by factors of two around a centre
-until the best rate has a worse one on either side, with one seed; then trains with the best rate and all seeds. --quick
-takes recorded rates and one seed. Each run is a run of train.py with a folder of its own, and
-is not repeated when the study goes on after a stop.
+The full study searches the learning rate of each rule at each batch size by factors of two, with one seed, until the
+best rate has a worse one on either side. Then it trains with the best rate and all seeds. --quick uses recorded rates
+and one seed. Each run is a run of train.py with its own folder. If the study is stopped, the same command continues.
 """
 import json
 import subprocess
@@ -96,9 +95,9 @@ class Study:
 class Options:
     """This command's flags.
 
-    quick: Recorded rates, one seed: some ten minutes on two cores.
-    output_dir: Where the runs and study.html go.
-    data_dir: The dataset.
+    quick: Use recorded learning rates and one seed. About ten minutes on two cores.
+    output_dir: Folder for the runs and study.html.
+    data_dir: Dataset.
     """
 
     quick: bool = False
