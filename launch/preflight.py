@@ -44,8 +44,9 @@ COLUMNS = {
     "GB/s between": lambda f: f"{f['between']:.2f}" if f.get("between") else "-",
 }
 SAME = ("workers", "GPUs", "GPU", "driver", "Python", "TensorFlow", "Horovod", "DALI", "bigbatch", "dataset", "output")
-CURES = {"Python": "use the same .venv", "TensorFlow": "run 'uv sync' there", "Horovod": "run 'uv sync' there",
-         "DALI": "run 'uv sync' there", "bigbatch": "update the checkout there",
+SYNC = "run 'uv sync' there, with --extra gpu if the host has GPUs"
+CURES = {"Python": "use the same .venv", "TensorFlow": SYNC, "Horovod": SYNC, "DALI": SYNC,
+         "bigbatch": "update the checkout there",
          "dataset": "--data_dir has to lead to the same dataset", "driver": "install the same driver"}
 
 

@@ -54,7 +54,7 @@ class Options:
     workers: Numbers of workers, such as 256 or 4,1024,4096.
     topology: Cluster: the name of a file in launch/topologies, or the path of a JSON file like those.
     allreduce: All-reduce algorithms to compare. Can be repeated. Default: all.
-    overlap: Fraction of the last backward pass that can hide the transfer of the gradients. Default: that of the topology.
+    overlap: Fraction of the last backward pass that can hide the transfer of the gradients. Default: the topology's.
     json: Print JSON on standard output instead of the table.
     plot: File for a plot of the efficiency: .svg, .png or .pdf.
     """

@@ -25,35 +25,47 @@ def call(*command, timeout=120, **options) -> subprocess.CompletedProcess:
                           stdin=subprocess.DEVNULL, **options)
 
 
-def make_base() -> None:
-    """Debian's bookworm, with this machine's certificates: pip and uv inside trust whom it trusts."""
-    if call(*BUILDAH, "inspect", "--type=image", BASE).returncode == 0:
-        return
-    archive = STORE / "base.tar"
-    step("mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", "--include=ca-certificates", "bookworm", archive,
-         "/etc/apt/sources.list.d/debian.sources")
-    container = step(*BUILDAH, "from", "scratch")
-    step(*BUILDAH, "add", container, archive, "/")
-    step(*BUILDAH, "copy", container, "/etc/ssl/certs/ca-certificates.crt", CERTIFICATES)
-    step(*BUILDAH, "config", f"--env=SSL_CERT_FILE={CERTIFICATES}", f"--env=PIP_CERT={CERTIFICATES}", container)
-    step(*BUILDAH, "commit", "--rm", container, BASE)
-    archive.unlink()
+def check_output(*command, **options) -> str:
+    """What a command printed that must succeed."""
+    done = call(*command, **options)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout.strip()
 
 
-def build() -> None:
+def make_base() -> str:
+    """The name of Debian's bookworm with this machine's certificates: pip and uv inside trust whom it trusts."""
+    if not is_made(BASE):
+        archive = STORE / "base.tar"
+        step("mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", "--include=ca-certificates", "bookworm",
+             archive, "/etc/apt/sources.list.d/debian.sources")
+        add_files(BASE, "scratch", (archive, "/"), ("/etc/ssl/certs/ca-certificates.crt", CERTIFICATES),
+                  SSL_CERT_FILE=CERTIFICATES, PIP_CERT=CERTIFICATES)
+        archive.unlink()
+    return BASE
+
+
+def is_made(image: str) -> bool:
+    return call(*BUILDAH, "inspect", "--type=image", image).returncode == 0
+
+
+def add_files(image: str, base: str, *files: tuple, **environment: str) -> None:
+    """Makes an image of a base, of files, an archive's or a folder's content (each with its target), and variables."""
+    container = step(*BUILDAH, "from", base)
+    for source, target in files:
+        step(*BUILDAH, "add", container, source, target)
+    step(*BUILDAH, "config", *(f"--env={name}={value}" for name, value in environment.items()), container)
+    step(*BUILDAH, "commit", "--rm", container, image)
+
+
+def build(image: str, base: str) -> None:
     """The image of this checkout. Minutes when the dependencies have changed, seconds otherwise."""
-    (STORE / "tmp").mkdir(parents=True, exist_ok=True)
-    STORE.chmod(0o755)
-    make_base()
     # --format docker: buildah's own, OCI's, would drop a SHELL or HEALTHCHECK without a word
     step(*BUILDAH, "bud", "--format=docker", "--isolation=chroot", "--network=host", "--layers",
-         f"--build-arg=BASE_IMAGE={BASE}", f"--tag={IMAGE}", ROOT)
+         f"--build-arg=BASE_IMAGE={base}", f"--tag={image}", ROOT)
 
 
 def step(*command) -> str:
-    done = call(*command, timeout=1800, env=os.environ | {"TMPDIR": str(STORE / "tmp")})
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return done.stdout.strip()
+    return check_output(*command, timeout=1800, env=os.environ | {"TMPDIR": str(STORE / "tmp")})
 
 
 def podman_service(folder: Path):
@@ -88,13 +100,15 @@ exec podman --remote --url unix://{socket} "$@"
         service.wait(30)
 
 
-def engine():
+def engine(image=IMAGE, make_base=make_base):
     """Builds the image; yields the path of a program that any user may call as docker.sh calls docker."""
     for tool in ("mmdebstrap", "buildah", "podman", "runc"):
         require_tool(tool)
     if os.geteuid():
         pytest.skip("needs root")
-    build()
+    (STORE / "tmp").mkdir(parents=True, exist_ok=True)
+    STORE.chmod(0o755)
+    build(image, make_base())
     with tempfile.TemporaryDirectory(dir=STORE) as folder:
         Path(folder).chmod(0o755)
         yield from podman_service(Path(folder))

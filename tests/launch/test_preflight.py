@@ -6,7 +6,7 @@ import pytest
 from conftest import BIN, ROOT, run
 from gpu_rig import gpu, pretend
 
-from launch.preflight import problems, table
+from launch.preflight import SYNC, problems, table
 
 GOOD = {"host": "h1", "slots": 8, "gpus": ["V100"] * 8, "driver": "535.1", "capability": 7.0,
         "python": "3.11.7", "tensorflow": "2.15.1", "horovod": "0.28.1", "dali": "2.4.0",
@@ -25,8 +25,8 @@ def test_equal_hosts_have_no_problem_and_no_mark():
 
 
 @pytest.mark.parametrize("changed, said", [
-    ({"tensorflow": "2.14.0"}, "h2: TensorFlow 2.14.0, elsewhere 2.15.1: run 'uv sync' there"),
-    ({"horovod": "missing"}, "h2: Horovod is not installed: run 'uv sync' there"),
+    ({"tensorflow": "2.14.0"}, "h2: TensorFlow 2.14.0, elsewhere 2.15.1: " + SYNC),
+    ({"horovod": "missing"}, "h2: Horovod is not installed: " + SYNC),
     ({"source": "ffff"}, "h2: bigbatch ffff, elsewhere abcd: update the checkout there"),
     ({"dataset": "missing"}, "h2: no dataset in data: --data_dir has to lead to the same dataset"),
     ({"dataset": "9999"}, "h2: dataset 9999, elsewhere 1234: --data_dir has to lead to the same dataset"),
