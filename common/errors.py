@@ -1,4 +1,4 @@
-"""Errors that a user can mend, and the exit codes of every command."""
+"""Errors that a user can fix, and the exit codes of all commands."""
 import errno
 import sys
 from enum import IntEnum

@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all, whoever is killed, and folders that one process holds at a time."""
+"""Atomic file writes, and locks on folders."""
 import contextlib
 import fcntl
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def write_whole(path, text: str, durable: bool = False) -> None:
-    """Writes a file beside its name, then renames it. durable: when power fails, too."""
+    """Writes a temporary file, then renames it. durable: also calls fsync, against a power failure."""
     scratch = Path(f"{path}.part")
     scratch.write_text(text)
     if durable:
@@ -34,7 +34,7 @@ def as_json(content, indent=None) -> str:
 
 
 def flush(path) -> None:
-    """Returns when a file, or what a folder lists, is on the disk and no longer on its way there."""
+    """fsync of a file or a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

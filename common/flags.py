@@ -32,7 +32,7 @@ def flag(default=None, choices: Sequence[str] = (), **options):
 
     choices: its values; with a list as default, several may be given. low, high: of numbers. parse: makes the field's
     value of what was given, a text or a list of texts; raises ValueError. alias: another name for it. switch: whether
-    it may stand alone, which is `true`.
+    the flag may be given without a value, which means `true`.
     """
     parse, value = options.get("parse"), default
     if parse and default is not None:

@@ -12,8 +12,8 @@ import numpy as np
 class Augmentation:
     """What part of an image is read, and what happens to it.
 
-    area, aspect: the part's ranges of area, of the image's, and of width over height, as arXiv:1409.4842 (section 6)
-        has them; without an area, the part is a square, of the shorter side divided by `enlarge`.
+    area, aspect: ranges of the crop's area, as a fraction of the image, and of its width / height (arXiv:1409.4842,
+        section 6). Without an area, the crop is a square with the shorter side / `enlarge`.
     enlarge: validation takes the central square of the shorter side divided by this: "resize to 256, crop 224".
     rescale: training divides the shorter side by a number drawn from this range instead.
     shift: training takes the square at a random place.

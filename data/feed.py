@@ -59,7 +59,7 @@ class Feed:
               neighbours: int = 1) -> Iterator[Batches]:
         """This shard's micro-batches of `steps` global batches, from a position of the stream on.
 
-        skip: global batches at the start that have been read before; all others come as if they were read again.
+        skip: number of global batches at the start to leave out because they were read before a resume.
         neighbours: so many shards' micro-batches lie together in the global batch, where the format can do that.
         """
         split, recipe = self.dataset.train, augmentation.AUGMENTATIONS[self.augmentation]
@@ -74,7 +74,7 @@ class Feed:
     def validation(self, batch_size: int) -> Iterator[tuple[Batches, int]]:
         """(batches, number of samples) over this shard of the validation split, in order, each sample once.
 
-        The last batch is filled up with what comes next: what lies past the number is to be masked.
+        The last batch is padded with other samples, which the caller has to mask.
         """
         split = self.dataset.validation
         samples = order.contiguous_shard(split.samples, self.shard, self.shards)

@@ -47,10 +47,10 @@ def stream(split: Split, seed: int, position: int, count: int) -> np.ndarray:
 
 def worker_places(split: Split, steps: int, batch_size: int, shard: int, shards: int, neighbours: int = 1,
                   micro_batch_size: int = 1) -> np.ndarray:
-    """Where in `steps` global batches' piece of the stream a worker's samples lie, in the order in which it reads them.
+    """Positions of a worker's samples within the next `steps` global batches, in reading order.
 
-    int64 (steps * batch_size / shards,), from 0. neighbours: so many workers read one after another's micro-batches, so
-    that what they have at a time lies together in the global batch.
+    int64 (steps * batch_size / shards,), from 0. neighbours: groups of so many workers interleave their micro-batches,
+    so that what they process at the same time is adjacent in the global batch.
     """
     places = np.arange(steps * batch_size)
     if split.kind.ANY_ORDER:
@@ -66,7 +66,7 @@ def contiguous_shard(samples: int, shard: int, shards: int) -> np.ndarray:
 
 
 def pieces(split: Split, samples: np.ndarray) -> list[tuple]:
-    """These samples in this order, as a format's reader takes them: (path, index, numbers within the file), ..."""
+    """Splits samples into runs within one file, for the reader: (path, index, sample numbers within the file), ..."""
     files = np.searchsorted(split.file_starts, samples, side="right") - 1
     cuts = np.diff(files, prepend=-1) != 0
     if not split.kind.ANY_ORDER:

@@ -83,7 +83,7 @@ def directions(horizontal: int, vertical: int, local_size: int) -> tuple[Hops, H
 
 
 def ring(first: int, stride: int, length: int, local_size: int) -> Hops:
-    """The length - 1 hops of a pass round the ring of ranks first, first + stride, …, from the worst place to start.
+    """The length - 1 hops of a pass around the ring of ranks first, first + stride, …, from the worst starting rank.
 
     A pass leaves out one hop of the ring's `length`; the worst leaves out a cheap one, where there is one.
     """

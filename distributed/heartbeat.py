@@ -50,7 +50,7 @@ class Heartbeat:
             self._thread.start()
 
     def stop(self) -> None:
-        """Nobody is missed any more."""
+        """Stops the heartbeat thread."""
         self._stopping.set()
         if self._thread.is_alive():
             with contextlib.suppress(OSError):  # the thread waits for a datagram

@@ -1,4 +1,4 @@
-"""The 2D-torus all-reduce of arXiv:1811.05233, section 2.2, of collectives that Horovod has.
+"""The 2D-torus all-reduce of arXiv:1811.05233, section 2.2, built from Horovod's collectives.
 
 N = X * Y workers stand in a grid, row by row: rank = row * X + column. Ranks of a row are neighbours, on one node as
 far as they go. Each bucket of gradients, S bytes, is summed in three steps:
@@ -13,7 +13,7 @@ Together that is S * 2 (N - 1) / N a rank, what a ring sends; but the messages t
 A bucket (--fusion_mb) holds gradients in the order in which the backward pass makes them. It is padded with zeros to a
 multiple of N, and can set out as soon as its own gradients are there. What passes between steps is of the wire's type.
 The order of each sum follows from the grid, and is the same each time where Horovod does not send two buckets as one
-(HOROVOD_FUSION_THRESHOLD=0, as --deterministic has it), which it does as they happen to be ready.
+(HOROVOD_FUSION_THRESHOLD=0, which --deterministic sets). Otherwise Horovod fuses buckets that happen to be ready.
 """
 from functools import cache
 

@@ -1,4 +1,4 @@
-"""The world: this worker among the others, and what they tell each other outside the exchange of gradients.
+"""The world: rank, size and device of this worker, and collectives outside of the gradient exchange.
 
 A world of one (`World()`) answers by itself; Horovod need not have been started.
 """
@@ -129,8 +129,7 @@ def start(seed: int, deterministic: bool = False, process_sets=None, fusion_mb: 
     if timeline:
         os.environ["HOROVOD_TIMELINE"] = str(Path(timeline).absolute())
     if deterministic:
-        # What is exchanged as one tensor differs from step to step, and with it, on three workers and more, the order
-        # of each sum.
+        # Horovod fuses other tensors in each step. On three or more workers, this changes the order of the sums.
         os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
         tf.config.experimental.enable_op_determinism()
     elif fusion_mb:

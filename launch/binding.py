@@ -75,7 +75,7 @@ def _domains(nodes, used: set[int]) -> dict[int, list[Node]]:
 
 
 def _part(things, number, count):
-    """The number-th of count equal parts, or all of them where there are too few."""
+    """Part `number` of `count` equal parts, or all things if there are fewer than `count`."""
     size = len(things)
     return things if size < count else things[number * size // count:(number + 1) * size // count]
 
@@ -91,7 +91,7 @@ def table(title: str, bound: Sequence[Share]) -> str:
 
 
 def run_bound(command: list[str]) -> None:
-    """Becomes the command, bound. Without numactl memory still comes from the node that first touches it.
+    """Binds this process to its cores and memory, then execs the command. Without numactl, only the cores are bound.
 
     Where a folder for logs is set, what a worker other than rank 0 writes goes to a file of its own there.
     """

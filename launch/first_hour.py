@@ -1,6 +1,6 @@
-"""What a machine with NVIDIA GPUs can do, found out in about an hour: launch/first_gpu_hour.sh [flags]
+"""Measures a machine with NVIDIA GPUs in about an hour: launch/first_gpu_hour.sh [flags]
 
-Runs these steps one after another, each with a time limit, and goes on after a failure:
+It runs these steps one after another, each with a time limit, and continues after a failure:
 
     checks      nvidia-smi, the topology, what Horovod is built with, launch.preflight on all GPUs
     tests       pytest -m gpu
@@ -9,10 +9,10 @@ Runs these steps one after another, each with a time limit, and goes on after a 
     data        ResNet-50 on images that DALI decodes, on the CPU and on the GPU
     update      the share of a training step that LARS's update takes
     exchange    training on all GPUs: ring, torus, float16, timeline
-    stop        SIGUSR1 to a training, and its resume, compared with an undisturbed one to the bit
+    stop        stops a run with SIGUSR1, resumes it, and compares it bit for bit with an undisturbed run
 
-Each step's output goes to OUTPUT_DIR/NN-STEP.log, all results to first_hour.json, which is complete after each
-command, and to one page, first_hour.html, beside published figures. Exit code 0 if all steps ended well, else 1.
+The output of each step goes to OUTPUT_DIR/NN-STEP.log. The results go to first_hour.json, which is updated after each
+command, and to the page first_hour.html, next to published results. The exit code is 0 if all steps succeeded, else 1.
 """
 import json
 import os
@@ -56,9 +56,9 @@ class Options:
     """This command's flags.
 
     output_dir: A folder for the logs, first_hour.json and first_hour.html.
-    data_dir: The dataset of the step `data`; the built-in digits are small pictures, which say little of decoding.
-    pretend: Go through all steps on CPUs, with tiny sizes; the numbers mean nothing.
-    only: The steps to run, such as speed,data; by default all.
+    data_dir: Dataset for the step `data`. The default, digits, has images too small to say much about decoding.
+    pretend: Run all steps on CPUs with tiny sizes, to test the script. The numbers mean nothing.
+    only: Steps to run, such as speed,data. Default: all.
     """
 
     output_dir: str = "runs/first_gpu_hour"

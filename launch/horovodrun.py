@@ -1,8 +1,8 @@
 """Trains a recipe on several hosts, from a login node or from one of them: what launch/horovodrun.sh runs.
 
-horovodrun starts the workers over ssh. Round it: the hosts are asked first whether they can train together; rank 0's
-output is passed on as it is, the others' behind their rank; the exit code is the training's, which horovodrun makes 1;
-and when this program is stopped, every worker on every host is killed.
+Wraps horovodrun, which starts the workers over ssh: checks the hosts first, prints rank 0's output as it is and the
+output of other ranks after `[RANK]`, returns the exit code of the training (horovodrun itself returns 1), and kills the
+workers on all hosts when it is stopped.
 """
 import argparse
 import re

@@ -3,7 +3,7 @@
     uv run python -m launch.preflight [train.py's flags]                      this host alone
     uv run mpirun -np 16 --host h1:8,h2:8 python -m launch.preflight ...      all hosts, under any launcher
 
-A problem that would break a run is a line with its cure, and the exit code is 1. The launch scripts run this first.
+Each problem that would break a run gets a line with its fix, and the exit code is 1. The launch scripts run this first.
 """
 import contextlib
 import os

@@ -10,7 +10,7 @@ PAPERS = {
 INTRODUCTION = """# Recipes
 
 Each is a file of flags: `uv run train.py --flagfile=launch/recipes/PAPER/NAME.flags`, on any number of workers that
-divides its batch. `--dry_run --workers=N` shows its plan without the dataset. `digits.flags` is what no flags means.
+divides its batch. `--dry_run --workers=N` shows its plan without the dataset. Without flags, `digits.flags` is read.
 The accuracies are those that the papers report. The last column says where each setting is from: the paper's section or
 table, a file or the later code of its authors, or open; what was chosen where it is open stands in the recipe.
 This page is written from the recipes by `uv run python -m launch.recipe_list`.

@@ -187,6 +187,8 @@ def all_flags(has_recipe: bool):
     values, others = flags.define(Options), define()
     for name in {*flags.names(Recipe), *flags.names(Launch), "train_samples"} - {*flags.names(Options)}:
         values[name] = others[name]
+    values["micro_batch_size"].help = f"Images per worker and step. Default: the recipe's, or {MICRO_BATCH_SIZE}."
+    values["train_samples"].help = "Number of training samples of the recipe, if its dataset is not there."
     if not has_recipe:
         values.set_default("model", "resnet50")
     return values

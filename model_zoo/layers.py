@@ -36,10 +36,10 @@ class Dropout(tf.keras.layers.Layer):
 
 
 class BatchNormalization(tf.keras.layers.BatchNormalization):
-    """Batch norm whose statistics may be of a part of the batch, or of several workers' batches.
+    """Batch norm over a part of the batch (ghost batch norm) or over several workers (synchronized batch norm).
 
     Both are read when a training step is traced. groups: the batch is cut into so many, each normalised by itself, in
-    turn ("ghost batches"), as if each were a micro-batch. neighbours: with how many workers statistics are shared;
+    turn (ghost batch norm), as if each were a micro-batch. neighbours: number of workers that share the statistics;
     mean_over_neighbours: a function of a float32 tensor that gives its mean over them, and has a gradient.
     """
 

@@ -79,7 +79,7 @@ def resnet(depth, version, x, classes, batch_norm_momentum, seed, stream):
     del stream
     build = _Builder(batch_norm_momentum, seed)
     x = layers.ReLU()(build.norm(build.convolution(x, 64, 7, 2)))
-    x = layers.MaxPooling2D(3, 2)(layers.ZeroPadding2D(1)(x))  # after ReLU, a padding of zeros is one of -infinity
+    x = layers.MaxPooling2D(3, 2)(layers.ZeroPadding2D(1)(x))  # after ReLU, padding with 0 equals -infinity
     return build.dense(_stages(build, x, depth, version), classes)
 
 

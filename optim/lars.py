@@ -1,4 +1,4 @@
-"""LARS, and SGD with momentum, on one fused kernel: the science of arXiv:1708.03888 in one file."""
+"""LARS (arXiv:1708.03888) and SGD with momentum, on one fused kernel."""
 import tensorflow as tf
 
 from optim.stacks import norms, stacks_of
@@ -29,8 +29,8 @@ class SGD(tf.keras.optimizers.Optimizer):
         self.coupled_weight_decay = weight_decay
         self.nesterov = nesterov
         self.exclude = tuple(exclude)
-        # Taking rate * decay / momentum * w off the buffer, which the kernel then multiplies by momentum, saves an
-        # array of g + decay * w, and passes over memory. Zero momentum, or Nesterov's second use of g, rule it out.
+        # Subtracting rate * decay / momentum * w from the buffer, which the kernel then multiplies by momentum, avoids
+        # a temporary g + decay * w. This is impossible with zero momentum, and with Nesterov, which uses g twice.
         self._decay_through_buffer = momentum > 0 and not nesterov
 
     def build(self, var_list):

@@ -107,7 +107,7 @@ class LearningRate:
 
     @property
     def peak(self) -> float:
-        """The largest value that the rate takes or, where it jumps down, comes arbitrarily near to.
+        """The supremum of the rate: at a downward jump, the limit from the left counts.
 
         Between its breakpoints the rate is monotonic, so the peak lies at one of them, on one of its two sides.
         """

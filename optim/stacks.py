@@ -1,4 +1,4 @@
-"""Many tensors handled as few: those of one shape are stacked, so that an update takes hundreds of operations.
+"""Stacks tensors of the same shape, so that an update launches hundreds of operations and not thousands.
 
 A GPU takes about as long to launch an operation as to do a small one, and ResNet-50 has 161 variables of 33 shapes.
 """

@@ -1,4 +1,4 @@
-"""Progress on standard error: on a terminal a bar with images per second and the time left; a line an epoch."""
+"""Progress on standard error: a bar with images per second and the time left on a terminal, and a line per epoch."""
 import sys
 
 from tqdm import tqdm

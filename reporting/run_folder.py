@@ -34,7 +34,7 @@ class RunFolder:
         self.go_back(progress)
 
     def go_back(self, progress) -> None:
-        """Leaves what belongs to the training up to there. TensorBoard's events are written anew."""
+        """Truncates the logs to this progress. TensorBoard's events are rewritten."""
         import tensorflow as tf
 
         shutil.rmtree(self.folder / "tensorboard", ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What the stages of training.benchmark say: which limits and what to change, as lines, a table and a page with bars.
+"""The results of training.benchmark: the limiting stage and advice, as text, table and HTML page.
 
 The table is that of the GTC slides ("Throughput comparison"), the two verdicts are theirs ("Host/IO limited",
 "Device/Training limited").

@@ -1,7 +1,7 @@
 """The step-time breakdown: waiting for data, exchanging gradients, and the rest, which is computing.
 
-Both are what the computation has to wait for: data that come while the micro-batch before is still being worked on cost
-nothing, and neither do gradients that are exchanged while the backward pass goes on. Waiting for a slower worker is
+Data and exchange are only the time that the computation waits. Loading that overlaps the previous micro-batch and
+exchange that overlaps the backward pass cost nothing. Waiting for a slower worker is
 part of the exchange. arXiv:1811.05233 and the GTC slides call its share synchronisation overhead.
 
 Only one step in TIMED_ONE_IN is timed, since the clock makes a GPU and its host wait for each other.

@@ -1,4 +1,4 @@
-"""RUN/checkpoints: a folder a checkpoint, whole or not there at all, written by rank 0 while training goes on.
+"""RUN/checkpoints: one folder per checkpoint, written atomically by rank 0 while training continues.
 
 A checkpoint is TensorFlow's own format: `variables.index` and `variables.data-…`, with a checksum a tensor, so that a
 damaged one is noticed; the training's progress is one of the tensors. It is written beside its name, flushed to the

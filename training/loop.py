@@ -1,7 +1,7 @@
 """The training loop: interval by interval of the plan, each read by a pipeline of its own from its position on.
 
-A loop of ours and not Keras's `fit`, which wants epochs of equal numbers of steps and an input that lives on: here a
-phase changes the batch, evaluations come where a whole epoch of samples is done, and a run can go on from any of them.
+Not Keras's `fit`, which needs the same number of steps in each epoch and one input for all of them. Here a phase can
+change the batch size, an evaluation follows each epoch of samples, and a run can resume at any step.
 """
 import contextlib
 import time

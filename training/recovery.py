@@ -1,4 +1,4 @@
-"""What brings a training back: checkpoints on the disk, a moment in memory, a request to stop, a rollback."""
+"""When to save a checkpoint, commit, stop or roll back."""
 import time
 from pathlib import Path
 

@@ -66,7 +66,9 @@ class Recipe:
 
     data_dir: Dataset to train on: a folder that data.prepare wrote, a folder of images (train/CLASS/* and val/CLASS/*),
         a built-in dataset (digits, glyphs), or synthetic:SAMPLES for random data that stays on the device.
-    model: Model to train.
+    model: Model to train. ResNets are v1.5, those with _v1 as first published. resnet50_nvcaffe and alexnet_bn follow
+        the files of the LARS authors, alexnet_bn5 is their variant with five norms. resnet20 and convnet (without batch
+        norm) are for 32-pixel images.
     image_size: Input height and width in pixels. Default: the model's own.
     epochs: Number of passes over the training set. Can be a fraction.
     batch_size: Global batch size, summed over all workers. Also epoch:size pairs, such as 0:34816,30:69632.
@@ -90,15 +92,19 @@ class Recipe:
     lars_epsilon: Term that is added to the denominator of the LARS trust ratio.
     exclude: Suffixes of the variables, such as gamma,beta,bias, that take no weight decay and no trust ratio, only a
         momentum step. --lars_exclude is an alias.
-    label_smoothing: Probability that is spread evenly over all classes.
+    label_smoothing: Label smoothing factor (arXiv:1512.00567, section 7).
     precision: Compute dtype of the forward and backward pass. mixed_float16 uses dynamic loss scaling. Variables and
         updates are float32.
-    batch_norm_span: Number of samples over which batch norm computes its statistics, on any number of workers. Also
+    batch_norm_span: Batch-norm group size: number of samples over which batch norm computes its statistics (ghost batch
+        norm below the micro-batch size, synchronized batch norm above it), on any number of workers. Also
         epoch:samples pairs, such as 0:16,30:32. Default: the micro-batch.
     batch_norm_momentum: Momentum of the moving mean and variance of batch norm.
     batch_norm_statistics: Batch-norm statistics for evaluation. moving: the moving averages. exact: measured on
         training batches before each evaluation (arXiv:1811.05233, section 3.2).
-    augmentation: Augmentation of the training images.
+    augmentation: Augmentation of the training images. none: resize and centre crop. crop: mild random-resized crop.
+        crop_flip: random-resized crop and flip (GoogLeNet). resnet: scale, crop, flip and colour (arXiv:1512.03385).
+        caffe, alexnet: random crop and flip. full: crop_flip with warp, brightness, contrast and noise
+        (arXiv:1811.05233, section 3.2).
     seed: Seed of the initial weights, the order of samples and the augmentation.
     """
 
@@ -145,7 +151,7 @@ class Launch:
     dali_threads: Number of DALI threads per worker. Default: the number of cores of the worker.
     hw_decoder_load: Fraction of the images that the hardware JPEG decoder of a GPU decodes.
     stage_dir: Folder on a local disk of each node. The dataset is copied there first, once per node.
-    allreduce: All-reduce algorithm for the gradients. torus: along the rows of a grid of workers, then its columns
+    allreduce: All-reduce algorithm for the gradients. torus: 2D-torus all-reduce on a grid of workers
         (arXiv:1811.05233, section 2.2).
     torus_grid: Grid of --allreduce=torus, horizontal x vertical, such as 4x2. auto: the grid with the lowest latency.
     fusion_mb: Fusion buffer size in MB, before compression. Default: 32 for a torus, the default of Horovod for a ring.

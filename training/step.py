@@ -62,7 +62,7 @@ class Totals:
 def hits(logits, labels, k: int) -> tf.Tensor:
     """Whether each label is among the k largest logits, bool (batch,). A tie is a miss, and so is NaN.
 
-    A network whose logits are all alike knows nothing; tf.math.in_top_k would have it right every time.
+    tf.math.in_top_k counts ties as hits, so a network with constant logits would be right every time.
     """
     own = tf.gather(logits, labels[:, None], batch_dims=1)
     rivals = tf.math.count_nonzero(logits >= own, axis=1) - 1
@@ -115,7 +115,7 @@ def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, w
     It returns one float32 vector, so that a single copy brings it to the host: see Learned. timed: whether to measure
     what it waits for, bool, on the host.
 
-    moving_statistics: average batch norm's over the workers, too. They are each worker's own; left so, workers,
+    moving_statistics: also average batch norm's moving statistics over the workers. Otherwise workers,
     evaluation and checkpoints disagree. span: training.batch_norm.Span, applied when the step is traced.
     """
     variables, rates, world = model.trainable_variables, distributed.inner(optimizer), world or World()
@@ -147,7 +147,7 @@ def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, w
 def make_micro_batch(model, optimizer, totals, accumulation_steps, label_smoothing, xla, span):
     """A function of (iterator, ready, clock): ([*gradients, loss], seconds waited for data, when it was done).
 
-    ready: when the one before was done. Gradients and loss are shares of the global batch's means.
+    ready: when the one before was done. Gradients and loss are divided by accumulation_steps.
     """
     variables = model.trainable_variables
 

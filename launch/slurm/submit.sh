@@ -20,8 +20,8 @@ Submits the training of RECIPE as a Slurm job. Prints the job's number, or the p
   --no-preflight               do not check the nodes first
   --dry-run                    print the plan and write the script, but do not submit it
 
-RECIPE is a file of flags, or its name in launch/recipes. The script and the output of rank 0 go to runs/slurm/, the run to
-runs/slurm-JOB (or --output_dir), and the output of the other ranks to runs/slurm-JOB-logs/."
+RECIPE is a file of flags, or its name in launch/recipes. The script and the output of rank 0 go to runs/slurm/, the run
+to runs/slurm-JOB (or --output_dir), and the output of the other ranks to runs/slurm-JOB-logs/."
 
 nodes='' gpus='' workers='' signal_before=180 array='' dry_run='' launcher=auto no_preflight='' image='' mounts=''
 options=()
