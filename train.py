@@ -1,4 +1,4 @@
-"""Bigbatch: trains a convolutional network with large batches, on this process or on every worker it is started as.
+"""Bigbatch: trains a convolutional network with large batches, on one worker or on all workers of a launcher.
 
     uv run train.py                                       the built-in digits, on one worker
     uv run horovodrun --gloo -np 2 python train.py        the same on two
@@ -21,7 +21,7 @@ from training.plan import plan_for
 from training.settings import Settings
 from training.stopping import StopRequest
 
-PAPERS_NODE = 4  # workers a node, where --workers plans for a cluster of which no more is known: arXiv:1811.05233's
+PAPERS_NODE = 4  # default workers per node of a cluster planned with --workers, as in arXiv:1811.05233
 
 
 def main(argv) -> int:
@@ -45,11 +45,11 @@ def main(argv) -> int:
 
 
 def train(settings: Settings) -> None:
-    """Trains, and prints summary.json's content."""
+    """Trains and prints the content of summary.json."""
     stop, launched, plan = StopRequest(), launcher.launched(), None
     stop.listen()
     dataset = open_named(settings.recipe.data_dir)
-    if not settings.launch.elastic:  # what is wrong shows at once
+    if not settings.launch.elastic:  # errors in the plan show at once
         plan = plan_for(settings, launched.size, launched.local_size, dataset.train.samples)
         if settings.launch.allreduce == "torus" and not settings.launch.torus_grid:
             check_nodes()
@@ -60,7 +60,7 @@ def train(settings: Settings) -> None:
 
 
 def evaluate(settings: Settings) -> None:
-    """Evaluates a checkpoint, and prints summary.json's content."""
+    """Evaluates a checkpoint and prints the content of summary.json."""
     dataset = open_named(settings.recipe.data_dir)
     from training.run import evaluate_checkpoint
 
@@ -70,7 +70,7 @@ def evaluate(settings: Settings) -> None:
 def dry_run(settings: Settings) -> None:
     """Prints the plan."""
     run, launched = settings.run, launcher.launched()
-    if launched.size > 1:  # a worker that is to train would wait for this one
+    if launched.size > 1:  # a worker that is to train would wait for this one in vain
         from training.run import start_alike
 
         start_alike(settings)
@@ -84,7 +84,7 @@ def dry_run(settings: Settings) -> None:
 
 
 def finish(summary: dict | None = None) -> None:
-    """Rank 0 prints a summary; all wait for each other, because mpirun kills all ranks when one exits."""
+    """Prints a summary on rank 0. All ranks wait for each other, because mpirun kills all ranks when one exits."""
     from distributed.world import World
 
     world = World().renumbered()
@@ -95,5 +95,5 @@ def finish(summary: dict | None = None) -> None:
 
 if __name__ == "__main__":
     code = main(sys.argv)
-    gc.freeze()  # Python's last collections need not walk through all of TensorFlow, which takes 0.6 s
+    gc.freeze()  # keeps Python's last collections from walking through all of TensorFlow, which takes 0.6 s
     sys.exit(code)

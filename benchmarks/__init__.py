@@ -1,1 +1,1 @@
-"""Side-by-side measurements, one file a question; never run as tests."""
+"""Side-by-side measurements, one file per question. They never run as tests."""

@@ -1,16 +1,17 @@
-"""Which all-reduce is fastest where: ring or torus, in float32 or float16, against Open MPI's own.
+"""Compares all-reduce algorithms: ring and torus, in float32 and float16, against Open MPI's own.
 
     uv run python -m benchmarks.allreduce [--launcher=horovodrun] [--output=here.json] [--plot=here.svg]
 
-For each number of workers on this machine and each size, all take turns in the same run: Allreduce through mpi4py,
-which is the bar; Horovod's ring, which over MPI is that same Allreduce; the torus of distributed/torus.py, on the
-widest grid that is not a ring and on the squarest. Under horovodrun, over Gloo, the ring is the bar. A round's time is
-the slowest worker's; shown are medians over the rounds, and the median of each round's ratio to the bar. Horovod's
-hierarchical all-reduce exists for NCCL alone; the torus whose rows are the nodes does the same steps.
+For each number of workers on this machine and each size, all methods take turns in the same run: Allreduce through
+mpi4py, which is the baseline ("the bar"); Horovod's ring, which over MPI is that same Allreduce; the torus of
+distributed/torus.py, on the widest grid that is not a ring and on the squarest. Under horovodrun, over Gloo, the ring
+is the baseline. The time of a round is that of the slowest worker. The tables show medians over the rounds, and the
+median of each round's ratio to the baseline. Horovod's hierarchical all-reduce exists only for NCCL. The torus whose
+rows are the nodes does the same steps.
 
-On one machine a message costs next to nothing, but each collective is agreed on in one of Horovod's cycles, of 1 ms
-(HOROVOD_CYCLE_TIME), and a torus has three where a ring has one. benchmarks.allreduce_hosts has several hosts;
-launch.scaling says what follows where messages cost something.
+On one machine, a message costs next to nothing. But Horovod negotiates each collective in one of its cycles of 1 ms
+(HOROVOD_CYCLE_TIME), and a torus has three collectives for each one of a ring. benchmarks.allreduce_hosts measures
+several hosts. launch.scaling forecasts the times if messages have a cost.
 """
 import json
 import os
@@ -31,9 +32,9 @@ from distributed.launcher import launched
 ROOT = Path(__file__).parents[1]
 SIZES = [str(10**power) for power in range(3, 9)]
 ROUNDS = (5, 41)  # the fewest and the most
-GRADIENT = 4_000_000  # bytes of the largest; more are exchanged as several, as of a network
+GRADIENT = 4_000_000  # bytes of the largest gradient; larger sizes are split into several, as in a network
 BAR = "Open MPI"
-# where workers share cores, one that waits has to let the others run
+# If workers share cores, one that waits has to let the others run.
 MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1")
 LAUNCHERS = {"mpirun": MPIRUN, "horovodrun": ("horovodrun", "--gloo")}
 FLAGS = absl_flags.FlagValues()
@@ -48,13 +49,13 @@ absl_flags.DEFINE_string("plot", None, "A file for the plot.", flag_values=FLAGS
 
 
 def chosen_grids(workers: int) -> list[tuple[int, int]]:
-    """The widest grid that is not a ring, and the squarest; none of a prime number."""
+    """Returns the widest grid that is not a ring, and the squarest. A prime number has none."""
     real = [grid for grid in grids.grids(workers) if 1 not in grid]
     return [grid for grid in real if grid == real[0] or abs(grid[0] - grid[1]) == min(abs(x - y) for x, y in real)]
 
 
 def connect() -> dict:
-    """Starts Horovod with a torus on each of these grids; grid -> its process sets."""
+    """Starts Horovod with a torus on each of the chosen grids. Returns grid -> its process sets."""
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
@@ -67,7 +68,7 @@ def connect() -> dict:
 
 
 def methods(size: int, links: dict) -> dict:
-    """Name -> a function that sums `size` bytes of float32 over all workers. links: from connect."""
+    """Returns name -> a function that sums `size` bytes of float32 over all workers. links: from connect."""
     import horovod.tensorflow as hvd
     import tensorflow as tf
     from mpi4py import MPI
@@ -101,7 +102,10 @@ def methods(size: int, links: dict) -> dict:
 
 
 def measure(sizes: list[int], seconds: float, interface: str | None) -> list[dict]:
-    """Rows, the same on all workers: workers, bytes, method, milliseconds, ratio; sent: bytes, by the busiest host."""
+    """Returns rows, the same on all workers: workers, bytes, method, milliseconds, ratio, sent.
+
+    sent: bytes sent by the busiest host.
+    """
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
@@ -110,7 +114,7 @@ def measure(sizes: list[int], seconds: float, interface: str | None) -> list[dic
     rows = []
     for size in sizes:
         calls = methods(size, links)
-        for name, call in calls.items():  # which also compiles
+        for name, call in calls.items():  # the first call also compiles
             if any(np.any(np.asarray(one) != hvd.size()) for one in call()):
                 raise SystemExit(f"{name} sums wrongly")
         once = sum(timed(call) for call in calls.values())
@@ -131,7 +135,7 @@ def measure(sizes: list[int], seconds: float, interface: str | None) -> list[dic
 
 
 def timed(call) -> float:
-    """Seconds that the slowest worker takes."""
+    """Returns the seconds that the slowest worker takes."""
     most(0.0)
     began = time.perf_counter()
     call()
@@ -139,7 +143,7 @@ def timed(call) -> float:
 
 
 def most(value: float) -> float:
-    """The largest over the workers, who wait for each other."""
+    """Returns the largest value of all workers. It is also a barrier."""
     import horovod.tensorflow as hvd
     import tensorflow as tf
     from mpi4py import MPI
@@ -151,17 +155,17 @@ def most(value: float) -> float:
 
 
 def left(interface: str | None) -> int:
-    """Bytes that have left this host by an interface."""
+    """Returns the number of bytes that this host has sent through an interface."""
     return psutil.net_io_counters(pernic=True)[interface].bytes_sent if interface else 0
 
 
 def worker_command(*arguments: str) -> list[str]:
-    """One worker's."""
+    """Returns the command of one worker."""
     return [sys.executable, "-m", "benchmarks.allreduce", "--worker", *arguments]
 
 
 def start(workers: int) -> list[dict]:
-    """The rows of so many workers on this machine."""
+    """Measures with so many workers on this machine. Returns their rows."""
     launcher, *words = LAUNCHERS[FLAGS.launcher]
     done = subprocess.run(
         [Path(sys.executable).with_name(launcher), *words, "-np", str(workers),
@@ -182,7 +186,7 @@ def table(rows: list[dict]) -> str:
 
 
 def fastest(rows: list[dict]) -> str:
-    """Where each wins, the bar aside."""
+    """Returns the fastest method for each number of workers and each size, without the baseline."""
     lines = []
     for workers in dict.fromkeys(row["workers"] for row in rows):
         best = {}

@@ -1,13 +1,15 @@
-"""What leaves a host, and how many messages follow one another, in a ring and in a torus: on emulated hosts.
+"""Counts the bytes and the sequential messages of a ring and a torus, on emulated hosts.
 
     uv run python -m benchmarks.allreduce_hosts [--rate=1gbit] [--output=hosts.json]
 
-Needs root, iproute2 and openssh-server. First, a worker a host, the messages with gradients that a worker sends in an
-exchange; as each waits for the one before, these are its steps, to be 2 (N - 1) and 2 (X - 1) + 2 (Y - 1). They are
-counted as packets on the wire, so small that each message is one. Then benchmarks.allreduce on two and four hosts of
-two workers each, whose links tc has slowed down: times, and the bytes that the busiest host sends in an exchange.
+Needs root, iproute2 and openssh-server. The first part runs one worker per host. It counts the messages with gradients
+that a worker sends in an exchange. Each message waits for the one before, so their number is the number of steps, which
+should be 2 (N - 1) for a ring and 2 (X - 1) + 2 (Y - 1) for a torus. Messages are counted as packets on the network, so
+small that each message is one packet. The second part runs benchmarks.allreduce on two and four hosts with two workers
+each, whose links tc has slowed down. It measures times, and the bytes that the busiest host sends in an exchange.
 
-Open MPI is told to take its ring algorithms, for all its collectives; by itself it takes others, the bar's among them.
+Open MPI is configured to use its ring algorithms for all its collectives. By default it uses others, also for the
+baseline.
 """
 import json
 import socket
@@ -21,7 +23,7 @@ from benchmarks.allreduce import BAR, MPIRUN, ROOT, connect, methods, table, wor
 from benchmarks.hosts import Hosts
 
 INTERFACE = "eth0"
-PIECE = 600  # bytes of the smallest message; what workers agree on beforehand is shorter, a packet is longer
+PIECE = 600  # bytes of the smallest message with gradients; negotiation messages are shorter, its packet is longer
 RINGS = {"allreduce": 4, "reduce_scatter": 3, "allgatherv": 3}  # coll_tuned's numbers
 EVERY_PROTOCOL, OUTGOING = 3, 4  # packet(7)
 FLAGS = absl_flags.FlagValues()
@@ -35,7 +37,7 @@ absl_flags.DEFINE_string("output", None, "A file for what was found, as JSON.", 
 
 
 def start(hosts: Hosts, names: list[str], each: int, command: list[str]) -> list[dict]:
-    """Rank 0's JSON of a command on so many workers of each of these hosts."""
+    """Runs a command on so many workers of each of these hosts. Returns rank 0's JSON."""
     launcher, *words = MPIRUN
     rings = [("--mca", f"coll_tuned_{name}_algorithm", str(number)) for name, number in RINGS.items()]
     done = hosts.run(
@@ -50,7 +52,7 @@ def start(hosts: Hosts, names: list[str], each: int, command: list[str]) -> list
 
 
 def count(rounds: int = 20) -> list[dict]:
-    """Rows, the same on all workers: workers, method, messages of the worker that sends most."""
+    """Returns rows, the same on all workers: workers, method, messages of the worker that sends most."""
     from mpi4py import MPI
 
     links, world = connect(), MPI.COMM_WORLD
@@ -72,7 +74,7 @@ def count(rounds: int = 20) -> list[dict]:
 
 
 def messages(wire) -> int:
-    """How many of the packets that were sent since the socket was opened hold a piece of gradients."""
+    """Returns how many of the packets sent since the socket was opened hold a slice of gradients."""
     wire.setblocking(False)
     found = 0
     while True:

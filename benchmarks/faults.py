@@ -26,13 +26,17 @@ ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 TRAINING = ("--model=resnet20", "--epochs=8", "--checkpoint_every=0.2", "--deterministic")
 TIMES = ("images_per_second", "seconds")
-MARGIN = 12  # steps before the end that are left in peace
-PATIENCE = 180  # seconds, for a start and for an end
+MARGIN = 12  # steps before the end without faults
+PATIENCE = 180  # seconds to wait for a start or for an end
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A fault. exit_code: the training's. all: workers and launcher. writing: while a checkpoint is being written."""
+    """A kind of fault.
+
+    exit_code: the training's. all: whether it hits all workers and the launcher. writing: whether it hits while a
+    checkpoint is being written.
+    """
 
     name: str
     signal: signal.Signals
@@ -52,9 +56,10 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Fault:
-    """What was done and what it cost. steps_lost: since the last checkpoint, from the time since and a step's time.
+    """A fault and its cost.
 
-    ended: seconds until the training had ended; resumed: seconds from the next start until it trains again.
+    steps_lost: steps since the last checkpoint, estimated from the time since then and the time of a step. ended:
+    seconds until the training had ended. resumed: seconds from the next start until it trains again.
     """
 
     kind: Kind
@@ -67,7 +72,7 @@ class Fault:
 
 
 def start(folder: Path, workers: int, flags=TRAINING, python=sys.executable) -> subprocess.Popen:
-    """train.py under mpirun, writing to FOLDER.log."""
+    """Starts train.py under mpirun, with its output in FOLDER.log."""
     with open(f"{folder}.log", "ab") as log:
         return subprocess.Popen(
             [BIN / "mpirun", "--allow-run-as-root", "--oversubscribe", "-np", str(workers), python,
@@ -76,7 +81,7 @@ def start(folder: Path, workers: int, flags=TRAINING, python=sys.executable) -> 
 
 
 def trainers(launcher: subprocess.Popen) -> list[psutil.Process]:
-    """The processes of train.py under a launcher, by rank."""
+    """Returns the processes of train.py under a launcher, in the order of ranks."""
     found = {}
     for process in psutil.Process(launcher.pid).children(recursive=True):
         try:
@@ -92,7 +97,7 @@ def newest_step(folder: Path) -> int:
 
 
 def wait_for(what, launcher: subprocess.Popen, pause=0.002) -> None:
-    """Waits until what() is true or the training is done. Raises RuntimeError where it fails or nothing happens."""
+    """Waits until what() is true or the training is done. Raises RuntimeError if it fails or nothing happens."""
     deadline = time.monotonic() + PATIENCE
     while not what() and launcher.poll() != 0:
         if launcher.poll() is not None or time.monotonic() > deadline:
@@ -101,7 +106,7 @@ def wait_for(what, launcher: subprocess.Popen, pause=0.002) -> None:
 
 
 def strike(folder: Path, launcher, kind: Kind, worker: int, step: int, delay: float, step_seconds: float) -> Fault:
-    """Waits until a checkpoint of the step is there, strikes, waits for the end."""
+    """Waits for a checkpoint of the step, injects the fault, and waits for the end."""
     wait_for(lambda: newest_step(folder) >= step, launcher)
     time.sleep(delay)
     if kind.writing:
@@ -123,7 +128,10 @@ def strike(folder: Path, launcher, kind: Kind, worker: int, step: int, delay: fl
 
 def campaign(folder: Path, faults: int, workers: int, seed: int, flags=TRAINING, python=sys.executable
              ) -> tuple[list[Fault], list[str]]:
-    """(the faults, how the disturbed training differs from the undisturbed one). python: the program for workers."""
+    """Returns (the faults, how the disturbed training differs from the undisturbed one).
+
+    python: interpreter of the workers.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     undisturbed, disturbed, drawn = folder / "undisturbed", folder / "disturbed", random.Random(seed)
@@ -149,7 +157,10 @@ def campaign(folder: Path, faults: int, workers: int, seed: int, flags=TRAINING,
 
 
 def differences(one: Path, other: Path) -> list[str]:
-    """Variables of the newest checkpoints whose bits differ, and rows of metrics.jsonl that do, times aside."""
+    """Returns the variables of the newest checkpoints and the rows of metrics.jsonl that differ in any bit.
+
+    Times in metrics.jsonl may differ.
+    """
     from training.checkpoints import intact
 
     (_, ours, _), (_, theirs, _) = (next(intact(folder)) for folder in (one, other))

@@ -1,7 +1,7 @@
-"""Several hosts on one machine: each with its own network, host name, processes, sshd and working folder.
+"""Emulates several hosts on one machine, each with its own network, host name, processes, sshd and working folder.
 
-Needs root, iproute2 and openssh-server. The hosts hang on one bridge; what only they have (a program, a package's
-version, no dataset) is mounted over what all see.
+Needs root, iproute2 and openssh-server. The hosts are connected to one bridge. If a host differs from the others (in a
+program, a package's version, a missing dataset), its own files are mounted over those that all hosts see.
 """
 import os
 import shutil
@@ -34,7 +34,7 @@ while :; do sleep 1000 & wait; done
 
 
 class Hosts:
-    """Context: `login` and the named hosts, up. work: the folder that each has of its own, under the same name."""
+    """Context manager that runs `login` and the named hosts. work: path of the working folder, different on each."""
 
     def __init__(self, *names: str):
         self.names, self._processes = ("login", *names), {}
@@ -83,7 +83,7 @@ class Hosts:
         self._wait_for((self.top / f"{name}.ready").exists)
 
     def switch_off(self, name: str) -> None:
-        """As if its power were cut."""
+        """Ends a host as if its power were cut."""
         process = self._processes.pop(name)
         process.kill()
         process.wait()
@@ -95,13 +95,13 @@ class Hosts:
         self._switch("ip", "link", "set", f"to-{name}", "up")
 
     def shape(self, rate: str) -> None:
-        """Has no host send faster than this, in tc's words: `1gbit`."""
+        """Limits the rate at which every host sends. rate: in the syntax of tc, such as `1gbit`."""
         for name in self.names:
             self.run(name, "tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", rate, "burst", "64kb",
                      "latency", "100ms").check_returncode()
 
     def words(self, name: str, *command) -> list[str]:
-        """The words that run a command on a host, in its own working folder."""
+        """Returns the words of a command line that runs a command on a host, in its own working folder."""
         pid = self._processes[name].pid
         return ["nsenter", "--target", str(pid), "--net", "--mount", "--uts", f"--pid=/proc/{pid}/ns/pid_for_children",
                 f"--wdns={self.work}", "env", "-i", "HOME=/root", "LANG=C.UTF-8",
@@ -112,14 +112,14 @@ class Hosts:
                               stdin=subprocess.DEVNULL)
 
     def cover(self, name: str, path, replacement) -> None:
-        """What a host has in the place of a file that all have."""
+        """Replaces, on one host, a file that all hosts have."""
         self.run(name, "mount", "--bind", replacement, path).check_returncode()
 
     def uncover(self, name: str, path) -> None:
         self.run(name, "umount", path).check_returncode()
 
     def trainers(self) -> list[str]:
-        """The processes of train.py and preflight on all hosts, `host: command` each."""
+        """Returns the processes of train.py and preflight on all hosts, each as `host: command`."""
         found = []
         for name in self._processes:
             if name != "switch":

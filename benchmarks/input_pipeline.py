@@ -39,7 +39,7 @@ WANTED_TRAIN = 0.97
 
 
 class Peer:
-    """A process of benchmarks.peers, with its workers: stopped, so that it fills no queues, but for its turns."""
+    """A process of benchmarks.peers, with its workers. It is stopped between its turns, so that it fills no queues."""
 
     def __init__(self, python, module, source, stack):
         command = [python, "-m", f"benchmarks.peers.{module}", str(source), str(IMAGE_SIZE), str(BATCH), str(CORES)]
@@ -51,7 +51,7 @@ class Peer:
         self._signal(signal.SIGSTOP)
 
     def turn(self, seconds: float) -> float:
-        """Images per second."""
+        """Runs for some seconds. Returns images per second."""
         self._signal(signal.SIGCONT)
         print(seconds, file=self._process.stdin, flush=True)
         rate = float(self._answer())
@@ -70,7 +70,7 @@ class Peer:
 
 
 def pipelines(dataset: Path, folder: Path, options) -> dict[str, list[float]]:
-    """Images per second of each peer, by round."""
+    """Returns the images per second of each peer in each round."""
     with contextlib.ExitStack() as stack:
         peers = {"bigbatch": Peer(sys.executable, "bigbatch", dataset, stack),
                  "tf.data": Peer(sys.executable, "tf_data", dataset, stack),
@@ -84,7 +84,7 @@ def pipelines(dataset: Path, folder: Path, options) -> dict[str, list[float]]:
 
 
 def training(digits: str, large: Path, small: Path, options) -> dict[str, dict[str, list[float]]]:
-    """Images per second of training on real and on synthetic images, by round."""
+    """Returns the images per second of training on real and on synthetic images in each round."""
     resnet18 = ("--model=resnet18", "--image_size=64", "--augmentation=crop_flip", "--micro_batch_size=64")
     resnet20 = ("--model=resnet20", "--image_size=32", "--augmentation=crop", "--micro_batch_size=128")
     runs = {"ResNet-20, digits": (digits, 1437, resnet20),
@@ -100,7 +100,7 @@ def training(digits: str, large: Path, small: Path, options) -> dict[str, dict[s
 
 
 def train(data_dir, *flags: str) -> float:
-    """Images per second, the median of the epochs but for the first."""
+    """Trains and returns images per second, the median of all epochs except the first."""
     with tempfile.TemporaryDirectory(prefix="bigbatch-benchmark-") as folder:
         subprocess.run([sys.executable, "train.py", f"--data_dir={data_dir}", "--batch_size=128", "--epochs=4",
                         "--checkpoint_every=100", f"--output_dir={folder}", *flags], cwd=ROOT, check=True,

@@ -1,9 +1,9 @@
-"""Does a step of LARS take longer than one of Keras's SGD with momentum? On ResNet-50's variables, on this machine.
+"""Compares a step of LARS with one of Keras's SGD with momentum, on the variables of ResNet-50, on this machine.
 
     uv run python -m benchmarks.optimizer_step
 
-Each round times every candidate once, in turn, so that a drift of the machine's speed touches all alike; printed are
-medians and the median of each round's ratio to Keras's SGD.
+Each round times every candidate once, in turn, so that a drift of the machine's speed affects all alike. The output
+shows medians, and the median of each round's ratio to Keras's SGD.
 """
 import os
 import statistics
@@ -21,7 +21,7 @@ ROUNDS, STEPS = 15, 5
 
 
 def updates(shapes, optimizer):
-    """A compiled step of the optimizer on variables of its own."""
+    """Returns a compiled step of the optimizer on its own variables."""
     variables = [tf.Variable(tf.random.normal(shape)) for shape in shapes]
     gradients = [tf.random.normal(shape) * 1e-3 for shape in shapes]
 
@@ -33,7 +33,7 @@ def updates(shapes, optimizer):
 
 
 def kernel(shapes):
-    """The fused momentum kernel alone: what memory traffic costs."""
+    """Returns a compiled step of only the fused momentum kernel, which shows the cost of memory traffic."""
     variables, buffers, gradients = ([tf.Variable(tf.random.normal(shape)) for shape in shapes] for _ in range(3))
 
     @tf.function
@@ -46,7 +46,7 @@ def kernel(shapes):
 
 
 def norms_alone(shapes):
-    """LARS's norms of weights and gradients alone."""
+    """Returns a compiled step of only the norms of weights and gradients in LARS."""
     variables, gradients = ([tf.Variable(tf.random.normal(shape)) for shape in shapes] for _ in range(2))
     stacks = stacks_of(variables)
 

@@ -1,7 +1,7 @@
 """Photographic JPEGs for benchmarks: crops of the photographs that scikit-learn and scikit-image ship.
 
-Deterministic: the same files from the same packages. Size and quality are those of ImageNet's training images:
-about 500x375 pixels and 45 KB.
+The same packages always give the same files. Size and quality are those of ImageNet's training images: about 500x375
+pixels and 45 KB.
 """
 from pathlib import Path
 
@@ -14,7 +14,7 @@ CLASSES = 10
 
 
 def make(folder: Path, count: int) -> Path:
-    """Writes `count` photographs into FOLDER/CLASS/, ten classes, unless they are there; returns the folder."""
+    """Writes `count` photographs into FOLDER/CLASS/, in ten classes, unless they exist. Returns the folder."""
     from PIL import Image
 
     if len(list(folder.glob("*/*.jpg"))) == count:
@@ -38,7 +38,7 @@ def make(folder: Path, count: int) -> Path:
 
 
 def originals() -> list:
-    """The photographs that lie in the packages, as Pillow's images; none is fetched."""
+    """Returns the photographs in the packages as Pillow images. It downloads none."""
     import skimage
     from PIL import Image
     from sklearn.datasets import load_sample_images

@@ -19,11 +19,11 @@ from pathlib import Path
 from benchmarks import photos
 
 BIN = Path(sys.executable).parent
-SHARD_SAMPLES = 128  # 2,000 photographs stand for ImageNet's million: enough shards to share
+SHARD_SAMPLES = 128  # 2,000 photographs stand for ImageNet's million, so this gives enough shards to distribute
 
 
 def prepare(source: Path, ranks: int, format_: str, *flags: str) -> float:
-    """Images a second."""
+    """Runs data.prepare. Returns images per second."""
     mpirun = [str(BIN / "mpirun"), "--allow-run-as-root", "--oversubscribe", "-np", str(ranks)] if ranks > 1 else []
     with tempfile.TemporaryDirectory(dir=source.parent) as scratch:
         done = subprocess.run(
@@ -34,7 +34,7 @@ def prepare(source: Path, ranks: int, format_: str, *flags: str) -> float:
 
 
 def decode_and_copy(source: Path) -> float:
-    """Images a second of libjpeg-turbo decoding each file whole, and its bytes written to one file."""
+    """Decodes each whole file with libjpeg-turbo and writes its bytes to one file. Returns images per second."""
     import simplejpeg
 
     paths = sorted(source.glob("*/*.jpg"))

@@ -24,11 +24,11 @@ ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 SIZES = (4_096, 65_536, 1_048_576, 4_194_304, 16_777_216)  # bytes
 TRANSPORTS = {"gloo": LAUNCHERS["horovodrun"], "mpi": LAUNCHERS["mpirun"]}
-MOVED = 2 * (2 - 1) / 2  # of its bytes what a rank of two sends
+MOVED = 2 * (2 - 1) / 2  # bytes that a rank of two sends per byte of the tensor
 
 
 def exchange(rounds: int) -> None:
-    """Has rank 0 print bytes -> the median of the seconds that an all-reduce takes, on the slowest rank."""
+    """Measures all-reduce. Rank 0 prints bytes -> median seconds on the slowest rank."""
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
@@ -37,11 +37,11 @@ def exchange(rounds: int) -> None:
     tensors = {size: tf.ones([size // 4]) for size in SIZES}
     times = {size: [] for size in SIZES}
     for number in range(rounds + 1):
-        for size, tensor in tensors.items():  # in turn, so that a drift of the machine touches all alike
+        for size, tensor in tensors.items():  # in turn, so that a drift of the machine affects all alike
             hvd.allreduce(tf.zeros([1]), name="ready")
             begun = time.perf_counter()
             hvd.allreduce(tensor, name=f"of {size}").numpy()
-            if number:  # the first warms up
+            if number:  # the first round warms up
                 times[size].append(time.perf_counter() - begun)
     slowest = hvd.allreduce(tf.constant([statistics.median(times[size]) for size in SIZES]), op=hvd.Max)
     if hvd.rank() == 0:
@@ -49,7 +49,7 @@ def exchange(rounds: int) -> None:
 
 
 def compute() -> dict[int, float]:
-    """Batch -> images per second of ResNet-50's forward and backward pass on one worker."""
+    """Returns batch size -> images per second of ResNet-50's forward and backward pass on one worker."""
     import tensorflow as tf
 
     import model_zoo
@@ -62,7 +62,7 @@ def compute() -> dict[int, float]:
             loss = tf.reduce_mean(model(images, training=True))
         return tape.gradient(loss, model.trainable_variables)
 
-    for _ in range(5):  # in turn; the best of each, since other programs can only slow a step down
+    for _ in range(5):  # in turn; the best of each, because other programs can only slow a step down
         for batch in (1, 2, 4, 8):
             begun = time.perf_counter()
             step(tf.zeros([batch, 224, 224, 3]))[0].numpy()
@@ -83,7 +83,7 @@ def measured(transport: str, ranks: int, rounds: int) -> dict[int, float]:
 
 
 def fitted(times: dict[int, float]) -> Link:
-    """The latency of one of the ring's two steps, and the bandwidth, that two ranks' times tell."""
+    """Returns the latency of one of the ring's two steps and the bandwidth, fitted to the times of two ranks."""
     seconds, per_byte = line({size: size / seconds for size, seconds in times.items()})
     return Link(seconds / 2, MOVED / per_byte)
 
@@ -103,7 +103,7 @@ def compare(transport: str, rounds: int) -> Link:
 
 
 def described(link: Link) -> dict:
-    """A topology of this machine, every node like it."""
+    """Returns a topology in which every node is like this machine."""
     said = {"latency": link.latency, "bandwidth": link.bandwidth}
     here = "measured by benchmarks.scaling_here: Horovod over Gloo, two ranks of this machine"
     return {"local_size": os.cpu_count(), "within": said, "between": said, "overlap": 0.0, "one_gpu": compute(),

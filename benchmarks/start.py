@@ -32,7 +32,7 @@ STAGES = ("imports", "flags and data", "Horovod", "model", "tracing", "first ste
 
 
 def seconds(*command) -> float:
-    """From command to exit."""
+    """Runs a command and returns the seconds from its start to its exit."""
     began = time.perf_counter()
     done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, text=True, capture_output=True, stdin=subprocess.DEVNULL)
     if done.returncode:
@@ -50,7 +50,7 @@ def flags(model: str) -> tuple[str, str]:
 
 
 def stages(model: str) -> dict[str, float]:
-    """Seconds by stage; `the rest` includes the start of Python and its end."""
+    """Returns the seconds of each stage. `the rest` includes the start and the end of Python."""
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/stages.json"
         whole = seconds("python", "-m", "benchmarks.start", "--inside", path, *flags(model),
@@ -60,7 +60,7 @@ def stages(model: str) -> dict[str, float]:
 
 
 def inside(path: str, arguments: list[str]) -> int:
-    """train.py in this process, its stages timed."""
+    """Runs train.py in this process and times its stages."""
     timed = dict.fromkeys(STAGES[:-1], 0.0)
 
     def timing(stage, function):
@@ -112,7 +112,7 @@ def main(argv) -> int:
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args(argv[1:]).rounds
     bars, ratios, parts = [], {name: [] for name in CASES}, {model: [] for _, model in CASES.values()}
-    for number in range(1 + rounds):  # the first one warms the page cache
+    for number in range(1 + rounds):  # the first round warms the page cache
         bar = seconds("python", "-c", "import tensorflow")
         found = {name: training(words, model) / bar for name, (words, model) in CASES.items()}
         timed = {model: stages(model) for model in parts}

@@ -34,7 +34,7 @@ CANDIDATES = {
 
 
 def rate(workers: int, *flags: str) -> float:
-    """Steps a second, evaluations left out."""
+    """Trains and returns steps per second, without evaluations."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "run"
         if start(folder, workers, flags).wait(600):

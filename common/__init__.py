@@ -1,1 +1,1 @@
-"""What every command has in common: how it ends, what a user is told, and files that are written whole."""
+"""Code that all commands share: exit codes, error messages, flags and atomic file writes."""

@@ -1,4 +1,4 @@
-"""The shell of every command: flags in, one line for what is wrong, an exit code out."""
+"""The frame of every command. It parses flags, prints errors on one line and returns an exit code."""
 import contextlib
 import os
 import sys
@@ -10,19 +10,21 @@ from common.errors import ExitCode, UserError, complain, one_line
 
 @dataclass
 class Ending:
-    """The exit code of a command under way."""
+    """The exit code of a running command."""
 
     code: int = ExitCode.DONE
 
 
 @contextlib.contextmanager
 def shell(program: str, barrier: Callable[[], None] = lambda: None, speaks: bool = True) -> Iterator[Ending]:
-    """What a user can mend becomes one line on standard error and an exit code; anything else keeps its traceback.
+    """Turns an error that the user can fix into one line on standard error and an exit code.
+
+    Other errors keep their traceback.
 
     barrier: waits for the other ranks after an error that all of them raise, because mpirun kills all when one exits.
     speaks: whether this process prints the line.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow's notices at start
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # hides TensorFlow's startup messages
     ending, problem = Ending(), None
     try:
         yield ending
@@ -35,7 +37,7 @@ def shell(program: str, barrier: Callable[[], None] = lambda: None, speaks: bool
     if problem and speaks:
         complain(one_line(problem), program)
     if getattr(problem, "on_all_ranks", False):
-        with contextlib.suppress(Exception):  # one of them may be gone by now
+        with contextlib.suppress(Exception):  # a rank may have exited already
             barrier()
 
 
@@ -44,7 +46,7 @@ def asks_for_help(argv: Sequence[str]) -> bool:
 
 
 def print_help(*paragraphs: str) -> None:
-    """Prints to standard output, whose reader may stop early, as `head` does."""
+    """Prints to standard output. Its reader may stop early, as `head` does."""
     try:
         print(*paragraphs, sep="\n", flush=True)
     except BrokenPipeError:
@@ -53,7 +55,10 @@ def print_help(*paragraphs: str) -> None:
 
 @contextlib.contextmanager
 def json_alone_on_stdout() -> Iterator[None]:
-    """Sends what libraries print on standard output (DALI its errors) to standard error, and our own JSON to it."""
+    """Reserves standard output for this program's JSON.
+
+    Sends what libraries print there (such as DALI's errors) to standard error.
+    """
     sys.stdout.flush()
     ours, kept = os.dup(1), sys.stdout
     os.dup2(2, 1)

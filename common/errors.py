@@ -5,7 +5,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """How a command ends. STOPPED is EX_TEMPFAIL of sysexits.h: run the same command again."""
+    """Exit codes of all commands. STOPPED is EX_TEMPFAIL of sysexits.h: run the same command again."""
 
     DONE = 0
     WRONG = 1
@@ -15,9 +15,9 @@ class ExitCode(IntEnum):
 
 
 class UserError(Exception):
-    """Something the user asked for cannot be done; the message says what is wrong and what to do.
+    """The request cannot be carried out. The message says what is wrong and what to do.
 
-    on_all_ranks: every rank raises it at the same point.
+    on_all_ranks: whether every rank raises the error at the same point.
     """
 
     exit_code = ExitCode.WRONG
@@ -28,13 +28,13 @@ class UserError(Exception):
 
 
 class UsageError(UserError):
-    """A flag is unknown, malformed or not among its values."""
+    """A flag is unknown or malformed, or its value is not allowed."""
 
     exit_code = ExitCode.USAGE
 
 
 class Stopped(UserError):
-    """Training has stopped on request, on all ranks, with a checkpoint written."""
+    """Training stopped on request, on all ranks, after writing a checkpoint."""
 
     exit_code = ExitCode.STOPPED
 
@@ -43,12 +43,12 @@ class Stopped(UserError):
 
 
 def complain(message, program: str = "train.py") -> None:
-    """One line on standard error."""
+    """Prints one line on standard error."""
     print(f"{program}: {message}", file=sys.stderr, flush=True)
 
 
 def one_line(error) -> str:
-    """What to tell the user about an error."""
+    """Returns what to tell the user about an error."""
     text = " ".join(str(error).split())
     if getattr(error, "errno", None) == errno.ENOSPC or "No space left on device" in text:
         return "no space left on device; make room and give the same command again: it goes on from there"
@@ -58,8 +58,8 @@ def one_line(error) -> str:
 
 
 def reason(error) -> str:
-    """The line of a TensorFlow error that says what happened: its own or DALI's."""
-    where = ("Graph execution error", "Detected at node", "File ", "[[", "<stack traces")  # in the graph and in Python
+    """Returns the line of a TensorFlow error that says what happened, in TensorFlow or in DALI."""
+    where = ("Graph execution error", "Detected at node", "File ", "[[", "<stack traces")  # in the graph or in Python
     lines = [line.strip() for line in str(error).splitlines() if "Critical error" not in line]
     lines = [line for line in lines if line and not line.startswith(where)] or [type(error).__name__]
     telling = ("rror in", "ssert", "No space left", "outside the valid range")

@@ -9,7 +9,10 @@ from pathlib import Path
 
 
 def write_whole(path, text: str, durable: bool = False) -> None:
-    """Writes a temporary file, then renames it. durable: also calls fsync, against a power failure."""
+    """Writes a file atomically: writes a temporary file, then renames it.
+
+    durable: also calls fsync, to survive a power failure.
+    """
     scratch = Path(f"{path}.part")
     scratch.write_text(text)
     if durable:
@@ -22,7 +25,7 @@ def write_json(path, content, durable: bool = False) -> None:
 
 
 def as_json(content, indent=None) -> str:
-    """Content as strict JSON, in which a number that is not finite, such as a diverged loss, is null."""
+    """Returns content as strict JSON. Numbers that are not finite, such as a diverged loss, become null."""
     def finite(value):
         if isinstance(value, dict):
             return {key: finite(item) for key, item in value.items()}
@@ -34,7 +37,7 @@ def as_json(content, indent=None) -> str:
 
 
 def flush(path) -> None:
-    """fsync of a file or a folder."""
+    """Calls fsync on a file or a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -44,9 +47,9 @@ def flush(path) -> None:
 
 @contextlib.contextmanager
 def held(path, wait: bool = False) -> Iterator[None]:
-    """Locks a file or a folder, where its file system knows locks; gone with the process, however it ends.
+    """Locks a file or a folder if its file system supports locks. The lock ends with the process, however it exits.
 
-    wait: for whoever holds it; without, that raises BlockingIOError.
+    wait: whether to wait until the lock is free. Otherwise a taken lock raises BlockingIOError.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:

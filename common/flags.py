@@ -1,4 +1,4 @@
-"""Flags declared as dataclasses: a field is a flag, and its paragraph in the class's docstring is its help."""
+"""Flags declared as dataclasses. Each field is a flag, and its paragraph in the class's docstring is its help."""
 import dataclasses
 import difflib
 import math
@@ -17,7 +17,7 @@ PLAIN = {"choices": (), "low": None, "high": None, "parse": None, "alias": None,
 
 
 class Switch(absl_flags.EnumFlag):
-    """A flag with values that may also stand alone, as a boolean one: --name is true, --noname false."""
+    """An enum flag that also works without a value, as a boolean one: --name means true, --noname means false."""
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
@@ -28,11 +28,11 @@ class Switch(absl_flags.EnumFlag):
 
 
 def flag(default=None, choices: Sequence[str] = (), **options):
-    """A field with more than a type and a default.
+    """Declares a field that needs more than a type and a default.
 
-    choices: its values; with a list as default, several may be given. low, high: of numbers. parse: makes the field's
-    value of what was given, a text or a list of texts; raises ValueError. alias: another name for it. switch: whether
-    the flag may be given without a value, which means `true`.
+    choices: allowed values. If the default is a list, several values may be given. low, high: bounds of a number.
+    parse: converts the given text, or list of texts, to the field's value; raises ValueError. alias: another name of
+    the flag. switch: whether the flag may be given without a value, which means `true`.
     """
     parse, value = options.get("parse"), default
     if parse and default is not None:
@@ -42,7 +42,7 @@ def flag(default=None, choices: Sequence[str] = (), **options):
 
 
 def define(*groups: type) -> absl_flags.FlagValues:
-    """All flags of these dataclasses, with their defaults."""
+    """Defines all flags of these dataclasses, with their defaults."""
     values = absl_flags.FlagValues()
     for group in groups:
         texts = {name: " ".join(text.split()) for name, text in PARAGRAPH.findall(group.__doc__)}
@@ -82,34 +82,34 @@ def _define(values, one, text):
 
 
 def value(one: dataclasses.Field, given):
-    """A field's value of what was given for its flag."""
+    """Converts what was given for a flag to the field's value."""
     parse = one.metadata.get("parse")
     return parse(given) if parse and given is not None else given
 
 
 def parsed(values: absl_flags.FlagValues, group: type):
-    """The flags of a dataclass, as one."""
+    """Returns the flags of a dataclass as an instance of it."""
     return group(**{one.name: value(one, values[one.name].value) for one in dataclasses.fields(group)})
 
 
 def defaults(group: type) -> dict:
-    """Each flag's default, before it is parsed."""
+    """Returns each flag's default, before parsing."""
     return {one.name: one.metadata.get("given", one.default) for one in dataclasses.fields(group)}
 
 
 def names(group: type) -> list[str]:
-    """The flags of a dataclass."""
+    """Returns the names of a dataclass's flags."""
     return [one.name for one in dataclasses.fields(group)]
 
 
 def read(values: absl_flags.FlagValues, argv: Sequence[str]) -> absl_flags.FlagValues:
-    """The values, set from a command line. Raises UsageError, for what is no flag, too."""
+    """Sets the values from a command line. Raises UsageError, also for arguments that are not flags."""
     try:
         rest = values(argv)
     except (absl_flags.Error, UnicodeDecodeError) as error:
         text = one_line(error)
         raise UsageError(text[:1000] + nearest_value(text)) from None
-    except RecursionError:  # absl looks for the flag that was meant, letter by letter
+    except RecursionError:  # absl's search for a similar flag recurses once per letter
         raise UsageError("no flag has so long a name") from None
     if rest[1:]:
         raise UsageError(f"'{rest[1]}' is not a flag; --help lists them")
@@ -117,14 +117,14 @@ def read(values: absl_flags.FlagValues, argv: Sequence[str]) -> absl_flags.FlagV
 
 
 def nearest_value(problem: str) -> str:
-    """What was probably meant, for absl's message on a value that is not among a flag's; else nothing."""
+    """Returns a suggestion for absl's message about a value that is not allowed, or an empty string."""
     found = re.search(r"--\w+=(.*): value should be one of <(.*)>", problem)
     close = difflib.get_close_matches(found[1], found[2].split("|"), 1, 0.5) if found else []
     return f"; did you mean {close[0]}?" if close else ""
 
 
 def described(values: absl_flags.FlagValues, names: Sequence[str]) -> list[str]:
-    """What a help text says of each of these flags."""
+    """Returns the help text of each of these flags."""
     lines = []
     for name in names:
         one = values[name]

@@ -1,1 +1,1 @@
-"""What is on disk, the order of samples, the DALI pipeline. Takes shards as numbers; knows nothing of Horovod."""
+"""Datasets on disk, the order of samples and the DALI pipeline. Shards are plain numbers; nothing here uses Horovod."""

@@ -1,7 +1,8 @@
-"""How training images are varied: augmentations by name, and the random numbers of each sample.
+"""Augmentations of the training images by name, and the random numbers of each sample.
 
-The numbers are a function of the seed and of the sample's place in the endless stream (order.py): the same on any
-number of workers, and wherever a pipeline is opened. NumPy only; pipeline.py does with images what they say.
+The numbers are a function of the seed and of the sample's position in the endless stream (order.py). They depend
+neither on the number of workers nor on where a pipeline starts. This module uses only NumPy; pipeline.py applies the
+numbers to the images.
 """
 from dataclasses import dataclass
 
@@ -10,17 +11,17 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What part of an image is read, and what happens to it.
+    """Which part of an image is decoded, and how it is changed.
 
     area, aspect: ranges of the crop's area, as a fraction of the image, and of its width / height (arXiv:1409.4842,
-        section 6). Without an area, the crop is a square with the shorter side / `enlarge`.
-    enlarge: validation takes the central square of the shorter side divided by this: "resize to 256, crop 224".
-    rescale: training divides the shorter side by a number drawn from this range instead.
-    shift: training takes the square at a random place.
-    flip: mirror every second image.
-    colour: add a colour, the same to every pixel, along the principal components of ImageNet's (Krizhevsky et al. 2012,
-        section 4.1).
-    warp: turn, slant and shrink by a little, over a grey border; then vary brightness and contrast, and add noise.
+        section 6). If area is None, the crop is a square of the image's shorter side / `enlarge`.
+    enlarge: divisor of the shorter side for the central crop of validation. 256 / 224 means "resize to 256, crop 224".
+    rescale: range from which training draws the divisor instead.
+    shift: crop at a random offset in training.
+    flip: flip each image horizontally with probability 0.5.
+    colour: add the same random colour to all pixels of an image, along the principal components of ImageNet's colours
+        (Krizhevsky et al. 2012, section 4.1).
+    warp: rotate, shear and scale slightly, with a grey border; then vary brightness and contrast, and add noise.
     """
 
     area: tuple[float, float] | None = None
@@ -53,23 +54,23 @@ AUGMENTATIONS = {
     # arXiv:1811.05233, 3.2: padding, scaling, rotation, resizing, distortion, flip, brightness, contrast, noise
     "full": Augmentation(area=(0.08, 1.0), flip=True, warp=True, enlarge=256 / 224),
 }
-UNIFORMS = 16  # random numbers a sample, a multiple of four: Philox makes four at a time
-COLUMNS = {  # of the numbers that the pipeline reads
-    "area": 1, "place": 2,  # both within 0 to 1: how large between the limits; how far down and to the right
-    "sides": 2,  # height and width of a part of area 1
+UNIFORMS = 16  # random numbers per sample; a multiple of four, because Philox generates four at a time
+COLUMNS = {  # names and widths of the columns that the pipeline reads
+    "area": 1, "place": 2,  # both 0 to 1: size between the limits; offset down and to the right
+    "sides": 2,  # height and width of a crop of area 1
     "mirror": 1, "colour": 3, "warp": 6, "brightness": 1, "contrast": 1, "noise": 1, "noise_place": 2,
 }
-# Of ImageNet's pixels, 0 to 1: the standard deviations along the principal components of red, green and blue, and
-# these, a column each, as published with Facebook's fb.resnet.torch.
+# Standard deviations of ImageNet's pixels (0 to 1) along their principal components, and these components of red, green
+# and blue, one per column, as published with Facebook's fb.resnet.torch.
 COLOUR_SCALES = np.array([0.2175, 0.0188, 0.0045])
 COLOUR_AXES = np.array([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]])
 COLOUR_DEVIATION = 0.1
 
 
 def draw(recipe: Augmentation, image_size: int, seed: int, position: int, places: np.ndarray) -> np.ndarray:
-    """The numbers of the samples at these places after a position of the stream, float32 (places, columns).
+    """Draws the random numbers of the samples at `position + places` of the stream, float32 (places, columns).
 
-    warp: the two rows of the matrix that takes a pixel of the result to its place in the image, (x, y, 1).
+    warp: the two rows of the matrix that maps a pixel (x, y, 1) of the result to its position in the image.
     """
     bits = np.random.Philox(key=np.random.SeedSequence([seed, 1]).generate_state(2, np.uint64))
     u = np.random.Generator(bits.advance(position * UNIFORMS // 4)).random((places.max() + 1, UNIFORMS))[places]
@@ -90,7 +91,9 @@ def draw(recipe: Augmentation, image_size: int, seed: int, position: int, places
 
 
 def _colours(seed, position, places) -> np.ndarray:
-    """What is added to red, green and blue, 0 to 255; (places, 3). Normal numbers by Box and Muller, from four others.
+    """Draws the offsets of red, green and blue for pixels of 0 to 255; (places, 3).
+
+    The Box-Muller transform makes the normal numbers from four uniform ones.
     """
     bits = np.random.Philox(key=np.random.SeedSequence([seed, 2]).generate_state(2, np.uint64)).advance(position)
     u = np.random.Generator(bits).random((places.max() + 1, 4))[places]
@@ -100,7 +103,7 @@ def _colours(seed, position, places) -> np.ndarray:
 
 
 def _warp(angle, shear, scale, centre) -> np.ndarray:
-    """Rotation, then shear, then scale, about the centre, inverted; (count, 2, 3)."""
+    """Returns the inverse of rotation, then shear, then scale around the centre; (count, 2, 3)."""
     one, zero = np.ones_like(angle), np.zeros_like(angle)
     rotate = _matrix([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     forward = _matrix([[scale[0], zero], [zero, scale[1]]]) @ _matrix([[one, shear[0]], [shear[1], one]]) @ rotate

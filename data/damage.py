@@ -1,4 +1,4 @@
-"""Which record is to blame where DALI fails, for the one line that a user is told."""
+"""Finds the record on which DALI fails, for the one-line error message."""
 import tempfile
 from pathlib import Path
 
@@ -11,15 +11,18 @@ from data.pipeline import Device, decoded
 
 
 def input_reason(error, batches, read: int) -> str:
-    """`reason`; where DALI failed, the damaged record's name. batches: data.feed.Batches; read: samples so far."""
+    """Returns the damaged record's name if DALI failed, else `reason`.
+
+    batches: data.feed.Batches. read: number of samples read so far.
+    """
     name = batches.blame(read) if "dali" in str(error).lower() else None
     return f"{name} cannot be decoded; `data.prepare --verify` lists all such" if name else reason(error)
 
 
 def first_damaged(split: Split, samples: np.ndarray) -> str | None:
-    """The name of the first of these samples that DALI cannot read or decode, or None.
+    """Returns the name of the first of these samples that DALI cannot read or decode, or None.
 
-    One sample at a time, so that the one at fault is known.
+    Reads one sample at a time, to identify the one that fails.
     """
     from nvidia.dali import Pipeline
 

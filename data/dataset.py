@@ -1,6 +1,6 @@
-"""A prepared dataset: a folder of shards described by dataset.json. Plain Python and NumPy, no TensorFlow.
+"""A prepared dataset: a folder of shards described by dataset.json. Uses plain Python and NumPy, not TensorFlow.
 
-A folder without dataset.json is a dataset, too, where it holds train/ and val/ with a folder of images a class.
+A folder without dataset.json is also a dataset if it has train/ and val/ with one folder of images per class.
 """
 import json
 import math
@@ -13,15 +13,15 @@ import numpy as np
 from common.errors import UserError
 from data import formats
 
-IMAGENET_MEAN, IMAGENET_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # where a folder's own are not known
+IMAGENET_MEAN, IMAGENET_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # used if a folder's own are unknown
 VALIDATION_FOLDERS = ("val", "validation")
 
 
 @dataclass(frozen=True)
 class Split:
-    """The shards of one split. Samples are numbered through: those of the first file, then those of the second, ...
+    """The shards of one split. Sample numbers run through the first file, then through the second, and so on.
 
-    indexes: each file's, where they have been read already.
+    indexes: the index of each file, if it has been read already.
     """
 
     format: str
@@ -40,16 +40,16 @@ class Split:
 
     @cached_property
     def file_starts(self) -> np.ndarray:
-        """The number of each file's first sample, and after the last the number of samples; int64 (files + 1,)."""
+        """The number of each file's first sample, followed by the number of samples; int64 (files + 1,)."""
         return np.concatenate([[0], np.cumsum(self.file_samples)]).astype(np.int64)
 
     @cached_property
     def entries(self) -> tuple:
-        """Each file's index, as its format reads it. Raises OSError, ValueError."""
+        """The index of each file, as its format reads it. Raises OSError, ValueError."""
         return self.indexes or tuple(self.kind.read_index(path) for path in self.paths)
 
     def name(self, sample: int) -> str:
-        """Which file and record a sample is, for a message."""
+        """Returns the file and record of a sample, for messages."""
         file = int(np.searchsorted(self.file_starts, sample, side="right")) - 1
         record = int(sample - self.file_starts[file])
         if self.format == "folder":
@@ -59,9 +59,9 @@ class Split:
 
 @dataclass(frozen=True)
 class Dataset:
-    """What dataset.json says, checked against the files it names.
+    """The content of dataset.json, checked against the files that it names.
 
-    first_label: what the smallest label is on disk; those that are read count from 0.
+    first_label: the smallest label on disk. The pipeline's labels start at 0.
     """
 
     folder: Path
@@ -105,7 +105,7 @@ def open_dataset(folder) -> Dataset:
 
 
 def describe(dataset: Dataset) -> dict:
-    """dataset.json's content for a dataset."""
+    """Returns the content of dataset.json for a dataset."""
     def split(part):
         files = zip(part.paths, part.file_samples, strict=True)
         return {"samples": part.samples,
@@ -124,12 +124,12 @@ def _split(folder, described, name):
 
 
 def validation_folder(folder: Path) -> Path | None:
-    """The folder of images for validation beside train/, or None."""
+    """Returns the folder of validation images beside train/, or None."""
     return next((folder / name for name in VALIDATION_FOLDERS if (folder / name).is_dir()), None)
 
 
 def _class_folders(folder) -> Dataset | None:
-    """The dataset that a folder of images a class is, or None if it is not one."""
+    """Opens a dataset of one folder of images per class. Returns None if the folder has another layout."""
     validation = validation_folder(folder)
     if not validation or not (folder / "train").is_dir():
         return None
@@ -172,7 +172,7 @@ def _check_words(dataset, classes):
 
 
 def _check(folder, name, samples, split):
-    """The cheap checks: counts agree, and each index fits its file. A damaged record shows only when it is read."""
+    """Runs the cheap checks: counts agree, and each index fits its file. Damaged records show only when read."""
     if not split.samples:
         raise UserError(f"{folder}/dataset.json: the {name} split is empty")
     if split.samples != samples:

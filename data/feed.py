@@ -1,4 +1,4 @@
-"""Batches for Keras: DALI's pipeline over a piece of the stream, as a tf.data dataset, with no copy through Python."""
+"""Batches for Keras: a DALI pipeline over a slice of the stream, as a tf.data dataset without copies through Python."""
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,15 +14,15 @@ from data.dataset import Dataset, Split
 from data.pipeline import Device, build_pipeline, draws_reader
 
 CPU = Device()
-READ_AHEAD = 16  # batches, more than DALI and TensorFlow hold between the reader and the model
-UPLOADED = 2  # batches that wait on the model's device
+READ_AHEAD = 16  # batches; more than DALI and TensorFlow hold between the reader and the model
+UPLOADED = 2  # batches prefetched to the model's device
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches on their way to the model.
+    """Batches for the model.
 
-    iterator: for a compiled step. next() gives images uint8 (batch, image_size, image_size, 3), RGB, and labels int64
+    iterator: for a compiled step. next() returns images uint8 (batch, image_size, image_size, 3), RGB, and labels int64
     (batch, 1).
     """
 
@@ -35,16 +35,16 @@ class Batches:
         return next(self.iterator)
 
     def blame(self, read: int) -> str | None:
-        """The name of the record, among the next ones, that DALI cannot read or decode, when so many were read.
+        """Returns the name of the record that DALI cannot read or decode, among those that follow the first `read`.
 
-        DALI reads ahead, by a few batches.
+        DALI reads ahead by a few batches.
         """
         return first_damaged(self.split, self.samples[read:read + READ_AHEAD * self.batch_size])
 
 
 @dataclass(frozen=True)
 class Feed:
-    """How this worker reads a dataset. shard, shards: which part of how many."""
+    """How this worker reads a dataset. shard, shards: index of this worker's shard, and the number of shards."""
 
     dataset: Dataset
     image_size: int
@@ -57,10 +57,10 @@ class Feed:
     @contextmanager
     def train(self, position: int, steps: int, batch_size: int, micro_batch_size: int, skip: int = 0,
               neighbours: int = 1) -> Iterator[Batches]:
-        """This shard's micro-batches of `steps` global batches, from a position of the stream on.
+        """Opens this shard's micro-batches of the next `steps` global batches from a position of the stream.
 
-        skip: number of global batches at the start to leave out because they were read before a resume.
-        neighbours: so many shards' micro-batches lie together in the global batch, where the format can do that.
+        skip: number of global batches to skip at the start because they were read before a resume.
+        neighbours: number of shards whose micro-batches are adjacent in the global batch, if the format supports it.
         """
         split, recipe = self.dataset.train, augmentation.AUGMENTATIONS[self.augmentation]
         places = order.worker_places(split, steps, batch_size, self.shard, self.shards, neighbours, micro_batch_size)
@@ -72,7 +72,7 @@ class Feed:
 
     @contextmanager
     def validation(self, batch_size: int) -> Iterator[tuple[Batches, int]]:
-        """(batches, number of samples) over this shard of the validation split, in order, each sample once.
+        """Opens this shard of the validation split: (batches, number of samples), in order, each sample once.
 
         The last batch is padded with other samples, which the caller has to mask.
         """
@@ -105,6 +105,6 @@ class Feed:
                 if self.device.upload:
                     batches = batches.apply(tf.data.experimental.prefetch_to_device(self.device.upload, UPLOADED))
                 iterator = iter(batches)
-            if not self.device.upload:  # DALI has read the indexes: even a process that is killed leaves nothing behind
+            if not self.device.upload:  # DALI has read the indexes; deleted now, in case the process is killed
                 held.close()
             yield Batches(iterator, split, samples, batch_size)

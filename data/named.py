@@ -1,4 +1,4 @@
-"""What --data_dir may name: a prepared dataset's folder, a folder of images a class, a built-in, synthetic data."""
+"""Resolves --data_dir: a prepared dataset, a folder of images per class, a built-in dataset or synthetic data."""
 import os
 import shutil
 import tempfile
@@ -11,21 +11,22 @@ from data.synthetic import NAME, synthetic_dataset
 
 
 def absolute(data_dir: str) -> str:
-    """The same name for a process in another folder."""
+    """Returns a name that means the same dataset for a process in another folder."""
     return data_dir if data_dir in BUILT_IN or data_dir.startswith(f"{NAME}:") else str(Path(data_dir).absolute())
 
 
 def open_named(data_dir: str) -> Dataset:
-    """Raises UserError."""
+    """Opens the dataset that --data_dir names. Raises UserError."""
     if data_dir.startswith(f"{NAME}:"):
         return synthetic_dataset(data_dir)
     return open_dataset(built_in(data_dir) if data_dir in BUILT_IN else Path(data_dir).absolute())
 
 
 def built_in(name: str) -> Path:
-    """The folder of a built-in dataset, made in the cache if it is not there; safe when several workers do it at once.
+    """Returns the folder of a built-in dataset, which is created in the cache if it does not exist.
 
-    Each worker writes a folder of its own and renames it into place; the first wins, the others drop theirs.
+    Several workers may call this at once. Each writes its own folder and renames it into place. The first one wins, and
+    the others delete theirs.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bigbatch"
     folder = cache / f"{name}-{sources.version(name)}"

@@ -1,25 +1,25 @@
-"""The order of samples: one endless stream, epoch 0's permutation, then epoch 1's, ... a function of the seed alone.
+"""The order of samples: one endless stream of epoch 0's permutation, then epoch 1's, ..., a function of the seed alone.
 
-Where a run starts, what a worker reads, where a resumed run goes on: each is a piece of this stream. What the stream is
-depends on what the format's DALI reader can follow.
+Every run, every worker and every resumed run reads a slice of this stream. The order depends on what the format's DALI
+reader can follow.
 
-Any order (TFRecord, folders): with one file a true global shuffle. With several, as the reader goes through its list of
-files one by one, a shuffle of blocks, each of random records of one file, and a file stands in the list once for each
-of its blocks. Each global batch is the next samples of the stream, whatever the number of workers.
+Any order (TFRecord, folders): A single file gets a true global shuffle. With several files, blocks are shuffled,
+because the reader goes through its list of files one by one. Each block holds random records of one file, and a file is
+listed once for each of its blocks. Each global batch holds the next samples of the stream, for any number of workers.
 
-File after file (LMDB, RecordIO): the files are shuffled, and their records come as they were written. Between two
-evaluations each worker reads a piece of the stream of its own, so that all together read each sample once; which of
-them meet in a batch depends on the number of workers.
+File after file (LMDB, RecordIO): The files are shuffled, and their records keep the order in which they were written.
+Between two evaluations, each worker reads its own slice of the stream, so that all workers together read each sample
+once. Which samples share a batch depends on the number of workers.
 """
 import numpy as np
 
 from data.dataset import Split
 
-BLOCK = 64  # samples; a smaller block shuffles better and opens files more often
+BLOCK = 64  # samples per block; smaller blocks shuffle better but open files more often
 
 
 def permutation(split: Split, seed: int, epoch: int) -> np.ndarray:
-    """The order of one epoch: each sample's number once, int64 (samples,)."""
+    """Returns the order of one epoch: each sample number once, int64 (samples,)."""
     random = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, epoch])))
     any_order = split.kind.ANY_ORDER
     if len(split.paths) == 1:
@@ -35,7 +35,7 @@ def permutation(split: Split, seed: int, epoch: int) -> np.ndarray:
 
 
 def stream(split: Split, seed: int, position: int, count: int) -> np.ndarray:
-    """The numbers of `count` samples of the endless stream from a position on, int64 (count,)."""
+    """Returns the numbers of the next `count` samples of the endless stream from a position, int64 (count,)."""
     pieces = []
     while count:
         epoch, offset = divmod(position, split.samples)
@@ -47,10 +47,11 @@ def stream(split: Split, seed: int, position: int, count: int) -> np.ndarray:
 
 def worker_places(split: Split, steps: int, batch_size: int, shard: int, shards: int, neighbours: int = 1,
                   micro_batch_size: int = 1) -> np.ndarray:
-    """Positions of a worker's samples within the next `steps` global batches, in reading order.
+    """Returns the positions of a worker's samples within the next `steps` global batches, in reading order.
 
-    int64 (steps * batch_size / shards,), from 0. neighbours: groups of so many workers interleave their micro-batches,
-    so that what they process at the same time is adjacent in the global batch.
+    Positions are int64 (steps * batch_size / shards,) and count from 0. neighbours: number of workers in a group. The
+    workers of a group interleave their micro-batches, so that what they process at the same time is adjacent in the
+    global batch.
     """
     places = np.arange(steps * batch_size)
     if split.kind.ANY_ORDER:
@@ -61,7 +62,7 @@ def worker_places(split: Split, steps: int, batch_size: int, shard: int, shards:
 
 
 def contiguous_shard(samples: int, shard: int, shards: int) -> np.ndarray:
-    """The samples of one of several nearly equal parts, int64; empty where there are more shards than samples."""
+    """Returns one of `shards` nearly equal ranges of samples, int64; some are empty if shards > samples."""
     return np.arange(samples * shard // shards, samples * (shard + 1) // shards)
 
 

@@ -1,6 +1,6 @@
-"""The DALI pipeline: reader -> decode -> augment -> batch; one graph for CPU and GPU.
+"""The DALI pipeline: reader -> decode -> augment -> batch. CPU and GPU use the same graph.
 
-Importing it does not import DALI.
+Importing this module does not import DALI.
 """
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +11,15 @@ from data.augmentation import COLUMNS, Augmentation
 from data.formats import tfrecord
 
 GREY = 127.5
-NOISE_MARGIN = 64  # the noise is a window of a fixed field of it, so many pixels larger
+NOISE_MARGIN = 64  # the noise is a window of a fixed field that is larger by this many pixels
 
 
 @dataclass(frozen=True)
 class Device:
-    """Where images are decoded and augmented. name: "cpu" or "gpu". number: the GPU's, None on a CPU.
+    """The device that decodes and augments images. name: "cpu" or "gpu". number: index of the GPU, None on a CPU.
 
-    hw_decoder_load: the share of images that go to a GPU's hardware decoder, where it has one. upload: TensorFlow's
-    device to which batches from a CPU are copied ahead of time, or None.
+    hw_decoder_load: fraction of the images that the GPU's hardware decoder decodes, if there is one. upload: the
+    TensorFlow device to which batches from a CPU are prefetched, or None.
     """
 
     name: str = "cpu"
@@ -35,10 +35,10 @@ class Device:
 
 def build_pipeline(read, draws, *, batch_size: int, image_size: int, recipe: Augmentation, first_label: int,
                    device: Device):
-    """The pipeline over the samples that `read` gives, in their order, again and again.
+    """Builds the pipeline over the samples that `read` returns, in their order, repeated endlessly.
 
-    read, draws: functions for the graph: (encoded image, label); and each sample's numbers, see augmentation.draw, or
-        None where nothing is random.
+    read, draws: functions for the graph. `read` returns (encoded image, label). `draws` returns each sample's random
+        numbers (see augmentation.draw), or is None if nothing is random.
     Outputs: images uint8 (batch, image_size, image_size, 3), RGB; labels int64 (batch, 1), from 0.
     """
     from nvidia.dali import Pipeline
@@ -53,10 +53,10 @@ def build_pipeline(read, draws, *, batch_size: int, image_size: int, recipe: Aug
 
 
 def augmented(encoded, columns: dict | None, image_size: int, recipe: Augmentation, device: Device):
-    """The graph from encoded images to pictures of image_size, uint8; columns: of augmentation.draw, by name.
+    """Adds the graph from encoded images to uint8 images of image_size. columns: of augmentation.draw, by name.
 
-    Resizing is bilinear and does not filter what it makes smaller, as Caffe's and TensorFlow's recipes have it; on a
-    CPU that takes a third off the whole pipeline's time.
+    Resizing is bilinear without antialiasing, as in Caffe's and TensorFlow's recipes. On a CPU, this saves a third of
+    the whole pipeline's time.
     """
     from nvidia.dali import fn, types
 
@@ -73,10 +73,10 @@ def augmented(encoded, columns: dict | None, image_size: int, recipe: Augmentati
 
 
 def decoded(encoded, columns, recipe, device):
-    """The part of each image that the recipe wants; what lies outside it is not decoded where the format allows.
+    """Decodes the part of each image that the recipe needs, and no more if the image format allows it.
 
-    The shape is looked up first in any case: given a damaged header, DALI 2.4's decoders can crash, this operator
-    raises an error.
+    The shape is always read first: on a damaged header, DALI 2.4's decoders can crash, while this operator raises an
+    error.
     """
     from nvidia.dali import fn, types
 
@@ -87,10 +87,10 @@ def decoded(encoded, columns, recipe, device):
 
 
 def part(sides, columns, recipe):
-    """Upper left corner and size of the part to decode, both (height, width), for images of `sides` (height, width).
+    """Returns the upper left corner and the size of the part to decode, for images of `sides`; all (height, width).
 
-    The aspect is drawn first, then the area among those that fit, as TensorFlow's sample_distorted_bounding_box does
-    it: no second tries, so that the part is a function of the sample's numbers.
+    The aspect ratio is drawn first, then the area among those that fit, as in TensorFlow's
+    sample_distorted_bounding_box. There are no retries, so that the part is a function of the sample's numbers.
     """
     from nvidia.dali import math
 
@@ -125,10 +125,10 @@ def _warped(images, columns, image_size, device):
 
 
 def draws_reader(rows: np.ndarray, scratch: Path):
-    """A function for DALI's graph that gives the rows of a float32 matrix, one a sample.
+    """Returns a function for DALI's graph that returns the rows of a float32 matrix, one per sample.
 
-    They travel as records of one feature, written here as a single array: each is the same bytes but for the numbers.
-    The checksums are left at 0: DALI does not look at them.
+    The rows are written as TFRecords with one feature, from a single array: the records differ only in the numbers. The
+    checksums stay 0, because DALI does not check them.
     """
     import tensorflow as tf
 
@@ -155,7 +155,7 @@ def draws_reader(rows: np.ndarray, scratch: Path):
 
 
 def by_name(draws) -> dict:
-    """The columns of augmentation.draw by name; those of width 1 as scalars."""
+    """Splits the columns of augmentation.draw by name. Columns of width 1 become scalars."""
     columns, start = {}, 0
     for name, width in COLUMNS.items():
         columns[name] = draws[start] if width == 1 else draws[start:start + width]

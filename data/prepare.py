@@ -53,7 +53,7 @@ class Options:
 
 
 def main(argv) -> int:
-    """Runs a command line; returns the exit code."""
+    """Runs a command line and returns the exit code."""
     team = Team()
     if command.asks_for_help(argv):
         if team.rank == 0:
@@ -65,9 +65,9 @@ def main(argv) -> int:
             _check(options)
             ending.code = _run(options, team)
         except UserError as error:
-            error.on_all_ranks = True  # each raises it, or has been told of it
+            error.on_all_ranks = True  # every rank raises it, or receives it from rank 0
             raise
-        except Exception as error:  # the others must not wait for this one
+        except Exception as error:  # the other ranks must not wait for this one
             team.abort(told(error))
             ending.code = ExitCode.WRONG
     return ending.code

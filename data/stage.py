@@ -1,4 +1,4 @@
-"""Copies a dataset to a disk of this node's own, once, whatever the number of workers on it."""
+"""Copies a dataset to a local disk of this node, once for all of its workers."""
 import hashlib
 import os
 import shutil
@@ -12,11 +12,11 @@ CHUNK = 16 << 20
 
 
 def stage(dataset: Dataset, folder: Path) -> Dataset:
-    """The dataset as copied into a folder of its own under `folder`.
+    """Copies a dataset into its own folder under `folder` and returns the copy.
 
-    The node's first worker copies while the others wait for its lock. A copy that was broken off goes on where it
-    stopped, within a file, too; one that is complete is used as it is, as long as the files copied from have the same
-    sizes and times. Raises UserError where the disk is too small, OSError where it fails.
+    The node's first worker copies while the others wait for its lock. An interrupted copy continues where it stopped,
+    even within a file. A complete copy is reused as long as the original files keep their sizes and times. Raises
+    UserError if the disk is too small, and OSError if it fails.
     """
     from tqdm import tqdm
 
@@ -41,7 +41,7 @@ def stage(dataset: Dataset, folder: Path) -> Dataset:
 
 
 def _files(dataset) -> list[str]:
-    """The names, within its folder, of all the files that a dataset is made of; dataset.json last."""
+    """Returns the paths of a dataset's files, relative to its folder; dataset.json comes last."""
     named = [file for split in (dataset.train, dataset.validation) for path in split.paths
              for file in _shard_files(split, path)]
     if (dataset.folder / "dataset.json").exists():

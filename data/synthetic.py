@@ -1,4 +1,4 @@
-"""Random data that never leaves the device, `synthetic:SIZE`: what a model's own speed is, without any input."""
+"""Random data that never leaves the device, `synthetic:SIZE`. It shows a model's own speed, without any input."""
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,11 +10,11 @@ from data.dataset import Dataset, Split
 
 NAME = "synthetic"
 CLASSES = 1000
-VALIDATION_SHARE = 25  # one validation sample to so many of training, about ImageNet's
+VALIDATION_SHARE = 25  # training samples per validation sample, about ImageNet's ratio
 
 
 def synthetic_dataset(data_dir: str) -> Dataset:
-    """A dataset of SIZE training samples, and SIZE / 25 for validation, of 1,000 classes. Raises UserError."""
+    """Returns a dataset of 1,000 classes with SIZE training and SIZE / 25 validation samples. Raises UserError."""
     size = data_dir.removeprefix(f"{NAME}:")
     if not size.isdecimal() or not 0 < int(size) < 2**31:
         raise UserError(f"--data_dir={data_dir}: synthetic: wants the number of training samples, synthetic:1281167")
@@ -23,7 +23,7 @@ def synthetic_dataset(data_dir: str) -> Dataset:
 
 
 class Resident:
-    """What data.feed.Batches is to files: the same tensors again and again."""
+    """Replaces data.feed.Batches: returns the same tensors again and again."""
 
     def __init__(self, batch):
         self._batch = batch
@@ -36,19 +36,19 @@ class Resident:
         return self._batch
 
     def blame(self, read: int) -> None:
-        """Nothing is read."""
+        """Returns None, because nothing is read."""
 
 
 @dataclass(frozen=True)
 class SyntheticFeed:
-    """What data.feed.Feed is to files; the same batch each time."""
+    """Replaces data.feed.Feed: returns the same batch each time."""
 
     dataset: Dataset
     image_size: int
     seed: int
     shard: int = 0
     shards: int = 1
-    _made: dict = field(default_factory=dict)  # by batch size: a compiled step wants to see the same iterator again
+    _made: dict = field(default_factory=dict)  # by batch size; a compiled step has to see the same iterator again
 
     @contextmanager
     def train(self, position: int, steps: int, batch_size: int, micro_batch_size: int, skip: int = 0,

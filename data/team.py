@@ -1,7 +1,7 @@
-"""Work shared over the processes that mpirun started. What fails on one rank ends all of them with the same one line.
+"""Splits work among the processes that mpirun started. An error on one rank ends all ranks with the same one line.
 
-Ranks talk to rank 0 between two samples, so no rank waits for another while there is work, and an error is known
-everywhere within a sample's time.
+Ranks report to rank 0 between two samples. No rank waits for another while there is work, and all ranks learn of an
+error within a sample's time.
 """
 import os
 import sys
@@ -13,11 +13,11 @@ from pathlib import Path
 
 from common.errors import UserError, complain, one_line
 
-LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")  # a launcher that speaks MPI has set one of them
+LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")  # every MPI launcher sets one of these
 PROGRAM = "data.prepare"
-REPORT, OUTCOME = 1, 2  # tags: to rank 0; from rank 0
+REPORT, OUTCOME = 1, 2  # message tags: to rank 0; from rank 0
 EVERY = 0.2  # seconds between two reports of a rank
-PATIENCE = 20  # seconds that the others have to stop in
+PATIENCE = 20  # seconds in which the other ranks have to stop
 
 
 class _Stopped(Exception):
@@ -25,7 +25,10 @@ class _Stopped(Exception):
 
 
 class Team:
-    """The ranks of a run. A process that no launcher started, or that works alone, is rank 0 of 1 and loads no MPI."""
+    """The ranks of a run.
+
+    A process without a launcher, or with `alone`, is rank 0 of 1 and does not load MPI.
+    """
 
     def __init__(self, alone: bool = False):
         self.comm = None
@@ -33,7 +36,7 @@ class Team:
             from mpi4py import MPI
 
             self.comm = MPI.COMM_WORLD
-        self._silent = set()  # ranks that did not stop when they were told to
+        self._silent = set()  # ranks that did not stop when told to
 
     @property
     def rank(self) -> int:
@@ -44,32 +47,32 @@ class Team:
         return self.comm.size if self.comm else 1
 
     def say(self, line: str) -> None:
-        """A line on standard error, once."""
+        """Prints a line on standard error, on rank 0 only."""
         if self.rank == 0:
             complain(line, PROGRAM)
 
     def abort(self, line: str) -> None:
-        """Ends every rank, for an error that only this one may have."""
+        """Ends every rank because of an error that may be on this rank only."""
         complain(line, PROGRAM)
         if self.size > 1:
             self.comm.Abort(1)
 
     def first(self, action: Callable):
-        """What the action returns on rank 0, on every rank."""
+        """Runs the action on rank 0 and returns its result on every rank."""
         outcome = _attempt(action) if self.rank == 0 else None
         return _settle([self.comm.bcast(outcome) if self.size > 1 else outcome])[0]
 
     def share(self, items: list, function: Callable) -> list:
-        """The function of every item, each computed by one rank; all of them, in order, on every rank."""
+        """Applies the function to every item, each on one rank. Returns all results, in order, on every rank."""
         mine = _attempt(lambda: [function(item) for item in items[self.rank::self.size]])
         parts = _settle(self.comm.allgather(mine) if self.size > 1 else [mine])
         return [parts[number % self.size][number // self.size] for number in range(len(items))]
 
     def work(self, units: Iterable, function: Callable, claim: Callable | None = None, bar=None) -> list:
-        """Each unit's result in order on rank 0, an empty list on the others.
+        """Returns each unit's result in order on rank 0, and an empty list on the other ranks.
 
-        A unit is done by the rank that claims it; where no claim is given, by each rank in its turn. The function
-        calls `beat` now and then. bar: shows on rank 0 what all ranks have reported (has `update`).
+        The rank that claims a unit works on it. Without `claim`, the ranks take turns. The function calls `beat`
+        regularly. bar: shows the samples that all ranks have reported, on rank 0 (has `update`).
         """
         self._reported, self._next, self._bar, self._line = 0, 0.0, bar, None
         self._ended = {0: []}
@@ -80,12 +83,12 @@ class Team:
                     results.append((number, function(unit)))
         except _Stopped:
             pass
-        except Exception as error:  # whatever it is, the other ranks must not wait for this one
+        except Exception as error:  # of any type: the other ranks must not wait for this one
             line = told(error)
         return self._lead_out(results, line) if self.rank == 0 else self._follow_out(results, line)
 
     def beat(self, samples: int) -> None:
-        """Reports samples done, and hears whether the work goes on. To be called often: it is cheap."""
+        """Reports finished samples, and checks whether the work continues. It is cheap and should be called often."""
         self._reported += samples
         now = time.monotonic()
         if now < self._next:
@@ -103,9 +106,9 @@ class Team:
                 raise _Stopped
 
     def barrier(self) -> None:
-        """To be called before exiting with an error: a launcher kills all ranks as soon as one has left.
+        """Barrier before exit with an error, because a launcher kills all ranks when one exits.
 
-        Ends ranks that hang, for which the launcher would wait.
+        If some ranks hang, all ranks are ended instead, because the launcher would wait for the hanging ones.
         """
         if self._silent:
             self.comm.Abort(1)
@@ -118,7 +121,7 @@ class Team:
         self._reported = 0
 
     def _listen(self):
-        """Takes in what the other ranks have sent, on rank 0."""
+        """Receives what the other ranks have sent, on rank 0."""
         if self.comm is None:
             return
         from mpi4py import MPI
@@ -167,14 +170,17 @@ class Team:
         self.comm.send(("samples", self._reported), 0, REPORT)
         self.comm.send(("end", (results, line)), 0, REPORT)
         while not self.comm.iprobe(source=0, tag=OUTCOME):
-            time.sleep(0.01)  # a blocking receive would spin and take a core from those at work
+            time.sleep(0.01)  # a blocking receive would spin and take a core from the working ranks
         if outcome := self.comm.recv(source=0, tag=OUTCOME):
             raise UserError(outcome, on_all_ranks=True)
         return []
 
 
 def claims(folder: Path) -> Callable[[str], bool]:
-    """A claim by the first to make a file of the unit's name: balances ranks of any speed, on any shared disk."""
+    """Returns a function that claims a unit by creating a file of its name. The first rank to do so gets the unit.
+
+    This balances ranks of any speed, on any shared disk.
+    """
     def claim(unit) -> bool:
         try:
             os.close(os.open(folder / str(unit), os.O_CREAT | os.O_EXCL))
@@ -187,7 +193,10 @@ def claims(folder: Path) -> Callable[[str], bool]:
 
 @contextmanager
 def progress(team, samples):
-    """A bar on rank 0 with rate and time left; one that is shown after a while, and seldom where no one watches."""
+    """Shows a bar with rate and remaining time on rank 0.
+
+    The bar appears after a delay. It is updated rarely if standard error is not a terminal.
+    """
     if team.rank or not samples:
         yield None
         return
@@ -199,7 +208,7 @@ def progress(team, samples):
 
 
 def told(error: Exception) -> str:
-    """What to tell the user about an error of any kind."""
+    """Returns what to tell the user about an error of any type."""
     known = isinstance(error, UserError | OSError | ValueError) or "No space left" in str(error)
     return one_line(error) if known else f"{type(error).__name__}: {one_line(error)}"
 
@@ -207,12 +216,12 @@ def told(error: Exception) -> str:
 def _attempt(action) -> tuple:
     try:
         return action(), None
-    except Exception as error:  # whatever it is, the other ranks must not wait for this one
+    except Exception as error:  # of any type: the other ranks must not wait for this one
         return None, told(error)
 
 
 def _settle(outcomes) -> list:
-    """The results; raises the first error among them, which is the same on every rank."""
+    """Returns the results, or raises the first error among them, which is the same on every rank."""
     for _, line in outcomes:
         if line:
             raise UserError(line, on_all_ranks=True)

@@ -1,1 +1,1 @@
-"""The one room that speaks to other processes: the launcher, the world of workers, the exchange of gradients."""
+"""The only package that communicates with other processes: launcher, world of workers, gradient exchange."""

@@ -1,4 +1,4 @@
-"""How gradients go from worker to worker: ring or torus, on which grid, by which backend, and why. Plain Python."""
+"""Chooses the all-reduce of the gradients: ring or torus, grid, backend, and the reason. Plain Python."""
 import re
 from dataclasses import dataclass
 
@@ -8,14 +8,15 @@ from distributed import grids, launcher
 ALLREDUCES = ("ring", "torus")
 HOROVOD, NCCL = "Horovod's all-reduce", "Horovod's own torus, on NCCL"
 PROCESS_SETS, ALL_TO_ALL = "Horovod process sets", "all-to-alls of all workers"
-MOST_WORKERS = 65_536  # for which a grid is looked for
+MOST_WORKERS = 65_536  # the largest number for which a grid is searched
 
 
 @dataclass(frozen=True)
 class AllreducePlan:
-    """plan.json's `exchange`. allreduce: none, ring or torus. grid: (horizontal, vertical) of a torus.
+    """The `exchange` entry of plan.json.
 
-    is_fallback: it is another than the one that was asked for; `why` says why.
+    allreduce: none, ring or torus. grid: (horizontal, vertical) of a torus. is_fallback: whether the plan differs from
+    the requested one; `why` gives the reason.
     """
 
     allreduce: str
@@ -34,7 +35,7 @@ ALONE = AllreducePlan("none", None, None, "one worker has nothing to exchange")
 
 
 def parse_grid(text: str) -> tuple[int, int] | None:
-    """(horizontal, vertical) of 4x2; None of auto. Raises ValueError."""
+    """Parses 4x2 into (horizontal, vertical), and auto into None. Raises ValueError."""
     if text == "auto":
         return None
     if not re.fullmatch("[1-9][0-9]{0,8}x[1-9][0-9]{0,8}", text):
@@ -45,14 +46,14 @@ def parse_grid(text: str) -> tuple[int, int] | None:
 
 def plan_allreduce(allreduce: str, torus_grid: tuple[int, int] | None, workers: int, local_size: int,
                    elastic: bool = False, nccl: bool | None = False) -> AllreducePlan:
-    """The plan for --allreduce and --torus_grid on so many workers, `local_size` on each node.
+    """Returns the plan for --allreduce and --torus_grid on `workers` workers, `local_size` on each node.
 
-    torus_grid: the one that was asked for, or None for auto. elastic: workers may come and go. Then a grid that does
-    not fit those that there are gives way to auto, and process sets are ruled out: when a worker is lost, Horovod 0.28
-    has those that are left agree with it on taking the sets down, which ends them, too. nccl: whether Horovod exchanges
-    by NCCL, on GPUs; None if that is not known yet. Its own torus always has the grid of local x cross ranks.
+    torus_grid: the requested grid, or None for auto. elastic: whether workers may come and go. If so, auto replaces a
+    grid that does not fit the current workers, and process sets are ruled out: when a worker is lost, Horovod 0.28
+    makes the remaining ones agree with it on removing the sets, which ends them, too. nccl: whether Horovod exchanges
+    by NCCL, on GPUs; None if that is not known yet. Horovod's own torus always has the grid of local x cross ranks.
 
-    Raises UserError, with the grids that fit, where the one that was asked for does not.
+    Raises UserError, with the grids that fit, if the requested one does not.
     """
     if workers == 1:
         return ALONE
@@ -88,10 +89,10 @@ def _why(horizontal, vertical, local_size) -> str:
 
 
 def check_nodes() -> None:
-    """Raises UserError, on one worker at least, where nodes have different numbers of workers.
+    """Raises UserError on at least one worker if nodes have different numbers of workers.
 
-    Each would choose a grid for its own node, and Horovod, which has to be told of process sets before workers can
-    speak to each other, ends without a word on why.
+    Each worker would choose a grid for its own node. Horovod needs the process sets before workers can communicate, so
+    it would exit without an explanation.
     """
     if launcher.nodes_differ():
         raise UserError("--torus_grid=auto is for nodes with the same number of workers each; name a grid, such as "

@@ -1,22 +1,22 @@
-"""What an exchange of gradients costs: messages and bytes of three all-reduces, in a latency-bandwidth model.
+"""The cost of a gradient exchange: messages and bytes of three all-reduces, in a latency-bandwidth model.
 
     seconds = slowdown * (hops within nodes * their latency + hops between nodes * theirs)
             + bytes over the slowest link / that link's bandwidth
 
-All three are rings, or rings of rings. In a pass round a ring of n ranks each of the n - 1 steps moves a piece of 1/n
-of the data to the next rank; a reduce-scatter is one pass, an all-gather is one, an all-reduce is both. What a step
-waits for is counted along the slowest path, so that hops within a node cost less than hops between nodes; what the
-bytes wait for is the ring's slowest link, which the rings that leave a node at the same time share.
+All three are rings, or rings of rings. A pass around a ring of n ranks takes n - 1 steps, and each step moves a slice
+of 1/n of the data to the next rank. A reduce-scatter is one pass, an all-gather is one, and an all-reduce is both. The
+latency is counted along the slowest path, so hops within a node cost less than hops between nodes. The transfer is
+limited by the ring's slowest link, which all rings that leave a node at the same time share.
 
-Steps, and bytes that a rank sends, for S bytes on N ranks, L of them a node, in a grid of X (horizontal) by Y:
+Steps, and bytes sent per rank, for S bytes on N ranks, L per node, in a grid of X (horizontal) by Y (vertical):
 
     ring            2 (N - 1)               2 (N - 1) / N * S
     torus           2 (X - 1) + 2 (Y - 1)   2 (X - 1) / X * S + 2 (Y - 1) / Y * S / X  =  2 (N - 1) / N * S
     hierarchical    the torus whose rows are the nodes: X = L, Y = N / L
 
-so the number of bytes is always the same, and the number of steps is what a grid saves (arXiv:1811.05233, 2.2, which
-counts 2 (X - 1) for the torus, leaving the vertical steps out; the hierarchical all-reduce that it compares with, of
-arXiv:1807.11205, sends X times more in the vertical step, because there one rank of each node has all S).
+The number of bytes is always the same; a grid saves steps (arXiv:1811.05233, section 2.2). That paper counts 2 (X - 1)
+steps for the torus and leaves the vertical steps out. It compares with the hierarchical all-reduce of arXiv:1807.11205,
+which sends X times more in the vertical step, because one rank of each node holds all S there.
 """
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ ALLREDUCES = ("ring", "hierarchical", "torus")
 
 @dataclass(frozen=True)
 class Link:
-    """latency: seconds before a message's bytes count; bandwidth: bytes per second in one direction."""
+    """A network link. latency: seconds per message, whatever its size. bandwidth: bytes per second in one direction."""
 
     latency: float
     bandwidth: float
@@ -35,9 +35,10 @@ class Link:
 
 @dataclass(frozen=True)
 class Network:
-    """Nodes of local_size ranks. within: what each rank has to the others of its node; between: what a node has.
+    """Nodes of local_size ranks.
 
-    slowdown: how many times its link's latency a message costs in a training: handling, packs, waiting for late ranks.
+    within: the link of each rank to the other ranks of its node. between: the link of each node to the others.
+    slowdown: latency of a message during training, relative to its link's: handling, packing, waiting for late ranks.
     """
 
     local_size: int
@@ -48,8 +49,11 @@ class Network:
 
 @dataclass(frozen=True)
 class Cost:
-    """latency: seconds that messages take whatever they hold; transfer: seconds that bytes take; steps: messages in a
-    row; sent: bytes that each rank sends."""
+    """The cost of one exchange.
+
+    steps: consecutive messages. sent: bytes that each rank sends. latency: seconds that the messages take, whatever
+    their size. transfer: seconds that the bytes take.
+    """
 
     steps: int
     sent: float
@@ -57,17 +61,17 @@ class Cost:
     transfer: float
 
     def seconds(self, hidden: float = 0.0) -> float:
-        """What is added to a step where `hidden` seconds of something else go on beside the transfer.
+        """Returns the seconds that the exchange adds to a step if up to `hidden` seconds of the transfer overlap.
 
-        The latency adds to it all the same: the last gradient has to go round, too.
+        The latency cannot overlap, because the last gradient has to be exchanged, too.
         """
         return self.latency + max(0.0, self.transfer - hidden)
 
 
 def grid_of(allreduce: str, workers: int, local_size: int) -> tuple[int, int] | None:
-    """The (horizontal, vertical) that an all-reduce has; None for hierarchical where the last node is not full.
+    """Returns (horizontal, vertical) of an all-reduce, or None for hierarchical if the last node is not full.
 
-    ring: (workers, 1). hierarchical: its rows are the nodes. torus: what --torus_grid=auto takes.
+    ring: (workers, 1). hierarchical: the rows are the nodes. torus: the grid of --torus_grid=auto.
     """
     if allreduce == "ring" or (allreduce == "hierarchical" and workers <= local_size):
         return workers, 1
@@ -77,10 +81,10 @@ def grid_of(allreduce: str, workers: int, local_size: int) -> tuple[int, int] | 
 
 
 def cost(size: float, horizontal: int, vertical: int, network: Network) -> Cost:
-    """Of an all-reduce of `size` bytes on every rank in a grid; a ring is (workers, 1).
+    """Returns the cost of an all-reduce of `size` bytes per rank in a grid; a ring is (workers, 1).
 
-    A reduce-scatter along the rows, an all-reduce of the 1 / horizontal that each rank then has along the columns, an
-    all-gather along the rows.
+    It consists of a reduce-scatter along the rows, an all-reduce along the columns of each rank's 1 / horizontal, and
+    an all-gather along the rows.
     """
     row, column = grids.directions(horizontal, vertical, network.local_size)
     row_speed, column_speed = _speeds(horizontal, vertical, network)
@@ -91,7 +95,7 @@ def cost(size: float, horizontal: int, vertical: int, network: Network) -> Cost:
 
 
 def _speeds(horizontal, vertical, network):
-    """Bytes per second along the slowest link of any row, and of any column, when all rows, or columns, are at it."""
+    """Returns bytes per second of the slowest link in any row and in any column, if all of them send at once."""
     speeds = []
     for leaving in grids.leaving(horizontal, vertical, network.local_size):  # these share their node's links
         shared = network.between.bandwidth / leaving if leaving else float("inf")

@@ -1,4 +1,4 @@
-"""Elastic training: Horovod starts the workers anew that are left or have come, and training goes on with them."""
+"""Elastic training: when workers leave or join, Horovod restarts, and training continues with the current workers."""
 import functools
 from collections.abc import Callable
 
@@ -6,13 +6,13 @@ import horovod.tensorflow as hvd
 import horovod.tensorflow.elastic as hvd_elastic
 from horovod.common.elastic import State
 
-COMMIT_STEPS = 10  # updates from one moment that all workers keep in memory to the next
+COMMIT_STEPS = 10  # updates between the snapshots that all workers keep in memory
 
 
 class Hosts(State):
-    """What Horovod asks of a training; check_host_updates raises HostsUpdatedInterrupt, on all, when they have changed.
+    """The state that Horovod expects. Its check_host_updates raises HostsUpdatedInterrupt on all ranks if hosts change.
 
-    An attempt agrees by itself on the moment to go on from: `save`, `restore` and `sync` have nothing to do.
+    The workers of an attempt agree on the snapshot to resume from, so `save`, `restore` and `sync` do nothing.
     """
 
     def __init__(self):
@@ -29,8 +29,8 @@ class Hosts(State):
 
 
 def restarting(attempt: Callable) -> Callable:
-    """A function that calls attempt(hosts), again whenever workers were lost or have come, and returns what it does.
+    """Returns a function that calls attempt(hosts), repeats it when workers are lost or join, and returns its result.
 
-    The attempt has to raise HorovodInternalError where a worker is lost.
+    The attempt has to raise HorovodInternalError if a worker is lost.
     """
     return functools.partial(hvd_elastic.run(attempt), Hosts())

@@ -1,7 +1,7 @@
-"""The exchange of gradients: one callable, which Horovod's DistributedOptimizer averages gradients by.
+"""The gradient exchange: a callable with which Horovod's DistributedOptimizer averages gradients.
 
-One pass over buckets of gradients: scaled to fit float16 where that goes over the wire, summed over the workers in a
-ring or a torus, and multiplied by what makes the sums means.
+It makes one pass over buckets of gradients. It scales each bucket to fit float16 if gradients are compressed to it,
+sums the bucket over the workers in a ring or a torus, and multiplies the sums to get means.
 """
 import os
 from collections.abc import Sequence
@@ -15,28 +15,29 @@ from distributed.allreduce_plan import ALL_TO_ALL, NCCL, PROCESS_SETS, Allreduce
 from distributed.torus import AllToAll, ProcessSets
 
 COMPRESSIONS = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}
-FUSION_MB = 32  # a quarter of Horovod's 128: a ResNet-50's gradients set out in four parts, not in one at the end
+FUSION_MB = 32  # a quarter of Horovod's 128: ResNet-50's gradients are sent in four parts, not all at the end
 
 
 class Ring:
-    """Horovod's own all-reduce: in a ring, or by whatever else it takes, such as NCCL's torus."""
+    """Horovod's own all-reduce: a ring, or the algorithm that Horovod is set to, such as its torus on NCCL."""
 
     process_sets = ()
 
     def sum(self, tensors, compression, name):
-        """The sum over the workers of each tensor, compressed on the wire."""
+        """Sums each tensor over the workers; compressed in transit."""
         return [hvd.allreduce(one, op=hvd.Sum, compression=compression, name=f"{name}_{number}")
                 for number, one in enumerate(tensors)]
 
     def maximum(self, values, name):
-        """The largest over the workers of each value, in a vector."""
+        """Returns the element-wise maximum of a vector over the workers."""
         return hvd.allreduce(values, op=hvd.Max, name=name)
 
 
 def make_collectives(plan: AllreducePlan, nccl: bool) -> Ring | ProcessSets | AllToAll:
-    """How a plan has buckets summed. Has Horovod, when it starts, take its own torus where the plan is that.
+    """Returns the collectives that sum the buckets of a plan.
 
-    nccl: whether Horovod exchanges by NCCL, whose reduce-scatter is a good one.
+    Call it before Horovod starts, because it may enable Horovod's own torus. nccl: whether Horovod exchanges by NCCL,
+    whose reduce-scatter is fast.
     """
     if plan.backend == NCCL:
         os.environ["HOROVOD_TORUS_ALLREDUCE"] = "1"
@@ -46,10 +47,10 @@ def make_collectives(plan: AllreducePlan, nccl: bool) -> Ring | ProcessSets | Al
 
 
 class GradientExchange:
-    """Averages gradients over the workers; called as DistributedOptimizer calls its own exchange.
+    """Averages gradients over the workers. It has the signature of DistributedOptimizer's own exchange.
 
-    collectives: how a bucket is summed. compression: "none" or "fp16", on the wire. fusion_mb: of a bucket, in MB
-    before compression; FUSION_MB by default.
+    collectives: what sums a bucket. compression: "none" or "fp16", in transit. fusion_mb: size of a bucket in MB,
+    before compression. Default: FUSION_MB.
     """
 
     def __init__(self, collectives: Ring | ProcessSets | AllToAll | None = None, compression: str = "none",
@@ -59,14 +60,14 @@ class GradientExchange:
 
     @property
     def process_sets(self) -> Sequence:
-        """Those that Horovod has to be started with."""
+        """The process sets to start Horovod with."""
         return self._collectives.process_sets
 
     def __call__(self, gradients, variables=None) -> list:
-        """The mean over the workers of each gradient, alike on all of them.
+        """Returns the mean of each gradient over the workers, identical on all of them.
 
-        A step is traced anew where the number of workers changes, so none is asked for in the graph. IndexedSlices
-        are gathered and not summed: every rank needs every other's rows.
+        The number of workers is a constant in the graph, because a step is retraced when it changes. IndexedSlices
+        are gathered, not summed: every rank needs the rows of all others.
         """
         del variables
         if hvd.size() == 1:
@@ -83,7 +84,7 @@ class GradientExchange:
         return means
 
     def _scales(self, gradients, dense: list[int]) -> tuple[dict, dict]:
-        """(what each dense gradient is multiplied by before it is summed, if anything; what after), by position."""
+        """Returns (factors before the sum, only for float16; factors after it) of the dense gradients, by index."""
         if self._compression is not hvd.Compression.fp16 or not dense:
             return {}, dict.fromkeys(dense, 1 / hvd.size())
         maximum = partial(self._collectives.maximum, name="magnitudes")
@@ -96,17 +97,17 @@ class GradientExchange:
 
 
 def dense_buckets(gradients, limit: int) -> list[list[int]]:
-    """Buckets of at most `limit` bytes, as positions among the gradients; IndexedSlices are in none."""
+    """Returns buckets of at most `limit` bytes, as indices into the gradients, without IndexedSlices."""
     dense = [number for number, one in enumerate(gradients) if not isinstance(one, tf.IndexedSlices)]
     sizes = [gradients[number].shape.num_elements() * gradients[number].dtype.size for number in dense]
     return [[dense[index] for index in bucket] for bucket in buckets(sizes, limit)]
 
 
 def buckets(sizes: list[int], limit: int) -> list[list[int]]:
-    """Lists of consecutive positions, from the last to the first, each of `limit` in all or of a single larger one.
+    """Returns lists of consecutive indices, from last to first, each up to `limit` in total or a single larger one.
 
-    The backward pass gives gradients from the last layer's to the first's, so that a bucket is full, and can be sent,
-    while those after it are still being computed.
+    The backward pass computes gradients from the last layer to the first. A bucket can therefore be sent while the
+    gradients of the next ones are still being computed.
     """
     made, room = [], 0
     for position in reversed(range(len(sizes))):

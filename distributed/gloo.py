@@ -1,7 +1,7 @@
-"""horovodrun as launch/ starts it: `python -m distributed.gloo --gloo -np 2 ...` takes horovodrun's own arguments.
+"""Runs horovodrun without its check for Gloo: `python -m distributed.gloo --gloo -np 2 ...`, as launch/ does.
 
-horovodrun imports TensorFlow in a child process, before the first worker starts, to see that Horovod was built with
-Gloo. Every Horovod that uv.lock describes is.
+It takes horovodrun's own arguments. Before the first worker starts, horovodrun imports TensorFlow in a child process to
+check that Horovod was built with Gloo. Every Horovod that uv.lock describes is.
 """
 from horovod.runner import launch
 

@@ -1,6 +1,6 @@
-"""The NVIDIA GPUs of this machine: those that nvidia-smi lists and CUDA_VISIBLE_DEVICES lets this process use.
+"""The NVIDIA GPUs of this machine that nvidia-smi lists and CUDA_VISIBLE_DEVICES lets this process use.
 
-Needs neither TensorFlow nor CUDA, so that a launcher can ask before a worker is started.
+This module needs neither TensorFlow nor CUDA, so a launcher can use it before it starts a worker.
 """
 import functools
 import os
@@ -17,7 +17,7 @@ NCCL_BUILD = "HOROVOD_GPU_OPERATIONS=NCCL uv sync --extra gpu --reinstall-packag
 
 @dataclass(frozen=True)
 class Gpu:
-    """number: nvidia-smi's index. address: on the PCI bus. memory: in GiB. capability: CUDA's compute capability."""
+    """A GPU. number: nvidia-smi's index. address: PCI bus ID. memory: GiB. capability: CUDA compute capability."""
 
     number: int
     uuid: str
@@ -29,9 +29,9 @@ class Gpu:
 
 
 def visible() -> list[Gpu]:
-    """The GPUs that CUDA gives this process, in CUDA's order, where CUDA_DEVICE_ORDER is PCI_BUS_ID.
+    """Returns the GPUs that CUDA gives this process, in CUDA's order if CUDA_DEVICE_ORDER is PCI_BUS_ID.
 
-    CUDA_VISIBLE_DEVICES holds numbers or (the beginnings of) UUIDs. CUDA ignores what follows the first wrong one.
+    CUDA_VISIBLE_DEVICES lists numbers, UUIDs or prefixes of UUIDs. CUDA ignores everything from the first invalid one.
     """
     found, picked = installed(), []
     if VISIBLE not in os.environ:
@@ -46,13 +46,13 @@ def visible() -> list[Gpu]:
 
 
 def own(local_rank: int) -> Gpu | None:
-    """The GPU that distributed.world gives a worker."""
+    """Returns the GPU that distributed.world assigns to a worker."""
     gpus = visible()
     return gpus[local_rank % len(gpus)] if gpus else None
 
 
 def installed() -> list[Gpu]:
-    """Every GPU that nvidia-smi lists; none where there is no driver."""
+    """Returns every GPU that nvidia-smi lists; none if there is no driver."""
     for fields in (FIELDS, FIELDS[:-1]):  # drivers before 510 do not know compute_cap
         rows = [line.split(", ") for line in _nvidia_smi(fields)]
         if rows and all(len(row) == len(fields) for row in rows):
@@ -72,7 +72,7 @@ def _nvidia_smi(fields: Sequence[str]) -> list[str]:
 
 
 def _number(text: str) -> float:
-    """0 for what nvidia-smi does not know, such as [N/A]."""
+    """Parses a number; returns 0 for values that nvidia-smi does not know, such as [N/A]."""
     try:
         return float(text)
     except ValueError:
@@ -80,10 +80,10 @@ def _number(text: str) -> float:
 
 
 def check(world, device: str, nccl: bool) -> None:
-    """Raises UserError on all ranks where the GPUs would silently stay idle, or where NCCL would fail.
+    """Raises UserError on all ranks if GPUs would silently stay idle, or if NCCL would fail.
 
-    world: distributed.world's. device: "auto"; "gpu", which insists on GPUs; "any", which also takes the CPU where
-    there are GPUs that TensorFlow cannot use; "cpu", where nothing is checked. nccl: whether Horovod is built with it.
+    world: a distributed.world.World. device: "auto"; "gpu", which requires GPUs; "any", which accepts the CPU even if
+    there are GPUs that TensorFlow cannot use; "cpu", which checks nothing. nccl: whether Horovod is built with NCCL.
     """
     if device == "cpu":
         return

@@ -1,9 +1,9 @@
-"""Heartbeats: a worker that has stopped answering is named within half a minute, and the job ends.
+"""Heartbeats: within half a minute, they name a worker that has stopped answering, and end the job.
 
-A frozen process, or one behind a pulled cable, holds all others inside a collective operation for ever; Horovod's own
-stall check runs in that same exchange and is held, too. So each worker has a thread that sends a datagram a second to
-rank 0, which answers; whoever misses the other for LIMIT seconds says so and ends the process. A worker that has never
-been heard (a firewall between) is not missed.
+A frozen process, or one behind a pulled cable, blocks all others in a collective operation forever. Horovod's own
+stall check runs in the same exchange and is blocked, too. Each worker therefore has a thread that sends one datagram
+per second to rank 0, which answers. A worker that hears nothing from another for LIMIT seconds says so and exits. A
+worker that has never been heard, for example behind a firewall, is not reported.
 """
 import contextlib
 import json
@@ -20,14 +20,14 @@ import psutil
 from common.errors import complain
 from distributed.world import World
 
-LIMIT = 20.0  # seconds; below the 30 after which Gloo gives up without a name
+LIMIT = 20.0  # seconds; less than the 30 after which Gloo gives up without naming a worker
 INTERVAL = 1.0
 LARGEST = 2048  # bytes of a datagram
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where rank 0 listens, and the word without which a datagram is not ours."""
+    """The addresses and port of rank 0, and the secret word that marks this job's datagrams."""
 
     addresses: tuple[str, ...]
     port: int
@@ -35,7 +35,7 @@ class Meeting:
 
 
 class Heartbeat:
-    """This worker's thread. end: what is called, with a message, when another has fallen silent."""
+    """This worker's heartbeat thread. end: called with a message when another worker is silent."""
 
     def __init__(self, world: World, end=None):
         self._end = end or _end
@@ -66,7 +66,7 @@ class Heartbeat:
             now = time.monotonic()
             if now < due:
                 continue
-            if now - due > LIMIT / 4:  # it was this process that stood still
+            if now - due > LIMIT / 4:  # this process was suspended, not the others
                 self._heard = {rank: (now, *others) for rank, (_, *others) in self._heard.items()}
             due = now + INTERVAL
             for address in self._targets() if self._rank else ():
@@ -77,11 +77,11 @@ class Heartbeat:
                     return
 
     def _targets(self):
-        """Where rank 0 has answered from; before that, wherever it may be."""
+        """Returns the address that rank 0 has answered from; before an answer, all its addresses."""
         return [self._heard[0][3]] if 0 in self._heard else self._meeting.addresses
 
     def _listen(self, word):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # nothing came, or nothing of ours
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # no datagram, or not one of this job
             data, sender = self._socket.recvfrom(LARGEST)
             heard = json.loads(data)
             if heard["word"] == self._meeting.word:
@@ -90,13 +90,16 @@ class Heartbeat:
                     self._send(word, sender)
 
     def _send(self, word, target):
-        with contextlib.suppress(OSError):  # the network is not there: silence speaks for itself
+        with contextlib.suppress(OSError):  # the network is down: the other side notices the silence
             self._socket.sendto(json.dumps(word).encode(), target)
 
 
 @contextlib.contextmanager
 def beating(world: World, ends_process: bool) -> Iterator[None]:
-    """Heartbeats as long as the block runs. ends_process: when a worker is silent; otherwise it is said, once."""
+    """Sends heartbeats while the block runs.
+
+    ends_process: whether a silent worker ends this process. If not, the silence is printed once.
+    """
     heartbeat = Heartbeat(world, None if ends_process else complain)
     try:
         yield
@@ -105,12 +108,12 @@ def beating(world: World, ends_process: bool) -> Iterator[None]:
 
 
 def _addresses() -> tuple[str, ...]:
-    """The IPv4 addresses under which other hosts may reach this one."""
+    """Returns the IPv4 addresses at which other hosts may reach this one."""
     return tuple(address.address for addresses in psutil.net_if_addrs().values() for address in addresses
                  if address.family == socket.AF_INET and not address.address.startswith("127."))
 
 
 def _end(message) -> None:
-    """Ends this process, whose main thread may be held where no exception reaches it."""
+    """Ends this process, whose main thread may be blocked where no exception reaches it."""
     complain(message)
     os._exit(1)

@@ -1,4 +1,4 @@
-"""What a launcher tells a worker, by environment variables; readable before Horovod is loaded."""
+"""Reads the environment variables that a launcher sets for a worker, before Horovod is loaded."""
 import contextlib
 import ctypes
 import os
@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
-ELASTIC = "HOROVOD_ELASTIC"  # set by horovodrun where workers may come and go
+ELASTIC = "HOROVOD_ELASTIC"  # set by horovodrun if workers may come and go
 NODES = "HOROVOD_CROSS_SIZE"
-# Beginnings of what a launcher leaves in its workers' environment, whichever launcher it is.
+# Prefixes of the variables that the launchers set in their workers' environment.
 LAUNCHERS = ("BIGBATCH_WORLD_SIZE", "FLUX_", "HOROVOD_RANK", "MPI_", "OMPI_COMM_", "PALS_", "PMI", "SLURM_")
-# What tells Horovod that there is one worker; MPI takes a second to find that out.
+# These variables tell Horovod that there is one worker. MPI takes a second to find that out.
 ALONE = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"} | {
     f"HOROVOD_{scope}{name}": number for scope in ("", "LOCAL_", "CROSS_")
     for name, number in (("RANK", "0"), ("SIZE", "1"))}
@@ -23,10 +23,10 @@ def _variables(default: int, *names: str):
 
 @dataclass(frozen=True)
 class Launched:
-    """This worker as its launcher numbers it; the only one where there is no launcher. local: on this node.
+    """This worker's rank and size according to its launcher; 0 of 1 without a launcher. local: on this node.
 
-    Each field's variables, by precedence: Horovod's, Open MPI's, Slurm's. BIGBATCH_WORLD_SIZE is what launch/ was
-    asked for.
+    The variables of each field are in order of precedence: Horovod's, Open MPI's, Slurm's. BIGBATCH_WORLD_SIZE is the
+    number of workers that launch/ was asked for.
     """
 
     rank: int = _variables(0, "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
@@ -41,8 +41,7 @@ def launched() -> Launched:
 
 
 def nodes_differ() -> bool:
-    """Whether nodes have different numbers of workers, as far as a launcher tells: under mpirun 1 + 2 + 3 go unnoticed.
-    """
+    """Whether the launcher reports nodes with different numbers of workers. mpirun does not report 1 + 2 + 3."""
     world = launched()
     nodes = int(os.environ.get(NODES, world.size // world.local_size))
     return world.local_size * nodes != world.size
@@ -50,9 +49,9 @@ def nodes_differ() -> bool:
 
 @contextlib.contextmanager
 def alone_is_known() -> Iterator[None]:
-    """Tells Horovod that there is one worker, where nothing in the environment speaks of others."""
+    """Tells Horovod that there is one worker, if no variable of a launcher is set."""
     alone = not any(name.startswith(LAUNCHERS) for name in os.environ)
-    added = ALONE.keys() - os.environ.keys() if alone else ()  # a child's launcher must not find them
+    added = ALONE.keys() - os.environ.keys() if alone else ()  # removed at the end, so that no child inherits them
     os.environ.update({name: ALONE[name] for name in added})
     try:
         yield

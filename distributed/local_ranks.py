@@ -1,4 +1,4 @@
-"""What the workers of one node tell each other before Horovod is started, over a socket that leaves no file behind."""
+"""Exchanges values between the workers of a node before Horovod starts, over a socket that leaves no file behind."""
 import json
 import os
 import socket
@@ -6,13 +6,13 @@ import time
 
 from distributed.launcher import Launched
 
-PATIENCE = 20.0  # seconds until the workers of a node have all been started
+PATIENCE = 20.0  # seconds to wait until all workers of a node have started
 JOBS = ("PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID", "HOROVOD_GLOO_RENDEZVOUS_ADDR",
-        "HOROVOD_GLOO_RENDEZVOUS_PORT")  # what tells one job of a node from another, whatever the launcher
+        "HOROVOD_GLOO_RENDEZVOUS_PORT")  # these identify a job on a node under any launcher
 
 
 def gather(value, worker: Launched) -> list | None:
-    """Every local rank's value, by local rank, each what JSON can hold; None where they do not meet."""
+    """Returns the JSON-serializable values of all local ranks, by local rank; None if they cannot connect."""
     if worker.local_size == 1:
         return [value]
     job = [os.environ[name] for name in JOBS if name in os.environ]

@@ -1,4 +1,4 @@
-"""A worker that is no longer there, as the others notice it."""
+"""Detects from an error that another worker is gone."""
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,9 +7,9 @@ from common.errors import UserError
 
 
 def is_lost(error) -> bool:
-    """Whether it is Horovod's error where another worker is no longer there.
+    """Whether this is Horovod's error for a worker that is gone.
 
-    TensorFlow names the node that failed, which need not tell that it is Horovod's, and where it was made, which does.
+    TensorFlow's message names the failed node, which may not mention Horovod, and where it was created, which does.
     """
     if "horovod" not in sys.modules:
         return False
@@ -21,7 +21,7 @@ def is_lost(error) -> bool:
 
 @contextmanager
 def lost_is_user_error() -> Iterator[None]:
-    """Raises UserError wherever another worker is no longer there."""
+    """Raises UserError if another worker is gone."""
     try:
         yield
     except UserError:
@@ -34,7 +34,7 @@ def lost_is_user_error() -> Iterator[None]:
 
 @contextmanager
 def lost_is_internal_error() -> Iterator[None]:
-    """Raises HorovodInternalError wherever another worker is no longer there, as elastic training has to hear it."""
+    """Raises HorovodInternalError, which elastic training expects, if another worker is gone."""
     import tensorflow as tf
     from horovod.common.exceptions import HorovodInternalError
 

@@ -1,4 +1,4 @@
-"""Workers next to each other that share batch norm's statistics."""
+"""Groups of neighbouring workers that share batch norm statistics."""
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from distributed.torus import process_set
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Groups of `count` workers of consecutive ranks. `process_sets` has to be given to hvd.init."""
+    """Groups of `count` workers with consecutive ranks. Pass `process_sets` to hvd.init."""
 
     count: int
     workers: int
@@ -25,11 +25,11 @@ class Neighbours:
                 for first in range(0, self.workers, self.count)]
 
     def mean(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        """The mean over this worker's group; its gradient is the mean over the group, too."""
+        """Returns the mean over this worker's group. Its gradient is averaged over the group, too."""
         group = self._groups[hvd.rank() // self.count]
         return hvd.allreduce(tensor, op=hvd.Sum, process_set=group, name=name) / self.count
 
 
 def distinct(*many: Iterable) -> list:
-    """Process sets, each once: Horovod refuses to make one again."""
+    """Returns each process set once, because Horovod refuses to create one twice."""
     return list({id(one): one for process_sets in many for one in process_sets}.values())

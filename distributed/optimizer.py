@@ -1,7 +1,7 @@
-"""An optimizer in Horovod's DistributedOptimizer and, for float16, in Keras's dynamic loss scale around that.
+"""Wraps an optimizer in Horovod's DistributedOptimizer and, for float16, in Keras's LossScaleOptimizer.
 
-One update is: `scale` the loss, sum the gradients of the micro-batches, `average` them, `apply_gradients`. The wrap's
-apply_gradients by itself exchanges nothing.
+An update has these steps: `scale` the loss, sum the gradients of the micro-batches, `average` them, `apply_gradients`.
+The wrapper's apply_gradients itself exchanges nothing.
 """
 import horovod.tensorflow.keras as hvd_keras
 import tensorflow as tf
@@ -12,39 +12,39 @@ LossScaleOptimizer = tf.keras.mixed_precision.LossScaleOptimizer
 
 
 def distributed(optimizer, exchange: GradientExchange, loss_scaling: bool = False):
-    """The optimizer, wrapped. Nothing may subclass what is returned: Horovod calls super(self.__class__, self)."""
+    """Returns the wrapped optimizer. Do not subclass its class: Horovod calls super(self.__class__, self)."""
     wrapped = hvd_keras.DistributedOptimizer(optimizer)
-    if isinstance(wrapped, tf.keras.optimizers.legacy.Optimizer):  # keeps a number, where we assign at every step
+    if isinstance(wrapped, tf.keras.optimizers.legacy.Optimizer):  # holds a number, but each step assigns
         wrapped.learning_rate = tf.Variable(0.0, trainable=False)
     set_exchange(wrapped, exchange)
     return LossScaleOptimizer(wrapped) if loss_scaling else wrapped
 
 
 def set_exchange(optimizer, exchange: GradientExchange) -> None:
-    """Has the wrap average gradients by `exchange`. What was compiled before keeps its way.
+    """Makes the wrapper average gradients with `exchange`. Functions that were traced before do not change.
 
-    Horovod has no hook for this: `_allreduce_grads` (horovod/_keras/__init__.py) is set here and nowhere else. Its own
-    function wraps each gradient in a tf.cond on the number of workers and is converted by AutoGraph, which took most
-    of the seconds that tracing a step took.
+    Horovod has no hook for this, so `_allreduce_grads` (horovod/_keras/__init__.py) is set here and nowhere else.
+    Horovod's own function wraps each gradient in a tf.cond on the number of workers, and AutoGraph converts it. That
+    took most of the time of tracing a step.
     """
     inner(optimizer)._allreduce_grads = exchange
 
 
 def inner(optimizer):
-    """The optimizer without its loss scale: the one that has a learning rate and a momentum."""
+    """Returns the optimizer inside a LossScaleOptimizer: the one with the learning rate and the momentum."""
     return optimizer.inner_optimizer if isinstance(optimizer, LossScaleOptimizer) else optimizer
 
 
 def build(optimizer, trainable_variables) -> None:
-    """Makes the optimizer's variables. Raises ValueError where it refuses these."""
-    make = getattr(inner(optimizer), "build", None) or inner(optimizer)._create_all_weights  # LAMB is of the older kind
+    """Creates the optimizer's variables. Raises ValueError if it refuses the trainable variables."""
+    make = getattr(inner(optimizer), "build", None) or inner(optimizer)._create_all_weights  # LAMB has the older API
     make(trainable_variables)
 
 
 def variables(optimizer) -> list:
-    """All that a checkpoint has to hold of a built optimizer: buffers, the number of updates, the loss scale."""
+    """Returns the variables of a built optimizer for a checkpoint: buffers, number of updates, loss scale."""
     own = list(inner(optimizer).variables())
-    if isinstance(optimizer, LossScaleOptimizer):  # `loss_scale` is the value; nothing public gives the variable
+    if isinstance(optimizer, LossScaleOptimizer):  # `loss_scale` is the value; no public attribute is the variable
         own += [optimizer._loss_scale.current_loss_scale, optimizer.dynamic_counter]
     return own
 
@@ -54,11 +54,11 @@ def scale(optimizer, loss):
 
 
 def average(optimizer, gradients, variables) -> list:
-    """The gradients averaged over the workers, in one exchange, and then unscaled.
+    """Averages the gradients over the workers in one exchange, then unscales them.
 
-    `_allreduce` is where DistributedOptimizer's own compute_gradients hands over gradients, too; ours are already
-    there. An overflow on one worker makes the average infinite on all, so that the loss scale's check, which comes
-    later in apply_gradients, skips the step and lowers the scale on all alike.
+    DistributedOptimizer's own compute_gradients calls `_allreduce`, too; here, the gradients are already computed. An
+    overflow on one worker makes the average infinite on all of them. The loss scale's check, later in apply_gradients,
+    therefore skips the step and lowers the scale on all workers.
     """
     averaged = inner(optimizer)._allreduce(gradients, variables)
     return optimizer.get_unscaled_gradients(averaged) if isinstance(optimizer, LossScaleOptimizer) else averaged

@@ -1,4 +1,4 @@
-"""What Horovod can do between these workers: what it is built with, and how fast it sums."""
+"""Probes Horovod on these workers: its build and the speed of its all-reduce."""
 import os
 import time
 
@@ -7,14 +7,14 @@ import tensorflow as tf
 
 from distributed.world import World, check_gpus, start
 
-ELEMENTS = 6_553_600  # float32, 26 MB: the gradients of ResNet-50 are 102
+ELEMENTS = 6_553_600  # float32, 26 MB; ResNet-50's gradients have 102 MB
 ROUNDS = 5
 
 
 def start_for_probing(seed: int, device: str, devices: str) -> World:
-    """Starts Horovod so that process sets can be made later, of workers that are known only then. Raises UserError.
+    """Starts Horovod with dynamic process sets, because the ranks of each host are known only later. Raises UserError.
 
-    device: as distributed.world.start takes it; devices: as distributed.gpus.check.
+    device: as in distributed.world.start. devices: the `device` of distributed.gpus.check.
     """
     os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
     world = start(seed, device=device)
@@ -23,16 +23,16 @@ def start_for_probing(seed: int, device: str, devices: str) -> World:
 
 
 def built() -> list[str]:
-    """What Horovod can exchange with here."""
+    """Returns the communication libraries that Horovod is built with."""
     return [name for name, there in (("NCCL", hvd.nccl_built()), ("MPI", hvd.mpi_built()), ("Gloo", hvd.gloo_built()))
             if there]
 
 
 def speeds(world: World, hosts: list[list[int]]) -> list[tuple[bool, float, float]]:
-    """For each rank: whether a sum over all workers was right; GB/s of all-reduces within its host and between hosts.
+    """Returns (whether a sum over all workers is right, GB/s within its host, GB/s between hosts) of each rank.
 
-    hosts: the ranks of each. GB/s as NCCL's tests count the bus, 2 (n - 1) / n of the bytes over the time; 0 where
-    there is one rank alone.
+    hosts: the ranks of each host. GB/s is the bus bandwidth of all-reduces as in NCCL's tests: 2 (n - 1) / n of the
+    bytes, divided by the time. It is 0 for a single rank, and between hosts for all but the first rank of a host.
     """
     rank, size, firsts = world.rank, world.size, [ranks[0] for ranks in hosts]
     sets = {tuple(ranks): hvd.add_process_set(ranks) for ranks in (*hosts, firsts) if 1 < len(ranks) < size}

@@ -1,18 +1,18 @@
 """The 2D-torus all-reduce of arXiv:1811.05233, section 2.2, built from Horovod's collectives.
 
-N = X * Y workers stand in a grid, row by row: rank = row * X + column. Ranks of a row are neighbours, on one node as
-far as they go. Each bucket of gradients, S bytes, is summed in three steps:
+N = X * Y workers fill a grid row by row: rank = row * X + column. The ranks of a row are consecutive, and share a node
+as far as possible. Each bucket of gradients, S bytes, is summed in three steps:
 
     1. reduce-scatter along rows: each rank gets the row's sum of one X-th       sends S * (X - 1) / X
     2. all-reduce along columns: of that X-th, the sum over all rows             sends S * 2 (Y - 1) / (X * Y)
     3. all-gather along rows: each rank gets the X - 1 parts that it lacks       sends S * (X - 1) / X
 
-Together that is S * 2 (N - 1) / N a rank, what a ring sends; but the messages that follow one another are 2 (X - 1) +
-2 (Y - 1) where a ring has 2 (N - 1), and a column's carry an X-th of what a ring between nodes would.
+In total, each rank sends S * 2 (N - 1) / N, as in a ring. But there are 2 (X - 1) + 2 (Y - 1) consecutive messages
+instead of a ring's 2 (N - 1), and those along a column carry an X-th of what a ring between nodes would.
 
-A bucket (--fusion_mb) holds gradients in the order in which the backward pass makes them. It is padded with zeros to a
-multiple of N, and can set out as soon as its own gradients are there. What passes between steps is of the wire's type.
-The order of each sum follows from the grid, and is the same each time where Horovod does not send two buckets as one
+A bucket (--fusion_mb) holds gradients in the order in which the backward pass computes them. It is padded with zeros to
+a multiple of N, and can be sent as soon as its own gradients are ready. Tensors keep the compressed dtype between the
+steps. The grid determines the order of each sum. It is reproducible if Horovod does not fuse buckets
 (HOROVOD_FUSION_THRESHOLD=0, which --deterministic sets). Otherwise Horovod fuses buckets that happen to be ready.
 """
 from functools import cache
@@ -22,7 +22,7 @@ import tensorflow as tf
 
 
 class Torus:
-    """Sums a bucket in three steps, which a subclass has: reduce_scatter, all_reduce, all_gather."""
+    """Sums a bucket in three steps, which a subclass implements: reduce_scatter, all_reduce, all_gather."""
 
     process_sets = ()
 
@@ -30,12 +30,12 @@ class Torus:
         self._horizontal, self._workers = horizontal, horizontal * vertical
 
     def sum(self, tensors, compression, name):
-        """The sum over the workers of each tensor, all of one type; compressed on the wire."""
+        """Sums each tensor over the workers, all of one dtype; compressed in transit."""
         wired, contexts = zip(*(compression.compress(one) for one in tensors), strict=True)
         parts, sizes = [tf.reshape(one, [-1]) for one in wired], [one.shape.num_elements() for one in wired]
         if padding := -sum(sizes) % self._workers:
             parts, sizes = [*parts, tf.zeros([padding], wired[0].dtype)], [*sizes, padding]
-        flat = tf.concat(parts, axis=0)  # of a single one no copy is made, nor in the split
+        flat = tf.concat(parts, axis=0)  # a single tensor is not copied, neither here nor in the split
         flat = self.reduce_scatter(flat, name)
         flat = self.all_reduce(flat, name)
         flat = self.all_gather(flat, name)
@@ -45,14 +45,14 @@ class Torus:
 
 
 class ProcessSets(Torus):
-    """The steps as collectives of Horovod's, on a process set for each row and each column.
+    """The three steps as Horovod's collectives, on a process set for each row and each column.
 
-    rings: reduce-scatters are Horovod's own, as NCCL has good ones. Open MPI's takes memory anew each time, and several
-    times as long as what is done instead: an all-to-all along the row, with the same bytes and messages, whose parts
-    each rank sums by itself, in float32 and in the order of the ranks.
+    rings: whether to use Horovod's own reduce-scatter, which is fast on NCCL. Open MPI's allocates memory each time and
+    is several times slower than the alternative: an all-to-all along the row, with the same bytes and messages. Each
+    rank then sums the parts itself, in float32 and in rank order.
 
-    `process_sets` has to be given to hvd.init. (Horovod can also add sets later, HOROVOD_DYNAMIC_PROCESS_SETS, but then
-    has all ranks agree on the number of sets in each of its cycles.)
+    Pass `process_sets` to hvd.init. (Horovod can also add sets later, with HOROVOD_DYNAMIC_PROCESS_SETS, but then all
+    ranks agree on the number of sets in each of its cycles.)
     """
 
     def __init__(self, horizontal: int, vertical: int, rings: bool = False):
@@ -81,7 +81,7 @@ class ProcessSets(Torus):
         return flat if row is None else hvd.allgather(flat, process_set=row, name=f"{name}_gather")
 
     def maximum(self, values, name):
-        """The largest over all workers of each value: along rows, then along columns."""
+        """Returns the element-wise maximum over all workers: along rows, then along columns."""
         values = self._all_reduce(self._rows[hvd.rank() // self._horizontal], values, f"{name}_row", hvd.Max)
         return self.all_reduce(values, name, hvd.Max)
 
@@ -91,14 +91,17 @@ class ProcessSets(Torus):
 
 @cache
 def process_set(ranks: range, workers: int):
-    """None for a rank on its own; all of them are a set that Horovod has already, and refuses to make again."""
+    """Returns the process set of these ranks, or None for a single rank.
+
+    All ranks are Horovod's global set, because Horovod refuses to create that set again.
+    """
     if len(ranks) == 1:
         return None
     return hvd.global_process_set if len(ranks) == workers else hvd.ProcessSet(list(ranks))
 
 
 def _sum_of_parts(received, count: int):
-    """Of the vectors that count ranks have sent, one after another; in float32, whatever the wire's type."""
+    """Sums the `count` vectors that are concatenated in `received`, in float32, whatever their dtype."""
     parts = tf.reshape(received, [count, -1])
     return tf.cast(tf.reduce_sum(tf.cast(parts, tf.float32), axis=0), received.dtype)
 
@@ -106,7 +109,7 @@ def _sum_of_parts(received, count: int):
 class AllToAll(Torus):
     """The same steps, with the same bytes, as all-to-alls with zero-length splits for ranks outside the row or column.
 
-    For elastic training, where there may be no process sets (distributed/allreduce_plan.py).
+    Elastic training uses it, because process sets are ruled out there (distributed/allreduce_plan.py).
     """
 
     def __init__(self, horizontal: int, vertical: int):
@@ -134,7 +137,7 @@ class AllToAll(Torus):
         return self._exchange(tf.tile(flat, [len(ranks)]), flat.shape[0], ranks, name)
 
     def _exchange(self, flat, length, ranks, name):
-        """Sends `length` values to each of the ranks, and gets as many from each, in their order."""
+        """Sends `length` values to each of the ranks, and receives as many from each, in rank order."""
         splits = [length if rank in ranks else 0 for rank in range(self._workers)]
         received, _ = hvd.alltoall(flat, splits=tf.constant(splits, tf.int32), name=name)
         return tf.ensure_shape(received, [length * len(ranks)])

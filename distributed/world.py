@@ -1,6 +1,6 @@
-"""The world: rank, size and device of this worker, and collectives outside of the gradient exchange.
+"""The world: rank, size and device of this worker, and the collectives outside the gradient exchange.
 
-A world of one (`World()`) answers by itself; Horovod need not have been started.
+A world of one worker (`World()`) works without Horovod having started.
 """
 import contextlib
 import dataclasses
@@ -16,15 +16,15 @@ from common.errors import UserError, one_line, reason
 from distributed import gpus, launcher
 from distributed.lost import is_lost
 
-HOST = "/cpu:0"  # where objects are exchanged: NCCL has nothing to win there, and fails where workers share a GPU
-RDMA = Path("/sys/class/infiniband")  # the machine's network cards for remote memory access, RoCE's and EFA's, too
+HOST = "/cpu:0"  # device for exchanging objects: NCCL gains nothing there, and fails if workers share a GPU
+RDMA = Path("/sys/class/infiniband")  # the machine's RDMA network cards, including RoCE and EFA
 
 
 @dataclass(frozen=True)
 class World:
-    """This worker among the others. local: on this node. gpu: CUDA's number of its GPU, or None. cores: its own.
+    """This worker and its collectives. local: on this node. gpu: CUDA index or None. cores: CPU cores of this worker.
 
-    All workers have to call a method at once, with the same `name`.
+    All workers have to call a method at the same time, with the same `name`.
     """
 
     rank: int = 0
@@ -35,17 +35,17 @@ class World:
     cores: int = 1
 
     def gather(self, value, name: str) -> list:
-        """Every rank's value, any Python object, by rank."""
+        """Returns the values of all ranks, by rank. A value can be any Python object."""
         with tf.device(HOST):
             return [value] if self.size == 1 else hvd.allgather_object(value, name=name)
 
     def broadcast(self, value, name: str, root: int = 0):
-        """Rank root's value, any Python object."""
+        """Returns the value of rank root. It can be any Python object."""
         with tf.device(HOST):
             return value if self.size == 1 else hvd.broadcast_object(value, root_rank=root, name=name)
 
     def broadcast_variables(self, variables: Sequence[tf.Variable], root: int = 0) -> None:
-        """Gives every worker rank root's values, all in one graph; hvd.broadcast_variables has AutoGraph convert it."""
+        """Copies rank root's values to every worker in one graph, without the AutoGraph of hvd.broadcast_variables."""
         @tf.function(autograph=False)
         def broadcast():
             for number, variable in enumerate(variables):
@@ -55,11 +55,11 @@ class World:
             broadcast()
 
     def sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        """The sum over the workers."""
+        """Returns the sum over the workers."""
         return tensor if self.size == 1 else hvd.allreduce(tensor, op=hvd.Sum, name=name)
 
     def mean(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
-        """The mean over the workers of each tensor, float32, all in one exchange."""
+        """Returns the mean of each tensor over the workers, in float32, with one all-reduce."""
         if self.size == 1:
             return [tf.cast(t, tf.float32) for t in tensors]
         flat = tf.concat([tf.reshape(tf.cast(t, tf.float32), [-1]) for t in tensors], axis=0)
@@ -70,7 +70,7 @@ class World:
     def average_variables(self, variables: Sequence[tf.Variable], name: str) -> None:
         """Sets each floating-point variable to its mean over the workers."""
         variables = [v for v in variables if v.dtype.is_floating]
-        if self.size == 1 or not variables:  # not an assignment to itself of each
+        if self.size == 1 or not variables:  # avoids assigning each variable to itself
             return
         for variable, mean in zip(variables, self.mean(variables, name), strict=True):
             variable.assign(tf.cast(mean, variable.dtype))
@@ -80,8 +80,8 @@ class World:
         return flag if self.size == 1 else bool(self.sum(tf.constant(float(flag)), "any") > 0)
 
     def barrier(self) -> None:
-        """Returns when every worker has called it. Before an exit: mpirun kills all ranks when one exits."""
-        self.gather(None, "barrier")  # Horovod for TensorFlow lacks one
+        """Waits until every rank has called it. Needed before exit, because mpirun kills all ranks when one exits."""
+        self.gather(None, "barrier")  # Horovod for TensorFlow has no barrier
 
     @contextlib.contextmanager
     def raise_on_all_ranks(self) -> Iterator[None]:
@@ -100,7 +100,7 @@ class World:
             raise UserError(problems[0], on_all_ranks=True)
 
     def agree(self, values: dict, problem: str) -> None:
-        """Raises UserError on all ranks, which begins with `problem`, unless all have the same value by each name."""
+        """Raises UserError on all ranks unless all have the same values. `problem` is the start of its message."""
         everyone = self.gather(values, problem)
         for rank, theirs in enumerate(everyone):
             for name, value in everyone[0].items():
@@ -109,22 +109,23 @@ class World:
                                     on_all_ranks=True)
 
     def renumbered(self) -> "World":
-        """The world as Horovod numbers it now, after workers have left or come."""
+        """Returns the world with Horovod's current ranks and sizes, after workers have left or joined."""
         return dataclasses.replace(self, rank=hvd.rank(), size=hvd.size(), local_rank=hvd.local_rank(),
                                    local_size=hvd.local_size())
 
     def workers_per_node(self) -> int:
-        """How many workers each node has, or 1 where they have different numbers."""
+        """Returns the number of workers per node, or 1 if nodes have different numbers."""
         sizes = set(self.gather(self.local_size, "local sizes"))
         return sizes.pop() if len(sizes) == 1 else 1
 
 
 def start(seed: int, deterministic: bool = False, process_sets=None, fusion_mb: float | None = None,
           timeline: str | None = None, device: str = "auto") -> World:
-    """Starts Horovod, gives this worker its GPU and its share of the cores, seeds Keras. Raises UserError.
+    """Starts Horovod, assigns a GPU and cores to this worker, and seeds Keras. Raises UserError.
 
-    deterministic: the same operations in the same order, whatever they cost. process_sets: Horovod's, made at start.
-    fusion_mb: of Horovod's own buffer. timeline: a file for Horovod's. device: "cpu" hides all GPUs from TensorFlow.
+    deterministic: run the same operations in the same order, even if they are slower. process_sets: created when
+    Horovod starts. fusion_mb: size of Horovod's own buffer. timeline: file for Horovod's timeline. device: "cpu" hides
+    all GPUs from TensorFlow.
     """
     if timeline:
         os.environ["HOROVOD_TIMELINE"] = str(Path(timeline).absolute())
@@ -141,7 +142,7 @@ def start(seed: int, deterministic: bool = False, process_sets=None, fusion_mb: 
                         "horovodrun --gloo or mpirun from this environment")
     gpu, cores = _own_gpu(device), _own_cores()
     tf.config.threading.set_intra_op_parallelism_threads(cores)
-    # Grappler orders the terms of a sum anew in each process: workers and resumed runs would differ in the last bit.
+    # Grappler reorders the terms of a sum in each process, so workers and resumed runs would differ in the last bit.
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
     tf.keras.utils.set_random_seed(seed)
     return World(gpu=gpu, cores=cores).renumbered()
@@ -149,10 +150,10 @@ def start(seed: int, deterministic: bool = False, process_sets=None, fusion_mb: 
 
 def _init(process_sets) -> None:
     tf.get_logger().setLevel("ERROR")
-    # A thread that waits in Open MPI leaves its core to those that compute there, instead of spinning.
+    # A thread that waits in Open MPI yields its core to threads that compute, instead of spinning.
     os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     if not RDMA.exists():
-        os.environ.setdefault("OMPI_MCA_btl", "^ofi")  # looks for such a card, and sleeps for a second
+        os.environ.setdefault("OMPI_MCA_btl", "^ofi")  # ofi looks for such a card, and sleeps for a second
     try:
         with launcher.alone_is_known() if hvd.gloo_built() else contextlib.nullcontext():
             hvd.init(process_sets=process_sets or None)
@@ -164,7 +165,7 @@ def _init(process_sets) -> None:
 
 
 def _own_gpu(device: str) -> int | None:
-    """Takes the GPU of this worker's local rank, and hides the others from TensorFlow."""
+    """Selects the GPU of this worker's local rank, and hides the others from TensorFlow."""
     usable = _usable_gpus(device)
     own = usable[hvd.local_rank() % len(usable)] if usable else None
     tf.config.set_visible_devices([own] if own else [], "GPU")
@@ -175,14 +176,14 @@ def _own_gpu(device: str) -> int | None:
 
 
 def _usable_gpus(device: str) -> list:
-    """Those that TensorFlow sees, in the order of their bus addresses, as distributed.gpus lists them."""
+    """Returns the GPUs that TensorFlow sees, in the order of their PCI bus IDs, as in distributed.gpus."""
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     return [] if device == "cpu" else tf.config.list_physical_devices("GPU")
 
 
 def _own_cores() -> int:
     cores = len(os.sched_getaffinity(0))
-    return max(1, cores // hvd.local_size()) if cores == os.cpu_count() else cores  # bound to cores of its own, or not
+    return max(1, cores // hvd.local_size()) if cores == os.cpu_count() else cores  # all cores: the worker is not bound
 
 
 def has_nccl(device: str = "auto") -> bool:
@@ -191,5 +192,5 @@ def has_nccl(device: str = "auto") -> bool:
 
 
 def check_gpus(world: World, device: str) -> None:
-    """Raises UserError on all ranks where the GPUs would silently stay idle: see distributed.gpus.check."""
+    """Raises UserError on all ranks if GPUs would silently stay idle; see distributed.gpus.check."""
     gpus.check(world, device, bool(hvd.nccl_built()))

@@ -1,1 +1,1 @@
-"""Where a training runs: recipes, and scripts that start it on one machine or many."""
+"""Recipes, and scripts that start training on one machine or several."""

@@ -1,11 +1,11 @@
-"""Each worker on the cores and the memory of its GPU's socket.
+"""Binds each worker to the cores and the memory of its GPU's socket.
 
-    python -m launch.binding COMMAND...               runs the command bound, as the local rank that a launcher has set
-    python -m launch.binding --print [--workers=N]    what N workers would be bound to here; what 8 are on a DGX
-    python -m launch.binding --count                  how many workers this machine takes: one a GPU
+    python -m launch.binding COMMAND...               runs the command, bound by the local rank that a launcher has set
+    python -m launch.binding --print [--workers=N]    prints the binding of N workers here, and of 8 on a DGX
+    python -m launch.binding --count                  prints the number of workers of this machine: one per GPU
 
 A worker's memory and the copies to its GPU then cross no socket, and no two workers share a core. DALI and TensorFlow
-take their numbers of threads from the cores that a worker may use, OpenMP from OMP_NUM_THREADS.
+derive their numbers of threads from the cores that a worker may use, OpenMP from OMP_NUM_THREADS.
 """
 import os
 import shutil
@@ -25,7 +25,7 @@ PER_GPU = "BIGBATCH_WORKERS_PER_GPU"
 
 @dataclass(frozen=True)
 class Share:
-    """What a worker is bound to: its GPU's number or None, NUMA nodes for memory, cores as in Node."""
+    """The binding of a worker. gpu: its number, or None. nodes: NUMA nodes for memory. cores: as in Node."""
 
     gpu: int | None
     nodes: tuple[int, ...]
@@ -33,20 +33,20 @@ class Share:
 
     @property
     def cpus(self) -> tuple[int, ...]:
-        """The numbers of the hardware threads."""
+        """The indices of the hardware threads."""
         return tuple(sorted(cpu for core in self.cores for cpu in core))
 
 
 def gpus_of(workers: int, found: Sequence[Gpu]) -> list[Gpu | None]:
-    """The GPU that each worker takes in distributed.world, by local rank: the ones there are, in turn."""
+    """Returns the GPU of each worker in distributed.world, by local rank: the available GPUs in turn."""
     return [found[worker % len(found)] if found else None for worker in range(workers)]
 
 
 def shares(nodes: tuple[Node, ...], workers: Sequence[Gpu | None]) -> list[Share]:
-    """What each worker on a machine is bound to. workers: the GPU of each, by local rank.
+    """Returns the binding of each worker on a machine. workers: the GPU of each, by local rank.
 
-    A worker with a GPU has an equal share of the cores that go with its GPU's node; without GPUs each has an equal
-    share of all cores. Where there are more workers than cores, they share them.
+    A worker with a GPU gets an equal share of the cores that belong to its GPU's node. Without GPUs, each worker gets
+    an equal share of all cores. If there are more workers than cores, they share the cores.
     """
     if None in workers:
         domains, home = {0: list(nodes)}, dict.fromkeys(range(len(workers)), 0)
@@ -65,7 +65,7 @@ def shares(nodes: tuple[Node, ...], workers: Sequence[Gpu | None]) -> list[Share
 
 
 def _domains(nodes, used: set[int]) -> dict[int, list[Node]]:
-    """For each node that has GPUs in use: itself, and its share of the nodes of its socket that have none."""
+    """Maps each node with GPUs in use to itself and its share of the nodes of its socket without GPUs in use."""
     domains = {node.number: [node] for node in nodes if node.number in used}
     for idle in nodes:
         near = [domain for domain in domains.values() if domain[0].socket == idle.socket]
@@ -75,7 +75,7 @@ def _domains(nodes, used: set[int]) -> dict[int, list[Node]]:
 
 
 def _part(things, number, count):
-    """Part `number` of `count` equal parts, or all things if there are fewer than `count`."""
+    """Returns part `number` of `count` equal parts, or all things if there are fewer than `count`."""
     size = len(things)
     return things if size < count else things[number * size // count:(number + 1) * size // count]
 
@@ -93,7 +93,7 @@ def table(title: str, bound: Sequence[Share]) -> str:
 def run_bound(command: list[str]) -> None:
     """Binds this process to its cores and memory, then execs the command. Without numactl, only the cores are bound.
 
-    Where a folder for logs is set, what a worker other than rank 0 writes goes to a file of its own there.
+    If a log folder is set, the output of each rank except 0 goes to its own file there.
     """
     worker = launched()
     if LOGS in os.environ and worker.rank:
@@ -111,9 +111,10 @@ def run_bound(command: list[str]) -> None:
 
 
 def local_gpus(worker) -> list[Gpu | None]:
-    """The GPU of each worker of this node, by local rank.
+    """Returns the GPU of each worker of this node, by local rank.
 
-    They tell each other: where a task of a Slurm job sees one GPU alone, that is the first one for each of them.
+    The workers exchange their GPUs, because a task of a Slurm job may see only one GPU, which is the first one for each
+    task.
     """
     found = gpus_here()
     if found and worker.local_size > 1:
@@ -125,7 +126,7 @@ def local_gpus(worker) -> list[Gpu | None]:
 
 
 def memory_binding(nodes: Sequence[int]) -> list[str]:
-    """The words that bind a command's memory; none without numactl, or where a container may not (SYS_NICE)."""
+    """Returns the command prefix that binds memory; empty without numactl, or in a container without SYS_NICE."""
     words = ["numactl", f"--membind={ranges(nodes)}"]
     allowed = shutil.which("numactl") and subprocess.run([*words, "true"], capture_output=True).returncode == 0
     return words if allowed else []

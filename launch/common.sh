@@ -1,14 +1,14 @@
 # shellcheck shell=bash
-# What the launchers have in common, beside the environment, which launch/env.sh sets and which needs a .venv.
+# Functions that the launchers share. The environment, which needs a .venv, is in launch/env.sh.
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
-# One line on what is wrong, and the exit code: 2 for a wrong option, else 1.
+# fail CODE MESSAGE: prints one line and exits. CODE is 2 for a wrong option, else 1.
 fail() {
     echo "${0##*/}: $2" >&2
     exit "$1"
 }
 
-# The file that a recipe's name means: a path, or one in launch/recipes.
+# Prints the file of a recipe, given by its path or by its name in launch/recipes.
 recipe_path() {
     local name
     for name in "$1" "$root/launch/recipes/$1" "$root/launch/recipes/$1.flags"; do
@@ -20,9 +20,9 @@ recipe_path() {
     fail 1 "there is no recipe ${1:-given}; launch/recipes/README.md lists those that there are"
 }
 
-# Runs mpirun or srun; SIGTERM and SIGUSR1 to this script reach the workers as SIGUSR1, on which they save and end with
-# 75 (mpirun would take a SIGTERM for itself and kill them); SIGINT ends them at once. Returns the command's exit code,
-# with 1 for all but 0, 2 and 75; `stopped_by` is the signal that came, if one did.
+# Runs mpirun or srun. SIGTERM and SIGUSR1 to this script reach the workers as SIGUSR1, on which they save and exit with
+# 75. (mpirun would handle a SIGTERM itself and kill them.) SIGINT and SIGHUP end them at once. Returns the command's
+# exit code if it is 0, 2 or 75, else 1. `stopped_by` is TERM or USR1 if that signal came, else empty.
 run_workers() {
     local child code=0 last
     export stopped_by=''

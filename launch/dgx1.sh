@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains a recipe on one machine, a DGX-1 or another: a worker a GPU, each bound to its GPU's socket and memory.
+# Trains a recipe on one machine, a DGX-1 or another, with one worker per GPU, bound to its GPU's socket and memory.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 . "$root/launch/env.sh"

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Trains a recipe on this machine, in the image that the Dockerfile makes; `launch/docker.sh --help` says more.
+# Trains a recipe on this machine, in the image that the Dockerfile builds. See `launch/docker.sh --help`.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh" # not env.sh: the environment is the image's
 engine=${BIGBATCH_ENGINE:-docker}
 passed_on='(NCCL|HOROVOD|OMP|OMPI_MCA|UCX|CUDA|TF_CPP|TF_GPU|TF_USE|TF_XLA|XLA)_.*|NVIDIA_TF32_OVERRIDE'
 passed_on+='|BIGBATCH_WORKERS_PER_GPU'
-# Folders of the host, which mean nothing inside.
+# These variables name folders of the host, which do not exist in the container.
 of_the_host='CUDA_(ROOT|PATH|CACHE_PATH|TOOLKIT_.*|BIN_PATH)|.*_(LIB|INCLUDE|HOME)'
 
 usage() {
@@ -55,13 +55,13 @@ recipe=$(recipe_path "$1")
 output=$(realpath -m -- "$output")
 shift
 
-# mount HOST-PATH PATH [readonly]: unlike with --volume a path may hold a colon, and one that is not there is an error.
+# mount HOST-PATH PATH [readonly]: unlike --volume, it allows a colon in a path, and fails if the path is missing.
 mount() {
     [[ $1 != *,* ]] || fail 2 "$1: the engine cannot mount a path with a comma"
     options+=(--mount "type=bind,source=$1,target=$2${3+,$3}")
 }
 
-# Prints where an --output_dir lies in the container, which has to be on the output folder.
+# Prints the path of an --output_dir in the container, which has to be inside the output folder.
 inside() {
     case $1 in
         /output | /output/*) echo "$1" ;;
@@ -71,19 +71,19 @@ inside() {
     esac
 }
 
-# --- what the container is given ---
+# --- options of the container ---
 options=(
     --rm
-    # NCCL and MPI hand data from worker to worker in /dev/shm, of which a container of its own has 64 MB.
+    # NCCL and MPI exchange data between workers in /dev/shm, which has only 64 MB in a container by default.
     --ipc=host
-    # What is written belongs to who asked for it, and nothing inside is root.
+    # Written files belong to the user, and no process in the container runs as root.
     --user "$(id -u):$(id -g)"
-    # From `docker stop` to the kill: time for the last checkpoint.
+    # Seconds from `docker stop` to the kill, for the last checkpoint.
     --stop-timeout 300
 )
 compiled=''
 if command -v nvidia-smi >/dev/null; then
-    # Without this folder each start of a container would compile TensorFlow's kernels anew, for minutes.
+    # Without this folder, each container would compile TensorFlow's kernels again at its start, for minutes.
     compiled=$(realpath -m -- "${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/bigbatch/cuda")
     mount "$compiled" /cuda-cache
     options+=(--env CUDA_CACHE_PATH=/cuda-cache)
@@ -93,14 +93,14 @@ if command -v nvidia-smi >/dev/null; then
     esac
 fi
 if [[ ${engine##*/} = podman && $(id -u) != 0 ]]; then
-    # Without root podman gives this user another number inside, unless told to keep it, and can raise no limit.
+    # Rootless podman maps this user to another ID in the container by default, and cannot raise limits.
     options+=(--userns=keep-id)
 else
-    # numactl binds each worker's memory to its GPU's socket; Docker's seccomp profile asks for this.
+    # numactl binds each worker's memory to its GPU's socket. Docker's seccomp profile requires this capability for it.
     options+=(--cap-add=SYS_NICE)
-    # NCCL, CUDA and MPI pin buffers; the kernel's default allows 8 MB of it.
+    # NCCL, CUDA and MPI pin buffers. The kernel's default allows 8 MB of pinned memory.
     options+=(--ulimit memlock=-1)
-    # NVIDIA advises it for its frameworks: threads take their stack from this, and deep graphs need more than 8 MB.
+    # NVIDIA recommends this for its frameworks: it sets the stack size of threads, and deep graphs need more than 8 MB.
     options+=(--ulimit stack=67108864)
 fi
 while read -r name; do
@@ -132,7 +132,7 @@ while [[ $# -gt 0 ]]; do
     shift
 done
 
-# --- away ---
+# --- run ---
 build_command=("$engine" build --tag "$image" "$root")
 command=("$engine" run "${options[@]}" "$image" launch/dgx1.sh "$recipe" "${flags[@]}")
 if [[ -n $dry_run ]]; then
@@ -145,5 +145,5 @@ command -v "$engine" >/dev/null || fail 1 "there is no $engine; \$BIGBATCH_ENGIN
 "$engine" image inspect "$image" >/dev/null 2>&1 || fail 1 "$engine has no image $image; --build makes it here"
 [[ -z $compiled ]] || mkdir -p -- "$compiled" || fail 1 "$compiled cannot be made; set \$XDG_CACHE_HOME"
 mkdir -p -- "$output" || fail 1 "--output: $output cannot be made"
-# In this process's place: the engine passes signals on to the image's init, and its exit code is the training's.
+# The engine replaces this process, forwards signals to the image's init, and returns the training's exit code.
 exec "${command[@]}"

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The image's first program. Flags are train.py's, and nothing at all trains the digits; the rest is a command to run.
+# Entry point of the image. Flags go to train.py, no arguments train the digits, and anything else runs as a command.
 case ${1--} in
     -*) exec python "$(dirname "$0")/../train.py" "$@" ;;
     *) exec "$@" ;;

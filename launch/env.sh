@@ -1,33 +1,33 @@
 # shellcheck shell=bash
-# Sourced by every launcher: what NCCL, DALI, OpenMP, CUDA, TensorFlow and MPI have to find in the environment, in one
-# place. What is set already stays, so a site changes a line by exporting its own.
+# Every launcher sources this file. It sets the variables that NCCL, DALI, OpenMP, CUDA, TensorFlow and MPI need. It
+# keeps variables that are already set, so a site can export its own values.
 
-# The checkout, and the Python that `uv sync` made for it. A container has its own, and the host then needs none.
+# The checkout, and the Python that `uv sync` installed for it. A container has its own Python, and the host needs none.
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 python=${BIGBATCH_PYTHON:-$root/.venv/bin/python}
 if [ ! -x "$python" ] && [ -z "${BIGBATCH_CONTAINER_IMAGE-}" ]; then
     echo "${0##*/}: there is no $python: run 'uv sync' in $root first" >&2
     exit 1
 fi
-# mpirun and horovodrun are this environment's, unless a site's own MPI has taken the wheel's place there.
+# mpirun and horovodrun come from this environment, unless a site has replaced the MPI wheel in it with its own MPI.
 export PATH="${python%/*}:$PATH"
-# Modules are found from whatever folder the user stands in, on every host.
+# Python finds the modules from any working directory, on every host.
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
-# A worker that is killed has its last line on the screen.
+# Unbuffered output shows the last line of a worker that is killed.
 export PYTHONUNBUFFERED=1
 
-# CUDA numbers the GPUs as nvidia-smi does, by slot: the sockets that they are bound to are found by that number.
+# CUDA numbers the GPUs by PCI slot, as nvidia-smi does. launch/binding.py finds their sockets by this number.
 export CUDA_DEVICE_ORDER=${CUDA_DEVICE_ORDER:-PCI_BUS_ID}
 # TensorFlow 2.15 has no compiled code for most of its kernels on GPUs newer than V100 and T4. The driver compiles them,
-# for minutes, and keeps them in ~/.nv, unless they outgrow its 1 GB there.
+# which takes minutes, and caches them in ~/.nv, unless they exceed the default limit of 1 GB.
 export CUDA_CACHE_MAXSIZE=${CUDA_CACHE_MAXSIZE:-4294967296}
-# Kernels are launched by threads that the input pipeline cannot keep waiting.
+# Dedicated threads launch kernels, so the input pipeline cannot delay them.
 export TF_GPU_THREAD_MODE=${TF_GPU_THREAD_MODE:-gpu_private}
 export TF_GPU_THREAD_COUNT=${TF_GPU_THREAD_COUNT:-2}
-# What goes wrong in NCCL is said, and nothing else.
+# NCCL prints only warnings and errors.
 export NCCL_DEBUG=${NCCL_DEBUG:-WARN}
-# docker0 has the same address on every host that runs Docker, as each DGX does: what is sent there never arrives. Open
-# MPI excludes its default as well; NCCL is told only where another interface is left.
+# docker0 has the same address on every host that runs Docker, as each DGX does, so messages sent there never arrive.
+# The list for Open MPI includes its own default exclusions. NCCL gets a list only if another interface is left.
 if grep -q '^ *docker0:' /proc/net/dev; then
     if [ -z "${OMPI_MCA_btl_tcp_if_include-}" ]; then
         export OMPI_MCA_btl_tcp_if_exclude=${OMPI_MCA_btl_tcp_if_exclude:-127.0.0.1/8,sppp,docker0}
@@ -40,16 +40,16 @@ if grep -q '^ *docker0:' /proc/net/dev; then
         export NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-^lo,docker}
     fi
 fi
-# Threads of a worker sleep where they wait: others of the same cores, DALI's above all, have work to do.
+# Waiting threads of a worker sleep, because other threads on the same cores, above all DALI's, have work to do.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
-# OMP_NUM_THREADS and DALI's threads follow from the cores that each worker is bound to: launch/binding.py.
+# OMP_NUM_THREADS and DALI's threads follow from the cores that launch/binding.py binds each worker to.
 
-# In a container root is often the only user there is.
+# Root is often the only user in a container.
 if [ "$(id -u)" = 0 ]; then
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
     export PRTE_ALLOW_RUN_AS_ROOT=1 PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1
 fi
-# Workers are bound by launch/binding.py, to their GPU's socket; MPI's own binding would leave a worker one core.
+# launch/binding.py binds workers to their GPU's socket. MPI's own binding would leave each worker a single core.
 export PRTE_MCA_hwloc_default_binding_policy=none OMPI_MCA_hwloc_base_binding_policy=none
-# On a laptop there may be more workers than cores; MPI need not refuse that.
+# MPI should allow more workers than cores, for example on a laptop.
 export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe OMPI_MCA_rmaps_base_oversubscribe=1

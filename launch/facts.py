@@ -1,6 +1,6 @@
-"""What a training depends on at this host: `python -m launch.facts [train.py's flags]` prints it as JSON.
+"""Prints what training depends on at this host, as JSON: `python -m launch.facts [train.py's flags]`.
 
-Imports neither TensorFlow nor Horovod, so that a login node hears from all hosts within a few seconds.
+It imports neither TensorFlow nor Horovod, so a login node gets the answers of all hosts within a few seconds.
 """
 import hashlib
 import json
@@ -27,7 +27,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def gather(data_dir: str, output_dir: str | None, device: str = "auto") -> dict:
-    """The facts of this host, by name: texts, numbers and lists of texts. device: "cpu" leaves its GPUs out."""
+    """Returns the facts of this host by name: strings, numbers and lists of strings. device: "cpu" omits its GPUs."""
     output = Path(output_dir or "runs").absolute()
     return {"host": socket.gethostname(), "python": platform.python_version(), "source": source(),
             **{name: version(package) for name, package in PACKAGES.items()},
@@ -37,7 +37,7 @@ def gather(data_dir: str, output_dir: str | None, device: str = "auto") -> dict:
 
 
 def of_gpus(found: list[Gpu]) -> dict:
-    """The facts of a host's GPUs. capability: the largest, 0.0 where it is not known. memory: the least, in GiB."""
+    """Returns the facts of a host's GPUs. capability: the largest, 0.0 if unknown. memory: the smallest, in GiB."""
     return {"gpus": [gpu.name for gpu in found], "driver": found[0].driver if found else "",
             "capability": max((gpu.capability for gpu in found), default=0.0),
             "memory": min((gpu.memory for gpu in found), default=None)}
@@ -51,7 +51,7 @@ def version(package: str) -> str:
 
 
 def source() -> str:
-    """A digest of the checkout's programs, eight letters."""
+    """Returns a digest of the checkout's Python files, eight hexadecimal digits."""
     digest = hashlib.sha256()
     for path in sorted([ROOT / "train.py", *(path for room in ROOMS for path in (ROOT / room).glob("**/*.py"))]):
         digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
@@ -59,7 +59,7 @@ def source() -> str:
 
 
 def dataset(data_dir: str) -> str:
-    """What tells one dataset from another, or "missing"."""
+    """Returns a string that identifies the dataset, or "missing"."""
     if data_dir in BUILT_IN or data_dir.startswith(f"{SYNTHETIC}:"):
         return data_dir
     try:
@@ -69,12 +69,12 @@ def dataset(data_dir: str) -> str:
 
 
 def writable(folder: Path) -> bool:
-    """Whether a training could make this folder, or write into it."""
+    """Whether training can create this folder, or write to it."""
     return os.access(_existing(folder), os.W_OK | os.X_OK)
 
 
 def free(folder: Path) -> float:
-    """Gigabytes (10^9 bytes) that are free where the folder is, or would be; 0 where there is nothing."""
+    """Returns the free space in GB (10^9 bytes) at the folder, or where it would be created; 0 if there is none."""
     return shutil.disk_usage(_existing(folder)).free / 1e9
 
 

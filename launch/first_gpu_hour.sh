@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What a machine with new GPUs can do, in about an hour, as one page: launch/first_gpu_hour.sh [--output_dir=DIR]
-# `launch/first_gpu_hour.sh --help` says more; --pretend goes through it all on CPUs.
+# Measures a machine with new GPUs in about an hour, and writes one page: launch/first_gpu_hour.sh [--output_dir=DIR]
+# See `launch/first_gpu_hour.sh --help`. --pretend runs all steps on CPUs.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 exec "$python" -m launch.first_hour "$@"

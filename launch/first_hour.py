@@ -41,11 +41,11 @@ from reporting.first_hour import write_first_hour
 
 PUBLISHED = Path(__file__).parent / "published_gpus.json"
 OUT_OF_MEMORY = ("oom when allocating", "out of memory", "resource_exhausted", "resourceexhausted")
-WELL = ("ok", "skipped", "out of memory")  # outcomes of commands; the last says what fits, and is no fault
+WELL = ("ok", "skipped", "out of memory")  # outcomes of commands; the last one shows what fits, and is no failure
 
 
 def names(texts: list[str]) -> tuple[str, ...]:
-    """The value of --only. Raises ValueError."""
+    """Parses the value of --only. Raises ValueError."""
     if unknown := [text for text in texts if text not in NAMES]:
         raise ValueError(f"there is no step '{unknown[0]}'; there are {', '.join(NAMES)}")
     return tuple(texts)
@@ -68,9 +68,9 @@ class Options:
 
 
 def run_command(asked: Command, log: Path, limit: float, environment: dict[str, str]) -> dict:
-    """Runs a command as a process group of its own, its output appended to the log; returns its row.
+    """Runs a command in its own process group, appends its output to the log, and returns its row.
 
-    Whatever it has started is killed at the limit, and when this process is interrupted.
+    The command and all its descendants are killed at the limit, and when this process is interrupted.
     """
     if asked.skip:
         return asked.label | {"outcome": "skipped", "seconds": 0.0, "note": asked.skip}
@@ -99,7 +99,7 @@ def run_command(asked: Command, log: Path, limit: float, environment: dict[str, 
 
 
 def judged(asked: Command, code: int | None, output: str, limit: float) -> dict:
-    """The outcome of a command that ended with this exit code, None where it was killed at its limit."""
+    """Returns the outcome of a command. code: its exit code, or None if it was killed at its limit."""
     said = own_lines(output)[-20:]
     if code is None:
         return {"outcome": "failed", "note": f"killed after {limit:.0f} s"}
@@ -116,14 +116,14 @@ def judged(asked: Command, code: int | None, output: str, limit: float) -> dict:
 
 
 def own_lines(output: str) -> list[str]:
-    """The lines of an output that say something, without the box in which mpirun tells that a worker has failed."""
+    """Returns the non-empty lines of an output, without the box in which mpirun reports a failed worker."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     box = next((index for index, line in enumerate(lines) if index and set(line) == {"-"}), len(lines))
     return lines[:box]
 
 
 def end(process: subprocess.Popen) -> None:
-    """Kills a process, its group and its descendants: mpirun gives each of its workers a group of its own."""
+    """Kills a process, its group and its descendants, because mpirun gives each worker its own group."""
     try:
         family = psutil.Process(process.pid).children(recursive=True)
     except psutil.Error:
@@ -137,7 +137,7 @@ def end(process: subprocess.Popen) -> None:
 
 
 def run_steps(chosen: list[Step], folder: Path, result: dict, environment: dict[str, str]) -> list[str]:
-    """Runs the steps, and writes first_hour.json and the page as they go; returns those that did not end well."""
+    """Runs the steps, updates first_hour.json and the page on the way, and returns the names of failed steps."""
     result["steps"] = []
     for step in chosen:
         log, begun, rows = folder / f"{number(step.name):02d}-{step.name}.log", time.monotonic(), []
@@ -158,12 +158,12 @@ def run_steps(chosen: list[Step], folder: Path, result: dict, environment: dict[
 
 
 def number(name: str) -> int:
-    """Of a step's log; 0 for one that is not of the hour."""
+    """Returns the number of a step's log; 0 for a step that is not in NAMES."""
     return NAMES.index(name) + 1 if name in NAMES else 0
 
 
 def outcome(rows: list[dict]) -> str:
-    """Of a step: ok, skipped or failed."""
+    """Returns the outcome of a step: ok, skipped or failed."""
     found = [row["outcome"] for row in rows]
     if all(one == "skipped" for one in found):
         return "skipped"
@@ -171,14 +171,14 @@ def outcome(rows: list[dict]) -> str:
 
 
 def say(name: str, row: dict) -> None:
-    """One line on standard error."""
+    """Prints a row as one line on standard error."""
     told = ", ".join(f"{key} {value:,.4g}" if isinstance(value, float) else f"{key} {value}"
                      for key, value in row.items() if key != "outcome" and value not in ("", None))
     print(f"{name}: {row['outcome']}: {told}", file=sys.stderr, flush=True)
 
 
 def machine_facts(pretend: bool) -> dict:
-    """What the page says of this machine."""
+    """Returns the facts of this machine for the page."""
     found = [] if pretend else gpus.visible()
     versions = {title: facts.version(facts.PACKAGES[title.lower()]) for title in ("TensorFlow", "Horovod", "DALI")}
     return {"host": os.uname().nodename, "GPUs": len(found), "GPU": found[0].name if found else "none",
@@ -188,7 +188,7 @@ def machine_facts(pretend: bool) -> dict:
 
 
 def run(options: Options) -> None:
-    """Raises UserError where a step did not end well."""
+    """Runs the chosen steps. Raises UserError if a step failed."""
     found = [] if options.pretend else gpus.visible()
     if not found and not options.pretend:
         raise UserError("nvidia-smi lists no GPU here; --pretend goes through all steps on CPUs")
@@ -209,7 +209,7 @@ def main(argv) -> int:
     if command.asks_for_help(argv):
         command.print_help(__doc__, *flags.described(flags.define(Options), flags.names(Options)))
         return 0
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the command under way is killed first
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # kills the running command first
     with command.shell("first_hour") as ending:
         run(flags.parsed(flags.read(flags.define(Options), argv), Options))
     return ending.code

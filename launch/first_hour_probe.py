@@ -1,10 +1,10 @@
-"""What steps of launch.first_hour run that no other command does.
+"""Probes for the steps of launch.first_hour that no other command covers.
 
-    python -m launch.first_hour_probe placement FLAGS              one training step under TensorFlow's placement log
-    python -m launch.first_hour_probe update --rounds=N FLAGS      a training step and the update alone, in turn
-    python -m launch.first_hour_probe stop FOLDER WORKERS FLAGS    SIGUSR1 to a training, and its resume
+    python -m launch.first_hour_probe placement FLAGS              runs a training step with TensorFlow's placement log
+    python -m launch.first_hour_probe update --rounds=N FLAGS      times a training step and the update alone, in turn
+    python -m launch.first_hour_probe stop FOLDER WORKERS FLAGS    stops a training run with SIGUSR1, and resumes it
 
-FLAGS are train.py's; --batch_size is the micro-batch.
+FLAGS are train.py's; --batch_size is the micro-batch size.
 """
 import json
 import os
@@ -21,11 +21,11 @@ from data.named import open_named
 from training import flags
 
 MARK = "first_hour: the step begins"
-CALLS = 5  # of a candidate in a round
+CALLS = 5  # per candidate and round
 
 
 def training_step(arguments, log_placement: bool = False):
-    """(settings, dataset, a call that makes a training step on a resident batch) for train.py's flags."""
+    """Returns (settings, dataset, a function that runs a training step on a resident batch) for train.py's flags."""
     settings = flags.parse(["first_hour_probe", *arguments])
     import tensorflow as tf
 
@@ -43,15 +43,15 @@ def training_step(arguments, log_placement: bool = False):
 
 
 def placement(arguments) -> None:
-    """Makes a training step while TensorFlow logs on standard error where it places operations."""
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "0"  # the log is of the lowest level
+    """Runs a training step while TensorFlow logs the placement of operations on standard error."""
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "0"  # the placement log has the lowest level
     *_, step = training_step(arguments, log_placement=True)
     print(MARK, file=sys.stderr, flush=True)
     step()
 
 
 def update(arguments) -> None:
-    """Prints milliseconds, and the update's share of the step: medians over rounds in which all take turns."""
+    """Prints milliseconds and the update's share of the step: medians over rounds that run all candidates in turn."""
     [rounds] = [int(word.partition("=")[2]) for word in arguments if word.startswith("--rounds=")]
     settings, dataset, step = training_step([word for word in arguments if not word.startswith("--rounds=")])
     import tensorflow as tf
@@ -64,7 +64,7 @@ def update(arguments) -> None:
     keras = tf.keras.optimizers.SGD(1e-3, 0.9, jit_compile=False)
     calls = {"step": step, "LARS": updates(shapes, LARS(1e-3, 0.9, weight_decay=5e-5)), "SGD": updates(shapes, keras)}
     times = {name: [] for name in calls}
-    for number in range(1 + rounds):  # in the first one, things are compiled
+    for number in range(1 + rounds):  # the first round compiles, and does not count
         for name, call in calls.items():
             tf.test.experimental.sync_devices()
             begun = time.perf_counter()
@@ -82,7 +82,7 @@ def update(arguments) -> None:
 
 
 def stop(arguments) -> None:
-    """Prints the exit codes of the stopped and the resumed training, and what differs from an undisturbed one."""
+    """Prints the exit codes of the stopped and the resumed run, and their differences from an undisturbed run."""
     from benchmarks import faults
 
     folder, workers, *words = Path(arguments[0]), int(arguments[1]), *arguments[2:]
@@ -103,7 +103,7 @@ def stop(arguments) -> None:
 
 
 def tail(folder: Path) -> str:
-    """The last line of a training's log."""
+    """Returns the last line of a run's log."""
     return Path(f"{folder}.log").read_text(errors="replace").strip().rpartition("\n")[2][:300]
 
 

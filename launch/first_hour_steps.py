@@ -1,4 +1,4 @@
-"""The steps of launch.first_hour: what each runs, for how long at most, and what it reads from the output."""
+"""The steps of launch.first_hour: the commands of each, their time limits, and the parsers of their output."""
 import json
 import re
 import sys
@@ -11,10 +11,10 @@ from common.errors import UserError
 from launch.first_hour_probe import MARK
 
 ROOT = Path(__file__).parents[1]
-LARGE_MEMORY = 30.0  # GiB: 256 images a step of ResNet-50 fit in mixed precision
+LARGE_MEMORY = 30.0  # GiB; ResNet-50 in mixed precision fits 256 images per step
 PLACED = re.compile(r"placer\.cc:\d+\] (\S+): \((\w+)\): \S*device:([A-Z_]+):\d+")
-# What may stand on the CPU beside a GPU, and why. int32 constants and shapes, which live in the host's memory, are
-# placed on the GPU all the same: they are operations of the GPU that say so of their output.
+# Operations that may run on the CPU of a machine with GPUs, and why. int32 constants and shapes, which live in host
+# memory, are still placed on the GPU: they are GPU operations that declare their output to be in host memory.
 HOST_ONLY = {
     "PyFunc": "a call of Python: the clock of training.breakdown",
     "_Arg": "no computation: stands where the caller has the tensor",
@@ -28,9 +28,9 @@ NAMES = ("checks", "tests", "placement", "speed", "data", "update", "exchange", 
 class Command:
     """A command of a step, one row of its table.
 
-    label: the row's first columns. words: what is run. limit: seconds. read: the row's other columns, from the
-    command's output; raises UserError where the output shows that something is wrong. skip: why it does not apply.
-    may_not_fit: whether running out of the GPU's memory is a result like any other.
+    label: the row's first columns. words: the command line. limit: seconds. read: returns the row's other columns from
+    the command's output, and raises UserError if the output shows an error. skip: why it does not apply. may_not_fit:
+    whether running out of GPU memory is a valid result.
     """
 
     label: dict
@@ -43,7 +43,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Step:
-    """A step of the hour. limit: seconds for all of its commands."""
+    """A step of launch.first_hour. limit: seconds for all of its commands."""
 
     name: str
     title: str
@@ -53,7 +53,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Machine:
-    """What the steps are for. memory: of the smallest GPU, GiB. pretend: CPUs and tiny sizes."""
+    """The machine to measure. memory: of the smallest GPU, in GiB. pretend: use CPUs and tiny sizes."""
 
     gpus: int
     memory: float = 0.0
@@ -65,7 +65,7 @@ class Machine:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the commands find in their environment, beside this process's."""
+        """The variables that the commands get in addition to this process's environment."""
         paths = {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
         return paths | ({"BIGBATCH_PRETEND_GPU": "1", "CUDA_VISIBLE_DEVICES": ""} if self.pretend else {})
 
@@ -75,7 +75,7 @@ class Machine:
 
     @property
     def micro_batch(self) -> int:
-        """The one that fits, where only one is measured."""
+        """A size that fits, for steps that measure only one."""
         return 8 if self.pretend else 256 if self.memory >= LARGE_MEMORY else 128
 
     @property
@@ -84,7 +84,7 @@ class Machine:
 
 
 def steps(machine: Machine, folder: Path, data_dir: str) -> list[Step]:
-    """All of them, in their order. folder: of the hour, where trainings write below trainings/."""
+    """Returns all steps in order. folder: the output folder; training runs write to its subfolder trainings."""
     return [checks(machine, data_dir), tests(machine), placement(machine), speed(machine), data(machine, data_dir),
             update(machine), exchange(machine, folder), stop(machine, folder)]
 
@@ -94,7 +94,7 @@ def python(*words) -> list[str]:
 
 
 def mpirun(workers: int, *words) -> list[str]:
-    """A Python program on so many workers, as launch/dgx1.sh starts them."""
+    """Returns the command that runs a Python program on `workers` workers, as launch/dgx1.sh does."""
     return ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", str(workers),
             *python("-m", "launch.binding", *python(*words))]
 
@@ -111,7 +111,7 @@ def checks(machine, data_dir) -> Step:
 
 
 def built(output: str, nccl: bool) -> str:
-    """What Horovod is built with. Raises UserError without NCCL where that is needed."""
+    """Returns the libraries that Horovod is built with. Raises UserError if NCCL is needed and missing."""
     found = re.findall(r"\[X\] (\w+)", output)
     if nccl and "NCCL" not in found:
         raise UserError("Horovod is built without NCCL, which several GPUs need; README.md, On GPUs, says how to build")
@@ -119,13 +119,13 @@ def built(output: str, nccl: bool) -> str:
 
 
 def tests(machine) -> Step:
-    files = ["tests/test_gpu.py"] if machine.pretend else []  # others ask for the GPU itself
+    files = ["tests/test_gpu.py"] if machine.pretend else []  # other tests need a real GPU
     words = python("-m", "pytest", "-m", "gpu", "-o", "addopts=--import-mode=importlib", "-rs", "-v", *files)
     return Step("tests", "The tests that need a GPU", 480, [Command({"tests": "pytest -m gpu"}, words, 480, summary)])
 
 
 def summary(output: str) -> dict:
-    """pytest's last line: how many passed, failed, were skipped."""
+    """Returns pytest's last line: the numbers of passed, failed and skipped tests."""
     return {"result": re.findall(r"=+ (.*\d+ passed.*) in [\d.]+s", output)[-1]}
 
 
@@ -138,7 +138,7 @@ def placement(machine) -> Step:
 
 
 def placed(output: str, wanted: str) -> dict:
-    """Columns from TensorFlow's log. Raises UserError for operations elsewhere that HOST_ONLY does not name."""
+    """Returns columns from TensorFlow's log. Raises UserError for operations elsewhere that are not in HOST_ONLY."""
     found = placements(output)
     if not found:
         raise UserError("TensorFlow's log names no operation of the step")
@@ -155,16 +155,16 @@ def listed(counts: dict[str, int]) -> str:
 
 
 def placements(output: str) -> Counter:
-    """(operation's kind, kind of device) -> how many, from the placer's lines after the mark that the step begins.
+    """Counts (operation type, device type) in the placer's lines after the mark at the start of the step.
 
-    TensorFlow prints the same on standard output, without the file's name, at any time.
+    TensorFlow also prints the same lines to standard output, without the file name, at any time.
     """
     return Counter((op, device) for _, op, device in {
         match.groups() for match in PLACED.finditer(output.partition(MARK)[2])})
 
 
 def trained_as(machine) -> list[str]:
-    """train.py's flags for the probes, which train on a batch that stays on the device."""
+    """Returns train.py's flags for the probes, which train on a batch that stays on the device."""
     return [*machine.model, "--data_dir=synthetic:1000", "--optimizer=lars", "--weight_decay=5e-5",
             f"--precision={machine.precision}"]
 
@@ -190,12 +190,12 @@ def benchmark(machine, data_dir, batch, seconds, *more) -> list[str]:
 
 
 def rates(output: str) -> dict[str, float]:
-    """training.benchmark's images per second, by stage."""
+    """Returns images per second by stage, from the output of training.benchmark."""
     return {row["name"]: row["images_per_second"] for row in last_json(output)["stages"]}
 
 
 def last_json(output: str) -> dict:
-    """The last line that is a JSON object. Raises IndexError without one."""
+    """Parses the last line that is a JSON object. Raises IndexError if there is none."""
     return json.loads([line for line in output.splitlines() if line.startswith("{")][-1])
 
 
@@ -227,7 +227,7 @@ def update(machine) -> Step:
 
 
 def exchange(machine, folder: Path) -> Step:
-    """One GPU alone first, for the efficiency of the others."""
+    """Measures one GPU alone first, as the reference for the efficiency of the others."""
     alone = "one GPU has nothing to exchange" if machine.workers == 1 else ""
     timeline = folder / "timeline.json"
     kinds = {"one GPU alone": (1, []), "ring": (machine.workers, []), "torus": (machine.workers, ["--allreduce=torus"]),
@@ -250,9 +250,9 @@ def exchange(machine, folder: Path) -> Step:
 
 
 def exchanged(run: Path, written: Path) -> dict:
-    """Columns of a training on resident data: those of its last epoch, as the first one compiles.
+    """Returns columns of a training run on resident data, from its last epoch, because the first one compiles.
 
-    written: a file that must not be empty. Raises UserError.
+    written: a file that must not be empty. Raises UserError if it is missing or empty.
     """
     if not written.is_file() or not written.stat().st_size:
         raise UserError(f"{written} is missing or empty")
@@ -264,7 +264,7 @@ def exchanged(run: Path, written: Path) -> dict:
 
 
 def stop(machine, folder: Path) -> Step:
-    batch = machine.workers * max(4, 32 // machine.workers)  # so many updates that the signal comes before the last
+    batch = machine.workers * max(4, 32 // machine.workers)  # small, so that the signal comes before the last update
     size = ["--model=convnet", "--epochs=2"] if machine.pretend else ["--model=resnet20", "--epochs=4"]
     words = python("-m", "launch.first_hour_probe", "stop", folder / "trainings" / "stop", machine.workers, *size,
                    f"--batch_size={batch}", "--checkpoint_every=0.2", "--deterministic")
@@ -273,7 +273,7 @@ def stop(machine, folder: Path) -> Step:
 
 
 def stopped(output: str) -> dict:
-    """Columns of the probe's JSON. Raises UserError where the resumed training is not the undisturbed one."""
+    """Returns columns from the probe's JSON. Raises UserError if the resumed run differs from the undisturbed one."""
     found = last_json(output)
     if found["differ"]:
         raise UserError(f"{len(found['differ'])} differ from the undisturbed run, the first {found['differ'][0]}")

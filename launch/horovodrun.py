@@ -1,8 +1,8 @@
-"""Trains a recipe on several hosts, from a login node or from one of them: what launch/horovodrun.sh runs.
+"""Trains a recipe on several hosts, from a login node or from one of them. launch/horovodrun.sh runs this module.
 
-Wraps horovodrun, which starts the workers over ssh: checks the hosts first, prints rank 0's output as it is and the
-output of other ranks after `[RANK]`, returns the exit code of the training (horovodrun itself returns 1), and kills the
-workers on all hosts when it is stopped.
+It wraps horovodrun, which starts the workers over ssh. It checks the hosts first. It prints rank 0's output unchanged,
+and the output of other ranks after `[RANK]`. It returns the exit code of the training (horovodrun itself returns 1),
+and kills the workers on all hosts when it is stopped.
 """
 import argparse
 import re
@@ -96,7 +96,7 @@ def _hosts(options):
 
 
 def recipe_path(name: str) -> Path:
-    """The file that a recipe's name means, as launch/common.sh has it for every launcher. Raises UserError."""
+    """Returns the file of a recipe, with the lookup of launch/common.sh that all launchers share. Raises UserError."""
     done = subprocess.run(["bash", "-c", '. "$0" && recipe_path "$1"', ROOT / "launch" / "common.sh", name], text=True,
                           capture_output=True)
     if done.returncode:
@@ -105,20 +105,20 @@ def recipe_path(name: str) -> Path:
 
 
 def training(arguments: list[str], bound: bool = True) -> list[str]:
-    """The command of one worker."""
+    """Returns the command of one worker."""
     return [sys.executable, *(["-m", "launch.binding", sys.executable] if bound else []), str(ROOT / "train.py"),
             *arguments]
 
 
 def horovodrun(hosts, workers: int, interfaces: str | None, worker: list[str]) -> list[str]:
-    """horovodrun's command: its checks are not kept for an hour, since a host may have changed since."""
+    """Returns horovodrun's command. Its cache, which keeps checks for an hour, is off, because hosts may change."""
     return [sys.executable, "-m", "distributed.gloo", "--gloo", "--disable-cache",
             *([f"--network-interfaces={interfaces}"] if interfaces else []), "-np", str(workers),
             "-H", ",".join(f"{host.name}:{host.slots}" for host in hosts), *worker]
 
 
 class Job:
-    """A running horovodrun. output: where rank 0's standard output goes."""
+    """A running horovodrun. output: stream for rank 0's standard output."""
 
     def __init__(self, words: list[str], output):
         self._ended, self._said, self._stopped_by = None, [], None
@@ -131,7 +131,7 @@ class Job:
             thread.start()
 
     def wait(self) -> int:
-        """0; 2 or 75 if the first worker that failed has ended so, else 1; where this was stopped 128 + the signal."""
+        """Returns the exit code: 0, 128 + signal if stopped, 2 or 75 if the first failed worker has it, else 1."""
         before = {number: signal.signal(number, self._stop) for number in STOPPING}
         code = self._process.wait()
         for thread in self._threads:
@@ -145,7 +145,7 @@ class Job:
                 complain(f"horovodrun has failed: {self._said[-1] if self._said else f'exit code {code}'}", PROGRAM)
             return int(code != 0)
         rank, code = self._ended
-        if code > 128:  # else it has said why itself; the others may be ended before they can say that it is gone
+        if code > 128:  # else the worker has said why itself; others may be killed before they can report it as gone
             complain(f"worker {rank} was killed, or its host is gone (exit code {code})", PROGRAM)
         return code if code in (ExitCode.USAGE, ExitCode.STOPPED) else ExitCode.WRONG
 

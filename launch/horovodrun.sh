@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Trains a recipe on several hosts, from a login node: launch/horovodrun.sh [-H host1:8,host2:8 | --hostfile F] RECIPE
-# [flags of train.py]. `launch/horovodrun.sh --help` says more.
+# [flags of train.py]. See `launch/horovodrun.sh --help`.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 exec "$python" -m launch.horovodrun "$@"

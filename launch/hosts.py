@@ -1,4 +1,4 @@
-"""The hosts of a training: their names and slots, and what each says of itself over ssh before anything is started."""
+"""The hosts of a training run: their names, slots, and the facts that each reports over ssh before the start."""
 import json
 import os
 import shlex
@@ -15,7 +15,8 @@ from common.errors import UserError
 
 PATIENCE = 20  # seconds for a host's answer
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=8", "-o", "StrictHostKeyChecking=accept-new")
-# Of the environment, what goes to the workers: horovodrun writes it into command lines that all on a host can read.
+# Prefixes of the variables that go to the workers. The list is short, because horovodrun writes the variables into
+# command lines that all users of a host can read.
 PASSED = ("BIGBATCH_", "CUDA_", "DALI_", "GLOO_", "HOROVOD_", "LD_LIBRARY_PATH", "NCCL_", "OMP_", "PATH", "PYTHON",
           "TF_", "XLA_")
 KEPT = ("HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "SSH_AUTH_SOCK", "TERM", "TMPDIR")
@@ -23,19 +24,19 @@ KEPT = ("HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "SSH_AUTH_SOCK", "TERM", "T
 
 @dataclass(frozen=True)
 class Host:
-    """slots: how many workers it takes."""
+    """A host. slots: the number of workers that it takes."""
 
     name: str
     slots: int
 
 
 def parse(text: str) -> list[Host]:
-    """Hosts of a list host1:8,host2:8; 1 slot where none is given. Raises UserError."""
+    """Parses a list host1:8,host2:8; a host without a number has 1 slot. Raises UserError."""
     return _checked([_host(*word.strip().partition(":")[::2]) for word in text.split(",")])
 
 
 def read(path: str) -> list[Host]:
-    """Hosts of a file with a line `host slots=8` each, # starting a comment. Raises UserError."""
+    """Reads a file with a line `host slots=8` per host; # starts a comment. Raises UserError."""
     try:
         lines = [line.partition("#")[0].split() for line in Path(path).read_text().splitlines()]
     except (OSError, UnicodeDecodeError) as error:
@@ -61,14 +62,14 @@ def _checked(hosts):
 
 
 def environment() -> dict[str, str]:
-    """What horovodrun is started with, and so what the workers find."""
+    """Returns the environment for horovodrun, which passes it on to the workers."""
     return {name: value for name, value in os.environ.items() if name in KEPT or name.startswith(PASSED)}
 
 
 def ask(hosts: list[Host], arguments: list[str]) -> tuple[list[dict], list[str]]:
-    """(the facts of each host that answers, with its `slots`; a line for each that does not).
+    """Returns (the facts of each host that answers, with its `slots`; an error message for each other host).
 
-    arguments: train.py's. The hosts are asked side by side, over ssh where they are not this one.
+    arguments: train.py's. All hosts are asked in parallel, over ssh except for this host.
     """
     with ThreadPoolExecutor(len(hosts)) as pool:
         answers = list(pool.map(lambda host: _ask(host, arguments), hosts))
@@ -107,6 +108,6 @@ def _remotely(command):
 
 
 def is_here(name: str) -> bool:
-    """Whether a host's name leads to this machine. Raises OSError if it leads nowhere."""
+    """Whether a host name resolves to this machine. Raises OSError if it does not resolve."""
     theirs = {info[4][0] for info in socket.getaddrinfo(name, None)}
     return bool(theirs & {address.address for found in psutil.net_if_addrs().values() for address in found})

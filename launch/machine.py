@@ -1,4 +1,4 @@
-"""A machine's sockets: NUMA nodes, their cores and their GPUs, of this machine and of those in launch/topologies."""
+"""NUMA nodes, cores and GPUs of this machine and of the machines in launch/topologies."""
 import json
 import os
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ KNOWN = {"DGX-1 with V100": "dgx1", "DGX A100": "dgx_a100", "DGX H100": "dgx_h10
 
 @dataclass(frozen=True)
 class Node:
-    """A NUMA node: cores and their memory. cores: the numbers of each core's hardware threads. socket: its CPU's."""
+    """A NUMA node: cores and their memory. cores: indices of each core's hardware threads. socket: index of its CPU."""
 
     number: int
     cores: tuple[tuple[int, ...], ...]
@@ -23,14 +23,14 @@ class Node:
 
 @dataclass(frozen=True)
 class Gpu:
-    """number: nvidia-smi's. node: the NUMA node that it is at, -1 where the machine does not say."""
+    """A GPU. number: nvidia-smi's index. node: its NUMA node, -1 if unknown."""
 
     number: int
     node: int
 
 
 def machine() -> tuple[Node, ...]:
-    """This machine's NUMA nodes, with those of their cores that this process may use."""
+    """Returns this machine's NUMA nodes, with the cores that this process may use."""
     allowed, nodes = os.sched_getaffinity(0), []
     for path in sorted(NODES.glob("node[0-9]*"), key=lambda path: int(path.name[4:])):
         cpus = [cpu for cpu in _numbers((path / "cpulist").read_text()) if cpu in allowed]
@@ -41,7 +41,7 @@ def machine() -> tuple[Node, ...]:
 
 
 def known_machine(name: str) -> tuple[tuple[Node, ...], list[Gpu]]:
-    """The NUMA nodes and the GPUs of a machine in launch/topologies, whose file says where they are from."""
+    """Returns the NUMA nodes and the GPUs of a machine in launch/topologies. The file names its sources."""
     described = json.loads((Path(__file__).parent / "topologies" / f"{name}.json").read_text())["numa"]
     nodes = tuple(Node(one["node"], tuple(zip(_numbers(one["cores"]), _numbers(one["siblings"]), strict=True)),
                        one["socket"]) for one in described)
@@ -50,12 +50,12 @@ def known_machine(name: str) -> tuple[tuple[Node, ...], list[Gpu]]:
 
 
 def gpus_here() -> list[Gpu]:
-    """Those that this process may use, in CUDA's order."""
+    """Returns the GPUs that this process may use, in CUDA's order."""
     return [_placed(gpu) for gpu in gpus.visible()]
 
 
 def ranges(numbers) -> str:
-    """0-4,40-44 for the numbers that lie in these ranges, as Linux and numactl write them."""
+    """Formats numbers as ranges such as 0-4,40-44, as Linux and numactl do."""
     parts = []
     for number in sorted(numbers):
         if parts and number == parts[-1][1] + 1:
@@ -82,6 +82,6 @@ def _siblings(cpu: int) -> frozenset[int]:
 
 
 def _numbers(text: str) -> list[int]:
-    """The numbers that Linux writes as 0-4,40-44."""
+    """Parses ranges in Linux's format, such as 0-4,40-44."""
     spans = [part.split("-") for part in text.strip().split(",") if part]
     return [number for span in spans for number in range(int(span[0]), int(span[-1]) + 1)]

@@ -1,8 +1,8 @@
-"""The flag --micro_batch_size for a recipe on GPUs: `python -m launch.micro_batch --workers=N [train.py's flags]`.
+"""Prints --micro_batch_size for a recipe on GPUs: `python -m launch.micro_batch --workers=N [train.py's flags]`.
 
-train.py's own default is 64 at most, whatever the device, so that a plan does not depend on it. A GPU needs more to be
-busy: NVIDIA's ResNet-50 has 256 images a GPU, MLPerf's results have 128 to 408. Prints nothing where the user has
-chosen a size, where there is no GPU, and where no larger size divides the batch and keeps the recipe's batch-norm span.
+train.py's own default is at most 64 on any device, so that a plan does not depend on the device. A GPU needs more to be
+busy: NVIDIA's ResNet-50 has 256 images per GPU, MLPerf's results have 128 to 408. Nothing is printed if the user has
+chosen a size, if there is no GPU, or if no larger size divides the batch and keeps the recipe's batch-norm span.
 Workers that come and go (--elastic) need the default, which changes with their number.
 """
 import sys
@@ -14,14 +14,14 @@ from training import flags
 from training.plan import DEFAULT_LARGEST_MICRO_BATCH, divisors, make_plan
 from training.settings import Settings
 
-# ResNet-50 in float32 takes some 85 MB an image: the largest micro-batch by the GPU's memory in GiB.
+# The largest micro-batch by the GPU's memory in GiB. ResNet-50 in float32 takes about 85 MB per image.
 LARGEST = ((30, 256), (14, 128), (0, DEFAULT_LARGEST_MICRO_BATCH))
 
-SAMPLES = 1_281_167  # what divides does not depend on the dataset
+SAMPLES = 1_281_167  # any number: whether a size divides the batch does not depend on the dataset
 
 
 def micro_batch_flags(settings: Settings, workers: int, memory: float | None) -> list[str]:
-    """A list of one flag, or of none. memory: of the smallest GPU in GiB, or None where there is none."""
+    """Returns a list of one flag or none. memory: of the smallest GPU, in GiB, or None without GPUs."""
     launch = settings.launch
     if memory is None or launch.device == "cpu" or launch.micro_batch_size or launch.elastic:
         return []

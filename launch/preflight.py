@@ -23,13 +23,13 @@ from training import flags
 from training.settings import Settings
 
 LIMIT = 30.0  # seconds for everything but loading TensorFlow
-GPU_LIMIT = 180.0  # CUDA starts, compiles TensorFlow's PTX, and NCCL makes three communicators
-DRIVER = 525  # the oldest for CUDA 12
-COMPILING_DRIVER = 535  # the oldest that compiles CUDA 12.2's PTX: TensorFlow 2.15 holds little else for newer GPUs
-COMPILED, SUPPORTED = 7.5, 9.0  # compute capabilities: most kernels are compiled up to this; none works beyond that
-DISK = 1.0  # GB: a checkpoint of ResNet-50 with its momentum has 0.2
-SHARED_MEMORY = 0.25  # GB: NCCL and Open MPI take some MB a worker there; a container has 0.064 unless told otherwise
-CLOCK = 1.0  # seconds of difference that are marked
+GPU_LIMIT = 180.0  # seconds with GPUs: CUDA starts and compiles TensorFlow's PTX, and NCCL creates three communicators
+DRIVER = 525  # the oldest driver for CUDA 12
+COMPILING_DRIVER = 535  # the oldest that compiles CUDA 12.2's PTX: TensorFlow 2.15 has little else for newer GPUs
+COMPILED, SUPPORTED = 7.5, 9.0  # highest compute capabilities: of most compiled kernels; of any that work
+DISK = 1.0  # GB; a checkpoint of ResNet-50 with its momentum has 0.2
+SHARED_MEMORY = 0.25  # GB; NCCL and Open MPI take some MB per worker there; a container has 0.064 by default
+CLOCK = 1.0  # seconds; a larger difference is marked
 
 COLUMNS = {
     "host": lambda f: f["host"], "workers": lambda f: f["slots"], "GPUs": lambda f: len(f["gpus"]),
@@ -51,12 +51,12 @@ CURES = {"Python": "use the same .venv", "TensorFlow": SYNC, "Horovod": SYNC, "D
 
 
 def usual(hosts: list[dict]) -> dict[str, str]:
-    """The value that most hosts have, in each column that should be the same on all."""
+    """Returns the most frequent value of each column that should be the same on all hosts."""
     return {column: Counter(str(COLUMNS[column](host)) for host in hosts).most_common(1)[0][0] for column in SAME}
 
 
 def table(hosts: list[dict]) -> str:
-    """A line a host; * marks what differs from most others, and a clock that is off."""
+    """Formats one line per host. * marks values that differ from most others, and a clock that is off."""
     expected = usual(hosts)
     rows = [list(COLUMNS)]
     for host in hosts:
@@ -70,7 +70,7 @@ def table(hosts: list[dict]) -> str:
 
 
 def problems(hosts: list[dict], data_dir: str, per_gpu: int = 1) -> list[str]:
-    """What would break a run on these hosts, a line each with its cure. per_gpu: workers that may share a GPU."""
+    """Returns one line per problem that would break a run, with its fix. per_gpu: workers that may share a GPU."""
     if not hosts:
         return []
     found, expected, any_gpu = [], usual(hosts), any(host["gpus"] for host in hosts)
@@ -100,7 +100,7 @@ def problems(hosts: list[dict], data_dir: str, per_gpu: int = 1) -> list[str]:
 
 
 def gpu_problems(host: dict) -> list[str]:
-    """What TensorFlow 2.15, built for CUDA 12.2, cannot do with this host's GPUs and their driver."""
+    """Returns the problems of TensorFlow 2.15, built for CUDA 12.2, with this host's GPUs and their driver."""
     driver, capability = host["driver"].partition(".")[0], host["capability"]
     if not host["gpus"]:
         return []
@@ -114,13 +114,13 @@ def gpu_problems(host: dict) -> list[str]:
 
 
 def notes(hosts: list[dict]) -> list[str]:
-    """What does not break a run, but may surprise."""
+    """Returns notes on what does not break a run, but may surprise."""
     own = any(host.get("shared") == "of its own" for host in hosts)
     return ["the hosts do not share the output folder: a run can only go on with the same first host"] if own else []
 
 
 def report(hosts: list[dict], wrong: list[str], stream) -> int:
-    """Writes the table and the lines; returns the exit code."""
+    """Prints the table, the problems and the notes; returns the exit code."""
     if hosts:
         print(table(hosts), file=stream)
     for line in wrong:
@@ -132,7 +132,7 @@ def report(hosts: list[dict], wrong: list[str], stream) -> int:
 
 
 def examine(settings: Settings) -> tuple[list[dict], list[str]]:
-    """(every host's facts, what is wrong); all workers together, the same on each. Starts Horovod."""
+    """Starts Horovod, and returns (the facts of every host, the problems), the same on all workers. All call it."""
     from distributed import probe
 
     device, mine = settings.launch.device, None
@@ -147,7 +147,7 @@ def examine(settings: Settings) -> tuple[list[dict], list[str]]:
     names = [name for _, _, name, _ in everyone]
     speeds = probe.speeds(world, [[rank for rank, other in enumerate(names) if other == name]
                                   for name in dict.fromkeys(names)])
-    # Each task of a Slurm job may see one GPU alone: a host's are those of all its workers.
+    # Each task of a Slurm job may see only one GPU, so the GPUs of a host are those of all its workers.
     by_host = {name: {gpu.uuid: gpu for _, _, other, found in everyone if other == name for gpu in found}
                for name in dict.fromkeys(names)}
     hosts = [host | facts.of_gpus([*by_host[name].values()]) | {
@@ -161,7 +161,7 @@ def examine(settings: Settings) -> tuple[list[dict], list[str]]:
 
 
 def seen_by_all(world, folder: Path) -> list[bool]:
-    """For each rank, whether it sees in this folder what rank 0 has just written there."""
+    """Returns for each rank whether it sees in this folder what rank 0 has just written there."""
     made, mark = not folder.exists(), None
     if world.rank == 0:
         with contextlib.suppress(OSError):
@@ -184,7 +184,7 @@ def main(argv) -> int:
         return 0
     with command.shell("preflight") as ending, lost_is_user_error():
         settings = flags.parse(argv)
-        from distributed.world import World  # the seconds that Horovod takes to load are not the network's
+        from distributed.world import World  # imported before the timer starts: Horovod takes seconds to load
 
         limit = GPU_LIMIT if settings.launch.device != "cpu" and gpus.visible() else LIMIT
         watch = threading.Timer(limit, _end, [limit])

@@ -18,7 +18,7 @@ This page is written from the recipes by `uv run python -m launch.recipe_list`.
 
 
 def read(path: Path) -> dict:
-    """A recipe's title, its comment's fields (Row, Reported, Sources, Left open, Workers) and its flags."""
+    """Reads a recipe: its title, the fields of its comment (Row, Reported, Sources, Left open, Workers), its flags."""
     fields, last = {}, "title"
     for line in path.read_text().splitlines():
         if line.startswith("--"):
@@ -35,7 +35,7 @@ def read(path: Path) -> dict:
 
 
 def rule(fields: dict) -> str:
-    """The rule for the rate, in a few words."""
+    """Summarizes the optimizer and the learning-rate schedule."""
     words = [fields["optimizer"].upper(), fields["learning_rate"], fields["lr_schedule"]]
     if "warmup" in fields:
         words.append(f"warm-up {fields['warmup_epochs']} from {fields['warmup_learning_rate']}")

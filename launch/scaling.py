@@ -29,8 +29,8 @@ from training.plan import make_plan
 from training.settings import Launch, Recipe
 
 PUBLISHED = Path(__file__).parent / "published.json"
-MICRO_BATCH_SIZE = 32  # without a recipe: that of arXiv:1811.05233, table 6
-CLASSES = 1000  # of a model without a recipe: ImageNet's
+MICRO_BATCH_SIZE = 32  # without a recipe, as in arXiv:1811.05233, table 6
+CLASSES = 1000  # without a recipe, as in ImageNet
 BYTES = {"none": 4, "fp16": 2}
 BORROWED = ("model", "image_size", "micro_batch_size", "compression", "train_samples")
 
@@ -69,7 +69,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Phase:
-    """So many steps of the same job."""
+    """A number of steps with the same job."""
 
     steps: int
     global_batch_size: int
@@ -78,7 +78,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is to be forecast. samples: of the recipe's training set; None without a recipe."""
+    """The training to forecast. samples: of the recipe's training set; None without a recipe."""
 
     recipe: Recipe
     micro_batch_size: int | None
@@ -113,7 +113,7 @@ def main(argv) -> int:
 
 
 def forecast(options: Options, asked: Forecast, topology: Topology) -> list[dict]:
-    """A row for each number of workers and all-reduce; none for a hierarchical one whose last node is not full."""
+    """Returns a row per number of workers and all-reduce; none for hierarchical if the last node is not full."""
     model, rows = model_cost(asked.recipe.model, asked.classes, asked.recipe.image_size), []
     for workers in options.workers:
         planned = phases(asked, model, workers)
@@ -124,7 +124,7 @@ def forecast(options: Options, asked: Forecast, topology: Topology) -> list[dict
 
 
 def row(topology, planned, workers, allreduce, grid, has_recipe) -> dict:
-    """An object of the JSON; averages over the phases, which share a grid."""
+    """Returns an object of the JSON, with averages over the phases, which share a grid."""
     steps = sum(phase.steps for phase in planned)
     seconds = sum(phase.steps * topology.step_seconds(phase.job, grid) for phase in planned)
     on_a_node = sum(phase.steps * topology.node_seconds(phase.job) for phase in planned)
@@ -135,7 +135,7 @@ def row(topology, planned, workers, allreduce, grid, has_recipe) -> dict:
 
 
 def phases(asked: Forecast, model: ModelCost, workers: int) -> list[Phase]:
-    """Those of the recipe's plan; without a recipe one step of one micro-batch."""
+    """Returns the phases of the recipe's plan, or one step of one micro-batch without a recipe."""
     size = model.parameters * asked.bytes_per_gradient
     if asked.samples is None:
         batch = asked.micro_batch_size or MICRO_BATCH_SIZE
@@ -146,7 +146,7 @@ def phases(asked: Forecast, model: ModelCost, workers: int) -> list[Phase]:
 
 
 def beside(topology: str, model: str) -> list[dict]:
-    """What papers report: table 2 of arXiv:1811.05233, and what is of this topology and model; with our forecasts."""
+    """Returns published results with our forecasts: table 2 of arXiv:1811.05233, and this topology with this model."""
     rows = []
     for published in json.loads(PUBLISHED.read_text()):
         here = (published["topology"], published["model"]) == (topology, model)
@@ -156,7 +156,7 @@ def beside(topology: str, model: str) -> list[dict]:
 
 
 def ours(published: dict) -> dict:
-    """Our forecast for what a paper reports."""
+    """Returns our forecast for a published result."""
     topology, workers = topologies.load(published["topology"]), published["workers"]
     model = model_cost(published["model"], CLASSES, model_zoo.MODELS[published["model"]].image_size)
     job = Job(model, published["micro_batch_size"], model.parameters * published["bytes_per_gradient"])
@@ -166,9 +166,9 @@ def ours(published: dict) -> dict:
 
 
 def parse(argv) -> tuple[Options, Forecast]:
-    """Raises UsageError, and UserError for a dataset that is not there.
+    """Parses a command line. Raises UsageError, and UserError if the dataset is missing.
 
-    A recipe that says how many samples there are is one for ImageNet's classes.
+    A recipe with a number of training samples is assumed to have ImageNet's classes.
     """
     recipes, given = recipes_first(argv[1:])
     values = flags.read(all_flags(bool(recipes)), [argv[0], *recipes, *given])
@@ -183,7 +183,7 @@ def parse(argv) -> tuple[Options, Forecast]:
 
 
 def all_flags(has_recipe: bool):
-    """This command's own, and those of train.py that a recipe, or a run's flags.txt, may hold."""
+    """Defines this command's own flags, and the flags of train.py that a recipe or a run's flags.txt may hold."""
     values, others = flags.define(Options), define()
     for name in {*flags.names(Recipe), *flags.names(Launch), "train_samples"} - {*flags.names(Options)}:
         values[name] = others[name]

@@ -1,16 +1,16 @@
-"""A cluster as a forecast sees it: its network, what its GPU computes, and how long a training step takes there.
+"""The model of a cluster for a forecast: its network, the speed of its GPUs, and the time of a training step.
 
-    step = accumulation * compute + latency of the exchange + what of its transfer the backward pass does not hide
+    step = accumulation * compute + latency of the exchange + transfer that the backward pass does not hide
     compute = fixed * variables / ResNet-50's  +  images * per image * multiply-adds / ResNet-50's
 
-fixed is what a micro-batch takes however few images it has (launching kernels, updating weights); both it and the time
-per image are ResNet-50's, and other models' follow from the number of their variables and of their multiply-adds. The
-backward pass is two thirds of compute; the share `overlap` of the last micro-batch's can hide the exchange's bytes.
-Its latency cannot be hidden: the last gradient has to go round, too, and every rank waits for the latest one.
+`fixed` is the time of a micro-batch that does not depend on its images (launching kernels, updating weights). Both it
+and the time per image are ResNet-50's. Those of other models follow from their numbers of variables and multiply-adds.
+The backward pass is two thirds of compute. The fraction `overlap` of the last micro-batch's backward pass can hide the
+transfer. The latency cannot be hidden: the last gradient has to be exchanged, too, and all ranks wait for the last one.
 
 The speed is that of the precision in which one_gpu and calibration were measured, whatever a recipe's --precision.
 
-A topology is a JSON file like those in launch/topologies; `sources` says where each figure is from, for the reader.
+A topology is a JSON file like those in launch/topologies. Its `sources` tells the reader the source of each figure.
 """
 import dataclasses
 import json
@@ -27,13 +27,13 @@ from distributed.cost import Link, Network
 from model_zoo.cost import RESNET50, ModelCost
 
 FOLDER = Path(__file__).parent / "topologies"
-MOST_WORKERS = 2**17  # a forecast looks at each
-BACKWARD = 2 / 3  # of compute: gradients of the inputs and of the weights, each as much as the forward pass
+MOST_WORKERS = 2**17  # limited, because a forecast iterates over all workers
+BACKWARD = 2 / 3  # of compute: gradients of the inputs and of the weights, each as expensive as the forward pass
 
 
 @dataclass(frozen=True)
 class Job:
-    """What one worker does in a step: micro-batches of so many images, then an exchange of `bytes` of gradients."""
+    """The work of one worker in a step: accumulation_steps micro-batches, then an exchange of `bytes` of gradients."""
 
     model: ModelCost
     micro_batch_size: int
@@ -43,7 +43,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Topology:
-    """network: see there. fixed, per_image: seconds of ResNet-50 on one GPU. overlap: a fraction of 1."""
+    """A cluster. overlap: a fraction between 0 and 1. fixed, per_image: seconds of ResNet-50 on one GPU."""
 
     network: Network
     overlap: float
@@ -51,25 +51,25 @@ class Topology:
     per_image: float
 
     def step_seconds(self, job: Job, grid: tuple[int, int]) -> float:
-        """From one update to the next, on horizontal * vertical workers."""
+        """Returns the time from one update to the next, on horizontal * vertical workers."""
         exchange = cost.cost(job.bytes, *grid, self.network)
         return job.accumulation_steps * self.compute_seconds(job) + exchange.seconds(self.hidden(job))
 
     def compute_seconds(self, job: Job) -> float:
-        """Forward and backward pass of one micro-batch."""
+        """Returns the time of the forward and backward pass of one micro-batch."""
         return (self.fixed * job.model.variables / RESNET50.variables
                 + job.micro_batch_size * self.per_image * job.model.multiply_adds / RESNET50.multiply_adds)
 
     def hidden(self, job: Job) -> float:
-        """Seconds of the last micro-batch's backward pass that can hide the exchange's transfer."""
+        """Returns the seconds of the last micro-batch's backward pass that can hide the transfer of the exchange."""
         return self.overlap * BACKWARD * self.compute_seconds(job)
 
     def grid(self, allreduce: str, workers: int) -> tuple[int, int] | None:
-        """The (horizontal, vertical) of an all-reduce, of the torus what training takes; None where it cannot be."""
+        """Returns (horizontal, vertical) of an all-reduce, as in training; None if it is impossible."""
         return cost.grid_of(allreduce, workers, self.network.local_size)
 
     def node_seconds(self, job: Job) -> float:
-        """The step on one full node, whose workers are a ring."""
+        """Returns the time of a step on one full node, whose workers form a ring."""
         return self.step_seconds(job, (self.network.local_size, 1))
 
 
@@ -78,9 +78,9 @@ def names() -> list[str]:
 
 
 def load(name: str, overlap: float | None = None) -> Topology:
-    """A built-in topology, or that of a file; calibrated with its own overlap. Raises UserError.
+    """Loads a built-in topology or a file, and calibrates it with its own overlap. Raises UserError.
 
-    overlap: in place of its own from then on.
+    overlap: replaces the topology's own overlap after calibration.
     """
     path = FOLDER / f"{name}.json" if name in names() else Path(name)
     try:
@@ -90,17 +90,17 @@ def load(name: str, overlap: float | None = None) -> Topology:
         raise UserError(f"--topology={name}: no such file; built in: {', '.join(names())}") from None
     except KeyError as error:
         raise UserError(f"--topology={name}: {error.args[0]} is missing") from None
-    except (TypeError, AttributeError):  # a number or a list where an object should be, or the like
+    except (TypeError, AttributeError):  # such as a number or a list instead of an object
         raise UserError(f"--topology={name}: is not an object like those in launch/topologies") from None
     except (ValueError, ArithmeticError, OSError, RecursionError) as error:
         raise UserError(f"--topology={name}: {error}") from None
 
 
 def parse(described: dict) -> Topology:
-    """The topology that a JSON object describes. Raises KeyError and ValueError.
+    """Builds the topology that a JSON object describes. Raises KeyError and ValueError.
 
-    slowdown: a number, the name of a built-in topology that has one, or left to calibration with two rows. one_gpu:
-    images per second of ResNet-50 on one GPU, by batch.
+    slowdown: a number, the name of a built-in topology that has one, or omitted for calibration with two rows.
+    one_gpu: images per second of ResNet-50 on one GPU, by batch size.
     """
     links = [Link(_positive(described[where], "latency"), _positive(described[where], "bandwidth"))
              for where in ("within", "between")]
@@ -118,10 +118,10 @@ def parse(described: dict) -> Topology:
 
 
 def line(rates: dict[int, float]) -> tuple[float, float]:
-    """(seconds a batch, seconds an image) of the straight line through step times. rates: images per second by batch.
+    """Fits a line to step times; returns (seconds per batch, seconds per image). rates: images per second by batch.
 
-    Neither is negative, whatever the noise. Least squares of the relative error, so that small batches, which tell
-    what a batch costs, count as much as large ones. Raises ValueError.
+    Neither is negative, whatever the noise. The fit minimizes the squared relative error, so that small batches, which
+    determine the time per batch, count as much as large ones. Raises ValueError.
     """
     if len(rates) < 2:
         raise ValueError("one_gpu needs the rates of two batch sizes or more")
@@ -135,11 +135,12 @@ def line(rates: dict[int, float]) -> tuple[float, float]:
 
 
 def calibrated(topology: Topology, micro_batch_size: int, bytes_per_gradient: int, rows: list[dict]) -> Topology:
-    """With the time per image, and of two rows also the slowdown, for which the forecast is the rows' speed.
+    """Sets the time per image, and with two rows also the slowdown, so that the forecast matches the rows.
 
-    rows: of ResNet-50, each with `grid` and `images_per_second`; the first, of one node, sets the time per image, the
-    second the slowdown. Two equations in two unknowns; transfer that is not hidden makes them non-linear, so they are
-    solved again until nothing changes. Raises ValueError where they have no solution.
+    rows: results of ResNet-50, each with `grid` and `images_per_second`. The first row, on one node, determines the
+    time per image; the second determines the slowdown. These are two equations in two unknowns. Transfer that is not
+    hidden makes them non-linear, so they are solved repeatedly until nothing changes. Raises ValueError if there is no
+    solution.
     """
     if len(rows) not in (1, 2) or any(math.prod(row["grid"]) > MOST_WORKERS for row in rows):
         raise ValueError(f"calibration wants one row or two, each of {MOST_WORKERS:,} workers at most")

@@ -1,6 +1,6 @@
-"""Models by name. Knows nothing of data, optimizers or Horovod.
+"""Models by name. This package does not depend on data, optimizers or Horovod.
 
-The names can be listed, and a flag checked against them, without importing TensorFlow.
+Listing the names, or checking a flag against them, does not import TensorFlow.
 """
 import importlib
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """A line of the registry: the function from pixels to logits, and the image size it is meant for.
+    """An entry of the registry: the function from pixels to logits, and the image size that the model is meant for.
 
-    input_scale: what pixels are multiplied by, once the mean is taken out; None: by 1 / the dataset's deviation.
+    input_scale: factor of the pixels after the mean is subtracted. None: 1 / the dataset's standard deviation.
     """
 
     module: str
@@ -20,15 +20,15 @@ class ModelInfo:
 
 
 MODELS = {
-    # BVLC's, with groups, LRN and dropout, on pixels of 0 to 255; with batch norm, as the LARS authors' files have it
+    # BVLC's, with groups, LRN and dropout, on pixels of 0 to 255; with batch norm, as in the LARS authors' files
     "alexnet": ModelInfo("model_zoo.alexnet", "alexnet", 227, input_scale=1.0),
     **{name: ModelInfo("model_zoo.alexnet", name, 227, input_scale=1 / 256) for name in ("alexnet_bn", "alexnet_bn5")},
-    # v1.5
+    # version 1.5: stride in the 3x3 convolution of a bottleneck
     **{name: ModelInfo("model_zoo.resnet", name, 224)
        for name in ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")},
-    # as first published
+    # version 1, as first published
     **{name: ModelInfo("model_zoo.resnet", name, 224) for name in ("resnet50_v1", "resnet101_v1", "resnet152_v1")},
-    # as the LARS authors' file has it
+    # as in the LARS authors' file
     "resnet50_nvcaffe": ModelInfo("model_zoo.resnet", "resnet50_nvcaffe", 224, input_scale=1 / 256),
     "resnet20": ModelInfo("model_zoo.resnet", "resnet20", 32),  # arXiv:1512.03385, section 4.2
     "convnet": ModelInfo("model_zoo.convnet", "convnet", 32),  # three convolutions, two dense layers, no batch norm
@@ -37,12 +37,12 @@ MODELS = {
 
 def create_model(name: str, classes: int, image_size: int, batch_norm_momentum: float = 0.9, seed: int = 0,
                  stream: int = 0, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)):
-    """The Keras model registered under `name`.
+    """Builds the Keras model registered under `name`.
 
-    Input: pixels (batch, image_size, image_size, 3), RGB, uint8 or float; the mean of each channel is taken out of them
-    first, in float32, and they are divided by its std, or multiplied by the model's input_scale. Output: logits,
-    float32 (batch, classes).
-    seed: of the initial weights and of dropout. stream: a number of the worker's own, to draw dropout masks of its own.
+    Input: pixels (batch, image_size, image_size, 3), RGB, uint8 or float. The model subtracts the mean of each channel
+    in float32. It then divides by the channel's std, or multiplies by its input_scale. Output: logits, float32 (batch,
+    classes).
+    seed: seed of the initial weights and of dropout. stream: a number unique to the worker, for its own dropout masks.
     """
     import tensorflow as tf
 

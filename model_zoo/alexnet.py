@@ -1,4 +1,4 @@
-"""AlexNet as Caffe's reference model has it, and AlexNet-BN (arXiv:1708.03888, sections 3.2.1 and 3.2.2)."""
+"""AlexNet as in Caffe's reference model, and AlexNet-BN (arXiv:1708.03888, sections 3.2.1 and 3.2.2)."""
 import tensorflow as tf
 
 from model_zoo.layers import BatchNormalization, Dropout, LocalResponseNormalization, seeds
@@ -11,19 +11,22 @@ CONVOLUTIONS = ((96, 11, 4, 1, True), (256, 5, 1, 2, True), (384, 3, 1, 1, False
 
 
 class _Builder:
-    """The layers with their initial values: weights Gaussian, of deviation 0.01, in dense layers 6 and 7 of 0.005."""
+    """Builds layers with their initial values.
+
+    Weights are Gaussian with standard deviation 0.01, or 0.005 in dense layers 6 and 7.
+    """
 
     def __init__(self, seed, stream):
         self._seeds, self._stream = seeds(seed), stream
 
     def convolution(self, x, number, bias):
-        """Of CONVOLUTIONS, from 0. bias: its initial value, or None."""
+        """Applies convolution `number` of CONVOLUTIONS, from 0. bias: its initial value; None: no bias."""
         channels, kernel, stride, groups, _ = CONVOLUTIONS[number]
         return layers.Conv2D(channels, kernel, stride, "same" if number else "valid", groups=groups,
                              name=f"conv{number + 1}", **self._initial(0.01, bias))(x)
 
     def classifier(self, x, classes, last_bias):
-        """Dense layers 6 to 8, with dropout; the biases of 6 and 7 start at 0.1."""
+        """Applies dense layers 6 to 8, with dropout. The biases of 6 and 7 start at 0.1."""
         x = layers.Flatten()(x)
         for number in (6, 7):
             x = layers.ReLU()(layers.Dense(4096, name=f"fc{number}", **self._initial(0.005, 0.1))(x))
@@ -40,9 +43,10 @@ def _pooled(x, number):
 
 
 def alexnet(x, classes, batch_norm_momentum, seed, stream):
-    """BVLC AlexNet: groups, local response normalisation, dropout. 60,965,224 parameters for 1,000 classes at 227.
+    """BVLC AlexNet with groups, local response normalisation and dropout.
 
-    Initial biases are those whose norms table 4 of arXiv:1708.03888 prints: 0.01, in dense layers 6 and 7 0.1.
+    It has 60,965,224 parameters for 1,000 classes at 227 pixels. The biases start at the values whose norms table 4 of
+    arXiv:1708.03888 prints: 0.01, and 0.1 in dense layers 6 and 7.
     """
     del batch_norm_momentum
     build = _Builder(seed, stream)
@@ -53,10 +57,11 @@ def alexnet(x, classes, batch_norm_momentum, seed, stream):
 
 
 def alexnet_bn(x, classes, batch_norm_momentum, seed, stream):
-    """AlexNet-BN as every LARS solver of the authors names it: models/alexnet_bn/train_val2 of nvcaffe.
+    """AlexNet-BN as used by every LARS solver of the authors: models/alexnet_bn/train_val2 of nvcaffe.
 
-    Four norms, on the inputs of convolutions 2 to 5, after ReLU and pooling, without a learned scale or shift; biases
-    everywhere, of 0.01, in dense layers 6 and 7 of 0.1; epsilon 1e-4; no local response normalisation.
+    Four batch norms on the inputs of convolutions 2 to 5, after ReLU and pooling, have no learned scale or shift. Their
+    epsilon is 1e-4. All layers have biases, which start at 0.01, and at 0.1 in dense layers 6 and 7. There is no local
+    response normalisation.
     """
     build = _Builder(seed, stream)
     for number in range(len(CONVOLUTIONS)):
@@ -67,9 +72,10 @@ def alexnet_bn(x, classes, batch_norm_momentum, seed, stream):
 
 
 def alexnet_bn5(x, classes, batch_norm_momentum, seed, stream):
-    """The authors' other AlexNet-BN, models/alexnet_bn/train_val of nvcaffe: five norms, convolution, norm, ReLU.
+    """The authors' other AlexNet-BN, models/alexnet_bn/train_val of nvcaffe: five batch norms, each before ReLU.
 
-    Scale and shift are learned; convolutions 1 to 4 have no bias, the fifth one of 0.1; that of dense layer 8 is 0.
+    Scale and shift are learned. Convolutions 1 to 4 have no bias. The bias of convolution 5 starts at 0.1, that of
+    dense layer 8 at 0.
     """
     build = _Builder(seed, stream)
     for number in range(len(CONVOLUTIONS)):

@@ -1,4 +1,4 @@
-"""A small convolutional network without batch normalisation, on which large batches show their difficulty."""
+"""A small convolutional network without batch normalisation, which shows how hard large batches are to train."""
 import tensorflow as tf
 
 from model_zoo.layers import seeds
@@ -9,9 +9,9 @@ layers = tf.keras.layers
 def convnet(x, classes, batch_norm_momentum, seed, stream):
     """Three 3x3 convolutions of 16, 32 and 64 channels, each with max pooling, and dense layers of 128 and `classes`.
 
-    He initialisation; biases start as AlexNet's (alexnet.py), not at zero: where a bias is zero LARS's trust ratio is
-    1, and its first step would be of the whole learning rate. There is no norm and no dropout: batch_norm_momentum and
-    stream are not read.
+    Weights use He initialisation. Biases start as in AlexNet (alexnet.py), not at zero: LARS's trust ratio of a zero
+    bias is 1, so its first step would use the full learning rate. There is no norm and no dropout, so
+    batch_norm_momentum and stream are ignored.
     """
     del batch_norm_momentum, stream
     numbers = seeds(seed)

@@ -1,19 +1,19 @@
-"""What the models share: initial values that follow from a seed, dropout that follows from a seed and a step."""
+"""Layers that the models share. Initial values depend on a seed, dropout masks on a seed and a step."""
 import tensorflow as tf
 
-PHILOX = 1  # of TensorFlow's generators, the one that runs on every device
+PHILOX = 1  # the TensorFlow generator that runs on every device
 
 
 def seeds(seed: int):
-    """An endless row of seeds, one for each layer that draws initial values."""
+    """Returns an iterator over seeds, one for each layer that draws initial values."""
     return iter(range(seed * 10_000, (seed + 1) * 10_000))
 
 
 class Dropout(tf.keras.layers.Layer):
     """Dropout whose mask is a function of its seed, the worker's stream and the number of training calls so far.
 
-    The number is a weight, so that a checkpoint holds it and a resumed run goes on with the same masks. Keras's own
-    draws from a generator that no checkpoint holds.
+    The number of calls is a weight. A checkpoint holds it, so that a resumed run continues with the same masks. Keras's
+    own dropout uses a generator that no checkpoint holds.
     """
 
     def __init__(self, rate: float, seed: int, stream: int = 0, **kwargs):
@@ -26,7 +26,7 @@ class Dropout(tf.keras.layers.Layer):
     def call(self, inputs, training=False):
         if not training:
             return inputs
-        # With key and counter given, all of it stays on a GPU; a seed would have to be known to the host.
+        # Key and counter keep all of this on a GPU; the host would have to know a seed.
         counter = tf.stack([tf.zeros([], tf.uint64), tf.cast(self._calls * 1_000_003 + self._stream, tf.uint64)])
         self._calls.assign_add(1)
         drawn = tf.raw_ops.StatelessRandomUniformV2(
@@ -38,9 +38,9 @@ class Dropout(tf.keras.layers.Layer):
 class BatchNormalization(tf.keras.layers.BatchNormalization):
     """Batch norm over a part of the batch (ghost batch norm) or over several workers (synchronized batch norm).
 
-    Both are read when a training step is traced. groups: the batch is cut into so many, each normalised by itself, in
-    turn (ghost batch norm), as if each were a micro-batch. neighbours: number of workers that share the statistics;
-    mean_over_neighbours: a function of a float32 tensor that gives its mean over them, and has a gradient.
+    Its attributes are read when a training step is traced. groups: number of slices of the batch that are normalised
+    one after another, as if each were a micro-batch (ghost batch norm). neighbours: number of workers that share the
+    statistics. mean_over_neighbours: a function that returns the mean of a float32 tensor over them and has a gradient.
     """
 
     groups, neighbours, mean_over_neighbours = 1, 1, None
@@ -55,7 +55,7 @@ class BatchNormalization(tf.keras.layers.BatchNormalization):
         return tf.concat(parts, axis=0)
 
     def _shared(self, inputs):
-        """In float32; the moving variance is of a sample (n - 1), as the fused kernel has it."""
+        """Normalises in float32. The moving variance is that of a sample (n - 1), as in the fused kernel."""
         values = tf.cast(inputs, tf.float32)
         axes = list(range(len(values.shape) - 1))
         local = tf.stack([tf.reduce_mean(values, axes), tf.reduce_mean(tf.square(values), axes)])
@@ -69,7 +69,10 @@ class BatchNormalization(tf.keras.layers.BatchNormalization):
 
 
 class LocalResponseNormalization(tf.keras.layers.Layer):
-    """Across 5 channels, as in AlexNet: x / (1 + alpha / 5 * sum of squares) ** beta. In float32: no other kernel."""
+    """Normalisation across 5 channels, as in AlexNet: x / (1 + alpha / 5 * sum of squares) ** beta.
+
+    It runs in float32, because there is no other kernel.
+    """
 
     def call(self, inputs):
         normalised = tf.nn.local_response_normalization(

@@ -9,7 +9,7 @@ layers = tf.keras.layers
 
 
 class _Builder:
-    """The parts of a residual network: no biases in convolutions, He initialisation (arXiv:1502.01852).
+    """Builds the parts of a residual network. Convolutions have no biases and use He initialisation (arXiv:1502.01852).
 
     last_gamma: the initial gamma of the last norm of each residual branch.
     """
@@ -19,7 +19,10 @@ class _Builder:
             batch_norm_momentum, epsilon, last_gamma, seeds(seed))
 
     def convolution(self, x, channels, kernel, stride=1):
-        """Padded by (kernel - 1) / 2 on every side; with a stride "same" would pad the far sides more."""
+        """Applies a convolution padded by (kernel - 1) / 2 on every side.
+
+        With a stride, "same" would pad the far sides more.
+        """
         if stride > 1 and kernel > 1:
             x = layers.ZeroPadding2D((kernel - 1) // 2)(x)
         return layers.Conv2D(channels, kernel, stride, "same" if stride == 1 else "valid", use_bias=False,
@@ -29,21 +32,24 @@ class _Builder:
         return BatchNormalization(momentum=self._momentum, epsilon=self._epsilon, gamma_initializer=gamma)(x)
 
     def dense(self, x, classes, deviation=0.01):
-        """deviation: of the initial weights; None: as the convolutions start."""
+        """Applies the last dense layer.
+
+        deviation: standard deviation of the initial weights; None: the initialisation of the convolutions.
+        """
         seed = next(self._seeds)
         start = tf.keras.initializers.RandomNormal(0, deviation, seed) if deviation else (
             tf.keras.initializers.HeNormal(seed))
         return layers.Dense(classes, kernel_initializer=start, dtype="float32")(x)
 
     def projection(self, x, channels, stride):
-        """Option B (section 3.3): the input as it is where shapes agree, else a 1x1 convolution and a norm."""
+        """Option B (section 3.3): returns the input if the shapes agree, else applies a 1x1 convolution and a norm."""
         if stride == 1 and x.shape[-1] == channels:
             return x
         return self.norm(self.convolution(x, channels, 1, stride))
 
 
 def _basic_block(build, x, channels, stride, version):
-    del version  # both put the stride into the first convolution
+    del version  # both versions have the stride in the first convolution
     y = layers.ReLU()(build.norm(build.convolution(x, channels, 3, stride)))
     y = build.norm(build.convolution(y, channels, 3), build.last_gamma)
     return layers.ReLU()(y + build.projection(x, channels, stride))
@@ -62,7 +68,7 @@ DEPTHS = {18: (_basic_block, (2, 2, 2, 2)), 34: (_basic_block, (3, 4, 6, 3)), 50
 
 
 def _stages(build, x, depth, version):
-    """The four stages of table 1, after the first convolution and pooling."""
+    """Applies the four stages of table 1, which follow the first convolution and pooling."""
     block, repeats = DEPTHS[depth]
     for stage, count in enumerate(repeats):
         for index in range(count):
@@ -71,7 +77,7 @@ def _stages(build, x, depth, version):
 
 
 def resnet(depth, version, x, classes, batch_norm_momentum, seed, stream):
-    """ResNet-18 to -152 for ImageNet (table 1).
+    """ResNet-18 to ResNet-152 for ImageNet (table 1).
 
     version: "v1.5" strides in the 3x3 convolution of a bottleneck, "v1" in its first 1x1 convolution, as in the paper.
     The last gamma of each residual branch starts at zero (arXiv:1706.02677, section 5.1).
@@ -79,15 +85,15 @@ def resnet(depth, version, x, classes, batch_norm_momentum, seed, stream):
     del stream
     build = _Builder(batch_norm_momentum, seed)
     x = layers.ReLU()(build.norm(build.convolution(x, 64, 7, 2)))
-    x = layers.MaxPooling2D(3, 2)(layers.ZeroPadding2D(1)(x))  # after ReLU, padding with 0 equals -infinity
+    x = layers.MaxPooling2D(3, 2)(layers.ZeroPadding2D(1)(x))  # after ReLU, 0 pads as -infinity would
     return build.dense(_stages(build, x, depth, version), classes)
 
 
 def resnet50_nvcaffe(x, classes, batch_norm_momentum, seed, stream):
-    """ResNet-50 v1 as the LARS authors' file has it: models/resnet50/train_val of nvcaffe.
+    """ResNet-50 v1 as in the LARS authors' file: models/resnet50/train_val of nvcaffe.
 
-    All gammas start at one; epsilon 1e-4; pooling without padding, whose last window reaches over the edge; the dense
-    layer starts as the convolutions do.
+    All gammas start at one. Epsilon is 1e-4. Pooling has no padding, and its last window extends over the edge. The
+    dense layer uses the initialisation of the convolutions.
     """
     del stream
     build = _Builder(batch_norm_momentum, seed, epsilon=1e-4, last_gamma="ones")
@@ -103,9 +109,9 @@ resnet50_v1, resnet101_v1, resnet152_v1 = (partial(resnet, depth, "v1") for dept
 def resnet20(x, classes, batch_norm_momentum, seed, stream):
     """ResNet-20 for 32-pixel images (section 4.2): 6n + 2 weighted layers with n = 3.
 
-    A 3x3 convolution to 16 channels; three stages of three blocks with 16, 32 and 64 channels, of which the second and
-    the third start with stride 2; global average pooling; a dense layer. Shortcuts have no parameters (option A: every
-    second pixel, padded with zero channels). Gammas all start at one, as the paper has them.
+    A 3x3 convolution to 16 channels is followed by three stages of three blocks with 16, 32 and 64 channels, global
+    average pooling and a dense layer. The second and third stages start with stride 2. Shortcuts have no parameters
+    (option A: every second pixel, padded with zero channels). All gammas start at one, as in the paper.
     """
     del stream
     build = _Builder(batch_norm_momentum, seed)

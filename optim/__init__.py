@@ -1,6 +1,6 @@
-"""The science: optimizers by name, and schedules. Knows nothing of data, models or Horovod.
+"""Optimizers by name, and schedules, independent of data, models and Horovod.
 
-The names can be listed, and the flags checked against them, without importing TensorFlow.
+Listing the names and checking flags against them does not import TensorFlow.
 """
 import importlib
 import warnings
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class OptimizerInfo:
-    """A line of the registry: where the optimizer is, and which flags it reads."""
+    """An entry of the registry: the optimizer's module and class name, and the flags that it reads."""
 
     module: str
     name: str
@@ -25,13 +25,13 @@ OPTIMIZERS = {
 
 
 def create_optimizer(name: str, learning_rate: float, **options):
-    """The Keras optimizer registered under `name`.
+    """Creates the Keras optimizer registered under `name`.
 
-    options: momentum, weight_decay, trust_coefficient, epsilon, exclude; those it does not read are left out.
+    options: momentum, weight_decay, trust_coefficient, epsilon, exclude. Those that it does not read are ignored.
     """
     info = OPTIMIZERS[name]
     taken = {key: value for key, value in options.items() if key in info.options}
-    if name == "lamb":  # its own word for the same thing
+    if name == "lamb":  # LAMB's name for the same option
         taken["exclude_from_weight_decay"] = list(taken.pop("exclude", ())) or None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tensorflow-addons' notice that it is in maintenance

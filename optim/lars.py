@@ -5,24 +5,24 @@ from optim.stacks import norms, stacks_of
 
 
 class SGD(tf.keras.optimizers.Optimizer):
-    """SGD with momentum, weight decay coupled: it goes through the momentum, as in Caffe and the papers.
+    """SGD with momentum and coupled weight decay: the decay goes through the momentum, as in Caffe and the papers.
 
         v <- momentum * v + learning_rate * (g + weight_decay * w)
         w <- w - v
 
-    The learning rate is inside the momentum buffer (arXiv:1708.03888, section 3.2.3, steps 3 to 5), so that a change
-    of rate acts on new gradients only. Keras's own SGD decouples weight decay from momentum.
+    The learning rate is inside the momentum buffer (arXiv:1708.03888, section 3.2.3, steps 3 to 5), so a new rate
+    applies only to new gradients. Keras's own SGD decouples weight decay from momentum.
 
-    Norms and update are in float32 whatever the precision of the model, on the gradient as it is handed in: averaged
-    over the workers and unscaled.
+    Norms and updates are computed in float32, whatever the precision of the model. The optimizer expects gradients that
+    are averaged over the workers and unscaled.
 
     learning_rate: gamma. momentum: mu. weight_decay: beta. nesterov: step along momentum * v' + the new term.
-    exclude: suffixes of variable names (`gamma`, `beta`, `bias`) that take no weight decay. ValueError where none of
-        them matches a variable: such a list would go unnoticed.
+    exclude: suffixes of variable names (`gamma`, `beta`, `bias`) without weight decay. Raises ValueError if none of
+        them matches a variable, because the mistake would go unnoticed.
     """
 
     def __init__(self, learning_rate, momentum=0.9, weight_decay=0.0, nesterov=False, exclude=(), name=None, **kwargs):
-        # Keras's own weight_decay and jit_compile stay off: the first is decoupled, the second cannot hold Horovod.
+        # Keras's own weight_decay and jit_compile stay off: the first is decoupled, the second cannot compile Horovod.
         super().__init__(name=name or type(self).__name__, weight_decay=None, jit_compile=False, **kwargs)
         self._learning_rate = self._build_learning_rate(learning_rate)
         self.momentum = tf.Variable(momentum, dtype=tf.float32, trainable=False, name="momentum")
@@ -34,7 +34,7 @@ class SGD(tf.keras.optimizers.Optimizer):
         self._decay_through_buffer = momentum > 0 and not nesterov
 
     def build(self, var_list):
-        """Makes a buffer of zeros, -v, the size of each variable."""
+        """Creates a zero-initialized buffer, which holds -v, in the shape of each variable."""
         super().build(var_list)
         if getattr(self, "_built", False):
             return
@@ -48,15 +48,15 @@ class SGD(tf.keras.optimizers.Optimizer):
         return any(_has_suffix(variable, suffix) for suffix in self.exclude)
 
     def _is_plain(self, variable) -> bool:
-        """Whether its update is a momentum step and nothing more."""
+        """Whether the variable's update is only a momentum step."""
         return self.is_excluded(variable) or not self.coupled_weight_decay
 
     def aggregate_gradients(self, grads_and_vars):
-        """Keras's hook, which without a strategy of tf.distribute would copy each gradient."""
+        """Overrides Keras's hook, which would copy each gradient without a tf.distribute strategy."""
         return super().aggregate_gradients(grads_and_vars) if tf.distribute.has_strategy() else grads_and_vars
 
     def _internal_apply_gradients(self, grads_and_vars):
-        """Keras's hook before `update_step`, where all gradients are at hand: what can be done at once is done here."""
+        """Overrides Keras's hook before `update_step`, which has all gradients, to process them in stacks."""
         pairs = [(tf.convert_to_tensor(gradient), variable) for gradient, variable in grads_and_vars]
         rate, momentum = map(tf.convert_to_tensor, (self.learning_rate, self.momentum))
         updates = [(gradient, rate, variable) for gradient, variable in pairs if self._is_plain(variable)]
@@ -65,7 +65,7 @@ class SGD(tf.keras.optimizers.Optimizer):
         return super()._internal_apply_gradients([((gradient, rate, momentum), v) for gradient, rate, v in updates])
 
     def _scaled(self, gradients, variables, rate, momentum):
-        """(gradient, rate, variable) of each update; weight decay is in the gradient or in the momentum buffer."""
+        """Returns (gradient, rate, variable) of each update. Adds weight decay to the gradient or the buffer."""
         stacks, weights = stacks_of(variables), [variable.value() for variable in variables]
         weights, gradients = ([stack.of(tensors) for stack in stacks] for tensors in (weights, gradients))
         rates, decay, updates = self._rates(rate, stacks, weights, gradients), self.coupled_weight_decay, []
@@ -84,11 +84,11 @@ class SGD(tf.keras.optimizers.Optimizer):
         return updates
 
     def _rates(self, rate, stacks, weights, gradients):
-        """The learning rate of each variable, in the stacks' order, float32 (variables,)."""
+        """Returns the learning rate of each variable, in the order of the stacks, float32 (variables,)."""
         return tf.fill([sum(len(stack.positions) for stack in stacks)], rate)
 
     def update_step(self, gradient, variable):
-        """gradient: with its learning rate and its momentum."""
+        """Updates a variable. gradient: a tuple (gradient, learning rate, momentum)."""
         gradient, rate, momentum = gradient
         tf.raw_ops.ResourceApplyKerasMomentum(
             var=variable.handle, accum=self._buffer(variable).handle, grad=gradient, use_nesterov=self.nesterov,
@@ -117,12 +117,13 @@ class LARS(SGD):
         v     <- momentum * v + learning_rate * ratio * (g + weight_decay * w)
         w     <- w - v
 
-    with the L2 norms of each variable taken on its own. The paper's symbols: trust_coefficient is l, learning_rate
-    gamma, momentum mu, weight_decay beta. Defaults are the paper's. The scan's step 1 prints the second term of the
-    denominator with |g|; it is the weight decay's, with |w|, as in the authors' code.
+    The L2 norms are computed per variable. The paper's symbols: trust_coefficient is l, learning_rate gamma, momentum
+    mu, weight_decay beta. The defaults are the paper's. Step 1 of the scanned paper prints the second term of the
+    denominator with |g|. It is the term of the weight decay, with |w|, as in the authors' code.
 
-    exclude: as SGD's; those variables take no trust ratio, either: a plain momentum step. jit_compile: for an update
-    inside of what XLA compiles, such as Model.compile(jit_compile=True); its norms are slower on a CPU.
+    exclude: as in SGD. These variables have no trust ratio, either, and take a plain momentum step. jit_compile: use
+    norms that XLA can compile, for updates inside Model.compile(jit_compile=True) and the like. They are slower on a
+    CPU.
     """
 
     def __init__(self, learning_rate, momentum=0.9, weight_decay=0.0, trust_coefficient=0.001, epsilon=0.0,
@@ -140,7 +141,7 @@ class LARS(SGD):
         return rate * self.trust_ratios(weight_norms, gradient_norms)
 
     def trust_ratios(self, weight_norms, gradient_norms):
-        """The ratio of each variable, of the shape of the norms."""
+        """Returns the trust ratio of each variable, in the shape of the norms."""
         denominators = gradient_norms + self.coupled_weight_decay * weight_norms + self.epsilon
         ratios = self.trust_coefficient * tf.math.divide_no_nan(weight_norms, denominators)
         return tf.where((weight_norms > 0) & (gradient_norms > 0), ratios, tf.ones_like(ratios))

@@ -1,7 +1,7 @@
 """Learning rate, momentum and batch size as functions of the epoch, in plain Python.
 
-Time is the epoch: samples processed over the size of the training set, a fraction (arXiv:1811.05233, section 3.2).
-A schedule therefore means the same on any number of workers, under accumulation and after a resume.
+The epoch is a float: samples processed divided by the size of the training set (arXiv:1811.05233, section 3.2).
+A schedule is therefore the same on any number of workers, with gradient accumulation and after a resume.
 """
 import bisect
 import itertools
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Piecewise:
-    """A value that holds from its epoch on: `0:29,30:50` is 29 up to epoch 30, then 50; `29` is 29 throughout."""
+    """A piecewise constant value: `0:29,30:50` is 29 up to epoch 30, then 50. `29` is 29 throughout."""
 
     pieces: tuple[tuple[float, float], ...]
 
     @classmethod
     def parse(cls, text, number: Callable = float) -> "Piecewise":
-        """Raises ValueError unless the text is one number, or `epoch:number` pairs rising from epoch 0."""
+        """Parses one number, or `epoch:number` pairs with epochs that rise from 0. Raises ValueError."""
         items = [item.split(":") for item in str(text).split(",")]
         try:
             if items == [[str(text)]]:
@@ -48,7 +48,7 @@ class Piecewise:
         return [value for _, value in self.pieces]
 
 
-# Decay: the fraction of the base rate left, at t = the fraction of the decay's time that has passed, or at an epoch.
+# Fraction of the base rate that is left at an epoch. t: elapsed fraction of the decay.
 DECAYS = {
     "poly": lambda schedule, t, epoch: (1 - t) ** schedule.power,
     "cosine": lambda schedule, t, epoch: (1 + math.cos(math.pi * t)) / 2,
@@ -70,12 +70,12 @@ class LearningRate:
     """The learning rate at an epoch: a warm-up, then a decay of the base rate.
 
     base: the rate before decay, after scaling (gamma in arXiv:1708.03888).
-    epochs: the length of the training, where the decay ends.
+    epochs: number of epochs of the training, at whose end the decay ends.
     decay: poly (arXiv:1708.03888, table 1), multistep (a tenth at each boundary, section 3.1), cosine, constant.
-    warmup: gradual rises linearly from `warmup_learning_rate` to the base rate, constant stays at
-        `warmup_learning_rate`; both for `warmup_epochs` (arXiv:1708.03888, section 2.3).
-    decay_from: whether the decay's clock starts at epoch 0 (arXiv:1811.05233, configuration B: the rate jumps where
-        warm-up ends) or where warm-up ends (configuration A: it does not).
+    warmup: gradual rises linearly from `warmup_learning_rate` to the base rate; constant stays at
+        `warmup_learning_rate`. Both last `warmup_epochs` (arXiv:1708.03888, section 2.3).
+    decay_from: start of the decay. start: epoch 0 (arXiv:1811.05233, configuration B: the rate jumps at the end of the
+        warm-up). warmup_end: the end of the warm-up (configuration A: no jump).
     """
 
     base: Piecewise
@@ -107,9 +107,9 @@ class LearningRate:
 
     @property
     def peak(self) -> float:
-        """The supremum of the rate: at a downward jump, the limit from the left counts.
+        """The supremum of the rate. At a downward jump, the limit from the left counts.
 
-        Between its breakpoints the rate is monotonic, so the peak lies at one of them, on one of its two sides.
+        The rate is monotonic between its breakpoints, so the peak lies at one of them, on one of its two sides.
         """
         breaks = {0.0, self.warmup_epochs, *self.base.boundaries, *self.boundaries, self.epochs}
         sides = [side for epoch in breaks if epoch <= self.epochs for side in (epoch, math.nextafter(epoch, 0))]
@@ -117,16 +117,16 @@ class LearningRate:
 
 
 def scaled(rate: Piecewise, rule: str, base_batch_size: float, batch_size: float) -> Piecewise:
-    """The base rate for `batch_size` from that for `base_batch_size` (arXiv:1708.03888, section 2.3)."""
+    """Scales a base rate from `base_batch_size` to `batch_size` (arXiv:1708.03888, section 2.3)."""
     factor = SCALINGS[rule](batch_size / base_batch_size)
     return Piecewise(tuple((epoch, value * factor) for epoch, value in rate.pieces))
 
 
 def momentum_at(kind: str, momentum: float, batch_size: int) -> float:
-    """Momentum (mu) for a global batch size.
+    """Returns the momentum (mu) for a global batch size.
 
     `noise_scale` is configuration B of arXiv:1811.05233: NoiseScale = rate * 32 * 1024 / (1 - 0.9) and
-    Momentum = 1 - rate * B / NoiseScale, in which the rate cancels: 1 - (1 - momentum) * B / 32768.
+    Momentum = 1 - rate * B / NoiseScale. The rate cancels: 1 - (1 - momentum) * B / 32768.
     """
     if kind == "constant":
         return momentum

@@ -1,6 +1,6 @@
-"""Stacks tensors of the same shape, so that an update launches hundreds of operations and not thousands.
+"""Stacks tensors of the same shape, so that an update launches hundreds of operations instead of thousands.
 
-A GPU takes about as long to launch an operation as to do a small one, and ResNet-50 has 161 variables of 33 shapes.
+Launching an operation on a GPU takes about as long as running a small one. ResNet-50 has 161 variables of 33 shapes.
 """
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-STACKED = 2**18  # elements: a larger tensor is not stacked, since that copies it
-ONE_THREAD = 2**16  # elements: TensorFlow sums so few on one thread, whatever their number (up to 2**17, measured)
-ROWS = 256  # of a tensor that is not stacked; one thread sums each row
+STACKED = 2**18  # elements; larger tensors are not stacked, because stacking copies them
+ONE_THREAD = 2**16  # elements that TensorFlow sums on one thread, whatever the number of threads (measured: 2**17)
+ROWS = 256  # rows into which a tensor that is not stacked is split; one thread sums each row
 
 
 @dataclass(frozen=True)
 class Stack:
-    """Tensors handled as one, by their positions in a list. alone: a single large one, left as it is."""
+    """Tensors to process as one. positions: their indices in a list. alone: a single large tensor, not stacked."""
 
     positions: tuple[int, ...]
     alone: bool
 
     def of(self, tensors: Sequence) -> tf.Tensor:
-        """One tensor (positions, *shape), or of shape where it is alone."""
+        """Returns one tensor of shape (positions, *shape), or of the tensor's own shape if it is alone."""
         chosen = [tensors[position] for position in self.positions]
         return chosen[0] if self.alone else tf.stack(chosen)
 
@@ -30,7 +30,7 @@ class Stack:
 
 
 def stacks_of(tensors: Sequence) -> list[Stack]:
-    """Every position in one stack, those that stand alone last. tensors: all with a static shape."""
+    """Assigns each index to one stack, with single large tensors last. tensors: all with a static shape."""
     groups = {}
     for position, one in enumerate(tensors):
         large = one.shape.num_elements() > STACKED
@@ -41,10 +41,10 @@ def stacks_of(tensors: Sequence) -> list[Stack]:
 
 
 def norms(stacks: Sequence[Stack], stacked: Sequence[tf.Tensor], jit_compile: bool = False) -> tf.Tensor:
-    """The L2 norm of each tensor in the stacks' order, float32 (tensors,).
+    """Returns the L2 norm of each tensor in the order of the stacks, float32 (tensors,).
 
-    The same bits whatever the number of threads, of which workers may have different ones: no row is summed by two.
-    jit_compile: in operations that XLA can compile, which pass twice over memory on a CPU.
+    The result is bit-identical for any number of threads, which may differ between workers, because one thread sums
+    each row. jit_compile: use operations that XLA can compile. They read memory twice on a CPU.
     """
     norm = _plain_norm if jit_compile else tf.math.reduce_euclidean_norm
     found, rows = [], []
@@ -59,12 +59,12 @@ def norms(stacks: Sequence[Stack], stacked: Sequence[tf.Tensor], jit_compile: bo
 
 
 def norms_of(tensors: Sequence) -> tf.Tensor:
-    """The L2 norm of each tensor, variable or IndexedSlices, float32 (tensors,)."""
+    """Returns the L2 norm of each tensor, variable or IndexedSlices, float32 (tensors,)."""
     return _in_order(tensors, norms)
 
 
 def largest_of(tensors: Sequence) -> tf.Tensor:
-    """The largest magnitude of each tensor's finite elements, or 0, float32 (tensors,)."""
+    """Returns the largest magnitude of each tensor's finite elements, or 0 if it has none, float32 (tensors,)."""
     def largest(stacks, stacked):
         finite = [tf.where(tf.math.is_finite(one), tf.abs(one), tf.zeros([], one.dtype)) for one in stacked]
         found = [tf.reduce_max(one, axis=None if stack.alone else list(range(1, one.shape.rank)))
@@ -75,7 +75,7 @@ def largest_of(tensors: Sequence) -> tf.Tensor:
 
 
 def _in_order(tensors, function):
-    """What a function of stacks and of stacked tensors gives for each tensor, in the tensors' order."""
+    """Applies a function of stacks and stacked tensors; returns its results in the order of the tensors."""
     tensors = [tf.convert_to_tensor(one) for one in tensors]
     stacks = stacks_of(tensors)
     order = [position for stack in stacks for position in stack.positions]

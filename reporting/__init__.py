@@ -1,1 +1,1 @@
-"""Progress, metrics, TensorBoard, the report: reads what training hands it, changes nothing."""
+"""Progress, metrics, TensorBoard and the report. They read what training passes to them and change nothing."""

@@ -1,4 +1,4 @@
-"""Charts as SVG elements, drawn by pygal: it loads and draws within 0.1 s, at a run's end, when a user waits."""
+"""Charts as SVG elements. pygal draws them, as it loads and draws within 0.1 s: a user waits for it at a run's end."""
 import math
 
 COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf")
@@ -8,9 +8,9 @@ MOST_X_LABELS = 12
 
 def curves(title: str, unit: str, epochs: list[float], series: dict[str, list[float | None]], log: bool = False,
            size: tuple[int, int] = (500, 330)) -> str:
-    """Lines over epochs. series: label -> a value an epoch; None and NaN leave a gap.
+    """Returns lines over epochs. series: label -> one value per epoch. None and NaN leave a gap.
 
-    log: a logarithmic axis for the values; those that are not above zero leave a gap, too.
+    log: use a logarithmic axis for the values. Those that are not above zero then leave a gap, too.
     """
     shown = {label: [_shown(value, log) for value in values] for label, values in series.items()}
     chart = _chart("Line", title, size, epochs, x_title="epoch", y_title=unit, logarithmic=log, dots_size=2,
@@ -23,7 +23,7 @@ def curves(title: str, unit: str, epochs: list[float], series: dict[str, list[fl
 
 
 def stacked_bars(title: str, unit: str, epochs: list[float], series: dict[str, list[float]]) -> str:
-    """A bar an epoch, of the values of all series, one on top of the other."""
+    """Returns one bar per epoch, with the values of all series on top of each other."""
     chart = _chart("StackedBar", title, (1000, 300), epochs, x_title="epoch", y_title=unit)
     for label, values in series.items():
         chart.add(label, values)
@@ -31,7 +31,7 @@ def stacked_bars(title: str, unit: str, epochs: list[float], series: dict[str, l
 
 
 def bars(title: str, rows: list[tuple[str, float, bool]]) -> str:
-    """Horizontal bars from above, on a logarithmic axis: (name, value, whether in the second colour)."""
+    """Returns horizontal bars on a logarithmic axis. rows: (name, value, whether in the second colour), top first."""
     chart = _chart("HorizontalBar", title, (900, 90 + 40 * len(rows)), [], logarithmic=True, show_legend=False,
                    print_values=True, print_values_position="top", formatter=lambda value: f"{value:,.0f}")
     chart.x_labels = [name for name, *_ in reversed(rows)]
@@ -62,7 +62,7 @@ def _shown(value, log):
 
 
 def _round_numbers(values: list[float]) -> list[float]:
-    """1, 2 and 5 times powers of ten over the range of some positive values; the powers alone where it is wide."""
+    """Returns 1, 2 and 5 times powers of ten over the range of positive values, or only the powers if it is wide."""
     if not values:
         return []
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))

@@ -1,4 +1,4 @@
-"""first_hour.html: what launch.first_hour has found, beside published figures, as one self-contained page."""
+"""first_hour.html: the results of launch.first_hour next to published figures, as one self-contained page."""
 import html
 from pathlib import Path
 
@@ -6,14 +6,14 @@ from common.files import write_whole
 from reporting import charts
 from reporting.report import page, table
 
-SHOWN = 120  # lines of a step's log that the page holds, from its end
-COLUMNS = ("outcome", "note", "seconds")  # of every row; they come last
+SHOWN = 120  # last lines of a step's log that the page shows
+COLUMNS = ("outcome", "note", "seconds")  # the last columns of every row
 
 
 def write_first_hour(folder: Path, result: dict, published: list[dict]) -> Path:
     """Writes first_hour.html; returns its path.
 
-    result: first_hour.json's content: pretend, machine, and steps, each with name, title, outcome, seconds, log and
+    result: content of first_hour.json: pretend, machine, and steps, each with name, title, outcome, seconds, log and
     rows. published: images per second of ResNet-50, each with gpu, gpus, precision, micro_batch_size, source.
     """
     sections = [opening(result), table([result["machine"]]), "<h2>Steps</h2>", table([
@@ -41,7 +41,7 @@ def opening(result: dict) -> str:
 
 
 def aligned(rows: list[dict]) -> list[dict]:
-    """Rows that all have all columns: those of a row that failed are empty. images_per_second with its efficiency."""
+    """Returns rows that all have the same columns, empty for a row that failed, and adds efficiency to throughput."""
     [alone] = [row["images_per_second"] for row in rows
                if row.get("workers") == 1 and "images_per_second" in row][:1] or [None]
     rows = [dict(row, efficiency=f"{row['images_per_second'] / row['workers'] / alone:.1%}")
@@ -59,7 +59,7 @@ def log(path: Path) -> str:
 
 
 def chart(step: dict, published: list[dict]) -> list[str]:
-    """Bars of what one GPU makes, beside what was published of one, in another colour."""
+    """Returns bars of the throughput of one GPU, next to published ones in another colour."""
     rows = [row for row in step["rows"] if "xla" in row and row.get("images_per_second")]
     if not rows:
         return []
@@ -71,7 +71,7 @@ def chart(step: dict, published: list[dict]) -> list[str]:
 
 
 def measured(steps: list[dict]) -> dict[tuple, float]:
-    """(GPUs, precision, micro-batch) -> the most images per second, of all rows that have them."""
+    """Returns (GPUs, precision, micro-batch) -> the most images per second of all rows that have them."""
     found = {}
     for row in (row for step in steps for row in step["rows"] if row.get("images_per_second")):
         key = row.get("workers", 1), row.get("precision"), row.get("micro_batch_size")

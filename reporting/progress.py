@@ -5,7 +5,7 @@ from tqdm import tqdm
 
 
 class ProgressBar:
-    """An observer of training. epochs, samples: of the whole training. progress: how far it has come."""
+    """An observer of training. epochs, samples: totals of the whole training. progress: how far it has come."""
 
     def __init__(self, epochs: float, samples: int, progress):
         self._epochs = epochs

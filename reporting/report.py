@@ -44,13 +44,13 @@ def write_report(folder) -> Path:
 
 
 def page(title: str, sections: list[str]) -> str:
-    """A whole HTML page that fetches nothing."""
+    """Returns a self-contained HTML page, which fetches nothing."""
     return (f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
             f"<style>{STYLE}</style><h1>{html.escape(title)}</h1>" + "\n".join(sections) + "</html>\n")
 
 
 def curves(rows: list[dict], plan: dict) -> str:
-    """The curves over epochs, as inline SVGs."""
+    """Returns the curves over epochs, as inline SVGs."""
     drawn = []
     for title, unit, columns in CURVES:
         points = plan["schedule"] + rows[-1:] if title == "Learning rate" else rows
@@ -60,9 +60,9 @@ def curves(rows: list[dict], plan: dict) -> str:
 
 
 def times(path: Path) -> list[str]:
-    """Where the time of each epoch went, stacked to 1."""
+    """Returns the step-time breakdown of each epoch, as bars that add up to 1 and as a table."""
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-    rows = [row for row in rows if "compute" in row]  # none where an evaluation was made without a step before
+    rows = [row for row in rows if "compute" in row]  # an evaluation without a step before it has none
     if not rows:
         return []
     return ["<h2>Time</h2>", charts.stacked_bars(
@@ -72,7 +72,7 @@ def times(path: Path) -> list[str]:
 
 
 def layers(path: Path) -> list[str]:
-    """Table 4 of arXiv:1708.03888 for this run, at its first step and at its end, and the trust ratio over epochs."""
+    """Returns table 4 of arXiv:1708.03888 for the first step and the end of this run, and trust ratios over epochs."""
     if not path.is_file():
         return []
     rows = [json.loads(line) for line in path.read_text().splitlines()]

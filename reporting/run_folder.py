@@ -1,8 +1,8 @@
 """The run's folder: plan.json, flags.txt, metrics.jsonl, times.jsonl, summary.json and TensorBoard's events.
 
-times.jsonl has a row an evaluation, too: `epoch`, and the fractions of the time before it that went to `compute`, to
-waiting for `data` and to the `exchange` of gradients. It stands apart from metrics.jsonl, whose rows are the same, to
-the bit, in a resumed run.
+times.jsonl has one row per evaluation: `epoch`, and the fractions of the time before it that went to `compute`, to
+waiting for `data` and to the `exchange` of gradients. It is separate from metrics.jsonl, whose rows are the same, bit
+for bit, in a resumed run.
 """
 import json
 import math
@@ -13,7 +13,7 @@ from common.files import as_json, write_json, write_whole
 
 
 def write_grid(path, images) -> None:
-    """Images uint8 (number, height, width, 3), as a picture of about as many rows as columns."""
+    """Writes images, uint8 (number, height, width, 3), as one picture with about as many rows as columns."""
     import numpy as np
     from PIL import Image
 
@@ -24,8 +24,7 @@ def write_grid(path, images) -> None:
 
 
 class RunFolder:
-    """An observer of training that writes what it sees. progress: how far the training has come,
-    training.state's."""
+    """An observer of training that writes the run's folder. progress: training.state.Progress."""
 
     def __init__(self, folder: Path, plan: dict, flags_text: str, progress):
         self.folder = folder
@@ -34,7 +33,7 @@ class RunFolder:
         self.go_back(progress)
 
     def go_back(self, progress) -> None:
-        """Truncates the logs to this progress. TensorBoard's events are rewritten."""
+        """Truncates the logs to this progress and rewrites TensorBoard's events."""
         import tensorflow as tf
 
         shutil.rmtree(self.folder / "tensorboard", ignore_errors=True)
@@ -51,7 +50,7 @@ class RunFolder:
             self._scalars(samples, _by_value(row["layers"]))
 
     def _cut(self, name, count) -> list[dict]:
-        """The first rows of a file, whose others are removed; a last line may have been broken off."""
+        """Truncates a file to its first rows and returns them. The last line of the file may be incomplete."""
         path = self.folder / name
         if not path.exists():
             return []
@@ -60,14 +59,15 @@ class RunFolder:
         return [json.loads(line) for line in lines]
 
     def step(self, samples: int, layers: dict) -> None:
-        """layers: as for `evaluation`, at the first step; empty at any other."""
+        """Logs the layers. layers: as for `evaluation` at the first step, empty at any other."""
         del samples
         self._layers(0, 0, layers)
 
     def evaluation(self, row: dict, layers: dict, breakdown: dict) -> None:
-        """row: of metrics.jsonl. layers: variable -> [weight norm, gradient norm, trust ratio]; empty unless logged.
+        """Logs an evaluation.
 
-        breakdown: fractions of the time since the evaluation before, by what it went to.
+        row: of metrics.jsonl. layers: variable -> [weight norm, gradient norm, trust ratio], empty unless logged.
+        breakdown: the step-time breakdown since the previous evaluation, as fractions.
         """
         self._append("metrics.jsonl", row)
         self._append("times.jsonl", {"epoch": row["epoch"], **breakdown})
@@ -101,6 +101,6 @@ class RunFolder:
 
 
 def _by_value(layers) -> dict:
-    """What TensorBoard shows of the layers: its name for a number -> the number."""
+    """Returns what TensorBoard shows of the layers: tag -> value."""
     return {f"{name}/{layer}": value for layer, values in layers.items()
             for name, value in zip(("weight_norm", "gradient_norm", "trust_ratio"), values, strict=True)}

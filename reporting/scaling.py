@@ -1,11 +1,14 @@
-"""What launch.scaling says: a table of forecasts, what papers published beside ours, and a plot of both."""
+"""The output of launch.scaling: a table of forecasts, published figures next to ours, and a plot of both."""
 from pathlib import Path
 
 PLOTS = (".svg", ".png", ".pdf")
 
 
 def lines(rows: list[dict], published: list[dict]) -> list[str]:
-    """rows: launch.scaling's JSON. published: launch/published.json's, with forecast_* where there is one."""
+    """Returns the table for a terminal.
+
+    rows: JSON of launch.scaling. published: rows of launch/published.json, with forecast_* if there is a forecast.
+    """
     shown = ["workers  all-reduce    grid      step, ms  images/s    efficiency" + "     hours" * ("hours" in rows[0])]
     for row in rows:
         hours = f"  {row['hours']:8.3f}" if "hours" in row else ""
@@ -22,7 +25,7 @@ def lines(rows: list[dict], published: list[dict]) -> list[str]:
 
 
 def plot(path: Path, rows: list[dict], published: list[dict], title: str) -> None:
-    """Efficiency against workers: a line an all-reduce, a point for each published efficiency."""
+    """Plots efficiency against workers: one line per all-reduce, one point per published efficiency."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 5.5), layout="constrained")

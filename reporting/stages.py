@@ -1,6 +1,6 @@
 """The results of training.benchmark: the limiting stage and advice, as text, table and HTML page.
 
-The table is that of the GTC slides ("Throughput comparison"), the two verdicts are theirs ("Host/IO limited",
+The table follows the GTC slides ("Throughput comparison"), and so do the two verdicts ("Host/IO limited",
 "Device/Training limited").
 """
 import html
@@ -13,12 +13,12 @@ from reporting.report import page, table
 TITLES = {"read": "file reading", "decode": "+ decoding", "augment": "+ augmentation",
           "pipeline": "whole pipeline", "model": "model alone", "train": "training"}
 VERDICTS = {"input": "host or I/O limited", "device": "device limited"}
-CLOSE = 0.9  # training at this share of the model's own speed does not wait for its input
-GAIN = 1.05  # less is noise
+CLOSE = 0.9  # training at this fraction of the model's own speed does not wait for its input
+GAIN = 1.05  # a smaller gain is noise
 
 
 def conclude(result: dict) -> dict:
-    """`limit`, `input` or `device`, and `advice`, a list of sentences, from the stages and what was measured.
+    """Returns `limit` (`input` or `device`) and `advice` (a list of sentences).
 
     result: stages; threads (counts measured), cores, gpu (whether there is one), dali_device, format, image_size,
     shorter_side (typical, in pixels), precision.
@@ -30,13 +30,13 @@ def conclude(result: dict) -> dict:
 
 
 def best(stages: list[dict]) -> dict[str, float]:
-    """Images per second of each stage, with the number of threads that trains fastest."""
+    """Returns the images per second of each stage, with the number of threads that trains fastest."""
     fastest = max((row for row in stages if row["name"] == "train"), key=lambda row: row["images_per_second"])
     return {row["name"]: row["images_per_second"] for row in stages if row["threads"] in (None, fastest["threads"])}
 
 
 def costs(rates: dict[str, float]) -> dict[str, float]:
-    """Seconds an image that each step of the pipeline adds to those before it."""
+    """Returns the seconds per image that each step of the pipeline adds to those before it."""
     steps = ("read", "decode", "augment", "pipeline")
     return {step: max(0.0, 1 / rates[step] - (1 / rates[before] if before else 0))
             for before, step in zip((None, *steps), steps, strict=False)}
@@ -56,7 +56,7 @@ def threads_advice(result: dict) -> list[str]:
 
 
 def input_advice(result: dict, rates: dict[str, float]) -> list[str]:
-    """What to do about the step of the pipeline that takes the most time."""
+    """Returns what to do about the step of the pipeline that takes the most time."""
     spent = costs(rates)
     largest = max(spent, key=spent.get)
     what = {"read": "Reading files", "decode": "Decoding", "augment": "Augmentation",
@@ -110,7 +110,7 @@ def gpu_advice(result: dict, verb: str) -> list[str]:
 
 
 def lines(result: dict) -> list[str]:
-    """The table, the verdict and the advice, for a terminal."""
+    """Returns the table, the verdict and the advice, for a terminal."""
     shown = [f"{'':22s}{'threads':>8s}{'images/s':>12s}{'MB/s':>10s}"]
     for row in result["stages"]:
         shown.append(f"{TITLES[row['name']]:22s}{row['threads'] or '':>8}{row['images_per_second']:12,.0f}"
@@ -134,7 +134,7 @@ def write_stages(folder: Path, result: dict) -> Path:
 
 
 def bars(stages: list[dict]) -> str:
-    """Images per second of each stage as an SVG: on a logarithmic axis, as reading is far ahead of the rest."""
+    """Returns the images per second of each stage as an SVG. The axis is logarithmic, as reading is far ahead."""
     return charts.bars("images/s", [
         (TITLES[row["name"]] + (f", {row['threads']} threads" if row["threads"] else ""), row["images_per_second"],
          row["name"] in ("model", "train")) for row in stages])

@@ -1,4 +1,4 @@
-"""study.html: accuracy against batch size, a table and a plot, from the rows of training.study."""
+"""study.html: a table and a plot of accuracy against batch size, from the rows of training.study."""
 import io
 from pathlib import Path
 
@@ -7,7 +7,10 @@ from reporting.report import page, table
 
 
 def write_study(folder: Path, rows: list[dict], small_batch: int) -> Path:
-    """rows: rule, batch, rate (for the small batch where the rule scales it), accuracies (one a seed)."""
+    """Writes study.json and study.html; returns the page's path.
+
+    rows: rule, batch, rate (for the small batch if the rule scales it), accuracies (one per seed).
+    """
     from matplotlib.figure import Figure
 
     write_json(folder / "study.json", rows)

@@ -1,4 +1,4 @@
-"""Data that cannot be read or held, in the middle of a training: one line, with the record's name where it is known."""
+"""Input errors during training, reported in one line, with the record's name if it is known."""
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,7 +11,10 @@ from distributed.lost import is_lost
 
 @contextmanager
 def bad_input_is_user_error(stopped: str, batches, read: int) -> Iterator[None]:
-    """Raises UserError for data that cannot be read. stopped: what has. read: samples of `batches` before."""
+    """Raises UserError for data that cannot be read or does not fit in the device's memory.
+
+    stopped: what the error stopped, which starts the message. read: number of samples of `batches` read before.
+    """
     try:
         yield
     except tf.errors.OpError as error:

@@ -1,7 +1,8 @@
-"""Batch norm: the samples that its statistics are of, and statistics measured anew for an evaluation.
+"""Batch norm: the samples that its statistics cover, and exact statistics for an evaluation.
 
-The latter is "Batch Normalization without Moving Average" (arXiv:1711.04325, section 3), which 1811.05233 uses (section
-3.2): mean and mean of squares are averaged over the workers in float32, whatever the precision of the model.
+The latter follow "Batch Normalization without Moving Average" (arXiv:1711.04325, section 3), which arXiv:1811.05233
+uses (section 3.2). The mean and the mean of squares are averaged over the workers in float32, whatever the precision of
+the model.
 """
 import functools
 from dataclasses import dataclass
@@ -13,12 +14,12 @@ from distributed.world import World
 from training.bad_input import bad_input_is_user_error
 from training.plan import Phase
 
-SAMPLES = 2048  # at least so many training samples, over all workers, are measured; or the whole set, if smaller
+SAMPLES = 2048  # minimum number of training samples to measure, over all workers, or the whole set if it is smaller
 
 
 @dataclass(frozen=True)
 class Span:
-    """Of which samples batch norm takes the statistics: so many groups of a micro-batch, or those of neighbours."""
+    """The samples over which batch norm computes its statistics: groups of a micro-batch, or neighbouring workers."""
 
     groups: int = 1
     neighbours: Neighbours | None = None
@@ -29,14 +30,14 @@ class Span:
         return cls(max(1, phase.micro_batch_size // phase.batch_norm_span), neighbours)
 
     def apply(self, model) -> None:
-        """Has the model's layers keep to it when they are traced next."""
+        """Sets the span of the model's layers. It takes effect when they are traced next."""
         for number, layer in enumerate(norms(model)):
             layer.groups, layer.neighbours = self.groups, self.neighbours.count if self.neighbours else 1
             if self.neighbours:
                 layer.mean_over_neighbours = functools.partial(self.neighbours.mean, name=f"batch_norm_{number}")
 
 
-WHOLE = Span()  # the micro-batch
+WHOLE = Span()  # the whole micro-batch
 
 
 def norms(model) -> list:
@@ -44,19 +45,19 @@ def norms(model) -> list:
 
 
 class ExactStatistics:
-    """Sets a model's moving mean and variance to what its training batches have under the present weights."""
+    """Sets a model's moving mean and variance to the statistics of training batches under the current weights."""
 
     def __init__(self, model, world: World):
         self._world = world
-        self._counters = [v for v in model.non_trainable_variables if v.dtype.is_integer]  # dropout's calls
+        self._counters = [v for v in model.non_trainable_variables if v.dtype.is_integer]  # of dropout's calls
         self._model, self._layers, self._traced = model, norms(model), {}
         if self._layers:
             self._inputs = tf.keras.Model(model.inputs, [layer.input for layer in self._layers])
 
     def measure(self, feed, position: int, batch_size: int, micro_batch_size: int, span: Span = WHOLE) -> None:
-        """Reads training batches from a position of the stream on, the same whatever has been read before.
+        """Measures training batches from a position in the stream on, whatever has been read before.
 
-        Training goes on as if this had not been: dropout counts no call. Raises UserError for data that cannot be read.
+        It does not affect training: dropout counts no call. Raises UserError for data that cannot be read.
         """
         if not self._layers:
             return
@@ -81,8 +82,9 @@ class ExactStatistics:
             layer.moving_variance.assign(tf.maximum(squares - tf.square(mean), 0))
 
     def _trace(self, span):
-        """A compiled function that gives the next micro-batch's mean and mean of squares, float32 (2, channels), of
-        each layer's input.
+        """Returns a compiled function that reads a micro-batch and measures the input of each layer.
+
+        It returns the mean and the mean of squares of each input, float32 (2, channels).
         """
         @tf.function(autograph=False)
         def moments(batches):

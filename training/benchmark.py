@@ -58,7 +58,7 @@ class Options:
 
 
 def all_flags():
-    """Some of train.py's, and this command's own."""
+    """Returns this command's own flags and those that it shares with train.py."""
     values, borrowed = flags.define(Options), define()
     for name in BORROWED:
         values[name] = borrowed[name]

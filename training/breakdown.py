@@ -1,10 +1,10 @@
 """The step-time breakdown: waiting for data, exchanging gradients, and the rest, which is computing.
 
-Data and exchange are only the time that the computation waits. Loading that overlaps the previous micro-batch and
-exchange that overlaps the backward pass cost nothing. Waiting for a slower worker is
-part of the exchange. arXiv:1811.05233 and the GTC slides call its share synchronisation overhead.
+Data and exchange count only the time that the computation waits. Loading that overlaps the previous micro-batch and
+exchange that overlaps the backward pass cost nothing. Waiting for a slower worker is part of the exchange.
+arXiv:1811.05233 and the GTC slides call the fraction of the exchange synchronisation overhead.
 
-Only one step in TIMED_ONE_IN is timed, since the clock makes a GPU and its host wait for each other.
+Only one step in TIMED_ONE_IN is timed, because the clock makes a GPU and its host wait for each other.
 """
 import time
 
@@ -18,16 +18,20 @@ TIMED_ONE_IN = 20
 
 
 class Clock:
-    """Tells the time inside a compiled step. timed: bool, on the host; where it is false nothing waits, and it is 0."""
+    """Reads the time inside a compiled step.
+
+    timed: bool, on the host. If it is false, nothing waits and the time is 0.
+    """
 
     def __init__(self, timed: tf.Tensor):
         self._timed = timed
 
     def after(self, tensors) -> tf.Tensor:
-        """The time, float64 seconds, when all of these tensors are there: on the host, so a GPU's, too.
+        """Returns the time, float64 seconds on the host's clock, at which all tensors are ready.
 
-        A call of Python, as tf.timestamp is refused where operations have to be deterministic. A GPU does one thing
-        after another: what it is given after all of the tensors, and has to come from it, is there when they are.
+        It calls Python, because TensorFlow refuses tf.timestamp if operations have to be deterministic. It works for a
+        GPU, too: a GPU runs its operations in order, so a value that is computed after all tensors, and copied to the
+        host, arrives when they are ready.
         """
         values = [tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor for tensor in tensors]
         with tf.control_dependencies(values):
@@ -37,7 +41,7 @@ class Clock:
 
 
 def on_host(timed: bool) -> tf.Tensor:
-    """For a Clock. On a GPU, the host would have to wait for it."""
+    """Returns the `timed` of a Clock. If it lay on a GPU, the host would have to wait for it."""
     with tf.device("/cpu:0"):
         return tf.constant(timed)
 
@@ -47,24 +51,27 @@ def _now(_):
 
 
 class StepTimes:
-    """Sums of images and seconds since the last `collect`: of all steps, and of those that were timed."""
+    """Sums of images and seconds since the last `collect`, over all steps and over the timed ones."""
 
     def __init__(self):
         self._images, self._seconds, self._timed = 0, 0.0, np.zeros(1 + len(NAMES))
 
     def add(self, images: int, seconds: float) -> None:
-        """Of a step, timed or not."""
+        """Adds a step, timed or not."""
         self._images, self._seconds = self._images + images, self._seconds + seconds
 
     def add_timed(self, seconds: float, waited) -> None:
-        """Of a timed step. waited: of these seconds, for each of NAMES."""
+        """Adds a timed step. waited: how many of these seconds it waited for each of NAMES."""
         self._timed += (seconds, *waited)
 
     def images_per_second(self) -> float:
         return self._images / self._seconds if self._images else 0.0
 
     def collect(self, world: World) -> dict[str, float]:
-        """Fractions of all workers' timed steps, which add up to 1: compute, data, exchange; nothing without a step."""
+        """Returns compute, data and exchange as fractions of the timed steps of all workers, and resets.
+
+        The fractions add up to 1. The dict is empty if no step was timed.
+        """
         seconds, *waited = world.sum(tf.constant(self._timed), "times").numpy().tolist()
         self.__init__()
         if not seconds:

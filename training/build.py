@@ -1,4 +1,4 @@
-"""What a training works with, made from its settings: feed, model, optimizer, compiled steps."""
+"""Builds the parts of a training from its settings: feed, model, optimizer, compiled steps."""
 import functools
 import os
 from collections.abc import Callable
@@ -28,10 +28,10 @@ from training.step import make_train_step
 
 @dataclass(frozen=True)
 class Job:
-    """A training on the workers that there are. train_step: of a phase, the compiled update.
+    """A training on the current workers.
 
-    exact: measures batch norm's statistics before an evaluation, or None. divergence: of an update's loss and
-    gradients' norms, what is wrong with them, or None.
+    train_step: returns the compiled update of a phase. exact: measures batch norm's statistics before an evaluation, or
+    None. divergence: returns what is wrong with the loss and the gradient norms of an update, or None.
     """
 
     settings: Settings
@@ -45,12 +45,12 @@ class Job:
     divergence: Callable
 
     def layers(self) -> dict:
-        """The statistics of each layer at the last update, where they are logged."""
+        """Returns the statistics of each layer at the last update, if they are logged."""
         return self.state.layers.collect() if self.state.layers else {}
 
 
 def set_compiler(launch: Launch) -> None:
-    """Has XLA compile clusters of operations with --xla=auto. Before the first operation: TensorFlow asks once."""
+    """Enables XLA clustering for --xla=auto. Call it before the first operation: TensorFlow reads the setting once."""
     if launch.xla == "auto":
         os.environ["TF_XLA_FLAGS"] = f"{os.environ.get('TF_XLA_FLAGS', '')} --tf_xla_auto_jit=2 --tf_xla_cpu_global_jit"
 
@@ -73,7 +73,7 @@ def make_job(settings: Settings, plan: Plan, world: World, feed, state: State) -
 
 
 def make_feed(recipe: Recipe, launch: Launch, dataset: Dataset, world: World) -> Feed | SyntheticFeed:
-    """This worker's part of a dataset."""
+    """Creates the feed that reads this worker's shard of a dataset."""
     name = dali_device(launch.dali_device, world)
     if dataset.format == synthetic.NAME:
         return SyntheticFeed(dataset, recipe.image_size, recipe.seed, world.rank, world.size)
@@ -83,27 +83,27 @@ def make_feed(recipe: Recipe, launch: Launch, dataset: Dataset, world: World) ->
 
 
 def dali_device(flag: str, world: World) -> str:
-    """ "cpu" or "gpu" for --dali_device. Raises UserError for a GPU that is not there."""
+    """Returns "cpu" or "gpu" for --dali_device. Raises UserError if there is no GPU for --dali_device=gpu."""
     if flag == "gpu" and world.gpu is None:
         raise UserError("--dali_device=gpu: TensorFlow sees no GPU here; use --dali_device=cpu or auto")
     return flag if flag != "auto" else "cpu" if world.gpu is None else "gpu"
 
 
 def make_model(recipe: Recipe, dataset: Dataset, stream: int = 0):
-    """stream: of the random numbers that dropout draws, a worker's own."""
+    """Creates the model. stream: index of dropout's stream of random numbers, different on each worker."""
     tf.keras.mixed_precision.set_global_policy(recipe.precision)
     return model_zoo.create_model(recipe.model, len(dataset.classes), recipe.image_size, recipe.batch_norm_momentum,
                                   recipe.seed, stream, dataset.mean, dataset.std)
 
 
 def make_exchange(launch: Launch, plan: Plan, nccl: bool) -> GradientExchange:
-    """The exchange of gradients that a plan has. Before Horovod is started: its process sets have to be given then."""
+    """Creates the gradient exchange of a plan. Call it before Horovod starts, which needs its process sets."""
     collectives = make_collectives(plan.allreduce, nccl)
     return GradientExchange(collectives, launch.compression, launch.fusion_mb)
 
 
 def make_optimizer(recipe: Recipe, model, exchange: GradientExchange):
-    """The optimizer in Horovod's wrap, with its variables made. Raises UserError if --exclude matches nothing."""
+    """Creates the distributed optimizer and its variables. Raises UserError if --exclude matches nothing."""
     optimizer = optim.create_optimizer(
         recipe.optimizer, learning_rate=0.0, momentum=recipe.momentum, weight_decay=recipe.weight_decay,
         trust_coefficient=recipe.trust_coefficient, epsilon=recipe.lars_epsilon, exclude=recipe.exclude)

@@ -1,8 +1,8 @@
 """RUN/checkpoints: one folder per checkpoint, written atomically by rank 0 while training continues.
 
-A checkpoint is TensorFlow's own format: `variables.index` and `variables.data-…`, with a checksum a tensor, so that a
-damaged one is noticed; the training's progress is one of the tensors. It is written beside its name, flushed to the
-disk, and renamed. `best` leads to the one with the highest validation top-1.
+A checkpoint has TensorFlow's own format: `variables.index` and `variables.data-…`, with a checksum per tensor, so that
+damage is detected. One of the tensors holds the training's progress. A checkpoint is written under a temporary name,
+flushed to disk, and renamed. `best` links to the one with the highest validation top-1.
 """
 import contextlib
 import dataclasses
@@ -22,19 +22,19 @@ from training.settings import Recipe
 from training.state import Progress, Snapshot, named
 
 KEPT = 5
-RENAMED = {"lars_exclude": "exclude"}  # flags, since earlier versions
-DEFAULTS = defaults(Recipe)  # of flags that earlier versions lacked
-DESCRIPTION = "description"  # the tensor that holds, as JSON, what is not a variable
+RENAMED = {"lars_exclude": "exclude"}  # flags: name in earlier versions -> name
+DEFAULTS = defaults(Recipe)  # for flags that earlier versions lacked
+DESCRIPTION = "description"  # name of the tensor that holds, as JSON, everything except the variables
 
 
 class Damaged(Exception):
-    """A checkpoint cannot be read."""
+    """Raised for a checkpoint that cannot be read."""
 
 
 class Checkpoints:
-    """A run's checkpoints, in the hands of the rank that writes them.
+    """The checkpoints of a run, on the rank that writes them.
 
-    recipe: what the training is of, flag by flag; a checkpoint of another recipe is refused.
+    recipe: value of each flag that identifies the training. A checkpoint with another recipe is refused.
     """
 
     def __init__(self, folder: Path, recipe: dict):
@@ -42,15 +42,15 @@ class Checkpoints:
         self._writer, self._writing = ThreadPoolExecutor(max_workers=1), None
         listed = _listed(folder)
         self.newest = listed[0] if listed else None
-        self._top1 = {}  # by name, of those on disk that follow an evaluation
+        self._top1 = {}  # by name, for checkpoints on disk that follow an evaluation
         for path in listed:
             with contextlib.suppress(Damaged):
                 self._top1[path.name] = describe(path)["top1"]
 
     def load(self, variables: dict) -> Snapshot | None:
-        """The newest that is whole, or None where there is none; what is damaged is named on standard error.
+        """Returns the newest intact checkpoint, or None if there are none. Names damaged ones on standard error.
 
-        variables: to which it has to fit. Raises UserError where it does not, or where all are damaged.
+        variables: what the checkpoint has to fit. Raises UserError if it does not, or if all are damaged.
         """
         self.wait()
         for path, tensors, described in intact(self._folder):
@@ -71,16 +71,19 @@ class Checkpoints:
                                 "choose another --output_dir, or --resume=never to start anew")
 
     def save(self, snapshot: Snapshot, epoch: float, top1: float | None = None) -> None:
-        """Starts to write a snapshot, when the one before is written. top1: of the evaluation that was just made."""
+        """Waits for the previous write, then starts to write a snapshot. top1: of the evaluation just made, if any."""
         self.wait()
         self._writing = self._writer.submit(self._write, snapshot, epoch, top1)
 
     def wait(self) -> bool:
-        """Waits until all is written; False where the last could not be, which standard error has been told."""
+        """Waits until all is written. Returns False if the last write failed, which is reported on standard error."""
         return self._writing is None or self._writing.result()
 
     def last_good(self, step: int) -> Path | None:
-        """The newest checkpoint's path, after a divergence at a step. One of just before it has the bad weights."""
+        """Returns the path of the newest good checkpoint after a divergence at a step.
+
+        A checkpoint from just before that step has the bad weights. It is deleted if there is an older one.
+        """
         self.wait()
         listed = _listed(self._folder)
         if len(listed) > 1 and listed[0] == self._path(step):
@@ -108,7 +111,7 @@ class Checkpoints:
             return False
 
     def _tidy(self) -> None:
-        """Names the newest for TensorFlow, the best for all; removes what is too old, left over or never came to be."""
+        """Updates `checkpoint`, which TensorFlow reads, and `best`; removes old, leftover and unfinished ones."""
         write_whole(self._folder / "checkpoint", f'model_checkpoint_path: "{self.newest.name}/variables"\n')
         listed = _listed(self._folder)
         kept = [path for path in listed if path <= self.newest][:KEPT]
@@ -125,7 +128,7 @@ class Checkpoints:
 
 
 def write(path: Path, snapshot: Snapshot, about: dict) -> None:
-    """Writes a checkpoint folder whole or not at all. Raises OSError or tf.errors.OpError."""
+    """Writes a checkpoint folder atomically. Raises OSError or tf.errors.OpError."""
     scratch = _scratch(path)
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
@@ -135,13 +138,13 @@ def write(path: Path, snapshot: Snapshot, about: dict) -> None:
                       shape_and_slices=[""] * len(tensors))
     for written in (*scratch.iterdir(), scratch):
         flush(written)
-    shutil.rmtree(path, ignore_errors=True)  # of a damaged one, or of before a rollback
+    shutil.rmtree(path, ignore_errors=True)  # damaged, or from before a rollback
     scratch.rename(path)
     flush(path.parent)
 
 
 def read(path: Path) -> tuple[dict, dict]:
-    """(tensors by name, description) of a checkpoint folder. Raises Damaged."""
+    """Returns (tensors by name, description) of a checkpoint folder. Raises Damaged."""
     with _damage_known():
         reader = tf.train.load_checkpoint(str(path / "variables"))
         names = [name for name in reader.get_variable_to_shape_map() if name != DESCRIPTION]
@@ -149,7 +152,7 @@ def read(path: Path) -> tuple[dict, dict]:
 
 
 def describe(path: Path) -> dict:
-    """What a checkpoint folder holds beside the variables. Raises Damaged."""
+    """Returns the description in a checkpoint folder: everything except the variables. Raises Damaged."""
     with _damage_known():
         return json.loads(tf.train.load_checkpoint(str(path / "variables")).get_tensor(DESCRIPTION))
 
@@ -163,9 +166,9 @@ def _damage_known():
 
 
 def intact(path: Path) -> Iterator[tuple[Path, dict, dict]]:
-    """(path, tensors, description) of each checkpoint that can be read, the newest first; the others are named.
+    """Yields (path, tensors, description) of each intact checkpoint, newest first. Names damaged ones.
 
-    path: a run's folder, its checkpoints/, or one in it.
+    path: a run's folder, its checkpoints/, or one checkpoint in it.
     """
     within = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     for candidate in [path] if (path / "variables.index").exists() else _listed(within):
@@ -198,7 +201,7 @@ def check_fit(path: Path, tensors: dict, variables: dict) -> None:
 
 
 def _listed(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, the newest first."""
+    """Returns the checkpoints in a folder, newest first."""
     return sorted((path for path in folder.glob("step-*") if path.suffix != ".part"), reverse=True)
 
 
@@ -207,6 +210,6 @@ def _scratch(path) -> Path:
 
 
 def _progress(described: dict) -> Progress:
-    """Of a description; earlier versions called it `place`, with a piece_step."""
+    """Returns the progress in a description. Earlier versions call it `place`, and reshard_step `piece_step`."""
     saved = described.get("progress") or described["place"]
     return Progress(**{{"piece_step": "reshard_step"}.get(name, name): value for name, value in saved.items()})

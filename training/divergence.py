@@ -1,13 +1,13 @@
-"""Divergence: a loss or a gradient that is no longer a number, or a loss that has exploded."""
+"""Divergence: a loss or a gradient that is infinite or NaN, or a loss that has exploded."""
 import math
 
 import numpy as np
 
-EXPLOSION = 1000  # times the loss of a network that knows nothing, log(classes); spikes of 100 times were survived
+EXPLOSION = 1000  # times log(classes), the loss of guessing; training has recovered from spikes of 100 times
 
 
 class Diverged(Exception):
-    """What went wrong at a step, whatever was launched since."""
+    """Raised when training has diverged at a step. Later steps may have been launched since."""
 
     def __init__(self, reason: str, step: int, epoch: float, learning_rate: float):
         self.step = step
@@ -17,11 +17,11 @@ class Diverged(Exception):
 
 def divergence_reason(loss: float, norms: np.ndarray, names: list[str], classes: int,
                       loss_scaling: bool) -> str | None:
-    """What is wrong after a step, or None.
+    """Returns what is wrong after a step, or None.
 
-    norms: of each averaged gradient, float (variables,), in the order of the forward pass; names: of the variables.
-    The backward pass goes the other way: of the gradients that are not finite, the last listed went first.
-    loss_scaling: gradients that are not finite are the loss scale's affair, as long as the loss is.
+    norms: norms of the averaged gradients, float (variables,), in the order of the forward pass. names: of the
+    variables. The backward pass runs in reverse order, so the last of the gradients that are not finite went first.
+    loss_scaling: if true, gradients that are not finite are left to the loss scale, as long as the loss is finite.
     """
     broken = np.flatnonzero(~np.isfinite(norms))
     if not math.isfinite(loss) or (len(broken) and not loss_scaling):

@@ -1,4 +1,4 @@
-"""Exact evaluation: each validation sample counts once, whatever the number of workers and however the tail divides."""
+"""Exact evaluation: each validation sample counts once, for any number of workers and any remainder."""
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -7,11 +7,11 @@ from distributed.world import World
 from training.bad_input import bad_input_is_user_error
 from training.step import Totals, make_evaluation_step
 
-BATCHES_UNASKED = 16  # from one question whether to stop to the next
+BATCHES_UNASKED = 16  # batches from one check for a request to stop to the next
 
 
 class Evaluator:
-    """Evaluates a model on this worker's part of the validation set and sums over the workers."""
+    """Evaluates a model on this worker's shard of the validation set and sums over the workers."""
 
     def __init__(self, model, feed, batch_size: int, world: World):
         self._totals = Totals()
@@ -19,9 +19,9 @@ class Evaluator:
         self._feed, self._batch_size, self._world = feed, batch_size, world
 
     def __call__(self, stop: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
-        """val_loss, val_top1, val_top5 as means over all samples; val_top1_count, val_top5_count; val_samples.
+        """Returns val_loss, val_top1, val_top5 (means over all samples), val_top1_count, val_top5_count, val_samples.
 
-        stop: asked now and then, on all workers at once; None is returned where it says so.
+        stop: called every BATCHES_UNASKED batches, on all workers at once. If it returns true, the result is None.
         """
         most = -(-self._feed.dataset.validation.samples // self._feed.shards)
         with self._feed.validation(self._batch_size) as (batches, samples):

@@ -1,4 +1,4 @@
-"""The command line: reads the flags that settings.py declares. Imports nothing heavy: a wrong flag fails at once."""
+"""The command line: reads the flags that settings.py declares. Imports nothing heavy, so a wrong flag fails at once."""
 import dataclasses
 import os
 from collections.abc import Sequence
@@ -24,15 +24,15 @@ GROUPS = {"Recipe": Recipe, "Launch": Launch, "Run": Run}
 
 
 def parse(argv: Sequence[str]) -> Settings:
-    """The settings of a command line, argv[0] being the program. Raises UsageError, UserError.
+    """Returns the settings of a command line. argv[0] is the program. Raises UsageError, UserError.
 
-    A recipe is read first and the flags given come after it: the one that --flagfile names; the evaluated run's
-    flags.txt; with neither, images.flags where --data_dir is given, and digits.flags where it is not.
+    A recipe is read first, and the flags on the command line override it. The recipe is the file of --flagfile, or
+    flags.txt of the evaluated run. Otherwise it is images.flags if --data_dir is given, and digits.flags if not.
     """
     recipes, given = recipes_first(argv[1:])
     source = [] if recipes else [_default_recipe(argv[0], given)]
     values = flags.read(define(), [argv[0], *recipes, *(f"--flagfile={path}" for path in source), *given])
-    values.data_dir = named.absolute(values.data_dir)  # a run's flags.txt has to mean the same elsewhere
+    values.data_dir = named.absolute(values.data_dir)  # flags.txt has to mean the same from any folder
     for name in ("workers", "workers_per_node"):
         if values[name].value is not None and not values.dry_run:
             raise UsageError(f"--{name} plans for workers that need not exist: it goes with --dry_run")
@@ -52,18 +52,18 @@ def parse(argv: Sequence[str]) -> Settings:
 
 
 def with_image_size(recipe: Recipe) -> Recipe:
-    """With the size that the model is meant for, unless there is one."""
+    """Returns the recipe with the model's own image size, unless it has one."""
     size = recipe.image_size or model_zoo.MODELS[recipe.model].image_size
     return dataclasses.replace(recipe, image_size=size)
 
 
 def define() -> absl_flags.FlagValues:
-    """All flags, with their defaults."""
+    """Returns all flags, with their defaults."""
     return flags.define(*GROUPS.values())
 
 
 def help_text(full: bool = False) -> str:
-    """What most people need, or every flag."""
+    """Returns the help for the flags that most people need, or for all flags."""
     values, lines = define(), ["train.py trains a convolutional network, evaluates it and writes a report.", ""]
     groups = {f"{title} flags": flags.names(group) for title, group in GROUPS.items()} if full else FIRST_SCREEN
     for title, names in groups.items():
@@ -76,7 +76,7 @@ def help_text(full: bool = False) -> str:
 
 
 def _default_recipe(program, given) -> Path:
-    """What is read first without --flagfile. Raises UserError where an evaluated run has no flags.txt."""
+    """Returns the recipe to read without --flagfile. Raises UserError if an evaluated run has no flags.txt."""
     values = flags.read(define(), [program, *given])
     if values.mode == "evaluate" and values.checkpoint:
         recorded = run_folder(values.checkpoint) / "flags.txt"
@@ -87,7 +87,7 @@ def _default_recipe(program, given) -> Path:
     return RECIPES / ("images.flags" if values["data_dir"].present else "digits.flags")
 
 
-INERT = {  # a flag -> (whether it does nothing, beside what)
+INERT = {  # flag -> (whether it has no effect, which other flag is the reason)
     "warmup_epochs": (lambda s: s.recipe.warmup == "none", "--warmup=none"),
     "warmup_learning_rate": (lambda s: s.recipe.warmup == "none", "--warmup=none"),
     "lr_boundaries": (lambda s: s.recipe.lr_schedule != "multistep", "--lr_schedule other than multistep"),
@@ -106,7 +106,7 @@ INERT = {  # a flag -> (whether it does nothing, beside what)
 
 
 def _check_effect(settings: Settings, given) -> None:
-    """Raises UsageError for a flag of the command line, not of a recipe, that does nothing beside the others."""
+    """Raises UsageError for a flag on the command line, not in a recipe, that has no effect beside the others."""
     words = {word.lstrip("-").partition("=")[0] for word in given if word.startswith("-")}
     for name, (is_inert, beside) in INERT.items():
         if name in words and is_inert(settings):
@@ -114,7 +114,7 @@ def _check_effect(settings: Settings, given) -> None:
 
 
 def recipes_first(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(the --flagfile arguments, the rest): a flag that is given wins over a recipe, wherever it stands."""
+    """Returns (the --flagfile arguments, the rest), so that a flag overrides a recipe, whatever their order."""
     recipes, rest, arguments = [], [], list(arguments)
     while arguments:
         argument = arguments.pop(0)
@@ -126,7 +126,7 @@ def recipes_first(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def run_folder(checkpoint: str) -> Path:
-    """The run that a --checkpoint belongs to: RUN itself, RUN/checkpoints, or one checkpoint inside."""
+    """Returns the run folder RUN of a --checkpoint, which is RUN, RUN/checkpoints, or one checkpoint in it."""
     path = Path(checkpoint).absolute()
     if (path / "checkpoints").is_dir():
         return path

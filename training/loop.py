@@ -1,7 +1,7 @@
-"""The training loop: interval by interval of the plan, each read by a pipeline of its own from its position on.
+"""The training loop. It trains the intervals of the plan one by one, each with its own input pipeline.
 
-Not Keras's `fit`, which needs the same number of steps in each epoch and one input for all of them. Here a phase can
-change the batch size, an evaluation follows each epoch of samples, and a run can resume at any step.
+It replaces Keras's `fit`, which needs the same number of steps in each epoch and one input for all of them. Here a
+phase can change the batch size, an evaluation follows each epoch of samples, and a run can resume at any step.
 """
 import contextlib
 import time
@@ -20,9 +20,9 @@ from training.step import NO_SIGNALS
 
 
 def follow_plan(job: Job, recovery: Recovery, observers: Sequence = ()) -> dict:
-    """Trains through what is left of the plan; returns the last evaluation.
+    """Trains the rest of the plan and returns the last evaluation.
 
-    Raises Diverged and Stopped on all workers at once, UserError where training cannot go on.
+    Raises Diverged and Stopped on all workers at once, and UserError if training cannot continue.
     """
     progress, times, validation = job.state.progress, StepTimes(), None
     for interval in job.plan.intervals():
@@ -51,9 +51,9 @@ def follow_plan(job: Job, recovery: Recovery, observers: Sequence = ()) -> dict:
 
 
 def next_step(job: Job, interval: Interval, first: int) -> Step:
-    """The step after the last one that was launched. first: the step from which on the interval's batches are read.
+    """Returns the step after the last one launched. first: the step at which reading of the interval starts.
 
-    The second is timed, not the first, which may have to wait until all begin, and every TIMED_ONE_IN after it.
+    The second step is timed, and every TIMED_ONE_IN-th after it. The first may have to wait until all workers begin.
     """
     number, phase = job.state.progress.step, interval.phase
     epoch = interval.position(number) / job.plan.train_samples
@@ -64,7 +64,7 @@ def next_step(job: Job, interval: Interval, first: int) -> Step:
 
 @contextlib.contextmanager
 def read_on(job: Job, interval: Interval) -> Iterator:
-    """The batches of an interval that are left to train on; None where it is done."""
+    """Yields the batches of an interval that are left to train on, or None if it is done."""
     progress, phase = job.state.progress, interval.phase
     if progress.step >= interval.end:
         yield None
@@ -76,7 +76,7 @@ def read_on(job: Job, interval: Interval) -> Iterator:
 
 
 def validate(job: Job, interval: Interval, recovery: Recovery, observers, times: StepTimes) -> dict:
-    """Evaluates after an interval, and tells the observers, and what is due to be saved."""
+    """Evaluates after an interval, notifies the observers, and saves a checkpoint if one is due."""
     state, phase, world = job.state, interval.phase, job.world
     if job.exact:
         job.exact.measure(job.feed, interval.position(interval.end) + state.progress.skipped, phase.global_batch_size,

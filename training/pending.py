@@ -1,4 +1,4 @@
-"""Steps that were launched and whose results are not known yet: the device works while the host prepares the next."""
+"""Steps that were launched but have no results yet. The device runs them while the host prepares the next step."""
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ from training.step import NO_SIGNALS, Learned
 
 @dataclass(frozen=True)
 class Step:
-    """An update of the weights. number: from 0, of the whole training. timed: whether it measures what it waits for.
+    """An update of the weights.
 
-    began: when it was launched.
+    number: index in the whole training, from 0. timed: whether it measures its waiting times. began: launch time.
     """
 
     number: int
@@ -31,16 +31,16 @@ class Step:
 
     @property
     def arguments(self) -> tuple[tf.Tensor, ...]:
-        """What a compiled step takes, but for its data and its signals."""
+        """The arguments of a compiled step, except its data and its signals."""
         return (*(tf.constant(number, tf.float32) for number in (self.learning_rate, self.momentum)),
                 on_host(self.timed))
 
 
 class Pending:
-    """The steps under way, oldest first. A context: nothing is left to a thread after it.
+    """Context manager for the pending steps, oldest first. On exit, it cancels the remaining copies.
 
-    A thread copies each result to the host, and is asked to right after its step was launched: TensorFlow's copy waits
-    for all that a GPU was given before, so one asked for later would wait for the next step, too.
+    A thread copies each result to the host. The copy is requested right after the launch of its step: TensorFlow's copy
+    waits for all operations that were queued on a GPU before, so a later request would wait for the next step, too.
     """
 
     def __init__(self, job: Job, observers: Sequence, times: StepTimes):
@@ -54,13 +54,13 @@ class Pending:
         self._reader.shutdown(wait=False, cancel_futures=True)
 
     def add(self, step: Step, packed: tf.Tensor) -> None:
-        """packed: what the step returned."""
+        """Adds a step that was launched. packed: its result."""
         self._steps.append((step, self._reader.submit(packed.numpy)))
 
     def settle(self, leaving: int = 0) -> np.ndarray:
-        """Waits for the results of all steps but the last `leaving`, and tells the observers. Returns their signals.
+        """Waits for the results of all steps except the last `leaving`, and notifies the observers.
 
-        Raises Diverged on all workers at once, of the first step that did.
+        Returns the sum of the steps' signals. Raises Diverged for the first step that diverged, on all workers at once.
         """
         signals = np.array(NO_SIGNALS)
         while len(self._steps) > leaving:

@@ -1,4 +1,4 @@
-"""The plan: where a recipe (what to train) and a launch (on how many workers) meet. Plain Python, no TensorFlow."""
+"""The plan combines a recipe (what to train) and a launch (on how many workers). Plain Python, no TensorFlow."""
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ DEFAULT_LARGEST_MICRO_BATCH = 64
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of training with one global batch size = workers x micro-batch x accumulation steps.
+    """A part of the training with one global batch size = workers x micro-batch x accumulation steps.
 
-    batch_norm_span: samples whose statistics batch norm takes together; a part of a micro-batch, all of it, or those of
-    neighbouring workers.
+    batch_norm_span: number of samples over which batch norm computes its statistics: a part of a micro-batch, all of
+    it, or the micro-batches of neighbouring workers.
     """
 
     start_epoch: float
@@ -30,20 +30,20 @@ class Phase:
 
     @property
     def neighbours(self) -> int:
-        """Workers that share batch norm's statistics."""
+        """Number of workers that share batch norm's statistics."""
         return max(1, self.batch_norm_span // self.micro_batch_size)
 
 
 @dataclass(frozen=True)
 class Interval:
-    """The steps from one evaluation, or from a phase's start, to the next evaluation or the phase's end."""
+    """The steps from one evaluation, or the start of a phase, to the next evaluation or the end of the phase."""
 
     phase: Phase
     start: int  # position of the first sample in the endless stream of training samples
     steps: int
-    first_step: int  # of the whole training, from 0
-    epoch: float | None  # epochs completed at the end, where an evaluation follows; None where none does
-    evaluations: int  # of the whole training, up to and with this one's
+    first_step: int  # index in the whole training, from 0
+    epoch: float | None  # epochs completed at the end if an evaluation follows, None otherwise
+    evaluations: int  # number in the whole training, this one's included
 
     @property
     def evaluates(self) -> bool:
@@ -52,7 +52,7 @@ class Interval:
 
     @property
     def end(self) -> int:
-        """The step after its last."""
+        """Index of the step after the last one."""
         return self.first_step + self.steps
 
     def position(self, step: int) -> int:
@@ -62,7 +62,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be trained, in which phases, at which rates; `as_json` is plan.json."""
+    """What to train, in which phases, at which rates. `as_json` is plan.json."""
 
     workers: int
     train_samples: int
@@ -82,7 +82,7 @@ class Plan:
         return sum(phase.steps * phase.global_batch_size for phase in self.phases)
 
     def position(self, step: int) -> int:
-        """The position in the stream of a step's first sample; at the end, that after the last."""
+        """The position in the stream of a step's first sample; at the end, the position after the last sample."""
         return [interval for interval in self.intervals() if interval.first_step <= step][-1].position(step)
 
     def phase_at(self, epoch: float) -> Phase:
@@ -108,10 +108,10 @@ class Plan:
         }
 
     def intervals(self) -> Iterator[Interval]:
-        """The training, cut where an evaluation or a new phase comes.
+        """Yields the intervals of the training, which end at each evaluation and at each new phase.
 
-        An evaluation comes after the first step that has processed e * train_samples samples, for each whole e, and
-        at the end. Each phase starts at its epoch's first sample, whatever the one before has left unread.
+        An evaluation follows the first step that has processed e * train_samples samples, for each whole e, and the
+        last step. Each phase starts at its epoch's first sample, even if the phase before left samples unread.
         """
         step, evaluated, evaluations = 0, 0, 0
         for phase in self.phases:
@@ -131,13 +131,13 @@ class Plan:
 
 
 def stream_position(epoch: float, train_samples: int) -> int:
-    """The position of an epoch's first sample in the stream: epoch 0's permutation, then epoch 1's, and so on."""
+    """Returns the position of an epoch's first sample in the stream of epoch 0's permutation, epoch 1's, and so on."""
     return math.floor(_exact(epoch) * train_samples)
 
 
 def plan_for(settings: Settings, workers: int, workers_per_node: int, train_samples: int,
              nccl: bool | None = None) -> Plan:
-    """The plan of a command line. nccl: whether Horovod exchanges by NCCL; None: not known yet. Raises UserError."""
+    """Returns the plan of a command line. nccl: whether Horovod uses NCCL, None if not known yet. Raises UserError."""
     launch, allreduce = settings.launch, allreduce_for(settings.launch, workers, workers_per_node, nccl)
     plan = make_plan(settings.recipe, launch.micro_batch_size, workers, train_samples, allreduce)
     if (launch.elastic or launch.xla == "true") and any(phase.neighbours > 1 for phase in plan.phases):
@@ -153,7 +153,7 @@ def allreduce_for(launch: Launch, workers: int, workers_per_node: int, nccl: boo
 
 def make_plan(recipe: Recipe, micro_batch_size: int | None, workers: int, train_samples: int,
               allreduce: AllreducePlan = RING) -> Plan:
-    """Raises UserError where a batch does not divide, naming the nearest that do."""
+    """Returns the plan. Raises UserError if a batch size does not divide, and names the nearest that do."""
     batches, spans, epochs = recipe.batch_size, recipe.batch_norm_span, _tidy(recipe.epochs)
     for name, pieces in (("batch_size", batches), ("batch_norm_span", spans)):
         if pieces and pieces.boundaries[-1] >= epochs:
@@ -196,10 +196,10 @@ def _phase(start, end, batch, span, micro_batch, workers, train_samples):
 
 
 def _micro_batch_for(span: int, micros: list[int], workers: int) -> int:
-    """The micro-batch for a span of batch norm, among the sizes that divide a worker's part of the batch.
+    """Returns the micro-batch size for a batch-norm span. micros: the sizes that divide a worker's part of the batch.
 
-    Of those that spans divide, the largest of 64 at most, or the span itself; where a worker's part is smaller than
-    that, the one with the fewest neighbours. Raises UserError, with the nearest spans that can be had.
+    It is the largest multiple of the span up to 64, or the span itself. If a worker's part is smaller than the span, it
+    is the size with the fewest neighbours. Raises UserError, with the nearest possible spans.
     """
     whole = [size for size in micros if size % span == 0 and (size <= max(span, DEFAULT_LARGEST_MICRO_BATCH)
                                                               or len(micros) == 1)]
@@ -216,13 +216,13 @@ def _micro_batch_for(span: int, micros: list[int], workers: int) -> int:
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors, ascending."""
+    """Returns all divisors in ascending order."""
     small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
     return sorted({*small, *(number // size for size in small)})
 
 
 def _exact(number):
-    """The decimal that was written, not the nearest binary fraction: floor(0.3 * 10) has to be 3 in every phase."""
+    """Returns the decimal as written, not the nearest binary fraction: floor(0.3 * 10) has to be 3 in every phase."""
     return Fraction(str(number))
 
 

@@ -1,4 +1,4 @@
-"""When to save a checkpoint, commit, stop or roll back."""
+"""Decides when to save a checkpoint, commit, stop or roll back."""
 import time
 from pathlib import Path
 
@@ -14,10 +14,10 @@ from training.stopping import StopRequest
 
 
 class Recovery:
-    """The one object that knows when a checkpoint, a commit or a stop is due, and does it on all workers alike.
+    """Decides when a checkpoint, a commit or a stop is due, and performs it on all workers alike.
 
-    folder: the run's. checkpoints: rank 0's alone. hosts: of elastic training, distributed.elastic's, or None.
-    committed: the last moment kept in memory, with hosts.
+    folder: the run's folder. checkpoints: on rank 0, None elsewhere. hosts: distributed.elastic's in elastic training,
+    otherwise None. committed: the last snapshot kept in memory, in elastic training.
     """
 
     def __init__(self, job: Job, folder: Path, checkpoints: Checkpoints | None, stop: StopRequest, hosts=None):
@@ -29,19 +29,22 @@ class Recovery:
             self._save(epoch=0)
 
     def signals(self) -> tf.Tensor:
-        """What this worker tells the others at a step: whether it is to stop, whether it is time for a checkpoint."""
+        """Returns this worker's signals for a step: whether it has to stop, and whether a checkpoint is due by time."""
         return tf.constant([self._stop.received, self._minutes_have_passed()], tf.float32)
 
     def stop_is_asked(self) -> bool:
-        """Whether any worker is to stop; all have to ask at once."""
+        """Whether any worker has to stop. All workers have to call it at once."""
         return self._job.world.any(self._stop.received)
 
     def is_due_after(self, signals) -> bool:
-        """Whether `after_step` would save, commit or stop: then the results of all steps have to be known."""
+        """Whether `after_step` would save, commit or stop, which needs the results of all steps."""
         return bool(np.any(signals)) or self._epochs_have_passed() or self._commit_is_due()
 
     def after_step(self, signals, before_evaluation: bool) -> None:
-        """signals: their mean over the workers. before_evaluation: after which what is due is saved. Raises Stopped."""
+        """Saves, commits or stops, if due. Raises Stopped.
+
+        signals: their mean over the workers. before_evaluation: whether an evaluation follows, which then saves.
+        """
         stop, minutes_have_passed = signals
         if stop:
             self.stop()
@@ -49,7 +52,7 @@ class Recovery:
             self._keep(minutes_have_passed or self._epochs_have_passed())
 
     def after_evaluation(self, epoch: float, top1: float) -> None:
-        """Raises UserError where the training's last checkpoint cannot be written."""
+        """Saves or commits, if due. Raises UserError if the training's last checkpoint cannot be written."""
         is_last = self._job.state.progress.step == self._job.plan.steps
         minutes_have_passed = self._job.world.any(self._minutes_have_passed())
         self._keep(is_last or self._epochs_have_passed() or minutes_have_passed, epoch, top1)
@@ -57,16 +60,17 @@ class Recovery:
             self._wait("the last checkpoint could not be written; make room and start the same command again")
 
     def stop(self) -> None:
-        """Raises Stopped when the checkpoint is written."""
+        """Saves a checkpoint, waits until it is written, and raises Stopped."""
         self._save()
         self._wait("asked to stop, but the checkpoint could not be written")
         raise Stopped(f"stopped on request after step {self._job.state.progress.step} of {self._job.plan.steps}, with "
                       f"a checkpoint written; --output_dir={self._folder} goes on from there")
 
     def roll_back(self, problem: Diverged, observers) -> None:
-        """Goes back to the last checkpoint, and on with the data that come after those of the problem.
+        """Goes back to the last checkpoint and continues with the data after those that caused the problem.
 
-        Raises UserError on all workers where that is not asked for, or no longer.
+        Raises UserError on all workers if --on_divergence is not rollback, if --max_rollbacks is reached, or if there
+        is no checkpoint.
         """
         run, plan, state, world = self._job.settings.run, self._job.plan, self._job.state, self._job.world
         before = state.read_clock()
@@ -112,7 +116,7 @@ class Recovery:
         self._saved_position, self._saved_at = self._job.plan.position(self._job.state.progress.step), time.monotonic()
 
     def _wait(self, problem: str) -> None:
-        """Waits until the last checkpoint is written; raises UserError on all workers where it cannot be."""
+        """Waits until the last checkpoint is written. Raises UserError on all workers if the write failed."""
         with self._job.world.raise_on_all_ranks():
             if self._checkpoints and not self._checkpoints.wait():
                 raise UserError(problem)
@@ -122,6 +126,6 @@ class Recovery:
         return every.is_due(self._saved_position, plan.position(self._job.state.progress.step), plan.train_samples)
 
     def _minutes_have_passed(self) -> bool:
-        """On the rank that writes checkpoints."""
+        """Whether a checkpoint is due by time. Always false on ranks that write none."""
         every = self._job.settings.run.checkpoint_every
         return self._checkpoints is not None and every.has_passed(time.monotonic() - self._saved_at)

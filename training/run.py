@@ -1,4 +1,4 @@
-"""A run: from settings to summary.json, on the workers that there are or, elastic, on those at each time."""
+"""A run, from settings to summary.json. The workers are fixed or, in elastic training, come and go."""
 import contextlib
 import dataclasses
 import hashlib
@@ -40,10 +40,10 @@ DIFFERENT_FLAGS = "the workers were started with different flags"
 
 
 def make_training(settings: Settings, dataset: Dataset, plan: Plan | None, stop: StopRequest) -> Callable[[], dict]:
-    """Starts Horovod; returns a function that trains, and returns summary.json's content.
+    """Starts Horovod. Returns a function that trains and returns the content of summary.json.
 
-    plan: for the workers that were launched, or None where others may come (elastic). The function raises UserError;
-    Stopped after a request to stop.
+    plan: for the launched workers, or None in elastic training, where others may come. The function raises UserError,
+    and Stopped after a request to stop.
     """
     launch, launched, nccl = settings.launch, launcher.launched(), worlds.has_nccl(settings.launch.device)
     exchange = process_sets = None
@@ -60,9 +60,10 @@ def make_training(settings: Settings, dataset: Dataset, plan: Plan | None, stop:
 
 
 class Training:
-    """What stays of a training when workers come and go: its state, its folder, and the last moment in memory.
+    """What a training keeps when workers come and go: its state, its folder, and the last snapshot in memory.
 
-    planned: the plan and the exchange of gradients for the world, or None each where they wait for workers to come.
+    planned: the plan and the gradient exchange for the world. Both are None in elastic training, until the workers are
+    known.
     """
 
     def __init__(self, settings: Settings, dataset: Dataset, world: World, stop: StopRequest,
@@ -71,9 +72,9 @@ class Training:
         self._planned, self._state, self._recovery, self._folder = planned, None, None, None
 
     def attempt(self, hosts=None) -> dict:
-        """Trains until the plan's end on the workers that there are now. hosts: distributed.elastic's, or None.
+        """Trains to the end of the plan on the current workers. hosts: distributed.elastic's, or None.
 
-        Raises HorovodInternalError where a worker is lost, HostsUpdatedInterrupt where others are to come.
+        Raises HorovodInternalError if a worker is lost, and HostsUpdatedInterrupt if other workers are to join.
         """
         world = self._world.renumbered()
         with lost_is_internal_error(), contextlib.ExitStack() as held:
@@ -100,11 +101,11 @@ class Training:
 
     @property
     def _committed(self):
-        """The last moment kept in memory, by an attempt before this one, or None."""
+        """The last snapshot that an earlier attempt kept in memory, or None."""
         return self._recovery and self._recovery.committed
 
     def _build(self, world: World) -> Job:
-        """The job for these workers; model, optimizer and their state are made once."""
+        """Builds the job for these workers. Model, optimizer and their state are created only once."""
         settings, dataset, (plan, exchange) = self._settings, self._dataset, self._planned
         launch, per_node = settings.launch, None if exchange else world.workers_per_node()
         with world.raise_on_all_ranks():
@@ -122,7 +123,7 @@ class Training:
         return build.make_job(settings, plan, world, feed, self._state)
 
     def _agree_on_start(self, world: World) -> int | None:
-        """The rank that holds the latest moment in memory, or None; all take its folder."""
+        """Returns the rank that holds the latest snapshot in memory, or None. All ranks take its folder."""
         name = f"{datetime.now():%Y%m%d-%H%M%S}-{self._settings.recipe.model}-{os.getpid()}"
         folder = self._folder or Path(self._settings.run.output_dir or Path("runs") / name).absolute()
         step = self._committed.progress.step if self._committed else -1
@@ -133,7 +134,7 @@ class Training:
         return root
 
     def _open_folder(self, held: contextlib.ExitStack) -> Checkpoints:
-        """Makes the run's folder where it is missing, and holds it against a second training. Raises UserError."""
+        """Creates the run's folder if it is missing, and locks it against a second training. Raises UserError."""
         folder, dataset = self._folder, self._dataset
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -152,13 +153,13 @@ class Training:
                 (folder / leftover).unlink(missing_ok=True)
         sizes = {"train_samples": dataset.train.samples, "classes": len(dataset.classes)}
         checkpoints = Checkpoints(folder / "checkpoints", self._settings.identity | sizes)
-        held.callback(checkpoints.wait)  # whole, when the next one writes, which may be another worker
+        held.callback(checkpoints.wait)  # before the next attempt writes, perhaps on another worker
         return checkpoints
 
     def _go_on(self, job: Job, workers_before: int | None) -> None:
-        """Begins a new slice of the stream where the world has changed, and says where training goes on.
+        """Begins a new slice of the stream if the number of workers has changed, and reports where training continues.
 
-        workers_before: of the moment that was loaded; None at a training's start.
+        workers_before: number of workers of the loaded snapshot, or None at the start of a training.
         """
         progress, world, plan = job.state.progress, job.world, job.plan
         lines, where = [], ""
@@ -177,7 +178,7 @@ class Training:
                 print(f"resumed after step {progress.step} of {plan.steps}{where}", file=sys.stderr)
 
     def _make_observers(self, job: Job) -> list:
-        """Rank 0's."""
+        """Creates the observers, which are rank 0's."""
         plan, progress = job.plan, job.state.progress
         observers = [RunFolder(self._folder, plan.as_json(), self._settings.text, progress),
                      ProgressBar(plan.epochs, plan.samples, progress)]
@@ -190,7 +191,7 @@ class Training:
         return observers
 
     def _end(self, job: Job, observers, validation: dict) -> dict:
-        """Ends the observers and writes the report; summary.json's content."""
+        """Ends the observers and writes the report. Returns the content of summary.json."""
         world, plan, progress = job.world, job.plan, job.state.read_clock()
         if (difference := differing_weights(world, job.state.model)) and world.rank == 0:
             complain(f"warning: {difference}")
@@ -205,7 +206,10 @@ class Training:
 
 
 def evaluate_checkpoint(settings: Settings, dataset: Dataset) -> dict:
-    """summary.json's content for the newest checkpoint of --checkpoint, written into --output_dir if there is one."""
+    """Evaluates the newest checkpoint of --checkpoint. Returns the content of summary.json.
+
+    It writes summary.json into --output_dir if that is given.
+    """
     recipe, launch, run = settings.recipe, settings.launch, settings.run
     world = start_alike(settings)
     started = time.perf_counter()
@@ -230,7 +234,7 @@ def evaluate_checkpoint(settings: Settings, dataset: Dataset) -> dict:
 
 
 def start_alike(settings: Settings) -> World:
-    """Starts Horovod for what exchanges no gradients. Raises UserError unless all ranks have the same flags."""
+    """Starts Horovod without a gradient exchange. Raises UserError unless all ranks have the same flags."""
     launch, timeline = settings.launch, settings.run.timeline
     build.set_compiler(launch)
     world = worlds.start(settings.recipe.seed, launch.deterministic, timeline=timeline, device=launch.device)
@@ -240,7 +244,7 @@ def start_alike(settings: Settings) -> World:
 
 
 def differing_weights(world: World, model) -> str | None:
-    """Which variables are not the same, bit for bit, on all ranks, and by how much; None where all are."""
+    """Returns which variables are not the same, bit for bit, on all ranks, and by how much, or None if all are."""
     weights = {name: variable.numpy() for name, variable in named("model", model.variables).items()}
     digests = world.gather({name: hashlib.sha256(one.tobytes()).digest() for name, one in weights.items()}, "weights")
     differing = [name for name in weights if any(theirs[name] != digests[0][name] for theirs in digests)]
@@ -253,7 +257,7 @@ def differing_weights(world: World, model) -> str | None:
 
 
 def summarized(totals, train_samples, epochs, batch_size, world: World, images_per_second, seconds) -> dict:
-    """summary.json's content."""
+    """Returns the content of summary.json."""
     names = ("val_top1", "val_top5", "val_loss", "val_samples", "val_top1_count", "val_top5_count")
     return {name: totals[name] for name in names} | {
         "train_samples": train_samples, "epochs": epochs, "global_batch_size": batch_size, "world_size": world.size,

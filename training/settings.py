@@ -24,7 +24,7 @@ class Every:
 
     @classmethod
     def parse(cls, text: str) -> "Every":
-        """Raises ValueError."""
+        """Parses the value of a flag. Raises ValueError."""
         every = cls(minutes=float(text[:-1])) if text.endswith("m") else cls(epochs=float(text))
         if not (every.epochs > 0 and every.minutes > 0):
             raise ValueError(f"'{text}' is neither a number of epochs nor one of minutes, such as 10m")
@@ -180,7 +180,7 @@ class Launch:
 
     @property
     def devices(self) -> str:
-        """What distributed.gpus.check takes: "any" where only the images are bound to the CPU."""
+        """The device argument of distributed.gpus.check: "any" if only the images are bound to the CPU."""
         return "any" if self.device == "auto" and self.dali_device == "cpu" else self.device
 
 
@@ -225,9 +225,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Settings:
-    """A whole command line. given: each flag's value before it was parsed. text: flags.txt, which runs it again.
+    """A whole command line.
 
-    source: the recipe that was read where none was named.
+    given: value of each flag before parsing. text: content of flags.txt, which reproduces the run. source: the default
+    recipe, if it was read.
     """
 
     recipe: Recipe
@@ -239,11 +240,11 @@ class Settings:
 
     @property
     def flags(self) -> dict:
-        """Every flag's value, as it was given, which has to be the same on all ranks."""
+        """Every flag's value, as it was given. It has to be the same on all ranks."""
         return {f"--{name}": value for name, value in self.given.items()}
 
     @property
     def identity(self) -> dict:
-        """What a training is of: the recipe's flags but for the folder of the data, which may move."""
+        """The flags that identify a training: those of the recipe, except the data folder, which may move."""
         return {name: self.given[name] for name in names(Recipe) if name != "data_dir"}
 

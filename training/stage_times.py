@@ -1,4 +1,4 @@
-"""The stages of training.benchmark: each measured in turn, by what train.py itself is made of."""
+"""Measures the stages of training.benchmark in turn, with the components that train.py uses."""
 import contextlib
 import io
 import statistics
@@ -26,15 +26,16 @@ from training.step import Totals, make_train_step
 
 TURNS = 5
 MOST_SAMPLES = 65_536
-AHEAD = 4  # batches: more than DALI makes ready while the other stages have their turns
+AHEAD = 4  # batches; more than DALI prefetches while the other stages have their turns
 PARTS = ("read", "decode", "augment")
 
 
 @dataclass
 class Stage:
-    """What is measured: `batch` processes a batch, `wait` returns when the device has done it.
+    """A stage to measure. `batch` processes a batch. `wait` returns when the device has finished it.
 
-    ahead: batches that may lie ready. batches: knows which record cannot be read. rates: images per second, by turn.
+    ahead: number of batches that may be prefetched. batches: names a record that cannot be read. rates: images per
+    second of each turn.
     """
 
     name: str
@@ -47,7 +48,7 @@ class Stage:
     rates: list[float] = field(default_factory=list)
 
     def turn(self, batch_size: int, seconds: float) -> None:
-        """Uses up what lies ready, then measures for so many seconds, one batch at least."""
+        """Consumes the prefetched batches, then measures for some seconds, but at least one batch."""
         quiet()
         self._run(seconds, self.ahead)
         begun, before = time.perf_counter(), self.done
@@ -65,7 +66,7 @@ class Stage:
 
 
 def quiet(longest: float = 5.0) -> None:
-    """Waits until the pipelines of other stages have filled their queues, and this process's threads rest."""
+    """Waits until the other stages' pipelines have filled their queues and this process's threads are idle."""
     end, used = time.perf_counter() + longest, -1.0
     while time.perf_counter() < end and time.process_time() - used > 0.005:
         used = time.process_time()
@@ -73,7 +74,7 @@ def quiet(longest: float = 5.0) -> None:
 
 
 def measure(recipe: Recipe, launch: Launch, options, dataset) -> dict:
-    """--json's content. options: training.benchmark's."""
+    """Returns the content of --json. options: those of training.benchmark."""
     build.set_compiler(launch)
     world, batch_size = start(recipe.seed, device=launch.device), options.batch_size
     check_gpus(world, launch.devices)
@@ -81,7 +82,7 @@ def measure(recipe: Recipe, launch: Launch, options, dataset) -> dict:
     with contextlib.ExitStack() as stack:
         with told_in_a_line():
             stages, size = build_stages(recipe, launch, dataset, world, threads, batch_size, stack)
-        for number in range(1 + TURNS):  # in the first one, things are compiled
+        for number in range(1 + TURNS):  # the first turn compiles
             for stage in stages:
                 with told_in_a_line(stage, batch_size):
                     stage.turn(batch_size, options.seconds / TURNS if number else 0)
@@ -101,7 +102,7 @@ def row(stage: Stage, size: float) -> dict:
 
 
 def build_stages(recipe, launch, dataset, world, threads, batch_size, stack) -> tuple[list[Stage], float]:
-    """The stages in the order of their turns, and the mean size of an encoded image in bytes."""
+    """Returns the stages in the order of their turns, and the mean size of an encoded image in bytes."""
     stages, step, size = [], None, 0.0
     steps = -(-min(dataset.train.samples, MOST_SAMPLES) // batch_size)
     for count in threads:
@@ -121,7 +122,7 @@ def build_stages(recipe, launch, dataset, world, threads, batch_size, stack) -> 
 
 
 def part_of_pipeline(name: str, feed, samples, batch_size: int):
-    """What data.feed builds for training, as far as the stage `name`: a DALI pipeline that gives images alone."""
+    """Returns data.feed's training pipeline up to the stage `name`: a DALI pipeline that returns only images."""
     from nvidia.dali import Pipeline
 
     recipe, device = augmentation.AUGMENTATIONS[feed.augmentation], feed.device
@@ -144,13 +145,13 @@ def part_of_pipeline(name: str, feed, samples, batch_size: int):
 
 
 def mean_size(read, batches: int) -> float:
-    """Bytes an encoded image, over so many batches, 32 at most, of a pipeline that reads alone."""
+    """Returns the mean bytes per encoded image over so many batches, 32 at most. read: a pipeline that only reads."""
     sizes = [shape[0] for _ in range(min(batches, 32)) for shape in read.run()[0].shape()]
     return sum(sizes) / len(sizes)
 
 
 def shorter_side(split: Split, count: int = 32) -> int:
-    """The median of the shorter sides, in pixels, of the first images; 0 where Pillow cannot tell."""
+    """Returns the median of the shorter sides, in pixels, of the first images, or 0 if Pillow cannot read any."""
     from PIL import Image
 
     sides = []
@@ -161,18 +162,18 @@ def shorter_side(split: Split, count: int = 32) -> int:
 
 
 def make_step(recipe, dataset, xla: bool):
-    """(a step of training as train.py makes it, a function that waits until the device has done the last one)."""
+    """Returns (a training step as in train.py, a function that waits until the device has finished the last one)."""
     model = build.make_model(recipe, dataset)
     optimizer = build.make_optimizer(recipe, model, GradientExchange())
     step = make_train_step(model, optimizer, Totals(), accumulation_steps=1, xla=xla)
-    # A step updates the first layer's weights last. The rate is 0: the weights stay as they are, and finite.
+    # A step updates the first layer's weights last. The rate is 0, so the weights do not change and stay finite.
     return (partial(step, learning_rate=tf.constant(0.0), momentum=tf.constant(recipe.momentum)),
             model.trainable_variables[0].numpy)
 
 
 @contextlib.contextmanager
 def told_in_a_line(stage: Stage | None = None, batch_size: int = 0):
-    """Raises UserError, with the record's name where it is known, for what DALI or TensorFlow cannot do."""
+    """Turns an error of DALI or TensorFlow into a UserError, with the record's name if it is known."""
     try:
         yield
     except (tf.errors.OpError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""All that a training needs to go on exactly where it is: the variables, its progress, the running sums."""
+"""All that a training needs to continue exactly where it is: the variables, its progress, the running sums."""
 import re
 import time
 from dataclasses import dataclass, field, replace
@@ -13,12 +13,12 @@ from training.step import LayerStatistics, Totals
 
 @dataclass
 class Progress:
-    """How far a training has come; what comes next follows from it and the plan, on any number of workers.
+    """How far a training has come. With the plan, it determines what comes next, on any number of workers.
 
-    step: updates made. samples: processed. evaluations: made, which is the rows of metrics.jsonl. reshard_step: the
-    step at which the slice of the stream begins that is being read. skipped: samples of the stream that were passed
-    over, after `rollbacks` divergences. seconds, trained_seconds: of this training in all its runs, and of its steps
-    alone.
+    step: number of updates made. samples: number of samples processed. evaluations: number of evaluations made, equal
+    to the rows of metrics.jsonl. reshard_step: step at which the current slice of the stream begins. skipped: number of
+    samples of the stream that were skipped after `rollbacks` divergences. seconds: duration of this training in all its
+    runs. trained_seconds: duration of its steps alone.
     """
 
     step: int = 0
@@ -33,9 +33,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A moment of a training. tensors: every variable, by name. sums: each worker's Totals, float64 (workers, 4).
+    """The state of a training at one step.
 
-    Holding one costs nothing until a variable is assigned to: TensorFlow then leaves its old buffer to the snapshot.
+    tensors: every variable, by name. sums: each worker's Totals, float64 (workers, 4). A snapshot costs nothing until a
+    variable is assigned to. TensorFlow then leaves the old buffer to the snapshot.
     """
 
     tensors: dict[str, tf.Tensor] = field(repr=False)
@@ -44,7 +45,7 @@ class Snapshot:
 
 
 class State:
-    """The state of a training under way."""
+    """The state of a running training."""
 
     def __init__(self, model, optimizer, log_trust_ratios: bool = False):
         self.model, self.optimizer, self.totals, self.progress = model, optimizer, Totals(), Progress()
@@ -55,25 +56,25 @@ class State:
         self.start_clock()
 
     def start_clock(self) -> None:
-        """From now on, time adds to the progress's seconds."""
+        """Starts the clock of the progress, at the seconds that it has."""
         self._began = time.perf_counter() - self.progress.seconds
 
     def read_clock(self) -> Progress:
-        """The progress, with the seconds up to now."""
+        """Returns the progress, with the seconds up to now."""
         self.progress.seconds = time.perf_counter() - self._began
         return self.progress
 
     def snapshot(self, world: World) -> Snapshot:
-        """The present moment; every worker has to ask for it at once."""
+        """Returns a snapshot of the current state. All workers have to call it at once."""
         sums = np.stack(world.gather(self.totals.variable.numpy(), "sums"))
         tensors = {name: v.read_value() for name, v in self.variables.items()}
         return Snapshot(tensors, replace(self.read_clock()), sums)
 
     def broadcast(self, snapshot: Snapshot | None, world: World, root: int = 0) -> int | None:
-        """Gives every worker the state of rank `root`: its snapshot's or, where it has none, the one that it is in.
+        """Gives every worker the state of rank `root`: that of its snapshot, or its current one if it has none.
 
-        Returns the number of workers that the snapshot is of, or None where there was none. Where the world has
-        changed since, rank 0 takes all the sums.
+        Returns the number of workers of the snapshot, or None if there was none. If the number of workers has changed
+        since, rank 0 takes all the sums.
         """
         if snapshot and world.rank == root:
             for name, variable in self.variables.items():
@@ -91,6 +92,6 @@ class State:
 
 
 def named(group: str, variables) -> dict[str, tf.Variable]:
-    """Variables by names that are the same in every process: Keras numbers its layers through a process."""
+    """Returns variables by names that are the same in every process. Keras's own names count a process's layers."""
     return {f"{group}/{number:03}/{re.sub(r'_[0-9]+(?=/|$)', '', variable.name.split(':')[0])}": variable
             for number, variable in enumerate(variables)}

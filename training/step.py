@@ -1,4 +1,4 @@
-"""One update: gradients summed over the micro-batches, one exchange, one step of the optimizer."""
+"""One update: gradients summed over the micro-batches, one exchange, one optimizer step."""
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,10 +14,10 @@ NO_SIGNALS = (0.0, 0.0)
 
 @dataclass(frozen=True)
 class Learned:
-    """What a step has found out; all but `waited` is the same on all workers.
+    """The results of a step. All except `waited` are the same on all workers.
 
-    signals: their mean over the workers. loss: the mean of the global batch. norms: of each averaged gradient. waited:
-    seconds that this worker has waited for breakdown.NAMES, zeros where the step was not timed.
+    signals: their mean over the workers. loss: mean over the global batch. norms: norm of each averaged gradient.
+    waited: seconds that this worker has waited for each of breakdown.NAMES, or zeros if the step was not timed.
     """
 
     signals: np.ndarray
@@ -27,13 +27,13 @@ class Learned:
 
     @classmethod
     def of(cls, packed: np.ndarray) -> "Learned":
-        """packed: what a step returns, on the host."""
+        """Unpacks the result of a step. packed: on the host."""
         signals = len(NO_SIGNALS)
         return cls(packed[:signals], float(packed[signals]), packed[signals + 1:-len(NAMES)], packed[-len(NAMES):])
 
 
 class Totals:
-    """Sums over samples since the last reset: loss, top-1 and top-5 hits, samples; in float64, so counts are exact."""
+    """Sums over samples since the last reset: loss, top-1 and top-5 hits, samples. float64 keeps the counts exact."""
 
     NAMES = ("loss", "top1", "top5", "samples")
 
@@ -41,7 +41,7 @@ class Totals:
         self.variable = tf.Variable(tf.zeros(len(self.NAMES), tf.float64), trainable=False)
 
     def add(self, losses, logits, labels, counted) -> None:
-        """losses float (batch,), logits (batch, classes), labels int (batch,), counted bool (batch,)."""
+        """Adds a batch: losses float (batch,), logits (batch, classes), labels int (batch,), counted bool (batch,)."""
         columns = [losses, hits(logits, labels, 1), hits(logits, labels, 5), tf.ones_like(losses)]
         columns = tf.stack([tf.cast(column, tf.float64) for column in columns])
         self.variable.assign_add(tf.reduce_sum(tf.where(counted, columns, tf.zeros_like(columns)), axis=1))
@@ -50,7 +50,7 @@ class Totals:
         self.variable.assign(tf.zeros_like(self.variable))
 
     def collect(self, world: World) -> dict[str, float]:
-        """The sums over all workers, and a reset: loss, top1 and top5 as means, and top1_count, top5_count, samples."""
+        """Sums over all workers and resets. Returns loss, top1, top5 (means), top1_count, top5_count and samples."""
         sums = world.sum(self.variable.read_value(), "totals").numpy()
         self.reset()
         totals = dict(zip(self.NAMES, sums.tolist(), strict=True))
@@ -60,9 +60,9 @@ class Totals:
 
 
 def hits(logits, labels, k: int) -> tf.Tensor:
-    """Whether each label is among the k largest logits, bool (batch,). A tie is a miss, and so is NaN.
+    """Returns whether each label is among the k largest logits, bool (batch,). Ties and NaN count as misses.
 
-    tf.math.in_top_k counts ties as hits, so a network with constant logits would be right every time.
+    tf.math.in_top_k counts ties as hits, so a network with constant logits would always be right.
     """
     own = tf.gather(logits, labels[:, None], batch_dims=1)
     rivals = tf.math.count_nonzero(logits >= own, axis=1) - 1
@@ -70,10 +70,10 @@ def hits(logits, labels, k: int) -> tf.Tensor:
 
 
 def cross_entropy(logits, labels, label_smoothing: float):
-    """Loss of each sample, float32 (batch,).
+    """Returns the loss of each sample, float32 (batch,).
 
-    Label smoothing as in arXiv:1512.00567, section 7: the label's probability is 1 - e + e / classes, any other's
-    e / classes.
+    Label smoothing follows arXiv:1512.00567, section 7: the target is 1 - e + e / classes for the label and e / classes
+    for any other class.
     """
     logits = tf.cast(logits, tf.float32)
     if not label_smoothing:
@@ -83,9 +83,9 @@ def cross_entropy(logits, labels, label_smoothing: float):
 
 
 class LayerStatistics:
-    """The norms of each variable and of its gradient at the last update, and LARS's trust ratio where there is one.
+    """The norms of each variable and of its gradient at the last update, and the LARS trust ratio if there is one.
 
-    An excluded variable's ratio is 1.
+    The ratio of an excluded variable is 1.
     """
 
     def __init__(self, optimizer, variables):
@@ -93,7 +93,7 @@ class LayerStatistics:
         self.variable = tf.Variable(tf.zeros([len(variables), 3]), trainable=False, name="norms")
 
     def record(self, gradients) -> None:
-        """gradients: averaged over the workers and unscaled, before they are applied."""
+        """Records an update. gradients: averaged over the workers and unscaled, before they are applied."""
         weight_norms, gradient_norms = norms_of(self._variables), norms_of(gradients)
         ratios = tf.ones_like(weight_norms)
         if hasattr(self._optimizer, "trust_ratios"):
@@ -102,7 +102,7 @@ class LayerStatistics:
         self.variable.assign(tf.stack([weight_norms, gradient_norms, ratios], axis=1))
 
     def collect(self) -> dict[str, list[float]]:
-        """Variable -> [weight norm, gradient norm, trust ratio]."""
+        """Returns variable -> [weight norm, gradient norm, trust ratio]."""
         names = [v.name.split(":")[0] for v in self._variables]
         return dict(zip(names, self.variable.numpy().tolist(), strict=True))
 
@@ -110,13 +110,13 @@ class LayerStatistics:
 def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, world: World | None = None,
                     label_smoothing: float = 0.0, xla: bool = False, moving_statistics: bool = True,
                     layers: LayerStatistics | None = None, span=None):
-    """A function of (iterator over micro-batches, learning rate, momentum, timed, signals) that makes one update.
+    """Returns a function of (iterator over micro-batches, learning rate, momentum, timed, signals): one update.
 
-    It returns one float32 vector, so that a single copy brings it to the host: see Learned. timed: whether to measure
-    what it waits for, bool, on the host.
+    The function returns one float32 vector (see Learned), which a single copy brings to the host. timed: whether to
+    measure waiting times, bool, on the host.
 
-    moving_statistics: also average batch norm's moving statistics over the workers. Otherwise workers,
-    evaluation and checkpoints disagree. span: training.batch_norm.Span, applied when the step is traced.
+    moving_statistics: also average batch norm's moving statistics over the workers. Otherwise workers, evaluation and
+    checkpoints disagree. span: training.batch_norm.Span, applied when the step is traced.
     """
     variables, rates, world = model.trainable_variables, distributed.inner(optimizer), world or World()
     micro_batch = make_micro_batch(model, optimizer, totals, accumulation_steps, label_smoothing, xla, span)
@@ -145,9 +145,9 @@ def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, w
 
 
 def make_micro_batch(model, optimizer, totals, accumulation_steps, label_smoothing, xla, span):
-    """A function of (iterator, ready, clock): ([*gradients, loss], seconds waited for data, when it was done).
+    """Returns a function of (iterator, ready, clock): ([*gradients, loss], seconds waited for data, time of its end).
 
-    ready: when the one before was done. Gradients and loss are divided by accumulation_steps.
+    ready: time at which the previous micro-batch ended. Gradients and loss are divided by accumulation_steps.
     """
     variables = model.trainable_variables
 
@@ -174,11 +174,11 @@ def make_micro_batch(model, optimizer, totals, accumulation_steps, label_smoothi
 
 
 def accumulated(micro_batch, variables, accumulation_steps: int):
-    """`micro_batch` for each of accumulation_steps: gradients and loss summed, seconds waited, too.
+    """Returns a function that runs `micro_batch` accumulation_steps times and sums gradients, loss and seconds waited.
 
-    Here and not by Horovod's backward_passes_per_step, so that their number can change and an update is one iteration
-    of the optimizer. All but the last run in a loop; the last stands outside it, so that its gradients are exchanged
-    while the rest of its backward pass runs.
+    It replaces Horovod's backward_passes_per_step, so that the number of steps can change and an update is one
+    iteration of the optimizer. All micro-batches except the last run in a loop. The last runs after the loop, so that
+    its gradients are exchanged while the rest of its backward pass runs.
     """
     def summed(iterator, ready, clock):
         def one_more(number, ready, waited, sums):
@@ -196,7 +196,7 @@ def accumulated(micro_batch, variables, accumulation_steps: int):
 
 
 def make_evaluation_step(model, totals: Totals):
-    """A function of (iterator over batches, valid) that counts the first `valid` samples of the next batch."""
+    """Returns a function of (iterator over batches, valid) that counts the first `valid` samples of the next batch."""
 
     @tf.function(autograph=False)
     def step(iterator, valid):

@@ -1,4 +1,4 @@
-"""A request to stop: SIGTERM or SIGUSR1 to any one worker, which all agree to follow at the same step."""
+"""A request to stop: SIGTERM or SIGUSR1 to any worker. All workers stop at the same step."""
 import os
 import signal
 
@@ -8,13 +8,13 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class StopRequest:
-    """Whether this worker has been asked to stop. heeded: by a training under way, which looks at `received`."""
+    """Whether this worker has been asked to stop. heeded: whether a training is running, which checks `received`."""
 
     def __init__(self):
         self.received = self.heeded = False
 
     def listen(self) -> None:
-        """Has the signals set `received` from now on; before training is under way, they end this process at once."""
+        """Makes the signals set `received`. Before training has started, they also end this process at once."""
         for number in SIGNALS:
             signal.signal(number, self._note)
 

@@ -31,7 +31,7 @@ WARM = ("--warmup=gradual", "--warmup_epochs=2", "--warmup_learning_rate=0")
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule for the rate. centre: the rate, for the small batch, where the search starts."""
+    """A learning-rate rule. centre: the rate, for the small batch, at which the search starts."""
 
     title: str
     flags: tuple[str, ...]
@@ -43,7 +43,7 @@ RULES = {
                    ("--optimizer=sgd", "--lr_scaling=linear", f"--base_batch_size={SMALL_BATCH}"), 0.025),
     "lars": Rule("LARS and warm-up", ("--optimizer=lars", "--trust_coefficient=0.001"), 20.0),
 }
-# For --quick: the best rates of the full search, but for LARS at 64. Its best was 10, at which half of the seeds fail.
+# For --quick: the best rates of the full search, except LARS at 64. Its best was 10, at which half of the seeds fail.
 RECORDED = {
     ("linear", 64): 0.1, ("linear", 1024): 0.0125, ("linear", 2048): 0.025,
     ("lars", 64): 5.0, ("lars", 1024): 40.0, ("lars", 2048): 40.0,
@@ -51,13 +51,13 @@ RECORDED = {
 
 
 class Study:
-    """The runs of a study, each cached in a folder of its own."""
+    """The runs of a study, each cached in its own folder."""
 
     def __init__(self, folder: Path, data_dir: str):
         self._folder, self._data_dir = folder, data_dir
 
     def accuracy(self, rule: str, batch: int, rate: float, seed: int) -> float:
-        """Validation top-1 after the last epoch; 0 for a run that diverged."""
+        """Returns the validation top-1 after the last epoch, or 0 for a run that diverged."""
         folder = self._folder / f"{rule}-{batch}-{rate:g}-{seed}"
         if not (folder / "summary.json").is_file():
             self._run(folder, rule, batch, rate, seed)
@@ -106,7 +106,7 @@ class Options:
 
 
 def run(options: Options) -> list[dict]:
-    """Trains what is missing; study.json's rows."""
+    """Trains the runs that are missing. Returns the rows of study.json."""
     folder = Path(options.output_dir).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     study, rows = Study(folder, options.data_dir), []

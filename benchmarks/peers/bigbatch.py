@@ -1,4 +1,4 @@
-"""bigbatch's input as train.py uses it: data.feed.Feed's batches in TensorFlow.
+"""bigbatch's input as train.py uses it: the batches of data.feed.Feed in TensorFlow.
 
     python -m benchmarks.peers.bigbatch DATASET IMAGE_SIZE BATCH THREADS
 """

@@ -1,4 +1,4 @@
-"""The limit: libjpeg-turbo decoding whole images that lie in memory, on so many threads, and nothing else.
+"""The limit: libjpeg-turbo decodes whole images from memory on a number of threads, and nothing else runs.
 
     python -m benchmarks.peers.jpeg_limit FOLDER IMAGE_SIZE BATCH THREADS
 """
@@ -18,7 +18,7 @@ def main(folder: str, image_size: str, batch_size: str, threads: str) -> None:
     count = int(batch_size)
 
     def decode(image):
-        simplejpeg.decode_jpeg(image)  # without the interpreter's lock
+        simplejpeg.decode_jpeg(image)  # releases the GIL
 
     with ThreadPool(int(threads)) as pool:
         serve(lambda: pool.map(decode, itertools.islice(encoded, count), chunksize=4), count)

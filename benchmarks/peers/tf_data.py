@@ -1,4 +1,4 @@
-"""tf.data as its guide advises: parallel reads and maps, decoding fused with the crop, AUTOTUNE, no promise of order.
+"""tf.data as its guide recommends: parallel reads and maps, fused decoding and cropping, AUTOTUNE, no fixed order.
 
     python -m benchmarks.peers.tf_data DATASET IMAGE_SIZE BATCH THREADS
 """
@@ -15,7 +15,10 @@ SHUFFLED = 1024
 
 
 def training_image(record, image_size: int):
-    """A record's random part, of 8 to 100 % of the area, resized; pixels and label as bigbatch gives them."""
+    """Returns a random crop of a record's image, 8 to 100 % of its area, resized, and the label.
+
+    Pixels and label have the same format as in bigbatch.
+    """
     features = tf.io.parse_single_example(record, {IMAGE: tf.io.FixedLenFeature((), tf.string),
                                                    LABEL: tf.io.FixedLenFeature((1,), tf.int64)})
     encoded = features[IMAGE]
@@ -29,7 +32,7 @@ def training_image(record, image_size: int):
 
 
 def main(folder: str, image_size: str, batch_size: str, threads: str) -> None:
-    del threads  # AUTOTUNE's to choose
+    del threads  # AUTOTUNE chooses
     paths = [str(path) for path in open_dataset(folder).train.paths]
     options = tf.data.Options()
     options.deterministic = False

@@ -1,8 +1,8 @@
-"""PyTorch's DataLoader with Pillow: torchvision's RandomResizedCrop (its code retold), horizontal flip, uint8 tensors.
+"""PyTorch's DataLoader with Pillow: a port of torchvision's RandomResizedCrop, horizontal flip, uint8 tensors.
 
     python -m benchmarks.peers.torch_loader FOLDER IMAGE_SIZE BATCH WORKERS
 
-FOLDER holds a folder of images a class. Needs torch, Pillow and NumPy, nothing of bigbatch.
+FOLDER holds one folder of images per class. Needs torch, Pillow and NumPy, but nothing of bigbatch.
 """
 import itertools
 import math
@@ -39,7 +39,7 @@ class Photos(torch.utils.data.Dataset):
 
 
 def crop_box(width: int, height: int) -> tuple[int, int, int, int]:
-    """torchvision's RandomResizedCrop.get_params: ten tries, then the centre."""
+    """Returns a crop like torchvision's RandomResizedCrop.get_params: ten tries, then the centre."""
     for _ in range(10):
         area = width * height * random.uniform(*AREA)
         aspect = math.exp(random.uniform(*map(math.log, ASPECT)))
@@ -52,7 +52,7 @@ def crop_box(width: int, height: int) -> tuple[int, int, int, int]:
 
 
 class Endless(torch.utils.data.Sampler):
-    """Permutation after permutation, so that the workers never start anew."""
+    """Samples one permutation after another, so that the workers never restart."""
 
     def __init__(self, count):
         self._count = count

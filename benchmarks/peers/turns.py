@@ -1,15 +1,15 @@
-"""How a peer of benchmarks.input_pipeline is measured: a process that waits until it is told to have its turn."""
+"""Measures a peer of benchmarks.input_pipeline: a process that waits for its turns."""
 import sys
 import time
 from collections.abc import Callable
 
-WARM = 1.0  # seconds of each turn before the measured ones: queues that were full are not counted as work
+WARM = 1.0  # seconds of each turn before the measured ones, so that batches already in the queues do not count
 
 
 def serve(batch: Callable[[], object], batch_size: int) -> None:
-    """Says `ready`; then for each line of standard input, a number of seconds, says how many images per second.
+    """Prints `ready`, then answers each line of standard input, a number of seconds, with images per second.
 
-    batch: gives the next batch. From batch to batch, so that what is measured is whole ones.
+    batch: returns the next batch. Measurements start and end with a batch, so that only whole batches count.
     """
     batch()
     print("ready", flush=True)

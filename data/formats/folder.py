@@ -1,4 +1,4 @@
-"""A folder of images a class, read in place: train/CLASS/*.jpg, val/CLASS/*.jpg. Each split is one shard."""
+"""One folder of images per class, read in place: train/CLASS/*.jpg, val/CLASS/*.jpg. Each split is one shard."""
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,17 +13,17 @@ def index_path(path) -> None:
 
 
 def class_names(path) -> list[str]:
-    """The classes of a split: its folders' names, sorted; hidden ones do not count."""
+    """Returns the classes of a split: the sorted names of its folders, except hidden ones."""
     return sorted(entry.name for entry in Path(path).iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
 def image_files(folder) -> list[Path]:
-    """The files of a class, with those of folders in it, sorted; hidden ones do not count."""
+    """Returns the sorted files of a class, with those in its subfolders, except hidden ones."""
     return sorted(path for path in Path(folder).rglob("*") if path.is_file() and not path.name.startswith("."))
 
 
 class Listing:
-    """The files of a split, class by class in the order of their names, and their labels."""
+    """The files of a split and their labels. Classes are in the order of their names."""
 
     def __init__(self, path):
         self.files, labels = [], []

@@ -1,6 +1,6 @@
 """LMDB with Caffe's Datum, as Caffe's convert_imageset --encoded writes it: a folder with data.mdb.
 
-The keys are the samples' numbers in eight digits and their files' order is the keys'.
+The keys are the sample numbers in eight digits. The samples are read in the order of their keys.
 """
 import errno
 import os
@@ -12,9 +12,9 @@ from data.formats import messages, sequential
 
 SUFFIX = ".lmdb"
 ANY_ORDER = False
-MAP_SIZE = 1 << 40  # room to grow while writing: addresses, not bytes on the disk
-BATCH = 256  # samples written before they are committed
-FULL = 1 << 20  # bytes free on a disk that is as good as full
+MAP_SIZE = 1 << 40  # maximum size in bytes; reserves addresses, not disk space
+BATCH = 256  # samples per transaction
+FULL = 1 << 20  # free bytes below which a disk counts as full
 
 
 def index_path(path) -> None:
@@ -22,7 +22,7 @@ def index_path(path) -> None:
 
 
 def make_index(path) -> None:
-    """LMDB is its own index."""
+    """Does nothing, because LMDB is its own index."""
 
 
 def write(path, samples: Iterable[tuple[bytes, int]]) -> None:
@@ -42,14 +42,14 @@ def write_values(path, values: Iterable[bytes]) -> None:
                     transaction = database.begin(write=True)
             transaction.commit()
             database.sync(True)
-        except lmdb.Error:  # a write that a full disk cuts short is an I/O error to LMDB
+        except lmdb.Error:  # LMDB reports a full disk as an I/O error
             if shutil.disk_usage(path).free < FULL:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
             raise
 
 
 def read_index(path) -> range:
-    """The numbers of the samples, in the order of their keys."""
+    """Returns the sample numbers, in the order of their keys."""
     import lmdb
 
     try:
@@ -63,7 +63,7 @@ def read_index(path) -> range:
 
 
 def records(path, index, samples) -> Iterator[tuple[bytes, int]]:
-    """Raises ValueError where a value is not a Datum with an encoded image."""
+    """Raises ValueError if a value is not a Datum with an encoded image."""
     return read_values(path, samples, messages.read_datum)
 
 
@@ -71,7 +71,7 @@ def read_values(path, samples, parse: Callable[[bytes], tuple[bytes, int]]) -> I
     wanted = sorted(map(int, samples))
     with _opened(path) as database, database.begin() as transaction:
         cursor = transaction.cursor()
-        keys = enumerate(cursor.iternext(keys=True, values=False))  # what is passed over is not read
+        keys = enumerate(cursor.iternext(keys=True, values=False))  # does not read skipped values
         for number in wanted:
             key = next(key for place, key in keys if place == number)
             try:

@@ -13,7 +13,7 @@ def write(path, samples: Iterable[tuple[bytes, int]]) -> None:
 
 
 def records(path, index, samples) -> Iterator[tuple[bytes, int]]:
-    """Raises ValueError where a value is not TensorProtos of an image and a label."""
+    """Raises ValueError if a value is not TensorProtos of an image and a label."""
     return lmdb.read_values(path, samples, messages.read_tensors)
 
 

@@ -1,7 +1,8 @@
-"""RecordIO as MXNet's im2rec writes it, with the index that DALI reads: a line `number offset` a record.
+"""RecordIO as MXNet's im2rec writes it, with the index that DALI reads: one line `number offset` per record.
 
-A record: a magic word, a word with its length and how it continues, then the data, filled up to four bytes. Data that
-holds the magic word itself is cut there into parts. The data is a header (flag, label, id, id2) and the image.
+A record consists of a magic word, a word with its length and continuation flag, and the data, padded to a multiple of
+four bytes. Data that contains the magic word is split there into several parts. The data consists of a header (flag,
+label, id, id2) and the image.
 """
 import struct
 from collections.abc import Iterable, Iterator
@@ -40,7 +41,10 @@ def make_index(path) -> None:
 
 
 def scan(path) -> np.ndarray:
-    """The offset of each record, int64 (records,). Raises ValueError where the file is damaged or ends in a record."""
+    """Returns the offset of each record, int64 (records,).
+
+    Raises ValueError if the file is damaged or ends inside a record.
+    """
     size, offset, offsets = Path(path).stat().st_size, 0, []
     with open(path, "rb") as file:
         while offset < size:
@@ -55,10 +59,10 @@ def scan(path) -> np.ndarray:
 
 
 def read_index(path) -> np.ndarray:
-    """The offset of each record, int64 (records,), ascending as DALI sorts them.
+    """Returns the offset of each record, int64 (records,), ascending as DALI sorts them.
 
-    Raises ValueError where the index is malformed, or the shard does not end with its last record; OSError where one
-    of the two is missing.
+    Raises ValueError if the index is malformed or the shard does not end with its last record, and OSError if one of
+    the two files is missing.
     """
     size, name = Path(path).stat().st_size, index_path(path)
     try:
@@ -79,7 +83,7 @@ def read_index(path) -> np.ndarray:
 
 
 def records(path, index, samples) -> Iterator[tuple[bytes, int]]:
-    """Raises ValueError where a record is damaged."""
+    """Raises ValueError if a record is damaged."""
     with open(path, "rb") as file:
         for offset in index[samples]:
             data, _ = _read_record(file, path, int(offset))
@@ -107,7 +111,7 @@ def reader(pieces, scratch: Path):
 
 
 def _split(data: bytes) -> list[bytes]:
-    """The data's parts between magic words that stand at multiples of four, where a reader would look for them."""
+    """Splits the data at magic words whose offset is a multiple of four, where a reader would look for them."""
     parts, start, found = [], 0, data.find(MAGIC)
     while found >= 0:
         if found % 4 == 0:
@@ -124,7 +128,7 @@ def _continues(place, parts):
 
 
 def _header(path, offset, header) -> tuple[int, int]:
-    """Length and continuation of the part at an offset."""
+    """Returns the length and the continuation flag of the part at an offset."""
     if len(header) != 8 or header[:4] != MAGIC:
         raise ValueError(f"{path}: there is no record of RecordIO at byte {offset}")
     word = struct.unpack("<I", header[4:])[0]
@@ -132,7 +136,7 @@ def _header(path, offset, header) -> tuple[int, int]:
 
 
 def _read_record(file, path, offset) -> tuple[bytes, int]:
-    """A record's data, and where it ends."""
+    """Returns a record's data and its end offset."""
     parts, file_offset = [], offset
     while True:
         file.seek(file_offset)

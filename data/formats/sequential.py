@@ -1,14 +1,16 @@
-"""What the formats share whose DALI readers follow no index of ours: they read file after file.
+"""Shared code of the formats whose DALI readers cannot follow a given order and read file after file.
 
-Told that every sample is a shard of its own, and to move on from shard to shard, such a reader starts at any sample
-and reads on in the order of its list of files; so a piece of our stream can be read from any place, exactly.
+Such a reader can start at any sample if every sample is declared a shard of its own and the reader moves from shard to
+shard. From there it reads on in the order of its list of files. So a slice of the stream can be read exactly, from any
+position.
 """
 
 
 def place(pieces) -> dict:
-    """The arguments with which a reader starts where the pieces do, of which all but the first are from a file's start.
+    """Returns the arguments of a reader that starts at the first of these slices and reads on.
 
-    Raises ValueError for pieces that cannot be read so.
+    Raises ValueError if a slice has gaps, if one other than the first does not start at the beginning of its file, or
+    if one other than the last does not reach the end of its file.
     """
     sizes = [len(index) for _, index, _ in pieces]
     for number, (path, _, samples) in enumerate(pieces):
@@ -21,7 +23,7 @@ def place(pieces) -> dict:
 
 
 def labelled(encoded, label):
-    """Labels as every reader here gives them: int64 (1,)."""
+    """Converts labels to int64 (1,), the form that all readers here return."""
     from nvidia.dali import fn, types
 
     return encoded, fn.cast(fn.reshape(label, shape=[1]), dtype=types.INT64)

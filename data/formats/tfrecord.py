@@ -1,4 +1,4 @@
-"""TFRecord shards and the index that DALI reads beside each: a line `offset size` a record, in bytes."""
+"""TFRecord shards, each with the index that DALI reads: one line `offset size` per record, in bytes."""
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -7,7 +7,7 @@ import numpy as np
 
 SUFFIX = ".tfrecord"
 ANY_ORDER = True
-FRAMING = 16  # bytes a record beside its data: length 8, its checksum 4, the data's checksum 4
+FRAMING = 16  # bytes per record besides its data: length 8, its checksum 4, the data's checksum 4
 IMAGE, LABEL = "image/encoded", "image/class/label"
 
 
@@ -32,9 +32,9 @@ def make_index(path) -> None:
 
 
 def scan(path) -> np.ndarray:
-    """The (offset, size) of each record in a shard, int64 (records, 2), by following the lengths.
+    """Returns the (offset, size) of each record in a shard, int64 (records, 2), by following the record lengths.
 
-    Raises ValueError where the file ends inside a record.
+    Raises ValueError if the file ends inside a record.
     """
     size, offset, entries = Path(path).stat().st_size, 0, []
     with open(path, "rb") as file:
@@ -55,9 +55,10 @@ def write_index(path, entries: np.ndarray) -> None:
 
 
 def read_index(path) -> np.ndarray:
-    """The (offset, size) of each record, int64 (records, 2), from the file beside the shard.
+    """Returns the (offset, size) of each record, int64 (records, 2), from the index file beside the shard.
 
-    Raises ValueError where it is malformed or points beyond the shard's end, OSError where one of them is missing.
+    Raises ValueError if the index is malformed, points beyond the shard's end or belongs to another shard, and OSError
+    if one of the two files is missing.
     """
     size, name = Path(path).stat().st_size, index_path(path)
     try:
@@ -75,13 +76,13 @@ def read_index(path) -> np.ndarray:
 
 
 def records(path, index, samples) -> Iterator[tuple[bytes, int]]:
-    """Raises ValueError where a record is not an Example with an image and a label."""
+    """Raises ValueError if a record is not an Example with an image and a label."""
     for features in examples(path, index, samples):
         yield features[IMAGE].bytes_list.value[0], features[LABEL].int64_list.value[0]
 
 
 def examples(path, index, samples) -> Iterator:
-    """The features of these records, by name. Raises ValueError where there is no image or no label."""
+    """Yields the features of these records, by name. Raises ValueError if there is no image or no label."""
     import tensorflow as tf
     from google.protobuf.message import DecodeError
 

@@ -1,1 +1,1 @@
-"""How a dataset gets onto the disk: what `data.prepare` does, on any number of ranks."""
+"""How `data.prepare` writes a dataset, on any number of ranks."""

@@ -1,7 +1,8 @@
-"""Adopts a dataset made elsewhere, where it lies: writes the indexes that it lacks, and dataset.json.
+"""Adopts a dataset made elsewhere, in place: writes the missing indexes and dataset.json.
 
-TFRecord as TF-slim and NVIDIA write ImageNet (train-00000-of-01024, validation-...), LMDB of Caffe or Caffe2 (folders
-whose names hold train and val), RecordIO (train*.rec, val*.rec), or folders of images a class (train/, val/).
+The dataset is TFRecord as TF-slim and NVIDIA write ImageNet (train-00000-of-01024, validation-...), LMDB of Caffe or
+Caffe2 (folders whose names contain train and val), RecordIO (train*.rec, val*.rec), or one folder of images per class
+(train/, val/).
 """
 import os
 import tempfile
@@ -22,15 +23,18 @@ from data.preparing.shards import MEASURED
 from data.preparing.verify import Part, parts, records
 from data.team import Team, progress
 
-SPLITS = {"train": "train", "validation": "val"}  # what the names of their files begin with, or those of LMDBs hold
-BESIDE = (".idx", ".json", ".jsonl", ".txt", ".lst", ".crc32", ".md5", ".csv")  # never data themselves
-TEXTS = ("image/class/text", "image/class/synset")  # features of TFRecord that name a class
-MOST_CLASSES = 1_000_000  # a label beyond is none
+SPLITS = {"train": "train", "validation": "val"}  # file names start with these; names of LMDB folders contain them
+BESIDE = (".idx", ".json", ".jsonl", ".txt", ".lst", ".crc32", ".md5", ".csv")  # suffixes of files that are never data
+TEXTS = ("image/class/text", "image/class/synset")  # TFRecord features that name a class
+MOST_CLASSES = 1_000_000  # a larger label is invalid
 
 
 @dataclass
 class Seen:
-    """What some records hold: their labels; (feature, label, text); the pixels of those measured."""
+    """The content of some records.
+
+    labels: their labels. texts: their (feature, label, text). histogram: of the pixels of the measured images.
+    """
 
     labels: set[int] = field(default_factory=set)
     texts: set[tuple[str, int, str]] = field(default_factory=set)
@@ -38,7 +42,10 @@ class Seen:
 
 
 def adopt(folder: Path, classes_file: Path | None, team: Team) -> int:
-    """Returns the exit code. Raises UserError for what cannot be adopted; then dataset.json is not written."""
+    """Adopts a dataset and returns the exit code.
+
+    Raises UserError if it cannot be adopted; dataset.json is not written then.
+    """
     kind, paths = team.first(lambda: _find(folder))
     everything = [path for split in paths.values() for path in split]
     samples = dict(zip(everything, team.share(everything, lambda path: _index(kind, path)), strict=True))
@@ -56,7 +63,7 @@ def adopt(folder: Path, classes_file: Path | None, team: Team) -> int:
 
 
 def _find(folder) -> tuple[str, dict[str, list[Path]]]:
-    """The format of what a folder holds, itself or one folder deeper, and the files of each split."""
+    """Returns the format of the dataset in a folder, or one level below it, and the files of each split."""
     if not folder.is_dir():
         raise UserError(f"--output: there is no folder {folder}")
     if (folder / "dataset.json").exists():
@@ -84,7 +91,7 @@ def _find(folder) -> tuple[str, dict[str, list[Path]]]:
 
 
 def _database_kind(path) -> str:
-    """Caffe's or Caffe2's, by what the first value is."""
+    """Tells Caffe's LMDB from Caffe2's by its first value."""
     index = formats.get("lmdb").read_index(path)
     if not index:
         raise UserError(f"--adopt: {path} holds no records; it is truncated, or no dataset's")
@@ -99,11 +106,11 @@ def _database_kind(path) -> str:
 
 
 def _index(kind, path) -> int:
-    """The number of records of a file, whose index is made if it has none. Raises OSError, ValueError."""
+    """Returns the number of records in a file, after writing its index if it has none. Raises OSError, ValueError."""
     module = formats.get(kind)
     place = module.index_path(path)
     if place and not place.exists():
-        # made beside and renamed, so that a run that is killed leaves no half of an index
+        # renamed when complete, so that a killed run leaves no partial index
         with tempfile.TemporaryDirectory(prefix=".adopting.", dir=path.parent) as scratch:
             link = Path(scratch) / path.name
             link.symlink_to(path.absolute())
@@ -119,7 +126,7 @@ def _index(kind, path) -> int:
 
 
 def _look(part: Part, stride: int, folder, team) -> Seen:
-    """Looks at a part's labels, and at the pixels of every `stride`-th record of the split unless that is 0."""
+    """Collects a part's labels, and measures every `stride`-th record of the split unless `stride` is 0."""
     seen, before = Seen(), int(part.split.file_starts[part.file])
     for number, label, texts, image in _labelled(part):
         seen.labels.add(label)
@@ -132,10 +139,13 @@ def _look(part: Part, stride: int, folder, team) -> Seen:
 
 
 def _labelled(part) -> Iterator[tuple]:
-    """(record number, label, texts by feature, function that gives the image) of each record; UserError if bad."""
+    """Yields (record number, label, texts by feature, function that returns the image) of each record.
+
+    Raises UserError if a record is bad.
+    """
     if part.split.format == "tfrecord":
         yield from _examples(part)
-    elif part.split.format == "folder":  # labels are known without reading
+    elif part.split.format == "folder":  # labels are known without reading the images
         listing = part.split.entries[part.file]
         for number in range(part.start, part.stop):
             yield number, int(listing.labels[number]), {}, Path(listing.files[number]).read_bytes
@@ -161,7 +171,7 @@ def _examples(part) -> Iterator[tuple]:
 def _measure(image, seen):
     try:
         histogram = store(image, "", Rules(), measure=True).histogram
-    except Rejected:  # --verify finds it
+    except Rejected:  # --verify reports it
         return
     seen.histogram = added(seen.histogram, histogram)
 
@@ -176,12 +186,12 @@ def _all(parts_seen) -> Seen:
 
 
 def _conclude(folder, kind, splits, train, validation, classes_file) -> list[str]:
-    """Writes dataset.json, on rank 0; what to say about it."""
+    """Writes dataset.json on rank 0 and returns the lines to print."""
     least, last = min(train.labels | validation.labels), max(train.labels)
     if least < 0 or last > MOST_CLASSES:
         raise UserError(f"--adopt: {folder} has labels from {least} to {last}; they are to count from 0 or 1")
     named = _named(kind, splits, classes_file)
-    first = 1 if least == 1 and len(named or ()) <= last else 0  # as many names as labels from 0 on: the first is empty
+    first = 1 if least == 1 and len(named or ()) <= last else 0  # label 0 may have a name, but no images
     if named and len(named) <= last - first:
         raise UserError(f"--classes: {classes_file} names {len(named)} classes, the labels are {first} to {last}")
     classes = named or _described(train.texts, range(first, last + 1))
@@ -201,7 +211,7 @@ def _conclude(folder, kind, splits, train, validation, classes_file) -> list[str
 
 
 def _named(kind, splits, classes_file) -> tuple[str, ...] | None:
-    """The classes' names in label order from a file or from the folders."""
+    """Returns the class names in label order from a file or from the folders, or None."""
     if classes_file:
         return tuple(line.strip() for line in classes_file.read_text(errors="surrogateescape").splitlines()
                      if line.strip())
@@ -216,7 +226,7 @@ def _named(kind, splits, classes_file) -> tuple[str, ...] | None:
 
 
 def _described(texts, labels) -> tuple[str, ...]:
-    """The classes' names by the records' texts where each has one of its own, else numbers."""
+    """Returns the class names from the records' texts if each class has its own, else numbers."""
     for feature in TEXTS:
         named = [(label, text) for one, label, text in sorted(texts) if one == feature and label in labels]
         if [label for label, _ in named] == [*labels] and len({text for _, text in named}) == len(named):

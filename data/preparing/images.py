@@ -1,25 +1,29 @@
-"""An encoded image as it is to be stored: copied where every decoder reads it, else converted or made smaller."""
+"""Prepares an image for storage: copies it if every decoder can read it, otherwise converts or resizes it."""
 import io
 import warnings
 from dataclasses import dataclass
 
-# What image collections hold. Not all that Pillow opens: some of its readers know a file by next to nothing (TGA) or
-# start a program (EPS).
+# Formats found in image collections. Some of Pillow's other readers accept almost any file (TGA) or start a program
+# (EPS).
 READ = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF")
 QUALITY = 95
-# JPEG's markers. Frames: baseline, extended, progressive. Segments: tables, application's own, comment.
+# JPEG markers. Frames: baseline, extended, progressive. Segments: tables, application data, comment.
 START_OF_SCAN, HUFFMAN_FRAMES = 0xDA, {0xC0, 0xC1, 0xC2}
 SEGMENTS = HUFFMAN_FRAMES | {0xC4, 0xDB, 0xDD, 0xFE} | set(range(0xE0, 0xF0))
 SOUND_PNG = {(8, 0), (8, 2)}  # bit depth and colour type: 8-bit grey and RGB
 
 
 class Rejected(Exception):
-    """The image cannot be used; the message says why, the same on every machine."""
+    """The image cannot be used. The message says why and is the same on every machine."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """resize_shorter: images whose shorter side is longer are made that small; 0: none. verify: decode every image."""
+    """How images are stored.
+
+    resize_shorter: larger images are shrunk so that their shorter side has this many pixels; 0: no resizing. verify:
+    whether every image is decoded.
+    """
 
     resize_shorter: int = 0
     verify: bool = False
@@ -27,7 +31,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Stored:
-    """histogram: of the pixels, 256 counts each of red, green and blue, where it was asked for."""
+    """An image as stored. histogram: of its pixels, 256 counts each of red, green and blue, if requested."""
 
     encoded: bytes
     converted: bool = False
@@ -36,22 +40,26 @@ class Stored:
 
 
 def store(encoded: bytes, name: str, rules: Rules, measure: bool = False) -> Stored:
-    """Raises Rejected for what is no image, and where it is decoded (to convert, verify or measure) for damage."""
+    """Returns an image as it is to be stored.
+
+    Raises Rejected if the bytes are not an image, or if it is damaged and has to be decoded (to convert, verify or
+    measure).
+    """
     from PIL import Image
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of large images and odd metadata: both are read all the same
+        warnings.simplefilter("ignore")  # about large images and odd metadata, which are read anyway
         try:
             with Image.open(io.BytesIO(encoded), formats=READ) as image:
                 return _store(image, encoded, name, rules, measure)
         except Image.UnidentifiedImageError:
             raise Rejected("not an image of a known kind") from None
-        except Exception as error:  # Pillow raises anything at all for a damaged header
+        except Exception as error:  # Pillow raises errors of any type for a damaged header
             raise Rejected(" ".join(str(error).split()) or type(error).__name__) from None
 
 
 def added(histogram: list[int], other: list[int] | None) -> list[int]:
-    """The sum of two histograms, of which either may be empty."""
+    """Returns the sum of two histograms. Either may be empty."""
     if not histogram or not other:
         return histogram or other or []
     return [a + b for a, b in zip(histogram, other, strict=True)]
@@ -77,8 +85,11 @@ def _store(image, encoded, name, rules, measure) -> Stored:
 
 
 def _copied(image, encoded, name) -> bool:
-    """Whether the bytes are stored as they are: what DALI and TensorFlow decode alike, under a name that says so."""
-    if image.format in ("JPEG", "MPO"):  # an MPO is a JPEG with further ones behind it
+    """Returns whether the bytes are stored unchanged.
+
+    They are if DALI and TensorFlow decode them alike. The name of a PNG also has to end in .png.
+    """
+    if image.format in ("JPEG", "MPO"):  # an MPO is a JPEG followed by more JPEGs
         return image.mode in ("L", "RGB") and _tidy(encoded)
     return (image.format == "PNG" and name.lower().endswith(".png") and encoded[12:16] == b"IHDR"
             and (encoded[24], encoded[25]) in SOUND_PNG and image.mode in ("L", "RGB")
@@ -86,9 +97,9 @@ def _copied(image, encoded, name) -> bool:
 
 
 def _tidy(jpeg) -> bool:
-    """Whether a JPEG's header is segment after segment up to the picture, Huffman-coded.
+    """Returns whether a JPEG is Huffman-coded, with nothing between the segments of its header.
 
-    Pillow passes over rubbish between segments, DALI does not; what it decodes of other codings depends on its build.
+    Pillow skips garbage between segments, but DALI does not. Which other codings DALI decodes depends on its build.
     """
     place, coded = 2, False
     while place + 4 < len(jpeg) and jpeg[place] == 0xFF:
@@ -103,10 +114,10 @@ def _tidy(jpeg) -> bool:
 
 
 def _decode(image, encoded) -> None:
-    """Decodes all of an image.
+    """Decodes an image completely.
 
-    Of a JPEG, every bit is decoded, but the picture is made at an eighth of its size: damage shows in the bits, and
-    what follows (the transform, the colours) takes time and cannot fail.
+    Every bit of a JPEG is decoded, but at an eighth of its size: damage shows in the bits, and the later steps
+    (transform, colours) take time and cannot fail.
     """
     from PIL import Image
 
@@ -114,19 +125,22 @@ def _decode(image, encoded) -> None:
         image.draft("L", (1, 1))
         try:
             return image.load()
-        except OSError:  # damaged, or coded in a way that cannot be made smaller: the usual way tells which
+        except OSError:  # damaged, or a coding that cannot be scaled: decoding at full size tells which
             image = Image.open(io.BytesIO(encoded), formats=READ)
-    elif image.format == "PNG":  # the checksums of all its chunks, of which decoding looks at some
+    elif image.format == "PNG":  # checks the checksums of all chunks; decoding checks only some
         Image.open(io.BytesIO(encoded), formats=READ).verify()
     image.load()
 
 
 def _pixels(image, shorter):
-    """The image upright, as RGB (or grey where it was 8-bit grey), its shorter side made so long unless 0."""
+    """Returns the image upright, as RGB, or as grey if it was 8-bit grey.
+
+    shorter: the new length of its shorter side; 0: no resizing.
+    """
     from PIL import Image
 
     long = shorter and max(shorter, round(max(image.size) * shorter / min(image.size)))
-    if shorter:  # a JPEG is decoded at a half, a quarter or an eighth of its size where that is enough
+    if shorter:  # decodes a JPEG at 1/2, 1/4 or 1/8 of its size if that is large enough
         image.draft(None, tuple(2 * side * shorter // min(image.size) for side in image.size))
     image = _upright(image)
     if image.mode.startswith("I;16"):
@@ -140,18 +154,18 @@ def _pixels(image, shorter):
 
 
 def _upright(image):
-    """Turned as its metadata say, which do not outlive the conversion."""
+    """Rotates the image as its metadata say, because the conversion drops them."""
     from PIL import ImageOps
 
     image.load()
     try:
         return ImageOps.exif_transpose(image)
-    except Exception:  # damaged metadata are no reason to lose the picture
+    except Exception:  # damaged metadata do not make the image unusable
         return image
 
 
 def _upper_bytes(image):
-    """16-bit grey as 8-bit, which Pillow would clip."""
+    """Converts 16-bit grey to 8-bit. Pillow would clip the values."""
     import numpy as np
     from PIL import Image
 
@@ -163,7 +177,7 @@ def _histogram(image) -> list[int]:
 
 
 def _jpeg(pixels) -> bytes:
-    pixels.info = {}  # comments and the like
+    pixels.info = {}  # drops comments and other metadata
     written = io.BytesIO()
     pixels.save(written, "JPEG", quality=QUALITY)
     return written.getvalue()

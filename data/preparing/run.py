@@ -1,4 +1,4 @@
-"""A preparation from plan to dataset.json: what is there from an earlier run is kept, the rest is shared out."""
+"""Runs a preparation from plan to dataset.json. Keeps what an earlier run finished; the ranks split the rest."""
 import contextlib
 import hashlib
 import json
@@ -14,11 +14,11 @@ from data.preparing.shards import SCRATCH, Plan, Written, finished, shards, writ
 from data.sources.items import Listed
 from data.team import Team, claims, progress
 
-SMALLEST_STD = 1.0  # images of one colour have none, and are divided by it
+SMALLEST_STD = 1.0  # images of one colour have a std of 0, and pixels are divided by it
 
 
 def make_plan(options, team: Team) -> tuple[Plan, dict]:
-    """The plan that the flags ask for, and the terms by which a later run knows that it is the same."""
+    """Returns the plan that the flags ask for, and the terms by which a later run recognizes the same plan."""
     if options.source in sources.BUILT_IN:
         source = sources.built_in(options.source)
         name, listing = f"{options.source} {sources.version(options.source)}", ""
@@ -37,13 +37,13 @@ def make_plan(options, team: Team) -> tuple[Plan, dict]:
 
 
 def write_built_in(name: str, folder: Path) -> Dataset:
-    """Writes a built-in source into a folder that exists and is empty, in this process alone."""
+    """Writes a built-in source into an existing, empty folder, in this process alone."""
     source = sources.built_in(name)
     return run(Plan(source, "tfrecord", source.counts, 0, 0, Rules()), folder, Team(alone=True), {})[0]
 
 
 def run(plan: Plan, folder: Path, team: Team, terms: dict) -> tuple[Dataset | None, list[Written]]:
-    """Writes what is missing of a dataset, dataset.json last. Its results are on rank 0; the others get (None, [])."""
+    """Writes the missing parts of a dataset, dataset.json last. Rank 0 gets the results; the others get (None, [])."""
     with contextlib.ExitStack() as stack:
         everything = shards(plan)
         done = team.first(lambda: _begin(folder, plan, terms, everything, stack))
@@ -84,11 +84,14 @@ def _listed(options, team) -> Listed:
 
 
 def _begin(folder, plan, terms, everything, stack) -> dict[str, Written]:
-    """Makes or takes up a folder, on rank 0; returns what is finished. `stack` holds it against a second run."""
+    """Creates a folder or reopens an unfinished one, on rank 0, and returns the finished shards.
+
+    `stack` holds the lock that keeps out a second run.
+    """
     scratch = folder / SCRATCH
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / "dataset.json").exists():
-        shutil.rmtree(scratch, ignore_errors=True)  # of a run that was killed at its last step
+        shutil.rmtree(scratch, ignore_errors=True)  # left by a run that was killed in its last step
         raise UserError(f"--output: {folder} is not empty: it holds a prepared dataset; choose another folder")
     if not scratch.is_dir() and any(folder.iterdir()):
         raise UserError(f"--output: {folder} is not empty; choose another folder")
@@ -98,7 +101,7 @@ def _begin(folder, plan, terms, everything, stack) -> dict[str, Written]:
     except BlockingIOError:
         raise UserError(f"--output: another run is preparing {folder}") from None
     _agree(scratch / "plan.json", terms, folder)
-    for leftover in scratch.iterdir():  # of shards that were not finished, and who was at them
+    for leftover in scratch.iterdir():  # unfinished shards and the claims to them
         if leftover.is_dir():
             shutil.rmtree(leftover)
     (scratch / "claims").mkdir()
@@ -107,7 +110,7 @@ def _begin(folder, plan, terms, everything, stack) -> dict[str, Written]:
 
 
 def _agree(path, terms, folder):
-    """Notes the terms of a new preparation; raises UserError where they are not those of the one begun."""
+    """Stores the terms of a new preparation. Raises UserError if an unfinished one has other terms."""
     with contextlib.suppress(FileNotFoundError):
         begun = json.loads(path.read_text())
         for name in terms:
@@ -121,7 +124,7 @@ def _agree(path, terms, folder):
 
 
 def _end(folder, plan, everything, written) -> Dataset:
-    """Describes the finished shards, on rank 0. Raises UserError where no image of a split could be used."""
+    """Describes the finished shards, on rank 0. Raises UserError if no image of a split could be used."""
     splits, rejected = {}, []
     for split in plan.counts:
         names = [shard.name for shard in everything if shard.split == split]
@@ -144,7 +147,10 @@ def _end(folder, plan, everything, written) -> Dataset:
 
 
 def moments(histogram: list[int]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of red, green and blue from 256 counts each; in integers as far as can be."""
+    """Returns mean and standard deviation of red, green and blue from 256 counts each.
+
+    The computation uses integers as far as possible.
+    """
     mean, std = [], []
     for start in (0, 256, 512):
         part = histogram[start:start + 256]

@@ -1,6 +1,6 @@
-"""Shards, the unit of work: each is written beside its place with its index and checksums, then renamed into it.
+"""Shards, the unit of work. Each is written to a scratch folder with its index and checksums, then renamed into place.
 
-A shard is a function of the plan alone, whichever rank writes it, and whenever.
+A shard is a function of the plan alone. It does not matter which rank writes it, or when.
 """
 import json
 import shutil
@@ -21,13 +21,13 @@ from data.sources.items import Items, Listed
 from data.sources.source import Source
 
 SCRATCH = ".preparing"
-SHARD_SAMPLES = 1024  # of ImageNet: shards of about 110 MB
-MEASURED = 256  # training images of which mean and standard deviation are taken
+SHARD_SAMPLES = 1024  # about 110 MB per shard of ImageNet
+MEASURED = 256  # training images used for mean and standard deviation
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All that the written bytes depend on. counts: samples of each split, the rejected included."""
+    """Everything that the written bytes depend on. counts: samples of each split, including rejected ones."""
 
     source: Source | Listed
     format: str
@@ -53,8 +53,9 @@ class Shard:
 
 @dataclass
 class Written:
-    """What became of a shard. histogram: of the measured images' pixels, 256 counts each of red, green and blue, or
-    empty.
+    """The result of writing a shard.
+
+    histogram: of the measured images' pixels, 256 counts each of red, green and blue, or empty.
     """
 
     samples: int = 0
@@ -80,7 +81,7 @@ def crc_path(path) -> Path:
 
 
 def finished(folder: Path, shard: Shard) -> Written | None:
-    """What a shard has become that an earlier run has finished."""
+    """Returns the result of a shard that an earlier run finished, or None."""
     try:
         written = Written(**json.loads(_result_path(folder, shard).read_text()))
     except (OSError, ValueError, TypeError):
@@ -91,7 +92,7 @@ def finished(folder: Path, shard: Shard) -> Written | None:
 def write_shard(plan: Plan, shard: Shard, folder: Path, beat: Callable[[int], None]) -> Written:
     """Writes one shard. Calls `beat(1)` after each sample, which may raise.
 
-    The result goes into place before the data, so that data in place are finished.
+    The result is put in place before the data, so that a shard whose data is in place is finished.
     """
     written, checksums = Written(), []
     scratch = Path(tempfile.mkdtemp(prefix=f"{shard.name}.", dir=folder / SCRATCH))
@@ -103,7 +104,7 @@ def write_shard(plan: Plan, shard: Shard, folder: Path, beat: Callable[[int], No
             for part in (crc_path(path), formats.get(plan.format).index_path(path)):
                 if part:
                     part.replace(folder / part.name)
-        write_json(_result_path(folder, shard), vars(written))  # not durable: without it, the shard is begun again
+        write_json(_result_path(folder, shard), vars(written))  # not durable: without it, the shard is written again
         if written.samples:
             _into_place(path, folder / shard.name)
     finally:
@@ -112,7 +113,7 @@ def write_shard(plan: Plan, shard: Shard, folder: Path, beat: Callable[[int], No
 
 
 def samples(plan: Plan, shard: Shard, written: Written, beat) -> Iterator[tuple[bytes, int]]:
-    """The (encoded image, label) pairs of a shard; what is done to them is counted in `written`."""
+    """Yields the (encoded image, label) pairs of a shard. Records in `written` what was done to them."""
     source = plan.source.splits[shard.split]
     if not isinstance(source, Items):
         for sample in islice(source(), shard.start, shard.stop):
@@ -137,7 +138,7 @@ def samples(plan: Plan, shard: Shard, written: Written, beat) -> Iterator[tuple[
 
 
 def shuffled(plan: Plan, split: str) -> np.ndarray:
-    """The order in which a split's items are written: a function of the seed."""
+    """Returns the order in which a split's items are written, a function of the seed."""
     random = np.random.Generator(np.random.Philox(np.random.SeedSequence([plan.seed, list(plan.counts).index(split)])))
     return random.permutation(plan.counts[split])
 
@@ -165,7 +166,7 @@ def _noted(pairs, written, checksums):
 
 
 def _finish(path, format_, count, checksums):
-    """Checks that all was written (a full disk may show late), and that it is on the disk, not on its way there."""
+    """Checks that all samples were written (a full disk may show late), and flushes the files to disk."""
     if (found := len(formats.get(format_).read_index(path))) != count:
         raise UserError(f"{path.name}: {found} of {count} samples were written; is the disk full?")
     crc_path(path).write_text("".join(checksums))
@@ -177,7 +178,7 @@ def _into_place(path, place):
     try:
         path.rename(place)
     except OSError:
-        if not place.is_dir():  # of a run thought dead: it holds the same bytes
+        if not place.is_dir():  # written by a run that seemed dead; it holds the same bytes
             raise
 
 

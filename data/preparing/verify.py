@@ -1,4 +1,4 @@
-"""Checks a prepared dataset record by record: checksums kept at preparation, and that each image decodes."""
+"""Checks each record of a prepared dataset: the checksum stored at preparation, and whether the image decodes."""
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from data.preparing.images import Rejected, check
 from data.preparing.shards import crc_path
 from data.team import Team, progress, told
 
-PART = {True: 1024, False: 16384}  # records, by whether a format reads in any order: others pass over what is before
-TENSORFLOWS_OWN = "tfrecord"  # the one format whose records carry checksums
+PART = {True: 1024, False: 16384}  # records per part, by ANY_ORDER; without it, readers skip all earlier records
+TENSORFLOWS_OWN = "tfrecord"  # the only format whose records carry checksums
 
 
 @dataclass(frozen=True)
 class Part:
-    """Records start to stop of one of a split's files."""
+    """Records start to stop of one file of a split."""
 
     split: Split
     file: int
@@ -31,7 +31,7 @@ class Part:
 
 
 def verify(folder: Path, team: Team) -> int:
-    """Names each bad record; returns the exit code: 0 if there is none, else 1. Raises UserError."""
+    """Prints each bad record. Returns the exit code: 0 if there is none, else 1. Raises UserError."""
     dataset = team.first(lambda: _opened(folder))
     units = parts(dataset.train) + parts(dataset.validation)
     total = dataset.train.samples + dataset.validation.samples
@@ -56,7 +56,10 @@ def parts(split: Split) -> list[Part]:
 
 
 def records(part: Part) -> Iterator[tuple[int, tuple[bytes, int] | str]]:
-    """(record number, (encoded image, label)), or what is wrong with a record instead; goes on behind it."""
+    """Yields (record number, (encoded image, label)), with an error message in place of the pair if a record is bad.
+
+    Continues after a bad record.
+    """
     entries, start = part.split.entries[part.file], part.start
     while start < part.stop:
         try:
@@ -64,7 +67,7 @@ def records(part: Part) -> Iterator[tuple[int, tuple[bytes, int] | str]]:
                 yield start, pair
                 start += 1
             return
-        except Exception as error:  # of LMDB, of protocol buffers, of the disk
+        except Exception as error:  # from LMDB, protocol buffers or the disk
             yield start, told(error)
             start += 1
 
@@ -90,7 +93,7 @@ def _check(part, dataset, team) -> list[tuple[str, str]]:
 
 
 def _checksums(part):
-    """A function from a record's number to whether it is as it was written; None where nothing was kept."""
+    """Returns the checksums of a file: the lines stored at preparation, TFRecord's own, or None if there are none."""
     kept = crc_path(part.path)
     if kept.exists():
         lines = kept.read_text(errors="replace").splitlines()
@@ -101,7 +104,7 @@ def _checksums(part):
 
 
 class _TensorFlows:
-    """The checksums that TFRecord keeps with each record."""
+    """The checksums that TFRecord stores with each record."""
 
     def __init__(self, part):
         from tensorflow.python.lib.io import tf_record

@@ -1,12 +1,13 @@
 """Source `digits`: scikit-learn's 1,797 handwritten digits, real data that ships with a library.
 
-The test set of "Optical Recognition of Handwritten Digits" (Alpaydin and Kaynak 1998, UCI): 8x8 pixels, 0 to 16.
+The images are the test set of "Optical Recognition of Handwritten Digits" (Alpaydin and Kaynak 1998, UCI): 8x8 pixels
+of 0 to 16.
 """
 import numpy as np
 
 from data.sources.source import Source, encode_grey
 
-VERSION = 2  # a new number whenever the bytes change, so that no cache goes stale
+VERSION = 2  # change it whenever the bytes change, so that no cache goes stale
 SIZE = 32
 VALIDATION_EVERY = 5  # samples 0, 5, 10, ... are validation: 360 of 1,797
 
@@ -29,7 +30,7 @@ def digits() -> Source:
 
 
 def enlarge(image: np.ndarray) -> np.ndarray:
-    """An 8x8 image of 0 to 255, enlarged to 32x32 (bicubic)."""
+    """Enlarges an 8x8 image of 0 to 255 to 32x32 (bicubic)."""
     from PIL import Image
 
     small = Image.fromarray(np.round(image).astype(np.uint8))

@@ -1,8 +1,8 @@
-"""Source `glyphs`: capital letters and digits in many typefaces, drawn from fonts that come with pinned packages.
+"""Source `glyphs`: capital letters and digits in many typefaces, drawn from the fonts of pinned packages.
 
-A task hard enough to tell training methods apart, small enough for a CPU. Validation is on typefaces (whole families)
-that training never sees. Every image is a function of its typeface, character and number alone: the same bytes on
-every machine with the pinned packages.
+The task is hard enough to tell training methods apart and small enough for a CPU. Validation uses typefaces (whole
+families) that training never sees. Every image is a function of its typeface, character and number alone. Its bytes are
+the same on every machine with the pinned packages.
 """
 import importlib.util
 import string
@@ -12,7 +12,7 @@ import numpy as np
 
 from data.sources.source import Source, encode_grey
 
-VERSION = 2  # a new number whenever the bytes change, so that no cache goes stale
+VERSION = 2  # change it whenever the bytes change, so that no cache goes stale
 SIZE = 28
 CHARACTERS = string.ascii_uppercase + string.digits
 TRAIN_FAMILIES = {
@@ -38,7 +38,7 @@ def glyphs() -> Source:
 
 
 def faces(families: dict[str, str]) -> list[Path]:
-    """The font files of each family, in an order that does not depend on the machine."""
+    """Returns the font files of each family, in an order that does not depend on the machine."""
     found = []
     for package, pattern in families.items():
         spec = importlib.util.find_spec(package)
@@ -50,7 +50,7 @@ def faces(families: dict[str, str]) -> list[Path]:
 
 
 def draw_all(fonts: list[Path], copies: int, seed: int):
-    """Yields (JPEG, label), `copies` of each character in each font, shuffled."""
+    """Yields (JPEG, label) for `copies` of each character in each font, shuffled."""
     from PIL import ImageFont
 
     loaded = [ImageFont.truetype(str(font), SIZE * OVERSAMPLING * 3 // 4) for font in fonts]
@@ -63,7 +63,7 @@ def draw_all(fonts: list[Path], copies: int, seed: int):
 
 
 def draw(font, character: str, random) -> np.ndarray:
-    """One character, turned, slanted, scaled and shifted, in two random greys, with noise; float (28, 28)."""
+    """Draws one character, rotated, sheared, scaled and shifted, in two random greys, with noise; float (28, 28)."""
     from PIL import Image, ImageDraw
 
     canvas = SIZE * OVERSAMPLING

@@ -1,4 +1,4 @@
-"""Source: a folder of images, a folder a class: DIR/train/CLASS and DIR/val/CLASS, or DIR/CLASS to be divided."""
+"""Source: one folder of images per class, either DIR/train/CLASS and DIR/val/CLASS, or DIR/CLASS to be split."""
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +11,9 @@ from data.team import Team
 
 
 def image_folder(source: Path, fraction: float, seed: int, team: Team) -> Listed:
-    """Lists the images, the classes' folders shared over the ranks.
+    """Lists the images. The ranks split the classes' folders among them.
 
-    fraction: of each class, goes into validation where the source has no validation folder. Raises UserError.
+    fraction: fraction of each class for validation, if the source has no validation folder. Raises UserError.
     """
     splits, classes = team.first(lambda: _layout(source, fraction))
     folders = [(top / name, label) for top in splits.values() for label, name in enumerate(classes)]
@@ -33,7 +33,7 @@ def image_folder(source: Path, fraction: float, seed: int, team: Team) -> Listed
 
 
 def _layout(source, fraction) -> tuple[dict[str, Path], tuple[str, ...]]:
-    """The folder of each split that the source has, and the classes."""
+    """Returns the folder of each split that the source has, and the classes."""
     validation = validation_folder(source)
     train = source / "train" if (source / "train").is_dir() else source
     if validation and train == source:
@@ -54,14 +54,17 @@ def _layout(source, fraction) -> tuple[dict[str, Path], tuple[str, ...]]:
 
 
 def _names(source, folder, label) -> list[tuple[str, int]]:
-    if not folder.is_dir():  # a class that validation lacks
+    if not folder.is_dir():  # validation lacks this class
         return []
-    start = len(str(source / "_")) - 1  # of a path within the source
+    start = len(str(source / "_")) - 1  # where the path within the source starts
     return [(str(path)[start:], label) for path in class_folders.image_files(folder)]
 
 
 def _divided(items, fraction, seed) -> dict:
-    """Validation is the same fraction of each class, chosen by the seed; training keeps an image of each."""
+    """Splits off the same fraction of each class for validation, chosen by the seed.
+
+    Training keeps at least one image of each class.
+    """
     chosen = np.zeros(len(items), bool)
     for label in np.unique(items.labels):
         members = np.flatnonzero(items.labels == label)

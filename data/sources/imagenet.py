@@ -1,10 +1,10 @@
-"""Source: ImageNet's original archives, as they are downloaded, side by side in one folder. Nothing is unpacked.
+"""Source: ImageNet's original archives, as downloaded, in one folder. Nothing is unpacked.
 
-    ILSVRC2012_img_train.tar        an archive a class in it, n01440764.tar, ...
-    ILSVRC2012_img_val.tar          50,000 images
-    ILSVRC2012_devkit_t12.tar.gz    which says what these show; or a folder with what it unpacks to
+    ILSVRC2012_img_train.tar        contains one archive per class: n01440764.tar, ...
+    ILSVRC2012_img_val.tar          contains 50,000 images
+    ILSVRC2012_devkit_t12.tar.gz    contains the labels of these images. A folder with its unpacked content works, too
 
-Labels are places in the sorted list of the classes' WordNet ids, as everywhere but in ImageNet's own kit.
+Labels are indexes into the sorted list of the classes' WordNet ids, as everywhere except in ImageNet's own kit.
 """
 import io
 import re
@@ -22,12 +22,12 @@ NUMBERED = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG")
 
 
 def is_imagenet(source: Path) -> bool:
-    """Whether a folder is meant as this source: it holds a part of it."""
+    """Returns whether a folder is meant as this source, that is, whether it holds a part of it."""
     return any((source / name).exists() for name in (TRAIN, VALIDATION, f"{KIT}.tar.gz", KIT))
 
 
 def imagenet(source: Path, team: Team) -> Listed:
-    """Lists the images, the classes' archives shared over the ranks. Raises UserError for a part that is missing."""
+    """Lists the images. The ranks split the classes' archives among them. Raises UserError if a part is missing."""
     archives, shown, rows = team.first(lambda: _outer(source))
     inner = team.share(archives, lambda archive: _members(source / TRAIN, *archive))
     classes = tuple(name for name, _, _ in archives)
@@ -44,7 +44,10 @@ def imagenet(source: Path, team: Team) -> Listed:
 
 
 def _outer(source) -> tuple[list, list[str], list]:
-    """The classes' archives (id, offset, size) in order; the class that each validation image shows; these images."""
+    """Returns the classes' archives, the class of each validation image, and the validation images.
+
+    Archives and images are (name, offset, size), in the order of their names.
+    """
     for name in (TRAIN, VALIDATION):
         if not (source / name).is_file():
             raise UserError(f"--source: {source} has no {name}, a part of ImageNet; download it to there")
@@ -67,13 +70,13 @@ def _outer(source) -> tuple[list, list[str], list]:
 
 
 def _members(path, name, offset, size) -> list[tuple[str, int, int]]:
-    """The images of the class whose archive lies there in the archive of archives."""
+    """Returns the images of a class, whose archive lies at this offset of the training archive."""
     return [(f"{name}/{Path(member).name}", start, length)
             for member, start, length in _listing(path, offset, offset + size)]
 
 
 def _listing(path, start=0, end=None) -> list[tuple[str, int, int]]:
-    """Name, offset and size of the files of an archive, which begins at `start` of the file."""
+    """Returns name, offset and size of the files in an archive, which starts at byte `start` of the file."""
     size = path.stat().st_size
     with open(path, "rb") as file:
         file.seek(start)
@@ -85,14 +88,14 @@ def _listing(path, start=0, end=None) -> list[tuple[str, int, int]]:
             raise UserError(f"{path}: not an archive, or a damaged one: {error}") from None
         file.seek(stopped)
         closed = stopped == (end or size) or file.read(tarfile.BLOCKSIZE) == bytes(tarfile.BLOCKSIZE)
-    # tarfile takes a damaged header for the end
+    # tarfile treats a damaged header as the end
     if not closed or max((offset + length for _, offset, length in found), default=0) > min(end or size, size):
         raise UserError(f"{path}: the archive is truncated or damaged; download it again")
     return found
 
 
 def _kit(source) -> list[str]:
-    """The WordNet id of each validation image, in the order of their numbers, from the development kit."""
+    """Returns the WordNet id of each validation image, in the order of their numbers, from the development kit."""
     files = _kit_files(source)
     truth = next((files[name] for name in sorted(files) if TRUTH.fullmatch(name)), None)
     if truth is None:
@@ -112,7 +115,7 @@ def _kit(source) -> list[str]:
 
 
 def _kit_files(source) -> dict[str, bytes]:
-    """The kit's files that matter, by name, from its archive or from a folder."""
+    """Returns the relevant files of the kit by name, from its archive or from a folder."""
     def wanted(name):
         return name in (META, MAP) or TRUTH.fullmatch(name)
 
@@ -129,11 +132,11 @@ def _kit_files(source) -> dict[str, bytes]:
 
 
 def _meta(content: bytes) -> dict[int, str]:
-    """The WordNet id of each class's number, from meta.mat."""
+    """Returns the WordNet id of each class number, from meta.mat."""
     from scipy.io import loadmat
 
     try:
         synsets = loadmat(io.BytesIO(content), squeeze_me=True)["synsets"]
         return {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets}
-    except Exception as error:  # scipy raises anything at all for a damaged file
+    except Exception as error:  # scipy raises errors of any type for a damaged file
         raise UserError(f"--source: {META} of ImageNet's development kit cannot be read: {error}") from None

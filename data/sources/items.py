@@ -1,4 +1,4 @@
-"""Images that lie in files: where each is and what its label is, and how they are read."""
+"""Images in files: the location and the label of each, and how to read them."""
 import functools
 import hashlib
 import os
@@ -7,15 +7,16 @@ from pathlib import Path
 
 import numpy as np
 
-WHOLE = -1  # as a size: the container is a folder and the item a file of its own in it
+WHOLE = -1  # as a size: the container is a folder, and the item is a file in it
 
 
 @dataclass(frozen=True)
 class Items:
-    """A column a property, since there may be millions and every rank holds them.
+    """A list of images with one column per property, because every rank holds it and there may be millions of items.
 
-    containers: folders and archives. container: each item's among them, int32 (items,). offset, size: its bytes in
-    the archive, int64 (items,). labels: int32 (items,). names: paths within a folder, or what to call it.
+    containers: folders and archives. container: index of each item's container, int32 (items,). offset, size: position
+    and size of its bytes in the archive, int64 (items,). labels: int32 (items,). names: paths within a folder, or names
+    for messages.
     """
 
     containers: tuple[str, ...]
@@ -29,7 +30,7 @@ class Items:
         return len(self.names)
 
     def read(self, number: int) -> bytes:
-        """An item's bytes. Raises OSError."""
+        """Returns an item's bytes. Raises OSError."""
         container, size = self.containers[self.container[number]], int(self.size[number])
         if size == WHOLE:
             return Path(container, self.names[number]).read_bytes()
@@ -43,7 +44,7 @@ class Items:
                      self.labels[numbers], [self.names[number] for number in numbers])
 
     def digest(self) -> bytes:
-        """Tells this listing from any other, wherever it lies."""
+        """Returns a hash that identifies this listing, wherever its files are."""
         digest = hashlib.sha256("\0".join(self.names).encode(errors="surrogateescape"))
         for column in (self.offset, self.size, self.labels):
             digest.update(column.tobytes())
@@ -52,7 +53,7 @@ class Items:
 
 @dataclass(frozen=True)
 class Listed:
-    """A source of images that lie in files. splits: train and validation. warnings: what to tell the user."""
+    """A source of images in files. splits: train and validation. warnings: what to tell the user."""
 
     classes: tuple[str, ...]
     splits: dict[str, Items]
@@ -64,21 +65,21 @@ class Listed:
 
 
 def files(folder: str, names: list[str], labels) -> Items:
-    """Files of a folder, each an image."""
+    """Lists the files of a folder, each of which is an image."""
     count = len(names)
     return Items((folder,), np.zeros(count, np.int32), np.zeros(count, np.int64), np.full(count, WHOLE, np.int64),
                  np.array(labels, np.int32), names)
 
 
 def members(archive: str, rows: list[tuple[str, int, int]], labels) -> Items:
-    """Members of an archive: (name, offset, size) each."""
+    """Lists the members of an archive. rows: (name, offset, size) of each."""
     columns = np.array([row[1:] for row in rows], np.int64).reshape(-1, 2)
     return Items((archive,), np.zeros(len(rows), np.int32), columns[:, 0].copy(), columns[:, 1].copy(),
                  np.array(labels, np.int32), [row[0] for row in rows])
 
 
 def empty_classes(classes, items: Items) -> tuple[str, ...]:
-    """A warning about classes without a training image, if there are any."""
+    """Returns a warning about classes without training images, if there are any."""
     counts = np.bincount(items.labels, minlength=len(classes))
     names = [repr(name) for name, count in zip(classes, counts, strict=True) if not count]
     if not names:

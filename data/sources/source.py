@@ -1,4 +1,4 @@
-"""What a dataset is made from: encoded images with labels, before they are written in a format."""
+"""Sources of datasets: encoded images with labels, before they are written in a format."""
 import io
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -8,9 +8,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Source:
-    """classes: names in label order. splits: train and validation, each makes its (encoded image, label) pairs, in
-    the order in which they are to be written; counts: how many. mean, std: of the pixels, 0 to 255, grey or (red,
-    green, blue).
+    """A source that makes its images.
+
+    classes: names in label order. splits: for train and validation, a function that returns the (encoded image, label)
+    pairs in the order in which they are written. counts: number of samples of each split. mean, std: of the pixels, 0
+    to 255, (red, green, blue), three equal numbers for grey.
     """
 
     classes: tuple[str, ...]
@@ -21,7 +23,7 @@ class Source:
 
 
 def encode_grey(pixels: np.ndarray) -> bytes:
-    """Grey pixels of 0 to 255, (height, width), as JPEG."""
+    """Encodes grey pixels of 0 to 255, (height, width), as JPEG."""
     from PIL import Image
 
     encoded = io.BytesIO()

@@ -74,7 +74,7 @@ mkdir -p "${script%/*}"
 job=%j
 [ -z "$array" ] || job=%A_%a
 
-# The job's script, whole: what the cluster is asked for, what this one training is, and train.sbatch's body.
+# Writes the complete job script: the resource request, the settings of this run, and the body of train.sbatch.
 {
     echo "#!/usr/bin/env bash"
     printf '#SBATCH %s\n' "--job-name=$name" "--nodes=$nodes" "--ntasks-per-node=$workers" \

@@ -107,12 +107,14 @@ def passed():
         return next(int(line.split()[1]) for line in file if line.strip().startswith("lo:"))
 
 averaged()
-before = passed()
-for _ in range(4):
-    averaged()
-after = passed()
+found = []
+for _ in range(3):  # the fewest bytes of three: on a busy machine the workers negotiate for longer, which only adds
+    before = passed()
+    for _ in range(4):
+        averaged()
+    found.append((passed() - before) / 4)
 if hvd.rank() == 0:
-    print((after - before) / 4)
+    print(min(found))
 """
 COUNT = 2**21  # gradients, 8 MB: negotiation and packets' heads are next to nothing
 
