@@ -69,7 +69,7 @@ def help_text(full: bool = False) -> str:
     for title, names in groups.items():
         lines += [f"{title}:", *flags.described(values, names), ""]
     lines.append("--flagfile=FILE reads flags from a file. Without it, launch/recipes/images.flags is read first if\n"
-                 "--data_dir is given, and launch/recipes/digits.flags otherwise; their flags replace the defaults above.")
+                 "--data_dir is given, and launch/recipes/digits.flags otherwise. They replace the defaults above.")
     if not full:
         lines.append(f"--helpfull lists all {sum(len(flags.names(group)) for group in GROUPS.values())} flags.")
     return "\n".join(lines)
