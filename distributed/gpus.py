@@ -28,12 +28,13 @@ class Gpu:
     capability: float
 
 
-def visible() -> list[Gpu]:
+def visible(device: str = "auto") -> list[Gpu]:
     """Returns the GPUs that CUDA gives this process, in CUDA's order if CUDA_DEVICE_ORDER is PCI_BUS_ID.
 
     CUDA_VISIBLE_DEVICES lists numbers, UUIDs or prefixes of UUIDs. CUDA ignores everything from the first invalid one.
+    device: the value of --device. There are no GPUs for "cpu".
     """
-    found, picked = installed(), []
+    found, picked = [] if device == "cpu" else installed(), []
     if VISIBLE not in os.environ:
         return found
     for word in map(str.strip, os.environ[VISIBLE].split(",")):
@@ -91,8 +92,9 @@ def check(world, device: str, nccl: bool) -> None:
     everyone = world.gather((os.uname().nodename, mine and mine.uuid, listed, world.gpu is not None), "GPUs")
     several_hosts = len({host for host, *_ in everyone}) > 1
     known = [(host, uuid) for host, uuid, _, usable in everyone if uuid and usable]
+    shared = len(set(known)) < len(known)
     for host, _, listed, usable in everyone:
-        problem = _problem(listed, usable, device, len(everyone), nccl, shared=len(set(known)) < len(known))
+        problem = _problem(listed, usable, device, len(everyone), nccl, shared)
         if problem:
             raise UserError(f"{host}: {problem}" if several_hosts else problem, on_all_ranks=True)
 

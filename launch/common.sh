@@ -20,6 +20,16 @@ recipe_path() {
     fail 1 "there is no recipe ${1:-given}; launch/recipes/README.md lists those that there are"
 }
 
+# Prints the --micro_batch_size for the GPUs of this host, if there are any: micro_batch_flag WORKERS FLAGS of train.py.
+# `inside` holds the words that start a program in the container of the training.
+inside=()
+# shellcheck disable=SC2154 # launch/env.sh sets python
+micro_batch_flag() {
+    local workers=$1
+    shift
+    ! command -v nvidia-smi >/dev/null || "${inside[@]}" "$python" -m launch.micro_batch "--workers=$workers" "$@"
+}
+
 # Runs mpirun or srun. SIGTERM and SIGUSR1 to this script reach the workers as SIGUSR1, on which they save and exit with
 # 75. (mpirun would handle a SIGTERM itself and kill them.) SIGINT and SIGHUP end them at once. Returns the command's
 # exit code if it is 0, 2 or 75, else 1. `stopped_by` is TERM or USR1 if that signal came, else empty.

@@ -46,11 +46,8 @@ shift
 # NCCL finds NVLink between the GPUs by itself.
 launcher=(mpirun --bind-to none -np "$workers")
 training=("$root/train.py" "--flagfile=$recipe")
-if command -v nvidia-smi >/dev/null; then
-    micro_batch=$("$python" -m launch.micro_batch "--workers=$workers" "${training[@]:1}" "$@")
-    training+=(${micro_batch:+"$micro_batch"})
-fi
-training+=("$@") # what is given wins
+micro_batch=$(micro_batch_flag "$workers" "${training[@]:1}" "$@")
+training+=(${micro_batch:+"$micro_batch"} "$@") # what is given wins
 plan=(--dry_run "--workers=$workers" "--workers_per_node=$workers")
 if [ -n "$dry_run" ]; then
     echo "${launcher[*]@Q} ${python@Q} -m launch.binding ${python@Q} ${training[*]@Q}" >&2

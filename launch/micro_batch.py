@@ -48,7 +48,7 @@ def main(argv) -> int:
         if not words or not words[0].partition("=")[2].isdecimal():
             raise UsageError("--workers=N is missing")
         settings = flags.parse([argv[0], *(word for word in argv[1:] if word not in words)])
-        memory = min((gpu.memory for gpu in gpus.visible()), default=None)
+        memory = min((gpu.memory for gpu in gpus.visible(settings.launch.device)), default=None)
         found = micro_batch_flags(settings, int(words[0].partition("=")[2]), memory)
         print(*found, sep="", end="\n" if found else "")
     return ending.code

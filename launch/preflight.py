@@ -134,14 +134,15 @@ def report(hosts: list[dict], wrong: list[str], stream) -> int:
 def examine(settings: Settings) -> tuple[list[dict], list[str]]:
     """Starts Horovod, and returns (the facts of every host, the problems), the same on all workers. All call it."""
     from distributed import probe
+    from distributed.world import check_gpus
 
     device, mine = settings.launch.device, None
-    world = probe.start_for_probing(settings.recipe.seed, device, settings.launch.devices)
+    world = probe.start_for_probing(settings.recipe.seed, device)
+    check_gpus(world, settings.launch.device_policy)
     data_dir, output_dir = settings.recipe.data_dir, settings.run.output_dir
     if world.local_rank == 0:
         mine = facts.gather(data_dir, output_dir, device) | {"slots": world.local_size, "built": probe.built()}
-    everyone = world.gather((world.rank, mine, os.uname().nodename, [] if device == "cpu" else gpus.visible()),
-                            "facts")
+    everyone = world.gather((world.rank, mine, os.uname().nodename, gpus.visible(device)), "facts")
     now = world.gather(time.time(), "clocks")
     shared = seen_by_all(world, Path(output_dir or "runs").absolute())
     names = [name for _, _, name, _ in everyone]
@@ -186,7 +187,7 @@ def main(argv) -> int:
         settings = flags.parse(argv)
         from distributed.world import World  # imported before the timer starts: Horovod takes seconds to load
 
-        limit = GPU_LIMIT if settings.launch.device != "cpu" and gpus.visible() else LIMIT
+        limit = GPU_LIMIT if gpus.visible(settings.launch.device) else LIMIT
         watch = threading.Timer(limit, _end, [limit])
         watch.daemon = True
         watch.start()

@@ -1,6 +1,6 @@
 """README and docs: links lead somewhere, commands run, every flag is explained."""
-import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -78,8 +78,7 @@ def checkout(tmp_path, digit_records) -> Path:
     for name in filter(None, files):
         if (ROOT / name).is_file():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            os.link(ROOT / name, tmp_path / name) if os.stat(ROOT).st_dev == os.stat(tmp_path).st_dev else (
-                (tmp_path / name).write_bytes((ROOT / name).read_bytes()))
+            shutil.copy2(ROOT / name, tmp_path / name)
     (tmp_path / ".venv").symlink_to(BIN.parent)
     for number, (encoded, label) in enumerate(digit_records["train"][:300]):
         folder = tmp_path / "IMAGES" / f"class-{label}"

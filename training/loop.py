@@ -7,8 +7,6 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
 from training.bad_input import bad_input_is_user_error
 from training.batch_norm import Span
 from training.breakdown import TIMED_ONE_IN, StepTimes
@@ -16,7 +14,6 @@ from training.build import Job
 from training.pending import Pending, Step
 from training.plan import Interval
 from training.recovery import Recovery
-from training.step import NO_SIGNALS
 
 
 def follow_plan(job: Job, recovery: Recovery, observers: Sequence = ()) -> dict:
@@ -31,7 +28,7 @@ def follow_plan(job: Job, recovery: Recovery, observers: Sequence = ()) -> dict:
             first = progress.step
             while progress.step < interval.end:
                 began, step = time.perf_counter(), next_step(job, interval, first)
-                signals = pending.settle() if step.timed else np.array(NO_SIGNALS)
+                signals = pending.settle(leaving=0 if step.timed else 1)
                 read = (step.number - first) * batch_size // job.world.size
                 with bad_input_is_user_error(f"training stopped at epoch {step.epoch:.3f}", batches, read):
                     pending.add(step, train_step(batches.iterator, *step.arguments, recovery.signals()))

@@ -79,7 +79,7 @@ class Training:
         world = self._world.renumbered()
         with lost_is_internal_error(), contextlib.ExitStack() as held:
             world.agree(self._settings.flags, DIFFERENT_FLAGS)
-            worlds.check_gpus(world, self._settings.launch.devices)
+            worlds.check_gpus(world, self._settings.launch.device_policy)
             with beating(world, ends_process=not hosts):
                 job = self._build(world)
                 root = self._agree_on_start(world)
@@ -239,7 +239,7 @@ def start_alike(settings: Settings) -> World:
     build.set_compiler(launch)
     world = worlds.start(settings.recipe.seed, launch.deterministic, timeline=timeline, device=launch.device)
     world.agree(settings.flags, DIFFERENT_FLAGS)
-    worlds.check_gpus(world, launch.devices)
+    worlds.check_gpus(world, launch.device_policy)
     return world
 
 

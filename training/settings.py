@@ -179,7 +179,7 @@ class Launch:
     elastic: bool = False
 
     @property
-    def devices(self) -> str:
+    def device_policy(self) -> str:
         """The device argument of distributed.gpus.check: "any" if only the images are bound to the CPU."""
         return "any" if self.device == "auto" and self.dali_device == "cpu" else self.device
 

@@ -77,7 +77,7 @@ def measure(recipe: Recipe, launch: Launch, options, dataset) -> dict:
     """Returns the content of --json. options: those of training.benchmark."""
     build.set_compiler(launch)
     world, batch_size = start(recipe.seed, device=launch.device), options.batch_size
-    check_gpus(world, launch.devices)
+    check_gpus(world, launch.device_policy)
     device, threads = build.dali_device(launch.dali_device, world), options.dali_threads or (world.cores,)
     with contextlib.ExitStack() as stack:
         with told_in_a_line():

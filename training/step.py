@@ -92,9 +92,10 @@ class LayerStatistics:
         self._optimizer, self._variables = distributed.inner(optimizer), variables
         self.variable = tf.Variable(tf.zeros([len(variables), 3]), trainable=False, name="norms")
 
-    def record(self, gradients) -> None:
-        """Records an update. gradients: averaged over the workers and unscaled, before they are applied."""
-        weight_norms, gradient_norms = norms_of(self._variables), norms_of(gradients)
+    def record(self, gradient_norms) -> None:
+        """Records an update before it is applied. gradient_norms: of gradients averaged over the workers and unscaled.
+        """
+        weight_norms = norms_of(self._variables)
         ratios = tf.ones_like(weight_norms)
         if hasattr(self._optimizer, "trust_ratios"):
             excluded = [self._optimizer.is_excluded(variable) for variable in self._variables]
@@ -132,14 +133,15 @@ def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, w
         (*gradients, loss), waited, ready = gradients_of(iterator, ready, clock)
         gradients = distributed.average(optimizer, gradients, variables)
         exchanged = tf.maximum(clock.after(gradients) - ready, 0.0)
+        gradient_norms = norms_of(gradients)
         if layers:
-            layers.record(gradients)
+            layers.record(gradient_norms)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         if moving_statistics:
             world.average_variables(model.non_trainable_variables, "moving_statistics")
         signals, loss = world.mean([tf.convert_to_tensor(signals), loss], "signals")
         waited = tf.cast(tf.stack([waited, exchanged]), tf.float32)
-        return tf.concat([signals, [loss], norms_of(gradients), waited], axis=0)
+        return tf.concat([signals, [loss], gradient_norms, waited], axis=0)
 
     return step
 
