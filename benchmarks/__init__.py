@@ -1,1 +1,1 @@
-"""Side-by-side measurements, one file per question. They never run as tests."""
+"""Benchmarks, one file per question. Each measures bigbatch next to an alternative in one run. They are not tests."""

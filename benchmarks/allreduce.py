@@ -3,10 +3,10 @@
     uv run python -m benchmarks.allreduce [--launcher=horovodrun] [--output=here.json] [--plot=here.svg]
 
 For each number of workers on this machine and each size, all methods take turns in the same run: Allreduce through
-mpi4py, which is the baseline ("the bar"); Horovod's ring, which over MPI is that same Allreduce; the torus of
+mpi4py, which is the baseline; Horovod's ring, which over MPI is that same Allreduce; the torus of
 distributed/torus.py, on the widest grid that is not a ring and on the squarest. Under horovodrun, over Gloo, the ring
 is the baseline. The time of a round is that of the slowest worker. The tables show medians over the rounds, and the
-median of each round's ratio to the baseline. Horovod's hierarchical all-reduce exists only for NCCL. The torus whose
+median of the ratio to the baseline per round. Horovod's hierarchical all-reduce exists only for NCCL. The torus whose
 rows are the nodes does the same steps.
 
 On one machine, a message costs next to nothing. But Horovod negotiates each collective in one of its cycles of 1 ms
@@ -31,21 +31,21 @@ from distributed.launcher import launched
 
 ROOT = Path(__file__).parents[1]
 SIZES = [str(10**power) for power in range(3, 9)]
-ROUNDS = (5, 41)  # the fewest and the most
+ROUNDS = (5, 41)  # minimum and maximum
 GRADIENT = 4_000_000  # bytes of the largest gradient; larger sizes are split into several, as in a network
 BAR = "Open MPI"
 # If workers share cores, one that waits has to let the others run.
 MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1")
 LAUNCHERS = {"mpirun": MPIRUN, "horovodrun": ("horovodrun", "--gloo")}
 FLAGS = absl_flags.FlagValues()
-absl_flags.DEFINE_list("workers", ["2", "4", "8", "16"], "Numbers of workers.", flag_values=FLAGS)
-absl_flags.DEFINE_list("sizes", SIZES, "Bytes of float32.", flag_values=FLAGS)
-absl_flags.DEFINE_enum("launcher", "mpirun", list(LAUNCHERS), "Of the workers.", flag_values=FLAGS)
-absl_flags.DEFINE_float("seconds", 3.0, "For all rounds of a size, about.", flag_values=FLAGS)
-absl_flags.DEFINE_bool("worker", False, "Measure among the workers that this one was started with.", flag_values=FLAGS)
-absl_flags.DEFINE_string("interface", None, "With --worker: count what leaves a host by it.", flag_values=FLAGS)
-absl_flags.DEFINE_string("output", None, "A file for the rows, as JSON.", flag_values=FLAGS)
-absl_flags.DEFINE_string("plot", None, "A file for the plot.", flag_values=FLAGS)
+absl_flags.DEFINE_list("workers", ["2", "4", "8", "16"], "Numbers of workers to measure.", flag_values=FLAGS)
+absl_flags.DEFINE_list("sizes", SIZES, "Sizes of the float32 tensors in bytes.", flag_values=FLAGS)
+absl_flags.DEFINE_enum("launcher", "mpirun", list(LAUNCHERS), "Program that starts the workers.", flag_values=FLAGS)
+absl_flags.DEFINE_float("seconds", 3.0, "Approximate time per size, in seconds.", flag_values=FLAGS)
+absl_flags.DEFINE_bool("worker", False, "Run as one of the workers of a launcher.", flag_values=FLAGS)
+absl_flags.DEFINE_string("interface", None, "With --worker: interface whose sent bytes to count.", flag_values=FLAGS)
+absl_flags.DEFINE_string("output", None, "JSON file for the results.", flag_values=FLAGS)
+absl_flags.DEFINE_string("plot", None, "File for a plot of the times.", flag_values=FLAGS)
 
 
 def chosen_grids(workers: int) -> list[tuple[int, int]]:
@@ -62,13 +62,13 @@ def connect() -> dict:
     from distributed.torus import ProcessSets
 
     tf.get_logger().setLevel("ERROR")
-    links = {grid: ProcessSets(*grid) for grid in chosen_grids(launched().size)}
-    hvd.init(process_sets=[one for sets in links.values() for one in sets.process_sets])
-    return links
+    process_sets = {grid: ProcessSets(*grid) for grid in chosen_grids(launched().size)}
+    hvd.init(process_sets=[one for sets in process_sets.values() for one in sets.process_sets])
+    return process_sets
 
 
-def methods(size: int, links: dict) -> dict:
-    """Returns name -> a function that sums `size` bytes of float32 over all workers. links: from connect."""
+def methods(size: int, process_sets: dict) -> dict:
+    """Returns name -> a function that sums `size` bytes of float32 over all workers. process_sets: from connect."""
     import horovod.tensorflow as hvd
     import tensorflow as tf
     from mpi4py import MPI
@@ -84,15 +84,15 @@ def methods(size: int, links: dict) -> dict:
         return [result]
 
     made = {BAR: bar} if MPI.COMM_WORLD.size == hvd.size() else {}
-    for wire, compression in COMPRESSIONS.items():
-        def ring(compression=compression, name=f"ring_{size}_{wire}"):
+    for compression_name, compression in COMPRESSIONS.items():
+        def ring(compression=compression, name=f"ring_{size}_{compression_name}"):
             return [hvd.allreduce(one, op=hvd.Sum, compression=compression, name=f"{name}_{number}")
                     for number, one in enumerate(gradients)]
 
-        suffix = "" if wire == "none" else f", {wire}"
+        suffix = "" if compression_name == "none" else f", {compression_name}"
         made[f"ring{suffix}"] = tf.function(ring, autograph=False)
-        for grid, sets in links.items():
-            def torus(sets=sets, compression=compression, name=f"torus_{size}_{wire}_{grid}"):
+        for grid, sets in process_sets.items():
+            def torus(sets=sets, compression=compression, name=f"torus_{size}_{compression_name}_{grid}"):
                 buckets = dense_buckets(gradients, FUSION_MB * 2**20)
                 return [one for bucket in buckets for one in sets.sum(
                     [gradients[number] for number in bucket], compression, f"{name}_{bucket[0]}")]
@@ -110,13 +110,13 @@ def measure(sizes: list[int], seconds: float, interface: str | None) -> list[dic
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    links = connect()
+    process_sets = connect()
     rows = []
     for size in sizes:
-        calls = methods(size, links)
+        calls = methods(size, process_sets)
         for name, call in calls.items():  # the first call also compiles
             if any(np.any(np.asarray(one) != hvd.size()) for one in call()):
-                raise SystemExit(f"{name} sums wrongly")
+                raise SystemExit(f"benchmarks.allreduce: {name} returns a wrong sum")
         once = sum(timed(call) for call in calls.values())
         times, bar = {name: [] for name in calls}, next(iter(calls))
         sent = dict.fromkeys(calls, 0)
@@ -165,7 +165,7 @@ def worker_command(*arguments: str) -> list[str]:
 
 
 def start(workers: int) -> list[dict]:
-    """Measures with so many workers on this machine. Returns their rows."""
+    """Measures with a number of workers on this machine. Returns their rows."""
     launcher, *words = LAUNCHERS[FLAGS.launcher]
     done = subprocess.run(
         [Path(sys.executable).with_name(launcher), *words, "-np", str(workers),
@@ -177,7 +177,7 @@ def start(workers: int) -> list[dict]:
 
 
 def table(rows: list[dict]) -> str:
-    lines = [f"{'workers':>7}  {'bytes':>11}  {'method':<16}  {'ms':>9}  {'to the bar':>10}"]
+    lines = [f"{'workers':>7}  {'bytes':>11}  {'method':<16}  {'ms':>9}  {'x baseline':>10}"]
     for row in rows:
         sent = f"  {row['sent']:>13,.0f} bytes sent" if "sent" in row else ""
         lines.append(f"{row['workers']:>7}  {row['bytes']:>11,}  {row['method']:<16}  {row['milliseconds']:>9.3f}  "

@@ -1,9 +1,11 @@
-"""How many faults a training survives, and what each costs: `uv run python -m benchmarks.faults --faults=24`.
+"""Counts the faults that a training run survives, and measures their cost: `uv run python -m benchmarks.faults`.
 
-Trains the digits on two workers once undisturbed, then again while workers are killed, one fault after another: the
-kind, the worker and the step from a seed, some in the middle of a checkpoint's writing. After each the same command is
-given again. At the end every variable of the last checkpoint, the optimizer's and batch norm's included, and every row
-of metrics.jsonl but for its times, have to be those of the undisturbed run, bit for bit; the exit code is 1 if not.
+It trains the digits on two workers, first undisturbed, then with one fault after another. A fault kills one worker,
+kills all of them and mpirun, or asks one to stop. It ends the training, and the same command runs again. The seed
+determines the kind, the worker and the step of each fault. Some faults strike while a checkpoint is written. A fault is
+survived if mpirun ends with the expected exit code and no worker remains. At the end, every variable of the last
+checkpoint, including those of optimizer and batch norm, and every row of metrics.jsonl, except its times, must be
+bit-identical to the undisturbed run. Otherwise, or if a fault was not survived, the exit code is 1.
 """
 import json
 import os
@@ -26,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 TRAINING = ("--model=resnet20", "--epochs=8", "--checkpoint_every=0.2", "--deterministic")
 TIMES = ("images_per_second", "seconds")
-MARGIN = 12  # steps before the end without faults
+MARGIN = 12  # number of last steps without faults
 PATIENCE = 180  # seconds to wait for a start or for an end
 
 
@@ -34,7 +36,7 @@ PATIENCE = 180  # seconds to wait for a start or for an end
 class Kind:
     """A kind of fault.
 
-    exit_code: the training's. all: whether it hits all workers and the launcher. writing: whether it hits while a
+    exit_code: expected from mpirun. all: whether it hits all workers and mpirun. writing: whether it hits while a
     checkpoint is being written.
     """
 
@@ -47,8 +49,8 @@ class Kind:
 
 KINDS = (
     Kind("SIGKILL, one worker", signal.SIGKILL, 128 + signal.SIGKILL),
-    Kind("SIGKILL, all and mpirun", signal.SIGKILL, -signal.SIGKILL, all=True),
-    Kind("SIGKILL, all, in a checkpoint's writing", signal.SIGKILL, -signal.SIGKILL, all=True, writing=True),
+    Kind("SIGKILL, all workers and mpirun", signal.SIGKILL, -signal.SIGKILL, all=True),
+    Kind("SIGKILL, all, while writing a checkpoint", signal.SIGKILL, -signal.SIGKILL, all=True, writing=True),
     Kind("SIGTERM, one worker", signal.SIGTERM, 75),
     Kind("SIGUSR1, one worker", signal.SIGUSR1, 75),
 )
@@ -58,8 +60,9 @@ KINDS = (
 class Fault:
     """A fault and its cost.
 
-    steps_lost: steps since the last checkpoint, estimated from the time since then and the time of a step. ended:
-    seconds until the training had ended. resumed: seconds from the next start until it trains again.
+    survived: whether mpirun ended with the expected exit code and no worker remained. steps_lost: steps since the last
+    checkpoint, estimated from the time since then and the time of a step. ended: seconds until all processes had ended.
+    resumed: seconds from the next start until a new checkpoint is written.
     """
 
     kind: Kind
@@ -97,16 +100,19 @@ def newest_step(folder: Path) -> int:
 
 
 def wait_for(what, launcher: subprocess.Popen, pause=0.002) -> None:
-    """Waits until what() is true or the training is done. Raises RuntimeError if it fails or nothing happens."""
+    """Waits until what() is true or the training has succeeded. Raises RuntimeError if it fails, or after PATIENCE."""
     deadline = time.monotonic() + PATIENCE
     while not what() and launcher.poll() != 0:
         if launcher.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"the training ended with {launcher.poll()} before a fault")
+            raise RuntimeError(f"the training run ended before the fault, with exit code {launcher.poll()}")
         time.sleep(pause)
 
 
 def strike(folder: Path, launcher, kind: Kind, worker: int, step: int, delay: float, step_seconds: float) -> Fault:
-    """Waits for a checkpoint of the step, injects the fault, and waits for the end."""
+    """Waits for a checkpoint of this step or a later one and for `delay` seconds, injects the fault, waits for the end.
+
+    step_seconds: time of a step, from which the lost steps are estimated.
+    """
     wait_for(lambda: newest_step(folder) >= step, launcher)
     time.sleep(delay)
     if kind.writing:
@@ -134,17 +140,17 @@ def campaign(folder: Path, faults: int, workers: int, seed: int, flags=TRAINING,
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    undisturbed, disturbed, drawn = folder / "undisturbed", folder / "disturbed", random.Random(seed)
+    undisturbed, disturbed, rng = folder / "undisturbed", folder / "disturbed", random.Random(seed)
     if start(undisturbed, workers, flags, python).wait(20 * PATIENCE):
         raise RuntimeError(f"the undisturbed training failed; see {undisturbed}.log")
     steps = json.loads((undisturbed / "plan.json").read_text())["steps"]
     step_seconds = json.loads((undisturbed / "summary.json").read_text())["seconds"] / steps
     kinds = [KINDS[number % len(KINDS)] for number in range(faults)]
-    drawn.shuffle(kinds)
+    rng.shuffle(kinds)
     struck = []
     launcher = start(disturbed, workers, flags, python)
-    for kind, step in zip(kinds, sorted(drawn.choices(range(steps - MARGIN), k=faults)), strict=True):
-        fault = strike(disturbed, launcher, kind, drawn.randrange(workers), step, drawn.random() / 2, step_seconds)
+    for kind, step in zip(kinds, sorted(rng.choices(range(steps - MARGIN), k=faults)), strict=True):
+        fault = strike(disturbed, launcher, kind, rng.randrange(workers), step, rng.random() / 2, step_seconds)
         began, reached = time.monotonic(), newest_step(disturbed)
         launcher = start(disturbed, workers, flags, python)
         wait_for(lambda reached=reached: newest_step(disturbed) > reached, launcher)
@@ -152,7 +158,7 @@ def campaign(folder: Path, faults: int, workers: int, seed: int, flags=TRAINING,
         print(f"{kind.name}, worker {fault.worker}, after step {step}: {'survived' if fault.survived else 'LOST'}",
               file=sys.stderr)
     if launcher.wait(20 * PATIENCE):
-        return struck, [f"the training's last part failed; see {disturbed}.log"]
+        return struck, [f"the last part of the disturbed training failed; see {disturbed}.log"]
     return struck, differences(undisturbed, disturbed)
 
 
@@ -169,12 +175,12 @@ def differences(one: Path, other: Path) -> list[str]:
     rows = [[{name: value for name, value in json.loads(line).items() if name not in TIMES}
              for line in (folder / "metrics.jsonl").read_text().splitlines()] for folder in (one, other)]
     if len(rows[0]) != len(rows[1]):
-        found.append(f"metrics.jsonl: {len(rows[0])} rows and {len(rows[1])}")
+        found.append(f"metrics.jsonl: {len(rows[0])} rows instead of {len(rows[1])}")
     return found + [f"metrics.jsonl, epoch {a['epoch']}" for a, b in zip(*rows, strict=False) if a != b]
 
 
 def table(faults: list[Fault]) -> str:
-    lines = ["| fault | tried | survived | steps lost, mean (most) | ends within, s | trains again after, s |",
+    lines = ["| fault | injected | survived | steps lost, mean (max) | seconds to exit, max | to resume, mean |",
              "| --- | --- | --- | --- | --- | --- |"]
     for kind in KINDS:
         of_kind = [fault for fault in faults if fault.kind == kind]
@@ -191,14 +197,14 @@ def main(argv) -> int:
     values = absl_flags.FLAGS
     faults, differing = campaign(Path(values.output_dir).absolute(), values.faults, values.workers, values.seed)
     print(table(faults))
-    same = f"differs in {len(differing)}: {', '.join(differing[:5])}" if differing else "is the same to the bit"
+    same = f"differs in {len(differing)}: {', '.join(differing[:5])}" if differing else "is bit-identical"
     print(f"{len(faults)} faults, {sum(fault.survived for fault in faults)} survived; the result {same}")
     return int(bool(differing) or not all(fault.survived for fault in faults))
 
 
 if __name__ == "__main__":
-    absl_flags.DEFINE_integer("faults", 24, "How many.", lower_bound=1)
-    absl_flags.DEFINE_integer("workers", 2, "How many.", lower_bound=1)
-    absl_flags.DEFINE_integer("seed", 0, "Of kinds, workers and steps.")
-    absl_flags.DEFINE_string("output_dir", "runs/faults", "Where the two runs go.")
+    absl_flags.DEFINE_integer("faults", 24, "Number of faults.", lower_bound=1)
+    absl_flags.DEFINE_integer("workers", 2, "Number of workers.", lower_bound=1)
+    absl_flags.DEFINE_integer("seed", 0, "Seed of the kinds, workers and steps of the faults.")
+    absl_flags.DEFINE_string("output_dir", "runs/faults", "Folder for the two runs.")
     app.run(main)

@@ -144,5 +144,5 @@ class Hosts:
     def _wait_for(condition, seconds=10):
         deadline = time.monotonic() + seconds
         while not condition():
-            assert time.monotonic() < deadline, "a host does not come up"
+            assert time.monotonic() < deadline, "a host has not started in time"
             time.sleep(0.02)

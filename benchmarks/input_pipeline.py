@@ -1,23 +1,25 @@
-"""Is the input fast enough? bigbatch's pipeline beside tf.data, PyTorch and the decoder alone; training beside itself.
+"""Compares the input pipeline with tf.data, PyTorch and the decoder alone, and training on real and synthetic images.
 
     uv run --group benchmark python -m benchmarks.input_pipeline [--rounds=5] [--torch_python=PATH] [--output=FILE]
 
-Photographs of about 500x375 pixels (benchmarks.photos); a random part of 8 to 100 % of each is resized to 224 pixels,
-mirrored or not, and given in batches of 128, uint8, with labels, in random order, on two cores:
+The first part reads photographs of about 500x375 pixels (benchmarks.photos). Each candidate crops 8 to 100 % of the
+area, resizes it to 224 pixels, flips it at random, and delivers shuffled batches of 128 uint8 images and labels,
+on two cores:
 
     bigbatch    data.feed.Feed.train, batches arriving in TensorFlow; TFRecord
     tf.data     fused decoding and cropping, AUTOTUNE, batches of TensorFlow; TFRecord
     PyTorch     DataLoader, two workers, Pillow; files
-    decoder     the limit: libjpeg-turbo (simplejpeg), two threads, whole images in memory, nothing but decoding
+    decoder     the limit: libjpeg-turbo (simplejpeg), two threads, whole images in memory, decoding only
 
-Pillow filters what it makes smaller, as torchvision does; bigbatch and tf.data's usual recipe do not. Each is a
-process of its own, stopped while the others have their turns; a turn begins with a second that does not count.
-Printed are medians over the rounds, and the medians of each round's ratios. PyTorch is no dependency: `pip install
-torch==2.13.0 pillow numpy` in an interpreter of your own, and give that as --torch_python.
+Pillow antialiases when it shrinks an image, as torchvision does. bigbatch and the usual tf.data recipe do not. Each
+candidate is a process, which is stopped during the turns of the others. The first second of a turn does not count. The
+output shows medians over the rounds, and the median of the ratios per round. PyTorch is not a dependency: run `pip
+install torch==2.13.0 pillow numpy` in an environment of your own, and give its interpreter as --torch_python.
 
-Then, unless --no_train: train.py on real images and on synthetic ones of the same size, in turn: the median of the
-epochs' images per second, without the first, in which things are compiled. ResNet-20 on `digits`; ResNet-18 at 64
-pixels on the photographs as they are and as data.prepare --resize_shorter=96 keeps them.
+The second part, which --no_train omits, runs train.py on real images and on synthetic ones of the same size in turn. It
+takes the median of the images per second of all epochs except the first, which includes compilation. It trains
+ResNet-20 on `digits`, and ResNet-18 at 64 pixels on the photographs, as they are and after data.prepare
+--resize_shorter=96.
 """
 import argparse
 import contextlib
@@ -124,12 +126,12 @@ def show(rates: dict, trained: dict) -> dict:
     ratios = {name: ratio(rates["bigbatch"], measured) for name, measured in rates.items() if name != "bigbatch"}
     print(f"{IMAGE_SIZE} pixels, batch {BATCH}, {CORES} cores, images/s")
     for name, measured in rates.items():
-        against = f"bigbatch: {ratios[name]:.2f} x   (wanted: {WANTED[name]:g})" if name in ratios else ""
+        against = f"bigbatch: {ratios[name]:.2f} x   (target: {WANTED[name]:g})" if name in ratios else ""
         print(f"{name:12s}{statistics.median(measured):8,.0f}   {against}")
     for name, kinds in trained.items():
         ratios[name] = ratio(kinds["real"], kinds["synthetic"])
         print(f"{name:45s}{statistics.median(kinds['real']):7,.0f} real, {statistics.median(kinds['synthetic']):7,.0f} "
-              f"synthetic: {ratios[name]:.3f} (wanted: {WANTED_TRAIN})")
+              f"synthetic: {ratios[name]:.3f} (target: {WANTED_TRAIN})")
     return {"pipelines": rates, "training": trained, "ratios": ratios}
 
 
@@ -137,12 +139,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--photos", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each turn")
+    parser.add_argument("--seconds", type=float, default=3.0, help="duration of each turn, in seconds")
     parser.add_argument("--train_rounds", type=int, default=2)
     parser.add_argument("--no_train", action="store_true")
-    parser.add_argument("--torch_python", default=sys.executable, help="an interpreter that has torch and Pillow")
+    parser.add_argument("--torch_python", default=sys.executable, help="Python interpreter with torch and Pillow")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "bigbatch-photos")
-    parser.add_argument("--output", type=Path, help="a file for the figures, as JSON")
+    parser.add_argument("--output", type=Path, help="JSON file for the results")
     options = parser.parse_args()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])  # the peers inherit it
     folder = photos.make(options.folder / str(options.photos), options.photos)

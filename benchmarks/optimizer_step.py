@@ -2,8 +2,8 @@
 
     uv run python -m benchmarks.optimizer_step
 
-Each round times every candidate once, in turn, so that a drift of the machine's speed affects all alike. The output
-shows medians, and the median of each round's ratio to Keras's SGD.
+Each round times every candidate once, in turn, so that a drift of the machine's speed affects all candidates alike.
+The output shows medians, and the median of the ratio to Keras's SGD per round.
 """
 import os
 import statistics
@@ -45,7 +45,7 @@ def kernel(shapes):
     return step
 
 
-def norms_alone(shapes):
+def norms_only(shapes):
     """Returns a compiled step of only the norms of weights and gradients in LARS."""
     variables, gradients = ([tf.Variable(tf.random.normal(shape)) for shape in shapes] for _ in range(2))
     stacks = stacks_of(variables)
@@ -67,8 +67,8 @@ def main():
         "bigbatch SGD, weight decay": updates(shapes, SGD(1e-3, 0.9, weight_decay=1e-4)),
         "bigbatch LARS": updates(shapes, LARS(1e-3, 0.9)),
         "bigbatch LARS, weight decay": updates(shapes, LARS(1e-3, 0.9, weight_decay=1e-4)),
-        "the momentum kernel alone": kernel(shapes),
-        "the norms alone": norms_alone(shapes),
+        "momentum kernel alone": kernel(shapes),
+        "norms alone": norms_only(shapes),
     }
     for step in candidates.values():
         step()

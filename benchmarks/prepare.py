@@ -1,10 +1,10 @@
-"""How fast are images prepared: two ranks against one, and one that verifies against decoding and copying alone?
+"""Compares the speed of data.prepare on two ranks and on one, and with a program that only decodes and copies.
 
     uv run python -m benchmarks.prepare [--photos=2000] [--rounds=5] [--format=recordio]
 
-Every round measures all candidates in turn, so that a drift of the machine's speed touches all alike; printed are the
-median rates and the median of each round's ratios. Rates of prepare are those that it prints: from the listing to
-dataset.json, without the start of Python.
+Every round measures all candidates in turn, so that a drift of the machine's speed affects all candidates alike. The
+output shows the median rates and the median of the ratios per round. The rates of data.prepare are those that it
+prints: from the listing to dataset.json, without the start of Python.
 """
 import argparse
 import re
@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks import photos
 
 BIN = Path(sys.executable).parent
-SHARD_SAMPLES = 128  # 2,000 photographs stand for ImageNet's million, so this gives enough shards to distribute
+SHARD_SAMPLES = 128  # small, so that 2,000 photographs fill enough shards to distribute, as ImageNet does
 
 
 def prepare(source: Path, ranks: int, format_: str, *flags: str) -> float:
@@ -74,12 +74,12 @@ def main():
     def ratio(one, other):
         return statistics.median(a / b for a, b in zip(rates[one], rates[other], strict=True))
 
-    alone, one, two, small_one, small_two = candidates
-    print(f"2 ranks against 1, --verify: {ratio(two, one):.2f} x the rate (wanted: 1.7)")
-    print(f"2 ranks against 1, --resize_shorter: {ratio(small_two, small_one):.2f} x the rate (wanted: 1.7)")
-    print(f"1 rank --verify against decode and copy: {ratio(alone, one):.2f} x the time (wanted: at most 1.2)")
+    decode_copy, one, two, small_one, small_two = candidates
+    print(f"2 ranks to 1, --verify: {ratio(two, one):.2f} x the rate (target: 1.7)")
+    print(f"2 ranks to 1, --resize_shorter: {ratio(small_two, small_one):.2f} x the rate (target: 1.7)")
+    print(f"1 rank --verify to decode and copy: {ratio(decode_copy, one):.2f} x the time (target: at most 1.2)")
     if shutil.disk_usage(options.folder).free < 1e9:
-        print("the disk is nearly full: expect noise")
+        print("the disk is nearly full, so the rates may vary")
 
 
 if __name__ == "__main__":

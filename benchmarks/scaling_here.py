@@ -1,11 +1,11 @@
-"""Does the forecast of an exchange hold on this machine? Measures Horovod's all-reduce here, over Gloo and over MPI.
+"""Compares the forecast of an all-reduce with Horovod's on this machine, over Gloo and over MPI.
 
     uv run python -m benchmarks.scaling_here [--output=here.json]
 
-Two ranks tell what a message and a byte cost, by a straight line through the times of several sizes; from that line the
-ring on 2 and on 4 ranks is forecast and compared with what is measured. With --output, Gloo's line and the speed of
-ResNet-50 on one worker are written as a topology for `launch.scaling --topology=here.json`. Here more ranks than cores
-share cores, which the forecast knows nothing of.
+It times several sizes on two ranks and fits a straight line, which gives the cost of a message and of a byte. From that
+line it forecasts the ring on 2 and on 4 ranks, and compares the forecast with measurements. With --output, it writes
+the line of Gloo and the speed of ResNet-50 on one worker as a topology for `launch.scaling --topology=here.json`. The
+forecast does not model ranks that share a core.
 """
 import argparse
 import json
@@ -37,7 +37,7 @@ def exchange(rounds: int) -> None:
     tensors = {size: tf.ones([size // 4]) for size in SIZES}
     times = {size: [] for size in SIZES}
     for number in range(rounds + 1):
-        for size, tensor in tensors.items():  # in turn, so that a drift of the machine affects all alike
+        for size, tensor in tensors.items():  # in turn, so that a drift of the machine affects all sizes alike
             hvd.allreduce(tf.zeros([1]), name="ready")
             begun = time.perf_counter()
             hvd.allreduce(tensor, name=f"of {size}").numpy()
@@ -98,16 +98,16 @@ def compare(transport: str, rounds: int) -> Link:
             forecast = cost(size, ranks, 1, network).seconds()
             print(f"{transport:5} {ranks} ranks {size:>11,} bytes: measured {1e3 * seconds:8.2f} ms, forecast "
                   f"{1e3 * forecast:8.2f} ms, {forecast / seconds - 1:+.0%}", flush=True)
-    print(f"{transport:5} a message {1e6 * link.latency:,.0f} us, {link.bandwidth / 1e9:.2f} GB/s, from two ranks")
+    print(f"{transport:5} latency {1e6 * link.latency:,.0f} us, {link.bandwidth / 1e9:.2f} GB/s, from two ranks")
     return link
 
 
 def described(link: Link) -> dict:
     """Returns a topology in which every node is like this machine."""
-    said = {"latency": link.latency, "bandwidth": link.bandwidth}
+    measured = {"latency": link.latency, "bandwidth": link.bandwidth}
     here = "measured by benchmarks.scaling_here: Horovod over Gloo, two ranks of this machine"
-    return {"local_size": os.cpu_count(), "within": said, "between": said, "overlap": 0.0, "one_gpu": compute(),
-            "sources": {"local_size": "a worker a core", "within": here,
+    return {"local_size": os.cpu_count(), "within": measured, "between": measured, "overlap": 0.0, "one_gpu": compute(),
+            "sources": {"local_size": "one worker per core", "within": here,
                         "between": here + "; there is no second node", "overlap": "the cores are busy with one or the "
                         "other", "one_gpu": "measured: ResNet-50 on all cores, forward and backward pass"}}
 

@@ -1,8 +1,8 @@
-"""How long a training takes to start and to end: `uv run python -m benchmarks.start [--rounds=5]`.
+"""Measures the time that a training takes to start and to end: `uv run python -m benchmarks.start [--rounds=5]`.
 
-Trains one update, evaluates and reports, and times the whole process from command to exit, in parts of a bare
-`import tensorflow`. Each round takes all cases in turn, the import first; printed are medians of the rounds' ratios.
-Then, for one worker, what the time goes to: a second run of each round, in which the stages are timed from inside.
+It trains one update, evaluates and writes the report. It times the whole process from command to exit, relative to a
+bare `import tensorflow`. Each round times the import, then all cases in turn. The output shows the median ratios. For
+one worker, another run of each model in each round times the stages from inside the process.
 """
 import argparse
 import functools
@@ -53,10 +53,10 @@ def stages(model: str) -> dict[str, float]:
     """Returns the seconds of each stage. `the rest` includes the start and the end of Python."""
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/stages.json"
-        whole = seconds("python", "-m", "benchmarks.start", "--inside", path, *flags(model),
+        total = seconds("python", "-m", "benchmarks.start", "--inside", path, *flags(model),
                         f"--output_dir={folder}/run")
         timed = json.loads(Path(path).read_text())
-    return timed | {"the rest": whole - sum(timed.values())}
+    return timed | {"the rest": total - sum(timed.values())}
 
 
 def inside(path: str, arguments: list[str]) -> int:
@@ -81,7 +81,8 @@ def inside(path: str, arguments: list[str]) -> int:
     timing("imports", imports)()
     import train
     from distributed import world
-    from training import build, evaluate, flags, run
+    from reporting import report_writer
+    from training import build, evaluate, flags
 
     def make_train_step(*args, **kwargs):
         made = original(*args, **kwargs)
@@ -98,7 +99,7 @@ def inside(path: str, arguments: list[str]) -> int:
     for stage, owner, name in (
             ("flags and data", flags, "parse"), ("flags and data", train, "open_named"), ("Horovod", world, "start"),
             ("model", build, "make_model"), ("model", build, "make_optimizer"),
-            ("evaluation", evaluate.Evaluator, "__call__"), ("report", run, "write_report")):
+            ("evaluation", evaluate.Evaluator, "__call__"), ("report", report_writer.ReportWriter, "close")):
         setattr(owner, name, timing(stage, getattr(owner, name)))
     code = train.main(["train.py", *arguments])
     Path(path).write_text(json.dumps(timed))
@@ -112,7 +113,7 @@ def main(argv) -> int:
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args(argv[1:]).rounds
     bars, ratios, parts = [], {name: [] for name in CASES}, {model: [] for _, model in CASES.values()}
-    for number in range(1 + rounds):  # the first round warms the page cache
+    for number in range(1 + rounds):  # the first round only warms the page cache
         bar = seconds("python", "-c", "import tensorflow")
         found = {name: training(words, model) / bar for name, (words, model) in CASES.items()}
         timed = {model: stages(model) for model in parts}
@@ -120,9 +121,9 @@ def main(argv) -> int:
             bars.append(bar)
             for name, ratio in found.items():
                 ratios[name].append(ratio)
-            for model, shares in timed.items():
-                parts[model].append({stage: one / bar for stage, one in shares.items()})
-    print(f"import tensorflow: {statistics.median(bars):.2f} s; in parts of it, from command to exit:")
+            for model, timings in timed.items():
+                parts[model].append({stage: one / bar for stage, one in timings.items()})
+    print(f"import tensorflow: {statistics.median(bars):.2f} s; from command to exit, relative to it:")
     for name, found in ratios.items():
         print(f"  {name:34s}{statistics.median(found):6.2f}  ({min(found):.2f} to {max(found):.2f})")
     print("by stage, one worker:" + "".join(f"{model:>12s}" for model in parts))

@@ -1,13 +1,13 @@
-"""What the ways of training cost: steps per second of each, in parts of the first.
+"""Compares the speed of training with different flags, in steps per second relative to the first.
 
     uv run python -m benchmarks.training_costs --of=faults [--rounds=3] [--workers=2]
     uv run python -m benchmarks.training_costs --of=exchange --workers=4
 
-faults: --deterministic, and checkpoints every twentieth of an epoch, which are every step here, far more often than
-anyone would: what is left of the rate is the price of writing meanwhile. exchange: ring and torus, float32 and float16.
+faults: --deterministic, and checkpoints every twentieth of an epoch, which is every step here, far more often than
+needed. This shows the cost of writing in the background. exchange: ring and torus, float32 and float16.
 
-Every round trains the digits once with each, in turn; printed are the medians of each round's ratios to the first. A
-training's rate is that of its epochs but the first, which compiles.
+Every round trains the digits once with each set of flags, in turn. The output shows the medians of the ratios to the
+first set. The rate of a training excludes its first epoch, which compiles.
 """
 import argparse
 import json
@@ -21,8 +21,8 @@ CANDIDATES = {
     "faults": {
         "plain": ("--checkpoint_every=1000",),
         "--deterministic": ("--checkpoint_every=1000", "--deterministic"),
-        "a checkpoint an epoch": ("--checkpoint_every=1",),
-        "a checkpoint a step": ("--checkpoint_every=0.05",),
+        "a checkpoint per epoch": ("--checkpoint_every=1",),
+        "a checkpoint per step": ("--checkpoint_every=0.05",),
     },
     "exchange": {
         "ring": (),
@@ -57,7 +57,7 @@ def main():
             rates[name].append(rate(options.workers, f"--model={options.model}", "--epochs=5", *flags))
     for name, measured in rates.items():
         ratio = statistics.median(a / b for a, b in zip(measured, rates[first], strict=True))
-        print(f"{name:24s} {statistics.median(measured):6.2f} steps/s, {ratio:.2f} of {first}")
+        print(f"{name:24s} {statistics.median(measured):6.2f} steps/s, {ratio:.2f} x {first}")
 
 
 if __name__ == "__main__":

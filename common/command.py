@@ -1,4 +1,4 @@
-"""The frame of every command. It parses flags, prints errors on one line and returns an exit code."""
+"""What all commands share: errors as one line and an exit code, help, and standard output reserved for JSON."""
 import contextlib
 import os
 import sys
@@ -10,19 +10,19 @@ from common.errors import ExitCode, UserError, complain, one_line
 
 @dataclass
 class Ending:
-    """The exit code of a running command."""
+    """The exit code with which a command will end. `shell` yields it and sets it after an error."""
 
     code: int = ExitCode.DONE
 
 
 @contextlib.contextmanager
-def shell(program: str, barrier: Callable[[], None] = lambda: None, speaks: bool = True) -> Iterator[Ending]:
-    """Turns an error that the user can fix into one line on standard error and an exit code.
+def shell(program: str, barrier: Callable[[], None] = lambda: None, prints_errors: bool = True) -> Iterator[Ending]:
+    """Context manager that turns UserError, OSError and Ctrl-C into one line on standard error and an exit code.
 
     Other errors keep their traceback.
 
     barrier: waits for the other ranks after an error that all of them raise, because mpirun kills all when one exits.
-    speaks: whether this process prints the line.
+    prints_errors: whether this process prints the line.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # hides TensorFlow's startup messages
     ending, problem = Ending(), None
@@ -34,7 +34,7 @@ def shell(program: str, barrier: Callable[[], None] = lambda: None, speaks: bool
         problem, ending.code = error, ExitCode.WRONG
     except KeyboardInterrupt:
         problem, ending.code = "interrupted", ExitCode.INTERRUPTED
-    if problem and speaks:
+    if problem and prints_errors:
         complain(one_line(problem), program)
     if getattr(problem, "on_all_ranks", False):
         with contextlib.suppress(Exception):  # a rank may have exited already
@@ -46,7 +46,7 @@ def asks_for_help(argv: Sequence[str]) -> bool:
 
 
 def print_help(*paragraphs: str) -> None:
-    """Prints to standard output. Its reader may stop early, as `head` does."""
+    """Prints paragraphs to standard output. A reader that stops early, such as `head`, causes no error."""
     try:
         print(*paragraphs, sep="\n", flush=True)
     except BrokenPipeError:
@@ -54,18 +54,18 @@ def print_help(*paragraphs: str) -> None:
 
 
 @contextlib.contextmanager
-def json_alone_on_stdout() -> Iterator[None]:
+def json_only_on_stdout() -> Iterator[None]:
     """Reserves standard output for this program's JSON.
 
     Sends what libraries print there (such as DALI's errors) to standard error.
     """
     sys.stdout.flush()
-    ours, kept = os.dup(1), sys.stdout
+    ours, original = os.dup(1), sys.stdout
     os.dup2(2, 1)
     try:
         with open(os.dup(ours), "w") as sys.stdout:
             yield
     finally:
-        sys.stdout = kept
+        sys.stdout = original
         os.dup2(ours, 1)
         os.close(ours)

@@ -51,7 +51,7 @@ def one_line(error) -> str:
     """Returns what to tell the user about an error."""
     text = " ".join(str(error).split())
     if getattr(error, "errno", None) == errno.ENOSPC or "No space left on device" in text:
-        return "no space left on device; make room and give the same command again: it goes on from there"
+        return "no space left on device; make room and run the same command again to continue"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return text

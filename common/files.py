@@ -1,4 +1,4 @@
-"""Atomic file writes, and locks on folders."""
+"""Atomic file writes, strict JSON, fsync, and locks on files and folders."""
 import contextlib
 import fcntl
 import json
@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
-def write_whole(path, text: str, durable: bool = False) -> None:
+def write_atomically(path, text: str, durable: bool = False) -> None:
     """Writes a file atomically: writes a temporary file, then renames it.
 
-    durable: also calls fsync, to survive a power failure.
+    durable: calls fsync before the rename, so that after a power failure the file is either the old or the new one.
     """
     scratch = Path(f"{path}.part")
     scratch.write_text(text)
@@ -21,11 +21,11 @@ def write_whole(path, text: str, durable: bool = False) -> None:
 
 
 def write_json(path, content, durable: bool = False) -> None:
-    write_whole(path, as_json(content, indent=1) + "\n", durable)
+    write_atomically(path, as_json(content, indent=1) + "\n", durable)
 
 
 def as_json(content, indent=None) -> str:
-    """Returns content as strict JSON. Numbers that are not finite, such as a diverged loss, become null."""
+    """Returns content as strict JSON. Numbers in dicts and lists that are not finite, such as a loss, become null."""
     def finite(value):
         if isinstance(value, dict):
             return {key: finite(item) for key, item in value.items()}
@@ -46,10 +46,11 @@ def flush(path) -> None:
 
 
 @contextlib.contextmanager
-def held(path, wait: bool = False) -> Iterator[None]:
-    """Locks a file or a folder if its file system supports locks. The lock ends with the process, however it exits.
+def locked(path, wait: bool = False) -> Iterator[None]:
+    """Context manager that locks a file or a folder. The lock also ends with the process, however it exits.
 
-    wait: whether to wait until the lock is free. Otherwise a taken lock raises BlockingIOError.
+    wait: wait until the lock is free. Otherwise a taken lock raises BlockingIOError. If the file system has no locks,
+    `wait` raises OSError; otherwise nothing is locked.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -13,7 +13,7 @@ from common.errors import UsageError, one_line
 
 KINDS = {str: "string", int: "integer", float: "float", bool: "bool"}
 PARAGRAPH = re.compile(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
-PLAIN = {"choices": (), "low": None, "high": None, "parse": None, "alias": None, "switch": False}
+PLAIN = {"choices": (), "low": None, "high": None, "parse": None, "alias": None, "switch": False, "repeated": False}
 
 
 class Switch(absl_flags.EnumFlag):
@@ -32,7 +32,8 @@ def flag(default=None, choices: Sequence[str] = (), **options):
 
     choices: allowed values. If the default is a list, several values may be given. low, high: bounds of a number.
     parse: converts the given text, or list of texts, to the field's value; raises ValueError. alias: another name of
-    the flag. switch: whether the flag may be given without a value, which means `true`.
+    the flag. switch: whether the flag may be given without a value, which means `true`. repeated: whether the flag is
+    given once for each value of a list. Otherwise commas separate the values. A list with choices is always repeated.
     """
     parse, value = options.get("parse"), default
     if parse and default is not None:
@@ -57,7 +58,7 @@ def _define(values, one, text):
     if options["choices"]:
         kind, more["enum_values"] = "multi_enum" if isinstance(default, list) else "enum", options["choices"]
     elif isinstance(default, list):
-        kind = "list"
+        kind = "multi_string" if options["repeated"] else "list"
     else:
         [type_] = {*(typing.get_args(one.type) or [one.type])} - {types.NoneType} if not options["parse"] else [str]
         kind = KINDS[type_]
@@ -77,19 +78,20 @@ def _define(values, one, text):
             raise absl_flags.ValidationError(str(error)) from None
         return not isinstance(given, float) or math.isfinite(given)
 
-    limits = f", {options['low']} to {options['high']}" if options["high"] is not None else ""
-    absl_flags.register_validator(one.name, check, f"not a finite number{limits}", flag_values=values)
+    limits = f" from {options['low']} to {options['high']}" if options["high"] is not None else ""
+    absl_flags.register_validator(one.name, check, f"must be a finite number{limits}", flag_values=values)
 
 
 def value(one: dataclasses.Field, given):
-    """Converts what was given for a flag to the field's value."""
+    """Converts a flag's value as absl parsed it to the field's value."""
     parse = one.metadata.get("parse")
     return parse(given) if parse and given is not None else given
 
 
-def parsed(values: absl_flags.FlagValues, group: type):
-    """Returns the flags of a dataclass as an instance of it."""
-    return group(**{one.name: value(one, values[one.name].value) for one in dataclasses.fields(group)})
+def parsed(values: absl_flags.FlagValues, group: type, only: Sequence[str] = ()):
+    """Returns the flags of a dataclass as an instance of it. only: names; the other flags have their default."""
+    return group(**{one.name: value(one, values[one.name].value) for one in dataclasses.fields(group)
+                    if not only or one.name in only})
 
 
 def defaults(group: type) -> dict:
@@ -104,16 +106,21 @@ def names(group: type) -> list[str]:
 
 def read(values: absl_flags.FlagValues, argv: Sequence[str]) -> absl_flags.FlagValues:
     """Sets the values from a command line. Raises UsageError, also for arguments that are not flags."""
+    rest = read_with_arguments(values, argv)
+    if rest:
+        raise UsageError(f"'{rest[0]}' is not a flag; --help lists all flags")
+    return values
+
+
+def read_with_arguments(values: absl_flags.FlagValues, argv: Sequence[str]) -> list[str]:
+    """Sets the values from a command line and returns the arguments that are not flags. Raises UsageError."""
     try:
-        rest = values(argv)
+        return values(argv)[1:]
     except (absl_flags.Error, UnicodeDecodeError) as error:
         text = one_line(error)
         raise UsageError(text[:1000] + nearest_value(text)) from None
     except RecursionError:  # absl's search for a similar flag recurses once per letter
-        raise UsageError("no flag has so long a name") from None
-    if rest[1:]:
-        raise UsageError(f"'{rest[1]}' is not a flag; --help lists them")
-    return values
+        raise UsageError("a flag name is too long; --help lists all flags") from None
 
 
 def nearest_value(problem: str) -> str:
@@ -127,7 +134,19 @@ def described(values: absl_flags.FlagValues, names: Sequence[str]) -> list[str]:
     """Returns the help text of each of these flags."""
     lines = []
     for name in names:
-        one = values[name]
-        default = "" if one.default is None else f" (default: {one.default_as_str.strip(chr(39))})"
-        lines.append(absl_flags.text_wrap(f"--{name}: {one.help}{default}", 110, "      ", "  "))
+        meaning, choices = explained(values[name])
+        listed = f" ({' | '.join(choices)})" if choices else ""
+        default = f" (default: {text})" if (text := default_text(values[name])) else ""
+        lines.append(absl_flags.text_wrap(f"--{name}{listed}: {meaning}{default}", 110, "      ", "  "))
     return lines
+
+
+def explained(one: absl_flags.Flag) -> tuple[str, list[str]]:
+    """Returns the meaning of a flag and its allowed values, which absl puts into its help text."""
+    text = one.help.partition(";\n")[0]  # absl adds that a flag may be repeated
+    choices, _, meaning = text.rpartition(">: ") if text.startswith("<") else ("", "", text)
+    return meaning, choices.removeprefix("<").split("|") if choices else []
+
+
+def default_text(one: absl_flags.Flag) -> str:
+    return one.default_as_str.strip("'") if one.default not in (None, []) else ""

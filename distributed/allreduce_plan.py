@@ -7,7 +7,7 @@ from distributed import grids, launcher
 
 ALLREDUCES = ("ring", "torus")
 HOROVOD, NCCL = "Horovod's all-reduce", "Horovod's own torus, on NCCL"
-PROCESS_SETS, ALL_TO_ALL = "Horovod process sets", "all-to-alls of all workers"
+PROCESS_SETS, ALL_TO_ALL = "Horovod process sets", "all-to-alls among all workers"
 MOST_WORKERS = 65_536  # the largest number for which a grid is searched
 
 
@@ -31,7 +31,7 @@ class AllreducePlan:
 
 
 RING = AllreducePlan("ring", None, HOROVOD, "--allreduce=ring")
-ALONE = AllreducePlan("none", None, None, "one worker has nothing to exchange")
+NO_ALLREDUCE = AllreducePlan("none", None, None, "one worker has nothing to exchange")
 
 
 def parse_grid(text: str) -> tuple[int, int] | None:
@@ -56,17 +56,18 @@ def plan_allreduce(allreduce: str, torus_grid: tuple[int, int] | None, workers: 
     Raises UserError, with the grids that fit, if the requested one does not.
     """
     if workers == 1:
-        return ALONE
+        return NO_ALLREDUCE
     if allreduce == "ring":
         return RING
     if workers > MOST_WORKERS:
-        raise UserError(f"--allreduce=torus is for {MOST_WORKERS} workers at most, not {workers}")
+        raise UserError(f"--allreduce=torus supports at most {MOST_WORKERS} workers, not {workers}; use "
+                        "--allreduce=ring")
     misfit, asked = "", "x".join(map(str, torus_grid or ()))
     if torus_grid and torus_grid[0] * torus_grid[1] != workers:
         misfit, torus_grid = f"{asked} does not fit {workers} workers", None
         if not elastic:
             fitting = ", ".join(f"{x}x{y}" for x, y in grids.grids(workers))
-            raise UserError(f"--torus_grid={misfit}; grids that do: {fitting}")
+            raise UserError(f"--torus_grid={misfit}; grids that fit: {fitting}")
         misfit += "; "
     if torus_grid:
         grid, why = torus_grid, f"--torus_grid={asked}"
@@ -74,18 +75,18 @@ def plan_allreduce(allreduce: str, torus_grid: tuple[int, int] | None, workers: 
         grid = grids.choose(workers, local_size)
         why = misfit + _why(*grid, local_size)
     if not torus_grid and 1 in grid:
-        why = f"{misfit}{workers} workers, a prime number, have no grid but a ring"
+        why = f"{misfit}{workers} workers can only form a ring, because {workers} is prime"
         return AllreducePlan("ring", None, HOROVOD, why, is_fallback=True)
     backend = ALL_TO_ALL if elastic else PROCESS_SETS
     if grid == (local_size, workers // local_size) and grid[1] > 1 and not elastic and nccl is not False:
-        why += "" if nccl else "; where Horovod is built with NCCL and sees GPUs, by its own torus"
+        why += "" if nccl else "; if Horovod is built with NCCL and sees GPUs, it uses its own torus"
         backend = NCCL if nccl else backend
     return AllreducePlan("torus", grid, backend, why, is_fallback=bool(misfit))
 
 
 def _why(horizontal, vertical, local_size) -> str:
-    return (f"auto, for {local_size} worker{'s' * (local_size > 1)} a node: messages go the way of {horizontal - 1} + "
-            f"{vertical - 1} hops, in a ring of {horizontal * vertical - 1}, and no other grid takes less time")
+    return (f"auto, for {local_size} worker{'s' * (local_size > 1)} per node: a message takes {horizontal - 1} + "
+            f"{vertical - 1} hops instead of the ring's {horizontal * vertical - 1}, and no other grid is faster")
 
 
 def check_nodes() -> None:
@@ -95,5 +96,5 @@ def check_nodes() -> None:
     it would exit without an explanation.
     """
     if launcher.nodes_differ():
-        raise UserError("--torus_grid=auto is for nodes with the same number of workers each; name a grid, such as "
+        raise UserError("--torus_grid=auto needs the same number of workers on each node; give a grid, such as "
                         "--torus_grid=4x2")

@@ -10,9 +10,10 @@ COMMIT_STEPS = 10  # updates between the snapshots that all workers keep in memo
 
 
 class Hosts(State):
-    """The state that Horovod expects. Its check_host_updates raises HostsUpdatedInterrupt on all ranks if hosts change.
+    """The elastic state that Horovod requires. It holds nothing, and only watches the hosts.
 
-    The workers of an attempt agree on the snapshot to resume from, so `save`, `restore` and `sync` do nothing.
+    check_host_updates raises HostsUpdatedInterrupt on all ranks if hosts were added or removed. `save`, `restore` and
+    `sync` do nothing, because the workers of an attempt agree on the snapshot to resume from (training/run.py).
     """
 
     def __init__(self):
@@ -31,6 +32,6 @@ class Hosts(State):
 def restarting(attempt: Callable) -> Callable:
     """Returns a function that calls attempt(hosts), repeats it when workers are lost or join, and returns its result.
 
-    The attempt has to raise HorovodInternalError if a worker is lost.
+    The attempt has to raise HorovodInternalError if a worker is lost, and to call hosts.check_host_updates regularly.
     """
     return functools.partial(hvd_elastic.run(attempt), Hosts())

@@ -1,7 +1,7 @@
 """The gradient exchange: a callable with which Horovod's DistributedOptimizer averages gradients.
 
-It makes one pass over buckets of gradients. It scales each bucket to fit float16 if gradients are compressed to it,
-sums the bucket over the workers in a ring or a torus, and multiplies the sums to get means.
+It makes one pass over buckets of gradients. It sums each bucket over the workers in a ring or a torus, and multiplies
+the sums to get means. If gradients are compressed to float16, it first scales each of them to fit (float16.py).
 """
 import os
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from distributed.allreduce_plan import ALL_TO_ALL, NCCL, PROCESS_SETS, Allreduce
 from distributed.torus import AllToAll, ProcessSets
 
 COMPRESSIONS = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}
-FUSION_MB = 32  # a quarter of Horovod's 128: ResNet-50's gradients are sent in four parts, not all at the end
+FUSION_MB = 32  # of a torus; a quarter of Horovod's 128, so ResNet-50's gradients are sent in four buckets, not one
 
 
 class Ring:
@@ -24,7 +24,7 @@ class Ring:
     process_sets = ()
 
     def sum(self, tensors, compression, name):
-        """Sums each tensor over the workers; compressed in transit."""
+        """Sums each tensor over the workers; compressed in transit. Horovod fuses the tensors in its own buffer."""
         return [hvd.allreduce(one, op=hvd.Sum, compression=compression, name=f"{name}_{number}")
                 for number, one in enumerate(tensors)]
 
@@ -34,10 +34,10 @@ class Ring:
 
 
 def make_collectives(plan: AllreducePlan, nccl: bool) -> Ring | ProcessSets | AllToAll:
-    """Returns the collectives that sum the buckets of a plan.
+    """Returns the collectives of an all-reduce plan.
 
-    Call it before Horovod starts, because it may enable Horovod's own torus. nccl: whether Horovod exchanges by NCCL,
-    whose reduce-scatter is fast.
+    Call it before Horovod starts, because it may enable Horovod's own torus. nccl: whether Horovod uses NCCL. Process
+    sets then use Horovod's reduce-scatter, which is fast on NCCL.
     """
     if plan.backend == NCCL:
         os.environ["HOROVOD_TORUS_ALLREDUCE"] = "1"
@@ -49,8 +49,9 @@ def make_collectives(plan: AllreducePlan, nccl: bool) -> Ring | ProcessSets | Al
 class GradientExchange:
     """Averages gradients over the workers. It has the signature of DistributedOptimizer's own exchange.
 
-    collectives: what sums a bucket. compression: "none" or "fp16", in transit. fusion_mb: size of a bucket in MB,
-    before compression. Default: FUSION_MB.
+    collectives: sums a bucket. Default: Ring. compression: "none" or "fp16", in transit. fusion_mb: maximum size of a
+    bucket in MB, before compression. Default: FUSION_MB. Buckets do not affect a ring, because Ring sums each tensor
+    separately and Horovod fuses them.
     """
 
     def __init__(self, collectives: Ring | ProcessSets | AllToAll | None = None, compression: str = "none",
@@ -60,14 +61,14 @@ class GradientExchange:
 
     @property
     def process_sets(self) -> Sequence:
-        """The process sets to start Horovod with."""
+        """The process sets to pass to hvd.init."""
         return self._collectives.process_sets
 
     def __call__(self, gradients, variables=None) -> list:
         """Returns the mean of each gradient over the workers, identical on all of them.
 
-        The number of workers is a constant in the graph, because a step is retraced when it changes. IndexedSlices
-        are gathered, not summed: every rank needs the rows of all others.
+        The number of workers can be a constant in the graph, because a step is retraced when it changes.
+        IndexedSlices are gathered, not summed: every rank needs the rows of all others.
         """
         del variables
         if hvd.size() == 1:
@@ -75,12 +76,12 @@ class GradientExchange:
         means = [self._mean_of_slices(one, f"slices_{number}") if isinstance(one, tf.IndexedSlices) else None
                  for number, one in enumerate(gradients)]
         buckets = dense_buckets(gradients, self._fusion_bytes)
-        scales, shares = self._scales(gradients, [number for bucket in buckets for number in bucket])
+        prescale, postscale = self._scales(gradients, [number for bucket in buckets for number in bucket])
         for order, bucket in enumerate(buckets):
-            tensors = [gradients[number] * scales[number] if scales else gradients[number] for number in bucket]
+            tensors = [gradients[number] * prescale[number] if prescale else gradients[number] for number in bucket]
             summed = self._collectives.sum(tensors, self._compression, f"bucket_{order}")
             for number, one in zip(bucket, summed, strict=True):
-                means[number] = tf.math.scalar_mul(shares[number], one)
+                means[number] = tf.math.scalar_mul(postscale[number], one)
         return means
 
     def _scales(self, gradients, dense: list[int]) -> tuple[dict, dict]:
@@ -97,14 +98,14 @@ class GradientExchange:
 
 
 def dense_buckets(gradients, limit: int) -> list[list[int]]:
-    """Returns buckets of at most `limit` bytes, as indices into the gradients, without IndexedSlices."""
+    """Returns the buckets of the gradients that are not IndexedSlices, as indices. limit: in bytes; see `buckets`."""
     dense = [number for number, one in enumerate(gradients) if not isinstance(one, tf.IndexedSlices)]
     sizes = [gradients[number].shape.num_elements() * gradients[number].dtype.size for number in dense]
     return [[dense[index] for index in bucket] for bucket in buckets(sizes, limit)]
 
 
 def buckets(sizes: list[int], limit: int) -> list[list[int]]:
-    """Returns lists of consecutive indices, from last to first, each up to `limit` in total or a single larger one.
+    """Groups indices from the last to the first into buckets. A bucket exceeds `limit` only if it is a single tensor.
 
     The backward pass computes gradients from the last layer to the first. A bucket can therefore be sent while the
     gradients of the next ones are still being computed.

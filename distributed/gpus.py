@@ -104,12 +104,12 @@ def _problem(listed, usable, device, workers, nccl, shared):
         cure = "give --device=cpu to train on the CPU"
         if not listed:
             return f"--device=gpu: TensorFlow sees no GPU, and neither does nvidia-smi; {cure}"
-        return (f"nvidia-smi lists {listed} GPU{'s' * (listed > 1)}, but TensorFlow can use none: run 'uv sync --extra "
-                f"gpu' for the CUDA libraries, see that the driver is 535 or newer, or {cure}")
+        return (f"nvidia-smi lists {listed} GPU{'s' * (listed > 1)}, but TensorFlow can use none; install the CUDA "
+                f"libraries with 'uv sync --extra gpu', check that the driver is 535 or newer, or {cure}")
     if usable and shared and nccl:
-        return ("NCCL takes one worker per GPU, and here several share one: start a worker per GPU, or use a Horovod "
-                "without NCCL ('uv sync --extra gpu --reinstall-package horovod')")
+        return ("NCCL needs a separate GPU for each worker, but some workers share one; start one worker per GPU, or "
+                "use Horovod without NCCL ('uv sync --extra gpu --reinstall-package horovod')")
     if usable and workers > 1 and not nccl and not shared:
-        return (f"Horovod is built without NCCL: {workers} workers would exchange gradients through their CPUs; "
+        return (f"Horovod is built without NCCL, so {workers} workers would exchange gradients through their CPUs; "
                 f"run '{NCCL_BUILD}', or give --device=cpu to train on the CPU")
     return None

@@ -43,7 +43,7 @@ def choose(workers: int, local_size: int) -> tuple[int, int]:
     gives the same grids. Raises ValueError unless both numbers are positive.
     """
     if workers < 1 or local_size < 1:
-        raise ValueError(f"there is no grid of {workers} workers, {local_size} on a node")
+        raise ValueError(f"there is no grid of {workers} workers with {local_size} per node")
     seconds = {grid: round(sum(hops.seconds(NVLINK_LATENCY, NETWORK_LATENCY)
                                for hops in directions(*grid, local_size)), 12) for grid in grids(workers)}
     least = min(seconds.values())
@@ -90,6 +90,6 @@ def ring(first: int, stride: int, length: int, local_size: int) -> Hops:
     """
     if length == 1:
         return Hops(0, 0)
-    nodes = [(first + place * stride) // local_size for place in range(length)]
-    between = sum(node != nodes[place - 1] for place, node in enumerate(nodes))
+    nodes = [(first + index * stride) // local_size for index in range(length)]
+    between = sum(node != nodes[index - 1] for index, node in enumerate(nodes))
     return Hops(max(0, length - between - 1), min(between, length - 1))

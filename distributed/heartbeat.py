@@ -73,7 +73,7 @@ class Heartbeat:
                 self._send(word, (address, self._meeting.port))
             for rank, (last, host, pid, _) in self._heard.items():
                 if now - last > LIMIT:
-                    self._end(f"worker {rank} ({host}, process {pid}) has not answered for {LIMIT:.0f} s: the job ends")
+                    self._end(f"worker {rank} ({host}, process {pid}) has not answered for {LIMIT:.0f} s; the job ends")
                     return
 
     def _targets(self):

@@ -12,7 +12,7 @@ NODES = "HOROVOD_CROSS_SIZE"
 # Prefixes of the variables that the launchers set in their workers' environment.
 LAUNCHERS = ("BIGBATCH_WORLD_SIZE", "FLUX_", "HOROVOD_RANK", "MPI_", "OMPI_COMM_", "PALS_", "PMI", "SLURM_")
 # These variables tell Horovod that there is one worker. MPI takes a second to find that out.
-ALONE = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"} | {
+SINGLE_PROCESS = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"} | {
     f"HOROVOD_{scope}{name}": number for scope in ("", "LOCAL_", "CROSS_")
     for name, number in (("RANK", "0"), ("SIZE", "1"))}
 
@@ -48,11 +48,12 @@ def nodes_differ() -> bool:
 
 
 @contextlib.contextmanager
-def alone_is_known() -> Iterator[None]:
+def single_process_environment() -> Iterator[None]:
     """Tells Horovod that there is one worker, if no variable of a launcher is set."""
-    alone = not any(name.startswith(LAUNCHERS) for name in os.environ)
-    added = ALONE.keys() - os.environ.keys() if alone else ()  # removed at the end, so that no child inherits them
-    os.environ.update({name: ALONE[name] for name in added})
+    no_launcher = not any(name.startswith(LAUNCHERS) for name in os.environ)
+    # removed at the end, so that no child inherits them
+    added = SINGLE_PROCESS.keys() - os.environ.keys() if no_launcher else ()
+    os.environ.update({name: SINGLE_PROCESS[name] for name in added})
     try:
         yield
     finally:

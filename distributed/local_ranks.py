@@ -8,11 +8,14 @@ from distributed.launcher import Launched
 
 PATIENCE = 20.0  # seconds to wait until all workers of a node have started
 JOBS = ("PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID", "HOROVOD_GLOO_RENDEZVOUS_ADDR",
-        "HOROVOD_GLOO_RENDEZVOUS_PORT")  # these identify a job on a node under any launcher
+        "HOROVOD_GLOO_RENDEZVOUS_PORT")  # environment variables that distinguish the jobs on a node
 
 
 def gather(value, worker: Launched) -> list | None:
-    """Returns the JSON-serializable values of all local ranks, by local rank; None if they cannot connect."""
+    """Returns the list of all local ranks' values, in rank order, on each of them; None if they cannot connect.
+
+    value: JSON-serializable. Each local rank has to call it.
+    """
     if worker.local_size == 1:
         return [value]
     job = [os.environ[name] for name in JOBS if name in os.environ]

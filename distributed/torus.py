@@ -31,10 +31,10 @@ class Torus:
 
     def sum(self, tensors, compression, name):
         """Sums each tensor over the workers, all of one dtype; compressed in transit."""
-        wired, contexts = zip(*(compression.compress(one) for one in tensors), strict=True)
-        parts, sizes = [tf.reshape(one, [-1]) for one in wired], [one.shape.num_elements() for one in wired]
+        compressed, contexts = zip(*(compression.compress(one) for one in tensors), strict=True)
+        parts, sizes = [tf.reshape(one, [-1]) for one in compressed], [one.shape.num_elements() for one in compressed]
         if padding := -sum(sizes) % self._workers:
-            parts, sizes = [*parts, tf.zeros([padding], wired[0].dtype)], [*sizes, padding]
+            parts, sizes = [*parts, tf.zeros([padding], compressed[0].dtype)], [*sizes, padding]
         flat = tf.concat(parts, axis=0)  # a single tensor is not copied, neither here nor in the split
         flat = self.reduce_scatter(flat, name)
         flat = self.all_reduce(flat, name)

@@ -155,12 +155,12 @@ def _init(process_sets) -> None:
     if not RDMA.exists():
         os.environ.setdefault("OMPI_MCA_btl", "^ofi")  # ofi looks for such a card, and sleeps for a second
     try:
-        with launcher.alone_is_known() if hvd.gloo_built() else contextlib.nullcontext():
+        with launcher.single_process_environment() if hvd.gloo_built() else contextlib.nullcontext():
             hvd.init(process_sets=process_sets or None)
     except ValueError:
         if not process_sets:
             raise
-        raise UserError("--allreduce=torus: Horovod cannot make the process sets; start the workers with horovodrun "
+        raise UserError("--allreduce=torus: Horovod cannot create the process sets; start the workers with horovodrun "
                         "--gloo or mpirun from this environment") from None
 
 

@@ -1,7 +1,7 @@
 """Binds each worker to the cores and the memory of its GPU's socket.
 
-    python -m launch.binding COMMAND...               runs the command, bound by the local rank that a launcher has set
-    python -m launch.binding --print [--workers=N]    prints the binding of N workers here, and of 8 on a DGX
+    python -m launch.binding COMMAND...               runs the command, bound by the local rank from the launcher
+    python -m launch.binding --print [--workers=N]    prints the binding of N workers here, and of those of DGXs
     python -m launch.binding --count                  prints the number of workers of this machine: one per GPU
 
 A worker's memory and the copies to its GPU then cross no socket, and no two workers share a core. DALI and TensorFlow
@@ -24,7 +24,7 @@ PER_GPU = "BIGBATCH_WORKERS_PER_GPU"
 
 
 @dataclass(frozen=True)
-class Share:
+class Binding:
     """The binding of a worker. gpu: its number, or None. nodes: NUMA nodes for memory. cores: as in Node."""
 
     gpu: int | None
@@ -42,7 +42,7 @@ def gpus_of(workers: int, found: Sequence[Gpu]) -> list[Gpu | None]:
     return [found[worker % len(found)] if found else None for worker in range(workers)]
 
 
-def shares(nodes: tuple[Node, ...], workers: Sequence[Gpu | None]) -> list[Share]:
+def bindings(nodes: tuple[Node, ...], workers: Sequence[Gpu | None]) -> list[Binding]:
     """Returns the binding of each worker on a machine. workers: the GPU of each, by local rank.
 
     A worker with a GPU gets an equal share of the cores that belong to its GPU's node. Without GPUs, each worker gets
@@ -59,8 +59,8 @@ def shares(nodes: tuple[Node, ...], workers: Sequence[Gpu | None]) -> list[Share
         neighbours = sorted((r for r in home if home[r] == home[rank]), key=lambda r: (gpu and workers[r].number, r))
         cores = [(core, node.number) for node in domains[home[rank]] for core in node.cores]
         part = _part(cores, neighbours.index(rank), len(neighbours))
-        bound.append(Share(gpu and gpu.number, tuple(sorted({node for _, node in part})),
-                           tuple(core for core, _ in part)))
+        bound.append(Binding(gpu and gpu.number, tuple(sorted({node for _, node in part})),
+                             tuple(core for core, _ in part)))
     return bound
 
 
@@ -80,13 +80,14 @@ def _part(things, number, count):
     return things if size < count else things[number * size // count:(number + 1) * size // count]
 
 
-def table(title: str, bound: Sequence[Share]) -> str:
+def table(title: str, bound: Sequence[Binding]) -> str:
     lines = [title, f"{'worker':>6}  {'GPU':>3}  {'NUMA nodes':>10}  {'DALI threads':>12}  {'OpenMP threads':>14}  "
                     "cores"]
-    for rank, share in enumerate(bound):
-        gpu = "-" if share.gpu is None else share.gpu
-        lines.append(f"{rank:>6}  {gpu:>3}  {ranges(share.nodes):>10}  {len(share.cpus):>12}  {len(share.cores):>14}  "
-                     f"{ranges(share.cpus)}")
+    for rank, binding in enumerate(bound):
+        gpu = "-" if binding.gpu is None else binding.gpu
+        lines.append(f"{rank:>6}  {gpu:>3}  {ranges(binding.nodes):>10}  {len(binding.cpus):>12}  "
+                     f"{len(binding.cores):>14}  "
+                     f"{ranges(binding.cpus)}")
     return "\n".join(lines)
 
 
@@ -100,11 +101,11 @@ def run_bound(command: list[str]) -> None:
         log = os.open(Path(os.environ[LOGS]) / f"rank-{worker.rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(log, sys.stdout.fileno())
         os.dup2(log, sys.stderr.fileno())
-    share = shares(machine(), local_gpus(worker))[worker.local_rank]
-    os.environ.setdefault("OMP_NUM_THREADS", str(len(share.cores)))
-    os.sched_setaffinity(0, share.cpus)
+    binding = bindings(machine(), local_gpus(worker))[worker.local_rank]
+    os.environ.setdefault("OMP_NUM_THREADS", str(len(binding.cores)))
+    os.sched_setaffinity(0, binding.cpus)
     try:
-        command = [*memory_binding(share.nodes), *command]
+        command = [*memory_binding(binding.nodes), *command]
         os.execvp(command[0], command)
     except OSError as error:
         sys.exit(f"{command[0]}: {error.strerror}")
@@ -142,10 +143,10 @@ def main(argv) -> None:
     elif argv[1:2] == ["--print"]:
         asked = [int(word.partition("=")[2]) for word in argv[2:] if word.startswith("--workers=")]
         workers = asked[0] if asked else workers_here()
-        tables = [table("This machine:", shares(machine(), gpus_of(workers, gpus_here())))]
+        tables = [table("This machine:", bindings(machine(), gpus_of(workers, gpus_here())))]
         for title, name in KNOWN.items():
             nodes, found = known_machine(name)
-            bound = shares(nodes, gpus_of(len(found) * int(os.environ.get(PER_GPU, 1)), found))
+            bound = bindings(nodes, gpus_of(len(found) * int(os.environ.get(PER_GPU, 1)), found))
             tables.append(table(f"A {title}:", bound))
         print("\n\n".join(tables))
     else:

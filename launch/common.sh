@@ -17,10 +17,10 @@ recipe_path() {
             return
         fi
     done
-    fail 1 "there is no recipe ${1:-given}; launch/recipes/README.md lists those that there are"
+    fail 1 "there is no recipe ${1:-given}; launch/recipes/README.md lists the recipes"
 }
 
-# Prints the --micro_batch_size for the GPUs of this host, if there are any: micro_batch_flag WORKERS FLAGS of train.py.
+# micro_batch_flag WORKERS [flags of train.py]: prints the --micro_batch_size for the GPUs of this host, if it has any.
 # `inside` holds the words that start a program in the container of the training.
 inside=()
 # shellcheck disable=SC2154 # launch/env.sh sets python
@@ -44,7 +44,7 @@ run_workers() {
     while :; do
         code=0
         wait "$child" || code=$?
-        kill -0 "$child" 2>/dev/null || break # it is a signal that ended the wait
+        kill -0 "$child" 2>/dev/null || break # a signal ended the wait
     done
     last=0
     wait "$child" 2>/dev/null || last=$?

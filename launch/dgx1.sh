@@ -10,10 +10,10 @@ Trains RECIPE on this machine with one worker per GPU.
 
   --print-binding        print the GPU, NUMA nodes, cores and threads of each worker, and exit
   --workers-per-gpu=N    let N workers share each GPU, for small images (LARS paper, section 4.2). Run NVIDIA's MPS, or
-                         they take turns. Not with NCCL, which takes one worker per GPU
+                         they take turns. NCCL does not support it: it needs one worker per GPU
   -np N                  number of workers. Default: one per GPU, or one if there is no GPU
   --no-preflight         do not check the machine first
-  --dry-run              print the plan, and the command on standard error
+  --dry-run              print the plan, and the command on standard error, and exit
 
 RECIPE is a file of flags, or its name in launch/recipes. Flags of train.py override the recipe. Exit codes: 0 done,
 2 wrong flag, 75 stopped on request (SIGTERM or SIGUSR1 to this script; the same command continues), 1 anything else."
@@ -29,17 +29,17 @@ while [ $# -gt 0 ]; do
         --no-preflight) preflight='' ;;
         --dry-run) dry_run=yes ;;
         -h | --help) echo "$usage" && exit ;;
-        -*) fail 2 "there is no option $1; --help lists them, and train.py's flags come after the recipe" ;;
+        -*) fail 2 "there is no option $1; see --help, and put the flags of train.py after the recipe" ;;
         *) break ;;
     esac
-    shift || fail 2 "an option lacks its value"
+    shift || fail 2 "the last option needs a value; see --help"
 done
 number --workers-per-gpu "${BIGBATCH_WORKERS_PER_GPU:-1}"
 workers=${workers:-$("$python" -m launch.binding --count)}
 if [ -n "$print" ]; then
     exec "$python" -m launch.binding --print "--workers=$workers"
 fi
-[ $# -gt 0 ] || fail 2 "a recipe is missing; --help says more"
+[ $# -gt 0 ] || fail 2 "the recipe is missing; see --help"
 recipe=$(recipe_path "$1")
 shift
 
@@ -47,13 +47,13 @@ shift
 launcher=(mpirun --bind-to none -np "$workers")
 training=("$root/train.py" "--flagfile=$recipe")
 micro_batch=$(micro_batch_flag "$workers" "${training[@]:1}" "$@")
-training+=(${micro_batch:+"$micro_batch"} "$@") # what is given wins
+training+=(${micro_batch:+"$micro_batch"} "$@") # given flags override it
 plan=(--dry_run "--workers=$workers" "--workers_per_node=$workers")
 if [ -n "$dry_run" ]; then
     echo "${launcher[*]@Q} ${python@Q} -m launch.binding ${python@Q} ${training[*]@Q}" >&2
     exec "$python" "${training[@]}" "${plan[@]}"
 fi
-"$python" "${training[@]}" "${plan[@]}" >/dev/null # what is wrong with the flags is said once
+"$python" "${training[@]}" "${plan[@]}" >/dev/null # reports wrong flags once, not once per worker
 export BIGBATCH_WORLD_SIZE=$workers
 if [ -n "$preflight" ]; then
     run_workers "${launcher[@]}" "$python" -m launch.preflight "${training[@]:1}" >&2

@@ -45,19 +45,19 @@ while [[ ${1-} == -* ]]; do
         --image=?* | --data=?* | --output=?*)
             set -- "${1%%=*}" "${1#*=}" "${@:2}"
             continue ;;
-        *) fail 2 "there is no option $1; --help lists them, and train.py's flags come after the recipe" ;;
+        *) fail 2 "there is no option $1; see --help, and put the flags of train.py after the recipe" ;;
     esac
     shift
 done
-[[ $# -gt 0 ]] || fail 2 "a recipe is missing; --help says more"
+[[ $# -gt 0 ]] || fail 2 "the recipe is missing; see --help"
 recipe=$(recipe_path "$1")
-[[ -z $data || -d $data ]] || fail 1 "--data: there is no folder $data"
+[[ -z $data || -d $data ]] || fail 1 "--data: the folder $data does not exist"
 output=$(realpath -m -- "$output")
 shift
 
 # mount HOST-PATH PATH [readonly]: unlike --volume, it allows a colon in a path, and fails if the path is missing.
 mount() {
-    [[ $1 != *,* ]] || fail 2 "$1: the engine cannot mount a path with a comma"
+    [[ $1 != *,* ]] || fail 2 "$1: the engine cannot mount a path with a comma; rename it"
     options+=(--mount "type=bind,source=$1,target=$2${3+,$3}")
 }
 
@@ -66,7 +66,7 @@ inside() {
     case $1 in
         /output | /output/*) echo "$1" ;;
         "$output" | "$output"/*) echo "/output${1#"$output"}" ;;
-        /*) fail 2 "--output_dir=$1 would go with the container; give a relative one, and --output for its folder" ;;
+        /*) fail 2 "--output_dir=$1 is lost with the container; give a relative path, and its folder as --output" ;;
         *) echo "/output/${1#runs/}" ;;
     esac
 }
@@ -121,7 +121,7 @@ esac
 while [[ $# -gt 0 ]]; do
     case $1 in
         --output_dir=* | -output_dir=*) flags+=("--output_dir=$(inside "${1#*=}")") ;;
-        --output_dir | -output_dir) # its value follows; train.py says so if it does not
+        --output_dir | -output_dir) # its value is the next word; train.py reports a missing one
             flags+=("$1")
             if [[ $# -gt 1 ]]; then
                 flags+=("$(inside "$2")")
@@ -140,10 +140,10 @@ if [[ -n $dry_run ]]; then
     echo "${command[*]@Q}"
     exit
 fi
-command -v "$engine" >/dev/null || fail 1 "there is no $engine; \$BIGBATCH_ENGINE names another engine, such as podman"
+command -v "$engine" >/dev/null || fail 1 "there is no $engine; set \$BIGBATCH_ENGINE to another engine, such as podman"
 [[ -z $build ]] || "${build_command[@]}" >&2
-"$engine" image inspect "$image" >/dev/null 2>&1 || fail 1 "$engine has no image $image; --build makes it here"
-[[ -z $compiled ]] || mkdir -p -- "$compiled" || fail 1 "$compiled cannot be made; set \$XDG_CACHE_HOME"
-mkdir -p -- "$output" || fail 1 "--output: $output cannot be made"
+"$engine" image inspect "$image" >/dev/null 2>&1 || fail 1 "$engine has no image $image; add --build to build it"
+[[ -z $compiled ]] || mkdir -p -- "$compiled" || fail 1 "$compiled cannot be created; set \$XDG_CACHE_HOME"
+mkdir -p -- "$output" || fail 1 "--output: the folder $output cannot be created; choose another one"
 # The engine replaces this process, forwards signals to the image's init, and returns the training's exit code.
 exec "${command[@]}"

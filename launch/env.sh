@@ -6,7 +6,7 @@
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 python=${BIGBATCH_PYTHON:-$root/.venv/bin/python}
 if [ ! -x "$python" ] && [ -z "${BIGBATCH_CONTAINER_IMAGE-}" ]; then
-    echo "${0##*/}: there is no $python: run 'uv sync' in $root first" >&2
+    echo "${0##*/}: $python does not exist; run 'uv sync' in $root first" >&2
     exit 1
 fi
 # mpirun and horovodrun come from this environment, unless a site has replaced the MPI wheel in it with its own MPI.

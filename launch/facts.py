@@ -1,6 +1,6 @@
-"""Prints what training depends on at this host, as JSON: `python -m launch.facts [train.py's flags]`.
+"""Prints the facts of this host that training depends on, as JSON: `python -m launch.facts [train.py's flags]`.
 
-It imports neither TensorFlow nor Horovod, so a login node gets the answers of all hosts within a few seconds.
+It imports neither TensorFlow nor Horovod, so a login node collects the facts of all hosts within a few seconds.
 """
 import hashlib
 import json
@@ -20,7 +20,7 @@ from distributed.gpus import Gpu
 from training import flags
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("common", "data", "distributed", "launch", "model_zoo", "optim", "reporting", "training")
+ROOMS = ("common", "data", "distributed", "inference", "launch", "model_zoo", "optim", "reporting", "training")
 PACKAGES = {"tensorflow": "tensorflow", "horovod": "horovod", "dali": "nvidia-dali-cuda120"}
 GRANTED = "SLURM_GPUS_ON_NODE"
 SHARED_MEMORY = Path("/dev/shm")

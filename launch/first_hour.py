@@ -2,9 +2,9 @@
 
 It runs these steps one after another, each with a time limit, and continues after a failure:
 
-    checks      nvidia-smi, the topology, what Horovod is built with, launch.preflight on all GPUs
+    checks      nvidia-smi, the topology, the build of Horovod, launch.preflight on all GPUs
     tests       pytest -m gpu
-    placement   which operations of a training step do not run on the GPU
+    placement   the operations of a training step that do not run on the GPU
     speed       ResNet-50 on a batch that stays on the device: micro-batches, precisions, with and without XLA
     data        ResNet-50 on images that DALI decodes, on the CPU and on the GPU
     update      the share of a training step that LARS's update takes
@@ -41,13 +41,13 @@ from reporting.first_hour import write_first_hour
 
 PUBLISHED = Path(__file__).parent / "published_gpus.json"
 OUT_OF_MEMORY = ("oom when allocating", "out of memory", "resource_exhausted", "resourceexhausted")
-WELL = ("ok", "skipped", "out of memory")  # outcomes of commands; the last one shows what fits, and is no failure
+NOT_FAILED = ("ok", "skipped", "out of memory")  # outcomes of commands; the last one shows what fits, and is no failure
 
 
 def names(texts: list[str]) -> tuple[str, ...]:
     """Parses the value of --only. Raises ValueError."""
     if unknown := [text for text in texts if text not in NAMES]:
-        raise ValueError(f"there is no step '{unknown[0]}'; there are {', '.join(NAMES)}")
+        raise ValueError(f"there is no step '{unknown[0]}'; the steps are {', '.join(NAMES)}")
     return tuple(texts)
 
 
@@ -55,8 +55,8 @@ def names(texts: list[str]) -> tuple[str, ...]:
 class Options:
     """This command's flags.
 
-    output_dir: A folder for the logs, first_hour.json and first_hour.html.
-    data_dir: Dataset for the step `data`. The default, digits, has images too small to say much about decoding.
+    output_dir: Folder for the logs, first_hour.json and first_hour.html.
+    data_dir: Dataset for the step `data`. The images of the default, digits, are too small to measure decoding.
     pretend: Run all steps on CPUs with tiny sizes, to test the script. The numbers mean nothing.
     only: Steps to run, such as speed,data. Default: all.
     """
@@ -75,7 +75,7 @@ def run_command(asked: Command, log: Path, limit: float, environment: dict[str, 
     if asked.skip:
         return asked.label | {"outcome": "skipped", "seconds": 0.0, "note": asked.skip}
     if limit <= 0:
-        return asked.label | {"outcome": "not run", "seconds": 0.0, "note": "the step's time was used up"}
+        return asked.label | {"outcome": "not run", "seconds": 0.0, "note": "the step ran out of time"}
     with open(log, "ab") as file:
         file.write(f"$ {shlex.join(asked.words)}\n".encode())
         file.flush()
@@ -100,13 +100,13 @@ def run_command(asked: Command, log: Path, limit: float, environment: dict[str, 
 
 def judged(asked: Command, code: int | None, output: str, limit: float) -> dict:
     """Returns the outcome of a command. code: its exit code, or None if it was killed at its limit."""
-    said = own_lines(output)[-20:]
+    last_lines = own_lines(output)[-20:]
     if code is None:
         return {"outcome": "failed", "note": f"killed after {limit:.0f} s"}
-    if code and asked.may_not_fit and any(words in line.lower() for words in OUT_OF_MEMORY for line in said):
+    if code and asked.may_not_fit and any(words in line.lower() for words in OUT_OF_MEMORY for line in last_lines):
         return {"outcome": "out of memory", "note": ""}
     if code:
-        return {"outcome": "failed", "note": f"exit code {code}: {said[-1][:300] if said else 'no output'}"}
+        return {"outcome": "failed", "note": f"exit code {code}: {last_lines[-1][:300] if last_lines else 'no output'}"}
     try:
         return {"outcome": "ok", "note": "", **asked.read(output)}
     except UserError as error:
@@ -149,7 +149,7 @@ def run_steps(chosen: list[Step], folder: Path, result: dict, environment: dict[
             left = step.limit - (time.monotonic() - begun)
             rows.append(run_command(asked, log, min(asked.limit, left), environment))
             row["seconds"] = time.monotonic() - begun
-            say(step.name, rows[-1])
+            print_row(step.name, rows[-1])
             write_json(folder / "first_hour.json", result)
         row["outcome"] = outcome(rows)
         write_json(folder / "first_hour.json", result)
@@ -167,14 +167,14 @@ def outcome(rows: list[dict]) -> str:
     found = [row["outcome"] for row in rows]
     if all(one == "skipped" for one in found):
         return "skipped"
-    return "ok" if "ok" in found and all(one in WELL for one in found) else "failed"
+    return "ok" if "ok" in found and all(one in NOT_FAILED for one in found) else "failed"
 
 
-def say(name: str, row: dict) -> None:
+def print_row(name: str, row: dict) -> None:
     """Prints a row as one line on standard error."""
-    told = ", ".join(f"{key} {value:,.4g}" if isinstance(value, float) else f"{key} {value}"
+    details = ", ".join(f"{key} {value:,.4g}" if isinstance(value, float) else f"{key} {value}"
                      for key, value in row.items() if key != "outcome" and value not in ("", None))
-    print(f"{name}: {row['outcome']}: {told}", file=sys.stderr, flush=True)
+    print(f"{name}: {row['outcome']}: {details}", file=sys.stderr, flush=True)
 
 
 def machine_facts(pretend: bool) -> dict:
@@ -191,7 +191,7 @@ def run(options: Options) -> None:
     """Runs the chosen steps. Raises UserError if a step failed."""
     found = [] if options.pretend else gpus.visible()
     if not found and not options.pretend:
-        raise UserError("nvidia-smi lists no GPU here; --pretend goes through all steps on CPUs")
+        raise UserError("nvidia-smi lists no GPU on this machine; use --pretend to try all steps on CPUs")
     folder = Path(options.output_dir).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     machine = Machine(len(found), min((gpu.memory for gpu in found), default=0.0), options.pretend)
@@ -201,7 +201,7 @@ def run(options: Options) -> None:
                        machine.environment)
     print(f"page: {folder / 'first_hour.html'}", file=sys.stderr)
     if failed:
-        raise UserError(f"these steps did not end well: {', '.join(failed)}; their logs are in {folder}")
+        raise UserError(f"these steps failed: {', '.join(failed)}; see their logs in {folder}")
 
 
 def main(argv) -> int:

@@ -31,14 +31,14 @@ def training_step(arguments, log_placement: bool = False):
 
     from data.synthetic import SyntheticFeed
     from training import stage_times
-    from training.run import start_alike
+    from training.run import start_and_check_flags
 
     tf.debugging.set_log_device_placement(log_placement)
-    start_alike(settings)
+    start_and_check_flags(settings)
     recipe = settings.recipe
     dataset, batch = open_named(recipe.data_dir), recipe.batch_size.values[0]
     step, _ = stage_times.make_step(recipe, dataset, settings.launch.xla == "true")
-    with SyntheticFeed(dataset, recipe.image_size, recipe.seed).train(0, 1, batch, batch) as batches:
+    with SyntheticFeed(dataset, recipe.final_image_size, recipe.seed).train(0, 1, batch, batch) as batches:
         return settings, dataset, lambda: step(batches)
 
 
@@ -73,12 +73,12 @@ def update(arguments) -> None:
             tf.test.experimental.sync_devices()
             if number:
                 times[name].append((time.perf_counter() - begun) / CALLS * 1e3)
-    shares = {name: statistics.median(part / whole for part, whole in zip(times[name], times["step"], strict=True))
+    fractions = {name: statistics.median(part / total for part, total in zip(times[name], times["step"], strict=True))
               for name in ("LARS", "SGD")}
     print(json.dumps({
         "training step, ms": statistics.median(times["step"]), "LARS's update, ms": statistics.median(times["LARS"]),
-        "share of the step": f"{shares['LARS']:.1%}", "Keras's SGD, ms": statistics.median(times["SGD"]),
-        "its share": f"{shares['SGD']:.1%}"}))
+        "share of the step": f"{fractions['LARS']:.1%}", "Keras's SGD, ms": statistics.median(times["SGD"]),
+        "its share": f"{fractions['SGD']:.1%}"}))
 
 
 def stop(arguments) -> None:
@@ -90,15 +90,15 @@ def stop(arguments) -> None:
     folder.mkdir(parents=True)
     undisturbed, disturbed = folder / "undisturbed", folder / "stopped"
     if code := faults.start(undisturbed, workers, words).wait():
-        raise UserError(f"the undisturbed training ended with {code}: {tail(undisturbed)}")
+        raise UserError(f"the undisturbed training exited with {code}: {tail(undisturbed)}")
     launcher = faults.start(disturbed, workers, words)
     faults.wait_for(lambda: faults.newest_step(disturbed) >= 2, launcher)
     faults.trainers(launcher)[-1].send_signal(signal.SIGUSR1)
     stopped = launcher.wait()
     if stopped != ExitCode.STOPPED:
-        raise UserError(f"SIGUSR1 ended the training with {stopped}, not {ExitCode.STOPPED:d}: {tail(disturbed)}")
+        raise UserError(f"the training exited with {stopped} on SIGUSR1, not {ExitCode.STOPPED:d}: {tail(disturbed)}")
     if resumed := faults.start(disturbed, workers, words).wait():
-        raise UserError(f"the resumed training ended with {resumed}: {tail(disturbed)}")
+        raise UserError(f"the resumed training exited with {resumed}: {tail(disturbed)}")
     print(json.dumps({"stopped": stopped, "resumed": resumed, "differ": faults.differences(undisturbed, disturbed)}))
 
 

@@ -17,8 +17,8 @@ PLACED = re.compile(r"placer\.cc:\d+\] (\S+): \((\w+)\): \S*device:([A-Z_]+):\d+
 # memory, are still placed on the GPU: they are GPU operations that declare their output to be in host memory.
 HOST_ONLY = {
     "PyFunc": "a call of Python: the clock of training.breakdown",
-    "_Arg": "no computation: stands where the caller has the tensor",
-    "_Retval": "no computation: stands where the caller wants the tensor",
+    "_Arg": "no computation: placed where the caller has the tensor",
+    "_Retval": "no computation: placed where the caller needs the tensor",
     "NoOp": "no computation: orders others",
 }
 NAMES = ("checks", "tests", "placement", "speed", "data", "update", "exchange", "stop")
@@ -100,7 +100,7 @@ def mpirun(workers: int, *words) -> list[str]:
 
 
 def checks(machine, data_dir) -> Step:
-    no_gpu = "with --pretend no GPU is asked" if machine.pretend else ""
+    no_gpu = "--pretend uses no GPU" if machine.pretend else ""
     return Step("checks", "This machine", 420, [
         Command({"check": "nvidia-smi"}, ["nvidia-smi"], 60, skip=no_gpu),
         Command({"check": "topology"}, ["nvidia-smi", "topo", "-m"], 60, skip=no_gpu),
@@ -114,7 +114,7 @@ def built(output: str, nccl: bool) -> str:
     """Returns the libraries that Horovod is built with. Raises UserError if NCCL is needed and missing."""
     found = re.findall(r"\[X\] (\w+)", output)
     if nccl and "NCCL" not in found:
-        raise UserError("Horovod is built without NCCL, which several GPUs need; README.md, On GPUs, says how to build")
+        raise UserError("Horovod is built without NCCL, which several GPUs need; see docs/gpu.md for how to build it")
     return " ".join(dict.fromkeys(found))
 
 
@@ -141,11 +141,11 @@ def placed(output: str, wanted: str) -> dict:
     """Returns columns from TensorFlow's log. Raises UserError for operations elsewhere that are not in HOST_ONLY."""
     found = placements(output)
     if not found:
-        raise UserError("TensorFlow's log names no operation of the step")
+        raise UserError("TensorFlow's log contains no operation of the step")
     allowed, offenders = ({op: count for (op, device), count in sorted(found.items())
                            if device != wanted and (op in HOST_ONLY) == known} for known in (True, False))
     if offenders:
-        raise UserError(f"not on the {wanted}: {listed(offenders)}")
+        raise UserError(f"operations not on the {wanted}: {listed(offenders)}")
     on = sum(count for (_, device), count in found.items() if device == wanted)
     return {f"operations on the {wanted}": on, "elsewhere, as they must be": listed(allowed) or "none"}
 
@@ -228,7 +228,7 @@ def update(machine) -> Step:
 
 def exchange(machine, folder: Path) -> Step:
     """Measures one GPU alone first, as the reference for the efficiency of the others."""
-    alone = "one GPU has nothing to exchange" if machine.workers == 1 else ""
+    skip_reason = "a single GPU has nothing to exchange" if machine.workers == 1 else ""
     timeline = folder / "timeline.json"
     kinds = {"one GPU alone": (1, []), "ring": (machine.workers, []), "torus": (machine.workers, ["--allreduce=torus"]),
              "ring, float16": (machine.workers, ["--compression=fp16"]),
@@ -245,7 +245,7 @@ def exchange(machine, folder: Path) -> Step:
         written = timeline if "timeline" in kind else run / "summary.json"
         rows.append(Command({"exchange": kind, "workers": workers, "precision": machine.precision,
                              "micro_batch_size": machine.micro_batch}, words, 150,
-                            lambda output, run=run, written=written: exchanged(run, written), alone))
+                            lambda output, run=run, written=written: exchanged(run, written), skip_reason))
     return Step("exchange", "Training on all GPUs", 600, rows)
 
 
@@ -268,7 +268,7 @@ def stop(machine, folder: Path) -> Step:
     size = ["--model=convnet", "--epochs=2"] if machine.pretend else ["--model=resnet20", "--epochs=4"]
     words = python("-m", "launch.first_hour_probe", "stop", folder / "trainings" / "stop", machine.workers, *size,
                    f"--batch_size={batch}", "--checkpoint_every=0.2", "--deterministic")
-    return Step("stop", "SIGUSR1 to a training, and its resume", 300, [
+    return Step("stop", "Stopping a training run with SIGUSR1, and resuming it", 300, [
         Command({"workers": machine.workers}, words, 300, stopped)])
 
 
@@ -276,5 +276,5 @@ def stopped(output: str) -> dict:
     """Returns columns from the probe's JSON. Raises UserError if the resumed run differs from the undisturbed one."""
     found = last_json(output)
     if found["differ"]:
-        raise UserError(f"{len(found['differ'])} differ from the undisturbed run, the first {found['differ'][0]}")
+        raise UserError(f"{len(found['differ'])} differ from the undisturbed run; the first is {found['differ'][0]}")
     return {"exit code on SIGUSR1": found["stopped"], "resumed": found["resumed"], "differences to the bit": 0}

@@ -91,7 +91,7 @@ def _hosts(options):
         found = [host_lists.Host("localhost", options.np or workers_here())]
     slots = sum(host.slots for host in found)
     if options.np is not None and not 0 < options.np <= slots:
-        raise UserError(f"-np {options.np}: the hosts take 1 to {slots} workers")
+        raise UserError(f"-np {options.np}: the hosts have {slots} slots; give a number from 1 to {slots}")
     return found
 
 
@@ -121,7 +121,7 @@ class Job:
     """A running horovodrun. output: stream for rank 0's standard output."""
 
     def __init__(self, words: list[str], output):
-        self._ended, self._said, self._stopped_by = None, [], None
+        self._ended, self._launcher_lines, self._stopped_by = None, [], None
         self._process = subprocess.Popen(words, env=host_lists.environment(), stdin=subprocess.DEVNULL,
                                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
                                          preexec_fn=lambda: end_with_parent(signal.SIGTERM))
@@ -142,11 +142,12 @@ class Job:
             return 128 + self._stopped_by
         if not self._ended:
             if code:
-                complain(f"horovodrun has failed: {self._said[-1] if self._said else f'exit code {code}'}", PROGRAM)
+                reason = self._launcher_lines[-1] if self._launcher_lines else f"exit code {code}"
+                complain(f"horovodrun failed: {reason}", PROGRAM)
             return int(code != 0)
         rank, code = self._ended
-        if code > 128:  # else the worker has said why itself; others may be killed before they can report it as gone
-            complain(f"worker {rank} was killed, or its host is gone (exit code {code})", PROGRAM)
+        if code > 128:  # else the worker has reported the cause; others may be killed before they can report its loss
+            complain(f"worker {rank} was killed, or its host was lost (exit code {code})", PROGRAM)
         return code if code in (ExitCode.USAGE, ExitCode.STOPPED) else ExitCode.WRONG
 
     def _stop(self, number, _):
@@ -168,7 +169,7 @@ class Job:
                 elif ended := ENDED.match(line):
                     self._ended = self._ended or (ended[1], int(ended[2]))
                 elif line.strip():
-                    self._said.append(line.strip())
+                    self._launcher_lines.append(line.strip())
 
     def _write(self, output, line):
         output.write(line)

@@ -43,13 +43,13 @@ def read(path: str) -> list[Host]:
         raise UserError(f"--hostfile: {path} cannot be read: {getattr(error, 'strerror', error)}") from None
     wrong = [" ".join(words) for words in lines if words[2:] or (words[1:] and not words[1].startswith("slots="))]
     if wrong:
-        raise UserError(f"--hostfile: '{wrong[0]}' in {path} is not of the form 'host slots=8'")
+        raise UserError(f"--hostfile: '{wrong[0]}' in {path} does not have the form 'host slots=8'")
     return _checked([_host(words[0], words[1][6:] if words[1:] else "") for words in lines if words])
 
 
 def _host(name, slots):
     if not name or name.startswith("-") or not (slots or "1").isdecimal() or int(slots or 1) < 1:
-        raise UserError(f"'{name}{':' if slots else ''}{slots}' is not a host and a number of workers, like host1:8")
+        raise UserError(f"'{name}{':' if slots else ''}{slots}' is not a host and a number of workers, such as host1:8")
     return Host(name, int(slots or 1))
 
 
@@ -57,7 +57,7 @@ def _checked(hosts):
     names = [host.name for host in hosts]
     twice = [name for name in names if names.count(name) > 1]
     if twice or not names:
-        raise UserError(f"host {twice[0]} is given twice" if twice else "no host is given")
+        raise UserError(f"host {twice[0]} is listed twice; list it once" if twice else "the list of hosts is empty")
     return hosts
 
 
@@ -84,22 +84,22 @@ def _ask(host, arguments):
         if not is_here(host.name):
             command = [*SSH, host.name, _remotely(command)]
     except OSError:
-        return f"{host.name}: there is no host of this name; check -H or --hostfile"
+        return f"{host.name}: this host name is unknown; check -H or --hostfile"
     try:
         done = subprocess.run(command, text=True, capture_output=True, timeout=PATIENCE, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
         return f"{host.name}: no answer within {PATIENCE} s; try: ssh {host.name} true"
-    said = (done.stderr.strip() or "nothing").splitlines()[-1]
+    last_line = (done.stderr.strip() or "nothing").splitlines()[-1]
     if done.returncode == 255:
-        return f"{host.name}: cannot be reached by ssh ({said}); try: ssh {host.name} true"
+        return f"{host.name}: cannot be reached by ssh ({last_line}); try: ssh {host.name} true"
     if done.returncode == 3:
-        return f"{host.name}: there is no folder {os.getcwd()}; it has to be at the same place on every host"
+        return f"{host.name}: the folder {os.getcwd()} does not exist; every host needs it at the same path"
     if done.returncode == 127:
-        return f"{host.name}: there is no {sys.executable}; the checkout and its .venv have to be where they are here"
+        return f"{host.name}: {sys.executable} does not exist; every host needs the checkout and .venv at the same path"
     try:
         return json.loads(done.stdout)
     except ValueError:
-        return f"{host.name}: {said}"
+        return f"{host.name}: {last_line}"
 
 
 def _remotely(command):

@@ -14,7 +14,7 @@ KNOWN = {"DGX-1 with V100": "dgx1", "DGX A100": "dgx_a100", "DGX H100": "dgx_h10
 
 @dataclass(frozen=True)
 class Node:
-    """A NUMA node: cores and their memory. cores: indices of each core's hardware threads. socket: index of its CPU."""
+    """A NUMA node, not a host. cores: the indices of each core's hardware threads. socket: index of its socket."""
 
     number: int
     cores: tuple[tuple[int, ...], ...]
@@ -50,8 +50,8 @@ def known_machine(name: str) -> tuple[tuple[Node, ...], list[Gpu]]:
 
 
 def gpus_here() -> list[Gpu]:
-    """Returns the GPUs that this process may use, in CUDA's order."""
-    return [_placed(gpu) for gpu in gpus.visible()]
+    """Returns the GPUs that this process may use, in the order of distributed.gpus.visible."""
+    return [_with_numa_node(gpu) for gpu in gpus.visible()]
 
 
 def ranges(numbers) -> str:
@@ -65,7 +65,7 @@ def ranges(numbers) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
 
 
-def _placed(gpu: gpus.Gpu) -> Gpu:
+def _with_numa_node(gpu: gpus.Gpu) -> Gpu:
     domain, _, rest = gpu.address.lower().partition(":")  # sysfs writes the domain in four digits
     path = PCI / f"{domain[-4:]}:{rest}" / "numa_node"
     return Gpu(gpu.number, int(path.read_text()) if path.is_file() else -1)

@@ -1,9 +1,9 @@
 """Prints --micro_batch_size for a recipe on GPUs: `python -m launch.micro_batch --workers=N [train.py's flags]`.
 
-train.py's own default is at most 64 on any device, so that a plan does not depend on the device. A GPU needs more to be
-busy: NVIDIA's ResNet-50 has 256 images per GPU, MLPerf's results have 128 to 408. Nothing is printed if the user has
-chosen a size, if there is no GPU, or if no larger size divides the batch and keeps the recipe's batch-norm span.
-Workers that come and go (--elastic) need the default, which changes with their number.
+train.py's own default is at most 64 on any device, so that a plan does not depend on the device. A GPU needs larger
+micro-batches: NVIDIA's ResNet-50 has 256 images per GPU, and MLPerf's results have 128 to 408. It prints nothing if the
+user has chosen a size, if there is no GPU, or if no larger size divides the batch and keeps the recipe's batch-norm
+span. Elastic training (--elastic) needs the default, which changes with the number of workers.
 """
 import sys
 

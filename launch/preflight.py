@@ -3,7 +3,8 @@
     uv run python -m launch.preflight [train.py's flags]                      this host alone
     uv run mpirun -np 16 --host h1:8,h2:8 python -m launch.preflight ...      all hosts, under any launcher
 
-Each problem that would break a run gets a line with its fix, and the exit code is 1. The launch scripts run this first.
+Each problem that would break a run gets a line with its fix. The exit code is 1 if there are any. The launch scripts
+run this first.
 """
 import contextlib
 import os
@@ -26,10 +27,10 @@ LIMIT = 30.0  # seconds for everything but loading TensorFlow
 GPU_LIMIT = 180.0  # seconds with GPUs: CUDA starts and compiles TensorFlow's PTX, and NCCL creates three communicators
 DRIVER = 525  # the oldest driver for CUDA 12
 COMPILING_DRIVER = 535  # the oldest that compiles CUDA 12.2's PTX: TensorFlow 2.15 has little else for newer GPUs
-COMPILED, SUPPORTED = 7.5, 9.0  # highest compute capabilities: of most compiled kernels; of any that work
-DISK = 1.0  # GB; a checkpoint of ResNet-50 with its momentum has 0.2
-SHARED_MEMORY = 0.25  # GB; NCCL and Open MPI take some MB per worker there; a container has 0.064 by default
-CLOCK = 1.0  # seconds; a larger difference is marked
+COMPILED, SUPPORTED = 7.5, 9.0  # highest compute capability: with most kernels compiled; at all
+DISK = 1.0  # minimum free space in GB; a checkpoint of ResNet-50 with its momentum takes 0.2
+SHARED_MEMORY = 0.25  # minimum in GB; NCCL and Open MPI use some MB per worker; a container has 0.064 by default
+CLOCK = 1.0  # seconds; a larger difference from rank 0's clock is marked
 
 COLUMNS = {
     "host": lambda f: f["host"], "workers": lambda f: f["slots"], "GPUs": lambda f: len(f["gpus"]),
@@ -47,7 +48,7 @@ SAME = ("workers", "GPUs", "GPU", "driver", "Python", "TensorFlow", "Horovod", "
 SYNC = "run 'uv sync' there, with --extra gpu if the host has GPUs"
 CURES = {"Python": "use the same .venv", "TensorFlow": SYNC, "Horovod": SYNC, "DALI": SYNC,
          "bigbatch": "update the checkout there",
-         "dataset": "--data_dir has to lead to the same dataset", "driver": "install the same driver"}
+         "dataset": "--data_dir must point to the same dataset", "driver": "install the same driver"}
 
 
 def usual(hosts: list[dict]) -> dict[str, str]:
@@ -79,22 +80,22 @@ def problems(hosts: list[dict], data_dir: str, per_gpu: int = 1) -> list[str]:
         for column, cure in CURES.items():
             value = str(COLUMNS[column](host))
             if value not in (expected[column], "missing"):
-                found.append(f"{name}: {column} {value}, elsewhere {expected[column]}: {cure}")
+                found.append(f"{name}: {column} is {value}, but {expected[column]} elsewhere; {cure}")
             elif value == "missing":
-                found.append(f"{name}: no dataset in {data_dir}: {cure}" if column == "dataset" else
-                             f"{name}: {column} is not installed: {cure}")
+                found.append(f"{name}: there is no dataset in {data_dir}; {cure}" if column == "dataset" else
+                             f"{name}: {column} is not installed; {cure}")
         found += [f"{name}: {problem}" for problem in gpu_problems(host)]
         if any_gpu and gpus * per_gpu < host["slots"]:
-            found.append(f"{name}: {gpus} GPUs for {host['slots']} workers: start {gpus * per_gpu} there, or see "
-                         "nvidia-smi for those that are missing")
+            found.append(f"{name}: {gpus} GPUs for {host['slots']} workers; start {gpus * per_gpu} there, or look "
+                         "for missing GPUs with nvidia-smi")
         if gpus < host.get("granted", 0):
-            found.append(f"{name}: {gpus} GPUs, where Slurm has granted {host['granted']}: see nvidia-smi there")
+            found.append(f"{name}: {gpus} GPUs, but Slurm has granted {host['granted']}; run nvidia-smi there")
         if not host["output"]:
-            found.append(f"{name}: the output folder cannot be written: give another --output_dir")
+            found.append(f"{name}: the output folder is not writable; choose another --output_dir")
         if host["disk"] < DISK:
-            found.append(f"{name}: {host['disk']:.2f} GB free for --output_dir, less than {DISK:.0f}: make room")
+            found.append(f"{name}: {host['disk']:.2f} GB free for --output_dir, less than {DISK:.0f}; free disk space")
         if host["shared_memory"] < SHARED_MEMORY:
-            found.append(f"{name}: {host['shared_memory']:.2f} GB free in /dev/shm, less than {SHARED_MEMORY}: "
+            found.append(f"{name}: {host['shared_memory']:.2f} GB free in /dev/shm, less than {SHARED_MEMORY}; "
                          "start the container with --ipc=host or --shm-size=1g")
     return found
 
@@ -106,21 +107,21 @@ def gpu_problems(host: dict) -> list[str]:
         return []
     if capability > SUPPORTED:
         return [f"TensorFlow 2.15 does not support the GPU {host['gpus'][0]} (compute capability {capability}); the "
-                f"newest it supports are H100 and H200 ({SUPPORTED})"]
+                f"newest that it supports are H100 and H200 ({SUPPORTED})"]
     oldest = COMPILING_DRIVER if capability > COMPILED else DRIVER
     if driver.isdecimal() and int(driver) < oldest:
-        return [f"driver {host['driver']} is too old for the GPU {host['gpus'][0]}: install {oldest} or newer"]
+        return [f"driver {host['driver']} is too old for the GPU {host['gpus'][0]}; install {oldest} or newer"]
     return []
 
 
 def notes(hosts: list[dict]) -> list[str]:
     """Returns notes on what does not break a run, but may surprise."""
-    own = any(host.get("shared") == "of its own" for host in hosts)
-    return ["the hosts do not share the output folder: a run can only go on with the same first host"] if own else []
+    own = any(host.get("shared") == "not shared" for host in hosts)
+    return ["the hosts do not share the output folder: a run can only resume on the same first host"] if own else []
 
 
 def report(hosts: list[dict], wrong: list[str], stream) -> int:
-    """Prints the table, the problems and the notes; returns the exit code."""
+    """Prints the table to `stream`, the problems and the notes to standard error; returns the exit code."""
     if hosts:
         print(table(hosts), file=stream)
     for line in wrong:
@@ -132,7 +133,10 @@ def report(hosts: list[dict], wrong: list[str], stream) -> int:
 
 
 def examine(settings: Settings) -> tuple[list[dict], list[str]]:
-    """Starts Horovod, and returns (the facts of every host, the problems), the same on all workers. All call it."""
+    """Starts Horovod and tests its all-reduce. Returns (the facts of every host, the problems) on every worker.
+
+    All workers have to call it at once.
+    """
     from distributed import probe
     from distributed.world import check_gpus
 
@@ -152,11 +156,11 @@ def examine(settings: Settings) -> tuple[list[dict], list[str]]:
     by_host = {name: {gpu.uuid: gpu for _, _, other, found in everyone if other == name for gpu in found}
                for name in dict.fromkeys(names)}
     hosts = [host | facts.of_gpus([*by_host[name].values()]) | {
-        "clock": now[rank] - now[0], "shared": "shared" if shared[rank] else "of its own",
+        "clock": now[rank] - now[0], "shared": "shared" if shared[rank] else "not shared",
         "within": speeds[rank][1], "between": speeds[rank][2]} for rank, host, name, _ in everyone if host]
     wrong = problems(hosts, data_dir, int(os.environ.get(PER_GPU, 1)))
     if failed := [str(rank) for rank, (right, *_) in enumerate(speeds) if not right]:
-        wrong.append(f"the sum over all workers is wrong on rank {', '.join(failed)}: check the network cards of that "
+        wrong.append(f"the sum over all workers is wrong on rank {', '.join(failed)}; check the network cards of its "
                      "host, and NCCL with NCCL_DEBUG=INFO")
     return hosts, wrong
 
@@ -202,8 +206,9 @@ def main(argv) -> int:
 
 
 def _end(limit: float):
-    print(f"preflight: the workers have not met within {limit:.0f} s: a firewall, or another network interface than "
-          "the one they share (horovodrun --network-interfaces, NCCL_SOCKET_IFNAME)", file=sys.stderr, flush=True)
+    print(f"preflight: the workers have not connected within {limit:.0f} s; check for a firewall, and select "
+          "the network interface that they share (horovodrun --network-interfaces, NCCL_SOCKET_IFNAME)",
+          file=sys.stderr, flush=True)
     os._exit(1)
 
 

@@ -1,6 +1,8 @@
 """Writes launch/recipes/README.md from the recipes: `uv run python -m launch.recipe_list`."""
 from pathlib import Path
 
+from common.recipe_file import read
+
 RECIPES = Path(__file__).parent / "recipes"
 PAPERS = {
     "lars_1708.03888": "You, Gitman, Ginsburg: Large Batch Training of Convolutional Networks, arXiv:1708.03888",
@@ -9,29 +11,15 @@ PAPERS = {
 }
 INTRODUCTION = """# Recipes
 
-Each is a file of flags: `uv run train.py --flagfile=launch/recipes/PAPER/NAME.flags`, on any number of workers that
-divides its batch. `--dry_run --workers=N` shows its plan without the dataset. Without flags, `digits.flags` is read.
-The accuracies are those that the papers report. The last column says where each setting is from: the paper's section or
-table, a file or the later code of its authors, or open; what was chosen where it is open stands in the recipe.
-This page is written from the recipes by `uv run python -m launch.recipe_list`.
+Each recipe is a file of flags. `uv run train.py --flagfile=launch/recipes/PAPER/NAME.flags` trains it on any number of
+workers that divides its batch size. `--dry_run --workers=N` shows its plan without the dataset. Without flags, train.py
+reads `digits.flags`. The accuracies are those reported in the papers.
+
+The last column gives the source of each setting: a section or table of the paper, or a file or the later code of its
+authors. `open` means that no source gives the setting. A comment in the recipe then explains the value.
+
+`uv run python -m launch.recipe_list` writes this page from the recipes.
 """
-
-
-def read(path: Path) -> dict:
-    """Reads a recipe: its title, the fields of its comment (Row, Reported, Sources, Left open, Workers), its flags."""
-    fields, last = {}, "title"
-    for line in path.read_text().splitlines():
-        if line.startswith("--"):
-            name, _, value = line[2:].partition("=")
-            fields[name] = value
-        elif line.startswith("#   "):
-            fields[last] += " " + line[4:]
-        elif line.startswith("# "):
-            last, separator, value = line[2:].partition(": ")
-            if not fields or not separator:
-                last, value = "title", line[2:]
-            fields[last] = value
-    return fields
 
 
 def rule(fields: dict) -> str:
@@ -45,7 +33,8 @@ def rule(fields: dict) -> str:
 def page() -> str:
     lines = [INTRODUCTION]
     for folder, paper in PAPERS.items():
-        lines += [f"\n## {paper}\n", "| recipe | row | model | batch | rule | epochs | reported | settings from |",
+        lines += [f"\n## {paper}\n", "| recipe | row in the paper | model | batch size | schedule | epochs | "
+                  "reported | source of each setting |",
                   "| --- | --- | --- | --- | --- | --- | --- | --- |"]
         for path in sorted((RECIPES / folder).glob("*.flags"), key=_natural):
             f = read(path)

@@ -3,8 +3,8 @@
 For each number of workers and each all-reduce, it prints the grid (horizontal x vertical; for the torus, the grid that
 training would use), the time per step, images per second, and the efficiency: the speed of a worker relative to its
 speed on one node with the same micro-batch. With a recipe (--flagfile), these are averages over its phases, and the
-hours of the recipe are printed, too. Without one, each worker has --micro_batch_size images (32). Published results
-stand below, each with its forecast.
+training time in hours is printed, too. Without one, each worker processes --micro_batch_size images per step (default:
+32). Published results follow, with a forecast for each whose cluster is known.
 
 distributed/cost.py and launch/topology.py explain the model. The file of a topology in launch/topologies gives the
 source of each figure. benchmarks/scaling_here.py writes such a file for this machine.
@@ -37,13 +37,13 @@ BORROWED = ("model", "image_size", "micro_batch_size", "compression", "train_sam
 
 def _numbers(texts: list[str]) -> tuple[int, ...]:
     if not all(text.isdecimal() and 0 < int(text) <= topologies.MOST_WORKERS for text in texts):
-        raise ValueError(f"wants numbers of workers, such as 256 or 4,1024,4096, of {topologies.MOST_WORKERS} at most")
+        raise ValueError(f"needs numbers of workers up to {topologies.MOST_WORKERS}, such as 256 or 4,1024,4096")
     return tuple(sorted(set(map(int, texts))))
 
 
 def _picture(path: str) -> Path:
     if Path(path).suffix not in report.PLOTS:
-        raise ValueError(f"wants a name that ends in {', '.join(report.PLOTS)}")
+        raise ValueError(f"needs a file name that ends in {', '.join(report.PLOTS)}")
     return Path(path)
 
 
@@ -78,7 +78,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The training to forecast. samples: of the recipe's training set; None without a recipe."""
+    """What to forecast: a recipe and its sizes. samples: size of the training set; None without --flagfile."""
 
     recipe: Recipe
     micro_batch_size: int | None
@@ -94,18 +94,18 @@ def main(argv) -> int:
         command.print_help(__doc__, *flags.described(values, (*flags.names(Options), *BORROWED)),
                            "--flagfile=RECIPE forecasts that recipe's training.")
         return 0
-    with command.shell("launch.scaling") as ending, command.json_alone_on_stdout():
+    with command.shell("launch.scaling") as ending, command.json_only_on_stdout():
         options, asked = parse(argv)
         if asked.bytes_per_gradient == 2 and options.overlap is None and not options.json:
-            complain("note: gradients in float16 are exchanged after the backward pass; --overlap=0 forecasts that",
+            complain("note: float16 gradients are exchanged after the backward pass; --overlap=0 forecasts this",
                      "launch.scaling")
         topology = topologies.load(options.topology, options.overlap)
         rows = forecast(options, asked, topology)
         if not rows:
-            raise UserError("--allreduce=hierarchical needs whole nodes: multiples of "
+            raise UserError("--allreduce=hierarchical needs full nodes; give multiples of "
                             f"{topology.network.local_size} workers")
         model = asked.recipe.model
-        published = beside(options.topology, model)
+        published = published_results(options.topology, model)
         if options.plot:
             report.plot(options.plot, rows, published, f"{model} on {options.topology}")
         print(json.dumps(rows) if options.json else "\n".join(report.lines(rows, published)), flush=True)
@@ -114,7 +114,7 @@ def main(argv) -> int:
 
 def forecast(options: Options, asked: Forecast, topology: Topology) -> list[dict]:
     """Returns a row per number of workers and all-reduce; none for hierarchical if the last node is not full."""
-    model, rows = model_cost(asked.recipe.model, asked.classes, asked.recipe.image_size), []
+    model, rows = model_cost(asked.recipe.model, asked.classes, asked.recipe.final_image_size), []
     for workers in options.workers:
         planned = phases(asked, model, workers)
         for allreduce in options.allreduce:
@@ -124,7 +124,7 @@ def forecast(options: Options, asked: Forecast, topology: Topology) -> list[dict
 
 
 def row(topology, planned, workers, allreduce, grid, has_recipe) -> dict:
-    """Returns an object of the JSON, with averages over the phases, which share a grid."""
+    """Returns one row of the output, averaged over the phases. The grid is the same in all of them."""
     steps = sum(phase.steps for phase in planned)
     seconds = sum(phase.steps * topology.step_seconds(phase.job, grid) for phase in planned)
     on_a_node = sum(phase.steps * topology.node_seconds(phase.job) for phase in planned)
@@ -145,8 +145,11 @@ def phases(asked: Forecast, model: ModelCost, workers: int) -> list[Phase]:
             for phase in make_plan(asked.recipe, asked.micro_batch_size, workers, asked.samples).phases]
 
 
-def beside(topology: str, model: str) -> list[dict]:
-    """Returns published results with our forecasts: table 2 of arXiv:1811.05233, and this topology with this model."""
+def published_results(topology: str, model: str) -> list[dict]:
+    """Returns the published results for this topology and model, and those of arXiv:1811.05233, table 2, for any.
+
+    Each has our forecast, unless its topology is unknown.
+    """
     rows = []
     for published in json.loads(PUBLISHED.read_text()):
         here = (published["topology"], published["model"]) == (topology, model)
@@ -160,21 +163,22 @@ def ours(published: dict) -> dict:
     topology, workers = topologies.load(published["topology"]), published["workers"]
     model = model_cost(published["model"], CLASSES, model_zoo.MODELS[published["model"]].image_size)
     job = Job(model, published["micro_batch_size"], model.parameters * published["bytes_per_gradient"])
-    said = row(topology, [Phase(1, workers * job.micro_batch_size, job)], workers, published["allreduce"],
-               topology.grid(published["allreduce"], workers), has_recipe=False)
-    return {"forecast_images_per_second": said["images_per_second"], "forecast_efficiency": said["efficiency"]}
+    forecast_row = row(topology, [Phase(1, workers * job.micro_batch_size, job)], workers, published["allreduce"],
+                       topology.grid(published["allreduce"], workers), has_recipe=False)
+    return {"forecast_images_per_second": forecast_row["images_per_second"],
+            "forecast_efficiency": forecast_row["efficiency"]}
 
 
 def parse(argv) -> tuple[Options, Forecast]:
     """Parses a command line. Raises UsageError, and UserError if the dataset is missing.
 
-    A recipe with a number of training samples is assumed to have ImageNet's classes.
+    With --train_samples, the dataset is not opened, and ImageNet's number of classes is assumed.
     """
     recipes, given = recipes_first(argv[1:])
     values = flags.read(all_flags(bool(recipes)), [argv[0], *recipes, *given])
     options, recipe = flags.parsed(values, Options), with_image_size(flags.parsed(values, Recipe))
     if not options.workers:
-        raise UsageError("--workers=N or --workers=N,M,… says for how many workers to forecast")
+        raise UsageError("--workers is missing; give one or more numbers of workers, such as --workers=256,1024")
     samples, classes = values.train_samples if recipes else None, CLASSES
     if recipes and not samples:
         dataset = open_named(recipe.data_dir)
@@ -188,7 +192,7 @@ def all_flags(has_recipe: bool):
     for name in {*flags.names(Recipe), *flags.names(Launch), "train_samples"} - {*flags.names(Options)}:
         values[name] = others[name]
     values["micro_batch_size"].help = f"Images per worker and step. Default: the recipe's, or {MICRO_BATCH_SIZE}."
-    values["train_samples"].help = "Number of training samples of the recipe, if its dataset is not there."
+    values["train_samples"].help = "Number of training samples of the recipe, if its dataset is not available."
     if not has_recipe:
         values.set_default("model", "resnet50")
     return values

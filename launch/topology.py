@@ -8,7 +8,7 @@ and the time per image are ResNet-50's. Those of other models follow from their 
 The backward pass is two thirds of compute. The fraction `overlap` of the last micro-batch's backward pass can hide the
 transfer. The latency cannot be hidden: the last gradient has to be exchanged, too, and all ranks wait for the last one.
 
-The speed is that of the precision in which one_gpu and calibration were measured, whatever a recipe's --precision.
+The speed is that of the precision in which one_gpu and calibration were measured. A recipe's --precision is ignored.
 
 A topology is a JSON file like those in launch/topologies. Its `sources` tells the reader the source of each figure.
 """
@@ -87,11 +87,11 @@ def load(name: str, overlap: float | None = None) -> Topology:
         topology = parse(json.loads(path.read_text()))
         return topology if overlap is None else dataclasses.replace(topology, overlap=overlap)
     except FileNotFoundError:
-        raise UserError(f"--topology={name}: no such file; built in: {', '.join(names())}") from None
+        raise UserError(f"--topology={name}: there is no such file; built-in ones: {', '.join(names())}") from None
     except KeyError as error:
         raise UserError(f"--topology={name}: {error.args[0]} is missing") from None
     except (TypeError, AttributeError):  # such as a number or a list instead of an object
-        raise UserError(f"--topology={name}: is not an object like those in launch/topologies") from None
+        raise UserError(f"--topology={name}: the file is not a JSON object like those in launch/topologies") from None
     except (ValueError, ArithmeticError, OSError, RecursionError) as error:
         raise UserError(f"--topology={name}: {error}") from None
 
@@ -120,11 +120,11 @@ def parse(described: dict) -> Topology:
 def line(rates: dict[int, float]) -> tuple[float, float]:
     """Fits a line to step times; returns (seconds per batch, seconds per image). rates: images per second by batch.
 
-    Neither is negative, whatever the noise. The fit minimizes the squared relative error, so that small batches, which
+    Neither is ever negative. The fit minimizes the squared relative error, so that small batches, which
     determine the time per batch, count as much as large ones. Raises ValueError.
     """
     if len(rates) < 2:
-        raise ValueError("one_gpu needs the rates of two batch sizes or more")
+        raise ValueError("one_gpu needs the rates of at least two batch sizes")
     batches = np.array(list(rates), float)
     seconds = batches / np.array(list(rates.values()))
     relative = np.stack([1 / seconds, batches / seconds], axis=1)
@@ -143,7 +143,7 @@ def calibrated(topology: Topology, micro_batch_size: int, bytes_per_gradient: in
     solution.
     """
     if len(rows) not in (1, 2) or any(math.prod(row["grid"]) > MOST_WORKERS for row in rows):
-        raise ValueError(f"calibration wants one row or two, each of {MOST_WORKERS:,} workers at most")
+        raise ValueError(f"calibration needs one or two rows, each with at most {MOST_WORKERS:,} workers")
     job = Job(RESNET50, micro_batch_size, bytes_per_gradient * RESNET50.parameters)
     idle = dataclasses.replace(topology.network, slowdown=1.0)
     costs = [cost.cost(job.bytes, *row["grid"], idle) for row in rows]
@@ -160,7 +160,7 @@ def calibrated(topology: Topology, micro_batch_size: int, bytes_per_gradient: in
             topology, per_image=per_image, network=dataclasses.replace(topology.network, slowdown=slowdown))
         if math.isclose(before.per_image, per_image, rel_tol=1e-12) and before.network.slowdown == slowdown:
             return topology
-    raise ValueError("calibration: no time per image and slowdown give these rows")
+    raise ValueError("calibration: no time per image and slowdown reproduce these rows")
 
 
 def _positive(described, key) -> float:

@@ -8,21 +8,25 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """An entry of the registry: the function from pixels to logits, and the image size that the model is meant for.
+    """An entry of the registry: the function from pixels to logits, and the model's default image size.
 
     input_scale: factor of the pixels after the mean is subtracted. None: 1 / the dataset's standard deviation.
+    any_image_size: whether the same weights can process images of any size.
     """
 
     module: str
     function: str
     image_size: int
     input_scale: float | None = None
+    any_image_size: bool = True
 
 
 MODELS = {
-    # BVLC's, with groups, LRN and dropout, on pixels of 0 to 255; with batch norm, as in the LARS authors' files
-    "alexnet": ModelInfo("model_zoo.alexnet", "alexnet", 227, input_scale=1.0),
-    **{name: ModelInfo("model_zoo.alexnet", name, 227, input_scale=1 / 256) for name in ("alexnet_bn", "alexnet_bn5")},
+    # BVLC AlexNet: groups, LRN and dropout; pixels are centred, not scaled
+    "alexnet": ModelInfo("model_zoo.alexnet", "alexnet", 227, input_scale=1.0, any_image_size=False),
+    # AlexNet with batch norm, in two variants of the LARS authors
+    **{name: ModelInfo("model_zoo.alexnet", name, 227, input_scale=1 / 256, any_image_size=False)
+       for name in ("alexnet_bn", "alexnet_bn5")},
     # version 1.5: stride in the 3x3 convolution of a bottleneck
     **{name: ModelInfo("model_zoo.resnet", name, 224)
        for name in ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")},
@@ -31,17 +35,17 @@ MODELS = {
     # as in the LARS authors' file
     "resnet50_nvcaffe": ModelInfo("model_zoo.resnet", "resnet50_nvcaffe", 224, input_scale=1 / 256),
     "resnet20": ModelInfo("model_zoo.resnet", "resnet20", 32),  # arXiv:1512.03385, section 4.2
-    "convnet": ModelInfo("model_zoo.convnet", "convnet", 32),  # three convolutions, two dense layers, no batch norm
+    "convnet": ModelInfo("model_zoo.convnet", "convnet", 32, any_image_size=False),  # no batch norm
 }
 
 
-def create_model(name: str, classes: int, image_size: int, batch_norm_momentum: float = 0.9, seed: int = 0,
+def create_model(name: str, classes: int, image_size: int | None, batch_norm_momentum: float = 0.9, seed: int = 0,
                  stream: int = 0, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)):
     """Builds the Keras model registered under `name`.
 
-    Input: pixels (batch, image_size, image_size, 3), RGB, uint8 or float. The model subtracts the mean of each channel
-    in float32. It then divides by the channel's std, or multiplies by its input_scale. Output: logits, float32 (batch,
-    classes).
+    Input: pixels (batch, image_size, image_size, 3), RGB, uint8 or float. image_size: None for images of any size. The
+    model subtracts the mean of each channel in float32. It then divides by the channel's std, or multiplies by its
+    input_scale. Output: logits, float32 (batch, classes).
     seed: seed of the initial weights and of dropout. stream: a number unique to the worker, for its own dropout masks.
     """
     import tensorflow as tf

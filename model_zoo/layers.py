@@ -1,11 +1,11 @@
-"""Layers that the models share. Initial values depend on a seed, dropout masks on a seed and a step."""
+"""Layers that the models share. Initial weights are functions of a seed; dropout masks also of worker and call."""
 import tensorflow as tf
 
-PHILOX = 1  # the TensorFlow generator that runs on every device
+PHILOX = 1  # TensorFlow's number for the Philox generator, which runs on every device
 
 
 def seeds(seed: int):
-    """Returns an iterator over seeds, one for each layer that draws initial values."""
+    """Returns an iterator over seeds, one for each layer with random numbers. Models with other seeds share none."""
     return iter(range(seed * 10_000, (seed + 1) * 10_000))
 
 
@@ -26,20 +26,20 @@ class Dropout(tf.keras.layers.Layer):
     def call(self, inputs, training=False):
         if not training:
             return inputs
-        # Key and counter keep all of this on a GPU; the host would have to know a seed.
+        # A GPU can run this from a key and a counter. From a seed, TensorFlow would derive them on the host.
         counter = tf.stack([tf.zeros([], tf.uint64), tf.cast(self._calls * 1_000_003 + self._stream, tf.uint64)])
         self._calls.assign_add(1)
-        drawn = tf.raw_ops.StatelessRandomUniformV2(
+        uniform = tf.raw_ops.StatelessRandomUniformV2(
             shape=tf.shape(inputs), key=tf.constant([self._seed], tf.uint64), counter=counter, alg=PHILOX)
-        kept = drawn >= self._rate
-        return tf.where(kept, inputs / (1 - self._rate), tf.zeros_like(inputs))
+        mask = uniform >= self._rate
+        return tf.where(mask, inputs / (1 - self._rate), tf.zeros_like(inputs))
 
 
 class BatchNormalization(tf.keras.layers.BatchNormalization):
     """Batch norm over a part of the batch (ghost batch norm) or over several workers (synchronized batch norm).
 
-    Its attributes are read when a training step is traced. groups: number of slices of the batch that are normalised
-    one after another, as if each were a micro-batch (ghost batch norm). neighbours: number of workers that share the
+    Its attributes are read when a training step is traced. groups: number of slices of a micro-batch that are
+    normalised one after another; each also updates the moving statistics. neighbours: number of workers that share the
     statistics. mean_over_neighbours: a function that returns the mean of a float32 tensor over them and has a gradient.
     """
 
@@ -55,7 +55,10 @@ class BatchNormalization(tf.keras.layers.BatchNormalization):
         return tf.concat(parts, axis=0)
 
     def _shared(self, inputs):
-        """Normalises in float32. The moving variance is that of a sample (n - 1), as in the fused kernel."""
+        """Normalises with the neighbours' common statistics, in float32.
+
+        The moving variance has Bessel's correction, n / (n - 1), as in the fused kernel.
+        """
         values = tf.cast(inputs, tf.float32)
         axes = list(range(len(values.shape) - 1))
         local = tf.stack([tf.reduce_mean(values, axes), tf.reduce_mean(tf.square(values), axes)])
@@ -71,7 +74,7 @@ class BatchNormalization(tf.keras.layers.BatchNormalization):
 class LocalResponseNormalization(tf.keras.layers.Layer):
     """Normalisation across 5 channels, as in AlexNet: x / (1 + alpha / 5 * sum of squares) ** beta.
 
-    It runs in float32, because there is no other kernel.
+    It runs in float32, because TensorFlow's GPU kernel has no other dtype.
     """
 
     def call(self, inputs):

@@ -68,7 +68,7 @@ DEPTHS = {18: (_basic_block, (2, 2, 2, 2)), 34: (_basic_block, (3, 4, 6, 3)), 50
 
 
 def _stages(build, x, depth, version):
-    """Applies the four stages of table 1, which follow the first convolution and pooling."""
+    """Applies the four stages of table 1 (conv2_x to conv5_x) and global average pooling."""
     block, repeats = DEPTHS[depth]
     for stage, count in enumerate(repeats):
         for index in range(count):
@@ -85,7 +85,7 @@ def resnet(depth, version, x, classes, batch_norm_momentum, seed, stream):
     del stream
     build = _Builder(batch_norm_momentum, seed)
     x = layers.ReLU()(build.norm(build.convolution(x, 64, 7, 2)))
-    x = layers.MaxPooling2D(3, 2)(layers.ZeroPadding2D(1)(x))  # after ReLU, 0 pads as -infinity would
+    x = layers.MaxPooling2D(3, 2)(layers.ZeroPadding2D(1)(x))  # ReLU's outputs are >= 0, so zero padding is exact
     return build.dense(_stages(build, x, depth, version), classes)
 
 

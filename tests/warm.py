@@ -166,6 +166,7 @@ def _become(asked, descriptors) -> None:
 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which nohup leaves ignored
     *streams, network = descriptors
     if not os.path.sameopenfile(network, os.open("/proc/self/ns/net", os.O_RDONLY)):
         ctypes.CDLL(None).setns(network, 0)

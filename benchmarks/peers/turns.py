@@ -1,4 +1,4 @@
-"""Measures a peer of benchmarks.input_pipeline: a process that waits for its turns."""
+"""Measures a peer of benchmarks.input_pipeline: a process that runs only in its turns."""
 import sys
 import time
 from collections.abc import Callable

@@ -14,9 +14,9 @@ Submits the training of RECIPE as a Slurm job. Prints the job's number, or the p
   --partition P, --account A   as for sbatch
   --sbatch=OPTION              any other option for sbatch. Can be repeated
   --array 0-2                  submit one job per seed
-  --launcher auto|mpirun|srun  program that starts the workers. auto: the one with which they find each other
+  --launcher auto|mpirun|srun  program that starts the workers. auto: the one whose workers find each other
   --container-image IMAGE      run the workers in a container, with Pyxis
-  --container-mounts A:B,...   mounts besides the checkout and the current folder
+  --container-mounts A:B,...   mounts in addition to the checkout and the current folder
   --no-preflight               do not check the nodes first
   --dry-run                    print the plan and write the script, but do not submit it
 
@@ -31,7 +31,7 @@ while [ $# -gt 0 ]; do
         --no-preflight) no_preflight=yes && shift && continue ;;
         -h | --help) echo "$usage" && exit ;;
         --*=*) option=${1%%=*} value=${1#*=} && shift ;;
-        --*) option=$1 value=${2-} && shift && { shift || fail 2 "$option lacks its value"; } ;;
+        --*) option=$1 value=${2-} && shift && { shift || fail 2 "$option needs a value"; } ;;
         *) break ;;
     esac
     case "$option" in
@@ -45,7 +45,7 @@ while [ $# -gt 0 ]; do
         --container-mounts) mounts=$value ;;
         --time | --partition | --account) options+=("$option=$value") ;;
         --sbatch) options+=("$value") ;;
-        *) fail 2 "there is no option $option; --help lists them, and train.py's flags come after the recipe" ;;
+        *) fail 2 "there is no option $option; see --help, and put the flags of train.py after the recipe" ;;
     esac
 done
 workers=${workers:-$gpus}
@@ -54,7 +54,7 @@ for number in "--nodes:$nodes" "--gpus-per-node or --workers-per-node:$workers" 
 done
 [[ "$gpus" =~ ^[0-9]*$ ]] || fail 2 "--gpus-per-node takes a number, not '$gpus'"
 [[ "$launcher" =~ ^(auto|mpirun|srun)$ ]] || fail 2 "--launcher takes auto, mpirun or srun, not '$launcher'"
-[ $# -gt 0 ] || fail 2 "a recipe is missing; --help says more"
+[ $# -gt 0 ] || fail 2 "the recipe is missing; see --help"
 recipe=$(recipe_path "$1")
 shift
 export BIGBATCH_CONTAINER_IMAGE=$image
@@ -66,7 +66,7 @@ plan=''
 if [ -x "$python" ]; then
     plan=$("$python" "$root/train.py" "--flagfile=$recipe" "$@" --dry_run "--workers=$world" "--workers_per_node=$workers")
 else
-    echo "submit.sh: there is no $python here, so the flags are checked inside the container, when the job starts" >&2
+    echo "submit.sh: $python does not exist here, so the job checks the flags when it starts" >&2
 fi
 name=$(basename "$recipe" .flags)-${nodes}x$workers
 script=$PWD/runs/slurm/$name.sbatch

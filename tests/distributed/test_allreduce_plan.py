@@ -2,7 +2,7 @@
 import pytest
 
 from common.errors import UserError
-from distributed.allreduce_plan import ALL_TO_ALL, ALONE, NCCL, PROCESS_SETS, parse_grid, plan_allreduce
+from distributed.allreduce_plan import ALL_TO_ALL, NCCL, NO_ALLREDUCE, PROCESS_SETS, parse_grid, plan_allreduce
 
 
 def test_native_where_nccl_is_there_and_the_grid_is_that_of_the_nodes():
@@ -22,7 +22,7 @@ def test_elastic_has_no_process_sets_and_chooses_anew():
     assert after.grid == (2, 2) and after.is_fallback and "3x2 does not fit 4 workers" in after.why
     prime = plan_allreduce("torus", (3, 2), 5, 5, elastic=True)
     assert prime.allreduce == "ring" and prime.is_fallback and "3x2 does not fit" in prime.why
-    assert plan_allreduce("torus", (3, 2), 1, 1, elastic=True) == ALONE
+    assert plan_allreduce("torus", (3, 2), 1, 1, elastic=True) == NO_ALLREDUCE
 
 
 def test_a_grid_that_is_asked_for_is_taken():

@@ -7,25 +7,25 @@ from distributed import grids
 from distributed.allreduce_plan import plan_allreduce
 from distributed.cost import Link, Network
 
-SIZE = 96  # bytes; a piece of 1/n is a whole number for each ring below
+SIZE = 96  # bytes; a slice of 1/n is a whole number for each ring below
 
 
-def passes(pieces, rings, combine, first, counter):
-    """n - 1 steps in which every rank hands one piece to the next rank of its ring. pieces: float (ranks, …) by rank.
+def passes(slices, rings, combine, first, counter):
+    """n - 1 steps in which every rank hands one slice to the next rank of its ring. slices: float (ranks, …) by rank.
 
-    first: the offset of the piece that place p starts with. counter: gains the steps and the bytes that rank 0 sends.
+    first: the offset of the slice that index p starts with. counter: gains the steps and the bytes that rank 0 sends.
     """
     steps = len(rings[0]) - 1
     for step in range(steps):
         sent = {}
         for ring in rings:
-            for place, rank in enumerate(ring):
-                piece = (place + first - step) % len(ring)
-                sent[ring[(place + 1) % len(ring)]] = piece, pieces[rank][piece].copy()
+            for index, rank in enumerate(ring):
+                number = (index + first - step) % len(ring)
+                sent[ring[(index + 1) % len(ring)]] = number, slices[rank][number].copy()
                 if rank == 0:
-                    counter["bytes"] += pieces[rank][piece].size
-        for rank, (piece, values) in sent.items():
-            pieces[rank][piece] = combine(pieces[rank][piece], values)
+                    counter["bytes"] += slices[rank][number].size
+        for rank, (number, values) in sent.items():
+            slices[rank][number] = combine(slices[rank][number], values)
     counter["steps"] += steps
 
 
@@ -35,7 +35,7 @@ def all_reduce(data, horizontal, vertical):
     ranks = np.arange(horizontal * vertical).reshape(vertical, horizontal)
     in_rows = [row.reshape(horizontal, -1).copy() for row in data]
     passes(in_rows, ranks.tolist(), np.add, 0, counter)
-    owned = [(rank % horizontal + 1) % horizontal for rank in range(len(data))]  # the piece that a rank has summed
+    owned = [(rank % horizontal + 1) % horizontal for rank in range(len(data))]  # the slice that a rank has summed
     in_columns = [in_rows[rank][owned[rank]].reshape(vertical, -1) for rank in range(len(data))]
     columns = ranks.T.tolist()
     passes(in_columns, columns, np.add, 0, counter)

@@ -62,28 +62,28 @@ def test_float16_on_the_wire_trains_nearly_the_same(trained):
 def test_a_prime_number_of_workers_goes_in_a_ring_and_says_so_once(tmp_path):
     done = train(*QUICK, "--batch_size=126", "--allreduce=torus", f"--output_dir={tmp_path}",
                  kind="horovodrun", workers=3)
-    assert done.stderr.count("goes on in a ring: 3 workers, a prime number") == 1
+    assert done.stderr.count("continues with a ring: 3 workers can only form a ring, because 3 is prime") == 1
     assert exchange(tmp_path)["allreduce"] == "ring"
 
 
 def planned(*flags, workers=12):
     sizes = f"--workers={workers}", f"--batch_size={workers * 32}"
-    done = run("alone", 1, ROOT / "train.py", "--dry_run", *sizes, *flags)
+    done = run("python", 1, ROOT / "train.py", "--dry_run", *sizes, *flags)
     return done.returncode, json.loads(done.stdout)["exchange"] if done.stdout else done.stderr
 
 
 def test_the_plan_has_the_grid_and_why():
     code, found = planned("--allreduce=torus", workers=3456)
-    assert code == 0 and found["grid"] == [72, 48] and "4 workers a node" in found["why"]
+    assert code == 0 and found["grid"] == [72, 48] and "4 workers per node" in found["why"]
     assert "3455" in found["why"] and found["by"] == "Horovod process sets"
     assert planned("--allreduce=torus", "--torus_grid=6x2")[1]["grid"] == [6, 2]
     assert planned()[1]["allreduce"] == "ring" and planned(workers=1)[1]["allreduce"] == "none"
 
 
 def test_a_grid_that_does_not_fit_is_an_error_that_lists_those_that_do():
-    code, said = planned("--allreduce=torus", "--torus_grid=5x2")
-    assert code == 1 and said.count("\n") == 1
-    assert "5x2 does not fit 12 workers" in said and "12x1, 6x2, 4x3, 3x4, 2x6, 1x12" in said
+    code, stderr = planned("--allreduce=torus", "--torus_grid=5x2")
+    assert code == 1 and stderr.count("\n") == 1
+    assert "5x2 does not fit 12 workers" in stderr and "12x1, 6x2, 4x3, 3x4, 2x6, 1x12" in stderr
 
 
 @pytest.mark.parametrize("flags", [["--torus_grid=4"], ["--torus_grid=0x4"], ["--torus_grid=4X2"], ["--fusion_mb=0"],
@@ -98,5 +98,5 @@ def test_nodes_with_different_numbers_of_workers_have_to_be_given_a_grid():
     program = ("import os, sys; os.environ['HOROVOD_LOCAL_SIZE'] = '3'; "
                "os.execv(sys.executable, [sys.executable, 'train.py', *sys.argv[1:]])")
     done = run("mpirun", 4, "-c", program, "--allreduce=torus", *QUICK, timeout=120)
-    assert done.returncode == 1 and "name a grid, such as --torus_grid=4x2" in done.stderr
+    assert done.returncode == 1 and "give a grid, such as --torus_grid=4x2" in done.stderr
     assert "Traceback" not in done.stderr

@@ -57,7 +57,7 @@ class Workers(World):
         pass
 
 
-@pytest.mark.parametrize("device, nccl, rows, said", [
+@pytest.mark.parametrize("device, nccl, rows, message", [
     ("auto", False, [("h", None, 0, False)], None),
     ("auto", True, [("h", "a", 2, True), ("h", "b", 2, True)], None),
     ("auto", False, [("h", "a", 1, True)], None),
@@ -68,22 +68,22 @@ class Workers(World):
     ("cpu", False, [("h", "a", 8, False)] * 2, None),
     ("auto", False, [("h", "a", 2, True), ("h", "b", 2, True)], "Horovod is built without NCCL"),
     ("any", False, [("h", "a", 2, True), ("h", "b", 2, True)], "Horovod is built without NCCL"),
-    ("auto", True, [("h", "a", 1, True), ("h", "a", 1, True)], "NCCL takes one worker per GPU"),
+    ("auto", True, [("h", "a", 1, True), ("h", "a", 1, True)], "NCCL needs a separate GPU for each worker"),
     ("auto", False, [("h", "a", 1, True), ("h", "a", 1, True)], None),
     ("auto", True, [("h1", "a", 1, True), ("h2", "a", 1, True)], None),  # in two containers, say
 ])
-def test_what_would_go_wrong_is_said(device, nccl, rows, said):
-    if said is None:
+def test_what_would_go_wrong_is_reported(device, nccl, rows, message):
+    if message is None:
         gpus.check(Workers(*rows), device, nccl)
     else:
-        with pytest.raises(UserError, match=said) as problem:
+        with pytest.raises(UserError, match=message) as problem:
             gpus.check(Workers(*rows), device, nccl)
         assert problem.value.on_all_ranks
 
 
 @pytest.mark.parametrize("kind, workers, flags, code", [
-    ("alone", 1, (), 1), ("mpirun", 2, (), 1), ("alone", 1, ("--device=gpu",), 1), ("alone", 1, ("--device=cpu",), 0),
-    ("alone", 1, ("--dali_device=cpu",), 0)])
+    ("python", 1, (), 1), ("mpirun", 2, (), 1), ("python", 1, ("--device=gpu",), 1),
+    ("python", 1, ("--device=cpu",), 0), ("python", 1, ("--dali_device=cpu",), 0)])
 def test_gpus_that_tensorflow_cannot_use_end_a_training_in_a_line(tmp_path, monkeypatch, kind, workers, flags, code):
     for name, value in pretend(tmp_path, [gpu(number) for number in range(8)]).items():
         monkeypatch.setenv(name, value)
@@ -99,15 +99,15 @@ def test_gpus_that_tensorflow_cannot_use_end_a_training_in_a_line(tmp_path, monk
 
 
 def test_without_gpus_a_device_that_is_asked_for_is_an_error():
-    done = run("alone", 1, ROOT / "train.py", *QUICK, "--device=gpu")
+    done = run("python", 1, ROOT / "train.py", *QUICK, "--device=gpu")
     assert done.returncode == 1 and "--device=gpu: TensorFlow sees no GPU" in done.stderr
 
 
 def test_workers_of_a_node_meet_before_horovod_starts(tmp_path):
     """Three workers under mpirun; each on its own, they would know of themselves alone."""
     program = ("from distributed import launcher, local_ranks; worker = launcher.launched(); "
-               "told = local_ranks.gather([worker.local_rank, 'x' * 5000], worker); "
-               "print(*[number for number, _ in told], sep='', flush=True)")
+               "gathered = local_ranks.gather([worker.local_rank, 'x' * 5000], worker); "
+               "print(*[number for number, _ in gathered], sep='', flush=True)")
     done = run("mpirun", 3, "-c", program, cold=True)
     assert done.returncode == 0 and done.stdout.split() == ["012"] * 3, done.stderr
 

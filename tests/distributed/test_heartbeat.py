@@ -20,8 +20,8 @@ def test_a_frozen_worker_is_named_and_the_job_ends(rank, tmp_path):
     began = time.monotonic()
     assert launcher.wait(60) == 1
     assert time.monotonic() - began < 60
-    said = (tmp_path / "run.log").read_text()
-    assert f"worker {rank} (" in said and f"process {workers[rank].pid}) has not answered for 20 s" in said
+    log = (tmp_path / "run.log").read_text()
+    assert f"worker {rank} (" in log and f"process {workers[rank].pid}) has not answered for 20 s" in log
     _, alive = psutil.wait_procs(workers, timeout=10)
     assert not alive
 

@@ -31,12 +31,12 @@ if hvd.rank() == 0:
 
 def test_two_workers_train_one_workers_weights():
     found = []
-    for kind, workers in (("alone", 1), ("mpirun", 2)):
+    for kind, workers in (("python", 1), ("mpirun", 2)):
         done = run(kind, workers, "-c", FIT)
         assert done.returncode == 0, done.stderr[-3000:]
         found.append(json.loads(done.stdout))
-    (before, alone), (same, shared) = found
-    for start, also, a, b in zip(before, same, alone, shared, strict=True):
+    (before, single), (same, shared) = found
+    for start, also, a, b in zip(before, same, single, shared, strict=True):
         np.testing.assert_array_equal(start, also)
         assert np.abs(np.subtract(a, start)).max() > 1e-3  # they have learnt
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)

@@ -1,4 +1,4 @@
-"""The torus over every grid of 1 to 8 workers, and of 16, in real processes; float16's range; bytes on the wire."""
+"""The torus over every grid of 1 to 8 workers, and of 16, in real processes; float16's range; bytes sent."""
 import json
 import shutil
 import subprocess
@@ -15,7 +15,7 @@ from distributed.grids import grids
 CASES = ROOT / "tests" / "distributed" / "torus_cases.py"
 CAMPAIGN = pytest.mark.campaign
 # Launcher, workers, and whether the steps are also taken by what elastic workers and NCCL have.
-WORLDS = [("alone", 1, False), ("mpirun", 2, False), ("horovodrun", 3, True), ("mpirun", 4, True),
+WORLDS = [("python", 1, False), ("mpirun", 2, False), ("horovodrun", 3, True), ("mpirun", 4, True),
           ("horovodrun", 6, False), pytest.param("horovodrun", 6, True, marks=CAMPAIGN),
           pytest.param("mpirun", 8, False, marks=CAMPAIGN)]
 BRIEF = [("mpirun", 5), *(pytest.param(*world, marks=CAMPAIGN) for world in (("horovodrun", 7), ("mpirun", 16)))]

@@ -4,7 +4,7 @@ import os
 import pytest
 from conftest import run
 
-ALONE = """
+SINGLE_WORKER = """
 import os
 from distributed import world
 before = dict(os.environ)
@@ -16,13 +16,13 @@ print(worker.rank, worker.size, hvd.size(), hvd.mpi_enabled(), sorted(left))
 
 
 @pytest.mark.parametrize(("variable", "by_mpi"), [(None, False), ("SLURM_JOB_ID", True), ("PMI_RANK", True)])
-def test_a_worker_alone_starts_without_mpi(monkeypatch, variable, by_mpi):
+def test_a_single_worker_starts_without_mpi(monkeypatch, variable, by_mpi):
     """And leaves nothing in the environment that a launcher under it would take for a world of one."""
     for name in [name for name in os.environ if name.startswith(("SLURM_", "PMI", "OMPI_COMM_", "HOROVOD_"))]:
         monkeypatch.delenv(name)
     if variable:
         monkeypatch.setenv(variable, "0")
-    done = run("alone", 1, "-c", ALONE)
+    done = run("python", 1, "-c", SINGLE_WORKER)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["0", "1", "1", str(by_mpi), "[]"]
 
@@ -42,7 +42,7 @@ sys.exit(code)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_autograph_converts_nothing(workers, tmp_path):
     """It took most of a start: 1,449 functions of Horovod, Keras and ours."""
-    done = run("mpirun" if workers > 1 else "alone", workers, "-c", CONVERTED, "--image_size=16",
+    done = run("mpirun" if workers > 1 else "python", workers, "-c", CONVERTED, "--image_size=16",
                "--batch_norm_statistics=exact", "--log_trust_ratios", "--compression=fp16", f"--output_dir={tmp_path}")
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stderr.splitlines() if line.endswith("]")] == ["0 []"] * workers

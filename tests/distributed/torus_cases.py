@@ -1,6 +1,6 @@
 """What each rank of test_torus.py does: random gradients over every grid, against means in float64.
 
-Every rank draws all ranks' gradients, so that the means it expects have come over no wire.
+Every rank makes all ranks' gradients, so that the means it expects have not been exchanged.
 """
 import hashlib
 import json
@@ -25,7 +25,7 @@ TABLE = (23, 3)  # the shape of a variable whose gradient is IndexedSlices
 FUSION_MB = 600 / 2**20  # several buckets, some of a single gradient that is larger
 
 
-def drawn(rank: int, case: int):
+def gradients_of(rank: int, case: int):
     """One rank's gradients, of sizes from 1e-9 to 1e9, and values and indices of slices: 0 to 5 rows."""
     random = np.random.default_rng([case, rank])
     dense = [(random.normal(size=shape) * 10.0 ** (3 * number - 9)).astype(np.float32)
@@ -36,7 +36,7 @@ def drawn(rank: int, case: int):
 
 def expected(case: int) -> tuple[list, list]:
     """The means over the ranks, in float64; of each tensor, the largest value that any rank has."""
-    everyone = [drawn(rank, case) for rank in range(WORKERS)]
+    everyone = [gradients_of(rank, case) for rank in range(WORKERS)]
     table = np.zeros(TABLE)
     for _, values, indices in everyone:
         np.add.at(table, indices, values.astype(np.float64))
@@ -84,21 +84,22 @@ def main(brief: bool, others: bool) -> dict:
     """brief: no more than the torus in float32. others: also by what elastic workers and NCCL have."""
     os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"  # as --deterministic: the same sums in the same order
     every = grids.grids(WORKERS) if WORKERS > 1 else []
-    links = {f"{x}x{y}": ProcessSets(x, y) for x, y in every}
-    hvd.init(process_sets=[one for link in links.values() for one in link.process_sets])
-    ways = dict(links) if brief else {"ring": None} | links
+    process_sets = {f"{x}x{y}": ProcessSets(x, y) for x, y in every}
+    hvd.init(process_sets=[one for collectives in process_sets.values() for one in collectives.process_sets])
+    exchanges = dict(process_sets) if brief else {"ring": None} | process_sets
     if others:
-        ways |= {f"{x}x{y} all-to-all": AllToAll(x, y) for x, y in every}
-        ways |= {f"{name} rings": copy(link) for name, link in links.items()}  # process sets are made but once
-        for name in links:
-            ways[f"{name} rings"].rings = True
+        exchanges |= {f"{x}x{y} all-to-all": AllToAll(x, y) for x, y in every}
+        # Process sets are made only once.
+        exchanges |= {f"{name} rings": copy(collectives) for name, collectives in process_sets.items()}
+        for name in process_sets:
+            exchanges[f"{name} rings"].rings = True
     found = {}
-    for case, (name, link) in enumerate(ways.items()):
-        wanted, given = expected(case), drawn(hvd.rank(), case)
-        got = averaging(link, "none")(*given)
+    for case, (name, collectives) in enumerate(exchanges.items()):
+        wanted, given = expected(case), gradients_of(hvd.rank(), case)
+        got = averaging(collectives, "none")(*given)
         found[name] = {"error": error(got, *wanted)}
         if not brief:
-            average = averaging(link, "fp16")
+            average = averaging(collectives, "fp16")
             half, again = average(*given), average(*given)
             found[name] |= {"fp16": error(half, *wanted), **half_precision(average),
                             "again": all(a.tobytes() == b.tobytes() for a, b in zip(half, again, strict=True))}

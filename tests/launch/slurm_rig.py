@@ -124,8 +124,8 @@ class Slurm:
 
     def jobs(self, number: str) -> list[dict]:
         """What `scontrol show job` says of a job, or of each task of an array."""
-        said = self.run("scontrol", "-o", "show", "job", number).stdout
-        return [dict(re.findall(r"(\S+?)=(\S*)", line)) for line in said.splitlines() if line.strip()]
+        output = self.run("scontrol", "-o", "show", "job", number).stdout
+        return [dict(re.findall(r"(\S+?)=(\S*)", line)) for line in output.splitlines() if line.strip()]
 
     def wait_for_end(self, number: str, timeout: float) -> list[dict]:
         final = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")

@@ -7,7 +7,7 @@ import pytest
 from conftest import ROOT
 from gpu_rig import gpu, pretend
 
-from launch.binding import gpus_of, shares
+from launch.binding import bindings, gpus_of
 from launch.machine import Gpu, Node, known_machine, machine, ranges
 
 DGX1, V100S = known_machine("dgx1")
@@ -15,55 +15,56 @@ DGX1, V100S = known_machine("dgx1")
 
 def test_a_dgx1_gives_each_of_eight_workers_its_gpu_and_five_cores_of_its_socket():
     # By hand: 20 cores a socket, 4 GPUs each; core c's second thread is c + 40.
-    bound = shares(DGX1, V100S)
-    assert [share.gpu for share in bound] == list(range(8))
-    assert [share.nodes for share in bound] == [(0,)] * 4 + [(1,)] * 4
+    bound = bindings(DGX1, V100S)
+    assert [binding.gpu for binding in bound] == list(range(8))
+    assert [binding.nodes for binding in bound] == [(0,)] * 4 + [(1,)] * 4
     assert ranges(bound[0].cpus) == "0-4,40-44" and ranges(bound[5].cpus) == "25-29,65-69"
-    assert sorted(cpu for share in bound for cpu in share.cpus) == list(range(80))
+    assert sorted(cpu for binding in bound for cpu in binding.cpus) == list(range(80))
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 5, 8, 12, 16, 24, 40])
 def test_workers_share_no_core_and_leave_no_socket(workers):
-    bound = shares(DGX1, gpus_of(workers, V100S))
-    cpus = [cpu for share in bound for cpu in share.cpus]
+    bound = bindings(DGX1, gpus_of(workers, V100S))
+    cpus = [cpu for binding in bound for cpu in binding.cpus]
     assert len(set(cpus)) == len(cpus)
-    for rank, share in enumerate(bound):
-        assert share.gpu == rank % 8  # the GPU that train.py takes
-        node = DGX1[share.gpu // 4]
-        assert share.nodes == (node.number,) and set(share.cores) <= set(node.cores)
-    sizes = {len(share.cores) for share in bound if share.nodes == (0,)}
+    for rank, binding in enumerate(bound):
+        assert binding.gpu == rank % 8  # the GPU that train.py takes
+        node = DGX1[binding.gpu // 4]
+        assert binding.nodes == (node.number,) and set(binding.cores) <= set(node.cores)
+    sizes = {len(binding.cores) for binding in bound if binding.nodes == (0,)}
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_without_gpus_all_cores_are_shared_out():
+def test_without_gpus_all_cores_are_split():
     nodes = (Node(0, ((0, 4), (1, 5))), Node(1, ((2, 6), (3, 7))))
-    assert [share.cpus for share in shares(nodes, [None] * 2)] == [(0, 1, 4, 5), (2, 3, 6, 7)]
-    assert [share.nodes for share in shares(nodes, [None])] == [(0, 1)]
-    assert all(share.cores == nodes[0].cores + nodes[1].cores for share in shares(nodes, [None] * 5))  # more than cores
+    assert [binding.cpus for binding in bindings(nodes, [None] * 2)] == [(0, 1, 4, 5), (2, 3, 6, 7)]
+    assert [binding.nodes for binding in bindings(nodes, [None])] == [(0, 1)]
+    more_than_cores = bindings(nodes, [None] * 5)
+    assert all(binding.cores == nodes[0].cores + nodes[1].cores for binding in more_than_cores)
 
 
 @pytest.mark.parametrize("name, sizes", [("dgx1", 5), ("dgx_a100", 16), ("dgx_h100", 14)])
 def test_a_dgx_leaves_no_core_idle(name, sizes):
     """By hand: 40, 128 and 112 cores for eight workers."""
     nodes, gpus = known_machine(name)
-    bound = shares(nodes, gpus)
-    assert [share.gpu for share in bound] == list(range(8)) and {len(share.cores) for share in bound} == {sizes}
-    cores = [core for share in bound for core in share.cores]
+    bound = bindings(nodes, gpus)
+    assert [binding.gpu for binding in bound] == list(range(8)) and {len(binding.cores) for binding in bound} == {sizes}
+    cores = [core for binding in bound for core in binding.cores]
     assert sorted(cores) == sorted(core for node in nodes for core in node.cores)
     sockets = {node.number: node.socket for node in nodes}
     homes = {gpu.number: sockets[gpu.node] for gpu in gpus}
-    assert all({sockets[node] for node in share.nodes} == {homes[share.gpu]} for share in bound)
+    assert all({sockets[node] for node in binding.nodes} == {homes[binding.gpu]} for binding in bound)
 
 
 def test_of_a_dgx_a100s_gpus_those_in_use_share_its_cores():
     nodes, gpus = known_machine("dgx_a100")
-    alone = shares(nodes, [gpus[4]])  # at node 7, of the second socket
-    assert len(alone[0].cores) == 64 and set(alone[0].nodes) == {4, 5, 6, 7}
+    one = bindings(nodes, [gpus[4]])  # at node 7, of the second socket
+    assert len(one[0].cores) == 64 and set(one[0].nodes) == {4, 5, 6, 7}
 
 
 def test_a_gpu_at_a_node_without_cores_of_ours_takes_those_there_are():
     nodes = (Node(1, ((4,), (5,)), 1),)
-    assert [share.cpus for share in shares(nodes, [Gpu(0, 0), Gpu(1, -1)])] == [(4,), (5,)]
+    assert [binding.cpus for binding in bindings(nodes, [Gpu(0, 0), Gpu(1, -1)])] == [(4,), (5,)]
 
 
 def test_this_machine_is_what_linux_says():
@@ -115,9 +116,9 @@ def test_workers_that_see_one_gpu_each_share_its_node_with_those_that_are_there(
 
 
 def test_eight_tasks_of_one_gpu_each_have_the_cores_of_a_dgx1():
-    told = [[0, 0]] * 4 + [[0, 1]] * 4  # each says: GPU number 0, which is at node 0 or 1
-    bound = shares(DGX1, [Gpu(*one) for one in told])
-    assert [ranges(share.cpus) for share in bound] == [ranges(share.cpus) for share in shares(DGX1, V100S)]
+    gathered = [[0, 0]] * 4 + [[0, 1]] * 4  # each says: GPU number 0, which is at node 0 or 1
+    bound = bindings(DGX1, [Gpu(*one) for one in gathered])
+    assert [ranges(binding.cpus) for binding in bound] == [ranges(binding.cpus) for binding in bindings(DGX1, V100S)]
 
 
 @pytest.mark.parametrize("visible, numbers", [(None, [0, 1]), ("1", [1]), ("GPU-00000001,GPU-00000000", [1, 0])])
@@ -143,7 +144,7 @@ def test_a_gpu_stands_at_the_node_that_its_bus_address_says(tmp_path, monkeypatc
     found = machines.gpus_here()
     assert machine() == (Node(0, ((0,),)), Node(1, ((1,),)))
     assert found == [Gpu(number, 1 - number) for number in numbers]
-    assert [(share.gpu, share.cpus) for share in shares(machine(), gpus_of(len(found), found))] == [
+    assert [(binding.gpu, binding.cpus) for binding in bindings(machine(), gpus_of(len(found), found))] == [
         (number, (0, 1) if len(numbers) == 1 else (1 - number,)) for number in numbers]
 
 

@@ -108,11 +108,11 @@ def test_what_is_set_for_nccl_and_its_like_holds_inside(dry_run):
 
 @pytest.mark.parametrize("arguments, code, message", [
     (["--gpu", "digits"], 2, "there is no option --gpu"),
-    ([], 2, "a recipe is missing"),
+    ([], 2, "the recipe is missing"),
     (["--image"], 2, "--image needs a value"),
     (["no-such-recipe"], 1, "there is no recipe no-such-recipe"),
-    (["--data=/no/such", "digits"], 1, "there is no folder /no/such"),
-    (["digits", "--output_dir=/elsewhere/run"], 2, "would go with the container"),
+    (["--data=/no/such", "digits"], 1, "the folder /no/such does not exist"),
+    (["digits", "--output_dir=/elsewhere/run"], 2, "is lost with the container"),
     (["digits"], 1, "there is no no-such-engine"),
 ])
 def test_bad_input_ends_in_one_line(arguments, code, message):

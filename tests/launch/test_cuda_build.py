@@ -37,7 +37,7 @@ def libnccl(ldd: str) -> str:
     return os.path.normpath(path)
 
 
-def assert_trained_alike(folder: Path, other: Path, workers: int) -> None:
+def assert_same_training(folder: Path, other: Path, workers: int) -> None:
     """Both trainings had so many workers, and their weights are equal to the bit."""
     assert [json.loads((run / "summary.json").read_text())["world_size"] for run in (folder, other)] == [workers] * 2
     ours, theirs = weights(folder), weights(other)
@@ -87,7 +87,7 @@ def test_all_import_without_a_driver(run):
 ])
 def test_trains_on_cpus_as_without_nccl(run, train_once, kind, workers, flags, tmp_path):
     run(*launcher(kind, workers, cold=True), ROOT / "train.py", *TRAINING, *flags, f"--output_dir={tmp_path}")
-    assert_trained_alike(tmp_path, train_once(*TRAINING, *flags, kind=kind, workers=workers), workers)
+    assert_same_training(tmp_path, train_once(*TRAINING, *flags, kind=kind, workers=workers), workers)
 
 
 def test_preflight_passes(run, tmp_path):
@@ -120,4 +120,4 @@ def test_two_workers_train_in_the_image_as_without_nccl(engine, train_once, tmp_
     tmp_path.chmod(0o777)  # the image's user is not this one
     in_image(engine, "mpirun", "--oversubscribe", "-np", "2", "python", "train.py", *TRAINING,
              "--output_dir=/output/run", options=["--shm-size=512m", f"--volume={tmp_path}:/output"])
-    assert_trained_alike(tmp_path / "run", train_once(*TRAINING, kind="mpirun", workers=2), 2)
+    assert_same_training(tmp_path / "run", train_once(*TRAINING, kind="mpirun", workers=2), 2)

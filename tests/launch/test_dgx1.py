@@ -60,13 +60,13 @@ def test_dry_run_prints_the_plan_and_the_command():
 
 
 @pytest.mark.parametrize("arguments, code, message", [
-    ([], 2, "a recipe is missing"),
+    ([], 2, "the recipe is missing"),
     (["--workers-per-gpu=many", "digits"], 2, "takes a number, not 'many'"),
     (["-np"], 2, "-np takes a number"),
     (["--gpus=3", "digits"], 2, "there is no option --gpus=3"),
     (["no-such"], 1, "there is no recipe no-such"),
     (["-np", "2", "digits", "--optimizer=adam"], 2, "optimizer"),
-    (["-np", "3", "digits"], 1, "does not divide"),
+    (["-np", "3", "digits"], 1, "is not divisible"),
     (["digits", "--data_dir=/nowhere"], 1, "/nowhere"),
 ])
 def test_wrong_arguments_are_one_line(arguments, code, message):

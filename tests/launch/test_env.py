@@ -46,6 +46,6 @@ def test_what_is_set_stays():
 
 def test_mpirun_takes_the_names():
     """Open MPI knows these parameters; of a wrong name it would say nothing."""
-    told = subprocess.run([BIN / "prte_info", "--all"], text=True, capture_output=True, timeout=60).stdout
-    told += subprocess.run([BIN / "ompi_info", "--all"], text=True, capture_output=True, timeout=60).stdout
-    assert '"prte_if_exclude"' in told and '"btl_tcp_if_exclude" (current value: "127.0.0.1/8,sppp"' in told
+    info = subprocess.run([BIN / "prte_info", "--all"], text=True, capture_output=True, timeout=60).stdout
+    info += subprocess.run([BIN / "ompi_info", "--all"], text=True, capture_output=True, timeout=60).stdout
+    assert '"prte_if_exclude"' in info and '"btl_tcp_if_exclude" (current value: "127.0.0.1/8,sppp"' in info

@@ -52,7 +52,7 @@ def test_the_whole_hour_ends_well_on_cpus(hour):
     assert [step["name"] for step in results(folder)] == list(NAMES)
     assert {step["outcome"] for step in results(folder)} == {"ok"}
     logs = sorted(path.name for path in folder.glob("*.log"))
-    assert logs == [f"{place:02d}-{name}.log" for place, name in enumerate(NAMES, 1)]
+    assert logs == [f"{index:02d}-{name}.log" for index, name in enumerate(NAMES, 1)]
     skipped = [row for step in results(folder) for row in step["rows"] if row["outcome"] == "skipped"]
     assert [row["check"] for row in skipped] == ["nvidia-smi", "topology"] and all(row["note"] for row in skipped)
 
@@ -77,7 +77,7 @@ def test_each_step_measured_what_it_is_for(hour):
 
 def test_the_page_names_every_step_and_fetches_nothing(hour):
     page, found = (hour[1] / "first_hour.html").read_text(), results(hour[1])
-    assert not re.search(r'(src|href|action|data)="', page)
+    assert not re.search(r'(src|href|action|data)="(?!data:)', page)
     headings = [html.unescape(heading) for heading in re.findall(r"<h2>(.*?)</h2>", page)]
     assert headings == ["Steps", *(step["title"] for step in found), "Published figures"]
     _, listed, *shown_tables, published = tables(page)
@@ -88,10 +88,10 @@ def test_the_page_names_every_step_and_fetches_nothing(hour):
     assert "numbers mean nothing" in page
 
 
-def test_a_step_that_fails_is_told_and_the_others_go_on(tmp_path):
+def test_a_step_that_fails_is_reported_and_the_others_go_on(tmp_path):
     done = launch("--pretend", "--only=data,update", "--data_dir=/nowhere", f"--output_dir={tmp_path}")
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("first_hour: these steps did not end well: data; ")
+    assert done.stderr.splitlines()[-1].startswith("first_hour: these steps failed: data; ")
     assert {step["name"]: step["outcome"] for step in results(tmp_path)} == {"data": "failed", "update": "ok"}
     [shown] = [table for table in tables((tmp_path / "first_hour.html").read_text()) if table[0][0] == "DALI on"]
     assert all("/nowhere" in row[shown[0].index("note")] for row in shown[1:]) and len(shown) == 3
@@ -115,7 +115,7 @@ def test_a_step_that_hangs_is_killed_with_all_it_has_started(tmp_path):
     assert failed == ["hang"] and time.monotonic() - begun < 20
     hung, after = results(tmp_path)
     notes = [row["note"] for row in hung["rows"]]
-    assert notes == ["killed after 2 s", "killed after 1 s", "the step's time was used up"] and after["outcome"] == "ok"
+    assert notes == ["killed after 2 s", "killed after 1 s", "the step ran out of time"] and after["outcome"] == "ok"
     others = [int(pid) for pid in re.findall(r"^other (\d+)$", (tmp_path / hung["log"]).read_text(), re.MULTILINE)]
     assert others
     assert not any(psutil.pid_exists(other) and psutil.Process(other).status() != psutil.STATUS_ZOMBIE
@@ -137,14 +137,14 @@ def test_an_hour_that_is_stopped_leaves_what_it_has_and_no_process(tmp_path):
     assert step["outcome"] == "under way" and step["rows"]
 
 
-def line(name, op, device="GPU", place="placer.cc:125] "):
-    return (f"2026-11-22 09:51:35.759522: I tensorflow/core/common_runtime/{place}{name}: ({op}): "
+def line(name, op, device="GPU", source="placer.cc:125] "):
+    return (f"2026-11-22 09:51:35.759522: I tensorflow/core/common_runtime/{source}{name}: ({op}): "
             f"/job:localhost/replica:0/task:0/device:{device}:0\n")
 
 
 LOG = (line("weights/Initializer", "RandomUniform", "CPU") + f"{MARK}\n" + line("model/conv1/Conv2D", "Conv2D")
        + line("model/conv2/Conv2D", "Conv2D") + line("PyFunc", "PyFunc", "CPU") + line("images", "_Arg", "CPU")
-       + line("shape", "Const") + line("initial", "Mul", "CPU", place=""))
+       + line("shape", "Const") + line("initial", "Mul", "CPU", source=""))
 
 
 def test_the_placement_log_is_read_from_the_step_s_beginning():
@@ -156,9 +156,9 @@ def test_the_placement_log_is_read_from_the_step_s_beginning():
 
 @pytest.mark.parametrize(("log", "problem"), [
     (LOG + line("one", "L2Loss", "CPU") + line("two", "L2Loss", "CPU") + line("norm", "Sqrt", "CPU"),
-     "not on the GPU: L2Loss (2), Sqrt (1)"),
-    (LOG.partition(MARK)[0] + MARK, "names no operation"),
-    (LOG.replace(MARK, ""), "names no operation"),
+     "operations not on the GPU: L2Loss (2), Sqrt (1)"),
+    (LOG.partition(MARK)[0] + MARK, "contains no operation"),
+    (LOG.replace(MARK, ""), "contains no operation"),
 ])
 def test_a_step_s_operation_on_the_cpu_is_an_offender(log, problem):
     with pytest.raises(UserError) as raised:
@@ -185,11 +185,11 @@ def test_the_outcome_of_a_command(code, output, may_not_fit, outcome, note):
     assert judged == {"outcome": outcome, "note": note}
 
 
-@pytest.mark.parametrize(("outcomes", "whole"), [
+@pytest.mark.parametrize(("outcomes", "expected"), [
     ("ok ok", "ok"), ("ok out-of-memory skipped", "ok"), ("skipped", "skipped"), ("out-of-memory", "failed"),
     ("ok failed", "failed"), ("ok not-run", "failed")])
-def test_the_outcome_of_a_step(outcomes, whole):
-    assert first_hour.outcome([{"outcome": one.replace("-", " ")} for one in outcomes.split()]) == whole
+def test_the_outcome_of_a_step(outcomes, expected):
+    assert first_hour.outcome([{"outcome": one.replace("-", " ")} for one in outcomes.split()]) == expected
 
 
 @pytest.mark.parametrize("read", [hour_steps.summary, hour_steps.rates, hour_steps.stages, hour_steps.stopped])
@@ -204,7 +204,7 @@ def test_missing_nccl_and_a_resumed_training_that_differs_are_failures():
     assert hour_steps.built(output.replace("[ ]", "[X]"), nccl=True) == "NCCL MPI Gloo"
     with pytest.raises(UserError, match="without NCCL"):
         hour_steps.built(output, nccl=True)
-    with pytest.raises(UserError, match="1 differ from the undisturbed run, the first model/kernel"):
+    with pytest.raises(UserError, match="1 differ from the undisturbed run; the first is model/kernel"):
         hour_steps.stopped('{"stopped": 75, "resumed": 0, "differ": ["model/kernel"]}')
 
 
@@ -217,7 +217,7 @@ def test_one_gpu_takes_about_an_hour_and_leaves_out_the_exchange(tmp_path):
     limits = {step.name: step.limit for step in hour_steps.steps(one, tmp_path, "digits")}
     assert list(limits) == list(NAMES)
     assert sum(limit for name, limit in limits.items() if name != "exchange") <= 3600
-    assert {command.skip for command in commands(one, tmp_path, "exchange")} == {"one GPU has nothing to exchange"}
+    assert {command.skip for command in commands(one, tmp_path, "exchange")} == {"a single GPU has nothing to exchange"}
     assert not any(command.skip for command in commands(Machine(8, 80.0), tmp_path, "exchange"))
     measured = [tuple(command.label.values()) for command in commands(one, tmp_path, "speed")]
     assert {*measured} >= {(precision, batch, xla) for precision in ("float32", "mixed_float16", "mixed_bfloat16")
@@ -250,12 +250,12 @@ def test_the_page_sets_what_was_measured_beside_what_was_published(tmp_path):
            "images_per_second": 1234.0, "seconds": 9.0}
     failed = {"precision": "float32", "micro_batch_size": 256, "xla": "true", "outcome": "failed",
               "note": "<b>why</b>", "seconds": 1.0}
-    alone = {"exchange": "one GPU alone", "workers": 1, "precision": "mixed_float16", "micro_batch_size": 256,
-             "outcome": "ok", "note": "", "images_per_second": 100.0, "seconds": 1.0}
-    ring = alone | {"exchange": "ring", "workers": 8, "images_per_second": 600.0}
+    one_gpu = {"exchange": "one GPU alone", "workers": 1, "precision": "mixed_float16", "micro_batch_size": 256,
+               "outcome": "ok", "note": "", "images_per_second": 100.0, "seconds": 1.0}
+    ring = one_gpu | {"exchange": "ring", "workers": 8, "images_per_second": 600.0}
     steps = [{"name": name, "title": title, "outcome": "ok", "seconds": 1.0, "log": "04-speed.log", "rows": rows}
              for name, title, rows in (("speed", "Speed", [failed, row, row | {"images_per_second": 900.0}]),
-                                       ("exchange", "Exchange", [alone, ring]))]
+                                       ("exchange", "Exchange", [one_gpu, ring]))]
     (tmp_path / "04-speed.log").write_text("\n".join(f"line {number} <&>" for number in range(500)))
     text = write_first_hour(tmp_path, {"pretend": False, "machine": {"GPU": "A100"}, "steps": steps},
                             json.loads(first_hour.PUBLISHED.read_text())).read_text()
@@ -276,7 +276,7 @@ def without_tensorflow(*arguments):
     """The command, by a program that exits with 99 if it has imported TensorFlow."""
     program = ("import sys; from launch import first_hour; code = first_hour.main(sys.argv); "
                "sys.exit(99 if 'tensorflow' in sys.modules else code)")
-    return run("alone", 1, "-c", program, *arguments, cold=True)
+    return run("python", 1, "-c", program, *arguments, cold=True)
 
 
 @pytest.mark.parametrize("argument", ["--only=speed,sped", "--sekonds=1", "digits", "--pretend=often"])
@@ -296,5 +296,5 @@ def test_without_a_gpu_nothing_is_run(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     done = launch(f"--output_dir={tmp_path / 'hour'}")
     assert done.returncode == 1 and done.stderr.splitlines() == [
-        "first_hour: nvidia-smi lists no GPU here; --pretend goes through all steps on CPUs"]
+        "first_hour: nvidia-smi lists no GPU on this machine; use --pretend to try all steps on CPUs"]
     assert not (tmp_path / "hour").exists()

@@ -67,7 +67,7 @@ def test_two_hosts_train_after_a_check(hosts, left):
     table = [line.split() for line in lines if line.startswith(("host ", "h1 ", "h2 "))]
     assert [row[0] for row in table] == ["host", "h1", "h2"]
     assert all(float(row[-1]) > 0 for row in table[1:])  # GB/s between the hosts
-    assert "its own*" in done.stderr and "same first host" in done.stderr  # no folder in common here
+    assert "not shared*" in done.stderr and "same first host" in done.stderr  # no folder in common here
     assert any(line.startswith("epoch 2/2") for line in lines)
     assert len(rows(hosts.top / "h1" / "trained")) == 2 and not (hosts.top / "h2" / "trained").exists()
 
@@ -89,7 +89,7 @@ def test_a_killed_worker_ends_the_others_and_is_named(hosts, left):
     signalled(hosts, "h2", "KILL")
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "horovodrun.sh: worker 1 was killed, or its host is gone (exit code 255)\n" in err  # ssh's
+    assert "horovodrun.sh: worker 1 was killed, or its host was lost (exit code 255)\n" in err  # ssh's
     assert "training stopped" not in err and "Traceback" not in err
 
 
@@ -119,7 +119,7 @@ def test_a_pulled_cable_is_named(hosts):
 
 
 @pytest.mark.parametrize("where, message", [
-    ("h1:1,nowhere:1", "nowhere: there is no host of this name"),
+    ("h1:1,nowhere:1", "nowhere: this host name is unknown"),
     ("h1:1,gone:1", "gone: cannot be reached by ssh"),  # a name whose host is down
 ])
 def test_a_host_that_is_not_there(hosts, left, where, message):
@@ -136,20 +136,20 @@ def test_unequal_versions(hosts, left, tmp_path):
     hosts.uncover("h2", metadata)
     assert done.returncode == 1 and seconds < 30
     assert "0.27.0*" in done.stderr or "0.28.1*" in done.stderr
-    assert "Horovod 0.2" in done.stderr and "run 'uv sync' there" in done.stderr
+    assert "Horovod is 0.2" in done.stderr and "run 'uv sync' there" in done.stderr
 
 
 def test_a_host_without_the_data(hosts, left, digits):
     shutil.copytree(digits, hosts.top / "h1" / "data")
     done, seconds = launch(hosts, *BOTH, *QUICK, "--data_dir=data")
     assert done.returncode == 1 and seconds < 30
-    assert f"h2: no dataset in {hosts.work}/data" in done.stderr and "missing" in done.stderr
+    assert f"h2: there is no dataset in {hosts.work}/data" in done.stderr and "missing" in done.stderr
     shutil.copytree(digits, hosts.top / "h2" / "data")
     described = json.loads((digits / "dataset.json").read_text())
     described["image"]["mean"][0] += 1
     (hosts.top / "h2" / "data" / "dataset.json").write_text(json.dumps(described))
     done, _ = launch(hosts, *BOTH, *QUICK, "--data_dir=data")
-    assert done.returncode == 1 and "--data_dir has to lead to the same dataset" in done.stderr
+    assert done.returncode == 1 and "--data_dir must point to the same dataset" in done.stderr
 
 
 def test_fewer_gpus_than_workers(hosts, left, tmp_path):
@@ -161,13 +161,13 @@ def test_fewer_gpus_than_workers(hosts, left, tmp_path):
     for host in ("h1", "h2"):
         hosts.uncover(host, "/usr/local/bin")
     assert done.returncode == 1 and seconds < 30
-    assert "h2: 1 GPUs for 2 workers: start 1 there" in done.stderr and "h1: 2 GPUs" not in done.stderr
+    assert "h2: 1 GPUs for 2 workers; start 1 there" in done.stderr and "h1: 2 GPUs" not in done.stderr
 
 
 def test_a_host_without_the_working_folder(hosts, left):
     done = subprocess.run([*hosts.words("login", "sh", "-c", f"mkdir here && cd here && {SCRIPT} -H h1:1 digits")],
                           text=True, capture_output=True, timeout=60)
-    assert done.returncode == 1 and f"h1: there is no folder {hosts.work}/here" in done.stderr
+    assert done.returncode == 1 and f"h1: the folder {hosts.work}/here does not exist" in done.stderr
 
 
 def test_dry_run_prints_the_plan_and_the_command():
@@ -183,8 +183,8 @@ def test_dry_run_prints_the_plan_and_the_command():
 @pytest.mark.parametrize("arguments, code, message", [
     (["--hostfile"], 2, "--hostfile"),
     (["-H", "a:x", "digits"], 1, "'a:x' is not a host"),
-    (["-H", "a:1,a:2", "digits"], 1, "host a is given twice"),
-    (["-H", "a:2", "-np", "3", "digits"], 1, "the hosts take 1 to 2 workers"),
+    (["-H", "a:1,a:2", "digits"], 1, "host a is listed twice"),
+    (["-H", "a:2", "-np", "3", "digits"], 1, "give a number from 1 to 2"),
     (["-H", "a:2", "no-such"], 1, "there is no recipe no-such"),
     (["-H", "a:2", "digits", "--optimizer=adam"], 2, "optimizer"),
     (["--hostfile", "/nowhere", "digits"], 1, "/nowhere cannot be read"),

@@ -24,34 +24,34 @@ def test_equal_hosts_have_no_problem_and_no_mark():
     assert len(table(hosts()).splitlines()) == 4
 
 
-@pytest.mark.parametrize("changed, said", [
-    ({"tensorflow": "2.14.0"}, "h2: TensorFlow 2.14.0, elsewhere 2.15.1: " + SYNC),
-    ({"horovod": "missing"}, "h2: Horovod is not installed: " + SYNC),
-    ({"source": "ffff"}, "h2: bigbatch ffff, elsewhere abcd: update the checkout there"),
-    ({"dataset": "missing"}, "h2: no dataset in data: --data_dir has to lead to the same dataset"),
-    ({"dataset": "9999"}, "h2: dataset 9999, elsewhere 1234: --data_dir has to lead to the same dataset"),
-    ({"gpus": ["V100"] * 7}, "h2: 7 GPUs for 8 workers: start 7 there, or see nvidia-smi for those that are missing"),
-    ({"output": False}, "h2: the output folder cannot be written: give another --output_dir"),
-    ({"disk": 0.5}, "h2: 0.50 GB free for --output_dir, less than 1: make room"),
-    ({"shared_memory": 0.064}, "h2: 0.06 GB free in /dev/shm, less than 0.25: start the container with --ipc=host or "
+@pytest.mark.parametrize("changed, message", [
+    ({"tensorflow": "2.14.0"}, "h2: TensorFlow is 2.14.0, but 2.15.1 elsewhere; " + SYNC),
+    ({"horovod": "missing"}, "h2: Horovod is not installed; " + SYNC),
+    ({"source": "ffff"}, "h2: bigbatch is ffff, but abcd elsewhere; update the checkout there"),
+    ({"dataset": "missing"}, "h2: there is no dataset in data; --data_dir must point to the same dataset"),
+    ({"dataset": "9999"}, "h2: dataset is 9999, but 1234 elsewhere; --data_dir must point to the same dataset"),
+    ({"gpus": ["V100"] * 7}, "h2: 7 GPUs for 8 workers; start 7 there, or look for missing GPUs with nvidia-smi"),
+    ({"output": False}, "h2: the output folder is not writable; choose another --output_dir"),
+    ({"disk": 0.5}, "h2: 0.50 GB free for --output_dir, less than 1; free disk space"),
+    ({"shared_memory": 0.064}, "h2: 0.06 GB free in /dev/shm, less than 0.25; start the container with --ipc=host or "
                                "--shm-size=1g"),
-    ({"driver": "530.2"}, "h2: driver 530.2, elsewhere 535.1: install the same driver"),
+    ({"driver": "530.2"}, "h2: driver is 530.2, but 535.1 elsewhere; install the same driver"),
 ])
-def test_what_would_break_a_run_is_said_with_its_cure(changed, said):
-    assert problems(hosts(**changed), "data") == [said]
+def test_what_would_break_a_run_is_reported_with_its_cure(changed, message):
+    assert problems(hosts(**changed), "data") == [message]
 
 
-@pytest.mark.parametrize("gpus, driver, capability, said", [
+@pytest.mark.parametrize("gpus, driver, capability, message", [
     ("V100", "525.60", 7.0, None), ("A100", "535.54", 8.0, None), ("H100", "550.1", 9.0, None),
-    ("V100", "470.82", 7.0, "driver 470.82 is too old for the GPU V100: install 525 or newer"),
-    ("A100", "530.30", 8.0, "driver 530.30 is too old for the GPU A100: install 535 or newer"),
-    ("B200", "570.1", 10.0, "TensorFlow 2.15 does not support the GPU B200 (compute capability 10.0); the newest it "
-                            "supports are H100 and H200 (9.0)"),
+    ("V100", "470.82", 7.0, "driver 470.82 is too old for the GPU V100; install 525 or newer"),
+    ("A100", "530.30", 8.0, "driver 530.30 is too old for the GPU A100; install 535 or newer"),
+    ("B200", "570.1", 10.0, "TensorFlow 2.15 does not support the GPU B200 (compute capability 10.0); the newest that "
+                            "it supports are H100 and H200 (9.0)"),
     ("V100", "", 0.0, None),
 ])
-def test_a_gpu_that_tensorflow_or_its_driver_does_not_know(gpus, driver, capability, said):
+def test_a_gpu_that_tensorflow_or_its_driver_does_not_know(gpus, driver, capability, message):
     host = GOOD | {"gpus": [gpus] * 8, "driver": driver, "capability": capability}
-    assert problems([host], "data") == ([f"h1: {said}"] if said else [])
+    assert problems([host], "data") == ([f"h1: {message}"] if message else [])
 
 
 @pytest.mark.parametrize("one_each, workers, gpus", [(True, 2, 2), (False, 3, 2)])
@@ -70,9 +70,9 @@ def test_gpus_that_tensorflow_cannot_use_are_a_line(tmp_path, monkeypatch):
     for name, value in pretend(tmp_path, [gpu(0)]).items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    done = run("alone", 1, "-m", "launch.preflight", cold=True)
+    done = run("python", 1, "-m", "launch.preflight", cold=True)
     assert done.returncode == 1 and "nvidia-smi lists 1 GPU, but" in done.stderr and done.stdout == ""
-    done = run("alone", 1, "-m", "launch.preflight", "--device=cpu", cold=True)
+    done = run("python", 1, "-m", "launch.preflight", "--device=cpu", cold=True)
     assert done.returncode == 0 and "Tesla" not in done.stdout, done.stderr
 
 
@@ -81,14 +81,14 @@ def test_what_differs_is_marked():
     assert "A100*" in line and "+3.0*" in line and line.count("*") == 2
 
 
-def test_workers_may_share_a_gpu_when_they_are_told_to():
+def test_workers_may_share_a_gpu_when_asked_to():
     two = [GOOD | {"slots": 16}]
-    assert problems(two, "data") == ["h1: 8 GPUs for 16 workers: start 8 there, or see nvidia-smi for those that are "
-                                     "missing"]
+    assert problems(two, "data") == ["h1: 8 GPUs for 16 workers; start 8 there, or look for missing GPUs "
+                                     "with nvidia-smi"]
     assert problems(two, "data", per_gpu=2) == []
 
 
-@pytest.mark.parametrize("kind, workers", [("alone", 1), ("mpirun", 3)])
+@pytest.mark.parametrize("kind, workers", [("python", 1), ("mpirun", 3)])
 def test_a_sound_machine_passes_within_half_a_minute(kind, workers, tmp_path):
     began = time.monotonic()
     done = run(kind, workers, "-m", "launch.preflight", f"--output_dir={tmp_path / 'new'}")
@@ -112,7 +112,7 @@ def test_what_is_wrong_ends_with_1_on_every_worker(tmp_path):
 
 
 def test_a_wrong_flag_is_2():
-    done = run("alone", 1, "-m", "launch.preflight", "--optimizer=adam")
+    done = run("python", 1, "-m", "launch.preflight", "--optimizer=adam")
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
 
 

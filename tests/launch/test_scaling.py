@@ -177,10 +177,10 @@ def test_json(capfd):
 
 def test_the_table_and_json_as_processes(tmp_path):
     command = ("-m", "launch.scaling", "--workers=8", "--allreduce=ring")
-    done = run("alone", 1, *command, f"--plot={tmp_path / 'plot.svg'}")
+    done = run("python", 1, *command, f"--plot={tmp_path / 'plot.svg'}")
     assert done.returncode == 0 and "ring" in done.stdout and "87.9%" in done.stdout, done.stderr  # Jia et al.
     assert "<svg" in (tmp_path / "plot.svg").read_text()
-    done = run("alone", 1, *command, "--json")
+    done = run("python", 1, *command, "--json")
     assert done.returncode == 0 and json.loads(done.stdout)[0]["grid"] == [8, 1]
 
 
@@ -267,7 +267,8 @@ def test_a_damaged_topology_is_one_line(name, tmp_path, capfd):
 
 
 @pytest.mark.parametrize("arguments, code, says", [
-    (["--workers=0"], 2, "numbers of workers"), (["--workers=4,x"], 2, "numbers of workers"), ([], 2, "--workers=N"),
+    (["--workers=0"], 2, "numbers of workers"), (["--workers=4,x"], 2, "numbers of workers"),
+    ([], 2, "--workers is missing"),
     (["--workers=4", "--nonsense"], 2, "nonsense"), (["--workers=4", "word"], 2, "word"),
     (["--workers=4", "--allreduce=tree"], 2, "ring|hierarchical|torus"),
     (["--workers=4", "--overlap=nan"], 2, "0 to 1"),

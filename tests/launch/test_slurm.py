@@ -28,8 +28,8 @@ def undisturbed(slurm, tmp_path_factory):
     cwd = tmp_path_factory.mktemp("undisturbed")
     job = submit(slurm, cwd, *NODES, "--launcher=mpirun", *TRAINING)
     [ended] = slurm.wait_for_end(job, 300)
-    assert ended["JobState"] == "COMPLETED", said(cwd)
-    assert "2 workers on node[1-2], by mpirun" in said(cwd) and "resumed" not in said(cwd)
+    assert ended["JobState"] == "COMPLETED", job_output(cwd)
+    assert "2 workers on node[1-2], with mpirun" in job_output(cwd) and "resumed" not in job_output(cwd)
     return cwd / "runs" / f"slurm-{job}"
 
 
@@ -40,7 +40,7 @@ def submit(slurm, cwd, *arguments) -> str:
     return done.stdout.strip()
 
 
-def said(cwd) -> str:
+def job_output(cwd) -> str:
     return "".join(path.read_text() for path in sorted((cwd / "runs" / "slurm").glob("*.out")))
 
 
@@ -49,7 +49,7 @@ def training_under_way(slurm, cwd, job, steps=20):
     folder = cwd / "runs" / f"slurm-{job}" / "checkpoints"
 
     def reached():
-        assert slurm.jobs(job)[0]["JobState"] in ("PENDING", "CONFIGURING", "RUNNING"), said(cwd)
+        assert slurm.jobs(job)[0]["JobState"] in ("PENDING", "CONFIGURING", "RUNNING"), job_output(cwd)
         return any(int(path.name.split("-")[1]) >= steps for path in folder.glob("step-*[0-9]"))
 
     slurm.wait_for(reached, "checkpoint", 150)
@@ -64,21 +64,21 @@ def same(folder, undisturbed):
         {k: v for k, v in row.items() if k not in times} for row in rows(undisturbed)]
 
 
-def test_two_nodes_train_alike_with_mpirun_and_with_srun(slurm, tmp_path, undisturbed):
+def test_two_nodes_train_the_same_with_mpirun_and_with_srun(slurm, tmp_path, undisturbed):
     job = submit(slurm, tmp_path, *NODES, "--launcher", "srun", *TRAINING)
     [ended] = slurm.wait_for_end(job, 300)
-    assert ended["JobState"] == "COMPLETED", said(tmp_path)
+    assert ended["JobState"] == "COMPLETED", job_output(tmp_path)
     run = tmp_path / "runs" / f"slurm-{job}"
     assert json.loads((run / "summary.json").read_text())["world_size"] == 2
-    assert "2 workers on node[1-2], by srun" in said(tmp_path)
+    assert "2 workers on node[1-2], with srun" in job_output(tmp_path)
     assert (tmp_path / "runs" / f"slurm-{job}-logs" / "rank-1.log").is_file()
     assert same(run, undisturbed)
 
 
 def test_the_preflight_comes_first_and_launcher_auto_finds_one(slurm, tmp_path):
     job = submit(slurm, tmp_path, "--nodes=2", "--workers-per-node=1", *TRAINING, "--epochs=1")
-    assert slurm.wait_for_end(job, 300)[0]["JobState"] == "COMPLETED", said(tmp_path)
-    table = [line.split()[0] for line in said(tmp_path).splitlines() if line.startswith(("host ", "node"))]
+    assert slurm.wait_for_end(job, 300)[0]["JobState"] == "COMPLETED", job_output(tmp_path)
+    table = [line.split()[0] for line in job_output(tmp_path).splitlines() if line.startswith(("host ", "node"))]
     assert table == ["host", "node1", "node2"]
 
 
@@ -89,8 +89,8 @@ def test_a_preemption_by_another_partition_costs_nothing(slurm, tmp_path, undist
                        "--wrap=sleep 2").stdout.strip()
     assert slurm.wait_for_end(urgent, 60)[0]["JobState"] == "COMPLETED"
     [ended] = slurm.wait_for_end(job, 250)
-    assert ended["JobState"] == "COMPLETED" and ended["Restarts"] == "1", said(tmp_path)
-    assert "stopped on request" in said(tmp_path) and "resumed after step" in said(tmp_path)
+    assert ended["JobState"] == "COMPLETED" and ended["Restarts"] == "1", job_output(tmp_path)
+    assert "stopped on request" in job_output(tmp_path) and "resumed after step" in job_output(tmp_path)
     assert same(tmp_path / "runs" / f"slurm-{job}", undisturbed)
 
 
@@ -101,8 +101,8 @@ def test_a_node_killed_in_the_middle_is_survived(slurm, tmp_path, undisturbed):
     slurm.wait_for(lambda: slurm.jobs(job)[0]["JobState"] == "PENDING", "requeue", 90)
     slurm.switch_on("node2")
     [ended] = slurm.wait_for_end(job, 300)
-    assert ended["JobState"] == "COMPLETED" and int(ended["Restarts"]) >= 1, said(tmp_path)
-    assert "resumed after step" in said(tmp_path)
+    assert ended["JobState"] == "COMPLETED" and int(ended["Restarts"]) >= 1, job_output(tmp_path)
+    assert "resumed after step" in job_output(tmp_path)
     assert same(tmp_path / "runs" / f"slurm-{job}", undisturbed)
 
 
@@ -112,7 +112,7 @@ def test_the_signal_before_the_time_limit_saves_and_requeues(slurm, tmp_path, un
     # Slurm looks at its limits every half minute; this is the signal that it would send
     slurm.run("scancel", "--signal=USR1", "--batch", job)
     [ended] = slurm.wait_for_end(job, 250)
-    assert ended["JobState"] == "COMPLETED" and ended["Restarts"] == "1", said(tmp_path)
+    assert ended["JobState"] == "COMPLETED" and ended["Restarts"] == "1", job_output(tmp_path)
     assert same(tmp_path / "runs" / f"slurm-{job}", undisturbed)
 
 
@@ -122,7 +122,7 @@ def test_a_cancelled_job_does_not_come_back(slurm, tmp_path):
     slurm.run("scancel", job)
     slurm.wait_for_end(job, 60)
     time.sleep(8)  # longer than a requeued job waits
-    assert slurm.jobs(job)[0]["JobState"] == "CANCELLED", said(tmp_path)
+    assert slurm.jobs(job)[0]["JobState"] == "CANCELLED", job_output(tmp_path)
     assert slurm.run("squeue", "-h").stdout == ""
 
 
@@ -130,7 +130,7 @@ def test_an_array_trains_a_seed_each(slurm, tmp_path):
     job = submit(slurm, tmp_path, "--nodes=1", "--workers-per-node=1", "--no-preflight", "--array=3-4", *TRAINING,
                  "--epochs=1")
     ended = slurm.wait_for_end(job, 300)
-    assert [task["JobState"] for task in ended] == ["COMPLETED"] * 2, said(tmp_path)
+    assert [task["JobState"] for task in ended] == ["COMPLETED"] * 2, job_output(tmp_path)
     for seed in (3, 4):
         assert f"--seed={seed}" in (tmp_path / "runs" / f"slurm-{job}_{seed}" / "flags.txt").read_text()
 
@@ -175,7 +175,7 @@ def test_the_script_is_whole(slurm, tmp_path):
     assert done.returncode == 0, done.stderr
     [script] = (tmp_path / "runs" / "slurm").glob("*.sbatch")
     job = slurm.run("sbatch", "--parsable", script, cwd="/").stdout.strip()
-    assert slurm.wait_for_end(job, 100)[0]["JobState"] == "COMPLETED", said(tmp_path)
+    assert slurm.wait_for_end(job, 100)[0]["JobState"] == "COMPLETED", job_output(tmp_path)
     assert len(rows(tmp_path / "a run's folder")) == 1
 
 
@@ -199,7 +199,7 @@ def test_with_a_container_the_host_needs_no_python_of_ours(tmp_path):
         return subprocess.run([*command, *options, "digits"], cwd=tmp_path, text=True, capture_output=True, timeout=60)
 
     done = submitted("--container-image=/images/bigbatch.sqsh")
-    assert done.returncode == 0 and done.stdout == "" and "checked inside the container" in done.stderr
+    assert done.returncode == 0 and done.stdout == "" and "checks the flags when it starts" in done.stderr
     [script] = (tmp_path / "runs" / "slurm").glob("*.sbatch")
     body = script.read_text()
     # What the job would do on its node, up to the workers' start: there is no Pyxis here.
@@ -221,11 +221,11 @@ def test_with_a_container_the_host_needs_no_python_of_ours(tmp_path):
 @pytest.mark.parametrize("arguments, code, message", [
     (["--nodes", "2", "digits"], 2, "--gpus-per-node or --workers-per-node takes a number"),
     (["--nodes", "many", "--gpus-per-node", "4", "digits"], 2, "--nodes takes a number, not 'many'"),
-    (["--nodes"], 2, "--nodes lacks its value"),
+    (["--nodes"], 2, "--nodes needs a value"),
     (["--nodez=2", "digits"], 2, "there is no option --nodez"),
-    (["--nodes=2", "--gpus-per-node=4"], 2, "a recipe is missing"),
+    (["--nodes=2", "--gpus-per-node=4"], 2, "the recipe is missing"),
     (["--nodes=2", "--gpus-per-node=4", "no-such"], 1, "there is no recipe no-such"),
-    (["--nodes=2", "--gpus-per-node=3", "digits"], 1, "does not divide"),
+    (["--nodes=2", "--gpus-per-node=3", "digits"], 1, "is not divisible"),
     (["--nodes=2", "--gpus-per-node=4", "digits", "--optimizer=adam"], 2, "optimizer"),
 ])
 def test_wrong_arguments_are_one_line_and_nothing_is_submitted(arguments, code, message, tmp_path):

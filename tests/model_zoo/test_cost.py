@@ -25,7 +25,7 @@ def test_resnet50_is_known_without_building_it(monkeypatch):
 
 
 def test_a_network_counted_by_hand(monkeypatch):
-    """A grouped convolution to 4x4 places and a dense layer."""
+    """A grouped convolution to 4x4 positions and a dense layer."""
     import tensorflow as tf
 
     images = tf.keras.Input((8, 8, 4))

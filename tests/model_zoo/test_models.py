@@ -52,7 +52,7 @@ def test_feature_maps_shrink_as_published(name, sizes):
 @pytest.mark.parametrize("side", [7, 8])
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("kernel", [1, 3, 7])
-def test_a_convolution_pads_all_sides_alike(kernel, stride, side):
+def test_a_convolution_pads_all_sides_equally(kernel, stride, side):
     """Against TensorFlow's own explicit padding, as Caffe and PyTorch pad."""
     from model_zoo.resnet import _Builder
 

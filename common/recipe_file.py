@@ -1,0 +1,19 @@
+"""Reads recipes: flag files whose comments say where their settings come from and what the paper reports."""
+from pathlib import Path
+
+
+def read(path: Path) -> dict[str, str]:
+    """Reads a recipe: its title, the fields of its comment (Row, Reported, Sources, Left open, Workers), its flags."""
+    fields, last = {}, "title"
+    for line in path.read_text().splitlines():
+        if line.startswith("--"):
+            name, _, value = line[2:].partition("=")
+            fields[name] = value
+        elif line.startswith("#   "):
+            fields[last] = f"{fields.get(last, '')} {line[4:]}".strip()
+        elif line.startswith("# "):
+            last, separator, value = line[2:].partition(": ")
+            if not fields or not separator:
+                last, value = "title", line[2:]
+            fields[last] = value
+    return fields
