@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from data.randomness import uniforms
+
 
 @dataclass(frozen=True)
 class Augmentation:
@@ -54,11 +56,11 @@ AUGMENTATIONS = {
     # arXiv:1811.05233, 3.2: padding, scaling, rotation, resizing, distortion, flip, brightness, contrast, noise
     "full": Augmentation(area=(0.08, 1.0), flip=True, warp=True, enlarge=256 / 224),
 }
-UNIFORMS = 16  # random numbers per sample; a multiple of four, because Philox generates four at a time
+UNIFORMS = 16  # random numbers per sample
 COLUMNS = {  # names and widths of the columns that the pipeline reads
-    "area": 1, "place": 2,  # both 0 to 1: size between the limits; offset down and to the right
+    "area": 1, "offset": 2,  # both 0 to 1: size between the limits; offset down and to the right
     "sides": 2,  # height and width of a crop of area 1
-    "mirror": 1, "colour": 3, "warp": 6, "brightness": 1, "contrast": 1, "noise": 1, "noise_place": 2,
+    "mirror": 1, "colour": 3, "warp": 6, "brightness": 1, "contrast": 1, "noise": 1, "noise_offset": 2,
 }
 # Standard deviations of ImageNet's pixels (0 to 1) along their principal components, and these components of red, green
 # and blue, one per column, as published with Facebook's fb.resnet.torch.
@@ -67,36 +69,35 @@ COLOUR_AXES = np.array([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], 
 COLOUR_DEVIATION = 0.1
 
 
-def draw(recipe: Augmentation, image_size: int, seed: int, position: int, places: np.ndarray) -> np.ndarray:
-    """Draws the random numbers of the samples at `position + places` of the stream, float32 (places, columns).
+def random_numbers(recipe: Augmentation, image_size: int, seed: int, start: int, positions: np.ndarray) -> np.ndarray:
+    """Returns the random numbers of the samples at `start + positions` of the stream; (positions, columns).
 
-    warp: the two rows of the matrix that maps a pixel (x, y, 1) of the result to its position in the image.
+    The numbers are float32. warp: the two rows of the matrix that maps a pixel (x, y, 1) of the result to its position
+    in the image.
     """
-    bits = np.random.Philox(key=np.random.SeedSequence([seed, 1]).generate_state(2, np.uint64))
-    u = np.random.Generator(bits.advance(position * UNIFORMS // 4)).random((places.max() + 1, UNIFORMS))[places]
+    u = uniforms(seed, 1, start, positions, UNIFORMS)
     between = lambda column, low, high: low + (high - low) * u[:, column]  # noqa: E731
     aspect = np.exp(between(3, *np.log(recipe.aspect)))
     columns = {
-        "area": u[:, 0], "place": u[:, 1:3], "sides": np.stack([aspect ** -0.5, aspect ** 0.5], axis=1),
+        "area": u[:, 0], "offset": u[:, 1:3], "sides": np.stack([aspect ** -0.5, aspect ** 0.5], axis=1),
         "mirror": u[:, 4] < 0.5,
-        "colour": _colours(seed, position, places) if recipe.colour else np.zeros((len(places), 3)),
+        "colour": _colours(seed, start, positions) if recipe.colour else np.zeros((len(positions), 3)),
         "warp": _warp(between(5, *np.deg2rad([-10.0, 10.0])), [between(6, -0.1, 0.1), between(7, -0.1, 0.1)],
                       [between(8, 0.9, 1.1), between(9, 0.9, 1.1)], image_size / 2
-                      ) if recipe.warp else np.zeros((len(places), 6)),
+                      ) if recipe.warp else np.zeros((len(positions), 6)),
         "brightness": between(10, 0.8, 1.2), "contrast": between(11, 0.8, 1.2), "noise": between(12, 0.0, 8.0),
-        "noise_place": u[:, 13:15],
+        "noise_offset": u[:, 13:15],
     }
-    return np.concatenate([columns[name].reshape(len(places), width) for name, width in COLUMNS.items()],
+    return np.concatenate([columns[name].reshape(len(positions), width) for name, width in COLUMNS.items()],
                           axis=1).astype(np.float32)
 
 
-def _colours(seed, position, places) -> np.ndarray:
-    """Draws the offsets of red, green and blue for pixels of 0 to 255; (places, 3).
+def _colours(seed, start, positions) -> np.ndarray:
+    """Returns random offsets of red, green and blue for pixels of 0 to 255; (positions, 3).
 
     The Box-Muller transform makes the normal numbers from four uniform ones.
     """
-    bits = np.random.Philox(key=np.random.SeedSequence([seed, 2]).generate_state(2, np.uint64)).advance(position)
-    u = np.random.Generator(bits).random((places.max() + 1, 4))[places]
+    u = uniforms(seed, 2, start, positions, 4)
     radius, turn = np.sqrt(-2 * np.log1p(-u[:, :2])), 2 * np.pi * u[:, 2:]
     normal = np.concatenate([radius * np.cos(turn), radius[:, :1] * np.sin(turn[:, :1])], axis=1)
     return 255 * COLOUR_DEVIATION * (normal * COLOUR_SCALES) @ COLOUR_AXES.T

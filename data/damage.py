@@ -16,7 +16,7 @@ def input_reason(error, batches, read: int) -> str:
     batches: data.feed.Batches. read: number of samples read so far.
     """
     name = batches.blame(read) if "dali" in str(error).lower() else None
-    return f"{name} cannot be decoded; `data.prepare --verify` lists all such" if name else reason(error)
+    return f"{name} cannot be decoded; `data.prepare --verify` lists all damaged records" if name else reason(error)
 
 
 def first_damaged(split: Split, samples: np.ndarray) -> str | None:
@@ -26,13 +26,13 @@ def first_damaged(split: Split, samples: np.ndarray) -> str | None:
     """
     from nvidia.dali import Pipeline
 
-    whole, done = augmentation.AUGMENTATIONS["none"], 0
+    recipe, done = augmentation.AUGMENTATIONS["none"], 0
     with tempfile.TemporaryDirectory(prefix="bigbatch-index-") as folder:
-        read = split.kind.reader(order.pieces(split, samples), Path(folder))
+        read = split.kind.reader(order.file_slices(split, samples), Path(folder))
         pipeline = Pipeline(batch_size=1, num_threads=1, device_id=None, exec_async=False, exec_pipelined=False)
         with pipeline:
             encoded, _ = read()
-            pipeline.set_outputs(decoded(encoded, None, whole, Device()))
+            pipeline.set_outputs(decoded(encoded, None, recipe, Device()))
         try:
             pipeline.build()
             for done in range(len(samples)):  # noqa: B007

@@ -74,18 +74,22 @@ class Dataset:
     first_label: int = 0
 
 
-def open_dataset(folder) -> Dataset:
-    """Reads FOLDER/dataset.json and checks its counts against its files. Raises UserError."""
+def open_dataset(folder, check_files: bool = True) -> Dataset:
+    """Reads FOLDER/dataset.json and checks its counts against its files. Raises UserError.
+
+    check_files: whether the files have to be there.
+    """
     folder = Path(folder)
     if not folder.is_dir():
-        raise UserError(f"--data_dir: there is no folder {folder}; data.prepare makes one, `digits` is built in")
+        raise UserError(f"--data_dir: there is no folder {folder}; create a dataset with data.prepare, or use the "
+                        "built-in `digits`")
     if not (folder / "dataset.json").exists() and (dataset := _class_folders(folder)):
         return dataset
     try:
         described = json.loads((folder / "dataset.json").read_text())
     except FileNotFoundError:
-        raise UserError(f"--data_dir: {folder} holds no dataset.json, which data.prepare writes, and no train/ and "
-                        "val/ with a folder of images a class") from None
+        raise UserError(f"--data_dir: {folder} contains neither dataset.json (data.prepare writes it) nor train/ and "
+                        "val/ with one folder of images per class") from None
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{folder}/dataset.json cannot be read: {error}") from None
     try:
@@ -97,6 +101,8 @@ def open_dataset(folder) -> Dataset:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{folder}/dataset.json is malformed: {type(error).__name__} {error}") from None
     _check_words(dataset, described["classes"])
+    if not check_files:
+        return dataset
     for name, samples in claimed.items():
         _check(folder, name, samples, getattr(dataset, name))
     if dataset.format == "folder":
@@ -124,7 +130,7 @@ def _split(folder, described, name):
 
 
 def validation_folder(folder: Path) -> Path | None:
-    """Returns the folder of validation images beside train/, or None."""
+    """Returns the folder of validation images next to train/, or None."""
     return next((folder / name for name in VALIDATION_FOLDERS if (folder / name).is_dir()), None)
 
 
@@ -144,7 +150,7 @@ def _class_folders(folder) -> Dataset | None:
     dataset = Dataset(folder, "folder", tuple(classes), *splits, mean=IMAGENET_MEAN, std=IMAGENET_STD)
     for split in splits:
         if not split.samples:
-            raise UserError(f"--data_dir: {split.paths[0]} holds no images in folders, one a class")
+            raise UserError(f"--data_dir: {split.paths[0]} contains no images in class folders")
     _check_class_folders(dataset)
     return dataset
 
@@ -153,8 +159,8 @@ def _check_class_folders(dataset):
     for split in (dataset.train, dataset.validation):
         differing = set(dataset.classes) ^ set(split.kind.class_names(split.paths[0]))
         if differing:
-            raise UserError(f"{dataset.folder}: the class {min(differing)} is not a folder of every split; make it, "
-                            "empty if need be")
+            raise UserError(f"{dataset.folder}: class {min(differing)!r} must have a folder in each split; create the "
+                            "missing folder (it may be empty)")
 
 
 def _check_words(dataset, classes):
@@ -162,11 +168,11 @@ def _check_words(dataset, classes):
     if not isinstance(dataset.format, str) or dataset.format not in formats.FORMATS:
         wrong = f"format '{dataset.format}' is not one of {', '.join(formats.FORMATS)}"
     elif not isinstance(classes, list) or not classes or not all(isinstance(name, str) for name in classes):
-        wrong = "classes is not a list of names"
+        wrong = "classes must be a list of at least one name"
     elif not all(len(three) == 3 and all(map(math.isfinite, three)) for three in (dataset.mean, dataset.std)):
-        wrong = "mean and std of image are not three numbers each"
+        wrong = "image.mean and image.std must be three finite numbers each"
     elif min(dataset.std) <= 0:
-        wrong = "std of image has to be above zero"
+        wrong = "the numbers in image.std must be positive"
     if wrong:
         raise UserError(f"{dataset.folder}/dataset.json: {wrong}")
 
@@ -176,7 +182,7 @@ def _check(folder, name, samples, split):
     if not split.samples:
         raise UserError(f"{folder}/dataset.json: the {name} split is empty")
     if split.samples != samples:
-        raise UserError(f"{folder}/dataset.json: {name} claims {samples} samples, its files add up to "
+        raise UserError(f"{folder}/dataset.json: the {name} split lists {samples} samples, but its files add up to "
                         f"{split.samples}; prepare the dataset again")
     try:
         entries = split.entries
@@ -184,5 +190,5 @@ def _check(folder, name, samples, split):
         raise UserError(f"{folder}: {error}; prepare the dataset again") from None
     for path, count, index in zip(split.paths, split.file_samples, entries, strict=True):
         if len(index) != count:
-            raise UserError(f"{folder}/dataset.json: {path.name} should hold {count} samples, its index names "
+            raise UserError(f"{folder}/dataset.json: {path.name} should contain {count} samples, but its index lists "
                             f"{len(index)}; prepare the dataset again")

@@ -11,7 +11,8 @@ import numpy as np
 from data import augmentation, order
 from data.damage import first_damaged
 from data.dataset import Dataset, Split
-from data.pipeline import Device, build_pipeline, draws_reader
+from data.mixing import NOT_MIXED, Mixing
+from data.pipeline import Device, build_pipeline, matrix_reader
 
 CPU = Device()
 READ_AHEAD = 16  # batches; more than DALI and TensorFlow hold between the reader and the model
@@ -22,8 +23,8 @@ UPLOADED = 2  # batches prefetched to the model's device
 class Batches:
     """Batches for the model.
 
-    iterator: for a compiled step. next() returns images uint8 (batch, image_size, image_size, 3), RGB, and labels int64
-    (batch, 1).
+    iterator: for a compiled step. next() returns images uint8 (batch, image_size, image_size, 3), RGB, labels int64
+    (batch, 1), and, if images are mixed, rows of Mixing.random_numbers.
     """
 
     iterator: Any
@@ -44,7 +45,11 @@ class Batches:
 
 @dataclass(frozen=True)
 class Feed:
-    """How this worker reads a dataset. shard, shards: index of this worker's shard, and the number of shards."""
+    """How this worker reads a dataset.
+
+    image_size: of validation. mixing: of training images. shard, shards: index of this worker's shard, and the number
+    of shards.
+    """
 
     dataset: Dataset
     image_size: int
@@ -53,21 +58,28 @@ class Feed:
     shard: int = 0
     shards: int = 1
     device: Device = CPU
+    mixing: Mixing = NOT_MIXED
 
     @contextmanager
     def train(self, position: int, steps: int, batch_size: int, micro_batch_size: int, skip: int = 0,
-              neighbours: int = 1) -> Iterator[Batches]:
+              neighbours: int = 1, image_size: int | None = None) -> Iterator[Batches]:
         """Opens this shard's micro-batches of the next `steps` global batches from a position of the stream.
 
         skip: number of global batches to skip at the start because they were read before a resume.
         neighbours: number of shards whose micro-batches are adjacent in the global batch, if the format supports it.
+        image_size: size of these images. Default: that of validation.
         """
         split, recipe = self.dataset.train, augmentation.AUGMENTATIONS[self.augmentation]
-        places = order.worker_places(split, steps, batch_size, self.shard, self.shards, neighbours, micro_batch_size)
-        places = places[skip * batch_size // self.shards:]
-        samples = order.stream(split, self.seed, position, steps * batch_size)[places]
-        draws = augmentation.draw(recipe, self.image_size, self.seed, position, places) if recipe.random else None
-        with self._batches(split, samples, draws, micro_batch_size) as batches:
+        image_size = image_size or self.image_size
+        positions = order.worker_positions(split, steps, batch_size, self.shard, self.shards, neighbours,
+                                           micro_batch_size)
+        positions = positions[skip * batch_size // self.shards:]
+        samples = order.stream(split, self.seed, position, steps * batch_size)[positions]
+        numbers = None
+        if recipe.random:
+            numbers = augmentation.random_numbers(recipe, image_size, self.seed, position, positions)
+        mixing = self.mixing.random_numbers(image_size, self.seed, position, positions) if self.mixing else None
+        with self._batches(split, samples, micro_batch_size, image_size, numbers, mixing) as batches:
             yield batches
 
     @contextmanager
@@ -81,26 +93,30 @@ class Feed:
         if not len(samples):
             yield iter(()), 0
             return
-        with self._batches(split, samples, None, batch_size) as batches:
+        with self._batches(split, samples, batch_size, self.image_size) as batches:
             yield batches, len(samples)
 
     @contextmanager
-    def _batches(self, split: Split, samples, draws, batch_size):
+    def _batches(self, split: Split, samples, batch_size, image_size, numbers=None, mixing=None):
         import nvidia.dali.plugin.tf as dali_tf
         import tensorflow as tf
 
         with ExitStack() as held:
             folder = held.enter_context(tempfile.TemporaryDirectory(prefix="bigbatch-index-"))
-            read = split.kind.reader(order.pieces(split, samples), Path(folder))
+            read = split.kind.reader(order.file_slices(split, samples), Path(folder))
+            read_numbers, read_mixing = (None if rows is None else matrix_reader(rows, Path(folder), name)
+                                         for name, rows in (("numbers", numbers), ("mixing", mixing)))
             pipeline = build_pipeline(
-                read, None if draws is None else draws_reader(draws, Path(folder)), batch_size=batch_size,
-                image_size=self.image_size, recipe=augmentation.AUGMENTATIONS[self.augmentation],
-                first_label=self.dataset.first_label, device=self.device)
-            shape = (batch_size, self.image_size, self.image_size, 3)
+                read, read_numbers, read_mixing, batch_size=batch_size, image_size=image_size,
+                recipe=augmentation.AUGMENTATIONS[self.augmentation], first_label=self.dataset.first_label,
+                device=self.device)
+            outputs = {(batch_size, image_size, image_size, 3): tf.uint8, (batch_size, 1): tf.int64}
+            if mixing is not None:
+                outputs[batch_size, mixing.shape[1]] = tf.float32
             with tf.device(f"/{self.device.name}:0"):
                 batches = dali_tf.DALIDataset(
-                    pipeline, batch_size=batch_size, output_shapes=(shape, (batch_size, 1)),
-                    output_dtypes=(tf.uint8, tf.int64), device_id=self.device.number,
+                    pipeline, batch_size=batch_size, output_shapes=tuple(outputs),
+                    output_dtypes=tuple(outputs.values()), device_id=self.device.number,
                     num_threads=self.device.threads)
                 if self.device.upload:
                     batches = batches.apply(tf.data.experimental.prefetch_to_device(self.device.upload, UPLOADED))

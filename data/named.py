@@ -4,6 +4,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from common.startup import startup
 from data import sources
 from data.dataset import Dataset, open_dataset
 from data.sources import BUILT_IN
@@ -15,11 +16,14 @@ def absolute(data_dir: str) -> str:
     return data_dir if data_dir in BUILT_IN or data_dir.startswith(f"{NAME}:") else str(Path(data_dir).absolute())
 
 
-def open_named(data_dir: str) -> Dataset:
-    """Opens the dataset that --data_dir names. Raises UserError."""
+def open_named(data_dir: str, check_files: bool = True) -> Dataset:
+    """Opens the dataset that --data_dir names. Raises UserError.
+
+    check_files: whether the files that dataset.json lists have to be there.
+    """
     if data_dir.startswith(f"{NAME}:"):
         return synthetic_dataset(data_dir)
-    return open_dataset(built_in(data_dir) if data_dir in BUILT_IN else Path(data_dir).absolute())
+    return open_dataset(built_in(data_dir) if data_dir in BUILT_IN else Path(data_dir).absolute(), check_files)
 
 
 def built_in(name: str) -> Path:
@@ -36,7 +40,8 @@ def built_in(name: str) -> Path:
         cache.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=cache))
         try:
-            write_built_in(name, scratch)
+            with startup.stage(f"making {name}"):
+                write_built_in(name, scratch)
             scratch.chmod(0o755)
             scratch.rename(folder)
         except OSError:

@@ -8,8 +8,8 @@ because the reader goes through its list of files one by one. Each block holds r
 listed once for each of its blocks. Each global batch holds the next samples of the stream, for any number of workers.
 
 File after file (LMDB, RecordIO): The files are shuffled, and their records keep the order in which they were written.
-Between two evaluations, each worker reads its own slice of the stream, so that all workers together read each sample
-once. Which samples share a batch depends on the number of workers.
+The part of the stream between two evaluations is divided into one contiguous slice per worker. Together, the workers
+read each sample of that part once. Which samples share a batch depends on the number of workers.
 """
 import numpy as np
 
@@ -36,29 +36,29 @@ def permutation(split: Split, seed: int, epoch: int) -> np.ndarray:
 
 def stream(split: Split, seed: int, position: int, count: int) -> np.ndarray:
     """Returns the numbers of the next `count` samples of the endless stream from a position, int64 (count,)."""
-    pieces = []
+    slices = []
     while count:
         epoch, offset = divmod(position, split.samples)
-        piece = permutation(split, seed, epoch)[offset:offset + count]
-        pieces.append(piece)
-        position, count = position + len(piece), count - len(piece)
-    return np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
+        slices.append(permutation(split, seed, epoch)[offset:offset + count])
+        position, count = position + len(slices[-1]), count - len(slices[-1])
+    return np.concatenate(slices) if slices else np.zeros(0, np.int64)
 
 
-def worker_places(split: Split, steps: int, batch_size: int, shard: int, shards: int, neighbours: int = 1,
-                  micro_batch_size: int = 1) -> np.ndarray:
+def worker_positions(split: Split, steps: int, batch_size: int, shard: int, shards: int, neighbours: int = 1,
+                     micro_batch_size: int = 1) -> np.ndarray:
     """Returns the positions of a worker's samples within the next `steps` global batches, in reading order.
 
-    Positions are int64 (steps * batch_size / shards,) and count from 0. neighbours: number of workers in a group. The
-    workers of a group interleave their micro-batches, so that what they process at the same time is adjacent in the
-    global batch.
+    Positions are int64 (steps * batch_size / shards,) and count from 0. neighbours: number of workers that share batch
+    norm's statistics. They take micro-batches in turn, so that the samples that they process at the same time are
+    adjacent in the global batch. micro_batch_size: used only if neighbours > 1. Formats that are read file by file
+    ignore both.
     """
-    places = np.arange(steps * batch_size)
+    positions = np.arange(steps * batch_size)
     if split.kind.ANY_ORDER:
-        of_group = places.reshape(steps, shards // neighbours, -1)[:, shard // neighbours]
+        of_group = positions.reshape(steps, shards // neighbours, -1)[:, shard // neighbours]
         return of_group.reshape(-1, neighbours, micro_batch_size if neighbours > 1 else of_group.shape[1])[
             :, shard % neighbours].reshape(-1)
-    return places.reshape(shards, -1)[shard]
+    return positions.reshape(shards, -1)[shard]
 
 
 def contiguous_shard(samples: int, shard: int, shards: int) -> np.ndarray:
@@ -66,8 +66,11 @@ def contiguous_shard(samples: int, shard: int, shards: int) -> np.ndarray:
     return np.arange(samples * shard // shards, samples * (shard + 1) // shards)
 
 
-def pieces(split: Split, samples: np.ndarray) -> list[tuple]:
-    """Splits samples into runs within one file, for the reader: (path, index, sample numbers within the file), ..."""
+def file_slices(split: Split, samples: np.ndarray) -> list[tuple]:
+    """Splits samples into slices that each lie in one file: (path, index, sample numbers within the file), ...
+
+    If the format is read file by file, the sample numbers of a slice are also consecutive.
+    """
     files = np.searchsorted(split.file_starts, samples, side="right") - 1
     cuts = np.diff(files, prepend=-1) != 0
     if not split.kind.ANY_ORDER:

@@ -11,15 +11,15 @@ from data.augmentation import COLUMNS, Augmentation
 from data.formats import tfrecord
 
 GREY = 127.5
-NOISE_MARGIN = 64  # the noise is a window of a fixed field that is larger by this many pixels
+NOISE_MARGIN = 64  # pixels by which the fixed noise field exceeds the image; each image adds a random window of it
 
 
 @dataclass(frozen=True)
 class Device:
     """The device that decodes and augments images. name: "cpu" or "gpu". number: index of the GPU, None on a CPU.
 
-    hw_decoder_load: fraction of the images that the GPU's hardware decoder decodes, if there is one. upload: the
-    TensorFlow device to which batches from a CPU are prefetched, or None.
+    threads: number of DALI threads. hw_decoder_load: fraction of the images that the GPU's hardware decoder decodes, if
+    there is one. upload: the TensorFlow device to which batches from a CPU are prefetched, or None.
     """
 
     name: str = "cpu"
@@ -33,27 +33,29 @@ class Device:
         return {"device": "mixed", "hw_decoder_load": self.hw_decoder_load} if self.name == "gpu" else {}
 
 
-def build_pipeline(read, draws, *, batch_size: int, image_size: int, recipe: Augmentation, first_label: int,
-                   device: Device):
+def build_pipeline(read, read_numbers=None, read_mixing=None, *, batch_size: int, image_size: int,
+                   recipe: Augmentation, first_label: int, device: Device):
     """Builds the pipeline over the samples that `read` returns, in their order, repeated endlessly.
 
-    read, draws: functions for the graph. `read` returns (encoded image, label). `draws` returns each sample's random
-        numbers (see augmentation.draw), or is None if nothing is random.
-    Outputs: images uint8 (batch, image_size, image_size, 3), RGB; labels int64 (batch, 1), from 0.
+    read, read_numbers, read_mixing: functions that add a reader to the graph. `read` returns (encoded image, label).
+        `read_numbers` returns each sample's augmentation.random_numbers, or is None if nothing is random. `read_mixing`
+        returns each sample's row of Mixing.random_numbers, or is None if images are not mixed.
+    Outputs: images uint8 (batch, image_size, image_size, 3), RGB; labels int64 (batch, 1), from 0; with `read_mixing`,
+        its rows.
     """
     from nvidia.dali import Pipeline
 
     pipeline = Pipeline(batch_size=batch_size, num_threads=device.threads, device_id=device.number, seed=0)
     with pipeline:
         encoded, label = read()
-        images = augmented(encoded, draws and by_name(draws()), image_size, recipe, device)
-        label = label - first_label
-        pipeline.set_outputs(images, label.gpu() if device.name == "gpu" else label)
+        images = augmented(encoded, read_numbers and by_name(read_numbers()), image_size, recipe, device)
+        outputs = [label - first_label, *([read_mixing()] if read_mixing else [])]
+        pipeline.set_outputs(images, *(one.gpu() if device.name == "gpu" else one for one in outputs))
     return pipeline
 
 
 def augmented(encoded, columns: dict | None, image_size: int, recipe: Augmentation, device: Device):
-    """Adds the graph from encoded images to uint8 images of image_size. columns: of augmentation.draw, by name.
+    """Adds decoding, resizing and augmentation to the graph; returns uint8 images. columns: random numbers by name.
 
     Resizing is bilinear without antialiasing, as in Caffe's and TensorFlow's recipes. On a CPU, this saves a third of
     the whole pipeline's time.
@@ -65,7 +67,7 @@ def augmented(encoded, columns: dict | None, image_size: int, recipe: Augmentati
     if columns and recipe.warp:
         images = _warped(images, columns, image_size, device)
     if columns and recipe.flip:
-        images = fn.flip(images, horizontal=_whole(columns["mirror"]))
+        images = fn.flip(images, horizontal=_as_int(columns["mirror"]))
     if columns and recipe.colour:
         colour = columns["colour"].gpu() if device.name == "gpu" else columns["colour"]
         images = fn.cast(images + fn.reshape(colour, shape=[1, 1, 3]), dtype=types.UINT8)
@@ -73,24 +75,25 @@ def augmented(encoded, columns: dict | None, image_size: int, recipe: Augmentati
 
 
 def decoded(encoded, columns, recipe, device):
-    """Decodes the part of each image that the recipe needs, and no more if the image format allows it.
+    """Decodes only the crop of each image, if the image format allows partial decoding.
 
-    The shape is always read first: on a damaged header, DALI 2.4's decoders can crash, while this operator raises an
-    error.
+    peek_image_shape always runs first, because it raises an error for a damaged header. DALI 2.4's decoders can crash
+    on one.
     """
     from nvidia.dali import fn, types
 
     shape = fn.peek_image_shape(encoded)
-    anchor, size = part(fn.cast(shape[0:2], dtype=types.FLOAT), columns, recipe)
-    return fn.decoders.image_slice(encoded, _whole(anchor), _whole(size), axis_names="HW", output_type=types.RGB,
+    anchor, size = crop_window(fn.cast(shape[0:2], dtype=types.FLOAT), columns, recipe)
+    return fn.decoders.image_slice(encoded, _as_int(anchor), _as_int(size), axis_names="HW", output_type=types.RGB,
                                    **device.decoder)
 
 
-def part(sides, columns, recipe):
-    """Returns the upper left corner and the size of the part to decode, for images of `sides`; all (height, width).
+def crop_window(sides, columns, recipe):
+    """Returns the upper left corner and the size of the crop, for images of `sides`; all (height, width).
 
-    The aspect ratio is drawn first, then the area among those that fit, as in TensorFlow's
-    sample_distorted_bounding_box. There are no retries, so that the part is a function of the sample's numbers.
+    With `area`, the aspect ratio is sampled first, then the area among those that fit, as in TensorFlow's
+    sample_distorted_bounding_box. There are no retries, so that the crop is a function of the sample's numbers.
+    Without it, the crop is a square of the shorter side / `enlarge`, or / a divisor sampled from `rescale`.
     """
     from nvidia.dali import math
 
@@ -105,8 +108,8 @@ def part(sides, columns, recipe):
         enlarge = low + (high - low) * columns["area"] if columns else low
         size = math.min(height, width) / enlarge + sides * 0
     size = math.clamp(math.floor(size + 0.5), 1, sides)
-    place = columns["place"] if columns and (recipe.area or recipe.shift) else 0.5
-    return math.floor((sides - size) * place + 0.5), size
+    offset = columns["offset"] if columns and (recipe.area or recipe.shift) else 0.5
+    return math.floor((sides - size) * offset + 0.5), size
 
 
 def _warped(images, columns, image_size, device):
@@ -118,21 +121,21 @@ def _warped(images, columns, image_size, device):
                                     contrast_center=GREY, dtype=types.FLOAT)
     field = np.random.Generator(np.random.Philox(0)).standard_normal((image_size + NOISE_MARGIN,) * 2 + (3,))
     field = types.Constant(field.astype(np.float32), layout="HWC", device=device.name)
-    window = fn.slice(field, start=_whole(columns["noise_place"] * NOISE_MARGIN), shape=[image_size, image_size],
+    window = fn.slice(field, start=_as_int(columns["noise_offset"] * NOISE_MARGIN), shape=[image_size, image_size],
                       axes=[0, 1])
     noise = columns["noise"].gpu() if device.name == "gpu" else columns["noise"]
     return fn.cast(images + window * noise, dtype=types.UINT8)
 
 
-def draws_reader(rows: np.ndarray, scratch: Path):
-    """Returns a function for DALI's graph that returns the rows of a float32 matrix, one per sample.
+def matrix_reader(rows: np.ndarray, scratch: Path, name: str = "numbers"):
+    """Writes a float32 matrix as TFRecords. Returns a function that adds their reader to the graph: a row per sample.
 
-    The rows are written as TFRecords with one feature, from a single array: the records differ only in the numbers. The
-    checksums stay 0, because DALI does not check them.
+    name: of the file in `scratch` and of the feature. The records differ only in their numbers, so NumPy writes all of
+    them as one structured array. The checksums stay 0, because DALI does not check them.
     """
     import tensorflow as tf
 
-    name, width = "floats", rows.shape[1]
+    width = rows.shape[1]
     feature = tf.train.Feature(float_list=tf.train.FloatList(value=rows[0]))
     example = tf.train.Example(features=tf.train.Features(feature={name: feature})).SerializeToString()
     start = example.index(rows[0].tobytes())
@@ -140,30 +143,30 @@ def draws_reader(rows: np.ndarray, scratch: Path):
                        ("data_crc", "<u4")])
     file = np.zeros(len(rows), layout)
     file["length"], file["head"], file["row"] = len(example), example[:start], rows
-    file.tofile(scratch / "floats")
+    file.tofile(scratch / name)
     offsets = np.arange(len(rows)) * layout.itemsize
-    tfrecord.write_index(scratch / "floats.idx", np.stack([offsets, np.full(len(rows), layout.itemsize)], axis=1))
+    tfrecord.write_index(scratch / f"{name}.idx", np.stack([offsets, np.full(len(rows), layout.itemsize)], axis=1))
 
     def read():
         from nvidia.dali import fn
         from nvidia.dali.tfrecord import FixedLenFeature, float32
 
-        return fn.readers.tfrecord(path=[str(scratch / "floats")], index_path=[str(scratch / "floats.idx")],
+        return fn.readers.tfrecord(path=[str(scratch / name)], index_path=[str(scratch / f"{name}.idx")],
                                    features={name: FixedLenFeature([width], float32, 0.0)})[name]
 
     return read
 
 
-def by_name(draws) -> dict:
-    """Splits the columns of augmentation.draw by name. Columns of width 1 become scalars."""
+def by_name(numbers) -> dict:
+    """Splits the columns of augmentation.random_numbers by name. Columns of width 1 become scalars."""
     columns, start = {}, 0
     for name, width in COLUMNS.items():
-        columns[name] = draws[start] if width == 1 else draws[start:start + width]
+        columns[name] = numbers[start] if width == 1 else numbers[start:start + width]
         start += width
     return columns
 
 
-def _whole(numbers):
+def _as_int(numbers):
     from nvidia.dali import fn, types
 
     return fn.cast(numbers, dtype=types.INT32)

@@ -5,7 +5,7 @@
     uv run python -m data.prepare --adopt --output=D        a dataset made elsewhere: writes indexes and dataset.json
     uv run python -m data.prepare --verify --output=D       checks a prepared dataset
 
-If the command is stopped, the same command continues.
+To continue after an interruption, run the same command again.
 """
 import sys
 import time
@@ -17,7 +17,7 @@ from common.errors import ExitCode, UsageError, UserError
 from common.flags import flag
 from data import formats
 from data.sources import BUILT_IN
-from data.team import PROGRAM, Team, told
+from data.team import PROGRAM, Team, error_message
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class Options:
     resize_shorter: Shrink larger images so that their shorter side has this many pixels. 0: do not resize.
     verify: Decode every image. Without --source: check a prepared dataset.
     strict: Stop at the first image that cannot be used. Default: list it in rejected.jsonl and continue.
-    adopt: --output is a dataset that was made elsewhere. Write the missing indexes and dataset.json.
+    adopt: Use the dataset in --output, which was made elsewhere. Write the missing indexes and dataset.json.
     classes: File with the names of the classes, one per line, in label order. Only with --adopt.
-    shard_samples: Number of images per file. 0: 1024, or a single file for each split of a built-in source.
-    seed: Seed of the order of the images and of the validation split.
+    shard_samples: Number of images per file. 0: 1024, or a single file per split for a built-in source.
+    seed: Random seed for the image order and the validation split.
     """
 
     source: str | None = None
@@ -59,7 +59,7 @@ def main(argv) -> int:
         if team.rank == 0:
             command.print_help(__doc__, *flags.described(flags.define(Options), flags.names(Options)))
         return ExitCode.DONE
-    with command.shell(PROGRAM, barrier=team.barrier, speaks=team.rank == 0) as ending:
+    with command.shell(PROGRAM, barrier=team.barrier, prints_errors=team.rank == 0) as ending:
         try:
             options = flags.parsed(flags.read(flags.define(Options), argv), Options)
             _check(options)
@@ -68,7 +68,7 @@ def main(argv) -> int:
             error.on_all_ranks = True  # every rank raises it, or receives it from rank 0
             raise
         except Exception as error:  # the other ranks must not wait for this one
-            team.abort(told(error))
+            team.abort(error_message(error))
             ending.code = ExitCode.WRONG
     return ending.code
 
@@ -88,7 +88,7 @@ def _run(options: Options, team: Team) -> int:
     plan, terms = run.make_plan(options, team)
     dataset, written = run.run(plan, folder, team, terms)
     if team.rank == 0:
-        team.say(run.summary(folder, dataset, written, time.monotonic() - begun))
+        team.log(run.summary(folder, dataset, written, time.monotonic() - begun))
     return 0
 
 
@@ -96,17 +96,17 @@ def _check(options: Options) -> None:
     """Raises UsageError for flags that do not go together."""
     wrong = None
     if not options.output:
-        wrong = "flag --output=None: say where the dataset is, or is to be"
+        wrong = "--output is missing; give the folder of the dataset"
     elif options.adopt and options.source:
-        wrong = "--adopt takes the dataset in --output as it is, and no --source"
+        wrong = "--adopt uses the dataset in --output; remove --source"
     elif not options.source and not options.adopt and not options.verify:
-        wrong = "flag --source=None: say what to prepare; or --adopt, or --verify, what is in --output"
+        wrong = "--source is missing; give the images to prepare, or --adopt or --verify for the dataset in --output"
     elif options.classes and not options.adopt:
-        wrong = "--classes goes with --adopt"
+        wrong = "--classes requires --adopt"
     elif options.source in BUILT_IN and (options.validation_fraction or options.resize_shorter):
-        wrong = f"--source={options.source} is made as it is: no --validation_fraction, no --resize_shorter"
+        wrong = f"--source={options.source} is built in; remove --validation_fraction and --resize_shorter"
     elif options.validation_fraction >= 1:
-        wrong = "flag --validation_fraction=1: something has to be left to train on"
+        wrong = "--validation_fraction=1 leaves no images for training; give a smaller fraction"
     if wrong:
         raise UsageError(wrong)
 

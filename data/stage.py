@@ -2,10 +2,12 @@
 import hashlib
 import os
 import shutil
+import sys
 from pathlib import Path
 
 from common.errors import UserError
-from common.files import flush, held
+from common.files import flush, locked
+from common.startup import startup
 from data.dataset import Dataset, Split, open_dataset
 
 CHUNK = 16 << 20
@@ -26,15 +28,16 @@ def stage(dataset: Dataset, folder: Path) -> Dataset:
     digest = hashlib.sha256(f"{dataset.folder.resolve()}\n{identity}".encode(errors="surrogateescape")).hexdigest()
     target = folder.absolute() / f"{dataset.folder.name}-{digest[:12]}"
     target.mkdir(parents=True, exist_ok=True)
-    with held(target, wait=True):
+    with locked(target, wait=True):
         missing = {file: s.st_size - _copied(target, file) for file, s in zip(files, stats, strict=True)
                    if not (target / file).exists()}
         needed, free = sum(missing.values()), shutil.disk_usage(target).free
         if needed > free:
-            raise UserError(f"--stage_dir: {folder} has {free / 1e9:.3f} GB free, the copy of {dataset.folder} "
-                            f"takes {needed / 1e9:.3f} GB more; make room or leave staging out")
+            raise UserError(f"--stage_dir: {folder} has {free / 1e9:.3f} GB free, but the copy of {dataset.folder} "
+                            f"still needs {needed / 1e9:.3f} GB; make room, or train without --stage_dir")
         if missing:
-            with tqdm(total=needed, unit="B", unit_scale=True, desc=f"staging in {target}") as bar:
+            with tqdm(total=needed, unit="B", unit_scale=True, desc=f"staging to {target}", leave=False,
+                      mininterval=0.5 if sys.stderr.isatty() else 10, disable=startup.is_silent) as bar:
                 for file in missing:
                     _copy(dataset.folder / file, target / file, bar)
     return open_dataset(target)

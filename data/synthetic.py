@@ -4,21 +4,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from common.errors import UserError
 from data import order
 from data.dataset import Dataset, Split
+from data.mixing import NOT_MIXED, Mixing
 
 NAME = "synthetic"
 CLASSES = 1000
-VALIDATION_SHARE = 25  # training samples per validation sample, about ImageNet's ratio
+VALIDATION_RATIO = 25  # training samples per validation sample, about ImageNet's ratio
 
 
 def synthetic_dataset(data_dir: str) -> Dataset:
     """Returns a dataset of 1,000 classes with SIZE training and SIZE / 25 validation samples. Raises UserError."""
     size = data_dir.removeprefix(f"{NAME}:")
     if not size.isdecimal() or not 0 < int(size) < 2**31:
-        raise UserError(f"--data_dir={data_dir}: synthetic: wants the number of training samples, synthetic:1281167")
-    train, validation = (Split(NAME, (), (samples,)) for samples in (int(size), -(-int(size) // VALIDATION_SHARE)))
+        raise UserError(f"--data_dir={data_dir}: synthetic data needs the number of training samples, such as "
+                        "synthetic:1281167")
+    train, validation = (Split(NAME, (), (samples,)) for samples in (int(size), -(-int(size) // VALIDATION_RATIO)))
     return Dataset(Path(data_dir), NAME, tuple(map(str, range(CLASSES))), train, validation, (127.5,) * 3, (73.6,) * 3)
 
 
@@ -48,27 +52,31 @@ class SyntheticFeed:
     seed: int
     shard: int = 0
     shards: int = 1
-    _made: dict = field(default_factory=dict)  # by batch size; a compiled step has to see the same iterator again
+    mixing: Mixing = NOT_MIXED
+    _made: dict = field(default_factory=dict)  # by size and mixing; a compiled step has to see the same iterator again
 
     @contextmanager
     def train(self, position: int, steps: int, batch_size: int, micro_batch_size: int, skip: int = 0,
-              neighbours: int = 1) -> Iterator:
-        yield self._batches(micro_batch_size)
+              neighbours: int = 1, image_size: int | None = None) -> Iterator:
+        yield self._batches(micro_batch_size, image_size or self.image_size, self.mixing)
 
     @contextmanager
     def validation(self, batch_size: int) -> Iterator:
         samples = self.dataset.validation.samples
-        yield self._batches(batch_size), len(order.contiguous_shard(samples, self.shard, self.shards))
+        valid = len(order.contiguous_shard(samples, self.shard, self.shards))
+        yield self._batches(batch_size, self.image_size, NOT_MIXED), valid
 
-    def _batches(self, batch_size):
-        if batch_size not in self._made:
-            self._made[batch_size] = Resident(_random_batch(batch_size, self.image_size, self.seed))
-        return self._made[batch_size]
+    def _batches(self, *kind):
+        if kind not in self._made:
+            self._made[kind] = Resident(_random_batch(*kind, self.seed))
+        return self._made[kind]
 
 
-def _random_batch(batch_size, image_size, seed):
+def _random_batch(batch_size, image_size, mixing, seed):
     import tensorflow as tf
 
     shape = (batch_size, image_size, image_size, 3)
+    rows = [mixing.random_numbers(image_size, seed, 0, np.arange(batch_size))] if mixing else []
     return (tf.cast(tf.random.stateless_uniform(shape, [seed, 0], 0, 256, tf.int32), tf.uint8),
-            tf.random.stateless_uniform((batch_size, 1), [seed, 1], 0, CLASSES, tf.int64))
+            tf.random.stateless_uniform((batch_size, 1), [seed, 1], 0, CLASSES, tf.int64),
+            *map(tf.constant, rows))

@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 from common.errors import UserError, complain, one_line
+from common.startup import startup
 
 LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")  # every MPI launcher sets one of these
 PROGRAM = "data.prepare"
@@ -27,16 +28,16 @@ class _Stopped(Exception):
 class Team:
     """The ranks of a run.
 
-    A process without a launcher, or with `alone`, is rank 0 of 1 and does not load MPI.
+    A process without a launcher, or with `single_process`, is rank 0 of 1 and does not load MPI.
     """
 
-    def __init__(self, alone: bool = False):
+    def __init__(self, single_process: bool = False):
         self.comm = None
-        if not alone and any(name in os.environ for name in LAUNCHED):
+        if not single_process and any(name in os.environ for name in LAUNCHED):
             from mpi4py import MPI
 
             self.comm = MPI.COMM_WORLD
-        self._silent = set()  # ranks that did not stop when told to
+        self._unresponsive = set()  # ranks that did not stop when told to
 
     @property
     def rank(self) -> int:
@@ -46,7 +47,7 @@ class Team:
     def size(self) -> int:
         return self.comm.size if self.comm else 1
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         """Prints a line on standard error, on rank 0 only."""
         if self.rank == 0:
             complain(line, PROGRAM)
@@ -57,12 +58,12 @@ class Team:
         if self.size > 1:
             self.comm.Abort(1)
 
-    def first(self, action: Callable):
+    def on_rank_0(self, action: Callable):
         """Runs the action on rank 0 and returns its result on every rank."""
         outcome = _attempt(action) if self.rank == 0 else None
         return _settle([self.comm.bcast(outcome) if self.size > 1 else outcome])[0]
 
-    def share(self, items: list, function: Callable) -> list:
+    def map(self, items: list, function: Callable) -> list:
         """Applies the function to every item, each on one rank. Returns all results, in order, on every rank."""
         mine = _attempt(lambda: [function(item) for item in items[self.rank::self.size]])
         parts = _settle(self.comm.allgather(mine) if self.size > 1 else [mine])
@@ -84,8 +85,8 @@ class Team:
         except _Stopped:
             pass
         except Exception as error:  # of any type: the other ranks must not wait for this one
-            line = told(error)
-        return self._lead_out(results, line) if self.rank == 0 else self._follow_out(results, line)
+            line = error_message(error)
+        return self._finish_on_rank_0(results, line) if self.rank == 0 else self._finish_on_other_rank(results, line)
 
     def beat(self, samples: int) -> None:
         """Reports finished samples, and checks whether the work continues. It is cheap and should be called often."""
@@ -110,7 +111,7 @@ class Team:
 
         If some ranks hang, all ranks are ended instead, because the launcher would wait for the hanging ones.
         """
-        if self._silent:
+        if self._unresponsive:
             self.comm.Abort(1)
         elif self.size > 1:
             self.comm.Barrier()
@@ -141,13 +142,13 @@ class Team:
     def _fail(self, line):
         if not self._line:
             self._line = line
-            self._tell(line)
+            self._send_outcome(line)
 
-    def _tell(self, line):
+    def _send_outcome(self, line):
         for rank in range(1, self.size):
             self.comm.send(line, rank, OUTCOME)
 
-    def _lead_out(self, results, line) -> list:
+    def _finish_on_rank_0(self, results, line) -> list:
         self._flush()
         self._ended[0] = results
         if line:
@@ -158,15 +159,15 @@ class Team:
             if self._line:
                 deadline = deadline or time.monotonic() + PATIENCE
                 if time.monotonic() > deadline:
-                    self._silent = set(range(self.size)) - set(self._ended)
+                    self._unresponsive = set(range(self.size)) - set(self._ended)
                     break
             time.sleep(0.01)
         if self._line:
             raise UserError(self._line, on_all_ranks=True)
-        self._tell(None)
+        self._send_outcome(None)
         return [result for _, result in sorted(chain(*self._ended.values()), key=lambda pair: pair[0])]
 
-    def _follow_out(self, results, line) -> list:
+    def _finish_on_other_rank(self, results, line) -> list:
         self.comm.send(("samples", self._reported), 0, REPORT)
         self.comm.send(("end", (results, line)), 0, REPORT)
         while not self.comm.iprobe(source=0, tag=OUTCOME):
@@ -197,7 +198,7 @@ def progress(team, samples):
 
     The bar appears after a delay. It is updated rarely if standard error is not a terminal.
     """
-    if team.rank or not samples:
+    if team.rank or not samples or startup.is_silent:
         yield None
         return
     from tqdm import tqdm
@@ -207,7 +208,7 @@ def progress(team, samples):
         yield bar
 
 
-def told(error: Exception) -> str:
+def error_message(error: Exception) -> str:
     """Returns what to tell the user about an error of any type."""
     known = isinstance(error, UserError | OSError | ValueError) or "No space left" in str(error)
     return one_line(error) if known else f"{type(error).__name__}: {one_line(error)}"
@@ -217,7 +218,7 @@ def _attempt(action) -> tuple:
     try:
         return action(), None
     except Exception as error:  # of any type: the other ranks must not wait for this one
-        return None, told(error)
+        return None, error_message(error)
 
 
 def _settle(outcomes) -> list:

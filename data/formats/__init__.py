@@ -9,8 +9,8 @@ Each module has
     index_path(path)            returns the path of the shard's index, or None
     read_index(path)            returns a sequence with one element per sample; cheap. Raises OSError, ValueError
     records(path, index, samples)   yields (encoded image, label) of these samples, whose numbers ascend
-    reader(pieces, scratch)     returns a function for DALI's graph that returns the encoded images and their labels
-`pieces` is a list of slices, to be read in order. Each is a path, its index, and the numbers of the samples in it.
+    reader(slices, scratch)     returns a function for DALI's graph that returns the encoded images and their labels
+`slices` is a list, to be read in order. Each is a path, its index, and the numbers of the samples in it.
 """
 import importlib
 

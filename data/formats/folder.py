@@ -46,9 +46,9 @@ def records(path, index: Listing, samples) -> Iterator[tuple[bytes, int]]:
         yield Path(index.files[number]).read_bytes(), int(index.labels[number])
 
 
-def reader(pieces, scratch: Path):
-    files = [index.files[number] for _, index, samples in pieces for number in samples]
-    labels = np.concatenate([index.labels[samples] for _, index, samples in pieces]).tolist()
+def reader(slices, scratch: Path):
+    files = [index.files[number] for _, index, samples in slices for number in samples]
+    labels = np.concatenate([index.labels[samples] for _, index, samples in slices]).tolist()
 
     def read():
         from nvidia.dali import fn, types

@@ -56,7 +56,7 @@ def read_index(path) -> range:
         with _opened(path) as database:
             used = (database.info()["last_pgno"] + 1) * database.stat()["psize"]
             if (size := (Path(path) / "data.mdb").stat().st_size) < used:
-                raise ValueError(f"{path}/data.mdb: the file has {size} bytes of {used}; it is truncated")
+                raise ValueError(f"{path}/data.mdb is truncated; it has {size} of {used} bytes")
             return range(database.stat()["entries"])
     except lmdb.Error as error:
         raise ValueError(f"{path}: {error}") from None
@@ -73,15 +73,15 @@ def read_values(path, samples, parse: Callable[[bytes], tuple[bytes, int]]) -> I
         cursor = transaction.cursor()
         keys = enumerate(cursor.iternext(keys=True, values=False))  # does not read skipped values
         for number in wanted:
-            key = next(key for place, key in keys if place == number)
+            key = next(key for index, key in keys if index == number)
             try:
                 yield parse(cursor.value())
             except ValueError as error:
                 raise ValueError(f"{path}: the value of key {key!r} {error}") from None
 
 
-def reader(pieces, scratch: Path):
-    arguments = sequential.place(pieces)
+def reader(slices, scratch: Path):
+    arguments = sequential.reader_arguments(slices)
 
     def read():
         from nvidia.dali import fn
@@ -95,5 +95,5 @@ def _opened(path):
     import lmdb
 
     if not (Path(path) / "data.mdb").is_file():
-        raise FileNotFoundError(f"{path}: there is no data.mdb in it")
+        raise FileNotFoundError(f"{path} contains no data.mdb")
     return lmdb.open(str(path), readonly=True, lock=False, readahead=False)

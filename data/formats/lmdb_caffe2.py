@@ -17,8 +17,8 @@ def records(path, index, samples) -> Iterator[tuple[bytes, int]]:
     return lmdb.read_values(path, samples, messages.read_tensors)
 
 
-def reader(pieces, scratch: Path):
-    arguments = sequential.place(pieces)
+def reader(slices, scratch: Path):
+    arguments = sequential.reader_arguments(slices)
 
     def read():
         from nvidia.dali import fn

@@ -38,7 +38,7 @@ def read_tensors(value: bytes) -> tuple[bytes, int]:
         image, label = _parse("TensorProtos", value).protos
         return image.string_data[0], label.int32_data[0]
     except (ValueError, IndexError):
-        raise ValueError("is not TensorProtos of an encoded image and a label") from None
+        raise ValueError("is not a TensorProtos with an encoded image and a label") from None
 
 
 def _parse(name, value):

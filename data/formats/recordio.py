@@ -16,7 +16,7 @@ SUFFIX = ".rec"
 ANY_ORDER = False
 MAGIC = struct.pack("<I", 0xced7230a)
 HEADER = struct.Struct("<IfQQ")
-WHOLE, FIRST, MIDDLE, LAST = range(4)
+COMPLETE, FIRST, MIDDLE, LAST = range(4)
 LENGTH_BITS = 29
 
 
@@ -30,8 +30,8 @@ def write(path, samples: Iterable[tuple[bytes, int]]) -> None:
         for number, (image, label) in enumerate(samples):
             offsets.append(file.tell())
             parts = _split(HEADER.pack(0, label, number, 0) + image)
-            for place, part in enumerate(parts):
-                file.write(MAGIC + struct.pack("<I", _continues(place, len(parts)) << LENGTH_BITS | len(part)))
+            for index, part in enumerate(parts):
+                file.write(MAGIC + struct.pack("<I", _continuation(index, len(parts)) << LENGTH_BITS | len(part)))
                 file.write(part + bytes(-len(part) % 4))
     _write_index(index_path(path), offsets)
 
@@ -49,12 +49,12 @@ def scan(path) -> np.ndarray:
     with open(path, "rb") as file:
         while offset < size:
             file.seek(offset)
-            length, continues = _header(path, offset, file.read(8))
-            if continues in (WHOLE, FIRST):
+            length, continuation = _header(path, offset, file.read(8))
+            if continuation in (COMPLETE, FIRST):
                 offsets.append(offset)
             offset += 8 + length + -length % 4
-            if offset > size or (offset == size and continues in (FIRST, MIDDLE)):
-                raise ValueError(f"{path}: the file ends inside record {len(offsets) - 1}")
+            if offset > size or (offset == size and continuation in (FIRST, MIDDLE)):
+                raise ValueError(f"{path} is truncated; it ends inside record {len(offsets) - 1}")
     return np.array(offsets, np.int64)
 
 
@@ -68,17 +68,17 @@ def read_index(path) -> np.ndarray:
     try:
         offsets = np.sort(np.array(name.read_bytes().split(), np.int64).reshape(-1, 2)[:, 1])
     except (ValueError, OverflowError):
-        raise ValueError(f"{name}: not an index of 'number offset' lines") from None
+        raise ValueError(f"{name} is not an index with one line 'number offset' per record") from None
     if len(offsets) and (offsets[0] != 0 or (np.diff(offsets) <= 0).any()):
-        raise ValueError(f"{name}: not an index of RecordIO")
+        raise ValueError(f"{name} is not a RecordIO index")
     if len(offsets) and offsets[-1] >= size:
-        raise ValueError(f"{path}: the file has {size} bytes, its index points beyond; it is truncated")
+        raise ValueError(f"{path} is truncated; it has {size} bytes, and its index points beyond its end")
     for offset in offsets[-1:]:
         with open(path, "rb") as file:
             end = _read_record(file, path, int(offset))[1]
         if end != size:
-            raise ValueError(f"{path}: the file has {size} bytes, its last record ends at {end}; it is truncated or "
-                             "its index is another file's")
+            raise ValueError(f"{path} has {size} bytes, but its last record ends at byte {end}; the file is truncated, "
+                             "or the index belongs to another file")
     return offsets
 
 
@@ -88,16 +88,16 @@ def records(path, index, samples) -> Iterator[tuple[bytes, int]]:
         for offset in index[samples]:
             data, _ = _read_record(file, path, int(offset))
             if len(data) < HEADER.size:
-                raise ValueError(f"{path}: the record at byte {offset} holds no image")
+                raise ValueError(f"{path}: the record at byte {offset} contains no image")
             flag, label, _, _ = HEADER.unpack_from(data)
             if flag:
-                raise ValueError(f"{path}: the record at byte {offset} has {flag} labels; one is wanted")
+                raise ValueError(f"{path}: the record at byte {offset} has a list of {flag} labels instead of one")
             yield data[HEADER.size:], int(label)
 
 
-def reader(pieces, scratch: Path):
-    arguments, start, lines = sequential.place(pieces), 0, []
-    for path, index, _ in pieces:
+def reader(slices, scratch: Path):
+    arguments, start, lines = sequential.reader_arguments(slices), 0, []
+    for path, index, _ in slices:
         lines.append(index + start)
         start += Path(path).stat().st_size
     _write_index(scratch / "all.idx", np.concatenate(lines))
@@ -121,16 +121,16 @@ def _split(data: bytes) -> list[bytes]:
     return [*parts, data[start:]]
 
 
-def _continues(place, parts):
-    if parts == 1:
-        return WHOLE
-    return FIRST if place == 0 else LAST if place == parts - 1 else MIDDLE
+def _continuation(index, count):
+    if count == 1:
+        return COMPLETE
+    return FIRST if index == 0 else LAST if index == count - 1 else MIDDLE
 
 
 def _header(path, offset, header) -> tuple[int, int]:
     """Returns the length and the continuation flag of the part at an offset."""
     if len(header) != 8 or header[:4] != MAGIC:
-        raise ValueError(f"{path}: there is no record of RecordIO at byte {offset}")
+        raise ValueError(f"{path}: there is no RecordIO record at byte {offset}")
     word = struct.unpack("<I", header[4:])[0]
     return word & (1 << LENGTH_BITS) - 1, word >> LENGTH_BITS
 
@@ -140,12 +140,12 @@ def _read_record(file, path, offset) -> tuple[bytes, int]:
     parts, file_offset = [], offset
     while True:
         file.seek(file_offset)
-        length, continues = _header(path, file_offset, file.read(8))
+        length, continuation = _header(path, file_offset, file.read(8))
         parts.append(file.read(length))
         if len(parts[-1]) != length:
-            raise ValueError(f"{path}: the file ends inside the record at byte {offset}; it is truncated")
+            raise ValueError(f"{path} is truncated; it ends inside the record at byte {offset}")
         file_offset += 8 + length + -length % 4
-        if continues in (WHOLE, LAST):
+        if continuation in (COMPLETE, LAST):
             return MAGIC.join(parts), file_offset
 
 

@@ -6,19 +6,19 @@ position.
 """
 
 
-def place(pieces) -> dict:
+def reader_arguments(slices) -> dict:
     """Returns the arguments of a reader that starts at the first of these slices and reads on.
 
     Raises ValueError if a slice has gaps, if one other than the first does not start at the beginning of its file, or
     if one other than the last does not reach the end of its file.
     """
-    sizes = [len(index) for _, index, _ in pieces]
-    for number, (path, _, samples) in enumerate(pieces):
-        first, last = number == 0, number == len(pieces) - 1
+    sizes = [len(index) for _, index, _ in slices]
+    for number, (path, _, samples) in enumerate(slices):
+        first, last = number == 0, number == len(slices) - 1
         if len(samples) != samples[-1] - samples[0] + 1 or not (first or samples[0] == 0) or not (
                 last or samples[-1] == sizes[number] - 1):
-            raise ValueError(f"{path} can only be read on and on, file after file")
-    return {"path": [str(path) for path, _, _ in pieces], "num_shards": sum(sizes), "shard_id": int(pieces[0][2][0]),
+            raise ValueError(f"{path} can only be read in order and without gaps, file after file")
+    return {"path": [str(path) for path, _, _ in slices], "num_shards": sum(sizes), "shard_id": int(slices[0][2][0]),
             "stick_to_shard": False, "name": "reader"}
 
 

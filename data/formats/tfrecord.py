@@ -43,7 +43,7 @@ def scan(path) -> np.ndarray:
             header = file.read(8)
             length = struct.unpack("<Q", header)[0] + FRAMING if len(header) == 8 else FRAMING
             if offset + length > size:
-                raise ValueError(f"{path}: the file ends inside record {len(entries)}")
+                raise ValueError(f"{path} is truncated; it ends inside record {len(entries)}")
             entries.append((offset, length))
             offset += length
     return np.array(entries, np.int64).reshape(-1, 2)
@@ -55,7 +55,7 @@ def write_index(path, entries: np.ndarray) -> None:
 
 
 def read_index(path) -> np.ndarray:
-    """Returns the (offset, size) of each record, int64 (records, 2), from the index file beside the shard.
+    """Returns the (offset, size) of each record, int64 (records, 2), from the index file next to the shard.
 
     Raises ValueError if the index is malformed, points beyond the shard's end or belongs to another shard, and OSError
     if one of the two files is missing.
@@ -64,14 +64,14 @@ def read_index(path) -> np.ndarray:
     try:
         index = np.array(name.read_bytes().split(), np.int64).reshape(-1, 2)
     except (ValueError, OverflowError):
-        raise ValueError(f"{name}: not an index of 'offset size' lines") from None
+        raise ValueError(f"{name} is not an index with one line 'offset size' per record") from None
     if len(index) and (index[:, 0].min() < 0 or index[:, 1].min() <= FRAMING):
-        raise ValueError(f"{name}: not an index of TFRecord")
+        raise ValueError(f"{name} is not a TFRecord index")
     if len(index) and index.sum(axis=1).max() > size:
-        raise ValueError(f"{path}: the file has {size} bytes, its index points beyond; it is truncated")
+        raise ValueError(f"{path} is truncated; it has {size} bytes, and its index points beyond its end")
     starts, ends = np.sort(index[:, 0]), np.sort(index.sum(axis=1))
     if not np.array_equal(np.append(starts, size), np.insert(ends, 0, 0)):
-        raise ValueError(f"{name}: this index is not of {path}, which has {size} bytes")
+        raise ValueError(f"{name} is not the index of {path}, which has {size} bytes")
     return index
 
 
@@ -99,9 +99,9 @@ def examples(path, index, samples) -> Iterator:
             yield features
 
 
-def reader(pieces, scratch: Path):
+def reader(slices, scratch: Path):
     paths, indexes = [], []
-    for number, (path, index, samples) in enumerate(pieces):
+    for number, (path, index, samples) in enumerate(slices):
         name = scratch / f"{number}.idx"
         write_index(name, index[samples])
         paths.append(str(path))

@@ -24,7 +24,7 @@ from data.preparing.verify import Part, parts, records
 from data.team import Team, progress
 
 SPLITS = {"train": "train", "validation": "val"}  # file names start with these; names of LMDB folders contain them
-BESIDE = (".idx", ".json", ".jsonl", ".txt", ".lst", ".crc32", ".md5", ".csv")  # suffixes of files that are never data
+SIDECAR_SUFFIXES = (".idx", ".json", ".jsonl", ".txt", ".lst", ".crc32", ".md5", ".csv")  # of files without records
 TEXTS = ("image/class/text", "image/class/synset")  # TFRecord features that name a class
 MOST_CLASSES = 1_000_000  # a larger label is invalid
 
@@ -46,19 +46,19 @@ def adopt(folder: Path, classes_file: Path | None, team: Team) -> int:
 
     Raises UserError if it cannot be adopted; dataset.json is not written then.
     """
-    kind, paths = team.first(lambda: _find(folder))
+    kind, paths = team.on_rank_0(lambda: _find(folder))
     everything = [path for split in paths.values() for path in split]
-    samples = dict(zip(everything, team.share(everything, lambda path: _index(kind, path)), strict=True))
+    samples = dict(zip(everything, team.map(everything, lambda path: _index(kind, path)), strict=True))
     splits = {name: Split(kind, tuple(split), tuple(samples[path] for path in split))
               for name, split in paths.items()}
     stride = max(1, splits["train"].samples // MEASURED)
     units = [(part, stride if name == "train" else 0) for name, split in splits.items() for part in parts(split)]
     with progress(team, sum(split.samples for split in splits.values())) as bar:
-        seen = team.work(units, lambda unit: _look(*unit, folder, team), bar=bar)
+        seen = team.work(units, lambda unit: _scan(*unit, folder, team), bar=bar)
     trained = len(parts(splits["train"]))
-    for line in team.first(lambda: _conclude(folder, kind, splits, _all(seen[:trained]), _all(seen[trained:]),
-                                             classes_file)):
-        team.say(line)
+    train, validation = _merged(seen[:trained]), _merged(seen[trained:])
+    for line in team.on_rank_0(lambda: _write_description(folder, kind, splits, train, validation, classes_file)):
+        team.log(line)
     return 0
 
 
@@ -67,9 +67,9 @@ def _find(folder) -> tuple[str, dict[str, list[Path]]]:
     if not folder.is_dir():
         raise UserError(f"--output: there is no folder {folder}")
     if (folder / "dataset.json").exists():
-        raise UserError(f"--adopt: {folder} holds a dataset.json already; remove it to adopt the dataset again")
+        raise UserError(f"--adopt: {folder} already contains dataset.json; remove it to adopt the dataset again")
     entries = sorted([*folder.iterdir(), *folder.glob("*/*")])
-    files = [path for path in entries if path.is_file() and path.suffix not in BESIDE]
+    files = [path for path in entries if path.is_file() and path.suffix not in SIDECAR_SUFFIXES]
     databases = {name: [path for path in entries if word in path.name.lower() and (path / "data.mdb").is_file()]
                  for name, word in SPLITS.items()}
     recordio, tfrecord = ({name: [path for path in files if path.name.startswith(word)
@@ -85,31 +85,31 @@ def _find(folder) -> tuple[str, dict[str, list[Path]]]:
         return "folder", {"train": [folder / "train"], "validation": [validation]}
     if all(tfrecord.values()):
         return "tfrecord", tfrecord
-    raise UserError(f"--adopt: {folder} holds no dataset of a known kind: TFRecord (train*, val*), RecordIO "
-                    "(train*.rec, val*.rec), LMDB (*train*/data.mdb, *val*/data.mdb) or folders of images a class "
-                    "(train/, val/)")
+    raise UserError(f"--adopt: {folder} contains no dataset of a known format: TFRecord (train*, val*), RecordIO "
+                    "(train*.rec, val*.rec), LMDB (*train*/data.mdb, *val*/data.mdb) or one folder of images per "
+                    "class (train/, val/)")
 
 
 def _database_kind(path) -> str:
     """Tells Caffe's LMDB from Caffe2's by its first value."""
     index = formats.get("lmdb").read_index(path)
     if not index:
-        raise UserError(f"--adopt: {path} holds no records; it is truncated, or no dataset's")
+        raise UserError(f"--adopt: {path} contains no records; it is truncated, or not part of a dataset")
     for kind in ("lmdb", "lmdb_caffe2"):
         try:
             next(formats.get(kind).records(path, index, [0]))
             return kind
         except ValueError:
             pass
-    raise UserError(f"--adopt: {path}: its values are neither Caffe's Datum nor Caffe2's TensorProtos with an "
-                    "encoded image; write them with convert_imageset --encoded, or prepare the images anew")
+    raise UserError(f"--adopt: the values in {path} are neither Caffe's Datum nor Caffe2's TensorProtos with an "
+                    "encoded image; write them with convert_imageset --encoded, or prepare the images again")
 
 
 def _index(kind, path) -> int:
     """Returns the number of records in a file, after writing its index if it has none. Raises OSError, ValueError."""
     module = formats.get(kind)
-    place = module.index_path(path)
-    if place and not place.exists():
+    index_file = module.index_path(path)
+    if index_file and not index_file.exists():
         # renamed when complete, so that a killed run leaves no partial index
         with tempfile.TemporaryDirectory(prefix=".adopting.", dir=path.parent) as scratch:
             link = Path(scratch) / path.name
@@ -118,21 +118,21 @@ def _index(kind, path) -> int:
                 module.make_index(link)
             except ValueError as error:
                 raise UserError(f"--adopt: {str(error).replace(str(link), str(path))}") from None
-            os.replace(module.index_path(link), place)
+            os.replace(module.index_path(link), index_file)
     count = len(module.read_index(path))
     if not count:
-        raise UserError(f"--adopt: {path} holds no records; it is truncated, or no dataset's")
+        raise UserError(f"--adopt: {path} contains no records; it is truncated, or not part of a dataset")
     return count
 
 
-def _look(part: Part, stride: int, folder, team) -> Seen:
+def _scan(part: Part, stride: int, folder, team) -> Seen:
     """Collects a part's labels, and measures every `stride`-th record of the split unless `stride` is 0."""
     seen, before = Seen(), int(part.split.file_starts[part.file])
     for number, label, texts, image in _labelled(part):
         seen.labels.add(label)
         seen.texts |= {(feature, label, text) for feature, text in texts.items()}
-        place = before + number
-        if stride and place % stride == 0 and place // stride < MEASURED:
+        position = before + number
+        if stride and position % stride == 0 and position // stride < MEASURED:
             _measure(image(), seen)
         team.beat(1)
     return seen
@@ -176,38 +176,40 @@ def _measure(image, seen):
     seen.histogram = added(seen.histogram, histogram)
 
 
-def _all(parts_seen) -> Seen:
-    whole = Seen()
+def _merged(parts_seen) -> Seen:
+    merged = Seen()
     for part in parts_seen:
-        whole.labels |= part.labels
-        whole.texts |= part.texts
-        whole.histogram = added(whole.histogram, part.histogram)
-    return whole
+        merged.labels |= part.labels
+        merged.texts |= part.texts
+        merged.histogram = added(merged.histogram, part.histogram)
+    return merged
 
 
-def _conclude(folder, kind, splits, train, validation, classes_file) -> list[str]:
+def _write_description(folder, kind, splits, train, validation, classes_file) -> list[str]:
     """Writes dataset.json on rank 0 and returns the lines to print."""
     least, last = min(train.labels | validation.labels), max(train.labels)
     if least < 0 or last > MOST_CLASSES:
-        raise UserError(f"--adopt: {folder} has labels from {least} to {last}; they are to count from 0 or 1")
+        raise UserError(f"--adopt: the labels in {folder} run from {least} to {last}; they must start at 0 or 1 "
+                        f"and be at most {MOST_CLASSES:,}")
     named = _named(kind, splits, classes_file)
     first = 1 if least == 1 and len(named or ()) <= last else 0  # label 0 may have a name, but no images
     if named and len(named) <= last - first:
-        raise UserError(f"--classes: {classes_file} names {len(named)} classes, the labels are {first} to {last}")
+        raise UserError(f"--classes: {classes_file} lists {len(named)} classes, but the labels run from {first} to "
+                        f"{last}")
     classes = named or _described(train.texts, range(first, last + 1))
     strange = [label for label in validation.labels if not first <= label < first + len(classes)]
     if strange:
-        raise UserError(f"--adopt: the label {min(strange)} stands in validation, those of training are {first} to "
-                        f"{first + len(classes) - 1}")
+        raise UserError(f"--adopt: the validation split contains label {min(strange)}, but training labels run from "
+                        f"{first} to {first + len(classes) - 1}")
     if not train.histogram:
-        raise UserError(f"--adopt: none of {MEASURED} training images in {folder} can be decoded")
+        raise UserError(f"--adopt: none of {MEASURED} sampled training images in {folder} can be decoded")
     mean, std = moments(train.histogram)
     dataset = Dataset(folder, kind, classes, **splits, mean=mean, std=std, first_label=first)
     write_json(folder / "dataset.json", describe(dataset), durable=True)
     empty = [name for label, name in enumerate(classes, first) if label not in train.labels]
     return [f"warning: no training images in class {name!r}" for name in empty[:3]] + [
         f"{folder}: adopted {dataset.train.samples:,} training and {dataset.validation.samples:,} validation images of "
-        f"{len(classes)} classes in {sum(len(split.paths) for split in splits.values())} files of {kind}"]
+        f"{len(classes)} classes in {sum(len(split.paths) for split in splits.values())} files ({kind})"]
 
 
 def _named(kind, splits, classes_file) -> tuple[str, ...] | None:
@@ -220,8 +222,8 @@ def _named(kind, splits, classes_file) -> tuple[str, ...] | None:
     module = formats.get("folder")
     train, validation = (module.class_names(split.paths[0]) for split in splits.values())
     if differing := set(train) ^ set(validation):
-        raise UserError(f"--adopt: class {min(differing)!r} does not stand in both of train/ and "
-                        f"{splits['validation'].paths[0].name}/; make its folder, empty if need be")
+        raise UserError(f"--adopt: class {min(differing)!r} must have a folder in both train/ and "
+                        f"{splits['validation'].paths[0].name}/; create the missing folder (it may be empty)")
     return tuple(train)
 
 

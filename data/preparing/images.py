@@ -53,7 +53,7 @@ def store(encoded: bytes, name: str, rules: Rules, measure: bool = False) -> Sto
             with Image.open(io.BytesIO(encoded), formats=READ) as image:
                 return _store(image, encoded, name, rules, measure)
         except Image.UnidentifiedImageError:
-            raise Rejected("not an image of a known kind") from None
+            raise Rejected("not an image of a known format") from None
         except Exception as error:  # Pillow raises errors of any type for a damaged header
             raise Rejected(" ".join(str(error).split()) or type(error).__name__) from None
 
@@ -90,26 +90,26 @@ def _copied(image, encoded, name) -> bool:
     They are if DALI and TensorFlow decode them alike. The name of a PNG also has to end in .png.
     """
     if image.format in ("JPEG", "MPO"):  # an MPO is a JPEG followed by more JPEGs
-        return image.mode in ("L", "RGB") and _tidy(encoded)
+        return image.mode in ("L", "RGB") and _has_sound_header(encoded)
     return (image.format == "PNG" and name.lower().endswith(".png") and encoded[12:16] == b"IHDR"
             and (encoded[24], encoded[25]) in SOUND_PNG and image.mode in ("L", "RGB")
             and "transparency" not in image.info and getattr(image, "n_frames", 1) == 1)
 
 
-def _tidy(jpeg) -> bool:
+def _has_sound_header(jpeg) -> bool:
     """Returns whether a JPEG is Huffman-coded, with nothing between the segments of its header.
 
     Pillow skips garbage between segments, but DALI does not. Which other codings DALI decodes depends on its build.
     """
-    place, coded = 2, False
-    while place + 4 < len(jpeg) and jpeg[place] == 0xFF:
-        marker = jpeg[place + 1]
+    offset, coded = 2, False
+    while offset + 4 < len(jpeg) and jpeg[offset] == 0xFF:
+        marker = jpeg[offset + 1]
         if marker == START_OF_SCAN:
             return coded
         if marker not in SEGMENTS:
             break
         coded = coded or marker in HUFFMAN_FRAMES
-        place += 2 + int.from_bytes(jpeg[place + 2:place + 4], "big")
+        offset += 2 + int.from_bytes(jpeg[offset + 2:offset + 4], "big")
     return False
 
 

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from common.errors import UserError
-from common.files import held, write_json, write_whole
+from common.files import locked, write_atomically, write_json
 from data import sources
 from data.dataset import Dataset, Split, describe
 from data.preparing.images import Rules
@@ -25,7 +25,7 @@ def make_plan(options, team: Team) -> tuple[Plan, dict]:
     else:
         source = _listed(options, team)
         for line in source.warnings:
-            team.say(line)
+            team.log(line)
         name = str(Path(options.source).absolute())
         listing = hashlib.sha256(repr(source.classes).encode(errors="surrogateescape")
                                  + b"".join(items.digest() for items in source.splits.values())).hexdigest()
@@ -39,20 +39,20 @@ def make_plan(options, team: Team) -> tuple[Plan, dict]:
 def write_built_in(name: str, folder: Path) -> Dataset:
     """Writes a built-in source into an existing, empty folder, in this process alone."""
     source = sources.built_in(name)
-    return run(Plan(source, "tfrecord", source.counts, 0, 0, Rules()), folder, Team(alone=True), {})[0]
+    return run(Plan(source, "tfrecord", source.counts, 0, 0, Rules()), folder, Team(single_process=True), {})[0]
 
 
 def run(plan: Plan, folder: Path, team: Team, terms: dict) -> tuple[Dataset | None, list[Written]]:
     """Writes the missing parts of a dataset, dataset.json last. Rank 0 gets the results; the others get (None, [])."""
     with contextlib.ExitStack() as stack:
         everything = shards(plan)
-        done = team.first(lambda: _begin(folder, plan, terms, everything, stack))
+        done = team.on_rank_0(lambda: _begin(folder, plan, terms, everything, stack))
         todo = [shard for shard in everything if shard.name not in done]
         with progress(team, sum(shard.stop - shard.start for shard in todo)) as bar:
             results = team.work(todo, lambda shard: write_shard(plan, shard, folder, team.beat),
                                 claims(folder / SCRATCH / "claims"), bar)
         written = done | dict(zip([shard.name for shard in todo], results, strict=False))
-        dataset = team.first(lambda: _end(folder, plan, everything, written))
+        dataset = team.on_rank_0(lambda: _end(folder, plan, everything, written))
         return (dataset, list(written.values())) if team.rank == 0 else (None, [])
 
 
@@ -72,13 +72,15 @@ def _listed(options, team) -> Listed:
     from data.sources.imagenet import imagenet, is_imagenet
 
     source = Path(options.source)
-    if not team.first(source.is_dir):
+    if not team.on_rank_0(source.is_dir):
         raise UserError(f"--source: there is no folder {source}")
     if Path(options.output).resolve().is_relative_to(source.resolve()):
-        raise UserError(f"--output: {options.output} lies in --source, and would be taken for images the next time")
-    if team.first(lambda: is_imagenet(source)):
+        raise UserError(f"--output: {options.output} is inside --source, so a later run would read it as images; "
+                        "choose another folder")
+    if team.on_rank_0(lambda: is_imagenet(source)):
         if options.validation_fraction:
-            raise UserError("--validation_fraction: ImageNet's tars have images for validation already")
+            raise UserError("--validation_fraction: ImageNet's tar files already contain validation images; remove "
+                            "this flag")
         return imagenet(source, team)
     return image_folder(source, options.validation_fraction, options.seed, team)
 
@@ -92,14 +94,14 @@ def _begin(folder, plan, terms, everything, stack) -> dict[str, Written]:
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / "dataset.json").exists():
         shutil.rmtree(scratch, ignore_errors=True)  # left by a run that was killed in its last step
-        raise UserError(f"--output: {folder} is not empty: it holds a prepared dataset; choose another folder")
+        raise UserError(f"--output: {folder} already contains a prepared dataset; choose another folder")
     if not scratch.is_dir() and any(folder.iterdir()):
         raise UserError(f"--output: {folder} is not empty; choose another folder")
     scratch.mkdir(exist_ok=True)
     try:
-        stack.enter_context(held(scratch))
+        stack.enter_context(locked(scratch))
     except BlockingIOError:
-        raise UserError(f"--output: another run is preparing {folder}") from None
+        raise UserError(f"--output: another run is preparing {folder}; wait until it ends") from None
     _agree(scratch / "plan.json", terms, folder)
     for leftover in scratch.iterdir():  # unfinished shards and the claims to them
         if leftover.is_dir():
@@ -115,10 +117,10 @@ def _agree(path, terms, folder):
         begun = json.loads(path.read_text())
         for name in terms:
             if begun.get(name) != terms[name]:
-                difference = ("the images in --source are no longer the same" if name == "listing" else
-                              f"--{name} is {terms[name]}, it was begun with {begun.get(name)}")
-                raise UserError(f"--output: {folder} holds an unfinished preparation of another kind: {difference}; "
-                                f"give the same flags to go on with it, or remove it")
+                difference = ("the images in --source have changed" if name == "listing" else
+                              f"--{name} is now {terms[name]} but was {begun.get(name)}")
+                raise UserError(f"--output: {folder} contains an unfinished preparation with other input: "
+                                f"{difference}; give the same flags to continue it, or remove the folder")
         return
     write_json(path, terms, durable=True)
 
@@ -131,7 +133,7 @@ def _end(folder, plan, everything, written) -> Dataset:
         rejected += [row for name in names for row in written[name].rejected]
         kept = [name for name in names if written[name].samples]
         if not kept:
-            raise UserError(f"none of the {plan.counts[split]} {split} images could be used; the first: "
+            raise UserError(f"none of the {plan.counts[split]} {split} images could be used; for example, "
                             f"{': '.join(rejected[-1])}")
         splits[split] = Split(plan.format, tuple(folder / name for name in kept),
                               tuple(written[name].samples for name in kept))
@@ -140,7 +142,7 @@ def _end(folder, plan, everything, written) -> Dataset:
     dataset = Dataset(folder, plan.format, plan.source.classes, **splits, mean=mean, std=std)
     if rejected:
         rows = (json.dumps({"name": name, "reason": reason}) + "\n" for name, reason in rejected)
-        write_whole(folder / "rejected.jsonl", "".join(rows), durable=True)
+        write_atomically(folder / "rejected.jsonl", "".join(rows), durable=True)
     write_json(folder / "dataset.json", describe(dataset), durable=True)
     shutil.rmtree(folder / SCRATCH)
     return dataset

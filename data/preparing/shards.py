@@ -98,7 +98,7 @@ def write_shard(plan: Plan, shard: Shard, folder: Path, beat: Callable[[int], No
     scratch = Path(tempfile.mkdtemp(prefix=f"{shard.name}.", dir=folder / SCRATCH))
     try:
         path = scratch / shard.name
-        formats.get(plan.format).write(path, _noted(samples(plan, shard, written, beat), written, checksums))
+        formats.get(plan.format).write(path, _recorded(samples(plan, shard, written, beat), written, checksums))
         if written.samples:
             _finish(path, plan.format, written.samples, checksums)
             for part in (crc_path(path), formats.get(plan.format).index_path(path)):
@@ -106,7 +106,7 @@ def write_shard(plan: Plan, shard: Shard, folder: Path, beat: Callable[[int], No
                     part.replace(folder / part.name)
         write_json(_result_path(folder, shard), vars(written))  # not durable: without it, the shard is written again
         if written.samples:
-            _into_place(path, folder / shard.name)
+            _move(path, folder / shard.name)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return written
@@ -122,9 +122,9 @@ def samples(plan: Plan, shard: Shard, written: Written, beat) -> Iterator[tuple[
         return
     order = shuffled(plan, shard.split)
     measured = max(1, plan.counts["train"] // MEASURED) if shard.split == "train" else 0
-    for place in range(shard.start, shard.stop):
-        number = int(order[place])
-        measure = measured and place % measured == 0 and place // measured < MEASURED
+    for position in range(shard.start, shard.stop):
+        number = int(order[position])
+        measure = measured and position % measured == 0 and position // measured < MEASURED
         try:
             stored = _stored(source, number, plan.rules, measure)
         except Rejected as error:
@@ -157,7 +157,7 @@ def _count(stored, written):
     written.histogram = added(written.histogram, stored.histogram)
 
 
-def _noted(pairs, written, checksums):
+def _recorded(pairs, written, checksums):
     for image, label in pairs:
         written.samples += 1
         written.bytes += len(image)
@@ -168,17 +168,17 @@ def _noted(pairs, written, checksums):
 def _finish(path, format_, count, checksums):
     """Checks that all samples were written (a full disk may show late), and flushes the files to disk."""
     if (found := len(formats.get(format_).read_index(path))) != count:
-        raise UserError(f"{path.name}: {found} of {count} samples were written; is the disk full?")
+        raise UserError(f"{path.name}: only {found} of {count} samples were written; check the free disk space")
     crc_path(path).write_text("".join(checksums))
     for file in (path / "data.mdb" if path.is_dir() else path, crc_path(path)):
         flush(file)
 
 
-def _into_place(path, place):
+def _move(path, target):
     try:
-        path.rename(place)
+        path.rename(target)
     except OSError:
-        if not place.is_dir():  # written by a run that seemed dead; it holds the same bytes
+        if not target.is_dir():  # written by a run that seemed dead; it holds the same bytes
             raise
 
 

@@ -10,7 +10,7 @@ from common.errors import UserError
 from data.dataset import Split, open_dataset
 from data.preparing.images import Rejected, check
 from data.preparing.shards import crc_path
-from data.team import Team, progress, told
+from data.team import Team, error_message, progress
 
 PART = {True: 1024, False: 16384}  # records per part, by ANY_ORDER; without it, readers skip all earlier records
 TENSORFLOWS_OWN = "tfrecord"  # the only format whose records carry checksums
@@ -32,18 +32,18 @@ class Part:
 
 def verify(folder: Path, team: Team) -> int:
     """Prints each bad record. Returns the exit code: 0 if there is none, else 1. Raises UserError."""
-    dataset = team.first(lambda: _opened(folder))
+    dataset = team.on_rank_0(lambda: _opened(folder))
     units = parts(dataset.train) + parts(dataset.validation)
     total = dataset.train.samples + dataset.validation.samples
     with progress(team, total) as bar:
         bad = team.work(units, lambda part: _check(part, dataset, team), bar=bar)
     rows = [row for part in bad for row in part]
     for name, reason in rows:
-        team.say(f"{folder}: {name}: {reason}")
-    count = team.first(lambda: len(rows))
-    team.say(f"{folder}: {count:,} of {total:,} records are damaged" if count else
+        team.log(f"{folder}: {name}: {reason}")
+    count = team.on_rank_0(lambda: len(rows))
+    team.log(f"{folder}: {count:,} of {total:,} records are damaged" if count else
              f"{folder}: {dataset.train.samples:,} training and {dataset.validation.samples:,} validation images of "
-             f"{len(dataset.classes)} classes are sound")
+             f"{len(dataset.classes)} classes are intact")
     if count:
         team.barrier()
     return 1 if count else 0
@@ -68,7 +68,7 @@ def records(part: Part) -> Iterator[tuple[int, tuple[bytes, int] | str]]:
                 start += 1
             return
         except Exception as error:  # from LMDB, protocol buffers or the disk
-            yield start, told(error)
+            yield start, error_message(error)
             start += 1
 
 
@@ -98,7 +98,8 @@ def _checksums(part):
     if kept.exists():
         lines = kept.read_text(errors="replace").splitlines()
         if len(lines) != part.split.file_samples[part.file]:
-            raise UserError(f"{kept}: {len(lines)} checksums for {part.split.file_samples[part.file]} records")
+            raise UserError(f"{kept} has {len(lines)} checksums for {part.split.file_samples[part.file]} records; "
+                            "prepare the dataset again")
         return lines
     return _TensorFlows(part) if part.split.format == TENSORFLOWS_OWN else None
 
@@ -125,13 +126,13 @@ def _checksum_differs(checksums, number, image, label) -> str | None:
     if isinstance(checksums, _TensorFlows):
         return "its checksum differs" if checksums.differs(number) else None
     if checksums is not None and checksums[number] != f"{zlib.crc32(image):08x} {label}":
-        return "its checksum differs from the one kept when it was prepared"
+        return "its checksum differs from the one stored at preparation"
     return None
 
 
 def _label_is_none(label, dataset) -> str | None:
     if not 0 <= label - dataset.first_label < len(dataset.classes):
-        return f"its label is {label}, for which there is no class"
+        return f"there is no class for its label {label}"
     return None
 
 

@@ -44,7 +44,7 @@ def faces(families: dict[str, str]) -> list[Path]:
         spec = importlib.util.find_spec(package)
         files = sorted(Path(spec.submodule_search_locations[0]).rglob(pattern), key=lambda path: path.name)
         if not files:
-            raise FileNotFoundError(f"the package {package} holds no font {pattern}")
+            raise FileNotFoundError(f"the package {package} contains no font {pattern}")
         found += files
     return found
 

@@ -15,9 +15,9 @@ def image_folder(source: Path, fraction: float, seed: int, team: Team) -> Listed
 
     fraction: fraction of each class for validation, if the source has no validation folder. Raises UserError.
     """
-    splits, classes = team.first(lambda: _layout(source, fraction))
+    splits, classes = team.on_rank_0(lambda: _layout(source, fraction))
     folders = [(top / name, label) for top in splits.values() for label, name in enumerate(classes)]
-    found = team.share(folders, lambda entry: _names(source, *entry))
+    found = team.map(folders, lambda entry: _names(source, *entry))
     listed, per_split = {}, len(classes)
     for number, split in enumerate(splits):
         rows = [row for part in found[number * per_split:(number + 1) * per_split] for row in part]
@@ -27,8 +27,9 @@ def image_folder(source: Path, fraction: float, seed: int, team: Team) -> Listed
     for split, items in listed.items():
         if not len(items):
             where = splits.get(split)
-            raise UserError(f"--source: there are no images in {where}, in folders, one a class" if where else
-                            f"--validation_fraction={fraction:g} of {source} is less than an image")
+            raise UserError(f"--source: {where} contains no images in class folders" if where else
+                            f"--validation_fraction={fraction:g} selects no image from {source}; give a larger "
+                            "fraction")
     return Listed(classes, listed, empty_classes(classes, listed["train"]))
 
 
@@ -37,19 +38,20 @@ def _layout(source, fraction) -> tuple[dict[str, Path], tuple[str, ...]]:
     validation = validation_folder(source)
     train = source / "train" if (source / "train").is_dir() else source
     if validation and train == source:
-        raise UserError(f"--source: {source} holds {validation.name}/, but no train/")
+        raise UserError(f"--source: {source} contains {validation.name}/ but no train/")
     if validation and fraction:
-        raise UserError(f"--validation_fraction: {source} has images for validation in {validation.name}/ already")
+        raise UserError(f"--validation_fraction: {source} already has validation images in {validation.name}/; "
+                        "remove this flag")
     classes = class_folders.class_names(train)
     if not classes:
-        raise UserError(f"--source: there are no folders, one a class, in {train}")
+        raise UserError(f"--source: {train} contains no class folders")
     if not validation:
         if not fraction:
-            raise UserError(f"--source: {source} has no val/ or validation/; say with --validation_fraction=0.1, "
-                            "say, how much of each class is kept for it")
+            raise UserError(f"--source: {source} has no val/ or validation/; give the fraction of each class to use "
+                            "for validation, such as --validation_fraction=0.1")
         return {"train": train}, tuple(classes)
     if unknown := sorted(set(class_folders.class_names(validation)) - set(classes)):
-        raise UserError(f"--source: class {unknown[0]!r} stands in {validation.name}/, but not in train/")
+        raise UserError(f"--source: class {unknown[0]!r} has a folder in {validation.name}/ but not in train/")
     return {"train": train, "validation": validation}, tuple(classes)
 
 

@@ -28,17 +28,18 @@ def is_imagenet(source: Path) -> bool:
 
 def imagenet(source: Path, team: Team) -> Listed:
     """Lists the images. The ranks split the classes' archives among them. Raises UserError if a part is missing."""
-    archives, shown, rows = team.first(lambda: _outer(source))
-    inner = team.share(archives, lambda archive: _members(source / TRAIN, *archive))
+    archives, shown, rows = team.on_rank_0(lambda: _outer(source))
+    inner = team.map(archives, lambda archive: _members(source / TRAIN, *archive))
     classes = tuple(name for name, _, _ in archives)
     label = {name: number for number, name in enumerate(classes)}
     train = members(str(source / TRAIN), [row for part in inner for row in part],
                     [number for number, part in enumerate(inner) for _ in part])
     if not len(train):
-        raise UserError(f"--source: there are no images in {source / TRAIN}")
+        raise UserError(f"--source: {source / TRAIN} contains no images")
     unknown = sorted(set(shown) - set(classes))
     if unknown:
-        raise UserError(f"--source: {source / TRAIN} has no {unknown[0]}.tar, a class of {VALIDATION}")
+        raise UserError(f"--source: {source / TRAIN} has no {unknown[0]}.tar, but {VALIDATION} has images of "
+                        "this class")
     validation = members(str(source / VALIDATION), rows, [label[name] for name in shown])
     return Listed(classes, {"train": train, "validation": validation}, empty_classes(classes, train))
 
@@ -50,21 +51,21 @@ def _outer(source) -> tuple[list, list[str], list]:
     """
     for name in (TRAIN, VALIDATION):
         if not (source / name).is_file():
-            raise UserError(f"--source: {source} has no {name}, a part of ImageNet; download it to there")
+            raise UserError(f"--source: {source} has no {name}, a part of ImageNet; download it to this folder")
     classes = _kit(source)
     archives = sorted((Path(name).stem, offset, size) for name, offset, size in _listing(source / TRAIN)
                       if name.endswith(".tar"))
     if not archives:
-        raise UserError(f"--source: {source / TRAIN} holds no archives of classes (n01440764.tar, ...)")
+        raise UserError(f"--source: {source / TRAIN} contains no class archives (n01440764.tar, ...)")
     rows = sorted((Path(name).name, offset, size) for name, offset, size in _listing(source / VALIDATION))
     if len(rows) != len(classes):
-        raise UserError(f"--source: {VALIDATION} holds {len(rows)} images, the development kit has labels for "
+        raise UserError(f"--source: {VALIDATION} contains {len(rows)} images, but the development kit has labels for "
                         f"{len(classes)}")
     shown = []
     for name, _, _ in rows:
         number = NUMBERED.fullmatch(name)
         if not number or not 1 <= int(number[1]) <= len(classes):
-            raise UserError(f"--source: {VALIDATION} holds {name}, for which the development kit has no label")
+            raise UserError(f"--source: {VALIDATION} contains {name}, but the development kit has no label for it")
         shown.append(classes[int(number[1]) - 1])
     return archives, shown, rows
 
@@ -85,7 +86,7 @@ def _listing(path, start=0, end=None) -> list[tuple[str, int, int]]:
                 found = [(member.name, member.offset_data, member.size) for member in archive if member.isreg()]
                 stopped = archive.offset
         except tarfile.TarError as error:
-            raise UserError(f"{path}: not an archive, or a damaged one: {error}") from None
+            raise UserError(f"{path} is not a tar archive or is damaged ({error}); download it again") from None
         file.seek(stopped)
         closed = stopped == (end or size) or file.read(tarfile.BLOCKSIZE) == bytes(tarfile.BLOCKSIZE)
     # tarfile treats a damaged header as the end
@@ -99,8 +100,8 @@ def _kit(source) -> list[str]:
     files = _kit_files(source)
     truth = next((files[name] for name in sorted(files) if TRUTH.fullmatch(name)), None)
     if truth is None:
-        raise UserError(f"--source: {source} has no {KIT}.tar.gz, ImageNet's development kit, nor a folder with "
-                        "data/ILSVRC2012_validation_ground_truth.txt; download it to there")
+        raise UserError(f"--source: {source} has neither {KIT}.tar.gz (ImageNet's development kit) nor a folder with "
+                        "data/ILSVRC2012_validation_ground_truth.txt; download the kit to this folder")
     if META in files:
         names = _meta(files[META])
     elif MAP in files:
@@ -111,7 +112,7 @@ def _kit(source) -> list[str]:
     try:
         return [names[int(line)] for line in truth.split()]
     except (KeyError, ValueError) as error:
-        raise UserError(f"--source: ImageNet's development kit in {source} names no class {error}") from None
+        raise UserError(f"--source: ImageNet's development kit in {source} has no class {error}") from None
 
 
 def _kit_files(source) -> dict[str, bytes]:
@@ -126,7 +127,7 @@ def _kit_files(source) -> dict[str, bytes]:
                 return {Path(member.name).name: archive.extractfile(member).read() for member in archive
                         if member.isreg() and wanted(Path(member.name).name)}
         except (tarfile.TarError, EOFError) as error:
-            raise UserError(f"{packed}: not an archive, or a damaged one: {error}") from None
+            raise UserError(f"{packed} is not a tar archive or is damaged ({error}); download it again") from None
     paths = [path for pattern in ("data/*", "*/data/*") for path in source.glob(pattern)]
     return {path.name: path.read_bytes() for path in paths if path.is_file() and wanted(path.name)}
 

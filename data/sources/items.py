@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-WHOLE = -1  # as a size: the container is a folder, and the item is a file in it
+WHOLE_FILE = -1  # as a size: the container is a folder, and the item is a file in it
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Items:
     def read(self, number: int) -> bytes:
         """Returns an item's bytes. Raises OSError."""
         container, size = self.containers[self.container[number]], int(self.size[number])
-        if size == WHOLE:
+        if size == WHOLE_FILE:
             return Path(container, self.names[number]).read_bytes()
         encoded = os.pread(_opened(container), size, int(self.offset[number]))
         if len(encoded) != size:
-            raise OSError(f"{container} ends inside it")
+            raise OSError(f"{container} ends inside this image")
         return encoded
 
     def chosen(self, numbers: np.ndarray) -> "Items":
@@ -67,7 +67,7 @@ class Listed:
 def files(folder: str, names: list[str], labels) -> Items:
     """Lists the files of a folder, each of which is an image."""
     count = len(names)
-    return Items((folder,), np.zeros(count, np.int32), np.zeros(count, np.int64), np.full(count, WHOLE, np.int64),
+    return Items((folder,), np.zeros(count, np.int32), np.zeros(count, np.int64), np.full(count, WHOLE_FILE, np.int64),
                  np.array(labels, np.int32), names)
 
 

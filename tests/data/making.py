@@ -23,8 +23,8 @@ def write_shards(name, records, folder):
 
 
 def write_class_folders(name, records, folder):
-    for split, place in (("train", "train"), ("validation", "val")):
+    for split, folder_name in (("train", "train"), ("validation", "val")):
         for number, (image, label) in enumerate(records[split][:CUTS[split][-1]]):
-            path = folder / place / f"class {label}" / f"{number:04} ü.jpg"
+            path = folder / folder_name / f"class {label}" / f"{number:04} ü.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(image)

@@ -108,14 +108,14 @@ def test_names_of_classes(tmp_path, capsys):
         assert command("--adopt", f"--output={slim(folder, texts)}", *flags) == 0, capsys.readouterr().err
         return json.loads((folder / "dataset.json").read_text())["classes"]
 
-    alike = lambda label: {"image/class/text": "crane", "image/class/synset": f"n{label}"}  # noqa: E731
-    assert case("synsets", alike) == ["n1", "n2", "n3"]
+    same_names = lambda label: {"image/class/text": "crane", "image/class/synset": f"n{label}"}  # noqa: E731
+    assert case("synsets", same_names) == ["n1", "n2", "n3"]
     assert case("numbers", lambda label: {"image/class/text": "one"} if label == 1 else {}) == ["1", "2", "3"]
     (tmp_path / "names").write_text("tench\ngreat white shark\nécrevisse\n")
-    assert case("file", alike, f"--classes={tmp_path}/names") == ["tench", "great white shark", "écrevisse"]
+    assert case("file", same_names, f"--classes={tmp_path}/names") == ["tench", "great white shark", "écrevisse"]
     (tmp_path / "few").write_text("tench\n")
     assert command("--adopt", f"--output={slim(make(tmp_path / 'few names'))}", f"--classes={tmp_path}/few") == 1
-    assert "names 1 classes, the labels are 1 to 3" in capsys.readouterr().err
+    assert "lists 1 classes, but the labels run from 1 to 3" in capsys.readouterr().err
 
 
 def make(folder):
@@ -163,7 +163,7 @@ def test_what_is_no_dataset(tmp_path, capsys):
         assert message in capsys.readouterr().err
 
     refused(tmp_path / "none", "there is no folder")
-    refused(make(tmp_path / "empty"), "no dataset of a known kind")
+    refused(make(tmp_path / "empty"), "no dataset of a known format")
     refused(caffe(make(tmp_path / "raw"), lambda image, label: messages.datum(image, label)[:9]), "neither Caffe's")
     pixels = messages._classes()["Datum"](channels=3, height=1, width=1, data=b"abc", label=1).SerializeToString()
     refused(caffe(make(tmp_path / "raw pixels"), lambda image, label: pixels), "--encoded")
@@ -171,7 +171,7 @@ def test_what_is_no_dataset(tmp_path, capsys):
     beyond = make(tmp_path / "beyond")
     held_out = dict(images("validation"))
     caffe(beyond, lambda image, label: messages.datum(image, label + (label == 2 and image in held_out)))
-    refused(beyond, "the label 3 stands in validation")
+    refused(beyond, "the validation split contains label 3")
 
 
 def test_a_first_class_without_images_keeps_its_label(tmp_path):

@@ -60,7 +60,7 @@ def test_the_record_is_named(damaged, damage):
                 read += 32
         assert read <= 128
         assert input_reason(caught.value, batches, read) == (
-            f"{name} cannot be decoded; `data.prepare --verify` lists all such")
+            f"{name} cannot be decoded; `data.prepare --verify` lists all damaged records")
 
 
 def test_a_sound_dataset_has_nothing_to_name(in_format):
@@ -68,7 +68,7 @@ def test_a_sound_dataset_has_nothing_to_name(in_format):
     assert first_damaged(split, np.arange(480, 520)) is None
 
 
-@pytest.mark.parametrize(("kind", "workers"), [("alone", 1), ("mpirun", 2)])
+@pytest.mark.parametrize(("kind", "workers"), [("python", 1), ("mpirun", 2)])
 def test_training_ends_within_seconds_and_names_it(digits, tmp_path, kind, workers):
     split, described = open_dataset(digits).train, json.loads((digits / "dataset.json").read_text())
     image, _ = record(split, 500)
@@ -78,7 +78,7 @@ def test_training_ends_within_seconds_and_names_it(digits, tmp_path, kind, worke
     done = run(kind, workers, ROOT / "train.py", DIGITS, f"--data_dir={tmp_path}", "--model=convnet", "--epochs=2",
                f"--output_dir={tmp_path}/run")
     assert done.returncode == 1 and time.monotonic() - begun < 100
-    said = [line for line in done.stderr.splitlines() if "train.py: " in line]
+    errors = [line for line in done.stderr.splitlines() if "train.py: " in line]
     assert any(f"{tmp_path}/{described['train']['files'][0]['path']}, record 500 cannot be decoded" in line
-               for line in said)
+               for line in errors)
     assert "Traceback" not in done.stderr

@@ -28,7 +28,7 @@ def test_a_dataset_of_several_files_opens(copy):
 
 
 @pytest.mark.parametrize(("damage", "message"), [
-    (lambda folder: (folder / "dataset.json").unlink(), "holds no dataset.json"),
+    (lambda folder: (folder / "dataset.json").unlink(), "contains neither dataset.json"),
     (lambda folder: (folder / "dataset.json").write_text("{"), "cannot be read"),
     (lambda folder: (folder / "dataset.json").write_text("[]"), "malformed"),
     (lambda folder: edit(folder, lambda d: d.pop("image")), "malformed"),
@@ -37,16 +37,16 @@ def test_a_dataset_of_several_files_opens(copy):
     (lambda folder: edit(folder, lambda d: d["validation"].update(samples=0, files=[])), "validation split is empty"),
     (lambda folder: edit(folder, lambda d: d["train"].pop("samples")), "malformed"),
     (lambda folder: edit(folder, lambda d: d.update(format="cards")), "'cards' is not one of"),
-    (lambda folder: edit(folder, lambda d: d.update(classes=[])), "not a list of names"),
-    (lambda folder: edit(folder, lambda d: d.update(classes="abc")), "not a list of names"),
-    (lambda folder: edit(folder, lambda d: d["image"].update(mean=[1, 2])), "three numbers"),
-    (lambda folder: edit(folder, lambda d: d["image"].update(mean=[1, 2, float("nan")])), "three numbers"),
-    (lambda folder: edit(folder, lambda d: d["image"].update(std=[1, 0, 1])), "above zero"),
-    (lambda folder: (folder / "validation 0.tfrecord.idx").write_text("-5 -7\n" * 353), "not an index of TFRecord"),
+    (lambda folder: edit(folder, lambda d: d.update(classes=[])), "must be a list of at least one name"),
+    (lambda folder: edit(folder, lambda d: d.update(classes="abc")), "must be a list of at least one name"),
+    (lambda folder: edit(folder, lambda d: d["image"].update(mean=[1, 2])), "three finite numbers"),
+    (lambda folder: edit(folder, lambda d: d["image"].update(mean=[1, 2, float("nan")])), "three finite numbers"),
+    (lambda folder: edit(folder, lambda d: d["image"].update(std=[1, 0, 1])), "must be positive"),
+    (lambda folder: (folder / "validation 0.tfrecord.idx").write_text("-5 -7\n" * 353), "is not a TFRecord index"),
     (lambda folder: (folder / "train 1.tfrecord").unlink(), "No such file"),
     (lambda folder: (folder / "train 1.tfrecord.idx").unlink(), "No such file"),
-    (lambda folder: (folder / "train 1.tfrecord.idx").write_text("0 1\n2"), "not an index"),
-    (lambda folder: (folder / "train 1.tfrecord.idx").write_text("0 1\n"), "not an index of"),
+    (lambda folder: (folder / "train 1.tfrecord.idx").write_text("0 1\n2"), "not an index with one line"),
+    (lambda folder: (folder / "train 1.tfrecord.idx").write_text("0 1\n"), "is not a TFRecord index"),
     (lambda folder: truncate(folder / "train 2.tfrecord"), "truncated"),
 ])
 def test_a_damaged_dataset_is_refused(copy, damage, message):

@@ -32,14 +32,14 @@ def decode(image):
 
 def record(split, sample):
     """(encoded image, label) of one sample."""
-    [(path, index, numbers)] = order.pieces(split, np.array([sample]))
+    [(path, index, numbers)] = order.file_slices(split, np.array([sample]))
     return next(split.kind.records(path, index, numbers))
 
 
 def parts(split, position, steps, batch_size, shards, seed=7):
     """What each shard reads."""
     stream = order.stream(split, seed, position, steps * batch_size)
-    return [stream[order.worker_places(split, steps, batch_size, shard, shards)] for shard in range(shards)]
+    return [stream[order.worker_positions(split, steps, batch_size, shard, shards)] for shard in range(shards)]
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 4, 5])
@@ -54,23 +54,23 @@ def test_an_epoch_holds_each_sample_once_over_all_shards(dataset, shards):
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 4, 5])
-def test_the_shards_of_every_interval_are_its_piece_of_the_stream(dataset, shards):
+def test_the_shards_of_every_interval_are_its_slice_of_the_stream(dataset, shards):
     """Interval after interval, of changing batches: what all read together is the stream, no less, no more."""
     split, position = dataset.train, 0
     for steps, batch in ((11, 60), (12, 60), (1, 120), (7, 120), (40, 60)):
         together = np.concatenate(parts(split, position, steps, batch, shards))
-        piece = order.stream(split, 7, position, steps * batch)
-        assert sorted(together.tolist()) == sorted(piece.tolist())
+        stream_slice = order.stream(split, 7, position, steps * batch)
+        assert sorted(together.tolist()) == sorted(stream_slice.tolist())
         position += steps * batch
 
 
 @pytest.mark.parametrize("name", FREE)
 def test_global_batches_do_not_depend_on_the_number_of_shards(in_format, name):
     split = open_dataset(in_format(name)).train
-    alone = parts(split, 1000, 20, 60, 1)[0].reshape(20, 60)
+    single = parts(split, 1000, 20, 60, 1)[0].reshape(20, 60)
     for shards in (2, 3, 5):
         together = [part.reshape(20, -1) for part in parts(split, 1000, 20, 60, shards)]
-        np.testing.assert_array_equal(np.concatenate(together, axis=1), alone)
+        np.testing.assert_array_equal(np.concatenate(together, axis=1), single)
 
 
 UPLOAD = """
@@ -95,17 +95,18 @@ for ours, theirs in zip(batches(Device(upload="/cpu:1")), batches(Device()), str
 
 def test_batches_from_a_cpu_wait_on_the_models_device(digits):
     """A second device of the CPU stands for the GPU. In a step, where a tensor is shows in the iterator's own place."""
-    done = run("alone", 1, "-c", UPLOAD, digits, cold=True)
+    done = run("python", 1, "-c", UPLOAD, digits, cold=True)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "['CPU:1', 'CPU:1'] ['CPU:0', 'CPU:0']" and len(lines) == 10
 
 
 def test_the_stream_goes_on_from_any_position(dataset):
-    whole = order.stream(dataset.train, 3, 0, 4000)
+    expected = order.stream(dataset.train, 3, 0, 4000)
     for position in (0, 1, 1436, 1437, 2000):
-        np.testing.assert_array_equal(order.stream(dataset.train, 3, position, 1500), whole[position:position + 1500])
-    assert (whole[:1437] != whole[1437:2874]).any()
+        found = order.stream(dataset.train, 3, position, 1500)
+        np.testing.assert_array_equal(found, expected[position:position + 1500])
+    assert (expected[:1437] != expected[1437:2874]).any()
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 4, 5])
@@ -142,9 +143,9 @@ def test_a_pipeline_opened_anywhere_goes_on_exactly(one_file, name):
         with Feed(one_file, 24, name, 3, shard, shards).train(position, steps, 64, 64 // shards) as batches:
             return np.stack([next(batches)[0].numpy() for _ in range(steps)])
 
-    whole = images(1300, 6)
-    np.testing.assert_array_equal(images(1300 + 64 * 4, 2), whole[4:])
-    np.testing.assert_array_equal(np.concatenate([images(1300, 6, shard, 2) for shard in (0, 1)], axis=1), whole)
+    expected = images(1300, 6)
+    np.testing.assert_array_equal(images(1300 + 64 * 4, 2), expected[4:])
+    np.testing.assert_array_equal(np.concatenate([images(1300, 6, shard, 2) for shard in (0, 1)], axis=1), expected)
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 4, 5])
@@ -188,8 +189,8 @@ def test_a_flip_mirrors_half_of_the_images(digits):
         images = next(batches)[0].numpy().astype(float)
     mirrored = 0
     for image, sample in zip(images, samples, strict=True):
-        whole = decode(record(split, sample)[0])
-        windows = [whole[y:y + 28, x:x + 28] for y in range(5) for x in range(5)]
+        expected = decode(record(split, sample)[0])
+        windows = [expected[y:y + 28, x:x + 28] for y in range(5) for x in range(5)]
         straight, flipped = (min(np.abs(image - window[:, ::step]).mean() for window in windows) for step in (1, -1))
         assert min(straight, flipped) < 1.5
         mirrored += flipped < straight
@@ -197,14 +198,14 @@ def test_a_flip_mirrors_half_of_the_images(digits):
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_a_piece_opened_further_on_gives_what_comes_next(dataset, shards):
+def test_a_slice_opened_further_on_gives_what_comes_next(dataset, shards):
     """Images and labels, with random crops: a resumed run reads what the one before it would have read."""
     for shard in range(shards):
         feed = Feed(dataset, 24, "crop", 7, shard, shards)
         with feed.train(1300, 6, 12, 6) as batches:  # across an epoch's end
-            whole = [next(batches) for _ in range(12 // shards)]
+            expected = [next(batches) for _ in range(12 // shards)]
         with feed.train(1300, 6, 12, 6, skip=3) as batches:
-            for images, labels in whole[6 // shards:]:
+            for images, labels in expected[6 // shards:]:
                 again, theirs = next(batches)
                 np.testing.assert_array_equal(again, images)
                 np.testing.assert_array_equal(theirs, labels)

@@ -1,4 +1,4 @@
-"""Each format: what is written is read again, by Python and by DALI from any place; damage is refused."""
+"""Each format: what is written is read again, by Python and by DALI from any position; damage is refused."""
 import json
 import os
 import shutil
@@ -56,7 +56,7 @@ def test_what_is_written_is_read(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", formats.WRITTEN)
-def test_dali_reads_on_from_any_place(name, tmp_path):
+def test_dali_reads_on_from_any_position(name, tmp_path):
     kind, written = formats.get(name), samples(40)
     paths = [tmp_path / f"{number}{kind.SUFFIX}" for number in range(3)]
     for path, start, end in zip(paths, (0, 15, 22), (15, 22, 40), strict=True):
@@ -67,8 +67,8 @@ def test_dali_reads_on_from_any_place(name, tmp_path):
         wanted = [39, 3, 38, 3, *wanted]
     else:
         with pytest.raises(ValueError, match="file after file"):
-            kind.reader(order.pieces(split, np.array([3, 20, 4])), tmp_path)
-    read = kind.reader(order.pieces(split, np.array(wanted)), tmp_path)
+            kind.reader(order.file_slices(split, np.array([3, 20, 4])), tmp_path)
+    read = kind.reader(order.file_slices(split, np.array(wanted)), tmp_path)
     assert dali_reads(read, len(wanted)) == [written[number] for number in wanted]
 
 
@@ -147,20 +147,20 @@ def swap(path):
     ("tfrecord", lambda d: cut(d / "train 2.tfrecord"), "train 2.tfrecord.*truncated"),
     ("recordio", lambda d: cut(d / "train 2.rec", 4), "train 2.rec.*truncated"),
     ("recordio", lambda d: cut(d / "train 2.rec", 2000), "train 2.rec.*truncated"),
-    ("recordio", lambda d: (d / "train 2.idx").write_bytes((d / "train 1.idx").read_bytes()), "no record of RecordIO"),
-    ("recordio", lambda d: (d / "train 2.idx").write_text("0\t0\n1\t999999999\n"), "points beyond"),
-    ("recordio", lambda d: (d / "train 2.idx").write_text("0\t0\n1\t0\n"), "not an index of RecordIO"),
-    ("recordio", lambda d: (d / "train 2.idx").write_text("x"), "not an index"),
+    ("recordio", lambda d: (d / "train 2.idx").write_bytes((d / "train 1.idx").read_bytes()), "no RecordIO record"),
+    ("recordio", lambda d: (d / "train 2.idx").write_text("0\t0\n1\t999999999\n"), "truncated.*points beyond"),
+    ("recordio", lambda d: (d / "train 2.idx").write_text("0\t0\n1\t0\n"), "is not a RecordIO index"),
+    ("recordio", lambda d: (d / "train 2.idx").write_text("x"), "not an index with one line"),
     ("tfrecord", lambda d: (d / "train 2.tfrecord.idx").write_bytes((d / "train 1.tfrecord.idx").read_bytes()),
-     "this index is not of"),
-    ("tfrecord", lambda d: (d / "train 2.tfrecord.idx").write_text(""), "this index is not of"),
-    ("tfrecord", lambda d: swap(d / "train 2.tfrecord.idx"), "this index is not of"),
+     "idx is not the index of"),
+    ("tfrecord", lambda d: (d / "train 2.tfrecord.idx").write_text(""), "idx is not the index of"),
+    ("tfrecord", lambda d: swap(d / "train 2.tfrecord.idx"), "idx is not the index of"),
     ("lmdb", lambda d: cut(d / "train 2.lmdb" / "data.mdb"), "train 2.lmdb.*truncated"),
     ("lmdb", lambda d: cut(d / "train 2.lmdb" / "data.mdb", 100_000), "train 2.lmdb"),
     ("lmdb", lambda d: (d / "train 2.lmdb" / "data.mdb").unlink(), "no data.mdb"),
     ("lmdb", lambda d: (d / "train 2.lmdb" / "data.mdb").write_bytes(bytes(9000)), "train 2.lmdb"),
-    ("folder", lambda d: os.rename(d / "val" / "class 3", d / "val" / "class x"), "class 3 is not a folder"),
-    ("folder", lambda d: os.rename(d / "val", d / "test"), "no train/ and val/"),
+    ("folder", lambda d: os.rename(d / "val" / "class 3", d / "val" / "class x"), "class 'class 3' must have a folder"),
+    ("folder", lambda d: os.rename(d / "val", d / "test"), "nor train/ and val/"),
 ])
 def test_a_damaged_dataset_is_refused(in_format, tmp_path, name, damage, message):
     copy = shutil.copytree(in_format(name), tmp_path / "copy")

@@ -44,11 +44,12 @@ def test_every_character_is_drawn_in_every_typeface():
 
 
 def test_the_prepare_command(tmp_path):
-    done = run("alone", 1, "-m", "data.prepare", "--source=digits", f"--output={tmp_path}/a b")
+    done = run("python", 1, "-m", "data.prepare", "--source=digits", f"--output={tmp_path}/a b")
     assert done.returncode == 0 and "1,437 training and 360 validation images of 10 classes" in done.stderr
     described = json.loads((tmp_path / "a b" / "dataset.json").read_text())
     assert described["train"]["samples"] == 1437 and described["format"] == "tfrecord"
-    again = run("alone", 1, "-m", "data.prepare", "--source=digits", f"--output={tmp_path}/a b")
-    assert again.returncode == 1 and "is not empty" in again.stderr and len(again.stderr.splitlines()) == 1
-    missing = run("alone", 1, "-m", "data.prepare", "--source=nothing", f"--output={tmp_path}/x")
+    again = run("python", 1, "-m", "data.prepare", "--source=digits", f"--output={tmp_path}/a b")
+    assert again.returncode == 1 and len(again.stderr.splitlines()) == 1
+    assert "already contains a prepared dataset" in again.stderr
+    missing = run("python", 1, "-m", "data.prepare", "--source=nothing", f"--output={tmp_path}/x")
     assert missing.returncode == 1 and missing.stderr == "data.prepare: --source: there is no folder nothing\n"

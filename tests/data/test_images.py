@@ -153,16 +153,16 @@ def damaged(draw):
     content, name = draw(st.sampled_from(BASES))
     content = bytearray(content)
     for _ in range(draw(st.integers(1, 4))):
-        place = draw(st.integers(0, max(min(len(content), 700) - 1, 0)))
+        offset = draw(st.integers(0, max(min(len(content), 700) - 1, 0)))
         match draw(st.sampled_from("scdt")):
             case "s":
-                content[place:place + 1] = bytes([draw(st.integers(0, 255))])
+                content[offset:offset + 1] = bytes([draw(st.integers(0, 255))])
             case "c":
-                content[place:place] = draw(st.binary(min_size=1, max_size=12))
+                content[offset:offset] = draw(st.binary(min_size=1, max_size=12))
             case "d":
-                del content[place:place + draw(st.integers(1, 12))]
+                del content[offset:offset + draw(st.integers(1, 12))]
             case _:
-                del content[place + 1:]
+                del content[offset + 1:]
     return bytes(content), name
 
 

@@ -16,7 +16,7 @@ from conftest import ROOT, environment, launcher, require_tool, run
 from pictures import CONVERTED, REJECTED, awkward, command, contents, encode, fill, originals, picture, stored
 from PIL import Image
 
-from common.files import held
+from common.files import locked
 from data import formats
 from data.dataset import open_dataset
 
@@ -29,13 +29,13 @@ def source(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def alone(source, tmp_path_factory):
+def prepared(source, tmp_path_factory):
     """A function from a format to what one process makes of the source; made once."""
     made = {}
 
     def make(name):
         if name not in made:
-            made[name] = tmp_path_factory.mktemp("alone") / name
+            made[name] = tmp_path_factory.mktemp("python") / name
             assert command(f"--source={source}", f"--output={made[name]}", f"--format={name}", "--verify", SMALL) == 0
         return made[name]
 
@@ -43,8 +43,8 @@ def alone(source, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", formats.WRITTEN)
-def test_what_goes_in_comes_out(source, alone, name):
-    pairs, dataset = stored(alone(name)), open_dataset(alone(name))
+def test_what_goes_in_comes_out(source, prepared, name):
+    pairs, dataset = stored(prepared(name)), open_dataset(prepared(name))
     assert dataset.classes == ("a b", "dog", "empty", "épée") and len(dataset.train.paths) == 5
     assert [dataset.train.samples, dataset.validation.samples] == [36 + 7, 9]
     for split, folder in (("train", "train"), ("validation", "val")):
@@ -64,33 +64,33 @@ def pixels(content) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(content)).convert("RGB"), np.float64)
 
 
-def test_the_rejected_are_listed(alone):
-    rows = [json.loads(line) for line in (alone("recordio") / "rejected.jsonl").read_text().splitlines()]
+def test_the_rejected_are_listed(prepared):
+    rows = [json.loads(line) for line in (prepared("recordio") / "rejected.jsonl").read_text().splitlines()]
     assert {row["name"] for row in rows} == REJECTED and all(row["reason"] for row in rows)
 
 
-def test_samples_are_shuffled_and_the_seed_says_how(source, alone, tmp_path):
+def test_samples_are_shuffled_and_the_seed_says_how(source, prepared, tmp_path):
     assert command(f"--source={source}", f"--output={tmp_path}/o", "--format=lmdb", "--verify", SMALL, "--seed=1") == 0
-    one, other = stored(alone("lmdb"))["train"], stored(tmp_path / "o")["train"]
+    one, other = stored(prepared("lmdb"))["train"], stored(tmp_path / "o")["train"]
     assert one != other and sorted(one) == sorted(other)
     names = [name for _, name in one]
     assert sum(a != b for a, b in itertools.pairwise(names)) > 15  # 3 were they in order
 
 
-def test_mean_and_deviation_are_those_of_the_pixels(source, alone):
+def test_mean_and_deviation_are_those_of_the_pixels(source, prepared):
     """43 images are fewer than are measured, so they are those of all (before a conversion, hence the tolerance)."""
-    dataset = open_dataset(alone("recordio"))
-    everything = np.concatenate([pixels(image).reshape(-1, 3) for image, _ in stored(alone("recordio"))["train"]])
+    dataset = open_dataset(prepared("recordio"))
+    everything = np.concatenate([pixels(image).reshape(-1, 3) for image, _ in stored(prepared("recordio"))["train"]])
     np.testing.assert_allclose(dataset.mean, everything.mean(axis=0), atol=0.05)
     np.testing.assert_allclose(dataset.std, everything.std(axis=0), atol=0.1)
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("recordio", 3), ("lmdb", 2), ("tfrecord", 2)])
-def test_the_same_bytes_on_any_number_of_ranks(source, alone, tmp_path, name, ranks):
+def test_the_same_bytes_on_any_number_of_ranks(source, prepared, tmp_path, name, ranks):
     done = run("mpirun", ranks, "-m", "data.prepare", f"--source={source}", f"--output={tmp_path}/o",
                f"--format={name}", "--verify", SMALL)
     assert done.returncode == 0, done.stderr
-    assert contents(tmp_path / "o") == contents(alone(name))
+    assert contents(tmp_path / "o") == contents(prepared(name))
     lines = [line for line in done.stderr.splitlines() if line.startswith("data.prepare: ")]
     assert len(lines) == 2 and "no training images in class 'empty'" in lines[0]
     assert "43 training and 9 validation images of 4 classes in 6 files" in lines[1]
@@ -133,7 +133,7 @@ def test_a_killed_run_goes_on_where_it_stopped(many, undisturbed, tmp_path, rank
     arguments = ["-m", "data.prepare", *many_flags(many, folder)]
     kept = {}
     for attempt in range(3):
-        words = [*launcher("mpirun" if ranks > 1 else "alone", ranks), *arguments]
+        words = [*launcher("mpirun" if ranks > 1 else "python", ranks), *arguments]
         process = subprocess.Popen(words, cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE,
                                    env=environment())
         deadline = time.monotonic() + 60
@@ -172,15 +172,15 @@ def test_an_unfinished_run_is_not_gone_on_with_in_another_way(many, tmp_path, ca
     folder, flags = tmp_path / "o", many_flags(many, tmp_path / "o")
     unfinished(many, folder)
     shutil.copytree(many, tmp_path / "copy")
-    for change, named in ((["--resize_shorter=100"], "--resize_shorter is 100, it was begun with 200"),
-                          (["--seed=3"], "--seed is 3"), (["--format=lmdb"], "--format is lmdb"),
-                          ([f"--source={tmp_path}/copy"], "--source is")):
+    for change, named in ((["--resize_shorter=100"], "--resize_shorter is now 100 but was 200"),
+                          (["--seed=3"], "--seed is now 3"), (["--format=lmdb"], "--format is now lmdb"),
+                          ([f"--source={tmp_path}/copy"], "--source is now")):
         assert command(*flags, *change) == 1
         assert named in capsys.readouterr().err.splitlines()[-1]
     extra = many / "dog" / "one more.jpg"
     extra.write_bytes(encode(picture(1)))
     try:
-        assert command(*flags) == 1 and "no longer the same" in capsys.readouterr().err
+        assert command(*flags) == 1 and "the images in --source have changed" in capsys.readouterr().err
     finally:
         extra.unlink()
 
@@ -200,26 +200,26 @@ def unfinished(source, folder):
 
 def test_two_runs_at_once_do_not_share_a_folder(many, tmp_path, capsys):
     unfinished(many, tmp_path / "o")
-    with held(tmp_path / "o" / ".preparing"):
+    with locked(tmp_path / "o" / ".preparing"):
         assert command(*many_flags(many, tmp_path / "o")) == 1
     assert "another run is preparing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["recordio", "lmdb", "tfrecord"])
-def test_a_full_disk_and_room_made(source, alone, tmp_path, capsys, name):
+def test_a_full_disk_and_room_made(source, prepared, tmp_path, capsys, name):
     disk, folder = tmp_path / "disk", tmp_path / "disk" / "o"
     disk.mkdir()
-    whole = sum(path.stat().st_size for path in alone(name).rglob("*") if path.is_file())
-    with tmpfs(disk, whole * 2 // 3):
+    total = sum(path.stat().st_size for path in prepared(name).rglob("*") if path.is_file())
+    with tmpfs(disk, total * 2 // 3):
         flags = [f"--source={source}", f"--output={folder}", f"--format={name}", "--verify", SMALL]
         assert command(*flags) == 1
         lines = capsys.readouterr().err.splitlines()
         assert "no space left on device; make room" in lines[-1] and "Traceback" not in "".join(lines)
         kept = {path: path.stat().st_ino for path in folder.glob(f"*{formats.get(name).SUFFIX}")}
         assert kept and not (folder / "dataset.json").exists()
-        subprocess.run(["mount", "-o", f"remount,size={whole * 4}", disk], check=True)
+        subprocess.run(["mount", "-o", f"remount,size={total * 4}", disk], check=True)
         assert command(*flags) == 0
-        assert contents(folder) == contents(alone(name))
+        assert contents(folder) == contents(prepared(name))
         assert all(path.stat().st_ino == inode for path, inode in kept.items())
 
 
@@ -248,7 +248,7 @@ def test_files_that_the_user_may_not_read_are_rejected(tmp_path):
         program = program.replace("os.setgid(65534); os.setuid(65534)", "")
     for parent in [tmp_path, *tmp_path.parents][:3]:
         parent.chmod(0o755)
-    done = run("alone", 1, "-c", program, tmp_path / "source")
+    done = run("python", 1, "-c", program, tmp_path / "source")
     assert done.stdout.strip() == "cannot be read: Permission denied", done.stderr
 
 
@@ -275,7 +275,7 @@ def test_tensorflow_is_left_alone_where_it_is_not_needed(tmp_path):
                f"                     '--output={tmp_path}/o', '--format=lmdb']) == 0\n"
                "assert prepare.main(['', '--help']) == 0\n"
                "print([name for name in ('tensorflow', 'mpi4py', 'nvidia.dali') if name in sys.modules])")
-    done = run("alone", 1, "-c", program, cold=True)
+    done = run("python", 1, "-c", program, cold=True)
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "[]", done.stderr
 
 
@@ -284,7 +284,7 @@ def test_a_run_killed_at_its_last_step_is_done(source, tmp_path, capsys):
     assert command(*flags) == 0
     finished = contents(tmp_path / "o")
     (tmp_path / "o" / ".preparing" / "claims").mkdir(parents=True)
-    assert command(*flags) == 1 and "holds a prepared dataset" in capsys.readouterr().err
+    assert command(*flags) == 1 and "already contains a prepared dataset" in capsys.readouterr().err
     assert contents(tmp_path / "o") == finished and not (tmp_path / "o" / ".preparing").exists()
 
 

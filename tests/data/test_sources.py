@@ -37,36 +37,36 @@ def folder_case(name, folder):
         case "no images":
             for split in ("train", "val"):
                 fill(folder / split, 0)
-            return [], "there are no images in"
+            return [], "train contains no images in class folders"
         case "no validation images":
             fill(folder / "train", 2)
             fill(folder / "val", 0)
-            return [], "val, in folders, one a class"
+            return [], "val contains no images in class folders"
         case "nothing":
             folder.mkdir()
-            return [], "no folders, one a class"
+            return [], "contains no class folders"
         case "no validation":
             fill(folder, 2)
             return [], "--validation_fraction=0.1"
         case "validation twice":
             fill(folder / "train", 2)
             fill(folder / "validation", 2, 50)
-            return ["--validation_fraction=0.5"], "in validation/ already"
+            return ["--validation_fraction=0.5"], "already has validation images in validation/"
         case "a class of validation alone":
             fill(folder / "train", 2)
             fill(folder / "val", 2, 50, ("cat", *CLASSES))
-            return [], "class 'cat' stands in val/, but not in train/"
+            return [], "class 'cat' has a folder in val/ but not in train/"
         case "validation alone":
             fill(folder / "val", 2)
             return [], "but no train/"
         case "a fraction of nothing":
             fill(folder, 3)
-            return ["--validation_fraction=0.01"], "less than an image"
+            return ["--validation_fraction=0.01"], "selects no image"
         case "all rejected":
             fill(folder / "train", 2)
             (folder / "val" / "dog").mkdir(parents=True)
             (folder / "val" / "dog" / "x.jpg").write_text("x")
-            return [], "none of the 1 validation images could be used; the first: val/dog/x.jpg: not an image"
+            return [], "none of the 1 validation images could be used; for example, val/dog/x.jpg: not an image"
 
 
 @pytest.mark.parametrize("name", [
@@ -84,7 +84,7 @@ def test_output_in_the_source(tmp_path, capsys):
     fill(tmp_path / "source", 4)
     (tmp_path / "link").symlink_to(tmp_path / "source")
     assert prepare(tmp_path / "source", tmp_path / "link" / "o", "--validation_fraction=0.5") == 1
-    assert "lies in --source" in capsys.readouterr().err and not (tmp_path / "source" / "o").exists()
+    assert "is inside --source" in capsys.readouterr().err and not (tmp_path / "source" / "o").exists()
 
 
 def test_a_class_that_validation_lacks_keeps_the_labels(tmp_path):
@@ -194,29 +194,30 @@ def write(name, content):
 def inner_header(folder):
     """Destroys the header of the second image of the first class's archive, where tarfile would see an end."""
     content = bytearray((folder / "ILSVRC2012_img_train.tar").read_bytes())
-    place = content.index(f"{WNIDS[0]}_1.JPEG".encode())
-    content[place + 148:place + 156] = b"77777777"
+    offset = content.index(f"{WNIDS[0]}_1.JPEG".encode())
+    content[offset + 148:offset + 156] = b"77777777"
     (folder / "ILSVRC2012_img_train.tar").write_bytes(content)
 
 
 @pytest.mark.parametrize(("harm", "message"), [
     (without("ILSVRC2012_img_train.tar"), "has no ILSVRC2012_img_train.tar"),
     (without("ILSVRC2012_img_val.tar"), "has no ILSVRC2012_img_val.tar"),
-    (without("ILSVRC2012_devkit_t12.tar.gz"), "has no ILSVRC2012_devkit_t12.tar.gz"),
+    (without("ILSVRC2012_devkit_t12.tar.gz"), "has neither ILSVRC2012_devkit_t12.tar.gz"),
     (write("ILSVRC2012_devkit_t12.tar.gz", packed({f"{KIT}ILSVRC2012_validation_ground_truth.txt": TRUTH}, "w:gz")),
      "neither meta.mat nor map_clsloc.txt"),
-    (write("ILSVRC2012_devkit_t12.tar.gz", b"no archive"), "not an archive"),
+    (write("ILSVRC2012_devkit_t12.tar.gz", b"no archive"), "is not a tar archive"),
     (write("ILSVRC2012_devkit_t12.tar.gz", packed({"ILSVRC2012_validation_ground_truth.txt": TRUTH[:-2],
-                                                   "meta.mat": synsets()}, "w:gz")), "5 images, the development kit"),
+                                                   "meta.mat": synsets()}, "w:gz")),
+     "5 images, but the development kit"),
     (write("ILSVRC2012_devkit_t12.tar.gz", packed({"ILSVRC2012_validation_ground_truth.txt": b"1\n2\n3\n1\n9\n",
-                                                   "meta.mat": synsets()}, "w:gz")), "names no class 9"),
+                                                   "meta.mat": synsets()}, "w:gz")), "has no class 9"),
     (write("ILSVRC2012_devkit_t12.tar.gz", packed({"ILSVRC2012_validation_ground_truth.txt": b"1\n2\n3\n1\n4\n",
                                                    "meta.mat": synsets()}, "w:gz")), "has no n00000004.tar"),
     (write("ILSVRC2012_devkit_t12.tar.gz", packed({"ILSVRC2012_validation_ground_truth.txt": TRUTH,
                                                    "meta.mat": b"x" * 200}, "w:gz")), "meta.mat of ImageNet's"),
     (write("ILSVRC2012_img_val.tar", packed({f"x{name}": image for name, image in VALIDATION.items()})), "no label"),
-    (write("ILSVRC2012_img_train.tar", b""), "not an archive"),
-    (write("ILSVRC2012_img_train.tar", packed({"readme.txt": b"x"})), "no archives of classes"),
+    (write("ILSVRC2012_img_train.tar", b""), "is not a tar archive"),
+    (write("ILSVRC2012_img_train.tar", packed({"readme.txt": b"x"})), "contains no class archives"),
     (truncate("ILSVRC2012_img_train.tar", 9_000), "damaged"),
     (truncate("ILSVRC2012_img_val.tar", 1_000), "archive"),
     (inner_header, "truncated or damaged"),

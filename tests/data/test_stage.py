@@ -46,12 +46,13 @@ def test_what_is_there_is_not_copied_again(copy, tmp_path):
 
 def test_a_file_broken_off_goes_on_where_it_stopped(copy, tmp_path):
     staged = stage(open_dataset(copy), tmp_path / "disk").folder
-    whole = (staged / "train 1.rec").read_bytes()
+    content = (staged / "train 1.rec").read_bytes()
     (staged / "train 1.rec").unlink()
-    marked = whole[:1000] + b"?" * 1000 + whole[2000:5000]  # what had been copied is not copied again: the marks stay
+    # What had been copied is not copied again: the marks stay.
+    marked = content[:1000] + b"?" * 1000 + content[2000:5000]
     (staged / "train 1.rec.part").write_bytes(marked)
     stage(open_dataset(copy), tmp_path / "disk")
-    assert (staged / "train 1.rec").read_bytes() == marked + whole[5000:]
+    assert (staged / "train 1.rec").read_bytes() == marked + content[5000:]
 
 
 def test_a_changed_dataset_is_copied_anew(copy, tmp_path):
@@ -72,6 +73,6 @@ def test_several_workers_make_one_copy(copy, tmp_path):
 
 def test_a_disk_too_small_is_refused_before_a_byte_is_copied(copy, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6 - 1000, 1000))
-    with pytest.raises(UserError, match=r"0.000 GB free, the copy of .* takes 0.001 GB more"):
+    with pytest.raises(UserError, match=r"0.000 GB free, but the copy of .* still needs 0.001 GB"):
         stage(open_dataset(copy), tmp_path / "disk")
     assert not [path for path in (tmp_path / "disk").rglob("*") if path.is_file() and path.suffix != ".lock"]

@@ -33,8 +33,8 @@ def harm(folder, record) -> str:
     image = bytes(next(iter(split.kind.records(path, split.entries[1], np.array([record]))))[0])
     file = path / "data.mdb" if path.is_dir() else path
     content = bytearray(file.read_bytes())
-    place = content.index(image)
-    content[place + len(image) - 12] ^= 0x15
+    offset = content.index(image)
+    content[offset + len(image) - 12] ^= 0x15
     file.write_bytes(content)
     return f"{path.name}, record {record}"
 
@@ -44,7 +44,7 @@ def test_each_damaged_record_is_named(copy, capsys, name):
     folder = copy(name)
     assert command("--verify", f"--output={folder}") == 0
     assert capsys.readouterr().err.splitlines() == [
-        f"data.prepare: {folder}: 18 training and 6 validation images of 3 classes are sound"]
+        f"data.prepare: {folder}: 18 training and 6 validation images of 3 classes are intact"]
     expected = [harm(folder, record) for record in (0, 3)]
     assert command("--verify", f"--output={folder}") == 1
     lines = capsys.readouterr().err.splitlines()
@@ -95,7 +95,7 @@ def test_checksums_of_another_file(copy, capsys):
     kept = next(folder.glob("train-00001*.crc32"))
     kept.write_text("".join(kept.read_text().splitlines(keepends=True)[:-1]))
     assert command("--verify", f"--output={folder}") == 1
-    assert "4 checksums for 5 records" in capsys.readouterr().err
+    assert "has 4 checksums for 5 records" in capsys.readouterr().err
 
 
 def test_a_folder_of_images_in_place(tmp_path, capsys):
