@@ -13,12 +13,13 @@ class SGD(tf.keras.optimizers.Optimizer):
     The learning rate is inside the momentum buffer (arXiv:1708.03888, section 3.2.3, steps 3 to 5), so a new rate
     applies only to new gradients. Keras's own SGD decouples weight decay from momentum.
 
-    Norms and updates are computed in float32, whatever the precision of the model. The optimizer expects gradients that
-    are averaged over the workers and unscaled.
+    Norms and updates are computed in the dtype of the variables, which is float32 under mixed precision, too. The
+    optimizer expects gradients that are averaged over the workers and unscaled.
 
-    learning_rate: gamma. momentum: mu. weight_decay: beta. nesterov: step along momentum * v' + the new term.
-    exclude: suffixes of variable names (`gamma`, `beta`, `bias`) without weight decay. Raises ValueError if none of
-        them matches a variable, because the mistake would go unnoticed.
+    learning_rate, momentum, weight_decay: gamma, mu and beta in arXiv:1708.03888.
+    nesterov: w <- w - momentum * v - learning_rate * (g + weight_decay * w), with the updated v.
+    exclude: suffixes of names, such as `bias` for `dense/bias`. These variables get no weight decay. Raises ValueError
+        if no variable has one of these suffixes, because the mistake would go unnoticed.
     """
 
     def __init__(self, learning_rate, momentum=0.9, weight_decay=0.0, nesterov=False, exclude=(), name=None, **kwargs):
@@ -40,7 +41,7 @@ class SGD(tf.keras.optimizers.Optimizer):
             return
         if self.exclude and not any(map(self.is_excluded, var_list)):
             names = ", ".join(f"'{suffix}'" for suffix in self.exclude)
-            raise ValueError(f"{type(self).__name__}: exclude names {names}, which end the name of no variable")
+            raise ValueError(f"{type(self).__name__}: no variable name ends with a suffix in exclude: {names}")
         self._buffers = [self.add_variable_from_reference(v, "momentum") for v in var_list]
         self._built = True
 
@@ -52,11 +53,11 @@ class SGD(tf.keras.optimizers.Optimizer):
         return self.is_excluded(variable) or not self.coupled_weight_decay
 
     def aggregate_gradients(self, grads_and_vars):
-        """Overrides Keras's hook, which would copy each gradient without a tf.distribute strategy."""
+        """Overrides Keras's hook, which copies every gradient even if there is no tf.distribute strategy."""
         return super().aggregate_gradients(grads_and_vars) if tf.distribute.has_strategy() else grads_and_vars
 
     def _internal_apply_gradients(self, grads_and_vars):
-        """Overrides Keras's hook before `update_step`, which has all gradients, to process them in stacks."""
+        """Overrides the Keras hook that gets all gradients before `update_step`, to process them in stacks."""
         pairs = [(tf.convert_to_tensor(gradient), variable) for gradient, variable in grads_and_vars]
         rate, momentum = map(tf.convert_to_tensor, (self.learning_rate, self.momentum))
         updates = [(gradient, rate, variable) for gradient, variable in pairs if self._is_plain(variable)]
@@ -70,13 +71,14 @@ class SGD(tf.keras.optimizers.Optimizer):
         weights, gradients = ([stack.of(tensors) for stack in stacks] for tensors in (weights, gradients))
         rates, decay, updates = self._rates(rate, stacks, weights, gradients), self.coupled_weight_decay, []
         through_buffer = bool(decay) and self._decay_through_buffer
-        shares = tf.unstack(rates * (decay / momentum), len(variables)) if through_buffer else ()
+        buffer_decays = tf.unstack(rates * (decay / momentum), len(variables)) if through_buffer else ()
         rates = tf.unstack(rates, len(variables))
         for stack, weight, gradient in zip(stacks, weights, gradients, strict=True):
-            if through_buffer and stack.alone:
+            if through_buffer and stack.is_single:
                 variable = variables[stack.positions[0]]
-                share = tf.cast(shares[len(updates)], variable.dtype)
-                tf.raw_ops.ResourceApplyGradientDescent(var=self._buffer(variable).handle, alpha=share, delta=weight)
+                buffer_decay = tf.cast(buffer_decays[len(updates)], variable.dtype)
+                tf.raw_ops.ResourceApplyGradientDescent(var=self._buffer(variable).handle, alpha=buffer_decay,
+                                                        delta=weight)
             elif decay:
                 gradient += decay * weight
             for position, part in zip(stack.positions, stack.parts(gradient), strict=True):
@@ -118,12 +120,12 @@ class LARS(SGD):
         w     <- w - v
 
     The L2 norms are computed per variable. The paper's symbols: trust_coefficient is l, learning_rate gamma, momentum
-    mu, weight_decay beta. The defaults are the paper's. Step 1 of the scanned paper prints the second term of the
-    denominator with |g|. It is the term of the weight decay, with |w|, as in the authors' code.
+    mu, weight_decay beta. trust_coefficient and momentum default to the paper's values. The paper's weight decay is
+    0.0005. Step 1 of the paper prints beta * |g| in the denominator. The authors' code has beta * |w|, as here.
 
     exclude: as in SGD. These variables have no trust ratio, either, and take a plain momentum step. jit_compile: use
     norms that XLA can compile, for updates inside Model.compile(jit_compile=True) and the like. They are slower on a
-    CPU.
+    CPU. It does not compile the optimizer itself, as Keras's argument of that name does.
     """
 
     def __init__(self, learning_rate, momentum=0.9, weight_decay=0.0, trust_coefficient=0.001, epsilon=0.0,

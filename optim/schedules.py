@@ -14,7 +14,7 @@ from dataclasses import dataclass
 class Piecewise:
     """A piecewise constant value: `0:29,30:50` is 29 up to epoch 30, then 50. `29` is 29 throughout."""
 
-    pieces: tuple[tuple[float, float], ...]
+    pairs: tuple[tuple[float, float], ...]
 
     @classmethod
     def parse(cls, text, number: Callable = float) -> "Piecewise":
@@ -23,29 +23,29 @@ class Piecewise:
         try:
             if items == [[str(text)]]:
                 return cls(((0.0, number(text)),))
-            pieces = tuple((float(epoch), number(value)) for epoch, value in items)
+            pairs = tuple((float(epoch), number(value)) for epoch, value in items)
         except ValueError:
             raise ValueError(f"'{text}' is neither a number nor epoch:value pairs such as 0:29,30:50") from None
-        epochs = [epoch for epoch, _ in pieces]
-        if not all(map(math.isfinite, (*epochs, *(value for _, value in pieces)))):
-            raise ValueError(f"the numbers of '{text}' must be finite")
+        epochs = [epoch for epoch, _ in pairs]
+        if not all(map(math.isfinite, (*epochs, *(value for _, value in pairs)))):
+            raise ValueError(f"the numbers in '{text}' must be finite")
         if epochs[0] != 0 or any(b <= a for a, b in itertools.pairwise(epochs)):
-            raise ValueError(f"the epochs of '{text}' must rise from 0")
-        return cls(pieces)
+            raise ValueError(f"the epochs in '{text}' must start at 0 and increase")
+        return cls(pairs)
 
     def __call__(self, epoch: float):
-        return self.pieces[max(0, bisect.bisect_right([e for e, _ in self.pieces], epoch) - 1)][1]
+        return self.pairs[max(0, bisect.bisect_right([e for e, _ in self.pairs], epoch) - 1)][1]
 
     def __str__(self):
-        return ",".join(f"{epoch:g}:{value}" for epoch, value in self.pieces)
+        return ",".join(f"{epoch:g}:{value}" for epoch, value in self.pairs)
 
     @property
     def boundaries(self) -> list[float]:
-        return [epoch for epoch, _ in self.pieces]
+        return [epoch for epoch, _ in self.pairs]
 
     @property
     def values(self) -> list:
-        return [value for _, value in self.pieces]
+        return [value for _, value in self.pairs]
 
 
 # Fraction of the base rate that is left at an epoch. t: elapsed fraction of the decay.
@@ -72,6 +72,7 @@ class LearningRate:
     base: the rate before decay, after scaling (gamma in arXiv:1708.03888).
     epochs: number of epochs of the training, at whose end the decay ends.
     decay: poly (arXiv:1708.03888, table 1), multistep (a tenth at each boundary, section 3.1), cosine, constant.
+    power: exponent of poly. boundaries: epochs of multistep.
     warmup: gradual rises linearly from `warmup_learning_rate` to the base rate; constant stays at
         `warmup_learning_rate`. Both last `warmup_epochs` (arXiv:1708.03888, section 2.3).
     decay_from: start of the decay. start: epoch 0 (arXiv:1811.05233, configuration B: the rate jumps at the end of the
@@ -119,18 +120,20 @@ class LearningRate:
 def scaled(rate: Piecewise, rule: str, base_batch_size: float, batch_size: float) -> Piecewise:
     """Scales a base rate from `base_batch_size` to `batch_size` (arXiv:1708.03888, section 2.3)."""
     factor = SCALINGS[rule](batch_size / base_batch_size)
-    return Piecewise(tuple((epoch, value * factor) for epoch, value in rate.pieces))
+    return Piecewise(tuple((epoch, value * factor) for epoch, value in rate.pairs))
 
 
 def momentum_at(kind: str, momentum: float, batch_size: int) -> float:
-    """Returns the momentum (mu) for a global batch size.
+    """Returns the momentum (mu) for a global batch size. kind: one of MOMENTUM_SCHEDULES.
 
     `noise_scale` is configuration B of arXiv:1811.05233: NoiseScale = rate * 32 * 1024 / (1 - 0.9) and
-    Momentum = 1 - rate * B / NoiseScale. The rate cancels: 1 - (1 - momentum) * B / 32768.
+    Momentum = 1 - rate * B / NoiseScale. The rate cancels, and `momentum` takes the place of 0.9:
+    1 - (1 - momentum) * B / 32768. Raises ValueError unless the result is positive.
     """
     if kind == "constant":
         return momentum
     value = 1 - (1 - momentum) * batch_size / 32768
     if value <= 0:
-        raise ValueError(f"--momentum_schedule=noise_scale leaves no momentum at a batch of {batch_size}")
+        raise ValueError(f"--momentum_schedule=noise_scale gives no positive momentum at batch size {batch_size}; "
+                         "reduce --batch_size")
     return value

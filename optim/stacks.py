@@ -15,18 +15,18 @@ ROWS = 256  # rows into which a tensor that is not stacked is split; one thread 
 
 @dataclass(frozen=True)
 class Stack:
-    """Tensors to process as one. positions: their indices in a list. alone: a single large tensor, not stacked."""
+    """Tensors to process as one. positions: their indices in a list. is_single: one large tensor, not stacked."""
 
     positions: tuple[int, ...]
-    alone: bool
+    is_single: bool
 
     def of(self, tensors: Sequence) -> tf.Tensor:
-        """Returns one tensor of shape (positions, *shape), or of the tensor's own shape if it is alone."""
+        """Returns one tensor of shape (positions, *shape), or of the tensor's own shape if it is single."""
         chosen = [tensors[position] for position in self.positions]
-        return chosen[0] if self.alone else tf.stack(chosen)
+        return chosen[0] if self.is_single else tf.stack(chosen)
 
     def parts(self, stacked: tf.Tensor) -> list[tf.Tensor]:
-        return [stacked] if self.alone else tf.unstack(stacked, len(self.positions))
+        return [stacked] if self.is_single else tf.unstack(stacked, len(self.positions))
 
 
 def stacks_of(tensors: Sequence) -> list[Stack]:
@@ -37,7 +37,7 @@ def stacks_of(tensors: Sequence) -> list[Stack]:
         groups.setdefault((tuple(one.shape), one.dtype, position if large else None), []).append(position)
     made = [Stack(tuple(group), len(group) == 1 and tensors[group[0]].shape.num_elements() > ONE_THREAD)
             for group in groups.values()]
-    return sorted(made, key=lambda stack: stack.alone)
+    return sorted(made, key=lambda stack: stack.is_single)
 
 
 def norms(stacks: Sequence[Stack], stacked: Sequence[tf.Tensor], jit_compile: bool = False) -> tf.Tensor:
@@ -49,7 +49,7 @@ def norms(stacks: Sequence[Stack], stacked: Sequence[tf.Tensor], jit_compile: bo
     norm = _plain_norm if jit_compile else tf.math.reduce_euclidean_norm
     found, rows = [], []
     for stack, tensor in zip(stacks, stacked, strict=True):
-        if stack.alone:
+        if stack.is_single:
             rows.append(norm(_rows(tensor), axis=1))
         else:
             found.append(norm(tensor, axis=list(range(1, tensor.shape.rank))))
@@ -67,7 +67,7 @@ def largest_of(tensors: Sequence) -> tf.Tensor:
     """Returns the largest magnitude of each tensor's finite elements, or 0 if it has none, float32 (tensors,)."""
     def largest(stacks, stacked):
         finite = [tf.where(tf.math.is_finite(one), tf.abs(one), tf.zeros([], one.dtype)) for one in stacked]
-        found = [tf.reduce_max(one, axis=None if stack.alone else list(range(1, one.shape.rank)))
+        found = [tf.reduce_max(one, axis=None if stack.is_single else list(range(1, one.shape.rank)))
                  for stack, one in zip(stacks, finite, strict=True)]
         return tf.concat([tf.cast(tf.reshape(one, [-1]), tf.float32) for one in found], axis=0)
 

@@ -57,6 +57,6 @@ def test_momentum_from_the_noise_scale(batch, momentum):
 
 
 @pytest.mark.parametrize("text", ["", "a", "1:2", "0:1,0:2", "0:1,5", "0:1,9:2,3:4", "0:1:2", "1,2"])
-def test_malformed_pieces(text):
+def test_malformed_pairs(text):
     with pytest.raises(ValueError):
         Piecewise.parse(text)
