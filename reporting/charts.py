@@ -1,71 +1,214 @@
-"""Charts as SVG elements. pygal draws them, as it loads and draws within 0.1 s: a user waits for it at a run's end."""
+"""Charts as SVG in HTML figures. The colours are CSS variables of page.css, so that a page can be light or dark.
+
+Every point has a <title>, which browsers show as a tooltip. page.js replaces it by one that touch screens show, too.
+The module imports only the standard library: it draws a report within milliseconds, in a process of its own.
+"""
+import html
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf")
-LARGEST_LEGEND = 16  # series
-MOST_X_LABELS = 12
+WIDTH, HEIGHT = 380, 250  # units; a phone shows the figure at about this many pixels, so that its text stays legible
+LEFT, RIGHT, TOP, BOTTOM = 52, 10, 10, 38
+COLOURS = 10  # --c0 to --c9 in page.css
+MOST_POINTS = 150  # per line
+MOST_DOTS = 40  # a line with more points shows them only under the pointer
+MOST_BARS = 40
 
 
-def curves(title: str, unit: str, epochs: list[float], series: dict[str, list[float | None]], log: bool = False,
-           size: tuple[int, int] = (500, 330)) -> str:
-    """Returns lines over epochs. series: label -> one value per epoch. None and NaN leave a gap.
+@dataclass(frozen=True)
+class Line:
+    """Values over x. None and numbers that are not finite leave a gap.
 
-    log: use a logarithmic axis for the values. Those that are not above zero then leave a gap, too.
+    colour: number of a colour, by default that of the line's place in the chart. kind: "" for a line with dots,
+    "dashed" or "faint" for one without, such as a plan or noisy values, "dots" for dots alone. steps: hold each value
+    until the next x.
     """
-    shown = {label: [_shown(value, log) for value in values] for label, values in series.items()}
-    chart = _chart("Line", title, size, epochs, x_title="epoch", y_title=unit, logarithmic=log, dots_size=2,
-                   show_legend=1 < len(series) <= LARGEST_LEGEND)
-    if log:
-        chart.y_labels = _round_numbers([value for values in shown.values() for value in values if value is not None])
-    for label, values in shown.items():
-        chart.add(label, values, allow_interruptions=True)
-    return chart.render(is_unicode=True)
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float | None]
+    colour: int | None = None
+    kind: str = ""
+    steps: bool = False
 
 
-def stacked_bars(title: str, unit: str, epochs: list[float], series: dict[str, list[float]]) -> str:
-    """Returns one bar per epoch, with the values of all series on top of each other."""
-    chart = _chart("StackedBar", title, (1000, 300), epochs, x_title="epoch", y_title=unit)
-    for label, values in series.items():
-        chart.add(label, values)
-    return chart.render(is_unicode=True)
+def number(value) -> str:
+    """Returns a number as text: about four digits, thousands separated; other values as they are."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return "not a number"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, int) or (abs(value) >= 1000 and value == round(value)):
+        return f"{value:,.0f}"
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def bars(title: str, rows: list[tuple[str, float, bool]]) -> str:
-    """Returns horizontal bars on a logarithmic axis. rows: (name, value, whether in the second colour), top first."""
-    chart = _chart("HorizontalBar", title, (900, 90 + 40 * len(rows)), [], logarithmic=True, show_legend=False,
-                   print_values=True, print_values_position="top", formatter=lambda value: f"{value:,.0f}")
-    chart.x_labels = [name for name, *_ in reversed(rows)]
-    chart.y_labels = _round_numbers([value for _, value, _ in rows])
-    chart.add("", [{"value": value, "color": COLOURS[second]} for _, value, second in reversed(rows)])
-    return chart.render(is_unicode=True)
+def percent(value) -> str:
+    return number(value) if value is None else f"{value:.4g} %"
 
 
-def _chart(kind, title, size, epochs, **options):
-    import pygal
-    from pygal.style import Style
+def lines(title: str, x_title: str, series: Sequence[Line], log: bool = False,
+          show: Callable[[float | None], str] = number) -> str:
+    """Returns a figure of lines. log: logarithmic axis; values that are not above zero then leave a gap, too.
 
-    style = Style(background="transparent", plot_background="transparent", foreground="#444", foreground_strong="#222",
-                  foreground_subtle="#bbb", guide_stroke_color="#ddd", major_guide_stroke_color="#ddd",
-                  guide_stroke_dasharray="none", major_guide_stroke_dasharray="none", opacity="1", opacity_hover=".7",
-                  colors=COLOURS, font_family="system-ui,sans-serif", title_font_size=15, label_font_size=11,
-                  major_label_font_size=11, legend_font_size=11, value_font_size=11, tooltip_font_size=11)
-    chart = getattr(pygal, kind)(
-        title=title, width=size[0], height=size[1], style=style, js=(), margin=8, margin_bottom=20,
-        disable_xml_declaration=True, legend_at_bottom=True, legend_box_size=9, show_minor_x_labels=False,
-        x_labels_major_every=-(-len(epochs) // MOST_X_LABELS) or 1, **options)
-    chart.x_labels = [f"{epoch:g}" for epoch in epochs]
-    return chart
-
-
-def _shown(value, log):
-    return None if value is None or not math.isfinite(value) or (log and value <= 0) else value
-
-
-def _round_numbers(values: list[float]) -> list[float]:
-    """Returns 1, 2 and 5 times powers of ten over the range of positive values, or only the powers if it is wide."""
+    show: returns a value as text.
+    """
+    series = [_finite(_thinned(one), log) for one in series if len(one.x)]
+    values = [y for one in series for y in one.y if y is not None]
+    ends = [x for one in series for x in (one.x[0], one.x[-1])] or [0, 1]
+    low, high, y_ticks = _scale(values, log)
+    across = _axis(min(ends), max(max(ends), min(ends) + 1e-9), LEFT, WIDTH - RIGHT)
+    down = _axis(low, high, HEIGHT - BOTTOM, TOP, log)
+    body = [_grid(down, y_ticks, show), _x_labels(across, ticks(min(ends), max(ends), 6), x_title)]
+    for place, one in enumerate(series):
+        colour = (place if one.colour is None else one.colour) % COLOURS
+        kind, few = one.kind, sum(y is not None for y in one.y) <= MOST_DOTS
+        dots = "".join(_dot(one.label, x_title, across(x), down(y), x, y, show)
+                       for x, y in zip(one.x, one.y, strict=True) if y is not None)
+        body.append(f'<g class="line c{colour} {kind} {"" if kind == "dots" or (few and not kind) else "hidden"}">'
+                    f'<path d="{"" if kind == "dots" else _path(one, across, down)}"/>{dots}</g>')
     if not values:
-        return []
-    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
-    steps = (1, 2, 5) if high - low < 4 else (1,)
-    return [step * 10.0 ** power for power in range(low, high + 1) for step in steps
-            if min(values) / 2 <= step * 10.0 ** power <= max(values) * 2]
+        body.append(f'<text x="{WIDTH / 2}" y="{HEIGHT / 2}" class="middle">no finite value</text>')
+    keys = [(one.label, (place if one.colour is None else one.colour), one.kind) for place, one in enumerate(series)]
+    return figure(title, _svg(WIDTH, HEIGHT, body, "lines"), keys if len(series) > 1 else [])
+
+
+def stacked_bars(title: str, x_title: str, x: Sequence[float], series: dict[str, Sequence[float]]) -> str:
+    """Returns a figure with one bar per x that shows fractions of 1, stacked. Many bars are averaged in groups."""
+    group = -(-len(x) // MOST_BARS) or 1
+    starts = range(0, len(x), group)
+    across, down = _axis(0, len(starts), LEFT, WIDTH - RIGHT), _axis(0, 1, HEIGHT - BOTTOM, TOP)
+    body, width = [_grid(down, [0, 0.25, 0.5, 0.75, 1], lambda one: f"{one:.0%}")], across(1) - across(0)
+    bases = [0.0] * len(starts)
+    for colour, (label, values) in enumerate(series.items()):
+        for bar, start in enumerate(starts):
+            values_of = [value or 0.0 for value in values[start:start + group]]
+            mean = sum(values_of) / len(values_of)
+            top, bottom = down(min(1, bases[bar] + mean)), down(min(1, bases[bar]))
+            bases[bar] += mean
+            tip = _title(f"{x_title} {number(x[start])}: {label} {mean:.1%}")
+            body.append(f'<rect class="bar c{colour % COLOURS}" x="{across(bar) + 0.08 * width:.1f}" y="{top:.1f}" '
+                        f'width="{0.84 * width:.1f}" height="{max(0, bottom - top):.1f}">{tip}</rect>')
+    every = -(-len(starts) // 8) or 1
+    labels = [(across(bar + 0.5), number(x[start])) for bar, start in enumerate(starts) if bar % every == 0]
+    body.append(_labels_below(labels, x_title))
+    return figure(title, _svg(WIDTH, HEIGHT, body), [(label, colour, "bars") for colour, label in enumerate(series)])
+
+
+def bars(title: str, rows: Sequence[tuple[str, float, bool]]) -> str:
+    """Returns horizontal bars on a logarithmic axis. rows: (name, value, whether in the second colour), top first."""
+    values = [value for _, value, _ in rows if value > 0]
+    low, high, marks = _scale(values, log=True)
+    low = min([low, *(value / 2 for value in values)])
+    left, step = 14 + 6.6 * max((len(name) for name, *_ in rows), default=0), 26
+    height = TOP + step * len(rows) + 24
+    across = _axis(low, high * 1.02, left, 2 * WIDTH - 70, log=True)
+    body = [f'<path class="grid" d="M{across(mark):.1f} {TOP}V{height - 24}"/>'
+            f'<text class="middle" x="{across(mark):.1f}" y="{height - 8}">{number(mark)}</text>'
+            for mark in marks if low <= mark <= high]
+    for place, (name, value, second) in enumerate(rows):
+        y, end = TOP + step * place, across(max(value, low))
+        body.append(f'<text class="end" x="{left - 6}" y="{y + 17}">{html.escape(name)}</text>'
+                    f'<rect class="bar c{int(second)}" x="{left}" y="{y + 4}" width="{end - left:.1f}" height="18">'
+                    f'{_title(f"{name}: {value:,.0f}")}</rect>'
+                    f'<text x="{end + 5:.1f}" y="{y + 17}">{value:,.0f}</text>')
+    return figure(title, f'<div class="scroll">{_svg(2 * WIDTH, height, body, "wide")}</div>', [])
+
+
+def figure(title: str, content: str, keys: Sequence[tuple[str, int, str]]) -> str:
+    """Returns a figure with a caption and a legend. keys: (label, number of the colour, kind of a line)."""
+    legend = "".join(f'<li><i class="c{colour % COLOURS} {kind}"></i>{html.escape(label)}</li>'
+                     for label, colour, kind in keys)
+    return (f"<figure><figcaption>{html.escape(title)}</figcaption>{content}"
+            + (f'<ul class="legend">{legend}</ul>' if legend else "") + "</figure>")
+
+
+def ticks(low: float, high: float, most: int = 5) -> list[float]:
+    """Returns multiples of 1, 2 or 5 times a power of ten from low to high."""
+    if high <= low:
+        return [low]
+    rough = (high - low) / most
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [round(n * step, 12) for n in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Returns 1, 2 and 5 times powers of ten from low to high, or only the powers if the range is wide."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    factors = (1, 2, 5) if last - first < 4 else (1,)
+    every = max(1, (last - first) // 8)
+    return [factor * 10.0 ** power for power in range(first, last + 1, every) for factor in factors
+            if low * 0.999 <= factor * 10.0 ** power <= high * 1.001]
+
+
+def _scale(values, log) -> tuple[float, float, list[float]]:
+    """Returns the ends of an axis and its ticks."""
+    low, high = min(values, default=1.0), max(values, default=1.0)
+    if log:
+        low, high = (low / 1.25, high * 1.25) if high < 1.6 * low else (low / 1.05, high * 1.05)
+        return low, high, log_ticks(low, high)
+    pad = 0.04 * (high - low) or 0.1 * abs(high) or 1.0
+    low, high = (low - pad if low < 0 or low > 0.5 * high else -0.02 * high), high + pad
+    return low, high, ticks(low, high, 6)
+
+
+def _axis(low, high, start, end, log=False) -> Callable[[float], float]:
+    """Returns a function from a value to its coordinate."""
+    scale = math.log if log else float
+    origin, length = scale(low), (scale(high) - scale(low)) or 1.0
+    return lambda value: start + (end - start) * (scale(value) - origin) / length
+
+
+def _finite(line: Line, log: bool) -> Line:
+    shown = [None if y is None or not math.isfinite(y) or (log and y <= 0) else y for y in line.y]
+    return Line(line.label, line.x, shown, line.colour, line.kind, line.steps)
+
+
+def _thinned(line: Line) -> Line:
+    every = -(-len(line.x) // MOST_POINTS) or 1
+    kept = [place for place in range(len(line.x)) if place % every == 0 or place == len(line.x) - 1]
+    return Line(line.label, [line.x[place] for place in kept], [line.y[place] for place in kept], line.colour,
+                line.kind, line.steps)
+
+
+def _path(line: Line, across, down) -> str:
+    words, command = [], "M"
+    for x, y in zip(line.x, line.y, strict=True):
+        if y is None:
+            command = "M"
+            continue
+        if line.steps and command == "L":
+            words.append(f"H{across(x):.1f}")
+        words.append(f"{command}{across(x):.1f} {down(y):.1f}")
+        command = "L"
+    return "".join(words)
+
+
+def _dot(label, x_title, left, top, x, y, show) -> str:
+    return (f'<circle cx="{left:.1f}" cy="{top:.1f}" r="2.5">'
+            f"{_title(f'{label}: {show(y)} ({x_title} {number(x)})')}</circle>")
+
+
+def _grid(down, marks, show) -> str:
+    return "".join(f'<path class="grid" d="M{LEFT} {down(mark):.1f}H{WIDTH - RIGHT}"/>'
+                   f'<text class="end" x="{LEFT - 6}" y="{down(mark) + 4:.1f}">{show(mark)}</text>' for mark in marks)
+
+
+def _x_labels(across, marks, x_title) -> str:
+    return _labels_below([(across(mark), number(mark)) for mark in marks], x_title)
+
+
+def _labels_below(labels, x_title) -> str:
+    return "".join(f'<text class="middle" x="{x:.1f}" y="{HEIGHT - 22}">{text}</text>' for x, text in labels) + (
+        f'<text class="middle muted" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 5}">{html.escape(x_title)}</text>')
+
+
+def _svg(width, height, body, kind="") -> str:
+    return f'<svg class="{kind}" viewBox="0 0 {width} {height}" role="img">{"".join(body)}</svg>'
+
+
+def _title(text) -> str:
+    return f"<title>{html.escape(text)}</title>"

@@ -1,36 +1,235 @@
-"""Progress on standard error: a bar with images per second and the time left on a terminal, and a line per epoch."""
+"""Progress on standard error: two lines that are redrawn on a terminal, and one line per evaluation.
+
+Start-up's stages end where this begins, at the first step.
+"""
+import contextlib
+import json
+import math
+import signal
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
-from tqdm import tqdm
+from common.startup import on_terminal, startup
+from reporting.observer import Evaluation, Observer, RunInfo, Update
+
+REDRAWN_EVERY = 0.5  # seconds
+KEPT = 0.95  # weight of the past in the averages, per step
+SMALLEST_BAR, LARGEST_BAR, SMALLEST_SCREEN = 4, 30, 60  # columns
 
 
-class ProgressBar:
-    """An observer of training. epochs, samples: totals of the whole training. progress: how far it has come."""
+class Average:
+    """An exponential average of values with weights."""
 
-    def __init__(self, epochs: float, samples: int, progress):
-        self._epochs = epochs
-        self._bar = tqdm(total=samples, initial=progress.samples, unit=" images", unit_scale=True,
-                         disable=not sys.stderr.isatty(), dynamic_ncols=True, smoothing=0.05, file=sys.stderr)
+    def __init__(self, kept: float = KEPT):
+        self._kept, self._sum, self._weight = kept, 0.0, 0.0
 
-    def go_back(self, progress) -> None:
-        self._bar.n = progress.samples
-        self._bar.refresh()
+    def add(self, value: float, weight: float = 1.0) -> None:
+        self._sum, self._weight = self._kept * self._sum + value, self._kept * self._weight + weight
 
-    def step(self, samples: int, layers: dict) -> None:
-        del layers
-        self._bar.update(samples)
+    @property
+    def value(self) -> float | None:
+        return self._sum / self._weight if self._weight else None
 
-    def evaluation(self, row: dict, layers: dict, breakdown: dict) -> None:
-        del layers
+
+class Pace:
+    """The speed and the time left, from measured seconds.
+
+    The seconds between two epochs, such as those of evaluations, are spread over the samples so far.
+    """
+
+    def __init__(self):
+        self._last, self._is_between, self._speed = None, False, Average()
+        self._samples, self._between = 0, 0.0
+
+    def step(self, images: int) -> None:
+        """Adds a step, which ends now."""
+        now = time.perf_counter()
+        if self._is_between:
+            self._between += max(0.0, now - self._last - (images / self._speed.value if self._speed.value else 0))
+        elif self._last is not None:
+            self._speed.add(images, now - self._last)
+        self._samples += images
+        self._last, self._is_between = now, False
+
+    def pause(self) -> None:
+        """Adds an evaluation, which ends now."""
+        now = time.perf_counter()
+        if self._last is not None:
+            self._between += now - self._last
+            self._last, self._is_between = now, True
+
+    @property
+    def images_per_second(self) -> float | None:
+        return self._speed.value
+
+    def seconds(self, samples: int) -> float | None:
+        """Returns the seconds for the next samples, or None before the second step."""
+        speed = self._speed.value
+        return samples * (1 / speed + self._between / self._samples) if speed else None
+
+
+class Screen:
+    """Two lines at the bottom of a terminal, for the run and for the epoch. Other lines scroll above them.
+
+    They are redrawn when `draw` is called, not by a thread, and the cursor stays visible, so a process that is killed
+    leaves nothing to restore.
+    """
+
+    def __init__(self):
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        self._console = Console(file=sys.stderr, soft_wrap=True, highlight=False)
+        self._console.show_cursor = lambda show=True: False
+        self._bar = BarColumn(complete_style="cyan", finished_style="cyan")
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False), self._bar, TextColumn("{task.percentage:>3.0f}%"),
+            TextColumn("{task.fields[figures]}", markup=False), console=self._console, auto_refresh=False,
+            transient=True, redirect_stdout=False)
+        self._lines = [self._progress.add_task(name, total=1.0, figures="") for name in ("run", "epoch")]
+
+    def draw(self, *lines: tuple[float, list[str]]) -> None:
+        """Draws each line: the part that is done, and its figures. Those that do not fit are left out from the end."""
+        with interrupted_later():
+            self._draw(lines)
+
+    def _draw(self, lines):
+        columns = self._console.width
+        self._bar.bar_width = max(SMALLEST_BAR, min(LARGEST_BAR, SMALLEST_BAR + (columns - SMALLEST_SCREEN) // 3))
+        room = columns - len("epoch  100%   ") - self._bar.bar_width
+        for task, (done, figures) in zip(self._lines, lines, strict=True):
+            self._progress.update(task, completed=done, figures=f" {fitting(figures, room)}")
+        if self._progress.live.is_started:
+            self._progress.refresh()
+        else:
+            self._progress.start()
+
+    def close(self) -> None:
+        with interrupted_later():
+            self._progress.stop()
+
+
+class ProgressDisplay(Observer):
+    """Shows the progress of a training on standard error."""
+
+    def start(self, run: RunInfo) -> None:
+        self._run, self._screen, self._drawn = run, None, -math.inf
+        self.rewind(run.progress)
+
+    def rewind(self, progress) -> None:
+        self._samples, self._pace = progress.samples, Pace()
+        self._averages = {name: Average() for name in ("loss", "top1", "data")}
+        self._best = best_top1(self._run.folder / "metrics.jsonl")
+
+    def step(self, update: Update) -> None:
+        startup.end()
+        self._samples += update.batch_size
+        self._pace.step(update.batch_size)
+        for name, value in {"loss": update.loss, "top1": update.top1, **update.waits}.items():
+            if name in self._averages:
+                self._averages[name].add(value)
+        if on_terminal() and time.perf_counter() - self._drawn >= REDRAWN_EVERY:
+            self._screen = self._screen or Screen()
+            self._screen.draw(self._run_line(update), self._epoch_line(update))
+            self._drawn = time.perf_counter()
+
+    @property
+    def _total(self) -> int:
+        return sum(phase["steps"] * phase["global_batch_size"] for phase in self._run.plan["phases"])
+
+    @property
+    def _left(self) -> str:
+        seconds = self._pace.seconds(max(0, self._total - self._samples))
+        return "" if seconds is None else duration(seconds)
+
+    def _run_line(self, update):
+        epochs, left = math.ceil(self._run.plan["epochs"]), self._left
+        figures = [f"epoch {min(int(update.epoch) + 1, epochs)}/{epochs}", left and f"{left} left",
+                   "" if self._best is None else f"best top-1 {self._best:.2%}", f"rate {update.learning_rate:.4g}"]
+        return self._samples / self._total, figures
+
+    def _epoch_line(self, update):
+        speed, data = self._pace.images_per_second, self._averages["data"].value
+        figures = ["" if speed is None else f"{speed:,.0f} images/s", f"loss {self._averages['loss'].value:.4f}",
+                   f"top-1 {self._averages['top1'].value:.1%}", "" if data is None else f"data {data:.0%}",
+                   f"batch {update.batch_size:,}"]
+        done = update.epoch % 1 + update.batch_size / self._run.dataset.train.samples
+        return min(1.0, done), figures
+
+    def evaluation(self, evaluation: Evaluation) -> None:
+        startup.end()
+        self._pace.pause()
+        row = evaluation.row
+        self._best = best(self._best, row)
+        print(self._line(row, evaluation.breakdown), file=sys.stderr, flush=True)
+
+    def _line(self, row, breakdown) -> str:
         waits = "".join(f", {name} {breakdown[name]:.0%}" for name in ("data", "exchange") if breakdown)
-        tqdm.write(
-            f"epoch {row['epoch']:g}/{self._epochs:g}  rate {row['learning_rate']:.4g}  train loss "
-            f"{row['train_loss']:.4f} top-1 {row['train_top1']:.2%}  validation loss {row['val_loss']:.4f} top-1 "
-            f"{row['val_top1']:.2%}  {row['images_per_second']:,.0f} images/s{waits}", file=sys.stderr)
+        average = f" ema top-1 {row['ema_val_top1']:.2%}" if "ema_val_top1" in row else ""
+        left = f"  left {self._left}" if self._left and self._samples < self._total else ""
+        rest = "" if on_terminal() else f"  best top-1 {self._best:.2%}  batch {row['batch_size']}{left}"
+        return (f"epoch {row['epoch']:g}/{self._run.plan['epochs']:g}  rate {row['learning_rate']:.4g}  train loss "
+                f"{row['train_loss']:.4f} top-1 {row['train_top1']:.2%}  validation loss {row['val_loss']:.4f} top-1 "
+                f"{row['val_top1']:.2%}{average}  {row['images_per_second']:,.0f} images/s{waits}{rest}")
 
     def end(self, summary: dict) -> None:
-        self._bar.close()
+        self.close()
         print(validation_line(summary), file=sys.stderr)
+
+    def close(self) -> None:
+        if self._screen:
+            self._screen.close()
+            self._screen = None
+
+
+@contextlib.contextmanager
+def interrupted_later() -> Iterator[None]:
+    """Holds Ctrl-C back until the end of the block. In the middle of a redraw, it would leave rich's console locked."""
+    received, before = [], signal.getsignal(signal.SIGINT)
+    if not callable(before) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *arguments: received.append(arguments))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if received:
+        before(*received[0])
+
+
+def fitting(figures: list[str], columns: int) -> str:
+    """Returns the first figures, as many as fit. Empty ones are left out."""
+    shown = ""
+    for figure in filter(None, figures):
+        longer = f"{shown}  {figure}" if shown else figure
+        if len(longer) > columns:
+            break
+        shown = longer
+    return shown
+
+
+def duration(seconds: float) -> str:
+    """Returns seconds as 0:45 or 12:05:30."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def best(so_far: float | None, row: dict) -> float:
+    """Returns the best validation top-1, of the weights' moving average if there is one."""
+    return max(so_far or 0.0, row.get("ema_val_top1", row["val_top1"]))
+
+
+def best_top1(metrics: Path) -> float | None:
+    """Returns the best validation top-1 in metrics.jsonl, or None if it has no rows."""
+    found = None
+    for line in metrics.read_text().splitlines() if metrics.is_file() else ():
+        found = best(found, json.loads(line))
+    return found
 
 
 def validation_line(summary: dict) -> str:

@@ -17,10 +17,10 @@ def lines(rows: list[dict], published: list[dict]) -> list[str]:
                      f"{row['images_per_second']:>9,.0f}  {row['efficiency']:>10.1%}{hours}")
     shown += ["", "published (forecast)"]
     for row in published:
-        told = [quantity + f" ({ours})" * bool(ours) for quantity, ours in (
+        quantities = [quantity + f" ({ours})" * bool(ours) for quantity, ours in (
             (_rate(row["images_per_second"]), _rate(row.get("forecast_images_per_second"))),
-            (_share(row["efficiency"]), _share(row.get("forecast_efficiency")))) if quantity]
-        shown.append(f"{row['workers']:>7,}  {row['who']:<22} {', '.join(told)}; {row['source']}")
+            (_percent(row["efficiency"]), _percent(row.get("forecast_efficiency")))) if quantity]
+        shown.append(f"{row['workers']:>7,}  {row['who']:<22} {', '.join(quantities)}; {row['source']}")
     return shown
 
 
@@ -38,7 +38,7 @@ def plot(path: Path, rows: list[dict], published: list[dict], title: str) -> Non
         own = [row for row in published if row["who"] == who and row["efficiency"]]
         axes.plot([row["workers"] for row in own], [row["efficiency"] for row in own], linestyle="", marker="x",
                   label=f"published, {who} ({own[0]['source']})")
-    axes.set(xscale="log", xlabel="workers", ylabel="efficiency against one node", title=title, ylim=(0, 1.05))
+    axes.set(xscale="log", xlabel="workers", ylabel="efficiency relative to one node", title=title, ylim=(0, 1.05))
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.grid(alpha=0.3)
@@ -50,5 +50,5 @@ def _rate(value):
     return f"{value:,.0f} images/s" if value else ""
 
 
-def _share(value):
+def _percent(value):
     return f"{value:.1%}" if value else ""

@@ -6,9 +6,9 @@ The table follows the GTC slides ("Throughput comparison"), and so do the two ve
 import html
 from pathlib import Path
 
-from common.files import write_json, write_whole
+from common.files import write_atomically, write_json
 from reporting import charts
-from reporting.report import page, table
+from reporting.page import page, table
 
 TITLES = {"read": "file reading", "decode": "+ decoding", "augment": "+ augmentation",
           "pipeline": "whole pipeline", "model": "model alone", "train": "training"}
@@ -48,10 +48,10 @@ def threads_advice(result: dict) -> list[str]:
     fewer = [count for count in by_count if count < fastest]
     if fewer and by_count[fastest] > GAIN * by_count[max(fewer)]:
         more = f"; try more than {most}" if fastest == most and most < result["cores"] else ""
-        return [f"Threads help: {by_count[fastest]:,.0f} images/s with --dali_threads={fastest}, "
+        return [f"More threads help: {by_count[fastest]:,.0f} images/s with --dali_threads={fastest}, "
                 f"{by_count[max(fewer)]:,.0f} with {max(fewer)}{more}."]
     if len(by_count) == 1 and most < result["cores"]:
-        return [f"This machine has {result['cores']} cores: measure --dali_threads={most},{result['cores']}."]
+        return [f"This machine has {result['cores']} cores: try --dali_threads={most},{result['cores']}."]
     return []
 
 
@@ -60,33 +60,33 @@ def input_advice(result: dict, rates: dict[str, float]) -> list[str]:
     spent = costs(rates)
     largest = max(spent, key=spent.get)
     what = {"read": "Reading files", "decode": "Decoding", "augment": "Augmentation",
-            "pipeline": "Handing batches over to TensorFlow"}[largest]
+            "pipeline": "Passing batches to TensorFlow"}[largest]
     lines = [f"{what} takes {spent[largest] / sum(spent.values()):.0%} of the pipeline's time."]
     smaller = smaller_images(result)
     if largest == "read":
-        lines.append("Copy the dataset to a disk of the node's own: train.py --stage_dir=DIR.")
+        lines.append("Copy the dataset to a local disk of the node with train.py --stage_dir=DIR.")
         if result["format"] == "folder":
-            lines.append("Pack the files: data.prepare --source=... --format=tfrecord reads faster than a folder.")
+            lines.append("Pack the files with data.prepare --source=... --format=tfrecord: they read faster.")
         lines += smaller
     elif largest == "decode":
         lines += smaller + gpu_advice(result, "decode")
     elif largest == "augment":
-        lines += [*gpu_advice(result, "augment"), "Take a cheaper --augmentation, if accuracy allows."]
+        lines += [*gpu_advice(result, "augment"), "Use a cheaper --augmentation, if accuracy allows."]
     else:
-        lines.append("Measure with another --batch_size: batches that fit the cache are copied faster.")
+        lines.append("Try another --batch_size: batches that fit into the CPU cache are copied faster.")
     return lines
 
 
 def device_advice(result: dict, rates: dict[str, float]) -> list[str]:
-    share, ratio = rates["train"] / rates["model"], rates["pipeline"] / rates["model"]
-    lines = [f"Training runs at {share:.0%} of the model's own speed; the pipeline alone gives {ratio:.1f} times what "
-             "the model takes."]
-    if share >= CLOSE:
-        lines.append("The input is fast enough: more workers or a faster device are what helps.")
+    speed, ratio = rates["train"] / rates["model"], rates["pipeline"] / rates["model"]
+    lines = [f"Training runs at {speed:.0%} of the speed of the model alone. The pipeline alone delivers {ratio:.1f} "
+             "times the images that the model alone processes."]
+    if speed >= CLOSE:
+        lines.append("The input is fast enough: use more workers or a faster device.")
     elif result["gpu"]:
-        lines.append("Both together are slower than either: try a larger --batch_size, fewer --dali_threads.")
+        lines.append("Both together are slower than either alone: try a larger --batch_size or fewer --dali_threads.")
     else:
-        lines += ["Model and pipeline share the cores: what the pipeline saves, the model gains.",
+        lines += ["Model and pipeline share the CPU cores: a cheaper pipeline leaves more time for the model.",
                   *smaller_images(result)]
     if result["precision"] == "float32":
         lines.append(f"Try --precision=mixed_{'float16' if result['gpu'] else 'bfloat16'}.")
@@ -97,16 +97,16 @@ def smaller_images(result: dict) -> list[str]:
     wanted = round(result["image_size"] * 256 / 224)
     if result["shorter_side"] < 1.25 * wanted:
         return []
-    return [f"Store smaller images: their shorter side is {result['shorter_side']} pixels, training sees "
-            f"{result['image_size']}; data.prepare --resize_shorter={wanted} makes them cheaper to read and decode."]
+    return [f"Store smaller images: their shorter side is {result['shorter_side']} pixels, but training "
+            f"uses {result['image_size']}; data.prepare --resize_shorter={wanted} makes them cheaper to load."]
 
 
 def gpu_advice(result: dict, verb: str) -> list[str]:
     if result["dali_device"] == "gpu":
-        return [f"The GPU does {verb} already: vary --hw_decoder_load."] if verb == "decode" else []
+        return ["The GPU decodes already: try other values of --hw_decoder_load."] if verb == "decode" else []
     if result["gpu"]:
-        return [f"Let the GPU {verb}: --dali_device=gpu."]
-    return [f"A GPU could {verb} (--dali_device=gpu); there is none here."]
+        return [f"Let the GPU {verb} the images with --dali_device=gpu."]
+    return [f"A GPU could {verb} the images (--dali_device=gpu), but this machine has none."]
 
 
 def lines(result: dict) -> list[str]:
@@ -129,12 +129,12 @@ def write_stages(folder: Path, result: dict) -> Path:
     sections = [f"<p><b>{VERDICTS[result['limit']]}</b></p><ul>{advice}</ul>", bars(result["stages"]), table(rows),
                 "<h2>Measured with</h2>", table([described])]
     path = folder / "benchmark.html"
-    write_whole(path, page("Where the time goes", sections))
+    write_atomically(path, page("Where the time goes", sections))
     return path
 
 
 def bars(stages: list[dict]) -> str:
-    """Returns the images per second of each stage as an SVG. The axis is logarithmic, as reading is far ahead."""
+    """Returns the images per second of each stage as an SVG. The axis is logarithmic: reading is far faster."""
     return charts.bars("images/s", [
         (TITLES[row["name"]] + (f", {row['threads']} threads" if row["threads"] else ""), row["images_per_second"],
          row["name"] in ("model", "train")) for row in stages])

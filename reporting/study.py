@@ -2,8 +2,8 @@
 import io
 from pathlib import Path
 
-from common.files import write_json, write_whole
-from reporting.report import page, table
+from common.files import write_atomically, write_json
+from reporting.page import page, table
 
 
 def write_study(folder: Path, rows: list[dict], small_batch: int) -> Path:
@@ -34,7 +34,7 @@ def write_study(folder: Path, rows: list[dict], small_batch: int) -> Path:
     path = folder / "study.html"
     drawn = io.StringIO()
     figure.savefig(drawn, format="svg")
-    write_whole(path, page("Large batches", [drawn.getvalue()[drawn.getvalue().index("<svg"):], table(listed)]))
+    write_atomically(path, page("Large batches", [drawn.getvalue()[drawn.getvalue().index("<svg"):], table(listed)]))
     return path
 
 

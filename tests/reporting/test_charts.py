@@ -1,37 +1,115 @@
-"""What a chart shows, counted by hand."""
+"""What a chart shows, counted and computed by hand."""
 import math
 import re
 from xml.etree import ElementTree
 
 import pytest
 
-from reporting import charts
+from reporting import charts, heat_map
+from reporting.charts import Line
 
 
-def shown(svg: str, kind: str) -> int:
-    """How many elements of a class there are; the SVG has to be well-formed, and to fetch nothing."""
-    assert not re.search(r"""(src|href)=["'](?!#)""", svg)
-    return sum(kind in element.get("class", "").split() for element in ElementTree.fromstring(svg).iter())
+def elements(figure: str, name: str) -> list:
+    """The elements of a name; the figure has to be well-formed, and to fetch nothing."""
+    assert not re.search(r"""(src|href)=["'](?!#)""", figure)
+    return [element for element in ElementTree.fromstring(figure).iter() if element.tag == name]
 
 
 @pytest.mark.parametrize("log, dots", [(False, 5), (True, 4)])
 def test_what_is_not_a_number_or_has_no_logarithm_leaves_a_gap(log, dots):
-    series = {"train": [2.0, None, 0.0, 1e-3], "<&>": [math.nan, 7, 8, math.inf]}
-    svg = charts.curves("Loss", "nats", [1, 2, 3, 3.5], series, log)
-    assert shown(svg, "dot") == dots
-    assert "Loss" in svg and "nats" in svg and "&lt;&amp;&gt;" in svg and ">3.5<" in svg
+    series = [Line("train", [1, 2, 3, 3.5], [2.0, None, 0.0, 1e-3]),
+              Line("<&>", [1, 2, 3, 3.5], [math.nan, 7, 8, math.inf])]
+    figure = charts.lines("Loss", "epoch", series, log)
+    assert len(elements(figure, "circle")) == dots
+    assert "Loss" in figure and "epoch" in figure and "&lt;&amp;&gt;: 7 (epoch 2)" in figure and "(epoch 3.5)" in figure
 
 
-def test_a_diverged_run_without_any_number():
-    assert shown(charts.curves("Loss", "nats", [1], {"train": [None]}, log=True), "dot") == 0
+def test_a_run_without_any_number():
+    for series in ([], [Line("train", [1], [None])]):
+        figure = charts.lines("Loss", "epoch", series, log=True)
+        assert not elements(figure, "circle") and "no finite value" in figure
+
+
+def test_a_single_evaluation():
+    [dot] = elements(charts.lines("Loss", "epoch", [Line("train", [1], [2.5])]), "circle")
+    assert dot.find("title").text == "train: 2.5 (epoch 1)"
+
+
+@pytest.mark.parametrize("log, values", [(False, [10.0, 20.0, 40.0]), (True, [1.0, 10.0, 1000.0])])
+def test_points_lie_where_their_values_are(log, values):
+    """The second of three values lies a third of the way, on an axis of either kind; and time goes to the right."""
+    dots = elements(charts.lines("", "epoch", [Line("", [0, 1, 2], values)], log), "circle")
+    heights = [float(dot.get("cy")) for dot in dots]
+    assert heights[0] - heights[1] == pytest.approx((heights[0] - heights[2]) / 3, abs=0.1) and heights[0] > heights[2]
+    across = [float(dot.get("cx")) for dot in dots]
+    assert across[1] - across[0] == pytest.approx(across[2] - across[1], abs=0.1) and across == sorted(across)
+
+
+def test_a_planned_value_holds_until_the_next():
+    [path] = [path for path in elements(charts.lines("", "epoch", [Line("", [0, 5], [64, 128], steps=True)]), "path")
+              if path.get("class") is None]
+    assert re.fullmatch(r"M\S+ (\S+)H\S+L\S+ (?!\1)\S+", path.get("d"))
+
+
+def test_long_runs_are_thinned_to_their_first_and_last_points():
+    dots = elements(charts.lines("", "epoch", [Line("", range(10_000), [1.0] * 10_000)]), "circle")
+    assert len(dots) <= charts.MOST_POINTS + 1
+    assert "(epoch 0)" in dots[0].find("title").text and "(epoch 9,999)" in dots[-1].find("title").text
+
+
+def test_stacked_bars_fill_their_share():
+    bars = elements(charts.stacked_bars("Time", "epoch", [1, 2], {"a": [0.5, 0.25], "b": [0.5, 0.75]}), "rect")
+    heights = [float(bar.get("height")) for bar in bars]
+    full = charts.HEIGHT - charts.BOTTOM - charts.TOP
+    assert heights == pytest.approx([full / 2, full / 4, full / 2, 3 * full / 4], abs=0.11)
+    assert [bar.find("title").text for bar in bars][-1] == "epoch 2: b 75.0%"
+
+
+def test_many_bars_are_averaged():
+    bars = elements(charts.stacked_bars("Time", "epoch", range(80), {"a": [0.2, 0.4] * 40}), "rect")
+    assert len(bars) == 40 and {bar.find("title").text.split()[-1] for bar in bars} == {"30.0%"}
 
 
 def test_bars():
-    assert shown(charts.stacked_bars("Time", "share", [1, 2], {"a": [0.5, 0.25], "b": [0.5, 0.75]}), "bar") == 4
-    svg = charts.bars("images/s", [("read", 90_000.0, False), ("model", 300.0, True)])
-    assert shown(svg, "bar") == 2 and "90,000" in svg and charts.COLOURS[1] in svg
+    figure = charts.bars("images/s", [("read", 90_000.0, False), ("model", 300.0, True)])
+    widths = [float(bar.get("width")) for bar in elements(figure, "rect")]
+    assert len(widths) == 2 and widths[0] > widths[1] > 0 and "90,000" in figure and 'class="bar c1"' in figure
 
 
 def test_the_round_numbers_of_an_axis():
-    assert charts._round_numbers([0.3, 4.0]) == pytest.approx([0.2, 0.5, 1, 2, 5])
-    assert charts._round_numbers([1e-5, 1.0]) == pytest.approx([1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1])
+    assert charts.log_ticks(0.2, 5.0) == pytest.approx([0.2, 0.5, 1, 2, 5])
+    assert charts.log_ticks(1e-5, 1.0) == pytest.approx([1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1])
+    assert len(charts.log_ticks(1e-30, 1e30)) < 10
+    assert charts.ticks(0, 12, 6) == [0, 2, 4, 6, 8, 10, 12] and charts.ticks(0.1, 0.35) == [0.1, 0.15, 0.2, 0.25, 0.3,
+                                                                                           0.35]
+    assert charts.ticks(3, 3) == [3]
+
+
+@pytest.mark.parametrize("value, text", [
+    (None, "not a number"), (math.nan, "not a number"), (1437, "1,437"), (0.123456, "0.1235"), (1234.56, "1,234.6"),
+    (34816.0, "34,816"), (1e-5, "1e-05"), ("lars", "lars"), (True, "True")])
+def test_numbers_as_text(value, text):
+    assert charts.number(value) == text
+
+
+def test_trust_ratios_from_dark_to_light():
+    """161 layers over 90 epochs; the lowest, the middle (of the logarithms) and the highest in the first three rows."""
+    ratios = {f"layer_{number}/kernel": [0.01] * 90 for number in range(161)}
+    ratios["layer_1/kernel"], ratios["layer_2/kernel"] = [1.0] * 90, [100.0] * 89 + [None]
+    figure = heat_map.trust_ratios([*range(90)], ratios)
+    cells = [cell for cell in elements(figure, "rect") if cell.find("title") is not None]
+    columns = sum("layer_0/" in cell.find("title").text for cell in cells)
+    assert columns <= heat_map.MOST_COLUMNS + 1 and len(cells) == 161 * columns - 1  # None leaves a hole
+    shades = [next(heat_map.SHADES.index(cell.get("fill")) for cell in cells
+                   if f"layer_{row}/" in cell.find("title").text) for row in range(3)]
+    assert shades == [0, len(heat_map.SHADES) // 2, len(heat_map.SHADES) - 1]
+
+
+def test_a_confusion_matrix():
+    counts = {(0, 0): 9, (0, 1): 1, (1, 1): 5}
+    cells = elements(heat_map.confusion(["cat", "<dog>"], counts), "rect")
+    assert [cell.find("title").text for cell in cells] == [
+        "cat predicted as cat: 9 of 10", "cat predicted as <dog>: 1 of 10", "<dog> predicted as <dog>: 5 of 5"]
+    assert ["right" in cell.get("style") for cell in cells] == [True, False, True]
+    opacities = [float(cell.get("fill-opacity")) for cell in cells]
+    assert opacities[1] < opacities[0] < opacities[2]

@@ -1,9 +1,24 @@
-"""The report of a run that diverged, and strict JSON."""
+"""The report of runs in every state and of every size, against the numbers in their files."""
+import html
 import json
 import math
+import re
+import subprocess
+import sys
 
-from reporting.report import write_report
-from reporting.run_folder import as_json, write_json
+import pytest
+from conftest import ROOT
+from run_files import earlier_version, row, whole
+
+from common.files import as_json, write_json
+from reporting import report
+from reporting.run_page import write_report
+
+
+def page_of(folder) -> str:
+    """The page as a reader sees it, without style, script and tags."""
+    page = write_report(folder).read_text()
+    return html.unescape(re.sub(r"<(style|script).*?</\1>|<[^>]*>", "", page, flags=re.DOTALL))
 
 
 def test_a_number_that_is_not_finite_is_null():
@@ -13,15 +28,133 @@ def test_a_number_that_is_not_finite_is_null():
 
 
 def test_a_run_that_diverged_is_reported(tmp_path):
-    row = {"epoch": 1, "learning_rate": 1.0, "train_loss": None, "val_loss": None, "train_top1": 0.1, "val_top1": 0.0,
-           "val_top5": 0.0, "images_per_second": 100.0}
+    """By an early version, with few columns."""
+    found = {"epoch": 1, "learning_rate": 1.0, "train_loss": None, "val_loss": None, "train_top1": 0.1, "val_top1": 0.0,
+             "val_top5": 0.0, "images_per_second": 100.0}
     summary = {"val_top1": 0.0, "val_top5": 0.0, "val_samples": 360, "epochs": 1, "global_batch_size": 64,
                "world_size": 1, "images_per_second": 100.0, "seconds": 3.0, "val_loss": None}
     plan = {"epochs": 1, "phases": [{"steps": 1}], "schedule": [{"epoch": 0, "learning_rate": 1e9}]}
     write_json(tmp_path / "plan.json", plan)
     write_json(tmp_path / "summary.json", summary)
-    (tmp_path / "metrics.jsonl").write_text(as_json(row) + "\n")
+    (tmp_path / "metrics.jsonl").write_text(as_json(found) + "\n")
     (tmp_path / "flags.txt").write_text("--learning_rate=1e9 <&>\n")
     (tmp_path / "trust_ratios.jsonl").write_text(as_json({"epoch": 0, "layers": {"a/kernel": [math.nan, 0.5, 1.0]}}))
     page = write_report(tmp_path).read_text()
     assert "not a number" in page and "&lt;&amp;&gt;" in page and "Layer by layer" in page
+
+
+def test_the_result_stands_on_top_with_the_papers_figure(tmp_path):
+    page = page_of(whole(tmp_path / "run"))
+    assert ("resnet50 reaches 50.20% top-1 and 75.00% top-5 accuracy on the 50 validation images of imagenet after "
+            "3 epochs with batch size 256 on 4 workers, in 30 s.") in page
+    assert "The paper's figure (table 3, experiment 1): top-1 75.03 %." in page
+    assert "differs from the recipe: --epochs=3 instead of 90." in page  # 1e-4 and 0.0001 are the same weight decay
+    assert page.index("75.03") < page.index("Curves") and "In progress" not in page
+
+
+def test_a_page_has_no_python_in_it(tmp_path):
+    page = page_of(whole(tmp_path / "run"))
+    assert not re.search(r"[{}]|\bNone\b|'[a-z_]+':", page)
+    for words in ("4 workers \u00d7 micro-batches of 32 \u00d7 2 accumulation steps", "LARS with momentum 0.9",
+                  "rises from 0.1 to 2 over the first 5 epochs", "a torus of 2 \u00d7 2 workers",
+                  "node1 (2 workers), node2 (2 workers)", "1ebecd6, with uncommitted changes", "2.15.1"):
+        assert words in page, words
+
+
+def test_where_the_time_went(tmp_path):
+    """3,000 images at 125 a second are 24 of 30 s."""
+    page = page_of(whole(tmp_path / "run"))
+    assert "70.0% to computing, 20.0% to waiting for data and 10.0% to exchanging gradients" in page
+    assert "The updates took 24 s of 30 s." in page
+
+
+def test_the_errors(tmp_path):
+    page = page_of(whole(tmp_path / "run"))
+    assert "After epoch 3, 5 of 55 validation images are classified wrongly." in page
+    assert re.search(r"class 0\s*class 1\s*5\s*50.0%", page) and "class 0 predicted as class 1: 5 of 10" in page
+    assert "class 0, predicted as class 1, loss 4.25" in page
+
+
+def test_a_run_in_progress_reloads_itself(tmp_path):
+    folder = whole(tmp_path / "run", epochs=10, rows=[row(1), row(2)], done=False)
+    (folder / "metrics.jsonl").write_text((folder / "metrics.jsonl").read_text() + '{"epoch": 3, "sam')  # being written
+    page = page_of(folder)
+    assert "In progress: epoch 2 of 10, about 80 s left" in page
+    assert '<meta http-equiv="refresh" content="10">' in (folder / "report.html").read_text()
+    write_json(folder / "run.json", json.loads((folder / "run.json").read_text()) | {"stopped": "the loss is nan"})
+    assert "Stopped after epoch 2 of 10: the loss is nan" in page_of(folder)
+    assert "refresh" not in (folder / "report.html").read_text()
+
+
+def test_a_run_before_its_first_evaluation(tmp_path):
+    folder = whole(tmp_path / "run", rows=[], done=False)
+    (folder / "outcomes.json").unlink()
+    page = page_of(folder)
+    assert "resnet50 has not been evaluated yet." in page and "In progress: epoch 0 of 3" in page
+
+
+def test_a_run_of_an_earlier_version(tmp_path):
+    assert "resnet50 reaches 50.20%" in page_of(earlier_version(tmp_path / "run"))
+    page = page_of(earlier_version(tmp_path / "killed", done=False))
+    assert "Unfinished: epoch 3 of 3" in page and "refresh" not in (tmp_path / "killed" / "report.html").read_text()
+
+
+def test_the_average_of_the_weights_has_curves_of_its_own(tmp_path):
+    rows = [row(epoch, ema_val_loss=1.0, ema_val_top1=0.6125, ema_val_top5=0.8) for epoch in (1, 2, 3)]
+    page = page_of(whole(tmp_path / "run", rows=rows))
+    assert page.count("average of the weights: 1 (epoch 2)") == 1 and "top-1 of the average61.25%" in page
+    assert "average of the weights, top-1: 61.25 % (epoch 3)" in page
+
+
+def test_imagenet_in_full(tmp_path):
+    """1,000 classes, 161 layers, 90 epochs: a page of less than 2 MB, without a matrix that nobody could read."""
+    page = page_of(whole(tmp_path / "run", epochs=90, classes=1000, layers=160))
+    assert "Confusion matrix" not in page and "class 0 predicted as" not in page
+    assert re.search(r"class 0\s*class 1\s*5\s*50.0%", page) and "1 variable without a trust ratio is left out" in page
+    assert (tmp_path / "run" / "report.html").stat().st_size < 2e6
+
+
+def test_drawing_needs_only_the_standard_library(tmp_path):
+    """What runs beside a training is light, and no site-packages are there to load."""
+    whole(tmp_path / "run")
+    program = ("import sys; from reporting import run_page; run_page.write_report(sys.argv[1]); "
+               "print([name for name in sys.modules if 'site-packages' in (getattr(sys.modules[name], '__file__', 0) "
+               "or '')])")
+    done = subprocess.run([sys.executable, "-S", "-c", program, tmp_path / "run"], cwd=ROOT, text=True,
+                          capture_output=True, check=True)
+    assert done.stdout == "[]\n" and (tmp_path / "run" / "report.html").is_file()
+
+
+def test_several_runs_side_by_side(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runs = [whole(tmp_path / "one" / "run"),
+            earlier_version(tmp_path / "two" / "run", learning_rate="4.0", momentum="0.90"),
+            whole(tmp_path / "third", rows=[row(1)], done=False)]
+    assert report.main(["report", *map(str, runs)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/report.html\n"
+    page = html.unescape(re.sub(r"<[^>]*>", " ", (tmp_path / "report.html").read_text()))
+    assert re.search(r"run\s+learning rate\s+one/run\s+2\s+two/run\s+4\s+\S+/third\s+2", page)
+    assert "Flags that differ" in page and "in progress" in page and "50.20%" in page
+    assert page.count("two/run: 50.2 % (epoch 3)") == 1  # a point of a curve over epochs
+
+
+@pytest.mark.parametrize("arguments, code, message", [
+    (["{tmp}/nothing"], 1, "is not the folder of a run"), ([], 2, "give the folder of a run"),
+    (["{tmp}/run", "--outptu=x"], 2, "outptu"), (["{tmp}/run", "--output={tmp}/none/x.html"], 1, "create it first"),
+    (["{tmp}/damaged"], 1, "plan.json is damaged")])
+def test_a_wrong_command_line_is_one_line(arguments, code, message, tmp_path, capsys):
+    whole(tmp_path / "run")
+    earlier_version(tmp_path / "damaged")
+    (tmp_path / "damaged" / "plan.json").write_text("{")
+    assert report.main(["report", *(word.format(tmp=tmp_path) for word in arguments)]) == code
+    shown = capsys.readouterr()
+    assert len(shown.err.splitlines()) == 1 and message in shown.err and not shown.out
+    assert not (tmp_path / "run" / "report.html").exists()
+
+
+def test_one_run_is_drawn_again(tmp_path, capsys):
+    folder = whole(tmp_path / "run")
+    assert report.main(["report", "--output", str(tmp_path / "copy.html"), str(folder)]) == 0
+    assert report.main(["report", str(folder)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/copy.html\n{folder}/report.html\n"
+    assert (tmp_path / "copy.html").is_file() and (folder / "report.html").is_file()

@@ -1,0 +1,92 @@
+"""Heat maps as SVG: trust ratios of layers over epochs, and the confusion matrix of the classes."""
+import html
+import math
+from collections.abc import Sequence
+
+from reporting.charts import figure, number
+
+# Viridis, 12 colours from low to high: equal steps look equal, also to colour-blind readers and in print.
+SHADES = ("#440154", "#482173", "#433e85", "#38598c", "#2d708e", "#25858e", "#1e9b8a", "#2bb07f", "#51c56a", "#85d54a",
+          "#c2df23", "#fde725")
+MOST_COLUMNS = 60
+ROW, COLUMN_LABELS = 13, 30
+MOST_CLASSES = 50  # of a confusion matrix
+MOST_COUNTED = 16  # classes; a larger matrix shows its counts only under the pointer
+
+
+def trust_ratios(epochs: Sequence[float], ratios: dict[str, Sequence[float | None]]) -> str:
+    """Returns a heat map of layers by epochs on a logarithmic scale. ratios: variable -> one value per epoch.
+
+    Values that are not positive and finite leave a hole. With many epochs, only some of them are shown.
+    """
+    every = -(-len(epochs) // MOST_COLUMNS) or 1
+    shown = [place for place in range(len(epochs)) if place % every == 0 or place == len(epochs) - 1]
+    found = [one for values in ratios.values() for one in values if _positive(one)]
+    low, high = min(found, default=1.0), max(found, default=1.0)
+    left = 20 + 6 * max(map(len, ratios), default=0)
+    width = max(6, min(28, 560 // len(shown)))
+    body = []
+    for row, (name, values) in enumerate(ratios.items()):
+        cells = "".join(
+            f'<rect x="{left + column * width}" y="{row * ROW}" width="{width}" height="{ROW}" '
+            f'fill="{_shade(values[place], low, high)}"><title>{html.escape(name)}, epoch {number(epochs[place])}: '
+            f"{number(values[place])}</title></rect>"
+            for column, place in enumerate(shown) if _positive(values[place]))
+        body.append(f'<text class="end small" x="{left - 5}" y="{row * ROW + 10}">{html.escape(name)}</text>{cells}')
+    below, apart = len(ratios) * ROW, -(-len(shown) * 5 // (4 * 12)) or 1
+    body += [f'<text class="middle small" x="{left + (column + 0.5) * width}" y="{below + 13}">'
+             f"{number(epochs[place])}</text>" for column, place in enumerate(shown) if column % apart == 0]
+    body.append(f'<text class="middle muted" x="{left + len(shown) * width / 2}" y="{below + 27}">epoch</text>')
+    total = left + len(shown) * width + 10
+    svg = (f'<svg class="wide" style="width:{total}px;min-width:{total}px" viewBox="0 0 {total} '
+           f'{below + COLUMN_LABELS}" role="img">{"".join(body)}</svg>')
+    return figure("Trust ratio of each variable", f'<div class="scroll">{svg}</div>{_key(low, high)}', [])
+
+
+def confusion(classes: Sequence[str], counts: dict[tuple[int, int], int]) -> str:
+    """Returns the confusion matrix of up to MOST_CLASSES classes. counts: (label, predicted class) -> samples."""
+    size = 30 if len(classes) <= MOST_COUNTED else 16
+    names = [name if len(name) <= 14 else name[:13] + "…" for name in classes]
+    left = 18 + 7 * max(map(len, names))
+    above = 18 if max(map(len, names)) <= 3 else left
+    totals = [sum(count for (label, _), count in counts.items() if label == row) for row in range(len(classes))]
+    side = size * len(classes)
+    body = [f'<path class="grid" d="M{left} {above}h{side}v{side}h-{side}z"/>']
+    for place, name in enumerate(names):
+        middle = (place + 0.5) * size
+        body.append(f'<text class="end" x="{left - 5}" y="{above + middle + 4}">{html.escape(name)}</text>')
+        turn = "" if above == 18 else f' transform="rotate(-90 {left + middle + 4} {above - 6})"'
+        anchor = "middle" if above == 18 else ""
+        body.append(f'<text class="{anchor}" x="{left + middle + (4 if turn else 0)}" y="{above - 6}"{turn}>'
+                    f"{html.escape(name)}</text>")
+    for (label, predicted), count in counts.items():
+        x, y, part = left + predicted * size, above + label * size, count / totals[label]
+        colour = "right" if label == predicted else "wrong"
+        body.append(
+            f'<rect x="{x}" y="{y}" width="{size}" height="{size}" style="fill:var(--{colour})" '
+            f'fill-opacity="{0.12 + 0.75 * math.sqrt(part):.2f}"><title>{html.escape(classes[label])} predicted as '
+            f"{html.escape(classes[predicted])}: {count:,} of {totals[label]:,}</title></rect>")
+        if len(classes) <= MOST_COUNTED:
+            body.append(f'<text class="middle" x="{x + size / 2}" y="{y + size / 2 + 4}" pointer-events="none">'
+                        f"{count}</text>")
+    width, height = left + side + 4, above + side + 4
+    svg = (f'<svg class="wide" style="width:{width}px;min-width:{width}px" viewBox="0 0 {width} {height}" '
+           f'role="img">{"".join(body)}</svg>')
+    return figure("Confusion matrix: rows are the true classes, columns the predictions",
+                  f'<div class="scroll">{svg}</div>', [])
+
+
+def _positive(value) -> bool:
+    return value is not None and math.isfinite(value) and value > 0
+
+
+def _shade(value, low, high) -> str:
+    part = math.log(value / low) / math.log(high / low) if high > low else 0.0
+    return SHADES[min(len(SHADES) - 1, int(part * len(SHADES)))]
+
+
+def _key(low, high) -> str:
+    boxes = "".join(f'<rect x="{16 * place}" width="16" height="12" fill="{shade}"/>'
+                    for place, shade in enumerate(SHADES))
+    return (f'<p class="key">{number(low)} <svg viewBox="0 0 {16 * len(SHADES)} 12">{boxes}</svg> {number(high)} '
+            "(logarithmic)</p>")

@@ -1,0 +1,67 @@
+"""outcomes.json: which classes the last evaluation confused, and pictures of the worst errors."""
+import base64
+import io
+
+import numpy as np
+
+from data import order
+from data.dataset import Dataset, Split
+
+WORST = 12
+THUMBNAIL = 128  # pixels, the longer side
+
+
+def summarized(outcomes: np.ndarray, dataset: Dataset, epoch: float) -> dict:
+    """Returns the content of outcomes.json.
+
+    `confusion` lists (label, predicted class, samples) for all pairs that occur. `worst` lists the wrongly classified
+    samples with the highest losses that can be shown, worst first: sample, name, label, predicted, loss, image (a data
+    URI), width (of the original image).
+
+    outcomes: label, predicted class and loss of each validation sample, float32 (samples, 3).
+    """
+    labels, predicted = outcomes[:, :2].astype(np.int64).T
+    pairs, counts = np.unique(labels * len(dataset.classes) + predicted, return_counts=True)
+    confusion = [[*divmod(pair, len(dataset.classes)), count] for pair, count in zip(pairs.tolist(), counts.tolist(),
+                                                                                     strict=True)]
+    samples = worst(outcomes)
+    pictures = thumbnails(dataset.validation, np.sort(samples))
+    shown = [{"sample": sample, "name": dataset.validation.name(sample), "label": int(labels[sample]),
+              "predicted": int(predicted[sample]), "loss": float(outcomes[sample, 2])} | pictures[sample]
+             for sample in samples.tolist() if sample in pictures]
+    return {"epoch": epoch, "classes": list(dataset.classes), "confusion": confusion, "worst": shown}
+
+
+def worst(outcomes: np.ndarray, most: int = WORST) -> np.ndarray:
+    """Returns the numbers of the wrongly classified samples with the highest losses, worst first, int64."""
+    wrong = np.flatnonzero(outcomes[:, 0] != outcomes[:, 1])
+    losses = np.nan_to_num(outcomes[wrong, 2], nan=np.inf, posinf=np.inf)
+    return wrong[np.argsort(-losses, kind="stable")[:most]]
+
+
+def thumbnails(split: Split, samples: np.ndarray) -> dict[int, dict]:
+    """Returns sample -> image (a data URI) and width (of the original) of those that decode. samples: ascending."""
+    found, done = {}, 0
+    for path, index, numbers in order.file_slices(split, samples) if len(samples) else ():
+        for encoded, _ in split.kind.records(path, index, numbers):
+            if picture := thumbnail(encoded):
+                found[int(samples[done])] = picture
+            done += 1
+    return found
+
+
+def thumbnail(encoded: bytes) -> dict | None:
+    """Returns a small version of an encoded image, or None if Pillow cannot decode it."""
+    from PIL import Image
+
+    try:
+        image = Image.open(io.BytesIO(encoded))
+        width = image.width
+        image.draft("RGB", (THUMBNAIL, THUMBNAIL))  # a JPEG is decoded at a smaller scale
+        image = image.convert("RGB")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return None
+    image.thumbnail((THUMBNAIL, THUMBNAIL))
+    saved = io.BytesIO()
+    image.save(saved, "JPEG", quality=85)
+    return {"image": f"data:image/jpeg;base64,{base64.b64encode(saved.getvalue()).decode()}", "width": width}

@@ -1,0 +1,38 @@
+// Shows the values under the pointer or the finger. Without it, browsers show the titles of the points on hover.
+(() => {
+  const tip = document.body.appendChild(document.createElement("div"));
+  tip.id = "tip";
+  tip.hidden = true;
+  const text = element => {
+    const title = element.querySelector("title");
+    if (title) {
+      element.dataset.tip = title.textContent;
+      title.remove();  // the browser would show it, too
+    }
+    return element.dataset.tip;
+  };
+  const nearest = (svg, event) => [...svg.querySelectorAll(".line")].map(line => {
+    let best = null, distance = Infinity;
+    for (const dot of line.querySelectorAll("circle")) {
+      const box = dot.getBoundingClientRect(), far = Math.abs(box.x + box.width / 2 - event.clientX);
+      if (far < distance) [best, distance] = [dot, far];
+    }
+    return distance < 30 ? best : null;
+  }).filter(Boolean);
+  const show = event => {
+    const svg = event.target.closest?.("svg");
+    document.querySelectorAll(".near").forEach(dot => dot.classList.remove("near"));
+    const marked = event.target.closest?.("rect");
+    const found = !svg ? [] : svg.classList.contains("lines") ? nearest(svg, event) : marked ? [marked] : [];
+    const shown = found.map(text).filter(Boolean);
+    found.forEach(dot => dot.classList.add("near"));
+    tip.hidden = !shown.length;
+    if (tip.hidden) return;
+    tip.textContent = shown.join("\n");
+    const box = tip.getBoundingClientRect();
+    tip.style.left = Math.max(4, Math.min(event.clientX + 14, innerWidth - box.width - 6)) + "px";
+    tip.style.top = (event.clientY > box.height + 24 ? event.clientY - box.height - 16 : event.clientY + 20) + "px";
+  };
+  for (const kind of ["pointermove", "pointerdown"]) document.addEventListener(kind, show);
+  document.addEventListener("scroll", () => { tip.hidden = true; }, true);
+})();

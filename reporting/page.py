@@ -1,0 +1,70 @@
+"""The frame of every HTML page: one file that fetches nothing, light or dark, readable on a phone."""
+import html
+from collections.abc import Sequence
+from pathlib import Path
+
+from reporting.charts import number
+
+HERE = Path(__file__).parent
+
+
+def page(title: str, sections: Sequence[str], reload_seconds: int | None = None) -> str:
+    """Returns a self-contained HTML page. reload_seconds: how often the browser reloads it, or None."""
+    style, script = ((HERE / f"page.{kind}").read_text() for kind in ("css", "js"))
+    reload = f'<meta http-equiv="refresh" content="{reload_seconds}">' if reload_seconds else ""
+    return (f'<!doctype html><html lang="en"><head><meta charset="utf-8">{reload}'
+            f'<meta name="viewport" content="width=device-width,initial-scale=1"><title>{html.escape(title)}</title>'
+            f'<link rel="icon" href="data:,"><style>{style}</style></head><body><h1>{html.escape(title)}</h1>'
+            + "\n".join(sections) + f"<script>{script}</script></body></html>\n")
+
+
+def table(rows: Sequence[dict], wide: Sequence[str] = ()) -> str:
+    """Returns a table with a row for each dict, in a box of its own that scrolls. wide: columns that may wrap."""
+    if not rows:
+        return ""
+    heads = "".join(f"<th>{html.escape(key.replace('_', ' '))}</th>" for key in rows[0])
+    lines = ["<tr>" + "".join(
+        f"<td{' class=text' if key in wide else ''}>{html.escape(number(value))}</td>" for key, value in row.items()
+    ) + "</tr>" for row in rows]
+    return f'<div class="scroll"><table><tr>{heads}</tr>{"".join(lines)}</table></div>'
+
+
+def facts(rows: dict) -> str:
+    """Returns a table with a line for each entry, name first; the values may wrap."""
+    lines = "".join(f'<tr><th>{html.escape(name)}</th><td class="text">{html.escape(number(value))}</td></tr>'
+                    for name, value in rows.items() if value not in (None, ""))
+    return f'<div class="scroll"><table>{lines}</table></div>'
+
+
+def tiles(values: dict[str, str]) -> str:
+    """Returns the most important values, large. values: name -> text."""
+    return '<dl class="tiles">' + "".join(f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd></div>"
+                                          for name, value in values.items()) + "</dl>"
+
+
+def details(title: str, content: str) -> str:
+    """Returns content that is shown on request."""
+    return f"<details><summary>{html.escape(title)}</summary>{content}</details>"
+
+
+def switched(by_epoch: Sequence[str], by_time: Sequence[str]) -> str:
+    """Returns charts over epochs and the same charts over time, with a switch between them."""
+    return ('<div class="axes"><input type="radio" name="axis" id="by-epoch" checked><label for="by-epoch">over epochs'
+            '</label><input type="radio" name="axis" id="by-time"><label for="by-time">over time</label>'
+            f'<div class="charts epochs">{"".join(by_epoch)}</div>'
+            f'<div class="charts time">{"".join(by_time)}</div></div>')
+
+
+def duration(seconds: float | None) -> str:
+    """Returns a time in words: 45 s, 3 min 20 s, 5 h 12 min."""
+    if seconds is None:
+        return "unknown"
+    if seconds < 120:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, left = divmod(minutes, 60)
+    return f"{hours} h {left} min" if hours else f"{minutes} min" + (f" {rest} s" if rest else "")
+
+
+def plural(count: int, word: str) -> str:
+    return f"{count:,} {word}{'' if count == 1 else 's'}"

@@ -1,0 +1,121 @@
+"""Reads a run's folder for the report. The run may be in progress, or of an earlier version that wrote fewer files."""
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from common.errors import UserError
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The content of a run's folder. What is missing is empty, or None for the summary.
+
+    rows: of metrics.jsonl. times, layers, steps: of times.jsonl, trust_ratios.jsonl, steps.jsonl. run: of run.json.
+    outcomes: of outcomes.json.
+    """
+
+    folder: Path
+    plan: dict
+    flags_text: str
+    rows: list[dict]
+    times: list[dict]
+    layers: list[dict]
+    steps: list[dict]
+    run: dict
+    outcomes: dict
+    summary: dict | None
+
+    @classmethod
+    def read(cls, folder) -> "RunData":
+        """Raises UserError if the folder is not that of a run."""
+        folder = Path(folder).absolute()
+        if not (folder / "plan.json").is_file():
+            raise UserError(f"{folder} is not the folder of a run: it contains no plan.json")
+        text = (folder / "flags.txt").read_text() if (folder / "flags.txt").is_file() else ""
+        rows, times, layers, steps = (_rows(folder / f"{name}.jsonl")
+                                      for name in ("metrics", "times", "trust_ratios", "steps"))
+        return cls(folder, _json(folder / "plan.json"), text, rows, times, layers, steps, _json(folder / "run.json"),
+                   _json(folder / "outcomes.json"), _json(folder / "summary.json") or None)
+
+    @cached_property
+    def flags(self) -> dict[str, str]:
+        """Value of each flag in flags.txt, as text."""
+        values = {}
+        for line in self.flags_text.splitlines():
+            name, separator, value = line.strip().removeprefix("--").partition("=")
+            if line.startswith("--") and separator:
+                values[name] = value
+            elif line.startswith("--"):
+                values[name.removeprefix("no")] = str(not name.startswith("no")).lower()
+        return values
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def epochs(self) -> float:
+        """Number of epochs of the plan."""
+        return self.plan.get("epochs", 0)
+
+    @property
+    def epoch(self) -> float:
+        """Epoch of the last evaluation, 0 before the first."""
+        return self.rows[-1]["epoch"] if self.rows else 0
+
+    @property
+    def is_in_progress(self) -> bool:
+        """Whether the process that wrote run.json has not ended, as far as the folder tells."""
+        return self.summary is None and bool(self.run) and not self.run.get("stopped")
+
+    @property
+    def result(self) -> dict:
+        """The newest accuracy: the last row, and what the summary adds."""
+        return (self.rows[-1] if self.rows else {}) | (self.summary or {})
+
+    @property
+    def best(self) -> dict | None:
+        """The row with the highest validation top-1."""
+        scored = [row for row in self.rows if row.get("val_top1") is not None]
+        return max(scored, key=lambda row: row["val_top1"], default=None)
+
+    @property
+    def workers(self) -> int | None:
+        return (self.summary or {}).get("world_size") or self.plan.get("workers")
+
+    def changed_flags(self) -> dict[str, tuple[str, str]]:
+        """Flags that differ from those of the recipe: name -> (of the recipe, of the run)."""
+        recipe = (self.run.get("recipe") or {}).get("flags", {})
+        return {name: (value, self.flags[name]) for name, value in recipe.items()
+                if name in self.flags and name != "data_dir" and not same(value, self.flags[name])}
+
+
+def same(one: str, other: str) -> bool:
+    """Whether two values of a flag mean the same: 1e-4 and 0.0001 do."""
+    try:
+        return float(one) == float(other)
+    except ValueError:
+        return one == other
+
+
+def _json(path: Path) -> dict:
+    if not path.is_file():
+        return {}
+    try:
+        return json.loads(path.read_text())
+    except ValueError:
+        raise UserError(f"{path} is damaged: it is not JSON") from None
+
+
+def _rows(path: Path) -> list[dict]:
+    """Returns the rows of a log. Training may be writing the last line, which is then left out."""
+    lines = path.read_text().splitlines() if path.is_file() else []
+    rows = []
+    for place, line in enumerate(lines):
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            if place < len(lines) - 1:
+                raise UserError(f"{path} is damaged: line {place + 1} is not JSON") from None
+    return rows

@@ -1,0 +1,117 @@
+"""The report in a browser, during a training and after it: on a desktop and on a phone, by pointer and by finger."""
+import html
+import json
+import re
+import subprocess
+import time
+
+import pytest
+from conftest import ROOT, environment, launcher, require_tool
+from run_files import whole
+
+from reporting.run_data import RunData
+from reporting.run_page import report
+
+# Shows a page as a desktop does and as a phone does, and writes down what it measures there.
+FRAMES = """<!doctype html><meta charset="utf-8">
+<iframe srcdoc="{page}" style="width:1280px;height:800px"></iframe>
+<iframe srcdoc="{page}" style="width:360px;height:800px;border:0"></iframe><pre></pre><script>
+const sizes = frame => {{
+  const inside = frame.contentDocument, root = inside.documentElement;
+  const charts = [...inside.querySelectorAll("figure")].filter(one => one.querySelector("svg"));
+  const shown = charts.filter(one => one.getClientRects().length);
+  const chart = shown[0].querySelector("svg"), dot = chart.querySelector(".line:last-of-type circle");
+  const box = dot.getBoundingClientRect();
+  const text = Math.min(...shown.map(one => one.querySelector("svg text").getBoundingClientRect().height));
+  const labels = [...inside.querySelectorAll(".axes label")], titles = chart.querySelectorAll("title").length;
+  dot.dispatchEvent(new frame.contentWindow.PointerEvent("pointerdown", {{
+    bubbles: true, clientX: box.x + box.width / 2, clientY: box.y + box.height / 2}}));
+  const tip = inside.querySelector("#tip"), hover = tip.hidden ? "" : tip.textContent;
+  labels[1].click();
+  const over_time = charts.filter(one => one.getClientRects().length).length;
+  return {{width: root.clientWidth, scroll: root.scrollWidth, titles, hover, text, shown: shown.length,
+    over_time, hidden_points: charts.filter(one => !one.querySelector("circle,rect")).map(one => one.innerText)}};
+}};
+onload = () => {{
+  document.querySelector("pre").textContent = JSON.stringify([...document.querySelectorAll("iframe")].map(sizes));
+}};
+</script>"""
+
+
+def seen(page: str, folder) -> list[dict]:
+    """What a desktop and a phone show of a page. Asserts that the browser complains of nothing."""
+    chromium = require_tool("chromium", "chromium-browser", "google-chrome")
+    (folder / "frames.html").write_text(FRAMES.format(page=html.escape(page)))
+    done = subprocess.run(
+        [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+         "--disable-background-networking", "--disable-component-update", "--disable-sync", "--enable-logging=stderr",
+         "--v=0", "--hide-scrollbars", "--window-size=1700,900", f"--user-data-dir={folder}/profile", "--dump-dom",
+         f"file://{folder}/frames.html"], capture_output=True, text=True, timeout=120)
+    assert not [line for line in done.stderr.splitlines() if ":CONSOLE" in line], done.stderr
+    return json.loads(html.unescape(re.search(r"<pre>(.*?)</pre>", done.stdout)[1]))
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """A training: its folder, and the pages that could be seen while it ran."""
+    folder, found = tmp_path_factory.mktemp("run"), []
+    process = subprocess.Popen(
+        [*launcher("python", 1), ROOT / "train.py", "--model=convnet", "--epochs=5", "--log_trust_ratios",
+         f"--output_dir={folder}"], cwd=ROOT, env=environment(), text=True, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while process.poll() is None:
+        if (folder / "report.html").is_file() and (page := (folder / "report.html").read_text()) not in found[-1:]:
+            found.append(page)
+        time.sleep(0.02)
+    output, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert errors.splitlines()[-1] == f"report: {folder}/report.html"
+    assert json.loads(output) == json.loads((folder / "summary.json").read_text())
+    return folder, found
+
+
+def test_the_page_can_be_watched_from_the_first_step_on(pages):
+    """Each page says how far the training has come, and all but the last reload themselves."""
+    folder, found = pages
+    epochs = [re.search(r"<b>In progress</b>: epoch (\d) of 5", page) for page in found]
+    epochs = [int(epoch[1]) for epoch in epochs if epoch]
+    assert epochs == sorted(epochs) and epochs[0] == 0 and {1, 2, 3, 4} & {*epochs}
+    assert all('http-equiv="refresh"' in page for page in found if "In progress" in page)
+    last = (folder / "report.html").read_text()
+    assert "In progress" not in last and "refresh" not in last and not list(folder.glob("*.part"))
+    top1 = json.loads((folder / "summary.json").read_text())["val_top1"]
+    assert f"<b>{top1:.2%}</b> top-1" in last
+
+
+def check(page: str, folder, figures: int) -> None:
+    desktop, phone = seen(page, folder)
+    for one in (desktop, phone):
+        assert one["scroll"] <= one["width"], "the page scrolls sideways"
+        assert not one["hidden_points"] and one["shown"] == one["over_time"] == figures and one["titles"]
+        assert re.search(r"^train: [\d.]+ \(epoch \d\)$", one["hover"], re.MULTILINE), one
+        assert re.search(r"^validation: [\d.]+ \(epoch \d\)$", one["hover"], re.MULTILINE), one
+    assert phone["width"] == 360 and phone["text"] >= 10  # pixels from the top of a letter to its bottom, with space
+
+
+def test_while_it_trains(pages, tmp_path):
+    """Loss, accuracy, learning rate, momentum, batch size, throughput, step time, trust ratios, confusion matrix."""
+    evaluated = [page for page in pages[1] if re.search(r"<b>In progress</b>: epoch [1-4]", page)]
+    check(evaluated[0], tmp_path, figures=9)
+
+
+def test_after_the_end(pages, tmp_path):
+    check((pages[0] / "report.html").read_text(), tmp_path, figures=9)
+
+
+def test_imagenet_on_a_phone(tmp_path):
+    """1,000 classes and 161 layers over 90 epochs; the confusion matrix is left out."""
+    check(report(RunData.read(whole(tmp_path / "run", epochs=90, classes=1000, layers=160))), tmp_path, figures=8)
+
+
+def test_several_runs(pages, tmp_path):
+    from reporting.compare import comparison
+
+    runs = [RunData.read(pages[0]), RunData.read(whole(tmp_path / "a run"))]
+    for one in seen(comparison(runs), tmp_path):
+        assert one["scroll"] <= one["width"] and not one["hidden_points"] and one["shown"] == one["over_time"] == 7
+        assert f"{pages[0].name}: " in one["hover"] or "a run: " in one["hover"]

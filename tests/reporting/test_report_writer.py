@@ -1,0 +1,198 @@
+"""What the report's thread writes beside a training: files against counts by hand, and what happens when it fails."""
+import base64
+import io
+import json
+import subprocess
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from PIL import Image
+from run_files import plan, row
+
+from common.files import write_json
+from data.dataset import open_dataset
+from reporting import about, outcomes, report_writer
+from reporting.observer import Evaluation, RunInfo, Update
+from reporting.report_writer import ReportWriter
+from reporting.step_log import StepLog
+from training.flags import parse
+
+RECIPE = ROOT / "launch" / "recipes" / "sony_1811.05233" / "table3-experiment1.flags"
+
+
+@pytest.fixture
+def info(tmp_path, digits):
+    """A run of 3 epochs on the digits that has just started."""
+    progress = SimpleNamespace(seconds=0.0, step=0)
+    write_json(tmp_path / "plan.json", plan(3))
+    return RunInfo(tmp_path, plan(3), {}, "--model=resnet20\n", RECIPE, open_dataset(digits), {"node1": 1}, progress)
+
+
+@pytest.fixture
+def found(digits):
+    """Made-up outcomes of all validation samples: every third is predicted as one class too high."""
+    dataset, random = open_dataset(digits), np.random.default_rng(0)
+    labels = np.array([label for _, label in dataset.validation.kind.records(
+        dataset.validation.paths[0], dataset.validation.entries[0], np.arange(360))])
+    predicted = np.where(np.arange(360) % 3 == 0, (labels + 1) % 10, labels)
+    return np.stack([labels, predicted, random.random(360)], axis=1).astype(np.float32)
+
+
+def test_confusion_and_worst_errors(found, digits):
+    found[33, 2], found[34, 2] = np.nan, 100.0  # a loss that is not a number is the worst; 34 is classified rightly
+    made = outcomes.summarized(found, open_dataset(digits), 2)
+    assert made["epoch"] == 2 and made["classes"] == [str(one) for one in range(10)]
+    for label, predicted, count in made["confusion"]:
+        assert count == sum((one[0], one[1]) == (label, predicted) for one in found.tolist())
+    assert sum(count for *_, count in made["confusion"]) == 360
+    wrong = [number for number in range(0, 360, 3) if number != 33]
+    assert [one["sample"] for one in made["worst"]] == [33, *sorted(wrong, key=lambda one: -found[one, 2])[:11]]
+    assert all(one["predicted"] == (one["label"] + 1) % 10 for one in made["worst"])
+    json.dumps(made["worst"][1:], allow_nan=False)
+
+
+def test_the_pictures_are_those_of_the_samples(found, digits, digit_records, in_format):
+    """In a single file, and in several whose records are read in another way."""
+    for folder in (digits, in_format("lmdb")):
+        dataset = open_dataset(folder)
+        for one in outcomes.summarized(found[:dataset.validation.samples], dataset, 1)["worst"]:
+            encoded, label = digit_records["validation"][one["sample"]]
+            shown = Image.open(io.BytesIO(base64.b64decode(one["image"].removeprefix("data:image/jpeg;base64,"))))
+            original = Image.open(io.BytesIO(encoded)).convert("RGB")
+            assert shown.size == original.size and label == one["label"] and one["width"] == original.width
+            assert np.abs(np.asarray(shown, float) - np.asarray(original, float)).mean() < 6
+
+
+def test_large_pictures_become_small_and_damaged_ones_are_left_out():
+    saved = io.BytesIO()
+    Image.new("L", (1000, 500)).save(saved, "PNG")
+    made = outcomes.thumbnail(saved.getvalue())
+    assert Image.open(io.BytesIO(base64.b64decode(made["image"].partition(",")[2]))).size == (128, 64)
+    assert made["width"] == 1000 and outcomes.thumbnail(saved.getvalue()[:60]) is None
+
+
+def test_run_json_holds_the_papers_figure(info):
+    made = about.about(info)
+    assert made["recipe"]["reported"] == "top-1 75.03 %; 224 seconds on 2,176 V100"
+    assert made["recipe"]["row"] == "table 3, experiment 1" and made["recipe"]["flags"]["warmup_epochs"] == "34"
+    assert made["dataset"] == {"folder": str(info.dataset.folder), "format": "tfrecord", "classes": 10,
+                               "train_samples": 1437, "validation_samples": 360}
+    assert made["hosts"] == {"node1": 1} and made["versions"]["NumPy"] == np.__version__
+
+
+def test_the_recipe_is_the_first_flagfile_or_the_default(tmp_path):
+    (tmp_path / "flags.txt").write_text("--data_dir=digits\n--epochs=3\n")
+    settings = parse(["train.py", "--epochs=2", f"--flagfile={RECIPE}", f"--flagfile={tmp_path}/flags.txt"])
+    assert settings.recipe_file == RECIPE and settings.source is None
+    settings = parse(["train.py", "--flagfile", f"{tmp_path}/flags.txt"])
+    assert about.recipe(settings.recipe_file)["reported"] is None  # the flags of a run report nothing
+    settings = parse(["train.py"])
+    assert settings.recipe_file == settings.source == ROOT / "launch" / "recipes" / "digits.flags"
+
+
+def test_the_git_revision(tmp_path):
+    assert about.git_revision(tmp_path) is None
+    git = ["git", "-C", tmp_path, "-c", "user.name=x", "-c", "user.email=x@example.org"]
+    (tmp_path / "file").write_text("1")
+    for words in (["init", "-q"], ["add", "file"], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *words], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], text=True, capture_output=True, check=True).stdout.strip()
+    assert about.git_revision(tmp_path) == {"revision": head, "changed": False}
+    (tmp_path / "file").write_text("2")
+    assert about.git_revision(tmp_path)["changed"]
+    (tmp_path / "package").mkdir()
+    assert about.git_revision(tmp_path / "package") is None  # installed below another project
+
+
+def test_a_whole_training(info, found, capsys, monkeypatch):
+    """The page is drawn by another process, which sees nothing of the launcher, and is complete after `close`."""
+    drawings, run = [], subprocess.run
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    monkeypatch.setenv("HOROVOD_RANK", "0")
+    monkeypatch.setattr(report_writer.subprocess, "run",
+                        lambda words, **options: drawings.append((words, options)) or run(words, **options))
+    writer = ReportWriter(lambda number, size: np.full((number, 32, 32, 3), 200, np.uint8))
+    writer.start(info)
+    writer.step(Update(0, 0.0, 256, 1.0, 0.9, 2.0, 0.1))
+    for epoch in (1, 2, 3):
+        with open(info.folder / "metrics.jsonl", "a") as file:
+            file.write(json.dumps(row(epoch)) + "\n")
+        writer.evaluation(Evaluation(row(epoch), {}, {}, found))
+    write_json(info.folder / "summary.json", row(3) | {"epochs": 3, "world_size": 1})
+    writer.end({})
+    writer.close()
+    assert capsys.readouterr().err == f"report: {info.folder}/report.html\n"
+    page = (info.folder / "report.html").read_text()
+    assert "50.20%" in page and "120 of 360 validation images" in page and "In progress" not in page
+    assert "75.03" in page and "Training images" in page
+    assert Image.open(info.folder / "samples.jpg").size == (8 * 64, 2 * 64)
+    environments = [options["env"] for words, options in drawings if "reporting.run_page" in words]
+    assert environments and not [name for one in environments for name in one if name.startswith(("OMPI_", "HOROVOD_"))]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("report")]
+
+
+def test_drawings_that_wait_are_dropped_and_training_does_not(info, found, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(report_writer, "draw", lambda folder: time.sleep(0.3) or drawn.append(
+        json.loads((folder / "outcomes.json").read_text())["epoch"] if drawn else 0))
+    writer = ReportWriter()
+    writer.start(info)
+    began = time.monotonic()
+    for epoch in np.arange(0.1, 2.95, 0.1):
+        writer.evaluation(Evaluation({"epoch": round(float(epoch), 1)}, {}, {}, found))
+    assert time.monotonic() - began < 0.25  # 28 evaluations, of which each would take 0.3 s
+    writer.close()
+    assert drawn[-1] == 2.9 and len(drawn) <= 3
+
+
+def test_a_failure_is_one_line_and_training_goes_on(info, found, capsys, monkeypatch):
+    monkeypatch.setattr(report_writer, "ROOT", info.folder)  # which has no reporting
+    writer = ReportWriter(lambda number, size: 1 / 0)
+    writer.start(info)
+    writer.step(Update(0, 0.0, 256, 1.0, 0.9, 2.0, 0.1))
+    for epoch in (1, 2):
+        writer.evaluation(Evaluation(row(epoch), {}, {}, found))
+    writer.end({})
+    writer.close()
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("train.py: report.html could not be written: ") and "No module named" in line
+
+
+def test_a_training_that_ends_early_says_why(info, capsys):
+    writer = ReportWriter()
+    writer.start(info)
+    try:
+        raise ValueError("training diverged at <step 3>")
+    except ValueError:
+        writer.close()
+    page = (info.folder / "report.html").read_text()
+    assert "training diverged at &lt;step 3&gt;" in page and "refresh" not in page and not capsys.readouterr().err
+
+
+def test_single_updates_are_logged_and_taken_back(info):
+    log = StepLog()
+    log.start(info)
+    for number in range(6):
+        log.step(Update(number, number / 4, 256, 0.1 * number, 0.9, 2.0, 0.1))
+    log.evaluation(None)
+    log.step(Update(6, 1.5, 256, 0.6, 0.9, float("nan"), 0.1))
+    log.rewind(SimpleNamespace(step=5, seconds=1.0))
+    log.step(Update(5, 1.25, 128, 0.7, 0.9, float("nan"), 0.1))
+    log.close()
+    logged = [json.loads(line) for line in (info.folder / "steps.jsonl").read_text().splitlines()]
+    assert [one["step"] for one in logged] == [0, 1, 2, 3, 4, 5]
+    assert logged[-1]["batch_size"] == 128 and logged[-1]["loss"] is None and logged[0]["seconds"] < 60
+    with open(info.folder / "steps.jsonl", "a") as file:
+        file.write('{"step": 6, "ep')  # the process was killed as it wrote
+    info.plan["steps"] = 5000
+    info.progress.step = 4
+    log.start(info)
+    for number in range(4, 16):
+        log.step(Update(number, number / 4, 256, 0.1, 0.9, 2.0, 0.1))
+    log.close()
+    logged = [json.loads(line) for line in (info.folder / "steps.jsonl").read_text().splitlines()]
+    assert [one["step"] for one in logged] == [0, 1, 2, 3, 5, 10, 15]  # about 1,000 of 5,000

@@ -1,0 +1,93 @@
+"""TensorBoard's events: the same names in every run, rewritten from the run's files, beside profiles that stay."""
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from reporting.observer import Evaluation
+from reporting.run_folder import RunFolder, write_grid
+from reporting.tensorboard import TensorBoard, markdown
+
+
+def row(epoch, **more) -> dict:
+    return {"epoch": epoch, "samples": 1000 * epoch, "learning_rate": 2.5, "momentum": 0.9, "batch_size": 128,
+            "train_loss": 2 / epoch, "train_top1": 0.25, "val_loss": 3 / epoch, "val_top1": 0.1 * epoch,
+            "val_top5": 0.5, "images_per_second": 100.0, "seconds": 10.0 * epoch, **more}
+
+
+def layers(epoch) -> dict:
+    return {"conv2d/kernel": [1.0 * epoch, 2.0, 0.5], "dense/bias": [0.0, 1.0, 1.0]}
+
+
+def logged(folder: Path, epochs, progress=(0, 0), **more):
+    """The observers after so many evaluations. progress: steps and evaluations before."""
+    flags = {"model": "resnet20", "exclude": [], "learning_rate": "0:29|x", "save_augmentations": True}
+    run = SimpleNamespace(
+        folder=folder, flags=flags, flags_text="", progress=SimpleNamespace(step=progress[0], evaluations=progress[1]),
+        plan={"workers": 2, "phases": [{"steps": 30, "image_size": 16}, {"steps": 9}], "schedule": [{"epoch": 0}]})
+    observers = [RunFolder(), TensorBoard()]
+    for observer in observers:
+        observer.start(run)
+    for observer in observers if not progress[0] else ():
+        observer.step(SimpleNamespace(layers=layers(1)))
+    for epoch in epochs:
+        for observer in observers:
+            observer.evaluation(Evaluation(row(epoch, **more), layers(epoch), {"compute": 0.75, "data": 0.25}, None))
+    return observers
+
+
+def events(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Name -> steps and values of the scalars; other names -> nothing."""
+    read = EventAccumulator(str(folder / "tensorboard"), {"tensors": 0})
+    read.Reload()
+    found = {}
+    for name in read.Tags()["tensors"]:
+        scalar = read.SummaryMetadata(name).plugin_data.plugin_name == "scalars"
+        found[name] = [(event.step, _value(event)) for event in read.Tensors(name)] if scalar else []
+    return found
+
+
+def _value(event) -> float:
+    import tensorflow as tf
+
+    return float(tf.make_ndarray(event.tensor_proto))
+
+
+SCALARS = {"loss/train", "loss/validation", "top1/train", "top1/validation", "top5/validation",
+           "schedule/learning_rate", "schedule/momentum", "schedule/batch_size", "throughput/images_per_second",
+           "throughput/seconds", "throughput/epochs", "time/compute", "time/data",
+           *(f"{kind}/{layer}" for kind in ("weight_norm", "gradient_norm", "trust_ratio")
+             for layer in ("conv2d/kernel", "dense/bias"))}
+
+
+def test_names_values_and_texts(tmp_path):
+    write_grid(tmp_path / "augmentations.png", np.zeros((4, 8, 8, 3), np.uint8))
+    logged(tmp_path, [1, 2], ema_val_top1=0.75, new=5.0)[1].close()
+    found = events(tmp_path)
+    assert {*found} == SCALARS | {"top1/ema", "other/new", "flags", "plan", "augmentations"}
+    assert found["top1/validation"] == [(1000, pytest.approx(0.1)), (2000, pytest.approx(0.2))]
+    assert found["weight_norm/conv2d/kernel"] == [(0, 1.0), (1000, 1.0), (2000, 2.0)]
+    assert found["time/data"] == [(1000, 0.25), (2000, 0.25)]
+
+
+def test_a_resumed_run_and_a_rollback_rewrite_the_events_and_keep_profiles(tmp_path):
+    folder, tensorboard = logged(tmp_path, [1, 2, 3])
+    before = events(tmp_path)
+    profile = tmp_path / "tensorboard" / "plugins" / "profile" / "now" / "host.xplane.pb"
+    profile.parent.mkdir(parents=True)
+    profile.touch()
+    for observer in (folder, tensorboard):
+        observer.rewind(SimpleNamespace(step=20, evaluations=2))
+    assert [step for step, _ in events(tmp_path)["loss/train"]] == [1000, 2000]
+    resumed = logged(tmp_path, [3], progress=(20, 2))
+    resumed[1].close()
+    assert events(tmp_path) == before and profile.exists()
+    assert len([json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]) == 3
+
+
+def test_tables_in_markdown():
+    assert markdown([{"a": 1, "b": "x|y"}, {"a": 2, "c": 3}]) == (
+        "| a | b | c |\n| --- | --- | --- |\n| 1 | x\\|y |  |\n| 2 |  | 3 |")
