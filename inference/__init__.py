@@ -1,0 +1,1 @@
+"""Uses a trained model: evaluates, exports and predicts from a checkpoint."""

@@ -1,0 +1,55 @@
+"""The ONNX file of a trained model: pixels in, probabilities out. It needs the packages of the extra `onnx`."""
+import importlib.util
+import json
+import logging
+import os
+from pathlib import Path
+
+from inference.trained import Trained
+
+INPUT, OUTPUT = "images", "probabilities"
+OPSET = 17  # of 2022; most runtimes have it
+MISSING = ("model.onnx is not written, because tf2onnx is not installed; run the same command with "
+           "`uv run --extra onnx train.py`")
+
+
+def is_available() -> bool:
+    """Whether the packages of the extra `onnx` are installed."""
+    return all(importlib.util.find_spec(name) for name in ("onnx", "tf2onnx"))
+
+
+def write_onnx(trained: Trained, path: Path) -> None:
+    """Writes an ONNX file atomically. Raises OSError.
+
+    Input `images`: uint8 (batch, height, width, 3), RGB, resized but not normalised. Output `probabilities`: float32
+    (batch, classes), in label order. The metadata have the class names, as a JSON list, and the image size.
+    """
+    onnx_model = converted(trained)
+    scratch = path.with_name(f"{path.name}.part")
+    try:
+        scratch.write_bytes(onnx_model.SerializeToString())
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def converted(trained: Trained):
+    """Returns the onnx.ModelProto."""
+    os.environ["TF2ONNX_CATCH_ERRORS"] = "FALSE"  # saves half of the time, which goes into copies to fall back on
+    import onnx
+    import tf2onnx
+    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+    for name in ("tf2onnx", "tensorflow"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    frozen = convert_variables_to_constants_v2(trained.probabilities.get_concrete_function())
+    [given], [result] = frozen.inputs, frozen.outputs
+    model, _ = tf2onnx.convert.from_graph_def(
+        frozen.graph.as_graph_def(), trained.model.name, [given.name], [result.name], OPSET,
+        tensors_to_rename={given.name: INPUT, result.name: OUTPUT})
+    for tensor in (*model.graph.input, *model.graph.output):
+        tensor.type.tensor_type.shape.dim[0].dim_param = "batch"
+    onnx.helper.set_model_props(model, {"classes": json.dumps(trained.classes), "image_size": str(trained.image_size),
+                                        "enlarge": str(trained.enlarge)})
+    onnx.checker.check_model(model)
+    return model

@@ -1,0 +1,76 @@
+"""Predicts the classes of image files (--mode=predict)."""
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from common.errors import UserError, complain, one_line, reason
+from data.preparing.images import READ, Rejected, Rules, store
+from inference.preprocessing import preprocess
+from inference.trained import TOP, Trained
+
+BATCH_SIZE = 32
+SUFFIXES = {".jpg", ".jpeg", ".jpe", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".avif"}
+ENDING = "{} of {} images could not be read; the lines above name them"
+
+
+def image_files(names) -> list[Path]:
+    """Returns the files, and the images in the folders and their subfolders, sorted by name, without hidden ones.
+
+    Raises UserError if a folder has no images.
+    """
+    found = []
+    for path in map(Path, names):
+        if not path.is_dir():
+            found.append(path)
+            continue
+        images = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file()
+                        and not any(part.startswith(".") for part in file.relative_to(path).parts))
+        if not images:
+            raise UserError(f"--image: {path} contains no images; their names have to end in .jpg, .png or another "
+                            f"suffix of {', '.join(READ)}")
+        found += images
+    return found
+
+
+def predict(trained: Trained, files: list[Path]) -> Iterator[dict]:
+    """Yields `file` and `top` of each file: its most probable classes, each with `class` and `probability`.
+
+    A file that cannot be read is named on standard error, and the others are predicted. Then raises UserError.
+    """
+    pixels_of = tf.function(functools.partial(preprocess, image_size=trained.image_size, enlarge=trained.enlarge),
+                            input_signature=[tf.TensorSpec([], tf.string)], autograph=False)
+    unread = 0
+    for start in range(0, len(files), BATCH_SIZE):
+        batch = [(file, _read(file, pixels_of)) for file in files[start:start + BATCH_SIZE]]
+        images = [pixels for _, pixels in batch if pixels is not None]
+        unread += len(batch) - len(images)
+        if images:
+            read = [file for file, pixels in batch if pixels is not None]
+            for file, probabilities in zip(read, trained.probabilities(np.stack(images)).numpy(), strict=True):
+                yield {"file": str(file), "top": most_probable(trained.classes, probabilities)}
+    if unread:
+        raise UserError(ENDING.format(unread, len(files)))
+
+
+def most_probable(classes, probabilities) -> list[dict]:
+    """Returns the names and probabilities of the five most probable classes."""
+    labels = np.argsort(-probabilities, kind="stable")[:TOP]
+    return [{"class": classes[label], "probability": float(probabilities[label])} for label in labels]
+
+
+def _read(file: Path, pixels_of):
+    """Returns the pixels of a file, or None after naming it on standard error.
+
+    Formats that DALI does not read are converted to JPEG, as data.prepare does.
+    """
+    try:
+        return pixels_of(store(file.read_bytes(), ".png", Rules()).encoded).numpy()
+    except (OSError, Rejected) as error:
+        problem = getattr(error, "strerror", None) or one_line(error)
+    except tf.errors.OpError as error:
+        problem = reason(error)
+    complain(f"{file}: {problem}")
+    return None

@@ -1,0 +1,97 @@
+"""A trained model, ready to use: its weights, its class names and what it expects of an image."""
+import dataclasses
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from common.errors import UserError
+from data.augmentation import AUGMENTATIONS
+from data.named import open_named
+from optim.schedules import Piecewise
+from training import build
+from training.checkpoints import load_model
+from training.run import start_and_check_flags
+from training.settings import Settings
+
+TOP = 5  # classes that are named for an image
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained model.
+
+    model: the Keras model, in float32. classes: names in label order. image_size: height and width of its input.
+    enlarge: data.augmentation.Augmentation's, of validation. epoch: of the checkpoint. weights: "moving average", or
+    "last" for those of the last update.
+    """
+
+    model: Any
+    classes: tuple[str, ...]
+    image_size: int
+    enlarge: float
+    epoch: float
+    weights: str
+
+    @functools.cached_property
+    def probabilities(self):
+        """The compiled function from images, uint8 (batch, image_size, image_size, 3), RGB, to probabilities.
+
+        They are float32 (batch, classes), in label order. It is traced once for everything that uses the model.
+        """
+        pixels = tf.TensorSpec([None, self.image_size, self.image_size, 3], tf.uint8, "images")
+        return tf.function(lambda images: tf.nn.softmax(self.model(tf.cast(images, tf.float32), training=False)),
+                           input_signature=[pixels], autograph=False)
+
+
+def load_trained(settings: Settings) -> Trained:
+    """Loads the newest checkpoint of --checkpoint: the moving average of the weights if the run has one.
+
+    Starts Horovod. Raises UserError, also if there are several workers.
+    """
+    recipe = dataclasses.replace(settings.recipe, precision="float32",
+                                 image_size=Piecewise.parse(settings.recipe.final_image_size, int))
+    mode, path = settings.run.mode, settings.run.checkpoint
+    world = start_and_check_flags(settings)
+    if world.size > 1:
+        raise UserError(f"--mode={mode} runs on one worker; start it without a launcher", on_all_ranks=True)
+    dataset = _labels(recipe.data_dir)
+    model = build.make_model(recipe, dataset)
+    average = build.make_average(recipe, model)
+    epoch = load_model(path, model, average)
+    if average:
+        with average.swapped_in():
+            weights = [variable.numpy() for variable in model.variables]
+        model.set_weights(weights)
+    split_groups(model)
+    return Trained(model, dataset.classes, recipe.final_image_size, AUGMENTATIONS[recipe.augmentation].enlarge, epoch,
+                   "moving average" if average else "last")
+
+
+def split_groups(model) -> None:
+    """Replaces each grouped convolution by one convolution per group, with the same weights.
+
+    Keras compiles grouped convolutions with XLA, which neither ONNX nor every server of SavedModels has.
+    """
+    for layer in model.layers:
+        if isinstance(layer, tf.keras.layers.Conv2D) and layer.groups > 1:
+            layer.convolution_op, layer.groups = functools.partial(_split_convolution, layer, layer.groups), 1
+
+
+def _split_convolution(layer, groups, inputs, kernel):
+    parts = zip(tf.split(inputs, groups, axis=-1), tf.split(kernel, groups, axis=-1), strict=True)
+    return tf.concat([tf.nn.conv2d(part, weights, layer.strides, layer.padding.upper()) for part, weights in parts],
+                     axis=-1)
+
+
+def _labels(data_dir: str):
+    """Returns the dataset, whose image files are not needed. Raises UserError."""
+    try:
+        return open_named(data_dir, check_files=False)
+    except UserError as error:
+        if data_dir.startswith("synthetic:") or Path(data_dir, "dataset.json").exists():
+            raise
+        raise UserError(f"--data_dir: there is no dataset in {data_dir}, which has the names of the classes; give its "
+                        "folder, or a folder with a copy of its dataset.json") from error

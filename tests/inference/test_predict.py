@@ -1,0 +1,165 @@
+"""--mode=export and --mode=predict from the command line: against --mode=evaluate, and what can go wrong."""
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import tensorflow as tf
+from conftest import DIGITS, ROOT, printed_json, run, train
+from pictures import encode, picture
+
+from data.dataset import open_dataset
+from inference.orientation import ORIENTATION
+from inference.preprocessing import preprocess
+
+SHORT = ("--epochs=2", "--model=convnet", "--optimizer=sgd", "--learning_rate=0.05", "--warmup=none")
+
+
+@pytest.fixture(scope="module")
+def digits_run(train_once) -> Path:
+    return train_once("--epochs=2")
+
+
+@pytest.fixture(scope="module")
+def averaged_run(train_once) -> Path:
+    return train_once(*SHORT, "--ema_decay=0.9", "--augmentation=caffe", "--precision=mixed_bfloat16")
+
+
+@pytest.fixture(scope="module")
+def validation(digits, tmp_path_factory) -> tuple[Path, list[int]]:
+    """A folder of the validation images, and their labels in the order of their names."""
+    folder, split = tmp_path_factory.mktemp("images"), open_dataset(digits).validation
+    records = list(split.kind.records(split.paths[0], split.entries[0], np.arange(split.samples)))
+    for number, (encoded, _) in enumerate(records):
+        (folder / f"{number:03}.jpg").write_bytes(encoded)
+    return folder, [label for _, label in records]
+
+
+def lines(done) -> list[dict]:
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("fixture", ["digits_run", "averaged_run"])
+def test_evaluation_prediction_saved_model_and_onnx_agree(fixture, validation, tmp_path, request):
+    """On the digits: the same counts. With a moving average, its counts; the crop is that of the recipe."""
+    checkpoint, (folder, labels) = f"--checkpoint={request.getfixturevalue(fixture)}/checkpoints", validation
+    averaged = fixture == "averaged_run"
+    evaluated = printed_json(train("--mode=evaluate", checkpoint, "--precision=float32"))
+    prefix = "ema_val_" if averaged else "val_"
+    expected = [evaluated[f"{prefix}{top}_count"] for top in ("top1", "top5")]
+
+    done = train("--mode=predict", checkpoint, f"--image={folder}")
+    predicted = lines(done)
+    assert [row["file"] for row in predicted] == [str(path) for path in sorted(folder.iterdir())]
+    named = [[int(one["class"]) for one in row["top"]] for row in predicted]
+    assert expected == [sum(label in row[:top] for row, label in zip(named, labels, strict=True)) for top in (1, 5)]
+    probabilities = np.array([[one["probability"] for one in row["top"]] for row in predicted])
+    assert (np.diff(probabilities, axis=1) <= 0).all() and (probabilities.sum(axis=1) <= 1 + 1e-6).all()
+
+    exported = printed_json(train("--mode=export", checkpoint, f"--output_dir={tmp_path}"))
+    assert exported == {"saved_model": f"{tmp_path}/saved_model", "onnx": f"{tmp_path}/model.onnx", "classes": 10,
+                        "image_size": 32, "epoch": 2,
+                        "weights": "moving average" if averaged else "last"}
+    encoded = [path.read_bytes() for path in sorted(folder.iterdir())]
+    classify = tf.saved_model.load(exported["saved_model"]).signatures["serving_default"]
+    served = classify(image_bytes=tf.constant(encoded))
+    assert [[int(name) for name in row] for row in served["classes"].numpy()] == named
+    np.testing.assert_allclose(served["probabilities"], probabilities, atol=1e-5)
+
+    session = onnxruntime.InferenceSession(exported["onnx"])
+    metadata = session.get_modelmeta().custom_metadata_map
+    assert metadata["image_size"] == "32" and float(metadata["enlarge"]) == (256 / 224 if averaged else 1)
+    pixels_of = tf.function(lambda one: preprocess(one, 32, float(metadata["enlarge"])), autograph=False)
+    pixels = np.stack([pixels_of(tf.constant(one)) for one in encoded])
+    [every] = session.run(["probabilities"], {"images": pixels})
+    np.testing.assert_allclose(-np.sort(-every)[:, :5], probabilities, atol=1e-5)
+    hits = np.sum(np.argsort(-every, kind="stable")[:, :5] == np.array(labels)[:, None], axis=0)
+    assert [hits[0], hits.sum()] == expected
+
+
+def test_files_folders_and_formats(digits_run, tmp_path):
+    """Several --image, names from a shell, folders; formats that DALI does not read; what is not an image is named."""
+    names = {"a b/deep/é.PNG": "PNG", "a b/plain.jpeg": "JPEG", "a b/web.webp": "WEBP", "one.tiff": "TIFF",
+             "two.gif": "GIF", "no suffix": "BMP"}
+    for number, (name, kind) in enumerate(names.items()):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(encode(picture(number), kind))
+    (tmp_path / "a b" / "notes.txt").write_text("no image")
+    (tmp_path / "a b" / ".hidden.jpg").write_text("no image")
+    (tmp_path / "text.jpg").write_text("no image")
+    (tmp_path / "cut.jpg").write_bytes(encode(picture(1))[:-60])
+    strange = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.jpg"))
+    strange.write_bytes(encode(picture(2)))
+    done = run("python", 1, ROOT / "train.py", "--mode=predict", f"--checkpoint={digits_run}/checkpoints",
+               f"--image={tmp_path}/a b", "--image", *(tmp_path / name for name in (
+                   "one.tiff", "text.jpg", "two.gif", "missing.jpg", "cut.jpg", "no suffix", "one.tiff")), strange,
+               "--device=cpu")
+    assert done.returncode == 1
+    expected = ["a b/deep/é.PNG", "a b/plain.jpeg", "a b/web.webp", "one.tiff", "two.gif", "no suffix", "one.tiff"]
+    assert [row["file"] for row in lines(done)] == [*(f"{tmp_path}/{name}" for name in expected), str(strange)]
+    assert done.stderr.splitlines() == [
+        f"train.py: {tmp_path}/text.jpg: not an image of a known format",
+        f"train.py: {tmp_path}/missing.jpg: No such file or directory",
+        done.stderr.splitlines()[2], "train.py: 3 of 11 images could not be read; the lines above name them"]
+    assert done.stderr.splitlines()[2].startswith(f"train.py: {tmp_path}/cut.jpg: ")
+
+
+def test_orientation_is_applied(digits_run, tmp_path):
+    from PIL import Image
+
+    upright, exif = picture(7, (41, 30)), Image.Exif()
+    exif[ORIENTATION] = 6  # to be shown turned clockwise
+    (tmp_path / "upright.png").write_bytes(encode(upright, "PNG"))
+    (tmp_path / "turned.png").write_bytes(encode(upright.transpose(Image.Transpose.ROTATE_90), "PNG", exif=exif))
+    one, other = lines(train("--mode=predict", f"--checkpoint={digits_run}/checkpoints", f"--image={tmp_path}"))
+    assert one["top"] == other["top"]
+
+
+def test_the_dataset_may_be_gone(in_format, tmp_path, validation):
+    """Class names, mean and standard deviation come from dataset.json; a copy of this file is enough."""
+    folder, data = tmp_path / "run", tmp_path / "data"
+    shutil.copytree(in_format("tfrecord"), data)
+    train(DIGITS, *SHORT, "--epochs=0.1", f"--data_dir={data}", f"--output_dir={folder}")
+    predict = ("--mode=predict", f"--checkpoint={folder}", f"--image={validation[0]}/000.jpg")
+    before = train(*predict).stdout
+    moved = tmp_path / "copy"
+    moved.mkdir()
+    (data / "dataset.json").rename(moved / "dataset.json")
+    shutil.rmtree(data)
+    done = run("python", 1, ROOT / "train.py", *predict)
+    assert done.returncode == 1 and not done.stdout and len(done.stderr.splitlines()) == 1
+    assert str(data) in done.stderr and "copy of its dataset.json" in done.stderr
+    assert train(*predict, f"--data_dir={moved}").stdout == before
+
+
+@pytest.mark.parametrize(("flags", "code", "message"), [
+    (["--mode=export"], 2, "--mode=export needs --checkpoint"),
+    (["--mode=export", "--checkpoint={run}/checkpoints"], 2, "--mode=export needs --output_dir"),
+    (["--mode=predict", "--image=x.jpg"], 2, "--mode=predict needs --checkpoint"),
+    (["--mode=predict", "--checkpoint={run}/checkpoints"], 2, "--mode=predict needs --image"),
+    (["--image=x.jpg"], 2, "--image has no effect with --mode other than predict"),
+    (["--mode=export", "--checkpoint={run}", "--output_dir={empty}/x", "--init_checkpoint={run}"], 2,
+     "--init_checkpoint has no effect"),
+    (["--mode=export", "--checkpoint={run}", "--output_dir={empty}/x", "x.jpg"], 2, "'x.jpg' is not a flag"),
+    (["--mode=predict", "--checkpoint={run}", "--image={empty}"], 1, "contains no images"),
+    (["--mode=predict", "--checkpoint={empty}", "--image=x.jpg"], 1, "is not in a run folder"),
+    (["--mode=export", "--checkpoint={run}", "--output_dir={file}"], 1, "cannot be written"),
+    (["--mode=export", "--checkpoint={run}", "--output_dir={empty}/x", "--model=resnet18"], 1, "does not fit"),
+    (["--mode=predict", "--checkpoint={run}", "--image={file}", "--data_dir={none}"], 1, "there is no dataset in"),
+])
+def test_bad_input(flags, code, message, digits_run, tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    (tmp_path / "empty").mkdir()
+    places = {"run": digits_run, "empty": tmp_path / "empty", "file": tmp_path / "file", "none": tmp_path / "none"}
+    done = run("python", 1, ROOT / "train.py", *(flag.format(**places) for flag in flags))
+    assert done.returncode == code and message in done.stderr and not done.stdout, done.stderr
+    assert len(done.stderr.splitlines()) == 1 and not any((tmp_path / "empty").iterdir())
+
+
+def test_one_worker(digits_run, tmp_path):
+    done = run("mpirun", 2, ROOT / "train.py", "--mode=export", f"--checkpoint={digits_run}",
+               f"--output_dir={tmp_path}/x")
+    assert done.returncode == 1 and "start it without a launcher" in done.stderr and not (tmp_path / "x").exists()
