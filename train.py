@@ -4,6 +4,8 @@
     uv run horovodrun --gloo -np 2 python train.py        the same on two
     uv run train.py --flagfile=R --dry_run                the plan of a recipe, as JSON
     uv run train.py --mode=evaluate --checkpoint=RUN/checkpoints
+    uv run train.py --mode=export --checkpoint=RUN/checkpoints --output_dir=FOLDER
+    uv run train.py --mode=predict --checkpoint=RUN/checkpoints --image=FILE
 """
 import gc
 import sys
@@ -12,6 +14,7 @@ from pathlib import Path
 from common import command
 from common.errors import ExitCode, UserError
 from common.files import as_json
+from common.startup import startup
 from data.named import open_named
 from distributed import launcher
 from distributed.allreduce_plan import check_nodes
@@ -30,17 +33,19 @@ def main(argv) -> int:
     if command.asks_for_help(argv):
         command.print_help(flags.help_text(full=any("helpfull" in word for word in argv[1:])))
         return ExitCode.DONE
-    with command.shell("train.py", barrier=finish) as ending, command.json_alone_on_stdout(), lost_is_user_error():
+    with command.shell("train.py", barrier=finish) as ending, command.json_only_on_stdout(), lost_is_user_error():
         settings = flags.parse(argv)
         run = settings.run
         if run.timeline and not Path(run.timeline).parent.is_dir():
-            raise UserError(f"--timeline: there is no folder for {run.timeline}")
+            raise UserError(f"--timeline: the folder of {run.timeline} does not exist; create it first")
         if run.dry_run:
             dry_run(settings)
         elif run.mode == "train":
             train(settings)
-        else:
+        elif run.mode == "evaluate":
             evaluate(settings)
+        else:
+            use(settings)
     return ending.code
 
 
@@ -48,12 +53,14 @@ def train(settings: Settings) -> None:
     """Trains and prints the content of summary.json."""
     stop, launched, plan = StopRequest(), launcher.launched(), None
     stop.listen()
+    startup.begin(launched.rank)
     dataset = open_named(settings.recipe.data_dir)
     if not settings.launch.elastic:  # errors in the plan show at once
         plan = plan_for(settings, launched.size, launched.local_size, dataset.train.samples)
         if settings.launch.allreduce == "torus" and not settings.launch.torus_grid:
             check_nodes()
-    from training.run import make_training
+    with startup.stage("loading TensorFlow"):
+        from training.run import make_training
 
     attempt = make_training(settings, dataset, plan, stop)
     finish(attempt())
@@ -62,18 +69,31 @@ def train(settings: Settings) -> None:
 def evaluate(settings: Settings) -> None:
     """Evaluates a checkpoint and prints the content of summary.json."""
     dataset = open_named(settings.recipe.data_dir)
-    from training.run import evaluate_checkpoint
+    from inference.evaluate import evaluate_checkpoint
 
     finish(evaluate_checkpoint(settings, dataset))
+
+
+def use(settings: Settings) -> None:
+    """Exports a checkpoint and prints where, or predicts images and prints a line for each."""
+    run = settings.run
+    from inference.export import export
+    from inference.predict import image_files, predict
+    from inference.trained import load_trained
+
+    files = image_files(run.image)  # errors in the names show at once
+    trained = load_trained(settings)
+    for row in [export(trained, Path(run.output_dir))] if run.mode == "export" else predict(trained, files):
+        print(as_json(row), flush=True)
 
 
 def dry_run(settings: Settings) -> None:
     """Prints the plan."""
     run, launched = settings.run, launcher.launched()
-    if launched.size > 1:  # a worker that is to train would wait for this one in vain
-        from training.run import start_alike
+    if launched.size > 1:  # a worker that trains would wait for this one forever
+        from training.run import start_and_check_flags
 
-        start_alike(settings)
+        start_and_check_flags(settings)
     samples = run.train_samples or open_named(settings.recipe.data_dir).train.samples
     local_size = run.workers_per_node or (PAPERS_NODE if run.workers else launched.local_size)
     plan = plan_for(settings, run.workers or launched.size, local_size, samples)

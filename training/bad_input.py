@@ -21,5 +21,5 @@ def bad_input_is_user_error(stopped: str, batches, read: int) -> Iterator[None]:
         if is_lost(error):
             raise
         if isinstance(error, tf.errors.ResourceExhaustedError):
-            raise UserError(f"{stopped}: out of the device's memory; give a smaller --micro_batch_size") from None
+            raise UserError(f"{stopped}: the device ran out of memory; use a smaller --micro_batch_size") from None
         raise UserError(f"{stopped}: {input_reason(error, batches, read)}") from None

@@ -1,8 +1,8 @@
 """Batch norm: the samples that its statistics cover, and exact statistics for an evaluation.
 
 The latter follow "Batch Normalization without Moving Average" (arXiv:1711.04325, section 3), which arXiv:1811.05233
-uses (section 3.2). The mean and the mean of squares are averaged over the workers in float32, whatever the precision of
-the model.
+uses (section 3.2). The mean and the mean of squares are averaged over the workers in float32 for any precision of the
+model.
 """
 import functools
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class Span:
                 layer.mean_over_neighbours = functools.partial(self.neighbours.mean, name=f"batch_norm_{number}")
 
 
-WHOLE = Span()  # the whole micro-batch
+MICRO_BATCH = Span()  # the whole micro-batch
 
 
 def norms(model) -> list:
@@ -54,10 +54,10 @@ class ExactStatistics:
         if self._layers:
             self._inputs = tf.keras.Model(model.inputs, [layer.input for layer in self._layers])
 
-    def measure(self, feed, position: int, batch_size: int, micro_batch_size: int, span: Span = WHOLE) -> None:
-        """Measures training batches from a position in the stream on, whatever has been read before.
+    def measure(self, feed, position: int, batch_size: int, micro_batch_size: int, span: Span = MICRO_BATCH) -> None:
+        """Measures training batches that start at a position in the stream. Earlier reads have no influence.
 
-        It does not affect training: dropout counts no call. Raises UserError for data that cannot be read.
+        It does not affect training: dropout does not count these calls. Raises UserError for data that cannot be read.
         """
         if not self._layers:
             return
@@ -70,7 +70,7 @@ class ExactStatistics:
         neighbours = span.neighbours.count if span.neighbours else 1
         with feed.train(position, steps, batch_size, micro_batch_size, neighbours=neighbours) as batches:
             for number in range(count):
-                with bad_input_is_user_error("measuring batch norm's statistics stopped", batches,
+                with bad_input_is_user_error("measuring batch-norm statistics stopped", batches,
                                              number * micro_batch_size):
                     moments = self._traced[span](batches.iterator)
                 sums = [a + b for a, b in zip(sums, moments, strict=True)]
@@ -89,7 +89,7 @@ class ExactStatistics:
         @tf.function(autograph=False)
         def moments(batches):
             span.apply(self._model)
-            images, _ = next(batches)
+            images, *_ = next(batches)  # not mixed, as in an evaluation
             inputs = tf.nest.flatten(self._inputs(images, training=True))
             inputs = [tf.cast(x, tf.float32) for x in inputs]
             return [tf.stack([tf.reduce_mean(f, axis=list(range(len(x.shape) - 1))) for f in (x, tf.square(x))])

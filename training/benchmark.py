@@ -8,11 +8,12 @@
     train       training steps on batches from the pipeline
 
 It prints the table of the GTC slides ("Throughput comparison"), the stage that limits the speed, and what to change.
-MB/s are encoded images in 1e6 bytes: what a disk has to deliver at that rate.
+MB/s counts encoded images in 1e6 bytes: the rate that the disk has to deliver.
 
 The stages take turns, so a drift of the machine affects all of them. A rate is the median over the turns of a stage.
-The same samples, at most 65,536, are read again and again, so they come from the page cache if they fit. To measure the
-disk, drop the cache first (echo 3 > /proc/sys/vm/drop_caches) and use short --seconds, or a dataset larger than memory.
+All stages read the same samples, at most 65,536, repeatedly, so they come from the page cache if they fit. To measure
+the disk, drop the cache first (echo 3 > /proc/sys/vm/drop_caches) and use short --seconds, or use a dataset larger than
+memory.
 """
 import json
 import sys
@@ -34,7 +35,7 @@ BORROWED = ("data_dir", "model", "augmentation", "image_size", "precision", "dev
 
 def _threads(texts: list[str]) -> tuple[int, ...]:
     if not all(text.isdecimal() and 0 < int(text) <= 1024 for text in texts):
-        raise ValueError("wants numbers of threads, such as 2 or 1,2,4")
+        raise ValueError("needs numbers of threads from 1 to 1024, such as 2 or 1,2,4")
     return tuple(dict.fromkeys(map(int, texts)))
 
 
@@ -71,14 +72,13 @@ def main(argv) -> int:
     if command.asks_for_help(argv):
         command.print_help(__doc__, *flags.described(all_flags(), (*BORROWED, *flags.names(Options))))
         return 0
-    with command.shell("training.benchmark") as ending, command.json_alone_on_stdout():
+    with command.shell("training.benchmark") as ending, command.json_only_on_stdout():
         values = flags.read(all_flags(), argv)
         if values.data_dir.startswith(f"{synthetic.NAME}:"):
-            raise UsageError(f"flag --data_dir={values.data_dir}: there is nothing to read; the stage `model` measures "
-                             "without input, whatever the dataset")
+            raise UsageError(f"flag --data_dir={values.data_dir}: synthetic data has nothing to read; give a real "
+                             "dataset. The stage `model` measures without input on any dataset")
         options = flags.parsed(values, Options)
-        recipe, launch = (group(**{name: values[name].value for name in flags.names(group) if name in BORROWED})
-                          for group in (Recipe, Launch))
+        recipe, launch = (flags.parsed(values, group, BORROWED) for group in (Recipe, Launch))
         from training.stage_times import measure
 
         result = measure(with_image_size(recipe), launch, options, open_named(recipe.data_dir))

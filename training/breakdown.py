@@ -41,7 +41,7 @@ class Clock:
 
 
 def on_host(timed: bool) -> tf.Tensor:
-    """Returns the `timed` of a Clock. If it lay on a GPU, the host would have to wait for it."""
+    """Returns the `timed` of a Clock, on the host, because the host would have to wait for a GPU."""
     with tf.device("/cpu:0"):
         return tf.constant(timed)
 
@@ -60,9 +60,10 @@ class StepTimes:
         """Adds a step, timed or not."""
         self._images, self._seconds = self._images + images, self._seconds + seconds
 
-    def add_timed(self, seconds: float, waited) -> None:
-        """Adds a timed step. waited: how many of these seconds it waited for each of NAMES."""
+    def add_timed(self, seconds: float, waited) -> dict[str, float]:
+        """Adds a timed step. waited: how many of these seconds it waited for each of NAMES. Returns the fractions."""
         self._timed += (seconds, *waited)
+        return {name: float(one) / seconds for name, one in zip(NAMES, waited, strict=True)}
 
     def images_per_second(self) -> float:
         return self._images / self._seconds if self._images else 0.0

@@ -12,11 +12,13 @@ from common.errors import UserError
 from data import synthetic
 from data.dataset import Dataset
 from data.feed import Feed
+from data.mixing import Mixing
 from data.pipeline import Device
 from data.synthetic import SyntheticFeed
 from distributed import optimizer as distributed
 from distributed.exchange import GradientExchange, make_collectives
 from distributed.world import World
+from optim.average import WeightAverage
 from training.batch_norm import ExactStatistics, Span
 from training.divergence import divergence_reason
 from training.evaluate import Evaluator
@@ -61,11 +63,12 @@ def make_job(settings: Settings, plan: Plan, world: World, feed, state: State) -
 
     @functools.cache
     def train_step(phase: Phase):
+        after_update = state.average and functools.partial(state.average.update, phase.global_batch_size)
         return make_train_step(state.model, state.optimizer, state.totals, phase.accumulation_steps, world,
                                recipe.label_smoothing, settings.launch.xla == "true", moving_statistics=not exact,
-                               layers=state.layers, span=Span.of(phase, world.size))
+                               layers=state.layers, span=Span.of(phase, world.size), after_update=after_update)
 
-    evaluate = make_evaluator(settings.launch, state.model, feed, world)
+    evaluate = make_evaluator(settings.launch, state.model, feed, world, state.average)
     divergence = functools.partial(
         divergence_reason, names=[v.name.split(":")[0] for v in state.model.trainable_variables],
         classes=len(feed.dataset.classes), loss_scaling=recipe.precision == "mixed_float16")
@@ -75,11 +78,13 @@ def make_job(settings: Settings, plan: Plan, world: World, feed, state: State) -
 def make_feed(recipe: Recipe, launch: Launch, dataset: Dataset, world: World) -> Feed | SyntheticFeed:
     """Creates the feed that reads this worker's shard of a dataset."""
     name = dali_device(launch.dali_device, world)
+    mixing = Mixing(recipe.mixup, recipe.cutmix)
     if dataset.format == synthetic.NAME:
-        return SyntheticFeed(dataset, recipe.image_size, recipe.seed, world.rank, world.size)
+        return SyntheticFeed(dataset, recipe.final_image_size, recipe.seed, world.rank, world.size, mixing)
     device = Device(name, world.gpu if name == "gpu" else None, launch.dali_threads or world.cores,
                     launch.hw_decoder_load, upload="/gpu:0" if name == "cpu" and world.gpu is not None else None)
-    return Feed(dataset, recipe.image_size, recipe.augmentation, recipe.seed, world.rank, world.size, device)
+    return Feed(dataset, recipe.final_image_size, recipe.augmentation, recipe.seed, world.rank, world.size, device,
+                mixing)
 
 
 def dali_device(flag: str, world: World) -> str:
@@ -92,8 +97,9 @@ def dali_device(flag: str, world: World) -> str:
 def make_model(recipe: Recipe, dataset: Dataset, stream: int = 0):
     """Creates the model. stream: index of dropout's stream of random numbers, different on each worker."""
     tf.keras.mixed_precision.set_global_policy(recipe.precision)
-    return model_zoo.create_model(recipe.model, len(dataset.classes), recipe.image_size, recipe.batch_norm_momentum,
-                                  recipe.seed, stream, dataset.mean, dataset.std)
+    sizes = {*recipe.image_size.values}
+    return model_zoo.create_model(recipe.model, len(dataset.classes), sizes.pop() if len(sizes) == 1 else None,
+                                  recipe.batch_norm_momentum, recipe.seed, stream, dataset.mean, dataset.std)
 
 
 def make_exchange(launch: Launch, plan: Plan, nccl: bool) -> GradientExchange:
@@ -115,5 +121,13 @@ def make_optimizer(recipe: Recipe, model, exchange: GradientExchange):
     return optimizer
 
 
-def make_evaluator(launch: Launch, model, feed, world: World) -> Evaluator:
-    return Evaluator(model, feed, launch.micro_batch_size or DEFAULT_LARGEST_MICRO_BATCH, world)
+def make_average(recipe: Recipe, model) -> WeightAverage | None:
+    """Creates the moving average of the weights, if there is one. Call it when the model has its initial weights."""
+    if not recipe.ema_decay:
+        return None
+    return WeightAverage(model, recipe.ema_decay, recipe.batch_size.values[0],
+                         recipe.batch_norm_statistics == "moving")
+
+
+def make_evaluator(launch: Launch, model, feed, world: World, average: WeightAverage | None = None) -> Evaluator:
+    return Evaluator(model, feed, launch.micro_batch_size or DEFAULT_LARGEST_MICRO_BATCH, world, average)

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from common.errors import UserError, complain, one_line
-from common.files import flush, write_whole
+from common.files import flush, write_atomically
 from common.flags import defaults
 from training.settings import Recipe
 from training.state import Progress, Snapshot, named
@@ -59,7 +59,7 @@ class Checkpoints:
             self.newest = path
             return Snapshot(tensors, _progress(described), np.array(described["sums"]))
         if any(_listed(self._folder)):
-            raise UserError(f"no checkpoint in {self._folder} can be read; --resume=never starts anew")
+            raise UserError(f"no checkpoint in {self._folder} can be read; start over with --resume=never")
         return None
 
     def _check_recipe(self, path, recorded):
@@ -67,8 +67,8 @@ class Checkpoints:
         for name in sorted(self._recipe.keys() | recorded.keys()):
             ours, theirs = self._recipe.get(name), recorded.get(name, DEFAULTS.get(name))
             if ours != theirs:
-                raise UserError(f"{path} is a checkpoint of another training: {name} was {theirs}, is {ours} now; "
-                                "choose another --output_dir, or --resume=never to start anew")
+                raise UserError(f"{path} is a checkpoint of another training: {name} was {theirs} and is now {ours}; "
+                                "choose another --output_dir, or start over with --resume=never")
 
     def save(self, snapshot: Snapshot, epoch: float, top1: float | None = None) -> None:
         """Waits for the previous write, then starts to write a snapshot. top1: of the evaluation just made, if any."""
@@ -106,13 +106,13 @@ class Checkpoints:
             return True
         except (OSError, tf.errors.OpError) as error:
             shutil.rmtree(_scratch(path), ignore_errors=True)
-            stands = f"{self.newest.name} stands" if self.newest else "there is none before it"
+            stands = f"the newest checkpoint is {self.newest.name}" if self.newest else "there is no earlier one"
             complain(f"the checkpoint {path} could not be written: {one_line(error)[:200]}; {stands}")
             return False
 
     def _tidy(self) -> None:
         """Updates `checkpoint`, which TensorFlow reads, and `best`; removes old, leftover and unfinished ones."""
-        write_whole(self._folder / "checkpoint", f'model_checkpoint_path: "{self.newest.name}/variables"\n')
+        write_atomically(self._folder / "checkpoint", f'model_checkpoint_path: "{self.newest.name}/variables"\n')
         listed = _listed(self._folder)
         kept = [path for path in listed if path <= self.newest][:KEPT]
         best = max((path for path in listed if self._top1.get(path.name) is not None), default=None,
@@ -175,19 +175,23 @@ def intact(path: Path) -> Iterator[tuple[Path, dict, dict]]:
         try:
             yield candidate, *read(candidate)
         except Damaged as error:
-            complain(f"the checkpoint {candidate} is damaged and passed over: {error}")
+            complain(f"the checkpoint {candidate} is damaged and was skipped: {error}")
 
 
-def load_model(path: str, model) -> float:
-    """Loads the newest checkpoint's weights into a model; returns its epoch. Raises UserError if they do not fit."""
+def load_model(path: str, model, average=None) -> float:
+    """Loads the newest checkpoint's weights into a model; returns its epoch. Raises UserError if they do not fit.
+
+    average: optim.average.WeightAverage to load, too, or None.
+    """
     for found, tensors, described in intact(Path(path)):
-        variables = named("model", model.variables)
-        check_fit(found, {name: t for name, t in tensors.items() if name.startswith("model/")}, variables)
+        variables = named("model", model.variables) | named("ema", average.variables if average else [])
+        groups = ("model/", "ema/") if average else ("model/",)
+        check_fit(found, {name: tensor for name, tensor in tensors.items() if name.startswith(groups)}, variables)
         for name, variable in variables.items():
             variable.assign(tensors[name])
         return described["epoch"]
-    raise UserError(f"--checkpoint: {path} holds no checkpoint that can be read; a run keeps its own in "
-                    "RUN/checkpoints")
+    raise UserError(f"--checkpoint: {path} contains no readable checkpoint; give the folder RUN/checkpoints of "
+                    "a training run")
 
 
 def check_fit(path: Path, tensors: dict, variables: dict) -> None:
@@ -197,7 +201,7 @@ def check_fit(path: Path, tensors: dict, variables: dict) -> None:
     for name in sorted(ours.keys() | theirs.keys()):
         if ours.get(name) != theirs.get(name):
             raise UserError(f"{path} does not fit this model and optimizer: {name} is {theirs.get(name, 'missing')} in "
-                            f"the checkpoint, {ours.get(name, 'missing')} here")
+                            f"the checkpoint and {ours.get(name, 'missing')} here; use the flags of that run")
 
 
 def _listed(folder: Path) -> list[Path]:

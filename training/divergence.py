@@ -25,10 +25,10 @@ def divergence_reason(loss: float, norms: np.ndarray, names: list[str], classes:
     """
     broken = np.flatnonzero(~np.isfinite(norms))
     if not math.isfinite(loss) or (len(broken) and not loss_scaling):
-        first = f"; of the gradients, that of {names[broken[-1]]} went first" if len(broken) else ""
+        first = f"; the first gradient that is not finite is that of {names[broken[-1]]}" if len(broken) else ""
         return f"the loss is {loss:.4g}{first}"
     if loss > EXPLOSION * math.log(max(classes, 2)):
         largest = int(np.argmax(norms))
-        return (f"the loss is {loss:.4g}, {EXPLOSION} times that of guessing; the largest gradient is that of "
-                f"{names[largest]}, of norm {norms[largest]:.3g}")
+        return (f"the loss is {loss:.4g}, over {EXPLOSION} times that of guessing; the largest gradient is that of "
+                f"{names[largest]}, with norm {norms[largest]:.3g}")
     return None

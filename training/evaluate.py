@@ -1,6 +1,8 @@
 """Exact evaluation: each validation sample counts once, for any number of workers and any remainder."""
 from collections.abc import Callable
+from dataclasses import dataclass
 
+import numpy as np
 import tensorflow as tf
 
 from distributed.world import World
@@ -10,20 +12,48 @@ from training.step import Totals, make_evaluation_step
 BATCHES_UNASKED = 16  # batches from one check for a request to stop to the next
 
 
-class Evaluator:
-    """Evaluates a model on this worker's shard of the validation set and sums over the workers."""
+@dataclass(frozen=True)
+class Validation:
+    """The result of an evaluation, the same on all workers.
 
-    def __init__(self, model, feed, batch_size: int, world: World):
+    metrics: val_loss, val_top1, val_top5 (means over all samples), val_top1_count, val_top5_count, val_samples.
+    outcomes: label, predicted class and loss of each sample in the order of the dataset, float32 (samples, 3).
+    """
+
+    metrics: dict[str, float]
+    outcomes: np.ndarray
+
+
+class Evaluator:
+    """Evaluates a model on this worker's shard of the validation set and sums over the workers.
+
+    average: optim.average.WeightAverage, which is evaluated, too, or None.
+    """
+
+    def __init__(self, model, feed, batch_size: int, world: World, average=None):
         self._totals = Totals()
         self._step = make_evaluation_step(model, self._totals)
-        self._feed, self._batch_size, self._world = feed, batch_size, world
+        self._feed, self._batch_size, self._world, self._average = feed, batch_size, world, average
 
-    def __call__(self, stop: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
-        """Returns val_loss, val_top1, val_top5 (means over all samples), val_top1_count, val_top5_count, val_samples.
+    def __call__(self, stop: Callable[[], bool] = lambda: False, measure: Callable[[], None] = lambda: None
+                 ) -> Validation | None:
+        """Evaluates the model. The metrics of the moving average, if there is one, are named ema_val_loss and so on.
 
+        measure: called before each evaluation, to measure batch norm's statistics under the weights to evaluate.
         stop: called every BATCHES_UNASKED batches, on all workers at once. If it returns true, the result is None.
         """
-        most = -(-self._feed.dataset.validation.samples // self._feed.shards)
+        measure()
+        validation = self._evaluate(stop)
+        if not (validation and self._average):
+            return validation
+        with self._average.swapped_in():
+            measure()
+            averaged = self._evaluate(stop)
+        metrics = averaged and {f"ema_{name}": value for name, value in averaged.metrics.items()}
+        return averaged and Validation(validation.metrics | metrics, validation.outcomes)
+
+    def _evaluate(self, stop) -> Validation | None:
+        outcomes, most = [tf.zeros([0, 3])], -(-self._feed.dataset.validation.samples // self._feed.shards)
         with self._feed.validation(self._batch_size) as (batches, samples):
             for number, start in enumerate(range(0, most, self._batch_size)):
                 if number % BATCHES_UNASKED == 0 and stop():
@@ -32,5 +62,8 @@ class Evaluator:
                 if start >= samples:
                     continue
                 with bad_input_is_user_error(f"evaluation stopped at sample {start}", batches, start):
-                    self._step(batches.iterator, tf.constant(min(self._batch_size, samples - start)))
-        return {f"val_{name}": value for name, value in self._totals.collect(self._world).items()}
+                    valid = min(self._batch_size, samples - start)
+                    outcomes.append(self._step(batches.iterator, tf.constant(valid))[:valid])
+        everyone = self._world.gather(tf.concat(outcomes, axis=0).numpy(), "outcomes")
+        metrics = {f"val_{name}": value for name, value in self._totals.collect(self._world).items()}
+        return Validation(metrics, np.concatenate(everyone))

@@ -9,8 +9,8 @@ INTRODUCTION = """# All flags of train.py
 
 `uv run train.py --help` shows the flags that most people need, `--helpfull` all of them. `--flagfile=FILE` reads flags
 from a file, one per line. Without it, `launch/recipes/images.flags` is read first if `--data_dir` is given, and
-`launch/recipes/digits.flags` otherwise. Flags on the command line win. A flag on the command line that has no effect
-beside the others is an error, such as `--warmup_epochs` with `--warmup=none`.
+`launch/recipes/digits.flags` otherwise. Flags on the command line take precedence. A flag on the command line that has
+no effect in combination with the others, such as `--warmup_epochs` with `--warmup=none`, is an error.
 
 `uv run python -m training.flag_list` writes this page from `training/settings.py`.
 """
@@ -26,9 +26,8 @@ def page() -> str:
 
 
 def row(flag) -> str:
-    default = "" if flag.default is None else flag.default_as_str.strip("'")
-    choices, _, meaning = flag.help.rpartition(">: ") if flag.help.startswith("<") else ("", "", flag.help)
-    listed = f" Values: {', '.join(f'`{one}`' for one in choices.strip('<').split('|'))}." if choices else ""
+    (meaning, choices), default = flags.explained(flag), flags.default_text(flag)
+    listed = f" Values: {', '.join(f'`{one}`' for one in choices)}." if choices else ""
     return f"| `--{flag.name}` | {f'`{default}`' if default else ''} | {meaning}{listed} |"
 
 

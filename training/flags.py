@@ -1,6 +1,7 @@
 """The command line: reads the flags that settings.py declares. Imports nothing heavy, so a wrong flag fails at once."""
 import dataclasses
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from common import flags
 from common.errors import UsageError, UserError
 from data import named
 from distributed.launcher import ELASTIC
+from optim.schedules import Piecewise
 from training.settings import Launch, Recipe, Run, Settings
 
 RECIPES = Path(__file__).parents[1] / "launch" / "recipes"
@@ -20,6 +22,11 @@ FIRST_SCREEN = {
     "Run": ("output_dir", "resume", "checkpoint_every", "mode", "checkpoint", "dry_run"),
     "Device": ("device", "micro_batch_size"),
 }
+NEEDED = {  # mode -> the flags that it needs, each with an example
+    "evaluate": {"checkpoint": "RUN/checkpoints"},
+    "export": {"checkpoint": "RUN/checkpoints", "output_dir": "FOLDER"},
+    "predict": {"checkpoint": "RUN/checkpoints", "image": "FILE"},
+}
 GROUPS = {"Recipe": Recipe, "Launch": Launch, "Run": Run}
 
 
@@ -27,34 +34,47 @@ def parse(argv: Sequence[str]) -> Settings:
     """Returns the settings of a command line. argv[0] is the program. Raises UsageError, UserError.
 
     A recipe is read first, and the flags on the command line override it. The recipe is the file of --flagfile, or
-    flags.txt of the evaluated run. Otherwise it is images.flags if --data_dir is given, and digits.flags if not.
+    flags.txt of the run of --checkpoint. Otherwise it is images.flags if --data_dir is given, and digits.flags if not.
     """
     recipes, given = recipes_first(argv[1:])
     source = [] if recipes else [_default_recipe(argv[0], given)]
-    values = flags.read(define(), [argv[0], *recipes, *(f"--flagfile={path}" for path in source), *given])
+    values = _read([argv[0], *recipes, *(f"--flagfile={path}" for path in source), *given])
     values.data_dir = named.absolute(values.data_dir)  # flags.txt has to mean the same from any folder
+    values.init_checkpoint = values.init_checkpoint and str(Path(values.init_checkpoint).absolute())
     for name in ("workers", "workers_per_node"):
         if values[name].value is not None and not values.dry_run:
-            raise UsageError(f"--{name} plans for workers that need not exist: it goes with --dry_run")
+            raise UsageError(f"--{name} only sets what to plan for; use it with --dry_run")
     if values.elastic != (ELASTIC in os.environ):
-        raise UsageError("--elastic goes with horovodrun --min-np=N --max-np=N --host-discovery-script=SCRIPT"
-                         if values.elastic else "horovodrun was told that workers may come and go: add --elastic")
-    if values.mode == "evaluate" and not values.checkpoint:
-        raise UsageError("--mode=evaluate needs --checkpoint=RUN/checkpoints")
-    recorded = [name for name in (*flags.names(Recipe), *flags.names(Launch)) if values[name].value not in (None, [])]
+        raise UsageError("--elastic needs horovodrun --min-np=N --max-np=N --host-discovery-script=SCRIPT"
+                         if values.elastic else "horovodrun was started for a varying number of workers; add --elastic")
+    for name in values.observer:
+        if not re.fullmatch(r"[\w.]+:[\w.]+", name):
+            raise UsageError(f"--observer={name} is not MODULE:NAME, such as my_observers:Printer")
+    for name, example in NEEDED.get(values.mode, {}).items():
+        if not values[name].value:
+            raise UsageError(f"--mode={values.mode} needs --{name}={example}")
+    recorded = [name for name in (*flags.names(Recipe), *flags.names(Launch), "init_checkpoint")
+                if values[name].value not in (None, [])]
     text = "\n".join(values[name].serialize() for name in recorded) + "\n"
     recipe, launch, run = (flags.parsed(values, group) for group in GROUPS.values())
     recipe = with_image_size(recipe)
     values_given = {name: values[name].value for group in GROUPS.values() for name in flags.names(group)}
-    settings = Settings(recipe, launch, run, values_given | {"image_size": recipe.image_size}, text, *source)
+    sizes = recipe.image_size
+    given_size = sizes.values[0] if len(sizes.pairs) == 1 else str(sizes)
+    files = source or [Path(recipes[0].partition("=")[2]).absolute()]
+    settings = Settings(recipe, launch, run, values_given | {"image_size": given_size}, text,
+                        next(iter(source), None), files[0])
     _check_effect(settings, given)
     return settings
 
 
 def with_image_size(recipe: Recipe) -> Recipe:
-    """Returns the recipe with the model's own image size, unless it has one."""
-    size = recipe.image_size or model_zoo.MODELS[recipe.model].image_size
-    return dataclasses.replace(recipe, image_size=size)
+    """Returns the recipe with the model's own image size, unless it has one. Raises UserError."""
+    info = model_zoo.MODELS[recipe.model]
+    sizes = recipe.image_size or Piecewise.parse(info.image_size, int)
+    if len(set(sizes.values)) > 1 and not info.any_image_size:
+        raise UserError(f"--image_size={sizes}: the dense layers of {recipe.model} need one image size; give one size")
+    return dataclasses.replace(recipe, image_size=sizes)
 
 
 def define() -> absl_flags.FlagValues:
@@ -76,15 +96,29 @@ def help_text(full: bool = False) -> str:
 
 
 def _default_recipe(program, given) -> Path:
-    """Returns the recipe to read without --flagfile. Raises UserError if an evaluated run has no flags.txt."""
-    values = flags.read(define(), [program, *given])
-    if values.mode == "evaluate" and values.checkpoint:
+    """Returns the recipe to read without --flagfile. Raises UserError if the run of --checkpoint has no flags.txt."""
+    values = _read([program, *given])
+    if values.mode in NEEDED and values.checkpoint:
         recorded = run_folder(values.checkpoint) / "flags.txt"
         if not recorded.is_file():
-            raise UserError(f"--checkpoint: {values.checkpoint} lies in no run's folder, there is no {recorded}; give "
-                            "RUN/checkpoints, or the recipe by --flagfile")
+            raise UserError(f"--checkpoint: {values.checkpoint} is not in a run folder: {recorded} does not exist; "
+                            "give RUN/checkpoints, or the recipe with --flagfile")
         return recorded
     return RECIPES / ("images.flags" if values["data_dir"].present else "digits.flags")
+
+
+def _read(argv: Sequence[str]) -> absl_flags.FlagValues:
+    """Sets all flags from a command line. Raises UsageError.
+
+    In --mode=predict, arguments that are not flags are further images, because a shell puts them there for *.jpg.
+    """
+    values = define()
+    values.set_gnu_getopt(True)  # flags may follow them
+    images = flags.read_with_arguments(values, argv)
+    if images and values.mode != "predict":
+        raise UsageError(f"'{images[0]}' is not a flag; --help lists all flags")
+    values.image = [*values.image, *images]
+    return values
 
 
 INERT = {  # flag -> (whether it has no effect, which other flag is the reason)
@@ -100,17 +134,19 @@ INERT = {  # flag -> (whether it has no effect, which other flag is the reason)
     "lars_epsilon": (lambda s: s.recipe.optimizer != "lars", "--optimizer other than lars"),
     "torus_grid": (lambda s: s.launch.allreduce != "torus", "--allreduce=ring"),
     "fusion_mb": (lambda s: s.launch.deterministic and s.launch.allreduce == "ring" and s.launch.compression == "none",
-                  "--deterministic, which exchanges each gradient by itself"),
+                  "--deterministic, which exchanges each gradient separately"),
+    "image": (lambda s: s.run.mode != "predict", "--mode other than predict"),
+    "init_checkpoint": (lambda s: s.run.mode != "train", "--mode other than train"),
     "max_rollbacks": (lambda s: s.run.on_divergence == "stop", "--on_divergence=stop"),
 }
 
 
 def _check_effect(settings: Settings, given) -> None:
-    """Raises UsageError for a flag on the command line, not in a recipe, that has no effect beside the others."""
+    """Raises UsageError for a flag on the command line, not in a recipe, that has no effect with the others."""
     words = {word.lstrip("-").partition("=")[0] for word in given if word.startswith("-")}
-    for name, (is_inert, beside) in INERT.items():
+    for name, (is_inert, reason) in INERT.items():
         if name in words and is_inert(settings):
-            raise UsageError(f"--{name} does nothing with {beside}")
+            raise UsageError(f"--{name} has no effect with {reason}; remove it")
 
 
 def recipes_first(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

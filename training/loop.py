@@ -4,34 +4,40 @@ It replaces Keras's `fit`, which needs the same number of steps in each epoch an
 phase can change the batch size, an evaluation follows each epoch of samples, and a run can resume at any step.
 """
 import contextlib
+import functools
 import time
 from collections.abc import Iterator, Sequence
 
+from common.startup import startup
+from reporting.observer import Evaluation
 from training.bad_input import bad_input_is_user_error
 from training.batch_norm import Span
 from training.breakdown import TIMED_ONE_IN, StepTimes
 from training.build import Job
 from training.pending import Pending, Step
 from training.plan import Interval
+from training.profiling import launching
 from training.recovery import Recovery
 
 
 def follow_plan(job: Job, recovery: Recovery, observers: Sequence = ()) -> dict:
-    """Trains the rest of the plan and returns the last evaluation.
+    """Trains the rest of the plan and returns the metrics of the last evaluation.
 
     Raises Diverged and Stopped on all workers at once, and UserError if training cannot continue.
     """
-    progress, times, validation = job.state.progress, StepTimes(), None
+    progress, times, metrics, profiled = job.state.progress, StepTimes(), None, launching(observers)
     for interval in job.plan.intervals():
         train_step, batch_size = job.train_step(interval.phase), interval.phase.global_batch_size
         with read_on(job, interval) as batches, Pending(job, observers, times) as pending:
             first = progress.step
             while progress.step < interval.end:
                 began, step = time.perf_counter(), next_step(job, interval, first)
-                signals = pending.settle(leaving=0 if step.timed else 1)
+                signals, launched = pending.settle(leaving=0 if step.timed else 1), time.perf_counter()
                 read = (step.number - first) * batch_size // job.world.size
-                with bad_input_is_user_error(f"training stopped at epoch {step.epoch:.3f}", batches, read):
-                    pending.add(step, train_step(batches.iterator, *step.arguments, recovery.signals()))
+                with bad_input_is_user_error(f"training stopped at epoch {step.epoch:.3f}", batches, read), \
+                        startup.stage("tracing the first step"), profiled(step.number):
+                    packed = train_step(batches.iterator, *step.arguments, recovery.signals())
+                pending.add(step, packed, launched)
                 progress.step += 1
                 progress.samples += batch_size
                 is_last = progress.step == interval.end
@@ -43,8 +49,8 @@ def follow_plan(job: Job, recovery: Recovery, observers: Sequence = ()) -> dict:
                     signals += pending.settle()
                     recovery.after_step(signals, before_evaluation=is_last and interval.evaluates)
         if interval.evaluates and progress.evaluations < interval.evaluations:
-            validation = validate(job, interval, recovery, observers, times)
-    return validation or job.evaluate()
+            metrics = validate(job, interval, recovery, observers, times)
+    return metrics or job.evaluate().metrics
 
 
 def next_step(job: Job, interval: Interval, first: int) -> Step:
@@ -67,30 +73,34 @@ def read_on(job: Job, interval: Interval) -> Iterator:
         yield None
         return
     progress.reshard_step = start = max(progress.reshard_step, interval.first_step)
-    with job.feed.train(interval.position(start) + progress.skipped, interval.end - start, phase.global_batch_size,
-                        phase.micro_batch_size, progress.step - start, phase.neighbours) as batches:
+    with contextlib.ExitStack() as held:
+        with startup.stage("opening the input"):
+            batches = held.enter_context(job.feed.train(
+                interval.position(start) + progress.skipped, interval.end - start, phase.global_batch_size,
+                phase.micro_batch_size, progress.step - start, phase.neighbours, phase.image_size))
         yield batches
 
 
 def validate(job: Job, interval: Interval, recovery: Recovery, observers, times: StepTimes) -> dict:
-    """Evaluates after an interval, notifies the observers, and saves a checkpoint if one is due."""
+    """Evaluates after an interval, notifies the observers and saves a checkpoint if one is due; returns the metrics."""
     state, phase, world = job.state, interval.phase, job.world
-    if job.exact:
-        job.exact.measure(job.feed, interval.position(interval.end) + state.progress.skipped, phase.global_batch_size,
-                          phase.micro_batch_size, Span.of(phase, world.size))
-    validation = job.evaluate(recovery.stop_is_asked)
+    start = interval.position(interval.end) + state.progress.skipped
+    measure = functools.partial(job.exact.measure, job.feed, start, phase.global_batch_size, phase.micro_batch_size,
+                                Span.of(phase, world.size)) if job.exact else lambda: None
+    validation = job.evaluate(recovery.stop_is_asked, measure)
     if validation is None:
         recovery.stop()
+    metrics = validation.metrics
     rates, trained, progress = job.plan.rates(interval.epoch), state.totals.collect(world), state.read_clock()
     row = {"epoch": interval.epoch, "samples": progress.samples, "learning_rate": rates["learning_rate"],
            "momentum": rates["momentum"], "batch_size": rates["global_batch_size"],
            "train_loss": trained["loss"], "train_top1": trained["top1"],
-           **{name: validation[name] for name in ("val_loss", "val_top1", "val_top5")},
+           **{name: value for name, value in metrics.items() if not name.endswith(("_count", "_samples"))},
            "images_per_second": times.images_per_second(), "seconds": progress.seconds}
     breakdown = times.collect(world)
     with world.raise_on_all_ranks():
         for observer in observers:
-            observer.evaluation(row, job.layers(), breakdown)
+            observer.evaluation(Evaluation(row, job.layers(), breakdown, validation.outcomes))
     progress.evaluations += 1
-    recovery.after_evaluation(interval.epoch, validation["val_top1"])
-    return validation
+    recovery.after_evaluation(interval.epoch, metrics.get("ema_val_top1", metrics["val_top1"]))
+    return metrics

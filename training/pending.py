@@ -3,11 +3,12 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
 
+from reporting.observer import Update
 from training.breakdown import StepTimes, on_host
 from training.build import Job
 from training.divergence import Diverged
@@ -18,7 +19,7 @@ from training.step import NO_SIGNALS, Learned
 class Step:
     """An update of the weights.
 
-    number: index in the whole training, from 0. timed: whether it measures its waiting times. began: launch time.
+    number: index in the whole training, from 0. timed: whether it measures its waiting times.
     """
 
     number: int
@@ -27,7 +28,6 @@ class Step:
     momentum: float
     batch_size: int
     timed: bool
-    began: float = field(default_factory=time.perf_counter)
 
     @property
     def arguments(self) -> tuple[tf.Tensor, ...]:
@@ -53,9 +53,13 @@ class Pending:
     def __exit__(self, *_):
         self._reader.shutdown(wait=False, cancel_futures=True)
 
-    def add(self, step: Step, packed: tf.Tensor) -> None:
-        """Adds a step that was launched. packed: its result."""
-        self._steps.append((step, self._reader.submit(packed.numpy)))
+    def add(self, step: Step, packed: tf.Tensor, began: float) -> None:
+        """Adds a step that was launched.
+
+        packed: its result, which training.step.Learned unpacks. began: time before the launch, when no earlier step was
+        left if the step is timed.
+        """
+        self._steps.append((step, began, self._reader.submit(packed.numpy)))
 
     def settle(self, leaving: int = 0) -> np.ndarray:
         """Waits for the results of all steps except the last `leaving`, and notifies the observers.
@@ -64,13 +68,13 @@ class Pending:
         """
         signals = np.array(NO_SIGNALS)
         while len(self._steps) > leaving:
-            step, result = self._steps.popleft()
+            step, began, result = self._steps.popleft()
             learned = Learned.of(result.result())
-            if step.timed:
-                self._times.add_timed(time.perf_counter() - step.began, learned.waited)
+            waits = self._times.add_timed(time.perf_counter() - began, learned.waited) if step.timed else {}
             if problem := self._job.divergence(learned.loss, learned.norms):
                 raise Diverged(problem, step.number, step.epoch, step.learning_rate)
             for observer in self._observers:
-                observer.step(step.batch_size, self._job.layers() if not step.number else {})
+                observer.step(Update(step.number, step.epoch, step.batch_size, step.learning_rate, step.momentum,
+                                     learned.loss, learned.top1, waits, {} if step.number else self._job.layers()))
             signals += learned.signals
         return signals

@@ -10,14 +10,16 @@ from optim import schedules
 from training.settings import Launch, Recipe, Settings
 
 DEFAULT_LARGEST_MICRO_BATCH = 64
+APART = ("batch_norm_span", "image_size")  # fields of a phase that plan.json lists outside `phases`
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of the training with one global batch size = workers x micro-batch x accumulation steps.
+    """A part of the training with a fixed global batch size, batch-norm span and image size.
 
-    batch_norm_span: number of samples over which batch norm computes its statistics: a part of a micro-batch, all of
-    it, or the micro-batches of neighbouring workers.
+    global_batch_size: workers x micro_batch_size x accumulation_steps. batch_norm_span: number of samples over which
+    batch norm computes its statistics: a part of a micro-batch, all of it, or the micro-batches of neighbouring
+    workers.
     """
 
     start_epoch: float
@@ -27,6 +29,7 @@ class Phase:
     accumulation_steps: int
     steps: int
     batch_norm_span: int
+    image_size: int | None = None  # None: the model's own
 
     @property
     def neighbours(self) -> int:
@@ -43,7 +46,7 @@ class Interval:
     steps: int
     first_step: int  # index in the whole training, from 0
     epoch: float | None  # epochs completed at the end if an evaluation follows, None otherwise
-    evaluations: int  # number in the whole training, this one's included
+    evaluations: int  # number from the start of the training to the end of this interval
 
     @property
     def evaluates(self) -> bool:
@@ -62,7 +65,10 @@ class Interval:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to train, in which phases, at which rates. `as_json` is plan.json."""
+    """The phases of a training and its schedules on a number of workers. `as_json` is the content of plan.json.
+
+    train_samples: size of the training set. samples: number of samples that all steps process.
+    """
 
     workers: int
     train_samples: int
@@ -101,17 +107,18 @@ class Plan:
         return {
             "workers": self.workers, "train_samples": self.train_samples, "epochs": self.epochs, "steps": self.steps,
             "peak_learning_rate": self.learning_rate.peak, "exchange": self.allreduce.as_json(),
-            "phases": [{name: value for name, value in vars(phase).items() if name != "batch_norm_span"}
+            "phases": [{name: value for name, value in vars(phase).items() if name not in APART}
                        for phase in self.phases],
-            "batch_norm_span": [phase.batch_norm_span for phase in self.phases],
+            **{name: [getattr(phase, name) for phase in self.phases] for name in APART},
             "schedule": [{"epoch": epoch, **self.rates(epoch)} for epoch in range(math.ceil(self.epochs))],
         }
 
     def intervals(self) -> Iterator[Interval]:
         """Yields the intervals of the training, which end at each evaluation and at each new phase.
 
-        An evaluation follows the first step that has processed e * train_samples samples, for each whole e, and the
-        last step. Each phase starts at its epoch's first sample, even if the phase before left samples unread.
+        An evaluation follows the first step that reaches position e * train_samples of the stream, for each whole e,
+        and the last step. A step that reaches several such positions is followed by one evaluation. Each phase starts
+        at its epoch's first sample, even if the phase before left samples unread.
         """
         step, evaluated, evaluations = 0, 0, 0
         for phase in self.phases:
@@ -142,8 +149,8 @@ def plan_for(settings: Settings, workers: int, workers_per_node: int, train_samp
     plan = make_plan(settings.recipe, launch.micro_batch_size, workers, train_samples, allreduce)
     if (launch.elastic or launch.xla == "true") and any(phase.neighbours > 1 for phase in plan.phases):
         without = "elastic" if launch.elastic else "xla"
-        raise UserError(f"--batch_norm_span: it would reach over several workers, which --{without} cannot do; start "
-                        "fewer workers")
+        raise UserError(f"--batch_norm_span: its groups would span several workers, which --{without} does not "
+                        "support; start fewer workers or choose a smaller span")
     return plan
 
 
@@ -153,23 +160,28 @@ def allreduce_for(launch: Launch, workers: int, workers_per_node: int, nccl: boo
 
 def make_plan(recipe: Recipe, micro_batch_size: int | None, workers: int, train_samples: int,
               allreduce: AllreducePlan = RING) -> Plan:
-    """Returns the plan. Raises UserError if a batch size does not divide, and names the nearest that do."""
-    batches, spans, epochs = recipe.batch_size, recipe.batch_norm_span, _tidy(recipe.epochs)
-    for name, pieces in (("batch_size", batches), ("batch_norm_span", spans)):
-        if pieces and pieces.boundaries[-1] >= epochs:
-            raise UserError(f"--{name}={pieces} has a phase that starts at or after --epochs={epochs}")
-    starts = sorted({*batches.boundaries, *(spans.boundaries if spans else ())})
-    phases = tuple(
-        _phase(_tidy(start), _tidy(end), batches(start), spans and spans(start), micro_batch_size, workers,
-               train_samples)
-        for start, end in zip(starts, [*starts[1:], epochs], strict=True))
+    """Returns the plan of a recipe on a number of workers. Raises UserError if the recipe cannot be carried out.
+
+    If a batch size is not divisible, the error names the nearest sizes that are.
+    """
+    batches, epochs = recipe.batch_size, _tidy(recipe.epochs)
+    changing = {name: getattr(recipe, name) for name in ("batch_size", "batch_norm_span", "image_size")}
+    changing = {name: schedule for name, schedule in changing.items() if schedule}
+    for name, schedule in changing.items():
+        if schedule.boundaries[-1] >= epochs:
+            raise UserError(f"--{name}={schedule} has a phase that starts at or after --epochs={epochs}; "
+                            "remove the phase or raise --epochs")
+    starts = sorted({start for schedule in changing.values() for start in schedule.boundaries})
+    phases = tuple(_phase(recipe, _tidy(start), _tidy(end), micro_batch_size, workers, train_samples)
+                   for start, end in zip(starts, [*starts[1:], epochs], strict=True))
     rate = schedules.scaled(recipe.learning_rate, recipe.lr_scaling, recipe.base_batch_size, batches.values[0])
     learning_rate = schedules.LearningRate(
         rate, epochs, recipe.lr_schedule, recipe.poly_power, recipe.lr_boundaries, recipe.warmup,
         recipe.warmup_epochs, recipe.warmup_learning_rate, recipe.decay_from)
     first, full = recipe.warmup_learning_rate, rate(recipe.warmup_epochs)
     if recipe.warmup == "gradual" and recipe.warmup_epochs and first > full:
-        raise UserError(f"--warmup=gradual would fall: from --warmup_learning_rate={first:g} to a rate of {full:g}")
+        raise UserError(f"--warmup=gradual would lower the learning rate from {first:g} to {full:g}; choose a lower "
+                        "--warmup_learning_rate")
     plan = Plan(workers, train_samples, epochs, learning_rate, recipe.momentum_schedule, recipe.momentum, phases,
                 allreduce)
     try:
@@ -179,40 +191,48 @@ def make_plan(recipe: Recipe, micro_batch_size: int | None, workers: int, train_
     return plan
 
 
-def _phase(start, end, batch, span, micro_batch, workers, train_samples):
-    unit = workers * (micro_batch or 1)
+def _phase(recipe, start, end, micro_batch, workers, train_samples):
+    batch, span, image_size = (values and values(start) for values in (
+        recipe.batch_size, recipe.batch_norm_span, recipe.image_size))
+    in_pairs = bool(recipe.mixup or recipe.cutmix)
+    unit = workers * (micro_batch or 1 + in_pairs)
     if batch % unit:
         below, above = batch // unit * unit, (batch // unit + 1) * unit
         nearest = " and ".join(str(size) for size in (below, above) if size)
-        by = f"{workers} worker{'s' * (workers > 1)}" + (f" x --micro_batch_size={micro_batch}" if micro_batch else "")
-        raise UserError(f"--batch_size: {batch} does not divide by {by}; the nearest sizes that do: {nearest}")
+        by = f"{workers} worker{'s' * (workers > 1)}" + (
+            f" x --micro_batch_size={micro_batch}" if micro_batch else " x 2, for --mixup and --cutmix" * in_pairs)
+        raise UserError(f"--batch_size: {batch} is not divisible by {by}; the nearest sizes that are: {nearest}")
     per_worker = batch // workers
-    micros = [micro_batch] if micro_batch else divisors(per_worker)
+    micros = [micro_batch] if micro_batch else [size for size in divisors(per_worker) if not in_pairs or size % 2 == 0]
+    if in_pairs and micros[0] % 2:
+        raise UserError(f"--micro_batch_size: {micro_batch} is odd; --mixup and --cutmix need an even size, because "
+                        "they combine the images in pairs")
     micro = max(size for size in micros if size <= DEFAULT_LARGEST_MICRO_BATCH or micro_batch)
     if span:
         micro = _micro_batch_for(span, micros, workers)
     steps = max(1, math.floor((_exact(end) - _exact(start)) * train_samples / batch))
-    return Phase(start, end, batch, micro, per_worker // micro, steps, span or micro)
+    return Phase(start, end, batch, micro, per_worker // micro, steps, span or micro, image_size)
 
 
 def _micro_batch_for(span: int, micros: list[int], workers: int) -> int:
     """Returns the micro-batch size for a batch-norm span. micros: the sizes that divide a worker's part of the batch.
 
-    It is the largest multiple of the span up to 64, or the span itself. If a worker's part is smaller than the span, it
-    is the size with the fewest neighbours. Raises UserError, with the nearest possible spans.
+    It is the largest multiple of the span up to 64, or the span itself. If none of the sizes is a multiple, it is the
+    largest that divides the span, so that the fewest workers share statistics. Raises UserError, with the nearest
+    possible spans.
     """
-    whole = [size for size in micros if size % span == 0 and (size <= max(span, DEFAULT_LARGEST_MICRO_BATCH)
-                                                              or len(micros) == 1)]
+    multiples = [size for size in micros if size % span == 0 and (size <= max(span, DEFAULT_LARGEST_MICRO_BATCH)
+                                                                  or len(micros) == 1)]
     shared = [size for size in micros if span % size == 0 and workers % (span // size) == 0]
-    if whole or shared:
-        return max(whole or shared)
+    if multiples or shared:
+        return max(multiples or shared)
     possible = {part for size in micros for part in divisors(size)} | {
         size * group for size in micros for group in divisors(workers)}
     nearest = [max((one for one in possible if one < span), default=None),
                min((one for one in possible if one > span), default=None)]
-    raise UserError(f"--batch_norm_span: {span} samples cannot be put together from micro-batches of "
-                    f"{' or '.join(map(str, micros[-3:]))} on {workers} worker{'s' * (workers > 1)}; the nearest spans "
-                    f"that can: {' and '.join(str(one) for one in nearest if one)}")
+    raise UserError(f"--batch_norm_span: {span} samples cannot be composed of micro-batches of "
+                    f"{' or '.join(map(str, micros[-3:]))} on {workers} worker{'s' * (workers > 1)}; the nearest "
+                    f"possible spans: {' and '.join(str(one) for one in nearest if one)}")
 
 
 def divisors(number: int) -> list[int]:
@@ -222,7 +242,7 @@ def divisors(number: int) -> list[int]:
 
 
 def _exact(number):
-    """Returns the decimal as written, not the nearest binary fraction: floor(0.3 * 10) has to be 3 in every phase."""
+    """Returns the decimal as written, not the nearest binary fraction, for which floor(0.29 * 100) would be 28."""
     return Fraction(str(number))
 
 

@@ -1,4 +1,4 @@
-"""Decides when to save a checkpoint, commit, stop or roll back."""
+"""Checkpoints, snapshots in memory, stops and rollbacks: when they are due, and how all workers perform them."""
 import time
 from pathlib import Path
 
@@ -14,16 +14,17 @@ from training.stopping import StopRequest
 
 
 class Recovery:
-    """Decides when a checkpoint, a commit or a stop is due, and performs it on all workers alike.
+    """Decides when a checkpoint, a commit or a stop is due, and performs it on all workers.
 
     folder: the run's folder. checkpoints: on rank 0, None elsewhere. hosts: distributed.elastic's in elastic training,
-    otherwise None. committed: the last snapshot kept in memory, in elastic training.
+    otherwise None. committed: the last snapshot kept in memory, in elastic training. A new training that may roll back
+    saves its first checkpoint here.
     """
 
     def __init__(self, job: Job, folder: Path, checkpoints: Checkpoints | None, stop: StopRequest, hosts=None):
         self._job, self._folder, self._checkpoints, self._stop, self._hosts = job, folder, checkpoints, stop, hosts
         self.committed = job.state.snapshot(job.world) if hosts else None
-        self._note_saved()
+        self._record_save()
         stop.heeded = True
         if job.settings.run.on_divergence == "rollback" and not job.state.progress.step:
             self._save(epoch=0)
@@ -37,37 +38,40 @@ class Recovery:
         return self._job.world.any(self._stop.received)
 
     def is_due_after(self, signals) -> bool:
-        """Whether `after_step` would save, commit or stop, which needs the results of all steps."""
+        """Whether `after_step` would save, commit or stop. The results of all steps have to be known before that."""
         return bool(np.any(signals)) or self._epochs_have_passed() or self._commit_is_due()
 
     def after_step(self, signals, before_evaluation: bool) -> None:
-        """Saves, commits or stops, if due. Raises Stopped.
+        """Saves, commits or stops, if due. Raises Stopped, and HostsUpdatedInterrupt after a commit.
 
-        signals: their mean over the workers. before_evaluation: whether an evaluation follows, which then saves.
+        signals: those of Pending.settle; positive if any worker has set them. before_evaluation: whether an evaluation
+        follows. If so, `after_evaluation` saves and commits.
         """
         stop, minutes_have_passed = signals
         if stop:
             self.stop()
         if not before_evaluation:
-            self._keep(minutes_have_passed or self._epochs_have_passed())
+            self._save_if_due(minutes_have_passed or self._epochs_have_passed())
 
     def after_evaluation(self, epoch: float, top1: float) -> None:
         """Saves or commits, if due. Raises UserError if the training's last checkpoint cannot be written."""
         is_last = self._job.state.progress.step == self._job.plan.steps
         minutes_have_passed = self._job.world.any(self._minutes_have_passed())
-        self._keep(is_last or self._epochs_have_passed() or minutes_have_passed, epoch, top1)
+        self._save_if_due(is_last or self._epochs_have_passed() or minutes_have_passed, epoch, top1)
         if is_last:
-            self._wait("the last checkpoint could not be written; make room and start the same command again")
+            self._wait("the last checkpoint could not be written; free disk space and run the same command again")
 
     def stop(self) -> None:
         """Saves a checkpoint, waits until it is written, and raises Stopped."""
         self._save()
-        self._wait("asked to stop, but the checkpoint could not be written")
-        raise Stopped(f"stopped on request after step {self._job.state.progress.step} of {self._job.plan.steps}, with "
-                      f"a checkpoint written; --output_dir={self._folder} goes on from there")
+        self._wait("the requested stop failed, because its checkpoint could not be written; see the line above")
+        raise Stopped(f"stopped on request after step {self._job.state.progress.step} of {self._job.plan.steps}, "
+                      f"with a checkpoint; continue with --output_dir={self._folder}")
 
     def roll_back(self, problem: Diverged, observers) -> None:
-        """Goes back to the last checkpoint and continues with the data after those that caused the problem.
+        """Restores the newest good checkpoint. Training then repeats the steps since that checkpoint on new data.
+
+        It skips all samples that were read since that checkpoint, up to and including those of the diverged step.
 
         Raises UserError on all workers if --on_divergence is not rollback, if --max_rollbacks is reached, or if there
         is no checkpoint.
@@ -88,14 +92,14 @@ class Recovery:
         after.rollbacks, after.reshard_step, after.seconds = before.rollbacks + 1, after.step, before.seconds
         after.skipped = plan.position(problem.step + 1) + before.skipped - plan.position(after.step)
         state.start_clock()
-        self._note_saved()
+        self._record_save()
         for observer in observers:
-            observer.go_back(after)
+            observer.rewind(after)
         if self._checkpoints:
-            complain(f"{problem}; rolled back to {newest} ({after.rollbacks} of {run.max_rollbacks}), past the data "
-                     "that did it")
+            complain(f"{problem}; rolled back to {newest} ({after.rollbacks} of {run.max_rollbacks}); training "
+                     "continues with the samples after those that caused it")
 
-    def _keep(self, is_due: bool, epoch: float | None = None, top1: float | None = None) -> None:
+    def _save_if_due(self, is_due: bool, epoch: float | None = None, top1: float | None = None) -> None:
         if is_due:
             self._save(epoch, top1)
         if self._commit_is_due():
@@ -106,13 +110,13 @@ class Recovery:
         return self._hosts is not None and self._job.state.progress.step % COMMIT_STEPS == 0
 
     def _save(self, epoch: float | None = None, top1: float | None = None) -> None:
-        self._note_saved()
+        self._record_save()
         snapshot = self._job.state.snapshot(self._job.world)
         if self._checkpoints:
             epochs = self._saved_position / self._job.plan.train_samples
             self._checkpoints.save(snapshot, epochs if epoch is None else epoch, top1)
 
-    def _note_saved(self) -> None:
+    def _record_save(self) -> None:
         self._saved_position, self._saved_at = self._job.plan.position(self._job.state.progress.step), time.monotonic()
 
     def _wait(self, problem: str) -> None:

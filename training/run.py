@@ -4,14 +4,17 @@ import dataclasses
 import hashlib
 import os
 import shutil
+import socket
 import sys
-import time
+from collections import Counter
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
 from common import files
 from common.errors import UserError, complain
+from common.startup import startup
+from data import synthetic
 from data.dataset import Dataset
 from data.stage import stage
 from distributed import elastic, launcher
@@ -22,21 +25,23 @@ from distributed.lost import lost_is_internal_error
 from distributed.neighbours import Neighbours, distinct
 from distributed.optimizer import set_exchange
 from distributed.world import World
-from reporting.progress import ProgressBar, validation_line
-from reporting.report import write_report
-from reporting.run_folder import RunFolder, write_grid
 from training import build
 from training.build import Job
-from training.checkpoints import Checkpoints, load_model
+from training.checkpoints import Checkpoints
 from training.divergence import Diverged
+from training.initial_weights import initialize
 from training.loop import follow_plan
+from training.observing import load_observers, make_observers
 from training.plan import Plan, allreduce_for, plan_for
 from training.recovery import Recovery
 from training.settings import Settings
 from training.state import State, named
 from training.stopping import StopRequest
+from training.summary import summarized
 
 DIFFERENT_FLAGS = "the workers were started with different flags"
+FILES = ("metrics.jsonl", "steps.jsonl", "times.jsonl", "trust_ratios.jsonl", "summary.json", "run.json",
+         "outcomes.json", "samples.jpg", "augmentations.png", "report.html")  # that --resume=never deletes
 
 
 def make_training(settings: Settings, dataset: Dataset, plan: Plan | None, stop: StopRequest) -> Callable[[], dict]:
@@ -53,8 +58,9 @@ def make_training(settings: Settings, dataset: Dataset, plan: Plan | None, stop:
         exchange = build.make_exchange(launch, plan, nccl)
         process_sets = distinct(exchange.process_sets, *(
             Neighbours(phase.neighbours, plan.workers).process_sets for phase in plan.phases if phase.neighbours > 1))
-    world = worlds.start(settings.recipe.seed, launch.deterministic, process_sets, launch.fusion_mb,
-                         settings.run.timeline, launch.device)
+    with startup.stage(f"connecting {launched.size} workers" if launched.size > 1 else "starting Horovod"):
+        world = worlds.start(settings.recipe.seed, launch.deterministic, process_sets, launch.fusion_mb,
+                             settings.run.timeline, launch.device)
     training = Training(settings, dataset, world, stop, (plan, exchange))
     return elastic.restarting(training.attempt) if launch.elastic else training.attempt
 
@@ -82,22 +88,25 @@ class Training:
             worlds.check_gpus(world, self._settings.launch.device_policy)
             with beating(world, ends_process=not hosts):
                 job = self._build(world)
-                root = self._agree_on_start(world)
+                root, nodes = self._agree_on_start(world)
                 with world.raise_on_all_ranks():
+                    added = load_observers(self._settings.run.observer) if world.rank == 0 else []
                     checkpoints = self._open_folder(held) if world.rank == 0 else None
                     from_disk = checkpoints and root is None
                     snapshot = checkpoints.load(job.state.variables) if from_disk else self._committed
-                self._go_on(job, workers_before=job.state.broadcast(snapshot, world, root or 0))
+                    if from_disk and not snapshot and self._settings.run.init_checkpoint:
+                        initialize(self._settings.run.init_checkpoint, job.state.model, job.state.average)
+                self._resume(job, workers_before=job.state.broadcast(snapshot, world, root or 0))
                 self._recovery = Recovery(job, self._folder, checkpoints, self._stop, hosts)
                 with world.raise_on_all_ranks():
-                    observers = self._make_observers(job) if world.rank == 0 else []
-                validation = None
-                while validation is None:
+                    observers = make_observers(job, self._folder, nodes, added, held) if world.rank == 0 else []
+                metrics = None
+                while metrics is None:
                     try:
-                        validation = follow_plan(job, self._recovery, observers)
+                        metrics = follow_plan(job, self._recovery, observers)
                     except Diverged as problem:
                         self._recovery.roll_back(problem, observers)
-                return self._end(job, observers, validation)
+                return self._end(job, observers, metrics)
 
     @property
     def _committed(self):
@@ -110,28 +119,34 @@ class Training:
         launch, per_node = settings.launch, None if exchange else world.workers_per_node()
         with world.raise_on_all_ranks():
             if launch.stage_dir:
-                dataset = stage(dataset, Path(launch.stage_dir))
+                with startup.stage("copying the data"):
+                    dataset = stage(dataset, Path(launch.stage_dir))
             if not exchange:
                 plan = plan_for(settings, world.size, per_node, dataset.train.samples, nccl=False)
                 exchange = build.make_exchange(launch, plan, nccl=False)
             feed = build.make_feed(settings.recipe, launch, dataset, world)
             if not self._state:
-                model = build.make_model(settings.recipe, dataset, world.rank)
-                self._state = State(model, build.make_optimizer(settings.recipe, model, exchange),
-                                    settings.run.log_trust_ratios)
+                with startup.stage("building the model"):
+                    model = build.make_model(settings.recipe, dataset, world.rank)
+                    average = build.make_average(settings.recipe, model)
+                    self._state = State(model, build.make_optimizer(settings.recipe, model, exchange),
+                                        settings.run.log_trust_ratios, average)
         set_exchange(self._state.optimizer, exchange)
         return build.make_job(settings, plan, world, feed, self._state)
 
-    def _agree_on_start(self, world: World) -> int | None:
-        """Returns the rank that holds the latest snapshot in memory, or None. All ranks take its folder."""
+    def _agree_on_start(self, world: World) -> tuple[int | None, dict[str, int]]:
+        """Returns the rank that holds the latest snapshot in memory, or None, and the number of workers on each host.
+
+        All ranks take the folder of the snapshot.
+        """
         name = f"{datetime.now():%Y%m%d-%H%M%S}-{self._settings.recipe.model}-{os.getpid()}"
         folder = self._folder or Path(self._settings.run.output_dir or Path("runs") / name).absolute()
         step = self._committed.progress.step if self._committed else -1
-        everyone = world.gather((step, folder), "start")
-        latest = max(step for step, _ in everyone)
-        root = [step for step, _ in everyone].index(latest) if latest >= 0 else None
+        everyone = world.gather((step, folder, socket.gethostname()), "start")
+        latest = max(step for step, *_ in everyone)
+        root = [step for step, *_ in everyone].index(latest) if latest >= 0 else None
         self._folder = everyone[root or 0][1]
-        return root
+        return root, dict(Counter(host for *_, host in everyone))
 
     def _open_folder(self, held: contextlib.ExitStack) -> Checkpoints:
         """Creates the run's folder if it is missing, and locks it against a second training. Raises UserError."""
@@ -139,24 +154,24 @@ class Training:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError(f"--output_dir: {folder} cannot be made: {error.strerror}") from None
+            raise UserError(f"--output_dir: {folder} cannot be created: {error.strerror}; choose another one") from None
         if not os.access(folder, os.W_OK):
-            raise UserError(f"--output_dir: {folder} cannot be written")
+            raise UserError(f"--output_dir: {folder} is not writable; choose another folder")
         try:
-            held.enter_context(files.held(folder))
+            held.enter_context(files.locked(folder))
         except BlockingIOError:
-            raise UserError(f"--output_dir: another training is writing {folder}") from None
+            raise UserError(f"--output_dir: another training run writes to {folder}; choose another one") from None
         if self._settings.run.resume == "never" and not self._committed:
             for leftover in ("checkpoints", "tensorboard"):
                 shutil.rmtree(folder / leftover, ignore_errors=True)
-            for leftover in ("metrics.jsonl", "times.jsonl", "trust_ratios.jsonl", "summary.json", "report.html"):
+            for leftover in FILES:
                 (folder / leftover).unlink(missing_ok=True)
         sizes = {"train_samples": dataset.train.samples, "classes": len(dataset.classes)}
         checkpoints = Checkpoints(folder / "checkpoints", self._settings.identity | sizes)
         held.callback(checkpoints.wait)  # before the next attempt writes, perhaps on another worker
         return checkpoints
 
-    def _go_on(self, job: Job, workers_before: int | None) -> None:
+    def _resume(self, job: Job, workers_before: int | None) -> None:
         """Begins a new slice of the stream if the number of workers has changed, and reports where training continues.
 
         workers_before: number of workers of the loaded snapshot, or None at the start of a training.
@@ -164,12 +179,16 @@ class Training:
         progress, world, plan = job.state.progress, job.world, job.plan
         lines, where = [], ""
         if plan.allreduce.is_fallback:
-            lines.append(f"--allreduce=torus goes on in a {plan.allreduce.allreduce}: {plan.allreduce.why}")
+            lines.append(f"--allreduce=torus continues with a {plan.allreduce.allreduce}: {plan.allreduce.why}")
+        by_file = self._dataset.format != synthetic.NAME and not self._dataset.train.kind.ANY_ORDER
+        if by_file and job.feed.mixing:
+            lines.append(f"{self._dataset.format} is read file by file: the pairs of --mixup and --cutmix depend on "
+                         "the number of workers")
         if workers_before not in (None, world.size):
-            where = f", on {world.size} workers for {workers_before}"
-            if progress.step > progress.reshard_step and not self._dataset.train.kind.ANY_ORDER:
-                lines.append(f"{self._dataset.format} is read file after file: with {world.size} workers for "
-                             f"{workers_before}, some samples of this epoch are read twice and some not at all")
+            where = f", on {world.size} workers instead of {workers_before}"
+            if progress.step > progress.reshard_step and by_file:
+                lines.append(f"{self._dataset.format} is read file by file: with {world.size} workers instead "
+                             f"of {workers_before}, some samples of this epoch are read twice and others not at all")
             progress.reshard_step = progress.step
         if world.rank == 0:
             for line in lines:
@@ -177,63 +196,20 @@ class Training:
             if workers_before:
                 print(f"resumed after step {progress.step} of {plan.steps}{where}", file=sys.stderr)
 
-    def _make_observers(self, job: Job) -> list:
-        """Creates the observers, which are rank 0's."""
-        plan, progress = job.plan, job.state.progress
-        observers = [RunFolder(self._folder, plan.as_json(), self._settings.text, progress),
-                     ProgressBar(plan.epochs, plan.samples, progress)]
-        if self._settings.source:
-            print(f"recipe: {self._settings.source}", file=sys.stderr)
-        print(f"run: {self._folder}", file=sys.stderr)
-        if self._settings.run.save_augmentations:
-            with dataclasses.replace(job.feed, shard=0, shards=1).train(0, 1, 64, 64) as batches:
-                write_grid(self._folder / "augmentations.png", next(batches)[0].numpy())
-        return observers
-
-    def _end(self, job: Job, observers, validation: dict) -> dict:
-        """Ends the observers and writes the report. Returns the content of summary.json."""
+    def _end(self, job: Job, observers, metrics: dict) -> dict:
+        """Ends the observers. Returns the content of summary.json."""
         world, plan, progress = job.world, job.plan, job.state.read_clock()
         if (difference := differing_weights(world, job.state.model)) and world.rank == 0:
             complain(f"warning: {difference}")
-        summary = summarized(validation, plan.train_samples, plan.epochs, plan.phases[-1].global_batch_size, world,
+        summary = summarized(metrics, plan.train_samples, plan.epochs, plan.phases[-1].global_batch_size, world,
                              progress.samples / progress.trained_seconds, progress.seconds)
         with world.raise_on_all_ranks():
             for observer in observers:
                 observer.end(summary)
-            if observers:
-                print(f"report: {write_report(self._folder)}", file=sys.stderr)
         return summary
 
 
-def evaluate_checkpoint(settings: Settings, dataset: Dataset) -> dict:
-    """Evaluates the newest checkpoint of --checkpoint. Returns the content of summary.json.
-
-    It writes summary.json into --output_dir if that is given.
-    """
-    recipe, launch, run = settings.recipe, settings.launch, settings.run
-    world = start_alike(settings)
-    started = time.perf_counter()
-    with world.raise_on_all_ranks():
-        if launch.stage_dir:
-            dataset = stage(dataset, Path(launch.stage_dir))
-        feed = build.make_feed(recipe, launch, dataset, world)
-        model = build.make_model(recipe, dataset)
-        epoch = load_model(run.checkpoint, model)
-    evaluator, begun = build.make_evaluator(launch, model, feed, world), time.perf_counter()
-    totals = evaluator()
-    ended = time.perf_counter()
-    summary = summarized(totals, dataset.train.samples, epoch, recipe.batch_size.values[-1], world,
-                         totals["val_samples"] / (ended - begun), ended - started)
-    with world.raise_on_all_ranks():
-        if world.rank == 0:
-            print(validation_line(summary), file=sys.stderr)
-            if run.output_dir:
-                Path(run.output_dir).mkdir(parents=True, exist_ok=True)
-                files.write_json(Path(run.output_dir) / "summary.json", summary)
-    return summary
-
-
-def start_alike(settings: Settings) -> World:
+def start_and_check_flags(settings: Settings) -> World:
     """Starts Horovod without a gradient exchange. Raises UserError unless all ranks have the same flags."""
     launch, timeline = settings.launch, settings.run.timeline
     build.set_compiler(launch)
@@ -252,13 +228,5 @@ def differing_weights(world: World, model) -> str | None:
         return None
     ours, *others = world.gather({name: weights[name] for name in differing}, "differing weights")
     largest = max(float(abs(ours[name] - theirs[name]).max()) for theirs in others for name in differing)
-    return (f"the weights differ between ranks in {len(differing)} of {len(weights)} variables, by {largest:.3g} at "
-            f"most, the first {differing[0]}; rank 0's are those that are saved")
-
-
-def summarized(totals, train_samples, epochs, batch_size, world: World, images_per_second, seconds) -> dict:
-    """Returns the content of summary.json."""
-    names = ("val_top1", "val_top5", "val_loss", "val_samples", "val_top1_count", "val_top5_count")
-    return {name: totals[name] for name in names} | {
-        "train_samples": train_samples, "epochs": epochs, "global_batch_size": batch_size, "world_size": world.size,
-        "images_per_second": images_per_second, "seconds": seconds}
+    return (f"the weights differ between ranks in {len(differing)} of {len(weights)} variables, by at most "
+            f"{largest:.3g}; the first is {differing[0]}; the checkpoints hold the weights of rank 0")

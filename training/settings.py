@@ -27,7 +27,7 @@ class Every:
         """Parses the value of a flag. Raises ValueError."""
         every = cls(minutes=float(text[:-1])) if text.endswith("m") else cls(epochs=float(text))
         if not (every.epochs > 0 and every.minutes > 0):
-            raise ValueError(f"'{text}' is neither a number of epochs nor one of minutes, such as 10m")
+            raise ValueError(f"'{text}' is neither a number of epochs, such as 0.5, nor of minutes, such as 10m")
         return every
 
     def is_due(self, since: int, now: int, train_samples: int) -> bool:
@@ -43,20 +43,31 @@ def _sizes(text: str) -> Piecewise:
     return _within(Piecewise.parse(text, int), 1, 2**31 - 1)
 
 
+def _image_sizes(text: str) -> Piecewise:
+    return _within(Piecewise.parse(text, int), 1, 4096)
+
+
 def _rates(text: str) -> Piecewise:
     return _within(Piecewise.parse(text), 0, 1e30)
 
 
-def _within(pieces, low, high):
-    if not all(low <= number <= high for number in pieces.values):
-        raise ValueError("out of range")
-    return pieces
+def _within(schedule, low, high):
+    if not all(low <= number <= high for number in schedule.values):
+        raise ValueError(f"not between {low} and {high}")
+    return schedule
+
+
+def _steps(text: str) -> tuple[int, int]:
+    first, separator, end = text.partition(":")
+    if not (separator and first.isdecimal() and end.isdecimal() and int(first) < int(end)):
+        raise ValueError(f"'{text}' is not a range of steps such as 100:110")
+    return int(first), int(end)
 
 
 def _boundaries(texts: list[str]) -> tuple[float, ...]:
     boundaries = tuple(map(float, texts))
     if list(boundaries) != sorted(set(boundaries)):
-        raise ValueError("the epochs must rise")
+        raise ValueError("the epochs must be in ascending order")
     return boundaries
 
 
@@ -66,51 +77,61 @@ class Recipe:
 
     data_dir: Dataset to train on: a folder that data.prepare wrote, a folder of images (train/CLASS/* and val/CLASS/*),
         a built-in dataset (digits, glyphs), or synthetic:SAMPLES for random data that stays on the device.
-    model: Model to train. ResNets are v1.5, those with _v1 as first published. resnet50_nvcaffe and alexnet_bn follow
-        the files of the LARS authors, alexnet_bn5 is their variant with five norms. resnet20 and convnet (without batch
-        norm) are for 32-pixel images.
-    image_size: Input height and width in pixels. Default: the model's own.
+    model: Model to train. ResNets are v1.5; names with _v1 are as first published. resnet50_nvcaffe and alexnet_bn
+        follow the files of the LARS authors. alexnet_bn5 is their variant with five batch norms. resnet20 and convnet
+        are for 32-pixel images; convnet has no batch norm.
+    image_size: Input height and width in pixels. Accepts epoch:size pairs (progressive resizing), such as
+        0:128,18:160,37:224. Validation uses the last size. Default: the model's own.
     epochs: Number of passes over the training set. Can be a fraction.
-    batch_size: Global batch size, summed over all workers. Also epoch:size pairs, such as 0:34816,30:69632.
+    batch_size: Global batch size (all workers), or epoch:size pairs such as 0:34816,30:69632.
     optimizer: Optimizer.
-    learning_rate: Base learning rate. Also epoch:rate pairs, such as 0:29,30:50. Each rate holds from its epoch on.
-    lr_scaling: How the learning rate grows with the batch size, from --base_batch_size to the first phase's.
+    learning_rate: Base learning rate. Accepts epoch:rate pairs, such as 0:29,30:50. Each rate applies from its epoch
+        on.
+    lr_scaling: Scaling of the learning rate with the batch size. linear: multiply it by the first batch size /
+        --base_batch_size. sqrt: multiply it by the square root of that.
     base_batch_size: Batch size that --learning_rate was chosen for.
     lr_schedule: How the learning rate decays.
     poly_power: Exponent of --lr_schedule=poly.
-    decay_from: Where the decay starts counting epochs: at epoch 0 (start) or at the end of warm-up (warmup_end).
+    decay_from: Epoch from which the decay counts. start: epoch 0. warmup_end: the end of warm-up.
     lr_boundaries: Epochs at which --lr_schedule=multistep divides the learning rate by 10.
-    warmup: Warm-up of the learning rate. gradual: a linear rise from --warmup_learning_rate. constant: that rate
-        throughout.
+    warmup: Warm-up of the learning rate. gradual: rise linearly from --warmup_learning_rate to the learning rate.
+        constant: stay at --warmup_learning_rate.
     warmup_epochs: Length of the warm-up in epochs.
-    warmup_learning_rate: Learning rate at the start of a gradual warm-up, or throughout a constant one.
-    momentum: Momentum.
+    warmup_learning_rate: Learning rate at the start of a gradual warm-up, or during the whole of a constant warm-up.
+    momentum: Momentum coefficient.
     momentum_schedule: How momentum depends on the batch size. noise_scale: 1 - (1 - momentum) * batch / 32768
         (arXiv:1811.05233, configuration B).
     weight_decay: Weight decay (L2 regularization).
     trust_coefficient: Trust coefficient of LARS.
     lars_epsilon: Term that is added to the denominator of the LARS trust ratio.
-    exclude: Suffixes of the variables, such as gamma,beta,bias, that take no weight decay and no trust ratio, only a
-        momentum step. --lars_exclude is an alias.
+    exclude: Suffixes of the names of variables that get no weight decay and no trust ratio, such as gamma,beta,bias.
+        --lars_exclude is an alias.
     label_smoothing: Label smoothing factor (arXiv:1512.00567, section 7).
+    mixup: Alpha of mixup (arXiv:1710.09412): each pair of neighbouring images of a batch is blended with a weight from
+        Beta(alpha, alpha). 0: off. With --cutmix, each pair takes one of the two.
+    cutmix: Alpha of CutMix (arXiv:1905.04899): each pair of neighbouring images of a batch swaps a rectangle of random
+        area. 0: off.
+    ema_decay: Decay per update of an exponential moving average of the weights, such as 0.9999. The average is
+        evaluated next to the weights. The decay belongs to the first phase's batch size: a batch that is n times as
+        large uses decay ** n. 0: off.
     precision: Compute dtype of the forward and backward pass. mixed_float16 uses dynamic loss scaling. Variables and
         updates are float32.
     batch_norm_span: Batch-norm group size: number of samples over which batch norm computes its statistics (ghost batch
-        norm below the micro-batch size, synchronized batch norm above it), on any number of workers. Also
-        epoch:samples pairs, such as 0:16,30:32. Default: the micro-batch.
+        norm below the micro-batch size, synchronized batch norm above it), on any number of workers. Accepts
+        epoch:samples pairs, such as 0:16,30:32. Default: the micro-batch size.
     batch_norm_momentum: Momentum of the moving mean and variance of batch norm.
-    batch_norm_statistics: Batch-norm statistics for evaluation. moving: the moving averages. exact: measured on
-        training batches before each evaluation (arXiv:1811.05233, section 3.2).
-    augmentation: Augmentation of the training images. none: resize and centre crop. crop: mild random-resized crop.
-        crop_flip: random-resized crop and flip (GoogLeNet). resnet: scale, crop, flip and colour (arXiv:1512.03385).
-        caffe, alexnet: random crop and flip. full: crop_flip with warp, brightness, contrast and noise
-        (arXiv:1811.05233, section 3.2).
+    batch_norm_statistics: Batch-norm statistics for evaluation. moving: the moving averages. exact: statistics measured
+        on training batches before each evaluation (arXiv:1811.05233, section 3.2).
+    augmentation: Training augmentation. none: resize, centre crop. crop: mild random-resized crop. crop_flip:
+        random-resized crop and flip (GoogLeNet). resnet: scale, crop, flip and colour (arXiv:1512.03385). caffe,
+        alexnet: random crop and flip. full: crop_flip, warp, brightness, contrast, noise (arXiv:1811.05233,
+        3.2).
     seed: Seed of the initial weights, the order of samples and the augmentation.
     """
 
     data_dir: str = "digits"
     model: str = flag("resnet20", model_zoo.MODELS)
-    image_size: int | None = flag(low=1, high=4096)
+    image_size: Piecewise | None = flag(parse=_image_sizes)
     epochs: float = flag(90.0, low=1e-9, high=1e5)
     batch_size: Piecewise = flag("256", parse=_sizes)
     optimizer: str = flag("lars", optim.OPTIMIZERS)
@@ -131,6 +152,9 @@ class Recipe:
     lars_epsilon: float = flag(0.0, low=0.0)
     exclude: tuple[str, ...] = flag([], parse=tuple, alias="lars_exclude")
     label_smoothing: float = flag(0.0, low=0.0, high=1.0)
+    mixup: float = flag(0.0, low=0.0, high=1e3)
+    cutmix: float = flag(0.0, low=0.0, high=1e3)
+    ema_decay: float = flag(0.0, low=0.0, high=1.0)
     precision: str = flag("float32", ("float32", "mixed_float16", "mixed_bfloat16"))
     batch_norm_span: Piecewise | None = flag(parse=_sizes)
     batch_norm_momentum: float = flag(0.9, low=0.0, high=1.0)
@@ -138,29 +162,34 @@ class Recipe:
     augmentation: str = flag("none", AUGMENTATIONS)
     seed: int = flag(0, low=0, high=2**32 - 1)
 
+    @property
+    def final_image_size(self) -> int:
+        """The image size of the last phase and of validation."""
+        return self.image_size.values[-1]
+
 
 @dataclass(frozen=True)
 class Launch:
     """What to train on: workers, their memory, devices and network.
 
     micro_batch_size: Number of samples that a worker processes at a time. Default: the largest divisor of batch size /
-        workers up to 64.
+        workers that is at most 64.
     device: Device that trains the model. auto: GPUs if there are any. If nvidia-smi lists GPUs that TensorFlow cannot
         use, training stops with an error.
     dali_device: Device that decodes and augments the images. auto: the GPU if the model trains on one.
-    dali_threads: Number of DALI threads per worker. Default: the number of cores of the worker.
+    dali_threads: Number of DALI threads per worker. Default: the number of cores that the worker may use.
     hw_decoder_load: Fraction of the images that the hardware JPEG decoder of a GPU decodes.
-    stage_dir: Folder on a local disk of each node. The dataset is copied there first, once per node.
+    stage_dir: Folder on a local disk of each node. Before training, the dataset is copied there once per node.
     allreduce: All-reduce algorithm for the gradients. torus: 2D-torus all-reduce on a grid of workers
         (arXiv:1811.05233, section 2.2).
     torus_grid: Grid of --allreduce=torus, horizontal x vertical, such as 4x2. auto: the grid with the lowest latency.
-    fusion_mb: Fusion buffer size in MB, before compression. Default: 32 for a torus, the default of Horovod for a ring.
+    fusion_mb: Fusion buffer size in MB, before compression. Default: 32 for a torus, Horovod's own default for a ring.
     compression: Compression of the gradients during the exchange.
     xla: What XLA compiles. true: the forward and backward pass as one unit, so the exchange of gradients cannot overlap
-        it. auto: clusters of operations, without the exchange.
-    deterministic: Reproduce the same weights, bit for bit, in every run on the same number of workers, also after a
-        resume.
-    elastic: Continue when workers are lost or join, under horovodrun --min-np=N --max-np=N
+        it. auto: clusters of operations, but not the exchange.
+    deterministic: Reproduce the same weights, bit for bit, in every run on the same number of workers, including
+        resumed runs.
+    elastic: Continue when workers are lost or join. Needs horovodrun --min-np=N --max-np=N
         --host-discovery-script=SCRIPT.
     """
 
@@ -188,28 +217,38 @@ class Launch:
 class Run:
     """How to run it: where to write, when to save, what to do after a failure.
 
-    mode: What to do. evaluate: evaluate the newest checkpoint in --checkpoint on the validation set.
+    mode: What to do. evaluate: evaluate the newest checkpoint in --checkpoint on the validation set. export: write it
+        as a SavedModel and as ONNX to --output_dir. predict: print the classes of --image.
     output_dir: Folder of the run. Default: a new folder in runs/. If it holds checkpoints, training resumes from them.
-    checkpoint: Checkpoint for --mode=evaluate: RUN/checkpoints, or one checkpoint in it.
-    resume: auto: resume from the newest checkpoint in --output_dir. never: delete what is there and start over.
+    checkpoint: Checkpoint for --mode=evaluate, export and predict: RUN/checkpoints, or one checkpoint in it.
+    image: Image file, or folder of images, for --mode=predict. Can be given several times. Arguments that are not flags
+        are further images.
+    init_checkpoint: Checkpoint whose weights training starts from: RUN/checkpoints, or one checkpoint in it. The number
+        of classes and the image size may differ. With another number of classes, the last layer is new.
+    resume: Whether to resume. auto: resume from the newest checkpoint in --output_dir. never: delete the earlier run
+        there and start over.
     checkpoint_every: Time between checkpoints, in epochs (1, 0.5) or minutes (10m). The last step is always saved.
-    on_divergence: What to do when the loss or a gradient becomes infinite or NaN, or the loss explodes. rollback: go
-        back to the last checkpoint and skip the data that caused it.
-    max_rollbacks: Number of rollbacks after which a divergence is an error.
+    on_divergence: What to do when the loss or a gradient becomes infinite or NaN, or the loss explodes. stop: end with
+        an error. rollback: go back to the last good checkpoint and continue after the samples that caused it.
+    max_rollbacks: Maximum number of rollbacks. The next divergence ends training with an error.
     log_trust_ratios: Record the weight norm, gradient norm and trust ratio of each layer once per epoch, in TensorBoard
         and the report.
     save_augmentations: Write augmentations.png to the run's folder: training images as the model sees them.
-    timeline: File for the Horovod timeline of the exchange, in the format of chrome://tracing.
+    timeline: File for Horovod's timeline of the gradient exchange, which chrome://tracing can show.
+    profile: Steps to profile, as FROM:TO (exclusive), such as 100:110. TensorBoard's profile plugin shows the result.
+    observer: Observer of your own, as MODULE:NAME. It sees what the run's folder records. Can be given several times.
     dry_run: Print the plan as JSON and exit.
     workers: Number of workers to plan for. Only with --dry_run.
-    workers_per_node: Number of workers per node to plan for. Only with --dry_run. Default: as launched, or 4 with
-        --workers, as in arXiv:1811.05233.
-    train_samples: Number of training samples to plan for, if the dataset is not there. Only with --dry_run.
+    workers_per_node: Number of workers per node to plan for. Only with --dry_run. Default: the number per node of this
+        launch, or 4 with --workers, as in arXiv:1811.05233.
+    train_samples: Number of training samples to plan for, if the dataset is not available. Only with --dry_run.
     """
 
-    mode: str = flag("train", ("train", "evaluate"))
+    mode: str = flag("train", ("train", "evaluate", "export", "predict"))
     output_dir: str | None = None
     checkpoint: str | None = None
+    image: tuple[str, ...] = flag([], parse=tuple, repeated=True)
+    init_checkpoint: str | None = None
     resume: str = flag("auto", ("auto", "never"))
     checkpoint_every: Every = flag("1", parse=Every.parse)
     on_divergence: str = flag("stop", ("stop", "rollback"))
@@ -217,6 +256,8 @@ class Run:
     log_trust_ratios: bool = False
     save_augmentations: bool = False
     timeline: str | None = None
+    profile: tuple[int, int] | None = flag(parse=_steps)
+    observer: tuple[str, ...] = flag([], parse=tuple, repeated=True)
     dry_run: bool = False
     workers: int | None = flag(low=1)
     workers_per_node: int | None = flag(low=1)
@@ -228,7 +269,7 @@ class Settings:
     """A whole command line.
 
     given: value of each flag before parsing. text: content of flags.txt, which reproduces the run. source: the default
-    recipe, if it was read.
+    recipe, if it was read. recipe_file: the recipe that was read: the default one, or the first file of --flagfile.
     """
 
     recipe: Recipe
@@ -237,6 +278,7 @@ class Settings:
     given: dict[str, object]
     text: str
     source: Path | None = None
+    recipe_file: Path | None = None
 
     @property
     def flags(self) -> dict:

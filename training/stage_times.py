@@ -24,7 +24,7 @@ from training import build
 from training.settings import Launch, Recipe
 from training.step import Totals, make_train_step
 
-TURNS = 5
+ROUNDS = 5
 MOST_SAMPLES = 65_536
 AHEAD = 4  # batches; more than DALI prefetches while the other stages have their turns
 PARTS = ("read", "decode", "augment")
@@ -80,18 +80,19 @@ def measure(recipe: Recipe, launch: Launch, options, dataset) -> dict:
     check_gpus(world, launch.device_policy)
     device, threads = build.dali_device(launch.dali_device, world), options.dali_threads or (world.cores,)
     with contextlib.ExitStack() as stack:
-        with told_in_a_line():
+        with errors_in_one_line():
             stages, size = build_stages(recipe, launch, dataset, world, threads, batch_size, stack)
-        for number in range(1 + TURNS):  # the first turn compiles
+        for number in range(1 + ROUNDS):  # the first turn compiles
             for stage in stages:
-                with told_in_a_line(stage, batch_size):
-                    stage.turn(batch_size, options.seconds / TURNS if number else 0)
+                with errors_in_one_line(stage, batch_size):
+                    stage.turn(batch_size, options.seconds / ROUNDS if number else 0)
         rows = [row(stage, size) for stage in stages]
     result = {
         "stages": sorted(rows, key=lambda row: list(report.TITLES).index(row["name"])), "threads": list(threads),
         "cores": world.cores, "gpu": world.gpu is not None, "dali_device": device, "batch_size": batch_size,
         "format": dataset.format, "image_bytes": size, "shorter_side": shorter_side(dataset.train)} | {
-        name: getattr(recipe, name) for name in ("data_dir", "model", "image_size", "augmentation", "precision")}
+        name: getattr(recipe, name) for name in ("data_dir", "model", "augmentation", "precision")} | {
+        "image_size": recipe.final_image_size}
     return result | report.conclude(result)
 
 
@@ -114,7 +115,7 @@ def build_stages(recipe, launch, dataset, world, threads, batch_size, stack) -> 
         stages.append(Stage("pipeline", count, batches.__next__, batches))
         if not step:
             step, wait = make_step(recipe, dataset, launch.xla == "true")
-            with told_in_a_line(stages[-1], batch_size):
+            with errors_in_one_line(stages[-1], batch_size):
                 resident = synthetic.Resident(next(batches))
             stages.append(Stage("model", None, partial(step, resident), wait=wait, ahead=0))
         stages.append(Stage("train", count, partial(step, batches.iterator), batches, wait))
@@ -128,13 +129,13 @@ def part_of_pipeline(name: str, feed, samples, batch_size: int):
     recipe, device = augmentation.AUGMENTATIONS[feed.augmentation], feed.device
     part = Pipeline(batch_size=batch_size, num_threads=device.threads, device_id=device.number, seed=0)
     with tempfile.TemporaryDirectory(prefix="bigbatch-index-") as folder:
-        read = feed.dataset.train.kind.reader(order.pieces(feed.dataset.train, samples), Path(folder))
+        read = feed.dataset.train.kind.reader(order.file_slices(feed.dataset.train, samples), Path(folder))
         with part:
             images, _ = read()
             columns = None
             if recipe.random and name != "read":
-                draws = augmentation.draw(recipe, feed.image_size, feed.seed, 0, np.arange(len(samples)))
-                columns = pipeline.by_name(pipeline.draws_reader(draws, Path(folder))())
+                numbers = augmentation.random_numbers(recipe, feed.image_size, feed.seed, 0, np.arange(len(samples)))
+                columns = pipeline.by_name(pipeline.matrix_reader(numbers, Path(folder))())
             if name == "decode":
                 images = pipeline.decoded(images, columns, recipe, device)
             elif name == "augment":
@@ -145,7 +146,7 @@ def part_of_pipeline(name: str, feed, samples, batch_size: int):
 
 
 def mean_size(read, batches: int) -> float:
-    """Returns the mean bytes per encoded image over so many batches, 32 at most. read: a pipeline that only reads."""
+    """Returns the mean bytes per encoded image over at most 32 batches. read: a pipeline that only reads."""
     sizes = [shape[0] for _ in range(min(batches, 32)) for shape in read.run()[0].shape()]
     return sum(sizes) / len(sizes)
 
@@ -172,7 +173,7 @@ def make_step(recipe, dataset, xla: bool):
 
 
 @contextlib.contextmanager
-def told_in_a_line(stage: Stage | None = None, batch_size: int = 0):
+def errors_in_one_line(stage: Stage | None = None, batch_size: int = 0):
     """Turns an error of DALI or TensorFlow into a UserError, with the record's name if it is known."""
     try:
         yield

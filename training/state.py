@@ -45,14 +45,15 @@ class Snapshot:
 
 
 class State:
-    """The state of a running training."""
+    """The state of a running training. average: optim.average.WeightAverage, or None."""
 
-    def __init__(self, model, optimizer, log_trust_ratios: bool = False):
-        self.model, self.optimizer, self.totals, self.progress = model, optimizer, Totals(), Progress()
+    def __init__(self, model, optimizer, log_trust_ratios: bool = False, average=None):
+        self.model, self.optimizer, self.average = model, optimizer, average
+        self.totals, self.progress = Totals(), Progress()
         self.layers = LayerStatistics(optimizer, model.trainable_variables) if log_trust_ratios else None
         recorded = {"layer_norms": self.layers.variable} if self.layers else {}
         self.variables = (named("model", model.variables) | named("optimizer", distributed.variables(optimizer))
-                          | recorded)
+                          | named("ema", average.variables if average else []) | recorded)
         self.start_clock()
 
     def start_clock(self) -> None:
@@ -80,8 +81,8 @@ class State:
             for name, variable in self.variables.items():
                 variable.assign(snapshot.tensors[name])
             self.progress = replace(snapshot.progress)
-        told = (self.progress, snapshot and snapshot.sums)
-        self.progress, sums = world.broadcast(told, "progress", root)
+        payload = (self.progress, snapshot and snapshot.sums)
+        self.progress, sums = world.broadcast(payload, "progress", root)
         world.broadcast_variables(list(self.variables.values()), root)
         self.start_clock()
         if sums is None:

@@ -1,9 +1,11 @@
 """One update: gradients summed over the micro-batches, one exchange, one optimizer step."""
+import re
 from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
 
+from data import mixing
 from distributed import optimizer as distributed
 from distributed.world import World
 from optim.stacks import norms_of
@@ -16,12 +18,13 @@ NO_SIGNALS = (0.0, 0.0)
 class Learned:
     """The results of a step. All except `waited` are the same on all workers.
 
-    signals: their mean over the workers. loss: mean over the global batch. norms: norm of each averaged gradient.
+    signals: their mean over the workers. loss, top1: means over the global batch. norms: of the averaged gradients.
     waited: seconds that this worker has waited for each of breakdown.NAMES, or zeros if the step was not timed.
     """
 
     signals: np.ndarray
     loss: float
+    top1: float
     norms: np.ndarray
     waited: np.ndarray
 
@@ -29,7 +32,8 @@ class Learned:
     def of(cls, packed: np.ndarray) -> "Learned":
         """Unpacks the result of a step. packed: on the host."""
         signals = len(NO_SIGNALS)
-        return cls(packed[:signals], float(packed[signals]), packed[signals + 1:-len(NAMES)], packed[-len(NAMES):])
+        loss, top1 = map(float, packed[signals:signals + 2])
+        return cls(packed[:signals], loss, top1, packed[signals + 2:-len(NAMES)], packed[-len(NAMES):])
 
 
 class Totals:
@@ -40,11 +44,16 @@ class Totals:
     def __init__(self):
         self.variable = tf.Variable(tf.zeros(len(self.NAMES), tf.float64), trainable=False)
 
-    def add(self, losses, logits, labels, counted) -> None:
-        """Adds a batch: losses float (batch,), logits (batch, classes), labels int (batch,), counted bool (batch,)."""
-        columns = [losses, hits(logits, labels, 1), hits(logits, labels, 5), tf.ones_like(losses)]
+    def add(self, losses, logits, labels, counted) -> tf.Tensor:
+        """Adds a batch and returns its top-1 hits, bool (batch,).
+
+        losses: float (batch,). logits: (batch, classes). labels: int (batch,). counted: bool (batch,).
+        """
+        top1 = hits(logits, labels, 1)
+        columns = [losses, top1, hits(logits, labels, 5), tf.ones_like(losses)]
         columns = tf.stack([tf.cast(column, tf.float64) for column in columns])
         self.variable.assign_add(tf.reduce_sum(tf.where(counted, columns, tf.zeros_like(columns)), axis=1))
+        return top1
 
     def reset(self) -> None:
         self.variable.assign(tf.zeros_like(self.variable))
@@ -103,21 +112,36 @@ class LayerStatistics:
         self.variable.assign(tf.stack([weight_norms, gradient_norms, ratios], axis=1))
 
     def collect(self) -> dict[str, list[float]]:
-        """Returns variable -> [weight norm, gradient norm, trust ratio]."""
-        names = [v.name.split(":")[0] for v in self._variables]
-        return dict(zip(names, self.variable.numpy().tolist(), strict=True))
+        """Returns variable -> [weight norm, gradient norm, trust ratio]. The names are the same in every process."""
+        return dict(zip(names_alone(self._variables), self.variable.numpy().tolist(), strict=True))
+
+
+def names_alone(variables) -> list[str]:
+    """Returns the names that the variables of a model have in a process that builds no other model.
+
+    Keras counts the layers of each kind in a process, not in a model: conv2d, conv2d_1, and so on.
+    """
+    pattern = re.compile(r"(.*?)(?:_([0-9]+))?((?:/.*)?)")
+    found = [pattern.fullmatch(variable.name.split(":")[0]).groups() for variable in variables]
+    counts = {}
+    for kind, count, _ in found:
+        counts.setdefault(kind, set()).add(int(count or 0))
+    order = {kind: sorted(seen) for kind, seen in counts.items()}
+    numbered = [(kind, order[kind].index(int(count or 0)), rest) for kind, count, rest in found]
+    return [f"{kind}_{number}{rest}" if number else f"{kind}{rest}" for kind, number, rest in numbered]
 
 
 def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, world: World | None = None,
                     label_smoothing: float = 0.0, xla: bool = False, moving_statistics: bool = True,
-                    layers: LayerStatistics | None = None, span=None):
+                    layers: LayerStatistics | None = None, span=None, after_update=None):
     """Returns a function of (iterator over micro-batches, learning rate, momentum, timed, signals): one update.
 
     The function returns one float32 vector (see Learned), which a single copy brings to the host. timed: whether to
     measure waiting times, bool, on the host.
 
     moving_statistics: also average batch norm's moving statistics over the workers. Otherwise workers, evaluation and
-    checkpoints disagree. span: training.batch_norm.Span, applied when the step is traced.
+    checkpoints disagree. span: training.batch_norm.Span, applied when the step is traced. after_update: called in the
+    graph after the update.
     """
     variables, rates, world = model.trainable_variables, distributed.inner(optimizer), world or World()
     micro_batch = make_micro_batch(model, optimizer, totals, accumulation_steps, label_smoothing, xla, span)
@@ -130,7 +154,7 @@ def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, w
         rates.learning_rate.assign(learning_rate)
         if hasattr(rates, "momentum"):
             rates.momentum.assign(momentum)
-        (*gradients, loss), waited, ready = gradients_of(iterator, ready, clock)
+        (*gradients, results), waited, ready = gradients_of(iterator, ready, clock)
         gradients = distributed.average(optimizer, gradients, variables)
         exchanged = tf.maximum(clock.after(gradients) - ready, 0.0)
         gradient_norms = norms_of(gradients)
@@ -139,38 +163,48 @@ def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, w
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         if moving_statistics:
             world.average_variables(model.non_trainable_variables, "moving_statistics")
-        signals, loss = world.mean([tf.convert_to_tensor(signals), loss], "signals")
+        if after_update:
+            after_update()
+        signals, results = world.mean([tf.convert_to_tensor(signals), results], "signals")
         waited = tf.cast(tf.stack([waited, exchanged]), tf.float32)
-        return tf.concat([signals, [loss], gradient_norms, waited], axis=0)
+        return tf.concat([signals, results, gradient_norms, waited], axis=0)
 
     return step
 
 
 def make_micro_batch(model, optimizer, totals, accumulation_steps, label_smoothing, xla, span):
-    """Returns a function of (iterator, ready, clock): ([*gradients, loss], seconds waited for data, time of its end).
+    """Returns a function of (iterator, ready, clock).
 
-    ready: time at which the previous micro-batch ended. Gradients and loss are divided by accumulation_steps.
+    It returns ([*gradients, results], seconds waited for data, time of its end). results: mean loss and top-1, float32
+    (2,). ready: time at which the previous micro-batch ended. Gradients and results are divided by accumulation_steps.
     """
     variables = model.trainable_variables
 
     @tf.function(jit_compile=xla, reduce_retracing=True, autograph=False)
-    def backward(images, labels):
+    def backward(images, labels, rows=None):
         if span:
             span.apply(model)
         with tf.GradientTape() as tape:
-            logits = model(images, training=True)
+            logits = model(images if rows is None else mixing.mixed(images, rows), training=True)
             losses = cross_entropy(logits, labels, label_smoothing)
+            if rows is not None:
+                weight = mixing.label_weight(rows)
+                losses = weight * losses + (1 - weight) * cross_entropy(
+                    logits, mixing.partners(labels), label_smoothing)
             loss = distributed.scale(optimizer, tf.reduce_mean(losses) / accumulation_steps)
         return tape.gradient(loss, variables), losses, logits
 
     def micro_batch(iterator, ready, clock):
         with tf.control_dependencies([ready]):
-            images, labels = next(iterator)
+            images, labels, *rows = next(iterator)
         waited = tf.maximum(clock.after([images, labels]) - ready, 0.0)
         labels = tf.squeeze(labels, 1)
-        gradients, losses, logits = backward(images, labels)
-        totals.add(losses, tf.cast(logits, tf.float32), labels, tf.ones_like(losses, tf.bool))
-        return [*gradients, tf.reduce_mean(losses) / accumulation_steps], waited, clock.after(gradients)
+        gradients, losses, logits = backward(images, labels, *rows)
+        if rows:  # top-1 counts the label with the larger weight
+            labels = tf.where(mixing.label_weight(*rows) < 0.5, mixing.partners(labels), labels)
+        top1 = totals.add(losses, tf.cast(logits, tf.float32), labels, tf.ones_like(losses, tf.bool))
+        results = tf.stack([tf.reduce_mean(losses), tf.reduce_mean(tf.cast(top1, tf.float32))]) / accumulation_steps
+        return [*gradients, results], waited, clock.after(gradients)
 
     return micro_batch
 
@@ -187,7 +221,7 @@ def accumulated(micro_batch, variables, accumulation_steps: int):
             one, wait, ready = micro_batch(iterator, ready, clock)
             return number + 1, ready, waited + wait, [a + b for a, b in zip(sums, one, strict=True)]
 
-        zeros = [*(tf.zeros_like(variable) for variable in variables), 0.0]
+        zeros = [*(tf.zeros_like(variable) for variable in variables), tf.zeros(2)]
         before_last = tf.while_loop(
             lambda number, *_: number < accumulation_steps - 1, one_more,
             (tf.constant(0), ready, tf.constant(0.0, tf.float64), zeros))
@@ -198,13 +232,19 @@ def accumulated(micro_batch, variables, accumulation_steps: int):
 
 
 def make_evaluation_step(model, totals: Totals):
-    """Returns a function of (iterator over batches, valid) that counts the first `valid` samples of the next batch."""
+    """Returns a function of (iterator over batches, valid) that counts the first `valid` samples of the next batch.
+
+    It returns label, predicted class and loss of each sample of the batch, float32 (batch, 3).
+    """
 
     @tf.function(autograph=False)
     def step(iterator, valid):
         images, labels = next(iterator)
         labels = tf.squeeze(labels, 1)
         logits = tf.cast(model(images, training=False), tf.float32)
-        totals.add(cross_entropy(logits, labels, 0.0), logits, labels, tf.range(tf.shape(labels)[0]) < valid)
+        losses = cross_entropy(logits, labels, 0.0)
+        totals.add(losses, logits, labels, tf.range(tf.shape(labels)[0]) < valid)
+        predicted = tf.argmax(logits, axis=1, output_type=tf.int32)
+        return tf.stack([tf.cast(labels, tf.float32), tf.cast(predicted, tf.float32), losses], axis=1)
 
     return step

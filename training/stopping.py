@@ -3,6 +3,7 @@ import os
 import signal
 
 from common.errors import ExitCode, complain
+from common.startup import startup
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -21,5 +22,6 @@ class StopRequest:
     def _note(self, *_):
         self.received = True
         if not self.heeded:
-            complain("stopped on request before training went on")
+            startup.clear()
+            complain("stopped on request before training began")
             os._exit(ExitCode.STOPPED)

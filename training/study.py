@@ -78,7 +78,7 @@ class Study:
         if "training diverged" in done.stderr:
             write_json(folder / "summary.json", {"val_top1": 0.0})
         elif done.returncode:
-            raise UserError(f"{recipe} failed: {done.stderr.strip().splitlines()[-1]}")
+            raise UserError(f"training with {recipe} failed: {done.stderr.strip().splitlines()[-1]}")
 
     def best_rate(self, rule: str, batch: int) -> float:
         """Climbs by factors of two from the rule's centre until the best rate has a worse one on either side."""
@@ -95,7 +95,7 @@ class Study:
 class Options:
     """This command's flags.
 
-    quick: Use recorded learning rates and one seed. About ten minutes on two cores.
+    quick: Use recorded learning rates and one seed. It takes about ten minutes on two cores.
     output_dir: Folder for the runs and study.html.
     data_dir: Dataset.
     """

@@ -59,7 +59,7 @@ def test_a_damaged_image_met_while_measuring_is_named(digits, tmp_path):
     for path in digits.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes().replace(image, bytes(len(image))))
     statistics = ExactStatistics(model_zoo.create_model("resnet20", 10, 32), World())
-    with pytest.raises(UserError, match="measuring batch norm's statistics stopped: ") as raised:
+    with pytest.raises(UserError, match="measuring batch-norm statistics stopped: ") as raised:
         statistics.measure(Feed(open_dataset(tmp_path), 32, "none", seed=3), 0, 64, 64)
     name = described["train"]["files"][0]["path"]
     assert f"{tmp_path}/{name}, record {number} cannot be decoded" in str(raised.value)
@@ -73,7 +73,7 @@ def test_a_change_of_batch_loses_and_repeats_no_sample(odd_digits, workers):
     for phase in made.phases:
         read = np.concatenate([
             order.stream(split, 0, interval.start, interval.steps * phase.global_batch_size)[
-                order.worker_places(split, interval.steps, phase.global_batch_size, shard, workers)]
+                order.worker_positions(split, interval.steps, phase.global_batch_size, shard, workers)]
             for interval in made.intervals() if interval.phase is phase for shard in range(workers)])
         epochs = phase.end_epoch - phase.start_epoch
         counts = np.bincount(read, minlength=1437)

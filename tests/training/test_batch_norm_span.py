@@ -16,7 +16,7 @@ SHORT = ("--model=resnet20", "--image_size=16", "--batch_size=128", "--epochs=0.
 @pytest.fixture(scope="module")
 def trained(train_once):
     """A function of (workers, flags) that gives the folder of a training, made once."""
-    return lambda workers, *flags: train_once(*SHORT, *flags, kind="alone" if workers == 1 else "mpirun",
+    return lambda workers, *flags: train_once(*SHORT, *flags, kind="python" if workers == 1 else "mpirun",
                                               workers=workers)
 
 
@@ -45,10 +45,10 @@ def test_the_span_is_that_of_one_workers_micro_batches(trained, workers, micro, 
 
 def test_a_span_that_grows_with_exact_statistics(trained):
     flags_ = ("--batch_norm_span=0:16,0.2:32", "--epochs=0.4", "--batch_norm_statistics=exact")
-    alone, shared = trained(1, *flags_), trained(4, *flags_, "--micro_batch_size=8")
+    single, shared = trained(1, *flags_), trained(4, *flags_, "--micro_batch_size=8")
     made = json.loads((shared / "plan.json").read_text())
     assert [phase["start_epoch"] for phase in made["phases"]] == [0, 0.2] and made["batch_norm_span"] == [16, 32]
-    for one, other in zip(rows(alone), rows(shared), strict=True):
+    for one, other in zip(rows(single), rows(shared), strict=True):
         assert one["train_loss"] == pytest.approx(other["train_loss"], rel=2e-3)
         assert one["val_loss"] == pytest.approx(other["val_loss"], rel=2e-2)
 
@@ -66,15 +66,15 @@ def test_every_launch_honours_the_span(workers, micro, span, expected):
 @pytest.mark.parametrize(("workers", "micro", "span", "nearest"), [
     (1, None, 48, "32 and 64"), (2, 64, 48, "32 and 64"), (3, None, 2, "1 and 3"), (2, 16, 64, "32")])
 def test_a_span_that_cannot_be_is_an_error_with_the_nearest(workers, micro, span, nearest):
-    with pytest.raises(UserError, match=f"nearest spans that can: {nearest}"):
+    with pytest.raises(UserError, match=f"nearest possible spans: {nearest}"):
         plan(workers, batch_size="129" if workers == 3 else "128", micro_batch_size=micro, batch_norm_span=str(span))
 
 
 @pytest.mark.parametrize("flag", ["--xla"])
 def test_several_workers_share_no_span_under_xla(flag):
-    done = run("alone", 1, ROOT / "train.py", "--dry_run", "--workers=4", "--batch_norm_span=64", flag)
-    assert done.returncode == 1 and "it would reach over several workers, which --xla cannot do" in done.stderr
-    done = run("alone", 1, ROOT / "train.py", "--dry_run", "--workers=4", "--batch_norm_span=32", flag)
+    done = run("python", 1, ROOT / "train.py", "--dry_run", "--workers=4", "--batch_norm_span=64", flag)
+    assert done.returncode == 1 and "its groups would span several workers, which --xla does not support" in done.stderr
+    done = run("python", 1, ROOT / "train.py", "--dry_run", "--workers=4", "--batch_norm_span=32", flag)
     assert done.returncode == 0
 
 

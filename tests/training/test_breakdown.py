@@ -45,13 +45,13 @@ def test_a_worker_waits_for_its_data_and_the_other_for_it(tmp_path, accumulation
     (tmp_path / "slow.py").write_text(SLOW_DATA)
     done = run("mpirun", 2, tmp_path / "slow.py", accumulation)
     assert done.returncode == 0, done.stderr
-    (_, data0, exchange0, *shares), (_, data1, exchange1, *others) = sorted(
+    (_, data0, exchange0, *fractions), (_, data1, exchange1, *others) = sorted(
         tuple(map(float, line.split())) for line in done.stdout.splitlines())
     slept = 0.3 * accumulation
     assert data1 == pytest.approx(slept, rel=0.4) and exchange1 < slept / 2  # TensorFlow reads up to a batch ahead
     assert exchange0 == pytest.approx(slept, rel=0.4) and data0 < slept / 4
-    assert shares == others and sum(shares) == pytest.approx(1)
-    compute, data, exchange = shares
+    assert fractions == others and sum(fractions) == pytest.approx(1)
+    compute, data, exchange = fractions
     assert compute < 0.3 and data == pytest.approx(0.5, abs=0.2) and exchange == pytest.approx(0.5, abs=0.2)
 
 
@@ -69,9 +69,9 @@ def test_each_epochs_shares_are_written_and_the_timeline_too(tmp_path):
 
 
 def test_a_timeline_without_a_folder_is_one_line(tmp_path):
-    done = run("alone", 1, "train.py", f"--timeline={tmp_path / 'none' / 'timeline.json'}")
+    done = run("python", 1, "train.py", f"--timeline={tmp_path / 'none' / 'timeline.json'}")
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
-    assert "--timeline: there is no folder" in done.stderr
+    assert "--timeline: the folder of" in done.stderr
 
 
 def test_the_host_waits_for_every_tensor():

@@ -20,34 +20,35 @@ from training.stopping import StopRequest
 NAMES = ["first/kernel", "second/kernel", "third/kernel"]
 
 
-@pytest.mark.parametrize(("loss", "norms", "loss_scaling", "said"), [
+@pytest.mark.parametrize(("loss", "norms", "loss_scaling", "message"), [
     (2.3, [1, 2, 3], False, None),
     (2300.0, [1, 2, 3], False, None),  # 1,000 times log(10) is 2,303
     (2310.0, [1, 32, 3], False, "1000 times that of guessing; the largest gradient is that of second/kernel"),
     (math.nan, [1, 2, 3], False, "the loss is nan"),
     (math.inf, [1, 2, 3], True, "the loss is inf"),
-    (2.3, [1, math.nan, math.inf], False, "that of third/kernel went first"),
-    (2.3, [math.inf, math.nan, 5], False, "that of second/kernel went first"),
+    (2.3, [1, math.nan, math.inf], False, "the first gradient that is not finite is that of third/kernel"),
+    (2.3, [math.inf, math.nan, 5], False, "the first gradient that is not finite is that of second/kernel"),
     (2.3, [math.inf, math.nan, 5], True, None),  # the loss scale sees to it
 ])
-def test_what_is_wrong(loss, norms, loss_scaling, said):
+def test_what_is_wrong(loss, norms, loss_scaling, message):
     found = divergence.divergence_reason(loss, np.array(norms, np.float32), NAMES, 10, loss_scaling)
-    assert (said is None and found is None) or said in found
+    assert (message is None and found is None) or message in found
 
 
 @pytest.mark.parametrize(("kind", "flags_", "first"), [
-    ("alone", ["--model=convnet", "--optimizer=sgd", "--learning_rate=0:0.01,2:1e12"], 24),
+    ("python", ["--model=convnet", "--optimizer=sgd", "--learning_rate=0:0.01,2:1e12"], 24),
     ("mpirun", ["--model=resnet20", "--image_size=16", "--optimizer=sgd", "--learning_rate=0:0.1,1:1e25"], 13),
 ])
 def test_all_workers_stop_at_the_same_step(kind, flags_, first, tmp_path):
     done = run(kind, 2, ROOT / "train.py", *flags_, "--epochs=6", "--warmup=none", f"--output_dir={tmp_path}")
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    said = [line for line in done.stderr.splitlines() if "train.py: " in line]
-    assert len(said) == (1 if kind == "alone" else 2) and len(set(said)) == 1
-    step = int(said[0].split("diverged at step ")[1].split()[0])
+    errors = [line for line in done.stderr.splitlines() if "train.py: " in line]
+    assert len(errors) == (1 if kind == "python" else 2) and len(set(errors)) == 1
+    step = int(errors[0].split("diverged at step ")[1].split()[0])
     assert first <= step <= first + 12
-    for word in ("epoch ", "learning rate ", " went first", f"the last good checkpoint: {tmp_path}/checkpoints/step-"):
-        assert word in said[0]
+    for word in ("epoch ", "learning rate ", "first gradient that is not finite",
+                 f"the last good checkpoint: {tmp_path}/checkpoints/step-"):
+        assert word in errors[0]
     assert [row["epoch"] for row in rows(tmp_path)] == list(range(1, len(rows(tmp_path)) + 1))
 
 
@@ -59,7 +60,7 @@ class Poisoned(synthetic.SyntheticFeed):
     read: list = dataclasses.field(default_factory=list)
 
     @contextlib.contextmanager
-    def train(self, position, steps, batch_size, micro_batch_size, skip=0, neighbours=1):
+    def train(self, position, steps, batch_size, micro_batch_size, skip=0, neighbours=1, image_size=None):
         def batches():
             for start in range(position + skip * batch_size, position + steps * batch_size, batch_size):
                 self.read.append(start)
@@ -90,9 +91,8 @@ def rolled_back(tmp_path, poison, rollbacks=3):
     model = build.make_model(settings.recipe, dataset)
     state = State(model, build.make_optimizer(settings.recipe, model, GradientExchange()))
     seen = []
-    observer = SimpleNamespace(step=lambda samples, layers: None,
-                               evaluation=lambda row, layers, breakdown: seen.append(row),
-                               go_back=lambda progress: seen.append(dataclasses.replace(progress)))
+    observer = SimpleNamespace(step=lambda update: None, evaluation=lambda evaluation: seen.append(evaluation.row),
+                               rewind=lambda progress: seen.append(dataclasses.replace(progress)))
     (tmp_path / "checkpoints").mkdir()
     job = build.make_job(settings, plan_for(settings, 1, 1, 640), World(), feed, state)
     made = recovery.Recovery(job, tmp_path, Checkpoints(tmp_path / "checkpoints", {}), StopRequest())

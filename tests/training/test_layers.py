@@ -8,7 +8,7 @@ import model_zoo
 from distributed.exchange import GradientExchange
 from distributed.optimizer import distributed
 from optim.lars import LARS
-from training.step import LayerStatistics, Totals, make_train_step
+from training.step import LayerStatistics, Totals, make_train_step, names_alone
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -47,3 +47,10 @@ def test_alexnets_layers_differ_by_more_than_ten_times():
     collected, *_ = first_step("alexnet", 227, 8)
     ratios = [w / g for w, g, _ in collected.values() if g > 0]
     assert len(ratios) >= 14 and max(ratios) > 10 * min(ratios)
+
+
+def test_layers_have_the_same_names_whatever_was_built_before():
+    """Keras numbers the layers of a process; TensorBoard and the report compare runs by name."""
+    names = [names_alone(model_zoo.create_model("resnet20", 10, 16).trainable_variables) for _ in range(2)]
+    assert names[0] == names[1] and len({*names[0]}) == len(names[0])
+    assert names[0][0] == "conv2d/kernel" and names[0][-1] == "dense/bias" and "conv2d_18/kernel" in names[0]

@@ -95,7 +95,7 @@ def test_a_step_is_launched_before_the_result_of_the_one_before_is_known(job, mo
     assert len(clock) == 4 * len(timed)  # before and after the data, after the gradients, after the exchange
 
 
-def test_a_step_that_diverged_is_told_before_anything_is_saved(job):
+def test_a_step_that_diverged_is_reported_before_anything_is_saved(job):
     """It is step 14, 15 is launched when that is known; a checkpoint is due after 15, 16 in all."""
     def change(number, packed):
         packed[2] = np.nan if number >= 14 else packed[2]
@@ -127,7 +127,7 @@ def test_out_of_memory_is_a_line_that_says_what_to_do(job):
 
         return step
 
-    with pytest.raises(UserError, match="out of the device's memory; give a smaller --micro_batch_size"):
+    with pytest.raises(UserError, match="the device ran out of memory; use a smaller --micro_batch_size"):
         loop.follow_plan(dataclasses.replace(job, train_step=full), Recovery())
 
 

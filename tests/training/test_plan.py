@@ -49,7 +49,7 @@ def test_a_batch_of_two_billion_is_planned_at_once():
     """In a second a loop over all numbers up to a worker's part would not be through a twentieth of them."""
     phase, = plan(batch_size=str(2**31 - 2**10), batch_norm_span="64").phases
     assert (phase.micro_batch_size, phase.global_batch_size) == (64, 2**31 - 2**10)
-    with pytest.raises(UserError, match="the nearest spans that can: 2 and 4"):
+    with pytest.raises(UserError, match="the nearest possible spans: 2 and 4"):
         plan(batch_size=str(2**31 - 2**10), batch_norm_span="3")
 
 
@@ -64,12 +64,12 @@ def test_the_last_evaluation_is_of_the_last_epoch_however_short():
 
 
 @pytest.mark.parametrize(("flags", "message"), [
-    (dict(warmup="gradual", warmup_epochs=2.0, warmup_learning_rate=0.5, learning_rate="0.05"), "would fall: from"),
+    (dict(warmup="gradual", warmup_epochs=2.0, warmup_learning_rate=0.5, learning_rate="0.05"), "would lower"),
     (dict(batch_size="128", workers=3), "126 and 129"),
     (dict(batch_size="100", workers=1, micro_batch_size=64), "64 and 128"),
-    (dict(batch_size="2", workers=4), "do: 4"),
+    (dict(batch_size="2", workers=4), "are: 4"),
     (dict(batch_size="0:128,12:256"), "starts at or after"),
-    (dict(batch_size="400000", momentum_schedule="noise_scale"), "leaves no momentum"),
+    (dict(batch_size="400000", momentum_schedule="noise_scale"), "gives no positive momentum"),
 ])
 def test_what_cannot_be_planned(flags, message):
     with pytest.raises(UserError, match=message):
@@ -109,5 +109,26 @@ def test_intervals_walk_through_the_samples(samples, workers, units, epochs_a_ph
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 2000))
 def test_the_number_of_workers_changes_neither_batches_nor_rates(workers, samples):
-    alone, shared = plan(1, samples, batch_size="96").as_json(), plan(workers, samples, batch_size="96").as_json()
-    assert alone["schedule"] == shared["schedule"] and alone["steps"] == shared["steps"]
+    single, shared = plan(1, samples, batch_size="96").as_json(), plan(workers, samples, batch_size="96").as_json()
+    assert single["schedule"] == shared["schedule"] and single["steps"] == shared["steps"]
+
+
+def test_image_sizes_cut_phases():
+    """By hand: 1,437 samples an epoch in batches of 128; batch and size change at different epochs."""
+    made = plan(image_size="0:16,2:24,5:32", batch_size="0:128,4:256", epochs=6.0)
+    assert [(phase.start_epoch, phase.end_epoch, phase.image_size, phase.steps) for phase in made.phases] == [
+        (0, 2, 16, 22), (2, 4, 24, 22), (4, 5, 24, 5), (5, 6, 32, 5)]  # 2,874 / 128 = 22.5 and 1,437 / 256 = 5.6
+    assert made.as_json()["image_size"] == [16, 24, 24, 32]
+    starts = {phase: min(one.start for one in made.intervals() if one.phase is phase) for phase in made.phases}
+    assert [*starts.values()] == [0, 2874, 4 * 1437, 5 * 1437]
+    with pytest.raises(UserError, match="--image_size=0:16,7:24 has a phase that starts at or after --epochs=6"):
+        plan(image_size="0:16,7:24", epochs=6.0)
+
+
+@pytest.mark.parametrize("flag", ["mixup", "cutmix"])
+def test_pairs_need_an_even_micro_batch(flag):
+    assert plan(batch_size="90", **{flag: 0.2}).phases[0].micro_batch_size == 30  # not 45
+    with pytest.raises(UserError, match="45 is odd"):
+        plan(batch_size="90", micro_batch_size=45, **{flag: 0.2})
+    with pytest.raises(UserError, match=r"by 6 workers x 2, for .*; the nearest sizes that are: 84 and 96"):
+        plan(batch_size="90", workers=6, **{flag: 0.2})

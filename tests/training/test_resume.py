@@ -10,15 +10,18 @@ from conftest import DIGITS, ROOT, rows, run, start, train, trainers, warm_pytho
 from benchmarks.faults import TRAINING, campaign, differences, newest_step, wait_for
 
 CASES = {  # workers, flags, the step to wait for: in the middle of an interval between evaluations
-    "accumulation, a batch that grows, exact statistics": (
-        1, ["--model=resnet20", "--image_size=16", "--batch_size=0:64,1:128", "--micro_batch_size=32", "--epochs=2",
-            "--batch_norm_statistics=exact", "--checkpoint_every=0.3", "--augmentation=crop"], 13),
-    "two workers, float16, files read one after another": (
-        2, [DIGITS, "--model=convnet", "--precision=mixed_float16", "--data_dir={recordio}", "--batch_size=96",
-            "--epochs=1", "--image_size=16", "--log_trust_ratios", "--optimizer=lars", "--checkpoint_every=0.2"], 8),
+    "accumulation, batch and images that grow, exact statistics, averaged weights, mixup and CutMix": (
+        1, ["--model=resnet20", "--image_size=0:16,1:20", "--ema_decay=0.9", "--mixup=0.4", "--cutmix=1",
+            "--batch_size=0:64,1:128", "--micro_batch_size=32", "--epochs=2",
+            "--batch_norm_statistics=exact",
+            "--checkpoint_every=0.3", "--augmentation=crop"], 13),
+    "two workers, float16, files read one after another, mixup": (
+        2, [DIGITS, "--model=convnet", "--precision=mixed_float16", "--data_dir={recordio}", "--mixup=0.4",
+            "--batch_size=96", "--epochs=1", "--image_size=16", "--log_trust_ratios", "--optimizer=lars",
+            "--checkpoint_every=0.2"], 8),
     "two workers, LAMB": (
         2, ["--model=convnet", "--optimizer=lamb", "--learning_rate=0.01", "--warmup=none", "--epochs=3",
-            "--checkpoint_every=0.2"], 14),
+            "--checkpoint_every=0.2", "--ema_decay=0.95"], 14),
 }
 
 
@@ -41,8 +44,9 @@ def test_stopped_and_resumed_is_the_same_to_the_bit(case, in_format, tmp_path):
     assert start(folder, workers, flags).wait(300) == 0
     assert step <= reached < newest_step(folder)
     assert differences(tmp_path / "undisturbed", folder) == []
-    said = (tmp_path / "stopped.log").read_text()
-    assert f"stopped on request after step {reached} of" in said and f"resumed after step {reached} of" in said
+    log = (tmp_path / "stopped.log").read_text()
+    assert f"stopped on request after step {reached} of" in log and f"resumed after step {reached} of" in log
+    assert ("the pairs of --mixup and --cutmix depend on the number of workers" in log) == ("float16" in case)
     if "--log_trust_ratios" in flags:
         ours, theirs = ((tmp_path / name / "trust_ratios.jsonl").read_text() for name in ("undisturbed", "stopped"))
         assert ours == theirs
@@ -79,7 +83,7 @@ def undisturbed(tmp_path_factory):
 def test_one_worker_goes_on_where_two_stopped(undisturbed, tmp_path):
     assert stopped(tmp_path / "run", 2, FLAGS, 15, signal.SIGTERM) == 75
     done = train(*FLAGS, f"--output_dir={tmp_path}/run")
-    assert "on 1 workers for 2" in done.stderr
+    assert "on 1 workers instead of 2" in done.stderr
     ours, theirs = weights(tmp_path / "run"), weights(undisturbed)
     for name in theirs:
         np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-3, atol=1e-4, err_msg=name)
@@ -105,13 +109,13 @@ def test_never_starts_anew(undisturbed, tmp_path):
 
 
 @pytest.mark.parametrize(("flags", "message"), [
-    (["--momentum=0.8"], "momentum was 0.9, is 0.8 now"),
-    (["--epochs=5"], "epochs was 4.0, is 5.0 now"),
-    (["--model=resnet20"], "model was convnet, is resnet20 now"),
-    ([DIGITS, "--data_dir=synthetic:96"], "classes was 10, is 1000 now"),
+    (["--momentum=0.8"], "momentum was 0.9 and is now 0.8"),
+    (["--epochs=5"], "epochs was 4.0 and is now 5.0"),
+    (["--model=resnet20"], "model was convnet and is now resnet20"),
+    ([DIGITS, "--data_dir=synthetic:96"], "classes was 10 and is now 1000"),
 ])
 def test_a_checkpoint_of_another_training_is_refused(undisturbed, flags, message):
-    done = run("alone", 1, ROOT / "train.py", *FLAGS, *flags, f"--output_dir={undisturbed}")
+    done = run("python", 1, ROOT / "train.py", *FLAGS, *flags, f"--output_dir={undisturbed}")
     assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr
     assert len(rows(undisturbed)) == 4  # left as it was
 
@@ -120,7 +124,7 @@ def test_a_second_training_in_the_same_folder_is_refused(tmp_path):
     flags = (*FLAGS, "--epochs=1000")
     launcher = start(tmp_path / "run", 1, flags)
     wait_for(lambda: newest_step(tmp_path / "run") > 0, launcher)
-    done = run("alone", 1, ROOT / "train.py", *flags, f"--output_dir={tmp_path}/run")
-    assert done.returncode == 1 and "another training is writing" in done.stderr
+    done = run("python", 1, ROOT / "train.py", *flags, f"--output_dir={tmp_path}/run")
+    assert done.returncode == 1 and "another training run writes to" in done.stderr
     trainers(launcher)[0].send_signal(signal.SIGTERM)
     assert launcher.wait(60) == 75

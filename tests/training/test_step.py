@@ -1,4 +1,4 @@
-"""One update, against the same update made in one piece, and hand-computed losses."""
+"""One update, against the same update of the full batch, and hand-computed losses."""
 import horovod.tensorflow as hvd
 import numpy as np
 import pytest
@@ -6,10 +6,11 @@ import tensorflow as tf
 
 import model_zoo
 import optim
+from data.mixing import Mixing
 from distributed.exchange import GradientExchange
 from distributed.optimizer import distributed
 from distributed.world import World
-from training.step import Totals, cross_entropy, hits, make_train_step
+from training.step import Learned, Totals, cross_entropy, hits, make_train_step
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -37,12 +38,12 @@ def trained(accumulation_steps, optimizer, xla=False):
 
 @pytest.mark.parametrize("optimizer", optim.OPTIMIZERS)
 def test_accumulation_is_one_large_batch(optimizer):
-    whole, whole_totals = trained(1, optimizer)
+    expected, expected_totals = trained(1, optimizer)
     for accumulation_steps in (2, 4):
         parts, totals = trained(accumulation_steps, optimizer)
-        for a, b in zip(whole, parts, strict=True):
+        for a, b in zip(expected, parts, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-5)
-        assert totals["samples"] == 128 and totals["loss"] == pytest.approx(whole_totals["loss"], rel=1e-4)
+        assert totals["samples"] == 128 and totals["loss"] == pytest.approx(expected_totals["loss"], rel=1e-4)
 
 
 def test_xla_computes_the_same():
@@ -81,3 +82,37 @@ def test_totals_count_what_is_counted():
     totals.add(tf.constant([1.0, 2.0, 64.0]), logits, labels, counted)
     collected = totals.collect(World())
     assert collected == {"loss": 1.5, "top1": 0.5, "top5": 0.5, "top1_count": 1, "top5_count": 1, "samples": 2}
+
+
+def test_mixed_labels_are_the_loss_of_soft_labels():
+    """One SGD update on mixed images, against Keras's loss of soft labels that NumPy has mixed."""
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, size=(16, 8, 8, 3)).astype(np.uint8)
+    labels, numbers = random.integers(0, 4, size=(16, 1)), Mixing(0.4, 1.0).random_numbers(8, 0, 0, np.arange(16))
+    assert 0 < (numbers[:, 4] > 0).mean() < 1  # both kinds of pairs
+    model, twin = (model_zoo.create_model("convnet", 4, 8, seed=1, std=(255.0,) * 3) for _ in range(2))
+    optimizer = distributed(optim.create_optimizer(
+        "sgd", 0.0, momentum=0.0, weight_decay=0.0, trust_coefficient=0.0, epsilon=0.0, exclude=()), GradientExchange())
+    totals = Totals()
+    step = make_train_step(model, optimizer, totals, accumulation_steps=2, label_smoothing=0.1)
+    batches = tf.data.Dataset.from_tensor_slices((images, labels, numbers)).batch(8)
+    learned = Learned.of(step(iter(batches), tf.constant(0.5), tf.constant(0.0)).numpy())
+
+    other, down, across = np.arange(16) ^ 1, np.arange(8)[:, None], np.arange(8)[None]
+    own = np.ones((16, 8, 8, 1)) * numbers[:, 0, None, None, None]
+    for number, (*_, top, left, bottom, right) in enumerate(numbers):
+        own[number, (down >= top) & (down < bottom) & (across >= left) & (across < right)] = 0
+    weight, one_hot = numbers[:, 1:2], np.eye(4)[labels[:, 0]]
+    targets = weight * one_hot + (1 - weight) * one_hot[other]
+    with tf.GradientTape() as tape:
+        logits = twin((own * images + (1 - own) * images[other]).astype(np.float32), training=True)
+        loss = tf.reduce_mean(tf.keras.losses.categorical_crossentropy(
+            targets, logits, from_logits=True, label_smoothing=0.1))
+    for variable, gradient in zip(twin.trainable_variables, tape.gradient(loss, twin.trainable_variables), strict=True):
+        variable.assign_sub(0.5 * gradient)
+    for a, b in zip(model.variables, twin.variables, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6)
+    dominant = np.where(weight[:, 0] >= 0.5, labels[:, 0], labels[other, 0])
+    assert learned.loss == pytest.approx(float(loss), rel=1e-5)
+    assert learned.top1 == pytest.approx(float(np.mean(np.argmax(logits, 1) == dominant)))
+    assert totals.collect(World())["loss"] == pytest.approx(float(loss), rel=1e-5)

@@ -26,9 +26,9 @@ def test_a_runs_flags_mean_the_same_again(tmp_path):
         folder = tmp_path / expected
         train(*QUICK, *given, "--epochs=1", "--data_dir=synthetic:64", "--batch_size=32", f"--output_dir={folder}")
         assert f"--xla={expected}\n" in (folder / "flags.txt").read_text()
-        again = run("alone", 1, ROOT / "train.py", f"--flagfile={folder}/flags.txt", "--dry_run")
+        again = run("python", 1, ROOT / "train.py", f"--flagfile={folder}/flags.txt", "--dry_run")
         assert again.returncode == 0 and json.loads(again.stdout)["workers"] == 1
-    done = run("alone", 1, ROOT / "train.py", *QUICK, "--xla", "--deterministic", f"--output_dir={tmp_path / 'x'}")
+    done = run("python", 1, ROOT / "train.py", *QUICK, "--xla", "--deterministic", f"--output_dir={tmp_path / 'x'}")
     assert done.returncode == 1 and "deterministic XLA implementation" in done.stderr  # TensorFlow's own reason
-    done = run("alone", 1, ROOT / "train.py", "--xla=maybe")
+    done = run("python", 1, ROOT / "train.py", "--xla=maybe")
     assert done.returncode == 2 and "false|true|auto" in done.stderr

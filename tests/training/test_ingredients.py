@@ -1,0 +1,68 @@
+"""Averaged weights, mixup, CutMix and images that grow, in whole trainings: on one worker and on two, and evaluated."""
+import json
+
+import numpy as np
+import pytest
+from conftest import DIGITS, ROOT, printed_json, rows, run, train, weights
+
+MIXED = (DIGITS, "--epochs=3", "--batch_size=96", "--optimizer=sgd", "--learning_rate=0.01", "--warmup=none",
+         "--ema_decay=0.9", "--mixup=0.4", "--cutmix=1", "--micro_batch_size=16")
+GROWING = (*MIXED, "--image_size=0:16,1:20,2:24", "--batch_norm_statistics=exact")
+
+
+@pytest.fixture(scope="module")
+def alone(train_once):
+    return train_once(*GROWING)
+
+
+def test_two_workers_make_the_same_updates(train_once):
+    """On a network without batch norm, which would amplify rounding errors."""
+    runs = [train_once(*MIXED, "--model=convnet", kind=kind, workers=workers)
+            for kind, workers in (("python", 1), ("mpirun", 2))]
+    ours, theirs = map(weights, runs)
+    assert sum(name.startswith("ema/") for name in ours) == 10
+    for name in theirs:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-3, atol=2e-3, err_msg=name)
+    for one, other in zip(*map(rows, runs), strict=True):
+        for name in ("train_loss", "val_loss", "ema_val_loss"):
+            assert one[name] == pytest.approx(other[name], rel=2e-3)
+        assert one["train_top1"] == pytest.approx(other["train_top1"], abs=2 / 1344)  # two samples of an epoch
+
+
+def test_two_workers_train_on_images_that_grow(alone, train_once):
+    two = train_once(*GROWING, kind="mpirun", workers=2)
+    assert sum(name.startswith("ema/") for name in weights(two)) == 97
+    for one, other in zip(rows(alone), rows(two), strict=True):
+        assert one["train_loss"] == pytest.approx(other["train_loss"], rel=2e-3)
+        assert one["ema_val_loss"] == pytest.approx(other["ema_val_loss"], rel=2e-2)
+
+
+def test_the_phases_share_the_weights(alone):
+    plan = json.loads((alone / "plan.json").read_text())
+    assert plan["image_size"] == [16, 20, 24]
+    losses = [row["train_loss"] for row in rows(alone)]
+    assert losses[2] < losses[0]
+
+
+def test_the_average_is_evaluated_with_its_own_statistics(alone, tmp_path):
+    """Its batch norm's statistics were measured under it, and are in the checkpoint: an evaluation finds them again."""
+    summary, last = json.loads((alone / "summary.json").read_text()), rows(alone)[-1]
+    variables = weights(alone)
+    moving = [name for name in variables if name.startswith("ema/") and "moving_mean" in name]
+    assert len(moving) == 19
+    assert all((variables[name] != variables[name.replace("ema/", "model/")]).any() for name in moving)
+    again = printed_json(train("--mode=evaluate", f"--checkpoint={alone}/checkpoints"))
+    for name in ("val_loss", "val_top1", "ema_val_loss", "ema_val_top1", "ema_val_top5"):
+        assert again[name] == pytest.approx(summary[name], rel=1e-5) == pytest.approx(last[name], rel=1e-5)
+    assert summary["ema_val_samples"] == 360 and summary["ema_val_loss"] != summary["val_loss"]
+
+
+@pytest.mark.parametrize(("flags", "code", "message"), [
+    (["--model=alexnet", "--image_size=0:128,2:224"], 1, "dense layers of alexnet need one image size"),
+    (["--mixup=0.2", "--micro_batch_size=1"], 1, "1 is odd"),
+    (["--ema_decay=1.5"], 2, "--ema_decay"),
+    (["--image_size=0:16,3:0"], 2, "--image_size"),
+])
+def test_refused(flags, code, message):
+    done = run("python", 1, ROOT / "train.py", DIGITS, "--dry_run", *flags)
+    assert done.returncode == code and message in done.stderr and "Traceback" not in done.stderr

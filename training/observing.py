@@ -1,0 +1,141 @@
+"""Creates the observers of a training, which are rank 0's: ours and those of --observer."""
+import contextlib
+import dataclasses
+import functools
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from common.errors import UserError, complain, one_line
+from data.pipeline import Device
+from data.synthetic import SyntheticFeed
+from reporting.observer import Observer, RunInfo
+from reporting.progress import ProgressDisplay
+from reporting.report_writer import ReportWriter
+from reporting.run_folder import RunFolder, write_grid
+from reporting.step_log import StepLog
+from reporting.tensorboard import TensorBoard
+from training.build import Job
+from training.profiling import Profile
+
+METHODS = ("start", "step", "evaluation", "rewind", "end", "close")
+
+
+class Added(Observer):
+    """An observer of the user's own. It does not have to have all methods.
+
+    An exception in `start` ends training before the first step. Later exceptions are reported once for each method, and
+    training continues.
+    """
+
+    def __init__(self, name: str, observer):
+        self._name, self._observer, self._failed, self._is_started = name, observer, set(), False
+
+    def start(self, run) -> None:
+        try:
+            getattr(self._observer, "start", _ignore)(run)
+        except Exception as error:
+            raise UserError(f"--observer={self._name}: {described(error)}") from None
+        self._is_started = True
+
+    def step(self, update) -> None:
+        self._call("step", update)
+
+    def evaluation(self, evaluation) -> None:
+        self._call("evaluation", evaluation)
+
+    def rewind(self, progress) -> None:
+        self._call("rewind", progress)
+
+    def end(self, summary) -> None:
+        self._call("end", summary)
+
+    def close(self) -> None:
+        if self._is_started:
+            self._call("close")
+
+    def _call(self, method, *arguments):
+        try:
+            getattr(self._observer, method, _ignore)(*arguments)
+        except Exception as error:
+            if method not in self._failed:
+                complain(f"warning: --observer={self._name}: {method}() failed, training continues: "
+                         f"{described(error)}")
+            self._failed.add(method)
+
+
+def _ignore(*_):
+    pass
+
+
+def described(error: Exception) -> str:
+    """Returns an error of the user's code, and where it was raised, on one line."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # without the frame that called it
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {one_line(error)}{where}"
+
+
+def load_observers(names: Sequence[str]) -> list[Added]:
+    """Creates the observers of --observer=MODULE:NAME. The current folder is searched for modules last.
+
+    Raises UserError for whatever goes wrong, in the user's code, too.
+    """
+    folder = os.getcwd()
+    if names and folder not in sys.path:
+        sys.path.append(folder)
+    return [Added(name, _load(name)) for name in names]
+
+
+def _load(name):
+    module, _, attribute = name.partition(":")
+    try:
+        made = importlib.import_module(module)
+        for part in attribute.split("."):
+            made = getattr(made, part)
+        made = made()
+    except Exception as error:
+        raise UserError(f"--observer={name}: {described(error)}") from None
+    if not any(callable(getattr(made, method, None)) for method in METHODS):
+        raise UserError(f"--observer={name}: {attribute}() has none of the methods {', '.join(METHODS)}; see "
+                        "docs/observers.md")
+    return made
+
+
+def make_observers(job: Job, folder: Path, hosts: dict[str, int], added: Sequence[Observer],
+                   held: contextlib.ExitStack) -> list[Observer]:
+    """Creates and starts the observers. `held` closes them.
+
+    hosts: number of workers on each host. added: those of --observer.
+    """
+    settings = job.settings
+    run = RunInfo(folder, job.plan.as_json(), settings.given, settings.text, settings.recipe_file, job.feed.dataset,
+                  hosts, job.state.progress)
+    profile = [Profile(*settings.run.profile)] if settings.run.profile else []
+    report = ReportWriter(None if isinstance(job.feed, SyntheticFeed) else functools.partial(training_images, job))
+    observers = [RunFolder(), TensorBoard(), ProgressDisplay(), StepLog(), report, *profile, *added]
+    if settings.source:
+        print(f"recipe: {settings.source}", file=sys.stderr)
+    print(f"run: {folder}", file=sys.stderr)
+    if settings.run.save_augmentations:
+        with dataclasses.replace(job.feed, shard=0, shards=1).train(0, 1, 64, 64) as batches:
+            write_grid(folder / "augmentations.png", next(batches)[0].numpy())
+    for observer in observers:
+        held.callback(observer.close)
+        observer.start(run)
+    return observers
+
+
+def training_images(job: Job, number: int, largest: int) -> np.ndarray:
+    """Returns the first images of the training after augmentation, uint8 (number, size, size, 3).
+
+    It uses an input pipeline of its own, on the CPU. largest: greatest size. Images of a larger model are made smaller.
+    """
+    feed = dataclasses.replace(job.feed, shard=0, shards=1, device=Device())
+    size = min(job.plan.phases[0].image_size or feed.image_size, largest)
+    with feed.train(0, 1, number, number, image_size=size) as batches:
+        return next(batches)[0].numpy()
