@@ -78,7 +78,7 @@ def launcher(kind: str, workers: int, cold: bool = False) -> list[str]:
     cold: Python and horovodrun as they are.
     """
     python = str(BIN / "python") if cold else warm_python()
-    if kind == "alone":
+    if kind == "python":
         return [python]
     if kind == "horovodrun":
         horovodrun = [str(BIN / "horovodrun")] if cold else [str(BIN / "python"), "-m", "distributed.gloo"]
@@ -113,7 +113,7 @@ def worker_of(process: psutil.Process) -> psutil.Process:
     return psutil.Process(warm.child(forks(), process.pid))
 
 
-def train(*flags, kind: str = "alone", workers: int = 1, **options) -> subprocess.CompletedProcess:
+def train(*flags, kind: str = "python", workers: int = 1, **options) -> subprocess.CompletedProcess:
     """A finished train.py, asserted to have exited with 0."""
     done = run(kind, workers, ROOT / "train.py", *flags, **options)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -125,7 +125,7 @@ def train_once(tmp_path_factory):
     """`train`, but a training of these flags is made once; returns its folder."""
     made = {}
 
-    def make(*flags, kind: str = "alone", workers: int = 1) -> Path:
+    def make(*flags, kind: str = "python", workers: int = 1) -> Path:
         key = flags, kind, workers
         if key not in made:
             made[key] = tmp_path_factory.mktemp("run")

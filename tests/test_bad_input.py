@@ -71,7 +71,7 @@ def damages(draw):
     """A function that damages a copy of the digits' folder."""
     kind = draw(st.sampled_from(["replace", "remove", "bytes", "cut", "gone", "folder"]))
     name = draw(st.sampled_from(["dataset.json", "index", "records"]))
-    place, value, content = draw(st.floats(0, 0.999)), draw(json_values), draw(st.binary(min_size=1, max_size=9))
+    position, value, content = draw(st.floats(0, 0.999)), draw(json_values), draw(st.binary(min_size=1, max_size=9))
 
     def damage(folder):
         endings = {"dataset.json": ".json", "index": ".idx", "records": ".tfrecord"}
@@ -79,9 +79,9 @@ def damages(draw):
         if kind in ("replace", "remove"):
             path = folder / "dataset.json"
             described = json.loads(path.read_text())
-            *way, last = draw_path(described, place)
+            *keys, last = path_at(described, position)
             target = described
-            for key in way:
+            for key in keys:
                 target = target[key]
             if kind == "remove":
                 del target[last]
@@ -90,7 +90,7 @@ def damages(draw):
             path.write_text(json.dumps(described))
             return
         data = path.read_bytes()
-        at = int(place * len(data))
+        at = int(position * len(data))
         if kind == "bytes":
             path.write_bytes(data[:at] + content + data[at + len(content):])
         elif kind == "cut":
@@ -103,16 +103,16 @@ def damages(draw):
     return damage
 
 
-def draw_path(described, place):
+def path_at(described, position):
     """The keys that lead to one of the values in a nest of dicts and lists."""
-    def walk(node, way):
+    def walk(node, keys):
         items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
         for key, child in items:
-            yield [*way, key]
-            yield from walk(child, [*way, key])
+            yield [*keys, key]
+            yield from walk(child, [*keys, key])
 
     every = list(walk(described, []))
-    return every[int(place * len(every))]
+    return every[int(position * len(every))]
 
 
 def damaged_folders(damage, digits, capfd, tmp_path_factory):
@@ -130,5 +130,5 @@ test_many_damaged_folders = pytest.mark.campaign(examples(1000)(given(damage=dam
 @pytest.mark.parametrize("content", [b"--data_dir=\x00", b"\xff\xfe--epochs=1", b"--flagfile=\n--epochs", b"-" * 5000])
 def test_in_a_process_of_its_own(content, tmp_path):
     (tmp_path / "bad.flags").write_bytes(content)
-    done = run("alone", 1, ROOT / "train.py", f"--flagfile={tmp_path}/bad.flags", timeout=30)
+    done = run("python", 1, ROOT / "train.py", f"--flagfile={tmp_path}/bad.flags", timeout=30)
     assert done.returncode in (1, 2) and not done.stdout and len(done.stderr.splitlines()) == 1
