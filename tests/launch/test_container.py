@@ -171,7 +171,7 @@ def wait_for_checkpoint(process, run: Path) -> None:
 @pytest.mark.container
 def test_flags_are_for_train_and_nobody_is_root(engine):
     done = in_image(engine, "--help")
-    assert done.returncode == 0 and "Recipe flags:" in done.stdout
+    assert done.returncode == 0 and "Data and model:" in done.stdout
     done = in_image(engine, "--no_such_flag")
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
     assert in_image(engine, "id", "-u").stdout == "10000\n"
