@@ -24,6 +24,11 @@ def write_json(path, content, durable: bool = False) -> None:
     write_atomically(path, as_json(content, indent=1) + "\n", durable)
 
 
+def read_rows(path: Path) -> list[dict]:
+    """Returns the rows of a complete log with one JSON object per line, or none if there is no such file."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
 def as_json(content, indent=None) -> str:
     """Returns content as strict JSON. Numbers in dicts and lists that are not finite, such as a loss, become null."""
     def finite(value):

@@ -1,9 +1,10 @@
 """One page for several runs: a table of results and of the flags that differ, and curves on top of each other."""
+import functools
 import html
 
 from reporting import charts
 from reporting.charts import Line, number, percent
-from reporting.page import details, duration, page, switched, table
+from reporting.page import details, duration, over_epochs_and_time, page, table
 from reporting.run_data import RunData, same
 from reporting.run_text import tidy
 
@@ -67,10 +68,8 @@ def different_flags(runs: list[RunData]) -> list[str]:
 
 
 def curves(names: list[str], runs: list[RunData]) -> str:
-    seconds = max((row.get("seconds") or 0 for run in runs for row in run.rows), default=0)
-    unit, length = ("hours", 3600) if seconds > 7200 else ("minutes", 60) if seconds > 120 else ("seconds", 1)
-    return switched(curves_over(names, runs, "epoch", lambda row: row["epoch"]),
-                    curves_over(names, runs, unit, lambda row: row.get("seconds", 0) / length))
+    return over_epochs_and_time([row for run in runs for row in run.rows],
+                                functools.partial(curves_over, names, runs))
 
 
 def curves_over(names, runs, x_title, x) -> list[str]:

@@ -1,6 +1,6 @@
 """The frame of every HTML page: one file that fetches nothing, light or dark, readable on a phone."""
 import html
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from reporting.charts import number
@@ -53,6 +53,17 @@ def switched(by_epoch: Sequence[str], by_time: Sequence[str]) -> str:
             '</label><input type="radio" name="axis" id="by-time"><label for="by-time">over time</label>'
             f'<div class="charts epochs">{"".join(by_epoch)}</div>'
             f'<div class="charts time">{"".join(by_time)}</div></div>')
+
+
+def over_epochs_and_time(rows: Sequence[dict], draw: Callable[[str, Callable], Sequence[str]]) -> str:
+    """Returns charts over epochs and over time, with a switch.
+
+    rows: all that are drawn, with `epoch` and `seconds`. draw: returns the charts for a title of the horizontal axis
+    and a function from a row to its position on that axis.
+    """
+    seconds = max((row.get("seconds") or 0 for row in rows), default=0)
+    unit, length = ("hours", 3600) if seconds > 7200 else ("minutes", 60) if seconds > 120 else ("seconds", 1)
+    return switched(draw("epoch", lambda row: row["epoch"]), draw(unit, lambda row: row.get("seconds", 0) / length))
 
 
 def duration(seconds: float | None) -> str:

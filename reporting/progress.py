@@ -3,7 +3,6 @@
 Start-up's stages end where this begins, at the first step.
 """
 import contextlib
-import json
 import math
 import signal
 import sys
@@ -12,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from common.files import read_rows
 from common.startup import on_terminal, startup
 from reporting.observer import Evaluation, Observer, RunInfo, Update
 
@@ -227,8 +227,8 @@ def best(so_far: float | None, row: dict) -> float:
 def best_top1(metrics: Path) -> float | None:
     """Returns the best validation top-1 in metrics.jsonl, or None if it has no rows."""
     found = None
-    for line in metrics.read_text().splitlines() if metrics.is_file() else ():
-        found = best(found, json.loads(line))
+    for row in read_rows(metrics):
+        found = best(found, row)
     return found
 
 

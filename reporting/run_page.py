@@ -4,6 +4,7 @@ Training draws it in a process of its own after every evaluation. This module an
 only the standard library, so that the process starts and draws within a tenth of a second.
 """
 import base64
+import functools
 import html
 import sys
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 from common.files import write_atomically
 from reporting import charts, heat_map, run_text
 from reporting.charts import Line, number, percent
-from reporting.page import details, duration, facts, page, plural, switched, table, tiles
+from reporting.page import details, duration, facts, over_epochs_and_time, page, plural, table, tiles
 from reporting.run_data import RunData
 
 PAGE = "report.html"
@@ -73,10 +74,7 @@ def figures(run: RunData) -> str:
 
 def curves(run: RunData) -> str:
     """Returns the curves over epochs and over time."""
-    seconds = max((row.get("seconds") or 0 for row in (*run.rows, *run.steps)), default=0)
-    unit, length = ("hours", 3600) if seconds > 7200 else ("minutes", 60) if seconds > 120 else ("seconds", 1)
-    return switched(curves_over(run, "epoch", lambda row: row["epoch"]),
-                    curves_over(run, unit, lambda row: row.get("seconds", 0) / length))
+    return over_epochs_and_time([*run.rows, *run.steps], functools.partial(curves_over, run))
 
 
 def curves_over(run: RunData, x_title: str, x) -> list[str]:

@@ -2,10 +2,9 @@
 
 The events are made from the files of the run's folder, so that a resumed run and a rollback rewrite them.
 """
-import json
 import math
-from pathlib import Path
 
+from common.files import read_rows
 from reporting.observer import Evaluation, Observer, RunInfo, Update
 
 TAGS = {  # column of metrics.jsonl -> name in TensorBoard
@@ -90,10 +89,6 @@ class TensorBoard(Observer):
     def close(self) -> None:
         if self._events:
             self._events.close()
-
-
-def read_rows(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
 def markdown(rows: list[dict]) -> str:

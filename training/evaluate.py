@@ -43,16 +43,21 @@ class Evaluator:
         stop: called every BATCHES_UNASKED batches, on all workers at once. If it returns true, the result is None.
         """
         measure()
-        validation = self._evaluate(stop)
-        if not (validation and self._average):
-            return validation
-        with self._average.swapped_in():
-            measure()
-            averaged = self._evaluate(stop)
-        metrics = averaged and {f"ema_{name}": value for name, value in averaged.metrics.items()}
-        return averaged and Validation(validation.metrics | metrics, validation.outcomes)
+        evaluated = self._evaluate(stop)
+        if evaluated is None:
+            return None
+        metrics, outcomes = evaluated
+        if self._average:
+            with self._average.swapped_in():
+                measure()
+                averaged = self._evaluate(stop)
+            if averaged is None:
+                return None
+            metrics |= {f"ema_{name}": value for name, value in averaged[0].items()}
+        return Validation(metrics, np.concatenate(self._world.gather(outcomes, "outcomes")))
 
-    def _evaluate(self, stop) -> Validation | None:
+    def _evaluate(self, stop) -> tuple[dict[str, float], np.ndarray] | None:
+        """Returns the metrics over all workers and the outcomes of this worker's shard, or None if `stop` is true."""
         outcomes, most = [tf.zeros([0, 3])], -(-self._feed.dataset.validation.samples // self._feed.shards)
         with self._feed.validation(self._batch_size) as (batches, samples):
             for number, start in enumerate(range(0, most, self._batch_size)):
@@ -64,6 +69,5 @@ class Evaluator:
                 with bad_input_is_user_error(f"evaluation stopped at sample {start}", batches, start):
                     valid = min(self._batch_size, samples - start)
                     outcomes.append(self._step(batches.iterator, tf.constant(valid))[:valid])
-        everyone = self._world.gather(tf.concat(outcomes, axis=0).numpy(), "outcomes")
         metrics = {f"val_{name}": value for name, value in self._totals.collect(self._world).items()}
-        return Validation(metrics, np.concatenate(everyone))
+        return metrics, tf.concat(outcomes, axis=0).numpy()
