@@ -4,8 +4,11 @@ import fcntl
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+
+MEMORY = "/dev/shm"
 
 
 def write_atomically(path, text: str, durable: bool = False) -> None:
@@ -69,3 +72,11 @@ def locked(path, wait: bool = False) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def in_memory(size: int) -> str | None:
+    """Returns a folder in memory with ample room for files of `size` bytes in all, or None if there is none.
+
+    Many small files are created and deleted faster there than on a disk.
+    """
+    return MEMORY if os.path.isdir(MEMORY) and shutil.disk_usage(MEMORY).free > 10 * size else None

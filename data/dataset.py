@@ -35,6 +35,11 @@ class Split:
         return formats.get(self.format)
 
     @property
+    def any_order(self) -> bool:
+        """Whether samples can be read in any order. Data without files has none."""
+        return not self.paths or self.kind.ANY_ORDER
+
+    @property
     def samples(self) -> int:
         return sum(self.file_samples)
 

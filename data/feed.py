@@ -1,13 +1,14 @@
 """Batches for Keras: a DALI pipeline over a slice of the stream, as a tf.data dataset without copies through Python."""
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from common.files import in_memory
 from data import augmentation, order
 from data.damage import first_damaged
 from data.dataset import Dataset, Split
@@ -16,6 +17,7 @@ from data.pipeline import Device, build_pipeline, matrix_reader
 
 CPU = Device()
 READ_AHEAD = 16  # batches; more than DALI and TensorFlow hold between the reader and the model
+SMALL_FILE = 8192  # bytes that the index of a slice takes in a file system, at most
 UPLOADED = 2  # batches prefetched to the model's device
 
 
@@ -32,6 +34,11 @@ class Batches:
     samples: np.ndarray
     batch_size: int
 
+    @property
+    def repeats(self) -> bool:
+        """Whether these samples start again after the last one. A format read file by file goes on with others."""
+        return self.split.any_order
+
     def __next__(self):
         return next(self.iterator)
 
@@ -41,6 +48,17 @@ class Batches:
         DALI reads ahead by a few batches.
         """
         return first_damaged(self.split, self.samples[read:read + READ_AHEAD * self.batch_size])
+
+
+class Prepared(NamedTuple):
+    """What a pipeline reads. samples: their numbers, in order. numbers, mixing: the random numbers of each, or None."""
+
+    split: Split
+    samples: np.ndarray
+    batch_size: int
+    image_size: int
+    numbers: np.ndarray | None = None
+    mixing: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -60,51 +78,70 @@ class Feed:
     device: Device = CPU
     mixing: Mixing = NOT_MIXED
 
-    @contextmanager
-    def train(self, position: int, steps: int, batch_size: int, micro_batch_size: int, skip: int = 0,
-              neighbours: int = 1, image_size: int | None = None) -> Iterator[Batches]:
-        """Opens this shard's micro-batches of the next `steps` global batches from a position of the stream.
+    def prepare(self, ranges: Sequence[tuple[int, int]], batch_size: int, micro_batch_size: int, skip: int = 0,
+                neighbours: int = 1, image_size: int | None = None) -> Prepared:
+        """Determines what this shard reads of the training set: its micro-batches of global batches.
 
+        It uses only NumPy, so that it can run in a thread while another pipeline is read.
+
+        ranges: (position in the stream, number of global batches), ..., to be read one after another. A format that is
+            read file by file supports only one.
         skip: number of global batches to skip at the start because they were read before a resume.
         neighbours: number of shards whose micro-batches are adjacent in the global batch, if the format supports it.
         image_size: size of these images. Default: that of validation.
         """
         split, recipe = self.dataset.train, augmentation.AUGMENTATIONS[self.augmentation]
         image_size = image_size or self.image_size
-        positions = order.worker_positions(split, steps, batch_size, self.shard, self.shards, neighbours,
-                                           micro_batch_size)
-        positions = positions[skip * batch_size // self.shards:]
-        samples = order.stream(split, self.seed, position, steps * batch_size)[positions]
-        numbers = None
+        positions = np.concatenate([position + order.worker_positions(
+            split, steps, batch_size, self.shard, self.shards, neighbours, micro_batch_size)
+            for position, steps in ranges])[skip * batch_size // self.shards:]
+        numbers = mixing = None
         if recipe.random:
-            numbers = augmentation.random_numbers(recipe, image_size, self.seed, position, positions)
-        mixing = self.mixing.random_numbers(image_size, self.seed, position, positions) if self.mixing else None
-        with self._batches(split, samples, micro_batch_size, image_size, numbers, mixing) as batches:
+            numbers = augmentation.random_numbers(recipe, image_size, self.seed, 0, positions)
+        if self.mixing:
+            mixing = self.mixing.random_numbers(image_size, self.seed, 0, positions)
+        return Prepared(split, order.stream(split, self.seed, positions), micro_batch_size, image_size, numbers, mixing)
+
+    @contextmanager
+    def train(self, position: int, steps: int, *arguments, **options) -> Iterator[Batches]:
+        """Opens this shard's micro-batches of the next `steps` global batches from a position of the stream.
+
+        arguments, options: as for `prepare`.
+        """
+        with self.open(self.prepare([(position, steps)], *arguments, **options)) as batches:
             yield batches
 
     @contextmanager
     def validation(self, batch_size: int) -> Iterator[tuple[Batches, int]]:
         """Opens this shard of the validation split: (batches, number of samples), in order, each sample once.
 
-        The last batch is padded with other samples, which the caller has to mask.
+        The last batch is padded with other samples, which the caller has to mask. If the format supports any order, the
+        batch after it is the first again.
         """
         split = self.dataset.validation
         samples = order.contiguous_shard(split.samples, self.shard, self.shards)
         if not len(samples):
             yield iter(()), 0
             return
-        with self._batches(split, samples, batch_size, self.image_size) as batches:
+        read = np.resize(samples, -(-len(samples) // batch_size) * batch_size) if split.any_order else samples
+        with self.open(Prepared(split, read, batch_size, self.image_size)) as batches:
             yield batches, len(samples)
 
     @contextmanager
-    def _batches(self, split: Split, samples, batch_size, image_size, numbers=None, mixing=None):
+    def open(self, prepared: Prepared) -> Iterator[Batches]:
+        """Opens a pipeline. It repeats endlessly what was prepared; formats read file by file go on with other samples.
+        """
         import nvidia.dali.plugin.tf as dali_tf
         import tensorflow as tf
 
+        split, samples, batch_size, image_size, numbers, mixing = prepared
         with ExitStack() as held:
-            folder = held.enter_context(tempfile.TemporaryDirectory(prefix="bigbatch-index-"))
-            read = split.kind.reader(order.file_slices(split, samples), Path(folder))
-            read_numbers, read_mixing = (None if rows is None else matrix_reader(rows, Path(folder), name)
+            slices = order.file_slices(split, samples)
+            index_folder, folder = (
+                Path(held.enter_context(tempfile.TemporaryDirectory(prefix="bigbatch-index-", dir=disk)))
+                for disk in (in_memory(SMALL_FILE * len(slices)), None))
+            read = split.kind.reader(slices, index_folder)
+            read_numbers, read_mixing = (None if rows is None else matrix_reader(rows, folder, name)
                                          for name, rows in (("numbers", numbers), ("mixing", mixing)))
             pipeline = build_pipeline(
                 read, read_numbers, read_mixing, batch_size=batch_size, image_size=image_size,

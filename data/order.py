@@ -21,27 +21,36 @@ BLOCK = 64  # samples per block; smaller blocks shuffle better but open files mo
 def permutation(split: Split, seed: int, epoch: int) -> np.ndarray:
     """Returns the order of one epoch: each sample number once, int64 (samples,)."""
     random = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, epoch])))
-    any_order = split.kind.ANY_ORDER
-    if len(split.paths) == 1:
+    any_order, sizes = split.any_order, np.diff(split.file_starts)
+    if len(sizes) == 1:
         return random.permutation(split.samples) if any_order else np.arange(split.samples)
-    blocks = []
-    for start, end in zip(split.file_starts, split.file_starts[1:], strict=False):
-        if any_order:
-            shuffled = start + random.permutation(end - start)
-            blocks += np.split(shuffled, range(BLOCK, len(shuffled), BLOCK))
-        else:
-            blocks.append(np.arange(start, end))
-    return np.concatenate([blocks[i] for i in random.permutation(len(blocks))])
+    if not any_order:
+        return _concatenated(split.file_starts[:-1], sizes, random.permutation(len(sizes)))
+    shuffled = np.concatenate([start + random.permutation(size)
+                               for start, size in zip(split.file_starts, sizes, strict=False)])
+    blocks = np.maximum(1, -(-sizes // BLOCK))  # of each file
+    starts = BLOCK * _concatenated(0 * blocks, blocks, np.arange(len(blocks)))
+    left = np.repeat(sizes, blocks) - starts
+    return shuffled[_concatenated(starts + np.repeat(split.file_starts[:-1], blocks), np.minimum(left, BLOCK),
+                                  random.permutation(len(starts)))]
 
 
-def stream(split: Split, seed: int, position: int, count: int) -> np.ndarray:
-    """Returns the numbers of the next `count` samples of the endless stream from a position, int64 (count,)."""
-    slices = []
-    while count:
-        epoch, offset = divmod(position, split.samples)
-        slices.append(permutation(split, seed, epoch)[offset:offset + count])
-        position, count = position + len(slices[-1]), count - len(slices[-1])
-    return np.concatenate(slices) if slices else np.zeros(0, np.int64)
+def _concatenated(starts, sizes, chosen) -> np.ndarray:
+    """Returns the concatenation of the ranges start, ..., start + size - 1, in the order `chosen`."""
+    starts, sizes = starts[chosen], sizes[chosen]
+    return np.arange(sizes.sum()) + np.repeat(starts - np.cumsum(sizes) + sizes, sizes)
+
+
+def stream(split: Split, seed: int, positions: np.ndarray) -> np.ndarray:
+    """Returns the numbers of the samples at these positions of the endless stream, int64 (positions,).
+
+    It works through one epoch after another, in memory for the samples of one.
+    """
+    epochs, offsets = np.divmod(positions, split.samples)
+    samples, firsts = np.empty(len(positions), np.int64), np.flatnonzero(np.diff(epochs, prepend=-1))
+    for first, end in zip(firsts, [*firsts[1:], len(positions)], strict=False):
+        samples[first:end] = permutation(split, seed, int(epochs[first]))[offsets[first:end]]
+    return samples
 
 
 def worker_positions(split: Split, steps: int, batch_size: int, shard: int, shards: int, neighbours: int = 1,
@@ -53,12 +62,13 @@ def worker_positions(split: Split, steps: int, batch_size: int, shard: int, shar
     adjacent in the global batch. micro_batch_size: used only if neighbours > 1. Formats that are read file by file
     ignore both.
     """
-    positions = np.arange(steps * batch_size)
-    if split.kind.ANY_ORDER:
-        of_group = positions.reshape(steps, shards // neighbours, -1)[:, shard // neighbours]
-        return of_group.reshape(-1, neighbours, micro_batch_size if neighbours > 1 else of_group.shape[1])[
-            :, shard % neighbours].reshape(-1)
-    return positions.reshape(shards, -1)[shard]
+    own = batch_size // shards
+    if not split.any_order:
+        return shard * steps * own + np.arange(steps * own)
+    size = micro_batch_size if neighbours > 1 else own
+    group, member = divmod(shard, neighbours)
+    firsts = group * neighbours * own + (np.arange(own // size) * neighbours + member) * size
+    return (np.arange(steps)[:, None, None] * batch_size + firsts[:, None] + np.arange(size)).reshape(-1)
 
 
 def contiguous_shard(samples: int, shard: int, shards: int) -> np.ndarray:
@@ -73,7 +83,7 @@ def file_slices(split: Split, samples: np.ndarray) -> list[tuple]:
     """
     files = np.searchsorted(split.file_starts, samples, side="right") - 1
     cuts = np.diff(files, prepend=-1) != 0
-    if not split.kind.ANY_ORDER:
+    if not split.any_order:
         cuts |= np.diff(samples, prepend=-2) != 1
     starts = np.flatnonzero(cuts)
     return [(split.paths[file], split.entries[file], samples[start:end] - split.file_starts[file])

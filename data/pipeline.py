@@ -145,7 +145,8 @@ def matrix_reader(rows: np.ndarray, scratch: Path, name: str = "numbers"):
     file["length"], file["head"], file["row"] = len(example), example[:start], rows
     file.tofile(scratch / name)
     offsets = np.arange(len(rows)) * layout.itemsize
-    tfrecord.write_index(scratch / f"{name}.idx", np.stack([offsets, np.full(len(rows), layout.itemsize)], axis=1))
+    entries = np.stack([offsets, np.full(len(rows), layout.itemsize)], axis=1)
+    tfrecord.index_lines(entries).tofile(scratch / f"{name}.idx")
 
     def read():
         from nvidia.dali import fn

@@ -1,5 +1,5 @@
 """Random data that never leaves the device, `synthetic:SIZE`. It shows a model's own speed, without any input."""
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,8 @@ def synthetic_dataset(data_dir: str) -> Dataset:
 class Resident:
     """Replaces data.feed.Batches: returns the same tensors again and again."""
 
+    repeats = True
+
     def __init__(self, batch):
         self._batch = batch
 
@@ -55,10 +57,18 @@ class SyntheticFeed:
     mixing: Mixing = NOT_MIXED
     _made: dict = field(default_factory=dict)  # by size and mixing; a compiled step has to see the same iterator again
 
+    def prepare(self, ranges: Sequence[tuple[int, int]], batch_size: int, micro_batch_size: int, skip: int = 0,
+                neighbours: int = 1, image_size: int | None = None) -> tuple:
+        return micro_batch_size, image_size or self.image_size, self.mixing
+
     @contextmanager
-    def train(self, position: int, steps: int, batch_size: int, micro_batch_size: int, skip: int = 0,
-              neighbours: int = 1, image_size: int | None = None) -> Iterator:
-        yield self._batches(micro_batch_size, image_size or self.image_size, self.mixing)
+    def open(self, prepared: tuple) -> Iterator:
+        yield self._batches(*prepared)
+
+    @contextmanager
+    def train(self, position: int, steps: int, *arguments, **options) -> Iterator:
+        with self.open(self.prepare([(position, steps)], *arguments, **options)) as batches:
+            yield batches
 
     @contextmanager
     def validation(self, batch_size: int) -> Iterator:

@@ -18,6 +18,7 @@ The number of bytes is always the same; a grid saves steps (arXiv:1811.05233, se
 steps for the torus and leaves the vertical steps out. It compares with the hierarchical all-reduce of arXiv:1807.11205,
 which sends X times more in the vertical step, because one rank of each node holds all S there.
 """
+import dataclasses
 from dataclasses import dataclass
 
 from distributed import grids
@@ -66,6 +67,14 @@ class Cost:
         The latency cannot overlap, because the last gradient has to be exchanged, too.
         """
         return self.latency + max(0.0, self.transfer - hidden)
+
+    def after(self, earlier: "Cost") -> "Cost":
+        """Returns the cost of this exchange after an earlier one, which is ready before the backward pass.
+
+        All of the earlier one can overlap, even its latency. But it delays the transfer of this one.
+        """
+        return dataclasses.replace(self, steps=self.steps + earlier.steps, sent=self.sent + earlier.sent,
+                                   transfer=self.transfer + earlier.latency + earlier.transfer)
 
 
 def grid_of(allreduce: str, workers: int, local_size: int) -> tuple[int, int] | None:

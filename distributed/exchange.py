@@ -13,6 +13,7 @@ import tensorflow as tf
 from distributed import float16
 from distributed.allreduce_plan import ALL_TO_ALL, NCCL, PROCESS_SETS, AllreducePlan
 from distributed.torus import AllToAll, ProcessSets
+from distributed.world import on_one_vector
 
 COMPRESSIONS = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}
 FUSION_MB = 32  # of a torus; a quarter of Horovod's 128, so ResNet-50's gradients are sent in four buckets, not one
@@ -83,6 +84,13 @@ class GradientExchange:
             for number, one in zip(bucket, summed, strict=True):
                 means[number] = tf.math.scalar_mul(postscale[number], one)
         return means
+
+    def mean(self, tensors, name: str) -> list:
+        """Returns the mean of each tensor over the workers, in float32, with one message along the gradients' path."""
+        if hvd.size() == 1:
+            return [tf.cast(one, tf.float32) for one in tensors]
+        return on_one_vector(tensors, lambda flat: tf.math.scalar_mul(
+            1 / hvd.size(), self._collectives.sum([flat], hvd.Compression.none, name)[0]))
 
     def _scales(self, gradients, dense: list[int]) -> tuple[dict, dict]:
         """Returns (factors before the sum, only for float16; factors after it) of the dense gradients, by index."""

@@ -62,3 +62,8 @@ def average(optimizer, gradients, variables) -> list:
     """
     averaged = inner(optimizer)._allreduce(gradients, variables)
     return optimizer.get_unscaled_gradients(averaged) if isinstance(optimizer, LossScaleOptimizer) else averaged
+
+
+def mean(optimizer, tensors, name: str) -> list:
+    """Returns the mean of each tensor over the workers, in float32; see GradientExchange.mean."""
+    return inner(optimizer)._allreduce_grads.mean(tensors, name)

@@ -5,7 +5,7 @@ A world of one worker (`World()`) works without Horovod having started.
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,18 +62,7 @@ class World:
         """Returns the mean of each tensor over the workers, in float32, with one all-reduce."""
         if self.size == 1:
             return [tf.cast(t, tf.float32) for t in tensors]
-        flat = tf.concat([tf.reshape(tf.cast(t, tf.float32), [-1]) for t in tensors], axis=0)
-        flat = hvd.allreduce(flat, op=hvd.Average, name=name)
-        parts = tf.split(flat, [t.shape.num_elements() for t in tensors])
-        return [tf.reshape(part, t.shape) for part, t in zip(parts, tensors, strict=True)]
-
-    def average_variables(self, variables: Sequence[tf.Variable], name: str) -> None:
-        """Sets each floating-point variable to its mean over the workers."""
-        variables = [v for v in variables if v.dtype.is_floating]
-        if self.size == 1 or not variables:  # avoids assigning each variable to itself
-            return
-        for variable, mean in zip(variables, self.mean(variables, name), strict=True):
-            variable.assign(tf.cast(mean, variable.dtype))
+        return on_one_vector(tensors, lambda flat: hvd.allreduce(flat, op=hvd.Average, name=name))
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on any worker."""
@@ -117,6 +106,13 @@ class World:
         """Returns the number of workers per node, or 1 if nodes have different numbers."""
         sizes = set(self.gather(self.local_size, "local sizes"))
         return sizes.pop() if len(sizes) == 1 else 1
+
+
+def on_one_vector(tensors: Sequence[tf.Tensor], function: Callable) -> list[tf.Tensor]:
+    """Applies a function of a vector to all tensors at once, as one float32 vector. Returns tensors of their shapes."""
+    flat = function(tf.concat([tf.reshape(tf.cast(t, tf.float32), [-1]) for t in tensors], axis=0))
+    parts = tf.split(flat, [t.shape.num_elements() for t in tensors])
+    return [tf.reshape(part, t.shape) for part, t in zip(parts, tensors, strict=True)]
 
 
 def start(seed: int, deterministic: bool = False, process_sets=None, fusion_mb: float | None = None,

@@ -32,6 +32,7 @@ PUBLISHED = Path(__file__).parent / "published.json"
 MICRO_BATCH_SIZE = 32  # without a recipe, as in arXiv:1811.05233, table 6
 CLASSES = 1000  # without a recipe, as in ImageNet
 BYTES = {"none": 4, "fp16": 2}
+RESULTS = 4  # numbers that a step averages besides gradients and statistics: two signals, loss and top-1
 BORROWED = ("model", "image_size", "micro_batch_size", "compression", "train_samples")
 
 
@@ -140,8 +141,10 @@ def phases(asked: Forecast, model: ModelCost, workers: int) -> list[Phase]:
     if asked.samples is None:
         batch = asked.micro_batch_size or MICRO_BATCH_SIZE
         return [Phase(1, workers * batch, Job(model, batch, size))]
+    statistics = model.statistics if asked.recipe.batch_norm_statistics == "moving" else 0
+    results = 4 * (RESULTS + statistics)
     return [Phase(phase.steps, phase.global_batch_size,
-                  Job(model, phase.micro_batch_size, size, phase.accumulation_steps))
+                  Job(model, phase.micro_batch_size, size, phase.accumulation_steps, results))
             for phase in make_plan(asked.recipe, asked.micro_batch_size, workers, asked.samples).phases]
 
 

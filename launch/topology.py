@@ -1,12 +1,14 @@
 """The model of a cluster for a forecast: its network, the speed of its GPUs, and the time of a training step.
 
-    step = accumulation * compute + latency of the exchange + transfer that the backward pass does not hide
+    step = accumulation * compute + latency of the exchange + messages that the backward pass does not hide
     compute = fixed * variables / ResNet-50's  +  images * per image * multiply-adds / ResNet-50's
 
 `fixed` is the time of a micro-batch that does not depend on its images (launching kernels, updating weights). Both it
 and the time per image are ResNet-50's. Those of other models follow from their numbers of variables and multiply-adds.
 The backward pass is two thirds of compute. The fraction `overlap` of the last micro-batch's backward pass can hide the
 transfer. The latency cannot be hidden: the last gradient has to be exchanged, too, and all ranks wait for the last one.
+A recipe's steps also send a message with the loss and batch norm's moving statistics. It goes before the gradients,
+because it is ready after the forward pass.
 
 The speed is that of the precision in which one_gpu and calibration were measured. A recipe's --precision is ignored.
 
@@ -33,12 +35,16 @@ BACKWARD = 2 / 3  # of compute: gradients of the inputs and of the weights, each
 
 @dataclass(frozen=True)
 class Job:
-    """The work of one worker in a step: accumulation_steps micro-batches, then an exchange of `bytes` of gradients."""
+    """The work of one worker in a step: accumulation_steps micro-batches, then an exchange of `bytes` of gradients.
+
+    results: bytes of the message with loss and statistics; 0: none is sent.
+    """
 
     model: ModelCost
     micro_batch_size: int
     bytes: float
     accumulation_steps: int = 1
+    results: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,8 @@ class Topology:
     def step_seconds(self, job: Job, grid: tuple[int, int]) -> float:
         """Returns the time from one update to the next, on horizontal * vertical workers."""
         exchange = cost.cost(job.bytes, *grid, self.network)
+        if job.results:
+            exchange = exchange.after(cost.cost(job.results, *grid, self.network))
         return job.accumulation_steps * self.compute_seconds(job) + exchange.seconds(self.hidden(job))
 
     def compute_seconds(self, job: Job) -> float:

@@ -10,15 +10,16 @@ class ModelCost:
     """Counts over a model's layers.
 
     parameters: trainable parameters, which have gradients. variables: tensors that hold them. multiply_adds: of the
-    forward pass per image, in convolutions and dense layers.
+    forward pass per image, in convolutions and dense layers. statistics: batch norm's moving means and variances.
     """
 
     parameters: int
     variables: int
     multiply_adds: int
+    statistics: int = 0
 
 
-RESNET50 = ModelCost(25_557_032, 161, 4_089_184_256)  # for 1,000 classes at 224 pixels, the usual reference
+RESNET50 = ModelCost(25_557_032, 161, 4_089_184_256, 53_120)  # for 1,000 classes at 224 pixels, the usual reference
 
 
 def model_cost(name: str, classes: int, image_size: int) -> ModelCost:
@@ -30,4 +31,5 @@ def model_cost(name: str, classes: int, image_size: int) -> ModelCost:
         sum(math.prod(v.shape) for v in model.trainable_variables), len(model.trainable_variables),
         # Each weight of a kernel is used once at each position of the output. The kernel's shape accounts for groups.
         sum(math.prod(layer.output_shape[1:-1]) * math.prod(layer.kernel.shape) for layer in model.layers
-            if hasattr(layer, "kernel")))
+            if hasattr(layer, "kernel")),
+        sum(math.prod(v.shape) for v in model.non_trainable_variables if v.dtype.is_floating))

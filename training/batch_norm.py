@@ -4,7 +4,9 @@ The latter follow "Batch Normalization without Moving Average" (arXiv:1711.04325
 uses (section 3.2). The mean and the mean of squares are averaged over the workers in float32 for any precision of the
 model.
 """
+import contextlib
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -15,6 +17,8 @@ from training.bad_input import bad_input_is_user_error
 from training.plan import Phase
 
 SAMPLES = 2048  # minimum number of training samples to measure, over all workers, or the whole set if it is smaller
+
+READ_AHEAD = 16  # measurements that one pipeline reads
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,32 @@ def norms(model) -> list:
     return [layer for layer in model.layers if isinstance(layer, tf.keras.layers.BatchNormalization)]
 
 
+class _Input:
+    """A pipeline of batches from several positions in the stream, for one measurement each."""
+
+    def __init__(self):
+        self._opened, self._kind, self._left, self._read, self._batches = contextlib.ExitStack(), None, [], 0, None
+
+    def read_on(self, feed, positions: Sequence[int], steps: int, batch_size: int, micro_batch_size: int,
+                neighbours: int) -> tuple:
+        """Returns (batches, number of samples of them read before). Those from the first position come next.
+
+        steps: number of global batches of a measurement.
+        """
+        kind = feed, steps, batch_size, micro_batch_size, neighbours
+        if (kind, positions[:1]) != (self._kind, self._left[:1]):
+            self._opened.close()
+            if not feed.dataset.train.any_order:
+                positions = positions[:1]
+            prepared = feed.prepare([(position, steps) for position in positions], batch_size, micro_batch_size,
+                                    neighbours=neighbours)
+            self._batches, self._kind = self._opened.enter_context(feed.open(prepared)), kind
+            self._left, self._read = positions, 0
+        self._left, before = self._left[1:], self._read
+        self._read += steps * batch_size // feed.shards
+        return self._batches, before
+
+
 class ExactStatistics:
     """Sets a model's moving mean and variance to the statistics of training batches under the current weights."""
 
@@ -53,11 +83,15 @@ class ExactStatistics:
         self._model, self._layers, self._traced = model, norms(model), {}
         if self._layers:
             self._inputs = tf.keras.Model(model.inputs, [layer.input for layer in self._layers])
+        self._input = _Input()
 
-    def measure(self, feed, position: int, batch_size: int, micro_batch_size: int, span: Span = MICRO_BATCH) -> None:
-        """Measures training batches that start at a position in the stream. Earlier reads have no influence.
+    def measure(self, feed, positions: Sequence[int], batch_size: int, micro_batch_size: int, span: Span = MICRO_BATCH
+                ) -> None:
+        """Measures training batches that start at the first of these positions in the stream.
 
-        It does not affect training: dropout does not count these calls. Raises UserError for data that cannot be read.
+        The other positions are those of the next calls: if the format supports any order, one pipeline reads all of
+        them. Earlier reads have no influence on the result. Training is not affected: dropout does not count these
+        calls. Raises UserError for data that cannot be read.
         """
         if not self._layers:
             return
@@ -67,13 +101,13 @@ class ExactStatistics:
         if span not in self._traced:
             self._traced[span] = self._trace(span)
         counted = [counter.read_value() for counter in self._counters]
-        neighbours = span.neighbours.count if span.neighbours else 1
-        with feed.train(position, steps, batch_size, micro_batch_size, neighbours=neighbours) as batches:
-            for number in range(count):
-                with bad_input_is_user_error("measuring batch-norm statistics stopped", batches,
-                                             number * micro_batch_size):
-                    moments = self._traced[span](batches.iterator)
-                sums = [a + b for a, b in zip(sums, moments, strict=True)]
+        batches, read = self._input.read_on(feed, positions[:READ_AHEAD], steps, batch_size, micro_batch_size,
+                                            span.neighbours.count if span.neighbours else 1)
+        for number in range(count):
+            with bad_input_is_user_error("measuring batch-norm statistics stopped", batches,
+                                         read + number * micro_batch_size):
+                moments = self._traced[span](batches.iterator)
+            sums = [a + b for a, b in zip(sums, moments, strict=True)]
         for counter, before in zip(self._counters, counted, strict=True):
             counter.assign(before)
         means = self._world.mean([total / count for total in sums], "batch_norm_statistics")

@@ -1,4 +1,5 @@
 """Exact evaluation: each validation sample counts once, for any number of workers and any remainder."""
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -34,6 +35,7 @@ class Evaluator:
         self._totals = Totals()
         self._step = make_evaluation_step(model, self._totals)
         self._feed, self._batch_size, self._world, self._average = feed, batch_size, world, average
+        self._opened = contextlib.ExitStack(), None  # the pipeline that the next evaluation goes on with, if any
 
     def __call__(self, stop: Callable[[], bool] = lambda: False, measure: Callable[[], None] = lambda: None
                  ) -> Validation | None:
@@ -59,7 +61,9 @@ class Evaluator:
     def _evaluate(self, stop) -> tuple[dict[str, float], np.ndarray] | None:
         """Returns the metrics over all workers and the outcomes of this worker's shard, or None if `stop` is true."""
         outcomes, most = [tf.zeros([0, 3])], -(-self._feed.dataset.validation.samples // self._feed.shards)
-        with self._feed.validation(self._batch_size) as (batches, samples):
+        (held, validation), self._opened = self._opened, (contextlib.ExitStack(), None)
+        with held:
+            batches, samples = validation or held.enter_context(self._feed.validation(self._batch_size))
             for number, start in enumerate(range(0, most, self._batch_size)):
                 if number % BATCHES_UNASKED == 0 and stop():
                     self._totals.reset()
@@ -69,5 +73,7 @@ class Evaluator:
                 with bad_input_is_user_error(f"evaluation stopped at sample {start}", batches, start):
                     valid = min(self._batch_size, samples - start)
                     outcomes.append(self._step(batches.iterator, tf.constant(valid))[:valid])
+            if samples and batches.repeats:
+                self._opened = held.pop_all(), (batches, samples)
         metrics = {f"val_{name}": value for name, value in self._totals.collect(self._world).items()}
         return metrics, tf.concat(outcomes, axis=0).numpy()

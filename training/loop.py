@@ -1,12 +1,11 @@
-"""The training loop. It trains the intervals of the plan one by one, each with its own input pipeline.
+"""The training loop. It trains the intervals of the plan one by one.
 
 It replaces Keras's `fit`, which needs the same number of steps in each epoch and one input for all of them. Here a
 phase can change the batch size, an evaluation follows each epoch of samples, and a run can resume at any step.
 """
-import contextlib
 import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from common.startup import startup
 from reporting.observer import Evaluation
@@ -17,6 +16,7 @@ from training.build import Job
 from training.pending import Pending, Step
 from training.plan import Interval
 from training.profiling import launching
+from training.reading import TrainingInput
 from training.recovery import Recovery
 
 
@@ -26,30 +26,32 @@ def follow_plan(job: Job, recovery: Recovery, observers: Sequence = ()) -> dict:
     Raises Diverged and Stopped on all workers at once, and UserError if training cannot continue.
     """
     progress, times, metrics, profiled = job.state.progress, StepTimes(), None, launching(observers)
-    for interval in job.plan.intervals():
-        train_step, batch_size = job.train_step(interval.phase), interval.phase.global_batch_size
-        with read_on(job, interval) as batches, Pending(job, observers, times) as pending:
-            first = progress.step
-            while progress.step < interval.end:
-                began, step = time.perf_counter(), next_step(job, interval, first)
-                signals, launched = pending.settle(leaving=0 if step.timed else 1), time.perf_counter()
-                read = (step.number - first) * batch_size // job.world.size
-                with bad_input_is_user_error(f"training stopped at epoch {step.epoch:.3f}", batches, read), \
-                        startup.stage("tracing the first step"), profiled(step.number):
-                    packed = train_step(batches.iterator, *step.arguments, recovery.signals())
-                pending.add(step, packed, launched)
-                progress.step += 1
-                progress.samples += batch_size
-                is_last = progress.step == interval.end
-                signals += pending.settle(leaving=0 if step.timed or is_last or not step.number else 1)
-                seconds = time.perf_counter() - began
-                progress.trained_seconds += seconds
-                times.add(batch_size, seconds)
-                if recovery.is_due_after(signals):
-                    signals += pending.settle()
-                    recovery.after_step(signals, before_evaluation=is_last and interval.evaluates)
-        if interval.evaluates and progress.evaluations < interval.evaluations:
-            metrics = validate(job, interval, recovery, observers, times)
+    with TrainingInput(job) as training_input:
+        for interval in job.plan.intervals():
+            if progress.step < interval.end:
+                train_step, batch_size = job.train_step(interval.phase), interval.phase.global_batch_size
+                first, batches = progress.step, training_input.read_on(interval)
+            with Pending(job, observers, times) as pending:
+                while progress.step < interval.end:
+                    began, step = time.perf_counter(), next_step(job, interval, first)
+                    signals, launched = pending.settle(leaving=0 if step.timed else 1), time.perf_counter()
+                    with bad_input_is_user_error(f"training stopped at epoch {step.epoch:.3f}", batches,
+                                                 training_input.samples_before(step.number, interval)), \
+                            startup.stage("tracing the first step"), profiled(step.number):
+                        packed = train_step(batches.iterator, *step.arguments, recovery.signals())
+                    pending.add(step, packed, launched)
+                    progress.step += 1
+                    progress.samples += batch_size
+                    is_last = progress.step == interval.end
+                    signals += pending.settle(leaving=0 if step.timed or is_last or not step.number else 1)
+                    seconds = time.perf_counter() - began
+                    progress.trained_seconds += seconds
+                    times.add(batch_size, seconds)
+                    if recovery.is_due_after(signals):
+                        signals += pending.settle()
+                        recovery.after_step(signals, before_evaluation=is_last and interval.evaluates)
+            if interval.evaluates and progress.evaluations < interval.evaluations:
+                metrics = validate(job, interval, recovery, observers, times)
     return metrics or job.evaluate().metrics
 
 
@@ -65,28 +67,12 @@ def next_step(job: Job, interval: Interval, first: int) -> Step:
                 is_timed or job.settings.run.timeline is not None)
 
 
-@contextlib.contextmanager
-def read_on(job: Job, interval: Interval) -> Iterator:
-    """Yields the batches of an interval that are left to train on, or None if it is done."""
-    progress, phase = job.state.progress, interval.phase
-    if progress.step >= interval.end:
-        yield None
-        return
-    progress.reshard_step = start = max(progress.reshard_step, interval.first_step)
-    with contextlib.ExitStack() as held:
-        with startup.stage("opening the input"):
-            batches = held.enter_context(job.feed.train(
-                interval.position(start) + progress.skipped, interval.end - start, phase.global_batch_size,
-                phase.micro_batch_size, progress.step - start, phase.neighbours, phase.image_size))
-        yield batches
-
-
 def validate(job: Job, interval: Interval, recovery: Recovery, observers, times: StepTimes) -> dict:
     """Evaluates after an interval, notifies the observers and saves a checkpoint if one is due; returns the metrics."""
     state, phase, world = job.state, interval.phase, job.world
-    start = interval.position(interval.end) + state.progress.skipped
-    measure = functools.partial(job.exact.measure, job.feed, start, phase.global_batch_size, phase.micro_batch_size,
-                                Span.of(phase, world.size)) if job.exact else lambda: None
+    measure = functools.partial(
+        job.exact.measure, job.feed, measured_after(job, interval), phase.global_batch_size, phase.micro_batch_size,
+        Span.of(phase, world.size)) if job.exact else lambda: None
     validation = job.evaluate(recovery.stop_is_asked, measure)
     if validation is None:
         recovery.stop()
@@ -104,3 +90,13 @@ def validate(job: Job, interval: Interval, recovery: Recovery, observers, times:
     progress.evaluations += 1
     recovery.after_evaluation(interval.epoch, metrics.get("ema_val_top1", metrics["val_top1"]))
     return metrics
+
+
+def measured_after(job: Job, interval: Interval) -> list[int]:
+    """Returns the positions in the stream at which batch norm's statistics are measured from an evaluation on.
+
+    They are those of the evaluations of this phase. With a moving average of the weights, each is measured twice.
+    """
+    return [later.position(later.end) + job.state.progress.skipped for later in job.plan.intervals()
+            if later.phase is interval.phase and later.evaluates and later.end >= interval.end
+            for _ in range(2 if job.state.average else 1)]

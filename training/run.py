@@ -14,7 +14,6 @@ from pathlib import Path
 from common import files
 from common.errors import UserError, complain
 from common.startup import startup
-from data import synthetic
 from data.dataset import Dataset
 from data.stage import stage
 from distributed import elastic, launcher
@@ -180,7 +179,7 @@ class Training:
         lines, where = [], ""
         if plan.allreduce.is_fallback:
             lines.append(f"--allreduce=torus continues with a {plan.allreduce.allreduce}: {plan.allreduce.why}")
-        by_file = self._dataset.format != synthetic.NAME and not self._dataset.train.kind.ANY_ORDER
+        by_file = not self._dataset.train.any_order
         if by_file and job.feed.mixing:
             lines.append(f"{self._dataset.format} is read file by file: the pairs of --mixup and --cutmix depend on "
                          "the number of workers")

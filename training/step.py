@@ -131,19 +131,20 @@ def names_alone(variables) -> list[str]:
     return [f"{kind}_{number}{rest}" if number else f"{kind}{rest}" for kind, number, rest in numbered]
 
 
-def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, world: World | None = None,
-                    label_smoothing: float = 0.0, xla: bool = False, moving_statistics: bool = True,
-                    layers: LayerStatistics | None = None, span=None, after_update=None):
+def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, label_smoothing: float = 0.0,
+                    xla: bool = False, moving_statistics: bool = True, layers: LayerStatistics | None = None, span=None,
+                    after_update=None):
     """Returns a function of (iterator over micro-batches, learning rate, momentum, timed, signals): one update.
 
     The function returns one float32 vector (see Learned), which a single copy brings to the host. timed: whether to
     measure waiting times, bool, on the host.
 
-    moving_statistics: also average batch norm's moving statistics over the workers. Otherwise workers, evaluation and
-    checkpoints disagree. span: training.batch_norm.Span, applied when the step is traced. after_update: called in the
-    graph after the update.
+    moving_statistics: also average batch norm's moving statistics over the workers, in the message that averages
+    results and signals. Otherwise workers, evaluation and checkpoints disagree. span: training.batch_norm.Span, applied
+    when the step is traced. after_update: called in the graph after the update.
     """
-    variables, rates, world = model.trainable_variables, distributed.inner(optimizer), world or World()
+    variables, rates = model.trainable_variables, distributed.inner(optimizer)
+    statistics = [v for v in model.non_trainable_variables if v.dtype.is_floating] if moving_statistics else []
     micro_batch = make_micro_batch(model, optimizer, totals, accumulation_steps, label_smoothing, xla, span)
     gradients_of = accumulated(micro_batch, variables, accumulation_steps)
 
@@ -161,11 +162,12 @@ def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, w
         if layers:
             layers.record(gradient_norms)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
-        if moving_statistics:
-            world.average_variables(model.non_trainable_variables, "moving_statistics")
+        signals, results, *means = distributed.mean(
+            optimizer, [tf.convert_to_tensor(signals), results, *statistics], "results")
+        for variable, mean in zip(statistics, means, strict=True):
+            variable.assign(tf.cast(mean, variable.dtype))
         if after_update:
             after_update()
-        signals, results = world.mean([tf.convert_to_tensor(signals), results], "signals")
         waited = tf.cast(tf.stack([waited, exchanged]), tf.float32)
         return tf.concat([signals, results, gradient_norms, waited], axis=0)
 

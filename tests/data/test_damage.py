@@ -50,7 +50,7 @@ def test_the_record_is_named(damaged, damage):
 
     folder, name = damaged(damage)
     dataset = open_dataset(folder)
-    stream = order.stream(dataset.train, 0, 0, 1437)
+    stream = order.stream(dataset.train, 0, np.arange(1437))
     first = max(0, int(np.flatnonzero(stream == 777)[0]) - 100)
     with Feed(dataset, 24, "crop", 0).train(first, 20, 32, 32) as batches:
         read = 0

@@ -38,7 +38,7 @@ def record(split, sample):
 
 def parts(split, position, steps, batch_size, shards, seed=7):
     """What each shard reads."""
-    stream = order.stream(split, seed, position, steps * batch_size)
+    stream = order.stream(split, seed, position + np.arange(steps * batch_size))
     return [stream[order.worker_positions(split, steps, batch_size, shard, shards)] for shard in range(shards)]
 
 
@@ -48,8 +48,8 @@ def test_an_epoch_holds_each_sample_once_over_all_shards(dataset, shards):
     steps = split.samples // (5 * shards)
     counts = Counter(np.concatenate(parts(split, 0, steps, 5 * shards, shards)).tolist())
     assert max(counts.values()) == 1 and split.samples - len(counts) < 5 * shards  # but for the tail
-    assert sorted(order.stream(split, 7, 0, split.samples).tolist()) == list(range(split.samples))
-    second = order.stream(split, 7, split.samples, split.samples)
+    assert sorted(order.stream(split, 7, np.arange(split.samples)).tolist()) == list(range(split.samples))
+    second = order.stream(split, 7, split.samples + np.arange(split.samples))
     assert sorted(second.tolist()) == list(range(split.samples))
 
 
@@ -59,7 +59,7 @@ def test_the_shards_of_every_interval_are_its_slice_of_the_stream(dataset, shard
     split, position = dataset.train, 0
     for steps, batch in ((11, 60), (12, 60), (1, 120), (7, 120), (40, 60)):
         together = np.concatenate(parts(split, position, steps, batch, shards))
-        stream_slice = order.stream(split, 7, position, steps * batch)
+        stream_slice = order.stream(split, 7, position + np.arange(steps * batch))
         assert sorted(together.tolist()) == sorted(stream_slice.tolist())
         position += steps * batch
 
@@ -102,9 +102,9 @@ def test_batches_from_a_cpu_wait_on_the_models_device(digits):
 
 
 def test_the_stream_goes_on_from_any_position(dataset):
-    expected = order.stream(dataset.train, 3, 0, 4000)
+    expected = order.stream(dataset.train, 3, np.arange(4000))
     for position in (0, 1, 1436, 1437, 2000):
-        found = order.stream(dataset.train, 3, position, 1500)
+        found = order.stream(dataset.train, 3, position + np.arange(1500))
         np.testing.assert_array_equal(found, expected[position:position + 1500])
     assert (expected[:1437] != expected[1437:2874]).any()
 
@@ -118,7 +118,7 @@ def test_dali_delivers_each_sample_once_over_an_epoch(dataset, shards):
         with Feed(dataset, 32, "none", 5, shard, shards).train(0, steps, batch, batch // shards) as batches:
             for _ in range(steps):
                 got.update(image.tobytes() for image in next(batches)[0].numpy())
-    samples = order.stream(split, 5, 0, steps * batch)
+    samples = order.stream(split, 5, np.arange(steps * batch))
     assert len(set(samples.tolist())) == steps * batch == 1380
     assert got == Counter(decode(record(split, sample)[0]).astype(np.uint8).tobytes() for sample in samples)
 
@@ -184,7 +184,7 @@ def test_a_flip_mirrors_half_of_the_images(digits):
     opened = open_dataset(digits)
     split = opened.train
     assert round(32 / (256 / 227)) == 28
-    samples = order.stream(split, 1, 0, 256)
+    samples = order.stream(split, 1, np.arange(256))
     with Feed(opened, 28, "alexnet", seed=1).train(0, 1, 256, 256) as batches:
         images = next(batches)[0].numpy().astype(float)
     mirrored = 0

@@ -25,7 +25,7 @@ def test_exact_statistics_are_those_of_the_training_batches(digits):
     with feed.train(500, steps, 192, 64) as batches:
         seen = [[x.numpy().astype(np.float64) for x in inputs(next(batches)[0], training=True)]
                 for _ in range(3 * steps)]
-    ExactStatistics(model, World()).measure(feed, 500, 192, 64)
+    ExactStatistics(model, World()).measure(feed, [500], 192, 64)
     for layer, values in ((norms[0], [x for x, _ in seen]), (norms[7], [x for _, x in seen])):
         values = np.concatenate(values).reshape(-1, values[0].shape[-1])
         np.testing.assert_allclose(layer.moving_mean, values.mean(axis=0), rtol=1e-3, atol=1e-4)
@@ -34,7 +34,7 @@ def test_exact_statistics_are_those_of_the_training_batches(digits):
 
 def test_a_model_without_batch_norm_has_nothing_to_measure(digits):
     model = model_zoo.create_model("convnet", 10, 32)
-    ExactStatistics(model, World()).measure(Feed(open_dataset(digits), 32, "none", seed=3), 0, 64, 64)
+    ExactStatistics(model, World()).measure(Feed(open_dataset(digits), 32, "none", seed=3), [0], 64, 64)
 
 
 def test_measuring_is_nothing_to_dropout(digits):
@@ -46,21 +46,21 @@ def test_measuring_is_nothing_to_dropout(digits):
     calls.assign(7)
     feed, measured = Feed(open_dataset(digits), 32, "none", seed=3), []
     for _ in range(2):
-        ExactStatistics(model, World()).measure(feed, 0, 64, 64)
+        ExactStatistics(model, World()).measure(feed, [0], 64, 64)
         measured.append(model.layers[-1].moving_variance.numpy())
         assert int(calls) == 7
     np.testing.assert_array_equal(*measured)
 
 
 def test_a_damaged_image_met_while_measuring_is_named(digits, tmp_path):
-    number = int(order.stream(open_dataset(digits).train, 3, 0, 100)[70])  # in the second of two batches
+    number = int(order.stream(open_dataset(digits).train, 3, np.arange(100))[70])  # in the second of two batches
     split, described = open_dataset(digits).train, json.loads((digits / "dataset.json").read_text())
     image, _ = next(split.kind.records(split.paths[0], split.entries[0], [number]))
     for path in digits.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes().replace(image, bytes(len(image))))
     statistics = ExactStatistics(model_zoo.create_model("resnet20", 10, 32), World())
     with pytest.raises(UserError, match="measuring batch-norm statistics stopped: ") as raised:
-        statistics.measure(Feed(open_dataset(tmp_path), 32, "none", seed=3), 0, 64, 64)
+        statistics.measure(Feed(open_dataset(tmp_path), 32, "none", seed=3), [0], 64, 64)
     name = described["train"]["files"][0]["path"]
     assert f"{tmp_path}/{name}, record {number} cannot be decoded" in str(raised.value)
 
@@ -72,8 +72,8 @@ def test_a_change_of_batch_loses_and_repeats_no_sample(odd_digits, workers):
     made = plan(workers, batch_size="0:48,2:96,3:240", epochs=5.0)
     for phase in made.phases:
         read = np.concatenate([
-            order.stream(split, 0, interval.start, interval.steps * phase.global_batch_size)[
-                order.worker_positions(split, interval.steps, phase.global_batch_size, shard, workers)]
+            order.stream(split, 0, interval.start + order.worker_positions(
+                split, interval.steps, phase.global_batch_size, shard, workers))
             for interval in made.intervals() if interval.phase is phase for shard in range(workers)])
         epochs = phase.end_epoch - phase.start_epoch
         counts = np.bincount(read, minlength=1437)

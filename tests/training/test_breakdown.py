@@ -28,7 +28,7 @@ def samples():
 
 iterator = iter(tf.data.Dataset.from_generator(samples, output_signature=(
     tf.TensorSpec([2, 4], tf.float32), tf.TensorSpec([2, 1], tf.int32))))
-step, times, waits = make_train_step(model, optimizer, Totals(), accumulation, world), StepTimes(), []
+step, times, waits = make_train_step(model, optimizer, Totals(), accumulation), StepTimes(), []
 for number in range(7):
     began = time.perf_counter()
     learned = Learned.of(step(iterator, tf.constant(0.0), tf.constant(0.9), timed=tf.constant(True)).numpy())

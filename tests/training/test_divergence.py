@@ -59,8 +59,13 @@ class Poisoned(synthetic.SyntheticFeed):
     poison: frozenset = frozenset()
     read: list = dataclasses.field(default_factory=list)
 
+    def prepare(self, ranges, batch_size, micro_batch_size, skip=0, neighbours=1, image_size=None):
+        return *ranges[0], batch_size, skip
+
     @contextlib.contextmanager
-    def train(self, position, steps, batch_size, micro_batch_size, skip=0, neighbours=1, image_size=None):
+    def open(self, prepared):
+        position, steps, batch_size, skip = prepared
+
         def batches():
             for start in range(position + skip * batch_size, position + steps * batch_size, batch_size):
                 self.read.append(start)

@@ -1,0 +1,65 @@
+"""The messages of a training step, counted as packets on four hosts with a network of their own."""
+import json
+import sys
+
+import pytest
+from conftest import require_tool
+
+from benchmarks.allreduce_hosts import start
+from benchmarks.hosts import Hosts
+from distributed.cost import Link, Network, cost
+
+# A slice of the gradients and one of the statistics are a packet each: longer than a negotiation message.
+STEP = """
+import json, os, socket, sys
+from mpi4py import MPI
+import horovod.tensorflow as hvd, tensorflow as tf
+import optim
+from benchmarks.allreduce_hosts import EVERY_PROTOCOL, INTERFACE, messages
+from distributed.exchange import GradientExchange
+from distributed.optimizer import build, distributed
+from distributed.torus import ProcessSets
+from training.step import Totals, make_train_step
+
+os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"  # otherwise the two messages may be fused
+world, grid = MPI.COMM_WORLD, tuple(map(int, sys.argv[1].split("x")))
+exchange = GradientExchange(ProcessSets(*grid) if 1 not in grid else None)
+hvd.init(process_sets=exchange.process_sets or None)
+model = tf.keras.Sequential([tf.keras.layers.Input((400,)),
+                             tf.keras.layers.BatchNormalization(center=False, scale=False),
+                             tf.keras.layers.Dense(2)])
+optimizer = distributed(optim.create_optimizer("sgd", learning_rate=0.0, momentum=0.9), exchange)
+build(optimizer, model.trainable_variables)
+step, sent = make_train_step(model, optimizer, Totals(), 1), []
+batches = iter(tf.data.Dataset.from_tensors((tf.ones([2, 400]), tf.zeros([2, 1], tf.int32))).repeat())
+for number in range(6):
+    with socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(EVERY_PROTOCOL)) as packets:
+        packets.bind((INTERFACE, EVERY_PROTOCOL))
+        world.Barrier()
+        step(batches, tf.constant(0.1), tf.constant(0.9))
+        world.Barrier()
+        sent.append(messages(packets))
+everyone = world.allgather(sent[1:])
+if world.rank == 0:
+    print(json.dumps(everyone))
+"""
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    require_tool("sshd", "/usr/sbin/sshd")
+    with Hosts("h1", "h2", "h3", "h4") as hosts:
+        yield hosts
+
+
+@pytest.mark.parametrize("grid", ["4x1", "2x2"])
+def test_a_step_sends_one_message_besides_the_gradients(hosts, grid):
+    """Loss, signals and batch norm's statistics together, along the gradients' way: a torus is as short for them."""
+    script = hosts.top / "step.py"
+    script.write_text(STEP)
+    everyone = start(hosts, list(hosts.names[1:]), 1, [sys.executable, str(script), grid])
+    link = Link(1e-5, 1e9)
+    one = cost(1.0, *map(int, grid.split("x")), Network(1, link, link)).steps  # 6 in a ring, 4 in a torus
+    assert one == {"4x1": 6, "2x2": 4}[grid]
+    counts = sorted(count for counts in everyone for count in counts)
+    assert counts[len(counts) // 2] == 2 * one, json.dumps(everyone)

@@ -1,0 +1,77 @@
+"""The input of the training. One pipeline is read over several intervals of the plan, and the next one is prepared."""
+import contextlib
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from common.startup import startup
+from training.build import Job
+from training.plan import Interval
+
+# Limits of the intervals that share a pipeline. Opening one takes 3 s per million samples (benchmarks/README.md).
+SAMPLES = 1 << 20  # of one worker
+INTERVALS = 16
+
+
+class TrainingInput:
+    """Context manager for the pipeline that reads the training set.
+
+    A thread prepares the next pipeline ahead. It is opened when the one before it is closed, so that a GPU holds the
+    memory of one decoder.
+    """
+
+    def __init__(self, job: Job):
+        split, self._job = job.feed.dataset.train, job
+        largest = SAMPLES * job.world.size if split.any_order else 0
+        self._spans = list(grouped(job.plan.intervals(), largest))
+        self._span, self._batches, self._first = None, None, 0
+        self._thread, self._ahead, self._open = ThreadPoolExecutor(1, "input"), {}, contextlib.ExitStack()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._open.close()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def read_on(self, interval: Interval):
+        """Returns the batches, of which those that are left of this interval come next."""
+        progress = self._job.state.progress
+        progress.reshard_step = max(progress.reshard_step, interval.first_step)
+        number = next(number for number, span in enumerate(self._spans) if interval.first_step < span[-1].end)
+        if number != self._span:
+            self._open.close()
+            with startup.stage("opening the input"):
+                prepared = self._ahead.pop(number).result() if number in self._ahead else self._prepare(number)
+                self._batches = self._open.enter_context(self._job.feed.open(prepared))
+            self._span, self._first = number, progress.step
+            if number + 1 < len(self._spans):
+                self._ahead[number + 1] = self._thread.submit(self._prepare, number + 1)
+        return self._batches
+
+    def samples_before(self, step: int, interval: Interval) -> int:
+        """Returns the number of samples that this worker has read from the pipeline before a step of the interval."""
+        return (step - self._first) * interval.phase.global_batch_size // self._job.world.size
+
+    def _prepare(self, number: int):
+        """Returns what the pipeline of a span reads, from the current step or the span's first one."""
+        span, progress, phase = self._spans[number], self._job.state.progress, self._spans[number][0].phase
+        start, step = (max(one, span[0].first_step) for one in (progress.reshard_step, progress.step))
+        if number - 1 == self._span:  # ahead
+            start = step = span[0].first_step
+        return self._job.feed.prepare(
+            [(span[0].position(start) + progress.skipped, span[-1].end - start)], phase.global_batch_size,
+            phase.micro_batch_size, step - start, phase.neighbours, phase.image_size)
+
+
+def grouped(intervals: Iterable[Interval], samples: int) -> Iterator[list[Interval]]:
+    """Groups consecutive intervals of a phase. A group of several has at most INTERVALS of them, and `samples`."""
+    group, total = [], 0
+    for interval in intervals:
+        size = interval.steps * interval.phase.global_batch_size
+        if group and (interval.phase is not group[0].phase or len(group) == INTERVALS or total + size > samples):
+            yield group
+            group, total = [], 0
+        group.append(interval)
+        total += size
+    if group:
+        yield group
