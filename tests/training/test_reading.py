@@ -1,0 +1,95 @@
+"""Pipelines that span several intervals: which intervals, how many pipelines, and the same bits as one for each."""
+import dataclasses
+from collections import Counter
+from types import SimpleNamespace
+from typing import ClassVar
+
+import horovod.tensorflow as hvd
+import numpy as np
+import pytest
+from test_plan import plan
+
+from data.dataset import open_dataset
+from data.feed import Feed
+from distributed.exchange import GradientExchange
+from distributed.world import World
+from training import build, flags, loop, reading
+from training.plan import plan_for
+from training.reading import grouped
+from training.state import State
+
+
+def test_which_intervals_share_a_pipeline():
+    """Epochs of 1,437 samples: those of a phase, as far as they fit."""
+    made = plan(batch_size="0:64,3:96", epochs=7.0)
+    intervals = list(made.intervals())
+    spans = list(grouped(intervals, 10_000))
+    assert [interval for span in spans for interval in span] == intervals
+    assert [{id(one.phase) for one in span} for span in spans] == [{id(phase)} for phase in made.phases]
+    assert [len(span) for span in grouped(intervals[:3], 3000)] == [2, 1]
+    assert [len(span) for span in grouped(intervals[:3], 0)] == [1, 1, 1]  # never fewer than one
+    many = list(plan(batch_size="64", epochs=40.0).intervals())
+    assert [len(span) for span in grouped(many, 10**9)] == [16, 16, 8]
+
+
+class Counted(Feed):
+    opened: ClassVar = Counter()
+
+    def open(self, prepared):
+        self.opened["validation" if prepared.split is self.dataset.validation else "training"] += 1
+        return super().open(prepared)
+
+
+def trained(folder, *more):
+    """(weights, results of the evaluations, number of pipelines opened) of a training of five epochs on a worker."""
+    hvd.init()
+    settings = flags.parse(["train.py", "--model=resnet20", "--image_size=8", "--batch_size=96", "--epochs=5",
+                            "--micro_batch_size=48", "--augmentation=crop", "--optimizer=sgd", "--learning_rate=0.02",
+                            "--warmup=none", "--deterministic", *more])
+    dataset, recipe = open_dataset(folder), settings.recipe
+    Counted.opened = Counter()
+    feed = Counted(dataset, 8, recipe.augmentation, 0)
+    model = build.make_model(recipe, dataset)
+    average = build.make_average(recipe, model)
+    state = State(model, build.make_optimizer(recipe, model, GradientExchange()), average=average)
+    job = build.make_job(settings, plan_for(settings, 1, 1, dataset.train.samples), World(), feed, state)
+    found = []
+    recovery = SimpleNamespace(signals=lambda: (0.0, 0.0), is_due_after=lambda signals: False,
+                               stop_is_asked=lambda: False, after_evaluation=lambda *_: None)
+    observer = SimpleNamespace(step=lambda update: None,
+                               evaluation=lambda one: found.append((one.row["val_loss"], one.outcomes)))
+    loop.follow_plan(job, recovery, [observer])
+    return [v.numpy() for v in model.variables], found, dict(Counted.opened)
+
+
+@pytest.mark.parametrize("name", ["tfrecord", "lmdb"])
+def test_a_pipeline_for_all_epochs_gives_the_bits_of_one_for_each(in_format, name, monkeypatch):
+    """Exact statistics and averaged weights read the training set, too: each evaluation twice."""
+    more = ("--batch_norm_statistics=exact", "--ema_decay=0.9") if name == "tfrecord" else ()
+    weights, evaluations, opened = trained(in_format(name), *more)
+    # Five of training in one pipeline, all measurements in another; a format read file by file has one for each.
+    assert opened == ({"training": 2, "validation": 1} if more else {"training": 5, "validation": 5})
+    monkeypatch.setattr(reading, "INTERVALS", 1)
+    apart, also, opened = trained(in_format(name), *more)
+    assert opened["training"] >= 5 and len(evaluations) == len(also) == 5
+    for ours, theirs in zip(weights, apart, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    for (loss, outcomes), (other, theirs) in zip(evaluations, also, strict=True):
+        assert loss == other and np.array_equal(outcomes, theirs)
+
+
+def test_samples_read_before_a_step_name_a_damaged_record(in_format):
+    """The pipeline of a resumed run begins at its step."""
+    progress = SimpleNamespace(step=7, reshard_step=0, skipped=0)
+    made = plan(batch_size="96", epochs=3.0)
+    feed = Feed(open_dataset(in_format("tfrecord")), 8, "none", 0)
+    job = SimpleNamespace(plan=made, feed=feed, world=dataclasses.replace(World(), size=1),
+                          state=SimpleNamespace(progress=progress))
+    intervals = list(made.intervals())
+    with reading.TrainingInput(job) as training_input:
+        first = training_input.read_on(intervals[0])
+        assert training_input.samples_before(9, intervals[0]) == 2 * 96
+        progress.step = intervals[0].end
+        assert training_input.read_on(intervals[1]) is first
+        assert training_input.samples_before(20, intervals[1]) == 13 * 96
+        assert progress.reshard_step == intervals[1].first_step
