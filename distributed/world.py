@@ -64,9 +64,9 @@ class World:
             return [tf.cast(t, tf.float32) for t in tensors]
         return on_one_vector(tensors, lambda flat: hvd.allreduce(flat, op=hvd.Average, name=name))
 
-    def any(self, flag: bool) -> bool:
-        """Whether the flag is set on any worker."""
-        return flag if self.size == 1 else bool(self.sum(tf.constant(float(flag)), "any") > 0)
+    def any(self, *flags: bool) -> list[bool]:
+        """Returns whether each flag is set on any worker."""
+        return list(flags) if self.size == 1 else (self.sum(tf.constant(flags, tf.float32), "any") > 0).numpy().tolist()
 
     def barrier(self) -> None:
         """Waits until every rank has called it. Needed before exit, because mpirun kills all ranks when one exits."""

@@ -75,6 +75,10 @@ class Checkpoints:
         self.wait()
         self._writing = self._writer.submit(self._write, snapshot, epoch, top1)
 
+    @property
+    def is_writing(self) -> bool:
+        return self._writing is not None and not self._writing.done()
+
     def wait(self) -> bool:
         """Waits until all is written. Returns False if the last write failed, which is reported on standard error."""
         return self._writing is None or self._writing.result()

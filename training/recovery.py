@@ -30,12 +30,14 @@ class Recovery:
             self._save(epoch=0)
 
     def signals(self) -> tf.Tensor:
-        """Returns this worker's signals for a step: whether it has to stop, and whether a checkpoint is due by time."""
-        return tf.constant([self._stop.received, self._minutes_have_passed()], tf.float32)
+        """Returns this worker's signals for a step: whether it has to stop, and whether a checkpoint can be saved that
+        is due by time or was postponed.
+        """
+        return tf.constant([self._stop.received, self._is_possible_now()], tf.float32)
 
     def stop_is_asked(self) -> bool:
         """Whether any worker has to stop. All workers have to call it at once."""
-        return self._job.world.any(self._stop.received)
+        return self._job.world.any(self._stop.received)[0]
 
     def is_due_after(self, signals) -> bool:
         """Whether `after_step` would save, commit or stop. The results of all steps have to be known before that."""
@@ -47,17 +49,16 @@ class Recovery:
         signals: those of Pending.settle; positive if any worker has set them. before_evaluation: whether an evaluation
         follows. If so, `after_evaluation` saves and commits.
         """
-        stop, minutes_have_passed = signals
+        stop, is_possible = signals
         if stop:
             self.stop()
         if not before_evaluation:
-            self._save_if_due(minutes_have_passed or self._epochs_have_passed())
+            self._save_if_due(is_possible)
 
     def after_evaluation(self, epoch: float, top1: float) -> None:
         """Saves or commits, if due. Raises UserError if the training's last checkpoint cannot be written."""
         is_last = self._job.state.progress.step == self._job.plan.steps
-        minutes_have_passed = self._job.world.any(self._minutes_have_passed())
-        self._save_if_due(is_last or self._epochs_have_passed() or minutes_have_passed, epoch, top1)
+        self._save_if_due(is_last or self._job.world.any(self._is_possible_now())[0], epoch, top1)
         if is_last:
             self._wait("the last checkpoint could not be written; free disk space and run the same command again")
 
@@ -100,6 +101,8 @@ class Recovery:
                      "continues with the samples after those that caused it")
 
     def _save_if_due(self, is_due: bool, epoch: float | None = None, top1: float | None = None) -> None:
+        if not is_due and self._epochs_have_passed():
+            is_due = not self._postpones()
         if is_due:
             self._save(epoch, top1)
         if self._commit_is_due():
@@ -113,11 +116,29 @@ class Recovery:
         self._record_save()
         snapshot = self._job.state.snapshot(self._job.world)
         if self._checkpoints:
-            epochs = self._saved_position / self._job.plan.train_samples
+            epochs = self._due_position / self._job.plan.train_samples
             self._checkpoints.save(snapshot, epochs if epoch is None else epoch, top1)
 
     def _record_save(self) -> None:
-        self._saved_position, self._saved_at = self._job.plan.position(self._job.state.progress.step), time.monotonic()
+        self._record_position()
+        self._is_postponed, self._saved_at = False, time.monotonic()
+
+    def _record_position(self) -> None:
+        self._due_position = self._job.plan.position(self._job.state.progress.step)
+
+    def _postpones(self) -> bool:
+        """Whether a checkpoint that is due by epochs is not saved now. All workers have to call it at once.
+
+        While the one before is being written, it is postponed until the disk is free. If the one before was saved less
+        than the least time ago, the next one by epochs is saved instead.
+        """
+        every, saved = self._job.settings.run.checkpoint_every, self._checkpoints
+        is_too_soon = saved is not None and every.is_too_soon(time.monotonic() - self._saved_at)
+        is_too_soon, is_writing = self._job.world.any(is_too_soon, saved is not None and saved.is_writing)
+        if is_too_soon or is_writing:
+            self._record_position()
+        self._is_postponed = self._is_postponed or (is_writing and not is_too_soon)
+        return is_too_soon or is_writing
 
     def _wait(self, problem: str) -> None:
         """Waits until the last checkpoint is written. Raises UserError on all workers if the write failed."""
@@ -127,9 +148,10 @@ class Recovery:
 
     def _epochs_have_passed(self) -> bool:
         plan, every = self._job.plan, self._job.settings.run.checkpoint_every
-        return every.is_due(self._saved_position, plan.position(self._job.state.progress.step), plan.train_samples)
+        return every.is_due(self._due_position, plan.position(self._job.state.progress.step), plan.train_samples)
 
-    def _minutes_have_passed(self) -> bool:
-        """Whether a checkpoint is due by time. Always false on ranks that write none."""
-        every = self._job.settings.run.checkpoint_every
-        return self._checkpoints is not None and every.has_passed(time.monotonic() - self._saved_at)
+    def _is_possible_now(self) -> bool:
+        """Whether a checkpoint is due by time or was postponed, and the disk is free. False on ranks without a disk."""
+        every, saved = self._job.settings.run.checkpoint_every, self._checkpoints
+        is_due = self._is_postponed or every.has_passed(time.monotonic() - self._saved_at)
+        return saved is not None and is_due and not saved.is_writing

@@ -90,7 +90,7 @@ class Training:
                 root, nodes = self._agree_on_start(world)
                 with world.raise_on_all_ranks():
                     added = load_observers(self._settings.run.observer) if world.rank == 0 else []
-                    checkpoints = self._open_folder(held) if world.rank == 0 else None
+                    checkpoints = self._open_folder(held, is_new=root is None) if world.rank == 0 else None
                     from_disk = checkpoints and root is None
                     snapshot = checkpoints.load(job.state.variables) if from_disk else self._committed
                     if from_disk and not snapshot and self._settings.run.init_checkpoint:
@@ -147,8 +147,11 @@ class Training:
         self._folder = everyone[root or 0][1]
         return root, dict(Counter(host for *_, host in everyone))
 
-    def _open_folder(self, held: contextlib.ExitStack) -> Checkpoints:
-        """Creates the run's folder if it is missing, and locks it against a second training. Raises UserError."""
+    def _open_folder(self, held: contextlib.ExitStack, is_new: bool) -> Checkpoints:
+        """Creates the run's folder if it is missing, and locks it against a second training. Raises UserError.
+
+        is_new: whether no worker has a state in memory. Otherwise the folder holds this training's own checkpoints.
+        """
         folder, dataset = self._folder, self._dataset
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -160,7 +163,7 @@ class Training:
             held.enter_context(files.locked(folder))
         except BlockingIOError:
             raise UserError(f"--output_dir: another training run writes to {folder}; choose another one") from None
-        if self._settings.run.resume == "never" and not self._committed:
+        if self._settings.run.resume == "never" and is_new:
             for leftover in ("checkpoints", "tensorboard"):
                 shutil.rmtree(folder / leftover, ignore_errors=True)
             for leftover in FILES:

@@ -17,17 +17,23 @@ from optim.schedules import Piecewise
 
 @dataclass(frozen=True)
 class Every:
-    """How often something is done: `1` or `0.5`, in epochs; `10m`, in minutes."""
+    """How often something is done: `1` or `0.5`, in epochs; `10m`, in minutes; `auto`, each epoch but once a minute.
+
+    least_minutes: minimum time between two, if it is due by epochs.
+    """
 
     epochs: float = math.inf
     minutes: float = math.inf
+    least_minutes: float = 0.0
 
     @classmethod
     def parse(cls, text: str) -> "Every":
         """Parses the value of a flag. Raises ValueError."""
+        if text == "auto":
+            return cls(epochs=1, least_minutes=1)
         every = cls(minutes=float(text[:-1])) if text.endswith("m") else cls(epochs=float(text))
         if not (every.epochs > 0 and every.minutes > 0):
-            raise ValueError(f"'{text}' is neither a number of epochs, such as 0.5, nor of minutes, such as 10m")
+            raise ValueError(f"'{text}' is neither auto, a number of epochs, such as 0.5, nor of minutes, such as 10m")
         return every
 
     def is_due(self, since: int, now: int, train_samples: int) -> bool:
@@ -37,6 +43,9 @@ class Every:
 
     def has_passed(self, seconds: float) -> bool:
         return seconds >= 60 * self.minutes
+
+    def is_too_soon(self, seconds: float) -> bool:
+        return seconds < 60 * self.least_minutes
 
 
 def _sizes(text: str) -> Piecewise:
@@ -227,7 +236,8 @@ class Run:
         of classes and the image size may differ. With another number of classes, the last layer is new.
     resume: Whether to resume. auto: resume from the newest checkpoint in --output_dir. never: delete the earlier run
         there and start over.
-    checkpoint_every: Time between checkpoints, in epochs (1, 0.5) or minutes (10m). The last step is always saved.
+    checkpoint_every: Time between checkpoints: epochs (1, 0.5) or minutes (10m). auto: an epoch, but at least a minute.
+        The last step is always saved.
     on_divergence: What to do when the loss or a gradient becomes infinite or NaN, or the loss explodes. stop: end with
         an error. rollback: go back to the last good checkpoint and continue after the samples that caused it.
     max_rollbacks: Maximum number of rollbacks. The next divergence ends training with an error.
@@ -250,7 +260,7 @@ class Run:
     image: tuple[str, ...] = flag([], parse=tuple, repeated=True)
     init_checkpoint: str | None = None
     resume: str = flag("auto", ("auto", "never"))
-    checkpoint_every: Every = flag("1", parse=Every.parse)
+    checkpoint_every: Every = flag("auto", parse=Every.parse)
     on_divergence: str = flag("stop", ("stop", "rollback"))
     max_rollbacks: int = flag(3, low=0)
     log_trust_ratios: bool = False

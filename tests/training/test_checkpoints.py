@@ -1,4 +1,5 @@
 """Checkpoints are whole or not there: damage, full and read-only disks, what is kept."""
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -11,7 +12,12 @@ from conftest import ROOT, rows, run, train
 
 from benchmarks.faults import newest_step
 from common.errors import UserError
+from data.synthetic import synthetic_dataset
+from distributed.world import World
 from training.checkpoints import Checkpoints, Damaged, intact, read
+from training.flags import parse
+from training.run import Training
+from training.settings import Every
 from training.state import Progress, Snapshot
 
 RECIPE = {"model": "convnet", "momentum": 0.9, "exclude": ["gamma"]}
@@ -194,7 +200,8 @@ def test_a_disk_that_fills_keeps_the_checkpoint_before(small_disk, capfd):
 
 def test_training_on_a_full_disk_says_so_and_goes_on_when_there_is_room(small_disk):
     subprocess.run(["mount", "-o", "remount,size=3m", small_disk], check=True)  # a checkpoint has 1.2 MB
-    flags = ("--model=convnet", "--epochs=3", "--deterministic", f"--output_dir={small_disk}/run")
+    flags = ("--model=convnet", "--epochs=3", "--checkpoint_every=1", "--deterministic",
+             f"--output_dir={small_disk}/run")
     done = run("python", 1, ROOT / "train.py", *flags)
     lines = [line for line in done.stderr.splitlines() if "train.py: " in line]
     assert done.returncode == 1 and "could not be written" in lines[0] and "the newest checkpoint is" in lines[0]
@@ -221,3 +228,67 @@ def test_newest_first_from_a_run_its_checkpoints_or_one_of_them(tmp_path):
     for path, first in ((tmp_path, 2), (tmp_path / "checkpoints", 2), (tmp_path / "checkpoints" / "step-00000001", 1)):
         assert next(intact(path))[2]["progress"] == dataclasses.asdict(snapshot(first).progress)
     assert list(itertools.islice(intact(tmp_path / "nowhere"), 1)) == []
+
+
+SLOW = """
+import sys, threading, types
+import train
+from training import checkpoints
+
+is_far, write, written = threading.Event(), checkpoints.write, []
+
+def slowly(path, snapshot, about):
+    if not written:
+        assert is_far.wait(60), "training waits for the disk"
+    written.append(path)
+    write(path, snapshot, about)
+
+class Far:
+    def step(self, update):
+        if update.number == 24:
+            is_far.set()
+
+checkpoints.write, sys.modules["far"] = slowly, types.SimpleNamespace(Far=Far)
+code = train.main(["train.py", "--observer=far:Far", *sys.argv[1:]])
+if written:
+    print(*[path.name for path in written], code, file=sys.stderr)
+sys.exit(code)
+"""
+
+
+def test_a_slow_disk_delays_checkpoints_but_not_steps(tmp_path):
+    """The first checkpoint is not written before the 25th step. One that was due before then is saved later."""
+    done = run("mpirun", 2, "-c", SLOW, "--model=convnet", "--epochs=3", "--batch_size=96", "--learning_rate=0.5",
+               "--checkpoint_every=0.5", f"--output_dir={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    *written, code = done.stderr.splitlines()[-1].split()
+    steps = [int(name.removeprefix("step-")) for name in written]
+    due = {8, 15, 23, 30, 38}  # half epochs of 1,437 samples
+    assert steps[0] == 8 and steps[1] > 24 and steps[-1] == 44 and code == "0"
+    assert set(steps[1:-1]) - due, steps
+    assert len(rows(tmp_path)) == 3
+
+
+def test_auto_is_each_epoch_but_not_twice_a_minute(tmp_path):
+    """These epochs take no minute: the last step alone."""
+    train("--model=convnet", "--epochs=3", "--batch_size=128", "--warmup=none", "--learning_rate=0.5",
+          f"--output_dir={tmp_path}")
+    assert names(tmp_path / "checkpoints") == ["step-00000033"]
+    every = Every.parse("auto")
+    assert every.is_due(1436, 1437, 1437) and not every.is_due(0, 1436, 1437)
+    assert every.is_too_soon(59.9) and not every.is_too_soon(60) and not every.has_passed(1e9)
+    assert not Every.parse("1").is_too_soon(0)
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_never_resuming_deletes_nothing_that_another_worker_goes_on_with(tmp_path, is_new):
+    """In elastic training, rank 0 may be a worker that has just come."""
+    (tmp_path / "checkpoints" / "step-00000007").mkdir(parents=True)
+    (tmp_path / "metrics.jsonl").write_text("{}")
+    settings = parse(["train.py", "--resume=never", f"--output_dir={tmp_path}"])
+    made = Training(settings, synthetic_dataset("synthetic:100"), World(), None, (None, None))
+    made._folder = tmp_path
+    with contextlib.ExitStack() as held:
+        made._open_folder(held, is_new)
+    left = [(tmp_path / name).exists() for name in ("checkpoints/step-00000007", "metrics.jsonl")]
+    assert left == [not is_new] * 2
