@@ -231,11 +231,11 @@ def test_newest_first_from_a_run_its_checkpoints_or_one_of_them(tmp_path):
 
 
 SLOW = """
-import sys, threading, types
+import sys, threading, time, types
 import train
-from training import checkpoints
+from training import checkpoints, run
 
-is_far, write, written = threading.Event(), checkpoints.write, []
+is_far, write, written, first = threading.Event(), checkpoints.write, [], []
 
 def slowly(path, snapshot, about):
     if not written:
@@ -243,12 +243,19 @@ def slowly(path, snapshot, about):
     written.append(path)
     write(path, snapshot, about)
 
+class Counted(checkpoints.Checkpoints):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        first.append(self)
+
 class Far:
     def step(self, update):
         if update.number == 24:
             is_far.set()
+            while not first or first[0].is_writing:  # the disk is free before the next checkpoint is due
+                time.sleep(0.01)
 
-checkpoints.write, sys.modules["far"] = slowly, types.SimpleNamespace(Far=Far)
+run.Checkpoints, checkpoints.write, sys.modules["far"] = Counted, slowly, types.SimpleNamespace(Far=Far)
 code = train.main(["train.py", "--observer=far:Far", *sys.argv[1:]])
 if written:
     print(*[path.name for path in written], code, file=sys.stderr)
