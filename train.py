@@ -54,7 +54,7 @@ def train(settings: Settings) -> None:
     stop, launched, plan = StopRequest(), launcher.launched(), None
     stop.listen()
     startup.begin(launched.rank)
-    dataset = open_named(settings.recipe.data_dir)
+    dataset = open_named(settings.recipe.data_dir, check_files=launched.rank == 0)
     if not settings.launch.elastic:  # errors in the plan show at once
         plan = plan_for(settings, launched.size, launched.local_size, dataset.train.samples)
         if settings.launch.allreduce == "torus" and not settings.launch.torus_grid:
@@ -68,7 +68,7 @@ def train(settings: Settings) -> None:
 
 def evaluate(settings: Settings) -> None:
     """Evaluates a checkpoint and prints the content of summary.json."""
-    dataset = open_named(settings.recipe.data_dir)
+    dataset = open_named(settings.recipe.data_dir, check_files=launcher.launched().rank == 0)
     from inference.evaluate import evaluate_checkpoint
 
     finish(evaluate_checkpoint(settings, dataset))

@@ -4,7 +4,7 @@ A folder without dataset.json is also a dataset if it has train/ and val/ with o
 """
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -21,7 +21,7 @@ VALIDATION_FOLDERS = ("val", "validation")
 class Split:
     """The shards of one split. Sample numbers run through the first file, then through the second, and so on.
 
-    indexes: the index of each file, if it has been read already.
+    indexes: the index of each file, or None if they have not been read.
     """
 
     format: str
@@ -53,12 +53,18 @@ class Split:
         """The index of each file, as its format reads it. Raises OSError, ValueError."""
         return self.indexes or tuple(self.kind.read_index(path) for path in self.paths)
 
+    def with_indexes(self) -> "Split":
+        return replace(self, indexes=self.entries)
+
+    def moved(self, source: Path, target: Path) -> "Split":
+        return replace(self, paths=tuple(target / path.relative_to(source) for path in self.paths))
+
     def name(self, sample: int) -> str:
         """Returns the file and record of a sample, for messages."""
         file = int(np.searchsorted(self.file_starts, sample, side="right")) - 1
         record = int(sample - self.file_starts[file])
         if self.format == "folder":
-            return str(self.entries[file].files[record])
+            return str(self.paths[file] / self.entries[file].files[record])
         return f"{self.paths[file]}, record {record}"
 
 
@@ -78,17 +84,30 @@ class Dataset:
     std: tuple[float, float, float]
     first_label: int = 0
 
+    def with_indexes(self) -> "Dataset":
+        """Returns the dataset with the index of each file. Checks and reads the files, unless that has been done.
+
+        Raises UserError.
+        """
+        return self if self.train.indexes or not self.train.paths else open_dataset(self.folder)
+
+    def moved_to(self, folder: Path) -> "Dataset":
+        """Returns the dataset for a copy of its files in another folder."""
+        train, validation = (split.moved(self.folder, folder) for split in (self.train, self.validation))
+        return replace(self, folder=folder, train=train, validation=validation)
+
 
 def open_dataset(folder, check_files: bool = True) -> Dataset:
     """Reads FOLDER/dataset.json and checks its counts against its files. Raises UserError.
 
-    check_files: whether the files have to be there.
+    check_files: whether the files have to be there; their indexes are read, too. Without it, the number of samples in a
+    folder of images without dataset.json is 0.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"--data_dir: there is no folder {folder}; create a dataset with data.prepare, or use the "
                         "built-in `digits`")
-    if not (folder / "dataset.json").exists() and (dataset := _class_folders(folder)):
+    if not (folder / "dataset.json").exists() and (dataset := _class_folders(folder, check_files)):
         return dataset
     try:
         described = json.loads((folder / "dataset.json").read_text())
@@ -112,7 +131,7 @@ def open_dataset(folder, check_files: bool = True) -> Dataset:
         _check(folder, name, samples, getattr(dataset, name))
     if dataset.format == "folder":
         _check_class_folders(dataset)
-    return dataset
+    return replace(dataset, train=dataset.train.with_indexes(), validation=dataset.validation.with_indexes())
 
 
 def describe(dataset: Dataset) -> dict:
@@ -139,7 +158,7 @@ def validation_folder(folder: Path) -> Path | None:
     return next((folder / name for name in VALIDATION_FOLDERS if (folder / name).is_dir()), None)
 
 
-def _class_folders(folder) -> Dataset | None:
+def _class_folders(folder, check_files) -> Dataset | None:
     """Opens a dataset of one folder of images per class. Returns None if the folder has another layout."""
     validation = validation_folder(folder)
     if not validation or not (folder / "train").is_dir():
@@ -148,12 +167,12 @@ def _class_folders(folder) -> Dataset | None:
     try:
         classes = kind.class_names(folder / "train")
         for path in (folder / "train", validation):
-            listing = kind.read_index(path)
-            splits.append(Split("folder", (path,), (len(listing),), (listing,)))
+            listing = kind.read_index(path) if check_files else ()
+            splits.append(Split("folder", (path,), (len(listing),), (listing,) if check_files else None))
     except OSError as error:
         raise UserError(f"--data_dir: {error}") from None
     dataset = Dataset(folder, "folder", tuple(classes), *splits, mean=IMAGENET_MEAN, std=IMAGENET_STD)
-    for split in splits:
+    for split in splits if check_files else ():
         if not split.samples:
             raise UserError(f"--data_dir: {split.paths[0]} contains no images in class folders")
     _check_class_folders(dataset)

@@ -8,28 +8,29 @@ from pathlib import Path
 from common.errors import UserError
 from common.files import flush, locked
 from common.startup import startup
-from data.dataset import Dataset, Split, open_dataset
+from data.dataset import Dataset, Split
 
 CHUNK = 16 << 20
 
 
-def stage(dataset: Dataset, folder: Path) -> Dataset:
+def stage(dataset: Dataset, folder: Path, sizes: dict[str, tuple[int, int]] | None = None) -> Dataset:
     """Copies a dataset into its own folder under `folder` and returns the copy.
 
     The node's first worker copies while the others wait for its lock. An interrupted copy continues where it stopped,
     even within a file. A complete copy is reused as long as the original files keep their sizes and times. Raises
     UserError if the disk is too small, and OSError if it fails.
+
+    sizes: from `files`, if another worker has called it.
     """
     from tqdm import tqdm
 
-    files = _files(dataset)
-    stats = [os.stat(dataset.folder / file) for file in files]
-    identity = "\n".join(f"{file} {s.st_size} {s.st_mtime_ns}" for file, s in zip(files, stats, strict=True))
+    sizes = sizes or files(dataset)
+    identity = "\n".join(f"{file} {size} {changed}" for file, (size, changed) in sizes.items())
     digest = hashlib.sha256(f"{dataset.folder.resolve()}\n{identity}".encode(errors="surrogateescape")).hexdigest()
     target = folder.absolute() / f"{dataset.folder.name}-{digest[:12]}"
     target.mkdir(parents=True, exist_ok=True)
     with locked(target, wait=True):
-        missing = {file: s.st_size - _copied(target, file) for file, s in zip(files, stats, strict=True)
+        missing = {file: size - _copied(target, file) for file, (size, _) in sizes.items()
                    if not (target / file).exists()}
         needed, free = sum(missing.values()), shutil.disk_usage(target).free
         if needed > free:
@@ -40,7 +41,13 @@ def stage(dataset: Dataset, folder: Path) -> Dataset:
                       mininterval=0.5 if sys.stderr.isatty() else 10, disable=startup.is_silent) as bar:
                 for file in missing:
                     _copy(dataset.folder / file, target / file, bar)
-    return open_dataset(target)
+    return dataset.moved_to(target)
+
+
+def files(dataset: Dataset) -> dict[str, tuple[int, int]]:
+    """Returns size and time of change, in ns, of each of a dataset's files, by its path in the dataset's folder."""
+    stats = {file: os.stat(dataset.folder / file) for file in _files(dataset)}
+    return {file: (found.st_size, found.st_mtime_ns) for file, found in stats.items()}
 
 
 def _files(dataset) -> list[str]:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from common import files
 from data.dataset import Dataset
-from data.stage import stage
 from reporting.progress import validation_line
 from training import build
 from training.checkpoints import load_model
@@ -22,9 +21,8 @@ def evaluate_checkpoint(settings: Settings, dataset: Dataset) -> dict:
     recipe, launch, run = settings.recipe, settings.launch, settings.run
     world = start_and_check_flags(settings)
     started = time.perf_counter()
+    dataset = build.stage_dataset(build.share_dataset(dataset, world), launch, world)
     with world.raise_on_all_ranks():
-        if launch.stage_dir:
-            dataset = stage(dataset, Path(launch.stage_dir))
         feed = build.make_feed(recipe, launch, dataset, world)
         model = build.make_model(recipe, dataset)
         average = build.make_average(recipe, model)

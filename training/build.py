@@ -3,12 +3,15 @@ import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import tensorflow as tf
 
 import model_zoo
 import optim
 from common.errors import UserError
+from common.startup import startup
+from data import stage as staging
 from data import synthetic
 from data.dataset import Dataset
 from data.feed import Feed
@@ -16,6 +19,7 @@ from data.mixing import Mixing
 from data.pipeline import Device
 from data.synthetic import SyntheticFeed
 from distributed import optimizer as distributed
+from distributed.allreduce_plan import AllreducePlan
 from distributed.exchange import GradientExchange, make_collectives
 from distributed.world import World
 from optim.average import WeightAverage
@@ -75,6 +79,24 @@ def make_job(settings: Settings, plan: Plan, world: World, feed, state: State) -
     return Job(settings, plan, world, feed, state, evaluate, exact, train_step, divergence)
 
 
+def share_dataset(dataset: Dataset, world: World) -> Dataset:
+    """Returns the dataset with its indexes, which rank 0 reads for all workers. Raises UserError on all ranks."""
+    with world.raise_on_all_ranks():
+        found = dataset.with_indexes() if world.rank == 0 else None
+    return world.broadcast(found, "dataset")
+
+
+def stage_dataset(dataset: Dataset, launch: Launch, world: World) -> Dataset:
+    """Returns the dataset's copy in --stage_dir, if that is given. Raises UserError on all ranks."""
+    if not launch.stage_dir:
+        return dataset
+    with world.raise_on_all_ranks():
+        files = staging.files(dataset) if world.rank == 0 else None
+    files = world.broadcast(files, "files")
+    with world.raise_on_all_ranks(), startup.stage("copying the data"):
+        return staging.stage(dataset, Path(launch.stage_dir), files)
+
+
 def make_feed(recipe: Recipe, launch: Launch, dataset: Dataset, world: World) -> Feed | SyntheticFeed:
     """Creates the feed that reads this worker's shard of a dataset."""
     name = dali_device(launch.dali_device, world)
@@ -102,9 +124,9 @@ def make_model(recipe: Recipe, dataset: Dataset, stream: int = 0):
                                   recipe.batch_norm_momentum, recipe.seed, stream, dataset.mean, dataset.std)
 
 
-def make_exchange(launch: Launch, plan: Plan, nccl: bool) -> GradientExchange:
-    """Creates the gradient exchange of a plan. Call it before Horovod starts, which needs its process sets."""
-    collectives = make_collectives(plan.allreduce, nccl)
+def make_exchange(launch: Launch, allreduce: AllreducePlan, nccl: bool) -> GradientExchange:
+    """Creates the gradient exchange. Call it before Horovod starts, which needs its process sets."""
+    collectives = make_collectives(allreduce, nccl)
     return GradientExchange(collectives, launch.compression, launch.fusion_mb)
 
 

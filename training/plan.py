@@ -143,9 +143,13 @@ def stream_position(epoch: float, train_samples: int) -> int:
 
 
 def plan_for(settings: Settings, workers: int, workers_per_node: int, train_samples: int,
-             nccl: bool | None = None) -> Plan:
-    """Returns the plan of a command line. nccl: whether Horovod uses NCCL, None if not known yet. Raises UserError."""
-    launch, allreduce = settings.launch, allreduce_for(settings.launch, workers, workers_per_node, nccl)
+             nccl: bool | None = None, allreduce: AllreducePlan | None = None) -> Plan:
+    """Returns the plan of a command line. Raises UserError.
+
+    nccl: whether Horovod uses NCCL, None if not known yet. allreduce: the all-reduce, if it has been planned.
+    """
+    launch = settings.launch
+    allreduce = allreduce or allreduce_for(launch, workers, workers_per_node, nccl)
     plan = make_plan(settings.recipe, launch.micro_batch_size, workers, train_samples, allreduce)
     if (launch.elastic or launch.xla == "true") and any(phase.neighbours > 1 for phase in plan.phases):
         without = "elastic" if launch.elastic else "xla"

@@ -1,5 +1,6 @@
 """Checkpoints, snapshots in memory, stops and rollbacks: when they are due, and how all workers perform them."""
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,17 @@ from training.build import Job
 from training.checkpoints import Checkpoints
 from training.divergence import Diverged
 from training.stopping import StopRequest
+
+
+@dataclass
+class Last:
+    """The last checkpoint. position: in the stream, where one was last due. is_postponed: whether the one due there is
+    still to be saved.
+    """
+
+    position: int
+    time: float
+    is_postponed: bool = False
 
 
 class Recovery:
@@ -116,15 +128,15 @@ class Recovery:
         self._record_save()
         snapshot = self._job.state.snapshot(self._job.world)
         if self._checkpoints:
-            epochs = self._due_position / self._job.plan.train_samples
+            epochs = self._last.position / self._job.plan.train_samples
             self._checkpoints.save(snapshot, epochs if epoch is None else epoch, top1)
 
     def _record_save(self) -> None:
-        self._record_position()
-        self._is_postponed, self._saved_at = False, time.monotonic()
+        self._last = Last(self._position, time.monotonic())
 
-    def _record_position(self) -> None:
-        self._due_position = self._job.plan.position(self._job.state.progress.step)
+    @property
+    def _position(self) -> int:
+        return self._job.plan.position(self._job.state.progress.step)
 
     def _postpones(self) -> bool:
         """Whether a checkpoint that is due by epochs is not saved now. All workers have to call it at once.
@@ -133,11 +145,11 @@ class Recovery:
         than the least time ago, the next one by epochs is saved instead.
         """
         every, saved = self._job.settings.run.checkpoint_every, self._checkpoints
-        is_too_soon = saved is not None and every.is_too_soon(time.monotonic() - self._saved_at)
+        is_too_soon = saved is not None and time.monotonic() - self._last.time < 60 * every.least_minutes
         is_too_soon, is_writing = self._job.world.any(is_too_soon, saved is not None and saved.is_writing)
         if is_too_soon or is_writing:
-            self._record_position()
-        self._is_postponed = self._is_postponed or (is_writing and not is_too_soon)
+            self._last.position = self._position
+        self._last.is_postponed |= is_writing and not is_too_soon
         return is_too_soon or is_writing
 
     def _wait(self, problem: str) -> None:
@@ -148,10 +160,10 @@ class Recovery:
 
     def _epochs_have_passed(self) -> bool:
         plan, every = self._job.plan, self._job.settings.run.checkpoint_every
-        return every.is_due(self._due_position, plan.position(self._job.state.progress.step), plan.train_samples)
+        return every.is_due(self._last.position, self._position, plan.train_samples)
 
     def _is_possible_now(self) -> bool:
         """Whether a checkpoint is due by time or was postponed, and the disk is free. False on ranks without a disk."""
         every, saved = self._job.settings.run.checkpoint_every, self._checkpoints
-        is_due = self._is_postponed or every.has_passed(time.monotonic() - self._saved_at)
+        is_due = self._last.is_postponed or every.has_passed(time.monotonic() - self._last.time)
         return saved is not None and is_due and not saved.is_writing

@@ -1,6 +1,5 @@
 """A run, from settings to summary.json. The workers are fixed or, in elastic training, come and go."""
 import contextlib
-import dataclasses
 import hashlib
 import os
 import shutil
@@ -15,9 +14,9 @@ from common import files
 from common.errors import UserError, complain
 from common.startup import startup
 from data.dataset import Dataset
-from data.stage import stage
 from distributed import elastic, launcher
 from distributed import world as worlds
+from distributed.allreduce_plan import AllreducePlan
 from distributed.exchange import GradientExchange
 from distributed.heartbeat import beating
 from distributed.lost import lost_is_internal_error
@@ -46,33 +45,34 @@ FILES = ("metrics.jsonl", "steps.jsonl", "times.jsonl", "trust_ratios.jsonl", "s
 def make_training(settings: Settings, dataset: Dataset, plan: Plan | None, stop: StopRequest) -> Callable[[], dict]:
     """Starts Horovod. Returns a function that trains and returns the content of summary.json.
 
-    plan: for the launched workers, or None in elastic training, where others may come. The function raises UserError,
-    and Stopped after a request to stop.
+    dataset: with its indexes on rank 0. plan: for the launched workers, or None in elastic training, where others may
+    come. The number of training samples may be unknown. The function raises UserError, and Stopped after a request to
+    stop.
     """
     launch, launched, nccl = settings.launch, launcher.launched(), worlds.has_nccl(settings.launch.device)
-    exchange = process_sets = None
+    allreduce = exchange = process_sets = None
     build.set_compiler(launch)
     if not launch.elastic:
-        plan = dataclasses.replace(plan, allreduce=allreduce_for(launch, launched.size, launched.local_size, nccl))
-        exchange = build.make_exchange(launch, plan, nccl)
+        allreduce = allreduce_for(launch, launched.size, launched.local_size, nccl)
+        exchange = build.make_exchange(launch, allreduce, nccl)
         process_sets = distinct(exchange.process_sets, *(
             Neighbours(phase.neighbours, plan.workers).process_sets for phase in plan.phases if phase.neighbours > 1))
     with startup.stage(f"connecting {launched.size} workers" if launched.size > 1 else "starting Horovod"):
         world = worlds.start(settings.recipe.seed, launch.deterministic, process_sets, launch.fusion_mb,
                              settings.run.timeline, launch.device)
-    training = Training(settings, dataset, world, stop, (plan, exchange))
+    training = Training(settings, dataset, world, stop, (allreduce, exchange))
     return elastic.restarting(training.attempt) if launch.elastic else training.attempt
 
 
 class Training:
     """What a training keeps when workers come and go: its state, its folder, and the last snapshot in memory.
 
-    planned: the plan and the gradient exchange for the world. Both are None in elastic training, until the workers are
-    known.
+    planned: the all-reduce and the gradient exchange for the world. Both are None in elastic training, until the
+    workers are known.
     """
 
     def __init__(self, settings: Settings, dataset: Dataset, world: World, stop: StopRequest,
-                 planned: tuple[Plan | None, GradientExchange | None]):
+                 planned: tuple[AllreducePlan | None, GradientExchange | None]):
         self._settings, self._dataset, self._world, self._stop = settings, dataset, world, stop
         self._planned, self._state, self._recovery, self._folder = planned, None, None, None
 
@@ -114,15 +114,14 @@ class Training:
 
     def _build(self, world: World) -> Job:
         """Builds the job for these workers. Model, optimizer and their state are created only once."""
-        settings, dataset, (plan, exchange) = self._settings, self._dataset, self._planned
+        settings, (allreduce, exchange) = self._settings, self._planned
         launch, per_node = settings.launch, None if exchange else world.workers_per_node()
+        self._dataset = build.share_dataset(self._dataset, world)
+        dataset = build.stage_dataset(self._dataset, launch, world)
         with world.raise_on_all_ranks():
-            if launch.stage_dir:
-                with startup.stage("copying the data"):
-                    dataset = stage(dataset, Path(launch.stage_dir))
+            plan = plan_for(settings, world.size, per_node, dataset.train.samples, allreduce=allreduce)
             if not exchange:
-                plan = plan_for(settings, world.size, per_node, dataset.train.samples, nccl=False)
-                exchange = build.make_exchange(launch, plan, nccl=False)
+                exchange = build.make_exchange(launch, plan.allreduce, nccl=False)
             feed = build.make_feed(settings.recipe, launch, dataset, world)
             if not self._state:
                 with startup.stage("building the model"):

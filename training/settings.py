@@ -44,9 +44,6 @@ class Every:
     def has_passed(self, seconds: float) -> bool:
         return seconds >= 60 * self.minutes
 
-    def is_too_soon(self, seconds: float) -> bool:
-        return seconds < 60 * self.least_minutes
-
 
 def _sizes(text: str) -> Piecewise:
     return _within(Piecewise.parse(text, int), 1, 2**31 - 1)

@@ -23,13 +23,13 @@ def image_files(folder) -> list[Path]:
 
 
 class Listing:
-    """The files of a split and their labels. Classes are in the order of their names."""
+    """The files of a split, relative to its folder, and their labels. Classes are in the order of their names."""
 
     def __init__(self, path):
         self.files, labels = [], []
         for label, name in enumerate(class_names(path)):
             files = image_files(Path(path) / name)
-            self.files += map(str, files)
+            self.files += (str(file.relative_to(path)) for file in files)
             labels += [label] * len(files)
         self.labels = np.array(labels, np.int64)
 
@@ -43,11 +43,11 @@ def read_index(path) -> Listing:
 
 def records(path, index: Listing, samples) -> Iterator[tuple[bytes, int]]:
     for number in samples:
-        yield Path(index.files[number]).read_bytes(), int(index.labels[number])
+        yield (Path(path) / index.files[number]).read_bytes(), int(index.labels[number])
 
 
 def reader(slices, scratch: Path):
-    files = [index.files[number] for _, index, samples in slices for number in samples]
+    files = [f"{path}/{index.files[number]}" for path, index, samples in slices for number in samples]
     labels = np.concatenate([index.labels[samples] for _, index, samples in slices]).tolist()
 
     def read():

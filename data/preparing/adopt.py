@@ -148,7 +148,7 @@ def _labelled(part) -> Iterator[tuple]:
     elif part.split.format == "folder":  # labels are known without reading the images
         listing = part.split.entries[part.file]
         for number in range(part.start, part.stop):
-            yield number, int(listing.labels[number]), {}, Path(listing.files[number]).read_bytes
+            yield number, int(listing.labels[number]), {}, (part.path / listing.files[number]).read_bytes
     else:
         for number, found in records(part):
             if isinstance(found, str):

@@ -86,7 +86,7 @@ def _check(part, dataset, team) -> list[tuple[str, str]]:
             _checksum_differs(checksums, number, *found) or _label_is_none(found[1], dataset) or _undecodable(found[0]))
         if reason:
             name = part.path.relative_to(dataset.folder)
-            rows.append((part.split.entries[part.file].files[number] if dataset.format == "folder" else
+            rows.append((f"{part.path}/{part.split.entries[part.file].files[number]}" if dataset.format == "folder" else
                          f"{name}, record {number}", reason))
         team.beat(1)
     return rows

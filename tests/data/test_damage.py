@@ -29,7 +29,8 @@ def damaged(request, in_format, digit_records, tmp_path):
         records = {split: list(samples) for split, samples in digit_records.items()}
         if name == "folder":
             write_class_folders(name, records, tmp_path)
-            path = open_dataset(tmp_path).train.entries[0].files[777]
+            split = open_dataset(tmp_path).train
+            path = split.paths[0] / split.entries[0].files[777]
             with open(path, "rb+") as file:
                 image = file.read()
                 file.seek(0)
