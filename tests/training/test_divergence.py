@@ -40,7 +40,8 @@ def test_what_is_wrong(loss, norms, loss_scaling, message):
     ("mpirun", ["--model=resnet20", "--image_size=16", "--optimizer=sgd", "--learning_rate=0:0.1,1:1e25"], 13),
 ])
 def test_all_workers_stop_at_the_same_step(kind, flags_, first, tmp_path):
-    done = run(kind, 2, ROOT / "train.py", *flags_, "--epochs=6", "--warmup=none", f"--output_dir={tmp_path}")
+    done = run(kind, 2, ROOT / "train.py", *flags_, "--epochs=6", "--warmup=none", "--checkpoint_every=1",
+               f"--output_dir={tmp_path}")
     assert done.returncode == 1 and "Traceback" not in done.stderr
     errors = [line for line in done.stderr.splitlines() if "train.py: " in line]
     assert len(errors) == (1 if kind == "python" else 2) and len(set(errors)) == 1
