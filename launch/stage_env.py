@@ -75,6 +75,7 @@ def _archive(name: Path, contents: Mapping[str, Path], identity: str, base: Path
     if made := sorted(name.parent.glob(f"{name.name}-{identity}-*.tar.*")):
         return made[0].absolute()
     name.parent.mkdir(parents=True, exist_ok=True)
+    print(f"--stage-env: packing the {name.name} in {name.parent}", file=sys.stderr, flush=True)
     unused = f"^{re.escape(str(base))}/.*/({'|'.join(UNUSED)})/|/bin/[^/]*$"
     # Otherwise each worker would compile what no process has imported yet. The result stays with the sources, too.
     subprocess.run([sys.executable, "-m", "compileall", "-qq", "-j0", "-x", unused, *contents.values()],

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Unpacks archives of launch/stage_env.py to a new folder on a local disk of this node and prints `ready`. Removes the
-# folder when standard input ends, or on a signal: launch/stage_env.sh FOLDER/bigbatch-USER-JOB ARCHIVE...
+# folder when standard input ends, or on a signal: launch/stage_env.sh FOLDER/bigbatch-UID-JOB ARCHIVE...
 set -euo pipefail
 . "${BASH_SOURCE[0]%/*}/common.sh"
 target=$1
@@ -41,12 +41,12 @@ made=$target
 for archive; do
     # The archive is read once from the shared disk, and checked before anything in it is used.
     error=$(cp -- "$archive" "$target/archive" 2>&1) ||
-        fail 1 "$HOSTNAME: $archive cannot be copied to $target: ${error##*: }"
+        fail 1 "$HOSTNAME: $archive cannot be copied to $target: ${error%%$'\n'*}"
     digest=$(sha256sum <"$target/archive")
     [[ "${archive%.tar*}" = *"-${digest:0:16}" ]] ||
         fail 1 "$HOSTNAME: $archive is damaged; delete it and start again"
     error=$(tar -x --no-same-owner -f "$target/archive" -C "$target" 2>&1) ||
-        fail 1 "$HOSTNAME: $archive cannot be unpacked to $target: ${error##*: }"
+        fail 1 "$HOSTNAME: $archive cannot be unpacked to $target: ${error%%$'\n'*}"
     rm "$target/archive"
 done
 [ ! -d "$target/base" ] || sed -i "s|^home *=.*|home = $target/base/bin|" "$target/venv/pyvenv.cfg"

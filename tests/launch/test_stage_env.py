@@ -121,6 +121,17 @@ def test_an_archive_is_made_again_only_after_a_change(environment, base, archive
     assert changed not in archives and changed.is_file() and not list(folder.glob("*.part"))
 
 
+def test_without_zstd_gzip_packs(stage, tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    for tool in ("gzip", "git"):
+        (tmp_path / "bin" / tool).symlink_to(shutil.which(tool))
+    with monkeypatch.context() as patched:
+        patched.setenv("PATH", str(tmp_path / "bin"))
+        archive = pack_code(ROOT, tmp_path / "archives")
+    assert archive.name.endswith(".tar.gz") and ready(stage([archive]))
+    assert (tmp_path / "bigbatch-0-7" / "code" / "train.py").read_bytes() == (ROOT / "train.py").read_bytes()
+
+
 def test_a_killed_unpack_is_made_good(archives, stage, tmp_path):
     copy, process = tmp_path / "bigbatch-0-7", stage(archives)
     wait_for((copy / "base").exists)
