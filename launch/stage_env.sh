@@ -3,7 +3,7 @@
 # folder when standard input ends, or on a signal: launch/stage_env.sh FOLDER/bigbatch-UID-JOB ARCHIVE...
 set -euo pipefail
 . "${BASH_SOURCE[0]%/*}/common.sh"
-target=$1
+host=$(uname -n) target=$1 # HOSTNAME may come from the first node
 shift
 
 # Whether a process of this node has mapped a file of a copy.
@@ -31,22 +31,22 @@ done
 trap '' USR1 # for the workers
 trap 'exit 143' TERM INT HUP
 made=$(mktemp -d "${target%/*}/bigbatch.XXXXXX" 2>/dev/null) ||
-    fail 1 "$HOSTNAME: no folder can be made in ${target%/*}; give --stage-env a local disk that you can write to"
+    fail 1 "$host: no folder can be made in ${target%/*}; give --stage-env a local disk that you can write to"
 trap 'remove "$made"' EXIT
 exec 9<"$made"
 flock 9
-mv -T "$made" "$target" 2>/dev/null || fail 1 "$HOSTNAME: $target is in use; remove it"
+mv -T "$made" "$target" 2>/dev/null || fail 1 "$host: $target is in use; remove it"
 made=$target
 
 for archive; do
     # The archive is read once from the shared disk, and checked before anything in it is used.
     error=$(cp -- "$archive" "$target/archive" 2>&1) ||
-        fail 1 "$HOSTNAME: $archive cannot be copied to $target: ${error%%$'\n'*}"
+        fail 1 "$host: $archive cannot be copied to $target: ${error%%$'\n'*}"
     digest=$(sha256sum <"$target/archive")
     [[ "${archive%.tar*}" = *"-${digest:0:16}" ]] ||
-        fail 1 "$HOSTNAME: $archive is damaged; delete it and start again"
+        fail 1 "$host: $archive is damaged; delete it and start again"
     error=$(tar -x --no-same-owner -f "$target/archive" -C "$target" 2>&1) ||
-        fail 1 "$HOSTNAME: $archive cannot be unpacked to $target: ${error%%$'\n'*}"
+        fail 1 "$host: $archive cannot be unpacked to $target: ${error%%$'\n'*}"
     rm "$target/archive"
 done
 [ ! -d "$target/base" ] || sed -i "s|^home *=.*|home = $target/base/bin|" "$target/venv/pyvenv.cfg"
