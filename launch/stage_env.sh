@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Unpacks archives of launch/stage_env.py to a new folder on a local disk of this node and prints `ready`. Removes the
-# folder when standard input ends, or on a signal: launch/stage_env.sh FOLDER/bigbatch-UID-JOB ARCHIVE...
+# folder when standard input ends, or on a signal: launch/stage_env.sh FOLDER/bigbatch-environment-UID-JOB ARCHIVE...
 set -euo pipefail
 . "${BASH_SOURCE[0]%/*}/common.sh"
 host=$(uname -n) target=$1 # HOSTNAME may come from the first node

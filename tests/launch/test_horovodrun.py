@@ -89,7 +89,7 @@ def test_workers_run_from_a_copy_on_each_host(hosts, left, number):
     assert len(copies()) == 2 and len(set(copies())) == 1
     for host in ("h1", "h2"):
         [worker] = [line.split() for line in left() if line.startswith(f"{host}: ") and "/venv/bin/python" in line][:1]
-        assert all(word.startswith(f"{disk}/bigbatch-") for word in worker[2:4]), worker  # Python and train.py
+        assert all(word.startswith(f"{disk}/bigbatch-environment-") for word in worker[2:4]), worker  # and train.py
     if number:
         hosts.run("login", "pkill", f"-{int(number)}", "-f", "launch.horovodrun").check_returncode()
     _, err = process.communicate(timeout=120)

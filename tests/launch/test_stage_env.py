@@ -71,7 +71,7 @@ def stage(tmp_path):
 
     def start(archives, job="7") -> subprocess.Popen:
         running.append(subprocess.Popen(
-            ["bash", SCRIPT, tmp_path / f"bigbatch-0-{job}", *archives], text=True, stdin=subprocess.PIPE,
+            ["bash", SCRIPT, tmp_path / f"bigbatch-environment-0-{job}", *archives], text=True, stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True))
         return running[-1]
 
@@ -96,7 +96,7 @@ def shown(copy: Path) -> dict:
 
 
 def test_python_runs_from_the_copy_alone(archives, stage, tmp_path, environment, base):
-    process, copy = stage(archives), tmp_path / "bigbatch-0-7"
+    process, copy = stage(archives), tmp_path / "bigbatch-environment-0-7"
     assert ready(process)
     assert list(copy.rglob("tiny.*.pyc")) and not list(copy.glob("base/lib/python*/site-packages"))
     found = shown(copy)
@@ -129,11 +129,12 @@ def test_without_zstd_gzip_packs(stage, tmp_path, monkeypatch):
         patched.setenv("PATH", str(tmp_path / "bin"))
         archive = pack_code(ROOT, tmp_path / "archives")
     assert archive.name.endswith(".tar.gz") and ready(stage([archive]))
-    assert (tmp_path / "bigbatch-0-7" / "code" / "train.py").read_bytes() == (ROOT / "train.py").read_bytes()
+    code = tmp_path / "bigbatch-environment-0-7" / "code"
+    assert (code / "train.py").read_bytes() == (ROOT / "train.py").read_bytes()
 
 
 def test_a_killed_unpack_is_made_good(archives, stage, tmp_path):
-    copy, process = tmp_path / "bigbatch-0-7", stage(archives)
+    copy, process = tmp_path / "bigbatch-environment-0-7", stage(archives)
     wait_for((copy / "base").exists)
     os.killpg(process.pid, signal.SIGKILL)
     assert process.communicate()[0] == "" and copy.is_dir() and not (copy / "python").exists()
@@ -155,7 +156,7 @@ def test_a_damaged_archive_is_one_line_and_is_not_used(archives, stage, tmp_path
 
 
 def test_each_job_has_its_own_copy_and_what_is_left_is_removed(archives, stage, tmp_path):
-    left = tmp_path / "bigbatch-0-5" / "venv"
+    left = tmp_path / "bigbatch-environment-0-5" / "venv"
     left.mkdir(parents=True)
     first = stage(archives, "7")
     assert ready(first) and not left.exists()
@@ -163,11 +164,12 @@ def test_each_job_has_its_own_copy_and_what_is_left_is_removed(archives, stage, 
     assert ready(second)
     second.stdin.close()
     assert second.wait(30) == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["bigbatch-0-7"] and shown(tmp_path / "bigbatch-0-7")
+    assert [path.name for path in tmp_path.iterdir()] == ["bigbatch-environment-0-7"]
+    assert shown(tmp_path / "bigbatch-environment-0-7")
 
 
 def test_on_a_signal_the_copy_stays_until_its_processes_have_ended(archives, stage, tmp_path):
-    copy, process = tmp_path / "bigbatch-0-7", stage(archives)
+    copy, process = tmp_path / "bigbatch-environment-0-7", stage(archives)
     assert ready(process)
     with subprocess.Popen([copy / "python", "-c", "print(flush=True); input(); import decimal"], text=True,
                           stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
@@ -184,6 +186,7 @@ def test_on_a_signal_the_copy_stays_until_its_processes_have_ended(archives, sta
 def test_what_cannot_be_staged_is_one_line(archives, tmp_path):
     with pytest.raises(UserError, match="not a virtual environment; run 'uv sync'"):
         pack_environment(tmp_path, BASE, tmp_path)
-    done = subprocess.run(["bash", SCRIPT, "/proc/bigbatch-0-7", *archives], text=True, capture_output=True, timeout=60)
+    done = subprocess.run(["bash", SCRIPT, "/proc/bigbatch-environment-0-7", *archives], text=True,
+                          capture_output=True, timeout=60)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
     assert "no folder can be made in /proc; give --stage-env a local disk" in done.stderr
