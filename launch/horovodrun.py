@@ -5,6 +5,7 @@ and the output of other ranks after `[RANK]`. It returns the exit code of the tr
 and kills the workers on all hosts when it is stopped.
 """
 import argparse
+import contextlib
 import re
 import shlex
 import signal
@@ -22,6 +23,7 @@ from launch import preflight
 from launch.binding import workers_here
 from launch.facts import of_gpus as facts_of_gpus
 from launch.micro_batch import micro_batch_flags
+from launch.stage_env import staged
 from training import flags
 
 PROGRAM = "horovodrun.sh"
@@ -58,16 +60,19 @@ def run(options) -> int:
 
     if options.dry_run:
         print(shlex.join(on_hosts(training(arguments))), file=sys.stderr)
-        return subprocess.call([*training(arguments, bound=False), "--dry_run", f"--workers={workers}",
-                                f"--workers_per_node={hosts[0].slots}"])
+        return subprocess.call([sys.executable, str(ROOT / "train.py"), *arguments, "--dry_run",
+                                f"--workers={workers}", f"--workers_per_node={hosts[0].slots}"])
     if not options.no_preflight:
         wrong = silent + preflight.problems(facts, settings.recipe.data_dir)
         if wrong:
             return preflight.report(facts, wrong, sys.stderr)
-        code = Job(on_hosts([sys.executable, "-m", "launch.preflight", *arguments]), sys.stderr).wait()
-        if code:
-            return code
-    return Job(on_hosts(training(arguments)), sys.stdout).wait()
+    here = contextlib.nullcontext((sys.executable, ROOT))
+    with staged(hosts, options.stage_env) if options.stage_env else here as (python, root):
+        if not options.no_preflight:
+            code = Job(on_hosts([python, "-m", "launch.preflight", *arguments]), sys.stderr).wait()
+            if code:
+                return code
+        return Job(on_hosts(training(arguments, python, root)), sys.stdout).wait()
 
 
 def _options(argv):
@@ -77,6 +82,8 @@ def _options(argv):
     where.add_argument("--hostfile", help="file with a line 'h1 slots=8' for each host")
     parser.add_argument("-np", type=int, help="number of workers (default: all slots of the hosts)")
     parser.add_argument("--network-interfaces", help="network interfaces that all hosts share")
+    parser.add_argument("--stage-env", metavar="FOLDER", help="run from a copy of the environment in FOLDER, on a "
+                        "local disk of each host")
     parser.add_argument("--no-preflight", action="store_true", help="do not check the hosts first")
     parser.add_argument("--dry-run", action="store_true", help="print the plan, and the command on standard error")
     parser.add_argument("recipe", help="file of flags, or its name in launch/recipes")
@@ -104,10 +111,9 @@ def recipe_path(name: str) -> Path:
     return Path(done.stdout.strip())
 
 
-def training(arguments: list[str], bound: bool = True) -> list[str]:
-    """Returns the command of one worker."""
-    return [sys.executable, *(["-m", "launch.binding", sys.executable] if bound else []), str(ROOT / "train.py"),
-            *arguments]
+def training(arguments: list[str], python: str = sys.executable, root: Path = ROOT) -> list[str]:
+    """Returns the command of one worker. root: the folder of the code."""
+    return [python, "-m", "launch.binding", python, str(root / "train.py"), *arguments]
 
 
 def horovodrun(hosts, workers: int, interfaces: str | None, worker: list[str]) -> list[str]:

@@ -79,10 +79,8 @@ def ask(hosts: list[Host], arguments: list[str]) -> tuple[list[dict], list[str]]
 
 
 def _ask(host, arguments):
-    command = [sys.executable, "-m", "launch.facts", *arguments]
     try:
-        if not is_here(host.name):
-            command = [*SSH, host.name, _remotely(command)]
+        command = words(host.name, [sys.executable, "-m", "launch.facts", *arguments])
     except OSError:
         return f"{host.name}: this host name is unknown; check -H or --hostfile"
     try:
@@ -100,6 +98,11 @@ def _ask(host, arguments):
         return json.loads(done.stdout)
     except ValueError:
         return f"{host.name}: {last_line}"
+
+
+def words(name: str, command: list[str]) -> list[str]:
+    """Returns the words that run a command on a host: over ssh, except for this host. Raises OSError as `is_here`."""
+    return command if is_here(name) else [*SSH, name, _remotely(command)]
 
 
 def _remotely(command):

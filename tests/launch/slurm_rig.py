@@ -44,7 +44,7 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 ReturnToService=2
 SlurmdTimeout=10
-KillWait=2
+KillWait=30
 MinJobAge=3600
 {nodes}
 PartitionName=normal Nodes=ALL Default=YES PriorityTier=1 GraceTime=30
