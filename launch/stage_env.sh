@@ -38,16 +38,26 @@ flock 9
 mv -T "$made" "$target" 2>/dev/null || fail 1 "$host: $target is in use; remove it"
 made=$target
 
+# Copies an archive to $part and checks it. A copy that a killed job has left is continued.
+copy() {
+    part=${target%/*}/bigbatch-archive-$(id -u)-${archive##*/}
+    if ! { exec 7>>"$part"; } 2>/dev/null || ! flock -n 7 || ! [ "$part" -ef /proc/self/fd/7 ]; then
+        part=$target/archive # another job copies the same archive
+        exec 7>>"$part"
+    fi
+    if ! error=$(tail -c "+$(($(stat -c %s "$part") + 1))" -- "$archive" 2>&1 >&7); then
+        [ -s "$part" ] || rm "$part"
+        fail 1 "$host: $archive cannot be copied to ${target%/*}: ${error%%$'\n'*}"
+    fi
+    digest=$(sha256sum <"$part")
+    [[ "${archive%.tar*}" = *"-${digest:0:16}" ]]
+}
 for archive; do
     # The archive is read once from the shared disk, and checked before anything in it is used.
-    error=$(cp -- "$archive" "$target/archive" 2>&1) ||
-        fail 1 "$host: $archive cannot be copied to $target: ${error%%$'\n'*}"
-    digest=$(sha256sum <"$target/archive")
-    [[ "${archive%.tar*}" = *"-${digest:0:16}" ]] ||
-        fail 1 "$host: $archive is damaged; delete it and start again"
-    error=$(tar -x --no-same-owner -f "$target/archive" -C "$target" 2>&1) ||
+    copy || { rm "$part" && copy; } || { rm "$part" && fail 1 "$host: $archive is damaged; delete it and start again"; }
+    error=$(tar -x --no-same-owner -f "$part" -C "$target" 2>&1) ||
         fail 1 "$host: $archive cannot be unpacked to $target: ${error%%$'\n'*}"
-    rm "$target/archive"
+    rm "$part"
 done
 [ ! -d "$target/base" ] || sed -i "s|^home *=.*|home = $target/base/bin|" "$target/venv/pyvenv.cfg"
 echo ready

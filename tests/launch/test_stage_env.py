@@ -142,6 +142,22 @@ def test_a_killed_unpack_is_made_good(archives, stage, tmp_path):
     assert shown(copy)["prefixes"][0] == f"{copy}/venv"
 
 
+def test_a_copy_that_was_broken_off_is_continued(archives, stage, tmp_path):
+    """The shared disk's archive has lost what had been copied. What was copied wrong is copied again."""
+    content = archives[0].read_bytes()
+    half = len(content) // 2
+    shared, name = tmp_path / "shared" / archives[0].name, f"bigbatch-archive-{os.getuid()}-{archives[0].name}"
+    local = tmp_path / name
+    shared.parent.mkdir()
+    shared.write_bytes(bytes(half) + content[half:])
+    local.write_bytes(content[:half])
+    process = stage([shared, archives[1]])
+    assert ready(process) and not local.exists()
+    local.write_bytes(b"?" * half)
+    again = stage(archives, job="8")
+    assert ready(again) and not local.exists() and shown(tmp_path / "bigbatch-environment-0-8")
+
+
 def test_a_damaged_archive_is_one_line_and_is_not_used(archives, stage, tmp_path):
     damaged = tmp_path / archives[0].name
     shutil.copy(archives[0], damaged)
