@@ -12,7 +12,7 @@ from conftest import ROOT, environment, launcher, rows, run, worker_of
 from benchmarks.faults import newest_step, wait_for
 
 FLAGS = ("--elastic", "--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none", "--batch_size=128",
-         "--ema_decay=0.95")
+         "--ema_decay=0.95", "--checkpoint_every=1")
 
 
 class Elastic:
