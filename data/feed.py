@@ -94,7 +94,8 @@ class Feed:
         image_size = image_size or self.image_size
         positions = np.concatenate([position + order.worker_positions(
             split, steps, batch_size, self.shard, self.shards, neighbours, micro_batch_size)
-            for position, steps in ranges])[skip * batch_size // self.shards:]
+            for position, steps in ranges])
+        positions = positions[skip * len(positions) // sum(steps for _, steps in ranges):]
         numbers = mixing = None
         if recipe.random:
             numbers = augmentation.random_numbers(recipe, image_size, self.seed, 0, positions)

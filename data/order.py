@@ -53,22 +53,30 @@ def stream(split: Split, seed: int, positions: np.ndarray) -> np.ndarray:
     return samples
 
 
+def micro_batches(batch_size: int, micro_batch_size: int, shard: int, shards: int) -> range:
+    """Returns a worker's micro-batches of each global batch. Some workers may have one more than others."""
+    count = batch_size // micro_batch_size
+    return range(count * shard // shards, count * (shard + 1) // shards)
+
+
 def worker_positions(split: Split, steps: int, batch_size: int, shard: int, shards: int, neighbours: int = 1,
                      micro_batch_size: int = 1) -> np.ndarray:
     """Returns the positions of a worker's samples within the next `steps` global batches, in reading order.
 
-    Positions are int64 (steps * batch_size / shards,) and count from 0. neighbours: number of workers that share batch
-    norm's statistics. They take micro-batches in turn, so that the samples that they process at the same time are
-    adjacent in the global batch. micro_batch_size: used only if neighbours > 1. Formats that are read file by file
-    ignore both.
+    Positions are int64 and count from 0. neighbours: number of workers that share batch norm's statistics. They take
+    micro-batches in turn, so that the samples that they process at the same time are adjacent in the global batch;
+    their number has to divide the number of workers, and all workers need the same number of micro-batches. Formats
+    that are read file by file ignore it.
     """
-    own = batch_size // shards
+    size, own = micro_batch_size, micro_batches(batch_size, micro_batch_size, shard, shards)
     if not split.any_order:
-        return shard * steps * own + np.arange(steps * own)
-    size = micro_batch_size if neighbours > 1 else own
-    group, member = divmod(shard, neighbours)
-    firsts = group * neighbours * own + (np.arange(own // size) * neighbours + member) * size
-    return (np.arange(steps)[:, None, None] * batch_size + firsts[:, None] + np.arange(size)).reshape(-1)
+        return size * steps * own.start + np.arange(size * steps * len(own))
+    numbers = np.arange(own.start, own.stop)
+    if neighbours > 1:
+        group, member = divmod(shard, neighbours)
+        numbers = (group * len(own) + np.arange(len(own))) * neighbours + member
+    firsts = np.arange(steps)[:, None] * batch_size + numbers * size
+    return (firsts[:, :, None] + np.arange(size)).reshape(-1)
 
 
 def contiguous_shard(samples: int, shard: int, shards: int) -> np.ndarray:

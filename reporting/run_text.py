@@ -87,9 +87,11 @@ def plan(run: RunData) -> list[str]:
         text.append(f"Training processes {made['train_samples']:,} images per epoch for "
                     f"{plural_of_epochs(made['epochs'])}, in {plural(made['steps'], 'update')} of the weights.")
     if {"global_batch_size", "micro_batch_size", "accumulation_steps"} <= first.keys() and made.get("workers"):
-        text.append(f"The global batch {'of the first phase ' if several else ''}has "
-                    f"{first['global_batch_size']:,} images: {plural(made['workers'], 'worker')} {BY} micro-batches of "
-                    f"{first['micro_batch_size']:,} {BY} {plural(first['accumulation_steps'], 'accumulation step')}.")
+        batch, workers, steps = first["global_batch_size"], made["workers"], first["accumulation_steps"]
+        uneven = ", of which some workers have one fewer" * (batch != workers * first["micro_batch_size"] * steps)
+        text.append(f"The global batch {'of the first phase ' if several else ''}has {batch:,} images: "
+                    f"{plural(workers, 'worker')} {BY} micro-batches of {first['micro_batch_size']:,} {BY} "
+                    f"{plural(steps, 'accumulation step')}{uneven}.")
     if several:
         text.append(f"There are {len(phases)} phases, because the batch size, the batch-norm group or the image size "
                     "changes.")

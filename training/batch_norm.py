@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from data import order
 from distributed.neighbours import Neighbours
 from distributed.world import World
 from training.bad_input import bad_input_is_user_error
@@ -70,7 +71,8 @@ class _Input:
             self._batches, self._kind = self._opened.enter_context(feed.open(prepared)), kind
             self._left, self._read = positions, 0
         self._left, before = self._left[1:], self._read
-        self._read += steps * batch_size // feed.shards
+        self._read += steps * micro_batch_size * len(
+            order.micro_batches(batch_size, micro_batch_size, feed.shard, feed.shards))
         return self._batches, before
 
 
@@ -96,7 +98,8 @@ class ExactStatistics:
         if not self._layers:
             return
         steps = -(-min(SAMPLES, feed.dataset.train.samples) // batch_size)
-        count = steps * batch_size // (feed.shards * micro_batch_size)
+        count = steps * len(order.micro_batches(batch_size, micro_batch_size, feed.shard, feed.shards))
+        mean_count = steps * batch_size / (feed.shards * micro_batch_size)
         sums = [tf.zeros([2, layer.moving_mean.shape[0]]) for layer in self._layers]
         if span not in self._traced:
             self._traced[span] = self._trace(span)
@@ -110,7 +113,7 @@ class ExactStatistics:
             sums = [a + b for a, b in zip(sums, moments, strict=True)]
         for counter, before in zip(self._counters, counted, strict=True):
             counter.assign(before)
-        means = self._world.mean([total / count for total in sums], "batch_norm_statistics")
+        means = self._world.mean([total / mean_count for total in sums], "batch_norm_statistics")
         for layer, (mean, squares) in zip(self._layers, means, strict=True):
             layer.moving_mean.assign(mean)
             layer.moving_variance.assign(tf.maximum(squares - tf.square(mean), 0))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from common.errors import UserError
+from data import order
 from distributed.allreduce_plan import RING, AllreducePlan, plan_allreduce
 from optim import schedules
 from training.settings import Launch, Recipe, Settings
@@ -17,7 +18,8 @@ APART = ("batch_norm_span", "image_size")  # fields of a phase that plan.json li
 class Phase:
     """A part of the training with a fixed global batch size, batch-norm span and image size.
 
-    global_batch_size: workers x micro_batch_size x accumulation_steps. batch_norm_span: number of samples over which
+    global_batch_size: workers x micro_batch_size x accumulation_steps. In elastic training, some workers may process
+    one micro-batch fewer. batch_norm_span: number of samples over which
     batch norm computes its statistics: a part of a micro-batch, all of it, or the micro-batches of neighbouring
     workers.
     """
@@ -35,6 +37,10 @@ class Phase:
     def neighbours(self) -> int:
         """Number of workers that share batch norm's statistics."""
         return max(1, self.batch_norm_span // self.micro_batch_size)
+
+    def own_steps(self, rank: int, workers: int) -> int:
+        """Returns the number of micro-batches that a worker processes in a step."""
+        return len(order.micro_batches(self.global_batch_size, self.micro_batch_size, rank, workers))
 
 
 @dataclass(frozen=True)
@@ -150,7 +156,7 @@ def plan_for(settings: Settings, workers: int, workers_per_node: int, train_samp
     """
     launch = settings.launch
     allreduce = allreduce or allreduce_for(launch, workers, workers_per_node, nccl)
-    plan = make_plan(settings.recipe, launch.micro_batch_size, workers, train_samples, allreduce)
+    plan = make_plan(settings.recipe, launch.micro_batch_size, workers, train_samples, allreduce, launch.elastic)
     if (launch.elastic or launch.xla == "true") and any(phase.neighbours > 1 for phase in plan.phases):
         without = "elastic" if launch.elastic else "xla"
         raise UserError(f"--batch_norm_span: its groups would span several workers, which --{without} does not "
@@ -163,10 +169,11 @@ def allreduce_for(launch: Launch, workers: int, workers_per_node: int, nccl: boo
 
 
 def make_plan(recipe: Recipe, micro_batch_size: int | None, workers: int, train_samples: int,
-              allreduce: AllreducePlan = RING) -> Plan:
+              allreduce: AllreducePlan = RING, elastic: bool = False) -> Plan:
     """Returns the plan of a recipe on a number of workers. Raises UserError if the recipe cannot be carried out.
 
-    If a batch size is not divisible, the error names the nearest sizes that are.
+    If a batch size is not divisible, the error names the nearest sizes that are. elastic: workers then process
+    different numbers of micro-batches instead, as long as each has at least one.
     """
     batches, epochs = recipe.batch_size, _tidy(recipe.epochs)
     changing = {name: getattr(recipe, name) for name in ("batch_size", "batch_norm_span", "image_size")}
@@ -176,7 +183,7 @@ def make_plan(recipe: Recipe, micro_batch_size: int | None, workers: int, train_
             raise UserError(f"--{name}={schedule} has a phase that starts at or after --epochs={epochs}; "
                             "remove the phase or raise --epochs")
     starts = sorted({start for schedule in changing.values() for start in schedule.boundaries})
-    phases = tuple(_phase(recipe, _tidy(start), _tidy(end), micro_batch_size, workers, train_samples)
+    phases = tuple(_phase(recipe, _tidy(start), _tidy(end), micro_batch_size, workers, train_samples, elastic)
                    for start, end in zip(starts, [*starts[1:], epochs], strict=True))
     rate = schedules.scaled(recipe.learning_rate, recipe.lr_scaling, recipe.base_batch_size, batches.values[0])
     learning_rate = schedules.LearningRate(
@@ -195,27 +202,34 @@ def make_plan(recipe: Recipe, micro_batch_size: int | None, workers: int, train_
     return plan
 
 
-def _phase(recipe, start, end, micro_batch, workers, train_samples):
+def _phase(recipe, start, end, micro_batch, workers, train_samples, elastic):
     batch, span, image_size = (values and values(start) for values in (
         recipe.batch_size, recipe.batch_norm_span, recipe.image_size))
     in_pairs = bool(recipe.mixup or recipe.cutmix)
-    unit = workers * (micro_batch or 1 + in_pairs)
-    if batch % unit:
-        below, above = batch // unit * unit, (batch // unit + 1) * unit
-        nearest = " and ".join(str(size) for size in (below, above) if size)
-        by = f"{workers} worker{'s' * (workers > 1)}" + (
-            f" x --micro_batch_size={micro_batch}" if micro_batch else " x 2, for --mixup and --cutmix" * in_pairs)
-        raise UserError(f"--batch_size: {batch} is not divisible by {by}; the nearest sizes that are: {nearest}")
-    per_worker = batch // workers
-    micros = [micro_batch] if micro_batch else [size for size in divisors(per_worker) if not in_pairs or size % 2 == 0]
-    if in_pairs and micros[0] % 2:
+    if in_pairs and (micro_batch or 0) % 2:
         raise UserError(f"--micro_batch_size: {micro_batch} is odd; --mixup and --cutmix need an even size, because "
                         "they combine the images in pairs")
+    micros = _micro_batches(batch, micro_batch, workers, in_pairs, elastic)
     micro = max(size for size in micros if size <= DEFAULT_LARGEST_MICRO_BATCH or micro_batch)
     if span:
         micro = _micro_batch_for(span, micros, workers)
     steps = max(1, math.floor((_exact(end) - _exact(start)) * train_samples / batch))
-    return Phase(start, end, batch, micro, per_worker // micro, steps, span or micro, image_size)
+    return Phase(start, end, batch, micro, -(-batch // (workers * micro)), steps, span or micro, image_size)
+
+
+def _micro_batches(batch: int, given: int | None, workers: int, in_pairs: bool, elastic: bool) -> list[int]:
+    """Returns the possible sizes of a micro-batch. Raises UserError if there is none."""
+    sizes = [given] if given else [size for size in divisors(batch) if not in_pairs or size % 2 == 0]
+    even = [size for size in sizes if batch % (workers * size) == 0]
+    uneven = [size for size in sizes if batch % size == 0 and batch >= workers * size] if elastic else []
+    if even or uneven:
+        return even or uneven
+    unit = workers * (given or 1 + in_pairs)
+    below, above = batch // unit * unit, (batch // unit + 1) * unit
+    nearest = " and ".join(str(size) for size in (below, above) if size)
+    by = f"{workers} worker{'s' * (workers > 1)}" + (
+        f" x --micro_batch_size={given}" if given else " x 2, for --mixup and --cutmix" * in_pairs)
+    raise UserError(f"--batch_size: {batch} is not divisible by {by}; the nearest sizes that are: {nearest}")
 
 
 def _micro_batch_for(span: int, micros: list[int], workers: int) -> int:

@@ -50,7 +50,8 @@ class TrainingInput:
 
     def samples_before(self, step: int, interval: Interval) -> int:
         """Returns the number of samples that this worker has read from the pipeline before a step of the interval."""
-        return (step - self._first) * interval.phase.global_batch_size // self._job.world.size
+        phase, world = interval.phase, self._job.world
+        return (step - self._first) * phase.own_steps(world.rank, world.size) * phase.micro_batch_size
 
     def _prepare(self, number: int):
         """Returns what the pipeline of a span reads, from the current step or the span's first one."""

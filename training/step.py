@@ -133,7 +133,7 @@ def names_alone(variables) -> list[str]:
 
 def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, label_smoothing: float = 0.0,
                     xla: bool = False, moving_statistics: bool = True, layers: LayerStatistics | None = None, span=None,
-                    after_update=None):
+                    after_update=None, mean_steps: float | None = None):
     """Returns a function of (iterator over micro-batches, learning rate, momentum, timed, signals): one update.
 
     The function returns one float32 vector (see Learned), which a single copy brings to the host. timed: whether to
@@ -141,11 +141,13 @@ def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, l
 
     moving_statistics: also average batch norm's moving statistics over the workers, in the message that averages
     results and signals. Otherwise workers, evaluation and checkpoints disagree. span: training.batch_norm.Span, applied
-    when the step is traced. after_update: called in the graph after the update.
+    when the step is traced. after_update: called in the graph after the update. mean_steps: the mean of
+    accumulation_steps over the workers, if it differs from this worker's.
     """
     variables, rates = model.trainable_variables, distributed.inner(optimizer)
     statistics = [v for v in model.non_trainable_variables if v.dtype.is_floating] if moving_statistics else []
-    micro_batch = make_micro_batch(model, optimizer, totals, accumulation_steps, label_smoothing, xla, span)
+    micro_batch = make_micro_batch(model, optimizer, totals, mean_steps or accumulation_steps, label_smoothing, xla,
+                                   span)
     gradients_of = accumulated(micro_batch, variables, accumulation_steps)
 
     @tf.function(autograph=False)
@@ -174,11 +176,11 @@ def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, l
     return step
 
 
-def make_micro_batch(model, optimizer, totals, accumulation_steps, label_smoothing, xla, span):
+def make_micro_batch(model, optimizer, totals, mean_steps, label_smoothing, xla, span):
     """Returns a function of (iterator, ready, clock).
 
     It returns ([*gradients, results], seconds waited for data, time of its end). results: mean loss and top-1, float32
-    (2,). ready: time at which the previous micro-batch ended. Gradients and results are divided by accumulation_steps.
+    (2,). ready: time at which the previous micro-batch ended. Gradients and results are divided by mean_steps.
     """
     variables = model.trainable_variables
 
@@ -193,7 +195,7 @@ def make_micro_batch(model, optimizer, totals, accumulation_steps, label_smoothi
                 weight = mixing.label_weight(rows)
                 losses = weight * losses + (1 - weight) * cross_entropy(
                     logits, mixing.partners(labels), label_smoothing)
-            loss = distributed.scale(optimizer, tf.reduce_mean(losses) / accumulation_steps)
+            loss = distributed.scale(optimizer, tf.reduce_mean(losses) / mean_steps)
         return tape.gradient(loss, variables), losses, logits
 
     def micro_batch(iterator, ready, clock):
@@ -205,7 +207,7 @@ def make_micro_batch(model, optimizer, totals, accumulation_steps, label_smoothi
         if rows:  # top-1 counts the label with the larger weight
             labels = tf.where(mixing.label_weight(*rows) < 0.5, mixing.partners(labels), labels)
         top1 = totals.add(losses, tf.cast(logits, tf.float32), labels, tf.ones_like(losses, tf.bool))
-        results = tf.stack([tf.reduce_mean(losses), tf.reduce_mean(tf.cast(top1, tf.float32))]) / accumulation_steps
+        results = tf.stack([tf.reduce_mean(losses), tf.reduce_mean(tf.cast(top1, tf.float32))]) / mean_steps
         return [*gradients, results], waited, clock.after(gradients)
 
     return micro_batch

@@ -5,9 +5,10 @@ import os
 import subprocess
 import time
 
+import numpy as np
 import psutil
 import pytest
-from conftest import ROOT, environment, launcher, rows, run, worker_of
+from conftest import ROOT, environment, launcher, rows, run, train, weights, worker_of
 
 from benchmarks.faults import newest_step, wait_for
 
@@ -93,6 +94,28 @@ def test_a_torus_that_loses_a_worker_gets_another_grid(tmp_path):
     assert log.count("continues with a torus: 3x2 does not fit 4 workers") == 1
     training.worker_on("localhost").terminate()
     assert training.launcher.wait(120) == 1 and training.log.read_text().count("stopped on request") == 4
+
+
+def test_workers_that_do_not_divide_the_batch_go_on(tmp_path):
+    """Three of four workers share four micro-batches: with the gradients of one worker that has them all."""
+    flags = ("--epochs=8", "--micro_batch_size=32", "--model=resnet20", "--image_size=16", "--deterministic")
+    training = Elastic(tmp_path, ["localhost"] * 3 + ["127.0.0.1"], *flags)
+    training.reach(22)
+    training.worker_on("127.0.0.1").kill()
+    summary, log = training.end()
+    assert summary["world_size"] == 3 and "on 3 workers instead of 4" in log
+    phase, = json.loads((training.folder / "plan.json").read_text())["phases"]
+    assert (phase["micro_batch_size"], phase["accumulation_steps"]) == (32, 2)
+    alone = tmp_path / "alone"
+    train(*FLAGS[1:], *flags, f"--output_dir={alone}")
+    for ours, theirs in zip(rows(training.folder), rows(alone), strict=True):
+        assert ours["samples"] == theirs["samples"]
+        assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-3)
+    ours, theirs = weights(training.folder), weights(alone)
+    kernels = [name for name in ours if name.startswith("model/") and "kernel" in name]
+    assert len(kernels) == 20
+    for name in kernels:
+        assert np.linalg.norm(ours[name] - theirs[name]) < 0.01 * np.linalg.norm(theirs[name]), name
 
 
 def test_a_worker_joins(tmp_path):

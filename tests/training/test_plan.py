@@ -1,10 +1,15 @@
 """The plan's arithmetic, against an independent walk through the samples."""
+from pathlib import Path
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import UserError
 from common.flags import parsed
+from data import order
+from data.dataset import Split
 from training.flags import define
 from training.plan import divisors, make_plan
 from training.settings import Recipe
@@ -15,11 +20,11 @@ RECIPE = dict(
     decay_from="start", momentum=0.9, momentum_schedule="constant")
 
 
-def plan(workers=1, samples=1437, micro_batch_size=None, **flags):
+def plan(workers=1, samples=1437, micro_batch_size=None, elastic=False, **flags):
     values = define()
     for name, value in (RECIPE | flags).items():
         values[name].value = value
-    return make_plan(parsed(values, Recipe), micro_batch_size, workers, samples)
+    return make_plan(parsed(values, Recipe), micro_batch_size, workers, samples, elastic=elastic)
 
 
 def test_by_hand():
@@ -132,3 +137,33 @@ def test_pairs_need_an_even_micro_batch(flag):
         plan(batch_size="90", micro_batch_size=45, **{flag: 0.2})
     with pytest.raises(UserError, match=r"by 6 workers x 2, for .*; the nearest sizes that are: 84 and 96"):
         plan(batch_size="90", workers=6, **{flag: 0.2})
+
+
+def test_elastic_workers_that_do_not_divide_the_batch_share_its_micro_batches():
+    """28 of the 32 workers of arXiv:1811.05233 with one node lost: 544 micro-batches of 64, 19 or 20 each."""
+    whole, = plan(32, 1281167, batch_size="34816", elastic=True).phases
+    made = plan(28, 1281167, batch_size="34816", elastic=True)
+    phase, = made.phases
+    assert (whole.micro_batch_size, whole.accumulation_steps, whole.own_steps(5, 32)) == (64, 17, 17)
+    assert (phase.micro_batch_size, phase.accumulation_steps, phase.steps) == (64, 20, whole.steps)
+    own = [phase.own_steps(rank, 28) for rank in range(28)]
+    assert set(own) == {19, 20} and sum(own) == 34816 // 64
+    assert [interval.start for interval in made.intervals()] == [
+        interval.start for interval in plan(32, 1281167, batch_size="34816").intervals()]
+    assert plan(3, batch_size="128", micro_batch_size=32, elastic=True).phases[0].accumulation_steps == 2
+    with pytest.raises(UserError, match="128 is not divisible by 5 workers x --micro_batch_size=32"):
+        plan(5, batch_size="128", micro_batch_size=32, elastic=True)  # only four have something to do
+    with pytest.raises(UserError, match="128 is not divisible by 3 workers; the nearest sizes that are: 126 and 129"):
+        plan(3, batch_size="128")  # elastic training alone
+
+
+@pytest.mark.parametrize("shards", [1, 3, 5, 7, 12])
+@pytest.mark.parametrize("any_order", [True, False])
+def test_uneven_workers_read_each_sample_once(shards, any_order):
+    split = Split("tfrecord" if any_order else "recordio", (Path("a"),), (5000,))
+    found = [order.worker_positions(split, 4, 96, shard, shards, micro_batch_size=8) for shard in range(shards)]
+    assert sorted(np.concatenate(found).tolist()) == list(range(4 * 96))
+    assert {len(one) for one in found} <= {4 * 8 * (12 // shards), 4 * 8 * (12 // shards + 1)}
+    if any_order:  # each step reads the samples of its global batch
+        for one in found:
+            assert (one.reshape(4, -1) // 96 == np.arange(4)[:, None]).all()
