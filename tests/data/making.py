@@ -10,14 +10,14 @@ from data.dataset import Dataset, Split, describe
 CUTS = {"train": (0, 500, 900, 1437), "validation": (0, 353)}  # three training files; 353 is a prime number
 
 
-def write_shards(name, records, folder):
+def write_shards(name, records, folder, cuts=CUTS):
     kind, splits = formats.get(name), {}
-    for split, cuts in CUTS.items():
+    for split, limits in cuts.items():
         paths = []
-        for number, (start, end) in enumerate(itertools.pairwise(cuts)):
+        for number, (start, end) in enumerate(itertools.pairwise(limits)):
             paths.append(folder / f"{split} {number}{kind.SUFFIX}")  # a name with a space
             kind.write(paths[-1], records[split][start:end])
-        splits[split] = Split(name, tuple(paths), tuple(np.diff(cuts).tolist()))
+        splits[split] = Split(name, tuple(paths), tuple(np.diff(limits).tolist()))
     dataset = Dataset(folder, name, tuple("0123456789"), **splits, mean=(80.0,) * 3, std=(80.0,) * 3)
     (folder / "dataset.json").write_text(json.dumps(describe(dataset)))
 

@@ -132,12 +132,12 @@ def test_a_worker_joins(tmp_path):
         assert row["samples"] == -(-row["epoch"] * 1437 // 128) * 128 <= step * 128
 
 
-def test_a_global_batch_that_does_not_divide_is_an_error(tmp_path):
-    training = Elastic(tmp_path, ["localhost"], "--epochs=400", "--batch_size=127")
+def test_more_workers_than_micro_batches_are_an_error(tmp_path):
+    training = Elastic(tmp_path, ["localhost"], "--epochs=400", "--batch_size=64", "--micro_batch_size=64")
     training.reach(12)
     training.offer(["localhost", "127.0.0.1"])
     assert training.launcher.wait(120) != 0
-    assert "127 is not divisible by 2 workers" in training.log.read_text()
+    assert "64 is not divisible by 2 workers x --micro_batch_size=64" in training.log.read_text()
 
 
 def test_horovodrun_without_the_flag_is_an_error():

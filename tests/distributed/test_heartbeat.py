@@ -8,7 +8,7 @@ from conftest import run, start, trainers
 
 from benchmarks.faults import newest_step, wait_for
 
-FLAGS = ("--model=convnet", "--epochs=1000")
+FLAGS = ("--model=convnet", "--epochs=1000", "--checkpoint_every=1")
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -223,7 +223,7 @@ def test_a_request_to_stop_saves_and_the_same_command_goes_on(engine, home, numb
 
 @pytest.mark.container
 def test_ctrl_c_ends_the_container(engine, home):
-    process = as_somebody(home, engine, "digits", *QUICK, "--epochs=1000", "--output_dir=mine")
+    process = as_somebody(home, engine, "digits", *QUICK, "--epochs=1000", "--checkpoint_every=1", "--output_dir=mine")
     wait_for_checkpoint(process, home / "runs" / "mine")
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     assert finished(process, 60).returncode not in (0, 75)

@@ -9,7 +9,7 @@ from benchmarks import faults
 from benchmarks.faults import newest_step, wait_for
 from training.stopping import StopRequest
 
-FLAGS = ("--model=convnet", "--epochs=1000")
+FLAGS = ("--model=convnet", "--epochs=1000", "--checkpoint_every=1")
 
 
 def test_before_training_is_under_way_there_is_nothing_to_save(tmp_path):
