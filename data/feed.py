@@ -66,7 +66,7 @@ class Feed:
     """How this worker reads a dataset.
 
     image_size: of validation. mixing: of training images. shard, shards: index of this worker's shard, and the number
-    of shards.
+    of shards. shuffle_block: see data.order.permutation.
     """
 
     dataset: Dataset
@@ -77,6 +77,7 @@ class Feed:
     shards: int = 1
     device: Device = CPU
     mixing: Mixing = NOT_MIXED
+    shuffle_block: int = order.BLOCK
 
     def prepare(self, ranges: Sequence[tuple[int, int]], batch_size: int, micro_batch_size: int, skip: int = 0,
                 neighbours: int = 1, image_size: int | None = None) -> Prepared:
@@ -101,7 +102,8 @@ class Feed:
             numbers = augmentation.random_numbers(recipe, image_size, self.seed, 0, positions)
         if self.mixing:
             mixing = self.mixing.random_numbers(image_size, self.seed, 0, positions)
-        return Prepared(split, order.stream(split, self.seed, positions), micro_batch_size, image_size, numbers, mixing)
+        return Prepared(split, order.stream(split, self.seed, positions, self.shuffle_block), micro_batch_size,
+                        image_size, numbers, mixing)
 
     @contextmanager
     def train(self, position: int, steps: int, *arguments, **options) -> Iterator[Batches]:

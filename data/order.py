@@ -15,11 +15,14 @@ import numpy as np
 
 from data.dataset import Split
 
-BLOCK = 64  # samples per block; smaller blocks shuffle better but open files more often
+BLOCK = 64  # samples per block
 
 
-def permutation(split: Split, seed: int, epoch: int) -> np.ndarray:
-    """Returns the order of one epoch: each sample number once, int64 (samples,)."""
+def permutation(split: Split, seed: int, epoch: int, block: int = BLOCK) -> np.ndarray:
+    """Returns the order of one epoch: each sample number once, int64 (samples,).
+
+    block: number of samples that are read from a file before the next. Smaller blocks shuffle better.
+    """
     random = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, epoch])))
     any_order, sizes = split.any_order, np.diff(split.file_starts)
     if len(sizes) == 1:
@@ -28,10 +31,10 @@ def permutation(split: Split, seed: int, epoch: int) -> np.ndarray:
         return _concatenated(split.file_starts[:-1], sizes, random.permutation(len(sizes)))
     shuffled = np.concatenate([start + random.permutation(size)
                                for start, size in zip(split.file_starts, sizes, strict=False)])
-    blocks = np.maximum(1, -(-sizes // BLOCK))  # of each file
-    starts = BLOCK * _concatenated(0 * blocks, blocks, np.arange(len(blocks)))
+    blocks = np.maximum(1, -(-sizes // block))  # of each file
+    starts = block * _concatenated(0 * blocks, blocks, np.arange(len(blocks)))
     left = np.repeat(sizes, blocks) - starts
-    return shuffled[_concatenated(starts + np.repeat(split.file_starts[:-1], blocks), np.minimum(left, BLOCK),
+    return shuffled[_concatenated(starts + np.repeat(split.file_starts[:-1], blocks), np.minimum(left, block),
                                   random.permutation(len(starts)))]
 
 
@@ -41,7 +44,7 @@ def _concatenated(starts, sizes, chosen) -> np.ndarray:
     return np.arange(sizes.sum()) + np.repeat(starts - np.cumsum(sizes) + sizes, sizes)
 
 
-def stream(split: Split, seed: int, positions: np.ndarray) -> np.ndarray:
+def stream(split: Split, seed: int, positions: np.ndarray, block: int = BLOCK) -> np.ndarray:
     """Returns the numbers of the samples at these positions of the endless stream, int64 (positions,).
 
     It works through one epoch after another, in memory for the samples of one.
@@ -49,7 +52,7 @@ def stream(split: Split, seed: int, positions: np.ndarray) -> np.ndarray:
     epochs, offsets = np.divmod(positions, split.samples)
     samples, firsts = np.empty(len(positions), np.int64), np.flatnonzero(np.diff(epochs, prepend=-1))
     for first, end in zip(firsts, [*firsts[1:], len(positions)], strict=False):
-        samples[first:end] = permutation(split, seed, int(epochs[first]))[offsets[first:end]]
+        samples[first:end] = permutation(split, seed, int(epochs[first]), block)[offsets[first:end]]
     return samples
 
 

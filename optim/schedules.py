@@ -57,6 +57,7 @@ DECAYS = {
 }
 WARMUPS = ("none", "gradual", "constant")
 DECAY_CLOCKS = ("start", "warmup_end")
+ENDING = ("poly", "cosine")  # decays that end at a rate
 SCALINGS = {
     "none": lambda factor: 1.0,
     "linear": lambda factor: factor,
@@ -77,6 +78,7 @@ class LearningRate:
         `warmup_learning_rate`. Both last `warmup_epochs` (arXiv:1708.03888, section 2.3).
     decay_from: start of the decay. start: epoch 0 (arXiv:1811.05233, configuration B: the rate jumps at the end of the
         warm-up). warmup_end: the end of the warm-up (configuration A: no jump).
+    end: the rate at which poly and cosine end, as in MLPerf's reference.
     """
 
     base: Piecewise
@@ -88,6 +90,7 @@ class LearningRate:
     warmup_epochs: float = 0.0
     warmup_learning_rate: float = 0.0
     decay_from: str = "start"
+    end: float = 0.0
 
     def __call__(self, epoch: float) -> float:
         if self.warmup != "none" and epoch < self.warmup_epochs:
@@ -104,7 +107,8 @@ class LearningRate:
         origin = self.warmup_epochs if self.decay_from == "warmup_end" and self.warmup != "none" else 0.0
         span = self.epochs - origin
         t = min(1.0, max(0.0, (epoch - origin) / span)) if span > 0 else 0.0
-        return self.base(epoch) * DECAYS[self.decay](self, t, epoch)
+        end = self.end if self.decay in ENDING else 0.0
+        return end + (self.base(epoch) - end) * DECAYS[self.decay](self, t, epoch)
 
     @property
     def peak(self) -> float:

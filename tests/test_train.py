@@ -367,3 +367,20 @@ def test_a_plan_for_workers_and_data_that_are_not_there():
 def test_a_plan_under_a_launcher_is_for_its_workers():
     done = run("mpirun", 2, ROOT / "train.py", "--dry_run")
     assert printed_json_of_plan(done)["workers"] == 2
+
+
+def test_a_target_ends_training_and_the_summary_says_when(tmp_path):
+    """On two workers, which end together; the same command again has nothing left to do."""
+    flags = ("--model=convnet", "--warmup=none", "--epochs=12", "--optimizer=sgd", "--learning_rate=0.05",
+             "--evaluate_every=2", "--target_top1=0.6", "--stop_at_target", f"--output_dir={tmp_path}")
+    summary = printed_json(train(*flags, kind="mpirun", workers=2))
+    found = rows(tmp_path)
+    assert found[-1]["val_top1"] >= 0.6 and all(row["val_top1"] < 0.6 for row in found[:-1])
+    assert [row["epoch"] for row in found] == list(range(2, found[-1]["epoch"] + 1, 2)) and found[-1]["epoch"] < 12
+    assert (summary["epochs"], summary["epochs_to_target"]) == (found[-1]["epoch"],) * 2
+    assert summary["seconds_to_target"] == found[-1]["seconds"] <= summary["seconds"]
+    assert (summary["best_top1"], summary["best_epoch"]) == (found[-1]["val_top1"], found[-1]["epoch"])
+    again = printed_json(train(*flags, kind="mpirun", workers=2))
+    assert again["val_top1"] == summary["val_top1"] and rows(tmp_path) == found
+    missed = printed_json(train(*flags[:5], "--epochs=1", "--target_top1=1", f"--output_dir={tmp_path / 'missed'}"))
+    assert missed["epochs_to_target"] is None and missed["seconds_to_target"] is None and missed["epochs"] == 1

@@ -107,7 +107,7 @@ def make_feed(recipe: Recipe, launch: Launch, dataset: Dataset, world: World) ->
     device = Device(name, world.gpu if name == "gpu" else None, launch.dali_threads or world.cores,
                     launch.hw_decoder_load, upload="/gpu:0" if name == "cpu" and world.gpu is not None else None)
     return Feed(dataset, recipe.final_image_size, recipe.augmentation, recipe.seed, world.rank, world.size, device,
-                mixing)
+                mixing, recipe.shuffle_block)
 
 
 def dali_device(flag: str, world: World) -> str:

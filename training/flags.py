@@ -12,7 +12,7 @@ from common import flags
 from common.errors import UsageError, UserError
 from data import named
 from distributed.launcher import ELASTIC
-from optim.schedules import Piecewise
+from optim.schedules import ENDING, Piecewise
 from training.settings import Launch, Recipe, Run, Settings
 
 RECIPES = Path(__file__).parents[1] / "launch" / "recipes"
@@ -47,6 +47,8 @@ def parse(argv: Sequence[str]) -> Settings:
     if values.elastic != (ELASTIC in os.environ):
         raise UsageError("--elastic needs horovodrun --min-np=N --max-np=N --host-discovery-script=SCRIPT"
                          if values.elastic else "horovodrun was started for a varying number of workers; add --elastic")
+    if values.stop_at_target and values.target_top1 is None:
+        raise UsageError("--stop_at_target needs --target_top1, such as --target_top1=0.759")
     for name in values.observer:
         if not re.fullmatch(r"[\w.]+:[\w.]+", name):
             raise UsageError(f"--observer={name} is not MODULE:NAME, such as my_observers:Printer")
@@ -126,6 +128,7 @@ INERT = {  # flag -> (whether it has no effect, which other flag is the reason)
     "warmup_learning_rate": (lambda s: s.recipe.warmup == "none", "--warmup=none"),
     "lr_boundaries": (lambda s: s.recipe.lr_schedule != "multistep", "--lr_schedule other than multistep"),
     "poly_power": (lambda s: s.recipe.lr_schedule != "poly", "--lr_schedule other than poly"),
+    "end_learning_rate": (lambda s: s.recipe.lr_schedule not in ENDING, "--lr_schedule other than poly and cosine"),
     "decay_from": (lambda s: s.recipe.lr_schedule in ("multistep", "constant"), "--lr_schedule=multistep or constant"),
     "base_batch_size": (lambda s: s.recipe.lr_scaling == "none", "--lr_scaling=none"),
     "momentum": (lambda s: s.recipe.optimizer == "lamb", "--optimizer=lamb"),

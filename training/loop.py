@@ -28,6 +28,8 @@ def follow_plan(job: Job, recovery: Recovery, observers: Sequence = ()) -> dict:
     progress, times, metrics, profiled = job.state.progress, StepTimes(), None, launching(observers)
     with TrainingInput(job) as training_input:
         for interval in job.plan.intervals():
+            if target_is_reached(job):
+                break
             if progress.step < interval.end:
                 train_step, batch_size = job.train_step(interval.phase), interval.phase.global_batch_size
                 first, batches = progress.step, training_input.read_on(interval)
@@ -88,8 +90,15 @@ def validate(job: Job, interval: Interval, recovery: Recovery, observers, times:
         for observer in observers:
             observer.evaluation(Evaluation(row, job.layers(), breakdown, validation.outcomes))
     progress.evaluations += 1
-    recovery.after_evaluation(interval.epoch, metrics.get("ema_val_top1", metrics["val_top1"]))
+    progress.best_top1 = max(progress.best_top1, metrics["val_top1"])
+    recovery.after_evaluation(interval.epoch, metrics.get("ema_val_top1", metrics["val_top1"]), target_is_reached(job))
     return metrics
+
+
+def target_is_reached(job: Job) -> bool:
+    """Whether training is to end because an evaluation has reached the target."""
+    run = job.settings.run
+    return run.stop_at_target and job.state.progress.best_top1 >= run.target_top1
 
 
 def measured_after(job: Job, interval: Interval) -> list[int]:

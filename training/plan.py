@@ -73,7 +73,8 @@ class Interval:
 class Plan:
     """The phases of a training and its schedules on a number of workers. `as_json` is the content of plan.json.
 
-    train_samples: size of the training set. samples: number of samples that all steps process.
+    train_samples: size of the training set. samples: number of samples that all steps process. evaluate_every: number
+    of epochs.
     """
 
     workers: int
@@ -84,6 +85,7 @@ class Plan:
     momentum: float
     phases: tuple[Phase, ...]
     allreduce: AllreducePlan = RING
+    evaluate_every: int = 1
 
     @property
     def steps(self) -> int:
@@ -122,21 +124,22 @@ class Plan:
     def intervals(self) -> Iterator[Interval]:
         """Yields the intervals of the training, which end at each evaluation and at each new phase.
 
-        An evaluation follows the first step that reaches position e * train_samples of the stream, for each whole e,
-        and the last step. A step that reaches several such positions is followed by one evaluation. Each phase starts
-        at its epoch's first sample, even if the phase before left samples unread.
+        An evaluation follows the first step that reaches position e * train_samples of the stream, for each e that is a
+        multiple of evaluate_every, and the last step. A step that reaches several such positions is followed by one
+        evaluation. Each phase starts at its epoch's first sample, even if the phase before left samples unread.
         """
         step, evaluated, evaluations = 0, 0, 0
         for phase in self.phases:
             batch, position = phase.global_batch_size, stream_position(phase.start_epoch, self.train_samples)
             left = phase.steps
             while left:
-                to_epoch_end = -(-((evaluated + 1) * self.train_samples - position) // batch)
+                to_epoch_end = -(-((evaluated + self.evaluate_every) * self.train_samples - position) // batch)
                 steps = min(left, max(1, to_epoch_end))
                 end = position + steps * batch
                 left -= steps
                 last = not left and phase is self.phases[-1]
                 reached = min(end // self.train_samples, math.floor(self.epochs))
+                reached -= reached % self.evaluate_every
                 epoch = self.epochs if last else reached if reached > evaluated else None
                 evaluations += epoch is not None
                 yield Interval(phase, position, steps, step, epoch, evaluations)
@@ -188,13 +191,13 @@ def make_plan(recipe: Recipe, micro_batch_size: int | None, workers: int, train_
     rate = schedules.scaled(recipe.learning_rate, recipe.lr_scaling, recipe.base_batch_size, batches.values[0])
     learning_rate = schedules.LearningRate(
         rate, epochs, recipe.lr_schedule, recipe.poly_power, recipe.lr_boundaries, recipe.warmup,
-        recipe.warmup_epochs, recipe.warmup_learning_rate, recipe.decay_from)
+        recipe.warmup_epochs, recipe.warmup_learning_rate, recipe.decay_from, recipe.end_learning_rate)
     first, full = recipe.warmup_learning_rate, rate(recipe.warmup_epochs)
     if recipe.warmup == "gradual" and recipe.warmup_epochs and first > full:
         raise UserError(f"--warmup=gradual would lower the learning rate from {first:g} to {full:g}; choose a lower "
                         "--warmup_learning_rate")
     plan = Plan(workers, train_samples, epochs, learning_rate, recipe.momentum_schedule, recipe.momentum, phases,
-                allreduce)
+                allreduce, recipe.evaluate_every)
     try:
         plan.as_json()
     except ValueError as error:

@@ -67,9 +67,12 @@ class Recovery:
         if not before_evaluation:
             self._save_if_due(is_possible)
 
-    def after_evaluation(self, epoch: float, top1: float) -> None:
-        """Saves or commits, if due. Raises UserError if the training's last checkpoint cannot be written."""
-        is_last = self._job.state.progress.step == self._job.plan.steps
+    def after_evaluation(self, epoch: float, top1: float, is_target: bool) -> None:
+        """Saves or commits, if due. Raises UserError if the training's last checkpoint cannot be written.
+
+        is_target: whether training ends here.
+        """
+        is_last = is_target or self._job.state.progress.step == self._job.plan.steps
         self._save_if_due(is_last or self._job.world.any(self._is_possible_now())[0], epoch, top1)
         if is_last:
             self._wait("the last checkpoint could not be written; free disk space and run the same command again")

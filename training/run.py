@@ -35,7 +35,7 @@ from training.recovery import Recovery
 from training.settings import Settings
 from training.state import State, named
 from training.stopping import StopRequest
-from training.summary import summarized
+from training.summary import milestones, summarized
 
 DIFFERENT_FLAGS = "the workers were started with different flags"
 FILES = ("metrics.jsonl", "steps.jsonl", "times.jsonl", "trust_ratios.jsonl", "summary.json", "run.json",
@@ -202,9 +202,12 @@ class Training:
         world, plan, progress = job.world, job.plan, job.state.read_clock()
         if (difference := differing_weights(world, job.state.model)) and world.rank == 0:
             complain(f"warning: {difference}")
-        summary = summarized(metrics, plan.train_samples, plan.epochs, plan.phases[-1].global_batch_size, world,
+        epochs = plan.epochs if progress.step == plan.steps else plan.position(progress.step) // plan.train_samples
+        summary = summarized(metrics, plan.train_samples, epochs, plan.phases[-1].global_batch_size, world,
                              progress.samples / progress.trained_seconds, progress.seconds)
         with world.raise_on_all_ranks():
+            if rows := files.read_rows(self._folder / "metrics.jsonl") if world.rank == 0 else []:
+                summary |= milestones(rows, self._settings.run.target_top1)
             for observer in observers:
                 observer.end(summary)
         return summary

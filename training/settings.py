@@ -2,7 +2,6 @@
 
 Each field is a flag of train.py. Imports nothing heavy.
 """
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,68 +12,7 @@ from data.augmentation import AUGMENTATIONS
 from distributed.allreduce_plan import ALLREDUCES, parse_grid
 from optim import schedules
 from optim.schedules import Piecewise
-
-
-@dataclass(frozen=True)
-class Every:
-    """How often something is done: `1` or `0.5`, in epochs; `10m`, in minutes; `auto`, each epoch but once a minute.
-
-    least_minutes: minimum time between two, if it is due by epochs.
-    """
-
-    epochs: float = math.inf
-    minutes: float = math.inf
-    least_minutes: float = 0.0
-
-    @classmethod
-    def parse(cls, text: str) -> "Every":
-        """Parses the value of a flag. Raises ValueError."""
-        if text == "auto":
-            return cls(epochs=1, least_minutes=1)
-        every = cls(minutes=float(text[:-1])) if text.endswith("m") else cls(epochs=float(text))
-        if not (every.epochs > 0 and every.minutes > 0):
-            raise ValueError(f"'{text}' is neither auto, a number of epochs, such as 0.5, nor of minutes, such as 10m")
-        return every
-
-    def is_due(self, since: int, now: int, train_samples: int) -> bool:
-        """Whether a multiple of the epochs lies between two positions in the stream."""
-        length = self.epochs * train_samples
-        return now // length > since // length
-
-    def has_passed(self, seconds: float) -> bool:
-        return seconds >= 60 * self.minutes
-
-
-def _sizes(text: str) -> Piecewise:
-    return _within(Piecewise.parse(text, int), 1, 2**31 - 1)
-
-
-def _image_sizes(text: str) -> Piecewise:
-    return _within(Piecewise.parse(text, int), 1, 4096)
-
-
-def _rates(text: str) -> Piecewise:
-    return _within(Piecewise.parse(text), 0, 1e30)
-
-
-def _within(schedule, low, high):
-    if not all(low <= number <= high for number in schedule.values):
-        raise ValueError(f"not between {low} and {high}")
-    return schedule
-
-
-def _steps(text: str) -> tuple[int, int]:
-    first, separator, end = text.partition(":")
-    if not (separator and first.isdecimal() and end.isdecimal() and int(first) < int(end)):
-        raise ValueError(f"'{text}' is not a range of steps such as 100:110")
-    return int(first), int(end)
-
-
-def _boundaries(texts: list[str]) -> tuple[float, ...]:
-    boundaries = tuple(map(float, texts))
-    if list(boundaries) != sorted(set(boundaries)):
-        raise ValueError("the epochs must be in ascending order")
-    return boundaries
+from training import values
 
 
 @dataclass(frozen=True)
@@ -98,6 +36,7 @@ class Recipe:
     base_batch_size: Batch size that --learning_rate was chosen for.
     lr_schedule: How the learning rate decays.
     poly_power: Exponent of --lr_schedule=poly.
+    end_learning_rate: Learning rate at which --lr_schedule=poly or cosine ends.
     decay_from: Epoch from which the decay counts. start: epoch 0. warmup_end: the end of warm-up.
     lr_boundaries: Epochs at which --lr_schedule=multistep divides the learning rate by 10.
     warmup: Warm-up of the learning rate. gradual: rise linearly from --warmup_learning_rate to the learning rate.
@@ -132,22 +71,26 @@ class Recipe:
         random-resized crop and flip (GoogLeNet). resnet: scale, crop, flip and colour (arXiv:1512.03385). caffe,
         alexnet: random crop and flip. full: crop_flip, warp, brightness, contrast, noise (arXiv:1811.05233,
         3.2).
+    shuffle_block: Number of consecutive samples that are read from one file before the next, if a TFRecord dataset has
+        several. Smaller blocks shuffle better and open files more often.
+    evaluate_every: Number of epochs from one evaluation to the next. The last step is always followed by one.
     seed: Seed of the initial weights, the order of samples and the augmentation.
     """
 
     data_dir: str = "digits"
     model: str = flag("resnet20", model_zoo.MODELS)
-    image_size: Piecewise | None = flag(parse=_image_sizes)
+    image_size: Piecewise | None = flag(parse=values.image_sizes)
     epochs: float = flag(90.0, low=1e-9, high=1e5)
-    batch_size: Piecewise = flag("256", parse=_sizes)
+    batch_size: Piecewise = flag("256", parse=values.sizes)
     optimizer: str = flag("lars", optim.OPTIMIZERS)
-    learning_rate: Piecewise = flag("5", parse=_rates)
+    learning_rate: Piecewise = flag("5", parse=values.rates)
     lr_scaling: str = flag("none", schedules.SCALINGS)
     base_batch_size: int = flag(256, low=1)
     lr_schedule: str = flag("poly", schedules.DECAYS)
     poly_power: float = flag(2.0, low=0.0)
+    end_learning_rate: float = flag(0.0, low=0.0)
     decay_from: str = flag("start", schedules.DECAY_CLOCKS)
-    lr_boundaries: tuple[float, ...] = flag([], parse=_boundaries)
+    lr_boundaries: tuple[float, ...] = flag([], parse=values.ascending)
     warmup: str = flag("none", schedules.WARMUPS)
     warmup_epochs: float = flag(0.0, low=0.0)
     warmup_learning_rate: float = flag(0.0, low=0.0)
@@ -162,10 +105,12 @@ class Recipe:
     cutmix: float = flag(0.0, low=0.0, high=1e3)
     ema_decay: float = flag(0.0, low=0.0, high=1.0)
     precision: str = flag("float32", ("float32", "mixed_float16", "mixed_bfloat16"))
-    batch_norm_span: Piecewise | None = flag(parse=_sizes)
+    batch_norm_span: Piecewise | None = flag(parse=values.sizes)
     batch_norm_momentum: float = flag(0.9, low=0.0, high=1.0)
     batch_norm_statistics: str = flag("moving", ("moving", "exact"))
     augmentation: str = flag("none", AUGMENTATIONS)
+    shuffle_block: int = flag(64, low=1)
+    evaluate_every: int = flag(1, low=1)
     seed: int = flag(0, low=0, high=2**32 - 1)
 
     @property
@@ -235,6 +180,8 @@ class Run:
         there and start over.
     checkpoint_every: Time between checkpoints: epochs (1, 0.5) or minutes (10m). auto: an epoch, but at least a minute.
         The last step is always saved.
+    target_top1: Validation top-1 to reach, such as 0.759. summary.json says after how many epochs and seconds it was.
+    stop_at_target: End training when --target_top1 is reached.
     on_divergence: What to do when the loss or a gradient becomes infinite or NaN, or the loss explodes. stop: end with
         an error. rollback: go back to the last good checkpoint and continue after the samples that caused it.
     max_rollbacks: Maximum number of rollbacks. The next divergence ends training with an error.
@@ -257,13 +204,15 @@ class Run:
     image: tuple[str, ...] = flag([], parse=tuple, repeated=True)
     init_checkpoint: str | None = None
     resume: str = flag("auto", ("auto", "never"))
-    checkpoint_every: Every = flag("auto", parse=Every.parse)
+    checkpoint_every: values.Every = flag("auto", parse=values.Every.parse)
+    target_top1: float | None = flag(low=0.0, high=1.0)
+    stop_at_target: bool = False
     on_divergence: str = flag("stop", ("stop", "rollback"))
     max_rollbacks: int = flag(3, low=0)
     log_trust_ratios: bool = False
     save_augmentations: bool = False
     timeline: str | None = None
-    profile: tuple[int, int] | None = flag(parse=_steps)
+    profile: tuple[int, int] | None = flag(parse=values.range_of_steps)
     observer: tuple[str, ...] = flag([], parse=tuple, repeated=True)
     dry_run: bool = False
     workers: int | None = flag(low=1)

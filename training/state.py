@@ -18,7 +18,7 @@ class Progress:
     step: number of updates made. samples: number of samples processed. evaluations: number of evaluations made, equal
     to the rows of metrics.jsonl. reshard_step: step at which the current slice of the stream begins. skipped: number of
     samples of the stream that were skipped after `rollbacks` divergences. seconds: duration of this training in all its
-    runs. trained_seconds: duration of its steps alone.
+    runs. trained_seconds: duration of its steps alone. best_top1: highest validation top-1 so far.
     """
 
     step: int = 0
@@ -29,6 +29,7 @@ class Progress:
     rollbacks: int = 0
     seconds: float = 0.0
     trained_seconds: float = 0.0
+    best_top1: float = 0.0
 
 
 @dataclass(frozen=True)

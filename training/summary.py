@@ -8,3 +8,17 @@ def summarized(metrics: dict, train_samples: int, epochs: float, batch_size: int
     return metrics | {
         "train_samples": train_samples, "epochs": epochs, "global_batch_size": batch_size, "world_size": world.size,
         "images_per_second": images_per_second, "seconds": seconds}
+
+
+def milestones(rows: list[dict], target_top1: float | None) -> dict:
+    """Returns the best validation top-1 and its epoch, and when the target was reached: None if it was not.
+
+    rows: of metrics.jsonl, at least one.
+    """
+    best = max(rows, key=lambda row: row["val_top1"])
+    found = {"best_top1": best["val_top1"], "best_epoch": best["epoch"]}
+    if target_top1 is None:
+        return found
+    first = next((row for row in rows if row["val_top1"] >= target_top1), {})
+    return found | {"target_top1": target_top1, "epochs_to_target": first.get("epoch"),
+                    "seconds_to_target": first.get("seconds")}

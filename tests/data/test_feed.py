@@ -109,6 +109,20 @@ def test_the_stream_goes_on_from_any_position(dataset):
     assert (expected[:1437] != expected[1437:2874]).any()
 
 
+@pytest.mark.parametrize("block", [1, 5, 64, 1000])
+def test_a_block_has_samples_of_one_file(in_format, block):
+    split = open_dataset(in_format("tfrecord")).train
+    found = order.permutation(split, 3, 1, block)
+    assert sorted(found.tolist()) == list(range(1437))
+    files = np.searchsorted(split.file_starts, found, side="right")
+    # A file's last block may be shorter, so runs end at its blocks: never more of them than the files' blocks.
+    blocks = sum(-(-size // block) for size in split.file_samples)
+    runs = 1 + np.count_nonzero(np.diff(files))
+    assert runs <= blocks and (runs > blocks / 3 or block == 1000)
+    feed = Feed(open_dataset(in_format("tfrecord")), 32, "none", 3, shuffle_block=block)
+    assert feed.prepare([(1437, 10)], 64, 64).samples.tolist() == found[:640].tolist()
+
+
 @pytest.mark.parametrize("shards", [1, 2, 3, 4, 5])
 def test_dali_delivers_each_sample_once_over_an_epoch(dataset, shards):
     """The images themselves, as a multiset, against what Pillow decodes."""

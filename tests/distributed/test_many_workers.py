@@ -87,7 +87,8 @@ def test_calls_of_a_worker_do_not_grow_with_shards_times_workers(digit_records, 
         (tmp_path / str(shards)).mkdir()
         found[shards] = counted(tmp_path / str(shards), 16, data)
     few, many = (np.array(one) for one in found.values())
-    assert many[0] >= 64 * 3 and many[0] > few[0]  # rank 0 looks at each shard and its index
+    print(found)
+    assert many[0] >= 2 * 64 > few[0]  # rank 0 looks at each shard and its index
     assert many[1:].max() < 40 and many[1:].max() - few[1:].max() < 20, found
 
 

@@ -17,8 +17,8 @@ from distributed.world import World
 from training.checkpoints import Checkpoints, Damaged, intact, read
 from training.flags import parse
 from training.run import Training
-from training.settings import Every
 from training.state import Progress, Snapshot
+from training.values import Every
 
 RECIPE = {"model": "convnet", "momentum": 0.9, "exclude": ["gamma"]}
 

@@ -167,3 +167,22 @@ def test_uneven_workers_read_each_sample_once(shards, any_order):
     if any_order:  # each step reads the samples of its global batch
         for one in found:
             assert (one.reshape(4, -1) // 96 == np.arange(4)[:, None]).all()
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 5])
+def test_evaluations_follow_whole_multiples_of_their_epochs_and_the_end(every):
+    made = plan(batch_size="96", epochs=7.0, evaluate_every=every)
+    intervals, once = list(made.intervals()), list(plan(batch_size="96", epochs=7.0).intervals())
+    assert [one.epoch for one in intervals] == [*range(every, 7, every), 7]
+    ends = {one.epoch: one.end for one in once}
+    assert [one.end for one in intervals] == [ends[one.epoch] for one in intervals]  # where they would be anyway
+    assert [one.evaluations for one in intervals] == list(range(1, len(intervals) + 1))
+
+
+def test_a_decay_may_end_at_a_rate():
+    """MLPerf's reference: (29 - 0.0001) (1 - t)^2 + 0.0001, after the warm-up."""
+    made = plan(learning_rate="29", end_learning_rate=1e-4, warmup="gradual", warmup_epochs=2.0, epochs=12.0,
+                decay_from="warmup_end")
+    for epoch in (2, 5, 11.5, 12):
+        assert made.learning_rate(epoch) == pytest.approx(1e-4 + (29 - 1e-4) * (1 - (epoch - 2) / 10) ** 2, rel=1e-12)
+    assert made.learning_rate(1) == pytest.approx(14.5)

@@ -1,0 +1,67 @@
+"""The values of flags that have a form of their own: schedules, intervals, ranges. Parsing raises ValueError."""
+import math
+from dataclasses import dataclass
+
+from optim.schedules import Piecewise
+
+
+@dataclass(frozen=True)
+class Every:
+    """How often something is done: `1` or `0.5`, in epochs; `10m`, in minutes; `auto`, each epoch but once a minute.
+
+    least_minutes: minimum time between two, if it is due by epochs.
+    """
+
+    epochs: float = math.inf
+    minutes: float = math.inf
+    least_minutes: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> "Every":
+        """Parses the value of a flag. Raises ValueError."""
+        if text == "auto":
+            return cls(epochs=1, least_minutes=1)
+        every = cls(minutes=float(text[:-1])) if text.endswith("m") else cls(epochs=float(text))
+        if not (every.epochs > 0 and every.minutes > 0):
+            raise ValueError(f"'{text}' is neither auto, a number of epochs, such as 0.5, nor of minutes, such as 10m")
+        return every
+
+    def is_due(self, since: int, now: int, train_samples: int) -> bool:
+        """Whether a multiple of the epochs lies between two positions in the stream."""
+        length = self.epochs * train_samples
+        return now // length > since // length
+
+    def has_passed(self, seconds: float) -> bool:
+        return seconds >= 60 * self.minutes
+
+
+def sizes(text: str) -> Piecewise:
+    return _within(Piecewise.parse(text, int), 1, 2**31 - 1)
+
+
+def image_sizes(text: str) -> Piecewise:
+    return _within(Piecewise.parse(text, int), 1, 4096)
+
+
+def rates(text: str) -> Piecewise:
+    return _within(Piecewise.parse(text), 0, 1e30)
+
+
+def _within(schedule, low, high):
+    if not all(low <= number <= high for number in schedule.values):
+        raise ValueError(f"not between {low} and {high}")
+    return schedule
+
+
+def range_of_steps(text: str) -> tuple[int, int]:
+    first, separator, end = text.partition(":")
+    if not (separator and first.isdecimal() and end.isdecimal() and int(first) < int(end)):
+        raise ValueError(f"'{text}' is not a range of steps such as 100:110")
+    return int(first), int(end)
+
+
+def ascending(texts: list[str]) -> tuple[float, ...]:
+    boundaries = tuple(map(float, texts))
+    if list(boundaries) != sorted(set(boundaries)):
+        raise ValueError("the epochs must be in ascending order")
+    return boundaries
