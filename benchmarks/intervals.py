@@ -52,7 +52,7 @@ def write_shards(folder: Path) -> None:
 
 
 def job_of(dataset, workers: int):
-    """Returns what TrainingInput needs of the first of so many workers."""
+    """Returns what TrainingInput needs of the first of `workers` workers."""
     batch_size, epochs = CASES[workers]
     settings = flags.parse(["train.py", f"--batch_size={batch_size}", f"--epochs={epochs}"])
     return SimpleNamespace(plan=plan_for(settings, workers, 1, SAMPLES), world=World(size=workers),
