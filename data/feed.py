@@ -1,8 +1,9 @@
 """Batches for Keras: a DALI pipeline over a slice of the stream, as a tf.data dataset without copies through Python."""
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from data.pipeline import Device, build_pipeline, matrix_reader
 CPU = Device()
 READ_AHEAD = 16  # batches; more than DALI and TensorFlow hold between the reader and the model
 SMALL_FILE = 8192  # bytes that the index of a slice takes in a file system, at most
+PART = 65_536  # samples whose random numbers are generated at a time
 UPLOADED = 2  # batches prefetched to the model's device
 
 
@@ -99,9 +101,9 @@ class Feed:
         positions = positions[skip * len(positions) // sum(steps for _, steps in ranges):]
         numbers = mixing = None
         if recipe.random:
-            numbers = augmentation.random_numbers(recipe, image_size, self.seed, 0, positions)
+            numbers = by_parts(partial(augmentation.random_numbers, recipe, image_size, self.seed, 0), positions)
         if self.mixing:
-            mixing = self.mixing.random_numbers(image_size, self.seed, 0, positions)
+            mixing = by_parts(partial(self.mixing.random_numbers, image_size, self.seed, 0), positions)
         return Prepared(split, order.stream(split, self.seed, positions, self.shuffle_block), micro_batch_size,
                         image_size, numbers, mixing)
 
@@ -164,3 +166,8 @@ class Feed:
             if not self.device.upload:  # DALI has read the indexes; deleted now, in case the process is killed
                 held.close()
             yield Batches(iterator, split, samples, batch_size)
+
+
+def by_parts(function: Callable[[np.ndarray], np.ndarray], positions: np.ndarray) -> np.ndarray:
+    """Applies a function of positions to PART of them at a time, which saves memory. Concatenates the results."""
+    return np.concatenate([function(positions[start:start + PART]) for start in range(0, len(positions), PART)])

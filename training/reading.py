@@ -45,7 +45,7 @@ class TrainingInput:
                 self._batches = self._open.enter_context(self._job.feed.open(prepared))
             self._span, self._first = number, progress.step
             if number + 1 < len(self._spans):
-                self._ahead[number + 1] = self._thread.submit(self._prepare, number + 1)
+                self._ahead[number + 1] = self._thread.submit(self._prepare, number + 1, True)
         return self._batches
 
     def samples_before(self, step: int, interval: Interval) -> int:
@@ -53,12 +53,12 @@ class TrainingInput:
         phase, world = interval.phase, self._job.world
         return (step - self._first) * phase.own_steps(world.rank, world.size) * phase.micro_batch_size
 
-    def _prepare(self, number: int):
-        """Returns what the pipeline of a span reads, from the current step or the span's first one."""
+    def _prepare(self, number: int, is_ahead: bool = False):
+        """Returns what the pipeline of a span reads: all of it if it is prepared ahead, otherwise what is left."""
         span, progress, phase = self._spans[number], self._job.state.progress, self._spans[number][0].phase
-        start, step = (max(one, span[0].first_step) for one in (progress.reshard_step, progress.step))
-        if number - 1 == self._span:  # ahead
-            start = step = span[0].first_step
+        start = step = span[0].first_step
+        if not is_ahead:
+            start, step = max(start, progress.reshard_step), progress.step
         return self._job.feed.prepare(
             [(span[0].position(start) + progress.skipped, span[-1].end - start)], phase.global_batch_size,
             phase.micro_batch_size, step - start, phase.neighbours, phase.image_size)
