@@ -54,7 +54,7 @@ def test_hierarchical_on_two_nodes_trains_the_weights_of_a_ring(train_once, tmp_
     assert done.returncode == 0, done.stderr[-3000:]
     plan, ring = exchange(tmp_path), train_once(*flags, kind="mpirun", workers=4)
     assert (plan["allreduce"], plan["grid"], plan["by"]) == ("hierarchical", [2, 2], "Horovod process sets")
-    assert 0 < max(differences(tmp_path, ring)) < 1e-4
+    assert max(differences(tmp_path, ring)) < 1e-4  # often none: 0 + 1 and 2 + 3 first, too
     assert rows(tmp_path)[-1]["train_loss"] == pytest.approx(rows(ring)[-1]["train_loss"], rel=1e-5)
 
 
