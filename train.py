@@ -56,9 +56,8 @@ def train(settings: Settings) -> None:
     startup.begin(launched.rank)
     dataset = open_named(settings.recipe.data_dir, check_files=launched.rank == 0)
     if not settings.launch.elastic:  # errors in the plan show at once
+        check_nodes(settings.launch.allreduce, settings.launch.torus_grid)
         plan = plan_for(settings, launched.size, launched.local_size, dataset.train.samples)
-        if settings.launch.allreduce == "torus" and not settings.launch.torus_grid:
-            check_nodes()
     with startup.stage("loading TensorFlow"):
         from training.run import make_training
 

@@ -6,8 +6,8 @@ For each number of workers on this machine and each size, all methods take turns
 mpi4py, which is the baseline; Horovod's ring, which over MPI is that same Allreduce; the torus of
 distributed/torus.py, on the widest grid that is not a ring and on the squarest. Under horovodrun, over Gloo, the ring
 is the baseline. The time of a round is that of the slowest worker. The tables show medians over the rounds, and the
-median of the ratio to the baseline per round. Horovod's hierarchical all-reduce exists only for NCCL. The torus whose
-rows are the nodes does the same steps.
+median of the ratio to the baseline per round. Horovod's own hierarchical all-reduce exists only for NCCL. The torus
+whose rows are the nodes does the same steps.
 
 On one machine, a message costs next to nothing. But Horovod negotiates each collective in one of its cycles of 1 ms
 (HOROVOD_CYCLE_TIME), and a torus has three collectives for each one of a ring. benchmarks.allreduce_hosts measures

@@ -1,12 +1,13 @@
-"""Chooses the all-reduce of the gradients: ring or torus, grid, backend, and the reason. Plain Python."""
+"""Chooses the all-reduce of the gradients: ring, torus or hierarchical, grid, backend, and why. Plain Python."""
 import re
 from dataclasses import dataclass
 
 from common.errors import UserError
 from distributed import grids, launcher
 
-ALLREDUCES = ("ring", "torus")
+ALLREDUCES = ("ring", "torus", "hierarchical")
 HOROVOD, NCCL = "Horovod's all-reduce", "Horovod's own torus, on NCCL"
+NCCL_AND_MPI = "Horovod's own hierarchical all-reduce, on NCCL and MPI"
 PROCESS_SETS, ALL_TO_ALL = "Horovod process sets", "all-to-alls among all workers"
 MOST_WORKERS = 65_536  # the largest number for which a grid is searched
 
@@ -15,8 +16,8 @@ MOST_WORKERS = 65_536  # the largest number for which a grid is searched
 class AllreducePlan:
     """The `exchange` entry of plan.json.
 
-    allreduce: none, ring or torus. grid: (horizontal, vertical) of a torus. is_fallback: whether the plan differs from
-    the requested one; `why` gives the reason.
+    allreduce: none, ring, torus or hierarchical. grid: (horizontal, vertical) of a torus; (workers per node, nodes) of
+    a hierarchical all-reduce. is_fallback: whether the plan differs from the requested one; `why` gives the reason.
     """
 
     allreduce: str
@@ -53,12 +54,14 @@ def plan_allreduce(allreduce: str, torus_grid: tuple[int, int] | None, workers: 
     makes the remaining ones agree with it on removing the sets, which ends them, too. nccl: whether Horovod exchanges
     by NCCL, on GPUs; None if that is not known yet. Horovod's own torus always has the grid of local x cross ranks.
 
-    Raises UserError, with the grids that fit, if the requested one does not.
+    Raises UserError, with the grids that fit, if the requested one does not, or if nodes are not full for hierarchical.
     """
     if workers == 1:
         return NO_ALLREDUCE
     if allreduce == "ring":
         return RING
+    if allreduce == "hierarchical":
+        return _hierarchical(workers, local_size, nccl)
     if workers > MOST_WORKERS:
         raise UserError(f"--allreduce=torus supports at most {MOST_WORKERS} workers, not {workers}; use "
                         "--allreduce=ring")
@@ -84,17 +87,38 @@ def plan_allreduce(allreduce: str, torus_grid: tuple[int, int] | None, workers: 
     return AllreducePlan("torus", grid, backend, why, is_fallback=bool(misfit))
 
 
+def _hierarchical(workers, local_size, nccl) -> AllreducePlan:
+    """Horovod's own needs MPI between the nodes. Without MPI, Horovod would ignore the setting and use a ring."""
+    if workers > local_size and workers % local_size:
+        raise UserError(f"--allreduce=hierarchical needs full nodes, but {workers} workers are not a multiple of "
+                        f"{local_size} per node; start a multiple, or use --allreduce=torus or ring")
+    nodes = workers // local_size
+    if nodes < 2 or local_size == 1:
+        where = "one node" if nodes < 2 else f"{nodes} nodes of one worker"
+        return AllreducePlan("ring", None, HOROVOD, f"{workers} workers on {where} can only form a ring",
+                             is_fallback=True)
+    why = f"--allreduce=hierarchical, {nodes} nodes of {local_size} workers"
+    if nccl and not launcher.uses_gloo():
+        return AllreducePlan("hierarchical", (local_size, nodes), NCCL_AND_MPI, why)
+    if nccl is None:
+        why += "; if Horovod is built with NCCL and MPI and sees GPUs, it uses its own"
+    return AllreducePlan("hierarchical", (local_size, nodes), PROCESS_SETS, why)
+
+
 def _why(horizontal, vertical, local_size) -> str:
     return (f"auto, for {local_size} worker{'s' * (local_size > 1)} per node: a message takes {horizontal - 1} + "
             f"{vertical - 1} hops instead of the ring's {horizontal * vertical - 1}, and no other grid is faster")
 
 
-def check_nodes() -> None:
-    """Raises UserError on at least one worker if nodes have different numbers of workers.
+def check_nodes(allreduce: str, torus_grid: tuple[int, int] | None) -> None:
+    """Raises UserError on at least one worker if the all-reduce needs equal nodes, and they are not.
 
     Each worker would choose a grid for its own node. Horovod needs the process sets before workers can communicate, so
-    it would exit without an explanation.
+    it would exit without an explanation. Hierarchical also needs consecutive ranks on each node.
     """
-    if launcher.nodes_differ():
+    if allreduce == "torus" and not torus_grid and launcher.nodes_differ():
         raise UserError("--torus_grid=auto needs the same number of workers on each node; give a grid, such as "
                         "--torus_grid=4x2")
+    if allreduce == "hierarchical" and (launcher.nodes_differ() or launcher.ranks_scattered()):
+        raise UserError("--allreduce=hierarchical needs the same number of workers, with consecutive ranks, on each "
+                        "node; start them so, or use --allreduce=torus --torus_grid=4x2 or --allreduce=ring")

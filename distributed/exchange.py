@@ -1,7 +1,8 @@
 """The gradient exchange: a callable with which Horovod's DistributedOptimizer averages gradients.
 
-It makes one pass over buckets of gradients. It sums each bucket over the workers in a ring or a torus, and multiplies
-the sums to get means. If gradients are compressed to float16, it first scales each of them to fit (float16.py).
+It makes one pass over buckets of gradients. It sums each bucket over the workers (ring, torus or hierarchical), and
+multiplies the sums to get means. If gradients are compressed to float16, it first scales each of them to fit
+(float16.py).
 """
 import os
 from collections.abc import Sequence
@@ -11,16 +12,18 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from distributed import float16
-from distributed.allreduce_plan import ALL_TO_ALL, NCCL, PROCESS_SETS, AllreducePlan
-from distributed.torus import AllToAll, ProcessSets
+from distributed.allreduce_plan import ALL_TO_ALL, NCCL, NCCL_AND_MPI, PROCESS_SETS, AllreducePlan
+from distributed.hierarchical import Hierarchical
+from distributed.torus import AllToAll, ProcessSets, Stepwise
 from distributed.world import on_one_vector
 
 COMPRESSIONS = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}
-FUSION_MB = 32  # of a torus; a quarter of Horovod's 128, so ResNet-50's gradients are sent in four buckets, not one
+HOROVODS_OWN = {NCCL: "HOROVOD_TORUS_ALLREDUCE", NCCL_AND_MPI: "HOROVOD_HIERARCHICAL_ALLREDUCE"}
+FUSION_MB = 32  # except in a ring; a quarter of Horovod's 128, so ResNet-50's gradients make four buckets, not one
 
 
 class Ring:
-    """Horovod's own all-reduce: a ring, or the algorithm that Horovod is set to, such as its torus on NCCL."""
+    """Horovod's own all-reduce: a ring, or the algorithm that Horovod is set to (HOROVODS_OWN)."""
 
     process_sets = ()
 
@@ -34,16 +37,16 @@ class Ring:
         return hvd.allreduce(values, op=hvd.Max, name=name)
 
 
-def make_collectives(plan: AllreducePlan, nccl: bool) -> Ring | ProcessSets | AllToAll:
+def make_collectives(plan: AllreducePlan, nccl: bool) -> Ring | Stepwise:
     """Returns the collectives of an all-reduce plan.
 
-    Call it before Horovod starts, because it may enable Horovod's own torus. nccl: whether Horovod uses NCCL. Process
-    sets then use Horovod's reduce-scatter, which is fast on NCCL.
+    Call it before Horovod starts, because it may enable Horovod's own algorithm. nccl: whether Horovod uses NCCL. The
+    torus on process sets then uses Horovod's reduce-scatter, which is fast on NCCL.
     """
-    if plan.backend == NCCL:
-        os.environ["HOROVOD_TORUS_ALLREDUCE"] = "1"
+    if plan.backend in HOROVODS_OWN:
+        os.environ[HOROVODS_OWN[plan.backend]] = "1"
     if plan.backend == PROCESS_SETS:
-        return ProcessSets(*plan.grid, rings=nccl)
+        return Hierarchical(*plan.grid) if plan.allreduce == "hierarchical" else ProcessSets(*plan.grid, rings=nccl)
     return AllToAll(*plan.grid) if plan.backend == ALL_TO_ALL else Ring()
 
 
@@ -55,7 +58,7 @@ class GradientExchange:
     separately and Horovod fuses them.
     """
 
-    def __init__(self, collectives: Ring | ProcessSets | AllToAll | None = None, compression: str = "none",
+    def __init__(self, collectives: Ring | Stepwise | None = None, compression: str = "none",
                  fusion_mb: float | None = None):
         self._collectives, self._compression = collectives or Ring(), COMPRESSIONS[compression]
         self._fusion_bytes = int((fusion_mb or FUSION_MB) * 2**20)

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, fields
 PR_SET_PDEATHSIG = 1  # prctl(2)
 ELASTIC = "HOROVOD_ELASTIC"  # set by horovodrun if workers may come and go
 NODES = "HOROVOD_CROSS_SIZE"
+CONTROLLER = "HOROVOD_CONTROLLER"  # set to gloo by horovodrun --gloo; Horovod then does without MPI
 # Prefixes of the variables that the launchers set in their workers' environment.
 LAUNCHERS = ("BIGBATCH_WORLD_SIZE", "FLUX_", "HOROVOD_RANK", "MPI_", "OMPI_COMM_", "PALS_", "PMI", "SLURM_")
 # These variables tell Horovod that there is one worker. MPI takes a second to find that out.
-SINGLE_PROCESS = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"} | {
+SINGLE_PROCESS = {CONTROLLER: "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"} | {
     f"HOROVOD_{scope}{name}": number for scope in ("", "LOCAL_", "CROSS_")
     for name, number in (("RANK", "0"), ("SIZE", "1"))}
 
@@ -45,6 +46,16 @@ def nodes_differ() -> bool:
     world = launched()
     nodes = int(os.environ.get(NODES, world.size // world.local_size))
     return world.local_size * nodes != world.size
+
+
+def ranks_scattered() -> bool:
+    """Whether this worker's node does not hold consecutive ranks that start at a multiple of their number."""
+    world = launched()
+    return world.rank % world.local_size != world.local_rank
+
+
+def uses_gloo() -> bool:
+    return os.environ.get(CONTROLLER) == "gloo"
 
 
 @contextlib.contextmanager

@@ -21,27 +21,38 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 
-class Torus:
-    """Sums a bucket in three steps, which a subclass implements: reduce_scatter, all_reduce, all_gather."""
+class Stepwise:
+    """Sums a bucket as one vector, in the `steps` of a subclass: functions of (vector, name), in their order.
+
+    multiple: the vector is padded with zeros to a multiple of it.
+    """
 
     process_sets = ()
-
-    def __init__(self, horizontal: int, vertical: int):
-        self._horizontal, self._workers = horizontal, horizontal * vertical
+    multiple = 1
 
     def sum(self, tensors, compression, name):
         """Sums each tensor over the workers, all of one dtype; compressed in transit."""
         compressed, contexts = zip(*(compression.compress(one) for one in tensors), strict=True)
         parts, sizes = [tf.reshape(one, [-1]) for one in compressed], [one.shape.num_elements() for one in compressed]
-        if padding := -sum(sizes) % self._workers:
+        if padding := -sum(sizes) % self.multiple:
             parts, sizes = [*parts, tf.zeros([padding], compressed[0].dtype)], [*sizes, padding]
         flat = tf.concat(parts, axis=0)  # a single tensor is not copied, neither here nor in the split
-        flat = self.reduce_scatter(flat, name)
-        flat = self.all_reduce(flat, name)
-        flat = self.all_gather(flat, name)
+        for step in self.steps:
+            flat = step(flat, name)
         parts = tf.split(flat, sizes)[:len(tensors)]
         return [compression.decompress(tf.reshape(part, one.shape), context)
                 for part, one, context in zip(parts, tensors, contexts, strict=True)]
+
+
+class Torus(Stepwise):
+    """Sums a bucket in three steps, which a subclass implements: reduce_scatter, all_reduce, all_gather."""
+
+    def __init__(self, horizontal: int, vertical: int):
+        self._horizontal, self.multiple = horizontal, horizontal * vertical
+
+    @property
+    def steps(self):
+        return self.reduce_scatter, self.all_reduce, self.all_gather
 
 
 class ProcessSets(Torus):
@@ -57,7 +68,7 @@ class ProcessSets(Torus):
 
     def __init__(self, horizontal: int, vertical: int, rings: bool = False):
         super().__init__(horizontal, vertical)
-        workers, self.rings = self._workers, rings
+        workers, self.rings = self.multiple, rings
         self._rows = [process_set(range(row * horizontal, (row + 1) * horizontal), workers)
                       for row in range(vertical)]
         self._columns = [process_set(range(column, workers, horizontal), workers) for column in range(horizontal)]
@@ -71,10 +82,10 @@ class ProcessSets(Torus):
             return hvd.reducescatter(flat, op=hvd.Sum, process_set=row, name=name)
         splits = tf.fill([self._horizontal], flat.shape[0] // self._horizontal)
         received, _ = hvd.alltoall(flat, splits=splits, process_set=row, name=name)
-        return _sum_of_parts(tf.ensure_shape(received, flat.shape), self._horizontal)
+        return sum_of_parts(tf.ensure_shape(received, flat.shape), self._horizontal)
 
     def all_reduce(self, flat, name, op=hvd.Sum):
-        return self._all_reduce(self._columns[hvd.rank() % self._horizontal], flat, f"{name}_column", op)
+        return all_reduce(self._columns[hvd.rank() % self._horizontal], flat, f"{name}_column", op)
 
     def all_gather(self, flat, name):
         row = self._rows[hvd.rank() // self._horizontal]
@@ -82,11 +93,8 @@ class ProcessSets(Torus):
 
     def maximum(self, values, name):
         """Returns the element-wise maximum over all workers: along rows, then along columns."""
-        values = self._all_reduce(self._rows[hvd.rank() // self._horizontal], values, f"{name}_row", hvd.Max)
+        values = all_reduce(self._rows[hvd.rank() // self._horizontal], values, f"{name}_row", hvd.Max)
         return self.all_reduce(values, name, hvd.Max)
-
-    def _all_reduce(self, process_set, flat, name, op):
-        return flat if process_set is None else hvd.allreduce(flat, op=op, process_set=process_set, name=name)
 
 
 @cache
@@ -100,7 +108,12 @@ def process_set(ranks: range, workers: int):
     return hvd.global_process_set if len(ranks) == workers else hvd.ProcessSet(list(ranks))
 
 
-def _sum_of_parts(received, count: int):
+def all_reduce(group, flat, name: str, op=hvd.Sum):
+    """Reduces over a process set; None is a single rank."""
+    return flat if group is None else hvd.allreduce(flat, op=op, process_set=group, name=name)
+
+
+def sum_of_parts(received, count: int):
     """Sums the `count` vectors that are concatenated in `received`, in float32, whatever their dtype."""
     parts = tf.reshape(received, [count, -1])
     return tf.cast(tf.reduce_sum(tf.cast(parts, tf.float32), axis=0), received.dtype)
@@ -116,7 +129,7 @@ class AllToAll(Torus):
         super().__init__(horizontal, vertical)
         row, column = divmod(hvd.rank(), horizontal)
         self._row = range(row * horizontal, (row + 1) * horizontal)
-        self._column = range(column, self._workers, horizontal)
+        self._column = range(column, self.multiple, horizontal)
 
     def reduce_scatter(self, flat, name):
         return self._scatter(flat, self._row, f"{name}_scatter")
@@ -131,13 +144,13 @@ class AllToAll(Torus):
         return hvd.allreduce(values, op=hvd.Max, name=name)
 
     def _scatter(self, flat, ranks, name):
-        return _sum_of_parts(self._exchange(flat, flat.shape[0] // len(ranks), ranks, name), len(ranks))
+        return sum_of_parts(self._exchange(flat, flat.shape[0] // len(ranks), ranks, name), len(ranks))
 
     def _gather(self, flat, ranks, name):
         return self._exchange(tf.tile(flat, [len(ranks)]), flat.shape[0], ranks, name)
 
     def _exchange(self, flat, length, ranks, name):
         """Sends `length` values to each of the ranks, and receives as many from each, in rank order."""
-        splits = [length if rank in ranks else 0 for rank in range(self._workers)]
+        splits = [length if rank in ranks else 0 for rank in range(self.multiple)]
         received, _ = hvd.alltoall(flat, splits=tf.constant(splits, tf.int32), name=name)
         return tf.ensure_shape(received, [length * len(ranks)])

@@ -156,7 +156,7 @@ def _init(process_sets) -> None:
     except ValueError:
         if not process_sets:
             raise
-        raise UserError("--allreduce=torus: Horovod cannot create the process sets; start the workers with horovodrun "
+        raise UserError("--allreduce: Horovod cannot create the process sets; start the workers with horovodrun "
                         "--gloo or mpirun from this environment") from None
 
 

@@ -1,10 +1,11 @@
 """Forecasts the speed of training on a cluster: `uv run python -m launch.scaling --workers=256,1024`.
 
 For each number of workers and each all-reduce, it prints the grid (horizontal x vertical; for the torus, the grid that
-training would use), the time per step, images per second, and the efficiency: the speed of a worker relative to its
-speed on one node with the same micro-batch. With a recipe (--flagfile), these are averages over its phases, and the
-training time in hours is printed, too. Without one, each worker processes --micro_batch_size images per step (default:
-32). Published results follow, with a forecast for each whose cluster is known.
+training would use; for hierarchical, workers per node x nodes), the time per step, images per second, and the
+efficiency: the speed of a worker relative to its speed on one node with the same micro-batch. With a recipe
+(--flagfile), these are averages over its phases, and the training time in hours is printed, too. Without one, each
+worker processes --micro_batch_size images per step (default: 32). Published results follow, with a forecast for each
+whose cluster is known.
 
 distributed/cost.py and launch/topology.py explain the model. The file of a topology in launch/topologies gives the
 source of each figure. benchmarks/scaling_here.py writes such a file for this machine.
@@ -127,7 +128,7 @@ def forecast(options: Options, asked: Forecast, topology: Topology) -> list[dict
 def row(topology, planned, workers, allreduce, grid, has_recipe) -> dict:
     """Returns one row of the output, averaged over the phases. The grid is the same in all of them."""
     steps = sum(phase.steps for phase in planned)
-    seconds = sum(phase.steps * topology.step_seconds(phase.job, grid) for phase in planned)
+    seconds = sum(phase.steps * topology.step_seconds(phase.job, grid, allreduce) for phase in planned)
     on_a_node = sum(phase.steps * topology.node_seconds(phase.job) for phase in planned)
     images = sum(phase.steps * phase.global_batch_size for phase in planned)
     return {"workers": workers, "allreduce": allreduce, "grid": list(grid), "step_seconds": seconds / steps,

@@ -56,11 +56,11 @@ class Topology:
     fixed: float
     per_image: float
 
-    def step_seconds(self, job: Job, grid: tuple[int, int]) -> float:
-        """Returns the time from one update to the next, on horizontal * vertical workers."""
-        exchange = cost.cost(job.bytes, *grid, self.network)
+    def step_seconds(self, job: Job, grid: tuple[int, int], allreduce: str = "torus") -> float:
+        """Returns the time from one update to the next, on horizontal * vertical workers. See cost.cost."""
+        exchange = cost.cost(job.bytes, *grid, self.network, allreduce)
         if job.results:
-            exchange = exchange.after(cost.cost(job.results, *grid, self.network))
+            exchange = exchange.after(cost.cost(job.results, *grid, self.network, allreduce))
         return job.accumulation_steps * self.compute_seconds(job) + exchange.seconds(self.hidden(job))
 
     def compute_seconds(self, job: Job) -> float:

@@ -49,6 +49,9 @@ def parse(argv: Sequence[str]) -> Settings:
                          if values.elastic else "horovodrun was started for a varying number of workers; add --elastic")
     if values.stop_at_target and values.target_top1 is None:
         raise UsageError("--stop_at_target needs --target_top1, such as --target_top1=0.759")
+    if values.elastic and values.allreduce == "hierarchical":
+        raise UsageError("--allreduce=hierarchical needs Horovod process sets, which --elastic rules out; use "
+                         "--allreduce=torus or ring")
     for name in values.observer:
         if not re.fullmatch(r"[\w.]+:[\w.]+", name):
             raise UsageError(f"--observer={name} is not MODULE:NAME, such as my_observers:Printer")
@@ -135,7 +138,7 @@ INERT = {  # flag -> (whether it has no effect, which other flag is the reason)
     "momentum_schedule": (lambda s: s.recipe.optimizer == "lamb", "--optimizer=lamb"),
     "trust_coefficient": (lambda s: s.recipe.optimizer != "lars", "--optimizer other than lars"),
     "lars_epsilon": (lambda s: s.recipe.optimizer != "lars", "--optimizer other than lars"),
-    "torus_grid": (lambda s: s.launch.allreduce != "torus", "--allreduce=ring"),
+    "torus_grid": (lambda s: s.launch.allreduce != "torus", "--allreduce other than torus"),
     "fusion_mb": (lambda s: s.launch.deterministic and s.launch.allreduce == "ring" and s.launch.compression == "none",
                   "--deterministic, which exchanges each gradient separately"),
     "image": (lambda s: s.run.mode != "predict", "--mode other than predict"),

@@ -180,7 +180,8 @@ class Training:
         progress, world, plan = job.state.progress, job.world, job.plan
         lines, where = [], ""
         if plan.allreduce.is_fallback:
-            lines.append(f"--allreduce=torus continues with a {plan.allreduce.allreduce}: {plan.allreduce.why}")
+            lines.append(f"--allreduce={self._settings.launch.allreduce} continues with a "
+                         f"{plan.allreduce.allreduce}: {plan.allreduce.why}")
         by_file = not self._dataset.train.any_order
         if by_file and job.feed.mixing:
             lines.append(f"{self._dataset.format} is read file by file: the pairs of --mixup and --cutmix depend on "

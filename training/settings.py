@@ -132,9 +132,9 @@ class Launch:
     hw_decoder_load: Fraction of the images that the hardware JPEG decoder of a GPU decodes.
     stage_dir: Folder on a local disk of each node. Before training, the dataset is copied there once per node.
     allreduce: All-reduce algorithm for the gradients. torus: 2D-torus all-reduce on a grid of workers
-        (arXiv:1811.05233, section 2.2).
+        (arXiv:1811.05233, section 2.2). hierarchical: reduce to one worker per node, ring over these, broadcast.
     torus_grid: Grid of --allreduce=torus, horizontal x vertical, such as 4x2. auto: the grid with the lowest latency.
-    fusion_mb: Fusion buffer size in MB, before compression. Default: 32 for a torus, Horovod's own default for a ring.
+    fusion_mb: Fusion buffer size in MB, before compression. Default: Horovod's own for a ring, 32 otherwise.
     compression: Compression of the gradients during the exchange.
     xla: What XLA compiles. true: the forward and backward pass as one unit, so the exchange of gradients cannot overlap
         it. auto: clusters of operations, but not the exchange.

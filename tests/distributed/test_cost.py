@@ -88,7 +88,7 @@ def test_what_is_hidden_is_transfer_never_latency():
     assert [cost.seconds(hidden) for hidden in (0, 5, 15, 99)] == pytest.approx([25, 20, 10, 10])
 
 
-def test_hierarchical_is_the_torus_whose_rows_are_nodes():
+def test_hierarchical_has_rows_that_are_nodes():
     assert costs.grid_of("hierarchical", 32, 4) == (4, 8)
     assert costs.grid_of("hierarchical", 3, 4) == (3, 1)
     assert costs.grid_of("hierarchical", 30, 4) is None
@@ -100,6 +100,50 @@ def test_the_forecast_is_of_the_grid_that_training_takes(local_size):
     for workers in range(2, 4097, 7):
         planned = plan_allreduce("torus", None, workers, local_size)
         assert costs.grid_of("torus", workers, local_size) == (planned.grid or (workers, 1))
+        if grid := costs.grid_of("hierarchical", workers, local_size):
+            assert grid == (plan_allreduce("hierarchical", None, workers, local_size).grid or (workers, 1))
+
+
+def by_masters(data, local_size):
+    """(what each rank has in the end, steps, bytes sent by rank 0) of Jia et al.'s. data: float (ranks, SIZE)."""
+    masters = list(range(0, len(data), local_size))
+    data, counter = data.copy(), {"steps": 0, "bytes": 0}
+    for offset in range(local_size - 1, 0, -1):  # along each node's chain, to its master
+        for master in masters:
+            data[master + offset - 1] += data[master + offset]
+        counter["steps"] += 1
+    slices = {master: data[master].reshape(len(masters), -1) for master in masters}
+    passes(slices, [masters], np.add, 0, counter)
+    passes(slices, [masters], lambda _, new: new, 1, counter)
+    for offset in range(1, local_size):  # and back
+        for master in masters:
+            data[master + offset] = data[master + offset - 1]
+        counter["steps"] += 1
+        counter["bytes"] += SIZE if offset == 1 else 0
+    return data, counter["steps"], counter["bytes"]
+
+
+@pytest.mark.parametrize("local_size, nodes", [(2, 2), (4, 2), (2, 4), (3, 4), (4, 6)])
+def test_hierarchical_has_the_steps_of_masters_that_pass_numbers(local_size, nodes):
+    data = np.random.default_rng(0).integers(0, 100, (local_size * nodes, SIZE)).astype(float)
+    reduced, steps, sent = by_masters(data, local_size)
+    assert (reduced == data.sum(axis=0)).all()  # what was counted is an all-reduce
+    network = Network(local_size, Link(1, 1), Link(1, 1))
+    cost = costs.cost(SIZE, local_size, nodes, network, "hierarchical")
+    torus = costs.cost(SIZE, local_size, nodes, network)
+    assert cost.steps == steps == torus.steps  # arXiv:1811.05233, 2.2: the same amount of GPU-to-GPU operations
+    assert cost.latency == torus.latency
+    assert cost.sent == pytest.approx(sent) == pytest.approx(SIZE + 2 * (nodes - 1) / nodes * SIZE)
+
+
+def test_transfer_of_hierarchical_by_hand():
+    network = Network(2, Link(0, 50.0), Link(0, 10.0))
+    # 100 bytes at 50 to the master and as many back; two masters exchange 2 * 1/2 * 100 bytes at 10.
+    assert costs.cost(100, 2, 2, network, "hierarchical").transfer == pytest.approx(2 + 10 + 2)
+    # A master sends no faster than its own link, though its node has more.
+    assert costs.cost(100, 2, 2, Network(2, Link(0, 50.0), Link(0, 100.0)), "hierarchical").transfer == pytest.approx(6)
+    # One node: a ring.
+    assert costs.cost(100, 2, 1, network, "hierarchical") == costs.cost(100, 2, 1, network)
 
 
 def test_the_grid_is_the_one_that_messages_pass_in_the_least_time():
@@ -112,4 +156,11 @@ def test_the_grid_is_the_one_that_messages_pass_in_the_least_time():
 def test_ring_hierarchical_and_torus_at_the_papers_size():
     """2.2: a ring's latency grows with the number of ranks, the torus's with its sides: 2046 messages against 124."""
     network = Network(4, Link(1e-6, np.inf), Link(1e-5, np.inf))
-    assert [costs.cost(1, *grid, network).steps for grid in ((1024, 1), (4, 256), (32, 32))] == [2046, 516, 124]
+    exchanges = [("ring", (1024, 1)), ("hierarchical", (4, 256)), ("torus", (4, 256)), ("torus", (32, 32))]
+    assert [costs.cost(1, *grid, network, name).steps for name, grid in exchanges] == [2046, 516, 516, 124]
+
+
+def test_in_the_vertical_step_hierarchical_sends_x_times_what_the_torus_does():
+    """arXiv:1811.05233, 2.2. But one rank of each node sends it, where all X of the torus do."""
+    between = costs.cost(1, 4, 256, Network(4, Link(0, 1), Link(0, 1)), "hierarchical").sent - 1
+    assert between == pytest.approx(4 * grids.sent(4, 256)[1]) == pytest.approx(grids.sent_by_node(4, 256, 4))

@@ -1,9 +1,10 @@
-"""Trainings on four workers in a torus, against the same in a ring; the plan's word on the exchange, and the flags'."""
+"""Trainings on four workers in a torus and hierarchical, against a ring; the plan's word on the exchange; flags."""
 import json
+import subprocess
 
 import numpy as np
 import pytest
-from conftest import ROOT, rows, run, train, weights
+from conftest import ROOT, environment, launcher, rows, run, train, weights
 
 from common.errors import UsageError
 from training.flags import parse
@@ -12,6 +13,7 @@ SHORT = ("--epochs=1", "--image_size=16", "--batch_size=128", "--micro_batch_siz
          "--batch_norm_statistics=exact",
          "--learning_rate=0.1", "--warmup=none")  # at the recipe's rate, rounding grows a thousandfold in 11 steps
 TORUS = ("--allreduce=torus", "--fusion_mb=0.2")  # a ResNet-20 has 1 MB of gradients
+TWO_NODES = ("-H", "localhost:2,127.0.0.1:2")  # of this machine, for horovodrun
 QUICK = ("--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none", "--epochs=1")
 
 
@@ -41,6 +43,19 @@ def test_a_torus_trains_the_weights_of_a_ring(trained):
     assert len(found := differences(torus, ring)) > 50
     assert np.median(found) < 1e-4 and max(found) < 1e-2
     assert rows(torus)[-1]["train_loss"] == pytest.approx(rows(ring)[-1]["train_loss"], rel=1e-5)
+
+
+def test_hierarchical_on_two_nodes_trains_the_weights_of_a_ring(train_once, tmp_path):
+    flags = *QUICK, "--batch_size=128"
+    *horovodrun, python = launcher("horovodrun", 4)
+    done = subprocess.run([*horovodrun, *TWO_NODES, python, ROOT / "train.py", *flags, "--allreduce=hierarchical",
+                           "--fusion_mb=0.05", f"--output_dir={tmp_path}"], env=environment(), text=True,
+                          capture_output=True, timeout=300, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr[-3000:]
+    plan, ring = exchange(tmp_path), train_once(*flags, kind="mpirun", workers=4)
+    assert (plan["allreduce"], plan["grid"], plan["by"]) == ("hierarchical", [2, 2], "Horovod process sets")
+    assert max(differences(tmp_path, ring)) < 1e-4  # often none: 0 + 1 and 2 + 3 first, too
+    assert rows(tmp_path)[-1]["train_loss"] == pytest.approx(rows(ring)[-1]["train_loss"], rel=1e-5)
 
 
 def test_deterministic_is_the_same_bits_twice_in_a_torus(trained, tmp_path):
@@ -78,6 +93,8 @@ def test_the_plan_has_the_grid_and_why():
     assert "3455" in found["why"] and found["by"] == "Horovod process sets"
     assert planned("--allreduce=torus", "--torus_grid=6x2")[1]["grid"] == [6, 2]
     assert planned()[1]["allreduce"] == "ring" and planned(workers=1)[1]["allreduce"] == "none"
+    found = planned("--allreduce=hierarchical", "--workers_per_node=3")[1]
+    assert (found["allreduce"], found["grid"]) == ("hierarchical", [3, 4])
 
 
 def test_a_grid_that_does_not_fit_is_an_error_that_lists_those_that_do():
@@ -86,8 +103,18 @@ def test_a_grid_that_does_not_fit_is_an_error_that_lists_those_that_do():
     assert "5x2 does not fit 12 workers" in stderr and "12x1, 6x2, 4x3, 3x4, 2x6, 1x12" in stderr
 
 
+def test_hierarchical_that_is_impossible_is_one_line(monkeypatch):
+    code, stderr = planned("--allreduce=hierarchical", "--workers_per_node=5")
+    assert code == 1 and stderr.count("\n") == 1
+    assert "12 workers are not a multiple of 5 per node" in stderr
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    with pytest.raises(UsageError, match="--elastic rules out; use --allreduce=torus or ring"):
+        parse(["train.py", "--elastic", "--allreduce=hierarchical"])
+
+
 @pytest.mark.parametrize("flags", [["--torus_grid=4"], ["--torus_grid=0x4"], ["--torus_grid=4X2"], ["--fusion_mb=0"],
-                                   ["--allreduce=tree"], ["--workers_per_node=4"]])
+                                   ["--allreduce=tree"], ["--allreduce=hierarchical", "--torus_grid=4x2"],
+                                   ["--workers_per_node=4"]])
 def test_flags_that_make_no_sense(flags):
     with pytest.raises(UsageError):
         parse(["train.py", *flags])

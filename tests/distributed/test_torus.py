@@ -1,4 +1,4 @@
-"""The torus over every grid of 1 to 8 workers, and of 16, in real processes; float16's range; bytes sent."""
+"""Torus and hierarchical over every grid of 1 to 8 workers, the torus of 16, in real processes; float16; bytes sent."""
 import json
 import shutil
 import subprocess
@@ -36,7 +36,8 @@ def test_every_grid_gives_the_mean_on_all_workers(kind, workers, by_others):
     ours, *others = results(kind, workers, *["others"] * by_others)
     names = {f"{x}x{y}" for x, y in grids(workers) if workers > 1}
     ways = ("", " all-to-all", " rings") if by_others else ("",)
-    assert set(ours) == {"ring"} | {name + way for name in names for way in ways}
+    hierarchical = {f"hierarchical {x}x{y}" for x, y in grids(workers) if 1 not in (x, y)}
+    assert set(ours) == {"ring"} | {name + way for name in names for way in ways} | hierarchical
     for way, found in ours.items():
         assert found["error"] < 3e-7 * workers, way
         assert all(other[way]["digest"] == found["digest"] for other in others), way  # to the bit, on every rank

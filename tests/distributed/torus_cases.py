@@ -1,5 +1,7 @@
 """What each rank of test_torus.py does: random gradients over every grid, against means in float64.
 
+A grid with rows and columns is also that of a hierarchical all-reduce, whose nodes are the rows.
+
 Every rank makes all ranks' gradients, so that the means it expects have not been exchanged.
 """
 import hashlib
@@ -15,6 +17,8 @@ import tensorflow as tf
 from distributed import grids
 from distributed import optimizer as wrapped
 from distributed.exchange import GradientExchange
+from distributed.hierarchical import Hierarchical
+from distributed.neighbours import distinct
 from distributed.torus import AllToAll, ProcessSets
 from optim.lars import SGD
 
@@ -84,8 +88,10 @@ def main(brief: bool, others: bool) -> dict:
     os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"  # as --deterministic: the same sums in the same order
     every = grids.grids(WORKERS) if WORKERS > 1 else []
     process_sets = {f"{x}x{y}": ProcessSets(x, y) for x, y in every}
-    hvd.init(process_sets=[one for collectives in process_sets.values() for one in collectives.process_sets])
-    exchanges = dict(process_sets) if brief else {"ring": None} | process_sets
+    hierarchical = {f"hierarchical {x}x{y}": Hierarchical(x, y) for x, y in every if 1 not in (x, y)}
+    made = process_sets | hierarchical
+    hvd.init(process_sets=distinct(*(collectives.process_sets for collectives in made.values())))
+    exchanges = dict(process_sets) if brief else {"ring": None} | made
     if others:
         exchanges |= {f"{x}x{y} all-to-all": AllToAll(x, y) for x, y in every}
         # Process sets are made only once.
