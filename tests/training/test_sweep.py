@@ -34,8 +34,8 @@ def ended(folder, *words) -> tuple[int, str, str]:
     return process.returncode, output, errors
 
 
-THIRD = "learning_rate=0.02,batch_size=0:96,0.5:48,seed=0"
-GRID = ("--sweep=learning_rate=0.02,1e12", "--sweep=batch_size=96;0:96,0.5:48", "--seeds=2", "--optimizer=sgd",
+THIRD = "learning_rate=0.02,batch_size=0:96,0.4:16,seed=0"
+GRID = ("--sweep=learning_rate=0.02,1e12", "--sweep=batch_size=96;0:96,0.4:16", "--seeds=2", "--optimizer=sgd",
         "--checkpoint_every=0.3")
 
 
@@ -44,7 +44,7 @@ def grid(tmp_path_factory):
     """Two rates, one of which diverges, two batch sizes, two seeds. The sweep and its run are killed in the middle."""
     folder = tmp_path_factory.mktemp("sweep")
     process, third = swept(folder, *GRID), folder / THIRD
-    while process.poll() is None and not list((third / "checkpoints").glob("step-*[0-9]*")):
+    while process.poll() is None and not (third / "checkpoints" / "checkpoint").is_file():
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     _, errors = process.communicate()
@@ -68,7 +68,7 @@ def test_the_rows_are_those_of_the_runs(grid):
     folder, *_ = grid
     found = json.loads((folder / "sweep.json").read_text())
     assert [(row["flags"]["learning_rate"], row["flags"]["batch_size"], row["seed"]) for row in found] == [
-        (rate, batch, seed) for rate in (0.02, 1e12) for batch in (96, "0:96,0.5:48") for seed in (0, 1)]
+        (rate, batch, seed) for rate in (0.02, 1e12) for batch in (96, "0:96,0.4:16") for seed in (0, 1)]
     for row in found:
         run, measured = folder / row["folder"], rows(folder / row["folder"])
         flags = (run / "flags.txt").read_text().split()
@@ -78,7 +78,7 @@ def test_the_rows_are_those_of_the_runs(grid):
         assert row["seconds"] == summary["seconds"] > 0
         if not row["diverged"]:
             assert row["val_top1"] == measured[-1]["val_top1"] and row["diverged_at"] is None
-            assert row["best_top1"] == max(one["val_top1"] for one in measured) > 0.1
+            assert row["best_top1"] == max(one["val_top1"] for one in measured) > 0
 
 
 def test_a_run_that_diverged_is_a_row(grid):
@@ -103,7 +103,7 @@ def test_a_training_that_goes_on_after_it_diverged_has_no_summary(grid, tmp_path
 
 def test_more_seeds_add_runs_and_other_flags_are_an_error(grid):
     folder, *_ = grid
-    words = [word.replace("0.02,1e12", "0.02").replace("=96;0:96,0.5:48", "=96") for word in GRID]
+    words = [word.replace("0.02,1e12", "0.02").replace("=96;0:96,0.4:16", "=96") for word in GRID]
     code, output, errors = ended(folder, *words, "--weight_decay=0.5")
     assert code == 1 and "holds a run with --weight_decay=0.0001 instead of 0.5" in errors
     assert len(errors.splitlines()) == 1 and not output
