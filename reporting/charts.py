@@ -199,7 +199,10 @@ def _grid(down, marks, show) -> str:
 
 
 def _labels_below(labels, x_title) -> str:
-    return "".join(f'<text class="middle" x="{x:.1f}" y="{HEIGHT - 22}">{html.escape(text)}</text>'
+    def middle(x, text):
+        return min(x, WIDTH - 3.5 * len(text))  # inside of the chart
+
+    return "".join(f'<text class="middle" x="{middle(x, text):.1f}" y="{HEIGHT - 22}">{html.escape(text)}</text>'
                    for x, text in labels) + (
         f'<text class="middle muted" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 5}">{html.escape(x_title)}</text>')
 

@@ -100,7 +100,11 @@ def plot(title: str, column: str, name: str, rows: list[dict]) -> str:
             series.append(Line(f"{label}, single seeds", [x for x, group in points for _ in group],
                                [100 * row[column] for _, group in points for row in group], colour, "dots"))
     return charts.lines(title, name.replace("_", " "), series, show=percent,
-                        x_marks=[(x, number(value)) for value, x in marks.items()])
+                        x_marks=[(x, shortened(number(value))) for value, x in marks.items()])
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= 14 else text[:13] + "…"
 
 
 def positions(values) -> dict:

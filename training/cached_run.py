@@ -57,22 +57,31 @@ def train_once(folder: Path, words: Sequence[str]) -> Result:
         process = subprocess.Popen(
             [sys.executable, TRAIN, *words, f"--output_dir={folder}"], stdin=subprocess.DEVNULL, stderr=output,
             stdout=subprocess.DEVNULL, preexec_fn=lambda: end_with_parent(signal.SIGKILL))
-        with stops_passed_on(process):
+        with stops_passed_on(process) as received:
             code = process.wait()
+    if received or code == ExitCode.STOPPED:
+        raise Stopped(f"{folder.name} was stopped on request; the same command continues")
     result = Result.read(folder)
     if result:
         return result
-    if code == ExitCode.STOPPED:
-        raise Stopped(f"{folder.name} was stopped on request; the same command continues")
     raise UserError(f"{folder.name} failed: {problem_in(log, began) or f'exit code {code}'}; its output is in {log}")
 
 
 @contextlib.contextmanager
-def stops_passed_on(process: subprocess.Popen) -> Iterator[None]:
-    """Context manager that passes requests to stop on to a training, which then saves a checkpoint."""
-    before = {number: signal.signal(number, lambda number, _: process.send_signal(number)) for number in SIGNALS}
+def stops_passed_on(process: subprocess.Popen) -> Iterator[list[int]]:
+    """Context manager that passes requests to stop on to a training, which then saves a checkpoint.
+
+    Yields the list of requests: one may come too late for this training, but has to stop those that would follow.
+    """
+    received = []
+
+    def pass_on(number, _):
+        received.append(number)
+        process.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in SIGNALS}
     try:
-        yield
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -1,21 +1,24 @@
 """A sweep: real small runs, killed, continued, diverged, failed; its table against the files of its runs."""
 import html
 import json
+import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT, environment, rows, warm_python
 
+from common.errors import Stopped
 from reporting.run_data import RunData
 from reporting.run_folder import RunFolder
 from reporting.sweep import write_sweep
-from training import sweep
+from training import cached_run, sweep
 
 COMMON = ("--model=convnet", "--epochs=1", "--warmup=none")
 # A sweep whose runs are forks (warm.py), which start within a second.
@@ -124,6 +127,34 @@ def test_a_request_to_stop_reaches_the_run_and_the_same_command_continues(tmp_pa
     assert errors.splitlines()[-1] == ("training.sweep: weight_decay=0,seed=0 was stopped on request; the same command "
                                        "continues")
     assert list((metrics.parent / "checkpoints").glob("step-*"))
+
+
+STUBBORN = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: None)
+folder = pathlib.Path(sys.argv[-1].removeprefix("--output_dir="))
+folder.mkdir()
+while not (folder / "asked").exists():
+    time.sleep(0.01)
+"""
+
+
+def test_a_request_that_comes_too_late_for_a_run_stops_the_sweep(tmp_path, monkeypatch):
+    """A training that has just ended when it is asked to stop exits with 0."""
+    (tmp_path / "train.py").write_text(STUBBORN)
+    monkeypatch.setattr(cached_run, "TRAIN", tmp_path / "train.py")
+
+    def ask():
+        while not (tmp_path / "run").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+        (tmp_path / "run" / "asked").touch()
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    with pytest.raises(Stopped, match="the same command continues"):
+        cached_run.train_once(tmp_path / "run", [])
+    asking.join()
 
 
 def test_another_failure_ends_the_sweep_in_one_line_that_names_the_run(tmp_path):
