@@ -49,10 +49,10 @@ def percent(value) -> str:
 
 
 def lines(title: str, x_title: str, series: Sequence[Line], log: bool = False,
-          show: Callable[[float | None], str] = number) -> str:
+          show: Callable[[float | None], str] = number, x_marks: Sequence[tuple[float, str]] = ()) -> str:
     """Returns a figure of lines. log: logarithmic axis; values that are not above zero then leave a gap, too.
 
-    show: returns a value as text.
+    show: returns a value as text. x_marks: places on the horizontal axis and their text, instead of its own numbers.
     """
     series = [_finite(_thinned(one), log) for one in series if len(one.x)]
     values = [y for one in series for y in one.y if y is not None]
@@ -60,11 +60,13 @@ def lines(title: str, x_title: str, series: Sequence[Line], log: bool = False,
     low, high, y_ticks = _scale(values, log)
     across = _axis(min(ends), max(max(ends), min(ends) + 1e-9), LEFT, WIDTH - RIGHT)
     down = _axis(low, high, HEIGHT - BOTTOM, TOP, log)
-    body = [_grid(down, y_ticks, show), _x_labels(across, ticks(min(ends), max(ends), 6), x_title)]
+    marks = x_marks or [(mark, number(mark)) for mark in ticks(min(ends), max(ends), 6)]
+    named = dict(x_marks)
+    body = [_grid(down, y_ticks, show), _labels_below([(across(x), text) for x, text in marks], x_title)]
     for place, one in enumerate(series):
         colour = (place if one.colour is None else one.colour) % COLOURS
         kind, few = one.kind, sum(y is not None for y in one.y) <= MOST_DOTS
-        dots = "".join(_dot(one.label, x_title, across(x), down(y), x, y, show)
+        dots = "".join(_dot(f"{one.label}: {show(y)} ({x_title} {named.get(x, number(x))})", across(x), down(y))
                        for x, y in zip(one.x, one.y, strict=True) if y is not None)
         body.append(f'<g class="line c{colour} {kind} {"" if kind == "dots" or (few and not kind) else "hidden"}">'
                     f'<path d="{"" if kind == "dots" else _path(one, across, down)}"/>{dots}</g>')
@@ -187,9 +189,8 @@ def _path(line: Line, across, down) -> str:
     return "".join(words)
 
 
-def _dot(label, x_title, left, top, x, y, show) -> str:
-    return (f'<circle cx="{left:.1f}" cy="{top:.1f}" r="2.5">'
-            f"{_title(f'{label}: {show(y)} ({x_title} {number(x)})')}</circle>")
+def _dot(text, left, top) -> str:
+    return f'<circle cx="{left:.1f}" cy="{top:.1f}" r="2.5">{_title(text)}</circle>'
 
 
 def _grid(down, marks, show) -> str:
@@ -197,12 +198,12 @@ def _grid(down, marks, show) -> str:
                    f'<text class="end" x="{LEFT - 6}" y="{down(mark) + 4:.1f}">{show(mark)}</text>' for mark in marks)
 
 
-def _x_labels(across, marks, x_title) -> str:
-    return _labels_below([(across(mark), number(mark)) for mark in marks], x_title)
-
-
 def _labels_below(labels, x_title) -> str:
-    return "".join(f'<text class="middle" x="{x:.1f}" y="{HEIGHT - 22}">{text}</text>' for x, text in labels) + (
+    def middle(x, text):
+        return min(x, WIDTH - 3.5 * len(text))  # inside of the chart
+
+    return "".join(f'<text class="middle" x="{middle(x, text):.1f}" y="{HEIGHT - 22}">{html.escape(text)}</text>'
+                   for x, text in labels) + (
         f'<text class="middle muted" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 5}">{html.escape(x_title)}</text>')
 
 

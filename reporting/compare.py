@@ -1,33 +1,45 @@
-"""One page for several runs: a table of results and of the flags that differ, and curves on top of each other."""
+"""One page for several runs: tables of results and of the flags that differ, curves on top of each other, layers."""
 import functools
 import html
 
-from reporting import charts
+from reporting import charts, heat_map
 from reporting.charts import Line, number, percent
 from reporting.page import details, duration, over_epochs_and_time, page, table
 from reporting.run_data import RunData, same
+from reporting.run_page import trust_ratios
 from reporting.run_text import tidy
 
-CURVES = (  # title, column of metrics.jsonl, scale, text of a value, logarithmic
+
+def gap(row: dict) -> float | None:
+    """Returns the generalization gap of a row of metrics.jsonl: train top-1 minus validation top-1."""
+    train, validation = row.get("train_top1"), row.get("val_top1")
+    return None if train is None or validation is None else train - validation
+
+
+CURVES = (  # title, column of metrics.jsonl or a function of its rows, scale, text of a value, logarithmic
     ("Validation top-1", "val_top1", 100, percent, False), ("Validation loss", "val_loss", 1, number, True),
     ("Train loss", "train_loss", 1, number, True), ("Train top-1", "train_top1", 100, percent, False),
+    ("Generalization gap: train top-1 minus validation top-1", gap, 100, percent, False),
     ("Learning rate", "learning_rate", 1, number, False), ("Global batch size", "batch_size", 1, number, False),
     ("Training throughput, images/s", "images_per_second", 1, number, False))
 STATES = {True: "in progress", False: "unfinished"}
+TRAIN_TOP1 = ("The train top-1 is that of the augmented images during an epoch, while the weights change. So the "
+              "generalization gap can be negative.")
 
 
-def comparison(runs: list[RunData]) -> str:
-    """Returns the page."""
+def comparison(runs: list[RunData], target: float | None = None) -> str:
+    """Returns the page. target: top-1 accuracy; the page says when each run reached it."""
     names = distinct_names(runs)
-    results = [result(name, run) for name, run in zip(names, runs, strict=True)]
+    results = [result(name, run) | reached(run, target) for name, run in zip(names, runs, strict=True)]
     differing = different_flags(runs)
     flags = [{"run": name} | {flag: tidy(run.flags.get(flag, "")) for flag in differing}
              for name, run in zip(names, runs, strict=True)]
     same_flags = {flag: value for flag, value in runs[0].flags.items() if flag not in differing}
     sections = [
         f'<p class="result">{sentence(names, runs)}</p>', "<h2>Results</h2>", table(results),
-        "<h2>Flags that differ</h2>", table(flags) if differing else "<p>All runs have the same flags.</p>",
-        "<h2>Curves</h2>", curves(names, runs),
+        *published(names, runs), "<h2>Flags that differ</h2>",
+        table(flags) if differing else "<p>All runs have the same flags.</p>",
+        "<h2>Curves</h2>", curves(names, runs), f'<p class="muted">{TRAIN_TOP1}</p>', *layers(names, runs),
         details(f"The {len(same_flags)} flags that all runs share", table(
             [{"flag": f"--{flag}", "value": value} for flag, value in same_flags.items()], ("value",)))]
     return page(f"Comparison of {len(runs)} runs", sections)
@@ -49,15 +61,52 @@ def result(name: str, run: RunData) -> dict:
     def part(value):
         return "" if value is None else f"{value:.2%}"
 
+    state = "finished" if run.summary else STATES[run.is_in_progress]
+    if run.divergence:
+        state = f"diverged at epoch {number(run.divergence['diverged_at']['epoch'])}"
     average = {"top-1 of the average": part(now["ema_val_top1"])} if "ema_val_top1" in now else {}
     return {
-        "run": name, "state": "finished" if run.summary else STATES[run.is_in_progress],
-        "top-1": part(now.get("val_top1")), "top-5": part(now.get("val_top5")), "best top-1": part(
-            best and best["val_top1"]), "loss": number(now.get("val_loss")) if run.rows else ""} | average | {
+        "run": name, "state": state, "last top-1": part(now.get("val_top1")), "top-5": part(now.get("val_top5")),
+        "peak top-1": part(best and best["val_top1"]), "peak epoch": best["epoch"] if best else "",
+        "loss": number(now.get("val_loss")) if run.rows else ""} | average | {
         "epochs": f"{number(run.epoch)} of {number(run.epochs)}", "workers": run.workers or "",
         "batch size": now.get("global_batch_size") or now.get("batch_size") or "",
         "images/s": f"{now['images_per_second']:,.0f}" if now.get("images_per_second") is not None else "",
         "time": duration(now["seconds"]) if now.get("seconds") is not None else ""}
+
+
+def reached(run: RunData, target: float | None) -> dict:
+    """Returns the epoch and the time of the first evaluation with this top-1, as columns of the results."""
+    if target is None:
+        return {}
+    first = next((row for row in run.rows if (row.get("val_top1") or 0) >= target), None)
+    shown = (number(first["epoch"]), duration(first.get("seconds"))) if first else ("not reached", "not reached")
+    return dict(zip((f"epochs to {target:.4g}", f"time to {target:.4g}"), shown, strict=True))
+
+
+def published(names: list[str], runs: list[RunData]) -> list[str]:
+    """Returns a table of what the papers report for the runs' recipes, next to ours."""
+    listed = []
+    for name, run in zip(names, runs, strict=True):
+        recipe, columns = run.run.get("recipe") or {}, result(name, run)
+        if recipe.get("reported"):
+            changed = ", ".join(f"--{flag}={mine} instead of {theirs}"
+                                for flag, (theirs, mine) in run.changed_flags().items())
+            listed.append({"run": name, "row": recipe.get("row") or "", "the paper reports": recipe["reported"]} | {
+                column: columns[column] for column in ("last top-1", "peak top-1", "time")} | {
+                "differs from the recipe": changed or "no"})
+    return ["<h2>The papers' figures</h2>", table(
+        listed, ("the paper reports", "differs from the recipe"))] if listed else []
+
+
+def layers(names: list[str], runs: list[RunData]) -> list[str]:
+    """Returns the trust ratios of the runs that recorded them, as heat maps on one scale."""
+    recorded = [(name, [row["epoch"] for row in run.layers], trust_ratios(run))
+                for name, run in zip(names, runs, strict=True) if run.layers]
+    scale = [one for _, _, ratios in recorded for values in ratios.values() for one in values]
+    drawn = [f"<h3>{html.escape(name)}</h3>" + heat_map.trust_ratios(epochs, ratios, scale)
+             for name, epochs, ratios in recorded if ratios]
+    return ["<h2>Layer by layer</h2>", *drawn] if drawn else []
 
 
 def different_flags(runs: list[RunData]) -> list[str]:
@@ -77,7 +126,7 @@ def curves_over(names, runs, x_title, x) -> list[str]:
     for title, column, scale, show, log in CURVES:
         series = []
         for name, run in zip(names, runs, strict=True):
-            values = [row.get(column) for row in run.rows]
+            values = [column(row) if callable(column) else row.get(column) for row in run.rows]
             series.append(Line(name, [x(row) for row in run.rows],
                                [value if value is None else value * scale for value in values]))
         drawn.append(charts.lines(title, x_title, series, log, show))

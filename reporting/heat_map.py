@@ -1,5 +1,6 @@
 """Heat maps as SVG: trust ratios of layers over epochs, and the confusion matrix of the classes."""
 import html
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -14,14 +15,16 @@ MOST_CLASSES = 50  # of a confusion matrix
 MOST_COUNTED = 16  # classes; a larger matrix shows its counts only under the pointer
 
 
-def trust_ratios(epochs: Sequence[float], ratios: dict[str, Sequence[float | None]]) -> str:
+def trust_ratios(epochs: Sequence[float], ratios: dict[str, Sequence[float | None]],
+                 scale: Sequence[float | None] = ()) -> str:
     """Returns a heat map of layers by epochs on a logarithmic scale. ratios: variable -> one value per epoch.
 
-    Values that are not positive and finite leave a hole. With many epochs, only some of them are shown.
+    Values that are not positive and finite leave a hole. With many epochs, only some of them are shown. scale: values
+    that the colours span, as those of all maps of a page. Default: those of this map.
     """
     every = -(-len(epochs) // MOST_COLUMNS) or 1
     shown = [place for place in range(len(epochs)) if place % every == 0 or place == len(epochs) - 1]
-    found = [one for values in ratios.values() for one in values if _positive(one)]
+    found = [one for one in scale or itertools.chain(*ratios.values()) if _positive(one)]
     low, high = min(found, default=1.0), max(found, default=1.0)
     left = 20 + 6 * max(map(len, ratios), default=0)
     width = max(6, min(28, 560 // len(shown)))

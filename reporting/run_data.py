@@ -9,10 +9,11 @@ from common.errors import UserError
 
 @dataclass(frozen=True)
 class RunData:
-    """The content of a run's folder. What is missing is empty, or None for the summary.
+    """The content of a run's folder. What is missing is empty, or None for the summaries.
 
     rows: of metrics.jsonl. times, layers, steps: of times.jsonl, trust_ratios.jsonl, steps.jsonl. run: of run.json.
-    outcomes: of outcomes.json.
+    outcomes: of outcomes.json. summary: summary.json of a run that reached its end. divergence: that of one that ended
+    because it diverged: diverged_at (step, epoch), classes, seconds.
     """
 
     folder: Path
@@ -25,6 +26,7 @@ class RunData:
     run: dict
     outcomes: dict
     summary: dict | None
+    divergence: dict | None = None
 
     @classmethod
     def read(cls, folder) -> "RunData":
@@ -35,20 +37,15 @@ class RunData:
         text = (folder / "flags.txt").read_text() if (folder / "flags.txt").is_file() else ""
         rows, times, layers, steps = (_rows(folder / f"{name}.jsonl")
                                       for name in ("metrics", "times", "trust_ratios", "steps"))
+        ending = _json(folder / "summary.json") or None
+        ends = (None, ending) if ending and ending.get("diverged") else (ending, None)
         return cls(folder, _json(folder / "plan.json"), text, rows, times, layers, steps, _json(folder / "run.json"),
-                   _json(folder / "outcomes.json"), _json(folder / "summary.json") or None)
+                   _json(folder / "outcomes.json"), *ends)
 
     @cached_property
     def flags(self) -> dict[str, str]:
         """Value of each flag in flags.txt, as text."""
-        values = {}
-        for line in self.flags_text.splitlines():
-            name, separator, value = line.strip().removeprefix("--").partition("=")
-            if line.startswith("--") and separator:
-                values[name] = value
-            elif line.startswith("--"):
-                values[name.removeprefix("no")] = str(not name.startswith("no")).lower()
-        return values
+        return flags_in(self.flags_text)
 
     @property
     def name(self) -> str:
@@ -67,7 +64,7 @@ class RunData:
     @property
     def is_in_progress(self) -> bool:
         """Whether the process that wrote run.json has not ended, as far as the folder tells."""
-        return self.summary is None and bool(self.run) and not self.run.get("stopped")
+        return self.summary is None and not self.divergence and bool(self.run) and not self.run.get("stopped")
 
     @property
     def result(self) -> dict:
@@ -89,6 +86,18 @@ class RunData:
         recipe = (self.run.get("recipe") or {}).get("flags", {})
         return {name: (value, self.flags[name]) for name, value in recipe.items()
                 if name in self.flags and name != "data_dir" and not same(value, self.flags[name])}
+
+
+def flags_in(text: str) -> dict[str, str]:
+    """Returns the value of each flag in the text of a flags.txt."""
+    values = {}
+    for line in text.splitlines():
+        name, separator, value = line.strip().removeprefix("--").partition("=")
+        if line.startswith("--") and separator:
+            values[name] = value
+        elif line.startswith("--"):
+            values[name.removeprefix("no")] = str(not name.startswith("no")).lower()
+    return values
 
 
 def same(one: str, other: str) -> bool:

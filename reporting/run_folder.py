@@ -1,9 +1,12 @@
 """The run's folder: plan.json, flags.txt, metrics.jsonl, times.jsonl and summary.json.
 
+Training itself writes the summary.json of a run that diverged. It is removed if the run is continued.
+
 times.jsonl has one row per evaluation: `epoch`, and the fractions of the time before it that went to `compute`, to
 waiting for `data` and to the `exchange` of gradients. It is separate from metrics.jsonl, whose rows are the same, bit
 for bit, in a resumed run.
 """
+import json
 import math
 
 from common.files import as_json, write_atomically, write_json
@@ -27,6 +30,9 @@ class RunFolder(Observer):
     def start(self, run: RunInfo) -> None:
         self.folder = run.folder
         write_json(run.folder / "plan.json", run.plan)
+        summary = run.folder / "summary.json"
+        if summary.is_file() and json.loads(summary.read_text()).get("diverged"):
+            summary.unlink()
         write_atomically(run.folder / "flags.txt", run.flags_text)
         self.rewind(run.progress)
 

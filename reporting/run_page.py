@@ -141,21 +141,24 @@ def layers(run: RunData) -> list[str]:
     rows = run.layers
     if not rows:
         return []
-    names = rows[0]["layers"]
-    ratios = {name: [row["layers"].get(name, [None] * 3)[2] for row in rows] for name in names}
-    scaled = {name: values for name, values in ratios.items() if any(value != 1 for value in values)}
-    listed = []
+    names, scaled, listed = rows[0]["layers"], trust_ratios(run), []
     for name, (weight, gradient, ratio) in names.items():
         last = rows[-1]["layers"].get(name, [None] * 3)
         listed.append({"variable": name, "weight norm, first step": weight, "gradient norm": gradient,
                        "weight / gradient": weight / gradient if weight and gradient else None, "trust ratio": ratio,
                        "weight norm, at the end": last[0], "gradient norm ": last[1], "trust ratio ": last[2]})
-    without = len(ratios) - len(scaled)
+    without = len(names) - len(scaled)
     note = (f" {plural(without, 'variable')} without a trust ratio {'is' if without == 1 else 'are'} left out."
             if without else "")
     shown = [f"<p>The trust ratio scales the learning rate of a variable.{note}</p>",
              heat_map.trust_ratios([row["epoch"] for row in rows], scaled)] if scaled else []
     return ["<h2>Layer by layer</h2>", *shown, details("Norms and trust ratios, first step and end", table(listed))]
+
+
+def trust_ratios(run: RunData) -> dict[str, list[float | None]]:
+    """Returns the trust ratio of each variable that has one, for each row of trust_ratios.jsonl."""
+    ratios = {name: [row["layers"].get(name, [None] * 3)[2] for row in run.layers] for name in run.layers[0]["layers"]}
+    return {name: values for name, values in ratios.items() if any(value != 1 for value in values)}
 
 
 def mistakes(run: RunData) -> list[str]:

@@ -10,7 +10,7 @@ class Diverged(Exception):
     """Raised when training has diverged at a step. Later steps may have been launched since."""
 
     def __init__(self, reason: str, step: int, epoch: float, learning_rate: float):
-        self.step = step
+        self.step, self.epoch = step, epoch
         super().__init__(f"training diverged at step {step} (epoch {epoch:.3f}, learning rate {learning_rate:.4g}): "
                          f"{reason}")
 

@@ -7,11 +7,13 @@ import numpy as np
 import tensorflow as tf
 
 from common.errors import Stopped, UserError, complain
+from common.files import write_json
 from distributed.elastic import COMMIT_STEPS
 from training.build import Job
 from training.checkpoints import Checkpoints
 from training.divergence import Diverged
 from training.stopping import StopRequest
+from training.summary import summarized_divergence
 
 
 @dataclass
@@ -90,7 +92,7 @@ class Recovery:
         It skips all samples that were read since that checkpoint, up to and including those of the diverged step.
 
         Raises UserError on all workers if --on_divergence is not rollback, if --max_rollbacks is reached, or if there
-        is no checkpoint.
+        is no checkpoint. Training then ends, and summary.json says where it diverged.
         """
         run, plan, state, world = self._job.settings.run, self._job.plan, self._job.state, self._job.world
         before = state.read_clock()
@@ -98,6 +100,7 @@ class Recovery:
             newest = self._checkpoints and self._checkpoints.last_good(problem.step)
         newest = world.broadcast(newest, "newest")
         if run.on_divergence != "rollback" or before.rollbacks >= run.max_rollbacks or not newest:
+            self._record_end(problem, before.seconds)
             tried = f", after {before.rollbacks} rollbacks" if before.rollbacks else ""
             raise UserError(f"{problem}{tried}; the last good checkpoint: {newest or 'none'}; try a lower "
                             "--learning_rate or a longer --warmup_epochs", on_all_ranks=True)
@@ -114,6 +117,13 @@ class Recovery:
         if self._checkpoints:
             complain(f"{problem}; rolled back to {newest} ({after.rollbacks} of {run.max_rollbacks}); training "
                      "continues with the samples after those that caused it")
+
+    def _record_end(self, problem: Diverged, seconds: float) -> None:
+        with self._job.world.raise_on_all_ranks():
+            if self._checkpoints:
+                plan, dataset = self._job.plan, self._job.feed.dataset
+                write_json(self._folder / "summary.json", summarized_divergence(
+                    problem, plan.train_samples, plan.epochs, self._job.world, len(dataset.classes), seconds))
 
     def _save_if_due(self, is_due: bool, epoch: float | None = None, top1: float | None = None) -> None:
         if not is_due and self._epochs_have_passed():

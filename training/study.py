@@ -5,21 +5,20 @@ two rules: SGD with linear scaling and gradual warm-up (Goyal et al. 2017), and 
 table and a plot of accuracy against batch size, like figure 3 of arXiv:1708.03888, to OUTPUT_DIR/study.html.
 
 The full study searches the learning rate of each rule at each batch size by factors of two, with one seed, until the
-best rate has a worse one on either side. Then it trains with the best rate and all seeds. --quick uses recorded rates
-and one seed. Each run is a run of train.py with its own folder. If the study is stopped, the same command continues.
+best rate has a worse one on either side, and then by factors of the square root of two. Then it trains with the best
+rate and all seeds. --quick uses recorded rates and one seed. Each run is a run of train.py with its own folder. If the
+study is stopped, the same command continues.
 """
 import json
-import subprocess
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from common import command, flags
-from common.errors import UserError
-from common.files import write_json
 from reporting.study import write_study
+from training.cached_run import train_once
 
-ROOT = Path(__file__).parents[1]
 SMALL_BATCH = 64
 BATCHES = (64, 256, 1024, 2048)
 QUICK_BATCHES = (64, 1024, 2048)
@@ -59,33 +58,27 @@ class Study:
     def accuracy(self, rule: str, batch: int, rate: float, seed: int) -> float:
         """Returns the validation top-1 after the last epoch, or 0 for a run that diverged."""
         folder = self._folder / f"{rule}-{batch}-{rate:g}-{seed}"
-        if not (folder / "summary.json").is_file():
-            self._run(folder, rule, batch, rate, seed)
-        summary = json.loads((folder / "summary.json").read_text())
-        print(f"{RULES[rule].title}: batch {batch}, rate {rate:g}, seed {seed}: {summary['val_top1']:.2%}",
-              file=sys.stderr, flush=True)
-        return summary["val_top1"]
-
-    def _run(self, folder, rule, batch, rate, seed):
         warm = WARM if batch > SMALL_BATCH else ("--warmup=none",)
         words = (*COMMON, *RULES[rule].flags, *warm, f"--batch_size={batch}", f"--micro_batch_size={min(batch, 512)}",
                  f"--learning_rate={rate}", f"--seed={seed}", f"--data_dir={self._data_dir}",
-                 "--checkpoint_every=1000", f"--output_dir={folder}")
+                 "--checkpoint_every=1000")
         recipe = self._folder / f"{folder.name}.flags"
         recipe.write_text("\n".join(words) + "\n")
-        done = subprocess.run([sys.executable, ROOT / "train.py", f"--flagfile={recipe}"], capture_output=True,
-                              text=True, stdin=subprocess.DEVNULL)
-        if "training diverged" in done.stderr:
-            write_json(folder / "summary.json", {"val_top1": 0.0})
-        elif done.returncode:
-            raise UserError(f"training with {recipe} failed: {done.stderr.strip().splitlines()[-1]}")
+        result = train_once(folder, [f"--flagfile={recipe}"])
+        accuracy = 0.0 if result.diverged_at else result.val_top1
+        print(f"{RULES[rule].title}: batch {batch}, rate {rate:g}, seed {seed}: {accuracy:.2%}", file=sys.stderr,
+              flush=True)
+        return accuracy
 
     def best_rate(self, rule: str, batch: int) -> float:
-        """Climbs by factors of two from the rule's centre until the best rate has a worse one on either side."""
-        rate, seed = RULES[rule].centre, SEEDS[0]
+        """Searches by factors of two from the rule's centre, then more finely around the best of these rates."""
+        return self._climb(rule, batch, self._climb(rule, batch, RULES[rule].centre, 2), math.sqrt(2))
+
+    def _climb(self, rule: str, batch: int, rate: float, factor: float) -> float:
+        """Changes the rate by this factor until the best rate has a worse one on either side."""
         while True:
-            neighbours = [rate / 2, rate, rate * 2]
-            best = max(neighbours, key=lambda candidate: self.accuracy(rule, batch, candidate, seed))
+            neighbours = [rate / factor, rate, rate * factor]
+            best = max(neighbours, key=lambda candidate: self.accuracy(rule, batch, candidate, SEEDS[0]))
             if best == rate:
                 return rate
             rate = best

@@ -1,5 +1,6 @@
 """The content of summary.json."""
 from distributed.world import World
+from training.divergence import Diverged
 
 
 def summarized(metrics: dict, train_samples: int, epochs: float, batch_size: int, world: World,
@@ -22,3 +23,10 @@ def milestones(rows: list[dict], target_top1: float | None) -> dict:
     first = next((row for row in rows if row["val_top1"] >= target_top1), {})
     return found | {"target_top1": target_top1, "epochs_to_target": first.get("epoch"),
                     "seconds_to_target": first.get("seconds")}
+
+
+def summarized_divergence(problem: Diverged, train_samples: int, epochs: float, world: World, classes: int,
+                          seconds: float) -> dict:
+    """Returns the content of summary.json for a training that ended because it diverged. epochs: of the plan."""
+    return {"diverged": True, "diverged_at": {"step": problem.step, "epoch": problem.epoch}, "classes": classes,
+            "train_samples": train_samples, "epochs": epochs, "world_size": world.size, "seconds": seconds}

@@ -13,7 +13,8 @@ Submits the training of RECIPE as a Slurm job. Prints the job's number, or the p
   --signal-before SECONDS      save and requeue the job this long before the time limit. Default: 180
   --partition P, --account A   as for sbatch
   --sbatch=OPTION              any other option for sbatch. Can be repeated
-  --array 0-2                  submit one job per seed
+  --array 0-2                  submit one job per seed, or per run of a sweep if RECIPE is SWEEP/%a.flags, which
+                               \`python -m training.sweep --dry_run\` writes
   --launcher auto|mpirun|srun  program that starts the workers. auto: the one whose workers find each other
   --container-image IMAGE      run the workers in a container, with Pyxis
   --container-mounts A:B,...   mounts in addition to the checkout and the current folder
@@ -59,7 +60,10 @@ done
 [[ -z "$stage" || "$stage" = /* ]] || fail 2 "--stage-env takes the absolute path of a local disk, not '$stage'"
 [ -z "$stage" ] || [ -z "$image" ] || fail 2 "a container needs no --stage-env: its image is on a local disk"
 [ $# -gt 0 ] || fail 2 "the recipe is missing; see --help"
-recipe=$(recipe_path "$1")
+[[ "$1" != *%a.flags || "$array" =~ ^[0-9] ]] || fail 2 "$1 needs --array, such as --array=0-2"
+recipe=$(recipe_path "${1/%%a.flags/${array%%[-,:%]*}.flags}")
+name=$(basename "$recipe" .flags) given=$recipe
+[[ "$1" != *%a.flags ]] || { given=${recipe%/*}/%a.flags && name=$(basename "${recipe%/*}"); }
 shift
 export BIGBATCH_CONTAINER_IMAGE=$image
 # shellcheck source=../env.sh
@@ -74,7 +78,7 @@ else
 fi
 archives=''
 [ -z "$stage" ] || archives=$("$python" -m launch.stage_env)
-name=$(basename "$recipe" .flags)-${nodes}x$workers
+name=$name-${nodes}x$workers
 script=$PWD/runs/slurm/$name.sbatch
 mkdir -p "${script%/*}"
 job=%j
@@ -94,7 +98,7 @@ job=%j
         "BIGBATCH_NO_PREFLIGHT=$no_preflight" "BIGBATCH_STAGE_ENV=$stage" "BIGBATCH_ARCHIVES=$archives"; do
         printf 'export %s=%q\n' "${setting%%=*}" "${setting#*=}"
     done
-    arguments=("$recipe" "$@")
+    arguments=("$given" "$@")
     echo "set -- ${arguments[*]@Q}"
     sed '1,/^# BODY$/d' "$root/launch/slurm/train.sbatch"
 } >"$script"

@@ -10,6 +10,8 @@ import pytest
 from conftest import ROOT, rows, weights
 from slurm_rig import Slurm
 
+from training import sweep
+
 SUBMIT = ROOT / "launch" / "slurm" / "submit.sh"
 NODES = ("--nodes", 2, "--workers-per-node", 1, "--no-preflight")
 TRAINING = ("digits", "--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none", "--epochs=24",
@@ -135,6 +137,25 @@ def test_an_array_trains_a_seed_each(slurm, tmp_path):
         assert f"--seed={seed}" in (tmp_path / "runs" / f"slurm-{job}_{seed}" / "flags.txt").read_text()
 
 
+def test_an_array_trains_a_run_of_a_sweep_each(slurm, tmp_path, capsys):
+    words = ["training.sweep", "--sweep=batch_size=96,48", "--model=convnet", "--epochs=1", "--warmup=none",
+             f"--output_dir={tmp_path}/sweep"]
+    assert sweep.main([*words, "--dry_run"]) == 0
+    job = submit(slurm, tmp_path, "--nodes=1", "--workers-per-node=1", "--no-preflight", "--array=0-1",
+                 "sweep/%a.flags")
+    ended = slurm.wait_for_end(job, 300)
+    assert [task["JobState"] for task in ended] == ["COMPLETED"] * 2, job_output(tmp_path)
+    assert len(list((tmp_path / "runs" / "slurm").glob(f"sweep-1x1-{job}_*.out"))) == 2
+    capsys.readouterr()
+    assert sweep.main(words) == 0
+    shown = capsys.readouterr()
+    assert [row["flags"] for row in json.loads(shown.out)] == [{"batch_size": 96}, {"batch_size": 48}]
+    assert "run 1 of 2" not in shown.err
+    for row in json.loads(shown.out):
+        recorded = json.loads((tmp_path / "sweep" / row["folder"] / "run.json").read_text())
+        assert recorded["recipe"]["path"].endswith("launch/recipes/digits.flags")
+
+
 def test_workers_that_do_not_find_each_other_are_an_error(slurm, tmp_path):
     # Open MPI under pmi2 starts each task as if it were alone, and exits with 0.
     script = tmp_path / "job"
@@ -226,6 +247,8 @@ def test_with_a_container_the_host_needs_no_python_of_ours(tmp_path):
     (["--nodes=2", "--gpus-per-node=4", "--stage-env=disk", "digits"], 2, "--stage-env takes the absolute path"),
     (["--nodes=2", "--gpus-per-node=4", "--stage-env=/tmp", "--container-image=i", "digits"], 2, "a container needs"),
     (["--nodes=2", "--gpus-per-node=4"], 2, "the recipe is missing"),
+    (["--nodes=2", "--gpus-per-node=4", "sweep/%a.flags"], 2, "needs --array"),
+    (["--nodes=2", "--gpus-per-node=4", "--array=0-1", "sweep/%a.flags"], 1, "no recipe sweep/0.flags"),
     (["--nodes=2", "--gpus-per-node=4", "no-such"], 1, "there is no recipe no-such"),
     (["--nodes=2", "--gpus-per-node=3", "digits"], 1, "is not divisible"),
     (["--nodes=2", "--gpus-per-node=4", "digits", "--optimizer=adam"], 2, "optimizer"),

@@ -113,5 +113,5 @@ def test_several_runs(pages, tmp_path):
 
     runs = [RunData.read(pages[0]), RunData.read(whole(tmp_path / "a run"))]
     for one in seen(comparison(runs), tmp_path):
-        assert one["scroll"] <= one["width"] and not one["hidden_points"] and one["shown"] == one["over_time"] == 7
+        assert one["scroll"] <= one["width"] and not one["hidden_points"] and one["shown"] == one["over_time"] == 10
         assert f"{pages[0].name}: " in one["hover"] or "a run: " in one["hover"]

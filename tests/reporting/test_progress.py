@@ -211,7 +211,7 @@ def test_training_on_a_terminal_shows_its_stages_then_its_progress(tmp_path):
     terminal = Terminal(*launcher("python", 1), "train.py", *QUICK, "--epochs=4", f"--output_dir={tmp_path}")
     assert terminal.finish() == 0 and terminal.left_clean()
     lines = terminal.lines
-    assert any(line.startswith("opening the input ...") for screen in terminal.screens for line in screen)
+    assert any(line.startswith("building the model ...") for screen in terminal.screens for line in screen)
     assert len([line for line in lines if re.match(r"tracing the first step \.\.\. \d+\.\d s$", line)]) == 1
     assert [line.split()[1] for line in lines if line.startswith("epoch ")] == [f"{epoch}/4" for epoch in range(1, 5)]
     assert terminal.shown() and all("epoch " in above and "loss " in below for above, below in terminal.shown())

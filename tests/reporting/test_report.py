@@ -11,7 +11,9 @@ from conftest import ROOT
 from run_files import earlier_version, row, whole
 
 from common.files import as_json, write_json
-from reporting import report
+from reporting import heat_map, report
+from reporting.compare import comparison
+from reporting.run_data import RunData
 from reporting.run_page import write_report
 
 
@@ -138,7 +140,32 @@ def test_several_runs_side_by_side(tmp_path, capsys, monkeypatch):
     assert page.count("two/run: 50.2 % (epoch 3)") == 1  # a point of a curve over epochs
 
 
+def test_runs_are_compared_with_a_target_and_with_the_papers(tmp_path):
+    """top-1 is 0.5, 0.501, 0.502 after epochs of 10 s; or 0.5, 0.9, 0.6. The train top-1 is 0.4."""
+    runs = [whole(tmp_path / "a"), earlier_version(tmp_path / "b", rows=[
+        row(1), row(2, val_top1=0.9), row(3, val_top1=0.6)]), whole(tmp_path / "c", rows=[row(1)], done=False)]
+    write_json(runs[2] / "summary.json", {"diverged": True, "diverged_at": {"step": 6, "epoch": 1.5}, "classes": 10})
+    page = comparison([RunData.read(folder) for folder in runs], 0.501)
+    text = html.unescape(re.sub(r"<[^>]*>", " ", page))
+    results = text[text.index("Results"):text.index("The papers' figures")]
+    assert re.search(r"a\s+finished\s+50.20%\s+75.00%\s+50.20%\s+3\s.*\s30 s\s+2\s+20 s\s", results)
+    assert re.search(r"b\s+finished\s+60.00%\s+75.00%\s+90.00%\s+2\s.*\s30 s\s+2\s+20 s\s", results)
+    assert re.search(r"c\s+diverged at epoch 1.5\s+50.00%.*not reached\s+not reached", results)
+    papers = text[text.index("The papers' figures"):text.index("Flags that differ")]
+    assert re.search(r"a\s+table 3, experiment 1\s+top-1 75.03 %\s+50.20%\s+50.20%\s+30 s\s+--epochs=3 instead of 90",
+                     papers)
+    assert "c: -10 % (epoch 1)" in text and "b: -50 % (epoch 2)" in text  # the generalization gap
+    assert page.count("Trust ratio of each variable") == 2 and "conv2d_3/kernel, epoch 1" in text  # of a and of c
+
+
+def test_heat_maps_of_a_page_have_one_scale():
+    alone, among = (heat_map.trust_ratios([0], {"a": [1e-3]}, scale) for scale in ((), [1e-3, None, 1e-1]))
+    assert "0.001 <svg" in alone and "0.001 <svg" in among and "</svg> 0.1 (" in among and "</svg> 0.001 (" in alone
+
+
 @pytest.mark.parametrize("arguments, code, message", [
+    (["{tmp}/run", "--target_top1=0.5"], 2, "give the folders of several"),
+    (["{tmp}/run", "{tmp}/run", "--target_top1=75"], 2, "target_top1"),
     (["{tmp}/nothing"], 1, "is not the folder of a run"), ([], 2, "give the folder of a run"),
     (["{tmp}/run", "--outptu=x"], 2, "outptu"), (["{tmp}/run", "--output={tmp}/none/x.html"], 1, "create it first"),
     (["{tmp}/damaged"], 1, "plan.json is damaged")])

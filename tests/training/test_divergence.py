@@ -1,6 +1,7 @@
 """Divergence stops all workers at the same step, by name; rolling back passes over the data that did it."""
 import contextlib
 import dataclasses
+import json
 import math
 from types import SimpleNamespace
 
@@ -51,6 +52,9 @@ def test_all_workers_stop_at_the_same_step(kind, flags_, first, tmp_path):
                  f"the last good checkpoint: {tmp_path}/checkpoints/step-"):
         assert word in errors[0]
     assert [row["epoch"] for row in rows(tmp_path)] == list(range(1, len(rows(tmp_path)) + 1))
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["diverged"] and summary["diverged_at"]["step"] == step and summary["classes"] == 10
+    assert f"(epoch {summary['diverged_at']['epoch']:.3f}," in errors[0]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The study: the same search for every rule, runs that are not repeated, a page with a table and a plot."""
 import json
+import math
 import time
 
 import pytest
@@ -25,7 +26,13 @@ def test_the_search_climbs_to_the_peak_from_either_side(rule, steps):
     peak = study.RULES[rule].centre * 2.0 ** steps
     made = Peaked(peak)
     assert made.best_rate(rule, 1024) == peak
-    assert {peak / 2, peak * 2} <= set(made.asked)  # a worse rate on either side
+    for factor in (2, math.sqrt(2)):
+        assert {peak / factor, peak * factor} <= set(made.asked)  # a worse rate on either side
+
+
+def test_the_search_ends_with_factors_of_the_square_root_of_two():
+    centre = study.RULES["lars"].centre
+    assert Peaked(centre * math.sqrt(2)).best_rate("lars", 1024) == centre * math.sqrt(2)
 
 
 def test_a_run_is_made_once_and_again_after_a_stop(digits, tmp_path, monkeypatch):

@@ -1,0 +1,244 @@
+"""A sweep: real small runs, killed, continued, diverged, failed; its table against the files of its runs."""
+import html
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+from conftest import ROOT, environment, rows, warm_python
+
+from common.errors import Stopped
+from reporting.run_data import RunData
+from reporting.run_folder import RunFolder
+from reporting.sweep import write_sweep
+from training import cached_run, sweep
+
+COMMON = ("--model=convnet", "--epochs=1", "--warmup=none")
+# A sweep whose runs are forks (warm.py), which start within a second.
+PROGRAM = "import sys; sys.executable = {!r}; from training import sweep; sys.exit(sweep.main(sys.argv))"
+
+
+def swept(folder, *words) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM.format(warm_python()), *COMMON, f"--output_dir={folder}", *words], text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, env=environment())
+
+
+def ended(folder, *words) -> tuple[int, str, str]:
+    process = swept(folder, *words)
+    output, errors = process.communicate(timeout=300)
+    return process.returncode, output, errors
+
+
+THIRD = "learning_rate=0.02,batch_size=0:96,0.4:16,seed=0"
+GRID = ("--sweep=learning_rate=0.02,1e12", "--sweep=batch_size=96;0:96,0.4:16", "--seeds=2", "--optimizer=sgd",
+        "--checkpoint_every=0.3")
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory):
+    """Two rates, one of which diverges, two batch sizes, two seeds. The sweep and its run are killed in the middle."""
+    folder = tmp_path_factory.mktemp("sweep")
+    process, third = swept(folder, *GRID), folder / THIRD
+    while process.poll() is None and not (third / "checkpoints" / "checkpoint").is_file():
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    _, errors = process.communicate()
+    killed = {path.parent.name: path.stat().st_mtime_ns for path in folder.glob("*/summary.json")}
+    early = json.loads((folder / "sweep.json").read_text())
+    return folder, killed, early, errors, ended(folder, *GRID)
+
+
+def test_a_killed_sweep_continues(grid):
+    folder, killed, early, errors, (code, output, more) = grid
+    assert code == 0, more
+    assert len(killed) >= 2 and f"run 3 of 8: {THIRD}" in errors
+    assert {row["folder"] for row in early} == {*killed}
+    assert all((folder / name / "summary.json").stat().st_mtime_ns == when for name, when in killed.items())
+    assert "run 1 of 8" not in more and f"run {len(killed) + 1} of 8" in more
+    assert "resumed after step" in (folder / f"{THIRD}.log").read_text()
+    assert json.loads(output) == json.loads((folder / "sweep.json").read_text())
+
+
+def test_the_rows_are_those_of_the_runs(grid):
+    folder, *_ = grid
+    found = json.loads((folder / "sweep.json").read_text())
+    assert [(row["flags"]["learning_rate"], row["flags"]["batch_size"], row["seed"]) for row in found] == [
+        (rate, batch, seed) for rate in (0.02, 1e12) for batch in (96, "0:96,0.4:16") for seed in (0, 1)]
+    for row in found:
+        run, measured = folder / row["folder"], rows(folder / row["folder"])
+        flags = (run / "flags.txt").read_text().split()
+        assert f"--seed={row['seed']}" in flags and f"--batch_size={row['flags']['batch_size']}" in flags
+        assert row["diverged"] == (row["flags"]["learning_rate"] == 1e12)
+        summary = json.loads((run / "summary.json").read_text())
+        assert row["seconds"] == summary["seconds"] > 0
+        if not row["diverged"]:
+            assert row["val_top1"] == measured[-1]["val_top1"] and row["diverged_at"] is None
+            assert row["best_top1"] == max(one["val_top1"] for one in measured) > 0
+
+
+def test_a_run_that_diverged_is_a_row(grid):
+    folder, *_ = grid
+    for row in json.loads((folder / "sweep.json").read_text())[4:]:
+        where = row["diverged_at"]
+        [line] = [line for line in (folder / f"{row['folder']}.log").read_text().splitlines() if "diverged at" in line]
+        step, epoch = re.search(r"diverged at step (\d+) \(epoch ([\d.]+),", line).groups()
+        assert where["step"] == int(step) and f"{where['epoch']:.3f}" == epoch
+        assert row["diverged"] and row["val_top1"] == 0.1  # of ten classes
+        run = RunData.read(folder / row["folder"])
+        assert run.summary is None and not run.is_in_progress and run.divergence["diverged_at"] == where
+
+
+def test_a_training_that_goes_on_after_it_diverged_has_no_summary(grid, tmp_path):
+    copy = shutil.copytree(grid[0] / "learning_rate=1e12,batch_size=96,seed=1", tmp_path / "run")
+    assert (copy / "summary.json").is_file()
+    progress = SimpleNamespace(evaluations=0, step=0)
+    RunFolder().start(SimpleNamespace(folder=copy, plan={}, flags_text="", progress=progress))
+    assert not (copy / "summary.json").exists()
+
+
+def test_more_seeds_add_runs_and_other_flags_are_an_error(grid):
+    folder, *_ = grid
+    words = [word.replace("0.02,1e12", "0.02").replace("=96;0:96,0.4:16", "=96") for word in GRID]
+    code, output, errors = ended(folder, *words, "--weight_decay=0.5")
+    assert code == 1 and "holds a run with --weight_decay=0.0001 instead of 0.5" in errors
+    assert len(errors.splitlines()) == 1 and not output
+    code, output, errors = ended(folder, *words, "--seeds=3")
+    assert code == 0 and "run 3 of 3" in errors and "run 2 of 3" not in errors
+    assert [row["seed"] for row in json.loads(output)] == [0, 1, 2]
+
+
+def test_a_request_to_stop_reaches_the_run_and_the_same_command_continues(tmp_path):
+    words = ("--sweep=weight_decay=0,1e-4", "--epochs=100")
+    process = swept(tmp_path, *words)
+    metrics = tmp_path / "weight_decay=0,seed=0" / "metrics.jsonl"
+    while process.poll() is None and not (metrics.is_file() and metrics.stat().st_size):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 75 and not output
+    assert errors.splitlines()[-1] == ("training.sweep: weight_decay=0,seed=0 was stopped on request; the same command "
+                                       "continues")
+    assert list((metrics.parent / "checkpoints").glob("step-*"))
+
+
+STUBBORN = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: None)
+folder = pathlib.Path(sys.argv[-1].removeprefix("--output_dir="))
+folder.mkdir()
+while not (folder / "asked").exists():
+    time.sleep(0.01)
+"""
+
+
+def test_a_request_that_comes_too_late_for_a_run_stops_the_sweep(tmp_path, monkeypatch):
+    """A training that has just ended when it is asked to stop exits with 0."""
+    (tmp_path / "train.py").write_text(STUBBORN)
+    monkeypatch.setattr(cached_run, "TRAIN", tmp_path / "train.py")
+
+    def ask():
+        while not (tmp_path / "run").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+        (tmp_path / "run" / "asked").touch()
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    with pytest.raises(Stopped, match="the same command continues"):
+        cached_run.train_once(tmp_path / "run", [])
+    asking.join()
+
+
+def test_another_failure_ends_the_sweep_in_one_line_that_names_the_run(tmp_path):
+    (tmp_path / "seed=0").write_text("in the place of the run's folder")
+    code, output, errors = ended(tmp_path, "--seeds=2")
+    assert code == 1 and not output
+    first, line = errors.splitlines()
+    assert first == "run 1 of 2: seed=0"
+    assert re.fullmatch(rf"training.sweep: seed=0 failed: .*; its output is in {tmp_path}/seed=0.log", line)
+    assert not (tmp_path / "seed=1").exists()
+
+
+@pytest.mark.parametrize(("words", "code", "message"), [
+    (["--sweep=learning_rat=1,2"], 2, "did you mean learning_rate?"), (["--sweep=learning_rate"], 2, "empty value"),
+    (["--sweep=learning_rate=1,x"], 2, "learning_rate"), (["--sweep=seed=1,2"], 2, "--seeds=NUMBER"),
+    ([], 2, "--sweep"),
+    (["--seeds=0"], 2, "seeds"), (["--seeds=2", "--epochz=1"], 2, "epochz"), (["--seeds=2", "digits"], 2, "not a flag"),
+    (["--sweep=epochs=1", "--sweep=epochs=2"], 2, "twice"), (["--seeds=2", "--mode=export"], 2, "only trains"),
+    (["--sweep=poly_power=1,2", "--lr_schedule=cosine"], 2, "--poly_power has no effect"),
+    (["--sweep=batch_size=96,97", "--micro_batch_size=48"], 1, "batch_size=97,seed=0: "),
+    (["--sweep=data_dir=/none"], 1, "/none"),
+])
+def test_a_wrong_flag_is_one_line_before_any_run(words, code, message, tmp_path, capsys):
+    assert sweep.main(["training.sweep", *COMMON, *words, f"--output_dir={tmp_path}/sweep"]) == code
+    shown = capsys.readouterr()
+    assert len(shown.err.splitlines()) == 1 and message in shown.err and not shown.out
+    assert not (tmp_path / "sweep").exists()
+
+
+@pytest.mark.parametrize(("text", "values"), [
+    ("learning_rate=5,10,20", ("5", "10", "20")), ("learning_rate=5", ("5",)), ("batch_size=64, 64,128", ("64", "128")),
+    ("batch_size=0:64,1:128", ("0:64,1:128",)), ("batch_size=64;0:64,1:128", ("64", "0:64,1:128")),
+    ("lr_boundaries=30,60", ("30,60",)), ("exclude=gamma,beta;bias", ("gamma,beta", "bias")),
+    ("data_dir=digits,/a b", ("digits", "/a b")),
+])
+def test_what_separates_values(text, values):
+    assert sweep.swept([text]) == ((text.partition("=")[0], values),)
+
+
+def test_folders_have_plain_and_distinct_names():
+    names = [sweep.Planned({"data_dir": value}, 0, ()).name for value in ("/a/b", "/a_b", "/a b", "x" * 300, "x" * 301)]
+    assert len({*names}) == 5 and all("/" not in name and " " not in name and len(name) < 200 for name in names)
+
+
+def test_dry_run_writes_a_file_of_flags_for_each_run(tmp_path, capsys):
+    """From which train.py reads the same flags as from the command line, with the same default recipe."""
+    from training import flags
+
+    words = ["--sweep=learning_rate=1,2", "--seeds=2", "--seed=5", *COMMON, f"--output_dir={tmp_path}", "--dry_run"]
+    for number in (4, 17):
+        (tmp_path / f"{number}.flags").write_text("of an earlier, larger sweep")
+    assert sweep.main(["training.sweep", *words]) == 0
+    assert capsys.readouterr().out == "[]\n" and not list(tmp_path.glob("*/"))
+    files = sorted(tmp_path.glob("*.flags"))
+    assert [file.name for file in files] == ["0.flags", "1.flags", "2.flags", "3.flags"]
+    folders = set()
+    for number, file in enumerate(files):
+        read = flags.parse(["train.py", f"--flagfile={file}"])
+        meant = flags.parse(["train.py", *COMMON, f"--learning_rate={1 + number // 2}", f"--seed={5 + number % 2}"])
+        assert read.text == meant.text and read.recipe == meant.recipe
+        folders.add(read.run.output_dir)
+    assert len(folders) == 4
+
+
+def row(rate, batch, seed, top1, diverged=False):
+    return {"flags": {"learning_rate": rate, "batch_size": batch}, "seed": seed, "diverged": diverged, "val_top1": top1,
+            "best_top1": top1 + 0.01, "best_epoch": 1, "seconds": 60.0, "folder": f"{rate}-{batch}-{seed}",
+            "diverged_at": {"step": 1234, "epoch": 0.5} if diverged else None}
+
+
+def test_the_page_shows_mean_and_spread(tmp_path):
+    found = [row(1, 64, 0, 0.5), row(1, 64, 1, 0.6), row(1, "0:64,1:128", 0, 0.7), row(4, 64, 0, 0.1, diverged=True)]
+    page = write_sweep(tmp_path, found, 8).read_text()
+    text = html.unescape(re.sub(r"<[^>]*>", " ", page))
+    assert json.loads((tmp_path / "sweep.json").read_text()) == found
+    assert "4 of 8 runs have ended" in text and "70.00%, is that of learning rate 1, batch size 0:64,1:128" in text
+    assert re.search(r"1\s+64\s+2\s+0\s+55.00 ± 7.07 %\s+50.00% to 60.00%", text)
+    assert re.search(r"4\s+64\s+1\s+1\s+10.00 %", text) and "step 1,234, epoch 0.500" in text
+    assert text.count("batch size 64: 55 % (learning rate 1)") == 1 and page.count("<figure>") == 4
+    assert "batch size 64, single seeds: 60 % (learning rate 1)" in text
+
+
+def test_a_sweep_of_seeds_alone_has_a_table(tmp_path):
+    found = [row(1, 64, seed, 0.5) | {"flags": {}} for seed in (0, 1)]
+    page = write_sweep(tmp_path, found, 2).read_text()
+    assert "50.00 ± 0.00 %" in page and "<svg" not in page
+    assert "0 of 2" in write_sweep(tmp_path, [], 2).read_text()

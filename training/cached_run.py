@@ -1,0 +1,94 @@
+"""Runs of train.py, each in a process and a folder of its own. A folder that holds a result is not trained again."""
+import contextlib
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import ExitCode, Stopped, UserError
+from distributed.launcher import end_with_parent
+from reporting.run_data import RunData
+from training.stopping import SIGNALS
+
+TRAIN = Path(__file__).parents[1] / "train.py"
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a run that has ended.
+
+    val_top1: after the last epoch. If training diverged, the weights are of no use, and it is the accuracy of guessing,
+    1 / classes. best_top1: the highest of all evaluations, and best_epoch its epoch. diverged_at: step and epoch at
+    which training diverged, or None. seconds: duration of the training.
+    """
+
+    val_top1: float
+    best_top1: float
+    best_epoch: float | None
+    seconds: float
+    diverged_at: dict | None
+
+    @classmethod
+    def read(cls, folder: Path) -> "Result | None":
+        """Returns the result of the run in a folder, or None if there is no run or it has not ended."""
+        if not (folder / "summary.json").is_file():
+            return None
+        run = RunData.read(folder)
+        ending = run.summary or run.divergence
+        top1 = ending["val_top1"] if run.summary else 1 / ending["classes"]
+        best = run.best or {"val_top1": top1, "epoch": None}
+        return cls(top1, best["val_top1"], best["epoch"], ending["seconds"], ending.get("diverged_at"))
+
+
+def train_once(folder: Path, words: Sequence[str]) -> Result:
+    """Returns the result of the run in a folder. If there is none, trains, or continues from the run's checkpoints.
+
+    words: flags of train.py, without --output_dir. Its output is appended to FOLDER.log. Divergence is a result. Raises
+    UserError if training fails, and Stopped if it has been asked to stop.
+    """
+    result = Result.read(folder)
+    if result:
+        return result
+    log = folder.with_name(f"{folder.name}.log")
+    with open(log, "ab") as output:
+        began = output.tell()
+        process = subprocess.Popen(
+            [sys.executable, TRAIN, *words, f"--output_dir={folder}"], stdin=subprocess.DEVNULL, stderr=output,
+            stdout=subprocess.DEVNULL, preexec_fn=lambda: end_with_parent(signal.SIGKILL))
+        with stops_passed_on(process) as received:
+            code = process.wait()
+    if received or code == ExitCode.STOPPED:
+        raise Stopped(f"{folder.name} was stopped on request; the same command continues")
+    result = Result.read(folder)
+    if result:
+        return result
+    raise UserError(f"{folder.name} failed: {problem_in(log, began) or f'exit code {code}'}; its output is in {log}")
+
+
+@contextlib.contextmanager
+def stops_passed_on(process: subprocess.Popen) -> Iterator[list[int]]:
+    """Context manager that passes requests to stop on to a training, which then saves a checkpoint.
+
+    Yields the list of requests: one may come too late for this training, but has to stop those that would follow.
+    """
+    received = []
+
+    def pass_on(number, _):
+        received.append(number)
+        process.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in SIGNALS}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def problem_in(log: Path, began: int) -> str:
+    """Returns the error in train.py's output, from this byte on: the last line that names train.py, else the last."""
+    lines = log.read_bytes()[began:].decode(errors="replace").strip().splitlines()
+    named = [line for line in lines if line.startswith("train.py: ")]
+    return next(reversed(named or lines), "").removeprefix("train.py: ")
