@@ -1,5 +1,6 @@
 """The forecast against what papers print, and the command."""
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -78,6 +79,25 @@ def test_the_papers_training_times(seconds, phases):
         step = abci.step_seconds(Job(RESNET50, batch, SONY.bytes), grid)
         total += epochs * 1281167 / (batch * workers) * step
     assert total == pytest.approx(seconds, rel=0.05)
+
+
+@pytest.mark.parametrize(("statistics", "numbers"), [("moving", 4 + 53120), ("exact", 4)])
+def test_a_recipes_steps_send_one_more_message(statistics, numbers):
+    """By hand, on 1,024 workers in a ring, where nothing hides it: its latency and its bytes."""
+    recipe = flags.parse(["train.py", "--model=resnet50", "--data_dir=synthetic:1281167", "--batch_size=32768",
+                          f"--batch_norm_statistics={statistics}"]).recipe
+    phase, = scaling.phases(scaling.Forecast(recipe, 32, 2, 1281167, 1000), RESNET50, 1024)
+    assert phase.job.results == 4 * numbers
+    abci = topology.load("abci", overlap=0.0)
+    link, steps, size = abci.network, 2 * 1023, 4 * numbers
+    within, between = 2 * 1023 - 2 * 255, 2 * 255  # the worst pass leaves out a hop within a node
+    latency = link.slowdown * (within * link.within.latency + between * link.between.latency)
+    plain = abci.step_seconds(replace(phase.job, results=0.0), (1024, 1))
+    added = abci.step_seconds(phase.job, (1024, 1)) - plain
+    speed = size * steps / 1024 / link.between.bandwidth
+    assert added == pytest.approx(latency + speed, rel=0.02)
+    torus = abci.step_seconds(phase.job, (64, 16)) - abci.step_seconds(replace(phase.job, results=0.0), (64, 16))
+    assert 0 < torus < added / 10
 
 
 # Topology, images a GPU, GPUs: images per second of ResNet-50, published; docs/allreduce.md says where.
