@@ -1,4 +1,5 @@
 """One folder of images per class, read in place: train/CLASS/*.jpg, val/CLASS/*.jpg. Each split is one shard."""
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,8 @@ def index_path(path) -> None:
 
 def class_names(path) -> list[str]:
     """Returns the classes of a split: the sorted names of its folders, except hidden ones."""
-    return sorted(entry.name for entry in Path(path).iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    with os.scandir(path) as entries:  # knows what is a folder without a call for each
+        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
 
 
 def image_files(folder) -> list[Path]:
