@@ -204,7 +204,8 @@ def described(result: Result) -> str:
     where, ended = result.diverged_at, f"top-1 {result.val_top1:.2%}"
     if where:
         ended = f"diverged at step {where['step']} (epoch {where['epoch']:.3f})"
-    return f"{ended}, best top-1 {result.best_top1:.2%}, {result.seconds:.0f} s"
+    best = "" if result.best_epoch is None else f", best top-1 {result.best_top1:.2%}"
+    return f"{ended}{best}, {result.seconds:.0f} s"
 
 
 def main(argv) -> int:
