@@ -30,7 +30,7 @@ TRAIN_TOP1 = ("The train top-1 is that of the augmented images during an epoch, 
 def comparison(runs: list[RunData], target: float | None = None) -> str:
     """Returns the page. target: top-1 accuracy; the page says when each run reached it."""
     names = distinct_names(runs)
-    results = [result(name, run) | reached(run, target) for name, run in zip(names, runs, strict=True)]
+    results = [result(name, run, target) for name, run in zip(names, runs, strict=True)]
     differing = different_flags(runs)
     flags = [{"run": name} | {flag: tidy(run.flags.get(flag, "")) for flag in differing}
              for name, run in zip(names, runs, strict=True)]
@@ -55,7 +55,7 @@ def sentence(names: list[str], runs: list[RunData]) -> str:
     return f"<b>{html.escape(name)}</b> has the highest top-1 accuracy, <b>{top1:.2%}</b>."
 
 
-def result(name: str, run: RunData) -> dict:
+def result(name: str, run: RunData, target: float | None = None) -> dict:
     now, best = run.result, run.best
 
     def part(value):
@@ -67,8 +67,8 @@ def result(name: str, run: RunData) -> dict:
     average = {"top-1 of the average": part(now["ema_val_top1"])} if "ema_val_top1" in now else {}
     return {
         "run": name, "state": state, "last top-1": part(now.get("val_top1")), "top-5": part(now.get("val_top5")),
-        "peak top-1": part(best and best["val_top1"]), "peak epoch": best["epoch"] if best else "",
-        "loss": number(now.get("val_loss")) if run.rows else ""} | average | {
+        "peak top-1": part(best and best["val_top1"]), "peak epoch": best["epoch"] if best else ""} | reached(
+            run, target) | {"loss": number(now.get("val_loss")) if run.rows else ""} | average | {
         "epochs": f"{number(run.epoch)} of {number(run.epochs)}", "workers": run.workers or "",
         "batch size": now.get("global_batch_size") or now.get("batch_size") or "",
         "images/s": f"{now['images_per_second']:,.0f}" if now.get("images_per_second") is not None else "",

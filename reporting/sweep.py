@@ -6,7 +6,7 @@ from pathlib import Path
 
 from common.files import write_atomically, write_json
 from reporting import charts
-from reporting.charts import Line, number, percent
+from reporting.charts import Line, percent
 from reporting.page import details, duration, page, table
 
 NOTE = "± is the standard deviation over the seeds. The top-1 of a run that diverged is the accuracy of guessing."
@@ -50,25 +50,25 @@ def best(rows: list[dict]) -> str:
 
 
 def labelled(flags: dict) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {number(value)}" for name, value in flags.items())
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in flags.items())
 
 
 def summarized(flags: dict, rows: list[dict]) -> dict:
     """Returns a line of the table: the flags, and mean and spread over the seeds."""
-    shown = {}
+    shown, named = {}, {name: str(value) for name, value in flags.items()}
     for title, column in (("top-1", "val_top1"), ("best top-1", "best_top1")):
         values = [row[column] for row in rows]
         spread = f" ± {100 * statistics.stdev(values):.2f}" if len(values) > 1 else ""
         shown |= {title: f"{100 * mean(rows, column):.2f}{spread} %",
                   f"{title}, lowest to highest": f"{min(values):.2%} to {max(values):.2%}"}
-    return flags | {"seeds": len(rows), "diverged": sum(row["diverged"] for row in rows)} | shown | {
+    return named | {"seeds": len(rows), "diverged": sum(row["diverged"] for row in rows)} | shown | {
         "time of a run": duration(mean(rows, "seconds"))}
 
 
 def listed(row: dict) -> dict:
     """Returns a line of the table of all runs."""
     where = row["diverged_at"]
-    return row["flags"] | {
+    return {name: str(value) for name, value in row["flags"].items()} | {
         "seed": row["seed"], "top-1": f"{row['val_top1']:.2%}", "best top-1": f"{row['best_top1']:.2%}",
         "best epoch": "" if row["best_epoch"] is None else row["best_epoch"],
         "diverged": f"step {where['step']:,}, epoch {where['epoch']:.3f}" if where else "",
@@ -100,7 +100,7 @@ def plot(title: str, column: str, name: str, rows: list[dict]) -> str:
             series.append(Line(f"{label}, single seeds", [x for x, group in points for _ in group],
                                [100 * row[column] for _, group in points for row in group], colour, "dots"))
     return charts.lines(title, name.replace("_", " "), series, show=percent,
-                        x_marks=[(x, shortened(number(value))) for value, x in marks.items()])
+                        x_marks=[(x, shortened(str(value))) for value, x in marks.items()])
 
 
 def shortened(text: str) -> str:

@@ -14,17 +14,19 @@ Commas separate the values. If a value contains a comma or a colon, or the flag 
 launch/slurm/submit.sh --array=0-17 [options] OUTPUT_DIR/%a.flags. Then the command without --dry_run trains what is
 missing and writes the results.
 """
+import contextlib
 import functools
 import hashlib
 import itertools
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from common import command, flags
 from common.errors import UsageError, UserError
-from common.files import as_json, write_atomically
+from common.files import as_json, locked, write_atomically
 from common.flags import flag
 from data import named
 from reporting.run_data import flags_in, same
@@ -174,22 +176,35 @@ def write_flags(folder: Path, runs: list[Planned]) -> None:
         write_atomically(folder / f"{number}.flags", "\n".join(words) + "\n")
 
 
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Context manager that waits until no other sweep writes to a folder, such as one whose `uv run` was killed."""
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(locked(folder))
+        except BlockingIOError:
+            print(f"waiting for another sweep in {folder} to end", file=sys.stderr, flush=True)
+            held.enter_context(locked(folder, wait=True))
+        yield
+
+
 def run(options: Options, runs: list[Planned]) -> list[dict]:
     """Trains the runs that are missing, unless --dry_run is given. Returns the rows of sweep.json."""
     folder = Path(options.output_dir).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    results = [Result.read(folder / one.name) for one in runs]
-    if options.dry_run:
-        write_flags(folder, runs)
-        print(f"{len(runs)} runs, {sum(one is None for one in results)} to train: {folder}/0.flags to "
-              f"{len(runs) - 1}.flags", file=sys.stderr)
-    rows = write_rows(folder, runs, results)
-    for number, one in enumerate(runs):
-        if not (options.dry_run or results[number]):
-            print(f"run {number + 1} of {len(runs)}: {one.name}", file=sys.stderr, flush=True)
-            results[number] = train_once(folder / one.name, one.words)
-            print(f"  {described(results[number])}", file=sys.stderr, flush=True)
-            rows = write_rows(folder, runs, results)
+    with alone_in(folder):
+        results = [Result.read(folder / one.name) for one in runs]
+        if options.dry_run:
+            write_flags(folder, runs)
+            print(f"{len(runs)} runs, {sum(one is None for one in results)} to train: {folder}/0.flags to "
+                  f"{len(runs) - 1}.flags", file=sys.stderr)
+        rows = write_rows(folder, runs, results)
+        for number, one in enumerate(runs):
+            if not (options.dry_run or results[number]):
+                print(f"run {number + 1} of {len(runs)}: {one.name}", file=sys.stderr, flush=True)
+                results[number] = train_once(folder / one.name, one.words)
+                print(f"  {described(results[number])}", file=sys.stderr, flush=True)
+                rows = write_rows(folder, runs, results)
     print(f"report: {folder}/sweep.html", file=sys.stderr)
     return rows
 
@@ -204,7 +219,8 @@ def described(result: Result) -> str:
     where, ended = result.diverged_at, f"top-1 {result.val_top1:.2%}"
     if where:
         ended = f"diverged at step {where['step']} (epoch {where['epoch']:.3f})"
-    return f"{ended}, best top-1 {result.best_top1:.2%}, {result.seconds:.0f} s"
+    best = "" if result.best_epoch is None else f", best top-1 {result.best_top1:.2%}"
+    return f"{ended}{best}, {result.seconds:.0f} s"
 
 
 def main(argv) -> int:

@@ -148,8 +148,8 @@ def test_runs_are_compared_with_a_target_and_with_the_papers(tmp_path):
     page = comparison([RunData.read(folder) for folder in runs], 0.501)
     text = html.unescape(re.sub(r"<[^>]*>", " ", page))
     results = text[text.index("Results"):text.index("The papers' figures")]
-    assert re.search(r"a\s+finished\s+50.20%\s+75.00%\s+50.20%\s+3\s.*\s30 s\s+2\s+20 s\s", results)
-    assert re.search(r"b\s+finished\s+60.00%\s+75.00%\s+90.00%\s+2\s.*\s30 s\s+2\s+20 s\s", results)
+    assert re.search(r"a\s+finished\s+50.20%\s+75.00%\s+50.20%\s+3\s+2\s+20 s\s.*\s30 s\s", results)
+    assert re.search(r"b\s+finished\s+60.00%\s+75.00%\s+90.00%\s+2\s+2\s+20 s\s.*\s30 s\s", results)
     assert re.search(r"c\s+diverged at epoch 1.5\s+50.00%.*not reached\s+not reached", results)
     papers = text[text.index("The papers' figures"):text.index("Flags that differ")]
     assert re.search(r"a\s+table 3, experiment 1\s+top-1 75.03 %\s+50.20%\s+50.20%\s+30 s\s+--epochs=3 instead of 90",

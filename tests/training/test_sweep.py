@@ -15,6 +15,7 @@ import pytest
 from conftest import ROOT, environment, rows, warm_python
 
 from common.errors import Stopped
+from common.files import locked
 from reporting.run_data import RunData
 from reporting.run_folder import RunFolder
 from reporting.sweep import write_sweep
@@ -127,6 +128,17 @@ def test_a_request_to_stop_reaches_the_run_and_the_same_command_continues(tmp_pa
     assert errors.splitlines()[-1] == ("training.sweep: weight_decay=0,seed=0 was stopped on request; the same command "
                                        "continues")
     assert list((metrics.parent / "checkpoints").glob("step-*"))
+
+
+def test_a_second_sweep_waits_for_the_first(grid):
+    folder, *_ = grid
+    words = [word.replace("0.02,1e12", "0.02").replace("=96;0:96,0.4:16", "=96") for word in GRID]
+    with locked(folder):
+        process = swept(folder, *words)
+        assert process.stderr.readline() == f"waiting for another sweep in {folder} to end\n"
+        assert process.poll() is None
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0 and len(json.loads(output)) == 2 and errors.startswith("report: ")
 
 
 STUBBORN = """
