@@ -1,4 +1,5 @@
 """Writes launch/recipes/README.md from the recipes: `uv run python -m launch.recipe_list`."""
+import re
 from pathlib import Path
 
 from common.recipe_file import read
@@ -8,12 +9,14 @@ PAPERS = {
     "lars_1708.03888": "You, Gitman, Ginsburg: Large Batch Training of Convolutional Networks, arXiv:1708.03888",
     "sysml18": "You, Zhang, Hsieh, Demmel, Keutzer: Speeding up ImageNet Training on Supercomputers, SysML 2018",
     "sony_1811.05233": "Mikami et al.: Massively Distributed SGD, arXiv:1811.05233",
+    "mlperf": "MLPerf Training, ResNet-50: reference convergence points, from mlperf-logging 4.1.68",
 }
 INTRODUCTION = """# Recipes
 
 Each recipe is a file of flags. `uv run train.py --flagfile=launch/recipes/PAPER/NAME.flags` trains it on any number of
 workers that divides its batch size. `--dry_run --workers=N` shows its plan without the dataset. Without flags, train.py
-reads `digits.flags`. The accuracies are those reported in the papers.
+reads `digits.flags`. The accuracies are those reported in the papers. The last table has no paper: MLPerf publishes how
+many epochs its reference needed with these settings to reach its target ([MLPerf](../../docs/mlperf.md)).
 
 The last column gives the source of each setting: a section or table of the paper, or a file or the later code of its
 authors. `open` means that no source gives the setting. A comment in the recipe then explains the value.
@@ -44,7 +47,7 @@ def page() -> str:
 
 
 def _natural(path):
-    return [int(word) if word.isdigit() else word for word in path.stem.replace("-", " ").split()]
+    return [int(word) if word.isdigit() else word for word in re.split(r"-b?(?=\d)|-", path.stem)]
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import numpy as np
 from common.errors import UserError, complain, one_line
 from data.pipeline import Device
 from data.synthetic import SyntheticFeed
+from reporting.mlperf_log import MLPerfLog
 from reporting.observer import Observer, RunInfo
 from reporting.progress import ProgressDisplay
 from reporting.report_writer import ReportWriter
@@ -116,8 +117,9 @@ def make_observers(job: Job, folder: Path, hosts: dict[str, int], added: Sequenc
     run = RunInfo(folder, job.plan.as_json(), settings.given, settings.text, settings.recipe_file, job.feed.dataset,
                   hosts, job.state.progress)
     profile = [Profile(*settings.run.profile)] if settings.run.profile else []
+    mlperf = [MLPerfLog(settings.run.mlperf_log)] if settings.run.mlperf_log else []
     report = ReportWriter(None if isinstance(job.feed, SyntheticFeed) else functools.partial(training_images, job))
-    observers = [RunFolder(), TensorBoard(), ProgressDisplay(), StepLog(), report, *profile, *added]
+    observers = [RunFolder(), TensorBoard(), ProgressDisplay(), StepLog(), report, *mlperf, *profile, *added]
     if settings.source:
         print(f"recipe: {settings.source}", file=sys.stderr)
     print(f"run: {folder}", file=sys.stderr)

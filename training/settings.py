@@ -191,6 +191,8 @@ class Run:
     timeline: File for Horovod's timeline of the gradient exchange, which chrome://tracing can show.
     profile: Steps to profile, as FROM:TO (exclusive), such as 100:110. TensorBoard's profile plugin shows the result.
     observer: Observer of your own, as MODULE:NAME. It sees what the run's folder records. Can be given several times.
+    mlperf_log: File for MLPerf's log of the training, which MLPerf's compliance checker reads. A new training
+        overwrites it; a resumed one continues it.
     dry_run: Print the plan as JSON and exit.
     workers: Number of workers to plan for. Only with --dry_run.
     workers_per_node: Number of workers per node to plan for. Only with --dry_run. Default: the number per node of this
@@ -205,7 +207,7 @@ class Run:
     init_checkpoint: str | None = None
     resume: str = flag("auto", ("auto", "never"))
     checkpoint_every: values.Every = flag("auto", parse=values.Every.parse)
-    target_top1: float | None = flag(low=0.0, high=1.0)
+    target_top1: float | None = flag(low=1e-6, high=1.0)
     stop_at_target: bool = False
     on_divergence: str = flag("stop", ("stop", "rollback"))
     max_rollbacks: int = flag(3, low=0)
@@ -214,6 +216,7 @@ class Run:
     timeline: str | None = None
     profile: tuple[int, int] | None = flag(parse=values.range_of_steps)
     observer: tuple[str, ...] = flag([], parse=tuple, repeated=True)
+    mlperf_log: str | None = None
     dry_run: bool = False
     workers: int | None = flag(low=1)
     workers_per_node: int | None = flag(low=1)

@@ -1,4 +1,9 @@
 """Every recipe plans, names its row and says what it chose; the page that lists them is up to date."""
+import importlib.util
+import json
+import statistics
+from pathlib import Path
+
 import pytest
 
 from common.errors import UserError
@@ -28,18 +33,22 @@ def plan(path, workers) -> Plan:
 def test_there_is_one_for_each_row():
     count = {folder: sum(path.parent.name == folder for path in PAPERS) for folder in recipe_list.PAPERS}
     # LARS: tables 1 (2), 2 (13), 3 (11), 5 (3), 6 (3), 7 (4 and 2 beside it), section 3.1 (2).
-    assert count == {"lars_1708.03888": 40, "sysml18": 5, "sony_1811.05233": 6}
+    assert count == {"lars_1708.03888": 40, "sysml18": 5, "sony_1811.05233": 6, "mlperf": 10}
+
+
+NOT_ON_256 = {"table4-resnet50-16000": "15872 and 16128", "resnet50-b1632": "1536 and 1792",
+              "resnet50-b3264": "3072 and 3328"}  # the nearest batch sizes
 
 
 @pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
 @pytest.mark.parametrize("workers", [1, 8, 256])
 def test_it_plans(path, workers):
-    if path.stem == "table4-resnet50-16000" and workers == 256:  # 62.5 a worker
-        with pytest.raises(UserError, match="15872 and 16128"):
+    if path.stem in NOT_ON_256 and workers == 256:
+        with pytest.raises(UserError, match=NOT_ON_256[path.stem]):
             plan(path, workers)
         return
     made = plan(path, workers)
-    assert made.phases[-1].end_epoch == made.epochs >= 90
+    assert made.phases[-1].end_epoch == made.epochs >= (37 if path.parent.name == "mlperf" else 90)
 
 
 @pytest.mark.parametrize(("name", "workers"), [
@@ -90,6 +99,53 @@ def test_the_rate_of_the_laboratorys_code_holds_to_the_end_of_warm_up():
     path, = (path for path in PAPERS if path.stem == "table7-resnet50-32768-known")
     made = plan(path, 8)
     assert made.learning_rate(14) == 32 and made.learning_rate(52) == pytest.approx(32 / 4)
+
+
+def points() -> dict[int, dict]:
+    """MLPerf's reference convergence points, by batch size, as published with its newest rules for ResNet-50."""
+    folder = Path(importlib.util.find_spec("mlperf_logging").origin).parent / "rcp_checker"
+    newest = sorted(folder.glob("training_*/rcps_resnet.json"))[-1]
+    assert newest.parent.name == "training_4.0.0"
+    return {point["BS"]: point for point in json.loads(newest.read_text()).values()}
+
+
+AFTER_WARM_UP = {1632, 8192, 65536, 67840}  # batch sizes of the points whose decay steps do not include the warm-up
+
+
+@pytest.mark.parametrize("batch", [1632, 3264, 4096, 8192, 13056, 32768, 49152, 58880, 65536, 67840])
+def test_a_recipe_of_mlperf_is_its_point(batch):
+    point, path = points()[batch], recipe_list.RECIPES / "mlperf" / f"resnet50-b{batch}.flags"
+    settings, given = flags.parse(["train.py", f"--flagfile={path}"]), point["Hyperparams"]
+    recipe, made, converged = settings.recipe, plan(path, 8), point["Epochs to converge"]
+    steps, warmup = given["opt_learning_rate_decay_steps"], given["opt_learning_rate_warmup_epochs"]
+    assert {"optimizer": recipe.optimizer, "opt_base_learning_rate": made.learning_rate.peak,
+            "opt_learning_rate_warmup_epochs": recipe.warmup_epochs, "opt_momentum": recipe.momentum,
+            "opt_weight_decay": recipe.weight_decay, "model_bn_span": made.phases[0].batch_norm_span,
+            "opt_learning_rate_decay_steps": steps} | {
+        name: value for name, value in (("opt_end_learning_rate", recipe.end_learning_rate), (
+            "opt_learning_rate_decay_poly_power", recipe.poly_power), ("epsilon", recipe.lars_epsilon))
+        if name in given} == given
+    assert (made.phases[0].global_batch_size, recipe.end_learning_rate, recipe.poly_power, recipe.lars_epsilon,
+            recipe.label_smoothing, made.evaluate_every) == (batch, 1e-4, 2, 0, 0.1, 4)
+    assert settings.run.stop_at_target and settings.run.target_top1 == 0.759
+    reported = recipe_list.read(path)["Reported"]
+    assert f"{min(converged)} to {max(converged)} epochs" in reported and f"({len(converged)} runs)" in reported
+    in_all = steps + (batch in AFTER_WARM_UP) * warmup * IMAGENET / batch
+    assert made.steps == pytest.approx(in_all, rel=3e-3) and made.epochs >= max(converged)
+
+
+def test_the_decay_steps_of_mlperfs_points_are_read_so_that_they_agree():
+    """At the mean epoch of convergence the rate is then about the same share of the peak at all points.
+
+    Read the other way, the schedule ends before, or its rate is still more than 1 % of the peak.
+    """
+    for batch, point in points().items():
+        given, converged = point["Hyperparams"], point["Epochs to converge"]
+        warmup, mean = given["opt_learning_rate_warmup_epochs"], statistics.mean(converged)
+        made = plan(recipe_list.RECIPES / "mlperf" / f"resnet50-b{batch}.flags", 8)
+        assert 0.0015 < made.learning_rate(mean) / made.learning_rate.peak < 0.0075, batch
+        other = given["opt_learning_rate_decay_steps"] * batch / IMAGENET + (batch not in AFTER_WARM_UP) * warmup
+        assert other < max(converged) - 1 or ((other - mean) / (other - warmup)) ** 2 > 0.01, batch
 
 
 @pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)

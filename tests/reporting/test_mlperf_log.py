@@ -1,0 +1,164 @@
+"""MLPerf's log passes MLPerf's own compliance checker if the target is met, and only then."""
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from conftest import ROOT, rows, train
+from mlperf_logging.compliance_checker import mlp_compliance
+
+from common.errors import UserError
+from reporting.mlperf_log import PREFIX, MLPerfLog
+from reporting.observer import Evaluation, RunInfo
+from training import flags
+from training.plan import plan_for
+
+CLOSED = ("--model=convnet", "--epochs=12", "--batch_size=64", "--optimizer=lars", "--learning_rate=0.5",
+          "--lr_schedule=poly", "--end_learning_rate=1e-4", "--decay_from=warmup_end", "--warmup=gradual",
+          "--warmup_epochs=1", "--warmup_learning_rate=0", "--weight_decay=1e-4", "--evaluate_every=2")
+
+
+def checked(log: Path) -> subprocess.CompletedProcess:
+    """The checker on a log, as docs/mlperf.md starts it, but with warnings as errors."""
+    return subprocess.run(
+        [sys.executable, "-m", "mlperf_logging.compliance_checker", "--usage=training", "--ruleset=4.0.0", "--werror",
+         f"--log_output={log}.checked", str(log)], text=True, capture_output=True, cwd=log.parent)
+
+
+def passes(log: Path) -> bool:
+    """What the checker says of a log, in this process."""
+    checker = mlp_compliance.make_checker("training", "4.0.0", quiet=False, werror=True)
+    return mlp_compliance.main(str(log), "training_4.0.0/common.yaml", checker)[0]
+
+
+def events(log: Path, *keys: str) -> list[dict]:
+    found = [json.loads(line.removeprefix(PREFIX)) for line in log.read_text().splitlines()]
+    return [event for event in found if event["key"] in keys or not keys]
+
+
+def run_info(*given: str, steps: int = 0, evaluations: int = 0) -> RunInfo:
+    """What an observer of these flags is given, on two workers."""
+    settings = flags.parse(["train.py", *given])
+    samples = settings.run.train_samples or 1437
+    dataset = SimpleNamespace(train=SimpleNamespace(samples=samples), validation=SimpleNamespace(samples=360))
+    plan = plan_for(settings, 2, 2, samples).as_json()
+    progress = SimpleNamespace(step=steps, evaluations=evaluations)
+    return RunInfo(Path(), plan, settings.given, "", None, dataset, {"host": 2}, progress)
+
+
+def logged(log: Path, *top1s: float, given=CLOSED, before: int = 0) -> MLPerfLog:
+    """An observer after evaluations with these accuracies. before: number of evaluations before the process."""
+    observer = MLPerfLog(log)
+    observer.start(run_info(*given, steps=45 * before, evaluations=before))
+    for number, top1 in enumerate(top1s, before + 1):
+        observer.step(None)
+        observer.evaluation(Evaluation({"epoch": 2 * number, "val_top1": top1}, {}, {}, None))
+    return observer
+
+
+def test_a_training_passes_once_it_has_reached_the_target(tmp_path):
+    """It stops below the target first, as a run that fails it does, and resumes."""
+    log = tmp_path / "mlperf.log"
+    run = *CLOSED, "--evaluate_every=1", "--stop_at_target", f"--mlperf_log={log}", f"--output_dir={tmp_path / 'run'}"
+    train(*run, "--target_top1=0.05")
+    refused, [stop] = checked(log), events(log, "run_stop")
+    assert refused.returncode == 1 and "v['value'] >= 0.7590" in refused.stderr
+    assert stop["metadata"] == {"status": "aborted"}
+    before = events(log)[:-1]
+    train(*run, "--target_top1=0.759")
+    passed = checked(log)
+    assert passed.returncode == 0 and "SUCCESS" in passed.stderr, passed.stderr
+    assert events(log)[:len(before)] == before
+    evaluated = [(event["metadata"]["epoch_num"], event["value"]) for event in events(log, "eval_accuracy")]
+    assert evaluated == [(row["epoch"], row["val_top1"]) for row in rows(tmp_path / "run")]
+    assert evaluated[-1][1] >= 0.759 > evaluated[0][1]
+    times = [event["time_ms"] for event in events(log)]
+    assert times == sorted(times)
+    [begin], [end] = events(log, "run_start"), events(log, "run_stop")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert end["time_ms"] - begin["time_ms"] > 1000 * summary["seconds_to_target"] - 2000  # and the pause
+
+
+RECIPES = sorted((ROOT / "launch" / "recipes" / "mlperf").glob("*.flags"))
+SGD = *CLOSED, "--optimizer=sgd", "--learning_rate=0.128"
+
+
+@pytest.mark.parametrize("given", [*((f"--flagfile={path}",) for path in RECIPES), SGD],
+                         ids=[*(path.stem for path in RECIPES), "sgd"])
+def test_the_settings_of_mlperfs_recipes_and_of_sgd_pass(tmp_path, given):
+    logged(tmp_path / "log", 0.7, 0.76, given=given)
+    assert passes(tmp_path / "log")
+
+
+@pytest.mark.parametrize("given", [
+    "--lars_epsilon=1e-6", "--end_learning_rate=0", "--poly_power=1", "--lr_schedule=cosine", "--weight_decay=3e-4"])
+def test_other_settings_do_not(tmp_path, given):
+    logged(tmp_path / "log", 0.76, given=(*CLOSED, given))
+    assert not passes(tmp_path / "log")
+
+
+def test_the_run_ends_at_the_target_or_with_the_training(tmp_path):
+    logged(tmp_path / "reached", 0.7, 0.76, 0.8).end({})
+    logged(tmp_path / "missed", 0.7, 0.758).end({})
+    assert [len(events(tmp_path / name, "eval_stop")) for name in ("reached", "missed")] == [2, 2]
+    assert [event["metadata"]["status"] for name in ("reached", "missed")
+            for event in events(tmp_path / name, "run_stop")] == ["success", "aborted"]
+
+
+def test_a_resumed_run_drops_the_events_after_its_checkpoint(tmp_path):
+    log = tmp_path / "log"
+    logged(log, 0.3, 0.5, 0.6)
+    kept = log.read_text().splitlines()[:-5]
+    with open(log, "a") as file:
+        file.write(':::MLLOG {"names')  # killed in a write
+    logged(log, 0.76, before=2)
+    assert log.read_text().splitlines()[:len(kept)] == kept and passes(log)
+    assert [(event["metadata"]["first_epoch_num"], event["metadata"]["epoch_count"])
+            for event in events(log, "block_start")] == [(1, 2), (3, 2), (5, 2)]
+    complete = log.read_text()
+    logged(log, before=3).end({})  # a finished run that is started again
+    assert log.read_text() == complete
+    logged(log, 0.7, before=1)
+    assert [event["value"] for event in events(log, "eval_accuracy")] == [0.3, 0.7] and not events(log, "run_stop")
+
+
+def test_a_rollback_drops_events_too(tmp_path):
+    observer = logged(tmp_path / "log", 0.3, 0.5)
+    observer.rewind(SimpleNamespace(step=45, evaluations=1))
+    observer.evaluation(Evaluation({"epoch": 4, "val_top1": 0.4}, {}, {}, None))
+    assert [event["value"] for event in events(tmp_path / "log", "eval_accuracy")] == [0.3, 0.4]
+
+
+@pytest.mark.parametrize("text", [None, "another file\n"])
+def test_a_run_that_resumes_without_its_log_writes_none(tmp_path, capsys, text):
+    log = tmp_path / "log"
+    if text:
+        log.write_text(text)
+    logged(log, 0.76, before=1).end({})
+    assert (log.read_text() if log.exists() else None) == text
+    assert "lacks the start of this run; nothing is added" in capsys.readouterr().err
+
+
+def test_what_cannot_be_logged(tmp_path):
+    with pytest.raises(UserError, match="--mlperf_log: MLPerf's log has one batch size"):
+        logged(tmp_path / "log", given=(*CLOSED, "--batch_size=0:64,2:128"))
+    with pytest.raises(UserError, match="for the optimizers lars and sgd, not for lamb"):
+        logged(tmp_path / "log", given=(*CLOSED, "--optimizer=lamb"))
+    with pytest.raises(UserError, match="cannot be written: No such file or directory"):
+        logged(tmp_path / "missing" / "log")
+
+
+def test_hyperparameters_and_times(tmp_path):
+    """Those that the checker does not compare with anything, by hand."""
+    logged(tmp_path / "log", 0.3, given=(*CLOSED, "--seed=7", "--momentum=0.94"))
+    found = {event["key"]: event["value"] for event in events(tmp_path / "log")}
+    assert found | {
+        "seed": 7, "train_samples": 1437, "eval_samples": 360, "global_batch_size": 64, "model_bn_span": 32,
+        "gradient_accumulation_steps": 1, "opt_name": "lars", "lars_opt_base_learning_rate": 0.5,
+        "lars_opt_momentum": 0.94, "lars_opt_learning_rate_warmup_epochs": 1,
+        "lars_opt_learning_rate_decay_steps": 11 * 1437 // 64, "cache_clear": False,
+        "submission_platform": "2 workers on 1 host"} == found
+    times = {event["key"]: event["time_ms"] for event in events(tmp_path / "log")}
+    assert times["init_start"] < times["run_start"] <= times["eval_stop"]  # from the start of this process
