@@ -93,6 +93,8 @@ class Dataset:
 
     def moved_to(self, folder: Path) -> "Dataset":
         """Returns the dataset for a copy of its files in another folder."""
+        if folder == self.folder:
+            return self
         train, validation = (split.moved(self.folder, folder) for split in (self.train, self.validation))
         return replace(self, folder=folder, train=train, validation=validation)
 

@@ -81,10 +81,13 @@ def make_job(settings: Settings, plan: Plan, world: World, feed, state: State) -
 
 
 def share_dataset(dataset: Dataset, world: World) -> Dataset:
-    """Returns the dataset with its indexes, which rank 0 reads for all workers. Raises UserError on all ranks."""
+    """Returns the dataset with its indexes, which rank 0 reads for all workers. Raises UserError on all ranks.
+
+    The folder stays this worker's own: a built-in dataset is in each node's cache.
+    """
     with world.raise_on_all_ranks():
         found = dataset.with_indexes() if world.rank == 0 else None
-    return world.broadcast(found, "dataset")
+    return world.broadcast(found, "dataset").moved_to(dataset.folder)
 
 
 def stage_dataset(dataset: Dataset, launch: Launch, world: World) -> Dataset:
