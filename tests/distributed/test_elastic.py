@@ -117,7 +117,7 @@ def test_workers_that_do_not_divide_the_batch_have_its_mean(tmp_path):
 
 
 def test_a_worker_is_lost_and_the_rest_do_not_divide_the_batch(tmp_path):
-    training = Elastic(tmp_path, ["localhost"] * 3 + ["127.0.0.1"], "--epochs=8", *UNEVEN)
+    training = Elastic(tmp_path, ["localhost"] * 3 + ["127.0.0.1"], "--epochs=8", *UNEVEN, "--model=convnet")
     training.reach(22)
     training.worker_on("127.0.0.1").kill()
     summary, log = training.end()

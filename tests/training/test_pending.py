@@ -51,7 +51,7 @@ class Recovery:
     def after_step(self, signals, before_evaluation):
         self.acted.append((self.progress.step, list(signals), before_evaluation))
 
-    def after_evaluation(self, epoch, top1):
+    def after_evaluation(self, epoch, top1, is_target):
         pass
 
 
