@@ -29,7 +29,7 @@ from training import flags
 from training.plan import plan_for
 from training.reading import TrainingInput
 
-SAMPLES, SHARDS, RATE = 1_281_167, 1024, 1000  # images/s of one worker, a V100's with ResNet-50
+SAMPLES, SHARDS, RATE = 1_281_167, 1024, 1000  # images/s of one worker, assumed
 CASES = {1: (256, 2), 8: (2048, 9), 1024: (32_768, 36)}  # workers: (global batch size, epochs)
 
 

@@ -5,7 +5,7 @@ import html
 from reporting import charts, heat_map
 from reporting.charts import Line, number, percent
 from reporting.page import details, duration, over_epochs_and_time, page, table
-from reporting.run_data import RunData, same
+from reporting.run_data import RunData, first_row_at, same
 from reporting.run_page import trust_ratios
 from reporting.run_text import tidy
 
@@ -79,7 +79,7 @@ def reached(run: RunData, target: float | None) -> dict:
     """Returns the epoch and the time of the first evaluation with this top-1, as columns of the results."""
     if target is None:
         return {}
-    first = next((row for row in run.rows if (row.get("val_top1") or 0) >= target), None)
+    first = first_row_at(run.rows, target)
     shown = (number(first["epoch"]), duration(first.get("seconds"))) if first else ("not reached", "not reached")
     return dict(zip((f"epochs to {target:.4g}", f"time to {target:.4g}"), shown, strict=True))
 

@@ -74,8 +74,7 @@ class RunData:
     @property
     def best(self) -> dict | None:
         """The row with the highest validation top-1."""
-        scored = [row for row in self.rows if row.get("val_top1") is not None]
-        return max(scored, key=lambda row: row["val_top1"], default=None)
+        return best_row(self.rows)
 
     @property
     def workers(self) -> int | None:
@@ -86,6 +85,17 @@ class RunData:
         recipe = (self.run.get("recipe") or {}).get("flags", {})
         return {name: (value, self.flags[name]) for name, value in recipe.items()
                 if name in self.flags and name != "data_dir" and not same(value, self.flags[name])}
+
+
+def best_row(rows: list[dict]) -> dict | None:
+    """Returns the row of metrics.jsonl with the highest validation top-1, or None if no row has one."""
+    scored = [row for row in rows if row.get("val_top1") is not None]
+    return max(scored, key=lambda row: row["val_top1"], default=None)
+
+
+def first_row_at(rows: list[dict], target_top1: float) -> dict | None:
+    """Returns the first row of metrics.jsonl whose validation top-1 reaches the target, or None."""
+    return next((row for row in rows if (row.get("val_top1") or 0) >= target_top1), None)
 
 
 def flags_in(text: str) -> dict[str, str]:

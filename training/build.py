@@ -68,9 +68,10 @@ def make_job(settings: Settings, plan: Plan, world: World, feed, state: State) -
     @functools.cache
     def train_step(phase: Phase):
         after_update = state.average and functools.partial(state.average.update, phase.global_batch_size)
-        return make_train_step(state.model, state.optimizer, state.totals, phase.own_steps(world.rank, world.size),
-                               recipe.label_smoothing, settings.launch.xla == "true", moving_statistics=not exact,
-                               layers=state.layers, span=Span.of(phase, world.size), after_update=after_update,
+        return make_train_step(state.model, state.optimizer, state.totals,
+                               phase.accumulation_steps_of(world.rank, world.size), recipe.label_smoothing,
+                               settings.launch.xla == "true", moving_statistics=not exact, layers=state.layers,
+                               span=Span.of(phase, world.size), after_update=after_update,
                                mean_steps=phase.global_batch_size / (world.size * phase.micro_batch_size))
 
     evaluate = make_evaluator(settings.launch, state.model, feed, world, state.average)

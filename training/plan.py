@@ -1,4 +1,5 @@
 """The plan combines a recipe (what to train) and a launch (on how many workers). Plain Python, no TensorFlow."""
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ class Phase:
         """Number of workers that share batch norm's statistics."""
         return max(1, self.batch_norm_span // self.micro_batch_size)
 
-    def own_steps(self, rank: int, workers: int) -> int:
+    def accumulation_steps_of(self, rank: int, workers: int) -> int:
         """Returns the number of micro-batches that a worker processes in a step."""
         return len(order.micro_batches(self.global_batch_size, self.micro_batch_size, rank, workers))
 
@@ -97,7 +98,9 @@ class Plan:
 
     def position(self, step: int) -> int:
         """The position in the stream of a step's first sample; at the end, the position after the last sample."""
-        return [interval for interval in self.intervals() if interval.first_step <= step][-1].position(step)
+        firsts = itertools.accumulate((phase.steps for phase in self.phases[:-1]), initial=0)
+        first, phase = [pair for pair in zip(firsts, self.phases, strict=True) if pair[0] <= step][-1]
+        return stream_position(phase.start_epoch, self.train_samples) + (step - first) * phase.global_batch_size
 
     def phase_at(self, epoch: float) -> Phase:
         return [phase for phase in self.phases if phase.start_epoch <= max(0, epoch)][-1]

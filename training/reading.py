@@ -7,7 +7,7 @@ from common.startup import startup
 from training.build import Job
 from training.plan import Interval
 
-# Limits of the intervals that share a pipeline. Opening one takes 3 s per million samples (benchmarks/README.md).
+# Limits of the intervals that share a pipeline. Preparing and opening one takes about 3 s per million samples.
 SAMPLES = 1 << 20  # of one worker
 INTERVALS = 16
 
@@ -51,7 +51,7 @@ class TrainingInput:
     def samples_before(self, step: int, interval: Interval) -> int:
         """Returns the number of samples that this worker has read from the pipeline before a step of the interval."""
         phase, world = interval.phase, self._job.world
-        return (step - self._first) * phase.own_steps(world.rank, world.size) * phase.micro_batch_size
+        return (step - self._first) * phase.accumulation_steps_of(world.rank, world.size) * phase.micro_batch_size
 
     def _prepare(self, number: int, is_ahead: bool = False):
         """Returns what the pipeline of a span reads: all of it if it is prepared ahead, otherwise what is left."""

@@ -178,7 +178,7 @@ class Run:
         of classes and the image size may differ. With another number of classes, the last layer is new.
     resume: Whether to resume. auto: resume from the newest checkpoint in --output_dir. never: delete the earlier run
         there and start over.
-    checkpoint_every: Time between checkpoints: epochs (1, 0.5) or minutes (10m). auto: an epoch, but at least a minute.
+    checkpoint_every: Time between checkpoints: epochs (1, 0.5) or minutes (10m). auto: one epoch, at least one minute.
         The last step is always saved.
     target_top1: Validation top-1 to reach, such as 0.759. summary.json says after how many epochs and seconds it was.
     stop_at_target: End training when --target_top1 is reached.

@@ -1,5 +1,6 @@
 """The content of summary.json."""
 from distributed.world import World
+from reporting.run_data import best_row, first_row_at
 from training.divergence import Diverged
 
 
@@ -16,11 +17,11 @@ def milestones(rows: list[dict], target_top1: float | None) -> dict:
 
     rows: of metrics.jsonl, at least one.
     """
-    best = max(rows, key=lambda row: row["val_top1"])
+    best = best_row(rows)
     found = {"best_top1": best["val_top1"], "best_epoch": best["epoch"]}
     if target_top1 is None:
         return found
-    first = next((row for row in rows if row["val_top1"] >= target_top1), {})
+    first = first_row_at(rows, target_top1) or {}
     return found | {"target_top1": target_top1, "epochs_to_target": first.get("epoch"),
                     "seconds_to_target": first.get("seconds")}
 

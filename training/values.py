@@ -7,7 +7,7 @@ from optim.schedules import Piecewise
 
 @dataclass(frozen=True)
 class Every:
-    """How often something is done: `1` or `0.5`, in epochs; `10m`, in minutes; `auto`, each epoch but once a minute.
+    """How often something is done: `1` or `0.5`, epochs; `10m`, minutes; `auto`, each epoch, at most once a minute.
 
     least_minutes: minimum time between two, if it is due by epochs.
     """

@@ -55,9 +55,10 @@ def write_index(path, entries: np.ndarray) -> None:
 
 
 def index_lines(entries: np.ndarray) -> np.ndarray:
-    """Returns the text of an index, one row per record, uint8 (records, width). NumPy writes it in a tenth of the time.
+    """Returns the text of an index, one row per record, uint8 (records, width).
 
-    All lines have the same length: numbers have leading zeros, which DALI ignores.
+    Many small files are written faster from it than by `write_index`. All lines have the same length: numbers have
+    leading zeros, which DALI ignores.
     """
     lines = []
     for column, end in zip(entries.T, b" \n", strict=True):

@@ -144,9 +144,9 @@ def test_elastic_workers_that_do_not_divide_the_batch_share_its_micro_batches():
     whole, = plan(32, 1281167, batch_size="34816", elastic=True).phases
     made = plan(28, 1281167, batch_size="34816", elastic=True)
     phase, = made.phases
-    assert (whole.micro_batch_size, whole.accumulation_steps, whole.own_steps(5, 32)) == (64, 17, 17)
+    assert (whole.micro_batch_size, whole.accumulation_steps, whole.accumulation_steps_of(5, 32)) == (64, 17, 17)
     assert (phase.micro_batch_size, phase.accumulation_steps, phase.steps) == (64, 20, whole.steps)
-    own = [phase.own_steps(rank, 28) for rank in range(28)]
+    own = [phase.accumulation_steps_of(rank, 28) for rank in range(28)]
     assert set(own) == {19, 20} and sum(own) == 34816 // 64
     assert [interval.start for interval in made.intervals()] == [
         interval.start for interval in plan(32, 1281167, batch_size="34816").intervals()]
