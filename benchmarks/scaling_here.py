@@ -1,11 +1,12 @@
 """Compares the forecast of an all-reduce with Horovod's on this machine, over Gloo and over MPI.
 
-    uv run python -m benchmarks.scaling_here [--output=here.json]
+    uv run python -m benchmarks.scaling_here [--output=here.json [--model=resnet20] [--transport=mpi]]
 
 It times several sizes on two ranks and fits a straight line, which gives the cost of a message and of a byte. From that
 line it forecasts the ring on 2 and on 4 ranks, and compares the forecast with measurements. With --output, it writes
-the line of Gloo and the speed of ResNet-50 on one worker as a topology for `launch.scaling --topology=here.json`. The
-forecast does not model ranks that share a core.
+the line of Gloo, or of --transport, and the speed of ResNet-50 and of each --model on one worker as a topology for
+`launch.scaling` and `training.benchmark` with `--topology=here.json`. The forecast does not model ranks that share a
+core.
 """
 import argparse
 import json
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.allreduce import LAUNCHERS
 from distributed.cost import Link, Network, cost
-from launch.topology import line
+from distributed.topology import line
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
@@ -48,13 +49,14 @@ def exchange(rounds: int) -> None:
         print("MEASURED " + json.dumps(dict(zip(SIZES, slowest.numpy().tolist(), strict=True))), flush=True)
 
 
-def compute() -> dict[int, float]:
-    """Returns batch size -> images per second of ResNet-50's forward and backward pass on one worker."""
+def compute(name: str, batches=(1, 2, 4, 8)) -> dict[int, float]:
+    """Returns batch size -> images per second of a model's forward and backward pass on one worker."""
     import tensorflow as tf
 
     import model_zoo
 
-    model, rates = model_zoo.create_model("resnet50", 1000, 224), {}
+    size, rates = model_zoo.MODELS[name].image_size, {}
+    model = model_zoo.create_model(name, 1000, size)
 
     @tf.function(autograph=False, reduce_retracing=True)
     def step(images):
@@ -63,9 +65,9 @@ def compute() -> dict[int, float]:
         return tape.gradient(loss, model.trainable_variables)
 
     for _ in range(5):  # in turn; the best of each, because other programs can only slow a step down
-        for batch in (1, 2, 4, 8):
+        for batch in batches:
             begun = time.perf_counter()
-            step(tf.zeros([batch, 224, 224, 3]))[0].numpy()
+            step(tf.zeros([batch, size, size, 3]))[0].numpy()
             rates[batch] = max(rates.get(batch, 0.0), batch / (time.perf_counter() - begun))
     return rates
 
@@ -102,20 +104,24 @@ def compare(transport: str, rounds: int) -> Link:
     return link
 
 
-def described(link: Link) -> dict:
+def described(link: Link, transport: str, models: list[str]) -> dict:
     """Returns a topology in which every node is like this machine."""
     measured = {"latency": link.latency, "bandwidth": link.bandwidth}
-    here = "measured by benchmarks.scaling_here: Horovod over Gloo, two ranks of this machine"
-    return {"local_size": os.cpu_count(), "within": measured, "between": measured, "overlap": 0.0, "one_gpu": compute(),
+    here = f"measured by benchmarks.scaling_here: Horovod over {transport}, two ranks of this machine"
+    return {"local_size": os.cpu_count(), "within": measured, "between": measured, "overlap": 0.0,
+            "one_gpu": compute("resnet50"), "models": {name: compute(name, (8, 16, 32, 64)) for name in models},
             "sources": {"local_size": "one worker per core", "within": here,
                         "between": here + "; there is no second node", "overlap": "the cores are busy with one or the "
-                        "other", "one_gpu": "measured: ResNet-50 on all cores, forward and backward pass"}}
+                        "other", "one_gpu": "measured: ResNet-50 on all cores, forward and backward pass",
+                        "models": "likewise"}}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--model", action="append", default=[])
+    parser.add_argument("--transport", choices=TRANSPORTS, default="gloo")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -124,7 +130,8 @@ def main():
         return
     links = {transport: compare(transport, options.rounds) for transport in TRANSPORTS}
     if options.output:
-        options.output.write_text(json.dumps(described(links["gloo"]), indent=1) + "\n")
+        found = described(links[options.transport], options.transport, options.model)
+        options.output.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ efficiency: the speed of a worker relative to its speed on one node with the sam
 worker processes --micro_batch_size images per step (default: 32). Published results follow, with a forecast for each
 whose cluster is known.
 
-distributed/cost.py and launch/topology.py explain the model. The file of a topology in launch/topologies gives the
-source of each figure. benchmarks/scaling_here.py writes such a file for this machine.
+distributed/cost.py and distributed/topology.py explain the model. The file of a topology in distributed/topologies
+gives the source of each figure. benchmarks/scaling_here.py writes such a file for this machine.
 """
 import json
 import sys
@@ -20,9 +20,9 @@ from common import command, flags
 from common.errors import UsageError, UserError, complain
 from common.flags import flag
 from data.named import open_named
+from distributed import topology as topologies
 from distributed.cost import ALLREDUCES
-from launch import topology as topologies
-from launch.topology import Job, Topology
+from distributed.topology import BYTES, Job, Topology
 from model_zoo.cost import ModelCost, model_cost
 from reporting import scaling as report
 from training.flags import define, recipes_first, with_image_size
@@ -32,8 +32,6 @@ from training.settings import Launch, Recipe
 PUBLISHED = Path(__file__).parent / "published.json"
 MICRO_BATCH_SIZE = 32  # without a recipe, as in arXiv:1811.05233, table 6
 CLASSES = 1000  # without a recipe, as in ImageNet
-BYTES = {"none": 4, "fp16": 2}
-RESULTS = 4  # numbers that a step averages besides gradients and statistics: two signals, loss and top-1
 BORROWED = ("model", "image_size", "micro_batch_size", "compression", "train_samples")
 
 
@@ -54,7 +52,7 @@ class Options:
     """This command's own flags.
 
     workers: Numbers of workers, such as 256 or 4,1024,4096.
-    topology: Cluster: the name of a file in launch/topologies, or the path of a JSON file like those.
+    topology: Cluster: the name of a file in distributed/topologies, or the path of a JSON file like those.
     allreduce: All-reduce algorithms to compare. Can be repeated. Default: all.
     overlap: Fraction of the last backward pass that can hide the transfer of the gradients. Default: the topology's.
     json: Print JSON on standard output instead of the table.
@@ -138,14 +136,12 @@ def row(topology, planned, workers, allreduce, grid, has_recipe) -> dict:
 
 def phases(asked: Forecast, model: ModelCost, workers: int) -> list[Phase]:
     """Returns the phases of the recipe's plan, or one step of one micro-batch without a recipe."""
-    size = model.parameters * asked.bytes_per_gradient
     if asked.samples is None:
         batch = asked.micro_batch_size or MICRO_BATCH_SIZE
-        return [Phase(1, workers * batch, Job(model, batch, size))]
-    statistics = model.statistics if asked.recipe.batch_norm_statistics == "moving" else 0
-    results = 4 * (RESULTS + statistics)
+        return [Phase(1, workers * batch, Job(model, batch, model.parameters * asked.bytes_per_gradient))]
     return [Phase(phase.steps, phase.global_batch_size,
-                  Job(model, phase.micro_batch_size, size, phase.accumulation_steps, results))
+                  Job.of(model, phase.micro_batch_size, phase.accumulation_steps, asked.bytes_per_gradient,
+                         asked.recipe.batch_norm_statistics == "moving"))
             for phase in make_plan(asked.recipe, asked.micro_batch_size, workers, asked.samples).phases]
 
 

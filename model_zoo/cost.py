@@ -11,15 +11,18 @@ class ModelCost:
 
     parameters: trainable parameters, which have gradients. variables: tensors that hold them. multiply_adds: of the
     forward pass per image, in convolutions and dense layers. statistics: batch norm's moving means and variances.
+    name: of the model, at its own image size.
     """
 
     parameters: int
     variables: int
     multiply_adds: int
     statistics: int = 0
+    name: str | None = None
 
 
-RESNET50 = ModelCost(25_557_032, 161, 4_089_184_256, 53_120)  # for 1,000 classes at 224 pixels, the usual reference
+# For 1,000 classes at 224 pixels, the usual reference.
+RESNET50 = ModelCost(25_557_032, 161, 4_089_184_256, 53_120, "resnet50")
 
 
 def model_cost(name: str, classes: int, image_size: int) -> ModelCost:
@@ -32,4 +35,5 @@ def model_cost(name: str, classes: int, image_size: int) -> ModelCost:
         # Each weight of a kernel is used once at each position of the output. The kernel's shape accounts for groups.
         sum(math.prod(layer.output_shape[1:-1]) * math.prod(layer.kernel.shape) for layer in model.layers
             if hasattr(layer, "kernel")),
-        sum(math.prod(v.shape) for v in model.non_trainable_variables if v.dtype.is_floating))
+        sum(math.prod(v.shape) for v in model.non_trainable_variables if v.dtype.is_floating),
+        name if image_size == model_zoo.MODELS[name].image_size else None)

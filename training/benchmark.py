@@ -14,23 +14,40 @@ The stages take turns, so a drift of the machine affects all of them. A rate is 
 All stages read the same samples, at most 65,536, repeatedly, so they come from the page cache if they fit. To measure
 the disk, drop the cache first (echo 3 > /proc/sys/vm/drop_caches) and use short --seconds, or use a dataset larger than
 memory.
+
+Under a launcher, or with --global_batch_size, it measures training steps on all workers instead, for each batch size:
+images/s, speed-up, efficiency, and the fractions of a step's time that are computing, waiting for images, and waiting
+for the exchange of gradients. With --output_dir, the rows of several launches, each with another number of workers,
+form one table. --topology adds the forecast of launch.scaling to it.
+
+    for workers in 1 2 4; do
+        mpirun -np $workers python -m training.benchmark --global_batch_size=256,2048 --output_dir=D ...
+    done
 """
+import contextlib
+import gc
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common import command, flags
 from common.errors import UsageError
+from common.files import locked
 from common.flags import flag
 from data import synthetic
 from data.named import open_named
-from reporting import stages as report
+from distributed import launcher
+from distributed.allreduce_plan import check_nodes
+from distributed.lost import lost_is_user_error
+from distributed.topology import load
+from reporting import speed, stages
 from training.flags import define, with_image_size
-from training.settings import Launch, Recipe
+from training.settings import Launch, Recipe, Run, Settings
 
+EXCHANGE = ("allreduce", "torus_grid", "compression", "fusion_mb")  # flags that only have an effect on training steps
 BORROWED = ("data_dir", "model", "augmentation", "image_size", "precision", "device", "dali_device", "hw_decoder_load",
-            "xla")
+            "xla", *EXCHANGE)
 
 
 def _threads(texts: list[str]) -> tuple[int, ...]:
@@ -39,20 +56,32 @@ def _threads(texts: list[str]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(map(int, texts)))
 
 
+def _batches(texts: list[str]) -> tuple[int, ...]:
+    if not all(text.isdecimal() and 0 < int(text) <= 2**24 for text in texts):
+        raise ValueError("needs batch sizes, such as 256 or 512,4096")
+    return tuple(sorted(set(map(int, texts))))
+
+
 @dataclass(frozen=True)
 class Options:
     """This command's own flags.
 
     dali_threads: Number of DALI threads. Several numbers, such as 1,2,4, are measured one after another. Default: the
         number of cores.
-    batch_size: Micro-batch size.
-    seconds: Total time to measure each stage, in seconds.
-    output_dir: Folder for benchmark.json and benchmark.html, a bar chart.
+    batch_size: Micro-batch size. With --global_batch_size, the largest one.
+    global_batch_size: Global batch sizes to measure on all workers, such as 512,4096. Default on several workers:
+        workers * --batch_size.
+    topology: Cluster whose forecast is shown next to the measurements, as in launch.scaling.
+    seconds: Total time to measure each stage or batch size, in seconds.
+    output_dir: Folder for benchmark.json and benchmark.html, a bar chart. On several workers: speed.json and
+        speed.html.
     json: Print JSON on standard output instead of the table.
     """
 
     dali_threads: tuple[int, ...] = flag([], parse=_threads)
     batch_size: int = flag(64, low=1, high=2**20)
+    global_batch_size: tuple[int, ...] = flag([], parse=_batches)
+    topology: str | None = None
     seconds: float = flag(5.0, low=0.01, high=1e6)
     output_dir: str | None = None
     json: bool = False
@@ -69,24 +98,81 @@ def all_flags():
 
 def main(argv) -> int:
     """Runs a command line; returns the exit code."""
+    launcher.end_with_launcher()
     if command.asks_for_help(argv):
         command.print_help(__doc__, *flags.described(all_flags(), (*BORROWED, *flags.names(Options))))
         return 0
-    with command.shell("training.benchmark") as ending, command.json_only_on_stdout():
+    with (command.shell("training.benchmark", barrier=wait_for_all) as ending, command.json_only_on_stdout(),
+          lost_is_user_error()):
         values = flags.read(all_flags(), argv)
-        if values.data_dir.startswith(f"{synthetic.NAME}:"):
-            raise UsageError(f"flag --data_dir={values.data_dir}: synthetic data has nothing to read; give a real "
-                             "dataset. The stage `model` measures without input on any dataset")
         options = flags.parsed(values, Options)
+        for name in (*EXCHANGE, "topology"):
+            if values[name].present and not on_all_workers(options):
+                raise UsageError(f"--{name} only has an effect on training steps; start several workers or give "
+                                 "--global_batch_size")
         recipe, launch = (flags.parsed(values, group, BORROWED) for group in (Recipe, Launch))
-        from training.stage_times import measure
-
-        result = measure(with_image_size(recipe), launch, options, open_named(recipe.data_dir))
-        if options.output_dir:
-            print(f"report: {report.write_stages(Path(options.output_dir), result)}", file=sys.stderr)
-        print(json.dumps(result) if options.json else "\n".join(report.lines(result)), flush=True)
+        (measure_workers if on_all_workers(options) else measure_stages)(with_image_size(recipe), launch, options)
     return ending.code
 
 
+def on_all_workers(options: Options) -> bool:
+    return bool(options.global_batch_size) or launcher.launched().size > 1
+
+
+def measure_stages(recipe: Recipe, launch: Launch, options: Options) -> None:
+    """Measures the stages on one worker, and prints them."""
+    if recipe.data_dir.startswith(f"{synthetic.NAME}:"):
+        raise UsageError(f"flag --data_dir={recipe.data_dir}: synthetic data has nothing to read; give a real dataset, "
+                         "or --global_batch_size to measure only training steps")
+    dataset = open_named(recipe.data_dir)
+    from training.stage_times import measure
+
+    result = measure(recipe, launch, options, dataset)
+    if options.output_dir:
+        print(f"report: {stages.write_stages(Path(options.output_dir), result)}", file=sys.stderr)
+    print(json.dumps(result) if options.json else "\n".join(stages.lines(result)), flush=True)
+
+
+def measure_workers(recipe: Recipe, launch: Launch, options: Options) -> None:
+    """Measures training steps on all workers of this launch. Rank 0 prints them."""
+    if len(options.dali_threads) > 1:
+        raise UsageError("--dali_threads: give one number to measure training steps")
+    rank = launcher.launched().rank
+    dataset = open_named(recipe.data_dir, check_files=rank == 0)
+    check_nodes(launch.allreduce, launch.torus_grid)
+    if options.topology:
+        load(options.topology)  # a wrong name shows at once
+    from training.speed import measure
+
+    launch = replace(launch, dali_threads=next(iter(options.dali_threads), None))
+    world, rows = measure(Settings(recipe, launch, Run(), {}, ""), options, dataset)
+    with world.raise_on_all_ranks():
+        if world.rank == 0:
+            show(rows, options)
+    world.barrier()
+
+
+def show(rows: list[dict], options: Options) -> None:
+    """Prints the rows of this launch, and of earlier ones in --output_dir, and writes them there."""
+    folder = options.output_dir and Path(options.output_dir)
+    with contextlib.ExitStack() as held:
+        if folder:
+            folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(locked(folder, wait=True))
+        rows = speed.merged(folder, rows)
+        if folder:
+            print(f"report: {speed.write_speed(folder, rows)}", file=sys.stderr)
+    print(json.dumps({"rows": rows}) if options.json else "\n".join(speed.lines(rows)), flush=True)
+
+
+def wait_for_all() -> None:
+    """Barrier after an error of all ranks, because mpirun kills all ranks when one exits."""
+    from distributed.world import World
+
+    World().renumbered().barrier()
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    code = main(sys.argv)
+    gc.freeze()
+    sys.exit(code)

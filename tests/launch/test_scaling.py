@@ -8,10 +8,10 @@ from conftest import ROOT, run
 from scipy.optimize import fsolve
 
 from benchmarks import scaling_here
-from distributed import cost
+from distributed import cost, topology
 from distributed.cost import Link, Network
-from launch import scaling, topology
-from launch.topology import Job
+from distributed.topology import Job
+from launch import scaling
 from model_zoo.cost import RESNET50, ModelCost
 from training import flags
 from training.plan import plan_for

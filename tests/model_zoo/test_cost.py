@@ -32,5 +32,5 @@ def test_a_network_counted_by_hand(monkeypatch):
     x = tf.keras.layers.Conv2D(6, 3, 2, "same", groups=2)(images)
     model = tf.keras.Model(images, tf.keras.layers.Dense(10)(tf.keras.layers.Flatten()(x)))
     monkeypatch.setattr(model_zoo, "create_model", lambda *_: model)
-    assert cost.model_cost("any", 10, 8) == cost.ModelCost(
+    assert cost.model_cost("alexnet", 10, 8) == cost.ModelCost(
         parameters=3 * 3 * 2 * 6 + 6 + 96 * 10 + 10, variables=4, multiply_adds=16 * 3 * 3 * 2 * 6 + 96 * 10)

@@ -84,7 +84,9 @@ def test_the_parts_read_every_format(name, digits, tmp_path):
 
 @pytest.mark.parametrize("flags", [
     ["--dali_threads=0"], ["--dali_threads=1,two"], ["--batch_size=0"], ["--model=resnet51"], ["--sekonds=1"],
-    ["--seconds=0"], ["--data_dir=synthetic:64"], ["digits"]])
+    ["--seconds=0"], ["--data_dir=synthetic:64"], ["--allreduce=torus"],
+    ["--topology=abci"], ["--global_batch_size=64,none"], ["--dali_threads=1,2", "--global_batch_size=64"],
+    ["digits"]])
 def test_a_wrong_flag_is_one_line_without_tensorflow(flags):
     program = ("import sys; from training import benchmark; code = benchmark.main(sys.argv); "
                "sys.exit(99 if 'tensorflow' in sys.modules else code)")

@@ -4,7 +4,8 @@
     compute = fixed * variables / ResNet-50's  +  images * per image * multiply-adds / ResNet-50's
 
 `fixed` is the time of a micro-batch that does not depend on its images (launching kernels, updating weights). Both it
-and the time per image are ResNet-50's. Those of other models follow from their numbers of variables and multiply-adds.
+and the time per image are ResNet-50's. Those of other models follow from their numbers of variables and multiply-adds,
+unless the topology has measured speeds of the model, to which both are fitted.
 The backward pass is two thirds of compute. The fraction `overlap` of the last micro-batch's backward pass can hide the
 transfer. The latency cannot be hidden: the last gradient has to be exchanged, too, and all ranks wait for the last one.
 A recipe's steps also send a message with the loss and batch norm's moving statistics. It goes before the gradients,
@@ -12,12 +13,13 @@ because it is ready after the forward pass.
 
 The speed is that of the precision in which one_gpu and calibration were measured. A recipe's --precision is ignored.
 
-A topology is a JSON file like those in launch/topologies. Its `sources` tells the reader the source of each figure.
+A topology is a JSON file like those in distributed/topologies. Its `sources` tells the reader where each figure comes
+from.
 """
 import dataclasses
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +31,8 @@ from distributed.cost import Link, Network
 from model_zoo.cost import RESNET50, ModelCost
 
 FOLDER = Path(__file__).parent / "topologies"
+BYTES = {"none": 4, "fp16": 2}  # --compression -> bytes of a gradient
+RESULTS = 4  # numbers that a step averages besides gradients and statistics: two signals, loss and top-1
 MOST_WORKERS = 2**17  # limited, because a forecast iterates over all workers
 BACKWARD = 2 / 3  # of compute: gradients of the inputs and of the weights, each as expensive as the forward pass
 
@@ -46,15 +50,26 @@ class Job:
     accumulation_steps: int = 1
     results: float = 0.0
 
+    @classmethod
+    def of(cls, model: ModelCost, micro_batch_size: int, accumulation_steps: int, bytes_per_gradient: int,
+           moving_statistics: bool) -> "Job":
+        """Returns the job of a step in Bigbatch. moving_statistics: whether it averages batch norm's statistics."""
+        results = 4 * (RESULTS + moving_statistics * model.statistics)
+        return cls(model, micro_batch_size, model.parameters * bytes_per_gradient, accumulation_steps, results)
+
 
 @dataclass(frozen=True)
 class Topology:
-    """A cluster. overlap: a fraction between 0 and 1. fixed, per_image: seconds of ResNet-50 on one GPU."""
+    """A cluster. overlap: a fraction between 0 and 1. fixed, per_image: seconds of ResNet-50 on one GPU.
+
+    models: name -> the same two for other models whose speed was measured.
+    """
 
     network: Network
     overlap: float
     fixed: float
     per_image: float
+    models: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def step_seconds(self, job: Job, grid: tuple[int, int], allreduce: str = "torus") -> float:
         """Returns the time from one update to the next, on horizontal * vertical workers. See cost.cost."""
@@ -65,8 +80,10 @@ class Topology:
 
     def compute_seconds(self, job: Job) -> float:
         """Returns the time of the forward and backward pass of one micro-batch."""
-        return (self.fixed * job.model.variables / RESNET50.variables
-                + job.micro_batch_size * self.per_image * job.model.multiply_adds / RESNET50.multiply_adds)
+        fixed, per_image = self.models.get(job.model.name) or (
+            self.fixed * job.model.variables / RESNET50.variables,
+            self.per_image * job.model.multiply_adds / RESNET50.multiply_adds)
+        return fixed + job.micro_batch_size * per_image
 
     def hidden(self, job: Job) -> float:
         """Returns the seconds of the last micro-batch's backward pass that can hide the transfer of the exchange."""
@@ -99,7 +116,8 @@ def load(name: str, overlap: float | None = None) -> Topology:
     except KeyError as error:
         raise UserError(f"--topology={name}: {error.args[0]} is missing") from None
     except (TypeError, AttributeError):  # such as a number or a list instead of an object
-        raise UserError(f"--topology={name}: the file is not a JSON object like those in launch/topologies") from None
+        raise UserError(f"--topology={name}: the file is not a JSON object like those in distributed/topologies"
+                        ) from None
     except (ValueError, ArithmeticError, OSError, RecursionError) as error:
         raise UserError(f"--topology={name}: {error}") from None
 
@@ -108,7 +126,7 @@ def parse(described: dict) -> Topology:
     """Builds the topology that a JSON object describes. Raises KeyError and ValueError.
 
     slowdown: a number, the name of a built-in topology that has one, or omitted for calibration with two rows.
-    one_gpu: images per second of ResNet-50 on one GPU, by batch size.
+    one_gpu: images per second of ResNet-50 on one GPU, by batch size. models: the same of other models, by name.
     """
     links = [Link(_positive(described[where], "latency"), _positive(described[where], "bandwidth"))
              for where in ("within", "between")]
@@ -119,9 +137,10 @@ def parse(described: dict) -> Topology:
         raise ValueError("local_size is not a whole number")
     if not 0 <= described["overlap"] <= 1:
         raise ValueError("overlap is not between 0 and 1")
-    fixed, per_image = line({int(batch): _positive(described["one_gpu"], batch) for batch in described["one_gpu"]})
+    fixed, per_image = _line(described["one_gpu"])
+    models = {name: _line(rates) for name, rates in described.get("models", {}).items()}
     network = Network(int(described["local_size"]), *links, _positive({"slowdown": slowdown}, "slowdown"))
-    topology = Topology(network, described["overlap"], fixed, per_image)
+    topology = Topology(network, described["overlap"], fixed, per_image, models)
     return calibrated(topology, **described["calibration"]) if "calibration" in described else topology
 
 
@@ -132,7 +151,7 @@ def line(rates: dict[int, float]) -> tuple[float, float]:
     determine the time per batch, count as much as large ones. Raises ValueError.
     """
     if len(rates) < 2:
-        raise ValueError("one_gpu needs the rates of at least two batch sizes")
+        raise ValueError("one_gpu and models need the rates of at least two batch sizes each")
     batches = np.array(list(rates), float)
     seconds = batches / np.array(list(rates.values()))
     relative = np.stack([1 / seconds, batches / seconds], axis=1)
@@ -169,6 +188,10 @@ def calibrated(topology: Topology, micro_batch_size: int, bytes_per_gradient: in
         if math.isclose(before.per_image, per_image, rel_tol=1e-12) and before.network.slowdown == slowdown:
             return topology
     raise ValueError("calibration: no time per image and slowdown reproduce these rows")
+
+
+def _line(rates: dict[str, float]) -> tuple[float, float]:
+    return line({int(batch): _positive(rates, batch) for batch in rates})
 
 
 def _positive(described, key) -> float:

@@ -1,0 +1,131 @@
+"""The speed of training by number of workers and batch size: speed.json, and the table as text and as an HTML page.
+
+The tables of the papers: speed-up with the same global batch (arXiv:1708.03888, tables 8 to 11), and efficiency with
+the same images per worker (arXiv:1811.05233, table 6).
+"""
+import contextlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from common.files import write_atomically, write_json
+from reporting import charts
+from reporting.charts import Line
+from reporting.page import page, table
+
+PARTS = ("compute", "data", "exchange")
+WHAT = ("model", "image_size", "precision", "augmentation", "compression", "allreduce")  # compared only if all agree
+WHICH = (*WHAT, "workers", "workers_per_node", "global_batch_size", "micro_batch_size", "grid")
+NOTE = ("Speed-up: images/s relative to the fewest workers with the same global batch. Efficiency: images/s per worker "
+        "relative to the fewest workers with the same images per worker. Compute, data and exchange: computing, "
+        "waiting for images, and the part of the exchange that nothing overlaps.")
+
+
+def merged(folder: Path | None, rows: list[dict]) -> list[dict]:
+    """Returns the rows of speed.json in a folder, if any, and these, which replace older measurements of the same."""
+    earlier = []
+    if folder:
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            earlier = json.loads((folder / "speed.json").read_text())
+    every = {tuple(str(row[name]) for name in WHICH): row for row in [*earlier, *rows]}
+    return compared(sorted(every.values(), key=lambda row: (
+        [str(row[name]) for name in WHAT[:-1]], row["global_batch_size"], row["workers"], row["micro_batch_size"])))
+
+
+def compared(rows: list[dict]) -> list[dict]:
+    """Returns the rows with `speedup` and `efficiency`, None for a row of the fewest workers."""
+    return [row | {"speedup": relative(rows, row, same_batch, lambda one: one["images_per_second"]),
+                   "efficiency": relative(rows, row, same_share, per_worker)} for row in rows]
+
+
+def same_batch(row: dict):
+    return row["global_batch_size"]
+
+
+def same_share(row: dict):
+    return row["micro_batch_size"], row["accumulation_steps"]
+
+
+def per_worker(row: dict) -> float:
+    return row["images_per_second"] / row["workers"]
+
+
+def same_what(row: dict, other: dict) -> bool:
+    """Whether two rows measure the same training. One worker has no all-reduce, so it is compared with any."""
+    names = WHAT if 1 not in (row["workers"], other["workers"]) else WHAT[:-1]
+    return all(row[name] == other[name] for name in names)
+
+
+def relative(rows: list[dict], row: dict, same: Callable, speed: Callable) -> float | None:
+    """Returns a row's speed relative to the fewest workers of the same training, None if these are its own.
+
+    same: returns what else has to agree.
+    """
+    base = min((one for one in rows if same_what(one, row) and same(one) == same(row)), key=lambda one: one["workers"])
+    return None if base["workers"] == row["workers"] else speed(row) / speed(base)
+
+
+def cells(row: dict) -> dict[str, str]:
+    """Returns a line of the table: column -> text."""
+    grid = "x".join(map(str, row["grid"]))
+    steps = f" x {row['accumulation_steps']}" if row["accumulation_steps"] > 1 else ""
+    forecast = row.get("forecast_images_per_second")
+    return {"workers": f"{row['workers']:,}", "all-reduce": row["allreduce"] + f" {grid}" * (row["grid"][1] > 1),
+            "batch": f"{row['global_batch_size']:,}", "per worker": f"{row['micro_batch_size']:,}{steps}",
+            "step, ms": f"{1e3 * row['step_seconds']:,.1f}", "images/s": f"{row['images_per_second']:,.0f}",
+            "speed-up": "-" if row["speedup"] is None else f"{row['speedup']:.2f}",
+            "efficiency": "-" if row["efficiency"] is None else f"{row['efficiency']:.1%}",
+            **{part: f"{row[part]:.0%}" for part in PARTS},
+            "forecast": f"{forecast:,.0f} ({forecast / row['images_per_second'] - 1:+.0%})" if forecast else ""}
+
+
+def lines(rows: list[dict]) -> list[str]:
+    """Returns the table for a terminal, with a heading for each kind of training."""
+    shown, before = [], None
+    texts = [cells(row) for row in rows]
+    columns = [name for name in texts[0] if any(text[name] for text in texts)]
+    widths = {name: max(len(name), *(len(text[name]) for text in texts)) for name in columns}
+    for row, text in zip(rows, texts, strict=True):
+        if (heading := headed(row)) != before:
+            shown += ["", heading, "  ".join(name.rjust(widths[name]) for name in columns)]
+            before = heading
+        shown.append("  ".join(text[name].rjust(widths[name]) for name in columns))
+    return shown[1:]
+
+
+def headed(row: dict) -> str:
+    return (f"{row['model']}, {row['image_size']} pixels, {row['precision']}, --augmentation={row['augmentation']}, "
+            f"--compression={row['compression']}")
+
+
+def write_speed(folder: Path, rows: list[dict]) -> Path:
+    """Writes speed.json and speed.html; returns the page's path. rows: of `merged`."""
+    write_json(folder / "speed.json", rows)
+    sections = [f"<p>{NOTE}</p>"]
+    for heading in dict.fromkeys(map(headed, rows)):
+        own = [row for row in rows if headed(row) == heading]
+        sections += [f"<h2>{heading}</h2>", f'<div class="charts">{plot(own)}{parts(own)}</div>',
+                     table([cells(row) for row in own])]
+    path = folder / "speed.html"
+    write_atomically(path, page("Speed by workers and batch size", sections))
+    return path
+
+
+def plot(rows: list[dict]) -> str:
+    """Returns images/s against workers: a line per batch size and all-reduce, and a dashed one for its forecast."""
+    series, curves = [], {}
+    for row in rows:
+        curves.setdefault((row["global_batch_size"], row["allreduce"]), []).append(row)
+    for colour, ((batch, allreduce), own) in enumerate(curves.items()):
+        workers, label = [row["workers"] for row in own], f"batch {batch:,}, {allreduce}"
+        series.append(Line(label, workers, [row["images_per_second"] for row in own], colour))
+        if any("forecast_images_per_second" in row for row in own):
+            forecasts = [row.get("forecast_images_per_second") for row in own]
+            series.append(Line(f"{label}, forecast", workers, forecasts, colour, "dashed"))
+    return charts.lines("images/s", "workers", series, log=True)
+
+
+def parts(rows: list[dict]) -> str:
+    """Returns where the time of a step goes, a bar per row."""
+    return charts.stacked_bars("Where the time of a step goes, by row of the table", "row",
+                               range(1, len(rows) + 1), {part: [row[part] for row in rows] for part in PARTS})
