@@ -47,8 +47,9 @@ class Batches:
     def blame(self, read: int) -> str | None:
         """Returns the name of the record that DALI cannot read or decode, among those that follow the first `read`.
 
-        DALI reads ahead by a few batches.
+        DALI reads ahead by a few batches, and starts again after the last sample.
         """
+        read %= len(self.samples)
         return first_damaged(self.split, self.samples[read:read + READ_AHEAD * self.batch_size])
 
 

@@ -82,7 +82,7 @@ class Batch:
     def _bad_input_is_user_error(self):
         share = self.phase.accumulation_steps * self.phase.micro_batch_size
         return bad_input_is_user_error(f"batch {self.phase.global_batch_size}", self.batches,
-                                       self.done * share % len(self.batches.samples), "--batch_size")
+                                       self.done * share, "--batch_size")
 
 
 def measure(settings, options, dataset) -> tuple[World, list[dict]]:

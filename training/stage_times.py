@@ -180,5 +180,4 @@ def errors_in_one_line(stage: Stage | None = None, batch_size: int = 0):
     except (tf.errors.OpError, RuntimeError) as error:
         if not stage or not stage.batches:
             raise UserError(reason(error)) from None
-        read = stage.done * batch_size % len(stage.batches.samples)
-        raise UserError(f"{stage.name}: {input_reason(error, stage.batches, read)}") from None
+        raise UserError(f"{stage.name}: {input_reason(error, stage.batches, stage.done * batch_size)}") from None

@@ -201,14 +201,16 @@ def make_micro_batch(model, optimizer, totals, mean_steps, label_smoothing, xla,
     def micro_batch(iterator, ready, clock):
         with tf.control_dependencies([ready]):
             images, labels, *rows = next(iterator)
-        waited = tf.maximum(clock.after([images, labels]) - ready, 0.0)
+        arrived = clock.after([images, labels])
+        with tf.control_dependencies([arrived]):  # a single thread, or a GPU, could otherwise compute before it is read
+            images = tf.identity(images)
         labels = tf.squeeze(labels, 1)
         gradients, losses, logits = backward(images, labels, *rows)
         if rows:  # top-1 counts the label with the larger weight
             labels = tf.where(mixing.label_weight(*rows) < 0.5, mixing.partners(labels), labels)
         top1 = totals.add(losses, tf.cast(logits, tf.float32), labels, tf.ones_like(losses, tf.bool))
         results = tf.stack([tf.reduce_mean(losses), tf.reduce_mean(tf.cast(top1, tf.float32))]) / mean_steps
-        return [*gradients, results], waited, clock.after(gradients)
+        return [*gradients, results], tf.maximum(arrived - ready, 0.0), clock.after(gradients)
 
     return micro_batch
 

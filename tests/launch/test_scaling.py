@@ -107,6 +107,24 @@ UP_TO_FOUR_NODES = {("dgx_a100", 512, 1): 3410.52, ("dgx_a100", 512, 4): 13442.6
 MANY_NODES = {("dgx_a100", 35, 1024): 2361913, ("dgx_h100", 40, 512): 2249638, ("dgx_h100", 42, 768): 3409916}
 
 
+def test_alexnet_on_a_dgx1_with_the_speed_that_is_published_of_it():
+    """arXiv:1708.03888, tables 8 and 10. What their software waited for with few images per GPU is not forecast."""
+    from model_zoo.cost import model_cost
+
+    rates = described("dgx1_p100")["models"]["alexnet"]
+    batches, seconds = np.array([[int(batch), int(batch) / rate] for batch, rate in rates.items()]).T
+    by_hand = np.linalg.lstsq(np.stack([1 / seconds, batches / seconds], axis=1), np.ones(len(rates)), rcond=None)[0]
+    dgx, alexnet = topology.load("dgx1_p100"), model_cost("alexnet", 1000, 227)
+    job = Job(alexnet, 512, 4 * alexnet.parameters)
+    assert dgx.compute_seconds(job) == pytest.approx(by_hand[0] + 512 * by_hand[1])
+    assert 0 < 4096 / dgx.step_seconds(job, (8, 1)) / 16373 - 1 < 0.05  # table 10
+    few = dgx.step_seconds(replace(job, micro_batch_size=64), (8, 1))
+    assert 512 / 5797 - few == pytest.approx(0.053, abs=0.001)
+    smaller = replace(job, model=model_cost("alexnet", 1000, 195))  # its speed at this size is not published
+    assert dgx.compute_seconds(smaller) == pytest.approx(
+        dgx.fixed * 16 / 161 + 512 * dgx.per_image * smaller.model.multiply_adds / RESNET50.multiply_adds)
+
+
 def off_by(name, batch, workers, published) -> float:
     dgx = topology.load(name)
     grid = dgx.grid("torus" if workers > dgx.network.local_size else "ring", workers)
@@ -258,6 +276,8 @@ def edited(**changes) -> str:
 DAMAGED = {
     "not JSON": '{"local_size": 4', "a list": "[]", "a number": "3", "not text": "\udcff", "empty": "",
     "no link": edited(between=None), "no share": edited(overlap=None), "no rates": edited(one_gpu=None),
+    "models without rates": edited(models={"alexnet": 3}), "a list of models": edited(models=["alexnet"]),
+    "one rate of a model": edited(models={"alexnet": {"32": 300}}),
     "one rate": edited(one_gpu={"32": 300}), "no speed": edited(one_gpu={"32": 300, "64": 0}),
     "a batch that is a word": edited(one_gpu={"many": 300, "64": 4}), "faster than nothing": edited(
         one_gpu={"1": 1, "64": 1e9}), "negative": edited(local_size=-4), "half a GPU": edited(local_size=0.5),

@@ -107,3 +107,13 @@ def test_a_wrong_flag_on_two_workers_is_a_line_on_each(flags, code, expected):
     lines = [line for line in done.stderr.splitlines() if "training.benchmark: " in line]
     assert done.returncode == code and not done.stdout
     assert lines and all(expected in line for line in lines) and "Traceback" not in done.stderr
+
+
+def test_a_worker_with_one_core_computes_after_it_has_read():
+    """With one thread, TensorFlow could run the whole forward and backward pass before it reads the clock."""
+    pinned = ("import os, sys; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); "
+              "from training import benchmark; sys.exit(benchmark.main(sys.argv))")
+    done = run("python", 1, "-c", pinned, "--model=convnet", "--global_batch_size=128", "--seconds=0.2", "--json")
+    assert done.returncode == 0, done.stderr
+    [row] = printed_json(done)["rows"]
+    assert row["compute"] > 0.5 > row["data"]
