@@ -6,23 +6,24 @@ table and a plot of accuracy against batch size, like figure 3 of arXiv:1708.038
 
 The full study searches the learning rate of each rule at each batch size by factors of two, with one seed, until the
 best rate has a worse one on either side, and then by factors of the square root of two. Then it trains with the best
-rate and all seeds. --quick uses recorded rates and one seed. Each run is a run of train.py with its own folder. If the
-study is stopped, the same command continues.
+rate and all seeds. --quick uses recorded rates and one seed. Each rule and batch size is a sweep (training.sweep) in
+its own folder. If the study is stopped, the same command continues.
 """
 import json
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from common import command, flags
 from reporting.study import write_study
-from training.cached_run import train_once
+from training import sweep
 
 SMALL_BATCH = 64
 BATCHES = (64, 256, 1024, 2048)
 QUICK_BATCHES = (64, 1024, 2048)
-SEEDS = (0, 1, 2)
+SEEDS = 3
 COMMON = ("--model=convnet", "--image_size=28", "--augmentation=none", "--epochs=20", "--weight_decay=5e-4",
           "--momentum=0.9", "--lr_schedule=poly", "--poly_power=2")
 WARM = ("--warmup=gradual", "--warmup_epochs=2", "--warmup_learning_rate=0")
@@ -50,25 +51,28 @@ RECORDED = {
 
 
 class Study:
-    """The runs of a study, each cached in its own folder."""
+    """The sweeps of a study over the learning rate, one per rule and batch size, each in its own folder."""
 
     def __init__(self, folder: Path, data_dir: str):
         self._folder, self._data_dir = folder, data_dir
 
-    def accuracy(self, rule: str, batch: int, rate: float, seed: int) -> float:
-        """Returns the validation top-1 after the last epoch, or 0 for a run that diverged."""
-        folder = self._folder / f"{rule}-{batch}-{rate:g}-{seed}"
+    def top1(self, rule: str, batch: int, rates: Sequence[float], seeds: int = 1) -> list[list[float]]:
+        """Trains with each rate and seed. Returns, for each rate, the validation top-1 after the last epoch by seed.
+
+        A run that diverged has the accuracy of guessing.
+        """
         warm = WARM if batch > SMALL_BATCH else ("--warmup=none",)
         words = (*COMMON, *RULES[rule].flags, *warm, f"--batch_size={batch}", f"--micro_batch_size={min(batch, 512)}",
-                 f"--learning_rate={rate}", f"--seed={seed}", f"--data_dir={self._data_dir}",
                  "--checkpoint_every=1000")
-        recipe = self._folder / f"{folder.name}.flags"
+        recipe = self._folder / f"{rule}-{batch}.flags"
         recipe.write_text("\n".join(words) + "\n")
-        result = train_once(folder, [f"--flagfile={recipe}"])
-        accuracy = 0.0 if result.diverged_at else result.val_top1
-        print(f"{RULES[rule].title}: batch {batch}, rate {rate:g}, seed {seed}: {accuracy:.2%}", file=sys.stderr,
-              flush=True)
-        return accuracy
+        print(f"{RULES[rule].title}, batch {batch}, rates {', '.join(f'{rate:g}' for rate in rates)}, {seeds} seed"
+              f"{'s' * (seeds > 1)}", file=sys.stderr, flush=True)
+        rows = sweep.run(*sweep.planned_runs([
+            "training.study", f"--flagfile={recipe}", f"--data_dir={self._data_dir}", f"--seeds={seeds}",
+            f"--sweep=learning_rate={','.join(map(str, rates))}", f"--output_dir={self._folder / recipe.stem}"]))
+        accuracies = [row["val_top1"] for row in rows]
+        return [accuracies[start:start + seeds] for start in range(0, len(rows), seeds)]
 
     def best_rate(self, rule: str, batch: int) -> float:
         """Searches by factors of two from the rule's centre, then more finely around the best of these rates."""
@@ -78,7 +82,8 @@ class Study:
         """Changes the rate by this factor until the best rate has a worse one on either side."""
         while True:
             neighbours = [rate / factor, rate, rate * factor]
-            best = max(neighbours, key=lambda candidate: self.accuracy(rule, batch, candidate, SEEDS[0]))
+            accuracies = self.top1(rule, batch, neighbours)
+            best = neighbours[accuracies.index(max(accuracies))]
             if best == rate:
                 return rate
             rate = best
@@ -106,9 +111,8 @@ def run(options: Options) -> list[dict]:
     for batch in QUICK_BATCHES if options.quick else BATCHES:
         for rule, described in RULES.items():
             rate = RECORDED[rule, batch] if options.quick else study.best_rate(rule, batch)
-            seeds = SEEDS[:1] if options.quick else SEEDS
-            rows.append({"rule": described.title, "batch": batch, "rate": rate,
-                         "accuracies": [study.accuracy(rule, batch, rate, seed) for seed in seeds]})
+            [accuracies] = study.top1(rule, batch, [rate], 1 if options.quick else SEEDS)
+            rows.append({"rule": described.title, "batch": batch, "rate": rate, "accuracies": accuracies})
             write_study(folder, rows, SMALL_BATCH)
     return rows
 
