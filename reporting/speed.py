@@ -5,6 +5,7 @@ the same images per worker (arXiv:1811.05233, table 6).
 """
 import contextlib
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -112,17 +113,22 @@ def write_speed(folder: Path, rows: list[dict]) -> Path:
 
 
 def plot(rows: list[dict]) -> str:
-    """Returns images/s against workers: a line per batch size and all-reduce, and a dashed one for its forecast."""
-    series, curves = [], {}
-    for row in rows:
-        curves.setdefault((row["global_batch_size"], row["allreduce"]), []).append(row)
+    """Returns images/s against workers: a line per batch size and all-reduce, and a dashed one for its forecast.
+
+    The lines of all all-reduces start at one worker, which has none.
+    """
+    series, marks = [], {math.log2(row["workers"]): f"{row['workers']:,}" for row in rows}
+    allreduces = {row["allreduce"] for row in rows if row["workers"] > 1} or {"none"}
+    curves = {(batch, allreduce): [row for row in rows if row["global_batch_size"] == batch
+                                   and (row["workers"] == 1 or row["allreduce"] == allreduce)]
+              for batch in sorted({row["global_batch_size"] for row in rows}) for allreduce in sorted(allreduces)}
     for colour, ((batch, allreduce), own) in enumerate(curves.items()):
-        workers, label = [row["workers"] for row in own], f"batch {batch:,}, {allreduce}"
+        workers, label = [math.log2(row["workers"]) for row in own], f"batch {batch:,}, {allreduce}"
         series.append(Line(label, workers, [row["images_per_second"] for row in own], colour))
         if any("forecast_images_per_second" in row for row in own):
             forecasts = [row.get("forecast_images_per_second") for row in own]
             series.append(Line(f"{label}, forecast", workers, forecasts, colour, "dashed"))
-    return charts.lines("images/s", "workers", series, log=True)
+    return charts.lines("images/s", "workers", series, log=True, x_marks=sorted(marks.items()))
 
 
 def parts(rows: list[dict]) -> str:
