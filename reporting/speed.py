@@ -4,6 +4,7 @@ The tables of the papers: speed-up with the same global batch (arXiv:1708.03888,
 the same images per worker (arXiv:1811.05233, table 6).
 """
 import contextlib
+import html
 import json
 import math
 from collections.abc import Callable
@@ -15,7 +16,8 @@ from reporting.charts import Line
 from reporting.page import page, table
 
 PARTS = ("compute", "data", "exchange")
-WHAT = ("model", "image_size", "precision", "augmentation", "compression", "allreduce")  # compared only if all agree
+# Rows are compared only if all of these agree.
+WHAT = ("data_dir", "device", "model", "image_size", "precision", "augmentation", "compression", "allreduce")
 WHICH = (*WHAT, "workers", "workers_per_node", "global_batch_size", "micro_batch_size", "grid")
 NOTE = ("Speed-up: images/s relative to the fewest workers with the same global batch. Efficiency: images/s per worker "
         "relative to the fewest workers with the same images per worker. Compute, data and exchange: computing, "
@@ -95,8 +97,8 @@ def lines(rows: list[dict]) -> list[str]:
 
 
 def headed(row: dict) -> str:
-    return (f"{row['model']}, {row['image_size']} pixels, {row['precision']}, --augmentation={row['augmentation']}, "
-            f"--compression={row['compression']}")
+    return (f"{row['model']} on {row['data_dir']}, {row['image_size']} pixels, {row['device'].upper()}, "
+            f"{row['precision']}, --augmentation={row['augmentation']}, --compression={row['compression']}")
 
 
 def write_speed(folder: Path, rows: list[dict]) -> Path:
@@ -105,7 +107,7 @@ def write_speed(folder: Path, rows: list[dict]) -> Path:
     sections = [f"<p>{NOTE}</p>"]
     for heading in dict.fromkeys(map(headed, rows)):
         own = [row for row in rows if headed(row) == heading]
-        sections += [f"<h2>{heading}</h2>", f'<div class="charts">{plot(own)}{parts(own)}</div>',
+        sections += [f"<h2>{html.escape(heading)}</h2>", f'<div class="charts">{plot(own)}{parts(own)}</div>',
                      table([cells(row) for row in own])]
     path = folder / "speed.html"
     write_atomically(path, page("Speed by workers and batch size", sections))

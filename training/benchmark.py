@@ -40,7 +40,6 @@ from data.named import open_named
 from distributed import launcher
 from distributed.allreduce_plan import check_nodes
 from distributed.lost import lost_is_user_error
-from distributed.topology import load
 from reporting import speed, stages
 from training.flags import define, with_image_size
 from training.settings import Launch, Recipe, Run, Settings
@@ -141,6 +140,8 @@ def measure_workers(recipe: Recipe, launch: Launch, options: Options) -> None:
     dataset = open_named(recipe.data_dir, check_files=rank == 0)
     check_nodes(launch.allreduce, launch.torus_grid)
     if options.topology:
+        from distributed.topology import load
+
         load(options.topology)  # a wrong name shows at once
     from training.speed import measure
 

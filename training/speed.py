@@ -113,8 +113,9 @@ def measure(settings, options, dataset) -> tuple[World, list[dict]]:
                 quiet()
                 one.turn()
         rows = [row(one, plan, world) for one, plan in zip(measured, plans, strict=True)]
-    about = {"model": recipe.model, "image_size": recipe.final_image_size, "precision": recipe.precision,
-             "augmentation": recipe.augmentation, "compression": launch.compression}
+    about = {"device": "cpu" if world.gpu is None else "gpu", "image_size": recipe.final_image_size,
+             "compression": launch.compression} | {
+        name: getattr(recipe, name) for name in ("data_dir", "model", "precision", "augmentation")}
     forecasts = forecast(options.topology, settings, plans, len(dataset.classes)) if world.rank == 0 else []
     return world, [about | one | two for one, two in zip(rows, forecasts, strict=False)]
 

@@ -44,7 +44,7 @@ def test_the_rows_of_several_launches_form_one_table(table):
     rate = {(row["global_batch_size"], row["workers"]): row["images_per_second"] for row in rows}
     assert [row["speedup"] for row in rows] == [None, None, None, pytest.approx(rate[64, 2] / rate[64, 1])]
     assert [row["efficiency"] for row in rows] == [None, pytest.approx(rate[32, 2] / rate[16, 1] / 2), None, None]
-    assert len(one.stdout.splitlines()) == 4 and "convnet, 32 pixels" in one.stdout.splitlines()[0]
+    assert len(one.stdout.splitlines()) == 4 and "convnet on digits, 32 pixels, CPU" in one.stdout.splitlines()[0]
     page = (folder / "speed.html").read_text()
     assert "batch 64, ring, forecast" in page and "16 x 4" in page and "Where the time of a step goes" in page
 
@@ -65,9 +65,9 @@ def test_the_forecast_by_hand(table):
 
 
 def row_of(workers, batch, micro, rate, **other):
-    return {"model": "resnet50", "image_size": 224, "precision": "float32", "augmentation": "crop_flip",
-            "compression": "none", "allreduce": "ring" if workers > 1 else "none", "grid": [workers, 1],
-            "workers": workers, "workers_per_node": min(workers, 4), "global_batch_size": batch,
+    return {"data_dir": "imagenet", "device": "gpu", "model": "resnet50", "image_size": 224, "precision": "float32",
+            "augmentation": "crop_flip", "compression": "none", "allreduce": "ring" if workers > 1 else "none",
+            "grid": [workers, 1], "workers": workers, "workers_per_node": min(workers, 4), "global_batch_size": batch,
             "micro_batch_size": micro, "accumulation_steps": batch // workers // micro, "step_seconds": batch / rate,
             "images_per_second": rate, "compute": 0.9, "data": 0.02, "exchange": 0.08} | other
 
