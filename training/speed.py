@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import tensorflow as tf
 
 from data.feed import Batches
@@ -58,31 +59,31 @@ class Batch:
         self.rates.append(self.steps * self.phase.global_batch_size / self._run(self.steps))
         for _ in range(TIMED):
             began = time.perf_counter()
-            with self._bad_input_is_user_error():
-                waited = Learned.of(self._launch(timed=True).numpy()).waited
+            waited = Learned.of(self._result(self._launch(timed=True))).waited
             self.times.add_timed(time.perf_counter() - began, waited)
 
     def _run(self, steps: int) -> float:
         """Runs steps, each launched before the result of the one before arrives. Returns the seconds."""
-        began, before = time.perf_counter(), None
-        with self._bad_input_is_user_error():
-            for _ in range(steps):
-                packed = self._launch()
-                if before is not None:
-                    before.numpy()
-                before = packed
-            before.numpy()
+        began, packed = time.perf_counter(), self._launch()
+        for _ in range(steps - 1):
+            before, packed = packed, self._launch()
+            self._result(before)
+        self._result(packed)
         return time.perf_counter() - began
 
-    def _launch(self, timed: bool = False):
-        # The rate is 0, so the weights do not change and stay finite.
+    def _launch(self, timed: bool = False) -> tf.Tensor:
+        with self._bad_input_is_user_error():  # the rate is 0, so the weights do not change and stay finite
+            packed = self.step(self.batches.iterator, tf.constant(0.0), tf.constant(self.momentum), on_host(timed))
         self.done += 1
-        return self.step(self.batches.iterator, tf.constant(0.0), tf.constant(self.momentum), on_host(timed))
+        return packed
+
+    def _result(self, packed: tf.Tensor) -> np.ndarray:
+        with self._bad_input_is_user_error():
+            return packed.numpy()
 
     def _bad_input_is_user_error(self):
-        share = self.phase.accumulation_steps * self.phase.micro_batch_size
-        return bad_input_is_user_error(f"batch {self.phase.global_batch_size}", self.batches,
-                                       self.done * share, "--batch_size")
+        read = self.done * self.phase.accumulation_steps * self.phase.micro_batch_size
+        return bad_input_is_user_error(f"batch {self.phase.global_batch_size}", self.batches, read, "--batch_size")
 
 
 def measure(settings, options, dataset) -> tuple[World, list[dict]]:
