@@ -26,7 +26,7 @@ from absl import flags as absl_flags
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
-TRAINING = ("--model=resnet20", "--epochs=8", "--checkpoint_every=0.2", "--deterministic")
+TRAINING = ("--model=resnet20", "--checkpoint_every=0.2", "--deterministic")
 TIMES = ("images_per_second", "seconds")
 MARGIN = 12  # number of last steps without faults
 PATIENCE = 180  # seconds to wait for a start or for an end
@@ -140,6 +140,7 @@ def campaign(folder: Path, faults: int, workers: int, seed: int, flags=TRAINING,
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    flags = (*flags, f"--epochs={max(8, faults)}")  # a fault takes up to nine steps, an epoch has eleven
     undisturbed, disturbed, rng = folder / "undisturbed", folder / "disturbed", random.Random(seed)
     if start(undisturbed, workers, flags, python).wait(20 * PATIENCE):
         raise RuntimeError(f"the undisturbed training failed; see {undisturbed}.log")
