@@ -88,6 +88,13 @@ def value(one: dataclasses.Field, given):
     return parse(given) if parse and given is not None else given
 
 
+def counts(texts: Sequence[str], most: int, needed: str) -> tuple[int, ...]:
+    """Parses different whole numbers from 1 to `most`. Raises ValueError, whose message is `needed`."""
+    if not all(text.isdecimal() and 0 < int(text) <= most for text in texts):
+        raise ValueError(needed)
+    return tuple(dict.fromkeys(map(int, texts)))
+
+
 def parsed(values: absl_flags.FlagValues, group: type, only: Sequence[str] = ()):
     """Returns the flags of a dataclass as an instance of it. only: names; the other flags have their default."""
     return group(**{one.name: value(one, values[one.name].value) for one in dataclasses.fields(group)

@@ -36,9 +36,8 @@ BORROWED = ("model", "image_size", "micro_batch_size", "compression", "train_sam
 
 
 def _numbers(texts: list[str]) -> tuple[int, ...]:
-    if not all(text.isdecimal() and 0 < int(text) <= topologies.MOST_WORKERS for text in texts):
-        raise ValueError(f"needs numbers of workers up to {topologies.MOST_WORKERS}, such as 256 or 4,1024,4096")
-    return tuple(sorted(set(map(int, texts))))
+    needed = f"needs numbers of workers up to {topologies.MOST_WORKERS}, such as 256 or 4,1024,4096"
+    return tuple(sorted(flags.counts(texts, topologies.MOST_WORKERS, needed)))
 
 
 def _picture(path: str) -> Path:

@@ -84,16 +84,21 @@ def cells(row: dict) -> dict[str, str]:
 
 def lines(rows: list[dict]) -> list[str]:
     """Returns the table for a terminal, with a heading for each kind of training."""
-    shown, before = [], None
-    texts = [cells(row) for row in rows]
+    shown, texts = [], [cells(row) for row in rows]
     columns = [name for name in texts[0] if any(text[name] for text in texts)]
     widths = {name: max(len(name), *(len(text[name]) for text in texts)) for name in columns}
-    for row, text in zip(rows, texts, strict=True):
-        if (heading := headed(row)) != before:
-            shown += ["", heading, "  ".join(name.rjust(widths[name]) for name in columns)]
-            before = heading
-        shown.append("  ".join(text[name].rjust(widths[name]) for name in columns))
+    for heading, own in by_heading(rows).items():
+        table_lines = [{name: name for name in columns}, *map(cells, own)]
+        shown += ["", heading, *("  ".join(line[name].rjust(widths[name]) for name in columns) for line in table_lines)]
     return shown[1:]
+
+
+def by_heading(rows: list[dict]) -> dict[str, list[dict]]:
+    """Groups the rows by what they measure, in words."""
+    grouped = {}
+    for row in rows:
+        grouped.setdefault(headed(row), []).append(row)
+    return grouped
 
 
 def headed(row: dict) -> str:
@@ -105,8 +110,7 @@ def write_speed(folder: Path, rows: list[dict]) -> Path:
     """Writes speed.json and speed.html; returns the page's path. rows: of `merged`."""
     write_json(folder / "speed.json", rows)
     sections = [f"<p>{NOTE}</p>"]
-    for heading in dict.fromkeys(map(headed, rows)):
-        own = [row for row in rows if headed(row) == heading]
+    for heading, own in by_heading(rows).items():
         sections += [f"<h2>{html.escape(heading)}</h2>", f'<div class="charts">{plot(own)}{parts(own)}</div>',
                      table([cells(row) for row in own])]
     path = folder / "speed.html"

@@ -10,11 +10,11 @@ from distributed.lost import is_lost
 
 
 @contextmanager
-def bad_input_is_user_error(stopped: str, batches, read: int, size: str = "--micro_batch_size") -> Iterator[None]:
+def bad_input_is_user_error(stopped: str, batches, read: int, size_flag: str = "--micro_batch_size") -> Iterator[None]:
     """Raises UserError for data that cannot be read or does not fit in the device's memory.
 
-    stopped: what the error stopped, which starts the message. read: number of samples of `batches` read before. size:
-    flag that sets the size of a micro-batch.
+    stopped: what the error stopped, which starts the message. read: number of samples of `batches` read before.
+    size_flag: sets the size of a micro-batch.
     """
     try:
         yield
@@ -22,5 +22,5 @@ def bad_input_is_user_error(stopped: str, batches, read: int, size: str = "--mic
         if is_lost(error):
             raise
         if isinstance(error, tf.errors.ResourceExhaustedError):
-            raise UserError(f"{stopped}: the device ran out of memory; use a smaller {size}") from None
+            raise UserError(f"{stopped}: the device ran out of memory; use a smaller {size_flag}") from None
         raise UserError(f"{stopped}: {input_reason(error, batches, read)}") from None

@@ -50,15 +50,11 @@ BORROWED = ("data_dir", "model", "augmentation", "image_size", "precision", "dev
 
 
 def _threads(texts: list[str]) -> tuple[int, ...]:
-    if not all(text.isdecimal() and 0 < int(text) <= 1024 for text in texts):
-        raise ValueError("needs numbers of threads from 1 to 1024, such as 2 or 1,2,4")
-    return tuple(dict.fromkeys(map(int, texts)))
+    return flags.counts(texts, 1024, "needs numbers of threads from 1 to 1024, such as 2 or 1,2,4")
 
 
 def _batches(texts: list[str]) -> tuple[int, ...]:
-    if not all(text.isdecimal() and 0 < int(text) <= 2**24 for text in texts):
-        raise ValueError("needs batch sizes, such as 256 or 512,4096")
-    return tuple(sorted(set(map(int, texts))))
+    return tuple(sorted(flags.counts(texts, 2**24, "needs batch sizes, such as 256 or 512,4096")))
 
 
 @dataclass(frozen=True)

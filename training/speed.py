@@ -114,11 +114,14 @@ def measure(settings, options, dataset) -> tuple[World, list[dict]]:
                 quiet()
                 one.turn()
         rows = [row(one, plan, world) for one, plan in zip(measured, plans, strict=True)]
-    about = {"device": "cpu" if world.gpu is None else "gpu", "image_size": recipe.final_image_size,
+    about = {"workers": world.size, "workers_per_node": world.workers_per_node(),
+             "device": "cpu" if world.gpu is None else "gpu", "image_size": recipe.final_image_size,
              "compression": launch.compression} | {
         name: getattr(recipe, name) for name in ("data_dir", "model", "precision", "augmentation")}
-    forecasts = forecast(options.topology, settings, plans, len(dataset.classes)) if world.rank == 0 else []
-    return world, [about | one | two for one, two in zip(rows, forecasts, strict=False)]
+    if world.rank > 0:
+        return world, []
+    forecasts = forecast(options.topology, settings, plans, len(dataset.classes))
+    return world, [about | one | two for one, two in zip(rows, forecasts, strict=True)]
 
 
 def plan_of(recipe, global_batch_size: int, largest: int, workers: int, samples: int, allreduce) -> Plan:
@@ -152,8 +155,7 @@ def row(measured: Batch, plan: Plan, world: World) -> dict:
     compute, data, exchange: fractions of the time of a step.
     """
     phase, rate = measured.phase, statistics.median(measured.rates)
-    return {"workers": world.size, "workers_per_node": world.workers_per_node(),
-            "allreduce": plan.allreduce.allreduce, "grid": list(plan.allreduce.grid or (world.size, 1)),
+    return {"allreduce": plan.allreduce.allreduce, "grid": list(plan.allreduce.grid or (world.size, 1)),
             "global_batch_size": phase.global_batch_size, "micro_batch_size": phase.micro_batch_size,
             "accumulation_steps": phase.accumulation_steps, "step_seconds": phase.global_batch_size / rate,
             "images_per_second": rate, **measured.times.collect(world)}

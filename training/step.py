@@ -202,7 +202,7 @@ def make_micro_batch(model, optimizer, totals, mean_steps, label_smoothing, xla,
         with tf.control_dependencies([ready]):
             images, labels, *rows = next(iterator)
         arrived = clock.after([images, labels])
-        with tf.control_dependencies([arrived]):  # a single thread, or a GPU, could otherwise compute before it is read
+        with tf.control_dependencies([arrived]):  # with one thread, the clock could be read after computing
             images = tf.identity(images)
         labels = tf.squeeze(labels, 1)
         gradients, losses, logits = backward(images, labels, *rows)

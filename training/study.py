@@ -77,20 +77,20 @@ class Study:
         """Searches by factors of two from the rule's centre, then more finely around the best of these rates."""
         return rate_at(rule, self._climb(rule, batch, self._climb(rule, batch, 0, 2), 1))
 
-    def _climb(self, rule: str, batch: int, place: int, step: int) -> int:
-        """Changes the place of the rate by this step until the best rate has a worse one on either side."""
+    def _climb(self, rule: str, batch: int, exponent: int, step: int) -> int:
+        """Changes the exponent (see rate_at) by this step until the best rate has a worse one on either side."""
         while True:
-            neighbours = [place - step, place, place + step]
+            neighbours = [exponent - step, exponent, exponent + step]
             accuracies = self.top1(rule, batch, [rate_at(rule, one) for one in neighbours])
             best = neighbours[accuracies.index(max(accuracies))]
-            if best == place:
-                return place
-            place = best
+            if best == exponent:
+                return exponent
+            exponent = best
 
 
-def rate_at(rule: str, place: int) -> float:
-    """Returns the rate that is 2 ** (place / 2) times the rule's centre: the same float however it was reached."""
-    return RULES[rule].centre * 2.0 ** (place / 2)
+def rate_at(rule: str, exponent: int) -> float:
+    """Returns 2 ** (exponent / 2) times the rule's centre: the same float for every way to it."""
+    return RULES[rule].centre * 2.0 ** (exponent / 2)
 
 
 @dataclass(frozen=True)
