@@ -1,0 +1,52 @@
+"""Does a change of the code change the accuracy of training? Run it before and after: the gate for such a change.
+
+    uv run python -m benchmarks.accuracy --output_dir=runs/accuracy [--dataset=digits] [--seeds=5]
+
+It trains two networks, resnet20 with batch norm on `digits` and convnet without it on `glyphs`, with LARS and with SGD,
+at a small and a large batch, with five seeds each. Standard output carries a JSON list with a row per network, rule and
+batch size: mean, standard deviation (of a sample), lowest and highest validation top-1 after the last epoch. About 25
+minutes on two cores, if each dataset has a process and a core of its own. If it is stopped, the same command continues.
+"""
+import argparse
+import json
+import statistics
+from pathlib import Path
+
+from training import sweep
+
+WARM = ("--warmup=gradual", "--warmup_epochs=2", "--warmup_learning_rate=0", "--lr_schedule=poly", "--poly_power=2")
+COMMON = {
+    "digits": ("--model=resnet20", "--image_size=32", "--augmentation=crop", "--epochs=8", "--weight_decay=1e-4", *WARM),
+    "glyphs": ("--model=convnet", "--image_size=28", "--augmentation=none", "--epochs=6", "--weight_decay=5e-4", *WARM),
+}
+RATES = {  # learning rate by dataset, optimizer and batch size
+    ("digits", "lars", 64): 4, ("digits", "lars", 512): 10, ("digits", "sgd", 64): 0.05, ("digits", "sgd", 512): 0.4,
+    ("glyphs", "lars", 256): 20, ("glyphs", "lars", 1024): 40, ("glyphs", "sgd", 256): 0.2, ("glyphs", "sgd", 1024): 0.2,
+}
+
+
+def measure(folder: Path, dataset: str, optimizer: str, batch: int, seeds: int) -> dict:
+    """Trains with each seed and returns the row."""
+    rows = sweep.run(*sweep.planned_runs([
+        "benchmarks.accuracy", *COMMON[dataset], f"--data_dir={dataset}", f"--optimizer={optimizer}",
+        f"--batch_size={batch}", f"--learning_rate={RATES[dataset, optimizer, batch]}", f"--seeds={seeds}",
+        "--checkpoint_every=1000", f"--output_dir={folder / f'{dataset}-{optimizer}-{batch}'}"]))
+    top1 = [row["val_top1"] for row in rows]
+    return {"dataset": dataset, "optimizer": optimizer, "batch_size": batch, "seeds": seeds,
+            "mean": round(statistics.mean(top1), 5), "deviation": round(statistics.stdev(top1), 5),
+            "lowest": round(min(top1), 5), "highest": round(max(top1), 5)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--output_dir", type=Path, default="runs/accuracy")
+    parser.add_argument("--dataset", choices=COMMON, help="measure this one only (both by default)")
+    parser.add_argument("--seeds", type=int, default=5, help="at least 2 (default: 5)")
+    options = parser.parse_args()
+    options.output_dir.mkdir(parents=True, exist_ok=True)
+    print(json.dumps([measure(options.output_dir, *cell, options.seeds) for cell in RATES
+                      if options.dataset in (None, cell[0])], indent=1))
+
+
+if __name__ == "__main__":
+    main()
