@@ -16,12 +16,15 @@ from training import sweep
 
 WARM = ("--warmup=gradual", "--warmup_epochs=2", "--warmup_learning_rate=0", "--lr_schedule=poly", "--poly_power=2")
 COMMON = {
-    "digits": ("--model=resnet20", "--image_size=32", "--augmentation=crop", "--epochs=8", "--weight_decay=1e-4", *WARM),
-    "glyphs": ("--model=convnet", "--image_size=28", "--augmentation=none", "--epochs=6", "--weight_decay=5e-4", *WARM),
+    "digits": ("--model=resnet20", "--image_size=32", "--augmentation=crop", "--epochs=8", "--weight_decay=1e-4",
+               *WARM),
+    "glyphs": ("--model=convnet", "--image_size=28", "--augmentation=none", "--epochs=6", "--weight_decay=5e-4",
+               *WARM),
 }
 RATES = {  # learning rate by dataset, optimizer and batch size
     ("digits", "lars", 64): 4, ("digits", "lars", 512): 10, ("digits", "sgd", 64): 0.05, ("digits", "sgd", 512): 0.4,
-    ("glyphs", "lars", 256): 20, ("glyphs", "lars", 1024): 40, ("glyphs", "sgd", 256): 0.2, ("glyphs", "sgd", 1024): 0.2,
+    ("glyphs", "lars", 256): 20, ("glyphs", "lars", 1024): 40, ("glyphs", "sgd", 256): 0.2,
+    ("glyphs", "sgd", 1024): 0.2,
 }
 
 
