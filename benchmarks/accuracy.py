@@ -15,6 +15,7 @@ from pathlib import Path
 
 from training import sweep
 
+RECIPE = Path(__file__).parents[1] / "launch/recipes/digits.flags"
 COMMON = {
     "digits": ("--data_dir=digits", "--epochs=8"),
     "glyphs": ("--data_dir=glyphs", "--epochs=5", "--model=convnet", "--image_size=28", "--augmentation=none",
@@ -30,7 +31,7 @@ RATES = {  # learning rate by dataset, optimizer and batch size
 def measure(folder: Path, dataset: str, optimizer: str, batch: int, seeds: int) -> dict:
     """Trains with each seed and returns the row."""
     rows = sweep.run(*sweep.planned_runs([
-        "benchmarks.accuracy", "--flagfile=digits", *COMMON[dataset], f"--optimizer={optimizer}",
+        "benchmarks.accuracy", f"--flagfile={RECIPE}", *COMMON[dataset], f"--optimizer={optimizer}",
         f"--batch_size={batch}", f"--learning_rate={RATES[dataset, optimizer, batch]}", f"--seeds={seeds}",
         "--checkpoint_every=1000", f"--output_dir={folder / f'{dataset}-{optimizer}-{batch}'}"]))
     top1 = [row["val_top1"] for row in rows]
