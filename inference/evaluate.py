@@ -1,13 +1,20 @@
 """Evaluates a checkpoint on the validation set (--mode=evaluate)."""
+import dataclasses
+import functools
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from common import files
+from common.errors import complain
 from data.dataset import Dataset
+from distributed.world import World
 from reporting.progress import validation_line
 from training import build
-from training.checkpoints import load_model
+from training.batch_norm import ExactStatistics
+from training.checkpoints import has_statistics, load_model
+from training.plan import make_plan
 from training.run import start_and_check_flags
 from training.settings import Settings
 from training.summary import summarized
@@ -26,10 +33,11 @@ def evaluate_checkpoint(settings: Settings, dataset: Dataset) -> dict:
         feed = build.make_feed(recipe, launch, dataset, world)
         model = build.make_model(recipe, dataset)
         average = build.make_average(recipe, model)
-        epoch = load_model(run.checkpoint, model, average)
+        described = load_model(run.checkpoint, model, average)
+        measure = measurement(settings, described, model, feed, world)
     evaluator, begun = build.make_evaluator(launch, model, feed, world, average), time.perf_counter()
-    metrics = evaluator().metrics
-    ended = time.perf_counter()
+    metrics = evaluator(measure=measure).metrics
+    epoch, ended = described["epoch"], time.perf_counter()
     summary = summarized(metrics, dataset.train.samples, epoch, recipe.batch_size.values[-1], world,
                          metrics["val_samples"] / (ended - begun), ended - started)
     with world.raise_on_all_ranks():
@@ -39,3 +47,21 @@ def evaluate_checkpoint(settings: Settings, dataset: Dataset) -> dict:
                 Path(run.output_dir).mkdir(parents=True, exist_ok=True)
                 files.write_json(Path(run.output_dir) / "summary.json", summary)
     return summary
+
+
+def measurement(settings: Settings, described: dict, model, feed, world: World) -> Callable[[], None]:
+    """Returns a function that measures batch norm's exact statistics if a checkpoint lacks those of its weights.
+
+    It reads the training samples that an evaluation at this step would. Raises UserError.
+    """
+    recipe, progress, epoch = settings.recipe, described["progress"], described["epoch"]
+    if recipe.batch_norm_statistics != "exact" or has_statistics(described):
+        return lambda: None
+    span = recipe.batch_norm_span and recipe.batch_norm_span(epoch)  # one worker's micro-batch, whoever shared it
+    plan = make_plan(dataclasses.replace(recipe, batch_norm_span=None), span or settings.launch.micro_batch_size,
+                     world.size, feed.dataset.train.samples, elastic=True)
+    phase, position = plan.phase_at(epoch), plan.position(progress["step"]) + progress["skipped"]
+    if world.rank == 0:
+        complain("batch norm's statistics are measured again, because the checkpoint was saved between two evaluations")
+    return functools.partial(ExactStatistics(model, world).measure, feed, [position], phase.global_batch_size,
+                             phase.micro_batch_size)

@@ -12,6 +12,7 @@ from data.augmentation import AUGMENTATIONS
 from data.named import open_named
 from optim.schedules import Piecewise
 from training import build
+from training.batch_norm import norms
 from training.checkpoints import load_model
 from training.run import start_and_check_flags
 from training.settings import Settings
@@ -49,6 +50,8 @@ class Trained:
 def load_trained(settings: Settings) -> Trained:
     """Loads the newest checkpoint of --checkpoint: the moving average of the weights if the run has one.
 
+    If batch norm's statistics are exact, it is the newest one whose statistics were measured under its weights.
+
     Starts Horovod. Raises UserError, also if there are several workers.
     """
     recipe = dataclasses.replace(settings.recipe, precision="float32",
@@ -60,7 +63,8 @@ def load_trained(settings: Settings) -> Trained:
     dataset = _labels(recipe.data_dir)
     model = build.make_model(recipe, dataset)
     average = build.make_average(recipe, model)
-    epoch = load_model(path, model, average)
+    needs_statistics = recipe.batch_norm_statistics == "exact" and bool(norms(model))
+    epoch = load_model(path, model, average, needs_statistics)["epoch"]
     if average:
         with average.swapped_in():
             weights = [variable.numpy() for variable in model.variables]

@@ -38,37 +38,54 @@ class Dropout(tf.keras.layers.Layer):
 class BatchNormalization(tf.keras.layers.BatchNormalization):
     """Batch norm over a part of the batch (ghost batch norm) or over several workers (synchronized batch norm).
 
-    Its attributes are read when a training step is traced. groups: number of slices of a micro-batch that are
-    normalised one after another; each also updates the moving statistics. neighbours: number of workers that share the
-    statistics. mean_over_neighbours: a function that returns the mean of a float32 tensor over them and has a gradient.
+    A call in training moves the moving statistics once, towards the mean over its groups. If `observe` is set, it
+    instead receives that mean, and the layer leaves its moving statistics alone. A caller with several calls per update
+    of the weights can thereby move them once per update.
+
+    These attributes are read when a training step is traced. groups: number of slices of a micro-batch that are
+    normalised one after another. neighbours: number of workers that share the statistics. mean_over_neighbours: a
+    function that returns the mean of a float32 tensor over them and has a gradient. observe: a function of a float32
+    tensor (2, channels): the mean, and the variance with Bessel's correction, n / (n - 1), as in the fused kernel.
     """
 
-    groups, neighbours, mean_over_neighbours = 1, 1, None
+    groups, neighbours, mean_over_neighbours, observe = 1, 1, None, None
 
     @tf.autograph.experimental.do_not_convert
     def call(self, inputs, training=None):
-        if not training or self.groups == self.neighbours == 1:
-            return super().call(inputs, training=training)
+        if not (training and self.trainable):
+            return super().call(inputs, training=False)
         if self.neighbours > 1:
-            return self._shared(inputs)
-        parts = [super(BatchNormalization, self).call(part, training=True) for part in tf.split(inputs, self.groups)]
-        return tf.concat(parts, axis=0)
+            outputs, statistics = self._shared(inputs)
+        else:
+            parts = [self._normalised(part) for part in tf.split(inputs, self.groups)]
+            outputs = tf.concat([part for part, _ in parts], axis=0) if self.groups > 1 else parts[0][0]
+            statistics = tf.add_n([moments for _, moments in parts]) / self.groups
+        if self.observe:
+            self.observe(statistics)
+        else:
+            for moving, new in zip((self.moving_mean, self.moving_variance), tf.unstack(statistics), strict=True):
+                moving.assign_add((1 - self.momentum) * (new - moving))
+        return outputs
+
+    def _normalised(self, inputs):
+        """Normalises images with their own statistics, in the fused kernel."""
+        channels = [inputs.shape[-1]]
+        outputs, *statistics = tf.compat.v1.nn.fused_batch_norm(
+            inputs, self.gamma if self.scale else tf.ones(channels), self.beta if self.center else tf.zeros(channels),
+            epsilon=self.epsilon, is_training=True)
+        return outputs, tf.stop_gradient(tf.stack(statistics))
 
     def _shared(self, inputs):
-        """Normalises with the neighbours' common statistics, in float32.
-
-        The moving variance has Bessel's correction, n / (n - 1), as in the fused kernel.
-        """
+        """Normalises with the neighbours' common statistics, in float32."""
         values = tf.cast(inputs, tf.float32)
         axes = list(range(len(values.shape) - 1))
         local = tf.stack([tf.reduce_mean(values, axes), tf.reduce_mean(tf.square(values), axes)])
         mean, squares = tf.unstack(self.mean_over_neighbours(local))
         variance = tf.maximum(squares - tf.square(mean), 0.0)
         count = self.neighbours * tf.cast(tf.size(values) / values.shape[-1], tf.float32)
-        for moving, new in ((self.moving_mean, mean), (self.moving_variance, variance * count / (count - 1))):
-            moving.assign_add((1 - self.momentum) * (tf.stop_gradient(new) - moving))
         normalised = tf.nn.batch_normalization(values, mean, variance, self.beta, self.gamma, self.epsilon)
-        return tf.cast(normalised, inputs.dtype)
+        statistics = tf.stop_gradient(tf.stack([mean, variance * count / (count - 1)]))
+        return tf.cast(normalised, inputs.dtype), statistics
 
 
 class LocalResponseNormalization(tf.keras.layers.Layer):

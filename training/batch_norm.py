@@ -1,12 +1,12 @@
-"""Batch norm: the samples that its statistics cover, and exact statistics for an evaluation.
+"""Batch norm: the samples that its statistics cover, moving statistics, and exact statistics for an evaluation.
 
-The latter follow "Batch Normalization without Moving Average" (arXiv:1711.04325, section 3), which arXiv:1811.05233
+The last follow "Batch Normalization without Moving Average" (arXiv:1711.04325, section 3), which arXiv:1811.05233
 uses (section 3.2). The mean and the mean of squares are averaged over the workers in float32 for any precision of the
 model.
 """
 import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -34,12 +34,24 @@ class Span:
         neighbours = Neighbours(phase.neighbours, workers) if phase.neighbours > 1 else None
         return cls(max(1, phase.micro_batch_size // phase.batch_norm_span), neighbours)
 
-    def apply(self, model) -> None:
-        """Sets the span of the model's layers. It takes effect when they are traced next."""
-        for number, layer in enumerate(norms(model)):
+    @contextlib.contextmanager
+    def applied_to(self, model) -> Iterator[dict[int, tf.Tensor]]:
+        """Context manager in which a call of the model is traced with this span, in training.
+
+        Yields a dict that then receives the statistics of each layer, by its index in `norms`.
+        """
+        layers, observed = norms(model), {}
+        for number, layer in enumerate(layers):
             layer.groups, layer.neighbours = self.groups, self.neighbours.count if self.neighbours else 1
             if self.neighbours:
                 layer.mean_over_neighbours = functools.partial(self.neighbours.mean, name=f"batch_norm_{number}")
+            layer.observe = functools.partial(observed.__setitem__, number)
+        try:
+            yield observed
+        finally:
+            for layer in layers:
+                layer.groups = layer.neighbours = 1
+                layer.mean_over_neighbours = layer.observe = None
 
 
 MICRO_BATCH = Span()  # the whole micro-batch
@@ -47,6 +59,57 @@ MICRO_BATCH = Span()  # the whole micro-batch
 
 def norms(model) -> list:
     return [layer for layer in model.layers if isinstance(layer, tf.keras.layers.BatchNormalization)]
+
+
+class MovingStatistics:
+    """The moving means and variances of all batch-norm layers, moved once per update of the weights.
+
+        average <- average + (1 - momentum) / (1 - momentum ** updates) * (statistics - average)
+
+    `statistics` are the means over all groups of the global batch, so neither the number of workers nor accumulation
+    has an influence. The division makes this the mean with weights momentum ** age over the updates made, as in Adam
+    (arXiv:1412.6980, section 3): the initial 0 and 1 have no weight.
+
+    They are one vector, float32 (2 x all channels,), which takes a few operations per step. `write` copies it to the
+    layers, before something reads them.
+
+    keeps_initial: whether the layers' initial statistics are those of trained weights, which count like any others.
+    """
+
+    def __init__(self, model, keeps_initial: bool = False):
+        layers = norms(model)
+        self._variables = [one for layer in layers for one in (layer.moving_mean, layer.moving_variance)]
+        self._momentum = layers[0].momentum if layers else 0.0
+        self._keeps_initial, self._vector = keeps_initial, tf.Variable(self._flat(), trainable=False)
+
+    @property
+    def size(self) -> int:
+        return self._vector.shape[0]
+
+    def move(self, statistics: tf.Tensor, updates: tf.Tensor) -> None:
+        """Moves the averages. statistics: as flat_statistics returns them. updates: number of updates made before."""
+        rate = 1 - self._momentum
+        if not self._keeps_initial:
+            rate /= 1 - tf.pow(self._momentum, tf.cast(updates, tf.float32) + 1)
+        self._vector.assign_add(rate * (statistics - self._vector))
+
+    def write(self) -> None:
+        """Assigns the averages to the layers."""
+        sizes = [one.shape.num_elements() for one in self._variables]
+        for variable, values in zip(self._variables, tf.split(self._vector, sizes) if sizes else [], strict=True):
+            variable.assign(values)
+
+    def read(self) -> None:
+        """Takes the averages over from the layers, which a checkpoint has set."""
+        self._vector.assign(self._flat())
+
+    def _flat(self):
+        return tf.concat([tf.zeros(0), *map(tf.convert_to_tensor, self._variables)], axis=0)
+
+
+def flat_statistics(observed: dict[int, tf.Tensor]) -> tf.Tensor:
+    """Returns the statistics that Span.applied_to has observed as one vector, in the order of MovingStatistics."""
+    return tf.concat([tf.zeros(0), *(tf.reshape(observed[number], [-1]) for number in sorted(observed))], axis=0)
 
 
 class _Input:
@@ -125,9 +188,9 @@ class ExactStatistics:
         """
         @tf.function(autograph=False)
         def moments(batches):
-            span.apply(self._model)
             images, *_ = next(batches)  # not mixed, as in an evaluation
-            inputs = tf.nest.flatten(self._inputs(images, training=True))
+            with span.applied_to(self._model):
+                inputs = tf.nest.flatten(self._inputs(images, training=True))
             inputs = [tf.cast(x, tf.float32) for x in inputs]
             return [tf.stack([tf.reduce_mean(f, axis=list(range(len(x.shape) - 1))) for f in (x, tf.square(x))])
                     for x in inputs]

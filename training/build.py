@@ -23,7 +23,7 @@ from distributed.allreduce_plan import AllreducePlan
 from distributed.exchange import GradientExchange, make_collectives
 from distributed.world import World
 from optim.average import WeightAverage
-from training.batch_norm import ExactStatistics, Span
+from training.batch_norm import ExactStatistics, MovingStatistics, Span
 from training.divergence import divergence_reason
 from training.evaluate import Evaluator
 from training.plan import DEFAULT_LARGEST_MICRO_BATCH, Phase, Plan
@@ -67,11 +67,14 @@ def make_job(settings: Settings, plan: Plan, world: World, feed, state: State) -
 
     @functools.cache
     def train_step(phase: Phase):
-        after_update = state.average and functools.partial(state.average.update, phase.global_batch_size)
+        def update_average():
+            state.write_statistics()  # which the average follows, too
+            state.average.update(phase.global_batch_size)
+
         return make_train_step(state.model, state.optimizer, state.totals,
                                phase.accumulation_steps_of(world.rank, world.size), recipe.label_smoothing,
-                               settings.launch.xla == "true", moving_statistics=not exact, layers=state.layers,
-                               span=Span.of(phase, world.size), after_update=after_update,
+                               settings.launch.xla == "true", moving=state.moving, layers=state.layers,
+                               span=Span.of(phase, world.size), after_update=state.average and update_average,
                                mean_steps=phase.global_batch_size / (world.size * phase.micro_batch_size))
 
     evaluate = make_evaluator(settings.launch, state.model, feed, world, state.average)
@@ -133,6 +136,15 @@ def make_exchange(launch: Launch, allreduce: AllreducePlan, nccl: bool) -> Gradi
     """Creates the gradient exchange. Call it before Horovod starts, which needs its process sets."""
     collectives = make_collectives(allreduce, nccl)
     return GradientExchange(collectives, launch.compression, launch.fusion_mb)
+
+
+def make_state(settings: Settings, dataset: Dataset, world: World, exchange: GradientExchange) -> State:
+    """Creates the model, the optimizer and all else that a training changes. Raises UserError."""
+    recipe, run = settings.recipe, settings.run
+    model = make_model(recipe, dataset, world.rank)
+    moving = MovingStatistics(model, keeps_initial=bool(run.init_checkpoint))
+    return State(model, make_optimizer(recipe, model, exchange), run.log_trust_ratios, make_average(recipe, model),
+                 moving if recipe.batch_norm_statistics == "moving" else None)
 
 
 def make_optimizer(recipe: Recipe, model, exchange: GradientExchange):

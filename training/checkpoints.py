@@ -22,7 +22,9 @@ from training.settings import Recipe
 from training.state import Progress, Snapshot, named
 
 KEPT = 5
-RENAMED = {"lars_exclude": "exclude"}  # flags: name in earlier versions -> name
+# Raise it when a flag changes its meaning, or samples their order: a checkpoint of another version is not continued.
+# 1 (checkpoints without a version): batch norm's moving statistics moved once per micro-batch.
+MEANING = 2
 DEFAULTS = defaults(Recipe)  # for flags that earlier versions lacked
 DESCRIPTION = "description"  # name of the tensor that holds, as JSON, everything except the variables
 
@@ -54,16 +56,16 @@ class Checkpoints:
         """
         self.wait()
         for path, tensors, described in intact(self._folder):
+            _check_meaning(path, described)
             self._check_recipe(path, described["recipe"])
             check_fit(path, tensors, variables)
             self.newest = path
-            return Snapshot(tensors, _progress(described), np.array(described["sums"]))
+            return Snapshot(tensors, Progress(**described["progress"]), np.array(described["sums"]))
         if any(_listed(self._folder)):
             raise UserError(f"no checkpoint in {self._folder} can be read; start over with --resume=never")
         return None
 
     def _check_recipe(self, path, recorded):
-        recorded = {RENAMED.get(name, name): value for name, value in recorded.items()}
         for name in sorted(self._recipe.keys() | recorded.keys()):
             ours, theirs = self._recipe.get(name), recorded.get(name, DEFAULTS.get(name))
             if ours != theirs:
@@ -103,7 +105,7 @@ class Checkpoints:
     def _write(self, snapshot, epoch, top1) -> bool:
         path = self._path(snapshot.progress.step)
         try:
-            write(path, snapshot, {"recipe": self._recipe, "epoch": epoch, "top1": top1})
+            write(path, snapshot, {"meaning": MEANING, "recipe": self._recipe, "epoch": epoch, "top1": top1})
             self._top1[path.name] = top1
             self.newest = path
             self._tidy()
@@ -182,20 +184,44 @@ def intact(path: Path) -> Iterator[tuple[Path, dict, dict]]:
             complain(f"the checkpoint {candidate} is damaged and was skipped: {error}")
 
 
-def load_model(path: str, model, average=None) -> float:
-    """Loads the newest checkpoint's weights into a model; returns its epoch. Raises UserError if they do not fit.
+def load_model(path: str, model, average=None, needs_statistics: bool = False) -> dict:
+    """Loads the newest checkpoint's weights into a model; returns its description. Raises UserError if there is none
+    that fits.
 
-    average: optim.average.WeightAverage to load, too, or None.
+    average: optim.average.WeightAverage to load, too, or None. needs_statistics: whether to skip checkpoints whose
+    exact batch-norm statistics are not those of their weights (see `has_statistics`). Standard error names them.
     """
+    skipped = []
     for found, tensors, described in intact(Path(path)):
+        if needs_statistics and not has_statistics(described):
+            skipped.append(found)
+            continue
         variables = named("model", model.variables) | named("ema", average.variables if average else [])
         groups = ("model/", "ema/") if average else ("model/",)
         check_fit(found, {name: tensor for name, tensor in tensors.items() if name.startswith(groups)}, variables)
         for name, variable in variables.items():
             variable.assign(tensors[name])
-        return described["epoch"]
+        if skipped:
+            complain(f"{found} is used, because batch norm's statistics in {skipped[0]} are not those of its weights: "
+                     "they are measured in evaluations, and it was saved between two of them")
+        return described
+    if skipped:
+        raise UserError(f"--checkpoint: batch norm's statistics in {skipped[0]} are not those of its weights: they are "
+                        "measured in evaluations, and it was saved before one; continue the training to the next one")
     raise UserError(f"--checkpoint: {path} contains no readable checkpoint; give the folder RUN/checkpoints of "
                     "a training run")
+
+
+def has_statistics(described: dict) -> bool:
+    """Whether the exact batch-norm statistics in a checkpoint were measured under its weights."""
+    return described["progress"].get("statistics_step") == described["progress"]["step"]
+
+
+def _check_meaning(path: Path, described: dict) -> None:
+    if (theirs := described.get("meaning", 1)) != MEANING:
+        raise UserError(f"{path} belongs to a training in which flags have another meaning (version {theirs}, here "
+                        f"{MEANING}; see CHANGELOG.md); continue it with the code that started it, or start over with "
+                        "--resume=never")
 
 
 def check_fit(path: Path, tensors: dict, variables: dict) -> None:
@@ -215,9 +241,3 @@ def _listed(folder: Path) -> list[Path]:
 
 def _scratch(path) -> Path:
     return path.with_name(f"{path.name}.part")
-
-
-def _progress(described: dict) -> Progress:
-    """Returns the progress in a description. Earlier versions call it `place`, and reshard_step `piece_step`."""
-    saved = described.get("progress") or described["place"]
-    return Progress(**{{"piece_step": "reshard_step"}.get(name, name): value for name, value in saved.items()})

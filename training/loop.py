@@ -75,6 +75,7 @@ def validate(job: Job, interval: Interval, recovery: Recovery, observers, times:
     measure = functools.partial(
         job.exact.measure, job.feed, measured_after(job, interval), phase.global_batch_size, phase.micro_batch_size,
         Span.of(phase, world.size)) if job.exact else lambda: None
+    state.write_statistics()
     validation = job.evaluate(recovery.stop_is_asked, measure)
     if validation is None:
         recovery.stop()
@@ -90,6 +91,7 @@ def validate(job: Job, interval: Interval, recovery: Recovery, observers, times:
         for observer in observers:
             observer.evaluation(Evaluation(row, job.layers(), breakdown, validation.outcomes))
     progress.evaluations += 1
+    progress.statistics_step = progress.step if job.exact else None
     progress.best_top1 = max(progress.best_top1, metrics["val_top1"])
     recovery.after_evaluation(interval.epoch, metrics.get("ema_val_top1", metrics["val_top1"]), target_is_reached(job))
     return metrics

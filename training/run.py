@@ -33,7 +33,7 @@ from training.observing import load_observers, make_observers
 from training.plan import Plan, allreduce_for, plan_for
 from training.recovery import Recovery
 from training.settings import Settings
-from training.state import State, named
+from training.state import named
 from training.stopping import StopRequest
 from training.summary import milestones, summarized
 
@@ -125,10 +125,7 @@ class Training:
             feed = build.make_feed(settings.recipe, launch, dataset, world)
             if not self._state:
                 with startup.stage("building the model"):
-                    model = build.make_model(settings.recipe, dataset, world.rank)
-                    average = build.make_average(settings.recipe, model)
-                    self._state = State(model, build.make_optimizer(settings.recipe, model, exchange),
-                                        settings.run.log_trust_ratios, average)
+                    self._state = build.make_state(settings, dataset, world, exchange)
         set_exchange(self._state.optimizer, exchange)
         return build.make_job(settings, plan, world, feed, self._state)
 

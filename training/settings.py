@@ -64,7 +64,8 @@ class Recipe:
     batch_norm_span: Batch-norm group size: number of samples over which batch norm computes its statistics (ghost batch
         norm below the micro-batch size, synchronized batch norm above it), on any number of workers. Accepts
         epoch:samples pairs, such as 0:16,30:32. Default: the micro-batch size.
-    batch_norm_momentum: Momentum of the moving mean and variance of batch norm.
+    batch_norm_momentum: Momentum of the moving mean and variance of batch norm, which move once per update of the
+        weights.
     batch_norm_statistics: Batch-norm statistics for evaluation. moving: the moving averages. exact: statistics measured
         on training batches before each evaluation (arXiv:1811.05233, section 3.2).
     augmentation: Training augmentation. none: resize, centre crop. crop: mild random-resized crop. crop_flip:

@@ -24,7 +24,6 @@ from training.bad_input import bad_input_is_user_error
 from training.breakdown import StepTimes, on_host
 from training.plan import Phase, Plan, allreduce_for, divisors, make_plan
 from training.stage_times import AHEAD, MOST_SAMPLES, ROUNDS, errors_in_one_line, quiet
-from training.state import State
 from training.step import Learned
 
 TIMED = 2  # steps per turn whose waiting times are measured
@@ -138,9 +137,8 @@ def plan_of(recipe, global_batch_size: int, largest: int, workers: int, samples:
 def opened(plans, settings, dataset, world, exchange, held: contextlib.ExitStack) -> Iterator[Batch]:
     """Builds the model once, and yields a Batch for each plan, whose pipeline is open until `held` is closed."""
     recipe = settings.recipe
-    model = build.make_model(recipe, dataset, world.rank)
     feed = build.make_feed(recipe, settings.launch, dataset, world)
-    state = State(model, build.make_optimizer(recipe, model, exchange))
+    state = build.make_state(settings, dataset, world, exchange)
     for plan in plans:
         job = build.make_job(settings, plan, world, feed, state)
         [phase] = plan.phases

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from distributed import optimizer as distributed
 from distributed.world import World
+from training.batch_norm import MovingStatistics
 from training.step import LayerStatistics, Totals
 
 
@@ -18,7 +19,8 @@ class Progress:
     step: number of updates made. samples: number of samples processed. evaluations: number of evaluations made, equal
     to the rows of metrics.jsonl. reshard_step: step at which the current slice of the stream begins. skipped: number of
     samples of the stream that were skipped after `rollbacks` divergences. seconds: duration of this training in all its
-    runs. trained_seconds: duration of its steps alone. best_top1: highest validation top-1 so far.
+    runs. trained_seconds: duration of its steps alone. best_top1: highest validation top-1 so far. statistics_step:
+    step after which batch norm's exact statistics were last measured, or None.
     """
 
     step: int = 0
@@ -30,6 +32,7 @@ class Progress:
     seconds: float = 0.0
     trained_seconds: float = 0.0
     best_top1: float = 0.0
+    statistics_step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -46,10 +49,15 @@ class Snapshot:
 
 
 class State:
-    """The state of a running training. average: optim.average.WeightAverage, or None."""
+    """The state of a running training.
 
-    def __init__(self, model, optimizer, log_trust_ratios: bool = False, average=None):
-        self.model, self.optimizer, self.average = model, optimizer, average
+    average: optim.average.WeightAverage, or None. moving: batch norm's moving statistics, or None if exact statistics
+    are measured instead.
+    """
+
+    def __init__(self, model, optimizer, log_trust_ratios: bool = False, average=None,
+                 moving: MovingStatistics | None = None):
+        self.model, self.optimizer, self.average, self.moving = model, optimizer, average, moving
         self.totals, self.progress = Totals(), Progress()
         self.layers = LayerStatistics(optimizer, model.trainable_variables) if log_trust_ratios else None
         recorded = {"layer_norms": self.layers.variable} if self.layers else {}
@@ -66,8 +74,14 @@ class State:
         self.progress.seconds = time.perf_counter() - self._began
         return self.progress
 
+    def write_statistics(self) -> None:
+        """Gives the model batch norm's moving statistics. Call it before the model is evaluated."""
+        if self.moving:
+            self.moving.write()
+
     def snapshot(self, world: World) -> Snapshot:
         """Returns a snapshot of the current state. All workers have to call it at once."""
+        self.write_statistics()
         sums = np.stack(world.gather(self.totals.variable.numpy(), "sums"))
         tensors = {name: v.read_value() for name, v in self.variables.items()}
         return Snapshot(tensors, replace(self.read_clock()), sums)
@@ -85,6 +99,8 @@ class State:
         payload = (self.progress, snapshot and snapshot.sums)
         self.progress, sums = world.broadcast(payload, "progress", root)
         world.broadcast_variables(list(self.variables.values()), root)
+        if self.moving:
+            self.moving.read()
         self.start_clock()
         if sums is None:
             return None

@@ -1,5 +1,6 @@
 """One update: gradients summed over the micro-batches, one exchange, one optimizer step."""
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ from data import mixing
 from distributed import optimizer as distributed
 from distributed.world import World
 from optim.stacks import norms_of
+from training.batch_norm import MICRO_BATCH, MovingStatistics, Span, flat_statistics
 from training.breakdown import NAMES, Clock
 
 NO_SIGNALS = (0.0, 0.0)
@@ -132,23 +134,23 @@ def names_alone(variables) -> list[str]:
 
 
 def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, label_smoothing: float = 0.0,
-                    xla: bool = False, moving_statistics: bool = True, layers: LayerStatistics | None = None, span=None,
-                    after_update=None, mean_steps: float | None = None):
+                    xla: bool = False, moving: MovingStatistics | None = None, layers: LayerStatistics | None = None,
+                    span: Span = MICRO_BATCH, after_update=None, mean_steps: float | None = None):
     """Returns a function of (iterator over micro-batches, learning rate, momentum, timed, signals): one update.
 
     The function returns one float32 vector (see Learned), which a single copy brings to the host. timed: whether to
     measure waiting times, bool, on the host.
 
-    moving_statistics: also average batch norm's moving statistics over the workers, in the message that averages
-    results and signals. Otherwise workers, evaluation and checkpoints disagree. span: training.batch_norm.Span, applied
-    when the step is traced. after_update: called in the graph after the update. mean_steps: the mean of
-    accumulation_steps over the workers, if it differs from this worker's.
+    moving: batch norm's moving statistics, to move with each update. The statistics of the global batch are averaged
+    over the workers in the message that averages results and signals. span: applied when the step is traced.
+    after_update: called in the graph after the update. mean_steps: the mean of accumulation_steps over the workers, if
+    it differs from this worker's.
     """
     variables, rates = model.trainable_variables, distributed.inner(optimizer)
-    statistics = [v for v in model.non_trainable_variables if v.dtype.is_floating] if moving_statistics else []
     micro_batch = make_micro_batch(model, optimizer, totals, mean_steps or accumulation_steps, label_smoothing, xla,
-                                   span)
-    gradients_of = accumulated(micro_batch, variables, accumulation_steps)
+                                   span, observes=moving is not None)
+    shapes = [*(variable.shape for variable in variables), (2,), (moving.size if moving else 0,)]
+    gradients_of = accumulated(micro_batch, shapes, accumulation_steps)
 
     @tf.function(autograph=False)
     def step(iterator, learning_rate, momentum, timed=False, signals=NO_SIGNALS):
@@ -157,17 +159,18 @@ def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, l
         rates.learning_rate.assign(learning_rate)
         if hasattr(rates, "momentum"):
             rates.momentum.assign(momentum)
-        (*gradients, results), waited, ready = gradients_of(iterator, ready, clock)
+        (*gradients, results, statistics), waited, ready = gradients_of(iterator, ready, clock)
         gradients = distributed.average(optimizer, gradients, variables)
         exchanged = tf.maximum(clock.after(gradients) - ready, 0.0)
         gradient_norms = norms_of(gradients)
         if layers:
             layers.record(gradient_norms)
+        updates = rates.iterations.read_value()
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
-        signals, results, *means = distributed.mean(
-            optimizer, [tf.convert_to_tensor(signals), results, *statistics], "results")
-        for variable, mean in zip(statistics, means, strict=True):
-            variable.assign(tf.cast(mean, variable.dtype))
+        signals, results, statistics = distributed.mean(
+            optimizer, [tf.convert_to_tensor(signals), results, statistics], "results")
+        if moving:
+            moving.move(statistics, updates)
         if after_update:
             after_update()
         waited = tf.cast(tf.stack([waited, exchanged]), tf.float32)
@@ -176,19 +179,18 @@ def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, l
     return step
 
 
-def make_micro_batch(model, optimizer, totals, mean_steps, label_smoothing, xla, span):
+def make_micro_batch(model, optimizer, totals, mean_steps, label_smoothing, xla, span, observes):
     """Returns a function of (iterator, ready, clock).
 
-    It returns ([*gradients, results], seconds waited for data, time of its end). results: mean loss and top-1, float32
-    (2,). ready: time at which the previous micro-batch ended. Gradients and results are divided by mean_steps.
+    It returns ([*gradients, results, statistics], seconds waited for data, time of its end). results: mean loss and
+    top-1, float32 (2,). statistics: batch norm's, as flat_statistics returns them, or empty unless `observes`. ready:
+    time at which the previous micro-batch ended. Gradients, results and statistics are divided by mean_steps.
     """
     variables = model.trainable_variables
 
     @tf.function(jit_compile=xla, reduce_retracing=True, autograph=False)
     def backward(images, labels, rows=None):
-        if span:
-            span.apply(model)
-        with tf.GradientTape() as tape:
+        with tf.GradientTape() as tape, span.applied_to(model) as observed:
             logits = model(images if rows is None else mixing.mixed(images, rows), training=True)
             losses = cross_entropy(logits, labels, label_smoothing)
             if rows is not None:
@@ -196,7 +198,8 @@ def make_micro_batch(model, optimizer, totals, mean_steps, label_smoothing, xla,
                 losses = weight * losses + (1 - weight) * cross_entropy(
                     logits, mixing.partners(labels), label_smoothing)
             loss = distributed.scale(optimizer, tf.reduce_mean(losses) / mean_steps)
-        return tape.gradient(loss, variables), losses, logits
+        statistics = flat_statistics(observed if observes else {}) / mean_steps
+        return tape.gradient(loss, variables), statistics, losses, logits
 
     def micro_batch(iterator, ready, clock):
         with tf.control_dependencies([ready]):
@@ -205,18 +208,20 @@ def make_micro_batch(model, optimizer, totals, mean_steps, label_smoothing, xla,
         with tf.control_dependencies([arrived]):  # with one thread, the clock could be read after computing
             images = tf.identity(images)
         labels = tf.squeeze(labels, 1)
-        gradients, losses, logits = backward(images, labels, *rows)
+        gradients, statistics, losses, logits = backward(images, labels, *rows)
         if rows:  # top-1 counts the label with the larger weight
             labels = tf.where(mixing.label_weight(*rows) < 0.5, mixing.partners(labels), labels)
         top1 = totals.add(losses, tf.cast(logits, tf.float32), labels, tf.ones_like(losses, tf.bool))
         results = tf.stack([tf.reduce_mean(losses), tf.reduce_mean(tf.cast(top1, tf.float32))]) / mean_steps
-        return [*gradients, results], tf.maximum(arrived - ready, 0.0), clock.after(gradients)
+        return [*gradients, results, statistics], tf.maximum(arrived - ready, 0.0), clock.after(gradients)
 
     return micro_batch
 
 
-def accumulated(micro_batch, variables, accumulation_steps: int):
-    """Returns a function that runs `micro_batch` accumulation_steps times and sums gradients, loss and seconds waited.
+def accumulated(micro_batch, shapes: Sequence, accumulation_steps: int):
+    """Returns a function that runs `micro_batch` accumulation_steps times and sums its tensors and the seconds waited.
+
+    shapes: of these tensors, all float32.
 
     It replaces Horovod's backward_passes_per_step, so that the number of steps can change and an update is one
     iteration of the optimizer. All micro-batches except the last run in a loop. The last runs after the loop, so that
@@ -227,10 +232,9 @@ def accumulated(micro_batch, variables, accumulation_steps: int):
             one, wait, ready = micro_batch(iterator, ready, clock)
             return number + 1, ready, waited + wait, [a + b for a, b in zip(sums, one, strict=True)]
 
-        zeros = [*(tf.zeros_like(variable) for variable in variables), tf.zeros(2)]
         before_last = tf.while_loop(
             lambda number, *_: number < accumulation_steps - 1, one_more,
-            (tf.constant(0), ready, tf.constant(0.0, tf.float64), zeros))
+            (tf.constant(0), ready, tf.constant(0.0, tf.float64), [tf.zeros(shape) for shape in shapes]))
         _, ready, waited, sums = one_more(*before_last)
         return sums, waited, ready
 

@@ -1,6 +1,7 @@
 """Exact statistics against NumPy over the same batches, and what batch-size control reads on 1 and 2 workers."""
 import json
 
+import horovod.tensorflow as hvd
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,9 +12,18 @@ from common.errors import UserError
 from data import order
 from data.dataset import open_dataset
 from data.feed import Feed
+from distributed.exchange import GradientExchange
+from distributed.optimizer import build, distributed
 from distributed.world import World
-from model_zoo.layers import Dropout
-from training.batch_norm import ExactStatistics
+from model_zoo.layers import BatchNormalization, Dropout
+from optim.lars import SGD
+from training.batch_norm import ExactStatistics, MovingStatistics, Span
+from training.step import Totals, make_train_step
+
+
+@pytest.fixture(autouse=True, scope="module")
+def horovod():
+    hvd.init()
 
 
 def test_exact_statistics_are_those_of_the_training_batches(digits):
@@ -30,6 +40,53 @@ def test_exact_statistics_are_those_of_the_training_batches(digits):
         values = np.concatenate(values).reshape(-1, values[0].shape[-1])
         np.testing.assert_allclose(layer.moving_mean, values.mean(axis=0), rtol=1e-3, atol=1e-4)
         np.testing.assert_allclose(layer.moving_variance, values.var(axis=0), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("accumulation", "groups"), [(1, 1), (2, 1), (1, 2), (4, 2)])
+def test_moving_statistics_move_once_per_update(accumulation, groups):
+    """Against NumPy in float64: means over the groups of each global batch, weighted by momentum ** age."""
+    images = np.random.default_rng(0).gamma(2, size=(3, 32, 4, 4, 3)).astype(np.float32)
+    inputs = tf.keras.Input((4, 4, 3))
+    outputs = tf.keras.layers.GlobalAveragePooling2D()(BatchNormalization(momentum=0.8)(inputs))
+    model = tf.keras.Model(inputs, tf.keras.layers.Dense(2)(outputs))
+    optimizer = distributed(SGD(0.0), GradientExchange())
+    build(optimizer, model.trainable_variables)
+    moving = MovingStatistics(model)
+    step = make_train_step(model, optimizer, Totals(), accumulation, moving=moving, span=Span(groups))
+    samples = images.reshape(-1, 4, 4, 3), np.zeros((96, 1), int)
+    batches = iter(tf.data.Dataset.from_tensor_slices(samples).batch(32 // accumulation))
+    for _ in range(3):
+        step(batches, tf.constant(0.0), tf.constant(0.9))
+    moving.write()
+    parts = images.astype(np.float64).reshape(3, accumulation * groups, -1, 3)
+    weights = 0.8 ** np.arange(2, -1, -1)[:, None] / (1 + 0.8 + 0.64)
+    expected_mean = (weights * parts.mean(axis=2).mean(axis=1)).sum(axis=0)
+    expected_variance = (weights * parts.var(axis=2, ddof=1).mean(axis=1)).sum(axis=0)
+    np.testing.assert_allclose(model.layers[1].moving_mean, expected_mean, rtol=1e-5)
+    np.testing.assert_allclose(model.layers[1].moving_variance, expected_variance, rtol=1e-5)
+
+
+def test_statistics_of_trained_weights_count_like_any_others():
+    model = tf.keras.Sequential([tf.keras.Input((4, 4, 1)), BatchNormalization(momentum=0.9)])
+    model.layers[0].moving_mean.assign([5.0])
+    moving = MovingStatistics(model, keeps_initial=True)
+    moving.move(tf.constant([1.0, 2.0]), updates=tf.constant(0))
+    moving.write()
+    assert float(model.layers[0].moving_mean[0]) == pytest.approx(0.9 * 5 + 0.1 * 1)
+    assert float(model.layers[0].moving_variance[0]) == pytest.approx(0.9 * 1 + 0.1 * 2)
+
+
+def test_in_keras_fit_the_layer_moves_its_own_statistics():
+    """Against Keras's own layer, on a micro-batch that is not split."""
+    images = np.random.default_rng(0).normal(3, size=(16, 4, 4, 2)).astype(np.float32)
+    found = []
+    for layer in (BatchNormalization(momentum=0.9), tf.keras.layers.BatchNormalization(momentum=0.9)):
+        model = tf.keras.Sequential([tf.keras.Input((4, 4, 2)), layer])
+        model.compile("sgd", "mse")
+        model.fit(images, images, batch_size=8, epochs=2, shuffle=False, verbose=0)
+        found.append(model.get_weights())
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
 def test_a_model_without_batch_norm_has_nothing_to_measure(digits):

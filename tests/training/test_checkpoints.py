@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import subprocess
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from benchmarks.faults import newest_step
 from common.errors import UserError
 from data.synthetic import synthetic_dataset
 from distributed.world import World
-from training.checkpoints import Checkpoints, Damaged, intact, read
+from training.checkpoints import MEANING, Checkpoints, Damaged, intact, load_model, read
 from training.flags import parse
 from training.run import Training
 from training.state import Progress, Snapshot
@@ -143,19 +144,33 @@ def test_other_variables_are_refused_by_name(tmp_path, variables, message):
         Checkpoints(tmp_path, RECIPE).load({k: v for k, v in (VARIABLES | variables).items() if v is not None})
 
 
-def test_a_checkpoint_of_an_earlier_version_is_read(tmp_path):
-    """It had other names, and lacked flags that have come since."""
-    path = saved(tmp_path, [3]).newest
-    described = json.loads(tf.train.load_checkpoint(str(path / "variables")).get_tensor("description"))
-    progress = described.pop("progress")
-    described["recipe"]["lars_exclude"] = described["recipe"].pop("exclude")
-    described["place"] = {name: progress[name] for name in progress if name != "reshard_step"} | {"piece_step": 2}
+def rewritten(path, change):
+    """Changes the description in a checkpoint."""
     tensors = {name: tf.constant(value) for name, value in read(path)[0].items()}
+    described = read(path)[1]
+    change(described)
     tensors["description"] = tf.constant(json.dumps(described))
     tf.raw_ops.SaveV2(prefix=str(path / "variables"), tensor_names=list(tensors), tensors=list(tensors.values()),
                       shape_and_slices=[""] * len(tensors))
-    loaded = Checkpoints(tmp_path, RECIPE | {"label_smoothing": 0.0}).load(VARIABLES)
-    assert loaded.progress.step == 3 and loaded.progress.reshard_step == 2
+
+
+def test_a_checkpoint_that_lacks_a_newer_flag_is_continued(tmp_path):
+    saved(tmp_path, [3])
+    assert Checkpoints(tmp_path, RECIPE | {"label_smoothing": 0.0}).load(VARIABLES).progress.step == 3
+
+
+@pytest.mark.parametrize(("change", "version"), [
+    (lambda described: described.pop("meaning"), 1),
+    (lambda described: described.update(meaning=MEANING + 1), MEANING + 1)])
+def test_a_checkpoint_whose_flags_mean_something_else_is_refused(tmp_path, change, version):
+    """It would mix two trainings in silence. Its weights can be used, which is another matter."""
+    path = saved(tmp_path, [3]).newest
+    rewritten(path, change)
+    with pytest.raises(UserError, match=rf"step-00000003 .*\(version {version}, here {MEANING};"):
+        Checkpoints(tmp_path, RECIPE).load(VARIABLES)
+    model = SimpleNamespace(variables=[tf.Variable(tf.zeros(1000), name="kernel")])
+    assert load_model(str(path), model)["progress"]["step"] == 3
+    assert float(tf.norm(model.variables[0])) > 0
 
 
 def test_another_recipe_is_refused_by_flag(tmp_path):

@@ -1,13 +1,18 @@
 """Averaged weights, mixup, CutMix and images that grow, in whole trainings: on one worker and on two, and evaluated."""
 import json
+import shutil
 
 import numpy as np
 import pytest
 from conftest import DIGITS, ROOT, printed_json, rows, run, train, weights
 
+from training.checkpoints import intact, write
+from training.state import Progress, Snapshot
+
 MIXED = (DIGITS, "--epochs=3", "--batch_size=96", "--optimizer=sgd", "--learning_rate=0.01", "--warmup=none",
          "--ema_decay=0.9", "--mixup=0.4", "--cutmix=1", "--micro_batch_size=16")
-GROWING = (*MIXED, "--image_size=0:16,1:20,2:24", "--batch_norm_statistics=exact")
+GROWING = (*MIXED, "--image_size=0:16,1:20,2:24", "--batch_norm_statistics=exact",
+           "--checkpoint_every=0.4")
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +60,52 @@ def test_the_average_is_evaluated_with_its_own_statistics(alone, tmp_path):
     for name in ("val_loss", "val_top1", "ema_val_loss", "ema_val_top1", "ema_val_top5"):
         assert again[name] == pytest.approx(summary[name], rel=1e-5) == pytest.approx(last[name], rel=1e-5)
     assert summary["ema_val_samples"] == 360 and summary["ema_val_loss"] != summary["val_loss"]
+
+
+@pytest.fixture(scope="module")
+def stale(alone, tmp_path_factory):
+    """That run with one more checkpoint, which was saved between two evaluations: it lacks statistics of its weights.
+
+    Otherwise it is the last one, so that an evaluation has to find what the last one's found.
+    """
+    folder = tmp_path_factory.mktemp("stale")
+    shutil.copytree(alone, folder, symlinks=True, dirs_exist_ok=True)
+    _, tensors, described = next(intact(folder))
+    tensors = {name: value * 0 + 3 if "moving" in name else value for name, value in tensors.items()}
+    progress = Progress(**described["progress"] | {"statistics_step": None})
+    described = {name: value for name, value in described.items() if name not in ("progress", "sums")}
+    newest = folder / "checkpoints" / "step-00009999"
+    write(newest, Snapshot(tensors, progress, np.zeros((1, 4))), described)
+    return folder
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_statistics_of_other_weights_are_measured_again(stale, alone, workers):
+    done = train("--mode=evaluate", f"--checkpoint={stale}/checkpoints", kind="mpirun", workers=workers)
+    assert done.stderr.count("batch norm's statistics are measured again") == 1
+    again, last = printed_json(done), rows(alone)[-1]
+    for name in ("val_loss", "ema_val_loss"):  # batch norm's groups are the micro-batches of 16 on any workers
+        assert again[name] == pytest.approx(last[name], rel=1e-4)
+
+
+def test_statistics_of_other_weights_are_not_exported(stale, alone, tmp_path):
+    """The newest checkpoint with its own is; without one, the error says why."""
+    done = train("--mode=export", f"--checkpoint={stale}/checkpoints", f"--output_dir={tmp_path}")
+    assert "batch norm's statistics in" in done.stderr and "step-00009999 are not those of its weights" in done.stderr
+    assert printed_json(done)["epoch"] == 3
+    for mode in ("export", "predict"):
+        words = [f"--output_dir={tmp_path}"] if mode == "export" else [f"--image={ROOT}/docs/report.png"]
+        done = run("python", 1, ROOT / "train.py", f"--mode={mode}", *words,
+                   f"--checkpoint={stale}/checkpoints/step-00009999")
+        assert done.returncode == 1 and "saved before one" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_checkpoint_says_of_which_step_its_statistics_are(alone):
+    """Those at steps 14, 28 and 42 follow an evaluation."""
+    steps = {described["progress"]["step"]: described["progress"]["statistics_step"]
+             for _, _, described in intact(alone)}
+    assert {step for step, measured in steps.items() if step == measured} == {28, 42}
+    assert len(steps) == 5 and all(measured <= step and measured % 14 == 0 for step, measured in steps.items())
 
 
 @pytest.mark.parametrize(("flags", "code", "message"), [
