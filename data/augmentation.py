@@ -11,6 +11,9 @@ import numpy as np
 from data.randomness import uniforms
 
 
+FIXED = ("aspect", "enlarge")  # fields of an Augmentation that alone make nothing random
+
+
 @dataclass(frozen=True)
 class Augmentation:
     """Which part of an image is decoded, and how it is changed.
@@ -37,7 +40,8 @@ class Augmentation:
 
     @property
     def random(self) -> bool:
-        return bool(self.area or self.shift or self.flip or self.warp)
+        """Whether training draws random numbers: whether anything is set that changes images at random."""
+        return any(value for name, value in vars(self).items() if name not in FIXED)
 
 
 AUGMENTATIONS = {
