@@ -8,6 +8,8 @@ import tensorflow as tf
 
 from inference.orientation import upright
 
+GIF = b"GIF8"  # how a GIF begins
+
 
 def preprocess(encoded, image_size: int, enlarge: float) -> tf.Tensor:
     """Returns the pixels of an image, uint8 (image_size, image_size, 3), RGB.
@@ -16,8 +18,16 @@ def preprocess(encoded, image_size: int, enlarge: float) -> tf.Tensor:
     tf.errors.InvalidArgumentError if they cannot be decoded.
     """
     with tf.device("/cpu:0"):  # a GPU rounds otherwise
-        image = tf.io.decode_jpeg(encoded, channels=3, dct_method="INTEGER_ACCURATE")  # decodes PNG and GIF, too
-        return resized(central_square(upright(image, encoded), enlarge), image_size)
+        return resized(central_square(upright(_decoded(encoded), encoded), enlarge), image_size)
+
+
+def _decoded(encoded) -> tf.Tensor:
+    """Returns all pixels of an image, uint8 (height, width, 3). Of an animated GIF, it decodes the first frame."""
+    def first_frame():
+        return tf.ensure_shape(tf.io.decode_image(encoded, channels=3, expand_animations=False), (None, None, 3))
+
+    return tf.cond(tf.strings.substr(encoded, 0, len(GIF)) == GIF, first_frame,
+                   lambda: tf.io.decode_jpeg(encoded, channels=3, dct_method="INTEGER_ACCURATE"))  # PNGs, too
 
 
 def central_square(image, enlarge: float) -> tf.Tensor:
