@@ -10,7 +10,6 @@ import numpy as np
 
 from data.randomness import uniforms
 
-
 FIXED = ("aspect", "enlarge")  # fields of an Augmentation that alone make nothing random
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from inference.orientation import upright
 
-GIF = b"GIF8"  # how a GIF begins
+GIF, PNG = b"GIF8", b"\x89PNG"  # how these files begin
 
 
 def preprocess(encoded, image_size: int, enlarge: float) -> tf.Tensor:
@@ -23,11 +23,17 @@ def preprocess(encoded, image_size: int, enlarge: float) -> tf.Tensor:
 
 def _decoded(encoded) -> tf.Tensor:
     """Returns all pixels of an image, uint8 (height, width, 3). Of an animated GIF, it decodes the first frame."""
-    def first_frame():
+    def gif():
         return tf.ensure_shape(tf.io.decode_image(encoded, channels=3, expand_animations=False), (None, None, 3))
 
-    return tf.cond(tf.strings.substr(encoded, 0, len(GIF)) == GIF, first_frame,
-                   lambda: tf.io.decode_jpeg(encoded, channels=3, dct_method="INTEGER_ACCURATE"))  # PNGs, too
+    def png():  # 16 bits are rounded to 8, as in DALI; TensorFlow would cut them off
+        return tf.cast((tf.cast(tf.io.decode_png(encoded, 3, tf.uint16), tf.int32) + 128) // 257, tf.uint8)
+
+    def jpeg():
+        return tf.io.decode_jpeg(encoded, channels=3, dct_method="INTEGER_ACCURATE")
+
+    start = tf.strings.substr(encoded, 0, 4)
+    return tf.cond(start == GIF, gif, lambda: tf.cond(start == PNG, png, jpeg))
 
 
 def central_square(image, enlarge: float) -> tf.Tensor:

@@ -90,6 +90,14 @@ def test_kinds(kind):
     check(KINDS[kind])
 
 
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_pngs_of_16_bits(channels):
+    """Noise in all bits, so that half of the values would differ if the lower ones were cut off."""
+    values = np.random.default_rng(channels).integers(0, 65536, (40, 40, channels)).astype(np.uint16)
+    image = tf.io.encode_png(values).numpy()
+    np.testing.assert_array_equal(by_tensorflow(image, 40, "none"), by_dali(image, 40, "none"))
+
+
 FRAMES = [photo(64, 48), photo(64, 48).transpose(Image.Transpose.FLIP_LEFT_RIGHT)]
 GIFS = {
     "one frame": encoded(FRAMES[0], "GIF"),
@@ -133,7 +141,8 @@ def test_many_photos_agree_to_millionths():
     assert differing / count < 1e-5
 
 
-@pytest.mark.parametrize("image", [b"", b"x", b"GIF89a", GIFS["animated"][:400], b"\xff\xd8\xff", KINDS["4:2:0"][:100], KINDS["4:2:0"][:-60], b"\x89PNG",
+@pytest.mark.parametrize("image", [b"", b"x", b"GIF89a", GIFS["animated"][:400], b"\xff\xd8\xff",
+                                   KINDS["4:2:0"][:100], KINDS["4:2:0"][:-60], b"\x89PNG",
                                    KINDS["png"][:60], BIG_ENDIAN])
 def test_damaged(image):
     """The search for the orientation ends, and the decoder reports what is wrong."""
