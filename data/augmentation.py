@@ -10,6 +10,8 @@ import numpy as np
 
 from data.randomness import uniforms
 
+FIXED = ("aspect", "enlarge")  # fields of an Augmentation that alone make nothing random
+
 
 @dataclass(frozen=True)
 class Augmentation:
@@ -37,7 +39,8 @@ class Augmentation:
 
     @property
     def random(self) -> bool:
-        return bool(self.area or self.shift or self.flip or self.warp)
+        """Whether training draws random numbers: whether anything is set that changes images at random."""
+        return any(value for name, value in vars(self).items() if name not in FIXED)
 
 
 AUGMENTATIONS = {

@@ -8,6 +8,8 @@ import tensorflow as tf
 
 from inference.orientation import upright
 
+GIF, PNG = b"GIF8", b"\x89PNG"  # how these files begin
+
 
 def preprocess(encoded, image_size: int, enlarge: float) -> tf.Tensor:
     """Returns the pixels of an image, uint8 (image_size, image_size, 3), RGB.
@@ -16,8 +18,22 @@ def preprocess(encoded, image_size: int, enlarge: float) -> tf.Tensor:
     tf.errors.InvalidArgumentError if they cannot be decoded.
     """
     with tf.device("/cpu:0"):  # a GPU rounds otherwise
-        image = tf.io.decode_jpeg(encoded, channels=3, dct_method="INTEGER_ACCURATE")  # decodes PNG and GIF, too
-        return resized(central_square(upright(image, encoded), enlarge), image_size)
+        return resized(central_square(upright(_decoded(encoded), encoded), enlarge), image_size)
+
+
+def _decoded(encoded) -> tf.Tensor:
+    """Returns all pixels of an image, uint8 (height, width, 3). Of an animated GIF, it decodes the first frame."""
+    def gif():
+        return tf.ensure_shape(tf.io.decode_image(encoded, channels=3, expand_animations=False), (None, None, 3))
+
+    def png():  # 16 bits are rounded to 8, as in DALI; TensorFlow would cut them off
+        return tf.cast((tf.cast(tf.io.decode_png(encoded, 3, tf.uint16), tf.int32) + 128) // 257, tf.uint8)
+
+    def jpeg():
+        return tf.io.decode_jpeg(encoded, channels=3, dct_method="INTEGER_ACCURATE")
+
+    start = tf.strings.substr(encoded, 0, 4)
+    return tf.cond(start == GIF, gif, lambda: tf.cond(start == PNG, png, jpeg))
 
 
 def central_square(image, enlarge: float) -> tf.Tensor:

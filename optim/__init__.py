@@ -20,7 +20,7 @@ OPTIMIZERS = {
     "lars": OptimizerInfo("optim.lars", "LARS",
                           ("momentum", "weight_decay", "trust_coefficient", "epsilon", "exclude")),
     "sgd": OptimizerInfo("optim.lars", "SGD", ("momentum", "weight_decay", "exclude")),
-    "lamb": OptimizerInfo("tensorflow_addons.optimizers", "LAMB", ("weight_decay", "exclude")),  # arXiv:1904.00962
+    "lamb": OptimizerInfo("optim.lamb", "LAMB", ("weight_decay", "exclude")),
 }
 
 
@@ -31,8 +31,6 @@ def create_optimizer(name: str, learning_rate: float, **options):
     """
     info = OPTIMIZERS[name]
     taken = {key: value for key, value in options.items() if key in info.options}
-    if name == "lamb":  # LAMB's name for the same option
-        taken["exclude_from_weight_decay"] = list(taken.pop("exclude", ())) or None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tensorflow-addons' notice that it is in maintenance
         module = importlib.import_module(info.module)

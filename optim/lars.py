@@ -1,6 +1,7 @@
 """LARS (arXiv:1708.03888) and SGD with momentum, on one fused kernel."""
 import tensorflow as tf
 
+from optim.exclusion import check_exclusion, is_excluded
 from optim.stacks import norms, stacks_of
 
 
@@ -39,14 +40,12 @@ class SGD(tf.keras.optimizers.Optimizer):
         super().build(var_list)
         if getattr(self, "_built", False):
             return
-        if self.exclude and not any(map(self.is_excluded, var_list)):
-            names = ", ".join(f"'{suffix}'" for suffix in self.exclude)
-            raise ValueError(f"{type(self).__name__}: no variable name ends with a suffix in exclude: {names}")
+        check_exclusion(self, var_list)
         self._buffers = [self.add_variable_from_reference(v, "momentum") for v in var_list]
         self._built = True
 
     def is_excluded(self, variable) -> bool:
-        return any(_has_suffix(variable, suffix) for suffix in self.exclude)
+        return is_excluded(variable, self.exclude)
 
     def _is_plain(self, variable) -> bool:
         """Whether the variable's update is only a momentum step."""
@@ -151,8 +150,3 @@ class LARS(SGD):
     def get_config(self):
         return super().get_config() | {
             "trust_coefficient": self.trust_coefficient, "epsilon": self.epsilon, "jit_compile": self._in_xla}
-
-
-def _has_suffix(variable, suffix):
-    name = variable.name.split(":")[0]
-    return name == suffix or name.endswith(("/" + suffix, "_" + suffix))

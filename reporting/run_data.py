@@ -5,6 +5,7 @@ from functools import cached_property
 from pathlib import Path
 
 from common.errors import UserError
+from optim.schedules import Piecewise
 
 
 @dataclass(frozen=True)
@@ -110,12 +111,19 @@ def flags_in(text: str) -> dict[str, str]:
     return values
 
 
-def same(one: str, other: str) -> bool:
-    """Whether two values of a flag mean the same: 1e-4 and 0.0001 do."""
+def same(one, other) -> bool:
+    """Whether two values of a flag, texts or lists of texts, mean the same: 1e-4 and 0.0001 do, 2 and 0:2 do."""
+    return _meaning(one) == _meaning(other)
+
+
+def _meaning(value):
+    """Returns the pairs of a number or schedule, the items of a list, or the text itself."""
+    text = ",".join(value) if isinstance(value, list) else str(value)
     try:
-        return float(one) == float(other)
+        return Piecewise.parse(text).pairs
     except ValueError:
-        return one == other
+        items = text.split(",")
+        return [_meaning(item) for item in items] if len(items) > 1 else text
 
 
 def _json(path: Path) -> dict:

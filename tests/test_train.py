@@ -145,9 +145,12 @@ def test_workers_that_differ_are_found():
         "import tensorflow as tf; from types import SimpleNamespace; from training import run\n"
         "world = run.worlds.start(0)\n"
         "model = SimpleNamespace(variables=[tf.Variable([0.5, world.rank * 1e-8], name='moving_mean')])\n"
-        "print('found:', run.differing_weights(world, model))")
+        "print('found:', run.differing_weights(world, model))\n"
+        "model.variables = [tf.Variable(0.5), tf.Variable(world.rank, dtype=tf.int64, name='dropout/calls')]\n"
+        "print('counted:', run.differing_weights(world, model))")
     done = run("mpirun", 2, "-c", program)
     assert done.stdout.count("found: the weights differ") == 2 and "moving_mean" in done.stdout
+    assert done.stdout.count("counted: None") == 2  # elastic workers may have fewer micro-batches
 
 
 @pytest.fixture(scope="module")
@@ -362,6 +365,21 @@ def test_a_plan_for_workers_and_data_that_are_not_there():
     assert plan["workers"] == 256 and plan["steps"] == 90 * 1281167 // 32768
     assert plan["phases"] == [{"start_epoch": 0, "end_epoch": 90, "global_batch_size": 32768, "micro_batch_size": 64,
                                "accumulation_steps": 2, "steps": 3518}]
+
+
+def test_only_training_needs_an_elastic_launcher(tmp_path):
+    """The flags of an elastic run also serve for what reads its checkpoints, and for its plan."""
+    from training.flags import parse
+
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "flags.txt").write_text("--elastic\n--batch_size=256\n--data_dir=digits\n")
+    for mode, *more in (["evaluate"], ["export", "--output_dir=/tmp"], ["predict", "--image=a.jpg"]):
+        settings = parse(["train.py", f"--mode={mode}", f"--checkpoint={tmp_path}/checkpoints", *more])
+        assert settings.launch.elastic and settings.run.mode == mode
+    plan = run("python", 1, ROOT / "train.py", "--dry_run", f"--flagfile={tmp_path}/flags.txt")
+    assert plan.returncode == 0 and json.loads(plan.stdout)["phases"][0]["global_batch_size"] == 256
+    done = run("python", 1, ROOT / "train.py", f"--flagfile={tmp_path}/flags.txt")
+    assert done.returncode == 2 and done.stderr.startswith("train.py: --elastic needs horovodrun --min-np=N")
 
 
 def test_a_plan_under_a_launcher_is_for_its_workers():

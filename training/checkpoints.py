@@ -18,6 +18,7 @@ import tensorflow as tf
 from common.errors import UserError, complain, one_line
 from common.files import flush, write_atomically
 from common.flags import defaults
+from reporting.run_data import same
 from training.settings import Recipe
 from training.state import Progress, Snapshot, named
 
@@ -68,7 +69,7 @@ class Checkpoints:
     def _check_recipe(self, path, recorded):
         for name in sorted(self._recipe.keys() | recorded.keys()):
             ours, theirs = self._recipe.get(name), recorded.get(name, DEFAULTS.get(name))
-            if ours != theirs:
+            if not same(ours, theirs):
                 raise UserError(f"{path} is a checkpoint of another training: {name} was {theirs} and is now {ours}; "
                                 "choose another --output_dir, or start over with --resume=never")
 

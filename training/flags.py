@@ -44,7 +44,8 @@ def parse(argv: Sequence[str]) -> Settings:
     for name in ("workers", "workers_per_node"):
         if values[name].value is not None and not values.dry_run:
             raise UsageError(f"--{name} only sets what to plan for; use it with --dry_run")
-    if values.elastic != (ELASTIC in os.environ):
+    trains = values.mode == "train" and not values.dry_run
+    if trains and values.elastic != (ELASTIC in os.environ):
         raise UsageError("--elastic needs horovodrun --min-np=N --max-np=N --host-discovery-script=SCRIPT"
                          if values.elastic else "horovodrun was started for a varying number of workers; add --elastic")
     if values.stop_at_target and values.target_top1 is None:

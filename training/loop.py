@@ -63,7 +63,7 @@ def next_step(job: Job, interval: Interval, first: int) -> Step:
     The second step is timed, and every TIMED_ONE_IN-th after it. The first may have to wait until all workers begin.
     """
     number, phase = job.state.progress.step, interval.phase
-    epoch = interval.position(number) / job.plan.train_samples
+    epoch = job.plan.epoch_of(number, interval)
     is_timed = (number - first) % TIMED_ONE_IN == min(1, interval.end - first - 1)
     return Step(number, epoch, job.plan.learning_rate(epoch), job.plan.momentum_of(phase), phase.global_batch_size,
                 is_timed or job.settings.run.timeline is not None)

@@ -114,6 +114,13 @@ class Plan:
         return {"learning_rate": self.learning_rate(epoch), "momentum": self.momentum_of(phase),
                 "global_batch_size": phase.global_batch_size}
 
+    def epoch_of(self, step: int, interval: Interval) -> float:
+        """Returns the epoch at which a step's rates are taken: that of its first sample, but not before its phase.
+
+        A phase whose start lies between two samples begins with the sample before.
+        """
+        return max(interval.position(step) / self.train_samples, interval.phase.start_epoch)
+
     def as_json(self) -> dict:
         return {
             "workers": self.workers, "train_samples": self.train_samples, "epochs": self.epochs, "steps": self.steps,

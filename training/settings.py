@@ -198,7 +198,8 @@ class Run:
     workers: Number of workers to plan for. Only with --dry_run.
     workers_per_node: Number of workers per node to plan for. Only with --dry_run. Default: the number per node of this
         launch, or 4 with --workers, as in arXiv:1811.05233.
-    train_samples: Number of training samples to plan for, if the dataset is not available. Only with --dry_run.
+    train_samples: Number of training samples that --dry_run plans for, so that it does not need the dataset. Training
+        ignores it and counts the samples of its dataset.
     """
 
     mode: str = flag("train", ("train", "evaluate", "export", "predict"))

@@ -10,6 +10,7 @@ QUALITY = 95
 # JPEG markers. Frames: baseline, extended, progressive. Segments: tables, application data, comment.
 START_OF_SCAN, HUFFMAN_FRAMES = 0xDA, {0xC0, 0xC1, 0xC2}
 SEGMENTS = HUFFMAN_FRAMES | {0xC4, 0xDB, 0xDD, 0xFE} | set(range(0xE0, 0xF0))
+BITS, PHOTOMETRIC = 258, 262  # tags of a TIFF: number of bits of each channel; which end of the grey values is white
 SOUND_PNG = {(8, 0), (8, 2)}  # bit depth and colour type: 8-bit grey and RGB
 
 
@@ -139,12 +140,13 @@ def _pixels(image, shorter):
     """
     from PIL import Image
 
+    white = _white(image)
     long = shorter and max(shorter, round(max(image.size) * shorter / min(image.size)))
     if shorter:  # decodes a JPEG at 1/2, 1/4 or 1/8 of its size if that is large enough
         image.draft(None, tuple(2 * side * shorter // min(image.size) for side in image.size))
     image = _upright(image)
-    if image.mode.startswith("I;16"):
-        image = _upper_bytes(image)
+    if white:
+        image = _eight_bits(image, white)
     if image.mode != "L":
         image = image.convert("RGB")
     if shorter:
@@ -164,12 +166,32 @@ def _upright(image):
         return image
 
 
-def _upper_bytes(image):
-    """Converts 16-bit grey to 8-bit. Pillow would clip the values."""
+def _white(image) -> float | None:
+    """Returns the value of white in grey of more than 8 bits, or None for other images. Raises Rejected.
+
+    Black is 0. In colour, Pillow itself keeps the upper 8 of 16 bits.
+    """
+    if image.mode != "F" and not image.mode.startswith("I"):
+        return None
+    tags = image.tag_v2 if image.format == "TIFF" else {}
+    if tags.get(PHOTOMETRIC) == 0:  # Pillow inverts only 8-bit grey
+        raise Rejected("0 is white in its grey of more than 8 bits; convert it to 8 bits, or so that 0 is black")
+    if image.mode == "I" and image.format != "PPM":  # of a PPM, Pillow scales the largest possible value to 65535
+        raise Rejected("its pixels are signed or have 32 bits, which does not tell which value is white; convert it to "
+                       "8 or 16 bits")
+    return 1.0 if image.mode == "F" else 4095 if tags.get(BITS) == (12,) else 65535
+
+
+def _eight_bits(image, white):
+    """Converts deep grey to 8-bit, rounding as DALI does. Pillow would clip the values. Raises Rejected."""
     import numpy as np
     from PIL import Image
 
-    return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    pixels = np.asarray(image)
+    if not (pixels.min() >= 0 and pixels.max() <= white):
+        raise Rejected(f"its pixels are numbers from {pixels.min():g} to {pixels.max():g} instead of 0 to {white:g}; "
+                       "convert it to 8 or 16 bits")
+    return Image.fromarray(np.rint(pixels * (255 / white)).astype(np.uint8))
 
 
 def _histogram(image) -> list[int]:

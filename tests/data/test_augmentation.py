@@ -1,4 +1,5 @@
 """A sample's random numbers and what DALI makes of it, against NumPy; the graph for a GPU as far as none is needed."""
+import dataclasses
 import itertools
 import tracemalloc
 
@@ -6,7 +7,7 @@ import numpy as np
 import pytest
 
 from data import augmentation, pipeline
-from data.augmentation import AUGMENTATIONS, COLUMNS, random_numbers
+from data.augmentation import AUGMENTATIONS, COLUMNS, Augmentation, random_numbers
 from data.pipeline import Device
 from data.randomness import uniforms
 
@@ -116,8 +117,6 @@ def test_colours_lie_along_the_principal_components():
 
 def test_a_colour_is_added_to_every_pixel(digits):
     """Against the same pictures without: a float addition, rounded and clipped to 0 to 255."""
-    import dataclasses
-
     from data.dataset import open_dataset
     from data.feed import Feed
 
@@ -131,6 +130,21 @@ def test_a_colour_is_added_to_every_pixel(digits):
     colour = columns(random_numbers(AUGMENTATIONS["resnet"], 24, 3, 0, np.arange(64)))["colour"][:, None, None]
     expected = np.clip(pictures[0] + colour, 0, 255)
     assert np.abs(pictures[1] - expected).max() <= 0.51 and np.abs(colour).max() > 5
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Augmentation)
+                                   if field.name not in augmentation.FIXED])
+def test_each_field_alone_changes_the_images(digits, field):
+    from data.dataset import open_dataset
+    from data.feed import Feed
+
+    value, images = {"area": (0.08, 0.5), "rescale": (1.2, 2.0)}.get(field, True), []
+    for recipe in (Augmentation(enlarge=1.2), Augmentation(enlarge=1.2, **{field: value})):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(AUGMENTATIONS, "none", recipe)
+            with Feed(open_dataset(digits), 24, "none", 3).train(0, 1, 16, 16) as batches:
+                images.append(next(batches)[0].numpy())
+    assert (images[0] != images[1]).any(axis=(1, 2, 3)).sum() > 4
 
 
 def test_validation_takes_the_centre():

@@ -85,6 +85,72 @@ def png(width, height, depth, colour, rows) -> bytes:
             + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b""))
 
 
+RAMP = np.linspace(0, 1, 60 * 48).reshape(48, 60)  # black to white
+SIXTEEN, TWELVE = np.rint(RAMP * 65535).astype(np.uint16), np.rint(RAMP * 4095).astype(np.uint16)
+GREY, FLOATS, SIGNED, WHITE_IS_ZERO = 1, 3, 2, 0  # of TIFF: photometric interpretation and sample formats
+
+
+def tiff(pixels: bytes, bits: int, photometric: int = GREY, sample_format: int = 1) -> bytes:
+    """A grey TIFF of the size of RAMP, by the letter of TIFF 6.0."""
+    tags = [(256, 60), (257, 48), (258, bits), (259, 1), (262, photometric), (273, 8 + 2 + 12 * 10 + 4), (277, 1),
+            (278, 48), (279, len(pixels)), (339, sample_format)]
+    fields = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    return b"II*\0" + struct.pack("<IH", 8, len(tags)) + fields + struct.pack("<I", 0) + pixels
+
+
+def twelve_bits(values) -> bytes:
+    return b"".join(int(a << 12 | b).to_bytes(3, "big") for a, b in values.reshape(-1, 2).astype(int))
+
+
+def pnm(largest: int, values) -> bytes:
+    return b"P5\n60 48\n%d\n" % largest + values.astype(">u2").tobytes()
+
+
+DEEP = {
+    "16-bit pgm": pnm(65535, SIXTEEN), "12-bit pgm": pnm(4095, TWELVE),
+    "plain pgm": b"P2\n60 48\n4095\n" + b" ".join(b"%d" % value for value in TWELVE.flat),
+    "pfm": b"Pf\n60 48\n-1.0\n" + RAMP[::-1].astype("<f4").tobytes(),  # from the last row to the first
+    "16-bit png": encoded(Image.fromarray(SIXTEEN), "PNG"),
+    "16-bit jpeg 2000": encoded(Image.fromarray(SIXTEEN), "JPEG2000"),
+    "16-bit tiff": tiff(SIXTEEN.astype("<u2").tobytes(), 16),
+    "big-endian tiff": encoded(Image.frombytes("I;16B", (60, 48), SIXTEEN.astype(">u2").tobytes()), "TIFF"),
+    "12-bit tiff": tiff(twelve_bits(TWELVE), 12),
+    "float tiff": tiff(RAMP.astype("<f4").tobytes(), 32, sample_format=FLOATS),
+}
+
+
+@pytest.mark.parametrize("kind", DEEP)
+def test_deep_grey_keeps_its_brightness(kind):
+    stored = store(DEEP[kind], "a.png", Rules(), measure=True)
+    pixels = np.asarray(opened(stored.encoded), float)
+    assert pixels.shape == (48, 60, 3) and np.abs(pixels - 255 * RAMP[..., None]).max() < 4
+    assert np.array(stored.histogram[:256]) @ np.arange(256) / RAMP.size == pytest.approx(127.5, abs=0.1)
+    small = opened(store(DEEP[kind], "a.png", Rules(resize_shorter=12)).encoded)
+    assert small.size == (15, 12) and np.asarray(small, float).mean() == pytest.approx(127.5, abs=1)
+
+
+@pytest.mark.parametrize(("pixels", "bits", "photometric", "sample_format", "reason"), [
+    ((RAMP * 4294967295).astype("<u4"), 32, GREY, 1, "signed or have 32 bits"),
+    ((RAMP * 2147483647).astype("<i4"), 32, GREY, SIGNED, "signed or have 32 bits"),
+    ((RAMP * 65535 - 32768).astype("<i2"), 16, GREY, SIGNED, "signed or have 32 bits"),
+    ((RAMP * 255).astype("<f4"), 32, GREY, FLOATS, "from 0 to 255 instead of 0 to 1"),
+    ((RAMP - 0.5).astype("<f4"), 32, GREY, FLOATS, "from -0.5 to 0.5 instead of 0 to 1"),
+    ((RAMP * np.nan).astype("<f4"), 32, GREY, FLOATS, "from nan to nan"),
+    (SIXTEEN.astype("<u2"), 16, WHITE_IS_ZERO, 1, "0 is white"),
+    (RAMP.astype("<f4"), 32, WHITE_IS_ZERO, FLOATS, "0 is white"),
+])
+def test_grey_without_a_known_white_is_refused(pixels, bits, photometric, sample_format, reason):
+    with pytest.raises(Rejected, match=reason):
+        store(tiff(pixels.tobytes(), bits, photometric, sample_format), "a.png", Rules())
+
+
+def test_deep_grey_is_turned_upright():
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    stored = store(encoded(Image.fromarray(SIXTEEN), "PNG", exif=turned), "a.png", Rules())
+    assert difference(opened(stored.encoded), np.rot90(255 * RAMP[..., None].repeat(3, axis=2), -1)) < 1
+
+
 @pytest.mark.parametrize(("size", "expected"), [((60, 48), (30, 24)), ((48, 61), (24, 30)), ((500, 331), (36, 24)),
                                                 ((24, 800), (24, 800)), ((23, 23), (23, 23))])
 def test_resized_like_a_full_decode_and_one_antialiased_step(size, expected):

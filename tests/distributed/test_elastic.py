@@ -7,7 +7,7 @@ import time
 
 import psutil
 import pytest
-from conftest import ROOT, environment, launcher, rows, run, train, worker_of
+from conftest import ROOT, environment, launcher, printed_json, rows, run, train, worker_of
 
 from benchmarks.faults import newest_step, wait_for
 from common.files import read_rows
@@ -105,6 +105,8 @@ def test_workers_that_do_not_divide_the_batch_have_its_mean(tmp_path):
     summary, _ = training.end()
     phase, = json.loads((training.folder / "plan.json").read_text())["phases"]
     assert summary["world_size"] == 3 and (phase["micro_batch_size"], phase["accumulation_steps"]) == (32, 2)
+    evaluated = train("--mode=evaluate", f"--checkpoint={training.folder}/checkpoints")  # not elastic, and alone
+    assert printed_json(evaluated)["val_loss"] == pytest.approx(summary["val_loss"], rel=1e-3)
     alone = tmp_path / "alone"
     train(*FLAGS[1:], *UNEVEN, "--epochs=1", f"--output_dir={alone}")
     ours, theirs = (read_rows(folder / "steps.jsonl") for folder in (training.folder, alone))

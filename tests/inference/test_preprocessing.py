@@ -90,6 +90,32 @@ def test_kinds(kind):
     check(KINDS[kind])
 
 
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_pngs_of_16_bits(channels):
+    """Noise in all bits, so that half of the values would differ if the lower ones were cut off."""
+    values = np.random.default_rng(channels).integers(0, 65536, (40, 40, channels)).astype(np.uint16)
+    image = tf.io.encode_png(values).numpy()
+    np.testing.assert_array_equal(by_tensorflow(image, 40, "none"), by_dali(image, 40, "none"))
+
+
+FRAMES = [photo(64, 48), photo(64, 48).transpose(Image.Transpose.FLIP_LEFT_RIGHT)]
+GIFS = {
+    "one frame": encoded(FRAMES[0], "GIF"),
+    "animated": encoded(FRAMES[0], "GIF", save_all=True, append_images=FRAMES[1:]),
+    "palettes of its own": encoded(FRAMES[0].quantize(200), "GIF", save_all=True,
+                                   append_images=[FRAMES[1].quantize(8)], interlace=1),
+    "grey": encoded(FRAMES[0].convert("L"), "GIF", save_all=True, append_images=[FRAMES[1].convert("L")]),
+}
+
+
+@pytest.mark.parametrize("kind", GIFS)
+def test_of_a_gif_the_first_frame(kind):
+    shown = Image.open(io.BytesIO(GIFS[kind]))
+    assert getattr(shown, "n_frames", 1) == 1 + (kind != "one frame")
+    expected = by_dali(encoded(shown.convert("RGB"), "PNG"), 48, "none")
+    np.testing.assert_array_equal(by_tensorflow(GIFS[kind], 48, "none"), expected)
+
+
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 @pytest.mark.parametrize("number", range(1, 9))
 def test_orientation(kind, number):
@@ -115,7 +141,8 @@ def test_many_photos_agree_to_millionths():
     assert differing / count < 1e-5
 
 
-@pytest.mark.parametrize("image", [b"", b"x", b"\xff\xd8\xff", KINDS["4:2:0"][:100], KINDS["4:2:0"][:-60], b"\x89PNG",
+@pytest.mark.parametrize("image", [b"", b"x", b"GIF89a", GIFS["animated"][:400], b"\xff\xd8\xff",
+                                   KINDS["4:2:0"][:100], KINDS["4:2:0"][:-60], b"\x89PNG",
                                    KINDS["png"][:60], BIG_ENDIAN])
 def test_damaged(image):
     """The search for the orientation ends, and the decoder reports what is wrong."""

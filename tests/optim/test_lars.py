@@ -1,4 +1,6 @@
 """LARS and SGD against float64 NumPy, written from the paper's formula."""
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -6,6 +8,8 @@ from conftest import run as run_program
 
 import model_zoo
 import optim
+from distributed.optimizer import build
+from optim.lamb import LAMB
 from optim.lars import LARS, SGD
 from optim.stacks import norms, stacks_of
 
@@ -149,13 +153,27 @@ def test_the_learning_rate_is_inside_the_momentum_buffer():
     np.testing.assert_allclose(weight.numpy(), [1 - 0.1 - 0.09], rtol=1e-6)
 
 
-@pytest.mark.parametrize("kind", [LARS, SGD])
+@pytest.mark.parametrize("kind", [LARS, SGD, LAMB])
 def test_exclusions_of_which_none_matches_are_an_error(kind):
-    kind(1.0, exclude=("bias", "beta")).build([tf.Variable([1.0], name="dense/bias")])  # a list made for batch norm
+    build(kind(1.0, exclude=("bias", "beta")), [tf.Variable([1.0], name="dense/bias")])  # a list made for batch norm
     with pytest.raises(ValueError, match="'gamma', 'beta'"):
-        kind(1.0, exclude=("gamma", "beta")).build([tf.Variable([1.0], name="dense/bias")])
-    with pytest.raises(ValueError, match="as"):  # part of a word is not a suffix
-        kind(1.0, exclude=("as",)).build([tf.Variable([1.0], name="dense/bias")])
+        build(kind(1.0, exclude=("gamma", "beta")), [tf.Variable([1.0], name="dense/bias")])
+    for part in ("as", "s", "dense", "b.*", "."):  # part of a word is not a suffix, nor is an expression
+        with pytest.raises(ValueError, match=f"suffix in exclude: '{re.escape(part)}'"):
+            build(kind(1.0, exclude=(part,)), [tf.Variable([1.0], name="dense/bias")])
+
+
+def test_lamb_neither_decays_nor_adapts_what_is_excluded():
+    """Against its authors' first step without bias correction: Adam's sign of the gradient, decayed and scaled."""
+    weights, gradient = np.array([3.0, -4.0]), np.array([1e-3, 1e-3])
+    variables = [tf.Variable(weights, dtype=tf.float32, name=name) for name in ("gammas/kernel", "norm/gamma")]
+    optimizer = LAMB(0.1, exclude=("gamma",), weight_decay=0.5, epsilon=1e-12)
+    copy = LAMB.from_config(optimizer.get_config())  # as Horovod does
+    copy.apply_gradients([(tf.constant(gradient, tf.float32), variable) for variable in variables])
+    decayed = np.sign(gradient) + 0.5 * weights
+    ratio = np.linalg.norm(weights) / np.linalg.norm(decayed)
+    np.testing.assert_allclose(variables[0], weights - 0.1 * ratio * decayed, rtol=1e-5)
+    np.testing.assert_allclose(variables[1], weights - 0.1 * np.sign(gradient), rtol=1e-5)
 
 
 def test_sgd_decays_what_is_not_excluded():

@@ -13,7 +13,7 @@ from run_files import earlier_version, row, whole
 from common.files import as_json, write_json
 from reporting import heat_map, report
 from reporting.compare import comparison
-from reporting.run_data import RunData
+from reporting.run_data import RunData, same
 from reporting.run_page import write_report
 
 
@@ -21,6 +21,16 @@ def page_of(folder) -> str:
     """The page as a reader sees it, without style, script and tags."""
     page = write_report(folder).read_text()
     return html.unescape(re.sub(r"<(style|script).*?</\1>|<[^>]*>", "", page, flags=re.DOTALL))
+
+
+@pytest.mark.parametrize(("one", "other", "are"), [
+    ("1e-4", "0.0001", True), ("2", "0:2", True), ("0:29,30:50", "0:29.0,3e1:50", True),
+    ("30,60", ["30.0", "6e1"], True), ("gamma,beta", ["gamma", "beta"], True), ("", [], True), (0.5, "0.5", True),
+    ("lars", "lars", True),
+    ("2", "0:2,30:1", False), ("2", "20", False), ("0:29,30:50", "0:29,31:50", False), ("30,60", "30", False),
+    ("gamma,beta", "gamma", False), ("lars", "lamb", False), ("2", "", False), ("true", "false", False)])
+def test_values_that_mean_the_same(one, other, are):
+    assert same(one, other) == same(other, one) == are
 
 
 def test_a_number_that_is_not_finite_is_null():

@@ -34,8 +34,8 @@ def snapshot(step: int, size: int = 1000) -> Snapshot:
 VARIABLES = {"model/000/kernel": tf.Variable(tf.zeros(1000)), "optimizer/000/iteration": tf.Variable(0, dtype=tf.int64)}
 
 
-def saved(folder, steps, top1=None) -> Checkpoints:
-    checkpoints = Checkpoints(folder, RECIPE)
+def saved(folder, steps, top1=None, recipe=RECIPE) -> Checkpoints:
+    checkpoints = Checkpoints(folder, recipe)
     folder.mkdir(parents=True, exist_ok=True)
     for step in steps:
         checkpoints.save(snapshot(step), epoch=step / 10, top1=top1 and top1.get(step))
@@ -178,6 +178,29 @@ def test_another_recipe_is_refused_by_flag(tmp_path):
     for name, value in (("momentum", 0.8), ("exclude", [])):
         with pytest.raises(UserError, match=f"{name} was"):
             Checkpoints(tmp_path, RECIPE | {name: value}).load(VARIABLES)
+
+
+SCHEDULED = ("--learning_rate=2", "--batch_size=0:64,1:128", "--lr_boundaries=30,60", "--image_size=32",
+             "--weight_decay=1e-4")
+
+
+@pytest.mark.parametrize("before", [
+    "--learning_rate=2.0", "--learning_rate=0:2", "--batch_size=0.0:64,1.0:128", "--lr_boundaries=30.0,6e1",
+    "--image_size=0:32", "--weight_decay=0.0001"])
+def test_a_schedule_written_otherwise_is_the_same_training(tmp_path, before):
+    written, now = (parse(["train.py", *SCHEDULED, "--lr_schedule=multistep", *more]) for more in ([before], []))
+    assert written.recipe == now.recipe
+    saved(tmp_path, [1], recipe=written.identity)
+    assert Checkpoints(tmp_path, now.identity).load(VARIABLES).progress.step == 1
+
+
+@pytest.mark.parametrize("before", ["--learning_rate=0:2,30:1", "--learning_rate=2.001", "--batch_size=64",
+                                    "--lr_boundaries=30", "--exclude=gamma"])
+def test_another_schedule_is_another_training(tmp_path, before):
+    written, now = (parse(["train.py", *SCHEDULED, "--lr_schedule=multistep", *more]) for more in ([before], []))
+    saved(tmp_path, [1], recipe=written.identity)
+    with pytest.raises(UserError, match=f"{before[2:].partition('=')[0]} was"):
+        Checkpoints(tmp_path, now.identity).load(VARIABLES)
 
 
 def test_models_of_the_same_kind_have_the_same_names():

@@ -1,5 +1,6 @@
 """The plan's arithmetic, against an independent walk through the samples."""
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from common.flags import parsed
 from data import order
 from data.dataset import Split
 from training.flags import define
+from training.loop import next_step
 from training.plan import divisors, make_plan
 from training.settings import Recipe
 
@@ -109,6 +111,53 @@ def test_intervals_walk_through_the_samples(samples, workers, units, epochs_a_ph
     for phase in made.phases:
         assert workers * phase.micro_batch_size * phase.accumulation_steps == phase.global_batch_size
         assert phase.micro_batch_size <= 64
+
+
+def steps_of(made) -> list:
+    """What the training loop gives each step."""
+    job = SimpleNamespace(plan=made, state=SimpleNamespace(progress=SimpleNamespace(step=0)),
+                          settings=SimpleNamespace(run=SimpleNamespace(timeline=None)))
+    steps = []
+    for interval in made.intervals():
+        for job.state.progress.step in range(interval.first_step, interval.end):
+            steps.append(next_step(job, interval, 0))
+    return steps
+
+
+def pairs(epochs, values) -> str:
+    return ",".join(f"{epoch}:{value}" for epoch, value in zip(epochs, values, strict=True))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_batch_size_and_learning_rate_change_at_the_same_step(workers):
+    """At epoch 0.29 of 100 and of 90 samples, between samples 26 and 27."""
+    for samples in (100, 90):
+        made = plan(workers, samples, batch_size="0:12,0.29:24", learning_rate="0:1,0.29:2", lr_schedule="constant",
+                    epochs=1.0)
+        assert [(step.batch_size, step.learning_rate) for step in steps_of(made)] == [(12, 1.0)] * 2 + [(24, 2.0)] * 2
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 400), st.integers(1, 4),
+       st.lists(st.one_of(st.integers(1, 299).map(lambda hundredths: hundredths / 100), st.floats(1e-3, 2.99)),
+                min_size=1, max_size=3, unique=True).map(sorted),
+       st.permutations([1, 2, 5, 9]), st.sampled_from(["pairs", "multistep", "warm-up"]), st.booleans())
+def test_schedules_that_name_the_same_epoch_change_at_the_same_step(samples, workers, boundaries, units, kind, elastic):
+    starts = [0, *boundaries]
+    sizes = [unit * workers for unit in units[:len(starts)]]
+    rates = {"pairs": [1.0, 3.0, 2.0, 4.0], "multistep": [1.0, 0.1, 0.1 ** 2, 0.1 ** 3],
+             "warm-up": [0.5, 1.0, 1.0, 1.0]}[kind][:len(starts)]
+    schedule = {"pairs": dict(learning_rate=pairs(starts, rates), lr_schedule="constant"),
+                "multistep": dict(learning_rate="1", lr_schedule="multistep", lr_boundaries=list(map(str, boundaries))),
+                "warm-up": dict(learning_rate="1", lr_schedule="constant", warmup="constant",
+                                warmup_epochs=boundaries[0], warmup_learning_rate=0.5)}[kind]
+    made = plan(workers, samples, elastic=elastic, epochs=3.0, batch_size=pairs(starts, sizes),
+                image_size=pairs(starts, range(16, 16 + len(starts))), **schedule)
+    expected = dict(zip(sizes, rates, strict=True))
+    for step in steps_of(made):
+        assert step.learning_rate == pytest.approx(expected[step.batch_size], rel=1e-9)
+    for row in made.as_json()["schedule"]:
+        assert row["learning_rate"] == pytest.approx(expected[row["global_batch_size"]], rel=1e-9)
 
 
 @settings(max_examples=50, deadline=None)
