@@ -160,17 +160,19 @@ def test_what_another_user_has_prepared_is_not_used(archives, shared_disk, stage
     assert ready(stage(archives, disk=shared_disk)) and shown(copy_of(shared_disk))
 
 
-def test_an_archive_that_changes_after_its_digest_is_known_is_not_read_again(archives, stage, tmp_path, monkeypatch):
-    """The archive is replaced as soon as tar starts."""
-    archive, tools = tmp_path / archives[1].name, tmp_path / "bin"
-    shutil.copy(archives[1], archive)
+def test_another_user_cannot_change_what_is_unpacked(archives, shared_disk, stage, as_another_user, monkeypatch):
+    """As soon as tar starts, he overwrites all files of the disk that he can, among them one of the archive's name."""
+    tools, other = shared_disk / "bin", shared_disk / "other"
+    prepared = shared_disk / f"bigbatch-archive-{os.getuid()}-{archives[1].name}"
     tools.mkdir()
-    (tools / "tar").write_text(f"#!/bin/sh\necho other >{archive}.other; mv {archive}.other {archive}\n"
-                               f'exec {shutil.which("tar")} "$@"\n')
+    other.write_text("other")
+    as_another_user("touch", prepared)
+    overwrite = f"setpriv --reuid=65534 --clear-groups find {shared_disk} -type f -writable -exec cp {other} {{}} ';'"
+    (tools / "tar").write_text(f'#!/bin/sh\n{overwrite} 2>&-\nexec {shutil.which("tar")} "$@"\n')
     (tools / "tar").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
-    assert ready(stage([archive])) and archive.read_text() == "other\n"
-    assert (copy_of(tmp_path) / "code" / "train.py").read_bytes() == (ROOT / "train.py").read_bytes()
+    assert ready(stage(archives[1:], disk=shared_disk)) and prepared.read_text() == "other"
+    assert (copy_of(shared_disk) / "code" / "train.py").read_bytes() == (ROOT / "train.py").read_bytes()
 
 
 def test_a_damaged_archive_is_one_line_and_is_not_used(archives, stage, tmp_path):
