@@ -1,12 +1,16 @@
-"""Atomic file writes, strict JSON, fsync, and locks on files and folders."""
+"""Atomic file writes, strict JSON, fsync, locks on files and folders, and folders that other users cannot change."""
 import contextlib
 import fcntl
 import json
 import math
 import os
 import shutil
+import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from common.errors import UserError
 
 MEMORY = "/dev/shm"
 
@@ -80,3 +84,45 @@ def in_memory(size: int) -> str | None:
     Many small files are created and deleted faster there than on a disk.
     """
     return MEMORY if os.path.isdir(MEMORY) and shutil.disk_usage(MEMORY).free > 10 * size else None
+
+
+def private_folder(place) -> Path:
+    """Returns the folder of this user in a place where other users can write, and creates it if it does not exist.
+
+    Nobody else can read or write in it, so what it holds is the user's own. launch/stage_env.sh has the same rule.
+    Raises UserError if that name is taken by anything else, and OSError if the folder cannot be created.
+    """
+    folder = Path(place).absolute() / f"bigbatch-{os.geteuid()}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700, parents=True)
+    if not _is_own_folder(folder) or folder.stat().st_mode & 0o077:
+        raise UserError(f"{folder} is not a folder that only you can open; remove it, or choose another folder than "
+                        f"{place}")
+    return folder
+
+
+@contextlib.contextmanager
+def scratch_folder(place=None) -> Iterator[Path]:
+    """Context manager for a new folder that only this user can open. Also removes those that killed processes left.
+
+    place: the folder that contains it. Default: that of temporary files. A process holds the lock of its folder. Where
+    there are no locks, the folders of killed processes stay.
+    """
+    place = Path(place or tempfile.gettempdir())
+    for left in place.glob("bigbatch-scratch-*"):
+        with contextlib.suppress(OSError):
+            if _is_own_folder(left):
+                with locked(left):
+                    shutil.rmtree(left)
+    folder = Path(tempfile.mkdtemp(prefix="bigbatch-new-", dir=place))
+    with contextlib.ExitStack() as held:
+        held.callback(lambda: shutil.rmtree(folder, ignore_errors=True))
+        with contextlib.suppress(OSError):
+            held.enter_context(locked(folder, wait=True))
+            folder = folder.rename(place / folder.name.replace("new", "scratch", 1))
+        yield folder
+
+
+def _is_own_folder(path: Path) -> bool:
+    found = os.lstat(path)
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()

@@ -1,10 +1,8 @@
 """Finds the record on which DALI fails, for the one-line error message."""
-import tempfile
-from pathlib import Path
-
 import numpy as np
 
 from common.errors import reason
+from common.files import scratch_folder
 from data import augmentation, order
 from data.dataset import Split
 from data.pipeline import Device, decoded
@@ -27,8 +25,8 @@ def first_damaged(split: Split, samples: np.ndarray) -> str | None:
     from nvidia.dali import Pipeline
 
     recipe, done = augmentation.AUGMENTATIONS["none"], 0
-    with tempfile.TemporaryDirectory(prefix="bigbatch-index-") as folder:
-        read = split.kind.reader(order.file_slices(split, samples), Path(folder))
+    with scratch_folder() as folder:
+        read = split.kind.reader(order.file_slices(split, samples), folder)
         pipeline = Pipeline(batch_size=1, num_threads=1, device_id=None, exec_async=False, exec_pipelined=False)
         with pipeline:
             encoded, _ = read()

@@ -1,15 +1,13 @@
 """Batches for Keras: a DALI pipeline over a slice of the stream, as a tf.data dataset without copies through Python."""
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from common.files import in_memory
+from common.files import in_memory, scratch_folder
 from data import augmentation, order
 from data.damage import first_damaged
 from data.dataset import Dataset, Split
@@ -143,9 +141,8 @@ class Feed:
         split, samples, batch_size, image_size, numbers, mixing = prepared
         with ExitStack() as held:
             slices = order.file_slices(split, samples)
-            index_folder, folder = (
-                Path(held.enter_context(tempfile.TemporaryDirectory(prefix="bigbatch-index-", dir=disk)))
-                for disk in (in_memory(SMALL_FILE * len(slices)), None))
+            index_folder = held.enter_context(scratch_folder(in_memory(SMALL_FILE * len(slices))))
+            folder = held.enter_context(scratch_folder())
             read = split.kind.reader(slices, index_folder)
             read_numbers, read_mixing = (None if rows is None else matrix_reader(rows, folder, name)
                                          for name, rows in (("numbers", numbers), ("mixing", mixing)))

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from common.errors import UserError
-from common.files import flush, locked
+from common.files import flush, locked, private_folder
 from common.startup import startup
 from data.dataset import Dataset, Split
 
@@ -14,11 +14,11 @@ CHUNK = 16 << 20
 
 
 def stage(dataset: Dataset, folder: Path, sizes: dict[str, tuple[int, int]] | None = None) -> Dataset:
-    """Copies a dataset into its own folder under `folder` and returns the copy.
+    """Copies a dataset into this user's private folder in `folder` and returns the copy.
 
     The node's first worker copies while the others wait for its lock. An interrupted copy continues where it stopped,
     even within a file. A complete copy is reused as long as the original files keep their sizes and times. Raises
-    UserError if the disk is too small, and OSError if it fails.
+    UserError if the disk is too small or as `private_folder`, and OSError if the disk fails.
 
     sizes: from `files`, if another worker has called it.
     """
@@ -27,8 +27,8 @@ def stage(dataset: Dataset, folder: Path, sizes: dict[str, tuple[int, int]] | No
     sizes = sizes or files(dataset)
     identity = "\n".join(f"{file} {size} {changed}" for file, (size, changed) in sizes.items())
     digest = hashlib.sha256(f"{dataset.folder.resolve()}\n{identity}".encode(errors="surrogateescape")).hexdigest()
-    target = folder.absolute() / f"{dataset.folder.name}-{digest[:12]}"
-    target.mkdir(parents=True, exist_ok=True)
+    target = private_folder(folder) / f"{dataset.folder.name}-{digest[:12]}"
+    target.mkdir(exist_ok=True)
     with locked(target, wait=True):
         missing = {file: size - _copied(target, file) for file, (size, _) in sizes.items()
                    if not (target / file).exists()}

@@ -84,7 +84,8 @@ options=(
 compiled=''
 if command -v nvidia-smi >/dev/null; then
     # Without this folder, each container would compile TensorFlow's kernels again at its start, for minutes.
-    compiled=$(realpath -m -- "${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/bigbatch/cuda")
+    [[ -n ${XDG_CACHE_HOME-}${HOME-} ]] || fail 1 "\$HOME is not set; set it, or \$XDG_CACHE_HOME for compiled kernels"
+    compiled=$(realpath -m -- "${XDG_CACHE_HOME:-${HOME-}/.cache}/bigbatch/cuda")
     mount "$compiled" /cuda-cache
     options+=(--env CUDA_CACHE_PATH=/cuda-cache)
     case ${engine##*/} in

@@ -116,7 +116,7 @@ def staged(hosts: list[host_lists.Host], folder: str) -> Iterator[tuple[str, Pat
     if not os.path.isabs(folder):
         raise UserError(f"--stage-env takes the absolute path of a local disk, not '{folder}'")
     archives, began = archives_here(), time.monotonic()
-    copy = Path(folder) / f"bigbatch-environment-{os.getuid()}-{secrets.token_hex(4)}"
+    copy = Path(folder) / f"bigbatch-{os.getuid()}" / f"environment-{secrets.token_hex(4)}"
     unpack = ["bash", *map(str, (SCRIPT, copy, *archives))]
     # The scripts end when their standard input does, also if this process is killed.
     running = [subprocess.Popen(host_lists.words(host.name, unpack), text=True, stdin=subprocess.PIPE,

@@ -147,6 +147,27 @@ def rows(folder) -> list[dict]:
     return [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.fixture
+def shared_disk():
+    """A folder where every user can write."""
+    folder = Path(tempfile.mkdtemp(prefix="shared-", dir="/tmp"))
+    folder.chmod(0o777)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def as_another_user():
+    """A function that runs a command as another user. Skips if this one is not root."""
+    if os.getuid():
+        pytest.skip("only root can start processes of another user")
+
+    def run(*words):
+        subprocess.run(list(map(str, words)), user=65534, group=65534, extra_groups=[], check=True, timeout=60)
+
+    return run
+
+
 def weights(folder) -> dict:
     """Every variable of a run's newest checkpoint, by its name in it, as TensorFlow finds it."""
     import tensorflow as tf

@@ -2,17 +2,16 @@
 import contextlib
 import io
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 
 from common.errors import UserError, reason
+from common.files import scratch_folder
 from data import augmentation, order, pipeline, synthetic
 from data.damage import input_reason
 from data.dataset import Split
@@ -128,14 +127,14 @@ def part_of_pipeline(name: str, feed, samples, batch_size: int):
 
     recipe, device = augmentation.AUGMENTATIONS[feed.augmentation], feed.device
     part = Pipeline(batch_size=batch_size, num_threads=device.threads, device_id=device.number, seed=0)
-    with tempfile.TemporaryDirectory(prefix="bigbatch-index-") as folder:
-        read = feed.dataset.train.kind.reader(order.file_slices(feed.dataset.train, samples), Path(folder))
+    with scratch_folder() as folder:
+        read = feed.dataset.train.kind.reader(order.file_slices(feed.dataset.train, samples), folder)
         with part:
             images, _ = read()
             columns = None
             if recipe.random and name != "read":
                 numbers = augmentation.random_numbers(recipe, feed.image_size, feed.seed, 0, np.arange(len(samples)))
-                columns = pipeline.by_name(pipeline.matrix_reader(numbers, Path(folder))())
+                columns = pipeline.by_name(pipeline.matrix_reader(numbers, folder)())
             if name == "decode":
                 images = pipeline.decoded(images, columns, recipe, device)
             elif name == "augment":

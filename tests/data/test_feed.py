@@ -1,5 +1,6 @@
 """What DALI delivers: each sample once, in the order that was asked for, with the right pixels and labels."""
 import io
+import tempfile
 from collections import Counter
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from conftest import run
 from PIL import Image
 
+from common import files
 from data import formats, order
 from data.augmentation import AUGMENTATIONS
 from data.dataset import open_dataset
@@ -172,6 +174,18 @@ def test_validation_counts_each_sample_once(dataset, shards):
             total += samples
     assert total == dataset.validation.samples == 353
     assert labels == [record(dataset.validation, sample)[1] for sample in range(353)]
+
+
+def test_what_a_killed_process_has_left_is_removed(one_file, tmp_path, monkeypatch):
+    """Index files, on disk and in memory; nothing of this process stays there either, before the pipeline is closed."""
+    memory, disk = tmp_path / "memory", tmp_path / "disk"
+    for place in (memory, disk):
+        (place / "bigbatch-scratch-killed").mkdir(parents=True)
+    monkeypatch.setattr(files, "MEMORY", str(memory))
+    monkeypatch.setattr(tempfile, "tempdir", str(disk))
+    with Feed(one_file, 32, "crop", 0).train(0, 2, 64, 64) as batches:
+        next(batches)
+        assert list(memory.iterdir()) == list(disk.iterdir()) == []
 
 
 def test_more_shards_than_samples(one_file):

@@ -22,7 +22,7 @@ def content(folder):
 def test_the_copy_is_the_dataset(in_format, tmp_path, name):
     source = in_format(name)
     staged = stage(open_dataset(source), tmp_path)
-    assert staged.folder.parent == tmp_path and content(staged.folder) == content(source)
+    assert staged.folder.parents[1] == tmp_path and content(staged.folder) == content(source)
     assert staged.train.samples == 1437 and staged.format == name
 
 
@@ -69,6 +69,17 @@ def test_several_workers_make_one_copy(copy, tmp_path):
     results = [worker.communicate(timeout=60) for worker in workers]
     assert len({out for out, _ in results}) == 1 and all(out for out, _ in results)
     assert sum("staging" in err for _, err in results) == 1  # one bar: one has copied
+
+
+def test_a_copy_that_another_user_has_prepared_is_not_used(copy, tmp_path, shared_disk, as_another_user):
+    own = stage(open_dataset(copy), tmp_path / "disk").folder
+    for folder in (shared_disk, shared_disk / f"bigbatch-{os.getuid()}"):
+        as_another_user("mkdir", "-p", "-m", "777", folder / own.name)
+        as_another_user("touch", *(folder / own.name / name for name in os.listdir(copy)))
+    with pytest.raises(UserError, match="is not a folder that only you can open; remove it, or choose another folder"):
+        stage(open_dataset(copy), shared_disk)
+    shutil.rmtree(shared_disk / f"bigbatch-{os.getuid()}")
+    assert content(stage(open_dataset(copy), shared_disk).folder) == content(copy)
 
 
 def test_a_disk_too_small_is_refused_before_a_byte_is_copied(copy, tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """launch/horovodrun.sh over real ssh, on several hosts that one machine plays."""
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -82,14 +83,15 @@ def test_workers_run_from_a_copy_on_each_host(hosts, left, number):
         hosts.cover(host, "runs/environments", archives)
 
     def copies():
-        return [path.name for host in BOTH[1].split(",") for path in (hosts.top / host[:2] / "disk").iterdir()]
+        return [path.name for host in BOTH[1].split(",") for path in (hosts.top / host[:2] / "disk").glob("*/*")]
 
     output = f"staged-{number}"
     process = started(hosts, output, f"--stage-env={disk}", *BOTH, *QUICK, "--epochs=12", "--checkpoint_every=0.5")
     assert len(copies()) == 2 and len(set(copies())) == 1
     for host in ("h1", "h2"):
         [worker] = [line.split() for line in left() if line.startswith(f"{host}: ") and "/venv/bin/python" in line][:1]
-        assert all(word.startswith(f"{disk}/bigbatch-environment-") for word in worker[2:4]), worker  # and train.py
+        own = f"{disk}/bigbatch-{os.getuid()}/environment-"
+        assert all(word.startswith(own) for word in worker[2:4]), worker  # and train.py
     if number:
         hosts.run("login", "pkill", f"-{int(number)}", "-f", "launch.horovodrun").check_returncode()
     _, err = process.communicate(timeout=120)

@@ -64,14 +64,18 @@ def archives(environment, base, tmp_path_factory) -> list[Path]:
     return [pack_environment(environment, base, folder), pack_code(ROOT, folder)]
 
 
+def copy_of(disk: Path, job="7") -> Path:
+    return disk / f"bigbatch-{os.getuid()}" / f"environment-{job}"
+
+
 @pytest.fixture
 def stage(tmp_path):
-    """A function that starts to unpack for a job on the local disk tmp_path."""
+    """A function that starts to unpack for a job on a local disk, by default tmp_path."""
     running = []
 
-    def start(archives, job="7") -> subprocess.Popen:
+    def start(archives, job="7", disk=tmp_path) -> subprocess.Popen:
         running.append(subprocess.Popen(
-            ["bash", SCRIPT, tmp_path / f"bigbatch-environment-0-{job}", *archives], text=True, stdin=subprocess.PIPE,
+            ["bash", SCRIPT, copy_of(disk, job), *archives], text=True, stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True))
         return running[-1]
 
@@ -96,7 +100,7 @@ def shown(copy: Path) -> dict:
 
 
 def test_python_runs_from_the_copy_alone(archives, stage, tmp_path, environment, base):
-    process, copy = stage(archives), tmp_path / "bigbatch-environment-0-7"
+    process, copy = stage(archives), copy_of(tmp_path)
     assert ready(process)
     assert list(copy.rglob("tiny.*.pyc")) and not list(copy.glob("base/lib/python*/site-packages"))
     found = shown(copy)
@@ -106,7 +110,7 @@ def test_python_runs_from_the_copy_alone(archives, stage, tmp_path, environment,
     assert found["path"][0] == f"{copy}/code" and found["path"][1] == "/own" and str(ROOT) not in found["path"]
     assert git_revision(copy / "code") == git_revision(ROOT) and copy.stat().st_mode & 0o77 == 0
     process.stdin.close()
-    assert process.wait(30) == 0 and list(tmp_path.iterdir()) == []
+    assert process.wait(30) == 0 and list(copy.parent.iterdir()) == []
 
 
 def test_an_archive_is_made_again_only_after_a_change(environment, base, archives):
@@ -129,12 +133,12 @@ def test_without_zstd_gzip_packs(stage, tmp_path, monkeypatch):
         patched.setenv("PATH", str(tmp_path / "bin"))
         archive = pack_code(ROOT, tmp_path / "archives")
     assert archive.name.endswith(".tar.gz") and ready(stage([archive]))
-    code = tmp_path / "bigbatch-environment-0-7" / "code"
+    code = copy_of(tmp_path) / "code"
     assert (code / "train.py").read_bytes() == (ROOT / "train.py").read_bytes()
 
 
 def test_a_killed_unpack_is_made_good(archives, stage, tmp_path):
-    copy, process = tmp_path / "bigbatch-environment-0-7", stage(archives)
+    copy, process = copy_of(tmp_path), stage(archives)
     wait_for((copy / "base").exists)
     os.killpg(process.pid, signal.SIGKILL)
     assert process.communicate()[0] == "" and copy.is_dir() and not (copy / "python").exists()
@@ -142,20 +146,33 @@ def test_a_killed_unpack_is_made_good(archives, stage, tmp_path):
     assert shown(copy)["prefixes"][0] == f"{copy}/venv"
 
 
-def test_a_copy_that_was_broken_off_is_continued(archives, stage, tmp_path):
-    """The shared disk's archive has lost what had been copied. What was copied wrong is copied again."""
-    content = archives[0].read_bytes()
-    half = len(content) // 2
-    shared, name = tmp_path / "shared" / archives[0].name, f"bigbatch-archive-{os.getuid()}-{archives[0].name}"
-    local = tmp_path / name
-    shared.parent.mkdir()
-    shared.write_bytes(bytes(half) + content[half:])
-    local.write_bytes(content[:half])
-    process = stage([shared, archives[1]])
-    assert ready(process) and not local.exists()
-    local.write_bytes(b"?" * half)
-    again = stage(archives, job="8")
-    assert ready(again) and not local.exists() and shown(tmp_path / "bigbatch-environment-0-8")
+def test_what_another_user_has_prepared_is_not_used(archives, shared_disk, stage, as_another_user):
+    own = copy_of(shared_disk).parent
+    names = [f"bigbatch-archive-{os.getuid()}-{archives[0].name}", f"bigbatch-environment-{os.getuid()}-7"]
+    as_another_user("touch", *(shared_disk / name for name in names))
+    for prepare in (["mkdir", "-m", "777"], ["ln", "-s", "/tmp"], ["touch"]):
+        as_another_user(*prepare, own)
+        process = stage(archives, disk=shared_disk)
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, out, len(err.splitlines())) == (1, "", 1) and "give --stage-env another disk" in err
+        assert f"{own} is not a folder that only you can open; remove it" in err
+        as_another_user(*(["rmdir"] if own.is_dir() and not own.is_symlink() else ["rm"]), own)
+    assert ready(stage(archives, disk=shared_disk)) and shown(copy_of(shared_disk))
+
+
+def test_another_user_cannot_change_what_is_unpacked(archives, shared_disk, stage, as_another_user, monkeypatch):
+    """As soon as tar starts, he overwrites all files of the disk that he can, among them one of the archive's name."""
+    tools, other = shared_disk / "bin", shared_disk / "other"
+    prepared = shared_disk / f"bigbatch-archive-{os.getuid()}-{archives[1].name}"
+    tools.mkdir()
+    other.write_text("other")
+    as_another_user("touch", prepared)
+    overwrite = f"setpriv --reuid=65534 --clear-groups find {shared_disk} -type f -writable -exec cp {other} {{}} ';'"
+    (tools / "tar").write_text(f'#!/bin/sh\n{overwrite} 2>&-\nexec {shutil.which("tar")} "$@"\n')
+    (tools / "tar").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    assert ready(stage(archives[1:], disk=shared_disk)) and prepared.read_text() == "other"
+    assert (copy_of(shared_disk) / "code" / "train.py").read_bytes() == (ROOT / "train.py").read_bytes()
 
 
 def test_a_damaged_archive_is_one_line_and_is_not_used(archives, stage, tmp_path):
@@ -164,28 +181,29 @@ def test_a_damaged_archive_is_one_line_and_is_not_used(archives, stage, tmp_path
     with open(damaged, "r+b") as file:
         file.seek(1000)
         file.write(b"damaged")
-    for path, message in ((damaged, f"{damaged} is damaged; delete it"), (tmp_path / "gone", "No such file")):
+    for path, message in ((damaged, f"{damaged} cannot be read, or is damaged; delete it and start again"),
+                          (tmp_path / "gone", "No such file")):
         process = stage([path])
         out, err = process.communicate(timeout=60)
         assert (process.returncode, out, len(err.splitlines())) == (1, "", 1) and message in err
-        assert list(tmp_path.iterdir()) == [damaged]
+        assert list(copy_of(tmp_path).parent.iterdir()) == []
 
 
 def test_each_job_has_its_own_copy_and_what_is_left_is_removed(archives, stage, tmp_path):
-    left = tmp_path / "bigbatch-environment-0-5" / "venv"
+    left = copy_of(tmp_path, "5") / "venv"
     left.mkdir(parents=True)
+    left.parents[1].chmod(0o700)
     first = stage(archives, "7")
     assert ready(first) and not left.exists()
     second = stage(archives, "8_1")
     assert ready(second)
     second.stdin.close()
     assert second.wait(30) == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["bigbatch-environment-0-7"]
-    assert shown(tmp_path / "bigbatch-environment-0-7")
+    assert list(copy_of(tmp_path).parent.iterdir()) == [copy_of(tmp_path)] and shown(copy_of(tmp_path))
 
 
 def test_on_a_signal_the_copy_stays_until_its_processes_have_ended(archives, stage, tmp_path):
-    copy, process = tmp_path / "bigbatch-environment-0-7", stage(archives)
+    copy, process = copy_of(tmp_path), stage(archives)
     assert ready(process)
     with subprocess.Popen([copy / "python", "-c", "print(flush=True); input(); import decimal"], text=True,
                           stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
@@ -202,7 +220,7 @@ def test_on_a_signal_the_copy_stays_until_its_processes_have_ended(archives, sta
 def test_what_cannot_be_staged_is_one_line(archives, tmp_path):
     with pytest.raises(UserError, match="not a virtual environment; run 'uv sync'"):
         pack_environment(tmp_path, BASE, tmp_path)
-    done = subprocess.run(["bash", SCRIPT, "/proc/bigbatch-environment-0-7", *archives], text=True,
+    done = subprocess.run(["bash", SCRIPT, copy_of(Path("/proc")), *archives], text=True,
                           capture_output=True, timeout=60)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
     assert "no folder can be made in /proc; give --stage-env a local disk" in done.stderr

@@ -1,0 +1,76 @@
+"""Folders in places where other users write, too."""
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from common.errors import UserError
+from common.files import private_folder, scratch_folder
+
+SCRATCH = """
+import sys, time
+from common.files import scratch_folder
+with scratch_folder(sys.argv[1]) as folder:
+    (folder / "index").write_text("x")
+    print(folder, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_private_folder_is_ours_alone(shared_disk):
+    folder = private_folder(shared_disk / "new")
+    assert folder.parent == shared_disk / "new" and stat.S_IMODE(folder.stat().st_mode) & 0o777 == 0o700
+    (folder / "kept").touch()
+    assert private_folder(shared_disk / "new") == folder and (folder / "kept").exists()
+
+
+@pytest.mark.parametrize("take", [lambda folder: folder.touch(), lambda folder: folder.symlink_to("/root"),
+                                  lambda folder: (folder.mkdir(), folder.chmod(0o720)),
+                                  lambda folder: (folder.mkdir(), folder.chmod(0o704))])
+def test_a_name_that_is_taken_is_refused(shared_disk, take):
+    take(shared_disk / f"bigbatch-{os.getuid()}")
+    with pytest.raises(UserError, match="is not a folder that only you can open; remove it, or choose another folder"):
+        private_folder(shared_disk)
+
+
+def test_another_users_folder_is_refused(shared_disk, as_another_user):
+    as_another_user("mkdir", "-m", "700", shared_disk / f"bigbatch-{os.getuid()}")
+    with pytest.raises(UserError, match="is not a folder that only you can open"):
+        private_folder(shared_disk)
+
+
+@pytest.fixture
+def killed():
+    """A function that kills a process inside its scratch folder there, which stays behind."""
+    def kill(place) -> Path:
+        with subprocess.Popen([sys.executable, "-c", SCRATCH, place], cwd=ROOT, text=True,
+                              stdout=subprocess.PIPE) as process:
+            left = Path(process.stdout.readline().strip())
+            process.send_signal(signal.SIGKILL)
+        assert (left / "index").exists()
+        return left
+
+    return kill
+
+
+def test_the_next_process_removes_the_scratch_folders_of_killed_ones(shared_disk, killed):
+    left = killed(shared_disk)
+    with scratch_folder(shared_disk) as folder:
+        assert list(shared_disk.iterdir()) == [folder] != [left] and stat.S_IMODE(folder.stat().st_mode) == 0o700
+        with scratch_folder(shared_disk) as second:  # the first one is in use
+            assert {*shared_disk.iterdir()} == {folder, second}
+    assert list(shared_disk.iterdir()) == []
+
+
+def test_what_is_not_ours_is_left_alone(shared_disk, as_another_user):
+    as_another_user("mkdir", shared_disk / "bigbatch-scratch-1")
+    as_another_user("mkfifo", shared_disk / "bigbatch-scratch-2")
+    as_another_user("ln", "-s", ROOT, shared_disk / "bigbatch-scratch-3")
+    with scratch_folder(shared_disk):
+        pass
+    assert len(list(shared_disk.iterdir())) == 3
