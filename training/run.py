@@ -33,7 +33,7 @@ from training.observing import load_observers, make_observers
 from training.plan import Plan, allreduce_for, plan_for
 from training.recovery import Recovery
 from training.settings import Settings
-from training.state import State, named
+from training.state import Progress, State, named
 from training.stopping import StopRequest
 from training.summary import milestones, summarized
 
@@ -139,10 +139,11 @@ class Training:
         """
         name = f"{datetime.now():%Y%m%d-%H%M%S}-{self._settings.recipe.model}-{os.getpid()}"
         folder = self._folder or Path(self._settings.run.output_dir or Path("runs") / name).absolute()
-        step = self._committed.progress.step if self._committed else -1
-        everyone = world.gather((step, folder, socket.gethostname()), "start")
-        latest = max(step for step, *_ in everyone)
-        root = [step for step, *_ in everyone].index(latest) if latest >= 0 else None
+        committed = self._committed.progress if self._committed else Progress(step=-1)
+        reached = committed.rollbacks, committed.step  # a rollback leads to fewer steps, and must not be undone
+        everyone = world.gather((reached, folder, socket.gethostname()), "start")
+        latest = max(reached for reached, *_ in everyone)
+        root = [reached for reached, *_ in everyone].index(latest) if latest >= (0, 0) else None
         self._folder = everyone[root or 0][1]
         return root, dict(Counter(host for *_, host in everyone))
 
