@@ -23,7 +23,7 @@ from distributed.lost import lost_is_internal_error
 from distributed.neighbours import Neighbours, distinct
 from distributed.optimizer import set_exchange
 from distributed.world import World
-from training import build
+from training import build, run_lock
 from training.build import Job
 from training.checkpoints import Checkpoints
 from training.divergence import Diverged
@@ -159,10 +159,7 @@ class Training:
             raise UserError(f"--output_dir: {folder} cannot be created: {error.strerror}; choose another one") from None
         if not os.access(folder, os.W_OK):
             raise UserError(f"--output_dir: {folder} is not writable; choose another folder")
-        try:
-            held.enter_context(files.locked(folder))
-        except BlockingIOError:
-            raise UserError(f"--output_dir: another training run writes to {folder}; choose another one") from None
+        held.enter_context(run_lock.locked(folder))
         if self._settings.run.resume == "never" and is_new:
             for leftover in ("checkpoints", "tensorboard"):
                 shutil.rmtree(folder / leftover, ignore_errors=True)
