@@ -7,6 +7,11 @@
     uv run train.py --mode=export --checkpoint=RUN/checkpoints --output_dir=FOLDER
     uv run train.py --mode=predict --checkpoint=RUN/checkpoints --image=FILE
 """
+from training.stopping import StopRequest
+
+if __name__ == "__main__":  # a request to stop may come while the modules below are imported, which takes seconds
+    StopRequest().listen()
+
 import gc
 import sys
 from pathlib import Path
@@ -22,7 +27,6 @@ from distributed.lost import lost_is_user_error
 from training import flags
 from training.plan import plan_for
 from training.settings import Settings
-from training.stopping import StopRequest
 
 PAPERS_NODE = 4  # default workers per node of a cluster planned with --workers, as in arXiv:1811.05233
 

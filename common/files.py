@@ -58,13 +58,17 @@ def flush(path) -> None:
 
 
 @contextlib.contextmanager
-def locked(path, wait: bool = False) -> Iterator[None]:
-    """Context manager that locks a file or a folder. The lock also ends with the process, however it exits.
+def locked(path, wait: bool = False) -> Iterator[int | None]:
+    """Context manager that locks a folder or a file. The lock also ends with the process, however it exits.
+
+    It yields the descriptor of the locked file, which is created if it is missing. NFS locks only files that are open
+    for writing for all hosts; a folder's lock counts on its own host.
 
     wait: wait until the lock is free. Otherwise a taken lock raises BlockingIOError. If the file system has no locks,
-    `wait` raises OSError; otherwise nothing is locked.
+    `wait` raises OSError; otherwise nothing is locked, and None is yielded.
     """
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY if os.path.isdir(path) else os.O_RDWR | os.O_CREAT, 0o666)
+    is_locked = True
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -73,7 +77,8 @@ def locked(path, wait: bool = False) -> Iterator[None]:
         except OSError:  # this file system has no locks
             if wait:
                 raise
-        yield
+            is_locked = False
+        yield descriptor if is_locked else None
     finally:
         os.close(descriptor)
 

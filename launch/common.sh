@@ -34,7 +34,8 @@ micro_batch_flag() {
 # 75. (mpirun would handle a SIGTERM itself and kill them.) SIGINT and SIGHUP end them at once. Returns the command's
 # exit code if it is 0, 2 or 75, else 1. `stopped_by` is TERM or USR1 if that signal came, else empty.
 run_workers() {
-    local child code=0 last
+    local child code=0 last before
+    before=$(trap -p TERM USR1 INT HUP)
     export stopped_by=''
     "$@" </dev/null &
     child=$!
@@ -50,6 +51,12 @@ run_workers() {
     wait "$child" 2>/dev/null || last=$?
     [ "$last" = 127 ] || code=$last
     trap - TERM USR1 INT HUP
-    case "$code" in 0 | 2 | 75) ;; *) code=1 ;; esac
+    eval "$before"
+    case "$code" in
+        0 | 2 | 75) ;;
+        # SIGUSR1 kills what does not handle it yet: a launcher or a worker that starts. srun ends the others by SIGTERM.
+        138 | 143) [ -n "$stopped_by" ] && code=75 || code=1 ;;
+        *) code=1 ;;
+    esac
     return "$code"
 }

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Trains a recipe on one machine, a DGX-1 or another, with one worker per GPU, bound to its GPU's socket and memory.
 set -euo pipefail
+trap 'exit 75' TERM USR1
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 . "$root/launch/env.sh"
 
@@ -57,5 +58,6 @@ fi
 export BIGBATCH_WORLD_SIZE=$workers
 if [ -n "$preflight" ]; then
     run_workers "${launcher[@]}" "$python" -m launch.preflight "${training[@]:1}" >&2
+    [ -z "$stopped_by" ] || exit 75
 fi
 run_workers "${launcher[@]}" "$python" -m launch.binding "$python" "${training[@]}"

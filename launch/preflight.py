@@ -25,6 +25,7 @@ from training.settings import Settings
 
 LIMIT = 30.0  # seconds for everything but loading TensorFlow
 GPU_LIMIT = 180.0  # seconds with GPUs: CUDA starts and compiles TensorFlow's PTX, and NCCL creates three communicators
+WORKER_LIMIT = 0.5  # more seconds per worker: a shared disk serves 34,000 calls of each, the last one's at the end
 DRIVER = 525  # the oldest driver for CUDA 12
 COMPILING_DRIVER = 535  # the oldest that compiles CUDA 12.2's PTX: TensorFlow 2.15 has little else for newer GPUs
 COMPILED, SUPPORTED = 7.5, 9.0  # highest compute capability: with most kernels compiled; at all
@@ -191,7 +192,7 @@ def main(argv) -> int:
         settings = flags.parse(argv)
         from distributed.world import World  # imported before the timer starts: Horovod takes seconds to load
 
-        limit = GPU_LIMIT if gpus.visible(settings.launch.device) else LIMIT
+        limit = time_limit(launcher.launched().size, bool(gpus.visible(settings.launch.device)))
         watch = threading.Timer(limit, _end, [limit])
         watch.daemon = True
         watch.start()
@@ -205,10 +206,15 @@ def main(argv) -> int:
     return ending.code
 
 
+def time_limit(workers: int, has_gpus: bool) -> float:
+    """Returns the seconds that the workers have for everything but loading TensorFlow."""
+    return (GPU_LIMIT if has_gpus else LIMIT) + WORKER_LIMIT * workers
+
+
 def _end(limit: float):
-    print(f"preflight: the workers have not connected within {limit:.0f} s; check for a firewall, and select "
-          "the network interface that they share (horovodrun --network-interfaces, NCCL_SOCKET_IFNAME)",
-          file=sys.stderr, flush=True)
+    print(f"preflight: the workers have not connected within {limit:.0f} s; if they start slowly from a shared disk, "
+          "use --stage-env or --no-preflight; else check for a firewall, and select the network interface that they "
+          "share (horovodrun --network-interfaces, NCCL_SOCKET_IFNAME)", file=sys.stderr, flush=True)
     os._exit(1)
 
 

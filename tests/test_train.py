@@ -36,7 +36,7 @@ def test_the_digits_reach_97_percent(digits_run):
 def test_the_run_folder_holds_what_is_promised(digits_run):
     folder, done = digits_run
     names = {"plan.json", "flags.txt", "metrics.jsonl", "times.jsonl", "steps.jsonl", "summary.json", "run.json",
-             "outcomes.json", "samples.jpg", "checkpoints", "tensorboard", "report.html"}
+             "outcomes.json", "samples.jpg", "checkpoints", "tensorboard", "report.html", ".lock"}
     assert {path.name for path in folder.iterdir()} == names
     assert [list(row) for row in rows(folder)] == [ROW] * 12
     assert [row["epoch"] for row in rows(folder)] == list(range(1, 13))

@@ -7,6 +7,7 @@ flushed to disk, and renamed. `best` links to the one with the highest validatio
 import contextlib
 import dataclasses
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -129,7 +130,7 @@ class Checkpoints:
             link.unlink(missing_ok=True)
             link.symlink_to(best.name)
             link.replace(self._folder / "best")
-        for path in [*listed, *self._folder.glob("step-*.part")]:
+        for path in [*listed, *_listed(self._folder, ".part")]:
             if path not in (*kept, best):
                 shutil.rmtree(path, ignore_errors=True)
 
@@ -235,9 +236,13 @@ def check_fit(path: Path, tensors: dict, variables: dict) -> None:
                             f"the checkpoint and {ours.get(name, 'missing')} here; use the flags of that run")
 
 
-def _listed(folder: Path) -> list[Path]:
-    """Returns the checkpoints in a folder, newest first."""
-    return sorted((path for path in folder.glob("step-*") if path.suffix != ".part"), reverse=True)
+def _listed(folder: Path, suffix: str = "") -> list[Path]:
+    """Returns the checkpoints in a folder, newest first. Copies that a user has made under other names are not listed.
+
+    suffix: .part for unfinished ones.
+    """
+    pattern = rf"step-\d{{8,}}{re.escape(suffix)}"
+    return sorted((path for path in folder.glob("step-*") if re.fullmatch(pattern, path.name)), reverse=True)
 
 
 def _scratch(path) -> Path:

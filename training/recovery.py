@@ -112,6 +112,8 @@ class Recovery:
         after.skipped = plan.position(problem.step + 1) + before.skipped - plan.position(after.step)
         state.start_clock()
         self._record_save()
+        if self._hosts:  # the last commit is from before the rollback, perhaps with the bad weights
+            self.committed = state.snapshot(world)
         for observer in observers:
             observer.rewind(after)
         if self._checkpoints:

@@ -23,7 +23,7 @@ from distributed.lost import lost_is_internal_error
 from distributed.neighbours import Neighbours, distinct
 from distributed.optimizer import set_exchange
 from distributed.world import World
-from training import build
+from training import build, run_lock
 from training.build import Job
 from training.checkpoints import Checkpoints
 from training.divergence import Diverged
@@ -33,7 +33,7 @@ from training.observing import load_observers, make_observers
 from training.plan import Plan, allreduce_for, plan_for
 from training.recovery import Recovery
 from training.settings import Settings
-from training.state import named
+from training.state import Progress, named
 from training.stopping import StopRequest
 from training.summary import milestones, summarized
 
@@ -136,10 +136,11 @@ class Training:
         """
         name = f"{datetime.now():%Y%m%d-%H%M%S}-{self._settings.recipe.model}-{os.getpid()}"
         folder = self._folder or Path(self._settings.run.output_dir or Path("runs") / name).absolute()
-        step = self._committed.progress.step if self._committed else -1
-        everyone = world.gather((step, folder, socket.gethostname()), "start")
-        latest = max(step for step, *_ in everyone)
-        root = [step for step, *_ in everyone].index(latest) if latest >= 0 else None
+        committed = self._committed.progress if self._committed else Progress(step=-1)
+        reached = committed.rollbacks, committed.step  # a rollback leads to fewer steps, and must not be undone
+        everyone = world.gather((reached, folder, socket.gethostname()), "start")
+        latest = max(reached for reached, *_ in everyone)
+        root = [reached for reached, *_ in everyone].index(latest) if latest >= (0, 0) else None
         self._folder = everyone[root or 0][1]
         return root, dict(Counter(host for *_, host in everyone))
 
@@ -155,10 +156,7 @@ class Training:
             raise UserError(f"--output_dir: {folder} cannot be created: {error.strerror}; choose another one") from None
         if not os.access(folder, os.W_OK):
             raise UserError(f"--output_dir: {folder} is not writable; choose another folder")
-        try:
-            held.enter_context(files.locked(folder))
-        except BlockingIOError:
-            raise UserError(f"--output_dir: another training run writes to {folder}; choose another one") from None
+        held.enter_context(run_lock.locked(folder))
         if self._settings.run.resume == "never" and is_new:
             for leftover in ("checkpoints", "tensorboard"):
                 shutil.rmtree(folder / leftover, ignore_errors=True)

@@ -15,7 +15,7 @@ class StopRequest:
         self.received = self.heeded = False
 
     def listen(self) -> None:
-        """Makes the signals set `received`. Before training has started, they also end this process at once."""
+        """Makes the signals set `received`. Before training has started, they also end this process, with code 75."""
         for number in SIGNALS:
             signal.signal(number, self._note)
 
@@ -23,5 +23,5 @@ class StopRequest:
         self.received = True
         if not self.heeded:
             startup.clear()
-            complain("stopped on request before training began")
+            complain("stopped on request; there was nothing to save")
             os._exit(ExitCode.STOPPED)

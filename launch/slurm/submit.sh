@@ -84,14 +84,21 @@ mkdir -p "${script%/*}"
 job=%j
 [ -z "$array" ] || job=%A_%a
 
+# quoted VALUE: prints the value of an #SBATCH option in quotes, because sbatch splits such a line at spaces.
+quoted() {
+    local value=${1//\\/\\\\}
+    echo "\"${value//\"/\\\"}\""
+}
+
 # Writes the complete job script: the resource request, the settings of this run, and the body of train.sbatch.
 {
     echo "#!/usr/bin/env bash"
-    printf '#SBATCH %s\n' "--job-name=$name" "--nodes=$nodes" "--ntasks-per-node=$workers" \
+    printf '#SBATCH %s\n' "--job-name=$(quoted "$name")" "--nodes=$nodes" "--ntasks-per-node=$workers" \
         "--signal=B:USR1@$signal_before" --requeue --open-mode=append --exclusive
     [ "${gpus:-0}" = 0 ] || echo "#SBATCH --gpus-per-node=$gpus"
     [ -z "$array" ] || echo "#SBATCH --array=$array"
-    echo "#SBATCH --output=${script%/*}/%x-$job.out"
+    folder=${script%/*}
+    echo "#SBATCH --output=$(quoted "${folder//%/%%}/%x-$job.out")"
     [ ${#options[@]} = 0 ] || printf '#SBATCH %s\n' "${options[@]}"
     for setting in "BIGBATCH_ROOT=$root" "BIGBATCH_SUBMIT_DIR=$PWD" "BIGBATCH_LAUNCHER=$launcher" \
         "BIGBATCH_CONTAINER_IMAGE=$image" "BIGBATCH_CONTAINER_MOUNTS=$mounts" \

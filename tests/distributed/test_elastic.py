@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -11,6 +12,9 @@ from conftest import ROOT, environment, launcher, printed_json, rows, run, train
 
 from benchmarks.faults import newest_step, wait_for
 from common.files import read_rows
+from training import flags
+from training.run import Training
+from training.state import Progress
 
 FLAGS = ("--elastic", "--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none", "--batch_size=128",
          "--ema_decay=0.95", "--checkpoint_every=1")
@@ -77,6 +81,26 @@ def test_a_worker_is_lost_and_training_goes_on(rank, tmp_path):
         -(-epoch * 1437 // 128) * 128 for epoch in range(1, 30)] + [30 * 1437 // 128 * 128]
     plan = json.loads((training.folder / "plan.json").read_text())
     assert plan["workers"] == 1 and plan["phases"][0]["accumulation_steps"] == 2  # 64 a time, as before
+
+
+@pytest.mark.campaign
+def test_a_worker_that_is_lost_after_a_rollback_does_not_undo_it(tmp_path):
+    training = Elastic(tmp_path, ["localhost", "127.0.0.1"], "--epochs=6", "--learning_rate=0:0.02,1.5:1e12",
+                       "--on_divergence=rollback", "--max_rollbacks=1", "--observer=tests.distributed.losing:Losing")
+    assert training.launcher.wait(120) == 1
+    log = training.log.read_text()
+    assert log.count("rolled back to") == 1 and ", after 1 rollbacks; the last good checkpoint" in log, log[-3000:]
+    assert "on 1 workers instead of 2" in log
+
+
+def test_a_rollback_outranks_the_steps_before_it(tmp_path):
+    """A worker was lost while all committed a rollback: one has committed it, another not yet, and a third is new."""
+    training = Training(flags.parse(["train.py", f"--output_dir={tmp_path}"]), None, None, None, (None, None))
+    training._recovery = SimpleNamespace(committed=SimpleNamespace(progress=Progress(step=12, rollbacks=1)))
+    world = SimpleNamespace(gather=lambda mine, name: [((0, 20), tmp_path, "h1"), mine, ((0, -1), tmp_path, "h3")])
+    assert training._agree_on_start(world)[0] == 1
+    training._recovery = None
+    assert training._agree_on_start(SimpleNamespace(gather=lambda mine, name: [mine]))[0] is None
 
 
 def test_a_torus_that_loses_a_worker_gets_another_grid(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 from conftest import BIN, ROOT, run
 from gpu_rig import gpu, pretend
 
-from launch.preflight import SYNC, problems, table
+from launch.preflight import SYNC, problems, table, time_limit
 
 GOOD = {"host": "h1", "slots": 8, "gpus": ["V100"] * 8, "driver": "535.1", "capability": 7.0,
         "python": "3.11.7", "tensorflow": "2.15.1", "horovod": "0.28.1", "dali": "2.4.0",
@@ -102,6 +102,12 @@ def test_a_sound_machine_passes_within_half_a_minute(kind, workers, tmp_path):
     assert (row["within"] != "-") == (workers > 1) and row["between"] == "-"
     assert not (tmp_path / "new").exists()
     assert time.monotonic() - began < 60  # 30 on a machine that does nothing else
+
+
+def test_the_time_limit_grows_with_the_job():
+    """2,176 workers read their Python from one disk: at 100,000 calls a second, the last has it after 740 seconds."""
+    assert time_limit(1, False) < 31 and time_limit(8, True) < 185
+    assert time_limit(544 * 4, False) > 34_000 * 544 * 4 / 100_000
 
 
 def test_what_is_wrong_ends_with_1_on_every_worker(tmp_path):

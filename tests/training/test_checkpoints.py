@@ -84,6 +84,16 @@ def test_after_going_back_what_never_came_to_be_is_removed(tmp_path):
     assert names(tmp_path) == [f"step-{step:08}" for step in (1, 2, 10, 15)]
 
 
+@pytest.mark.parametrize("copy", ["step-00000002-before-change", "step-00000002.bak", "step-2", "step-00000002-a.part"])
+def test_a_copy_that_a_user_has_made_is_left_alone(copy, tmp_path):
+    saved(tmp_path, [1, 2])
+    (tmp_path / "step-00000002").rename(tmp_path / copy)
+    assert Checkpoints(tmp_path, RECIPE).load(VARIABLES).progress.step == 1
+    saved(tmp_path, range(3, 10), top1={3: 0.5})
+    assert read(tmp_path / copy)[1]["progress"]["step"] == 2
+    assert names(tmp_path) == sorted([copy, *(f"step-{step:08}" for step in (3, 5, 6, 7, 8, 9))])
+
+
 def test_a_checkpoint_that_was_broken_off_is_no_checkpoint(tmp_path):
     saved(tmp_path, [1])
     (tmp_path / "step-00000002.part").mkdir()

@@ -85,7 +85,7 @@ class Poisoned(synthetic.SyntheticFeed):
 
 def rolled_back(tmp_path, poison, rollbacks=3):
     """(a function that trains, its feed, its observer's memory, its state) of 40 steps of 32 on 640 samples, with a
-    checkpoint every 4 steps.
+    checkpoint every 4 steps, and an elastic training's commit every 10. The observer sees progress and commit.
     """
     from distributed.exchange import GradientExchange
     from distributed.world import World
@@ -102,10 +102,11 @@ def rolled_back(tmp_path, poison, rollbacks=3):
     state = State(model, build.make_optimizer(settings.recipe, model, GradientExchange()))
     seen = []
     observer = SimpleNamespace(step=lambda update: None, evaluation=lambda evaluation: seen.append(evaluation.row),
-                               rewind=lambda progress: seen.append(dataclasses.replace(progress)))
+                               rewind=lambda progress: seen.append((dataclasses.replace(progress), made.committed)))
     (tmp_path / "checkpoints").mkdir()
     job = build.make_job(settings, plan_for(settings, 1, 1, 640), World(), feed, state)
-    made = recovery.Recovery(job, tmp_path, Checkpoints(tmp_path / "checkpoints", {}), StopRequest())
+    made = recovery.Recovery(job, tmp_path, Checkpoints(tmp_path / "checkpoints", {}), StopRequest(),
+                             hosts=SimpleNamespace(check_host_updates=lambda: None))
 
     def train():
         while True:
@@ -124,21 +125,28 @@ def ten_classes(monkeypatch):
 
 
 def test_rolling_back_passes_over_the_data_that_did_it(tmp_path, ten_classes):
-    train, feed, seen, state = rolled_back(tmp_path, {10 * 32 + 5})  # sample 5 of the batch of step 10
+    train, feed, seen, state = rolled_back(tmp_path, {30 * 32 + 5})  # sample 5 of the batch of step 30
     train()
     assert state.progress.step == 40 and state.progress.rollbacks == 1
-    # Back to the checkpoint of step 8, on with the batch after the 11th: the batches of steps 8 to 10 are passed over.
+    # Back to the checkpoint of step 28, on with the batch after the 31st: those of steps 28 to 30 are passed over.
     assert state.progress.skipped == 3 * 32 and state.progress.samples == 40 * 32
     read = [start // 32 for start in feed.read]  # TensorFlow reads a batch ahead
-    assert list(dict.fromkeys(read)) == list(range(43)) and all(read.count(batch) == 1 for batch in range(11))
+    assert list(dict.fromkeys(read)) == list(range(43)) and all(read.count(batch) == 1 for batch in range(31))
     assert np.isfinite([v.numpy().sum() for v in state.model.trainable_variables]).all()
     assert [row["epoch"] for row in seen if isinstance(row, dict)] == [1, 2]
+    # The commit before step 30 has the weights that diverged, and would undo the rollback if a worker were lost now.
+    [(_, committed)] = [one for one in seen if not isinstance(one, dict)]
+    assert (committed.progress.step, committed.progress.rollbacks, committed.progress.skipped) == (28, 1, 3 * 32)
+    path = str(tmp_path / "checkpoints" / "step-00000028" / "variables")
+    for name, tensor in committed.tensors.items():
+        assert np.array_equal(tensor, tf.train.load_variable(path, name)), name
 
 
 def test_it_rolls_back_so_many_times_and_no_more(tmp_path, ten_classes):
     train, _, seen, _ = rolled_back(tmp_path, range(10 * 32, 64 * 32), rollbacks=2)
     with pytest.raises(UserError, match=r"after 2 rollbacks; the last good checkpoint: .*step-00000000"):
         train()
-    assert [one.rollbacks for one in seen if not isinstance(one, dict)] == [1, 2]
+    rewound = [one for one in seen if not isinstance(one, dict)]
+    assert [progress.rollbacks for progress, _ in rewound] == [1, 2]
     # Diverged at a checkpoint's very step its weights are suspected, and the one before is taken: of step 4, then.
-    assert [one.skipped // 32 for one in seen if not isinstance(one, dict)] == [3, 8]
+    assert [progress.skipped // 32 for progress, _ in rewound] == [3, 8]

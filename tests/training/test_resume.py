@@ -2,6 +2,7 @@
 import json
 import shutil
 import signal
+import socket
 
 import numpy as np
 import pytest
@@ -125,6 +126,8 @@ def test_a_second_training_in_the_same_folder_is_refused(tmp_path):
     launcher = start(tmp_path / "run", 1, flags)
     wait_for(lambda: newest_step(tmp_path / "run") > 0, launcher)
     done = run("python", 1, ROOT / "train.py", *flags, f"--output_dir={tmp_path}/run")
-    assert done.returncode == 1 and "another training run writes to" in done.stderr
-    trainers(launcher)[0].send_signal(signal.SIGTERM)
+    [holder] = trainers(launcher)
+    named = f"another training run (process {holder.pid} on {socket.gethostname()}) writes to"
+    assert done.returncode == 1 and named in done.stderr
+    holder.send_signal(signal.SIGTERM)
     assert launcher.wait(60) == 75

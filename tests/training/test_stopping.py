@@ -19,7 +19,7 @@ def test_before_training_is_under_way_there_is_nothing_to_save(tmp_path):
     faults.trainers(launcher)[1].send_signal(signal.SIGTERM)
     began = time.monotonic()
     assert launcher.wait(30) == 75 and time.monotonic() - began < 10
-    assert "stopped on request before training began" in (tmp_path / "run.log").read_text()
+    assert "stopped on request; there was nothing to save" in (tmp_path / "run.log").read_text()
 
 
 def test_mpirun_passes_it_on(tmp_path):

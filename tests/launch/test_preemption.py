@@ -1,0 +1,94 @@
+"""A notice of preemption before training: train.sbatch requeues the job, train.py ends with 75 from its first line on.
+
+Slurm's and MPI's programs are stand-ins here; test_slurm.py has the real ones.
+"""
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import BIN, ROOT, environment
+
+SBATCH = ROOT / "launch" / "slurm" / "train.sbatch"
+# What the job does at the notice: a word of the command that hangs then, and what the job is started with. The last two
+# start workers, of which one has no handler yet; srun ends the others by SIGTERM, whose code is higher.
+PHASES = {"unpacking": ("stage_env.sh", {"BIGBATCH_STAGE_ENV": "/local", "BIGBATCH_ARCHIVES": "a.tar"}),
+          "looking for a launcher": ("mpi4py", {}),
+          "checking the nodes": ("launch.preflight", {"BIGBATCH_LAUNCHER": "mpirun"}),
+          "mpirun": ("train.py", {"BIGBATCH_LAUNCHER": "mpirun", "BIGBATCH_NO_PREFLIGHT": "yes"}),
+          "srun": ("train.py", {"BIGBATCH_LAUNCHER": "srun", "BIGBATCH_NO_PREFLIGHT": "yes"})}
+HANGS = """#!/bin/sh
+case "$0" in */srun) trap 'exit 143' USR1 ;; esac
+case "$*" in *$HANGING*) touch reached; until [ -e over ]; do sleep 0.1; done ;; esac
+"""
+
+
+@pytest.fixture
+def node(tmp_path):
+    """A function from a folder's stand-ins for Slurm and MPI, and variables, to a started train.sbatch."""
+    started = []
+    for name, program in {"mpirun": HANGS, "srun": HANGS, "squeue": "#!/bin/sh\necho ${STATE-RUNNING}\n",
+                          "scontrol": '#!/bin/sh\necho "$@" >>asked; touch over\n',  # Slurm ends the job's steps
+                          "timeout": '#!/bin/sh\necho "$1" >>limits\nshift\nexec "$@"\n'}.items():
+        (tmp_path / name).write_text(program)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "python").symlink_to(BIN / "python")
+
+    def start(**variables):
+        started.append(subprocess.Popen(
+            ["bash", SBATCH, "digits"], cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env={"PATH": f"{tmp_path}:/usr/bin:/bin", "BIGBATCH_PYTHON": f"{tmp_path}/python", "SLURM_NTASKS": "2176",
+                 "BIGBATCH_ROOT": str(ROOT), "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_NODELIST": "n[1-544]",
+                 "SLURM_JOB_ID": "7", "SLURM_NNODES": "544"} | variables))
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "reached").exists():
+            assert started[-1].poll() is None and time.monotonic() < deadline
+            time.sleep(0.02)
+        return started[-1]
+
+    yield start
+    (tmp_path / "over").touch()
+    for process in started:
+        process.communicate(timeout=60)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_notice_before_training_requeues_the_job(phase, node, tmp_path):
+    hanging, variables = PHASES[phase]
+    job = node(HANGING=hanging, **variables)
+    job.send_signal(signal.SIGUSR1)
+    assert job.wait(30) == 75 and (tmp_path / "asked").read_text() == "requeue 7\n"
+
+
+def test_a_job_that_is_cancelled_before_training_is_not_requeued(node, tmp_path):
+    job = node(HANGING="mpi4py")
+    job.terminate()
+    assert job.wait(30) == 75 and not (tmp_path / "asked").exists()
+    assert int((tmp_path / "limits").read_text()) > 1000  # seconds until so many workers have to find each other
+
+
+NOTICED = """
+import os, runpy, signal, sys
+
+class Noticed:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] not in (*sys.stdlib_module_names, "common", "training"):
+            os.kill(os.getpid(), signal.{signal})
+
+if os.environ.get("OMPI_COMM_WORLD_RANK", "1") == "1":
+    sys.meta_path.insert(0, Noticed())
+sys.argv = ["train.py", "--epochs=1"]
+runpy.run_path("train.py", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("number, launcher", [
+    (signal.SIGTERM, []), (signal.SIGUSR1, []),
+    (signal.SIGUSR1, [BIN / "mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2"])])
+def test_a_request_while_train_py_imports_is_75(number, launcher):
+    """The signal comes at the first import from outside the standard library and common/, in one of the workers."""
+    done = subprocess.run([*launcher, sys.executable, "-c", NOTICED.format(signal=number.name)], cwd=ROOT, text=True,
+                          capture_output=True, timeout=60, env=environment())
+    assert done.returncode == 75 and "stopped on request; there was nothing to save" in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
