@@ -101,11 +101,12 @@ def test_statistics_of_other_weights_are_not_exported(stale, alone, tmp_path):
 
 
 def test_a_checkpoint_says_of_which_step_its_statistics_are(alone):
-    """Those at steps 14, 28 and 42 follow an evaluation."""
+    """Those of an evaluation: after steps 15, 29 and 42. Phases of 14 steps end before their epoch is full."""
     steps = {described["progress"]["step"]: described["progress"]["statistics_step"]
              for _, _, described in intact(alone)}
-    assert {step for step, measured in steps.items() if step == measured} == {28, 42}
-    assert len(steps) == 5 and all(measured <= step and measured % 14 == 0 for step, measured in steps.items())
+    assert 42 in steps and {*steps} - {15, 29, 42}
+    for step, measured in steps.items():
+        assert measured == max((one for one in (15, 29, 42) if one <= step), default=None)
 
 
 @pytest.mark.parametrize(("flags", "code", "message"), [
