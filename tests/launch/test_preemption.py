@@ -20,7 +20,7 @@ PHASES = {"unpacking": ("stage_env.sh", {"BIGBATCH_STAGE_ENV": "/local", "BIGBAT
           "srun": ("train.py", {"BIGBATCH_LAUNCHER": "srun", "BIGBATCH_NO_PREFLIGHT": "yes"})}
 HANGS = """#!/bin/sh
 case "$0" in */srun) trap 'exit 143' USR1 ;; esac
-case "$*" in *$HANGING*) touch reached; until [ -e over ]; do sleep 0.1; done ;; esac
+case "$*" in *$HANGING*) touch reached; until [ -e over ]; do sleep 0.1; done; exit ${CODE-0} ;; esac
 """
 
 
@@ -72,6 +72,14 @@ def test_a_job_that_is_cancelled_before_training_is_not_requeued(node, tmp_path)
     job.terminate()
     assert job.wait(30) == 75 and not (tmp_path / "asked").exists()
     assert int((tmp_path / "limits").read_text()) > 1000  # seconds until so many workers have to find each other
+
+
+@pytest.mark.parametrize("launcher, code", [("mpirun", 75), ("srun", 1)])
+def test_a_worker_that_fails_before_training_is_no_notice(launcher, code, node, tmp_path):
+    """srun ends the others by SIGTERM, on which they exit with 75, and then exits with the highest code."""
+    job = node(HANGING="train.py", CODE="75", BIGBATCH_LAUNCHER=launcher, BIGBATCH_NO_PREFLIGHT="yes")
+    (tmp_path / "over").touch()
+    assert job.wait(30) == code and (tmp_path / "asked").exists() == (code == 75)
 
 
 NOTICED = """
