@@ -1,4 +1,4 @@
-"""A notice of preemption before training: train.sbatch requeues the job, train.py ends with 75 from its first line on.
+"""A notice of preemption before training: train.sbatch requeues the job, and train.py and launch/dgx1.sh end with 75.
 
 Slurm's and MPI's programs are stand-ins here; test_slurm.py has the real ones.
 """
@@ -10,7 +10,7 @@ import time
 import pytest
 from conftest import BIN, ROOT, environment
 
-SBATCH = ROOT / "launch" / "slurm" / "train.sbatch"
+SBATCH, DGX1 = ROOT / "launch" / "slurm" / "train.sbatch", ROOT / "launch" / "dgx1.sh"
 # What the job does at the notice: a word of the command that hangs then, and what the job is started with. The last two
 # start workers, of which one has no handler yet; srun ends the others by SIGTERM, whose code is higher.
 PHASES = {"unpacking": ("stage_env.sh", {"BIGBATCH_STAGE_ENV": "/local", "BIGBATCH_ARCHIVES": "a.tar"}),
@@ -20,24 +20,24 @@ PHASES = {"unpacking": ("stage_env.sh", {"BIGBATCH_STAGE_ENV": "/local", "BIGBAT
           "srun": ("train.py", {"BIGBATCH_LAUNCHER": "srun", "BIGBATCH_NO_PREFLIGHT": "yes"})}
 HANGS = """#!/bin/sh
 case "$0" in */srun) trap 'exit 143' USR1 ;; esac
-case "$*" in *$HANGING*) touch reached; until [ -e over ]; do sleep 0.1; done ;; esac
+case "$*" in *$HANGING*) touch reached; until [ -e over ]; do sleep 0.1; done; exit ${CODE-0} ;; esac
 """
 
 
 @pytest.fixture
 def node(tmp_path):
-    """A function from a folder's stand-ins for Slurm and MPI, and variables, to a started train.sbatch."""
+    """A function that starts a script with variables and stand-ins for Slurm and MPI, and waits until one hangs."""
     started = []
     for name, program in {"mpirun": HANGS, "srun": HANGS, "squeue": "#!/bin/sh\necho ${STATE-RUNNING}\n",
                           "scontrol": '#!/bin/sh\necho "$@" >>asked; touch over\n',  # Slurm ends the job's steps
+                          "python": f'#!/bin/sh\nexec {BIN}/python "$@"\n',
                           "timeout": '#!/bin/sh\necho "$1" >>limits\nshift\nexec "$@"\n'}.items():
         (tmp_path / name).write_text(program)
         (tmp_path / name).chmod(0o755)
-    (tmp_path / "python").symlink_to(BIN / "python")
 
-    def start(**variables):
+    def start(script=SBATCH, **variables):
         started.append(subprocess.Popen(
-            ["bash", SBATCH, "digits"], cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            ["bash", script, "digits"], cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             env={"PATH": f"{tmp_path}:/usr/bin:/bin", "BIGBATCH_PYTHON": f"{tmp_path}/python", "SLURM_NTASKS": "2176",
                  "BIGBATCH_ROOT": str(ROOT), "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_NODELIST": "n[1-544]",
                  "SLURM_JOB_ID": "7", "SLURM_NNODES": "544"} | variables))
@@ -61,11 +61,25 @@ def test_a_notice_before_training_requeues_the_job(phase, node, tmp_path):
     assert job.wait(30) == 75 and (tmp_path / "asked").read_text() == "requeue 7\n"
 
 
+def test_a_stop_of_dgx1_before_training_is_75(node):
+    script = node(DGX1, HANGING="launch.preflight")
+    script.terminate()
+    assert script.wait(30) == 75
+
+
 def test_a_job_that_is_cancelled_before_training_is_not_requeued(node, tmp_path):
     job = node(HANGING="mpi4py")
     job.terminate()
     assert job.wait(30) == 75 and not (tmp_path / "asked").exists()
     assert int((tmp_path / "limits").read_text()) > 1000  # seconds until so many workers have to find each other
+
+
+@pytest.mark.parametrize("launcher, code", [("mpirun", 75), ("srun", 1)])
+def test_a_worker_that_fails_before_training_is_no_notice(launcher, code, node, tmp_path):
+    """srun ends the others by SIGTERM, on which they exit with 75, and then exits with the highest code."""
+    job = node(HANGING="train.py", CODE="75", BIGBATCH_LAUNCHER=launcher, BIGBATCH_NO_PREFLIGHT="yes")
+    (tmp_path / "over").touch()
+    assert job.wait(30) == code and (tmp_path / "asked").exists() == (code == 75)
 
 
 NOTICED = """
