@@ -46,7 +46,7 @@ for archive; do
     case "$archive" in *.zst) unpacker=zstd ;; *) unpacker=gzip ;; esac
     unpacked=yes
     digest=$({
-        tee -p >(sha256sum >&3) <"$archive" | "$unpacker" -dc | tar -x --no-same-owner -f - -C "$target"
+        cat -- "$archive" | tee -p >(sha256sum >&3) | "$unpacker" -dc | tar -x --no-same-owner -f - -C "$target"
     } 3>&1 2>"$target/error") || unpacked=''
     read -r error <"$target/error" || error=''
     [[ "${archive%.tar*}" = *"-${digest:0:16}" ]] ||

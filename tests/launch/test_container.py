@@ -67,6 +67,12 @@ def test_gpus_are_handed_over_in_the_engines_words(dry_run, tmp_path, engine, op
     assert after("--env", words) == ["CUDA_CACHE_PATH=/cuda-cache"]
 
 
+def test_what_the_driver_compiles_needs_a_folder_of_ones_own(tmp_path):
+    (tmp_path / "nvidia-smi").symlink_to("/bin/true")
+    done = call("bash", SCRIPT, "--dry-run", "digits", cwd=tmp_path, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1) and "$HOME is not" in done.stderr
+
+
 def test_podman_without_root_keeps_the_user_and_raises_no_limit(dry_run, tmp_path):
     (tmp_path / "bin" / "id").unlink()
     (tmp_path / "bin" / "id").write_text("#!/bin/bash\necho 1001\n")
