@@ -24,7 +24,7 @@ from training.plan import plan_for
 CUTS = {"train": (0, 90, 150, 203), "validation": (0, 47)}  # samples where a file ends; three files and one
 SAMPLES = {split: cuts[-1] for split, cuts in CUTS.items()}
 EPOCHS = 2.5
-COMMON = (DIGITS, f"--epochs={EPOCHS}", "--checkpoint_every=0.3")
+COMMON = (DIGITS, f"--epochs={EPOCHS}", "--checkpoint_every=0.4")
 RATES = {"lars": 2.0, "sgd": 0.01, "lamb": 0.005}
 SCHEDULES = {  # a function of the base rate
     "poly": lambda rate: ["--warmup=gradual", "--warmup_epochs=0.5", "--warmup_learning_rate=0"],
@@ -32,52 +32,56 @@ SCHEDULES = {  # a function of the base rate
                             "--warmup=constant", "--warmup_epochs=0.4", f"--warmup_learning_rate={rate / 5}"],
     "multistep": lambda rate: ["--lr_schedule=multistep", "--lr_boundaries=1,1.7", "--warmup=none",
                                "--lr_scaling=sqrt", "--base_batch_size=16"],
-    "pairs": lambda rate: ["--lr_schedule=constant", "--warmup=none", f"--learning_rate=0:{rate / 2},1.2:{rate}",
-                           "--momentum_schedule=noise_scale"],
+    "pairs": lambda rate: ["--lr_schedule=constant", "--warmup=none", "--momentum_schedule=noise_scale",
+                           f"--learning_rate=0:{rate / 10},1.2:{rate / 5}"],  # whose momentum is almost 1
 }
 FACTORS = {  # factor -> value -> flags, or None for what `command` decides
     "format": dict.fromkeys(("tfrecord", "folder", "lmdb", "recordio", "synthetic")),
-    "model": {name: [f"--model={name}"] for name in ("convnet", "resnet20", "resnet18", "alexnet")},
+    "model": {name: [f"--model={name}"] for name in ("convnet", "resnet20", "alexnet_bn")},
     "schedule": dict.fromkeys(SCHEDULES),
     "mixing": {"none": [], "mixup": ["--mixup=0.4"], "cutmix": ["--cutmix=1"], "both": ["--mixup=0.4", "--cutmix=1"]},
     "augmentation": {name: [f"--augmentation={name}"] for name in ("none", "crop", "resnet", "full")},
     "optimizer": {"lars": ["--optimizer=lars", "--exclude=bias", "--log_trust_ratios"], "sgd": ["--optimizer=sgd"],
                   "lamb": ["--optimizer=lamb"]},
     "precision": {name: [f"--precision={name}"] for name in ("float32", "mixed_bfloat16", "mixed_float16")},
-    "batch": {name: [f"--batch_size={name}"] for name in ("32", "0:16,1:32", "0:48,0.6:16,1.4:32")},
+    "batch": {name: [f"--batch_size={name}"] for name in ("32", "0:16,1:32", "0:48,1.2:16")},
     "span": {"none": [], "8": ["--batch_norm_span=8"], "grows": ["--batch_norm_span=0:8,1:16"]},
     "xla": {name: [f"--xla={name}"] for name in ("false", "true", "auto")},
     "micro": {"default": [], "8": ["--micro_batch_size=8"]},
     "smoothing": {"none": [], "0.1": ["--label_smoothing=0.1"]},
     "average": {"none": [], "0.8": ["--ema_decay=0.8"]},
     "statistics": {name: [f"--batch_norm_statistics={name}"] for name in ("moving", "exact")},
-    "image": {"one": None, "grows": ["--image_size=0:24,1:32"]},
+    "image": {"one": None, "grows": ["--image_size=0:12,1:16"]},
     "evaluate": {"1": [], "2": ["--evaluate_every=2"]},
 }
 STOPS = {"SIGTERM:1": 75, "SIGUSR1:6": 75, "SIGKILL:9": 128 + signal.SIGKILL}  # exit codes of mpirun
-WITHOUT_BATCH_NORM = ("convnet", "alexnet")
 TIMES = ("images_per_second", "seconds")
-# Relative tolerance of a loss, and samples by which a top-1 count may differ, between one worker and two
-TOLERANCE = {"float32": (1e-3, 1), "mixed_bfloat16": (0.03, 3), "mixed_float16": (0.01, 2)}
+# Relative tolerance of a loss, and samples by which a count of hits may differ, between one worker and two. In float32,
+# the sums of two workers differ from those of one by 1e-7. In 16 bits, micro-batches of 8 and of 16 on one worker differ
+# by 2 % (bfloat16) and 0.3 % (float16) after 15 steps.
+TOLERANCE = {"float32": (1e-3, 1), "mixed_bfloat16": (0.04, 4), "mixed_float16": (0.02, 4)}
 
 
 def is_possible(row: dict) -> bool:
     """Whether train.py can do this on one worker and on two. row: values of some factors, or of all."""
-    return not (
-        row.get("image") == "grows" and row.get("model") in WITHOUT_BATCH_NORM  # their dense layers need one size
-        or row.get("span") == "grows" and (row.get("micro") == "8" or row.get("xla") == "true"))  # two workers' groups
+    if row.get("image") == "grows" and row.get("model", "resnet20") != "resnet20":  # dense layers need one size
+        return False
+    if row.get("model") == "alexnet_bn" and row.get("precision") == "mixed_float16":  # minutes on a CPU
+        return False
+    return row.get("span") != "grows" or (row.get("micro") != "8" and row.get("xla") != "true")  # two workers' groups
 
 
 def is_comparable(row: dict) -> bool:
     """Whether two workers have to train as one does: the groups of batch norm are the same."""
     missing = {"model", "span", "micro"} - row.keys()
-    return is_possible(row) and bool(missing or row["model"] in WITHOUT_BATCH_NORM or row["span"] != "none"
+    return is_possible(row) and bool(missing or row["model"] == "convnet" or row["span"] != "none"
                                      or row["micro"] != "default")
 
 
-# Readers that go file by file give two workers other batches, and dropout other masks.
+# Readers that go file by file give two workers other batches, and dropout other masks. Schedules are in the plan.
 COMPARED = {name: [*values] for name, values in FACTORS.items()} | {
-    "format": ["tfrecord", "folder"], "model": ["convnet", "resnet20", "resnet18"]}
+    "format": ["tfrecord", "folder"], "model": ["convnet", "resnet20"], "schedule": ["poly", "pairs"],
+    "mixing": ["none", "mixup", "both"], "augmentation": ["none", "crop", "full"]}
 STOPPED = {name: [*values] for name, values in FACTORS.items()} | {"stop": [*STOPS], "workers": [1, 2]}
 ARRAYS = {"compared": (COMPARED, is_comparable, covering_array(COMPARED, is_comparable)),
           "stopped": (STOPPED, is_possible, covering_array(STOPPED, is_possible))}
@@ -95,7 +99,7 @@ def command(row: dict, data_dir) -> list[str]:
     for name, values in FACTORS.items():
         words += values[row[name]] or []
     if row["image"] == "one":
-        words.append(f"--image_size={67 if row['model'] == 'alexnet' else 32}")
+        words.append(f"--image_size={67 if row['model'] == 'alexnet_bn' else 16}")
     if row["optimizer"] == "lamb":
         words = [word for word in words if not word.startswith("--momentum_schedule")]
     if row["xla"] != "true":  # which TensorFlow cannot make deterministic
@@ -162,7 +166,7 @@ def test_two_workers_train_as_one(row, data_dirs, tmp_path):
                         else pytest.approx(ours[name], abs=(samples + 0.5) / count) if "_top" in name else ours[name])
             if theirs[name] != expected:
                 different.append(f"epoch {ours['epoch']}, {name}: {ours[name]} and {theirs[name]}")
-    assert different == []
+    assert not different, "\n".join(different)
 
 
 @pytest.mark.campaign
@@ -200,7 +204,7 @@ def test_stopped_resumed_evaluated_exported(row, data_dirs, tmp_path, monkeypatc
         found = classified(tmp_path / "saved_model", data_dirs[row["format"]])
         if found != count:
             problems.append(f"the SavedModel classifies {found} images right, the evaluation {count}")
-    assert problems == []
+    assert not problems, "\n".join(problems)
 
 
 def classified(saved_model, data_dir) -> int:
