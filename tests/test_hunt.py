@@ -57,8 +57,8 @@ FACTORS = {  # factor -> value -> flags, or None for what `command` decides
 STOPS = {"SIGTERM:1": 75, "SIGUSR1:6": 75, "SIGKILL:9": 128 + signal.SIGKILL}  # exit codes of mpirun
 TIMES = ("images_per_second", "seconds")
 # Relative tolerance of a loss, and samples by which a count of hits may differ, between one worker and two. In float32,
-# the sums of two workers differ from those of one by 1e-7. In 16 bits, micro-batches of 8 and of 16 on one worker differ
-# by 2 % (bfloat16) and 0.3 % (float16) after 15 steps.
+# their losses differ by 1e-7 after 15 steps without batch norm. In 16 bits, those of one worker with micro-batches of 8
+# and of 16 differ by 2 % (bfloat16) and 0.3 % (float16).
 TOLERANCE = {"float32": (1e-3, 1), "mixed_bfloat16": (0.04, 4), "mixed_float16": (0.02, 4)}
 
 
