@@ -44,14 +44,14 @@ FACTORS = {  # factor -> value -> flags, or None for what `command` decides
     "optimizer": {"lars": ["--optimizer=lars", "--exclude=bias", "--log_trust_ratios"], "sgd": ["--optimizer=sgd"],
                   "lamb": ["--optimizer=lamb"]},
     "precision": {name: [f"--precision={name}"] for name in ("float32", "mixed_bfloat16", "mixed_float16")},
-    "batch": {name: [f"--batch_size={name}"] for name in ("32", "0:16,1:32", "0:48,1.2:16")},
-    "span": {"none": [], "8": ["--batch_norm_span=8"], "grows": ["--batch_norm_span=0:8,1:16"]},
+    "batch": {name: [f"--batch_size={name}"] for name in ("32", "0:16,1.2:32", "0:48,1.2:16")},
+    "span": {"none": [], "8": ["--batch_norm_span=8"], "grows": ["--batch_norm_span=0:8,1.2:16"]},
     "xla": {name: [f"--xla={name}"] for name in ("false", "true", "auto")},
     "micro": {"default": [], "8": ["--micro_batch_size=8"]},
     "smoothing": {"none": [], "0.1": ["--label_smoothing=0.1"]},
     "average": {"none": [], "0.8": ["--ema_decay=0.8"]},
     "statistics": {name: [f"--batch_norm_statistics={name}"] for name in ("moving", "exact")},
-    "image": {"one": None, "grows": ["--image_size=0:12,1:16"]},
+    "image": {"one": None, "grows": ["--image_size=0:12,1.2:16"]},
     "evaluate": {"1": [], "2": ["--evaluate_every=2"]},
 }
 STOPS = {"SIGTERM:1": 75, "SIGUSR1:6": 75, "SIGKILL:9": 128 + signal.SIGKILL}  # exit codes of mpirun
