@@ -3,7 +3,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from conftest import ROOT, require_tool
+from conftest import ROOT, require_tool, unshare
 
 PLUGIN = "nvidia-dali-tf-plugin-cuda120"
 # In a mount namespace of its own: an empty folder over each CUDA toolkit, nothing that runs over each nvcc.
@@ -23,7 +23,7 @@ exec "$@"
 def without_cuda(folder: Path, *command) -> subprocess.CompletedProcess:
     (folder / "empty").mkdir(exist_ok=True)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("CUDA", "CPATH", "UV_"))}
-    return subprocess.run([require_tool("unshare"), "--mount", "sh", "-c", HIDING, "sh", *command], cwd=ROOT, text=True,
+    return subprocess.run([*unshare("--mount"), "sh", "-c", HIDING, "sh", *command], cwd=ROOT, text=True,
                           capture_output=True, timeout=600, stdin=subprocess.DEVNULL,
                           env=kept | {"EMPTY": str(folder / "empty"), "UV_PROJECT_ENVIRONMENT": str(folder / "venv")})
 
