@@ -112,23 +112,19 @@ def pytest_runtest_setup(item):
 def forks() -> Path:
     """The folder of this session's server of forks (warm.py)."""
     folder = Path(tempfile.mkdtemp(prefix="forks-", dir="/tmp"))  # a short name, for its socket
+    warm.start(folder)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
-@functools.cache
-def fork_server() -> subprocess.Popen:
-    return warm.start(forks())
-
-
 def pytest_runtest_teardown(item):
     """Ends the run where no further program could start."""
-    if fork_server.cache_info().currsize and fork_server().poll() is not None:
-        item.session.shouldfail = warm.ended(forks())
+    for folder, server in warm.SERVERS.items():
+        if server.poll() is not None:
+            item.session.shouldfail = warm.last_words(folder)
 
 
 def warm_python() -> str:
-    fork_server()
     return str(forks() / "python")
 
 

@@ -21,11 +21,12 @@ from pathlib import Path
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 PR_SET_PDEATHSIG = 1  # prctl(2)
+SERVERS = {}  # that this process has started, by folder
 IMPORTED = ("tensorflow", "horovod.tensorflow.keras", "horovod.tensorflow.elastic", "nvidia.dali.fn",
             "nvidia.dali.plugin.tf")
 
 
-def start(folder: Path) -> subprocess.Popen:
+def start(folder: Path) -> None:
     """Starts a server, which ends with this process. Programs may start at once: they wait for its imports."""
     program = folder / "python"
     program.write_text(f"#!{sys.executable} -IS\nimport sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
@@ -34,11 +35,11 @@ def start(folder: Path) -> subprocess.Popen:
     with open(folder / "server.log", "wb") as log, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{folder}/socket")
         listener.listen(64)
-        return subprocess.Popen([sys.executable, __file__, str(listener.fileno())], stdout=log, stderr=log,
-                                stdin=subprocess.DEVNULL, pass_fds=[listener.fileno()])
+        SERVERS[folder] = subprocess.Popen([sys.executable, __file__, str(listener.fileno())], stdout=log, stderr=log,
+                                           stdin=subprocess.DEVNULL, pass_fds=[listener.fileno()])
 
 
-def ended(folder) -> str:
+def last_words(folder) -> str:
     """What to say about a server that has ended."""
     return f"the server of forks ({__file__}) has ended:\n{Path(folder, 'server.log').read_text(errors='replace')}"
 
@@ -61,7 +62,7 @@ def stand_in(folder: str) -> None:
         server.sendall(asked)
         [process] = struct.unpack("i", _exactly(server, 4))
     except (EOFError, ConnectionError):
-        sys.exit(ended(folder))
+        sys.exit(last_words(folder))
     for number in FORWARDED:
         signal.signal(number, lambda number, _: os.kill(process, number))
     with open(f"{folder}/{os.getpid()}.part", "w") as file:
@@ -203,13 +204,18 @@ def serve(listener: int) -> None:
     import ctypes
     import gc
     import importlib
+    import traceback
 
     os.set_inheritable(listener, False)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     sys.path.remove(str(Path(__file__).parent))
-    for module in IMPORTED:
-        importlib.import_module(module)
+    try:
+        for module in IMPORTED:
+            importlib.import_module(module)
+    except Exception:
+        traceback.print_exc()
+        os._exit(1)  # at once: TensorFlow's end takes longer than a test that has lost its server
     gc.collect()
     gc.freeze()
     Server(socket.socket(fileno=listener)).serve()
