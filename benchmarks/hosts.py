@@ -29,6 +29,7 @@ mount -t tmpfs tmpfs /dev/shm
 mount -t tmpfs tmpfs /run
 mkdir /run/sshd
 mount --bind "$TOP/$NAME" "$TOP/work"
+mount --bind "$TOP/$NAME.tmp" "$TOP/tmp"
 mount --bind "$TOP/hosts" /etc/hosts
 mount --bind "$TOP/passwd" /etc/passwd
 mount --bind "$TOP/shadow" /etc/shadow
@@ -49,6 +50,7 @@ class Hosts:
 
     def __enter__(self):
         self.work.mkdir()
+        (self.top / "tmp").mkdir()
         for key in ("identity", "host_key"):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.top / key], check=True)
         (self.top / "hosts").write_text("127.0.0.1 localhost\n" + "".join(
@@ -62,6 +64,7 @@ class Hosts:
             "LogLevel ERROR\n")
         (self.top / "sshd_config").write_text(
             f"HostKey {self.top}/host_key\nAuthorizedKeysFile {self.top}/identity.pub\nStrictModes no\nUsePAM no\n"
+            f"SetEnv TMPDIR={self.top}/tmp\n"
             "PidFile none\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nMaxStartups 100\n")
         self._start("switch", *unshare(every_user=True), "--net", "sleep", "infinity")
         self._wait_for(lambda: Path(f"/proc/{self._processes['switch'].pid}/comm").read_text() == "sleep\n")
@@ -82,6 +85,9 @@ class Hosts:
 
     def switch_on(self, name: str) -> None:
         (self.top / name).mkdir(exist_ok=True)
+        # Every host numbers its processes from 1. mpirun fails where a killed one of its number has left its folder.
+        shutil.rmtree(self.top / f"{name}.tmp", ignore_errors=True)
+        (self.top / f"{name}.tmp").mkdir()
         (self.top / f"{name}.ready").unlink(missing_ok=True)
         self._start(name, *self._at_the_switch(), "unshare", *ALL, "--kill-child", "--propagation", "private", "sh",
                     "-c", INIT,
@@ -114,7 +120,7 @@ class Hosts:
         """Returns the words of a command line that runs a command on a host, in its own working folder."""
         pid = self._processes[name].pid
         return [*enter(pid, "--net", "--mount", "--uts", f"--pid=/proc/{pid}/ns/pid_for_children"),
-                f"--wdns={self.work}", "env", "-i", f"HOME={Path.home()}", "LANG=C.UTF-8",
+                f"--wdns={self.work}", "env", "-i", f"HOME={Path.home()}", "LANG=C.UTF-8", f"TMPDIR={self.top}/tmp",
                 f"PATH={BIN}:/usr/local/bin:/usr/bin:/bin:/usr/sbin", *map(str, command)]
 
     def run(self, name: str, *command, timeout=200) -> subprocess.CompletedProcess:
