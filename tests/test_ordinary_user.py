@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 
-from conftest import ROOT, unshare
+from conftest import ROOT, require_tool, unshare
 
 TESTS = ("tests/launch/test_env.py::test_dockers_bridge_is_left_out",  # a network of its own
          "tests/data/test_prepare.py::test_a_full_disk_and_room_made[tfrecord]",  # mounts
@@ -14,6 +14,7 @@ TESTS = ("tests/launch/test_env.py::test_dockers_bridge_is_left_out",  # a netwo
 
 def test_what_needs_root_passes_or_says_so(tmp_path):
     """For a user who may make user namespaces and has one number in them, as without /etc/subuid."""
+    require_tool("ip")
     unshare("--user")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("BIGBATCH", "PYTEST"))}
     done = subprocess.run(["unshare", "--user", "--map-user=1000", "--map-group=1000", sys.executable, "-m", "pytest",
