@@ -23,7 +23,7 @@ from common.startup import startup
 from data.named import open_named
 from distributed import launcher
 from distributed.allreduce_plan import check_nodes
-from distributed.lost import lost_is_user_error
+from distributed.lost import explain_horovods_errors
 from training import flags
 from training.plan import plan_for
 from training.settings import Settings
@@ -37,7 +37,7 @@ def main(argv) -> int:
     if command.asks_for_help(argv):
         command.print_help(flags.help_text(full=any("helpfull" in word for word in argv[1:])))
         return ExitCode.DONE
-    with command.shell("train.py", barrier=finish) as ending, command.json_only_on_stdout(), lost_is_user_error():
+    with command.shell("train.py", barrier=finish) as ending, command.json_only_on_stdout(), explain_horovods_errors():
         settings = flags.parse(argv)
         run = settings.run
         if run.timeline and not Path(run.timeline).parent.is_dir():

@@ -2,7 +2,7 @@
 
     uv run python -m benchmarks.allreduce_hosts [--rate=1gbit] [--output=hosts.json]
 
-Needs root, iproute2 and openssh-server. The first part runs one worker per host. It counts the messages with gradients
+Needs what benchmarks.hosts needs. The first part runs one worker per host. It counts the messages with gradients
 that a worker sends in an exchange. Each message waits for the one before, so their number is the number of steps, which
 should be 2 (N - 1) for a ring and 2 (X - 1) + 2 (Y - 1) for a torus. Each message is so small that it is one packet on
 the network, so the packets are counted. The second part runs benchmarks.allreduce on two and four hosts with two

@@ -1,15 +1,19 @@
 """Emulates several hosts on one machine, each with its own network, host name, processes, sshd and working folder.
 
-Needs root, iproute2 and openssh-server. The hosts are connected to one bridge. If a host differs from the others (in a
-program, a package's version, a missing dataset), its own files are mounted over those that all hosts see.
+Needs iproute2, openssh-server, and root or what benchmarks.namespaces needs instead. The hosts are connected to one
+bridge. If a host differs from the others (in a program, a package's version, a missing dataset), its own files are
+mounted over those that all hosts see.
 """
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from benchmarks.namespaces import ALL, enter, unshare
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
@@ -25,7 +29,10 @@ mount -t tmpfs tmpfs /dev/shm
 mount -t tmpfs tmpfs /run
 mkdir /run/sshd
 mount --bind "$TOP/$NAME" "$TOP/work"
+mount --bind "$TOP/$NAME.tmp" "$TOP/tmp"
 mount --bind "$TOP/hosts" /etc/hosts
+mount --bind "$TOP/passwd" /etc/passwd
+mount --bind "$TOP/shadow" /etc/shadow
 mount --bind "$TOP/ssh_config" /etc/ssh/ssh_config
 /usr/sbin/sshd -f "$TOP/sshd_config" -o ListenAddress="$ADDRESS" -E "$TOP/$NAME.log"
 touch "$TOP/$NAME.ready"
@@ -43,18 +50,24 @@ class Hosts:
 
     def __enter__(self):
         self.work.mkdir()
+        (self.top / "tmp").mkdir()
         for key in ("identity", "host_key"):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.top / key], check=True)
         (self.top / "hosts").write_text("127.0.0.1 localhost\n" + "".join(
             f"{self.address(name)} {name}\n" for name in self.names) + f"{NETWORK}.250 gone\n")
+        # An ordinary user, who is root here, can read neither root's home nor /etc/shadow.
+        (self.top / "passwd").write_text(re.sub(r"^root:.*", f"root:x:0:0:root:{Path.home()}:/bin/bash",
+                                                Path("/etc/passwd").read_text(), flags=re.MULTILINE))
+        (self.top / "shadow").write_text("root:*:19000::::::\n")
         (self.top / "ssh_config").write_text(
             f"Host *\nIdentityFile {self.top}/identity\nIdentitiesOnly yes\nUserKnownHostsFile {self.top}/known_hosts\n"
             "LogLevel ERROR\n")
         (self.top / "sshd_config").write_text(
             f"HostKey {self.top}/host_key\nAuthorizedKeysFile {self.top}/identity.pub\nStrictModes no\nUsePAM no\n"
+            f"SetEnv TMPDIR={self.top}/tmp\n"
             "PidFile none\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nMaxStartups 100\n")
-        self._start("switch", "unshare", "-n", "sleep", "infinity")
-        self._wait_for(lambda: self._in_own_network("switch"))
+        self._start("switch", *unshare(every_user=True), "--net", "sleep", "infinity")
+        self._wait_for(lambda: Path(f"/proc/{self._processes['switch'].pid}/comm").read_text() == "sleep\n")
         self._switch("ip", "link", "add", "bridge", "type", "bridge")
         self._switch("ip", "link", "set", "bridge", "up")
         for name in self.names:
@@ -72,9 +85,12 @@ class Hosts:
 
     def switch_on(self, name: str) -> None:
         (self.top / name).mkdir(exist_ok=True)
+        # Every host numbers its processes from 1. mpirun fails where a killed one of its number has left its folder.
+        shutil.rmtree(self.top / f"{name}.tmp", ignore_errors=True)
+        (self.top / f"{name}.tmp").mkdir()
         (self.top / f"{name}.ready").unlink(missing_ok=True)
-        self._start(name, "unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc",
-                    "--propagation", "private", "sh", "-c", INIT,
+        self._start(name, *self._at_the_switch(), "unshare", *ALL, "--kill-child", "--propagation", "private", "sh",
+                    "-c", INIT,
                     env=os.environ | {"NAME": name, "ADDRESS": self.address(name), "TOP": str(self.top)})
         self._wait_for(lambda: self._in_own_network(name))
         self._switch("ip", "link", "add", f"to-{name}", "type", "veth", "peer", "name", "eth0", "netns",
@@ -103,8 +119,8 @@ class Hosts:
     def words(self, name: str, *command) -> list[str]:
         """Returns the words of a command line that runs a command on a host, in its own working folder."""
         pid = self._processes[name].pid
-        return ["nsenter", "--target", str(pid), "--net", "--mount", "--uts", f"--pid=/proc/{pid}/ns/pid_for_children",
-                f"--wdns={self.work}", "env", "-i", "HOME=/root", "LANG=C.UTF-8",
+        return [*enter(pid, "--net", "--mount", "--uts", f"--pid=/proc/{pid}/ns/pid_for_children"),
+                f"--wdns={self.work}", "env", "-i", f"HOME={Path.home()}", "LANG=C.UTF-8", f"TMPDIR={self.top}/tmp",
                 f"PATH={BIN}:/usr/local/bin:/usr/bin:/bin:/usr/sbin", *map(str, command)]
 
     def run(self, name: str, *command, timeout=200) -> subprocess.CompletedProcess:
@@ -135,7 +151,10 @@ class Hosts:
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT)
 
     def _switch(self, *command):
-        subprocess.run(["nsenter", "--target", str(self._processes["switch"].pid), "--net", *command], check=True)
+        subprocess.run([*self._at_the_switch("--net"), *command], check=True)
+
+    def _at_the_switch(self, *namespaces):
+        return enter(self._processes["switch"].pid, *namespaces)
 
     def _in_own_network(self, name):
         return os.readlink(f"/proc/{self._processes[name].pid}/ns/net") != os.readlink("/proc/self/ns/net")

@@ -12,7 +12,8 @@ from common.errors import UserError
 
 FIELDS = ("index", "uuid", "pci.bus_id", "name", "driver_version", "memory.total", "compute_cap")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-NCCL_BUILD = "HOROVOD_GPU_OPERATIONS=NCCL uv sync --extra gpu --reinstall-package horovod"
+# --no-cache: otherwise every other checkout of the machine would get this Horovod, which needs NCCL, from uv's cache.
+NCCL_BUILD = "HOROVOD_GPU_OPERATIONS=NCCL uv sync --extra gpu --no-cache --reinstall-package horovod"
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,11 @@
-"""Detects from an error that another worker is gone."""
+"""Errors of Horovod that a user can understand: it cannot be loaded, or another worker is gone."""
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from common.errors import UserError
+from distributed.gpus import NCCL_BUILD
 
 
 def is_lost(error) -> bool:
@@ -20,13 +22,16 @@ def is_lost(error) -> bool:
 
 
 @contextmanager
-def lost_is_user_error() -> Iterator[None]:
-    """Raises UserError if another worker is gone."""
+def explain_horovods_errors() -> Iterator[None]:
+    """Raises UserError if Horovod cannot be loaded, or if another worker is gone."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
+        if missing := re.search(r"(libnccl\S*): cannot open shared object file", str(error)):
+            raise UserError(f"Horovod was compiled with {missing[1]}, which is missing; compile it for CPUs with "
+                            f"'uv sync --reinstall-package horovod', or for GPUs with '{NCCL_BUILD}'") from None
         if not is_lost(error):
             raise
         raise UserError("another worker has stopped; its own message says why, unless it was killed") from None

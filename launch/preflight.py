@@ -17,7 +17,7 @@ from pathlib import Path
 
 from common import command
 from distributed import gpus, launcher
-from distributed.lost import lost_is_user_error
+from distributed.lost import explain_horovods_errors
 from launch import facts
 from launch.binding import PER_GPU
 from training import flags
@@ -188,7 +188,7 @@ def main(argv) -> int:
     if command.asks_for_help(argv):
         command.print_help(__doc__)
         return 0
-    with command.shell("preflight") as ending, lost_is_user_error():
+    with command.shell("preflight") as ending, explain_horovods_errors():
         settings = flags.parse(argv)
         from distributed.world import World  # imported before the timer starts: Horovod takes seconds to load
 

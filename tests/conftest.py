@@ -14,7 +14,8 @@ import psutil
 import pytest
 import warm
 
-from benchmarks import faults
+from benchmarks import faults, namespaces
+from benchmarks.hosts import Hosts
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 ROOT = Path(__file__).parents[1]
@@ -30,8 +31,54 @@ def require_tool(*names: str) -> str:
     for name in names:
         if found := shutil.which(name):
             return found
-    message = f"needs {' or '.join(names)}, which is not installed"
-    pytest.fail(message) if os.environ.get("BIGBATCH_REQUIRE_ALL") else pytest.skip(message)
+    skip(f"needs {' or '.join(names)}, which is not installed")
+
+
+def skip(needed: str):
+    """Fails where CI demands all."""
+    pytest.fail(needed) if os.environ.get("BIGBATCH_REQUIRE_ALL") else pytest.skip(needed)
+
+
+def unshare(*options: str, every_user: bool = False) -> list[str]:
+    """The start of an unshare command with these options. Skips where this user may not make namespaces."""
+    require_tool("unshare")
+    try:
+        return [*namespaces.unshare(every_user), *options]
+    except OSError as error:
+        skip(str(error))
+
+
+def emulated_hosts(*names: str) -> Hosts:
+    require_tool("sshd", "/usr/sbin/sshd")
+    require_tool("ip")
+    unshare(every_user=True)
+    return Hosts(*names)
+
+
+class SmallDisk:
+    """Context: a tmpfs in a mount namespace of its own. path: where this user's processes find it.
+
+    options: of mount, such as size=1m.
+    """
+
+    def __init__(self, options: str):
+        self._shell = subprocess.Popen([*unshare("--mount"), "sh"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                       text=True)
+        self._mount("-t", "tmpfs", "-o", options, "tmpfs")
+        self.path = Path(f"/proc/{self._shell.pid}/root/mnt")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._shell.communicate()
+
+    def remount(self, options: str) -> None:
+        self._mount("-o", f"remount,{options}")
+
+    def _mount(self, *words):
+        print("mount", *words, "/mnt && echo mounted", file=self._shell.stdin, flush=True)
+        assert self._shell.stdout.readline() == "mounted\n"
 
 
 def pytest_collection_modifyitems(items):
@@ -48,6 +95,8 @@ def pytest_sessionstart():
 
 
 def pytest_configure(config):
+    if uv := os.environ.get("UV"):  # the program that has started this run
+        os.environ["PATH"] += f"{os.pathsep}{os.path.dirname(uv)}"
     if config.option.markexpr != "gpu" or PRETEND_GPU:  # the tests for CPUs are the same on a machine with a GPU
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
@@ -63,9 +112,16 @@ def pytest_runtest_setup(item):
 def forks() -> Path:
     """The folder of this session's server of forks (warm.py)."""
     folder = Path(tempfile.mkdtemp(prefix="forks-", dir="/tmp"))  # a short name, for its socket
-    warm.python(folder)
+    warm.start(folder)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
+
+
+def pytest_runtest_teardown(item):
+    """Ends the run where no further program could start."""
+    for folder, server in warm.SERVERS.items():
+        if server.poll() is not None:
+            item.session.shouldfail = warm.last_words(folder)
 
 
 def warm_python() -> str:

@@ -1,4 +1,6 @@
 """README and docs: links lead somewhere, commands run, every flag is explained."""
+import json
+import os
 import re
 import shutil
 import subprocess
@@ -6,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import BIN, ROOT, environment
+from conftest import BIN, ROOT, environment, require_tool
 
 from common.flags import names
 from launch.facts import ROOMS
@@ -17,6 +19,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *s
 BLOCK = re.compile(r"(?:<!-- test: (\w+) -->\n)?```sh\n(.*?)```", re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 # Who runs a block of commands: these tests, by default or in the campaign; or what it needs.
+INSTALL_UV = "pip install --target .uv uv && "
 RUN, ELSEWHERE = ("run", "campaign"), {"this", "fit", "gpu", "cluster", "container", "cuda"}
 # Words of our own for which the field has one, and turns of phrase that readers stumbled over.
 OLD_WORDS = re.compile(r"\bpieces?\b|on the wire|shared? out|LayerNorms|together\(\)| leave\(\)|in the place of|"
@@ -98,7 +101,8 @@ def run_blocks(page: Path, who: str, checkout: Path) -> None:
     `uv run` takes the environment as it is. As root, mpirun asks for permission.
     """
     script = "\n".join(commands for marked, commands in blocks(page) if marked == who)
-    script = script.replace("pip install uv && ", "").replace("uv run ", f"'{sys.executable}' -m uv_run ")
+    script = script.replace(INSTALL_UV, "").replace(".uv/bin/uv run ", "uv run ")
+    script = script.replace("uv run ", f"'{sys.executable}' -m uv_run ")
     (checkout / "uv_run.py").write_text(
         "import os, sys\n"
         "words = sys.argv[1:]\n"
@@ -121,3 +125,33 @@ def test_commands_run(page, checkout):
                          ids=lambda page: page.name)
 def test_longer_commands_run(page, checkout):
     run_blocks(page, "campaign", checkout)
+
+
+def run_first_command(checkout: Path, **variables) -> dict:
+    """The plan that README's first command prints, with a distribution's Python and pip alone on the path."""
+    require_tool("/usr/bin/pip")
+    [command] = [commands for _, commands in blocks(ROOT / "README.md") if "train.py\n" in commands]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    done = subprocess.run(["bash", "-euc", command.replace("train.py", "train.py --dry_run")], cwd=checkout, text=True,
+                          capture_output=True, timeout=600, stdin=subprocess.DEVNULL,
+                          env=kept | {"PATH": "/usr/local/bin:/usr/bin:/bin"} | variables)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return json.loads(done.stdout[done.stdout.index("{"):])
+
+
+def test_the_first_command_with_a_distributions_pip(checkout):
+    """It may install nothing into that Python (PEP 668)."""
+    assert run_first_command(checkout, UV_NO_SYNC="1")["epochs"] == 12
+    ignored = ["git", "check-ignore", "--no-index", "--quiet", ".uv/bin/uv"]
+    assert subprocess.run(ignored, cwd=ROOT).returncode == 0
+
+
+@pytest.mark.campaign
+def test_the_first_command_installs_everything(checkout):
+    """Into a new environment, which then collects the tests as the second command does."""
+    (checkout / ".venv").unlink()
+    assert run_first_command(checkout)["epochs"] == 12
+    [command] = [commands for who, commands in blocks(ROOT / "README.md") if who == "this"]
+    done = subprocess.run(["bash", "-euc", command.strip() + " --collect-only -q"], cwd=checkout, text=True,
+                          capture_output=True, timeout=300)
+    assert done.returncode == 0 and " tests collected" in done.stdout, done.stdout[-2000:] + done.stderr[-2000:]

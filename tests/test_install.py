@@ -1,9 +1,19 @@
-"""What `uv run` installs where there is no CUDA: DALI's TensorFlow plugin is compiled in such a place."""
+"""What uv installs: DALI's TensorFlow plugin without CUDA, and a Horovod with NCCL for one checkout alone."""
+import functools
+import http.server
 import os
+import shutil
 import subprocess
+import sys
+import tarfile
+import threading
 from pathlib import Path
 
-from conftest import ROOT, require_tool
+import horovod
+import pytest
+from conftest import ROOT, environment, require_tool, unshare
+
+from distributed.gpus import NCCL_BUILD
 
 PLUGIN = "nvidia-dali-tf-plugin-cuda120"
 # In a mount namespace of its own: an empty folder over each CUDA toolkit, nothing that runs over each nvcc.
@@ -23,7 +33,7 @@ exec "$@"
 def without_cuda(folder: Path, *command) -> subprocess.CompletedProcess:
     (folder / "empty").mkdir(exist_ok=True)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("CUDA", "CPATH", "UV_"))}
-    return subprocess.run([require_tool("unshare"), "--mount", "sh", "-c", HIDING, "sh", *command], cwd=ROOT, text=True,
+    return subprocess.run([*unshare("--mount"), "sh", "-c", HIDING, "sh", *command], cwd=ROOT, text=True,
                           capture_output=True, timeout=600, stdin=subprocess.DEVNULL,
                           env=kept | {"EMPTY": str(folder / "empty"), "UV_PROJECT_ENVIRONMENT": str(folder / "venv")})
 
@@ -38,3 +48,104 @@ def test_the_plugin_compiles_without_cuda(tmp_path):
     assert "libtensorflow_framework" in needed and "libmpi" not in needed and "libcuda" not in needed
     done = without_cuda(tmp_path, tmp_path / "venv" / "bin" / "python", "-c", "import nvidia.dali.plugin.tf")
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+# A package that is called Horovod, and prints for what it was compiled.
+STAND_IN = {
+    "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n',
+    "PKG-INFO": "Metadata-Version: 2.1\nName: horovod\nVersion: 0.28.1\n",
+    "backend.py": """
+import os, zipfile
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    name, about = "horovod-0.28.1-py3-none-any.whl", "horovod-0.28.1.dist-info/"
+    with zipfile.ZipFile(folder + "/" + name, "w") as wheel:
+        wheel.writestr("horovod.py", "print(%r)" % os.environ.get("HOROVOD_GPU_OPERATIONS", "CPU"))
+        wheel.writestr(about + "METADATA", open("PKG-INFO").read())
+        wheel.writestr(about + "WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel.writestr(about + "RECORD", "")
+    return name
+"""}
+PROJECT = """
+[project]
+name = "checkout"
+version = "0"
+requires-python = "==3.11.*"
+dependencies = ["horovod==0.28.1"]
+optional-dependencies = {{ gpu = [] }}
+[[tool.uv.index]]
+url = "{index}"
+default = true
+"""
+
+
+@pytest.fixture
+def index(tmp_path):
+    """The address of a package index that has the stand-in's source."""
+    folder = tmp_path / "index" / "horovod"
+    source = tmp_path / "horovod-0.28.1"
+    for path in (folder, source):
+        path.mkdir(parents=True)
+    for name, content in STAND_IN.items():
+        (source / name).write_text(content)
+    with tarfile.open(folder / "horovod-0.28.1.tar.gz", "w:gz") as archive:
+        archive.add(source, source.name)
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=folder.parent)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_a_horovod_with_nccl_stays_in_its_checkout(index, tmp_path):
+    """With our command, and again after the command that filled the cache for every checkout."""
+    require_tool("uv")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("UV_", "VIRTUAL_ENV"))}
+
+    def shell(checkout: str, command: str) -> str:
+        folder = tmp_path / checkout
+        folder.mkdir(exist_ok=True)
+        (folder / "pyproject.toml").write_text(PROJECT.format(index=index))
+        done = subprocess.run(["bash", "-euc", command], cwd=folder, text=True, capture_output=True, timeout=60,
+                              env=kept | {"UV_CACHE_DIR": str(tmp_path / "cache"), "UV_PYTHON": sys.executable})
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    compiled_with = "uv run python -c 'import horovod'"
+    assert NCCL_BUILD in (ROOT / "docs" / "gpu.md").read_text().splitlines()
+    shell("gpu", NCCL_BUILD)
+    assert [shell(name, compiled_with) for name in ("gpu", "other", "gpu")] == ["NCCL", "CPU", "NCCL"]
+    shell("careless", NCCL_BUILD.replace(" --no-cache", ""))
+    assert [shell(name, compiled_with) for name in ("harmed", "other", "gpu")] == ["NCCL", "CPU", "NCCL"]
+    shell("harmed", "uv sync --reinstall-package horovod")
+    assert [shell(name, compiled_with) for name in ("harmed", "new")] == ["CPU", "CPU"]
+
+
+@pytest.fixture(scope="module")
+def without_nccl(tmp_path_factory):
+    """The environment of programs that find a Horovod whose library needs an NCCL that is not there."""
+    folder = tmp_path_factory.mktemp("horovod")
+    shutil.copytree(Path(horovod.__file__).parent, folder / "horovod", copy_function=os.symlink)
+    [library] = (folder / "horovod" / "tensorflow").glob("mpi_lib*.so")
+    library.unlink()
+    nccl, compile_it = folder / "libnccl.so.2", [require_tool("g++"), "-shared", "-x", "c++", "/dev/null", "-x", "none"]
+    subprocess.run([*compile_it, "-Wl,-soname,libnccl.so.2", "-o", nccl], check=True)
+    subprocess.run([*compile_it, "-Wl,--no-as-needed", nccl, "-o", library], check=True)
+    nccl.unlink()
+    return environment() | {"PYTHONPATH": f"{folder}:{ROOT}"}
+
+
+def test_a_horovod_whose_nccl_is_missing_is_one_line(without_nccl, tmp_path):
+    done = subprocess.run([sys.executable, ROOT / "train.py", f"--output_dir={tmp_path}"], text=True, timeout=120,
+                          capture_output=True, env=without_nccl)
+    [line] = [line for line in done.stderr.splitlines() if "loading TensorFlow" not in line]
+    assert done.returncode == 1 and "libnccl.so.2, which is missing" in line, done.stderr
+    assert "'uv sync --reinstall-package horovod'" in line and f"'{NCCL_BUILD}'" in line
+
+
+def test_a_server_of_forks_that_dies_ends_the_run_with_its_log(without_nccl, tmp_path):
+    done = subprocess.run([sys.executable, "-m", "pytest", "-n1", "-pno:cacheprovider",
+                           f"--basetemp={tmp_path / 'made'}", "tests/test_bad_input.py", "-kprocess"], cwd=ROOT,
+                          text=True, capture_output=True, timeout=120, env=without_nccl)
+    assert done.returncode and "4 failed" not in done.stdout and "passed" not in done.stdout, done.stdout
+    stopped = done.stdout[done.stdout.index("Interrupted: the server of forks"):]
+    assert "libnccl.so.2: cannot open shared object file" in stopped

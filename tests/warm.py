@@ -1,6 +1,6 @@
 """A Python that starts at once: a server that has imported TensorFlow, Horovod and DALI forks each process from itself.
 
-    python = warm.python(folder)     a program to start like python, under any launcher: python train.py, -m, -c
+    warm.start(folder)     FOLDER/python is a program to start like python, under any launcher: python train.py, -m, -c
 
 What is forked is a real process, with the caller's environment, folder, cores, network, input and output, that has
 imported and started nothing else. The program called stands in for it: it passes signals on, and ends as the process
@@ -21,20 +21,27 @@ from pathlib import Path
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 PR_SET_PDEATHSIG = 1  # prctl(2)
-PATIENCE = 120  # seconds for the server's imports
+SERVERS = {}  # that this process has started, by folder
 IMPORTED = ("tensorflow", "horovod.tensorflow.keras", "horovod.tensorflow.elastic", "nvidia.dali.fn",
             "nvidia.dali.plugin.tf")
 
 
-def python(folder: Path) -> str:
-    """Starts a server, which ends with this process; returns the path of the program to start like python."""
+def start(folder: Path) -> None:
+    """Starts a server, which ends with this process. Programs may start at once: they wait for its imports."""
     program = folder / "python"
     program.write_text(f"#!{sys.executable} -IS\nimport sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
                        f"import warm\nwarm.stand_in({str(folder)!r})\n")
     program.chmod(0o755)
-    with open(folder / "server.log", "wb") as log:
-        subprocess.Popen([sys.executable, __file__, folder], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-    return str(program)
+    with open(folder / "server.log", "wb") as log, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{folder}/socket")
+        listener.listen(64)
+        SERVERS[folder] = subprocess.Popen([sys.executable, __file__, str(listener.fileno())], stdout=log, stderr=log,
+                                           stdin=subprocess.DEVNULL, pass_fds=[listener.fileno()])
+
+
+def last_words(folder) -> str:
+    """What to say about a server that has ended."""
+    return f"the server of forks ({__file__}) has ended:\n{Path(folder, 'server.log').read_text(errors='replace')}"
 
 
 def child(folder: Path, process: int) -> int:
@@ -44,14 +51,18 @@ def child(folder: Path, process: int) -> int:
 
 def stand_in(folder: str) -> None:
     """Has the server fork a process for this one's arguments; does not return."""
-    server = _connect(f"{folder}/socket")
+    server = socket.socket(socket.AF_UNIX)
     asked = json.dumps({"argv": sys.argv[1:], "environment": dict(os.environ), "cwd": os.getcwd(),
                         "cores": sorted(os.sched_getaffinity(0)), "umask": _umask()}).encode()
     network = os.open("/proc/self/ns/net", os.O_RDONLY)
     descriptors = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2, network]))]
-    server.sendmsg([struct.pack("I", len(asked))], descriptors)
-    server.sendall(asked)
-    [process] = struct.unpack("i", _exactly(server, 4))
+    try:
+        server.connect(f"{folder}/socket")
+        server.sendmsg([struct.pack("I", len(asked))], descriptors)
+        server.sendall(asked)
+        [process] = struct.unpack("i", _exactly(server, 4))
+    except (EOFError, ConnectionError):
+        sys.exit(last_words(folder))
     for number in FORWARDED:
         signal.signal(number, lambda number, _: os.kill(process, number))
     with open(f"{folder}/{os.getpid()}.part", "w") as file:
@@ -64,21 +75,6 @@ def stand_in(folder: str) -> None:
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
-
-
-def _connect(path) -> socket.socket:
-    import time
-
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        connection = socket.socket(socket.AF_UNIX)
-        try:
-            connection.connect(path)
-            return connection
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
 
 
 def _exactly(connection, length: int) -> bytes:
@@ -100,13 +96,10 @@ def _umask() -> int:
 class Server:
     """Forks on request, from the main thread: the end of that one is what a child's PR_SET_PDEATHSIG tells of."""
 
-    def __init__(self, folder: str):
+    def __init__(self, listener: socket.socket):
         import selectors
 
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(f"{folder}/socket.part")
-        self._listener.listen(64)
-        os.rename(f"{folder}/socket.part", f"{folder}/socket")
+        self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
@@ -206,20 +199,27 @@ def _become(asked, descriptors) -> None:
     sys.exit(code & 0xFF)  # up to serve's caller, where Python ends as it does
 
 
-def serve(folder: str) -> None:
+def serve(listener: int) -> None:
+    """listener: the descriptor of a socket."""
     import ctypes
     import gc
     import importlib
+    import traceback
 
+    os.set_inheritable(listener, False)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     sys.path.remove(str(Path(__file__).parent))
-    for module in IMPORTED:
-        importlib.import_module(module)
+    try:
+        for module in IMPORTED:
+            importlib.import_module(module)
+    except Exception:
+        traceback.print_exc()
+        os._exit(1)  # at once: TensorFlow's end takes longer than a test that has lost its server
     gc.collect()
     gc.freeze()
-    Server(folder).serve()
+    Server(socket.socket(fileno=listener)).serve()
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(int(sys.argv[1]))

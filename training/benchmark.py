@@ -39,7 +39,7 @@ from data import synthetic
 from data.named import open_named
 from distributed import launcher
 from distributed.allreduce_plan import check_nodes
-from distributed.lost import lost_is_user_error
+from distributed.lost import explain_horovods_errors
 from reporting import speed, stages
 from training.flags import define, with_image_size
 from training.settings import Launch, Recipe, Run, Settings
@@ -98,7 +98,7 @@ def main(argv) -> int:
         command.print_help(__doc__, *flags.described(all_flags(), (*BORROWED, *flags.names(Options))))
         return 0
     with (command.shell("training.benchmark", barrier=wait_for_all) as ending, command.json_only_on_stdout(),
-          lost_is_user_error()):
+          explain_horovods_errors()):
         values = flags.read(all_flags(), argv)
         options = flags.parsed(values, Options)
         for name in (*EXCHANGE, "topology"):

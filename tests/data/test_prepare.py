@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import ROOT, environment, launcher, require_tool, run
+from conftest import ROOT, SmallDisk, environment, launcher, run
 from pictures import CONVERTED, REJECTED, awkward, command, contents, encode, fill, originals, picture, stored
 from PIL import Image
 
@@ -206,34 +206,20 @@ def test_two_runs_at_once_do_not_share_a_folder(many, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", ["recordio", "lmdb", "tfrecord"])
-def test_a_full_disk_and_room_made(source, prepared, tmp_path, capsys, name):
-    disk, folder = tmp_path / "disk", tmp_path / "disk" / "o"
-    disk.mkdir()
+def test_a_full_disk_and_room_made(source, prepared, capsys, name):
     total = sum(path.stat().st_size for path in prepared(name).rglob("*") if path.is_file())
-    with tmpfs(disk, total * 2 // 3):
+    with SmallDisk(f"size={total * 2 // 3}") as disk:
+        folder = disk.path / "o"
         flags = [f"--source={source}", f"--output={folder}", f"--format={name}", "--verify", SMALL]
         assert command(*flags) == 1
         lines = capsys.readouterr().err.splitlines()
         assert "no space left on device; make room" in lines[-1] and "Traceback" not in "".join(lines)
         kept = {path: path.stat().st_ino for path in folder.glob(f"*{formats.get(name).SUFFIX}")}
         assert kept and not (folder / "dataset.json").exists()
-        subprocess.run(["mount", "-o", f"remount,size={total * 4}", disk], check=True)
+        disk.remount(f"size={total * 4}")
         assert command(*flags) == 0
         assert contents(folder) == contents(prepared(name))
         assert all(path.stat().st_ino == inode for path, inode in kept.items())
-
-
-@contextlib.contextmanager
-def tmpfs(folder, size):
-    require_tool("mount")
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], capture_output=True,
-                             text=True)
-    if mounted.returncode:
-        require_tool(f"mount ({mounted.stderr.strip()})")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", folder], check=True)
 
 
 def test_files_that_the_user_may_not_read_are_rejected(tmp_path):

@@ -2,10 +2,9 @@
 import sys
 
 import pytest
-from conftest import require_tool
+from conftest import emulated_hosts
 
 from benchmarks.allreduce_hosts import start
-from benchmarks.hosts import Hosts
 
 COUNT = 2**21  # gradients, 8 MB: negotiation and packets' heads are next to nothing
 # On a host, memory is shared; so what a worker writes goes to another host.
@@ -44,8 +43,7 @@ if world.rank == 0:
 
 
 def test_only_masters_send_between_nodes_and_as_much_as_a_ring_of_them():
-    require_tool("sshd", "/usr/sbin/sshd")
-    with Hosts("h1", "h2") as hosts:
+    with emulated_hosts("h1", "h2") as hosts:
         script = hosts.top / "sent.py"
         script.write_text(SENT)
         everyone = start(hosts, ["h1", "h2"], 2, [sys.executable, str(script), str(COUNT)])

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import BIN, ROOT, environment, launcher, require_tool, rows, train, weights
+from conftest import BIN, ROOT, emulated_hosts, environment, launcher, require_tool, rows, train, weights
 from making import write_shards
 
 from benchmarks.faults import newest_step, wait_for
-from benchmarks.hosts import Hosts
 from data.dataset import Split
 from data.feed import Feed
 from data.synthetic import synthetic_dataset
@@ -23,8 +22,7 @@ SMALLEST = ("digits", "--model=convnet", "--image_size=8", "--augmentation=none"
 
 @pytest.fixture(scope="module")
 def hosts():
-    require_tool("sshd", "/usr/sbin/sshd")
-    with Hosts("h1", "h2", "h3", "h4") as hosts:
+    with emulated_hosts("h1", "h2", "h3", "h4") as hosts:
         yield hosts
 
 

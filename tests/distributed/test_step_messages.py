@@ -3,10 +3,9 @@ import json
 import sys
 
 import pytest
-from conftest import require_tool
+from conftest import emulated_hosts
 
 from benchmarks.allreduce_hosts import start
-from benchmarks.hosts import Hosts
 from distributed.cost import Link, Network, cost
 
 # A slice of the gradients and one of the statistics are a packet each: longer than a negotiation message.
@@ -47,8 +46,7 @@ if world.rank == 0:
 
 @pytest.fixture(scope="module")
 def hosts():
-    require_tool("sshd", "/usr/sbin/sshd")
-    with Hosts("h1", "h2", "h3", "h4") as hosts:
+    with emulated_hosts("h1", "h2", "h3", "h4") as hosts:
         yield hosts
 
 

@@ -1,12 +1,11 @@
 """Torus and hierarchical over every grid of 1 to 8 workers, the torus of 16, in real processes; float16; bytes sent."""
 import json
-import shutil
 import subprocess
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import ROOT, environment, launcher, run
+from conftest import ROOT, environment, launcher, require_tool, run, unshare
 
 from distributed import float16
 from distributed.exchange import buckets
@@ -122,10 +121,8 @@ COUNT = 2**21  # gradients, 8 MB: negotiation and packets' heads are next to not
 @pytest.fixture(scope="module")
 def bytes_a_step():
     """A function of (way, compression): the bytes that pass a network interface of their own, on four workers."""
-    words = ["unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
-    tools = all(map(shutil.which, ("unshare", "ip")))
-    if not tools or subprocess.run([*words, "true"], capture_output=True).returncode:
-        pytest.skip("needs leave to make a network namespace")
+    require_tool("ip")
+    words = [*unshare("--net"), "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
 
     def measure(way, compression):
         *horovodrun, python = launcher("horovodrun", 4)

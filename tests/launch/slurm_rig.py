@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from conftest import require_tool
+from conftest import require_tool, skip
 
 TOOLS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 SEARCH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
@@ -60,6 +60,8 @@ class Slurm:
     def __init__(self, nodes: int = 2, cpus: int = 2):
         for tool in TOOLS:
             require_tool(tool, f"/usr/sbin/{tool}")
+        if os.geteuid():
+            skip("needs root: the daemons of this Slurm run as root")
         self.nodes, self._cpus, self._processes = [f"node{n + 1}" for n in range(nodes)], cpus, {}
         self.top = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))  # a short name, for its sockets
         self.environment = {key: value for key, value in os.environ.items() if not OWN.match(key)} | {

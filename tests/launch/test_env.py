@@ -3,7 +3,7 @@ import os
 import subprocess
 
 import pytest
-from conftest import BIN, ROOT, require_tool
+from conftest import BIN, ROOT, require_tool, unshare
 
 SOURCED = f". {ROOT}/launch/env.sh && env"
 
@@ -12,8 +12,8 @@ def variables(interfaces: tuple[str, ...], **given) -> dict[str, str]:
     """The environment on a host with these network interfaces, beside the loopback: real ones, in a namespace."""
     made = "".join(f"ip link add {name} type bridge && " for name in interfaces)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("NCCL", "OMPI", "PRTE", "CUDA"))}
-    done = subprocess.run([require_tool("unshare"), "--net", "bash", "-c", made + SOURCED], text=True,
-                          capture_output=True, timeout=60, env=kept | given)
+    done = subprocess.run([*unshare("--net"), "bash", "-c", made + SOURCED], text=True, capture_output=True,
+                          timeout=60, env=kept | given)
     assert done.returncode == 0, done.stderr
     return dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
 

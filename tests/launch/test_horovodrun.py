@@ -7,10 +7,9 @@ import subprocess
 import time
 
 import pytest
-from conftest import BIN, ROOT, require_tool, rows
+from conftest import BIN, ROOT, emulated_hosts, rows
 from gpu_rig import gpu, pretend
 
-from benchmarks.hosts import Hosts
 from common.errors import UserError
 from launch import hosts as host_lists
 from launch.horovodrun import recipe_path
@@ -23,8 +22,7 @@ LONG = (*QUICK, "--epochs=500", "--checkpoint_every=0.5")
 
 @pytest.fixture(scope="module")
 def hosts():
-    require_tool("sshd", "/usr/sbin/sshd")
-    with Hosts("h1", "h2") as hosts:
+    with emulated_hosts("h1", "h2") as hosts:
         yield hosts
 
 

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from common.errors import UserError
 from launch.stage_env import SCRIPT, pack_code, pack_environment
 from reporting.about import git_revision
 
-BASE = Path(sys.base_prefix)
+BASE, LIBRARY = Path(sys.base_prefix), Path(sysconfig.get_path("stdlib"))  # /usr, for a distribution's Python
 SHOW = """
 import common.files, ctypes, json, os, sys, tiny
 print(json.dumps({"prefixes": [sys.prefix, sys.base_prefix, sys.executable], "path": sys.path,
@@ -35,13 +36,14 @@ def wait_for(condition, seconds=30):
 def base(tmp_path_factory) -> Path:
     """This Python's installation, without what takes long to pack. The program still names the original's library."""
     base = tmp_path_factory.mktemp("base")
-    shutil.copytree(BASE / "lib", base / "lib", symlinks=True, ignore=shutil.ignore_patterns(
+    shutil.copytree(LIBRARY, base / LIBRARY.relative_to(BASE), symlinks=True, ignore=shutil.ignore_patterns(
         "site-packages", "test", "tests", "config-*", "pkgconfig", "idlelib", "ensurepip", "lib2to3", "tkinter",
         "unittest", "asyncio", "distutils", "pydoc_data", "turtledemo", "xml", "multiprocessing"))
-    [library] = (base / "lib").glob("python3.*")
-    (library / "site-packages" / "other").mkdir(parents=True)
+    for shared in (BASE / "lib").glob(f"lib{LIBRARY.name}*"):
+        shutil.copy2(shared, base / "lib")
+    (base / LIBRARY.relative_to(BASE) / "site-packages" / "other").mkdir(parents=True)
     (base / "bin").mkdir()
-    shutil.copy2(BASE / "bin" / library.name, base / "bin")
+    shutil.copy2(BASE / "bin" / LIBRARY.name, base / "bin")
     return base
 
 
@@ -106,7 +108,8 @@ def test_python_runs_from_the_copy_alone(archives, stage, tmp_path, environment,
     found = shown(copy)
     assert all(name.startswith(f"{copy}/") for name in [*found["prefixes"], *found["modules"]])
     assert any("libpython" in name or "bin/python" in name for name in found["mapped"])
-    assert not any(name.startswith((f"{BASE}/", f"{base}/", f"{environment}/", f"{ROOT}/")) for name in found["mapped"])
+    elsewhere = (f"{LIBRARY}/", f"{BASE}/lib/libpython", f"{base}/", f"{environment}/", f"{ROOT}/")
+    assert not any(name.startswith(elsewhere) for name in found["mapped"])
     assert found["path"][0] == f"{copy}/code" and found["path"][1] == "/own" and str(ROOT) not in found["path"]
     assert git_revision(copy / "code") == git_revision(ROOT) and copy.stat().st_mode & 0o77 == 0
     process.stdin.close()

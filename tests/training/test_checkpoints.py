@@ -3,13 +3,12 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import subprocess
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import ROOT, rows, run, train
+from conftest import ROOT, SmallDisk, rows, run, train
 
 from benchmarks.faults import newest_step
 from common.errors import UserError
@@ -222,17 +221,13 @@ def test_models_of_the_same_kind_have_the_same_names():
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """A tmpfs of 1 MB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], check=True)
-    yield disk
-    subprocess.run(["umount", "-l", disk], check=True)
+def small_disk():
+    with SmallDisk("size=1m") as disk:
+        yield disk
 
 
 def test_a_disk_that_fills_keeps_the_checkpoint_before(small_disk, capfd):
-    checkpoints = Checkpoints(small_disk, RECIPE)
+    checkpoints = Checkpoints(small_disk.path, RECIPE)
     checkpoints.save(snapshot(1, 60_000), 0.1)
     assert checkpoints.wait()
     for step in (2, 3):
@@ -240,34 +235,34 @@ def test_a_disk_that_fills_keeps_the_checkpoint_before(small_disk, capfd):
         assert not checkpoints.wait()
         stderr = capfd.readouterr().err
         assert f"step-0000000{step} could not be written" in stderr and "newest checkpoint is step-00000001" in stderr
-        assert len(stderr.splitlines()) == 1 and names(small_disk) == ["step-00000001"]
-    assert read(small_disk / "step-00000001")[1]["progress"]["step"] == 1
+        assert len(stderr.splitlines()) == 1 and names(small_disk.path) == ["step-00000001"]
+    assert read(small_disk.path / "step-00000001")[1]["progress"]["step"] == 1
     checkpoints.save(snapshot(4, 60_000), 0.3)  # there is room again
-    assert checkpoints.wait() and names(small_disk) == ["step-00000001", "step-00000004"]
+    assert checkpoints.wait() and names(small_disk.path) == ["step-00000001", "step-00000004"]
 
 
 def test_training_on_a_full_disk_says_so_and_goes_on_when_there_is_room(small_disk):
-    subprocess.run(["mount", "-o", "remount,size=3m", small_disk], check=True)  # a checkpoint has 1.2 MB
+    small_disk.remount("size=3m")  # a checkpoint has 1.2 MB
     flags = ("--model=convnet", "--epochs=3", "--checkpoint_every=1", "--deterministic",
-             f"--output_dir={small_disk}/run")
+             f"--output_dir={small_disk.path}/run")
     done = run("python", 1, ROOT / "train.py", *flags)
     lines = [line for line in done.stderr.splitlines() if "train.py: " in line]
     about = [line for line in lines if "train.py: the checkpoint " in line]  # the report's own line may come before
     assert done.returncode == 1 and "could not be written" in about[0] and "the newest checkpoint is" in about[0]
     assert "No space left" in done.stderr or "free disk space" in lines[-1]
-    assert "Traceback" not in done.stderr and newest_step(small_disk / "run") >= 12
-    reached = newest_step(small_disk / "run")
-    subprocess.run(["mount", "-o", "remount,size=32m", small_disk], check=True)
+    assert "Traceback" not in done.stderr and newest_step(small_disk.path / "run") >= 12
+    reached = newest_step(small_disk.path / "run")
+    small_disk.remount("size=32m")
     done = train(*flags)
-    assert f"resumed after step {reached} of" in done.stderr and [row["epoch"] for row in rows(small_disk / "run")] == [
-        1, 2, 3]
+    assert f"resumed after step {reached} of" in done.stderr
+    assert [row["epoch"] for row in rows(small_disk.path / "run")] == [1, 2, 3]
 
 
 def test_a_disk_that_becomes_read_only(small_disk):
-    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
-    done = run("python", 1, ROOT / "train.py", "--model=convnet", f"--output_dir={small_disk}/run")
+    small_disk.remount("ro")
+    done = run("python", 1, ROOT / "train.py", "--model=convnet", f"--output_dir={small_disk.path}/run")
     assert done.returncode == 1 and "--output_dir" in done.stderr and len(done.stderr.splitlines()) == 1
-    checkpoints = Checkpoints(small_disk, RECIPE)
+    checkpoints = Checkpoints(small_disk.path, RECIPE)
     checkpoints.save(snapshot(1), 0.1)
     assert not checkpoints.wait()
 
