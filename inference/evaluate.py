@@ -3,9 +3,9 @@ import sys
 import time
 from pathlib import Path
 
-from common import files
 from data.dataset import Dataset
 from reporting.progress import validation_line
+from reporting.run_folder import SUMMARY, RunFolder
 from training import build
 from training.checkpoints import load_model
 from training.run import start_and_check_flags
@@ -37,5 +37,7 @@ def evaluate_checkpoint(settings: Settings, dataset: Dataset) -> dict:
             print(validation_line(summary), file=sys.stderr)
             if run.output_dir:
                 Path(run.output_dir).mkdir(parents=True, exist_ok=True)
-                files.write_json(Path(run.output_dir) / "summary.json", summary)
+                folder = RunFolder(run.output_dir)
+                folder.write(SUMMARY, summary)
+                folder.save_or_raise()
     return summary

@@ -10,7 +10,6 @@ import pytest
 from conftest import ROOT, environment, launcher, rows, run, train, worker_of
 
 from benchmarks.faults import newest_step, wait_for
-from common.files import read_rows
 
 FLAGS = ("--elastic", "--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none", "--batch_size=128",
          "--ema_decay=0.95", "--checkpoint_every=1")
@@ -107,11 +106,11 @@ def test_workers_that_do_not_divide_the_batch_have_its_mean(tmp_path):
     assert summary["world_size"] == 3 and (phase["micro_batch_size"], phase["accumulation_steps"]) == (32, 2)
     alone = tmp_path / "alone"
     train(*FLAGS[1:], *UNEVEN, "--epochs=1", f"--output_dir={alone}")
-    ours, theirs = (read_rows(folder / "steps.jsonl") for folder in (training.folder, alone))
+    ours, theirs = (rows(folder, "steps.jsonl") for folder in (training.folder, alone))
     assert len(ours) == len(theirs) == 11
     for one, other in zip(ours[:6], theirs[:6], strict=True):
         assert one["loss"] == pytest.approx(other["loss"], rel=3e-5) and one["top1"] == pytest.approx(other["top1"])
-    ours, theirs = (read_rows(folder / "trust_ratios.jsonl")[0]["layers"] for folder in (training.folder, alone))
+    ours, theirs = (rows(folder, "trust_ratios.jsonl")[0]["layers"] for folder in (training.folder, alone))
     for name, (_, gradient, _) in ours.items():  # of one step; rounding grows with each
         assert gradient == pytest.approx(theirs[name][1], rel=0.02), name
 

@@ -12,6 +12,7 @@ from mlperf_logging.compliance_checker import mlp_compliance
 from common.errors import UserError
 from reporting.mlperf_log import PREFIX, MLPerfLog
 from reporting.observer import Evaluation, RunInfo
+from reporting.run_folder import RunFolder
 from training import flags
 from training.plan import plan_for
 
@@ -50,7 +51,7 @@ def run_info(*given: str, steps: int = 0, evaluations: int = 0) -> RunInfo:
 
 def logged(log: Path, *top1s: float, given=CLOSED, before: int = 0) -> MLPerfLog:
     """An observer after evaluations with these accuracies. before: number of evaluations before the process."""
-    observer = MLPerfLog(log)
+    observer = MLPerfLog(RunFolder(log.parent), log)
     observer.start(run_info(*given, steps=45 * before, evaluations=before))
     for number, top1 in enumerate(top1s, before + 1):
         observer.step(None)

@@ -14,6 +14,7 @@ from benchmarks.faults import newest_step
 from common.errors import UserError
 from data.synthetic import synthetic_dataset
 from distributed.world import World
+from reporting.run_folder import RunFolder
 from training.checkpoints import Checkpoints, Damaged, intact, read
 from training.flags import parse
 from training.run import Training
@@ -294,7 +295,7 @@ def test_never_resuming_deletes_nothing_that_another_worker_goes_on_with(tmp_pat
     (tmp_path / "metrics.jsonl").write_text("{}")
     settings = parse(["train.py", "--resume=never", f"--output_dir={tmp_path}"])
     made = Training(settings, synthetic_dataset("synthetic:100"), World(), None, (None, None))
-    made._folder = tmp_path
+    made._folder = RunFolder(tmp_path)
     with contextlib.ExitStack() as held:
         made._open_folder(held, is_new)
     left = [(tmp_path / name).exists() for name in ("checkpoints/step-00000007", "metrics.jsonl")]

@@ -18,8 +18,10 @@ from common.errors import Stopped
 from common.files import locked
 from reporting.run_data import RunData
 from reporting.run_folder import RunFolder
+from reporting.run_log import RunLog
 from reporting.sweep import write_sweep
 from training import cached_run, sweep
+from training.state import Progress
 
 COMMON = ("--model=convnet", "--epochs=1", "--warmup=none")
 # A sweep whose runs are forks (warm.py), which start within a second.
@@ -100,8 +102,7 @@ def test_a_run_that_diverged_is_a_row(grid):
 def test_a_training_that_goes_on_after_it_diverged_has_no_summary(grid, tmp_path):
     copy = shutil.copytree(grid[0] / "learning_rate=1e12,batch_size=96,seed=1", tmp_path / "run")
     assert (copy / "summary.json").is_file()
-    progress = SimpleNamespace(evaluations=0, step=0)
-    RunFolder().start(SimpleNamespace(folder=copy, plan={}, flags_text="", progress=progress))
+    RunLog(RunFolder(copy)).start(SimpleNamespace(folder=copy, plan={"steps": 9}, flags_text="", progress=Progress()))
     assert not (copy / "summary.json").exists()
 
 
