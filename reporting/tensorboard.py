@@ -69,7 +69,8 @@ class TensorBoard(Observer):
         except (OSError, tf.errors.OpError) as error:
             self._events = None
             if not self._is_failing:
-                complain(f"warning: TensorBoard's events cannot be written: {one_line(error)[:200]}")
+                complain(f"warning: TensorBoard's events cannot be written: {one_line(error).partition(';')[0][:200]}; "
+                         "training continues, and they are written when that is possible")
             self._is_failing = True
 
     def _describe(self):

@@ -125,6 +125,24 @@ def test_a_resumed_run_drops_the_events_after_its_checkpoint(tmp_path):
     assert [event["value"] for event in events(log, "eval_accuracy")] == [0.3, 0.7] and not events(log, "run_stop")
 
 
+def test_a_log_that_ended_before_its_training_is_complete(tmp_path, capsys):
+    """The training goes on after the target, and is resumed."""
+    log = tmp_path / "log"
+    logged(log, 0.3, 0.76, 0.8)
+    complete = log.read_text()
+    for before in (2, 3):
+        logged(log, 0.9, before=before).end({})
+        assert log.read_text() == complete and not capsys.readouterr().err
+
+
+def test_the_accuracy_is_that_of_the_average(tmp_path):
+    observer = logged(tmp_path / "log")
+    for epoch, average in ((2, 0.7), (4, 0.76)):
+        observer.evaluation(Evaluation({"epoch": epoch, "val_top1": 0.8, "ema_val_top1": average}, {}, {}, None))
+    assert [event["value"] for event in events(tmp_path / "log", "eval_accuracy")] == [0.7, 0.76]
+    assert len(events(tmp_path / "log", "run_stop")) == 1
+
+
 def test_a_rollback_drops_events_too(tmp_path):
     observer = logged(tmp_path / "log", 0.3, 0.5)
     observer.rewind(SimpleNamespace(step=45, evaluations=1))

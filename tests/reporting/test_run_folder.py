@@ -1,11 +1,14 @@
 """The logs of a run after damage: what can be read is kept, what cannot is named, and training goes on."""
 import json
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from conftest import rows
 from run_files import row
 
+from common.files import in_memory
 from reporting.observer import Evaluation, Update
 from reporting.run_folder import LAYERS, METRICS, OUTCOMES, RUN, STEPS, SUMMARY, TIMES, RunFolder
 from reporting.run_log import RunLog
@@ -28,6 +31,13 @@ def evaluate(log: RunLog, *epochs: int) -> None:
         for step in range(4 * epoch - 4, 4 * epoch):
             log.step(Update(step, step / 4, 250, 0.1, 0.9, 2.0, 0.5, layers={} if step else LAYER))
         log.evaluation(Evaluation(row(epoch), LAYER, {"compute": 0.75, "data": 0.25}, None))
+
+
+@pytest.fixture
+def tmp_path(tmp_path):
+    """In memory if possible: a thousand damages write ten thousand files."""
+    with tempfile.TemporaryDirectory(dir=in_memory(10**6) or tmp_path) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

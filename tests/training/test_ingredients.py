@@ -5,6 +5,9 @@ import numpy as np
 import pytest
 from conftest import DIGITS, ROOT, printed_json, rows, run, train, weights
 
+from reporting.run_data import RunData
+from training.cached_run import Result
+
 MIXED = (DIGITS, "--epochs=3", "--batch_size=96", "--optimizer=sgd", "--learning_rate=0.01", "--warmup=none",
          "--ema_decay=0.9", "--mixup=0.4", "--cutmix=1", "--micro_batch_size=16")
 GROWING = (*MIXED, "--image_size=0:16,1:20,2:24", "--batch_norm_statistics=exact")
@@ -55,6 +58,32 @@ def test_the_average_is_evaluated_with_its_own_statistics(alone, tmp_path):
     for name in ("val_loss", "val_top1", "ema_val_loss", "ema_val_top1", "ema_val_top5"):
         assert again[name] == pytest.approx(summary[name], rel=1e-5) == pytest.approx(last[name], rel=1e-5)
     assert summary["ema_val_samples"] == 360 and summary["ema_val_loss"] != summary["val_loss"]
+
+
+def test_the_best_is_the_best_average(alone):
+    """Everywhere: summary, report, the link to the checkpoint, and a sweep's row."""
+    summary, found = json.loads((alone / "summary.json").read_text()), rows(alone)
+    best = max(found, key=lambda row: row["ema_val_top1"])
+    assert (summary["best_top1"], summary["best_epoch"]) == (best["ema_val_top1"], best["epoch"])
+    assert summary["best_top1"] != max(row["val_top1"] for row in found)
+    data, result = RunData.read(alone), Result.read(alone)
+    assert data.best == {"top1": best["ema_val_top1"], "epoch": best["epoch"]}
+    (alone / "summary.json").rename(alone / "away")
+    assert RunData.read(alone).best == data.best
+    (alone / "away").rename(alone / "summary.json")
+    assert (result.val_top1, result.ema_val_top1) == (found[-1]["val_top1"], found[-1]["ema_val_top1"])
+    assert (result.best_top1, result.best_epoch) == (best["ema_val_top1"], best["epoch"])
+
+
+def test_the_average_reaches_the_target(tmp_path):
+    """It lags behind the weights, which pass the target before."""
+    done = train("--model=convnet", "--warmup=none", "--epochs=12", "--optimizer=sgd", "--learning_rate=0.05",
+                 "--ema_decay=0.95", "--target_top1=0.6", "--stop_at_target", f"--output_dir={tmp_path}")
+    summary, found = printed_json(done), rows(tmp_path)
+    assert found[-1]["ema_val_top1"] >= 0.6 and all(row["ema_val_top1"] < 0.6 for row in found[:-1])
+    assert found[-2]["val_top1"] >= 0.6
+    assert (summary["epochs_to_target"], summary["best_epoch"]) == (found[-1]["epoch"],) * 2
+    assert (summary["seconds_to_target"], summary["best_top1"]) == (found[-1]["seconds"], found[-1]["ema_val_top1"])
 
 
 @pytest.mark.parametrize(("flags", "code", "message"), [

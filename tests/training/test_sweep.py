@@ -250,6 +250,13 @@ def test_the_page_shows_mean_and_spread(tmp_path):
     assert "batch size 64, single seeds: 60 % (learning rate 1)" in text
 
 
+def test_the_average_of_the_weights_ranks_the_runs(tmp_path):
+    found = [row(1, 64, 0, 0.9) | {"ema_val_top1": 0.5}, row(2, 64, 0, 0.6) | {"ema_val_top1": None}]
+    text = html.unescape(re.sub(r"<[^>]*>", " ", write_sweep(tmp_path, found, 2).read_text()))
+    assert "60.00%, is that of learning rate 2" in text and re.search(r"1\s+64\s+1\s+0\s+50.00 %", text)
+    assert "90.00" not in text.replace("91.00", "")
+
+
 def test_a_sweep_of_seeds_alone_has_a_table(tmp_path):
     found = [row(1, 64, seed, 0.5) | {"flags": {}} for seed in (0, 1)]
     page = write_sweep(tmp_path, found, 2).read_text()
