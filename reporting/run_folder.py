@@ -35,7 +35,7 @@ class Log:
 
     def save(self) -> None:
         """Writes the lines that the file lacks. Raises OSError; the file then is as before."""
-        if self._saved is None:
+        if self._saved is None or (self._saved and not self.path.exists()):
             files.write_atomically(self.path, "".join(self.lines))
         elif self._saved < len(self.lines):
             files.append(self.path, "".join(self.lines[self._saved:]))

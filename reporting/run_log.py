@@ -22,7 +22,8 @@ class RunLog(Observer):
         self._began, self._every = time.perf_counter() - run.progress.seconds, -(-run.plan["steps"] // STEP_ROWS)
         self._files.write(PLAN, run.plan)
         self._files.write(FLAGS, run.flags_text)
-        if self._files.read(SUMMARY).get("diverged", True):
+        summary = self._files.read(SUMMARY)
+        if not summary or summary.get("diverged"):  # or it is damaged
             (run.folder / SUMMARY).unlink(missing_ok=True)
         self.rewind(run.progress)
 

@@ -106,6 +106,17 @@ def test_damaged_json_is_named_and_skipped(tmp_path, capfd):
             assert capfd.readouterr().err.startswith(f"train.py: warning: {tmp_path}/{name} is damaged")
     started(tmp_path)
     assert not (tmp_path / SUMMARY).exists() and len(capfd.readouterr().err.splitlines()) == 1
+    (tmp_path / SUMMARY).write_text('{"val_top1": 0.5}')
+    started(tmp_path)
+    assert (tmp_path / SUMMARY).exists() and not capfd.readouterr().err
+
+
+def test_a_log_that_is_deleted_meanwhile_is_written_again(tmp_path):
+    log = started(tmp_path)
+    evaluate(log, 1, 2)
+    (tmp_path / METRICS).unlink()
+    evaluate(log, 3)
+    assert [row["epoch"] for row in rows(tmp_path)] == [1, 2, 3]
 
 
 def test_what_training_writes_at_the_moment_is_no_damage_to_a_reader(four, tmp_path, capfd):
