@@ -1,4 +1,5 @@
 """Writes plan, flags, logs and summary of a training to its folder."""
+import contextlib
 import time
 
 from common.errors import complain
@@ -20,6 +21,8 @@ class RunLog(Observer):
 
     def start(self, run: RunInfo) -> None:
         self._began, self._every = time.perf_counter() - run.progress.seconds, -(-run.plan["steps"] // STEP_ROWS)
+        with contextlib.suppress(OSError):
+            (run.folder / METRICS).touch()  # a training that ends before its first evaluation has no rows
         self._files.write(PLAN, run.plan)
         self._files.write(FLAGS, run.flags_text)
         summary = self._files.read(SUMMARY)
