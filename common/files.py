@@ -15,25 +15,39 @@ from common.errors import UserError
 MEMORY = "/dev/shm"
 
 
-def write_atomically(path, text: str, durable: bool = False) -> None:
+def write_atomically(path, content: str | bytes, durable: bool = False) -> None:
     """Writes a file atomically: writes a temporary file, then renames it.
 
     durable: calls fsync before the rename, so that after a power failure the file is either the old or the new one.
     """
     scratch = Path(f"{path}.part")
-    scratch.write_text(text)
-    if durable:
-        flush(scratch)
-    scratch.replace(path)
+    try:
+        scratch.write_bytes(content.encode() if isinstance(content, str) else content)
+        if durable:
+            flush(scratch)
+        scratch.replace(path)
+    except OSError:
+        scratch.unlink(missing_ok=True)
+        raise
+
+
+def append(path, text: str) -> None:
+    """Appends text to a file, or leaves the file as it was and raises OSError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        size, rest = os.fstat(descriptor).st_size, text.encode()
+        try:
+            while rest:
+                rest = rest[os.write(descriptor, rest):]
+        except OSError as error:
+            os.ftruncate(descriptor, size)
+            raise OSError(error.errno, error.strerror, str(path)) from None
+    finally:
+        os.close(descriptor)
 
 
 def write_json(path, content, durable: bool = False) -> None:
     write_atomically(path, as_json(content, indent=1) + "\n", durable)
-
-
-def read_rows(path: Path) -> list[dict]:
-    """Returns the rows of a complete log with one JSON object per line, or none if there is no such file."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
 def as_json(content, indent=None) -> str:

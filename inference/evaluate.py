@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from common import files
 from common.errors import complain
 from data.dataset import Dataset
 from distributed.world import World
 from reporting.progress import validation_line
+from reporting.run_folder import SUMMARY, RunFolder
 from training import build
 from training.batch_norm import ExactStatistics
 from training.checkpoints import has_statistics, load_model
@@ -45,7 +45,9 @@ def evaluate_checkpoint(settings: Settings, dataset: Dataset) -> dict:
             print(validation_line(summary), file=sys.stderr)
             if run.output_dir:
                 Path(run.output_dir).mkdir(parents=True, exist_ok=True)
-                files.write_json(Path(run.output_dir) / "summary.json", summary)
+                folder = RunFolder(run.output_dir)
+                folder.write(SUMMARY, summary)
+                folder.save_or_raise()
     return summary
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from common.errors import UserError
 from launch.first_hour_probe import MARK
+from reporting.run_folder import METRICS, PLAN, SUMMARY, TIMES, RunFolder
 
 ROOT = Path(__file__).parents[1]
 LARGE_MEMORY = 30.0  # GiB; ResNet-50 in mixed precision fits 256 images per step
@@ -242,7 +243,7 @@ def exchange(machine, folder: Path) -> Step:
                        f"--precision={machine.precision}", f"--batch_size={batch}",
                        f"--micro_batch_size={machine.micro_batch}", "--epochs=3", "--checkpoint_every=1000",
                        "--resume=never", f"--output_dir={run}", *flags)
-        written = timeline if "timeline" in kind else run / "summary.json"
+        written = timeline if "timeline" in kind else run / SUMMARY
         rows.append(Command({"exchange": kind, "workers": workers, "precision": machine.precision,
                              "micro_batch_size": machine.micro_batch}, words, 150,
                             lambda output, run=run, written=written: exchanged(run, written), skip_reason))
@@ -256,8 +257,9 @@ def exchanged(run: Path, written: Path) -> dict:
     """
     if not written.is_file() or not written.stat().st_size:
         raise UserError(f"{written} is missing or empty")
-    rate, times = (json.loads((run / name).read_text().splitlines()[-1]) for name in ("metrics.jsonl", "times.jsonl"))
-    took, waits = json.loads((run / "plan.json").read_text())["exchange"], times.get("exchange")
+    folder = RunFolder(run, reader="launch.first_hour")
+    [*_, rate], [*_, times] = folder.rows(METRICS), folder.rows(TIMES)
+    took, waits = folder.read(PLAN)["exchange"], times.get("exchange")
     return {"images_per_second": rate["images_per_second"],
             "waits for the exchange": "not measured" if waits is None else f"{waits:.1%}",
             "runs as": f"{took['allreduce']} {took['by'] or ''}".strip()}

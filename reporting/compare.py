@@ -5,7 +5,7 @@ import html
 from reporting import charts, heat_map
 from reporting.charts import Line, number, percent
 from reporting.page import details, duration, over_epochs_and_time, page, table
-from reporting.run_data import RunData, first_row_at, same
+from reporting.run_data import RunData, first_row_at, same, top1_of
 from reporting.run_page import trust_ratios
 from reporting.run_text import tidy
 
@@ -47,8 +47,8 @@ def comparison(runs: list[RunData], target: float | None = None) -> str:
 
 def sentence(names: list[str], runs: list[RunData]) -> str:
     """Returns which run is the most accurate."""
-    scored = [(run.result["val_top1"], name) for name, run in zip(names, runs, strict=True)
-              if run.result.get("val_top1") is not None]
+    scored = [(top1_of(run.result), name) for name, run in zip(names, runs, strict=True)
+              if top1_of(run.result) is not None]
     if not scored:
         return "No run has been evaluated yet."
     top1, name = max(scored)
@@ -67,7 +67,7 @@ def result(name: str, run: RunData, target: float | None = None) -> dict:
     average = {"top-1 of the average": part(now["ema_val_top1"])} if "ema_val_top1" in now else {}
     return {
         "run": name, "state": state, "last top-1": part(now.get("val_top1")), "top-5": part(now.get("val_top5")),
-        "peak top-1": part(best and best["val_top1"]), "peak epoch": best["epoch"] if best else ""} | reached(
+        "peak top-1": part(best and best["top1"]), "peak epoch": best["epoch"] if best else ""} | reached(
             run, target) | {"loss": number(now.get("val_loss")) if run.rows else ""} | average | {
         "epochs": f"{number(run.epoch)} of {number(run.epochs)}", "workers": run.workers or "",
         "batch size": now.get("global_batch_size") or now.get("batch_size") or "",

@@ -4,6 +4,7 @@ An event is a line of JSON. The package has a writer, too, but it needs pandas a
 whole process shares and names the line of code that logs. So this file writes the lines, and the tests check them with
 the package.
 """
+import errno
 import json
 import time
 from pathlib import Path
@@ -11,8 +12,10 @@ from pathlib import Path
 import psutil
 
 from common.errors import UserError, complain
-from common.files import as_json, write_atomically
+from common.files import as_json
 from reporting.observer import Evaluation, Observer, RunInfo, Update
+from reporting.run_data import top1_of
+from reporting.run_folder import RunFolder
 
 PREFIX = ":::MLLOG "
 TARGET_TOP1 = 0.759  # of MLPerf's ResNet-50, which its checker demands in the closed division
@@ -24,11 +27,11 @@ class MLPerfLog(Observer):
 
     The events of an evaluation, and of the training before it, are written after it, with their times. A resumed run
     and a rollback remove those after their checkpoint and go on. Times are wall-clock times, so they include the time
-    between two processes.
+    between two processes. files: keeps what cannot be written, as on a full disk.
     """
 
-    def __init__(self, path):
-        self._path = Path(path)
+    def __init__(self, files: RunFolder, path):
+        self._files, self._path = files, Path(path).absolute()
 
     def start(self, run: RunInfo) -> None:
         self._trained_until, self._is_over = now(), False
@@ -39,32 +42,34 @@ class MLPerfLog(Observer):
             raise UserError(f"--mlperf_log: MLPerf has rules for the optimizers lars and sgd, not for {name}; remove "
                             "the flag")
         try:
+            self._log = self._files.log(self._path)
             if run.progress.step:
                 self.rewind(run.progress)
             else:
                 self._began, self._epochs = self._trained_until, 0
-                write_atomically(self._path, "".join(beginning(run, self._began)))
+                self._log.keep(beginning(run, self._began))
+            self._log.save()
         except OSError as error:
-            raise UserError(f"--mlperf_log: {self._path} cannot be written: {error.strerror}") from None
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise UserError(f"--mlperf_log: {self._path} cannot be written: {error.strerror}") from None
 
     def rewind(self, progress) -> None:
-        """Removes the events after the last evaluation of this progress. The last line may be incomplete.
+        """Removes the events after the last evaluation of this progress. Lines that cannot be read are left out.
 
-        A run_stop that followed this evaluation stays if it was a success; otherwise the run goes on.
+        A run_stop that followed this evaluation, or one before, stays if it was a success; otherwise the run goes on.
         """
-        text = self._path.read_text() if self._path.exists() else ""
-        lines = [line for line in text.splitlines(keepends=True) if line.startswith(PREFIX) and line.endswith("\n")]
-        events = [json.loads(line.removeprefix(PREFIX)) for line in lines]
+        lines = [line for line in self._log.lines if parsed(line)]
+        events = [parsed(line) for line in lines]
         starts = [number for number, event in enumerate(events) if event["key"] in ("run_start", "eval_stop")]
-        if len(starts) <= progress.evaluations:
+        end = starts[:progress.evaluations + 1][-1] + 1 if starts else 0
+        self._is_over = any(event["metadata"].get("status") == "success" for event in events[end:end + 1])
+        if len(starts) <= progress.evaluations and not (self._is_over and events[starts[0]]["key"] == "run_start"):
             complain(f"warning: --mlperf_log: {self._path} lacks the start of this run; nothing is added to it")
             self._is_over = True
             return
-        end = starts[progress.evaluations] + 1
-        self._is_over = any(event["metadata"].get("status") == "success" for event in events[end:end + 1])
         last = events[end - 1]
         self._began, self._epochs = last["time_ms"], last["metadata"].get("epoch_num", 0)
-        write_atomically(self._path, "".join(lines[:end + self._is_over]))
+        self._log.keep(lines[:end + self._is_over])
 
     def step(self, update: Update) -> None:
         self._trained_until = now()
@@ -72,7 +77,7 @@ class MLPerfLog(Observer):
     def evaluation(self, evaluation: Evaluation) -> None:
         if self._is_over:
             return
-        epochs, top1, trained, end = evaluation.row["epoch"], evaluation.row["val_top1"], self._trained_until, now()
+        epochs, top1, trained, end = evaluation.row["epoch"], top1_of(evaluation.row), self._trained_until, now()
         first = {"first_epoch_num": self._epochs + 1}
         self._write(
             event("block_start", None, self._began, **first, epoch_count=epochs - self._epochs),
@@ -93,8 +98,16 @@ class MLPerfLog(Observer):
         self._is_over = True
 
     def _write(self, *lines):
-        with open(self._path, "a") as file:
-            file.writelines(lines)
+        self._log.lines.extend(lines)
+        self._files.save()
+
+
+def parsed(line: str) -> dict | None:
+    """Returns the event in a line, or None if it is another line, or incomplete."""
+    try:
+        return json.loads(line.removeprefix(PREFIX)) if line.startswith(PREFIX) and line.endswith("\n") else None
+    except ValueError:
+        return None
 
 
 def beginning(run: RunInfo, ready: int) -> list[str]:

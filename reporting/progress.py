@@ -9,11 +9,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
-from common.files import read_rows
 from common.startup import on_terminal, startup
 from reporting.observer import Evaluation, Observer, RunInfo, Update
+from reporting.run_data import top1_of
 
 REDRAWN_EVERY = 0.5  # seconds
 KEPT = 0.95  # weight of the past in the averages, per step
@@ -122,7 +121,7 @@ class ProgressDisplay(Observer):
     def rewind(self, progress) -> None:
         self._samples, self._pace = progress.samples, Pace()
         self._averages = {name: Average() for name in ("loss", "top1", "data")}
-        self._best = best_top1(self._run.folder / "metrics.jsonl")
+        self._best = progress.best and progress.best["top1"]
 
     def step(self, update: Update) -> None:
         startup.end()
@@ -163,7 +162,7 @@ class ProgressDisplay(Observer):
         startup.end()
         self._pace.pause()
         row = evaluation.row
-        self._best = best(self._best, row)
+        self._best = max(self._best or 0.0, top1_of(row))
         print(self._line(row, evaluation.breakdown), file=sys.stderr, flush=True)
 
     def _line(self, row, breakdown) -> str:
@@ -217,19 +216,6 @@ def duration(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-
-
-def best(so_far: float | None, row: dict) -> float:
-    """Returns the best validation top-1, of the weights' moving average if there is one."""
-    return max(so_far or 0.0, row.get("ema_val_top1", row["val_top1"]))
-
-
-def best_top1(metrics: Path) -> float | None:
-    """Returns the best validation top-1 in metrics.jsonl, or None if it has no rows."""
-    found = None
-    for row in read_rows(metrics):
-        found = best(found, row)
-    return found
 
 
 def validation_line(summary: dict) -> str:

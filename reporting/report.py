@@ -14,6 +14,7 @@ from common.files import write_atomically
 from common.flags import flag
 from reporting.compare import comparison
 from reporting.run_data import RunData
+from reporting.run_folder import PAGE
 from reporting.run_page import report
 
 
@@ -44,7 +45,7 @@ def main(argv) -> int:
         if values.target_top1 is not None and len(folders) == 1:
             raise UsageError("--target_top1 compares runs; give the folders of several")
         runs = [RunData.read(folder) for folder in folders]
-        default = "report.html" if len(runs) > 1 else runs[0].folder / "report.html"
+        default = PAGE if len(runs) > 1 else runs[0].folder / PAGE
         path = Path(values.output or default).absolute()
         if not path.parent.is_dir():
             raise UserError(f"--output: the folder of {path} does not exist; create it first")

@@ -5,6 +5,7 @@ page, so that neither Python's global lock nor a crash can disturb the training.
 is dropped when a newer one is due.
 """
 import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -15,16 +16,15 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import complain, one_line
-from common.files import write_json
 from data.formats import FORMATS
 from reporting.about import ROOT, about
 from reporting.observer import Evaluation, Observer, RunInfo, Update
 from reporting.outcomes import summarized
+from reporting.run_folder import OUTCOMES, PAGE, RUN, SAMPLES, RunFolder
 
-PAGE = "report.html"
 LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HOROVOD_", "SLURM_")  # the process that draws is no rank
 PATIENCE = 60  # seconds for drawing
-SAMPLES, COLUMNS = 16, 8  # training images in samples.jpg, and those in a row
+PICTURES, COLUMNS = 16, 8  # training images in samples.jpg, and those in a row
 SMALL, LARGE = 64, 128  # pixels; images in samples.jpg are at least and at most so wide
 
 
@@ -35,8 +35,8 @@ class ReportWriter(Observer):
     given size in pixels; or None.
     """
 
-    def __init__(self, training_images: Callable[[int, int], np.ndarray] | None = None):
-        self._training_images, self._thread = training_images, ThreadPoolExecutor(1, "report")
+    def __init__(self, files: RunFolder, training_images: Callable[[int, int], np.ndarray] | None = None):
+        self._files, self._training_images, self._thread = files, training_images, ThreadPoolExecutor(1, "report")
         self._waiting, self._about, self._problem, self._is_drawn = Future(), {}, None, False
 
     def start(self, run: RunInfo) -> None:
@@ -68,7 +68,7 @@ class ReportWriter(Observer):
             self._thread.submit(self._guarded, self._record_stop, one_line(problem) or type(problem).__name__)
         self._thread.shutdown()
         if self._is_drawn and not problem:
-            print(f"report: {self._run.folder / PAGE}", file=sys.stderr)
+            print(f"report: {self._files.path / PAGE}", file=sys.stderr)
 
     def _guarded(self, action, *arguments) -> None:
         """Runs an action on the thread. A failure is a line on standard error, and the next one only if it differs."""
@@ -82,29 +82,29 @@ class ReportWriter(Observer):
 
     def _begin(self):
         self._about = about(self._run)
-        write_json(self._run.folder / "run.json", self._about)
+        self._files.write(RUN, self._about)
         self._draw()
 
     def _sample(self, images):
-        path = self._run.folder / "samples.jpg"
-        if not path.exists():  # a resumed run has them
+        if not (self._files.path / SAMPLES).exists():  # a resumed run has them
             with contextlib.suppress(Exception):  # the training reports what is wrong with its data
-                write_samples(path, images(SAMPLES, LARGE))
+                self._files.write(SAMPLES, picture(images(PICTURES, LARGE)))
 
     def _record(self, evaluation: Evaluation):
         epoch, dataset = evaluation.row["epoch"], self._run.dataset
         if dataset.format in FORMATS:  # synthetic data has no classes to confuse
-            write_json(self._run.folder / "outcomes.json", summarized(evaluation.outcomes, dataset, epoch))
+            self._files.write(OUTCOMES, summarized(evaluation.outcomes, dataset, epoch))
         if epoch < self._run.plan["epochs"]:  # the end follows, and draws
             self._draw()
 
     def _record_stop(self, reason: str):
-        write_json(self._run.folder / "run.json", self._about | {"stopped": reason})
+        self._files.write(RUN, self._about | {"stopped": reason})
         self._draw()
 
     def _draw(self):
         self._is_drawn = False
-        draw(self._run.folder)
+        self._files.save()
+        draw(self._files.path)
         self._is_drawn = True
 
 
@@ -122,14 +122,16 @@ def draw(folder: Path) -> None:
         raise OSError((done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1])
 
 
-def write_samples(path: Path, images: np.ndarray) -> None:
-    """Writes images as one picture. images: uint8 (number, height, width, 3)."""
+def picture(images: np.ndarray) -> bytes:
+    """Returns images as one JPEG. images: uint8 (number, height, width, 3)."""
     from PIL import Image
 
     side = images.shape[1]
     shown = max(side * (SMALL // side), SMALL) if side < SMALL else min(side, LARGE)
-    picture = Image.new("RGB", (COLUMNS * shown, -(-len(images) // COLUMNS) * shown))
+    joined = Image.new("RGB", (COLUMNS * shown, -(-len(images) // COLUMNS) * shown))
     for number, image in enumerate(images):
         small = Image.fromarray(image).resize((shown, shown), Image.NEAREST if side < SMALL else Image.BILINEAR)
-        picture.paste(small, (number % COLUMNS * shown, number // COLUMNS * shown))
-    picture.save(path, "JPEG", quality=88)
+        joined.paste(small, (number % COLUMNS * shown, number // COLUMNS * shown))
+    saved = io.BytesIO()
+    joined.save(saved, "JPEG", quality=88)
+    return saved.getvalue()

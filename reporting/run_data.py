@@ -1,11 +1,11 @@
 """Reads a run's folder for the report. The run may be in progress, or of an earlier version that wrote fewer files."""
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from common.errors import UserError
 from optim.schedules import Piecewise
+from reporting.run_folder import FLAGS, LAYERS, METRICS, OUTCOMES, PLAN, RUN, STEPS, SUMMARY, TIMES, RunFolder
 
 
 @dataclass(frozen=True)
@@ -31,17 +31,16 @@ class RunData:
 
     @classmethod
     def read(cls, folder) -> "RunData":
-        """Raises UserError if the folder is not that of a run."""
+        """Names what is damaged on standard error and skips it. Raises UserError if the folder is not that of a run."""
         folder = Path(folder).absolute()
-        if not (folder / "plan.json").is_file():
-            raise UserError(f"{folder} is not the folder of a run: it contains no plan.json")
-        text = (folder / "flags.txt").read_text() if (folder / "flags.txt").is_file() else ""
-        rows, times, layers, steps = (_rows(folder / f"{name}.jsonl")
-                                      for name in ("metrics", "times", "trust_ratios", "steps"))
-        ending = _json(folder / "summary.json") or None
+        if not (folder / PLAN).is_file():
+            raise UserError(f"{folder} is not the folder of a run: it contains no {PLAN}")
+        files = RunFolder(folder, reader="reporting.report")
+        plan, text = files.read(PLAN, required=True), "".join(files.log(FLAGS).lines)
+        ending = files.read(SUMMARY) or None
         ends = (None, ending) if ending and ending.get("diverged") else (ending, None)
-        return cls(folder, _json(folder / "plan.json"), text, rows, times, layers, steps, _json(folder / "run.json"),
-                   _json(folder / "outcomes.json"), *ends)
+        return cls(folder, plan, text, files.rows(METRICS), files.rows(TIMES), files.rows(LAYERS), files.rows(STEPS),
+                   files.read(RUN), files.read(OUTCOMES), *ends)
 
     @cached_property
     def flags(self) -> dict[str, str]:
@@ -74,8 +73,13 @@ class RunData:
 
     @property
     def best(self) -> dict | None:
-        """The row with the highest validation top-1."""
-        return best_row(self.rows)
+        """The highest validation top-1 (see top1_of) and its epoch: top1, epoch. None before the first evaluation."""
+        ending = self.summary or self.divergence or {}
+        if ending.get("best_top1") is not None:  # also if rows were lost
+            return {"top1": ending["best_top1"], "epoch": ending["best_epoch"]}
+        scored = [row for row in self.rows if top1_of(row) is not None]
+        row = max(scored, key=top1_of, default=None)
+        return row and {"top1": top1_of(row), "epoch": row["epoch"]}
 
     @property
     def workers(self) -> int | None:
@@ -88,15 +92,19 @@ class RunData:
                 if name in self.flags and name != "data_dir" and not same(value, self.flags[name])}
 
 
-def best_row(rows: list[dict]) -> dict | None:
-    """Returns the row of metrics.jsonl with the highest validation top-1, or None if no row has one."""
-    scored = [row for row in rows if row.get("val_top1") is not None]
-    return max(scored, key=lambda row: row["val_top1"], default=None)
+def top1_of(row: dict) -> float | None:
+    """Returns the validation top-1 that counts for the best, a target and a ranking, or None if there is none.
+
+    It is that of the average of the weights if there is an average, otherwise that of the weights. row: of
+    metrics.jsonl or sweep.json, or the content of summary.json.
+    """
+    average = row.get("ema_val_top1")
+    return row.get("val_top1") if average is None else average
 
 
 def first_row_at(rows: list[dict], target_top1: float) -> dict | None:
     """Returns the first row of metrics.jsonl whose validation top-1 reaches the target, or None."""
-    return next((row for row in rows if (row.get("val_top1") or 0) >= target_top1), None)
+    return next((row for row in rows if (top1_of(row) or 0) >= target_top1), None)
 
 
 def flags_in(text: str) -> dict[str, str]:
@@ -124,25 +132,3 @@ def _meaning(value):
     except ValueError:
         items = text.split(",")
         return [_meaning(item) for item in items] if len(items) > 1 else text
-
-
-def _json(path: Path) -> dict:
-    if not path.is_file():
-        return {}
-    try:
-        return json.loads(path.read_text())
-    except ValueError:
-        raise UserError(f"{path} is damaged: it is not JSON") from None
-
-
-def _rows(path: Path) -> list[dict]:
-    """Returns the rows of a log. Training may be writing the last line, which is then left out."""
-    lines = path.read_text().splitlines() if path.is_file() else []
-    rows = []
-    for place, line in enumerate(lines):
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            if place < len(lines) - 1:
-                raise UserError(f"{path} is damaged: line {place + 1} is not JSON") from None
-    return rows

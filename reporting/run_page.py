@@ -15,8 +15,8 @@ from reporting import charts, heat_map, run_text
 from reporting.charts import Line, number, percent
 from reporting.page import details, duration, facts, over_epochs_and_time, page, plural, table, tiles
 from reporting.run_data import RunData
+from reporting.run_folder import PAGE, SAMPLES
 
-PAGE = "report.html"
 TIMES = {"compute": "computing", "data": "waiting for data", "exchange": "exchanging gradients"}
 ACCURACIES = {"train_top1": "train top-1", "val_top1": "validation top-1", "val_top5": "validation top-5",
               "ema_val_top1": "average of the weights, top-1", "ema_val_top5": "average of the weights, top-5"}
@@ -62,7 +62,7 @@ def figures(run: RunData) -> str:
              "top-1 of the average": now.get("ema_val_top1")}
     shown = {name: f"{value:.2%}" for name, value in shown.items() if value is not None}
     if best:
-        shown[f"best top-1, epoch {number(best['epoch'])}"] = f"{best['val_top1']:.2%}"
+        shown[f"best top-1, epoch {number(best['epoch'])}"] = f"{best['top1']:.2%}"
     if run.rows or run.summary:
         shown["validation loss"] = number(now.get("val_loss"))
     if now.get("images_per_second") is not None:
@@ -198,7 +198,7 @@ def worst(made: dict) -> list[str]:
 
 def samples(run: RunData) -> list[str]:
     """Returns some training images as the model sees them."""
-    picture = run.folder / "samples.jpg"
+    picture = run.folder / SAMPLES
     if not picture.is_file():
         return []
     encoded = base64.b64encode(picture.read_bytes()).decode()

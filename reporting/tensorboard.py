@@ -2,10 +2,12 @@
 
 The events are made from the files of the run's folder, so that a resumed run and a rollback rewrite them.
 """
+import contextlib
 import math
 
-from common.files import read_rows
+from common.errors import complain, one_line
 from reporting.observer import Evaluation, Observer, RunInfo, Update
+from reporting.run_folder import AUGMENTATIONS, LAYERS, METRICS, TENSORBOARD, TIMES, RunFolder
 
 TAGS = {  # column of metrics.jsonl -> name in TensorBoard
     "train_loss": "loss/train", "val_loss": "loss/validation", "ema_val_loss": "loss/ema",
@@ -13,41 +15,69 @@ TAGS = {  # column of metrics.jsonl -> name in TensorBoard
     "val_top5": "top5/validation", "ema_val_top5": "top5/ema",
     "learning_rate": "schedule/learning_rate", "momentum": "schedule/momentum", "batch_size": "schedule/batch_size",
     "images_per_second": "throughput/images_per_second", "seconds": "throughput/seconds", "epoch": "throughput/epochs"}
-LAYERS = ("weight_norm", "gradient_norm", "trust_ratio")
+KINDS = ("weight_norm", "gradient_norm", "trust_ratio")
+EVENTS = "events.out.tfevents.*"
 
 
 class TensorBoard(Observer):
-    """Writes FOLDER/tensorboard. Has to come after RunFolder, whose files it reads."""
+    """Writes FOLDER/tensorboard. Has to come after RunLog, whose rows it reads.
+
+    If the events cannot be written, as on a full disk, one line says so. They are written again, from the rows, after
+    the next evaluation or at the end.
+    """
+
+    def __init__(self, files: RunFolder):
+        self._files, self._events, self._is_failing = files, None, False
 
     def start(self, run: RunInfo) -> None:
-        self._run, self._events = run, None
-        self.rewind(run.progress)
+        self._run = run
+        self._rewrite()
 
     def rewind(self, progress) -> None:
+        self._rewrite()
+
+    def _rewrite(self) -> None:
         """Rewrites the events. Keeps profiles."""
         import tensorflow as tf
 
-        self.close()
-        folder = self._run.folder / "tensorboard"
-        for leftover in folder.glob("events.out.tfevents.*"):
-            leftover.unlink()
-        self._events = tf.summary.create_file_writer(str(folder))
-        self._describe()
-        rows, times, layers = (read_rows(self._run.folder / f"{name}.jsonl")
-                               for name in ("metrics", "times", "trust_ratios"))
-        for row in rows:
-            self._row(row)
-        for row, breakdown in zip(rows, times, strict=False):  # a run of an earlier version has none
-            self._breakdown(row["samples"], breakdown)
-        for samples, row in zip([0, *(row["samples"] for row in rows)], layers, strict=False):
-            self._layers(samples, row["layers"])
-        self._events.flush()
+        self._close()
+        folder = self._files.path / TENSORBOARD
+        leftovers = [*folder.glob(EVENTS)]
+        with self._complaining():
+            self._events = tf.summary.create_file_writer(str(folder))
+            self._describe()
+            for row in self._files.rows(METRICS):
+                self._row(row)
+            for row in self._files.rows(TIMES):
+                self._breakdown(row.get("samples"), row)
+            for row in self._files.rows(LAYERS):
+                self._layers(row.get("samples"), row["layers"])
+            self._events.flush()
+            for leftover in leftovers:
+                leftover.unlink()
+            self._is_failing = False
+        for unfinished in () if self._events else {*folder.glob(EVENTS)} - {*leftovers}:
+            unfinished.unlink()
+
+    @contextlib.contextmanager
+    def _complaining(self):
+        """Context manager for writing events. After a failure, there is no open file of events."""
+        import tensorflow as tf
+
+        try:
+            yield
+        except (OSError, tf.errors.OpError) as error:
+            self._events = None
+            if not self._is_failing:
+                complain(f"warning: TensorBoard's events cannot be written: {one_line(error).partition(';')[0][:200]}; "
+                         "training continues, and they are written when that is possible")
+            self._is_failing = True
 
     def _describe(self):
         """Writes the flags, the plan and the augmented images."""
         import tensorflow as tf
 
-        run, images = self._run, self._run.folder / "augmentations.png"
+        run, images = self._run, self._files.path / AUGMENTATIONS
         with self._events.as_default(step=0):
             tf.summary.text("flags", markdown([{"flag": f"--{name}", "value": value} for name, value in
                                                run.flags.items() if value not in (None, [])]))
@@ -59,36 +89,52 @@ class TensorBoard(Observer):
 
     def step(self, update: Update) -> None:
         """Logs the layers of the first update."""
-        self._layers(0, update.layers)
+        if update.layers and self._events:
+            with self._complaining():
+                self._layers(0, update.layers)
 
     def evaluation(self, evaluation: Evaluation) -> None:
+        if not self._events:
+            self._rewrite()
+            return
         samples = evaluation.row["samples"]
-        self._row(evaluation.row)
-        self._breakdown(samples, evaluation.breakdown)
-        self._layers(samples, evaluation.layers)
-        self._events.flush()
+        with self._complaining():
+            self._row(evaluation.row)
+            self._breakdown(samples, evaluation.breakdown)
+            self._layers(samples, evaluation.layers)
+            self._events.flush()
 
     def _row(self, row):
         self._scalars(row["samples"], {TAGS.get(name, f"other/{name}"): value for name, value in row.items()
                                        if name != "samples"})
 
     def _breakdown(self, samples, breakdown):
-        self._scalars(samples, {f"time/{name}": fraction for name, fraction in breakdown.items() if name != "epoch"})
+        self._scalars(samples, {f"time/{name}": fraction for name, fraction in breakdown.items()
+                                if name not in ("epoch", "samples")})
 
     def _layers(self, samples, layers):
         self._scalars(samples, {f"{kind}/{layer}": value for layer, values in layers.items()
-                                for kind, value in zip(LAYERS, values, strict=True)})
+                                for kind, value in zip(KINDS, values, strict=True)})
 
     def _scalars(self, samples, values):
         import tensorflow as tf
 
+        if samples is None:  # a row of an earlier version
+            return
         with self._events.as_default(step=samples):
             for name, value in values.items():
                 tf.summary.scalar(name, math.nan if value is None else value)
 
     def close(self) -> None:
+        if self._is_failing:
+            self._rewrite()
+        self._close()
+
+    def _close(self):
         if self._events:
-            self._events.close()
+            with self._complaining():
+                self._events.close()
+        self._events = None
 
 
 def markdown(rows: list[dict]) -> str:

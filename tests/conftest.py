@@ -198,9 +198,9 @@ def printed_json(done: subprocess.CompletedProcess):
     return json.loads(lines[0])
 
 
-def rows(folder) -> list[dict]:
-    """A run's metrics.jsonl."""
-    return [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+def rows(folder, name: str = "metrics.jsonl") -> list[dict]:
+    """The rows of a run's log."""
+    return [json.loads(line) for line in (Path(folder) / name).read_text().splitlines()]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from common.errors import ExitCode, Stopped, UserError
 from distributed.launcher import end_with_parent
-from reporting.run_data import RunData
+from reporting.run_folder import SUMMARY, RunFolder
 from training.stopping import SIGNALS
 
 TRAIN = Path(__file__).parents[1] / "train.py"
@@ -20,11 +20,13 @@ class Result:
     """The result of a run that has ended.
 
     val_top1: after the last epoch. If training diverged, the weights are of no use, and it is the accuracy of guessing,
-    1 / classes. best_top1: the highest of all evaluations, and best_epoch its epoch. diverged_at: step and epoch at
-    which training diverged, or None. seconds: duration of the training.
+    1 / classes. ema_val_top1: that of the average of the weights, or None if there is none. best_top1: the highest of
+    all evaluations, of the average if there is one, and best_epoch its epoch. diverged_at: step and epoch at which
+    training diverged, or None. seconds: duration of the training.
     """
 
     val_top1: float
+    ema_val_top1: float | None
     best_top1: float
     best_epoch: float | None
     seconds: float
@@ -33,13 +35,12 @@ class Result:
     @classmethod
     def read(cls, folder: Path) -> "Result | None":
         """Returns the result of the run in a folder, or None if there is no run or it has not ended."""
-        if not (folder / "summary.json").is_file():
+        ending = RunFolder(folder, reader="training.sweep").read(SUMMARY)
+        if not ending:
             return None
-        run = RunData.read(folder)
-        ending = run.summary or run.divergence
-        top1 = ending["val_top1"] if run.summary else 1 / ending["classes"]
-        best = run.best or {"val_top1": top1, "epoch": None}
-        return cls(top1, best["val_top1"], best["epoch"], ending["seconds"], ending.get("diverged_at"))
+        top1 = 1 / ending["classes"] if ending.get("diverged") else ending["val_top1"]
+        return cls(top1, ending.get("ema_val_top1"), ending.get("best_top1", top1), ending.get("best_epoch"),
+                   ending["seconds"], ending.get("diverged_at"))
 
 
 def train_once(folder: Path, words: Sequence[str]) -> Result:

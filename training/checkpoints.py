@@ -9,7 +9,7 @@ import dataclasses
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from common.errors import UserError, complain, one_line
 from common.files import flush, write_atomically
 from common.flags import defaults
 from reporting.run_data import same
+from reporting.run_folder import CHECKPOINTS
 from training.settings import Recipe
 from training.state import Progress, Snapshot, named
 
@@ -38,11 +39,12 @@ class Damaged(Exception):
 class Checkpoints:
     """The checkpoints of a run, on the rank that writes them.
 
-    recipe: value of each flag that identifies the training. A checkpoint with another recipe is refused.
+    recipe: value of each flag that identifies the training. A checkpoint with another recipe is refused. flush: writes
+    the rows that a checkpoint counts to disk, and is called before it is written.
     """
 
-    def __init__(self, folder: Path, recipe: dict):
-        self._folder, self._recipe = folder, recipe
+    def __init__(self, folder: Path, recipe: dict, flush: Callable[[], None] = lambda: None):
+        self._folder, self._recipe, self._flush = folder, recipe, flush
         self._writer, self._writing = ThreadPoolExecutor(max_workers=1), None
         listed = _listed(folder)
         self.newest = listed[0] if listed else None
@@ -107,6 +109,7 @@ class Checkpoints:
     def _write(self, snapshot, epoch, top1) -> bool:
         path = self._path(snapshot.progress.step)
         try:
+            self._flush()
             write(path, snapshot, {"meaning": MEANING, "recipe": self._recipe, "epoch": epoch, "top1": top1})
             self._top1[path.name] = top1
             self.newest = path
@@ -178,7 +181,7 @@ def intact(path: Path) -> Iterator[tuple[Path, dict, dict]]:
 
     path: a run's folder, its checkpoints/, or one checkpoint in it.
     """
-    within = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    within = path / CHECKPOINTS if (path / CHECKPOINTS).is_dir() else path
     for candidate in [path] if (path / "variables.index").exists() else _listed(within):
         try:
             yield candidate, *read(candidate)

@@ -13,6 +13,7 @@ from common.errors import UsageError, UserError
 from data import named
 from distributed.launcher import ELASTIC
 from optim.schedules import ENDING, Piecewise
+from reporting.run_folder import CHECKPOINTS, FLAGS
 from training.settings import Launch, Recipe, Run, Settings
 
 RECIPES = Path(__file__).parents[1] / "launch" / "recipes"
@@ -105,7 +106,7 @@ def _default_recipe(program, given) -> Path:
     """Returns the recipe to read without --flagfile. Raises UserError if the run of --checkpoint has no flags.txt."""
     values = _read([program, *given])
     if values.mode in NEEDED and values.checkpoint:
-        recorded = run_folder(values.checkpoint) / "flags.txt"
+        recorded = run_folder(values.checkpoint) / FLAGS
         if not recorded.is_file():
             raise UserError(f"--checkpoint: {values.checkpoint} is not in a run folder: {recorded} does not exist; "
                             "give RUN/checkpoints, or the recipe with --flagfile")
@@ -171,6 +172,6 @@ def recipes_first(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def run_folder(checkpoint: str) -> Path:
     """Returns the run folder RUN of a --checkpoint, which is RUN, RUN/checkpoints, or one checkpoint in it."""
     path = Path(checkpoint).absolute()
-    if (path / "checkpoints").is_dir():
+    if (path / CHECKPOINTS).is_dir():
         return path
-    return path.parent if path.name == "checkpoints" else path.parent.parent
+    return path.parent if path.name == CHECKPOINTS else path.parent.parent

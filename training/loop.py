@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from common.startup import startup
 from reporting.observer import Evaluation
+from reporting.run_data import top1_of
 from training.bad_input import bad_input_is_user_error
 from training.batch_norm import Span
 from training.breakdown import TIMED_ONE_IN, StepTimes
@@ -90,17 +91,16 @@ def validate(job: Job, interval: Interval, recovery: Recovery, observers, times:
     with world.raise_on_all_ranks():
         for observer in observers:
             observer.evaluation(Evaluation(row, job.layers(), breakdown, validation.outcomes))
-    progress.evaluations += 1
+    progress.add_evaluation(interval.epoch, top1_of(row), row["seconds"])
     progress.statistics_step = progress.step if job.exact else None
-    progress.best_top1 = max(progress.best_top1, metrics["val_top1"])
-    recovery.after_evaluation(interval.epoch, metrics.get("ema_val_top1", metrics["val_top1"]), target_is_reached(job))
+    recovery.after_evaluation(interval.epoch, top1_of(row), target_is_reached(job))
     return metrics
 
 
 def target_is_reached(job: Job) -> bool:
     """Whether training is to end because an evaluation has reached the target."""
-    run = job.settings.run
-    return run.stop_at_target and job.state.progress.best_top1 >= run.target_top1
+    run, best = job.settings.run, job.state.progress.best
+    return run.stop_at_target and best is not None and best["top1"] >= run.target_top1
 
 
 def measured_after(job: Job, interval: Interval) -> list[int]:

@@ -3,11 +3,12 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import io
+import math
 import os
 import sys
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -18,8 +19,8 @@ from reporting.mlperf_log import MLPerfLog
 from reporting.observer import Observer, RunInfo
 from reporting.progress import ProgressDisplay
 from reporting.report_writer import ReportWriter
-from reporting.run_folder import RunFolder, write_grid
-from reporting.step_log import StepLog
+from reporting.run_folder import AUGMENTATIONS, RunFolder
+from reporting.run_log import RunLog
 from reporting.tensorboard import TensorBoard
 from training.build import Job
 from training.profiling import Profile
@@ -107,29 +108,41 @@ def _load(name):
     return made
 
 
-def make_observers(job: Job, folder: Path, hosts: dict[str, int], added: Sequence[Observer],
+def make_observers(job: Job, files: RunFolder, hosts: dict[str, int], added: Sequence[Observer],
                    held: contextlib.ExitStack) -> list[Observer]:
     """Creates and starts the observers. `held` closes them.
 
     hosts: number of workers on each host. added: those of --observer.
     """
     settings = job.settings
-    run = RunInfo(folder, job.plan.as_json(), settings.given, settings.text, settings.recipe_file, job.feed.dataset,
+    run = RunInfo(files.path, job.plan.as_json(), settings.given, settings.text, settings.recipe_file, job.feed.dataset,
                   hosts, job.state.progress)
     profile = [Profile(*settings.run.profile)] if settings.run.profile else []
-    mlperf = [MLPerfLog(settings.run.mlperf_log)] if settings.run.mlperf_log else []
-    report = ReportWriter(None if isinstance(job.feed, SyntheticFeed) else functools.partial(training_images, job))
-    observers = [RunFolder(), TensorBoard(), ProgressDisplay(), StepLog(), report, *mlperf, *profile, *added]
+    mlperf = [MLPerfLog(files, settings.run.mlperf_log)] if settings.run.mlperf_log else []
+    images = None if isinstance(job.feed, SyntheticFeed) else functools.partial(training_images, job)
+    observers = [RunLog(files), TensorBoard(files), ProgressDisplay(), ReportWriter(files, images), *mlperf, *profile,
+                 *added]
     if settings.source:
         print(f"recipe: {settings.source}", file=sys.stderr)
-    print(f"run: {folder}", file=sys.stderr)
+    print(f"run: {files.path}", file=sys.stderr)
     if settings.run.save_augmentations:
         with dataclasses.replace(job.feed, shard=0, shards=1).train(0, 1, 64, 64) as batches:
-            write_grid(folder / "augmentations.png", next(batches)[0].numpy())
+            files.write(AUGMENTATIONS, grid(next(batches)[0].numpy()))
     for observer in observers:
         held.callback(observer.close)
         observer.start(run)
     return observers
+
+
+def grid(images: np.ndarray) -> bytes:
+    """Returns images, uint8 (number, height, width, 3), as one PNG with about as many rows as columns."""
+    from PIL import Image
+
+    columns, saved = math.ceil(math.sqrt(len(images))), io.BytesIO()
+    filled = np.pad(images, [(0, -len(images) % columns), (0, 0), (0, 0), (0, 0)])
+    rows = [np.concatenate(filled[start:start + columns], axis=1) for start in range(0, len(filled), columns)]
+    Image.fromarray(np.concatenate(rows, axis=0)).save(saved, "PNG")
+    return saved.getvalue()
 
 
 def training_images(job: Job, number: int, largest: int) -> np.ndarray:

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from common.errors import complain, reason
 from reporting.observer import Observer, RunInfo, Update
+from reporting.run_folder import TENSORBOARD
 
 
 class Profile(Observer):
@@ -20,7 +21,7 @@ class Profile(Observer):
         self._steps, self._is_due, self._is_open, self._profiled = range(first, end), True, False, []
 
     def start(self, run: RunInfo) -> None:
-        self._folder = run.folder / "tensorboard"
+        self._folder = run.folder / TENSORBOARD
         if run.progress.step >= self._steps.stop:
             self._give_up(f"training continues after step {run.progress.step}")
         elif run.plan["steps"] <= self._steps.start:

@@ -1,19 +1,19 @@
 """Checkpoints, snapshots in memory, stops and rollbacks: when they are due, and how all workers perform them."""
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 
 from common.errors import Stopped, UserError, complain
-from common.files import write_json
 from distributed.elastic import COMMIT_STEPS
+from reporting.run_folder import SUMMARY, RunFolder
 from training.build import Job
 from training.checkpoints import Checkpoints
 from training.divergence import Diverged
+from training.state import Progress
 from training.stopping import StopRequest
-from training.summary import summarized_divergence
+from training.summary import milestones, summarized_divergence
 
 
 @dataclass
@@ -30,12 +30,12 @@ class Last:
 class Recovery:
     """Decides when a checkpoint, a commit or a stop is due, and performs it on all workers.
 
-    folder: the run's folder. checkpoints: on rank 0, None elsewhere. hosts: distributed.elastic's in elastic training,
+    folder: the run's. checkpoints: on rank 0, None elsewhere. hosts: distributed.elastic's in elastic training,
     otherwise None. committed: the last snapshot kept in memory, in elastic training. A new training that may roll back
     saves its first checkpoint here.
     """
 
-    def __init__(self, job: Job, folder: Path, checkpoints: Checkpoints | None, stop: StopRequest, hosts=None):
+    def __init__(self, job: Job, folder: RunFolder, checkpoints: Checkpoints | None, stop: StopRequest, hosts=None):
         self._job, self._folder, self._checkpoints, self._stop, self._hosts = job, folder, checkpoints, stop, hosts
         self.committed = job.state.snapshot(job.world) if hosts else None
         self._record_save()
@@ -84,7 +84,7 @@ class Recovery:
         self._save()
         self._wait("the requested stop failed, because its checkpoint could not be written; see the line above")
         raise Stopped(f"stopped on request after step {self._job.state.progress.step} of {self._job.plan.steps}, "
-                      f"with a checkpoint; continue with --output_dir={self._folder}")
+                      f"with a checkpoint; continue with --output_dir={self._folder.path}")
 
     def roll_back(self, problem: Diverged, observers) -> None:
         """Restores the newest good checkpoint. Training then repeats the steps since that checkpoint on new data.
@@ -100,7 +100,7 @@ class Recovery:
             newest = self._checkpoints and self._checkpoints.last_good(problem.step)
         newest = world.broadcast(newest, "newest")
         if run.on_divergence != "rollback" or before.rollbacks >= run.max_rollbacks or not newest:
-            self._record_end(problem, before.seconds)
+            self._record_end(problem, before)
             tried = f", after {before.rollbacks} rollbacks" if before.rollbacks else ""
             raise UserError(f"{problem}{tried}; the last good checkpoint: {newest or 'none'}; try a lower "
                             "--learning_rate or a longer --warmup_epochs", on_all_ranks=True)
@@ -120,12 +120,13 @@ class Recovery:
             complain(f"{problem}; rolled back to {newest} ({after.rollbacks} of {run.max_rollbacks}); training "
                      "continues with the samples after those that caused it")
 
-    def _record_end(self, problem: Diverged, seconds: float) -> None:
-        with self._job.world.raise_on_all_ranks():
-            if self._checkpoints:
-                plan, dataset = self._job.plan, self._job.feed.dataset
-                write_json(self._folder / "summary.json", summarized_divergence(
-                    problem, plan.train_samples, plan.epochs, self._job.world, len(dataset.classes), seconds))
+    def _record_end(self, problem: Diverged, progress: Progress) -> None:
+        if self._checkpoints:
+            plan, dataset = self._job.plan, self._job.feed.dataset
+            ending = summarized_divergence(problem, plan.train_samples, plan.epochs, self._job.world,
+                                           len(dataset.classes), progress.seconds)
+            self._folder.write(SUMMARY, ending | milestones(progress, self._job.settings.run.target_top1))
+            self._folder.save()
 
     def _save_if_due(self, is_due: bool, epoch: float | None = None, top1: float | None = None) -> None:
         if not is_due and self._epochs_have_passed():

@@ -2,7 +2,6 @@
 import contextlib
 import hashlib
 import os
-import shutil
 import socket
 import sys
 from collections import Counter
@@ -10,7 +9,6 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
-from common import files
 from common.errors import UserError, complain
 from common.startup import startup
 from data.dataset import Dataset
@@ -23,6 +21,7 @@ from distributed.lost import lost_is_internal_error
 from distributed.neighbours import Neighbours, distinct
 from distributed.optimizer import set_exchange
 from distributed.world import World
+from reporting.run_folder import CHECKPOINTS, RunFolder
 from training import build, run_lock
 from training.build import Job
 from training.checkpoints import Checkpoints
@@ -38,8 +37,6 @@ from training.stopping import StopRequest
 from training.summary import milestones, summarized
 
 DIFFERENT_FLAGS = "the workers were started with different flags"
-FILES = ("metrics.jsonl", "steps.jsonl", "times.jsonl", "trust_ratios.jsonl", "summary.json", "run.json",
-         "outcomes.json", "samples.jpg", "augmentations.png", "report.html")  # that --resume=never deletes
 
 
 def make_training(settings: Settings, dataset: Dataset, plan: Plan | None, stop: StopRequest) -> Callable[[], dict]:
@@ -135,13 +132,14 @@ class Training:
         All ranks take the folder of the snapshot.
         """
         name = f"{datetime.now():%Y%m%d-%H%M%S}-{self._settings.recipe.model}-{os.getpid()}"
-        folder = self._folder or Path(self._settings.run.output_dir or Path("runs") / name).absolute()
+        folder = Path(self._settings.run.output_dir or Path("runs") / name).absolute()
+        folder = self._folder.path if self._folder else folder
         committed = self._committed.progress if self._committed else Progress(step=-1)
         reached = committed.rollbacks, committed.step  # a rollback leads to fewer steps, and must not be undone
         everyone = world.gather((reached, folder, socket.gethostname()), "start")
         latest = max(reached for reached, *_ in everyone)
         root = [reached for reached, *_ in everyone].index(latest) if latest >= (0, 0) else None
-        self._folder = everyone[root or 0][1]
+        self._folder = RunFolder(everyone[root or 0][1])
         return root, dict(Counter(host for *_, host in everyone))
 
     def _open_folder(self, held: contextlib.ExitStack, is_new: bool) -> Checkpoints:
@@ -149,7 +147,7 @@ class Training:
 
         is_new: whether no worker has a state in memory. Otherwise the folder holds this training's own checkpoints.
         """
-        folder, dataset = self._folder, self._dataset
+        folder, dataset = self._folder.path, self._dataset
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -158,12 +156,9 @@ class Training:
             raise UserError(f"--output_dir: {folder} is not writable; choose another folder")
         held.enter_context(run_lock.locked(folder))
         if self._settings.run.resume == "never" and is_new:
-            for leftover in ("checkpoints", "tensorboard"):
-                shutil.rmtree(folder / leftover, ignore_errors=True)
-            for leftover in FILES:
-                (folder / leftover).unlink(missing_ok=True)
+            self._folder.clear()
         sizes = {"train_samples": dataset.train.samples, "classes": len(dataset.classes)}
-        checkpoints = Checkpoints(folder / "checkpoints", self._settings.identity | sizes)
+        checkpoints = Checkpoints(folder / CHECKPOINTS, self._settings.identity | sizes, self._folder.flush)
         held.callback(checkpoints.wait)  # before the next attempt writes, perhaps on another worker
         return checkpoints
 
@@ -201,9 +196,8 @@ class Training:
         epochs = plan.epochs if progress.step == plan.steps else plan.position(progress.step) // plan.train_samples
         summary = summarized(metrics, plan.train_samples, epochs, plan.phases[-1].global_batch_size, world,
                              progress.samples / progress.trained_seconds, progress.seconds)
+        summary |= milestones(progress, self._settings.run.target_top1)
         with world.raise_on_all_ranks():
-            if rows := files.read_rows(self._folder / "metrics.jsonl") if world.rank == 0 else []:
-                summary |= milestones(rows, self._settings.run.target_top1)
             for observer in observers:
                 observer.end(summary)
         return summary

@@ -181,7 +181,8 @@ class Run:
         there and start over.
     checkpoint_every: Time between checkpoints: epochs (1, 0.5) or minutes (10m). auto: one epoch, at least one minute.
         The last step is always saved.
-    target_top1: Validation top-1 to reach, such as 0.759. summary.json says after how many epochs and seconds it was.
+    target_top1: Validation top-1 to reach, such as 0.759, by the average of the weights with --ema_decay. summary.json
+        says after how many epochs and seconds it was.
     stop_at_target: End training when --target_top1 is reached.
     on_divergence: What to do when the loss or a gradient becomes infinite or NaN, or the loss explodes. stop: end with
         an error. rollback: go back to the last good checkpoint and continue after the samples that caused it.

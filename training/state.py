@@ -17,22 +17,35 @@ class Progress:
     """How far a training has come. With the plan, it determines what comes next, on any number of workers.
 
     step: number of updates made. samples: number of samples processed. evaluations: number of evaluations made, equal
-    to the rows of metrics.jsonl. reshard_step: step at which the current slice of the stream begins. skipped: number of
-    samples of the stream that were skipped after `rollbacks` divergences. seconds: duration of this training in all its
-    runs. trained_seconds: duration of its steps alone. best_top1: highest validation top-1 so far. statistics_step:
-    step after which batch norm's exact statistics were last measured, or None.
+    to the rows of metrics.jsonl. evaluated: number of samples at the last of them. reshard_step: step at which the
+    current slice of the stream begins. skipped: number of samples of the stream that were skipped after `rollbacks`
+    divergences. seconds: duration of this training in all its runs. trained_seconds: duration of its steps alone.
+    statistics_step: step after which batch norm's exact statistics were last measured, or None. records: each
+    evaluation whose validation top-1 was higher than all before, as epoch, top1, seconds.
     """
 
     step: int = 0
     samples: int = 0
     evaluations: int = 0
+    evaluated: int = 0
     reshard_step: int = 0
     skipped: int = 0
     rollbacks: int = 0
     seconds: float = 0.0
     trained_seconds: float = 0.0
-    best_top1: float = 0.0
     statistics_step: int | None = None
+    records: list[dict] = field(default_factory=list)
+
+    @property
+    def best(self) -> dict | None:
+        """The evaluation with the highest validation top-1 so far."""
+        return self.records[-1] if self.records else None
+
+    def add_evaluation(self, epoch: float, top1: float, seconds: float) -> None:
+        """Counts an evaluation of the current weights. top1: of their average if there is one."""
+        self.evaluations, self.evaluated = self.evaluations + 1, self.samples
+        if not self.best or top1 > self.best["top1"]:  # a new list, because snapshots share the old one
+            self.records = [*self.records, {"epoch": epoch, "top1": top1, "seconds": seconds}]
 
 
 @dataclass(frozen=True)

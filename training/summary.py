@@ -1,7 +1,7 @@
 """The content of summary.json."""
 from distributed.world import World
-from reporting.run_data import best_row, first_row_at
 from training.divergence import Diverged
+from training.state import Progress
 
 
 def summarized(metrics: dict, train_samples: int, epochs: float, batch_size: int, world: World,
@@ -12,16 +12,17 @@ def summarized(metrics: dict, train_samples: int, epochs: float, batch_size: int
         "images_per_second": images_per_second, "seconds": seconds}
 
 
-def milestones(rows: list[dict], target_top1: float | None) -> dict:
+def milestones(progress: Progress, target_top1: float | None) -> dict:
     """Returns the best validation top-1 and its epoch, and when the target was reached: None if it was not.
 
-    rows: of metrics.jsonl, at least one.
+    They are those of the average of the weights if there is one. There are none before the first evaluation.
     """
-    best = best_row(rows)
-    found = {"best_top1": best["val_top1"], "best_epoch": best["epoch"]}
+    if not progress.best:
+        return {}
+    found = {"best_top1": progress.best["top1"], "best_epoch": progress.best["epoch"]}
     if target_top1 is None:
         return found
-    first = first_row_at(rows, target_top1) or {}
+    first = next((one for one in progress.records if one["top1"] >= target_top1), {})
     return found | {"target_top1": target_top1, "epochs_to_target": first.get("epoch"),
                     "seconds_to_target": first.get("seconds")}
 

@@ -29,7 +29,8 @@ from common.errors import UsageError, UserError
 from common.files import as_json, locked, write_atomically
 from common.flags import flag
 from data import named
-from reporting.run_data import flags_in, same
+from reporting.run_data import flags_in, same, top1_of
+from reporting.run_folder import FLAGS
 from reporting.sweep import write_sweep
 from training import flags as train_flags
 from training.cached_run import Result, train_once
@@ -157,8 +158,8 @@ def planned(options: Options, common: list[str], values: dict[str, str], seed: i
         except UserError as error:
             raise UserError(f"{made.name}: {error}") from None
     folder = Path(options.output_dir).absolute() / made.name
-    if (folder / "flags.txt").is_file():
-        before, now = flags_in((folder / "flags.txt").read_text()), flags_in(settings.text)
+    if (folder / FLAGS).is_file():
+        before, now = flags_in((folder / FLAGS).read_text()), flags_in(settings.text)
         for name in settings.identity:
             if not same(before.get(name, ""), now.get(name, "")):
                 raise UserError(f"{folder} holds a run with --{name}={before.get(name, '')} instead of "
@@ -216,7 +217,7 @@ def write_rows(folder: Path, runs: list[Planned], results: list[Result | None]) 
 
 
 def described(result: Result) -> str:
-    where, ended = result.diverged_at, f"top-1 {result.val_top1:.2%}"
+    where, ended = result.diverged_at, f"top-1 {top1_of(asdict(result)):.2%}"
     if where:
         ended = f"diverged at step {where['step']} (epoch {where['epoch']:.3f})"
     best = "" if result.best_epoch is None else f", best top-1 {result.best_top1:.2%}"

@@ -11,7 +11,6 @@ import pytest
 from conftest import ROOT, environment, launcher, printed_json, rows, run, train, worker_of
 
 from benchmarks.faults import newest_step, wait_for
-from common.files import read_rows
 from training import flags
 from training.run import Training
 from training.state import Progress
@@ -133,11 +132,11 @@ def test_workers_that_do_not_divide_the_batch_have_its_mean(tmp_path):
     assert printed_json(evaluated)["val_loss"] == pytest.approx(summary["val_loss"], rel=1e-3)
     alone = tmp_path / "alone"
     train(*FLAGS[1:], *UNEVEN, "--epochs=1", f"--output_dir={alone}")
-    ours, theirs = (read_rows(folder / "steps.jsonl") for folder in (training.folder, alone))
+    ours, theirs = (rows(folder, "steps.jsonl") for folder in (training.folder, alone))
     assert len(ours) == len(theirs) == 11
     for one, other in zip(ours[:6], theirs[:6], strict=True):
         assert one["loss"] == pytest.approx(other["loss"], rel=3e-5) and one["top1"] == pytest.approx(other["top1"])
-    ours, theirs = (read_rows(folder / "trust_ratios.jsonl")[0]["layers"] for folder in (training.folder, alone))
+    ours, theirs = (rows(folder, "trust_ratios.jsonl")[0]["layers"] for folder in (training.folder, alone))
     for name, (_, gradient, _) in ours.items():  # of one step; rounding grows with each
         assert gradient == pytest.approx(theirs[name][1], rel=0.02), name
 

@@ -12,6 +12,7 @@ from mlperf_logging.compliance_checker import mlp_compliance
 from common.errors import UserError
 from reporting.mlperf_log import PREFIX, MLPerfLog
 from reporting.observer import Evaluation, RunInfo
+from reporting.run_folder import RunFolder
 from training import flags
 from training.plan import plan_for
 
@@ -50,7 +51,7 @@ def run_info(*given: str, steps: int = 0, evaluations: int = 0) -> RunInfo:
 
 def logged(log: Path, *top1s: float, given=CLOSED, before: int = 0) -> MLPerfLog:
     """An observer after evaluations with these accuracies. before: number of evaluations before the process."""
-    observer = MLPerfLog(log)
+    observer = MLPerfLog(RunFolder(log.parent), log)
     observer.start(run_info(*given, steps=45 * before, evaluations=before))
     for number, top1 in enumerate(top1s, before + 1):
         observer.step(None)
@@ -122,6 +123,24 @@ def test_a_resumed_run_drops_the_events_after_its_checkpoint(tmp_path):
     assert log.read_text() == complete
     logged(log, 0.7, before=1)
     assert [event["value"] for event in events(log, "eval_accuracy")] == [0.3, 0.7] and not events(log, "run_stop")
+
+
+def test_a_log_that_ended_before_its_training_is_complete(tmp_path, capsys):
+    """The training goes on after the target, and is resumed."""
+    log = tmp_path / "log"
+    logged(log, 0.3, 0.76, 0.8)
+    complete = log.read_text()
+    for before in (2, 3):
+        logged(log, 0.9, before=before).end({})
+        assert log.read_text() == complete and not capsys.readouterr().err
+
+
+def test_the_accuracy_is_that_of_the_average(tmp_path):
+    observer = logged(tmp_path / "log")
+    for epoch, average in ((2, 0.7), (4, 0.76)):
+        observer.evaluation(Evaluation({"epoch": epoch, "val_top1": 0.8, "ema_val_top1": average}, {}, {}, None))
+    assert [event["value"] for event in events(tmp_path / "log", "eval_accuracy")] == [0.7, 0.76]
+    assert len(events(tmp_path / "log", "run_stop")) == 1
 
 
 def test_a_rollback_drops_events_too(tmp_path):

@@ -17,7 +17,7 @@ import pytest
 from conftest import DIGITS, ROOT, environment, launcher, printed_json, run
 
 from reporting import progress
-from reporting.progress import Pace, best_top1, duration, fitting
+from reporting.progress import Pace, duration, fitting
 
 QUICK = ("--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none")
 HIDES_CURSOR = b"\x1b[?25l"
@@ -76,7 +76,6 @@ class Terminal:
 
 PROGRAM = """
 import contextlib, sys, time
-from pathlib import Path
 from types import SimpleNamespace as Any
 from common.errors import complain
 from reporting import progress
@@ -92,10 +91,10 @@ def evaluated(epoch, top1, **more):
            "val_top1": top1, "images_per_second": 1234.5, "batch_size": 100, **more}
     return Evaluation(row, {}, {"compute": 0.8, "data": 0.15, "exchange": 0.05}, None)
 
-def display(samples=0, folder="nowhere", redrawn_every=0.0):
+def display(samples=0, best=None, redrawn_every=0.0):
     progress.REDRAWN_EVERY = redrawn_every
     made = progress.ProgressDisplay()
-    made.start(Any(folder=Path(folder), progress=Any(samples=samples), dataset=Any(train=Any(samples=SIZE)),
+    made.start(Any(progress=Any(samples=samples, best=best), dataset=Any(train=Any(samples=SIZE)),
                    plan={"epochs": 12, "phases": [{"steps": 120, "global_batch_size": 100}]}))
     return made
 """
@@ -166,14 +165,12 @@ def test_it_is_redrawn_calmly():
     assert 2 <= terminal.raw.count(b"run   ") <= 5 and int(terminal.stdout) > 50
 
 
-def test_resumed_and_rolled_back_it_starts_where_training_is(tmp_path):
-    rows = [{"val_top1": 0.5}, {"val_top1": 0.25, "ema_val_top1": 0.625}, {"val_top1": 0.125}]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    terminal = drawn(f"shown = display(6000, {str(tmp_path)!r})\nshown.step(update(60))\ntime.sleep(0.5)\n"
-                     f"shown.rewind(Any(samples=3000))\nshown.step(update(30))\n")
+def test_resumed_and_rolled_back_it_starts_where_training_is():
+    terminal = drawn("shown = display(6000, {'top1': 0.625})\nshown.step(update(60))\ntime.sleep(0.5)\n"
+                     "shown.rewind(Any(samples=3000, best={'top1': 0.5}))\nshown.step(update(30))\n")
     (resumed, _), *_, (back, _) = terminal.shown()
     assert "  51%  epoch 7/12  best top-1 62.50%" in resumed  # the speed is not known yet
-    assert "  26%  epoch 4/12" in back
+    assert "  26%  epoch 4/12  best top-1 50.00%" in back
 
 
 def test_the_line_of_an_evaluation_greps_well():
@@ -201,10 +198,9 @@ def test_time_left_counts_steps_and_evaluations(monkeypatch):
     assert pace.images_per_second == pytest.approx(25) and pace.seconds(600) == pytest.approx(600 / 25 + 5.5)
 
 
-def test_small_helpers(tmp_path):
+def test_small_helpers():
     assert [duration(seconds) for seconds in (0, 59.6, 3599, 360_000)] == ["0:00", "1:00", "59:59", "100:00:00"]
     assert fitting(["abc", "", "de", "f"], 7) == "abc  de" and fitting(["abc"], 2) == ""
-    assert best_top1(tmp_path / "metrics.jsonl") is None
 
 
 def test_training_on_a_terminal_shows_its_stages_then_its_progress(tmp_path):

@@ -5,7 +5,6 @@ import json
 import subprocess
 import threading
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,8 +17,10 @@ from data.dataset import open_dataset
 from reporting import about, outcomes, report_writer
 from reporting.observer import Evaluation, RunInfo, Update
 from reporting.report_writer import ReportWriter
-from reporting.step_log import StepLog
+from reporting.run_folder import RunFolder
+from reporting.run_log import RunLog
 from training.flags import parse
+from training.state import Progress
 
 RECIPE = ROOT / "launch" / "recipes" / "sony_1811.05233" / "table3-experiment1.flags"
 
@@ -27,7 +28,7 @@ RECIPE = ROOT / "launch" / "recipes" / "sony_1811.05233" / "table3-experiment1.f
 @pytest.fixture
 def info(tmp_path, digits):
     """A run of 3 epochs on the digits that has just started."""
-    progress = SimpleNamespace(seconds=0.0, step=0)
+    progress = Progress()
     write_json(tmp_path / "plan.json", plan(3))
     return RunInfo(tmp_path, plan(3), {}, "--model=resnet20\n", RECIPE, open_dataset(digits), {"node1": 1}, progress)
 
@@ -115,7 +116,7 @@ def test_a_whole_training(info, found, capsys, monkeypatch):
     monkeypatch.setenv("HOROVOD_RANK", "0")
     monkeypatch.setattr(report_writer.subprocess, "run",
                         lambda words, **options: drawings.append((words, options)) or run(words, **options))
-    writer = ReportWriter(lambda number, size: np.full((number, 32, 32, 3), 200, np.uint8))
+    writer = ReportWriter(RunFolder(info.folder), lambda number, size: np.full((number, 32, 32, 3), 200, np.uint8))
     writer.start(info)
     writer.step(Update(0, 0.0, 256, 1.0, 0.9, 2.0, 0.1))
     for epoch in (1, 2, 3):
@@ -139,7 +140,7 @@ def test_drawings_that_wait_are_dropped_and_training_does_not(info, found, monke
     drawn = []
     monkeypatch.setattr(report_writer, "draw", lambda folder: time.sleep(0.3) or drawn.append(
         json.loads((folder / "outcomes.json").read_text())["epoch"] if drawn else 0))
-    writer = ReportWriter()
+    writer = ReportWriter(RunFolder(info.folder))
     writer.start(info)
     began = time.monotonic()
     for epoch in np.arange(0.1, 2.95, 0.1):
@@ -151,7 +152,7 @@ def test_drawings_that_wait_are_dropped_and_training_does_not(info, found, monke
 
 def test_a_failure_is_one_line_and_training_goes_on(info, found, capsys, monkeypatch):
     monkeypatch.setattr(report_writer, "ROOT", info.folder)  # which has no reporting
-    writer = ReportWriter(lambda number, size: 1 / 0)
+    writer = ReportWriter(RunFolder(info.folder), lambda number, size: 1 / 0)
     writer.start(info)
     writer.step(Update(0, 0.0, 256, 1.0, 0.9, 2.0, 0.1))
     for epoch in (1, 2):
@@ -163,7 +164,7 @@ def test_a_failure_is_one_line_and_training_goes_on(info, found, capsys, monkeyp
 
 
 def test_a_training_that_ends_early_says_why(info, capsys):
-    writer = ReportWriter()
+    writer = ReportWriter(RunFolder(info.folder))
     writer.start(info)
     try:
         raise ValueError("training diverged at <step 3>")
@@ -174,13 +175,13 @@ def test_a_training_that_ends_early_says_why(info, capsys):
 
 
 def test_single_updates_are_logged_and_taken_back(info):
-    log = StepLog()
+    log = RunLog(RunFolder(info.folder))
     log.start(info)
     for number in range(6):
         log.step(Update(number, number / 4, 256, 0.1 * number, 0.9, 2.0, 0.1))
-    log.evaluation(None)
+    log.evaluation(Evaluation(row(1), {}, {}, None))
     log.step(Update(6, 1.5, 256, 0.6, 0.9, float("nan"), 0.1))
-    log.rewind(SimpleNamespace(step=5, seconds=1.0))
+    log.rewind(Progress(step=5, seconds=1.0))
     log.step(Update(5, 1.25, 128, 0.7, 0.9, float("nan"), 0.1))
     log.close()
     logged = [json.loads(line) for line in (info.folder / "steps.jsonl").read_text().splitlines()]
@@ -190,6 +191,7 @@ def test_single_updates_are_logged_and_taken_back(info):
         file.write('{"step": 6, "ep')  # the process was killed as it wrote
     info.plan["steps"] = 5000
     info.progress.step = 4
+    log = RunLog(RunFolder(info.folder))
     log.start(info)
     for number in range(4, 16):
         log.step(Update(number, number / 4, 256, 0.1, 0.9, 2.0, 0.1))

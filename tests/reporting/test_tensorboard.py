@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from reporting.observer import Evaluation
-from reporting.run_folder import RunFolder, write_grid
+from reporting.observer import Evaluation, Update
+from reporting.run_folder import RunFolder
+from reporting.run_log import RunLog
 from reporting.tensorboard import TensorBoard, markdown
+from training.observing import grid
+from training.state import Progress
 
 
 def row(epoch, **more) -> dict:
@@ -26,13 +29,16 @@ def logged(folder: Path, epochs, progress=(0, 0), **more):
     """The observers after so many evaluations. progress: steps and evaluations before."""
     flags = {"model": "resnet20", "exclude": [], "learning_rate": "0:29|x", "save_augmentations": True}
     run = SimpleNamespace(
-        folder=folder, flags=flags, flags_text="", progress=SimpleNamespace(step=progress[0], evaluations=progress[1]),
-        plan={"workers": 2, "phases": [{"steps": 30, "image_size": 16}, {"steps": 9}], "schedule": [{"epoch": 0}]})
-    observers = [RunFolder(), TensorBoard()]
+        folder=folder, flags=flags, flags_text="", progress=Progress(
+            step=progress[0], evaluations=progress[1], evaluated=1000 * progress[1]),
+        plan={"workers": 2, "steps": 39, "phases": [{"steps": 30, "image_size": 16}, {"steps": 9}],
+              "schedule": [{"epoch": 0}]})
+    files = RunFolder(folder)
+    observers = [RunLog(files), TensorBoard(files)]
     for observer in observers:
         observer.start(run)
     for observer in observers if not progress[0] else ():
-        observer.step(SimpleNamespace(layers=layers(1)))
+        observer.step(Update(0, 0.0, 128, 2.5, 0.9, 2.0, 0.1, layers=layers(1)))
     for epoch in epochs:
         for observer in observers:
             observer.evaluation(Evaluation(row(epoch, **more), layers(epoch), {"compute": 0.75, "data": 0.25}, None))
@@ -64,7 +70,7 @@ SCALARS = {"loss/train", "loss/validation", "top1/train", "top1/validation", "to
 
 
 def test_names_values_and_texts(tmp_path):
-    write_grid(tmp_path / "augmentations.png", np.zeros((4, 8, 8, 3), np.uint8))
+    (tmp_path / "augmentations.png").write_bytes(grid(np.zeros((4, 8, 8, 3), np.uint8)))
     logged(tmp_path, [1, 2], ema_val_top1=0.75, new=5.0)[1].close()
     found = events(tmp_path)
     assert {*found} == SCALARS | {"top1/ema", "other/new", "flags", "plan", "augmentations"}
@@ -80,7 +86,7 @@ def test_a_resumed_run_and_a_rollback_rewrite_the_events_and_keep_profiles(tmp_p
     profile.parent.mkdir(parents=True)
     profile.touch()
     for observer in (folder, tensorboard):
-        observer.rewind(SimpleNamespace(step=20, evaluations=2))
+        observer.rewind(Progress(step=20, evaluations=2, evaluated=2000))
     assert [step for step, _ in events(tmp_path)["loss/train"]] == [1000, 2000]
     resumed = logged(tmp_path, [3], progress=(20, 2))
     resumed[1].close()

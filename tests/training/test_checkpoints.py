@@ -1,19 +1,26 @@
 """Checkpoints are whole or not there: damage, full and read-only disks, what is kept."""
 import contextlib
 import dataclasses
+import errno
+import inspect
 import itertools
 import json
+import os
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import ROOT, SmallDisk, rows, run, train
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from benchmarks.faults import newest_step
 from common.errors import UserError
 from data.synthetic import synthetic_dataset
 from distributed.world import World
+from reporting.observer import Evaluation, Update
+from reporting.run_folder import RunFolder
+from reporting.run_log import RunLog
 from training.checkpoints import MEANING, Checkpoints, Damaged, intact, load_model, read
 from training.flags import parse
 from training.run import Training
@@ -258,6 +265,106 @@ def test_training_on_a_full_disk_says_so_and_goes_on_when_there_is_room(small_di
     assert [row["epoch"] for row in rows(small_disk.path / "run")] == [1, 2, 3]
 
 
+def fill(disk, left: int = 0) -> None:
+    """Fills a disk, but for so many bytes."""
+    with open(disk / "filler", "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    os.truncate(disk / "filler", (disk / "filler").stat().st_size - left)
+
+
+def logged(folder, epochs, at=lambda epoch: None) -> None:
+    """Logs evaluations, whose trust ratios fill several pages. at: called before each."""
+    log, layers = RunLog(RunFolder(folder)), {f"conv2d_{one}/kernel": [1.5, 0.25, 1e-3] for one in range(200)}
+    log.start(SimpleNamespace(folder=folder, plan={"steps": 40}, flags_text="", progress=Progress()))
+    for epoch in epochs:
+        log.step(Update(epoch, epoch, 250, 0.1, 0.9, 2.0, 0.5))
+        at(epoch)
+        log.evaluation(Evaluation({"epoch": epoch, "samples": 1000 * epoch, "text": "x" * 3000}, layers, {}, None))
+    log.end({"val_top1": 0.5})
+    log.close()
+
+
+@pytest.mark.parametrize("pages", range(8))
+def test_no_row_is_lost_on_a_disk_that_fills_and_empties(pages, small_disk, tmp_path, capfd):
+    """It is full before, or becomes full in, the evaluation after epoch 2, and has room again after epoch 4."""
+    disk = small_disk.path
+
+    def at(epoch):
+        if epoch == 2:
+            fill(disk, 4096 * pages)
+        if epoch in (4, 5):
+            assert all(rows(disk / "run", path.name) for path in (disk / "run").glob("*.jsonl"))  # no torn
+        if epoch == 5:
+            (disk / "filler").unlink()
+
+    for folder in (disk / "run", tmp_path / "run"):
+        folder.mkdir()
+        logged(folder, range(1, 7), at if folder.parent == disk else lambda epoch: None)
+    files = {path.name for path in (tmp_path / "run").iterdir()}
+    assert files == {path.name for path in (disk / "run").iterdir()} and len(files) == 7
+    for name in files - {"steps.jsonl"}:
+        assert (disk / "run" / name).read_bytes() == (tmp_path / "run" / name).read_bytes()
+    assert [row["step"] for row in rows(disk / "run", "steps.jsonl")] == [*range(1, 7)]
+    [line] = capfd.readouterr().err.splitlines()
+    assert "cannot be written: No space left on device; training continues" in line
+
+
+FILLS = """import contextlib, os
+
+class Fills:
+    def start(self, run):
+        self.disk = run.folder.parent
+    def step(self, update):
+        if update.number == 5:
+            fill(self.disk)
+        if update.number in (16, 40):
+            os.truncate(self.disk / "filler", 0)  # frees the disk, even if a process that starts has the file open
+            (self.disk / "filler").unlink()
+    def evaluation(self, evaluation):
+        if evaluation.row["epoch"] == 3:
+            fill(self.disk)
+"""
+
+
+def test_a_disk_that_is_full_for_a_while_does_not_end_training(small_disk, tmp_path):
+    """From step 5 to 16, and from the evaluation after step 34 to step 40, of 44."""
+    small_disk.remount("size=16m")
+    (tmp_path / "fills.py").write_text(FILLS + inspect.getsource(fill))
+    done = train("--model=convnet", "--epochs=4", "--optimizer=lars", "--learning_rate=0.5", "--log_trust_ratios",
+                 "--checkpoint_every=1", "--observer=fills:Fills", f"--output_dir={small_disk.path}/run", cwd=tmp_path)
+    folder, errors = small_disk.path / "run", done.stderr
+    found = rows(folder)
+    for name, epochs in (("metrics", [1, 2, 3, 4]), ("times", [1, 2, 3, 4]), ("trust_ratios", [0, 1, 2, 3, 4])):
+        assert [row["epoch"] for row in rows(folder, f"{name}.jsonl")] == epochs
+    assert [row["step"] for row in rows(folder, "steps.jsonl")] == [*range(44)]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["best_top1"] == max(row["val_top1"] for row in found)
+    events = EventAccumulator(str(folder / "tensorboard"), {"tensors": 0}).Reload()
+    assert [event.step for event in events.Tensors("loss/validation")] == [row["samples"] for row in found]
+    assert len([*(folder / "tensorboard").glob("events.*")]) == 1 and "epoch 4 of 4" not in errors
+    assert "Traceback" not in errors and newest_step(folder) == 44
+    assert 1 <= errors.count("cannot be written: No space left on device; training continues") <= 2
+    assert errors.count("TensorBoard's events cannot be written") <= 2
+    assert "step-00000034 could not be written" in errors
+
+
+def test_rows_are_on_disk_before_the_checkpoint_that_counts_them(tmp_path, capfd):
+    written = []
+
+    def flush():
+        written.append(names(tmp_path))
+        if len(written) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    checkpoints = Checkpoints(tmp_path, RECIPE, flush)
+    for step in (1, 2, 3):
+        checkpoints.save(snapshot(step), 0.1)
+    assert checkpoints.wait() and "step-00000002 could not be written" in capfd.readouterr().err
+    assert written == [[], ["step-00000001"], ["step-00000001"]] and names(tmp_path) == [
+        "step-00000001", "step-00000003"]
+
+
 def test_a_disk_that_becomes_read_only(small_disk):
     small_disk.remount("ro")
     done = run("python", 1, ROOT / "train.py", "--model=convnet", f"--output_dir={small_disk.path}/run")
@@ -337,7 +444,7 @@ def test_never_resuming_deletes_nothing_that_another_worker_goes_on_with(tmp_pat
     (tmp_path / "metrics.jsonl").write_text("{}")
     settings = parse(["train.py", "--resume=never", f"--output_dir={tmp_path}"])
     made = Training(settings, synthetic_dataset("synthetic:100"), World(), None, (None, None))
-    made._folder = tmp_path
+    made._folder = RunFolder(tmp_path)
     with contextlib.ExitStack() as held:
         made._open_folder(held, is_new)
     left = [(tmp_path / name).exists() for name in ("checkpoints/step-00000007", "metrics.jsonl")]

@@ -13,6 +13,7 @@ from conftest import ROOT, rows, run
 
 from common.errors import UserError
 from data import synthetic
+from reporting.run_folder import RunFolder
 from training import divergence, flags
 from training.checkpoints import Checkpoints
 from training.plan import plan_for
@@ -105,7 +106,7 @@ def rolled_back(tmp_path, poison, rollbacks=3):
                                rewind=lambda progress: seen.append((dataclasses.replace(progress), made.committed)))
     (tmp_path / "checkpoints").mkdir()
     job = build.make_job(settings, plan_for(settings, 1, 1, 640), World(), feed, state)
-    made = recovery.Recovery(job, tmp_path, Checkpoints(tmp_path / "checkpoints", {}), StopRequest(),
+    made = recovery.Recovery(job, RunFolder(tmp_path), Checkpoints(tmp_path / "checkpoints", {}), StopRequest(),
                              hosts=SimpleNamespace(check_host_updates=lambda: None))
 
     def train():

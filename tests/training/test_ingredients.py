@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from conftest import DIGITS, ROOT, printed_json, rows, run, train, weights
 
+from reporting.run_data import RunData
+from training.cached_run import Result
 from training.checkpoints import intact, write
 from training.state import Progress, Snapshot
 
@@ -107,6 +109,32 @@ def test_a_checkpoint_says_of_which_step_its_statistics_are(alone):
     assert 42 in steps and {*steps} - {15, 29, 42}
     for step, measured in steps.items():
         assert measured == max((one for one in (15, 29, 42) if one <= step), default=None)
+
+
+def test_the_best_is_the_best_average(alone):
+    """Everywhere: summary, report, the link to the checkpoint, and a sweep's row."""
+    summary, found = json.loads((alone / "summary.json").read_text()), rows(alone)
+    best = max(found, key=lambda row: row["ema_val_top1"])
+    assert (summary["best_top1"], summary["best_epoch"]) == (best["ema_val_top1"], best["epoch"])
+    assert summary["best_top1"] != max(row["val_top1"] for row in found)
+    data, result = RunData.read(alone), Result.read(alone)
+    assert data.best == {"top1": best["ema_val_top1"], "epoch": best["epoch"]}
+    (alone / "summary.json").rename(alone / "away")
+    assert RunData.read(alone).best == data.best
+    (alone / "away").rename(alone / "summary.json")
+    assert (result.val_top1, result.ema_val_top1) == (found[-1]["val_top1"], found[-1]["ema_val_top1"])
+    assert (result.best_top1, result.best_epoch) == (best["ema_val_top1"], best["epoch"])
+
+
+def test_the_average_reaches_the_target(tmp_path):
+    """It lags behind the weights, which pass the target before."""
+    done = train("--model=convnet", "--warmup=none", "--epochs=12", "--optimizer=sgd", "--learning_rate=0.05",
+                 "--ema_decay=0.95", "--target_top1=0.6", "--stop_at_target", f"--output_dir={tmp_path}")
+    summary, found = printed_json(done), rows(tmp_path)
+    assert found[-1]["ema_val_top1"] >= 0.6 and all(row["ema_val_top1"] < 0.6 for row in found[:-1])
+    assert found[-2]["val_top1"] >= 0.6
+    assert (summary["epochs_to_target"], summary["best_epoch"]) == (found[-1]["epoch"],) * 2
+    assert (summary["seconds_to_target"], summary["best_top1"]) == (found[-1]["seconds"], found[-1]["ema_val_top1"])
 
 
 @pytest.mark.parametrize(("flags", "code", "message"), [

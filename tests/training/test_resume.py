@@ -102,6 +102,23 @@ def test_a_training_that_is_done_is_evaluated_again(undisturbed):
     assert [row["epoch"] for row in rows(undisturbed)] == [1, 2, 3, 4]
 
 
+def test_torn_logs_are_named_and_the_run_goes_on(undisturbed, tmp_path):
+    folder = shutil.copytree(undisturbed, tmp_path / "run", symlinks=True)
+    before = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text("")
+    (folder / "metrics.jsonl").unlink()
+    (folder / "steps.jsonl").write_bytes(bytes((folder / "steps.jsonl").stat().st_size))
+    (folder / "times.jsonl").write_bytes((folder / "times.jsonl").read_bytes()[:-9])
+    done = train(*FLAGS, f"--output_dir={folder}")
+    after = json.loads((folder / "summary.json").read_text())
+    assert (after["best_top1"], after["best_epoch"]) == (before["best_top1"], before["best_epoch"])
+    warnings = [line for line in done.stderr.splitlines() if "warning: " in line]
+    for line, words in zip(warnings, ("summary.json is damaged", "steps.jsonl: line 1 is damaged",
+                                      "times.jsonl: line 4 is damaged", "lacks 4 of the 4 evaluations"), strict=True):
+        assert words in line
+    assert len(rows(folder, "times.jsonl")) == 3
+
+
 def test_never_starts_anew(undisturbed, tmp_path):
     shutil.copytree(undisturbed, tmp_path / "run", symlinks=True)
     done = train(*FLAGS, "--epochs=1", "--resume=never", f"--output_dir={tmp_path}/run")

@@ -18,8 +18,10 @@ from common.errors import Stopped
 from common.files import locked
 from reporting.run_data import RunData
 from reporting.run_folder import RunFolder
+from reporting.run_log import RunLog
 from reporting.sweep import write_sweep
 from training import cached_run, sweep
+from training.state import Progress
 
 COMMON = ("--model=convnet", "--epochs=1", "--warmup=none")
 # A sweep whose runs are forks (warm.py), which start within a second.
@@ -100,8 +102,7 @@ def test_a_run_that_diverged_is_a_row(grid):
 def test_a_training_that_goes_on_after_it_diverged_has_no_summary(grid, tmp_path):
     copy = shutil.copytree(grid[0] / "learning_rate=1e12,batch_size=96,seed=1", tmp_path / "run")
     assert (copy / "summary.json").is_file()
-    progress = SimpleNamespace(evaluations=0, step=0)
-    RunFolder().start(SimpleNamespace(folder=copy, plan={}, flags_text="", progress=progress))
+    RunLog(RunFolder(copy)).start(SimpleNamespace(folder=copy, plan={"steps": 9}, flags_text="", progress=Progress()))
     assert not (copy / "summary.json").exists()
 
 
@@ -247,6 +248,13 @@ def test_the_page_shows_mean_and_spread(tmp_path):
     assert re.search(r"4\s+64\s+1\s+1\s+10.00 %", text) and "step 1,234, epoch 0.500" in text
     assert text.count("batch size 64: 55 % (learning rate 1)") == 1 and page.count("<figure>") == 4
     assert "batch size 64, single seeds: 60 % (learning rate 1)" in text
+
+
+def test_the_average_of_the_weights_ranks_the_runs(tmp_path):
+    found = [row(1, 64, 0, 0.9) | {"ema_val_top1": 0.5}, row(2, 64, 0, 0.6) | {"ema_val_top1": None}]
+    text = html.unescape(re.sub(r"<[^>]*>", " ", write_sweep(tmp_path, found, 2).read_text()))
+    assert "60.00%, is that of learning rate 2" in text and re.search(r"1\s+64\s+1\s+0\s+50.00 %", text)
+    assert "90.00" not in text.replace("91.00", "")
 
 
 def test_a_sweep_of_seeds_alone_has_a_table(tmp_path):

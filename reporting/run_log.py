@@ -1,0 +1,68 @@
+"""Writes plan, flags, logs and summary of a training to its folder."""
+import contextlib
+import time
+
+from common.errors import complain
+from reporting.observer import Evaluation, Observer, RunInfo, Update
+from reporting.run_folder import FLAGS, LAYERS, METRICS, PLAN, STEPS, SUMMARY, TIMES, RunFolder
+
+STEP_ROWS = 1000  # about so many rows of steps.jsonl in a whole training
+
+
+class RunLog(Observer):
+    """Writes plan.json, flags.txt, summary.json and the logs. They are saved after an evaluation and at the end.
+
+    A row of steps.jsonl is written for every n-th update: step, epoch, seconds, learning_rate, momentum, batch_size,
+    loss, top1. Training itself writes the summary.json of a run that diverged. It is removed if the run is continued.
+    """
+
+    def __init__(self, files: RunFolder):
+        self._files = files
+
+    def start(self, run: RunInfo) -> None:
+        self._began, self._every = time.perf_counter() - run.progress.seconds, -(-run.plan["steps"] // STEP_ROWS)
+        with contextlib.suppress(OSError):
+            (run.folder / METRICS).touch()  # a training that ends before its first evaluation has no rows
+        self._files.write(PLAN, run.plan)
+        self._files.write(FLAGS, run.flags_text)
+        summary = self._files.read(SUMMARY)
+        if not summary or summary.get("diverged"):  # or it is damaged
+            (run.folder / SUMMARY).unlink(missing_ok=True)
+        self.rewind(run.progress)
+
+    def rewind(self, progress) -> None:
+        """Removes the rows after this progress."""
+        self._files.keep(STEPS, lambda row: row["step"] < progress.step)
+        for name in (METRICS, TIMES, LAYERS):  # a row of an earlier version may lack its samples
+            self._files.keep(name, lambda row: progress.step and row.get("samples", 0) <= progress.evaluated)
+        if (lacking := progress.evaluations - len(self._files.rows(METRICS))) > 0:
+            complain(f"warning: {self._files.path / METRICS} lacks {lacking} of the {progress.evaluations} evaluations "
+                     "before this checkpoint; training continues without them")
+        self._files.save()
+
+    def step(self, update: Update) -> None:
+        """Logs the update, and the layers of the first one."""
+        self._layers(0, 0, update.layers)
+        if update.number % self._every == 0:
+            self._files.append(STEPS, {
+                "step": update.number, "epoch": update.epoch, "seconds": time.perf_counter() - self._began,
+                "learning_rate": update.learning_rate, "momentum": update.momentum, "batch_size": update.batch_size,
+                "loss": update.loss, "top1": update.top1})
+
+    def evaluation(self, evaluation: Evaluation) -> None:
+        epoch, samples = evaluation.row["epoch"], evaluation.row["samples"]
+        self._files.append(METRICS, evaluation.row)
+        self._files.append(TIMES, {"epoch": epoch, "samples": samples, **evaluation.breakdown})
+        self._layers(epoch, samples, evaluation.layers)
+        self._files.save()
+
+    def _layers(self, epoch, samples, layers):
+        if layers:
+            self._files.append(LAYERS, {"epoch": epoch, "samples": samples, "layers": layers})
+
+    def end(self, summary: dict) -> None:
+        self._files.write(SUMMARY, summary)
+        self._files.save()
+
+    def close(self) -> None:
+        self._files.save()
