@@ -28,7 +28,7 @@ def test_the_same_records_make_the_same_weights_in_any_format(runs):
 
 
 def test_staging_copied_once_and_the_copy_was_read(runs, in_format):
-    [copy] = [path for path in (runs["lmdb"] / "disk").iterdir() if path.is_dir()]
+    [copy] = [path for path in (runs["lmdb"] / "disk").glob("*/*") if path.is_dir()]
     assert sorted(path.name for path in copy.iterdir()) == sorted(path.name for path in in_format("lmdb").iterdir())
     assert json.loads((runs["lmdb"] / "summary.json").read_text())["val_samples"] == 353
 
