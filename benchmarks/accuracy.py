@@ -26,6 +26,7 @@ RATES = {  # learning rate by dataset, optimizer and batch size
     ("glyphs", "lars", 256): 10, ("glyphs", "lars", 1024): 20, ("glyphs", "sgd", 256): 0.1,
     ("glyphs", "sgd", 1024): 0.1,
 }
+WARMUP = {"lars": 0.5, "sgd": 0.0}  # the rate at which it starts
 
 
 def measure(folder: Path, dataset: str, optimizer: str, batch: int, seeds: int) -> dict:
@@ -33,6 +34,7 @@ def measure(folder: Path, dataset: str, optimizer: str, batch: int, seeds: int) 
     rows = sweep.run(*sweep.planned_runs([
         "benchmarks.accuracy", f"--flagfile={RECIPE}", *COMMON[dataset], f"--optimizer={optimizer}",
         f"--batch_size={batch}", f"--learning_rate={RATES[dataset, optimizer, batch]}", f"--seeds={seeds}",
+        f"--warmup_learning_rate={WARMUP[optimizer]}",
         "--checkpoint_every=1000", f"--output_dir={folder / f'{dataset}-{optimizer}-{batch}'}"]))
     top1 = [row["val_top1"] for row in rows]
     return {"dataset": dataset, "optimizer": optimizer, "batch_size": batch, "seeds": seeds,
