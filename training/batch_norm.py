@@ -89,8 +89,8 @@ class MovingStatistics:
     def move(self, statistics: tf.Tensor, updates: tf.Tensor) -> None:
         """Moves the averages. statistics: as flat_statistics returns them. updates: number of updates made before."""
         rate = 1 - self._momentum
-        if not self._keeps_initial:
-            rate /= 1 - tf.pow(self._momentum, tf.cast(updates, tf.float32) + 1)
+        if not self._keeps_initial:  # momentum 1 never moves them
+            rate = tf.math.divide_no_nan(rate, 1 - tf.pow(self._momentum, tf.cast(updates, tf.float32) + 1))
         self._vector.assign_add(rate * (statistics - self._vector))
 
     def write(self) -> None:

@@ -76,6 +76,14 @@ def test_statistics_of_trained_weights_count_like_any_others():
     assert float(model.layers[0].moving_variance[0]) == pytest.approx(0.9 * 1 + 0.1 * 2)
 
 
+def test_with_momentum_1_they_never_move():
+    model = tf.keras.Sequential([tf.keras.Input((4, 4, 1)), BatchNormalization(momentum=1.0)])
+    moving = MovingStatistics(model)
+    moving.move(tf.constant([5.0, 7.0]), updates=tf.constant(0))
+    moving.write()
+    assert [float(value[0]) for value in model.layers[0].weights[2:]] == [0, 1]
+
+
 def test_in_keras_fit_the_layer_moves_its_own_statistics():
     """Against Keras's own layer, on a micro-batch that is not split."""
     images = np.random.default_rng(0).normal(3, size=(16, 4, 4, 2)).astype(np.float32)
