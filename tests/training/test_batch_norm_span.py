@@ -64,14 +64,15 @@ def test_moving_statistics_do_not_depend_on_the_workers(trained, one_core):
                 np.testing.assert_allclose(found[name], alone[name], rtol=1e-5, atol=1e-5, err_msg=name)
 
 
-def test_the_validation_loss_does_not_depend_on_the_workers(trained, one_core):
-    """It does on how often the moving statistics move: per update of the weights, not per micro-batch."""
-    flags_ = ("--epochs=2", "--micro_batch_size=32", "--batch_norm_span=32")
-    alone = rows(trained(1, *flags_))
-    for workers in (2, 4):
-        for one, other in zip(alone, rows(trained(workers, *flags_)), strict=True):
-            assert one["train_loss"] == pytest.approx(other["train_loss"], rel=1e-3)
-            assert one["val_loss"] == pytest.approx(other["val_loss"], rel=2e-2)
+def test_the_validation_loss_does_not_depend_on_the_workers(train_once, one_core):
+    """With statistics that moved once per micro-batch, it was 1.91, 1.96 and 2.25 on 1, 2 and 4 workers."""
+    runs = [train_once("--image_size=16", "--batch_size=128", "--epochs=2", "--micro_batch_size=32", "--seed=4",
+                       "--batch_norm_span=32", "--deterministic", kind="mpirun", workers=workers)
+            for workers in (1, 2, 4)]
+    alone, *others = [rows(run)[-1] for run in runs]
+    for other in others:
+        assert other["train_loss"] == pytest.approx(alone["train_loss"], rel=5e-3)
+        assert other["val_loss"] == pytest.approx(alone["val_loss"], rel=2e-2)
 
 
 def test_a_span_that_grows_with_exact_statistics(trained):
