@@ -18,19 +18,20 @@ from benchmarks.allreduce_hosts import EVERY_PROTOCOL, INTERFACE, messages
 from distributed.exchange import GradientExchange
 from distributed.optimizer import build, distributed
 from distributed.torus import ProcessSets
+from model_zoo.layers import BatchNormalization
+from training.batch_norm import MovingStatistics
 from training.step import Totals, make_train_step
 
 os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"  # otherwise the two messages may be fused
 world, grid = MPI.COMM_WORLD, tuple(map(int, sys.argv[1].split("x")))
 exchange = GradientExchange(ProcessSets(*grid) if 1 not in grid else None)
 hvd.init(process_sets=exchange.process_sets or None)
-model = tf.keras.Sequential([tf.keras.layers.Input((400,)),
-                             tf.keras.layers.BatchNormalization(center=False, scale=False),
-                             tf.keras.layers.Dense(2)])
+model = tf.keras.Sequential([tf.keras.layers.Input((1, 1, 400)), BatchNormalization(center=False, scale=False),
+                             tf.keras.layers.Flatten(), tf.keras.layers.Dense(2)])
 optimizer = distributed(optim.create_optimizer("sgd", learning_rate=0.0, momentum=0.9), exchange)
 build(optimizer, model.trainable_variables)
-step, sent = make_train_step(model, optimizer, Totals(), 1), []
-batches = iter(tf.data.Dataset.from_tensors((tf.ones([2, 400]), tf.zeros([2, 1], tf.int32))).repeat())
+step, sent = make_train_step(model, optimizer, Totals(), 1, moving=MovingStatistics(model)), []
+batches = iter(tf.data.Dataset.from_tensors((tf.ones([2, 1, 1, 400]), tf.zeros([2, 1], tf.int32))).repeat())
 for number in range(6):
     with socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(EVERY_PROTOCOL)) as packets:
         packets.bind((INTERFACE, EVERY_PROTOCOL))

@@ -61,6 +61,7 @@ def test_each_epochs_shares_are_written_and_the_timeline_too(tmp_path):
           f"--output_dir={folder}", f"--timeline={timeline}", kind="mpirun", workers=2)
     rows = [json.loads(line) for line in (folder / "times.jsonl").read_text().splitlines()]
     assert [row.pop("epoch") for row in rows] == [1, 2]
+    assert [row.pop("samples") for row in rows] == [1536, 2816]  # of 1,437, in batches of 128
     for row in rows:
         assert list(row) == ["compute", "data", "exchange"]
         assert sum(row.values()) == pytest.approx(1) and min(row.values()) >= 0
