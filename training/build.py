@@ -142,9 +142,11 @@ def make_state(settings: Settings, dataset: Dataset, world: World, exchange: Gra
     """Creates the model, the optimizer and all else that a training changes. Raises UserError."""
     recipe, run = settings.recipe, settings.run
     model = make_model(recipe, dataset, world.rank)
-    moving = MovingStatistics(model, keeps_initial=bool(run.init_checkpoint))
+    moving = None
+    if recipe.batch_norm_statistics == "moving":
+        moving = MovingStatistics(model, keeps_initial=bool(run.init_checkpoint))
     return State(model, make_optimizer(recipe, model, exchange), run.log_trust_ratios, make_average(recipe, model),
-                 moving if recipe.batch_norm_statistics == "moving" else None)
+                 moving)
 
 
 def make_optimizer(recipe: Recipe, model, exchange: GradientExchange):
