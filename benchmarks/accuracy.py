@@ -13,7 +13,7 @@ import json
 import statistics
 from pathlib import Path
 
-from training import sweep
+from experiments import sweep
 
 RECIPE = Path(__file__).parents[1] / "launch/recipes/digits.flags"
 COMMON = {

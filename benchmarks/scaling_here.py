@@ -5,7 +5,7 @@
 It times several sizes on two ranks and fits a straight line, which gives the cost of a message and of a byte. From that
 line it forecasts the ring on 2 and on 4 ranks, and compares the forecast with measurements. With --output, it writes
 the line of Gloo, or of --transport, and the speed of ResNet-50 and of each --model on one worker as a topology for
-`launch.scaling` and `training.benchmark` with `--topology=here.json`. The forecast does not model ranks that share a
+`launch.scaling` and `experiments.benchmark` with `--topology=here.json`. The forecast does not model ranks that share a
 core.
 """
 import argparse

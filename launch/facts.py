@@ -20,7 +20,7 @@ from distributed.gpus import Gpu
 from training import flags
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("common", "data", "distributed", "inference", "launch", "model_zoo", "optim", "reporting", "training")
+ROOMS = tuple(sorted({path.parent.name for path in ROOT.glob("*/__init__.py")} - {"benchmarks", "tests"}))
 PACKAGES = {"tensorflow": "tensorflow", "horovod": "horovod", "dali": "nvidia-dali-cuda120"}
 GRANTED = "SLURM_GPUS_ON_NODE"
 SHARED_MEMORY = Path("/dev/shm")

@@ -30,7 +30,7 @@ def training_step(arguments, log_placement: bool = False):
     import tensorflow as tf
 
     from data.synthetic import SyntheticFeed
-    from training import stage_times
+    from experiments import stage_times
     from training.run import start_and_check_flags
 
     tf.debugging.set_log_device_placement(log_placement)

@@ -186,12 +186,12 @@ def speed(machine) -> Step:
 
 
 def benchmark(machine, data_dir, batch, seconds, *more) -> list[str]:
-    return python("-m", "training.benchmark", f"--data_dir={data_dir}", *machine.model, f"--batch_size={batch}",
+    return python("-m", "experiments.benchmark", f"--data_dir={data_dir}", *machine.model, f"--batch_size={batch}",
                   f"--seconds={seconds}", "--json", *more)
 
 
 def rates(output: str) -> dict[str, float]:
-    """Returns images per second by stage, from the output of training.benchmark."""
+    """Returns images per second by stage, from the output of experiments.benchmark."""
     return {row["name"]: row["images_per_second"] for row in last_json(output)["stages"]}
 
 

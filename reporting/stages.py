@@ -1,4 +1,4 @@
-"""The results of training.benchmark: the limiting stage and advice, as text, table and HTML page.
+"""The results of experiments.benchmark: the limiting stage and advice, as text, table and HTML page.
 
 The table follows the GTC slides ("Throughput comparison"), and so do the two verdicts ("Host/IO limited",
 "Device/Training limited").

@@ -1,4 +1,4 @@
-"""study.html: a table and a plot of accuracy against batch size, from the rows of training.study."""
+"""study.html: a table and a plot of accuracy against batch size, from the rows of experiments.study."""
 import io
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""sweep.json and sweep.html: the runs of training.sweep, with mean and spread over the seeds as a table and plots."""
+"""sweep.json and sweep.html: the runs of experiments.sweep; mean and spread over the seeds as a table and plots."""
 import itertools
 import math
 import operator

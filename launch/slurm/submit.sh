@@ -14,7 +14,7 @@ Submits the training of RECIPE as a Slurm job. Prints the job's number, or the p
   --partition P, --account A   as for sbatch
   --sbatch=OPTION              any other option for sbatch. Can be repeated
   --array 0-2                  submit one job per seed, or per run of a sweep if RECIPE is SWEEP/%a.flags, which
-                               \`python -m training.sweep --dry_run\` writes
+                               \`python -m experiments.sweep --dry_run\` writes
   --launcher auto|mpirun|srun  program that starts the workers. auto: the one whose workers find each other
   --container-image IMAGE      run the workers in a container, with Pyxis
   --container-mounts A:B,...   mounts in addition to the checkout and the current folder

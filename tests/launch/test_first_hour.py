@@ -13,12 +13,13 @@ from conftest import ROOT, run
 
 from common import flags as common_flags
 from common.errors import UserError
+from experiments import benchmark
 from launch import first_hour
 from launch import first_hour_steps as hour_steps
 from launch.first_hour_probe import MARK
 from launch.first_hour_steps import NAMES, Command, Machine, Step
 from reporting.first_hour import write_first_hour
-from training import benchmark, flags
+from training import flags
 from training.plan import plan_for
 
 SCRIPT = ROOT / "launch" / "first_gpu_hour.sh"
@@ -176,7 +177,7 @@ MPIRUN = f"train.py: --xla: what went wrong\n{BOX}\nprterun detected that a proc
     (3, "one\nlast line\n\n", False, "failed", "exit code 3: last line"),
     (1, "", False, "failed", "exit code 1: no output"),
     (1, MPIRUN, False, "failed", "exit code 1: train.py: --xla: what went wrong"),
-    (1, "training.benchmark: OOM when allocating tensor with shape[256,64]\n", True, "out of memory", ""),
+    (1, "experiments.benchmark: OOM when allocating tensor with shape[256,64]\n", True, "out of memory", ""),
     (1, "RESOURCE_EXHAUSTED: Out of memory while trying to allocate\n", True, "out of memory", ""),
     (1, "OOM when allocating tensor\n", False, "failed", "exit code 1: OOM when allocating tensor"),
 ])
@@ -229,7 +230,7 @@ def test_one_gpu_takes_about_an_hour_and_leaves_out_the_exchange(tmp_path):
 def test_what_is_run_on_gpus_has_flags_that_its_programs_take(machine, tmp_path):
     """The hour itself is only pretended here: what is left out then has to be right, too."""
     for command in commands(machine, tmp_path, "speed") + commands(machine, tmp_path, "data"):
-        assert command.words[:3] == [sys.executable, "-m", "training.benchmark"]
+        assert command.words[:3] == [sys.executable, "-m", "experiments.benchmark"]
         common_flags.read(benchmark.all_flags(), command.words[2:])
     assert [command.label["DALI on"] for command in commands(machine, tmp_path, "data")] == ["cpu", "gpu", "gpu", "gpu"]
     for command in commands(machine, tmp_path, "exchange"):

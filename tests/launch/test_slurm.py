@@ -10,7 +10,7 @@ import pytest
 from conftest import ROOT, rows, weights
 from slurm_rig import Slurm
 
-from training import sweep
+from experiments import sweep
 
 SUBMIT = ROOT / "launch" / "slurm" / "submit.sh"
 NODES = ("--nodes", 2, "--workers-per-node", 1, "--no-preflight")
@@ -139,7 +139,7 @@ def test_an_array_trains_a_seed_each(slurm, tmp_path):
 
 
 def test_an_array_trains_a_run_of_a_sweep_each(slurm, tmp_path, capsys):
-    words = ["training.sweep", "--sweep=batch_size=96,48", "--model=convnet", "--epochs=1", "--warmup=none",
+    words = ["experiments.sweep", "--sweep=batch_size=96,48", "--model=convnet", "--epochs=1", "--warmup=none",
              f"--output_dir={tmp_path}/sweep"]
     assert sweep.main([*words, "--dry_run"]) == 0
     job = submit(slurm, tmp_path, "--nodes=1", "--workers-per-node=1", "--no-preflight", "--array=0-1",

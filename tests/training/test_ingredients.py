@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from conftest import DIGITS, ROOT, printed_json, rows, run, train, weights
 
+from experiments.cached_run import Result
 from reporting.run_data import RunData
-from training.cached_run import Result
 from training.checkpoints import intact, write
 from training.state import Progress, Snapshot
 

@@ -1,4 +1,4 @@
-"""Shows the effect of large batches on this machine: `uv run python -m training.study`.
+"""Shows the effect of large batches on this machine: `uv run python -m experiments.study`.
 
 It trains a small network without batch norm on `glyphs` with growing batch sizes, for the same number of epochs, with
 two rules: SGD with linear scaling and gradual warm-up (Goyal et al. 2017), and LARS with the same warm-up. It writes a
@@ -6,7 +6,7 @@ table and a plot of accuracy against batch size, like figure 3 of arXiv:1708.038
 
 The full study searches the learning rate of each rule at each batch size by factors of two, with one seed, until the
 best rate has a worse one on either side, and then by factors of the square root of two. Then it trains with the best
-rate and all seeds. --quick uses recorded rates and one seed. Each rule and batch size is a sweep (training.sweep) in
+rate and all seeds. --quick uses recorded rates and one seed. Each rule and batch size is a sweep (experiments.sweep) in
 its own folder. If the study is stopped, the same command continues.
 """
 import json
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common import command, flags
+from experiments import sweep
 from reporting.study import write_study
-from training import sweep
 
 SMALL_BATCH = 64
 BATCHES = (64, 256, 1024, 2048)
@@ -68,7 +68,7 @@ class Study:
         print(f"{RULES[rule].title}, batch {batch}, rates {', '.join(f'{rate:g}' for rate in rates)}, {seeds} seed"
               f"{'s' * (seeds > 1)}", file=sys.stderr, flush=True)
         rows = sweep.run(*sweep.planned_runs([
-            "training.study", f"--flagfile={recipe}", f"--data_dir={self._data_dir}", f"--seeds={seeds}",
+            "experiments.study", f"--flagfile={recipe}", f"--data_dir={self._data_dir}", f"--seeds={seeds}",
             f"--sweep=learning_rate={','.join(map(str, rates))}", f"--output_dir={self._folder / recipe.stem}"]))
         accuracies = [row["val_top1"] for row in rows]
         return [accuracies[start:start + seeds] for start in range(0, len(rows), seeds)]
@@ -126,7 +126,7 @@ def main(argv) -> int:
     if command.asks_for_help(argv):
         command.print_help(__doc__, *flags.described(flags.define(Options), flags.names(Options)))
         return 0
-    with command.shell("training.study") as ending:
+    with command.shell("experiments.study") as ending:
         options = flags.parsed(flags.read(flags.define(Options), argv), Options)
         print(json.dumps(run(options)))
     return ending.code

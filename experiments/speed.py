@@ -1,4 +1,4 @@
-"""Measures the speed of training by global batch size on all workers of a launch, for training.benchmark.
+"""Measures the speed of training by global batch size on all workers of a launch, for experiments.benchmark.
 
 The batch sizes take turns, so a drift of the machine affects all of them. A rate is the median over the turns. The
 steps are those of train.py: its input pipeline, its exchange of gradients, its optimizer, with a learning rate of 0.
@@ -17,13 +17,13 @@ from distributed import launcher
 from distributed import topology as topologies
 from distributed import world as worlds
 from distributed.world import World
+from experiments.stage_times import AHEAD, MOST_SAMPLES, ROUNDS, errors_in_one_line, quiet
 from model_zoo.cost import model_cost
 from optim.schedules import Piecewise
 from training import build
 from training.bad_input import bad_input_is_user_error
 from training.breakdown import StepTimes, on_host
 from training.plan import Phase, Plan, allreduce_for, divisors, make_plan
-from training.stage_times import AHEAD, MOST_SAMPLES, ROUNDS, errors_in_one_line, quiet
 from training.step import Learned
 
 TIMED = 2  # steps per turn whose waiting times are measured
@@ -88,7 +88,7 @@ class Batch:
 def measure(settings, options, dataset) -> tuple[World, list[dict]]:
     """Measures each of --global_batch_size. Returns (world, rows), the rows on rank 0.
 
-    All workers have to call it at once. settings: training.settings.Settings. options: those of training.benchmark.
+    All workers have to call it at once. settings: training.settings.Settings. options: those of experiments.benchmark.
     Raises UserError.
     """
     recipe, launch = settings.recipe, settings.launch

@@ -1,4 +1,4 @@
-"""Measures the speed of each stage on this machine: `uv run python -m training.benchmark --data_dir=D --model=M`.
+"""Measures the speed of each stage on this machine: `uv run python -m experiments.benchmark --data_dir=D --model=M`.
 
     read        the reader of the format alone
     decode      + decoding the part of each image that the augmentation needs
@@ -21,7 +21,7 @@ for the exchange of gradients. With --output_dir, the rows of several launches, 
 form one table. --topology adds the forecast of launch.scaling to it.
 
     for workers in 1 2 4; do
-        mpirun -np $workers python -m training.benchmark --global_batch_size=256,2048 --output_dir=D ...
+        mpirun -np $workers python -m experiments.benchmark --global_batch_size=256,2048 --output_dir=D ...
     done
 """
 import contextlib
@@ -97,7 +97,7 @@ def main(argv) -> int:
     if command.asks_for_help(argv):
         command.print_help(__doc__, *flags.described(all_flags(), (*BORROWED, *flags.names(Options))))
         return 0
-    with (command.shell("training.benchmark", barrier=wait_for_all) as ending, command.json_only_on_stdout(),
+    with (command.shell("experiments.benchmark", barrier=wait_for_all) as ending, command.json_only_on_stdout(),
           explain_horovods_errors()):
         values = flags.read(all_flags(), argv)
         options = flags.parsed(values, Options)
@@ -120,7 +120,7 @@ def measure_stages(recipe: Recipe, launch: Launch, options: Options) -> None:
         raise UsageError(f"flag --data_dir={recipe.data_dir}: synthetic data has nothing to read; give a real dataset, "
                          "or --global_batch_size to measure only training steps")
     dataset = open_named(recipe.data_dir)
-    from training.stage_times import measure
+    from experiments.stage_times import measure
 
     result = measure(recipe, launch, options, dataset)
     if options.output_dir:
@@ -139,7 +139,7 @@ def measure_workers(recipe: Recipe, launch: Launch, options: Options) -> None:
         from distributed.topology import load
 
         load(options.topology)  # a wrong name shows at once
-    from training.speed import measure
+    from experiments.speed import measure
 
     launch = replace(launch, dali_threads=next(iter(options.dali_threads), None))
     world, rows = measure(Settings(recipe, launch, Run(), {}, ""), options, dataset)

@@ -11,7 +11,7 @@ ONE_WORKER = {8: 200.0, 16: 320.0}  # images per second of convnet
 
 
 def bench(kind, workers, *flags, **options):
-    return run(kind, workers, "-m", "training.benchmark", "--data_dir=digits", "--model=convnet", "--seconds=0.2",
+    return run(kind, workers, "-m", "experiments.benchmark", "--data_dir=digits", "--model=convnet", "--seconds=0.2",
                *flags, **options)
 
 
@@ -104,7 +104,7 @@ def test_other_trainings_are_not_compared():
     (["--global_batch_size=1"], 1, "nearest sizes that are: 2")])
 def test_a_wrong_flag_on_two_workers_is_a_line_on_each(flags, code, expected):
     done = bench("mpirun", 2, *flags)
-    lines = [line for line in done.stderr.splitlines() if "training.benchmark: " in line]
+    lines = [line for line in done.stderr.splitlines() if "experiments.benchmark: " in line]
     assert done.returncode == code and not done.stdout
     assert lines and all(expected in line for line in lines) and "Traceback" not in done.stderr
 
@@ -112,7 +112,7 @@ def test_a_wrong_flag_on_two_workers_is_a_line_on_each(flags, code, expected):
 def test_a_worker_with_one_core_computes_after_it_has_read():
     """With one thread, TensorFlow could run the whole forward and backward pass before it reads the clock."""
     pinned = ("import os, sys; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); "
-              "from training import benchmark; sys.exit(benchmark.main(sys.argv))")
+              "from experiments import benchmark; sys.exit(benchmark.main(sys.argv))")
     done = run("python", 1, "-c", pinned, "--model=convnet", "--global_batch_size=128", "--seconds=0.2", "--json")
     assert done.returncode == 0, done.stderr
     [row] = printed_json(done)["rows"]

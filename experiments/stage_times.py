@@ -1,4 +1,4 @@
-"""Measures the stages of training.benchmark in turn, with the components that train.py uses."""
+"""Measures the stages of experiments.benchmark in turn, with the components that train.py uses."""
 import contextlib
 import io
 import statistics
@@ -73,7 +73,7 @@ def quiet(longest: float = 5.0) -> None:
 
 
 def measure(recipe: Recipe, launch: Launch, options, dataset) -> dict:
-    """Returns the content of --json. options: those of training.benchmark."""
+    """Returns the content of --json. options: those of experiments.benchmark."""
     build.set_compiler(launch)
     world, batch_size = start(recipe.seed, device=launch.device), options.batch_size
     check_gpus(world, launch.device_policy)

@@ -1,4 +1,4 @@
-"""Trains every combination of flag values: `uv run python -m training.sweep --sweep=FLAG=VALUES [flags of train.py]`.
+"""Trains every combination of flag values: `python -m experiments.sweep --sweep=FLAG=VALUES [flags of train.py]`.
 
     --sweep=learning_rate=5,10,20 --sweep=batch_size=512,4096 --seeds=3      18 runs
 
@@ -29,11 +29,11 @@ from common.errors import UsageError, UserError
 from common.files import as_json, locked, write_atomically
 from common.flags import flag
 from data import named
+from experiments.cached_run import Result, train_once
 from reporting.run_data import flags_in, same, top1_of
 from reporting.run_folder import FLAGS
 from reporting.sweep import write_sweep
 from training import flags as train_flags
-from training.cached_run import Result, train_once
 from training.plan import plan_for
 
 GROUPS = train_flags.GROUPS
@@ -230,7 +230,7 @@ def main(argv) -> int:
         command.print_help(__doc__, *flags.described(all_flags(), flags.names(Options)), "",
                            "`uv run train.py --helpfull` lists the flags of train.py.")
         return 0
-    with command.shell("training.sweep") as ending:
+    with command.shell("experiments.sweep") as ending:
         print(as_json(run(*planned_runs(argv))), flush=True)
     return ending.code
 

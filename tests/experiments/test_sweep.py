@@ -16,16 +16,16 @@ from conftest import ROOT, environment, rows, warm_python
 
 from common.errors import Stopped
 from common.files import locked
+from experiments import cached_run, sweep
 from reporting.run_data import RunData
 from reporting.run_folder import RunFolder
 from reporting.run_log import RunLog
 from reporting.sweep import write_sweep
-from training import cached_run, sweep
 from training.state import Progress
 
 COMMON = ("--model=convnet", "--epochs=1", "--warmup=none")
 # A sweep whose runs are forks (warm.py), which start within a second.
-PROGRAM = "import sys; sys.executable = {!r}; from training import sweep; sys.exit(sweep.main(sys.argv))"
+PROGRAM = "import sys; sys.executable = {!r}; from experiments import sweep; sys.exit(sweep.main(sys.argv))"
 
 
 def swept(folder, *words) -> subprocess.Popen:
@@ -126,8 +126,8 @@ def test_a_request_to_stop_reaches_the_run_and_the_same_command_continues(tmp_pa
     process.send_signal(signal.SIGTERM)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 75 and not output
-    assert errors.splitlines()[-1] == ("training.sweep: weight_decay=0,seed=0 was stopped on request; the same command "
-                                       "continues")
+    assert errors.splitlines()[-1] == ("experiments.sweep: weight_decay=0,seed=0 was stopped on request; the same "
+                                       "command continues")
     assert list((metrics.parent / "checkpoints").glob("step-*"))
 
 
@@ -176,7 +176,7 @@ def test_another_failure_ends_the_sweep_in_one_line_that_names_the_run(tmp_path)
     assert code == 1 and not output
     first, line = errors.splitlines()
     assert first == "run 1 of 2: seed=0"
-    assert re.fullmatch(rf"training.sweep: seed=0 failed: .*; its output is in {tmp_path}/seed=0.log", line)
+    assert re.fullmatch(rf"experiments.sweep: seed=0 failed: .*; its output is in {tmp_path}/seed=0.log", line)
     assert not (tmp_path / "seed=1").exists()
 
 
@@ -191,7 +191,7 @@ def test_another_failure_ends_the_sweep_in_one_line_that_names_the_run(tmp_path)
     (["--sweep=data_dir=/none"], 1, "/none"),
 ])
 def test_a_wrong_flag_is_one_line_before_any_run(words, code, message, tmp_path, capsys):
-    assert sweep.main(["training.sweep", *COMMON, *words, f"--output_dir={tmp_path}/sweep"]) == code
+    assert sweep.main(["experiments.sweep", *COMMON, *words, f"--output_dir={tmp_path}/sweep"]) == code
     shown = capsys.readouterr()
     assert len(shown.err.splitlines()) == 1 and message in shown.err and not shown.out
     assert not (tmp_path / "sweep").exists()
@@ -219,7 +219,7 @@ def test_dry_run_writes_a_file_of_flags_for_each_run(tmp_path, capsys):
     words = ["--sweep=learning_rate=1,2", "--seeds=2", "--seed=5", *COMMON, f"--output_dir={tmp_path}", "--dry_run"]
     for number in (4, 17):
         (tmp_path / f"{number}.flags").write_text("of an earlier, larger sweep")
-    assert sweep.main(["training.sweep", *words]) == 0
+    assert sweep.main(["experiments.sweep", *words]) == 0
     assert capsys.readouterr().out == "[]\n" and not list(tmp_path.glob("*/"))
     files = sorted(tmp_path.glob("*.flags"))
     assert [file.name for file in files] == ["0.flags", "1.flags", "2.flags", "3.flags"]

@@ -1,12 +1,12 @@
 """The study: the same search for every rule, runs that are not repeated, a page with a table and a plot."""
 import json
 import math
-import time
+import subprocess
 
 import pytest
 
+from experiments import study
 from reporting.study import write_study
-from training import study
 
 
 class Peaked(study.Study):
@@ -46,8 +46,8 @@ def test_a_run_is_made_once_and_again_after_a_stop(digits, tmp_path, monkeypatch
     assert accuracy == json.loads((half / "summary.json").read_text())["val_top1"] > 0 and accuracy != first
     plan = json.loads((half / "plan.json").read_text())
     assert plan["phases"][0]["global_batch_size"] == 256 and plan["peak_learning_rate"] <= 20
-    begun = time.monotonic()
-    assert made.top1("lars", 256, [20.0]) == [[first]] and time.monotonic() - begun < 1
+    monkeypatch.setattr(subprocess, "Popen", None)  # no training starts
+    assert made.top1("lars", 256, [20.0]) == [[first]]
 
 
 def test_quick_has_a_rate_for_each_of_its_runs():

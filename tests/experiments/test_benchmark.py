@@ -10,14 +10,14 @@ from common.errors import UserError
 from data import formats
 from data.dataset import Split, open_dataset
 from data.feed import Feed
+from experiments import benchmark, stage_times
 from reporting import stages as report
-from training import benchmark, stage_times
 
 NAMES = ["read", "decode", "augment", "pipeline", "model", "train"]
 
 
 def bench(*flags):
-    return run("python", 1, "-m", "training.benchmark", *flags)
+    return run("python", 1, "-m", "experiments.benchmark", *flags)
 
 
 def row_of(stages, name):
@@ -88,21 +88,21 @@ def test_the_parts_read_every_format(name, digits, tmp_path):
     ["--topology=abci"], ["--global_batch_size=64,none"], ["--dali_threads=1,2", "--global_batch_size=64"],
     ["digits"]])
 def test_a_wrong_flag_is_one_line_without_tensorflow(flags):
-    program = ("import sys; from training import benchmark; code = benchmark.main(sys.argv); "
+    program = ("import sys; from experiments import benchmark; code = benchmark.main(sys.argv); "
                "sys.exit(99 if 'tensorflow' in sys.modules else code)")
     done = run("python", 1, "-c", program, *flags, cold=True)
     assert done.returncode == 2 and not done.stdout
-    assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("training.benchmark: ")
+    assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("experiments.benchmark: ")
     assert flags[0].strip("-").split("=")[0].replace("sekonds", "'sekonds'") in done.stderr
 
 
 def test_no_dataset_there(tmp_path, capsys):
-    assert benchmark.main(["training.benchmark", f"--data_dir={tmp_path}"]) == 1
+    assert benchmark.main(["experiments.benchmark", f"--data_dir={tmp_path}"]) == 1
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_help_is_fast_and_names_every_flag(capsys):
-    assert benchmark.main(["training.benchmark", "--help"]) == 0
+    assert benchmark.main(["experiments.benchmark", "--help"]) == 0
     shown = capsys.readouterr().out
     for name in (*benchmark.BORROWED, *benchmark.flags.names(benchmark.Options)):
         assert f"  --{name}: " in shown or f"  --{name} (" in shown

@@ -35,7 +35,7 @@ class Result:
     @classmethod
     def read(cls, folder: Path) -> "Result | None":
         """Returns the result of the run in a folder, or None if there is no run or it has not ended."""
-        ending = RunFolder(folder, reader="training.sweep").read(SUMMARY)
+        ending = RunFolder(folder, reader="experiments.sweep").read(SUMMARY)
         if not ending:
             return None
         top1 = 1 / ending["classes"] if ending.get("diverged") else ending["val_top1"]
