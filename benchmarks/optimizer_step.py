@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import model_zoo
 from optim.lars import LARS, SGD
-from optim.stacks import norms, stacks_of
+from optim.stacks import norms, stacked, stacks_of
 
 ROUNDS, STEPS = 15, 5
 
@@ -52,7 +52,7 @@ def norms_only(shapes):
 
     @tf.function
     def step():
-        return [norms(stacks, [stack.of(tensors) for stack in stacks]) for tensors in (variables, gradients)]
+        return [norms(stacks, stacked(stacks, tensors)) for tensors in (variables, gradients)]
 
     return step
 

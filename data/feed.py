@@ -1,6 +1,6 @@
 """Batches for Keras: a DALI pipeline over a slice of the stream, as a tf.data dataset without copies through Python."""
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -164,6 +164,29 @@ class Feed:
             if not self.device.upload:  # DALI has read the indexes; deleted now, in case the process is killed
                 held.close()
             yield Batches(iterator, split, samples, batch_size)
+
+
+class OpenPipeline:
+    """A pipeline that stays open as long as it reads what is asked for next. Opening one takes up to seconds."""
+
+    def __init__(self):
+        self._held, self._upcoming, self._batches = ExitStack(), iter(()), None
+
+    def read(self, wanted, opening: Callable[[], AbstractContextManager], upcoming: Iterable = ()) -> tuple[Any, bool]:
+        """Returns (what `opening` yields, whether it was opened now). What is `wanted` comes next in it.
+
+        opening: opens another pipeline if the one that is open reads something else next. upcoming: what that one
+        reads after `wanted`.
+        """
+        is_new = self._batches is None or next(self._upcoming, None) != wanted
+        if is_new:
+            self.close()
+            self._batches, self._upcoming = self._held.enter_context(opening()), iter(upcoming)
+        return self._batches, is_new
+
+    def close(self) -> None:
+        self._batches = None
+        self._held.close()
 
 
 def by_parts(function: Callable[[np.ndarray], np.ndarray], positions: np.ndarray) -> np.ndarray:

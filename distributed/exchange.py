@@ -12,7 +12,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from distributed import float16
-from distributed.allreduce_plan import ALL_TO_ALL, NCCL, NCCL_AND_MPI, PROCESS_SETS, AllreducePlan
+from distributed.allreduce_plan import ALL_TO_ALL, NCCL, NCCL_AND_MPI, PROCESS_SETS, RING, AllreducePlan
 from distributed.hierarchical import Hierarchical
 from distributed.torus import AllToAll, ProcessSets, Stepwise
 from distributed.world import on_one_vector
@@ -55,12 +55,14 @@ class GradientExchange:
 
     collectives: sums a bucket. Default: Ring. compression: "none" or "fp16", in transit. fusion_mb: maximum size of a
     bucket in MB, before compression. Default: FUSION_MB. Buckets do not affect a ring, because Ring sums each tensor
-    separately and Horovod fuses them.
+    separately and Horovod fuses them. plan: the plan of the collectives.
     """
 
     def __init__(self, collectives: Ring | Stepwise | None = None, compression: str = "none",
-                 fusion_mb: float | None = None):
-        self._collectives, self._compression = collectives or Ring(), COMPRESSIONS[compression]
+                 fusion_mb: float | None = None, plan: AllreducePlan = RING):
+        self.plan = plan
+        self._collectives = collectives or Ring()
+        self._compression = COMPRESSIONS[compression]
         self._fusion_bytes = int((fusion_mb or FUSION_MB) * 2**20)
 
     @property

@@ -24,7 +24,7 @@ from training import build
 from training.bad_input import bad_input_is_user_error
 from training.breakdown import StepTimes, on_host
 from training.plan import Phase, Plan, allreduce_for, divisors, make_plan
-from training.step import Learned
+from training.step import StepResult
 
 TIMED = 2  # steps per turn whose waiting times are measured
 
@@ -58,7 +58,7 @@ class Batch:
         self.rates.append(self.steps * self.phase.global_batch_size / self._run(self.steps))
         for _ in range(TIMED):
             began = time.perf_counter()
-            waited = Learned.of(self._result(self._launch(timed=True))).waited
+            waited = StepResult.unpack(self._result(self._launch(timed=True))).waited
             self.times.add_timed(time.perf_counter() - began, waited)
 
     def _run(self, steps: int) -> float:

@@ -2,17 +2,18 @@
 import tensorflow as tf
 
 from optim.exclusion import check_exclusion, is_excluded
-from optim.stacks import norms, stacks_of
+from optim.stacks import in_order, norms, stacked, stacks_of, unstacked
 
 
 class SGD(tf.keras.optimizers.Optimizer):
     """SGD with momentum and coupled weight decay: the decay goes through the momentum, as in Caffe and the papers.
 
-        v <- momentum * v + learning_rate * (g + weight_decay * w)
+        g <- g + weight_decay * w
+        v <- momentum * v + learning_rate * g
         w <- w - v
 
-    The learning rate is inside the momentum buffer (arXiv:1708.03888, section 3.2.3, steps 3 to 5), so a new rate
-    applies only to new gradients. Keras's own SGD decouples weight decay from momentum.
+    These are steps 3 to 5 of arXiv:1708.03888, section 3.2.3. The learning rate is inside the momentum buffer v, so a
+    new rate applies only to new gradients. Keras's own SGD decouples weight decay from momentum.
 
     Norms and updates are computed in the dtype of the variables, which is float32 under mixed precision, too. The
     optimizer expects gradients that are averaged over the workers and unscaled.
@@ -31,9 +32,6 @@ class SGD(tf.keras.optimizers.Optimizer):
         self.coupled_weight_decay = weight_decay
         self.nesterov = nesterov
         self.exclude = tuple(exclude)
-        # Subtracting rate * decay / momentum * w from the buffer, which the kernel then multiplies by momentum, avoids
-        # a temporary g + decay * w. This is impossible with zero momentum, and with Nesterov, which uses g twice.
-        self._decay_through_buffer = momentum > 0 and not nesterov
 
     def build(self, var_list):
         """Creates a zero-initialized buffer, which holds -v, in the shape of each variable."""
@@ -57,46 +55,38 @@ class SGD(tf.keras.optimizers.Optimizer):
 
     def _internal_apply_gradients(self, grads_and_vars):
         """Overrides the Keras hook that gets all gradients before `update_step`, to process them in stacks."""
-        pairs = [(tf.convert_to_tensor(gradient), variable) for gradient, variable in grads_and_vars]
-        rate, momentum = map(tf.convert_to_tensor, (self.learning_rate, self.momentum))
-        updates = [(gradient, rate, variable) for gradient, variable in pairs if self._is_plain(variable)]
-        if others := [pair for pair in pairs if not self._is_plain(pair[1])]:
-            updates += self._scaled(*zip(*others, strict=True), rate, momentum)
-        return super()._internal_apply_gradients([((gradient, rate, momentum), v) for gradient, rate, v in updates])
+        learning_rate, momentum = map(tf.convert_to_tensor, (self.learning_rate, self.momentum))
+        plain, others = [], []
+        for gradient, variable in grads_and_vars:
+            (plain if self._is_plain(variable) else others).append((tf.convert_to_tensor(gradient), variable))
+        updates = [((gradient, learning_rate, momentum), variable) for gradient, variable in plain]
+        if others:
+            gradients, variables = zip(*others, strict=True)
+            gradients, rates = self._adapted(gradients, variables, learning_rate)
+            updates += [((gradient, rate, momentum), variable)
+                        for gradient, rate, variable in zip(gradients, rates, variables, strict=True)]
+        return super()._internal_apply_gradients(updates)
 
-    def _scaled(self, gradients, variables, rate, momentum):
-        """Returns (gradient, rate, variable) of each update. Adds weight decay to the gradient or the buffer."""
-        stacks, weights = stacks_of(variables), [variable.value() for variable in variables]
-        weights, gradients = ([stack.of(tensors) for stack in stacks] for tensors in (weights, gradients))
-        rates, decay, updates = self._rates(rate, stacks, weights, gradients), self.coupled_weight_decay, []
-        through_buffer = bool(decay) and self._decay_through_buffer
-        buffer_decays = tf.unstack(rates * (decay / momentum), len(variables)) if through_buffer else ()
-        rates = tf.unstack(rates, len(variables))
-        for stack, weight, gradient in zip(stacks, weights, gradients, strict=True):
-            if through_buffer and stack.is_single:
-                variable = variables[stack.positions[0]]
-                buffer_decay = tf.cast(buffer_decays[len(updates)], variable.dtype)
-                tf.raw_ops.ResourceApplyGradientDescent(var=self._buffer(variable).handle, alpha=buffer_decay,
-                                                        delta=weight)
-            elif decay:
-                gradient += decay * weight
-            for position, part in zip(stack.positions, stack.parts(gradient), strict=True):
-                updates.append((part, rates[len(updates)], variables[position]))
-        return updates
+    def _adapted(self, gradients, variables, learning_rate):
+        """Returns the gradient with weight decay and the learning rate of each variable."""
+        stacks = stacks_of(variables)
+        w, g = stacked(stacks, variables), stacked(stacks, gradients)
+        rates = self._rates(learning_rate, stacks, w, g)
+        if self.coupled_weight_decay:
+            g = [one + self.coupled_weight_decay * weight for one, weight in zip(g, w, strict=True)]  # step 3
+        return unstacked(stacks, g), in_order(stacks, tf.unstack(rates, len(variables)))
 
-    def _rates(self, rate, stacks, weights, gradients):
+    def _rates(self, learning_rate, stacks, w, g):
         """Returns the learning rate of each variable, in the order of the stacks, float32 (variables,)."""
-        return tf.fill([sum(len(stack.positions) for stack in stacks)], rate)
+        return tf.fill([sum(len(stack.positions) for stack in stacks)], learning_rate)
 
     def update_step(self, gradient, variable):
-        """Updates a variable. gradient: a tuple (gradient, learning rate, momentum)."""
-        gradient, rate, momentum = gradient
+        """Updates a variable by steps 4 and 5, in one kernel. gradient: a tuple (gradient, learning rate, momentum)."""
+        gradient, learning_rate, momentum = gradient
+        buffer = self._buffers[self._index_dict[self._var_key(variable)]]
         tf.raw_ops.ResourceApplyKerasMomentum(
-            var=variable.handle, accum=self._buffer(variable).handle, grad=gradient, use_nesterov=self.nesterov,
-            lr=tf.cast(rate, variable.dtype), momentum=tf.cast(momentum, variable.dtype))
-
-    def _buffer(self, variable):
-        return self._buffers[self._index_dict[self._var_key(variable)]]
+            var=variable.handle, accum=buffer.handle, grad=gradient, use_nesterov=self.nesterov,
+            lr=tf.cast(learning_rate, variable.dtype), momentum=tf.cast(momentum, variable.dtype))
 
     def get_config(self):
         config = super().get_config()
@@ -112,10 +102,12 @@ class SGD(tf.keras.optimizers.Optimizer):
 
 
 class LARS(SGD):
-    """Layer-wise adaptive rate scaling (arXiv:1708.03888, section 3.2.3).
+    """Layer-wise adaptive rate scaling (arXiv:1708.03888, section 3.2.3, steps 1 to 5).
 
         ratio <- trust_coefficient * |w| / (|g| + weight_decay * |w| + epsilon), or 1 where |w| or |g| is zero
-        v     <- momentum * v + learning_rate * ratio * (g + weight_decay * w)
+        rate  <- learning_rate * ratio
+        g     <- g + weight_decay * w
+        v     <- momentum * v + rate * g
         w     <- w - v
 
     The L2 norms are computed per variable. The paper's symbols: trust_coefficient is l, learning_rate gamma, momentum
@@ -137,9 +129,9 @@ class LARS(SGD):
     def _is_plain(self, variable):
         return self.is_excluded(variable)
 
-    def _rates(self, rate, stacks, weights, gradients):
-        weight_norms, gradient_norms = (norms(stacks, tensors, self._in_xla) for tensors in (weights, gradients))
-        return rate * self.trust_ratios(weight_norms, gradient_norms)
+    def _rates(self, learning_rate, stacks, w, g):
+        ratios = self.trust_ratios(norms(stacks, w, self._in_xla), norms(stacks, g, self._in_xla))  # step 1
+        return learning_rate * ratios  # step 2
 
     def trust_ratios(self, weight_norms, gradient_norms):
         """Returns the trust ratio of each variable, in the shape of the norms."""

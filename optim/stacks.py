@@ -20,14 +20,6 @@ class Stack:
     positions: tuple[int, ...]
     is_single: bool
 
-    def of(self, tensors: Sequence) -> tf.Tensor:
-        """Returns one tensor of shape (positions, *shape), or of the tensor's own shape if it is single."""
-        chosen = [tensors[position] for position in self.positions]
-        return chosen[0] if self.is_single else tf.stack(chosen)
-
-    def parts(self, stacked: tf.Tensor) -> list[tf.Tensor]:
-        return [stacked] if self.is_single else tf.unstack(stacked, len(self.positions))
-
 
 def stacks_of(tensors: Sequence) -> list[Stack]:
     """Assigns each index to one stack, with single large tensors last. tensors: all with a static shape."""
@@ -40,7 +32,27 @@ def stacks_of(tensors: Sequence) -> list[Stack]:
     return sorted(made, key=lambda stack: stack.is_single)
 
 
-def norms(stacks: Sequence[Stack], stacked: Sequence[tf.Tensor], jit_compile: bool = False) -> tf.Tensor:
+def stacked(stacks: Sequence[Stack], tensors: Sequence) -> list[tf.Tensor]:
+    """Returns one tensor per stack, of shape (positions, *shape), or of the tensor's own shape if it is single."""
+    chosen = [[tensors[position] for position in stack.positions] for stack in stacks]
+    return [tf.convert_to_tensor(group[0]) if stack.is_single else tf.stack(group)
+            for stack, group in zip(stacks, chosen, strict=True)]
+
+
+def unstacked(stacks: Sequence[Stack], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns what `stacked` has stacked, in the order before."""
+    parts = [[one] if stack.is_single else tf.unstack(one, len(stack.positions))
+             for stack, one in zip(stacks, tensors, strict=True)]
+    return in_order(stacks, [part for group in parts for part in group])
+
+
+def in_order(stacks: Sequence[Stack], values: Sequence) -> list:
+    """Returns values that are in the order of the stacks in the order before."""
+    positions = [position for stack in stacks for position in stack.positions]
+    return [value for _, value in sorted(zip(positions, values, strict=True), key=lambda pair: pair[0])]
+
+
+def norms(stacks: Sequence[Stack], tensors: Sequence[tf.Tensor], jit_compile: bool = False) -> tf.Tensor:
     """Returns the L2 norm of each tensor in the order of the stacks, float32 (tensors,).
 
     The result is bit-identical for any number of threads, which may differ between workers, because one thread sums
@@ -48,7 +60,7 @@ def norms(stacks: Sequence[Stack], stacked: Sequence[tf.Tensor], jit_compile: bo
     """
     norm = _plain_norm if jit_compile else tf.math.reduce_euclidean_norm
     found, rows = [], []
-    for stack, tensor in zip(stacks, stacked, strict=True):
+    for stack, tensor in zip(stacks, tensors, strict=True):
         if stack.is_single:
             rows.append(norm(_rows(tensor), axis=1))
         else:
@@ -60,26 +72,26 @@ def norms(stacks: Sequence[Stack], stacked: Sequence[tf.Tensor], jit_compile: bo
 
 def norms_of(tensors: Sequence) -> tf.Tensor:
     """Returns the L2 norm of each tensor, variable or IndexedSlices, float32 (tensors,)."""
-    return _in_order(tensors, norms)
+    return _per_tensor(tensors, norms)
 
 
 def largest_of(tensors: Sequence) -> tf.Tensor:
     """Returns the largest magnitude of each tensor's finite elements, or 0 if it has none, float32 (tensors,)."""
-    def largest(stacks, stacked):
-        finite = [tf.where(tf.math.is_finite(one), tf.abs(one), tf.zeros([], one.dtype)) for one in stacked]
+    def largest(stacks, tensors):
+        finite = [tf.where(tf.math.is_finite(one), tf.abs(one), tf.zeros([], one.dtype)) for one in tensors]
         found = [tf.reduce_max(one, axis=None if stack.is_single else list(range(1, one.shape.rank)))
                  for stack, one in zip(stacks, finite, strict=True)]
         return tf.concat([tf.cast(tf.reshape(one, [-1]), tf.float32) for one in found], axis=0)
 
-    return _in_order(tensors, largest)
+    return _per_tensor(tensors, largest)
 
 
-def _in_order(tensors, function):
+def _per_tensor(tensors, function):
     """Applies a function of stacks and stacked tensors; returns its results in the order of the tensors."""
     tensors = [tf.convert_to_tensor(one) for one in tensors]
     stacks = stacks_of(tensors)
     order = [position for stack in stacks for position in stack.positions]
-    return tf.gather(function(stacks, [stack.of(tensors) for stack in stacks]), np.argsort(order))
+    return tf.gather(function(stacks, stacked(stacks, tensors)), np.argsort(order))
 
 
 def _plain_norm(tensor, axis):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from data import order
+from data.feed import OpenPipeline
 from distributed.neighbours import Neighbours
 from distributed.world import World
 from training.bad_input import bad_input_is_user_error
@@ -112,33 +113,6 @@ def flat_statistics(observed: dict[int, tf.Tensor]) -> tf.Tensor:
     return tf.concat([tf.zeros(0), *(tf.reshape(observed[number], [-1]) for number in sorted(observed))], axis=0)
 
 
-class _Input:
-    """A pipeline of batches from several positions in the stream, for one measurement each."""
-
-    def __init__(self):
-        self._opened, self._kind, self._left, self._read, self._batches = contextlib.ExitStack(), None, [], 0, None
-
-    def read_on(self, feed, positions: Sequence[int], steps: int, batch_size: int, micro_batch_size: int,
-                neighbours: int) -> tuple:
-        """Returns (batches, number of samples of them read before). Those from the first position come next.
-
-        steps: number of global batches of a measurement.
-        """
-        kind = feed, steps, batch_size, micro_batch_size, neighbours
-        if (kind, positions[:1]) != (self._kind, self._left[:1]):
-            self._opened.close()
-            if not feed.dataset.train.any_order:
-                positions = positions[:1]
-            prepared = feed.prepare([(position, steps) for position in positions], batch_size, micro_batch_size,
-                                    neighbours=neighbours)
-            self._batches, self._kind = self._opened.enter_context(feed.open(prepared)), kind
-            self._left, self._read = positions, 0
-        self._left, before = self._left[1:], self._read
-        self._read += steps * micro_batch_size * len(
-            order.micro_batches(batch_size, micro_batch_size, feed.shard, feed.shards))
-        return self._batches, before
-
-
 class ExactStatistics:
     """Sets a model's moving mean and variance to the statistics of training batches under the current weights."""
 
@@ -148,7 +122,8 @@ class ExactStatistics:
         self._model, self._layers, self._traced = model, norms(model), {}
         if self._layers:
             self._inputs = tf.keras.Model(model.inputs, [layer.input for layer in self._layers])
-        self._input = _Input()
+        self._pipeline = OpenPipeline()
+        self._read = 0  # samples of it that earlier measurements have read
 
     def measure(self, feed, positions: Sequence[int], batch_size: int, micro_batch_size: int, span: Span = MICRO_BATCH
                 ) -> None:
@@ -167,19 +142,35 @@ class ExactStatistics:
         if span not in self._traced:
             self._traced[span] = self._trace(span)
         counted = [counter.read_value() for counter in self._counters]
-        batches, read = self._input.read_on(feed, positions[:READ_AHEAD], steps, batch_size, micro_batch_size,
-                                            span.neighbours.count if span.neighbours else 1)
+        batches = self._read_on(feed, positions, steps, batch_size, micro_batch_size,
+                                span.neighbours.count if span.neighbours else 1)
         for number in range(count):
             with bad_input_is_user_error("measuring batch-norm statistics stopped", batches,
-                                         read + number * micro_batch_size):
+                                         self._read + number * micro_batch_size):
                 moments = self._traced[span](batches.iterator)
             sums = [a + b for a, b in zip(sums, moments, strict=True)]
+        self._read += count * micro_batch_size
         for counter, before in zip(self._counters, counted, strict=True):
             counter.assign(before)
         means = self._world.mean([total / mean_count for total in sums], "batch_norm_statistics")
         for layer, (mean, squares) in zip(self._layers, means, strict=True):
             layer.moving_mean.assign(mean)
             layer.moving_variance.assign(tf.maximum(squares - tf.square(mean), 0))
+
+    def _read_on(self, feed, positions: Sequence[int], steps: int, batch_size: int, micro_batch_size: int,
+                 neighbours: int):
+        """Returns batches, of which `steps` global batches from the first position come next."""
+        positions = positions[:READ_AHEAD] if feed.dataset.train.any_order else positions[:1]
+        wanted = [(feed, steps, batch_size, micro_batch_size, neighbours, position) for position in positions]
+
+        def opening():
+            return feed.open(feed.prepare([(position, steps) for position in positions], batch_size, micro_batch_size,
+                                          neighbours=neighbours))
+
+        batches, is_new = self._pipeline.read(wanted[0], opening, wanted[1:])
+        if is_new:
+            self._read = 0
+        return batches
 
     def _trace(self, span):
         """Returns a compiled function that reads a micro-batch and measures the input of each layer.

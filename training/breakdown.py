@@ -54,11 +54,17 @@ class StepTimes:
     """Sums of images and seconds since the last `collect`, over all steps and over the timed ones."""
 
     def __init__(self):
-        self._images, self._seconds, self._timed = 0, 0.0, np.zeros(1 + len(NAMES))
+        self._reset()
+
+    def _reset(self):
+        self._images = 0
+        self._seconds = 0.0
+        self._timed = np.zeros(1 + len(NAMES))  # seconds, and those waited for each of NAMES
 
     def add(self, images: int, seconds: float) -> None:
         """Adds a step, timed or not."""
-        self._images, self._seconds = self._images + images, self._seconds + seconds
+        self._images += images
+        self._seconds += seconds
 
     def add_timed(self, seconds: float, waited) -> dict[str, float]:
         """Adds a timed step. waited: how many of these seconds it waited for each of NAMES. Returns the fractions."""
@@ -74,7 +80,7 @@ class StepTimes:
         The fractions add up to 1. The dict is empty if no step was timed.
         """
         seconds, *waited = world.sum(tf.constant(self._timed), "times").numpy().tolist()
-        self.__init__()
+        self._reset()
         if not seconds:
             return {}
         fractions = {name: one / seconds for name, one in zip(NAMES, waited, strict=True)}

@@ -135,7 +135,7 @@ def make_model(recipe: Recipe, dataset: Dataset, stream: int = 0):
 def make_exchange(launch: Launch, allreduce: AllreducePlan, nccl: bool) -> GradientExchange:
     """Creates the gradient exchange. Call it before Horovod starts, which needs its process sets."""
     collectives = make_collectives(allreduce, nccl)
-    return GradientExchange(collectives, launch.compression, launch.fusion_mb)
+    return GradientExchange(collectives, launch.compression, launch.fusion_mb, allreduce)
 
 
 def make_state(settings: Settings, dataset: Dataset, world: World, exchange: GradientExchange) -> State:

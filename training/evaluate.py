@@ -1,11 +1,13 @@
 """Exact evaluation: each validation sample counts once, for any number of workers and any remainder."""
-import contextlib
+import functools
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
 
+from data.feed import OpenPipeline
 from distributed.world import World
 from training.bad_input import bad_input_is_user_error
 from training.step import Totals, make_evaluation_step
@@ -34,8 +36,11 @@ class Evaluator:
     def __init__(self, model, feed, batch_size: int, world: World, average=None):
         self._totals = Totals()
         self._step = make_evaluation_step(model, self._totals)
-        self._feed, self._batch_size, self._world, self._average = feed, batch_size, world, average
-        self._opened = contextlib.ExitStack(), None  # the pipeline that the next evaluation goes on with, if any
+        self._feed = feed
+        self._batch_size = batch_size
+        self._world = world
+        self._average = average
+        self._pipeline = OpenPipeline()
 
     def __call__(self, stop: Callable[[], bool] = lambda: False, measure: Callable[[], None] = lambda: None
                  ) -> Validation | None:
@@ -60,20 +65,21 @@ class Evaluator:
 
     def _evaluate(self, stop) -> tuple[dict[str, float], np.ndarray] | None:
         """Returns the metrics over all workers and the outcomes of this worker's shard, or None if `stop` is true."""
-        outcomes, most = [tf.zeros([0, 3])], -(-self._feed.dataset.validation.samples // self._feed.shards)
-        (held, validation), self._opened = self._opened, (contextlib.ExitStack(), None)
-        with held:
-            batches, samples = validation or held.enter_context(self._feed.validation(self._batch_size))
-            for number, start in enumerate(range(0, most, self._batch_size)):
-                if number % BATCHES_UNASKED == 0 and stop():
-                    self._totals.reset()
-                    return None
-                if start >= samples:
-                    continue
-                with bad_input_is_user_error(f"evaluation stopped at sample {start}", batches, start):
-                    valid = min(self._batch_size, samples - start)
-                    outcomes.append(self._step(batches.iterator, tf.constant(valid))[:valid])
-            if samples and batches.repeats:
-                self._opened = held.pop_all(), (batches, samples)
+        outcomes = [tf.zeros([0, 3])]
+        most = -(-self._feed.dataset.validation.samples // self._feed.shards)  # samples in the largest shard
+        opening = functools.partial(self._feed.validation, self._batch_size)
+        (batches, samples), _ = self._pipeline.read("validation", opening, itertools.repeat("validation"))
+        for number, start in enumerate(range(0, most, self._batch_size)):
+            if number % BATCHES_UNASKED == 0 and stop():
+                self._totals.reset()
+                self._pipeline.close()
+                return None
+            if start >= samples:
+                continue
+            with bad_input_is_user_error(f"evaluation stopped at sample {start}", batches, start):
+                valid = min(self._batch_size, samples - start)
+                outcomes.append(self._step(batches.iterator, tf.constant(valid))[:valid])
+        if not (samples and batches.repeats):
+            self._pipeline.close()
         metrics = {f"val_{name}": value for name, value in self._totals.collect(self._world).items()}
         return metrics, tf.concat(outcomes, axis=0).numpy()

@@ -1,7 +1,6 @@
 """The command line: reads the flags that settings.py declares. Imports nothing heavy, so a wrong flag fails at once."""
 import dataclasses
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,6 +28,20 @@ NEEDED = {  # mode -> the flags that it needs, each with an example
     "predict": {"checkpoint": "RUN/checkpoints", "image": "FILE"},
 }
 GROUPS = {"Recipe": Recipe, "Launch": Launch, "Run": Run}
+RULES = (  # (whether a command line breaks the rule, what to say)
+    (lambda s: s.run.workers is not None and not s.run.dry_run,
+     "--workers only sets what to plan for; use it with --dry_run"),
+    (lambda s: s.run.workers_per_node is not None and not s.run.dry_run,
+     "--workers_per_node only sets what to plan for; use it with --dry_run"),
+    (lambda s: s.trains and s.launch.elastic and ELASTIC not in os.environ,
+     "--elastic needs horovodrun --min-np=N --max-np=N --host-discovery-script=SCRIPT"),
+    (lambda s: s.trains and not s.launch.elastic and ELASTIC in os.environ,
+     "horovodrun was started for a varying number of workers; add --elastic"),
+    (lambda s: s.run.stop_at_target and s.run.target_top1 is None,
+     "--stop_at_target needs --target_top1, such as --target_top1=0.759"),
+    (lambda s: s.launch.elastic and s.launch.allreduce == "hierarchical",
+     "--allreduce=hierarchical needs Horovod process sets, which --elastic rules out; use --allreduce=torus or ring"),
+)
 
 
 def parse(argv: Sequence[str]) -> Settings:
@@ -38,39 +51,26 @@ def parse(argv: Sequence[str]) -> Settings:
     flags.txt of the run of --checkpoint. Otherwise it is images.flags if --data_dir is given, and digits.flags if not.
     """
     recipes, given = recipes_first(argv[1:])
-    source = [] if recipes else [_default_recipe(argv[0], given)]
-    values = _read([argv[0], *recipes, *(f"--flagfile={path}" for path in source), *given])
+    source = None if recipes else _default_recipe(argv[0], given)
+    values = _read([argv[0], *(recipes or [f"--flagfile={source}"]), *given])
     values.data_dir = named.absolute(values.data_dir)  # flags.txt has to mean the same from any folder
     values.init_checkpoint = values.init_checkpoint and str(Path(values.init_checkpoint).absolute())
-    for name in ("workers", "workers_per_node"):
-        if values[name].value is not None and not values.dry_run:
-            raise UsageError(f"--{name} only sets what to plan for; use it with --dry_run")
-    trains = values.mode == "train" and not values.dry_run
-    if trains and values.elastic != (ELASTIC in os.environ):
-        raise UsageError("--elastic needs horovodrun --min-np=N --max-np=N --host-discovery-script=SCRIPT"
-                         if values.elastic else "horovodrun was started for a varying number of workers; add --elastic")
-    if values.stop_at_target and values.target_top1 is None:
-        raise UsageError("--stop_at_target needs --target_top1, such as --target_top1=0.759")
-    if values.elastic and values.allreduce == "hierarchical":
-        raise UsageError("--allreduce=hierarchical needs Horovod process sets, which --elastic rules out; use "
-                         "--allreduce=torus or ring")
-    for name in values.observer:
-        if not re.fullmatch(r"[\w.]+:[\w.]+", name):
-            raise UsageError(f"--observer={name} is not MODULE:NAME, such as my_observers:Printer")
-    for name, example in NEEDED.get(values.mode, {}).items():
-        if not values[name].value:
-            raise UsageError(f"--mode={values.mode} needs --{name}={example}")
     recorded = [name for name in (*flags.names(Recipe), *flags.names(Launch), "init_checkpoint")
                 if values[name].value not in (None, [])]
     text = "\n".join(values[name].serialize() for name in recorded) + "\n"
     recipe, launch, run = (flags.parsed(values, group) for group in GROUPS.values())
     recipe = with_image_size(recipe)
-    values_given = {name: values[name].value for group in GROUPS.values() for name in flags.names(group)}
     sizes = recipe.image_size
-    given_size = sizes.values[0] if len(sizes.pairs) == 1 else str(sizes)
-    files = source or [Path(recipes[0].partition("=")[2]).absolute()]
-    settings = Settings(recipe, launch, run, values_given | {"image_size": given_size}, text,
-                        next(iter(source), None), files[0])
+    values_given = {name: values[name].value for group in GROUPS.values() for name in flags.names(group)}
+    values_given["image_size"] = sizes.values[0] if len(sizes.pairs) == 1 else str(sizes)
+    file = source or Path(recipes[0].partition("=")[2]).absolute()
+    settings = Settings(recipe, launch, run, values_given, text, source, file)
+    for is_broken, problem in RULES:
+        if is_broken(settings):
+            raise UsageError(problem)
+    for name, example in NEEDED.get(run.mode, {}).items():
+        if not getattr(run, name):
+            raise UsageError(f"--mode={run.mode} needs --{name}={example}")
     _check_effect(settings, given)
     return settings
 

@@ -16,7 +16,7 @@ from training.breakdown import TIMED_ONE_IN, StepTimes
 from training.build import Job
 from training.pending import Pending, Step
 from training.plan import Interval
-from training.profiling import launching
+from training.profiling import profiled
 from training.reading import TrainingInput
 from training.recovery import Recovery
 
@@ -26,7 +26,7 @@ def follow_plan(job: Job, recovery: Recovery, observers: Sequence = ()) -> dict:
 
     Raises Diverged and Stopped on all workers at once, and UserError if training cannot continue.
     """
-    progress, times, metrics, profiled = job.state.progress, StepTimes(), None, launching(observers)
+    progress, times, metrics = job.state.progress, StepTimes(), None
     with TrainingInput(job) as training_input:
         for interval in job.plan.intervals():
             if target_is_reached(job):
@@ -36,17 +36,18 @@ def follow_plan(job: Job, recovery: Recovery, observers: Sequence = ()) -> dict:
                 first, batches = progress.step, training_input.read_on(interval)
             with Pending(job, observers, times) as pending:
                 while progress.step < interval.end:
-                    began, step = time.perf_counter(), next_step(job, interval, first)
-                    signals, launched = pending.settle(leaving=0 if step.timed else 1), time.perf_counter()
+                    began = time.perf_counter()
+                    step = next_step(job, interval, first)
+                    signals = pending.settle_before(step)
+                    launched = time.perf_counter()
                     with bad_input_is_user_error(f"training stopped at epoch {step.epoch:.3f}", batches,
                                                  training_input.samples_before(step.number, interval)), \
-                            startup.stage("tracing the first step"), profiled(step.number):
+                            startup.stage("tracing the first step"), profiled(observers, step.number):
                         packed = train_step(batches.iterator, *step.arguments, recovery.signals())
-                    pending.add(step, packed, launched)
                     progress.step += 1
                     progress.samples += batch_size
                     is_last = progress.step == interval.end
-                    signals += pending.settle(leaving=0 if step.timed or is_last or not step.number else 1)
+                    signals += pending.add(step, packed, launched, is_last)
                     seconds = time.perf_counter() - began
                     progress.trained_seconds += seconds
                     times.add(batch_size, seconds)

@@ -12,7 +12,7 @@ from reporting.observer import Update
 from training.breakdown import StepTimes, on_host
 from training.build import Job
 from training.divergence import Diverged
-from training.step import NO_SIGNALS, Learned
+from training.step import NO_SIGNALS, StepResult
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,19 @@ class Step:
 class Pending:
     """Context manager for the pending steps, oldest first. On exit, it cancels the remaining copies.
 
+    The host is one step ahead of the device. Only a timed step runs alone, and the results of the first step of all and
+    of the last step of an interval are known before anything else happens.
+
     A thread copies each result to the host. The copy is requested right after the launch of its step: TensorFlow's copy
     waits for all operations that were queued on a GPU before, so a later request would wait for the next step, too.
     """
 
     def __init__(self, job: Job, observers: Sequence, times: StepTimes):
-        self._job, self._observers, self._times = job, observers, times
-        self._steps, self._reader = deque(), ThreadPoolExecutor(1, "results")
+        self._job = job
+        self._observers = observers
+        self._times = times
+        self._steps = deque()
+        self._reader = ThreadPoolExecutor(1, "results")
 
     def __enter__(self):
         return self
@@ -53,13 +59,18 @@ class Pending:
     def __exit__(self, *_):
         self._reader.shutdown(wait=False, cancel_futures=True)
 
-    def add(self, step: Step, packed: tf.Tensor, began: float) -> None:
-        """Adds a step that was launched.
+    def settle_before(self, step: Step) -> np.ndarray:
+        """Waits for the results that have to be known before a step is launched; returns the sum of their signals."""
+        return self.settle(leaving=0 if step.timed else 1)
 
-        packed: its result, which training.step.Learned unpacks. began: time before the launch, when no earlier step was
-        left if the step is timed.
+    def add(self, step: Step, packed: tf.Tensor, began: float, is_last: bool) -> np.ndarray:
+        """Adds a step that was launched, and waits for the results that have to be known before anything else.
+
+        packed: the step's result, which training.step.StepResult unpacks. began: time of the launch, in seconds.
+        is_last: whether the step is the last of its interval. Returns the sum of the signals of the results.
         """
         self._steps.append((step, began, self._reader.submit(packed.numpy)))
+        return self.settle(leaving=0 if step.timed or is_last or not step.number else 1)
 
     def settle(self, leaving: int = 0) -> np.ndarray:
         """Waits for the results of all steps except the last `leaving`, and notifies the observers.
@@ -69,12 +80,12 @@ class Pending:
         signals = np.array(NO_SIGNALS)
         while len(self._steps) > leaving:
             step, began, result = self._steps.popleft()
-            learned = Learned.of(result.result())
-            waits = self._times.add_timed(time.perf_counter() - began, learned.waited) if step.timed else {}
-            if problem := self._job.divergence(learned.loss, learned.norms):
+            found = StepResult.unpack(result.result())
+            waits = self._times.add_timed(time.perf_counter() - began, found.waited) if step.timed else {}
+            if problem := self._job.divergence(found.loss, found.norms):
                 raise Diverged(problem, step.number, step.epoch, step.learning_rate)
             for observer in self._observers:
                 observer.step(Update(step.number, step.epoch, step.batch_size, step.learning_rate, step.momentum,
-                                     learned.loss, learned.top1, waits, {} if step.number else self._job.layers()))
-            signals += learned.signals
+                                     found.loss, found.top1, waits, {} if step.number else self._job.layers()))
+            signals += found.signals
         return signals

@@ -162,13 +162,10 @@ def stream_position(epoch: float, train_samples: int) -> int:
 
 
 def plan_for(settings: Settings, workers: int, workers_per_node: int, train_samples: int,
-             nccl: bool | None = None, allreduce: AllreducePlan | None = None) -> Plan:
-    """Returns the plan of a command line. Raises UserError.
-
-    nccl: whether Horovod uses NCCL, None if not known yet. allreduce: the all-reduce, if it has been planned.
-    """
+             allreduce: AllreducePlan | None = None) -> Plan:
+    """Returns the plan of a command line. Raises UserError. allreduce: of these workers, if it has been planned."""
     launch = settings.launch
-    allreduce = allreduce or allreduce_for(launch, workers, workers_per_node, nccl)
+    allreduce = allreduce or allreduce_for(launch, workers, workers_per_node)
     plan = make_plan(settings.recipe, launch.micro_batch_size, workers, train_samples, allreduce, launch.elastic)
     if (launch.elastic or launch.xla == "true") and any(phase.neighbours > 1 for phase in plan.phases):
         without = "elastic" if launch.elastic else "xla"
@@ -177,7 +174,8 @@ def plan_for(settings: Settings, workers: int, workers_per_node: int, train_samp
     return plan
 
 
-def allreduce_for(launch: Launch, workers: int, workers_per_node: int, nccl: bool | None) -> AllreducePlan:
+def allreduce_for(launch: Launch, workers: int, workers_per_node: int, nccl: bool | None = None) -> AllreducePlan:
+    """Returns the all-reduce of a launch. nccl: whether Horovod uses NCCL, None if that is not known yet."""
     return plan_allreduce(launch.allreduce, launch.torus_grid, workers, workers_per_node, launch.elastic, nccl)
 
 

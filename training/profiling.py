@@ -1,6 +1,6 @@
 """--profile: a profile of some steps of rank 0, for TensorBoard's profile plugin."""
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 import tensorflow as tf
@@ -65,6 +65,7 @@ class Profile(Observer):
                      f"--logdir={self._folder}")
 
 
-def launching(observers: Sequence[Observer]) -> Callable[[int], AbstractContextManager]:
-    """Returns a function of a step's number: the context manager for its launch."""
-    return next((one.launching for one in observers if isinstance(one, Profile)), contextlib.nullcontext)
+def profiled(observers: Sequence[Observer], number: int) -> AbstractContextManager:
+    """Returns the context manager for the launch of a step: that of the observer that has one."""
+    launching = [one.launching for one in observers if hasattr(one, "launching")]
+    return launching[0](number) if launching else contextlib.nullcontext()

@@ -1,9 +1,11 @@
 """The input of the training. One pipeline is read over several intervals of the plan, and the next one is prepared."""
 import contextlib
+import functools
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from common.startup import startup
+from data.feed import OpenPipeline
 from training.build import Job
 from training.plan import Interval
 
@@ -20,17 +22,19 @@ class TrainingInput:
     """
 
     def __init__(self, job: Job):
-        split, self._job = job.feed.dataset.train, job
-        largest = SAMPLES * job.world.size if split.any_order else 0
+        self._job = job
+        largest = SAMPLES * job.world.size if job.feed.dataset.train.any_order else 0
         self._spans = list(grouped(job.plan.intervals(), largest))
-        self._span, self._batches, self._first = None, None, 0
-        self._thread, self._ahead, self._open = ThreadPoolExecutor(1, "input"), {}, contextlib.ExitStack()
+        self._pipeline = OpenPipeline()
+        self._first = 0  # step at which the pipeline was opened
+        self._thread = ThreadPoolExecutor(1, "input")
+        self._ahead = {}  # what is prepared of later spans, by number
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        self._open.close()
+        self._pipeline.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def read_on(self, interval: Interval):
@@ -38,15 +42,21 @@ class TrainingInput:
         progress = self._job.state.progress
         progress.reshard_step = max(progress.reshard_step, interval.first_step)
         number = next(number for number, span in enumerate(self._spans) if interval.first_step < span[-1].end)
-        if number != self._span:
-            self._open.close()
-            with startup.stage("opening the input"):
-                prepared = self._ahead.pop(number).result() if number in self._ahead else self._prepare(number)
-                self._batches = self._open.enter_context(self._job.feed.open(prepared))
-            self._span, self._first = number, progress.step
+        later = [one.first_step for one in self._spans[number] if one.first_step > interval.first_step]
+        batches, is_new = self._pipeline.read(interval.first_step, functools.partial(self._opening, number), later)
+        if is_new:
+            self._first = progress.step
             if number + 1 < len(self._spans):
                 self._ahead[number + 1] = self._thread.submit(self._prepare, number + 1, True)
-        return self._batches
+        return batches
+
+    @contextlib.contextmanager
+    def _opening(self, number: int):
+        with contextlib.ExitStack() as held:
+            with startup.stage("opening the input"):
+                prepared = self._ahead.pop(number).result() if number in self._ahead else self._prepare(number)
+                batches = held.enter_context(self._job.feed.open(prepared))
+            yield batches
 
     def samples_before(self, step: int, interval: Interval) -> int:
         """Returns the number of samples that this worker has read from the pipeline before a step of the interval."""

@@ -1,6 +1,6 @@
 """Checkpoints, snapshots in memory, stops and rollbacks: when they are due, and how all workers perform them."""
+import enum
 import time
-from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
@@ -14,32 +14,81 @@ from training.divergence import Diverged
 from training.state import Progress
 from training.stopping import StopRequest
 from training.summary import milestones, summarized_divergence
+from training.values import Every
 
 
-@dataclass
-class Last:
-    """The last checkpoint. position: in the stream, where one was last due. is_postponed: whether the one due there is
-    still to be saved.
-    """
+class Due(enum.Enum):
+    """What becomes of a checkpoint whose epoch has come."""
 
-    position: int
-    time: float
-    is_postponed: bool = False
+    NOW = enum.auto()
+    LATER = enum.auto()  # as soon as the one before is written
+    SKIPPED = enum.auto()  # the one before is too recent; the next one by epochs is saved instead
+
+
+class CheckpointSchedule:
+    """When checkpoints are due: by epochs, which all ranks know, or by time, which rank 0 measures."""
+
+    def __init__(self, every: Every, train_samples: int):
+        self._every = every
+        self._train_samples = train_samples
+        self._is_postponed = False
+
+    def record_save(self, position: int) -> None:
+        """Notes a checkpoint that is saved now. position: in the stream of samples."""
+        self._position = position
+        self._time = time.monotonic()
+        self._is_postponed = False
+
+    def record_unsaved(self, position: int, due: Due) -> None:
+        """Notes that the checkpoint due at this position is not saved now."""
+        self._position = position
+        self._is_postponed |= due is Due.LATER
+
+    @property
+    def epoch(self) -> float:
+        """The epoch at which a checkpoint was last due."""
+        return self._position / self._train_samples
+
+    def epochs_have_passed(self, position: int) -> bool:
+        return self._every.is_due(self._position, position, self._train_samples)
+
+    def by_epochs(self, is_writing: bool) -> Due:
+        """Returns what becomes of a checkpoint that is due by epochs. is_writing: whether the one before is written."""
+        if time.monotonic() - self._time < 60 * self._every.least_minutes:
+            return Due.SKIPPED
+        return Due.LATER if is_writing else Due.NOW
+
+    def is_due_by_time(self) -> bool:
+        """Whether a checkpoint is due by time, or was postponed."""
+        return self._is_postponed or self._every.has_passed(time.monotonic() - self._time)
 
 
 class Recovery:
     """Decides when a checkpoint, a commit or a stop is due, and performs it on all workers.
 
-    folder: the run's. checkpoints: on rank 0, None elsewhere. hosts: distributed.elastic's in elastic training,
-    otherwise None. committed: the last snapshot kept in memory, in elastic training. A new training that may roll back
-    saves its first checkpoint here.
+    folder: the run's. checkpoints: on rank 0, None elsewhere. hosts: distributed.elastic.Hosts in elastic training,
+    otherwise None. committed: the last snapshot kept in memory, in elastic training.
     """
 
     def __init__(self, job: Job, folder: RunFolder, checkpoints: Checkpoints | None, stop: StopRequest, hosts=None):
-        self._job, self._folder, self._checkpoints, self._stop, self._hosts = job, folder, checkpoints, stop, hosts
-        self.committed = job.state.snapshot(job.world) if hosts else None
-        self._record_save()
-        stop.heeded = True
+        self._job = job
+        self._folder = folder
+        self._checkpoints = checkpoints
+        self._stop = stop
+        self._hosts = hosts
+        self._schedule = CheckpointSchedule(job.settings.run.checkpoint_every, job.plan.train_samples)
+        self.committed = None
+
+    def begin(self) -> None:
+        """Takes over requests to stop, and keeps the state that an attempt begins with. All workers call it at once.
+
+        A new training that may roll back saves its first checkpoint.
+        """
+        job = self._job
+        if self._hosts:
+            self.committed = job.state.snapshot(job.world)
+        self._schedule.record_save(self._position)
+        self._stop.heeded = True
         if job.settings.run.on_divergence == "rollback" and not job.state.progress.step:
             self._save(epoch=0)
 
@@ -55,7 +104,8 @@ class Recovery:
 
     def is_due_after(self, signals) -> bool:
         """Whether `after_step` would save, commit or stop. The results of all steps have to be known before that."""
-        return bool(np.any(signals)) or self._epochs_have_passed() or self._commit_is_due()
+        return (bool(np.any(signals)) or self._schedule.epochs_have_passed(self._position)
+                or self._commit_is_due())
 
     def after_step(self, signals, before_evaluation: bool) -> None:
         """Saves, commits or stops, if due. Raises Stopped, and HostsUpdatedInterrupt after a commit.
@@ -111,7 +161,7 @@ class Recovery:
         after.rollbacks, after.reshard_step, after.seconds = before.rollbacks + 1, after.step, before.seconds
         after.skipped = plan.position(problem.step + 1) + before.skipped - plan.position(after.step)
         state.start_clock()
-        self._record_save()
+        self._schedule.record_save(self._position)
         if self._hosts:  # the last commit is from before the rollback, perhaps with the bad weights
             self.committed = state.snapshot(world)
         for observer in observers:
@@ -128,11 +178,16 @@ class Recovery:
             self._folder.write(SUMMARY, ending | milestones(progress, self._job.settings.run.target_top1))
             self._folder.save()
 
-    def _save_if_due(self, is_due: bool, epoch: float | None = None, top1: float | None = None) -> None:
-        if not is_due and self._epochs_have_passed():
-            is_due = not self._postpones()
-        if is_due:
+    def _save_if_due(self, is_asked: bool, epoch: float | None = None, top1: float | None = None) -> None:
+        """Saves if asked, or if it is due by epochs, and commits if due. All workers have to call it at once."""
+        due = Due.NOW if is_asked else None
+        if not is_asked and self._schedule.epochs_have_passed(self._position):
+            answer = self._checkpoints and self._schedule.by_epochs(self._checkpoints.is_writing)
+            due = self._job.world.broadcast(answer, "due")
+        if due is Due.NOW:
             self._save(epoch, top1)
+        elif due:
+            self._schedule.record_unsaved(self._position, due)
         if self._commit_is_due():
             self.committed = self._job.state.snapshot(self._job.world)
             self._hosts.check_host_updates()
@@ -141,32 +196,14 @@ class Recovery:
         return self._hosts is not None and self._job.state.progress.step % COMMIT_STEPS == 0
 
     def _save(self, epoch: float | None = None, top1: float | None = None) -> None:
-        self._record_save()
+        self._schedule.record_save(self._position)
         snapshot = self._job.state.snapshot(self._job.world)
         if self._checkpoints:
-            epochs = self._last.position / self._job.plan.train_samples
-            self._checkpoints.save(snapshot, epochs if epoch is None else epoch, top1)
-
-    def _record_save(self) -> None:
-        self._last = Last(self._position, time.monotonic())
+            self._checkpoints.save(snapshot, self._schedule.epoch if epoch is None else epoch, top1)
 
     @property
     def _position(self) -> int:
         return self._job.plan.position(self._job.state.progress.step)
-
-    def _postpones(self) -> bool:
-        """Whether a checkpoint that is due by epochs is not saved now. All workers have to call it at once.
-
-        While the one before is being written, it is postponed until the disk is free. If the one before was saved less
-        than the least time ago, the next one by epochs is saved instead.
-        """
-        every, saved = self._job.settings.run.checkpoint_every, self._checkpoints
-        is_too_soon = saved is not None and time.monotonic() - self._last.time < 60 * every.least_minutes
-        is_too_soon, is_writing = self._job.world.any(is_too_soon, saved is not None and saved.is_writing)
-        if is_too_soon or is_writing:
-            self._last.position = self._position
-        self._last.is_postponed |= is_writing and not is_too_soon
-        return is_too_soon or is_writing
 
     def _wait(self, problem: str) -> None:
         """Waits until the last checkpoint is written. Raises UserError on all workers if the write failed."""
@@ -174,12 +211,7 @@ class Recovery:
             if self._checkpoints and not self._checkpoints.wait():
                 raise UserError(problem)
 
-    def _epochs_have_passed(self) -> bool:
-        plan, every = self._job.plan, self._job.settings.run.checkpoint_every
-        return every.is_due(self._last.position, self._position, plan.train_samples)
-
     def _is_possible_now(self) -> bool:
         """Whether a checkpoint is due by time or was postponed, and the disk is free. False on ranks without a disk."""
-        every, saved = self._job.settings.run.checkpoint_every, self._checkpoints
-        is_due = self._last.is_postponed or every.has_passed(time.monotonic() - self._last.time)
-        return saved is not None and is_due and not saved.is_writing
+        saved = self._checkpoints
+        return saved is not None and not saved.is_writing and self._schedule.is_due_by_time()

@@ -14,7 +14,6 @@ from common.startup import startup
 from data.dataset import Dataset
 from distributed import elastic, launcher
 from distributed import world as worlds
-from distributed.allreduce_plan import AllreducePlan
 from distributed.exchange import GradientExchange
 from distributed.heartbeat import beating
 from distributed.lost import lost_is_internal_error
@@ -32,7 +31,7 @@ from training.observing import load_observers, make_observers
 from training.plan import Plan, allreduce_for, plan_for
 from training.recovery import Recovery
 from training.settings import Settings
-from training.state import Progress, named
+from training.state import Progress, Snapshot, State, named
 from training.stopping import StopRequest
 from training.summary import milestones, summarized
 
@@ -46,35 +45,40 @@ def make_training(settings: Settings, dataset: Dataset, plan: Plan | None, stop:
     come. The number of training samples may be unknown. The function raises UserError, and Stopped after a request to
     stop.
     """
-    launch, launched, nccl = settings.launch, launcher.launched(), worlds.has_nccl(settings.launch.device)
-    allreduce = exchange = process_sets = None
+    launch, launched = settings.launch, launcher.launched()
     build.set_compiler(launch)
+    exchange = process_sets = None
     if not launch.elastic:
-        allreduce = allreduce_for(launch, launched.size, launched.local_size, nccl)
-        exchange = build.make_exchange(launch, allreduce, nccl)
+        nccl = worlds.has_nccl(launch.device)
+        exchange = build.make_exchange(launch, allreduce_for(launch, launched.size, launched.local_size, nccl), nccl)
         process_sets = distinct(exchange.process_sets, *(
             Neighbours(phase.neighbours, plan.workers).process_sets for phase in plan.phases if phase.neighbours > 1))
     with startup.stage(f"connecting {launched.size} workers" if launched.size > 1 else "starting Horovod"):
         world = worlds.start(settings.recipe.seed, launch.deterministic, process_sets, launch.fusion_mb,
                              settings.run.timeline, launch.device)
-    training = Training(settings, dataset, world, stop, (allreduce, exchange))
+    training = Training(settings, dataset, world, stop, exchange)
     return elastic.restarting(training.attempt) if launch.elastic else training.attempt
 
 
 class Training:
     """What a training keeps when workers come and go: its state, its folder, and the last snapshot in memory.
 
-    planned: the all-reduce and the gradient exchange for the world. Both are None in elastic training, until the
-    workers are known.
+    exchange: the gradient exchange of the launched workers, or None in elastic training, where each attempt plans one.
     """
 
     def __init__(self, settings: Settings, dataset: Dataset, world: World, stop: StopRequest,
-                 planned: tuple[AllreducePlan | None, GradientExchange | None]):
-        self._settings, self._dataset, self._world, self._stop = settings, dataset, world, stop
-        self._planned, self._state, self._recovery, self._folder = planned, None, None, None
+                 exchange: GradientExchange | None):
+        self._settings = settings
+        self._dataset = dataset
+        self._world = world
+        self._stop = stop
+        self._exchange = exchange
+        self._state: State | None = None
+        self._folder: RunFolder | None = None
+        self._recovery: Recovery | None = None
 
     def attempt(self, hosts=None) -> dict:
-        """Trains to the end of the plan on the current workers. hosts: distributed.elastic's, or None.
+        """Trains to the end of the plan on the current workers. hosts: distributed.elastic.Hosts in elastic training.
 
         Raises HorovodInternalError if a worker is lost, and HostsUpdatedInterrupt if other workers are to join.
         """
@@ -83,48 +87,63 @@ class Training:
             world.agree(self._settings.flags, DIFFERENT_FLAGS)
             worlds.check_gpus(world, self._settings.launch.device_policy)
             with beating(world, ends_process=not hosts):
-                job = self._build(world)
+                job = self._make_job(world)
                 root, nodes = self._agree_on_start(world)
+                checkpoints, added = None, []
                 with world.raise_on_all_ranks():
-                    added = load_observers(self._settings.run.observer) if world.rank == 0 else []
-                    checkpoints = self._open_folder(held, is_new=root is None) if world.rank == 0 else None
-                    from_disk = checkpoints and root is None
-                    snapshot = checkpoints.load(job.state.variables) if from_disk else self._committed
-                    if from_disk and not snapshot and self._settings.run.init_checkpoint:
-                        initialize(self._settings.run.init_checkpoint, job.state.model, job.state.average)
-                self._resume(job, workers_before=job.state.broadcast(snapshot, world, root or 0))
-                self._recovery = Recovery(job, self._folder, checkpoints, self._stop, hosts)
+                    if world.rank == 0:
+                        added = load_observers(self._settings.run.observer)
+                        checkpoints = self._open_folder(held, is_new=root is None)
+                    snapshot = self._read_disk(checkpoints, job) if checkpoints and root is None else self._committed
+                workers_before = job.state.broadcast(snapshot, world, root or 0)
+                self._report_start(job, workers_before)
+                recovery = Recovery(job, self._folder, checkpoints, self._stop, hosts)
+                recovery.begin()
+                self._recovery = recovery
                 with world.raise_on_all_ranks():
                     observers = make_observers(job, self._folder, nodes, added, held) if world.rank == 0 else []
-                metrics = None
-                while metrics is None:
-                    try:
-                        metrics = follow_plan(job, self._recovery, observers)
-                    except Diverged as problem:
-                        self._recovery.roll_back(problem, observers)
-                return self._end(job, observers, metrics)
+                return self._end(job, observers, self._train(job, observers))
+
+    def _train(self, job: Job, observers) -> dict:
+        """Follows the plan to its end, also after divergence. Returns the metrics of the last evaluation."""
+        while True:
+            try:
+                return follow_plan(job, self._recovery, observers)
+            except Diverged as problem:
+                self._recovery.roll_back(problem, observers)
 
     @property
-    def _committed(self):
-        """The last snapshot that an earlier attempt kept in memory, or None."""
+    def _committed(self) -> Snapshot | None:
+        """The last snapshot that an earlier attempt kept in memory."""
         return self._recovery and self._recovery.committed
 
-    def _build(self, world: World) -> Job:
+    def _make_job(self, world: World) -> Job:
         """Builds the job for these workers. Model, optimizer and their state are created only once."""
-        settings, (allreduce, exchange) = self._settings, self._planned
-        launch, per_node = settings.launch, None if exchange else world.workers_per_node()
+        settings, launch = self._settings, self._settings.launch
         self._dataset = build.share_dataset(self._dataset, world)
         dataset = build.stage_dataset(self._dataset, launch, world)
+        exchange = self._exchange or self._plan_exchange(world)
         with world.raise_on_all_ranks():
-            plan = plan_for(settings, world.size, per_node, dataset.train.samples, allreduce=allreduce)
-            if not exchange:
-                exchange = build.make_exchange(launch, plan.allreduce, nccl=False)
+            plan = plan_for(settings, world.size, world.local_size, dataset.train.samples, exchange.plan)
             feed = build.make_feed(settings.recipe, launch, dataset, world)
             if not self._state:
                 with startup.stage("building the model"):
                     self._state = build.make_state(settings, dataset, world, exchange)
         set_exchange(self._state.optimizer, exchange)
         return build.make_job(settings, plan, world, feed, self._state)
+
+    def _plan_exchange(self, world: World) -> GradientExchange:
+        """Plans the gradient exchange of the current workers. Raises UserError on all ranks."""
+        launch, per_node = self._settings.launch, world.workers_per_node()
+        with world.raise_on_all_ranks():
+            return build.make_exchange(launch, allreduce_for(launch, world.size, per_node, nccl=False), nccl=False)
+
+    def _read_disk(self, checkpoints: Checkpoints, job: Job) -> Snapshot | None:
+        """Returns the newest checkpoint, or None at the start of a training, whose weights it may initialize."""
+        snapshot = checkpoints.load(job.state.variables)
+        if not snapshot and self._settings.run.init_checkpoint:
+            initialize(self._settings.run.init_checkpoint, job.state.model, job.state.average)
+        return snapshot
 
     def _agree_on_start(self, world: World) -> tuple[int | None, dict[str, int]]:
         """Returns the rank that holds the latest snapshot in memory, or None, and the number of workers on each host.
@@ -162,7 +181,7 @@ class Training:
         held.callback(checkpoints.wait)  # before the next attempt writes, perhaps on another worker
         return checkpoints
 
-    def _resume(self, job: Job, workers_before: int | None) -> None:
+    def _report_start(self, job: Job, workers_before: int | None) -> None:
         """Begins a new slice of the stream if the number of workers has changed, and reports where training continues.
 
         workers_before: number of workers of the loaded snapshot, or None at the start of a training.

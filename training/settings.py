@@ -218,7 +218,7 @@ class Run:
     save_augmentations: bool = False
     timeline: str | None = None
     profile: tuple[int, int] | None = flag(parse=values.range_of_steps)
-    observer: tuple[str, ...] = flag([], parse=tuple, repeated=True)
+    observer: tuple[str, ...] = flag([], parse=values.names_in_modules, repeated=True)
     mlperf_log: str | None = None
     dry_run: bool = False
     workers: int | None = flag(low=1)
@@ -241,6 +241,10 @@ class Settings:
     text: str
     source: Path | None = None
     recipe_file: Path | None = None
+
+    @property
+    def trains(self) -> bool:
+        return self.run.mode == "train" and not self.run.dry_run
 
     @property
     def flags(self) -> dict:

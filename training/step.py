@@ -17,7 +17,7 @@ NO_SIGNALS = (0.0, 0.0)
 
 
 @dataclass(frozen=True)
-class Learned:
+class StepResult:
     """The results of a step. All except `waited` are the same on all workers.
 
     signals: their mean over the workers. loss, top1: means over the global batch. norms: of the averaged gradients.
@@ -31,11 +31,10 @@ class Learned:
     waited: np.ndarray
 
     @classmethod
-    def of(cls, packed: np.ndarray) -> "Learned":
+    def unpack(cls, packed: np.ndarray) -> "StepResult":
         """Unpacks the result of a step. packed: on the host."""
-        signals = len(NO_SIGNALS)
-        loss, top1 = map(float, packed[signals:signals + 2])
-        return cls(packed[:signals], loss, top1, packed[signals + 2:-len(NAMES)], packed[-len(NAMES):])
+        signals, results, norms, waited = np.split(packed, [len(NO_SIGNALS), len(NO_SIGNALS) + 2, -len(NAMES)])
+        return cls(signals, *map(float, results), norms, waited)
 
 
 class Totals:
@@ -138,7 +137,7 @@ def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, l
                     span: Span = MICRO_BATCH, after_update=None, mean_steps: float | None = None):
     """Returns a function of (iterator over micro-batches, learning rate, momentum, timed, signals): one update.
 
-    The function returns one float32 vector (see Learned), which a single copy brings to the host. timed: whether to
+    The function returns one float32 vector (see StepResult), which a single copy brings to the host. timed: whether to
     measure waiting times, bool, on the host.
 
     moving: batch norm's moving statistics, to move with each update. The statistics of the global batch are averaged

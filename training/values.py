@@ -1,5 +1,6 @@
 """The values of flags that have a form of their own: schedules, intervals, ranges. Parsing raises ValueError."""
 import math
+import re
 from dataclasses import dataclass
 
 from optim.schedules import Piecewise
@@ -65,3 +66,10 @@ def ascending(texts: list[str]) -> tuple[float, ...]:
     if list(boundaries) != sorted(set(boundaries)):
         raise ValueError("the epochs must be in ascending order")
     return boundaries
+
+
+def names_in_modules(texts: list[str]) -> tuple[str, ...]:
+    for text in texts:
+        if not re.fullmatch(r"[\w.]+:[\w.]+", text):
+            raise ValueError(f"'{text}' is not MODULE:NAME, such as my_observers:Printer")
+    return tuple(texts)

@@ -94,7 +94,7 @@ def test_a_worker_that_is_lost_after_a_rollback_does_not_undo_it(tmp_path):
 
 def test_a_rollback_outranks_the_steps_before_it(tmp_path):
     """A worker was lost while all committed a rollback: one has committed it, another not yet, and a third is new."""
-    training = Training(flags.parse(["train.py", f"--output_dir={tmp_path}"]), None, None, None, (None, None))
+    training = Training(flags.parse(["train.py", f"--output_dir={tmp_path}"]), None, None, None, None)
     training._recovery = SimpleNamespace(committed=SimpleNamespace(progress=Progress(step=12, rollbacks=1)))
     world = SimpleNamespace(gather=lambda mine, name: [((0, 20), tmp_path, "h1"), mine, ((0, -1), tmp_path, "h3")])
     assert training._agree_on_start(world)[0] == 1

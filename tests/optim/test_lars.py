@@ -11,7 +11,7 @@ import optim
 from distributed.optimizer import build
 from optim.lamb import LAMB
 from optim.lars import LARS, SGD
-from optim.stacks import norms, stacks_of
+from optim.stacks import norms, stacked, stacks_of
 
 SHAPES = {"conv/kernel": (3, 3, 4, 8), "dense/kernel": (16, 5), "dense/bias": (5,), "norm/gamma": (8,)}
 
@@ -262,7 +262,7 @@ def test_norms_against_float64(elements, count):
     tensors.insert(1, random.normal(size=(3, 5)).astype(np.float32))
     stacks = stacks_of([tf.constant(one) for one in tensors])
     for jit_compile in (False, True):
-        found = norms(stacks, [stack.of([*map(tf.constant, tensors)]) for stack in stacks], jit_compile).numpy()
+        found = norms(stacks, stacked(stacks, [*map(tf.constant, tensors)]), jit_compile).numpy()
         order = [position for stack in stacks for position in stack.positions]
         assert sorted(order) == list(range(len(tensors)))
         for norm, position in zip(found, order, strict=True):

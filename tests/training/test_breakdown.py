@@ -13,7 +13,7 @@ from distributed import optimizer as wrapped
 from distributed.exchange import GradientExchange
 from distributed.world import start
 from training.breakdown import StepTimes
-from training.step import Learned, Totals, make_train_step
+from training.step import StepResult, Totals, make_train_step
 
 world = start(0)
 model = tf.keras.Sequential([tf.keras.Input([4]), tf.keras.layers.Dense(8)])
@@ -31,7 +31,7 @@ iterator = iter(tf.data.Dataset.from_generator(samples, output_signature=(
 step, times, waits = make_train_step(model, optimizer, Totals(), accumulation), StepTimes(), []
 for number in range(7):
     began = time.perf_counter()
-    learned = Learned.of(step(iterator, tf.constant(0.0), tf.constant(0.9), timed=tf.constant(True)).numpy())
+    learned = StepResult.unpack(step(iterator, tf.constant(0.0), tf.constant(0.9), timed=tf.constant(True)).numpy())
     if number > 1:  # once it is compiled, and the workers have met
         waits.append(learned.waited.tolist())
         times.add_timed(time.perf_counter() - began, learned.waited)

@@ -108,6 +108,7 @@ def rolled_back(tmp_path, poison, rollbacks=3):
     job = build.make_job(settings, plan_for(settings, 1, 1, 640), World(), feed, state)
     made = recovery.Recovery(job, RunFolder(tmp_path), Checkpoints(tmp_path / "checkpoints", {}), StopRequest(),
                              hosts=SimpleNamespace(check_host_updates=lambda: None))
+    made.begin()
 
     def train():
         while True:

@@ -114,7 +114,7 @@ def test_a_wrong_observer_is_one_line(name, message, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "code", "message"), [
-    ("mine", 2, "--observer=mine is not MODULE:NAME"), ("mine:Missing", 1, "has no attribute 'Missing'"),
+    ("mine", 2, "'mine' is not MODULE:NAME"), ("mine:Missing", 1, "has no attribute 'Missing'"),
     ("mine:Unready", 1, "RuntimeError: not logged in")])
 def test_a_wrong_observer_ends_every_worker_before_training(name, code, message, tmp_path):
     (tmp_path / "mine.py").write_text(COUNTS)

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from conftest import train
 
-from training.profiling import Profile, launching
+from training.profiling import Profile, profiled
 
 QUICK = ("--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none")
 
@@ -54,7 +54,7 @@ def trained(profile, calls, steps, resumed_at=0, in_all=100):
     profile.start(SimpleNamespace(folder=Path("/nowhere"), plan={"steps": in_all},
                                   progress=SimpleNamespace(step=resumed_at)))
     for number in range(resumed_at, steps):
-        with launching([object(), profile])(number):
+        with profiled([object(), profile], number):
             calls.append(number)
         if number > resumed_at:
             profile.step(SimpleNamespace(number=number - 1))
@@ -81,5 +81,5 @@ def test_a_training_that_is_too_short_says_so_at_once(calls, capsys):
 
 
 def test_without_a_profile_a_launch_is_only_a_launch():
-    with launching([])(3):
+    with profiled([], 3):
         pass

@@ -10,7 +10,7 @@ from data.mixing import Mixing
 from distributed.exchange import GradientExchange
 from distributed.optimizer import distributed
 from distributed.world import World
-from training.step import Learned, Totals, cross_entropy, hits, make_train_step
+from training.step import StepResult, Totals, cross_entropy, hits, make_train_step
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -96,7 +96,7 @@ def test_mixed_labels_are_the_loss_of_soft_labels():
     totals = Totals()
     step = make_train_step(model, optimizer, totals, accumulation_steps=2, label_smoothing=0.1)
     batches = tf.data.Dataset.from_tensor_slices((images, labels, numbers)).batch(8)
-    learned = Learned.of(step(iter(batches), tf.constant(0.5), tf.constant(0.0)).numpy())
+    learned = StepResult.unpack(step(iter(batches), tf.constant(0.5), tf.constant(0.0)).numpy())
 
     other, down, across = np.arange(16) ^ 1, np.arange(8)[:, None], np.arange(8)[None]
     own = np.ones((16, 8, 8, 1)) * numbers[:, 0, None, None, None]
