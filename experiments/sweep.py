@@ -1,6 +1,7 @@
 """Trains every combination of flag values: `python -m experiments.sweep --sweep=FLAG=VALUES [flags of train.py]`.
 
     --sweep=learning_rate=5,10,20 --sweep=batch_size=512,4096 --seeds=3      18 runs
+    --runs=FILE --seeds=3                                                    3 runs for each line of FILE
 
 Each run is a run of train.py, in a folder of its own in --output_dir. The other flags, also --flagfile=RECIPE, are
 those of train.py and apply to all runs. After each run, the command writes sweep.json (one row per run) and sweep.html
@@ -9,6 +10,17 @@ A run that diverges is a result: its top-1 is the accuracy of guessing. Any othe
 
 Commas separate the values. If a value contains a comma or a colon, or the flag takes a list, semicolons separate them:
 --sweep='batch_size=512;0:512,30:1024' and --sweep='lr_boundaries=30,60,80;40,80'.
+
+Each line of --runs=FILE has the flags of one run, for flags that belong together. They replace those of the command
+line. A line may also name a recipe. # starts a comment.
+
+    --optimizer=lars --learning_rate=5
+    --optimizer=sgd --learning_rate=0.1
+    --flagfile=launch/recipes/lars_1708.03888/table1-resnet50-256.flags
+
+--search_rate searches the best learning rate of each combination or line, starting from its --learning_rate. First, it
+multiplies or divides the rate by two until the best one has a worse one on either side, then by the square root of two.
+The search uses one seed. Then it trains the best rate with all seeds.
 
 --dry_run writes the flags of run N to N.flags in --output_dir. The runs can then be jobs of a Slurm array:
 launch/slurm/submit.sh --array=0-17 [options] OUTPUT_DIR/%a.flags. Then the command without --dry_run trains what is
@@ -19,8 +31,9 @@ import functools
 import hashlib
 import itertools
 import re
+import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -30,17 +43,21 @@ from common.files import as_json, locked, write_atomically
 from common.flags import flag
 from data import named
 from experiments.cached_run import Result, train_once
+from optim.schedules import Piecewise
 from reporting.run_data import flags_in, same, top1_of
 from reporting.run_folder import FLAGS
 from reporting.sweep import write_sweep
 from training import flags as train_flags
 from training.plan import plan_for
+from training.settings import Settings
 
 GROUPS = train_flags.GROUPS
 SWEPT = (*(name for name in (*flags.names(GROUPS["Recipe"]), *flags.names(GROUPS["Launch"])) if name != "seed"),
          "init_checkpoint", "on_divergence", "max_rollbacks")
 LISTS = {one.name for group in GROUPS.values() for one in fields(group) if isinstance(one.metadata.get("given"), list)}
 LONGEST = 150  # characters in the name of a run's folder
+FARTHEST = 24  # of a search: factors of the square root of two from its start, a factor of 4,096
+SEED = "give --seeds=NUMBER instead of seed; --seed is the first"
 
 
 def swept(texts: list[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -49,7 +66,7 @@ def swept(texts: list[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     for text in texts:
         name, _, values = text.partition("=")
         if name == "seed":
-            raise ValueError("give --seeds=NUMBER instead of seed; --seed is the first")
+            raise ValueError(SEED)
         if name not in SWEPT:
             raise ValueError(f"'{text}' is not FLAG=VALUES with a flag of train.py, such as learning_rate=5,10,20"
                              + flags.nearest_value(f"--sweep={name}: value should be one of <{'|'.join(SWEPT)}>"))
@@ -68,13 +85,17 @@ class Options:
 
     sweep: Flag of train.py and its values, such as learning_rate=5,10,20. Can be given several times. Every combination
         is trained.
+    runs: File whose lines are the flags of runs. Each line is combined with the values of --sweep.
     seeds: Number of seeds for each combination. They count up from --seed.
+    search_rate: Search the best learning rate of each combination, then train it with all seeds.
     output_dir: Folder for the runs, sweep.json and sweep.html.
     dry_run: Check the flags, and write those of each run to a file and the results so far, but train nothing.
     """
 
     sweep: tuple[tuple[str, tuple[str, ...]], ...] = flag([], parse=swept, repeated=True)
+    runs: str | None = None
     seeds: int = flag(1, low=1, high=10_000)
+    search_rate: bool = False
     output_dir: str = "runs/sweep"
     dry_run: bool = False
 
@@ -100,6 +121,47 @@ class Planned:
                 "diverged": result.diverged_at is not None, **asdict(result), "folder": self.name}
 
 
+class Sweep:
+    """The runs of a sweep in its folder, and their results.
+
+    planned: number of runs, or None if a search decides.
+    """
+
+    def __init__(self, folder: Path, planned: int | None):
+        self._folder = folder
+        self._planned = planned
+        self._runs: dict[str, Planned] = {}
+        self._results: dict[str, Result] = {}
+
+    def add(self, runs: Sequence[Planned]) -> list[Planned]:
+        """Adds runs, reads the results of those that have ended, and returns the others."""
+        for one in runs:
+            if one.name not in self._runs and (result := Result.read(self._folder / one.name)):
+                self._results[one.name] = result
+            self._runs[one.name] = one
+        self._write()
+        return [one for one in runs if one.name not in self._results]
+
+    def train(self, runs: Sequence[Planned]) -> list[float]:
+        """Trains the runs that have not ended. Returns the validation top-1 of all of them after the last epoch."""
+        for one in self.add(runs):
+            number = [*self._runs].index(one.name) + 1
+            of = f" of {self._planned}" if self._planned else ""
+            print(f"run {number}{of}: {one.name}", file=sys.stderr, flush=True)
+            self._results[one.name] = train_once(self._folder / one.name, one.words)
+            print(f"  {described(self._results[one.name])}", file=sys.stderr, flush=True)
+            self._write()
+        return [top1_of(asdict(self._results[one.name])) for one in runs]
+
+    @property
+    def rows(self) -> list[dict]:
+        """The rows of sweep.json."""
+        return [one.row(self._results[name]) for name, one in self._runs.items() if name in self._results]
+
+    def _write(self):
+        write_sweep(self._folder, self.rows, self._planned)
+
+
 @functools.cache
 def train_samples(data_dir: str) -> int:
     return named.open_named(data_dir).train.samples
@@ -123,15 +185,20 @@ def all_flags():
     return values
 
 
-def planned_runs(argv) -> tuple[Options, list[Planned]]:
-    """Parses a command line. Raises UsageError, UserError, also for the flags of a single run."""
+def read(argv: Sequence[str]) -> tuple[Options, list[str], list[dict[str, str]]]:
+    """Reads a command line: (options, flags of train.py for all runs, swept flags of each combination).
+
+    Raises UsageError, also for a line of --runs, and OSError if there is no such file.
+    """
     recipes, given = train_flags.recipes_first(argv[1:])
     recipes = [f"--flagfile={Path(one.partition('=')[2]).absolute()}" for one in recipes]
     values = flags.read(all_flags(), [argv[0], *given])
     options = flags.parsed(values, Options)
-    if not options.sweep and options.seeds == 1:
+    if not (options.sweep or options.runs or options.search_rate) and options.seeds == 1:
         raise UsageError("there is nothing to sweep; give --sweep=FLAG=VALUES, such as --sweep=learning_rate=5,10,20, "
-                         "or --seeds=NUMBER")
+                         "--runs=FILE, or --seeds=NUMBER")
+    if options.search_rate and options.dry_run:
+        raise UsageError("--search_rate: a search needs results; remove --dry_run")
     if values.mode != "train":
         raise UsageError(f"--mode={values.mode}: a sweep only trains; remove it")
     if values["data_dir"].present:
@@ -139,19 +206,79 @@ def planned_runs(argv) -> tuple[Options, list[Planned]]:
     ours = {*flags.names(Options)}
     common = [line for group in GROUPS.values() for name in flags.names(group) if name not in ours
               and values[name].present for line in values[name].serialize().splitlines()]
-    first = train_flags.parse([argv[0], *recipes, *common]).recipe.seed
-    return options, [
-        planned(options, [*recipes, *common], dict(combination), seed)
-        for combination in itertools.product(*([(name, one) for one in listed] for name, listed in options.sweep))
-        for seed in range(first, first + options.seeds)]
+    lines = lines_of(options.runs) if options.runs else [{}]
+    for name, _ in options.sweep:
+        if any(name in line for line in lines):
+            raise UsageError(f"--sweep={name}: {options.runs} has --{name}, too; remove one of them")
+    if options.search_rate and "learning_rate" in dict(options.sweep):
+        raise UsageError("--search_rate searches the learning rate; remove --sweep=learning_rate")
+    crossed = itertools.product(*([(name, one) for one in listed] for name, listed in options.sweep))
+    return options, [*recipes, *common], [line | dict(one) for line, one in itertools.product(lines, crossed)]
 
 
-def planned(options: Options, common: list[str], values: dict[str, str], seed: int) -> Planned:
-    """Returns one run. Raises UsageError for wrong flags, and UserError if it has no plan or its folder other flags."""
-    words = (*common, *(f"--{name}={value}" for name, value in values.items()), f"--seed={seed}")
+def lines_of(file: str) -> list[dict[str, str]]:
+    """Returns the flags of each line of a --runs file. Raises UsageError, and OSError if there is no such file."""
+    lines = []
+    for number, text in enumerate(Path(file).read_text(errors="replace").splitlines(), 1):
+        try:
+            line = flags_of_line(shlex.split(text, comments=True))
+        except (ValueError, UsageError) as error:
+            raise UsageError(f"--runs={file}, line {number}: {error}") from None
+        if line and line not in lines:
+            lines.append(line)
+    if not lines:
+        raise UsageError(f"--runs={file}: the file has no line with flags")
+    return lines
+
+
+def flags_of_line(words: list[str]) -> dict[str, str]:
+    """Returns flag -> value, the recipe first. Raises UsageError."""
+    recipes, rest = train_flags.recipes_first(words)
+    if len(recipes) > 1:
+        raise UsageError("--flagfile is given twice; give one recipe")
+    values = flags.read(train_flags.define(), ["train.py", *rest])
+    given = [name for group in GROUPS.values() for name in flags.names(group) if values[name].present]
+    for name in given:
+        if name not in SWEPT:
+            raise UsageError(SEED if name == "seed" else f"--{name} cannot differ between runs; put it on the command "
+                                                         "line")
+        if values[name].present > 1:
+            raise UsageError(f"--{name} is given twice")
+    found = flags_in("\n".join(values[name].serialize() for name in given))
+    return {"flagfile": recipes[0].partition("=")[2]} | found if recipes else found
+
+
+def named_values(values: dict[str, str]) -> dict[str, str]:
+    """Returns swept flags for people: a recipe of launch/recipes by its name there."""
+    if "flagfile" not in values:
+        return values
+    path = Path(values["flagfile"]).absolute()
+    if path.is_relative_to(train_flags.RECIPES):
+        return values | {"flagfile": str(path.relative_to(train_flags.RECIPES).with_suffix(""))}
+    return values
+
+
+def settings_of(common: Sequence[str], values: dict[str, str], *more: str) -> tuple[Settings, list[str]]:
+    """Returns the settings of a combination, and the words of its command line. Raises UsageError, UserError."""
+    own = [f"--{name}={value}" for name, value in values.items() if name != "flagfile"]
+    if "flagfile" in values:
+        own.append(f"--flagfile={Path(values['flagfile']).absolute()}")
+    recipes, rest = train_flags.recipes_first([*common, *own, *more])  # the order matters in N.flags
+    words = [*recipes, *rest]
     settings = train_flags.parse(["train.py", *words])
-    recipe = (f"--flagfile={settings.source}",) if settings.source else ()
-    made = Planned(values, seed, (*recipe, *words))
+    return settings, [f"--flagfile={settings.source}", *words] if settings.source else words
+
+
+def planned(options: Options, common: Sequence[str], values: dict[str, str], seed: int,
+            learning_rate: float | None = None) -> Planned:
+    """Returns one run. Raises UsageError for wrong flags, and UserError if it has no plan or its folder other flags.
+
+    learning_rate: of a search, instead of the one in `values`.
+    """
+    if learning_rate is not None:
+        values = values | {"learning_rate": str(learning_rate)}
+    settings, words = settings_of(common, values, f"--seed={seed}")
+    made = Planned(named_values(values), seed, tuple(words))
     if not options.dry_run:  # a job of an array has its own workers, and submit.sh prints its plan
         try:
             plan_for(settings, 1, 1, train_samples(settings.recipe.data_dir))
@@ -189,31 +316,70 @@ def alone_in(folder: Path) -> Iterator[None]:
         yield
 
 
-def run(options: Options, runs: list[Planned]) -> list[dict]:
-    """Trains the runs that are missing, unless --dry_run is given. Returns the rows of sweep.json."""
+def run(argv: Sequence[str]) -> list[dict]:
+    """Trains the runs that are missing, unless --dry_run is given. Returns the rows of sweep.json. Raises UserError."""
+    options, common, combinations = read(argv)
+    plan = functools.partial(planned, options, common)
+    starts = [settings_of(common, values)[0].recipe for values in combinations]
+    seeds = [range(start.seed, start.seed + options.seeds) for start in starts]
+    runs = [plan(values, seed) for values, own in zip(combinations, seeds, strict=True) for seed in own]
+    centres = [centre(start.learning_rate) for start in starts] if options.search_rate else []
     folder = Path(options.output_dir).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     with alone_in(folder):
-        results = [Result.read(folder / one.name) for one in runs]
+        sweep = Sweep(folder, None if options.search_rate else len(runs))
         if options.dry_run:
+            missing = sweep.add(runs)
             write_flags(folder, runs)
-            print(f"{len(runs)} runs, {sum(one is None for one in results)} to train: {folder}/0.flags to "
-                  f"{len(runs) - 1}.flags", file=sys.stderr)
-        rows = write_rows(folder, runs, results)
-        for number, one in enumerate(runs):
-            if not (options.dry_run or results[number]):
-                print(f"run {number + 1} of {len(runs)}: {one.name}", file=sys.stderr, flush=True)
-                results[number] = train_once(folder / one.name, one.words)
-                print(f"  {described(results[number])}", file=sys.stderr, flush=True)
-                rows = write_rows(folder, runs, results)
+            print(f"{len(runs)} runs, {len(missing)} to train: {folder}/0.flags to {len(runs) - 1}.flags",
+                  file=sys.stderr)
+        elif options.search_rate:
+            for values, own, start in zip(combinations, seeds, centres, strict=True):
+                search(sweep, functools.partial(plan, values), own, start)
+        else:
+            sweep.train(runs)
     print(f"report: {folder}/sweep.html", file=sys.stderr)
-    return rows
+    return sweep.rows
 
 
-def write_rows(folder: Path, runs: list[Planned], results: list[Result | None]) -> list[dict]:
-    rows = [one.row(result) for one, result in zip(runs, results, strict=True) if result]
-    write_sweep(folder, rows, len(runs))
-    return rows
+def search(sweep: Sweep, plan: Callable[..., Planned], seeds: Sequence[int], centre: float) -> None:
+    """Searches the best learning rate of a combination with its first seed, then trains it with all.
+
+    plan: returns the run with a seed and a learning_rate.
+    """
+    rate = best_rate(centre, lambda rates: sweep.train([plan(seeds[0], learning_rate=one) for one in rates]))
+    sweep.train([plan(seed, learning_rate=rate) for seed in seeds])
+
+
+def centre(rates: Piecewise) -> float:
+    """Returns the learning rate at which a search starts. Raises UsageError if it is not a single one above 0."""
+    if len(rates.pairs) > 1 or not rates.values[0]:
+        raise UsageError(f"--search_rate: give one --learning_rate above 0 to start from, not {rates}")
+    return rates.values[0]
+
+
+def best_rate(centre: float, top1: Callable[[list[float]], list[float]]) -> float:
+    """Returns the learning rate with the highest accuracy, among the centre times powers of the square root of two.
+
+    top1: returns the accuracy with each of these rates.
+    """
+    def climb(exponent: int, step: int) -> int:
+        """Changes the exponent by this step until the best rate has a worse one on either side."""
+        while abs(exponent) < FARTHEST:
+            neighbours = [exponent - step, exponent, exponent + step]
+            accuracies = top1([rate_at(centre, one) for one in neighbours])
+            best = neighbours[accuracies.index(max(accuracies))]
+            if best == exponent:
+                break
+            exponent = best
+        return exponent
+
+    return rate_at(centre, climb(climb(0, 2), 1))
+
+
+def rate_at(centre: float, exponent: int) -> float:
+    """Returns 2 ** (exponent / 2) times the centre: the same float for every way to it."""
+    return centre * 2.0 ** (exponent / 2)
 
 
 def described(result: Result) -> str:
@@ -231,7 +397,7 @@ def main(argv) -> int:
                            "`uv run train.py --helpfull` lists the flags of train.py.")
         return 0
     with command.shell("experiments.sweep") as ending:
-        print(as_json(run(*planned_runs(argv))), flush=True)
+        print(as_json(run(argv)), flush=True)
     return ending.code
 
 
