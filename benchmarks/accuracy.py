@@ -31,11 +31,11 @@ WARMUP = {"lars": 0.5, "sgd": 0.0}  # the rate at which it starts
 
 def measure(folder: Path, dataset: str, optimizer: str, batch: int, seeds: int) -> dict:
     """Trains with each seed and returns the row."""
-    rows = sweep.run(*sweep.planned_runs([
+    rows = sweep.run([
         "benchmarks.accuracy", f"--flagfile={RECIPE}", *COMMON[dataset], f"--optimizer={optimizer}",
         f"--batch_size={batch}", f"--learning_rate={RATES[dataset, optimizer, batch]}", f"--seeds={seeds}",
         f"--warmup_learning_rate={WARMUP[optimizer]}",
-        "--checkpoint_every=1000", f"--output_dir={folder / f'{dataset}-{optimizer}-{batch}'}"]))
+        "--checkpoint_every=1000", f"--output_dir={folder / f'{dataset}-{optimizer}-{batch}'}"])
     top1 = [row["val_top1"] for row in rows]
     return {"dataset": dataset, "optimizer": optimizer, "batch_size": batch, "seeds": seeds,
             "mean": round(statistics.mean(top1), 5), "deviation": round(statistics.stdev(top1), 5),

@@ -5,7 +5,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from absl import flags as absl_flags
 
@@ -125,7 +125,7 @@ def read_with_arguments(values: absl_flags.FlagValues, argv: Sequence[str]) -> l
         return values(argv)[1:]
     except (absl_flags.Error, UnicodeDecodeError) as error:
         text = one_line(error)
-        raise UsageError(text[:1000] + nearest_value(text)) from None
+        raise UsageError(text[:1000] + (nearest_value(text) or nearest_flag(text, values))) from None
     except RecursionError:  # absl's search for a similar flag recurses once per letter
         raise UsageError("a flag name is too long; --help lists all flags") from None
 
@@ -134,6 +134,13 @@ def nearest_value(problem: str) -> str:
     """Returns a suggestion for absl's message about a value that is not allowed, or an empty string."""
     found = re.search(r"--\w+=(.*): value should be one of <(.*)>", problem)
     close = difflib.get_close_matches(found[1], found[2].split("|"), 1, 0.5) if found else []
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def nearest_flag(problem: str, values: Iterable[str]) -> str:
+    """Returns a suggestion for absl's message about an unknown flag that has none, or an empty string."""
+    found = re.fullmatch(r"Unknown command line flag '(\w+)'\.?", problem)
+    close = difflib.get_close_matches(found[1], values, 1) if found else []
     return f"; did you mean {close[0]}?" if close else ""
 
 

@@ -138,18 +138,9 @@ class Feed:
         import nvidia.dali.plugin.tf as dali_tf
         import tensorflow as tf
 
-        split, samples, batch_size, image_size, numbers, mixing = prepared
+        batch_size, image_size, mixing = prepared.batch_size, prepared.image_size, prepared.mixing
         with ExitStack() as held:
-            slices = order.file_slices(split, samples)
-            index_folder = held.enter_context(scratch_folder(in_memory(SMALL_FILE * len(slices))))
-            folder = held.enter_context(scratch_folder())
-            read = split.kind.reader(slices, index_folder)
-            read_numbers, read_mixing = (None if rows is None else matrix_reader(rows, folder, name)
-                                         for name, rows in (("numbers", numbers), ("mixing", mixing)))
-            pipeline = build_pipeline(
-                read, read_numbers, read_mixing, batch_size=batch_size, image_size=image_size,
-                recipe=augmentation.AUGMENTATIONS[self.augmentation], first_label=self.dataset.first_label,
-                device=self.device)
+            pipeline = held.enter_context(self.pipeline(prepared))
             outputs = {(batch_size, image_size, image_size, 3): tf.uint8, (batch_size, 1): tf.int64}
             if mixing is not None:
                 outputs[batch_size, mixing.shape[1]] = tf.float32
@@ -163,7 +154,24 @@ class Feed:
                 iterator = iter(batches)
             if not self.device.upload:  # DALI has read the indexes; deleted now, in case the process is killed
                 held.close()
-            yield Batches(iterator, split, samples, batch_size)
+            yield Batches(iterator, prepared.split, prepared.samples, batch_size)
+
+    @contextmanager
+    def pipeline(self, prepared: Prepared, until: str = "augment") -> Iterator:
+        """Makes the DALI pipeline that `open` reads, up to one of pipeline.STAGES.
+
+        The files that it reads when it is built are deleted at the end of the context.
+        """
+        split, samples, batch_size, image_size, numbers, mixing = prepared
+        slices = order.file_slices(split, samples)
+        with scratch_folder(in_memory(SMALL_FILE * len(slices))) as index_folder, scratch_folder() as folder:
+            read = split.kind.reader(slices, index_folder)
+            read_numbers, read_mixing = (None if rows is None else matrix_reader(rows, folder, name)
+                                         for name, rows in (("numbers", numbers), ("mixing", mixing)))
+            yield build_pipeline(
+                read, read_numbers, read_mixing, batch_size=batch_size, image_size=image_size,
+                recipe=augmentation.AUGMENTATIONS[self.augmentation], first_label=self.dataset.first_label,
+                device=self.device, until=until)
 
 
 class OpenPipeline:

@@ -10,6 +10,7 @@ import numpy as np
 from data.augmentation import COLUMNS, Augmentation
 from data.formats import tfrecord
 
+STAGES = ("read", "decode", "augment")
 GREY = 127.5
 NOISE_MARGIN = 64  # pixels by which the fixed noise field exceeds the image; each image adds a random window of it
 
@@ -34,12 +35,13 @@ class Device:
 
 
 def build_pipeline(read, read_numbers=None, read_mixing=None, *, batch_size: int, image_size: int,
-                   recipe: Augmentation, first_label: int, device: Device):
+                   recipe: Augmentation, first_label: int, device: Device, until: str = "augment"):
     """Builds the pipeline over the samples that `read` returns, in their order, repeated endlessly.
 
     read, read_numbers, read_mixing: functions that add a reader to the graph. `read` returns (encoded image, label).
         `read_numbers` returns each sample's augmentation.random_numbers, or is None if nothing is random. `read_mixing`
         returns each sample's row of Mixing.random_numbers, or is None if images are not mixed.
+    until: the last of STAGES. "read" returns encoded images, "decode" images of different sizes.
     Outputs: images uint8 (batch, image_size, image_size, 3), RGB; labels int64 (batch, 1), from 0; with `read_mixing`,
         its rows.
     """
@@ -48,7 +50,13 @@ def build_pipeline(read, read_numbers=None, read_mixing=None, *, batch_size: int
     pipeline = Pipeline(batch_size=batch_size, num_threads=device.threads, device_id=device.number, seed=0)
     with pipeline:
         encoded, label = read()
-        images = augmented(encoded, read_numbers and by_name(read_numbers()), image_size, recipe, device)
+        columns = read_numbers and by_name(read_numbers())
+        if until == "read":
+            images = encoded
+        elif until == "decode":
+            images = decoded(encoded, columns, recipe, device)
+        else:
+            images = augmented(encoded, columns, image_size, recipe, device)
         outputs = [label - first_label, *([read_mixing()] if read_mixing else [])]
         pipeline.set_outputs(images, *(one.gpu() if device.name == "gpu" else one for one in outputs))
     return pipeline

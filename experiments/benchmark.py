@@ -7,8 +7,8 @@
     model       training steps on a batch that stays on the device
     train       training steps on batches from the pipeline
 
-It prints the table of the GTC slides ("Throughput comparison"), the stage that limits the speed, and what to change.
-MB/s counts encoded images in 1e6 bytes: the rate that the disk has to deliver.
+It prints the table of the GTC slides ("Throughput comparison") and what limits the speed. docs/data.md says what to
+change. MB/s counts encoded images in 1e6 bytes: the rate that the disk has to deliver.
 
 The stages take turns, so a drift of the machine affects all of them. A rate is the median over the turns of a stage.
 All stages read the same samples, at most 65,536, repeatedly, so they come from the page cache if they fit. To measure
@@ -40,7 +40,7 @@ from data.named import open_named
 from distributed import launcher
 from distributed.allreduce_plan import check_nodes
 from distributed.lost import explain_horovods_errors
-from reporting import speed, stages
+from reporting import speed
 from training.flags import define, with_image_size
 from training.settings import Launch, Recipe, Run, Settings
 
@@ -63,9 +63,9 @@ class Options:
 
     dali_threads: Number of DALI threads. Several numbers, such as 1,2,4, are measured one after another. Default: the
         number of cores.
-    batch_size: Micro-batch size. With --global_batch_size, the largest one.
+    micro_batch_size: Micro-batch size. With --global_batch_size, the largest one.
     global_batch_size: Global batch sizes to measure on all workers, such as 512,4096. Default on several workers:
-        workers * --batch_size.
+        workers * --micro_batch_size.
     topology: Cluster whose forecast is shown next to the measurements, as in launch.scaling.
     seconds: Total time to measure each stage or batch size, in seconds.
     output_dir: Folder for benchmark.json and benchmark.html, a bar chart. On several workers: speed.json and
@@ -74,7 +74,7 @@ class Options:
     """
 
     dali_threads: tuple[int, ...] = flag([], parse=_threads)
-    batch_size: int = flag(64, low=1, high=2**20)
+    micro_batch_size: int = flag(64, low=1, high=2**20)
     global_batch_size: tuple[int, ...] = flag([], parse=_batches)
     topology: str | None = None
     seconds: float = flag(5.0, low=0.01, high=1e6)
@@ -106,60 +106,55 @@ def main(argv) -> int:
                 raise UsageError(f"--{name} only has an effect on training steps; start several workers or give "
                                  "--global_batch_size")
         recipe, launch = (flags.parsed(values, group, BORROWED) for group in (Recipe, Launch))
-        (measure_workers if on_all_workers(options) else measure_stages)(with_image_size(recipe), launch, options)
+        run(with_image_size(recipe), launch, options)
     return ending.code
 
 
 def on_all_workers(options: Options) -> bool:
+    """Whether to measure training steps on all workers instead of stages on this one."""
     return bool(options.global_batch_size) or launcher.launched().size > 1
 
 
-def measure_stages(recipe: Recipe, launch: Launch, options: Options) -> None:
-    """Measures the stages on one worker, and prints them."""
-    if recipe.data_dir.startswith(f"{synthetic.NAME}:"):
+def run(recipe: Recipe, launch: Launch, options: Options) -> None:
+    """Measures. Rank 0 prints the results and writes them to --output_dir."""
+    in_stages, rank = not on_all_workers(options), launcher.launched().rank
+    if in_stages and recipe.data_dir.startswith(f"{synthetic.NAME}:"):
         raise UsageError(f"flag --data_dir={recipe.data_dir}: synthetic data has nothing to read; give a real dataset, "
                          "or --global_batch_size to measure only training steps")
-    dataset = open_named(recipe.data_dir)
-    from experiments.stage_times import measure
-
-    result = measure(recipe, launch, options, dataset)
-    if options.output_dir:
-        print(f"report: {stages.write_stages(Path(options.output_dir), result)}", file=sys.stderr)
-    print(json.dumps(result) if options.json else "\n".join(stages.lines(result)), flush=True)
-
-
-def measure_workers(recipe: Recipe, launch: Launch, options: Options) -> None:
-    """Measures training steps on all workers of this launch. Rank 0 prints them."""
-    if len(options.dali_threads) > 1:
-        raise UsageError("--dali_threads: give one number to measure training steps")
-    rank = launcher.launched().rank
+    if not in_stages:
+        if len(options.dali_threads) > 1:
+            raise UsageError("--dali_threads: give one number to measure training steps")
+        check_nodes(launch.allreduce, launch.torus_grid)
+        launch = replace(launch, dali_threads=next(iter(options.dali_threads), None))
     dataset = open_named(recipe.data_dir, check_files=rank == 0)
-    check_nodes(launch.allreduce, launch.torus_grid)
-    if options.topology:
-        from distributed.topology import load
+    from experiments.measure import measure
 
-        load(options.topology)  # a wrong name shows at once
-    from experiments.speed import measure
-
-    launch = replace(launch, dali_threads=next(iter(options.dali_threads), None))
-    world, rows = measure(Settings(recipe, launch, Run(), {}, ""), options, dataset)
+    world, result = measure(Settings(recipe, launch, Run(), {}, ""), options, dataset, in_stages)
     with world.raise_on_all_ranks():
-        if world.rank == 0:
-            show(rows, options)
+        if rank == 0:
+            lines = show_stages(result, options) if in_stages else show_steps(result, options)
+            print(json.dumps(result) if options.json else "\n".join(lines), flush=True)
     world.barrier()
 
 
-def show(rows: list[dict], options: Options) -> None:
-    """Prints the rows of this launch, and of earlier ones in --output_dir, and writes them there."""
+def show_stages(result: dict, options: Options) -> list[str]:
+    """Writes the page, and returns the table for a terminal."""
+    if options.output_dir:
+        print(f"report: {speed.write_stages(Path(options.output_dir), result)}", file=sys.stderr)
+    return speed.stage_lines(result)
+
+
+def show_steps(result: dict, options: Options) -> list[str]:
+    """Adds the rows of earlier launches in --output_dir, writes the page, and returns the table for a terminal."""
     folder = options.output_dir and Path(options.output_dir)
     with contextlib.ExitStack() as held:
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
             held.enter_context(locked(folder, wait=True))
-        rows = speed.merged(folder, rows)
+        result["rows"] = speed.merged(folder, result["rows"])
         if folder:
-            print(f"report: {speed.write_speed(folder, rows)}", file=sys.stderr)
-    print(json.dumps({"rows": rows}) if options.json else "\n".join(speed.lines(rows)), flush=True)
+            print(f"report: {speed.write_speed(folder, result['rows'])}", file=sys.stderr)
+    return speed.lines(result["rows"])
 
 
 def wait_for_all() -> None:

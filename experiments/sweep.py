@@ -1,6 +1,7 @@
 """Trains every combination of flag values: `python -m experiments.sweep --sweep=FLAG=VALUES [flags of train.py]`.
 
     --sweep=learning_rate=5,10,20 --sweep=batch_size=512,4096 --seeds=3      18 runs
+    --runs=FILE --seeds=3                                                    3 runs for each line of FILE
 
 Each run is a run of train.py, in a folder of its own in --output_dir. The other flags, also --flagfile=RECIPE, are
 those of train.py and apply to all runs. After each run, the command writes sweep.json (one row per run) and sweep.html
@@ -10,171 +11,77 @@ A run that diverges is a result: its top-1 is the accuracy of guessing. Any othe
 Commas separate the values. If a value contains a comma or a colon, or the flag takes a list, semicolons separate them:
 --sweep='batch_size=512;0:512,30:1024' and --sweep='lr_boundaries=30,60,80;40,80'.
 
+Each line of --runs=FILE has the flags of one run, for flags that belong together. They replace those of the command
+line. A line may also name a recipe. # starts a comment.
+
+    --optimizer=lars --learning_rate=5
+    --optimizer=sgd --learning_rate=0.1
+    --flagfile=launch/recipes/lars_1708.03888/table1-resnet50-256.flags
+
+--search_rate searches the best learning rate of each combination or line, starting from its --learning_rate. First, it
+multiplies or divides the rate by two until the best one has a worse one on either side, then by the square root of two.
+The search uses one seed. Then it trains the best rate with all seeds.
+
 --dry_run writes the flags of run N to N.flags in --output_dir. The runs can then be jobs of a Slurm array:
 launch/slurm/submit.sh --array=0-17 [options] OUTPUT_DIR/%a.flags. Then the command without --dry_run trains what is
 missing and writes the results.
 """
 import contextlib
 import functools
-import hashlib
-import itertools
-import re
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from common import command, flags
-from common.errors import UsageError, UserError
-from common.files import as_json, locked, write_atomically
-from common.flags import flag
-from data import named
+from common.errors import UsageError
+from common.files import as_json, locked
 from experiments.cached_run import Result, train_once
-from reporting.run_data import flags_in, same, top1_of
-from reporting.run_folder import FLAGS
+from experiments.planned import Options, Planned, all_flags, planned, read, settings_of, write_flags
+from optim.schedules import Piecewise
+from reporting.run_data import top1_of
 from reporting.sweep import write_sweep
-from training import flags as train_flags
-from training.plan import plan_for
 
-GROUPS = train_flags.GROUPS
-SWEPT = (*(name for name in (*flags.names(GROUPS["Recipe"]), *flags.names(GROUPS["Launch"])) if name != "seed"),
-         "init_checkpoint", "on_divergence", "max_rollbacks")
-LISTS = {one.name for group in GROUPS.values() for one in fields(group) if isinstance(one.metadata.get("given"), list)}
-LONGEST = 150  # characters in the name of a run's folder
+FARTHEST = 24  # of a search: factors of the square root of two from its start, a factor of 4,096
+class Sweep:
+    """The runs of a sweep in its folder, and their results.
 
-
-def swept(texts: list[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Parses the values of --sweep to (flag, values) pairs. Raises ValueError."""
-    pairs = {}
-    for text in texts:
-        name, _, values = text.partition("=")
-        if name == "seed":
-            raise ValueError("give --seeds=NUMBER instead of seed; --seed is the first")
-        if name not in SWEPT:
-            raise ValueError(f"'{text}' is not FLAG=VALUES with a flag of train.py, such as learning_rate=5,10,20"
-                             + flags.nearest_value(f"--sweep={name}: value should be one of <{'|'.join(SWEPT)}>"))
-        if name in pairs:
-            raise ValueError(f"{name} is given twice; give all of its values at once")
-        separator = ";" if {";", ":"} & {*values} or name in LISTS else ","
-        pairs[name] = tuple(dict.fromkeys(value.strip() for value in values.split(separator)))
-        if not all(pairs[name]):
-            raise ValueError(f"'{text}' has an empty value")
-    return tuple(pairs.items())
-
-
-@dataclass(frozen=True)
-class Options:
-    """This command's own flags.
-
-    sweep: Flag of train.py and its values, such as learning_rate=5,10,20. Can be given several times. Every combination
-        is trained.
-    seeds: Number of seeds for each combination. They count up from --seed.
-    output_dir: Folder for the runs, sweep.json and sweep.html.
-    dry_run: Check the flags, and write those of each run to a file and the results so far, but train nothing.
+    planned: number of runs, or None if a search decides.
     """
 
-    sweep: tuple[tuple[str, tuple[str, ...]], ...] = flag([], parse=swept, repeated=True)
-    seeds: int = flag(1, low=1, high=10_000)
-    output_dir: str = "runs/sweep"
-    dry_run: bool = False
+    def __init__(self, folder: Path, planned: int | None):
+        self._folder = folder
+        self._planned = planned
+        self._runs: dict[str, Planned] = {}
+        self._results: dict[str, Result] = {}
 
+    def add(self, runs: Sequence[Planned]) -> list[Planned]:
+        """Adds runs, reads the results of those that have ended, and returns the others."""
+        for one in runs:
+            if one.name not in self._runs and (result := Result.read(self._folder / one.name)):
+                self._results[one.name] = result
+            self._runs[one.name] = one
+        self._write()
+        return [one for one in runs if one.name not in self._results]
 
-@dataclass(frozen=True)
-class Planned:
-    """A run of the sweep. values: text of each swept flag. words: its flags, without --output_dir."""
-
-    values: dict[str, str]
-    seed: int
-    words: tuple[str, ...]
+    def train(self, runs: Sequence[Planned]) -> list[float]:
+        """Trains the runs that have not ended. Returns the validation top-1 of all of them after the last epoch."""
+        for one in self.add(runs):
+            number = [*self._runs].index(one.name) + 1
+            of = f" of {self._planned}" if self._planned else ""
+            print(f"run {number}{of}: {one.name}", file=sys.stderr, flush=True)
+            self._results[one.name] = train_once(self._folder / one.name, one.words)
+            print(f"  {described(self._results[one.name])}", file=sys.stderr, flush=True)
+            self._write()
+        return [top1_of(asdict(self._results[one.name])) for one in runs]
 
     @property
-    def name(self) -> str:
-        """The folder's name. What is long, or unusual in a file's name, is replaced, and a hash keeps it distinct."""
-        text = ",".join(f"{name}={value}" for name, value in (*self.values.items(), ("seed", self.seed)))
-        plain = re.sub(r"[^\w.:+=,-]", "_", text)[:LONGEST]
-        return plain if plain == text else f"{plain},{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    def rows(self) -> list[dict]:
+        """The rows of sweep.json."""
+        return [one.row(self._results[name]) for name, one in self._runs.items() if name in self._results]
 
-    def row(self, result: Result) -> dict:
-        """Returns the row of sweep.json."""
-        return {"flags": {name: number_or_text(value) for name, value in self.values.items()}, "seed": self.seed,
-                "diverged": result.diverged_at is not None, **asdict(result), "folder": self.name}
-
-
-@functools.cache
-def train_samples(data_dir: str) -> int:
-    return named.open_named(data_dir).train.samples
-
-
-def number_or_text(text: str) -> int | float | str:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
-
-
-def all_flags():
-    """Returns this command's own flags and those of train.py that it does not replace."""
-    values, others = flags.define(Options), train_flags.define()
-    for name in others:
-        if name not in values:
-            values[name] = others[name]
-    return values
-
-
-def planned_runs(argv) -> tuple[Options, list[Planned]]:
-    """Parses a command line. Raises UsageError, UserError, also for the flags of a single run."""
-    recipes, given = train_flags.recipes_first(argv[1:])
-    recipes = [f"--flagfile={Path(one.partition('=')[2]).absolute()}" for one in recipes]
-    values = flags.read(all_flags(), [argv[0], *given])
-    options = flags.parsed(values, Options)
-    if not options.sweep and options.seeds == 1:
-        raise UsageError("there is nothing to sweep; give --sweep=FLAG=VALUES, such as --sweep=learning_rate=5,10,20, "
-                         "or --seeds=NUMBER")
-    if values.mode != "train":
-        raise UsageError(f"--mode={values.mode}: a sweep only trains; remove it")
-    if values["data_dir"].present:
-        values.data_dir = named.absolute(values.data_dir)
-    ours = {*flags.names(Options)}
-    common = [line for group in GROUPS.values() for name in flags.names(group) if name not in ours
-              and values[name].present for line in values[name].serialize().splitlines()]
-    first = train_flags.parse([argv[0], *recipes, *common]).recipe.seed
-    return options, [
-        planned(options, [*recipes, *common], dict(combination), seed)
-        for combination in itertools.product(*([(name, one) for one in listed] for name, listed in options.sweep))
-        for seed in range(first, first + options.seeds)]
-
-
-def planned(options: Options, common: list[str], values: dict[str, str], seed: int) -> Planned:
-    """Returns one run. Raises UsageError for wrong flags, and UserError if it has no plan or its folder other flags."""
-    words = (*common, *(f"--{name}={value}" for name, value in values.items()), f"--seed={seed}")
-    settings = train_flags.parse(["train.py", *words])
-    recipe = (f"--flagfile={settings.source}",) if settings.source else ()
-    made = Planned(values, seed, (*recipe, *words))
-    if not options.dry_run:  # a job of an array has its own workers, and submit.sh prints its plan
-        try:
-            plan_for(settings, 1, 1, train_samples(settings.recipe.data_dir))
-        except UserError as error:
-            raise UserError(f"{made.name}: {error}") from None
-    folder = Path(options.output_dir).absolute() / made.name
-    if (folder / FLAGS).is_file():
-        before, now = flags_in((folder / FLAGS).read_text()), flags_in(settings.text)
-        for name in settings.identity:
-            if not same(before.get(name, ""), now.get(name, "")):
-                raise UserError(f"{folder} holds a run with --{name}={before.get(name, '')} instead of "
-                                f"{now.get(name, '')}; choose another --output_dir")
-    return made
-
-
-def write_flags(folder: Path, runs: list[Planned]) -> None:
-    """Writes N.flags for each run: the words of train.py's command line, one per line."""
-    for old in folder.glob("*.flags"):
-        if old.stem.isdecimal():
-            old.unlink()
-    for number, one in enumerate(runs):
-        words = [*one.words, f"--output_dir={folder / one.name}"]
-        write_atomically(folder / f"{number}.flags", "\n".join(words) + "\n")
+    def _write(self):
+        write_sweep(self._folder, self.rows, self._planned)
 
 
 @contextlib.contextmanager
@@ -189,31 +96,70 @@ def alone_in(folder: Path) -> Iterator[None]:
         yield
 
 
-def run(options: Options, runs: list[Planned]) -> list[dict]:
-    """Trains the runs that are missing, unless --dry_run is given. Returns the rows of sweep.json."""
+def run(argv: Sequence[str]) -> list[dict]:
+    """Trains the runs that are missing, unless --dry_run is given. Returns the rows of sweep.json. Raises UserError."""
+    options, common, combinations = read(argv)
+    plan = functools.partial(planned, options, common)
+    starts = [settings_of(common, values)[0].recipe for values in combinations]
+    seeds = [range(start.seed, start.seed + options.seeds) for start in starts]
+    runs = [plan(values, seed) for values, own in zip(combinations, seeds, strict=True) for seed in own]
+    centres = [centre(start.learning_rate) for start in starts] if options.search_rate else []
     folder = Path(options.output_dir).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     with alone_in(folder):
-        results = [Result.read(folder / one.name) for one in runs]
+        sweep = Sweep(folder, None if options.search_rate else len(runs))
         if options.dry_run:
+            missing = sweep.add(runs)
             write_flags(folder, runs)
-            print(f"{len(runs)} runs, {sum(one is None for one in results)} to train: {folder}/0.flags to "
-                  f"{len(runs) - 1}.flags", file=sys.stderr)
-        rows = write_rows(folder, runs, results)
-        for number, one in enumerate(runs):
-            if not (options.dry_run or results[number]):
-                print(f"run {number + 1} of {len(runs)}: {one.name}", file=sys.stderr, flush=True)
-                results[number] = train_once(folder / one.name, one.words)
-                print(f"  {described(results[number])}", file=sys.stderr, flush=True)
-                rows = write_rows(folder, runs, results)
+            print(f"{len(runs)} runs, {len(missing)} to train: {folder}/0.flags to {len(runs) - 1}.flags",
+                  file=sys.stderr)
+        elif options.search_rate:
+            for values, own, start in zip(combinations, seeds, centres, strict=True):
+                search(sweep, functools.partial(plan, values), own, start)
+        else:
+            sweep.train(runs)
     print(f"report: {folder}/sweep.html", file=sys.stderr)
-    return rows
+    return sweep.rows
 
 
-def write_rows(folder: Path, runs: list[Planned], results: list[Result | None]) -> list[dict]:
-    rows = [one.row(result) for one, result in zip(runs, results, strict=True) if result]
-    write_sweep(folder, rows, len(runs))
-    return rows
+def search(sweep: Sweep, plan: Callable[..., Planned], seeds: Sequence[int], centre: float) -> None:
+    """Searches the best learning rate of a combination with its first seed, then trains it with all.
+
+    plan: returns the run with a seed and a learning_rate.
+    """
+    rate = best_rate(centre, lambda rates: sweep.train([plan(seeds[0], learning_rate=one) for one in rates]))
+    sweep.train([plan(seed, learning_rate=rate) for seed in seeds])
+
+
+def centre(rates: Piecewise) -> float:
+    """Returns the learning rate at which a search starts. Raises UsageError if it is not a single one above 0."""
+    if len(rates.pairs) > 1 or not rates.values[0]:
+        raise UsageError(f"--search_rate: give one --learning_rate above 0 to start from, not {rates}")
+    return rates.values[0]
+
+
+def best_rate(centre: float, top1: Callable[[list[float]], list[float]]) -> float:
+    """Returns the learning rate with the highest accuracy, among the centre times powers of the square root of two.
+
+    top1: returns the accuracy with each of these rates.
+    """
+    def climb(exponent: int, step: int) -> int:
+        """Changes the exponent by this step until the best rate has a worse one on either side."""
+        while abs(exponent) < FARTHEST:
+            neighbours = [exponent - step, exponent, exponent + step]
+            accuracies = top1([rate_at(centre, one) for one in neighbours])
+            best = neighbours[accuracies.index(max(accuracies))]
+            if best == exponent:
+                break
+            exponent = best
+        return exponent
+
+    return rate_at(centre, climb(climb(0, 2), 1))
+
+
+def rate_at(centre: float, exponent: int) -> float:
+    """Returns 2 ** (exponent / 2) times the centre: the same float for every way to it."""
+    return centre * 2.0 ** (exponent / 2)
 
 
 def described(result: Result) -> str:
@@ -231,7 +177,7 @@ def main(argv) -> int:
                            "`uv run train.py --helpfull` lists the flags of train.py.")
         return 0
     with command.shell("experiments.sweep") as ending:
-        print(as_json(run(*planned_runs(argv))), flush=True)
+        print(as_json(run(argv)), flush=True)
     return ending.code
 
 

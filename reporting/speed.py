@@ -1,7 +1,8 @@
-"""The speed of training by number of workers and batch size: speed.json, and the table as text and as an HTML page.
+"""The results of experiments.benchmark as text, JSON and HTML pages.
 
-The tables of the papers: speed-up with the same global batch (arXiv:1708.03888, tables 8 to 11), and efficiency with
-the same images per worker (arXiv:1811.05233, table 6).
+benchmark.json and benchmark.html: the stages of one worker, and which limits it, as in the GTC slides ("Throughput
+comparison"). speed.json and speed.html: training by number of workers and batch size, with speed-up for the same global
+batch (arXiv:1708.03888, tables 8 to 11) and efficiency for the same images per worker (arXiv:1811.05233, table 6).
 """
 import contextlib
 import html
@@ -15,6 +16,11 @@ from reporting import charts
 from reporting.charts import Line
 from reporting.page import page, table
 
+STAGES = {"read": "file reading", "decode": "+ decoding", "augment": "+ augmentation",
+          "pipeline": "whole pipeline", "model": "model alone", "train": "training"}
+ADDED = {"read": "file reading", "decode": "decoding", "augment": "augmentation",
+         "pipeline": "passing batches to TensorFlow"}  # the work that a stage of the pipeline adds
+CLOSE = 0.9  # training at this fraction of the model's own speed does not wait for its input
 PARTS = ("compute", "data", "exchange")
 # Rows are compared only if all of these agree.
 WHAT = ("data_dir", "device", "model", "image_size", "precision", "augmentation", "compression", "allreduce")
@@ -22,6 +28,53 @@ WHICH = (*WHAT, "workers", "workers_per_node", "global_batch_size", "micro_batch
 NOTE = ("Speed-up: images/s relative to the fewest workers with the same global batch. Efficiency: images/s per worker "
         "relative to the fewest workers with the same images per worker. Compute, data and exchange: computing, "
         "waiting for images, and the part of the exchange that nothing overlaps.")
+
+
+def limit(stages: list[dict]) -> dict[str, str]:
+    """Returns `limit` (`input` or `device`) and `because`, a sentence, for the number of threads that trains fastest.
+
+    stages: each with name (see STAGES), images_per_second, threads (None for `model`).
+    """
+    fastest = max((row for row in stages if row["name"] == "train"), key=lambda row: row["images_per_second"])
+    rates = {row["name"]: row["images_per_second"] for row in stages if row["threads"] in (None, fastest["threads"])}
+    part = rates["train"] / rates["model"]
+    if part >= CLOSE or rates["pipeline"] >= rates["model"]:
+        because = (f"training runs at {part:.0%} of the speed of the model alone, and the pipeline alone delivers "
+                   f"{rates['pipeline'] / rates['model']:.1f} times the images that the model processes")
+        return {"limit": "device", "because": f"device limited: {because}"}
+    spent, before = {}, 0.0
+    for name in ADDED:
+        spent[name] = max(0.0, 1 / rates[name] - before)
+        before = 1 / rates[name]
+    slowest = max(spent, key=spent.get)
+    share = spent[slowest] / sum(spent.values())
+    return {"limit": "input",
+            "because": f"host or I/O limited: {ADDED[slowest]} takes {share:.0%} of the pipeline's time"}
+
+
+def stage_lines(result: dict) -> list[str]:
+    """Returns the table of the stages and the line that names the limit, for a terminal."""
+    shown = [f"{'':22s}{'threads':>8s}{'images/s':>12s}{'MB/s':>10s}"]
+    for row in result["stages"]:
+        shown.append(f"{STAGES[row['name']]:22s}{row['threads'] or '':>8}{row['images_per_second']:12,.0f}"
+                     f"{row['megabytes_per_second']:10,.1f}")
+    return [*shown, "", result["because"]]
+
+
+def write_stages(folder: Path, result: dict) -> Path:
+    """Writes benchmark.json and benchmark.html; returns the page's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "benchmark.json", result)
+    rows = [{"stage": STAGES[row["name"]], "threads": row["threads"] or "", "images/s": row["images_per_second"],
+             "MB/s": row["megabytes_per_second"]} for row in result["stages"]]
+    bars = [(row["stage"] + (f", {row['threads']} threads" if row["threads"] else ""), row["images/s"],
+             row["stage"] in (STAGES["model"], STAGES["train"])) for row in rows]
+    about = {name: value for name, value in result.items() if name not in ("stages", "limit", "because")}
+    path = folder / "benchmark.html"
+    write_atomically(path, page("Where the time goes", [
+        f"<p><b>{html.escape(result['because'])}</b></p>", charts.bars("images/s", bars), table(rows),
+        "<h2>Measured with</h2>", table([about])]))
+    return path
 
 
 def merged(folder: Path | None, rows: list[dict]) -> list[dict]:

@@ -1,5 +1,4 @@
 """sweep.json and sweep.html: the runs of experiments.sweep; mean and spread over the seeds as a table and plots."""
-import itertools
 import math
 import operator
 import statistics
@@ -14,23 +13,27 @@ from reporting.run_data import top1_of
 
 NOTE = ("± is the standard deviation over the seeds. The top-1 of a run that diverged is the accuracy of guessing. "
         "That of a run with --ema_decay is the one of the averaged weights.")
+RATE = "learning_rate"
 SHOWN = {"Validation top-1 after the last epoch": top1_of,
          "Highest validation top-1 of a run": operator.itemgetter("best_top1")}  # title -> value of a row
 
 
-def write_sweep(folder: Path, rows: list[dict], planned: int) -> Path:
+def write_sweep(folder: Path, rows: list[dict], planned: int | None) -> Path:
     """Writes sweep.json and sweep.html; returns the page's path.
 
     rows: of the runs that have ended: flags (swept flag -> value), seed, diverged, diverged_at, val_top1, ema_val_top1
-    (or None), best_top1, best_epoch, seconds, folder. planned: number of runs of the whole sweep.
+    (or None), best_top1, best_epoch, seconds, folder. Rows may have different flags. planned: number of runs of the
+    whole sweep, or None if it searches, so that some combinations have one seed and others all.
     """
     write_json(folder / "sweep.json", rows)
-    names = list(rows[0]["flags"]) if rows else []
+    ended = f"{len(rows)} runs have ended" if planned is None else f"{len(rows)} of {planned} runs have ended"
     path = folder / "sweep.html"
+    summary = [in_columns(rows, flags) | summarized(group) for flags, group in by_flags(rows)]
+    every = [in_columns(rows, row["flags"]) | listed(row) for row in rows]
     write_atomically(path, page("Sweep", [
-        f'<p class="result">{len(rows)} of {planned} runs have ended. {best(rows)}</p>', *plots(names, rows),
-        "<h2>Mean and spread over the seeds</h2>", table([summarized(*one) for one in by_flags(rows)]),
-        f"<p>{NOTE}</p>" if rows else "", details("All runs", table([listed(row) for row in rows]))]))
+        f'<p class="result">{ended}. {best(rows, planned is None)}</p>', *plots(rows),
+        "<h2>Mean and spread over the seeds</h2>", table(summary), f"<p>{NOTE}</p>" if rows else "",
+        details("All runs", table(every))]))
     return path
 
 
@@ -46,11 +49,14 @@ def mean(rows: list[dict], value: Callable[[dict], float]) -> float:
     return statistics.fmean(map(value, rows))
 
 
-def best(rows: list[dict]) -> str:
-    """Returns which flags have the highest mean, as a sentence."""
+def best(rows: list[dict], searched: bool) -> str:
+    """Returns which flags have the highest mean, as a sentence. searched: only those with all seeds count."""
     if not rows or not rows[0]["flags"]:
         return ""
-    top1, flags = max(((mean(group, top1_of), flags) for flags, group in by_flags(rows)), key=lambda one: one[0])
+    groups = by_flags(rows)
+    seeds = max(len(group) for _, group in groups) if searched else 1
+    top1, flags = max(((mean(group, top1_of), flags) for flags, group in groups if len(group) >= seeds),
+                      key=lambda one: one[0])
     return f"The highest mean top-1 after the last epoch, {top1:.2%}, is that of {labelled(flags)}."
 
 
@@ -58,52 +64,90 @@ def labelled(flags: dict) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in flags.items())
 
 
-def summarized(flags: dict, rows: list[dict]) -> dict:
-    """Returns a line of the table: the flags, and mean and spread over the seeds."""
-    shown, named = {}, {name: str(value) for name, value in flags.items()}
+def names_in(rows: list[dict]) -> list[str]:
+    """Returns the flags of all rows, in the order of their first occurrence."""
+    return list(dict.fromkeys(name for row in rows for name in row["flags"]))
+
+
+def in_columns(rows: list[dict], flags: dict) -> dict[str, str]:
+    """Returns the first columns of a table: a combination's value of each flag that any row has."""
+    return {name: str(flags.get(name, "")) for name in names_in(rows)}
+
+
+def summarized(rows: list[dict]) -> dict:
+    """Returns mean and spread over the seeds, for a line of a table."""
+    shown = {}
     for title, value in zip(("top-1", "best top-1"), SHOWN.values(), strict=True):
         values = [value(row) for row in rows]
         spread = f" ± {100 * statistics.stdev(values):.2f}" if len(values) > 1 else ""
         shown |= {title: f"{100 * mean(rows, value):.2f}{spread} %",
                   f"{title}, lowest to highest": f"{min(values):.2%} to {max(values):.2%}"}
-    return named | {"seeds": len(rows), "diverged": sum(row["diverged"] for row in rows)} | shown | {
+    return {"seeds": len(rows), "diverged": sum(row["diverged"] for row in rows)} | shown | {
         "time of a run": duration(mean(rows, lambda row: row["seconds"]))}
 
 
 def listed(row: dict) -> dict:
-    """Returns a line of the table of all runs."""
+    """Returns the result of a run, for a line of a table."""
     where = row["diverged_at"]
-    return {name: str(value) for name, value in row["flags"].items()} | {
-        "seed": row["seed"], "top-1": f"{top1_of(row):.2%}", "best top-1": f"{row['best_top1']:.2%}",
-        "best epoch": "" if row["best_epoch"] is None else row["best_epoch"],
-        "diverged": f"step {where['step']:,}, epoch {where['epoch']:.3f}" if where else "",
-        "time": duration(row["seconds"]), "folder": row["folder"]}
+    return {"seed": row["seed"], "top-1": f"{top1_of(row):.2%}", "best top-1": f"{row['best_top1']:.2%}",
+            "best epoch": "" if row["best_epoch"] is None else row["best_epoch"],
+            "diverged": f"step {where['step']:,}, epoch {where['epoch']:.3f}" if where else "",
+            "time": duration(row["seconds"]), "folder": row["folder"]}
 
 
-def plots(names: list[str], rows: list[dict]) -> list[str]:
-    """Returns plots over each swept flag that has several values: means as lines, seeds as dots."""
-    drawn = [plot(title, value, name, rows) for name in names
-             if len({row["flags"][name] for row in rows}) > 1 for title, value in SHOWN.items()]
+def plots(rows: list[dict]) -> list[str]:
+    """Returns plots over each flag that tells runs apart: means as lines, seeds as dots."""
+    drawn = [plot(title, value, name, rows)
+             for name in names_in(rows) if name == RATE or name in telling(without_rate(rows))
+             for title, value in SHOWN.items()]
+    drawn = [one for one in drawn if one]
     return [f'<div class="charts">{"".join(drawn)}</div>'] if drawn else []
 
 
+def without_rate(rows: list[dict]) -> list[dict]:
+    return [{name: value for name, value in row["flags"].items() if name != RATE} for row in rows]
+
+
+def telling(combinations: list[dict], kept: str | None = None) -> list[str]:
+    """Returns the fewest flags, and `kept`, that tell the combinations apart. The other flags follow from them."""
+    names = list(dict.fromkeys(name for one in combinations for name in one))
+
+    def distinct(names):
+        return len({tuple(one.get(name) for name in names) for one in combinations})
+
+    most = distinct(names)
+    for name in reversed(names):
+        fewer = [one for one in names if one != name]
+        if name != kept and distinct(fewer) == most:
+            names = fewer
+    return names
+
+
 def plot(title: str, value: Callable[[dict], float], name: str, rows: list[dict]) -> str:
-    """Returns a plot over one flag, with a line for each combination of the others."""
+    """Returns a plot over one flag, with a line for each combination of the others, or "" if no line has two points.
+
+    Over a flag other than the learning rate, it shows the best learning rate of each combination, as in figure 3 of
+    arXiv:1708.03888: among those with the most seeds, because a search trains only the best one with all of them.
+    """
+    rows = [row for row in rows if name in row["flags"]]
+    others = [one for one in telling(without_rate(rows), kept=name) if one != name]
     marks = positions({row["flags"][name]: None for row in rows})
-
-    def others(row):
-        return {other: value for other, value in row["flags"].items() if other != name}
-
-    series, combinations = [], [flags for flags, _ in by_flags([row | {"flags": others(row)} for row in rows])]
-    for colour, combination in enumerate(combinations):
-        own = sorted((row for row in rows if others(row) == combination), key=lambda row: marks[row["flags"][name]])
-        points = [(marks[one], list(group)) for one, group in
-                  itertools.groupby(own, key=lambda row: row["flags"][name])]
-        label = labelled(combination) or "mean"
-        series.append(Line(label, [x for x, _ in points], [100 * mean(group, value) for _, group in points], colour))
-        if len(own) > len(points):
-            series.append(Line(f"{label}, single seeds", [x for x, group in points for _ in group],
-                               [100 * value(row) for _, group in points for row in group], colour, "dots"))
+    points = {}  # other flags -> value of this flag -> the seeds of each learning rate
+    for flags, group in by_flags(rows):
+        line = tuple((other, flags[other]) for other in others if other in flags)
+        points.setdefault(line, {}).setdefault(flags[name], []).append(group)
+    if all(len(own) < 2 for own in points.values()):
+        return ""
+    best_of = ", best learning rate" if name != RATE and any(RATE in row["flags"] for row in rows) else ""
+    series = []
+    for colour, (line, own) in enumerate(points.items()):
+        shown = [(marks[one], max(own[one], key=lambda group: (len(group), mean(group, value))))
+                 for one in sorted(own, key=marks.get)]
+        label = (labelled(dict(line)) or "mean") + best_of
+        series.append(Line(label, [x for x, _ in shown], [100 * mean(group, value) for _, group in shown], colour))
+        if any(len(group) > 1 for _, group in shown):
+            series.append(Line(f"{label}, single seeds", [x for x, group in shown for _ in group],
+                               [100 * value(row) for _, group in shown for row in group], colour, "dots"))
     return charts.lines(title, name.replace("_", " "), series, show=percent,
                         x_marks=[(x, shortened(str(one))) for one, x in marks.items()])
 

@@ -1,6 +1,7 @@
-"""The benchmark: every stage measured, a verdict from the numbers, advice from both."""
+"""The benchmark of one worker: every stage measured, and the line that names the limit."""
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ from common.errors import UserError
 from data import formats
 from data.dataset import Split, open_dataset
 from data.feed import Feed
-from experiments import benchmark, stage_times
-from reporting import stages as report
+from data.pipeline import STAGES
+from experiments import benchmark, measure
+from experiments.measure import Measured
+from reporting import speed
 
 NAMES = ["read", "decode", "augment", "pipeline", "model", "train"]
 
@@ -46,54 +49,63 @@ def test_a_model_that_takes_longer_than_its_input(tmp_path):
     result = printed_json(done)
     assert result == json.loads((tmp_path / "benchmark.json").read_text())
     assert [row["name"] for row in result["stages"]] == [name for name in NAMES for _ in range(1 + (name != "model"))]
-    assert {row["threads"] for row in result["stages"]} == {None, 1, 2} and result["threads"] == [2, 1]
+    assert {row["threads"] for row in result["stages"]} == {None, 1, 2}
     for row in result["stages"]:
         assert row.keys() == {"name", "images_per_second", "megabytes_per_second", "threads"}
         assert row["images_per_second"] > 0
         assert row["megabytes_per_second"] == pytest.approx(row["images_per_second"] * result["image_bytes"] / 1e6)
-    assert result["limit"] == "device" == report.conclude(result)["limit"]
+    assert result["limit"] == "device" == speed.limit(result["stages"])["limit"]
     assert row_of(result["stages"], "model")["threads"] is None
     page = (tmp_path / "benchmark.html").read_text()
     assert "<svg" in page and "device limited" in page and "whole pipeline" in page
 
 
 def test_photos_that_take_longer_than_the_model(large_photos):
-    done = bench(f"--data_dir={large_photos}", "--model=convnet", "--image_size=32", "--batch_size=16",
+    done = bench(f"--data_dir={large_photos}", "--model=convnet", "--image_size=32", "--micro_batch_size=16",
                  "--seconds=0.1")
     assert done.returncode == 0, done.stderr
-    assert "host or I/O limited" in done.stdout and "--resize_shorter=37" in done.stdout
+    assert "\n\nhost or I/O limited: " in done.stdout
     table = [line.split("  ")[0] for line in done.stdout.split("\n\n")[0].splitlines()[1:]]
-    assert table == [report.TITLES[name] for name in NAMES]
+    assert table == [speed.STAGES[name] for name in NAMES]
 
 
 @pytest.mark.parametrize("name", formats.WRITTEN)
-def test_the_parts_read_every_format(name, digits, tmp_path):
+def test_the_parts_of_the_pipeline_read_every_format(name, digits, tmp_path):
     source = open_dataset(digits).train
     kind = formats.get(name)
     path = tmp_path / f"shard{kind.SUFFIX}"
     kind.write(path, source.kind.records(source.paths[0], source.entries[0], range(64)))
     images = [image for image, _ in source.kind.records(source.paths[0], source.entries[0], range(64))]
-    feed = Feed(open_dataset(digits), 32, "full", 0)
-    feed = Feed(feed.dataset.__class__(**vars(feed.dataset) | {"train": Split(name, (path,), (64,))}), 32, "full", 0)
-    parts = {part: stage_times.part_of_pipeline(part, feed, np.arange(64), 16) for part in stage_times.PARTS}
-    assert stage_times.mean_size(parts["read"], 4) == pytest.approx(np.mean([len(image) for image in images]))
-    assert [image.shape for image in map(np.array, parts["augment"].run()[0])] == [(32, 32, 3)] * 16
-    assert all(shape[2] == 3 for shape in parts["decode"].run()[0].shape())
-    assert stage_times.shorter_side(feed.dataset.train) == 32
+    dataset = open_dataset(digits)
+    dataset = dataset.__class__(**vars(dataset) | {"train": Split(name, (path,), (64,))})
+    feed, parts = Feed(dataset, 32, "full", 0), {}
+    prepared = feed.prepare([(0, 4)], 16, 16)
+    for part in STAGES:
+        with feed.pipeline(prepared, until=part) as parts[part]:
+            parts[part].build()
+    read = Measured("read", parts["read"].run, None, 16, 16)
+    assert measure.mean_size(read, 4) == pytest.approx(np.mean([len(image) for image in images]))
+    decoded, ready = (np.array(parts[part].run()[0].at(0)) for part in ("decode", "augment"))
+    assert decoded.shape[2] == 3 and ready.shape == (32, 32, 3)
+    with feed.open(prepared) as batches:
+        assert (next(batches)[0][0].numpy() == ready).all()
 
 
-@pytest.mark.parametrize("flags", [
-    ["--dali_threads=0"], ["--dali_threads=1,two"], ["--batch_size=0"], ["--model=resnet51"], ["--sekonds=1"],
+WRONG = [
+    ["--dali_threads=0"], ["--dali_threads=1,two"], ["--micro_batch_size=0"], ["--model=resnet51"], ["--sekonds=1"],
     ["--seconds=0"], ["--data_dir=synthetic:64"], ["--allreduce=torus"],
     ["--topology=abci"], ["--global_batch_size=64,none"], ["--dali_threads=1,2", "--global_batch_size=64"],
-    ["digits"]])
-def test_a_wrong_flag_is_one_line_without_tensorflow(flags):
-    program = ("import sys; from experiments import benchmark; code = benchmark.main(sys.argv); "
-               "sys.exit(99 if 'tensorflow' in sys.modules else code)")
-    done = run("python", 1, "-c", program, *flags, cold=True)
-    assert done.returncode == 2 and not done.stdout
-    assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("experiments.benchmark: ")
-    assert flags[0].strip("-").split("=")[0].replace("sekonds", "'sekonds'") in done.stderr
+    ["digits"]]
+
+
+def test_a_wrong_flag_is_one_line_without_tensorflow():
+    program = (f"import sys\nfrom experiments import benchmark\nfor flags in {WRONG}:\n"
+               "    print(benchmark.main(['experiments.benchmark', *flags]), 'tensorflow' in sys.modules)")
+    done = run("python", 1, "-c", program, cold=True)
+    assert done.stdout.splitlines() == ["2 False"] * len(WRONG)
+    for flags, line in zip(WRONG, done.stderr.splitlines(), strict=True):
+        assert line.startswith("experiments.benchmark: ")
+        assert flags[0].strip("-").split("=")[0].replace("sekonds", "'sekonds'") in line
 
 
 def test_no_dataset_there(tmp_path, capsys):
@@ -108,65 +120,75 @@ def test_help_is_fast_and_names_every_flag(capsys):
         assert f"  --{name}: " in shown or f"  --{name} (" in shown
 
 
+def test_the_old_name_of_a_flag_leads_to_the_new_one(capsys):
+    assert benchmark.main(["experiments.benchmark", "--batch_size=64"]) == 2
+    assert "did you mean micro_batch_size?" in capsys.readouterr().err
+
+
 def test_a_damaged_image_is_named(large_photos, tmp_path):
     folder = tmp_path / "damaged"
     shutil.copytree(large_photos, folder)
     damaged = folder / "train" / "class" / "5.jpg"
     damaged.write_bytes(damaged.read_bytes()[:2000])
     feed = Feed(open_dataset(folder), 32, "crop_flip", 0)
-    with feed.train(0, 4, 4, 4) as batches:
-        parts = [stage_times.part_of_pipeline(name, feed, batches.samples, 4).run for name in ("decode", "augment")]
-        for batch in (*parts, batches.__next__):
-            stage = stage_times.Stage("pipeline", 2, batch, batches)
-            with pytest.raises(UserError, match=r"^pipeline: ") as raised, stage_times.errors_in_one_line(stage, 4):
-                stage.turn(4, 1.0)
+    prepared = feed.prepare([(0, 4)], 4, 4)
+    with feed.open(prepared) as batches:
+        calls = [batches.__next__]
+        for part in ("decode", "augment"):
+            with feed.pipeline(prepared, until=part) as pipeline:
+                pipeline.build()
+            calls.append(pipeline.run)
+        for call in calls:
+            with pytest.raises(UserError, match=r"^a stage: ") as raised:
+                Measured("a stage", call, batches, images=4, own_images=4).run(8)
             assert str(damaged) in str(raised.value) and "\n" not in str(raised.value)
 
 
-def result_of(*rates, threads=2, **other):
-    """A result whose six stages have these rates."""
-    rows = [{"name": name, "images_per_second": float(rate), "megabytes_per_second": rate / 10,
-             "threads": None if name == "model" else threads} for name, rate in zip(NAMES, rates, strict=True)]
-    return {"stages": rows, "threads": [threads], "cores": 2, "gpu": False, "dali_device": "cpu", "format": "tfrecord",
-            "image_size": 224, "shorter_side": 375, "precision": "mixed_bfloat16"} | other
+def stages_of(*rates, threads=2):
+    """Rows of six stages with these rates."""
+    return [{"name": name, "images_per_second": float(rate), "threads": None if name == "model" else threads}
+            for name, rate in zip(NAMES, rates, strict=True)]
 
 
-@pytest.mark.parametrize(("result", "limit", "expected", "unexpected"), [
-    (result_of(90_000, 2000, 1500, 1400, 5000, 1300), "input",
-     ["Decoding takes", "--resize_shorter=256", "this machine has none"], ["--stage_dir", "threads help"]),
-    (result_of(90_000, 2000, 1500, 1400, 5000, 1300, gpu=True), "input", ["--dali_device=gpu"], ["has none"]),
-    (result_of(90_000, 2000, 1500, 1400, 5000, 1300, gpu=True, dali_device="gpu"), "input", ["--hw_decoder_load"],
-     ["--dali_device=gpu"]),
-    (result_of(90_000, 2000, 1500, 1400, 5000, 1300, shorter_side=256), "input", ["Decoding"], ["--resize_shorter"]),
-    (result_of(500, 490, 480, 470, 5000, 460), "input", ["Reading files", "--stage_dir"], ["tfrecord"]),
-    (result_of(500, 490, 480, 470, 5000, 460, format="folder"), "input", ["--format=tfrecord"], []),
-    (result_of(90_000, 9000, 1500, 1400, 5000, 1300), "input", ["Augmentation takes", "--augmentation"], []),
-    (result_of(90_000, 9000, 8500, 1400, 5000, 1300), "input", ["batches to TensorFlow", "--batch_size"], []),
-    (result_of(90_000, 2000, 1500, 1400, 5000, 1300, cores=16), "input", ["--dali_threads=2,16"], []),
-    (result_of(90_000, 2000, 1500, 1400, 300, 290), "device", ["97%", "fast enough"], ["--precision"]),
-    (result_of(90_000, 2000, 1500, 1400, 300, 290, precision="float32"), "device", ["mixed_bfloat16"], []),
-    (result_of(90_000, 2000, 1500, 1400, 700, 470), "device", ["share the CPU cores", "--resize_shorter"], []),
-    (result_of(90_000, 2000, 1500, 1400, 700, 470, gpu=True), "device", ["larger --batch_size"], ["share the"]),
+@pytest.mark.parametrize(("rates", "limit", "because"), [
+    ((90_000, 2000, 1500, 1400, 5000, 1300), "input", "decoding takes 68% of the pipeline's time"),
+    ((500, 490, 480, 470, 5000, 460), "input", "file reading takes 94%"),
+    ((90_000, 9000, 1500, 1400, 5000, 1300), "input", "augmentation takes 78%"),
+    ((90_000, 9000, 8500, 1400, 5000, 1300), "input", "passing batches to TensorFlow takes 84%"),
+    ((90_000, 2000, 1500, 1400, 300, 290), "device", "97% of the speed of the model alone"),
+    ((90_000, 2000, 1500, 1400, 700, 470), "device", "2.0 times the images"),
 ])
-def test_the_advice_follows_from_the_numbers(result, limit, expected, unexpected):
-    concluded = report.conclude(result)
-    advice = " ".join(concluded["advice"])
-    assert concluded["limit"] == limit
-    assert all(words in advice for words in expected) and not any(words in advice for words in unexpected)
-    assert report.VERDICTS[limit] in "\n".join(report.lines(result | concluded))
+def test_the_limit_follows_from_the_numbers(rates, limit, because):
+    found = speed.limit(stages_of(*rates))
+    assert found["limit"] == limit and because in found["because"]
 
 
-def test_more_threads_are_advised_where_they_helped():
-    one, four = (result_of(90_000, *rates, threads=threads) for threads, rates in (
-        (1, (1000, 800, 700, 5000, 650)), (4, (3000, 2600, 2400, 5000, 2300))))
-    result = one | {"stages": one["stages"] + [row for row in four["stages"] if row["threads"]], "cores": 8}
-    advice = report.conclude(result)["advice"][0]
-    assert "2,400 images/s with --dali_threads=4, 700 with 1; try more than 4" in advice
-    assert report.best(result["stages"])["read"] == 90_000 and report.best(result["stages"])["pipeline"] == 2400
+def test_the_limit_is_that_of_the_number_of_threads_that_trains_fastest():
+    one, four = stages_of(1000, 100, 90, 80, 300, 70, threads=1), stages_of(3000, 2600, 2400, 2300, 300, 290, threads=4)
+    assert speed.limit(one)["limit"] == "input"
+    assert speed.limit(one + [row for row in four if row["threads"]])["limit"] == "device"
 
 
-def test_a_stage_s_turn_leaves_out_what_lay_ready():
-    calls = []
-    stage = stage_times.Stage("read", 1, lambda: calls.append(len(calls)), ahead=3)
-    stage.turn(batch_size=8, seconds=0.01)
-    assert stage.done == len(calls) > 4 and stage.rates[0] > 0
+class Clock:
+    """Time that passes only in calls: so many seconds each, after some that cost nothing because they are ready."""
+
+    def __init__(self, ready):
+        self.now, self.ready, self.calls = 0.0, ready, 0
+
+    def call(self):
+        self.calls += 1
+        self.now += 1e-9 if self.calls <= self.ready else 0.5
+
+    def perf_counter(self):
+        return self.now
+
+
+def test_what_was_prefetched_is_not_measured(monkeypatch):
+    clock = Clock(ready=4)
+    monkeypatch.setattr(measure, "time", clock)
+    stage = Measured("read", clock.call, None, images=8, own_images=8, ahead=4)
+    stage.warm_up(seconds=2.0, world=SimpleNamespace(broadcast=lambda value, name: value))
+    assert stage.calls == 4
+    clock.calls = 0  # the queue fills again while other stages have their turns
+    stage.turn()
+    assert stage.rates == pytest.approx([16.0]) and clock.calls == 8

@@ -23,7 +23,7 @@ def table(tmp_path_factory):
     described = {"local_size": 2, "within": link, "between": link, "overlap": 0, "one_gpu": {"8": 10, "16": 11},
                  "models": {"convnet": ONE_WORKER}}
     (folder / "here.json").write_text(json.dumps(described))
-    flags = ("--batch_size=16", f"--topology={folder}/here.json", f"--output_dir={folder}/table")
+    flags = ("--micro_batch_size=16", f"--topology={folder}/here.json", f"--output_dir={folder}/table")
     one = bench("python", 1, *flags, "--global_batch_size=16,64")
     two = bench("mpirun", 2, *flags, "--global_batch_size=64,32", "--json")
     assert one.returncode == two.returncode == 0, one.stderr + two.stderr

@@ -1,6 +1,7 @@
 """A sweep: real small runs, killed, continued, diverged, failed; its table against the files of its runs."""
 import html
 import json
+import math
 import os
 import re
 import shutil
@@ -9,14 +10,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT, environment, rows, warm_python
+from conftest import DIGITS, ROOT, environment, rows, warm_python
 
 from common.errors import Stopped
 from common.files import locked
-from experiments import cached_run, sweep
+from experiments import cached_run, planned, sweep
 from reporting.run_data import RunData
 from reporting.run_folder import RunFolder
 from reporting.run_log import RunLog
@@ -41,22 +43,32 @@ def ended(folder, *words) -> tuple[int, str, str]:
 
 
 THIRD = "learning_rate=0.02,batch_size=0:96,0.4:16,seed=0"
-GRID = ("--sweep=learning_rate=0.02,1e12", "--sweep=batch_size=96;0:96,0.4:16", "--seeds=2", "--optimizer=sgd",
-        "--checkpoint_every=0.3")
+LINES = """
+# The second diverges.
+--learning_rate=0.02
+--momentum=0.8 --learning_rate=1e12  # a comment
+"""
+GRID = ("--sweep=batch_size=96;0:96,0.4:16", "--seeds=2", "--optimizer=sgd", "--checkpoint_every=0.3")
+FIRST_TWO = ("--sweep=learning_rate=0.02", "--sweep=batch_size=96", *GRID[1:])  # of the runs of the grid
 
 
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory):
-    """Two rates, one of which diverges, two batch sizes, two seeds. The sweep and its run are killed in the middle."""
-    folder = tmp_path_factory.mktemp("sweep")
-    process, third = swept(folder, *GRID), folder / THIRD
+    """Two lines of flags, one of which diverges, crossed with two batch sizes and two seeds.
+
+    The sweep and its run are killed in the middle.
+    """
+    folder, file = tmp_path_factory.mktemp("sweep"), tmp_path_factory.mktemp("runs") / "lines.runs"
+    file.write_text(LINES)
+    words = (f"--runs={file}", *GRID)
+    process, third = swept(folder, *words), folder / THIRD
     while process.poll() is None and not (third / "checkpoints" / "checkpoint").is_file():
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     _, errors = process.communicate()
     killed = {path.parent.name: path.stat().st_mtime_ns for path in folder.glob("*/summary.json")}
     early = json.loads((folder / "sweep.json").read_text())
-    return folder, killed, early, errors, ended(folder, *GRID)
+    return folder, killed, early, errors, ended(folder, *words)
 
 
 def test_a_killed_sweep_continues(grid):
@@ -73,12 +85,15 @@ def test_a_killed_sweep_continues(grid):
 def test_the_rows_are_those_of_the_runs(grid):
     folder, *_ = grid
     found = json.loads((folder / "sweep.json").read_text())
-    assert [(row["flags"]["learning_rate"], row["flags"]["batch_size"], row["seed"]) for row in found] == [
-        (rate, batch, seed) for rate in (0.02, 1e12) for batch in (96, "0:96,0.4:16") for seed in (0, 1)]
+    assert [(row["flags"], row["seed"]) for row in found] == [
+        (line | {"batch_size": batch}, seed)
+        for line in ({"learning_rate": 0.02}, {"learning_rate": 1e12, "momentum": 0.8})
+        for batch in (96, "0:96,0.4:16") for seed in (0, 1)]
     for row in found:
         run, measured = folder / row["folder"], rows(folder / row["folder"])
         flags = (run / "flags.txt").read_text().split()
         assert f"--seed={row['seed']}" in flags and f"--batch_size={row['flags']['batch_size']}" in flags
+        assert f"--momentum={row['flags'].get('momentum', 0.9)}" in flags
         assert row["diverged"] == (row["flags"]["learning_rate"] == 1e12)
         summary = json.loads((run / "summary.json").read_text())
         assert row["seconds"] == summary["seconds"] > 0
@@ -100,7 +115,7 @@ def test_a_run_that_diverged_is_a_row(grid):
 
 
 def test_a_training_that_goes_on_after_it_diverged_has_no_summary(grid, tmp_path):
-    copy = shutil.copytree(grid[0] / "learning_rate=1e12,batch_size=96,seed=1", tmp_path / "run")
+    copy = shutil.copytree(grid[0] / "learning_rate=1e12,momentum=0.8,batch_size=96,seed=1", tmp_path / "run")
     assert (copy / "summary.json").is_file()
     RunLog(RunFolder(copy)).start(SimpleNamespace(folder=copy, plan={"steps": 9}, flags_text="", progress=Progress()))
     assert not (copy / "summary.json").exists()
@@ -108,11 +123,10 @@ def test_a_training_that_goes_on_after_it_diverged_has_no_summary(grid, tmp_path
 
 def test_more_seeds_add_runs_and_other_flags_are_an_error(grid):
     folder, *_ = grid
-    words = [word.replace("0.02,1e12", "0.02").replace("=96;0:96,0.4:16", "=96") for word in GRID]
-    code, output, errors = ended(folder, *words, "--weight_decay=0.5")
+    code, output, errors = ended(folder, *FIRST_TWO, "--weight_decay=0.5")
     assert code == 1 and "holds a run with --weight_decay=0.0001 instead of 0.5" in errors
     assert len(errors.splitlines()) == 1 and not output
-    code, output, errors = ended(folder, *words, "--seeds=3")
+    code, output, errors = ended(folder, *FIRST_TWO, "--seeds=3")
     assert code == 0 and "run 3 of 3" in errors and "run 2 of 3" not in errors
     assert [row["seed"] for row in json.loads(output)] == [0, 1, 2]
 
@@ -133,9 +147,8 @@ def test_a_request_to_stop_reaches_the_run_and_the_same_command_continues(tmp_pa
 
 def test_a_second_sweep_waits_for_the_first(grid):
     folder, *_ = grid
-    words = [word.replace("0.02,1e12", "0.02").replace("=96;0:96,0.4:16", "=96") for word in GRID]
     with locked(folder):
-        process = swept(folder, *words)
+        process = swept(folder, *FIRST_TWO)
         assert process.stderr.readline() == f"waiting for another sweep in {folder} to end\n"
         assert process.poll() is None
     output, errors = process.communicate(timeout=60)
@@ -197,6 +210,34 @@ def test_a_wrong_flag_is_one_line_before_any_run(words, code, message, tmp_path,
     assert not (tmp_path / "sweep").exists()
 
 
+@pytest.mark.parametrize(("lines", "words", "code", "message"), [
+    ("--optimizer=lars\n--learning_rte=5", [], 2,
+     "lines.runs, line 2: Unknown command line flag 'learning_rte'. Did you mean: learning_rate ?"),
+    ("--optimizer=lasr", [], 2, "line 1: "), ("lars", [], 2, "line 1: 'lars' is not a flag"),
+    ("--learning_rate=x", [], 2, "line 1: "), ("--exclude='gamma", [], 2, "line 1: No closing quotation"),
+    ("--seed=1", [], 2, "--seeds=NUMBER"), ("--output_dir=/tmp/a", [], 2, "--output_dir cannot differ between runs"),
+    ("--momentum=0.9 --momentum=0.8", [], 2, "--momentum is given twice"),
+    ("--flagfile=a --flagfile=b", [], 2, "--flagfile is given twice"),
+    ("--flagfile=/none", [], 2, "/none"), ("# nothing\n\n", [], 2, "has no line with flags"),
+    ("--momentum=0.9", ["--sweep=momentum=0.8"], 2, "lines.runs has --momentum, too"),
+    ("--poly_power=1 --lr_schedule=cosine", [], 2, "--poly_power has no effect"),
+    ("--batch_size=97 --micro_batch_size=48", [], 1, "batch_size=97,micro_batch_size=48,seed=0: "),
+    (None, [], 1, "lines.runs: No such file or directory"),
+    ("--momentum=0.9", ["--search_rate", "--dry_run"], 2, "remove --dry_run"),
+    ("--momentum=0.9", ["--search_rate", "--sweep=learning_rate=1,2"], 2, "remove --sweep=learning_rate"),
+    ("--learning_rate=0:1,0.5:2", ["--search_rate"], 2, "give one --learning_rate above 0"),
+])
+def test_a_wrong_line_is_one_line_before_any_run(lines, words, code, message, tmp_path, capsys):
+    file = tmp_path / "lines.runs"
+    if lines is not None:
+        file.write_text(lines)
+    command = ["experiments.sweep", *COMMON, f"--runs={file}", *words, f"--output_dir={tmp_path}/sweep"]
+    assert sweep.main(command) == code
+    shown = capsys.readouterr()
+    assert len(shown.err.splitlines()) == 1 and message in shown.err and not shown.out
+    assert not (tmp_path / "sweep").exists()
+
+
 @pytest.mark.parametrize(("text", "values"), [
     ("learning_rate=5,10,20", ("5", "10", "20")), ("learning_rate=5", ("5",)), ("batch_size=64, 64,128", ("64", "128")),
     ("batch_size=0:64,1:128", ("0:64,1:128",)), ("batch_size=64;0:64,1:128", ("64", "0:64,1:128")),
@@ -204,11 +245,12 @@ def test_a_wrong_flag_is_one_line_before_any_run(words, code, message, tmp_path,
     ("data_dir=digits,/a b", ("digits", "/a b")),
 ])
 def test_what_separates_values(text, values):
-    assert sweep.swept([text]) == ((text.partition("=")[0], values),)
+    assert planned.swept([text]) == ((text.partition("=")[0], values),)
 
 
 def test_folders_have_plain_and_distinct_names():
-    names = [sweep.Planned({"data_dir": value}, 0, ()).name for value in ("/a/b", "/a_b", "/a b", "x" * 300, "x" * 301)]
+    values = ("/a/b", "/a_b", "/a b", "x" * 300, "x" * 301)
+    names = [planned.Planned({"data_dir": value}, 0, ()).name for value in values]
     assert len({*names}) == 5 and all("/" not in name and " " not in name and len(name) < 200 for name in names)
 
 
@@ -230,6 +272,108 @@ def test_dry_run_writes_a_file_of_flags_for_each_run(tmp_path, capsys):
         assert read.text == meant.text and read.recipe == meant.recipe
         folders.add(read.run.output_dir)
     assert len(folders) == 4
+
+
+def test_lines_name_recipes_and_are_crossed_with_values_and_seeds(tmp_path, capsys):
+    """A line's flags replace those of its recipe and of the command line; a recipe's seed is its first."""
+    from training import flags
+
+    recipe, file = tmp_path / "mine.flags", tmp_path / "lines.runs"
+    recipe.write_text(f"{DIGITS}\n--learning_rate=7\n--momentum=0.8\n--seed=3\n")
+    file.write_text(f"--flagfile={ROOT}/launch/recipes/digits.flags --deterministic\n"
+                    f"--flagfile={recipe} --momentum=0.7 --exclude=gamma,beta\n--optimizer=sgd\n--optimizer=sgd\n")
+    words = ["--epochs=2", "--weight_decay=0.5", f"--runs={file}", "--sweep=batch_size=64,96", "--seeds=2", "--dry_run",
+             f"--output_dir={tmp_path}/sweep"]
+    assert sweep.main(["experiments.sweep", *words]) == 0
+    found = [flags.parse(["train.py", f"--flagfile={tmp_path}/sweep/{number}.flags"]) for number in range(12)]
+    meant = [("--deterministic", 0), (f"--flagfile={recipe} --learning_rate=7 --momentum=0.7 --exclude=gamma,beta", 3),
+             ("--optimizer=sgd", 0)]
+    assert [one.recipe for one in found] == [
+        flags.parse(["train.py", DIGITS, *line.split(), "--epochs=2", "--weight_decay=0.5", f"--batch_size={batch}",
+                     f"--seed={seed}"]).recipe
+        for line, first in meant for batch in (64, 96) for seed in (first, first + 1)]
+    assert [one.launch.deterministic for one in found] == [True] * 4 + [False] * 8
+    names = [one.run.output_dir.rpartition("/")[2] for one in found]
+    assert len({*names}) == 12 and names[0].startswith("flagfile=digits,deterministic=true,batch_size=64,seed=0")
+    assert not (tmp_path / "sweep" / "12.flags").exists()
+
+
+class Peaked:
+    """Accuracies that are a function of the rate with one peak. It counts the trainings of each rate."""
+
+    def __init__(self, peak):
+        self.peak, self.trained = peak, {}
+
+    def __call__(self, rates):
+        self.trained |= {rate: self.trained.get(rate, 0) + 1 for rate in rates}
+        return [1 / (1 + abs(math.log(rate / self.peak))) for rate in rates]
+
+
+@pytest.mark.parametrize("centre", [0.025, 20.0])
+@pytest.mark.parametrize("steps", [-3, 0, 0.5, 2])
+def test_the_search_climbs_to_the_peak_from_either_side(centre, steps):
+    """By factors of two, then of the square root of two; each rate is one float for every way to it."""
+    peaked = Peaked(centre * 2.0 ** steps)
+    assert sweep.best_rate(centre, peaked) == peaked.peak
+    assert {centre * 2.0 ** (steps - 0.5), centre * 2.0 ** (steps + 0.5)} <= {*peaked.trained}  # worse ones
+    assert len({f"{rate:.9g}" for rate in peaked.trained}) == len(peaked.trained)
+
+
+def test_a_search_in_which_nothing_trains_ends():
+    tried = set()
+    assert sweep.best_rate(1.0, lambda rates: tried.update(rates) or [0.1] * len(rates)) > 0
+    assert len(tried) < 2 * sweep.FARTHEST
+
+
+def test_a_search_trains_each_rate_once_and_the_best_with_all_seeds(tmp_path, monkeypatch, capsys):
+    """Two lines with a peak each, killed in the middle. The trainings are emulated: each writes its summary."""
+    file, trained = tmp_path / "lines.runs", []
+    file.write_text("--optimizer=sgd --learning_rate=1\n--optimizer=lars --learning_rate=4\n")
+
+    def train_once(folder, words):
+        trained.append(folder.name)
+        if len(trained) == 5:
+            raise KeyboardInterrupt
+        given = dict(word.removeprefix("--").split("=") for word in words)
+        peak = {"sgd": 2.0, "lars": 4 * 0.5 ** 0.45}[given["optimizer"]]
+        top1 = 0.9 - 0.1 * abs(math.log(float(given["learning_rate"]) / peak)) - 0.01 * int(given["seed"])
+        folder.mkdir()
+        (folder / "summary.json").write_text(json.dumps({"val_top1": top1, "seconds": 1.0}))
+        return cached_run.Result.read(folder)
+
+    monkeypatch.setattr(sweep, "train_once", train_once)
+    words = ["experiments.sweep", *COMMON, f"--runs={file}", "--search_rate", "--seeds=3",
+             f"--output_dir={tmp_path}/out"]
+    assert sweep.main(words) == 130
+    assert sweep.main(words) == 0
+    assert len(trained) == 1 + len({*trained}) and trained[4] == trained[5]
+    found = json.loads(capsys.readouterr().out)
+    root = math.sqrt(2)
+    for optimizer, best, tried in (("sgd", 2, [0.5, 1, 2 / root, 2, 2 * root, 4]),
+                                   ("lars", 4 / root, [2, 4 / root, 4, 4 * root, 8])):
+        rates = Counter(row["flags"]["learning_rate"] for row in found if row["flags"]["optimizer"] == optimizer)
+        assert sorted(rates) == pytest.approx(tried)
+        assert [rate for rate, seeds in rates.items() if seeds == 3] == [pytest.approx(best)]
+        assert sum(rates.values()) == len(rates) + 2
+    page = (tmp_path / "out" / "sweep.html").read_text()
+    assert f"{len(found)} runs have ended. The highest mean top-1 after the last epoch, 89.00%" in page
+    assert "sgd, best learning rate" not in page  # lines over the optimizer would have one point each
+
+
+def test_the_study_is_a_file_of_runs():
+    """Each line of quick.runs is one of search.runs, with a rate; each has a plan."""
+    from training.plan import plan_for
+
+    study = ROOT / "launch" / "recipes" / "study"
+    quick, searched = (planned.lines_of(study / f"{name}.runs") for name in ("quick", "search"))
+    assert len(quick) == 6 and len(searched) == 8
+    for line in quick:
+        assert {name: value for name, value in line.items() if name != "learning_rate"} in searched
+    for line in (*quick, *searched):
+        settings, _ = planned.settings_of([], line)
+        plan = plan_for(settings, 1, 1, 40_000)
+        scale = plan.phases[0].global_batch_size / 64 if line["flagfile"].endswith("sgd.flags") else 1
+        assert 0 < plan.learning_rate.peak <= scale * float(line.get("learning_rate", 20)) * (1 + 1e-9)
 
 
 def row(rate, batch, seed, top1, diverged=False):

@@ -1,0 +1,230 @@
+"""The runs of experiments.sweep, from its flags: combinations of values, the lines of a file, and seeds."""
+import functools
+import hashlib
+import itertools
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from common import flags
+from common.errors import UsageError, UserError
+from common.files import write_atomically
+from common.flags import flag
+from data import named
+from experiments.cached_run import Result
+from reporting.run_data import flags_in, same
+from reporting.run_folder import FLAGS
+from training import flags as train_flags
+from training.plan import plan_for
+
+GROUPS = train_flags.GROUPS
+SWEPT = (*(name for name in (*flags.names(GROUPS["Recipe"]), *flags.names(GROUPS["Launch"])) if name != "seed"),
+         "init_checkpoint", "on_divergence", "max_rollbacks")
+LISTS = {one.name for group in GROUPS.values() for one in fields(group) if isinstance(one.metadata.get("given"), list)}
+LONGEST = 150  # characters in the name of a run's folder
+SEED = "give --seeds=NUMBER instead of seed; --seed is the first"
+
+
+def swept(texts: list[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Parses the values of --sweep to (flag, values) pairs. Raises ValueError."""
+    pairs = {}
+    for text in texts:
+        name, _, values = text.partition("=")
+        if name == "seed":
+            raise ValueError(SEED)
+        if name not in SWEPT:
+            raise ValueError(f"'{text}' is not FLAG=VALUES with a flag of train.py, such as learning_rate=5,10,20"
+                             + flags.nearest_value(f"--sweep={name}: value should be one of <{'|'.join(SWEPT)}>"))
+        if name in pairs:
+            raise ValueError(f"{name} is given twice; give all of its values at once")
+        separator = ";" if {";", ":"} & {*values} or name in LISTS else ","
+        pairs[name] = tuple(dict.fromkeys(value.strip() for value in values.split(separator)))
+        if not all(pairs[name]):
+            raise ValueError(f"'{text}' has an empty value")
+    return tuple(pairs.items())
+
+
+@dataclass(frozen=True)
+class Options:
+    """This command's own flags.
+
+    sweep: Flag of train.py and its values, such as learning_rate=5,10,20. Can be given several times. Every combination
+        is trained.
+    runs: File whose lines are the flags of runs. Each line is combined with the values of --sweep.
+    seeds: Number of seeds for each combination. They count up from --seed.
+    search_rate: Search the best learning rate of each combination, then train it with all seeds.
+    output_dir: Folder for the runs, sweep.json and sweep.html.
+    dry_run: Check the flags, and write those of each run to a file and the results so far, but train nothing.
+    """
+
+    sweep: tuple[tuple[str, tuple[str, ...]], ...] = flag([], parse=swept, repeated=True)
+    runs: str | None = None
+    seeds: int = flag(1, low=1, high=10_000)
+    search_rate: bool = False
+    output_dir: str = "runs/sweep"
+    dry_run: bool = False
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run of the sweep. values: text of each swept flag. words: its flags, without --output_dir."""
+
+    values: dict[str, str]
+    seed: int
+    words: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The folder's name. What is long, or unusual in a file's name, is replaced, and a hash keeps it distinct."""
+        text = ",".join(f"{name}={value}" for name, value in (*self.values.items(), ("seed", self.seed)))
+        plain = re.sub(r"[^\w.:+=,-]", "_", text)[:LONGEST]
+        return plain if plain == text else f"{plain},{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+    def row(self, result: Result) -> dict:
+        """Returns the row of sweep.json."""
+        return {"flags": {name: number_or_text(value) for name, value in self.values.items()}, "seed": self.seed,
+                "diverged": result.diverged_at is not None, **asdict(result), "folder": self.name}
+
+
+def all_flags():
+    """Returns this command's own flags and those of train.py that it does not replace."""
+    values, others = flags.define(Options), train_flags.define()
+    for name in others:
+        if name not in values:
+            values[name] = others[name]
+    return values
+
+
+def read(argv: Sequence[str]) -> tuple[Options, list[str], list[dict[str, str]]]:
+    """Reads a command line: (options, flags of train.py for all runs, swept flags of each combination).
+
+    Raises UsageError, also for a line of --runs, and OSError if there is no such file.
+    """
+    recipes, given = train_flags.recipes_first(argv[1:])
+    recipes = [f"--flagfile={Path(one.partition('=')[2]).absolute()}" for one in recipes]
+    values = flags.read(all_flags(), [argv[0], *given])
+    options = flags.parsed(values, Options)
+    if not (options.sweep or options.runs or options.search_rate) and options.seeds == 1:
+        raise UsageError("there is nothing to sweep; give --sweep=FLAG=VALUES, such as --sweep=learning_rate=5,10,20, "
+                         "--runs=FILE, or --seeds=NUMBER")
+    if options.search_rate and options.dry_run:
+        raise UsageError("--search_rate: a search needs results; remove --dry_run")
+    if values.mode != "train":
+        raise UsageError(f"--mode={values.mode}: a sweep only trains; remove it")
+    if values["data_dir"].present:
+        values.data_dir = named.absolute(values.data_dir)
+    ours = {*flags.names(Options)}
+    common = [line for group in GROUPS.values() for name in flags.names(group) if name not in ours
+              and values[name].present for line in values[name].serialize().splitlines()]
+    lines = lines_of(options.runs) if options.runs else [{}]
+    for name, _ in options.sweep:
+        if any(name in line for line in lines):
+            raise UsageError(f"--sweep={name}: {options.runs} has --{name}, too; remove one of them")
+    if options.search_rate and "learning_rate" in dict(options.sweep):
+        raise UsageError("--search_rate searches the learning rate; remove --sweep=learning_rate")
+    crossed = itertools.product(*([(name, one) for one in listed] for name, listed in options.sweep))
+    return options, [*recipes, *common], [line | dict(one) for line, one in itertools.product(lines, crossed)]
+
+
+@functools.cache
+def train_samples(data_dir: str) -> int:
+    return named.open_named(data_dir).train.samples
+
+
+def number_or_text(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def lines_of(file: str) -> list[dict[str, str]]:
+    """Returns the flags of each line of a --runs file. Raises UsageError, and OSError if there is no such file."""
+    lines = []
+    for number, text in enumerate(Path(file).read_text(errors="replace").splitlines(), 1):
+        try:
+            line = flags_of_line(shlex.split(text, comments=True))
+        except (ValueError, UsageError) as error:
+            raise UsageError(f"--runs={file}, line {number}: {error}") from None
+        if line and line not in lines:
+            lines.append(line)
+    if not lines:
+        raise UsageError(f"--runs={file}: the file has no line with flags")
+    return lines
+
+
+def flags_of_line(words: list[str]) -> dict[str, str]:
+    """Returns flag -> value, the recipe first. Raises UsageError."""
+    recipes, rest = train_flags.recipes_first(words)
+    if len(recipes) > 1:
+        raise UsageError("--flagfile is given twice; give one recipe")
+    values = flags.read(train_flags.define(), ["train.py", *rest])
+    given = [name for group in GROUPS.values() for name in flags.names(group) if values[name].present]
+    for name in given:
+        if name not in SWEPT:
+            raise UsageError(SEED if name == "seed" else f"--{name} cannot differ between runs; put it on the command "
+                                                         "line")
+        if values[name].present > 1:
+            raise UsageError(f"--{name} is given twice")
+    found = flags_in("\n".join(values[name].serialize() for name in given))
+    return {"flagfile": recipes[0].partition("=")[2]} | found if recipes else found
+
+
+def named_values(values: dict[str, str]) -> dict[str, str]:
+    """Returns swept flags for people: a recipe of launch/recipes by its name there."""
+    if "flagfile" not in values:
+        return values
+    path = Path(values["flagfile"]).absolute()
+    if path.is_relative_to(train_flags.RECIPES):
+        return values | {"flagfile": str(path.relative_to(train_flags.RECIPES).with_suffix(""))}
+    return values
+
+
+def settings_of(common: Sequence[str], values: dict[str, str], *more: str) -> tuple[train_flags.Settings, list[str]]:
+    """Returns the settings of a combination, and the words of its command line. Raises UsageError, UserError."""
+    own = [f"--{name}={value}" for name, value in values.items() if name != "flagfile"]
+    if "flagfile" in values:
+        own.append(f"--flagfile={Path(values['flagfile']).absolute()}")
+    recipes, rest = train_flags.recipes_first([*common, *own, *more])  # the order matters in N.flags
+    words = [*recipes, *rest]
+    settings = train_flags.parse(["train.py", *words])
+    return settings, [f"--flagfile={settings.source}", *words] if settings.source else words
+
+
+def planned(options: Options, common: Sequence[str], values: dict[str, str], seed: int,
+            learning_rate: float | None = None) -> Planned:
+    """Returns one run. Raises UsageError for wrong flags, and UserError if it has no plan or its folder other flags.
+
+    learning_rate: of a search, instead of the one in `values`.
+    """
+    if learning_rate is not None:
+        values = values | {"learning_rate": str(learning_rate)}
+    settings, words = settings_of(common, values, f"--seed={seed}")
+    made = Planned(named_values(values), seed, tuple(words))
+    if not options.dry_run:  # a job of an array has its own workers, and submit.sh prints its plan
+        try:
+            plan_for(settings, 1, 1, train_samples(settings.recipe.data_dir))
+        except UserError as error:
+            raise UserError(f"{made.name}: {error}") from None
+    folder = Path(options.output_dir).absolute() / made.name
+    if (folder / FLAGS).is_file():
+        before, now = flags_in((folder / FLAGS).read_text()), flags_in(settings.text)
+        for name in settings.identity:
+            if not same(before.get(name, ""), now.get(name, "")):
+                raise UserError(f"{folder} holds a run with --{name}={before.get(name, '')} instead of "
+                                f"{now.get(name, '')}; choose another --output_dir")
+    return made
+
+
+def write_flags(folder: Path, runs: list[Planned]) -> None:
+    """Writes N.flags for each run: the words of train.py's command line, one per line."""
+    for old in folder.glob("*.flags"):
+        if old.stem.isdecimal():
+            old.unlink()
+    for number, one in enumerate(runs):
+        words = [*one.words, f"--output_dir={folder / one.name}"]
+        write_atomically(folder / f"{number}.flags", "\n".join(words) + "\n")
