@@ -136,7 +136,7 @@ def measure_workers(recipe: Recipe, launch: Launch, options: Options) -> None:
     dataset = open_named(recipe.data_dir, check_files=rank == 0)
     check_nodes(launch.allreduce, launch.torus_grid)
     if options.topology:
-        from distributed.topology import load
+        from launch.topology import load
 
         load(options.topology)  # a wrong name shows at once
     from experiments.speed import measure

@@ -14,10 +14,10 @@ import tensorflow as tf
 
 from data.feed import Batches
 from distributed import launcher
-from distributed import topology as topologies
 from distributed import world as worlds
 from distributed.world import World
 from experiments.stage_times import AHEAD, MOST_SAMPLES, ROUNDS, errors_in_one_line, quiet
+from launch import topology as topologies
 from model_zoo.cost import model_cost
 from optim.schedules import Piecewise
 from training import build
