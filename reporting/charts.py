@@ -1,7 +1,6 @@
 """Charts as SVG in HTML figures. The colours are CSS variables of page.css, so that a page can be light or dark.
 
 Every point has a <title>, which browsers show as a tooltip. page.js replaces it by one that touch screens show, too.
-The module imports only the standard library: it draws a report within milliseconds, in a process of its own.
 """
 import html
 import math
@@ -199,11 +198,15 @@ def _grid(down, marks, show) -> str:
 
 
 def _labels_below(labels, x_title) -> str:
-    def middle(x, text):
-        return min(x, WIDTH - 3.5 * len(text))  # inside of the chart
-
-    return "".join(f'<text class="middle" x="{middle(x, text):.1f}" y="{HEIGHT - 22}">{html.escape(text)}</text>'
-                   for x, text in labels) + (
+    """Returns texts below the horizontal axis, without those that would overlap the one to their left."""
+    shown, end = [], -math.inf
+    for x, text in sorted(labels):
+        half = 3.5 * len(text)
+        middle = min(x, WIDTH - half)  # inside of the chart
+        if middle - half >= end:
+            shown.append(f'<text class="middle" x="{middle:.1f}" y="{HEIGHT - 22}">{html.escape(text)}</text>')
+            end = middle + half
+    return "".join(shown) + (
         f'<text class="middle muted" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 5}">{html.escape(x_title)}</text>')
 
 

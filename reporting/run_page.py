@@ -1,12 +1,7 @@
-"""report.html of a run: `python -m reporting.run_page FOLDER`.
-
-Training draws it in a process of its own after every evaluation. This module and those that it imports therefore need
-only the standard library, so that the process starts and draws within a tenth of a second.
-"""
+"""report.html of a run."""
 import base64
 import functools
 import html
-import sys
 import time
 from pathlib import Path
 
@@ -231,7 +226,3 @@ def origin(run: RunData) -> str:
         "classes": data.get("classes"), "git revision": revision} | made.get("versions", {}) | {
         "folder": str(run.folder), "page written": time.strftime("%Y-%m-%d %H:%M:%S %z")}
     return facts(about)
-
-
-if __name__ == "__main__":
-    write_report(sys.argv[1])

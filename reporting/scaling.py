@@ -82,10 +82,4 @@ def by_allreduce(rows: list[dict], column: str, scale: float) -> list[Line]:
 
 
 def marks(rows: list[dict]) -> list[tuple[float, str]]:
-    """Returns places on the horizontal axis and their numbers of workers, without those that would overlap."""
-    every = sorted({row["workers"] for row in rows})
-    shown = every[:1]
-    for workers in every:
-        if math.log2(workers / shown[-1]) > math.log2(every[-1] / every[0]) / 7:
-            shown.append(workers)
-    return [(math.log2(workers), f"{workers:,}") for workers in shown]
+    return sorted({math.log2(row["workers"]): f"{row['workers']:,}" for row in rows}.items())
