@@ -28,9 +28,11 @@ from common import command, flags
 from common.errors import UsageError, UserError
 from common.files import as_json, locked, write_atomically
 from common.flags import flag
+from common.recipe_file import flags_in
 from data import named
 from experiments.cached_run import Result, train_once
-from reporting.run_data import flags_in, same, top1_of
+from optim.schedules import same
+from reporting.observer import top1_of
 from reporting.run_folder import FLAGS
 from reporting.sweep import write_sweep
 from training import flags as train_flags

@@ -2,12 +2,13 @@
 import functools
 import html
 
+from optim.schedules import same
 from reporting import charts, heat_map
 from reporting.charts import Line, number, percent
+from reporting.observer import top1_of
 from reporting.page import details, duration, over_epochs_and_time, page, table
-from reporting.run_data import RunData, first_row_at, same, top1_of
-from reporting.run_page import trust_ratios
-from reporting.run_text import tidy
+from reporting.run_folder import RunData
+from reporting.sentences import tidy
 
 
 def gap(row: dict) -> float | None:
@@ -79,7 +80,7 @@ def reached(run: RunData, target: float | None) -> dict:
     """Returns the epoch and the time of the first evaluation with this top-1, as columns of the results."""
     if target is None:
         return {}
-    first = first_row_at(run.rows, target)
+    first = next((row for row in run.rows if (top1_of(row) or 0) >= target), None)
     shown = (number(first["epoch"]), duration(first.get("seconds"))) if first else ("not reached", "not reached")
     return dict(zip((f"epochs to {target:.4g}", f"time to {target:.4g}"), shown, strict=True))
 
@@ -101,7 +102,7 @@ def published(names: list[str], runs: list[RunData]) -> list[str]:
 
 def layers(names: list[str], runs: list[RunData]) -> list[str]:
     """Returns the trust ratios of the runs that recorded them, as heat maps on one scale."""
-    recorded = [(name, [row["epoch"] for row in run.layers], trust_ratios(run))
+    recorded = [(name, [row["epoch"] for row in run.layers], run.trust_ratios)
                 for name, run in zip(names, runs, strict=True) if run.layers]
     scale = [one for _, _, ratios in recorded for values in ratios.values() for one in values]
     drawn = [f"<h3>{html.escape(name)}</h3>" + heat_map.trust_ratios(epochs, ratios, scale)

@@ -11,8 +11,7 @@ import time
 from collections.abc import Iterator
 
 from common.startup import on_terminal, startup
-from reporting.observer import Evaluation, Observer, RunInfo, Update
-from reporting.run_data import top1_of
+from reporting.observer import Evaluation, Observer, RunInfo, Update, top1_of
 
 REDRAWN_EVERY = 0.5  # seconds
 KEPT = 0.95  # weight of the past in the averages, per step

@@ -49,9 +49,9 @@ class TensorBoard(Observer):
             for row in self._files.rows(METRICS):
                 self._row(row)
             for row in self._files.rows(TIMES):
-                self._breakdown(row.get("samples"), row)
+                self._breakdown(row["samples"], row)
             for row in self._files.rows(LAYERS):
-                self._layers(row.get("samples"), row["layers"])
+                self._layers(row["samples"], row["layers"])
             self._events.flush()
             for leftover in leftovers:
                 leftover.unlink()
@@ -119,8 +119,6 @@ class TensorBoard(Observer):
     def _scalars(self, samples, values):
         import tensorflow as tf
 
-        if samples is None:  # a row of an earlier version
-            return
         with self._events.as_default(step=samples):
             for name, value in values.items():
                 tf.summary.scalar(name, math.nan if value is None else value)

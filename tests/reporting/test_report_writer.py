@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from conftest import ROOT
 from PIL import Image
-from run_files import plan, row
+from run_files import flags_text, plan, row
 
 from common.files import write_json
 from data.dataset import open_dataset
@@ -30,7 +30,8 @@ def info(tmp_path, digits):
     """A run of 3 epochs on the digits that has just started."""
     progress = Progress()
     write_json(tmp_path / "plan.json", plan(3))
-    return RunInfo(tmp_path, plan(3), {}, "--model=resnet20\n", RECIPE, open_dataset(digits), {"node1": 1}, progress)
+    (tmp_path / "flags.txt").write_text(flags_text(3))
+    return RunInfo(tmp_path, plan(3), {}, flags_text(3), RECIPE, open_dataset(digits), {"node1": 1}, progress)
 
 
 @pytest.fixture
@@ -152,17 +153,18 @@ def test_drawings_that_wait_are_dropped_and_training_does_not(info, found, monke
 
 
 def test_drawings_are_seconds_apart(info, found, monkeypatch):
-    """A drawing that is due waits for its time, and not for another evaluation, which may come much later."""
+    """The first evaluation is drawn at once. A later drawing waits for its time, and not for another evaluation."""
     drawn, is_drawn = [], threading.Semaphore(0)
     monkeypatch.setattr(report_writer, "EVERY", 0.5)
     monkeypatch.setattr(report_writer, "write_report", lambda _: drawn.append(time.monotonic()) or is_drawn.release())
     writer = ReportWriter(RunFolder(info.folder))
     writer.start(info)
-    assert is_drawn.acquire(timeout=60)
-    writer.evaluation(Evaluation({"epoch": 1}, {}, {}, found))
-    assert is_drawn.acquire(timeout=60) and drawn[1] - drawn[0] >= 0.5
+    for epoch in (1, 2):
+        assert is_drawn.acquire(timeout=60)
+        writer.evaluation(Evaluation({"epoch": epoch}, {}, {}, found))
+    assert is_drawn.acquire(timeout=60) and drawn[2] - drawn[1] >= 0.5
     writer.close()
-    assert len(drawn) == 2
+    assert len(drawn) == 3
 
 
 def test_a_failure_is_one_line_and_training_goes_on(info, found, capsys):
