@@ -32,6 +32,14 @@ class Line:
     steps: bool = False
 
 
+def line(label: str, rows: Sequence[dict], x: Callable[[dict], float], y: str | Callable[[dict], float | None],
+         scale: float = 1.0, **options) -> Line:
+    """Returns a line with a point per row. x: a function of a row. y: a function, or a key that a row may lack."""
+    values = [y(row) if callable(y) else row.get(y) for row in rows]
+    return Line(label, [x(row) for row in rows], [value if value is None else scale * value for value in values],
+                **options)
+
+
 def number(value) -> str:
     """Returns a number as text: about four digits, thousands separated; other values as they are."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):

@@ -99,18 +99,17 @@ def reload_seconds(run: RunData) -> int | None:
 def figures(run: RunData) -> str:
     """Returns the most important numbers, large."""
     now, best = run.result, run.best
+    if not now:
+        return ""
     shown = {"validation top-1": now.get("val_top1"), "validation top-5": now.get("val_top5"),
              "top-1 of the average": now.get("ema_val_top1")}
-    shown = {name: f"{value:.2%}" for name, value in shown.items() if value is not None}
     if best:
-        shown[f"best top-1, epoch {number(best['epoch'])}"] = f"{best['top1']:.2%}"
-    if run.rows or run.summary:
-        shown["validation loss"] = number(now.get("val_loss"))
+        shown[f"best top-1, epoch {number(best['epoch'])}"] = best["top1"]
+    shown = {name: f"{value:.2%}" for name, value in shown.items() if value is not None}
+    shown["validation loss"] = number(now.get("val_loss"))
     if now.get("images_per_second") is not None:
         shown["images/s"] = f"{now['images_per_second']:,.0f}"
-    if now.get("seconds") is not None:
-        shown["time"] = duration(now["seconds"])
-    return tiles(shown) if shown else ""
+    return tiles(shown | {"time": duration(now["seconds"])})
 
 
 def curves(run: RunData) -> str:
@@ -120,38 +119,36 @@ def curves(run: RunData) -> str:
 
 def curves_over(run: RunData, x_title: str, x) -> list[str]:
     """Returns the curves. x: returns a row's position on the horizontal axis, in the unit x_title."""
-    def of(rows, column, label, scale=1.0, **options):
-        values = [row.get(column) for row in rows]
-        return Line(label, [x(row) for row in rows], [value if value is None else value * scale for value in values],
-                    **options)
-
     def present(columns):
-        return {column: label for column, label in columns.items() if any(column in row for row in run.rows)}
+        return {column: label for column, label in columns.items() if any(column in row for row in run.rows)}.items()
 
-    noisy = [of(run.steps, "loss", "train, single updates", colour=0, kind="faint")] if run.steps else []
-    drawn = [charts.lines("Loss", x_title, noisy + [
-        of(run.rows, column, label, colour=colour) for colour, (column, label) in enumerate(present(LOSSES).items())],
-        log=True)]
-    drawn.append(charts.lines("Accuracy", x_title, [
-        of(run.rows, column, label, 100) for column, label in present(ACCURACIES).items()], show=percent))
+    losses = [charts.line(label, run.rows, x, column, colour=colour)
+              for colour, (column, label) in enumerate(present(LOSSES))]
+    if run.steps:
+        losses.insert(0, charts.line("train, single updates", run.steps, x, "loss", colour=0, kind="faint"))
+    accuracies = [charts.line(label, run.rows, x, column, 100) for column, label in present(ACCURACIES)]
+    drawn = [charts.lines("Loss", x_title, losses, log=True),
+             charts.lines("Accuracy", x_title, accuracies, show=percent)]
     for title, column, planned in PLANNED:
-        series = [of(run.steps or run.rows, column, "as run", colour=0, steps=column != "learning_rate")]
+        series = [charts.line("as run", run.steps or run.rows, x, column, colour=0, steps=column != "learning_rate")]
         if x_title == "epoch":
             series.append(schedule(run, planned))
-        drawn.append(charts.lines(title, x_title, [one for one in series if one.x]))
-    speeds = [of(run.rows, "images_per_second", "images/s")]
+        drawn.append(charts.lines(title, x_title, series))
+    speeds = [charts.line("images/s", run.rows, x, "images_per_second")]
     return [*drawn, charts.lines("Training throughput, images/s", x_title, speeds)]
 
 
 def schedule(run: RunData, column: str) -> Line:
     """Returns a planned value at the whole epochs that plan.json lists. All but the learning rate hold in between."""
-    rows = [row for row in run.plan.get("schedule", []) if column in row]
-    x, y = [row["epoch"] for row in rows], [row[column] for row in rows]
+    rows = [row for row in run.plan["schedule"] if column in row]
     if column == "learning_rate":
-        return Line("planned", x, y, colour=1, kind="dots")
-    if x and run.epochs > x[-1]:
-        x, y = [*x, run.epochs], [*y, y[-1]]
-    return Line("planned", x, y, colour=1, kind="dashed", steps=True)
+        return charts.line("planned", rows, epoch_of, column, colour=1, kind="dots")
+    return charts.line("planned", rows + [row | {"epoch": run.epochs} for row in rows[-1:]], epoch_of, column, colour=1,
+                       kind="dashed", steps=True)
+
+
+def epoch_of(row: dict) -> float:
+    return row["epoch"]
 
 
 def times(run: RunData) -> list[str]:
@@ -161,39 +158,48 @@ def times(run: RunData) -> list[str]:
         return []
     means = {name: sum(row[name] for row in rows) / len(rows) for name in TIMES}
     *some, last = [f"{means[name]:.1%} to {label}" for name, label in TIMES.items()]
-    trained, before = 0.0, 0
-    for row in run.rows:
-        speed, count = row.get("images_per_second"), row.get("samples", 0) - before
-        trained, before = trained + (count / speed if speed else 0.0), row.get("samples", 0)
-    total = run.result.get("seconds")
-    rest = (f" The updates took {duration(trained)} of {duration(total)}. The rest went to evaluation, checkpoints and "
-            "starting." if total and trained <= total else "")
     chart = charts.stacked_bars("Step time", "epoch", [row["epoch"] for row in rows], {
         label: [row[name] for row in rows] for name, label in TIMES.items()})
     listed = table([{"epoch": row["epoch"]} | {label: f"{row[name]:.2%}" for name, label in TIMES.items()}
                     for row in rows])
-    return ["<h2>Where the time went</h2>", 
-            f"<p>Of the time of an update, {', '.join(some)} and {last}.{rest}</p>",
+    return ["<h2>Where the time went</h2>",
+            f"<p>Of the time of an update, {', '.join(some)} and {last}.{between_updates(run)}</p>",
             f'<div class="charts">{chart}</div>', details("Numbers", listed)]
+
+
+def between_updates(run: RunData) -> str:
+    """Returns how much of the whole time the updates took, as a sentence, or an empty string if it is not known."""
+    trained, before, total = 0.0, 0, run.result.get("seconds")
+    for row in run.rows:
+        if row["images_per_second"]:
+            trained += (row["samples"] - before) / row["images_per_second"]
+        before = row["samples"]
+    if not total or trained > total:
+        return ""
+    return (f" The updates took {duration(trained)} of {duration(total)}. The rest went to evaluation, checkpoints and "
+            "starting.")
 
 
 def layers(run: RunData) -> list[str]:
     """Returns trust ratios as a heat map, and table 4 of arXiv:1708.03888 for the first step and the end of the run."""
-    rows = run.layers
-    if not rows:
+    if not run.layers:
         return []
-    names, scaled, listed = rows[0]["layers"], run.trust_ratios, []
-    for name, (weight, gradient, ratio) in names.items():
-        last = rows[-1]["layers"].get(name, [None] * 3)
-        listed.append({"variable": name, "weight norm, first step": weight, "gradient norm": gradient,
-                       "weight / gradient": weight / gradient if weight and gradient else None, "trust ratio": ratio,
-                       "weight norm, at the end": last[0], "gradient norm ": last[1], "trust ratio ": last[2]})
-    without = len(names) - len(scaled)
-    note = (f" {plural(without, 'variable')} without a trust ratio {'is' if without == 1 else 'are'} left out."
-            if without else "")
-    shown = [f"<p>The trust ratio scales the learning rate of a variable.{note}</p>",
-             heat_map.trust_ratios([row["epoch"] for row in rows], scaled)] if scaled else []
+    first, end = run.layers[0]["layers"], run.layers[-1]["layers"]
+    listed = [{"variable": name, **norms("first step", *first[name]), **norms("end", *end.get(name, [None] * 3))}
+              for name in first]
+    shown, without = [], len(first) - len(run.trust_ratios)
+    if run.trust_ratios:
+        note = f" {plural(without, 'variable')} without a trust ratio {'is' if without == 1 else 'are'} left out."
+        shown = [f"<p>The trust ratio scales the learning rate of a variable.{note if without else ''}</p>",
+                 heat_map.trust_ratios([row["epoch"] for row in run.layers], run.trust_ratios)]
     return ["<h2>Layer by layer</h2>", *shown, details("Norms and trust ratios, first step and end", table(listed))]
+
+
+def norms(when: str, weight: float | None, gradient: float | None, ratio: float | None) -> dict:
+    """Returns columns of the table of layers. The names say when, because table() needs each once."""
+    return {f"weight norm, {when}": weight, f"gradient norm, {when}": gradient,
+            f"weight / gradient, {when}": weight / gradient if weight and gradient else None,
+            f"trust ratio, {when}": ratio}
 
 
 def mistakes(run: RunData) -> list[str]:

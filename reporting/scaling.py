@@ -6,7 +6,7 @@ launch/published.json, with forecast_* if there is a forecast.
 import math
 
 from reporting import charts
-from reporting.charts import Line, percent
+from reporting.charts import percent
 from reporting.page import facts, page, table
 
 
@@ -59,14 +59,12 @@ def results(published: list[dict]) -> list[dict[str, str]]:
 
 def efficiency(rows: list[dict], published: list[dict]) -> str:
     """Returns efficiency against workers: a line per all-reduce, and dots for published efficiencies."""
-    series = by_allreduce(rows, "efficiency", 100)
     known = [row for row in published if row["efficiency"]]
-    for who in dict.fromkeys(row["who"] for row in known):
-        own = [row for row in known if row["who"] == who]
-        series.append(Line(f"published, {who}", [math.log2(row["workers"]) for row in own],
-                           [100 * row["efficiency"] for row in own], kind="dots"))
-    return charts.lines("Efficiency relative to one node", "workers", series, show=percent,
-                        x_marks=marks([*rows, *known]))
+    by_who = {row["who"]: [other for other in known if other["who"] == row["who"]] for row in known}
+    dots = [charts.line(f"published, {who}", own, position, "efficiency", 100, kind="dots")
+            for who, own in by_who.items()]
+    return charts.lines("Efficiency relative to one node", "workers", by_allreduce(rows, "efficiency", 100) + dots,
+                        show=percent, x_marks=marks([*rows, *known]))
 
 
 def rates(rows: list[dict]) -> str:
@@ -75,11 +73,15 @@ def rates(rows: list[dict]) -> str:
                         x_marks=marks(rows))
 
 
-def by_allreduce(rows: list[dict], column: str, scale: float) -> list[Line]:
+def by_allreduce(rows: list[dict], column: str, scale: float) -> list[charts.Line]:
     grouped = {row["allreduce"]: [other for other in rows if other["allreduce"] == row["allreduce"]] for row in rows}
-    return [Line(f"forecast, {allreduce}", [math.log2(row["workers"]) for row in own],
-                 [scale * row[column] for row in own]) for allreduce, own in grouped.items()]
+    return [charts.line(f"forecast, {allreduce}", own, position, column, scale) for allreduce, own in grouped.items()]
+
+
+def position(row: dict) -> float:
+    """Returns a row's place on the horizontal axis."""
+    return math.log2(row["workers"])
 
 
 def marks(rows: list[dict]) -> list[tuple[float, str]]:
-    return sorted({math.log2(row["workers"]): f"{row['workers']:,}" for row in rows}.items())
+    return sorted({position(row): f"{row['workers']:,}" for row in rows}.items())
