@@ -64,7 +64,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Work:
-    """What is trained. recipe: its path, or None without --flagfile. samples: size of the training set, if a recipe."""
+    """What is trained. samples: size of the training set, or None without a recipe; `recipe` then has the defaults."""
 
     recipe: Recipe
     micro_batch_size: int | None
@@ -136,24 +136,20 @@ def forecast(options: Options, work: Work, model: ModelCost, topology: Topology)
         for allreduce in options.allreduce:
             if topology.grid(allreduce, workers):
                 rows.append(row(topology, planned, workers, allreduce))
-                if work.samples:
-                    rows[-1]["hours"] = planned_steps(planned) * rows[-1]["step_seconds"] / 3600
+                if not work.samples:
+                    del rows[-1]["hours"]
     return rows
 
 
 def row(topology: Topology, planned: list[Phase], workers: int, allreduce: str) -> dict:
     """Returns one row of the output, averaged over the phases. The grid is the same in all of them."""
     grid = topology.grid(allreduce, workers)
+    steps = sum(phase.steps for phase in planned)
     seconds = sum(phase.steps * topology.step_seconds(phase.job, grid, allreduce) for phase in planned)
     on_a_node = sum(phase.steps * topology.node_seconds(phase.job) for phase in planned)
     images = sum(phase.steps * phase.global_batch_size for phase in planned)
-    return {"workers": workers, "allreduce": allreduce, "grid": list(grid),
-            "step_seconds": seconds / planned_steps(planned), "images_per_second": images / seconds,
-            "efficiency": on_a_node / seconds}
-
-
-def planned_steps(planned: list[Phase]) -> int:
-    return sum(phase.steps for phase in planned)
+    return {"workers": workers, "allreduce": allreduce, "grid": list(grid), "step_seconds": seconds / steps,
+            "images_per_second": images / seconds, "efficiency": on_a_node / seconds, "hours": seconds / 3600}
 
 
 def phases(work: Work, model: ModelCost, workers: int) -> list[Phase]:

@@ -35,11 +35,16 @@ class ReportWriter(Observer):
     """
 
     def __init__(self, files: RunFolder, training_images: Callable[[int, int], np.ndarray] | None = None):
-        self._files, self._training_images = files, training_images
-        self._thread, self._waiting = ThreadPoolExecutor(1, "report"), Future()
-        self._is_ending, self._due = threading.Event(), time.monotonic()
-        self._about, self._evaluation = {}, None
-        self._problem, self._is_drawn = None, False
+        self._files = files
+        self._training_images = training_images
+        self._thread = ThreadPoolExecutor(1, "report")
+        self._waiting = Future()  # the drawing that begins when the thread is free
+        self._due = time.monotonic()  # when the next drawing may begin
+        self._is_ending = threading.Event()
+        self._about = {}
+        self._evaluation = None  # the newest
+        self._problem = None
+        self._is_drawn = False
 
     def start(self, run: RunInfo) -> None:
         self._run = run

@@ -35,7 +35,8 @@ class Log:
 
     def keep(self, lines: list[str]) -> None:
         """Replaces the content, from the next `save` on."""
-        self.lines, self._saved = lines, None
+        self.lines = lines
+        self._saved = None
 
     def save(self) -> None:
         """Writes the lines that the file lacks. Raises OSError; the file then is as before."""
@@ -65,8 +66,12 @@ class RunFolder:
     """
 
     def __init__(self, path: Path | str, reader: str | None = None):
-        self.path, self._reader = Path(path), reader
-        self._logs, self._contents, self._lock, self._is_failing = {}, {}, threading.RLock(), False
+        self.path = Path(path)
+        self._reader = reader
+        self._logs = {}
+        self._contents = {}
+        self._lock = threading.RLock()
+        self._is_failing = False
 
     def rows(self, name: str) -> list[dict]:
         """Returns the rows of a log with one JSON object per line, on disk or not. Names damaged lines on standard

@@ -27,7 +27,9 @@ class TensorBoard(Observer):
     """
 
     def __init__(self, files: RunFolder):
-        self._files, self._events, self._is_failing = files, None, False
+        self._files = files
+        self._events = None
+        self._is_failing = False
 
     def start(self, run: RunInfo) -> None:
         self._run = run
