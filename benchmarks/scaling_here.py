@@ -11,15 +11,16 @@ core.
 import argparse
 import json
 import os
+import platform
 import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from benchmarks import calibrate
 from benchmarks.allreduce import LAUNCHERS
-from distributed.cost import Link, Network, cost
-from distributed.topology import line
+from launch.cost import Link, Network, cost
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
@@ -86,8 +87,8 @@ def measured(transport: str, ranks: int, rounds: int) -> dict[int, float]:
 
 def fitted(times: dict[int, float]) -> Link:
     """Returns the latency of one of the ring's two steps and the bandwidth, fitted to the times of two ranks."""
-    seconds, per_byte = line({size: size / seconds for size, seconds in times.items()})
-    return Link(seconds / 2, MOVED / per_byte)
+    found = calibrate.line({size: size / seconds for size, seconds in times.items()})
+    return Link(found.fixed / 2, MOVED / found.per_image)  # an image is a byte here
 
 
 def compare(transport: str, rounds: int) -> Link:
@@ -108,12 +109,17 @@ def described(link: Link, transport: str, models: list[str]) -> dict:
     """Returns a topology in which every node is like this machine."""
     measured = {"latency": link.latency, "bandwidth": link.bandwidth}
     here = f"measured by benchmarks.scaling_here: Horovod over {transport}, two ranks of this machine"
-    return {"local_size": os.cpu_count(), "within": measured, "between": measured, "overlap": 0.0,
-            "one_gpu": compute("resnet50"), "models": {name: compute(name, (8, 16, 32, 64)) for name in models},
-            "sources": {"local_size": "one worker per core", "within": here,
-                        "between": here + "; there is no second node", "overlap": "the cores are busy with one or the "
-                        "other", "one_gpu": "measured: ResNet-50 on all cores, forward and backward pass",
-                        "models": "likewise"}}
+    found = {
+        "cluster": f"nodes like {platform.node()}, with {os.cpu_count()} cores each", "local_size": os.cpu_count(),
+        "within": measured, "between": measured, "overlap": 0.0,
+        "calibration": {"rates": {"resnet50": compute("resnet50"),
+                                  **{name: compute(name, (8, 16, 32, 64)) for name in models}}},
+        "sources": {"local_size": "one worker per core", "within": here, "between": here + "; there is no second node",
+                    "slowdown": "none: the link was measured on busy cores",
+                    "overlap": "the cores are busy with one or the other",
+                    "compute": "benchmarks.calibrate, from rates",
+                    "rates": "measured: models on all cores, forward and backward pass"}}
+    return found | calibrate.constants(calibrate.calibrated(found))
 
 
 def main():

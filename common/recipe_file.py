@@ -1,4 +1,4 @@
-"""Reads recipes: flag files whose comments say where their settings come from and what the paper reports."""
+"""Reads flag files. A recipe is one whose comments say where its settings come from and what the paper reports."""
 from pathlib import Path
 
 
@@ -17,3 +17,15 @@ def read(path: Path) -> dict[str, str]:
                 last, value = "title", line[2:]
             fields[last] = value
     return fields
+
+
+def flags_in(text: str) -> dict[str, str]:
+    """Returns the value of each flag in the text of a run's flags.txt."""
+    values = {}
+    for line in text.splitlines():
+        name, separator, value = line.strip().removeprefix("--").partition("=")
+        if line.startswith("--") and separator:
+            values[name] = value
+        elif line.startswith("--"):
+            values[name.removeprefix("no")] = str(not name.startswith("no")).lower()
+    return values

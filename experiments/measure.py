@@ -16,10 +16,10 @@ from data.feed import Batches, Feed
 from data.pipeline import STAGES
 from data.synthetic import Resident
 from distributed import launcher
-from distributed import topology as topologies
 from distributed import world as worlds
 from distributed.lost import is_lost
 from distributed.world import World
+from launch import topology as topologies
 from model_zoo.cost import model_cost
 from optim.schedules import Piecewise
 from reporting import speed

@@ -12,9 +12,10 @@ from common import flags
 from common.errors import UsageError, UserError
 from common.files import write_atomically
 from common.flags import flag
+from common.recipe_file import flags_in
 from data import named
 from experiments.cached_run import Result
-from reporting.run_data import flags_in, same
+from optim.schedules import same
 from reporting.run_folder import FLAGS
 from training import flags as train_flags
 from training.plan import plan_for

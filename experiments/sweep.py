@@ -39,7 +39,7 @@ from common.files import as_json, locked
 from experiments.cached_run import Result, train_once
 from experiments.planned import Options, Planned, all_flags, planned, read, settings_of, write_flags
 from optim.schedules import Piecewise
-from reporting.run_data import top1_of
+from reporting.observer import top1_of
 from reporting.sweep import write_sweep
 
 FARTHEST = 24  # of a search: factors of the square root of two from its start, a factor of 4,096

@@ -1,4 +1,4 @@
-"""NUMA nodes, cores and GPUs of this machine and of the machines in distributed/topologies."""
+"""NUMA nodes, cores and GPUs of this machine and of the machines in launch/topologies."""
 import json
 import os
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from distributed import gpus
 
-TOPOLOGIES = Path(__file__).parents[1] / "distributed" / "topologies"
+TOPOLOGIES = Path(__file__).parent / "topologies"
 NODES = Path("/sys/devices/system/node")
 CPUS = Path("/sys/devices/system/cpu")
 PCI = Path("/sys/bus/pci/devices")
@@ -42,7 +42,7 @@ def machine() -> tuple[Node, ...]:
 
 
 def known_machine(name: str) -> tuple[tuple[Node, ...], list[Gpu]]:
-    """Returns the NUMA nodes and the GPUs of a machine in distributed/topologies. The file names its sources."""
+    """Returns the NUMA nodes and the GPUs of a machine in launch/topologies. The file names its sources."""
     described = json.loads((TOPOLOGIES / f"{name}.json").read_text())["numa"]
     nodes = tuple(Node(one["node"], tuple(zip(_numbers(one["cores"]), _numbers(one["siblings"]), strict=True)),
                        one["socket"]) for one in described)

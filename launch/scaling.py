@@ -3,12 +3,12 @@
 For each number of workers and each all-reduce, it prints the grid (horizontal x vertical; for the torus, the grid that
 training would use; for hierarchical, workers per node x nodes), the time per step, images per second, and the
 efficiency: the speed of a worker relative to its speed on one node with the same micro-batch. With a recipe
-(--flagfile), these are averages over its phases, and the training time in hours is printed, too. Without one, each
-worker processes --micro_batch_size images per step (default: 32). Published results follow, with a forecast for each
-whose cluster is known.
+(--flagfile), these are averages over its phases, and the training time is printed, too. Without one, each worker
+processes --micro_batch_size images per step (default: 32). Published results follow, with a forecast for each whose
+cluster is known. --output writes all this as an HTML page with a chart.
 
-distributed/cost.py and distributed/topology.py explain the model. The file of a topology in distributed/topologies
-gives the source of each figure. benchmarks/scaling_here.py writes such a file for this machine.
+launch/cost.py and launch/topology.py explain the model. The file of a topology in launch/topologies gives the source of
+each figure. benchmarks/scaling_here.py writes such a file for this machine.
 """
 import json
 import sys
@@ -18,11 +18,12 @@ from pathlib import Path
 import model_zoo
 from common import command, flags
 from common.errors import UsageError, UserError, complain
+from common.files import write_atomically
 from common.flags import flag
 from data.named import open_named
-from distributed import topology as topologies
-from distributed.cost import ALLREDUCES
-from distributed.topology import BYTES, Job, Topology
+from distributed.allreduce_plan import ALLREDUCES
+from launch import topology as topologies
+from launch.topology import BYTES, Job, Topology
 from model_zoo.cost import ModelCost, model_cost
 from reporting import scaling as report
 from training.flags import define, recipes_first, with_image_size
@@ -30,20 +31,15 @@ from training.plan import make_plan
 from training.settings import Launch, Recipe
 
 PUBLISHED = Path(__file__).parent / "published.json"
+MOST_WORKERS = 2**17  # limited, because a forecast iterates over all workers
 MICRO_BATCH_SIZE = 32  # without a recipe, as in arXiv:1811.05233, table 6
 CLASSES = 1000  # without a recipe, as in ImageNet
 BORROWED = ("model", "image_size", "micro_batch_size", "compression", "train_samples")
 
 
 def _numbers(texts: list[str]) -> tuple[int, ...]:
-    needed = f"needs numbers of workers up to {topologies.MOST_WORKERS}, such as 256 or 4,1024,4096"
-    return tuple(sorted(flags.counts(texts, topologies.MOST_WORKERS, needed)))
-
-
-def _picture(path: str) -> Path:
-    if Path(path).suffix not in report.PLOTS:
-        raise ValueError(f"needs a file name that ends in {', '.join(report.PLOTS)}")
-    return Path(path)
+    needed = f"needs numbers of workers up to {MOST_WORKERS}, such as 256 or 4,1024,4096"
+    return tuple(sorted(flags.counts(texts, MOST_WORKERS, needed)))
 
 
 @dataclass(frozen=True)
@@ -51,11 +47,11 @@ class Options:
     """This command's own flags.
 
     workers: Numbers of workers, such as 256 or 4,1024,4096.
-    topology: Cluster: the name of a file in distributed/topologies, or the path of a JSON file like those.
+    topology: Cluster: the name of a file in launch/topologies, or the path of a JSON file like those.
     allreduce: All-reduce algorithms to compare. Can be repeated. Default: all.
     overlap: Fraction of the last backward pass that can hide the transfer of the gradients. Default: the topology's.
     json: Print JSON on standard output instead of the table.
-    plot: File for a plot of the efficiency: .svg, .png or .pdf.
+    output: HTML page to write.
     """
 
     workers: tuple[int, ...] = flag([], parse=_numbers)
@@ -63,7 +59,18 @@ class Options:
     allreduce: tuple[str, ...] = flag(list(ALLREDUCES), ALLREDUCES)
     overlap: float | None = flag(low=0.0, high=1.0)
     json: bool = False
-    plot: Path | None = flag(parse=_picture)
+    output: str | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is trained. samples: size of the training set, or None without a recipe; `recipe` then has the defaults."""
+
+    recipe: Recipe
+    micro_batch_size: int | None
+    bytes_per_gradient: int
+    samples: int | None
+    classes: int
 
 
 @dataclass(frozen=True)
@@ -75,17 +82,6 @@ class Phase:
     job: Job
 
 
-@dataclass(frozen=True)
-class Forecast:
-    """What to forecast: a recipe and its sizes. samples: size of the training set; None without --flagfile."""
-
-    recipe: Recipe
-    micro_batch_size: int | None
-    bytes_per_gradient: int
-    samples: int | None
-    classes: int
-
-
 def main(argv) -> int:
     """Runs a command line; returns the exit code."""
     if command.asks_for_help(argv):
@@ -94,54 +90,81 @@ def main(argv) -> int:
                            "--flagfile=RECIPE forecasts that recipe's training.")
         return 0
     with command.shell("launch.scaling") as ending, command.json_only_on_stdout():
-        options, asked = parse(argv)
-        if asked.bytes_per_gradient == 2 and options.overlap is None and not options.json:
+        options, work = parse(argv)
+        if work.bytes_per_gradient == 2 and options.overlap is None and not options.json:
             complain("note: float16 gradients are exchanged after the backward pass; --overlap=0 forecasts this",
                      "launch.scaling")
         topology = topologies.load(options.topology, options.overlap)
-        rows = forecast(options, asked, topology)
+        model = model_cost(work.recipe.model, work.classes, work.recipe.final_image_size)
+        rows = forecast(options, work, model, topology)
         if not rows:
             raise UserError("--allreduce=hierarchical needs full nodes; give multiples of "
                             f"{topology.network.local_size} workers")
-        model = asked.recipe.model
-        published = published_results(options.topology, model)
-        if options.plot:
-            report.plot(options.plot, rows, published, f"{model} on {options.topology}")
-        print(json.dumps(rows) if options.json else "\n".join(report.lines(rows, published)), flush=True)
+        published = published_results(options.topology, work.recipe.model)
+        about = assumptions(work, model, topology)
+        if options.output:
+            write_atomically(Path(options.output), report.page_of(about, rows, published))
+        print(json.dumps(rows) if options.json else "\n".join(report.lines(about, rows, published)), flush=True)
     return ending.code
 
 
-def forecast(options: Options, asked: Forecast, topology: Topology) -> list[dict]:
+def assumptions(work: Work, model: ModelCost, topology: Topology) -> dict[str, str]:
+    """Returns what a forecast is of and what it rests on: name -> text. Cluster, model and batch come first."""
+    network, compute = topology.network, topology.compute_of(model)
+    if work.samples:
+        batch = f"{work.recipe.epochs:g} epochs of {work.samples:,} images; global batch and phases of the recipe"
+    else:
+        batch = f"{work.micro_batch_size or MICRO_BATCH_SIZE} images per worker and step"
+    return {
+        "cluster": f"{topology.cluster}; {network.local_size} workers per node",
+        "model": f"{work.recipe.model}, {work.recipe.final_image_size} pixels, {model.parameters:,} parameters",
+        "batch": batch,
+        "gradients": f"float{8 * work.bytes_per_gradient}; {topology.overlap:.0%} of the last micro-batch's backward "
+                     "pass can hide their transfer",
+        "compute": f"{1e3 * compute.fixed:.3g} ms per micro-batch and {1e3 * compute.per_image:.3g} ms per image",
+        "links": f"{network.within.bandwidth / 1e9:g} GB/s per worker within a node, "
+                 f"{network.between.bandwidth / 1e9:g} GB/s per node between nodes",
+        "messages": f"{1e6 * network.within.latency:.3g} µs within a node, {1e6 * network.between.latency:.3g} µs "
+                    f"between nodes, {network.slowdown:.3g} times as long during training"}
+
+
+def forecast(options: Options, work: Work, model: ModelCost, topology: Topology) -> list[dict]:
     """Returns a row per number of workers and all-reduce; none for hierarchical if the last node is not full."""
-    model, rows = model_cost(asked.recipe.model, asked.classes, asked.recipe.final_image_size), []
+    rows = []
     for workers in options.workers:
-        planned = phases(asked, model, workers)
+        planned = phases(work, model, workers)
         for allreduce in options.allreduce:
-            if grid := topology.grid(allreduce, workers):
-                rows.append(row(topology, planned, workers, allreduce, grid, has_recipe=asked.samples is not None))
+            if topology.grid(allreduce, workers):
+                rows.append(row(topology, planned, workers, allreduce))
+                if not work.samples:
+                    del rows[-1]["hours"]
     return rows
 
 
-def row(topology, planned, workers, allreduce, grid, has_recipe) -> dict:
+def row(topology: Topology, planned: list[Phase], workers: int, allreduce: str) -> dict:
     """Returns one row of the output, averaged over the phases. The grid is the same in all of them."""
+    grid = topology.grid(allreduce, workers)
     steps = sum(phase.steps for phase in planned)
     seconds = sum(phase.steps * topology.step_seconds(phase.job, grid, allreduce) for phase in planned)
     on_a_node = sum(phase.steps * topology.node_seconds(phase.job) for phase in planned)
     images = sum(phase.steps * phase.global_batch_size for phase in planned)
     return {"workers": workers, "allreduce": allreduce, "grid": list(grid), "step_seconds": seconds / steps,
-            "images_per_second": images / seconds, "efficiency": on_a_node / seconds,
-            **({"hours": seconds / 3600} if has_recipe else {})}
+            "images_per_second": images / seconds, "efficiency": on_a_node / seconds, "hours": seconds / 3600}
 
 
-def phases(asked: Forecast, model: ModelCost, workers: int) -> list[Phase]:
+def phases(work: Work, model: ModelCost, workers: int) -> list[Phase]:
     """Returns the phases of the recipe's plan, or one step of one micro-batch without a recipe."""
-    if asked.samples is None:
-        batch = asked.micro_batch_size or MICRO_BATCH_SIZE
-        return [Phase(1, workers * batch, Job(model, batch, model.parameters * asked.bytes_per_gradient))]
+    if not work.samples:
+        batch = work.micro_batch_size or MICRO_BATCH_SIZE
+        return [one_step(model, batch, work.bytes_per_gradient, workers)]
     return [Phase(phase.steps, phase.global_batch_size,
-                  Job.of(model, phase.micro_batch_size, phase.accumulation_steps, asked.bytes_per_gradient,
-                         asked.recipe.batch_norm_statistics == "moving"))
-            for phase in make_plan(asked.recipe, asked.micro_batch_size, workers, asked.samples).phases]
+                  Job.of(model, phase.micro_batch_size, phase.accumulation_steps, work.bytes_per_gradient,
+                         work.recipe.batch_norm_statistics == "moving"))
+            for phase in make_plan(work.recipe, work.micro_batch_size, workers, work.samples).phases]
+
+
+def one_step(model: ModelCost, micro_batch_size: int, bytes_per_gradient: int, workers: int) -> Phase:
+    return Phase(1, workers * micro_batch_size, Job(model, micro_batch_size, model.parameters * bytes_per_gradient))
 
 
 def published_results(topology: str, model: str) -> list[dict]:
@@ -159,16 +182,13 @@ def published_results(topology: str, model: str) -> list[dict]:
 
 def ours(published: dict) -> dict:
     """Returns our forecast for a published result."""
-    topology, workers = topologies.load(published["topology"]), published["workers"]
     model = model_cost(published["model"], CLASSES, model_zoo.MODELS[published["model"]].image_size)
-    job = Job(model, published["micro_batch_size"], model.parameters * published["bytes_per_gradient"])
-    forecast_row = row(topology, [Phase(1, workers * job.micro_batch_size, job)], workers, published["allreduce"],
-                       topology.grid(published["allreduce"], workers), has_recipe=False)
-    return {"forecast_images_per_second": forecast_row["images_per_second"],
-            "forecast_efficiency": forecast_row["efficiency"]}
+    step = one_step(model, published["micro_batch_size"], published["bytes_per_gradient"], published["workers"])
+    found = row(topologies.load(published["topology"]), [step], published["workers"], published["allreduce"])
+    return {"forecast_images_per_second": found["images_per_second"], "forecast_efficiency": found["efficiency"]}
 
 
-def parse(argv) -> tuple[Options, Forecast]:
+def parse(argv) -> tuple[Options, Work]:
     """Parses a command line. Raises UsageError, and UserError if the dataset is missing.
 
     With --train_samples, the dataset is not opened, and ImageNet's number of classes is assumed.
@@ -182,7 +202,7 @@ def parse(argv) -> tuple[Options, Forecast]:
     if recipes and not samples:
         dataset = open_named(recipe.data_dir)
         samples, classes = dataset.train.samples, len(dataset.classes)
-    return options, Forecast(recipe, values.micro_batch_size, BYTES[values.compression], samples, classes)
+    return options, Work(recipe, values.micro_batch_size, BYTES[values.compression], samples, classes)
 
 
 def all_flags(has_recipe: bool):

@@ -1,7 +1,6 @@
 """Charts as SVG in HTML figures. The colours are CSS variables of page.css, so that a page can be light or dark.
 
 Every point has a <title>, which browsers show as a tooltip. page.js replaces it by one that touch screens show, too.
-The module imports only the standard library: it draws a report within milliseconds, in a process of its own.
 """
 import html
 import math
@@ -31,6 +30,14 @@ class Line:
     colour: int | None = None
     kind: str = ""
     steps: bool = False
+
+
+def line(label: str, rows: Sequence[dict], x: Callable[[dict], float], y: str | Callable[[dict], float | None],
+         scale: float = 1.0, **options) -> Line:
+    """Returns a line with a point per row. x: a function of a row. y: a function, or a key that a row may lack."""
+    values = [y(row) if callable(y) else row.get(y) for row in rows]
+    return Line(label, [x(row) for row in rows], [value if value is None else scale * value for value in values],
+                **options)
 
 
 def number(value) -> str:
@@ -199,11 +206,15 @@ def _grid(down, marks, show) -> str:
 
 
 def _labels_below(labels, x_title) -> str:
-    def middle(x, text):
-        return min(x, WIDTH - 3.5 * len(text))  # inside of the chart
-
-    return "".join(f'<text class="middle" x="{middle(x, text):.1f}" y="{HEIGHT - 22}">{html.escape(text)}</text>'
-                   for x, text in labels) + (
+    """Returns texts below the horizontal axis, without those that would overlap the one to their left."""
+    shown, end = [], -math.inf
+    for x, text in sorted(labels):
+        half = 3.5 * len(text)
+        middle = min(x, WIDTH - half)  # inside of the chart
+        if middle - half >= end:
+            shown.append(f'<text class="middle" x="{middle:.1f}" y="{HEIGHT - 22}">{html.escape(text)}</text>')
+            end = middle + half
+    return "".join(shown) + (
         f'<text class="middle muted" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 5}">{html.escape(x_title)}</text>')
 
 

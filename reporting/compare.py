@@ -2,12 +2,13 @@
 import functools
 import html
 
+from optim.schedules import same
 from reporting import charts, heat_map
-from reporting.charts import Line, number, percent
+from reporting.charts import number, percent
+from reporting.observer import top1_of
 from reporting.page import details, duration, over_epochs_and_time, page, table
-from reporting.run_data import RunData, first_row_at, same, top1_of
-from reporting.run_page import trust_ratios
-from reporting.run_text import tidy
+from reporting.run_folder import RunData
+from reporting.sentences import tidy
 
 
 def gap(row: dict) -> float | None:
@@ -36,7 +37,7 @@ def comparison(runs: list[RunData], target: float | None = None) -> str:
              for name, run in zip(names, runs, strict=True)]
     same_flags = {flag: value for flag, value in runs[0].flags.items() if flag not in differing}
     sections = [
-        f'<p class="result">{sentence(names, runs)}</p>', "<h2>Results</h2>", table(results),
+        f'<p class="result">{sentence(names, runs)}</p>', "<h2>Results</h2>", table(without_empty_columns(results)),
         *published(names, runs), "<h2>Flags that differ</h2>",
         table(flags) if differing else "<p>All runs have the same flags.</p>",
         "<h2>Curves</h2>", curves(names, runs), f'<p class="muted">{TRAIN_TOP1}</p>', *layers(names, runs),
@@ -55,33 +56,39 @@ def sentence(names: list[str], runs: list[RunData]) -> str:
     return f"<b>{html.escape(name)}</b> has the highest top-1 accuracy, <b>{top1:.2%}</b>."
 
 
-def result(name: str, run: RunData, target: float | None = None) -> dict:
+def result(name: str, run: RunData, target: float | None = None) -> dict[str, str]:
+    """Returns a line of the table of results. What the run lacks is empty."""
     now, best = run.result, run.best
-
-    def part(value):
-        return "" if value is None else f"{value:.2%}"
-
+    top1, top5, average = (_percent(now.get(column)) for column in ("val_top1", "val_top5", "ema_val_top1"))
     state = "finished" if run.summary else STATES[run.is_in_progress]
     if run.divergence:
         state = f"diverged at epoch {number(run.divergence['diverged_at']['epoch'])}"
-    average = {"top-1 of the average": part(now["ema_val_top1"])} if "ema_val_top1" in now else {}
     return {
-        "run": name, "state": state, "last top-1": part(now.get("val_top1")), "top-5": part(now.get("val_top5")),
-        "peak top-1": part(best and best["top1"]), "peak epoch": best["epoch"] if best else ""} | reached(
-            run, target) | {"loss": number(now.get("val_loss")) if run.rows else ""} | average | {
-        "epochs": f"{number(run.epoch)} of {number(run.epochs)}", "workers": run.workers or "",
-        "batch size": now.get("global_batch_size") or now.get("batch_size") or "",
-        "images/s": f"{now['images_per_second']:,.0f}" if now.get("images_per_second") is not None else "",
-        "time": duration(now["seconds"]) if now.get("seconds") is not None else ""}
+        "run": name, "state": state, "last top-1": top1, "top-5": top5, "peak top-1": _percent(best and best["top1"]),
+        "peak epoch": number(best["epoch"]) if best else "", **reached(run, target),
+        "loss": number(now.get("val_loss")) if run.rows else "", "top-1 of the average": average,
+        "epochs": f"{number(run.epoch)} of {number(run.epochs)}", "workers": number(run.workers),
+        "batch size": number(now.get("global_batch_size") or now.get("batch_size") or ""),
+        "images/s": f"{now['images_per_second']:,.0f}" if now.get("images_per_second") else "",
+        "time": duration(now["seconds"]) if now else ""}
 
 
-def reached(run: RunData, target: float | None) -> dict:
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.2%}"
+
+
+def without_empty_columns(rows: list[dict]) -> list[dict]:
+    kept = [name for name in rows[0] if any(row[name] != "" for row in rows)]
+    return [{name: row[name] for name in kept} for row in rows]
+
+
+def reached(run: RunData, target: float | None) -> dict[str, str]:
     """Returns the epoch and the time of the first evaluation with this top-1, as columns of the results."""
     if target is None:
         return {}
-    first = first_row_at(run.rows, target)
-    shown = (number(first["epoch"]), duration(first.get("seconds"))) if first else ("not reached", "not reached")
-    return dict(zip((f"epochs to {target:.4g}", f"time to {target:.4g}"), shown, strict=True))
+    first = next((row for row in run.rows if (top1_of(row) or 0) >= target), None)
+    return {f"epochs to {target:.4g}": number(first["epoch"]) if first else "not reached",
+            f"time to {target:.4g}": duration(first["seconds"]) if first else "not reached"}
 
 
 def published(names: list[str], runs: list[RunData]) -> list[str]:
@@ -101,7 +108,7 @@ def published(names: list[str], runs: list[RunData]) -> list[str]:
 
 def layers(names: list[str], runs: list[RunData]) -> list[str]:
     """Returns the trust ratios of the runs that recorded them, as heat maps on one scale."""
-    recorded = [(name, [row["epoch"] for row in run.layers], trust_ratios(run))
+    recorded = [(name, [row["epoch"] for row in run.layers], run.trust_ratios)
                 for name, run in zip(names, runs, strict=True) if run.layers]
     scale = [one for _, _, ratios in recorded for values in ratios.values() for one in values]
     drawn = [f"<h3>{html.escape(name)}</h3>" + heat_map.trust_ratios(epochs, ratios, scale)
@@ -122,15 +129,9 @@ def curves(names: list[str], runs: list[RunData]) -> str:
 
 
 def curves_over(names, runs, x_title, x) -> list[str]:
-    drawn = []
-    for title, column, scale, show, log in CURVES:
-        series = []
-        for name, run in zip(names, runs, strict=True):
-            values = [column(row) if callable(column) else row.get(column) for row in run.rows]
-            series.append(Line(name, [x(row) for row in run.rows],
-                               [value if value is None else value * scale for value in values]))
-        drawn.append(charts.lines(title, x_title, series, log, show))
-    return drawn
+    return [charts.lines(title, x_title, [charts.line(name, run.rows, x, column, scale)
+                                          for name, run in zip(names, runs, strict=True)], log, show)
+            for title, column, scale, show, log in CURVES]
 
 
 def distinct_names(runs: list[RunData]) -> list[str]:

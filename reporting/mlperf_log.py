@@ -13,8 +13,7 @@ import psutil
 
 from common.errors import UserError, complain
 from common.files import as_json
-from reporting.observer import Evaluation, Observer, RunInfo, Update
-from reporting.run_data import top1_of
+from reporting.observer import Evaluation, Observer, RunInfo, Update, top1_of
 from reporting.run_folder import RunFolder
 
 PREFIX = ":::MLLOG "

@@ -84,3 +84,13 @@ class Observer:
 
     def close(self) -> None:
         """Called last, also after an error, a stop or a loss of workers, if `start` was."""
+
+
+def top1_of(row: dict) -> float | None:
+    """Returns the validation top-1 that counts for the best, a target and a ranking, or None if there is none.
+
+    It is that of the average of the weights if there is an average, otherwise that of the weights. row: of
+    metrics.jsonl or sweep.json, or the content of summary.json.
+    """
+    average = row.get("ema_val_top1")
+    return row.get("val_top1") if average is None else average

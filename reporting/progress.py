@@ -11,8 +11,7 @@ import time
 from collections.abc import Iterator
 
 from common.startup import on_terminal, startup
-from reporting.observer import Evaluation, Observer, RunInfo, Update
-from reporting.run_data import top1_of
+from reporting.observer import Evaluation, Observer, RunInfo, Update, top1_of
 
 REDRAWN_EVERY = 0.5  # seconds
 KEPT = 0.95  # weight of the past in the averages, per step
@@ -23,10 +22,13 @@ class Average:
     """An exponential average of values with weights."""
 
     def __init__(self, kept: float = KEPT):
-        self._kept, self._sum, self._weight = kept, 0.0, 0.0
+        self._kept = kept
+        self._sum = 0.0
+        self._weight = 0.0
 
     def add(self, value: float, weight: float = 1.0) -> None:
-        self._sum, self._weight = self._kept * self._sum + value, self._kept * self._weight + weight
+        self._sum = self._kept * self._sum + value
+        self._weight = self._kept * self._weight + weight
 
     @property
     def value(self) -> float | None:
@@ -40,8 +42,11 @@ class Pace:
     """
 
     def __init__(self):
-        self._last, self._is_between, self._speed = None, False, Average()
-        self._samples, self._between = 0, 0.0
+        self._speed = Average()
+        self._samples = 0
+        self._between = 0.0  # seconds
+        self._last = None  # time of the last step or evaluation
+        self._is_between = False
 
     def step(self, images: int) -> None:
         """Adds a step, which ends now."""
@@ -115,11 +120,14 @@ class ProgressDisplay(Observer):
     """Shows the progress of a training on standard error."""
 
     def start(self, run: RunInfo) -> None:
-        self._run, self._screen, self._drawn = run, None, -math.inf
+        self._run = run
+        self._screen = None
+        self._drawn = -math.inf  # time
         self.rewind(run.progress)
 
     def rewind(self, progress) -> None:
-        self._samples, self._pace = progress.samples, Pace()
+        self._samples = progress.samples
+        self._pace = Pace()
         self._averages = {name: Average() for name in ("loss", "top1", "data")}
         self._best = progress.best and progress.best["top1"]
 

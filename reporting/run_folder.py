@@ -8,10 +8,14 @@ import json
 import shutil
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
-from common import files
+from common import files, recipe_file
 from common.errors import UserError, complain
+from optim.schedules import same
+from reporting.observer import top1_of
 
 PLAN, FLAGS, SUMMARY, RUN, OUTCOMES = "plan.json", "flags.txt", "summary.json", "run.json", "outcomes.json"
 METRICS, TIMES, LAYERS, STEPS = "metrics.jsonl", "times.jsonl", "trust_ratios.jsonl", "steps.jsonl"
@@ -31,7 +35,8 @@ class Log:
 
     def keep(self, lines: list[str]) -> None:
         """Replaces the content, from the next `save` on."""
-        self.lines, self._saved = lines, None
+        self.lines = lines
+        self._saved = None
 
     def save(self) -> None:
         """Writes the lines that the file lacks. Raises OSError; the file then is as before."""
@@ -61,8 +66,12 @@ class RunFolder:
     """
 
     def __init__(self, path: Path | str, reader: str | None = None):
-        self.path, self._reader = Path(path), reader
-        self._logs, self._contents, self._lock, self._is_failing = {}, {}, threading.RLock(), False
+        self.path = Path(path)
+        self._reader = reader
+        self._logs = {}
+        self._contents = {}
+        self._lock = threading.RLock()
+        self._is_failing = False
 
     def rows(self, name: str) -> list[dict]:
         """Returns the rows of a log with one JSON object per line, on disk or not. Names damaged lines on standard
@@ -167,6 +176,100 @@ class RunFolder:
 
     def _warn(self, message: str) -> None:
         complain(f"warning: {message}", self._reader or "train.py")
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The content of a run's folder, for the report. What is missing is empty, or None for the summaries.
+
+    The run may be in progress, or of version 0.2.0, which wrote no run.json, steps.jsonl and outcomes.json.
+
+    rows: of metrics.jsonl. times, layers, steps: of times.jsonl, trust_ratios.jsonl, steps.jsonl. run: of run.json.
+    outcomes: of outcomes.json. summary: summary.json of a run that reached its end. divergence: that of one that ended
+    because it diverged: diverged_at (step, epoch), classes, seconds.
+    """
+
+    folder: Path
+    plan: dict
+    flags_text: str
+    rows: list[dict]
+    times: list[dict]
+    layers: list[dict]
+    steps: list[dict]
+    run: dict
+    outcomes: dict
+    summary: dict | None
+    divergence: dict | None = None
+
+    @classmethod
+    def read(cls, folder) -> "RunData":
+        """Names what is damaged on standard error and skips it. Raises UserError if the folder is not that of a run."""
+        folder = Path(folder).absolute()
+        for name in (PLAN, FLAGS):
+            if not (folder / name).is_file():
+                raise UserError(f"{folder} is not the folder of a run: it contains no {name}")
+        files = RunFolder(folder, reader="reporting.report")
+        plan, text = files.read(PLAN, required=True), "".join(files.log(FLAGS).lines)
+        ending = files.read(SUMMARY) or None
+        ends = (None, ending) if ending and ending.get("diverged") else (ending, None)
+        return cls(folder, plan, text, files.rows(METRICS), files.rows(TIMES), files.rows(LAYERS), files.rows(STEPS),
+                   files.read(RUN), files.read(OUTCOMES), *ends)
+
+    @cached_property
+    def flags(self) -> dict[str, str]:
+        """Value of each flag in flags.txt, as text."""
+        return recipe_file.flags_in(self.flags_text)
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def epochs(self) -> float:
+        """Number of epochs of the plan."""
+        return self.plan["epochs"]
+
+    @property
+    def epoch(self) -> float:
+        """Epoch of the last evaluation, 0 before the first."""
+        return self.rows[-1]["epoch"] if self.rows else 0
+
+    @property
+    def is_in_progress(self) -> bool:
+        """Whether the process that wrote run.json has not ended, as far as the folder tells."""
+        return self.summary is None and not self.divergence and bool(self.run) and not self.run.get("stopped")
+
+    @property
+    def result(self) -> dict:
+        """The newest accuracy: the last row, and what the summary adds."""
+        return (self.rows[-1] if self.rows else {}) | (self.summary or {})
+
+    @property
+    def best(self) -> dict | None:
+        """The highest validation top-1 (see top1_of) and its epoch: top1, epoch. None before the first evaluation."""
+        ending = self.summary or self.divergence or {}
+        if ending.get("best_top1") is not None:  # also if rows were lost
+            return {"top1": ending["best_top1"], "epoch": ending["best_epoch"]}
+        scored = [row for row in self.rows if top1_of(row) is not None]
+        row = max(scored, key=top1_of, default=None)
+        return row and {"top1": top1_of(row), "epoch": row["epoch"]}
+
+    @property
+    def workers(self) -> int:
+        return (self.summary or self.plan).get("world_size", self.plan["workers"])
+
+    @property
+    def trust_ratios(self) -> dict[str, list[float | None]]:
+        """Trust ratio of each variable that has one, for each row of trust_ratios.jsonl."""
+        names = self.layers[0]["layers"] if self.layers else ()
+        ratios = {name: [row["layers"].get(name, [None] * 3)[2] for row in self.layers] for name in names}
+        return {name: values for name, values in ratios.items() if any(value != 1 for value in values)}
+
+    def changed_flags(self) -> dict[str, tuple[str, str]]:
+        """Flags that differ from those of the recipe: name -> (of the recipe, of the run)."""
+        recipe = (self.run.get("recipe") or {}).get("flags", {})
+        return {name: (value, self.flags[name]) for name, value in recipe.items()
+                if name in self.flags and name != "data_dir" and not same(value, self.flags[name])}
 
 
 def _text(path: Path) -> str:

@@ -33,8 +33,8 @@ class RunLog(Observer):
     def rewind(self, progress) -> None:
         """Removes the rows after this progress."""
         self._files.keep(STEPS, lambda row: row["step"] < progress.step)
-        for name in (METRICS, TIMES, LAYERS):  # a row of an earlier version may lack its samples
-            self._files.keep(name, lambda row: progress.step and row.get("samples", 0) <= progress.evaluated)
+        for name in (METRICS, TIMES, LAYERS):
+            self._files.keep(name, lambda row: progress.step and row["samples"] <= progress.evaluated)
         if (lacking := progress.evaluations - len(self._files.rows(METRICS))) > 0:
             complain(f"warning: {self._files.path / METRICS} lacks {lacking} of the {progress.evaluations} evaluations "
                      "before this checkpoint; training continues without them")

@@ -8,8 +8,8 @@ from pathlib import Path
 from common.files import write_atomically, write_json
 from reporting import charts
 from reporting.charts import Line, percent
+from reporting.observer import top1_of
 from reporting.page import details, duration, page, table
-from reporting.run_data import top1_of
 
 NOTE = ("± is the standard deviation over the seeds. The top-1 of a run that diverged is the accuracy of guessing. "
         "That of a run with --ema_decay is the one of the averaged weights.")

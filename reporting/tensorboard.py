@@ -27,7 +27,9 @@ class TensorBoard(Observer):
     """
 
     def __init__(self, files: RunFolder):
-        self._files, self._events, self._is_failing = files, None, False
+        self._files = files
+        self._events = None
+        self._is_failing = False
 
     def start(self, run: RunInfo) -> None:
         self._run = run
@@ -49,9 +51,9 @@ class TensorBoard(Observer):
             for row in self._files.rows(METRICS):
                 self._row(row)
             for row in self._files.rows(TIMES):
-                self._breakdown(row.get("samples"), row)
+                self._breakdown(row["samples"], row)
             for row in self._files.rows(LAYERS):
-                self._layers(row.get("samples"), row["layers"])
+                self._layers(row["samples"], row["layers"])
             self._events.flush()
             for leftover in leftovers:
                 leftover.unlink()
@@ -119,8 +121,6 @@ class TensorBoard(Observer):
     def _scalars(self, samples, values):
         import tensorflow as tf
 
-        if samples is None:  # a row of an earlier version
-            return
         with self._events.as_default(step=samples):
             for name, value in values.items():
                 tf.summary.scalar(name, math.nan if value is None else value)

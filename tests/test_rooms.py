@@ -6,7 +6,7 @@ import pytest
 from conftest import ROOT, run
 
 ROOMS = ("common", "model_zoo", "optim", "data", "distributed", "reporting", "training", "inference",
-         "experiments", "launch")  # upwards
+         "launch", "experiments")  # upwards
 FILES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
 TREES = {path.relative_to(ROOT): ast.parse(path.read_text()) for path in [ROOT / "train.py", *FILES]}
 

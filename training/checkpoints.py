@@ -19,7 +19,7 @@ import tensorflow as tf
 from common.errors import UserError, complain, one_line
 from common.files import flush, write_atomically
 from common.flags import defaults
-from reporting.run_data import same
+from optim.schedules import same
 from reporting.run_folder import CHECKPOINTS
 from training.settings import Recipe
 from training.state import Progress, Snapshot, named

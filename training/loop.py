@@ -8,8 +8,7 @@ import time
 from collections.abc import Sequence
 
 from common.startup import startup
-from reporting.observer import Evaluation
-from reporting.run_data import top1_of
+from reporting.observer import Evaluation, top1_of
 from training.bad_input import bad_input_is_user_error
 from training.batch_norm import Span
 from training.breakdown import TIMED_ONE_IN, StepTimes

@@ -6,7 +6,7 @@ import pytest
 from conftest import emulated_hosts
 
 from benchmarks.allreduce_hosts import start
-from distributed.cost import Link, Network, cost
+from launch.cost import Link, Network, cost
 
 # A slice of the gradients and one of the statistics are a packet each: longer than a negotiation message.
 STEP = """

@@ -20,8 +20,10 @@ def table(tmp_path_factory):
     """One worker measured, then two, in the same folder; with the forecast of a made-up cluster."""
     folder = tmp_path_factory.mktemp("speed")
     link = {"latency": LATENCY, "bandwidth": BANDWIDTH}
-    described = {"local_size": 2, "within": link, "between": link, "overlap": 0, "one_gpu": {"8": 10, "16": 11},
-                 "models": {"convnet": ONE_WORKER}}
+    per_image = (16 / ONE_WORKER[16] - 8 / ONE_WORKER[8]) / 8  # the line through the two speeds
+    times = {"fixed": 8 / ONE_WORKER[8] - 8 * per_image, "per_image": per_image}
+    described = {"local_size": 2, "within": link, "between": link, "slowdown": 1, "overlap": 0,
+                 "compute": {"resnet50": {"fixed": 0, "per_image": 1}, "convnet": times}}
     (folder / "here.json").write_text(json.dumps(described))
     flags = ("--micro_batch_size=16", f"--topology={folder}/here.json", f"--output_dir={folder}/table")
     one = bench("python", 1, *flags, "--global_batch_size=16,64")

@@ -19,8 +19,7 @@ from conftest import DIGITS, ROOT, environment, rows, warm_python
 from common.errors import Stopped
 from common.files import locked
 from experiments import cached_run, planned, sweep
-from reporting.run_data import RunData
-from reporting.run_folder import RunFolder
+from reporting.run_folder import RunData, RunFolder
 from reporting.run_log import RunLog
 from reporting.sweep import write_sweep
 from training.state import Progress

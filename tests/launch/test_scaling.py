@@ -7,18 +7,20 @@ import pytest
 from conftest import ROOT, run
 from scipy.optimize import fsolve
 
-from benchmarks import scaling_here
-from distributed import cost, topology
-from distributed.cost import Link, Network
-from distributed.topology import Job
-from launch import scaling
+from benchmarks import calibrate, scaling_here
+from distributed.allreduce_plan import ALLREDUCES
+from launch import cost, scaling, topology
+from launch.cost import Link, Network
+from launch.topology import Job
 from model_zoo.cost import RESNET50, ModelCost
+from reporting import scaling as report
 from training import flags
 from training.plan import plan_for
 
 TABLE_6 = {4: 2565, 1024: 556522, 2048: 1091357, 3456: 1641853, 4096: 1929054}  # GPUs: images per second
 TABLE_4 = {4: (4, 1), 1024: (32, 32), 2048: (64, 32), 3456: (72, 48), 4096: (64, 64)}  # horizontal, vertical
 SONY = Job(RESNET50, 32, 2 * RESNET50.parameters)  # 32 a worker, gradients in float16
+ALEXNET = ModelCost(60_965_224, 16, 724_406_816, name="alexnet")  # model_cost("alexnet", 1000, 227)
 RECIPES = ROOT / "launch" / "recipes"
 
 
@@ -34,8 +36,9 @@ def errors(abci) -> dict[int, float]:
 def test_table_6_is_forecast_from_its_rows_of_4_and_1024():
     rows = described()["calibration"]["rows"]
     assert [(int(np.prod(row["grid"])), row["images_per_second"]) for row in rows] == [(4, 2565), (1024, 556522)]
-    off = errors(topology.load("abci"))
+    off = errors(calibrate.calibrated(described()))
     assert off[4] == pytest.approx(0, abs=1e-9) and off[1024] == pytest.approx(0, abs=1e-9)
+    off = errors(topology.load("abci"))
     assert all(abs(off[workers]) < 0.05 for workers in (2048, 3456, 4096)), off
 
 
@@ -43,7 +46,7 @@ def test_calibration_solves_its_two_equations():
     """Found again by a general solver, on terms written out here: of 1,024 GPUs no byte is exposed."""
     data = described()
     within, between = data["within"]["latency"], data["between"]["latency"]
-    fixed = topology.line({int(batch): rate for batch, rate in data["one_gpu"].items()})[0]
+    fixed = calibrate.line({int(batch): rate for batch, rate in data["calibration"]["rates"]["resnet50"].items()}).fixed
 
     def equations(unknown):
         per_image, slowdown = unknown[0] * 1e-3, unknown[1]
@@ -52,15 +55,32 @@ def test_calibration_solves_its_two_equations():
         return [1e3 * (one - 128 / 2565), 1e3 * (many - 32768 / 556522)]
 
     per_image, slowdown = fsolve(equations, [1, 1])
-    abci = topology.load("abci")
-    assert abci.per_image == pytest.approx(per_image * 1e-3, rel=1e-6)
+    abci = calibrate.calibrated(data)
+    assert abci.compute["resnet50"].per_image == pytest.approx(per_image * 1e-3, rel=1e-6)
     assert abci.network.slowdown == pytest.approx(slowdown, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", topology.names())
+def test_a_file_has_the_constants_of_its_calibration(name):
+    data = described(name)
+    assert calibrate.constants(calibrate.calibrated(data)) == {key: data[key] for key in ("slowdown", "compute")}
+
+
+@pytest.mark.parametrize(("changes", "says"), [
+    ({"rates": {"resnet50": {"32": 300}}}, "two batch sizes"),
+    ({"rates": {"resnet50": {"1": 1, "64": 1e9}}}, "does not grow"),
+    ({"rows": [{"grid": [4, 1], "images_per_second": 2565}, {"grid": [32, 32], "images_per_second": 9e9}]},
+     "reproduce these rows")])
+def test_a_calibration_without_a_solution_is_an_error(changes, says):
+    data = described()
+    with pytest.raises(ValueError, match=says):
+        calibrate.calibrated(data | {"calibration": data["calibration"] | changes})
 
 
 @pytest.mark.parametrize("overlap, within", [(1.0, True), (0.2, True), (0.0, False)])
 def test_table_6_wants_some_overlap_not_much(overlap, within):
     """Without any the forecasts for 3,456 and 4,096 are 6 to 8 % too fast: docs/allreduce.md says so."""
-    off = errors(topology.parse(described() | {"overlap": overlap}))
+    off = errors(calibrate.calibrated(described() | {"overlap": overlap}))
     assert (max(map(abs, off.values())) < 0.05) == within
     assert max(map(abs, off.values())) < 0.08
 
@@ -86,7 +106,7 @@ def test_a_recipes_steps_send_one_more_message(statistics, numbers):
     """By hand, on 1,024 workers in a ring, where nothing hides it: its latency and its bytes."""
     recipe = flags.parse(["train.py", "--model=resnet50", "--data_dir=synthetic:1281167", "--batch_size=32768",
                           f"--batch_norm_statistics={statistics}"]).recipe
-    phase, = scaling.phases(scaling.Forecast(recipe, 32, 2, 1281167, 1000), RESNET50, 1024)
+    phase, = scaling.phases(scaling.Work(recipe, 32, 2, 1281167, 1000), RESNET50, 1024)
     assert phase.job.results == 4 * numbers
     abci = topology.load("abci", overlap=0.0)
     link, steps, size = abci.network, 2 * 1023, 4 * numbers
@@ -109,20 +129,19 @@ MANY_NODES = {("dgx_a100", 35, 1024): 2361913, ("dgx_h100", 40, 512): 2249638, (
 
 def test_alexnet_on_a_dgx1_with_the_speed_that_is_published_of_it():
     """arXiv:1708.03888, tables 8 and 10. What their software waited for with few images per GPU is not forecast."""
-    from model_zoo.cost import model_cost
-
-    rates = described("dgx1_p100")["models"]["alexnet"]
+    rates = described("dgx1_p100")["calibration"]["rates"]["alexnet"]
     batches, seconds = np.array([[int(batch), int(batch) / rate] for batch, rate in rates.items()]).T
     by_hand = np.linalg.lstsq(np.stack([1 / seconds, batches / seconds], axis=1), np.ones(len(rates)), rcond=None)[0]
-    dgx, alexnet = topology.load("dgx1_p100"), model_cost("alexnet", 1000, 227)
-    job = Job(alexnet, 512, 4 * alexnet.parameters)
-    assert dgx.compute_seconds(job) == pytest.approx(by_hand[0] + 512 * by_hand[1])
+    dgx = topology.load("dgx1_p100")
+    job = Job(ALEXNET, 512, 4 * ALEXNET.parameters)
+    assert dgx.compute_seconds(job) == pytest.approx(by_hand[0] + 512 * by_hand[1], rel=1e-7)
     assert 0 < 4096 / dgx.step_seconds(job, (8, 1)) / 16373 - 1 < 0.05  # table 10
     few = dgx.step_seconds(replace(job, micro_batch_size=64), (8, 1))
     assert 512 / 5797 - few == pytest.approx(0.053, abs=0.001)
-    smaller = replace(job, model=model_cost("alexnet", 1000, 195))  # its speed at this size is not published
+    smaller = replace(job, model=replace(ALEXNET, name=None))  # at another size, for which no speed is published
+    resnet50 = dgx.compute["resnet50"]
     assert dgx.compute_seconds(smaller) == pytest.approx(
-        dgx.fixed * 16 / 161 + 512 * dgx.per_image * smaller.model.multiply_adds / RESNET50.multiply_adds)
+        resnet50.fixed * 16 / 161 + 512 * resnet50.per_image * smaller.model.multiply_adds / RESNET50.multiply_adds)
 
 
 def off_by(name, batch, workers, published) -> float:
@@ -148,11 +167,12 @@ def test_many_dgx_with_sharp_are_faster_than_rings():
 def test_each_figure_of_a_built_in_topology_has_a_source(name):
     figures = described(name)
     sources = figures.pop("sources")
+    assert figures.pop("cluster")
+    calibration = figures.pop("calibration")
+    figures |= {key: calibration[key] for key in ("rates", "rows") if key in calibration}
     for key in ("within", "between"):
         figures |= {f"{key}.{of}": figures[key][of] for of in ("latency", "bandwidth")}
         del figures[key]
-    if name == "abci":  # its slowdown follows from its calibration
-        assert "slowdown" not in figures
     assert set(sources) == set(figures) and all(sources.values())
 
 
@@ -186,10 +206,10 @@ def test_a_larger_batch_wins_once_the_batch_of_a_gpu_is_small(model):
 
 
 def test_a_batch_costs_something_whatever_its_size():
-    fixed, per_image = topology.line({8: 8 / 0.5, 16: 16 / 0.9, 32: 32 / 1.7})  # 0.1 s a step, 0.05 s an image
-    assert (fixed, per_image) == pytest.approx((0.1, 0.05))
-    fixed, per_image = topology.line({1: 1, 2: 1 / 1.25})  # slower with the larger batch, as noise can have it
-    assert fixed == 0 and 1 < per_image < 1.25
+    found = calibrate.line({8: 8 / 0.5, 16: 16 / 0.9, 32: 32 / 1.7})  # 0.1 s a step, 0.05 s an image
+    assert (found.fixed, found.per_image) == pytest.approx((0.1, 0.05))
+    found = calibrate.line({1: 1, 2: 1 / 1.25})  # slower with the larger batch, as noise can have it
+    assert found.fixed == 0 and 1 < found.per_image < 1.25
 
 
 def forecast(*arguments, capfd):
@@ -203,21 +223,24 @@ def test_json(capfd):
     rows = json.loads(out)
     assert (code, err) == (0, "")
     assert [(row["workers"], row["allreduce"]) for row in rows] == [
-        (workers, name) for workers in (4, 1024) for name in cost.ALLREDUCES]
+        (workers, name) for workers in (4, 1024) for name in ALLREDUCES]
     assert all(list(row) == ["workers", "allreduce", "grid", "step_seconds", "images_per_second", "efficiency"]
                for row in rows)
-    torus = rows[-1]
+    ring, torus, hierarchical = rows[3:]
     assert torus["grid"] == [32, 32]
     assert torus["efficiency"] == pytest.approx(0.8475, abs=1e-4)  # table 6
     assert torus["step_seconds"] == pytest.approx(1024 * 32 / torus["images_per_second"])
-    assert rows[3]["efficiency"] < rows[4]["efficiency"] < torus["efficiency"]
+    assert ring["efficiency"] < hierarchical["efficiency"] < torus["efficiency"]
 
 
 def test_the_table_and_json_as_processes(tmp_path):
     command = ("-m", "launch.scaling", "--workers=8", "--allreduce=ring")
-    done = run("python", 1, *command, f"--plot={tmp_path / 'plot.svg'}")
+    done = run("python", 1, *command, f"--output={tmp_path / 'forecast.html'}")
     assert done.returncode == 0 and "ring" in done.stdout and "87.9%" in done.stdout, done.stderr  # Jia et al.
-    assert "<svg" in (tmp_path / "plot.svg").read_text()
+    page = (tmp_path / "forecast.html").read_text()
+    parts = ["ABCI", "resnet50", "32 images per worker", "150 GB/s", "<svg", "published, Jia et al.", "87.9%"]
+    assert [page.index(part) for part in parts] == sorted(page.index(part) for part in parts)
+    assert all(part in done.stdout for part in parts[:4])
     done = run("python", 1, *command, "--json")
     assert done.returncode == 0 and json.loads(done.stdout)[0]["grid"] == [8, 1]
 
@@ -239,6 +262,22 @@ def test_a_recipe_takes_its_plans_steps(capfd):
     assert seconds[1] - seconds[0] == pytest.approx(abci.compute_seconds(Job(RESNET50, 16, 0)))
 
 
+@pytest.mark.parametrize(("hours", "with_seconds", "text"), [
+    (122 / 3600, True, "0:02:02"), (0.99999, True, "1:00:00"), (1.999, False, "2:00"), (26.11, False, "26:07")])
+def test_a_time_is_hours_and_minutes(hours, with_seconds, text):
+    assert report.clock(hours, with_seconds) == text
+
+
+def test_the_table_has_the_time_of_a_recipe(capfd):
+    """Experiment 2 of arXiv:1811.05233 took 122 s on up to 3,456 GPUs."""
+    arguments = (f"--flagfile={RECIPES / 'sony_1811.05233' / 'table3-experiment2.flags'}", "--train_samples=1281167",
+                 "--allreduce=torus")
+    _, out, _ = forecast("--workers=3456", *arguments, capfd=capfd)
+    assert "h:mm:ss" in out and "0:01:" in out
+    _, out, _ = forecast("--workers=4", *arguments, capfd=capfd)
+    assert "h:mm\n" in out and out.splitlines()[9].endswith(" 9:13")
+
+
 def test_a_recipe_without_a_dataset_of_imagenets_size(capfd):
     code, out, _ = forecast("--workers=2", "--flagfile=launch/recipes/digits.flags", "--allreduce=ring", "--json",
                             capfd=capfd)
@@ -248,7 +287,8 @@ def test_a_recipe_without_a_dataset_of_imagenets_size(capfd):
 def test_a_topology_of_ones_own(tmp_path, capfd):
     """Two ranks a node, an all-reduce of no latency: a step computes for 0.1 + 32 * 0.05 s, then 102 MB at 1 GB/s."""
     link = {"latency": 1e-12, "bandwidth": 1e9}
-    mine = {"local_size": 2, "within": link, "between": link, "overlap": 0, "one_gpu": {"8": 16, "32": 32 / 1.7}}
+    mine = {"local_size": 2, "within": link, "between": link, "slowdown": 1, "overlap": 0,
+            "compute": {"resnet50": {"fixed": 0.1, "per_image": 0.05}}}
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(mine))
     code, out, _ = forecast("--workers=2", f"--topology={path}", "--allreduce=ring", "--json", capfd=capfd)
@@ -273,27 +313,21 @@ def edited(**changes) -> str:
     return json.dumps({key: value for key, value in (described() | changes).items() if value is not None})
 
 
+def computing(**changes) -> str:
+    return edited(compute={"resnet50": {"fixed": 0.1, "per_image": 0.05} | changes})
+
+
 DAMAGED = {
     "not JSON": '{"local_size": 4', "a list": "[]", "a number": "3", "not text": "\udcff", "empty": "",
-    "no link": edited(between=None), "no share": edited(overlap=None), "no rates": edited(one_gpu=None),
-    "models without rates": edited(models={"alexnet": 3}), "a list of models": edited(models=["alexnet"]),
-    "one rate of a model": edited(models={"alexnet": {"32": 300}}),
-    "one rate": edited(one_gpu={"32": 300}), "no speed": edited(one_gpu={"32": 300, "64": 0}),
-    "a batch that is a word": edited(one_gpu={"many": 300, "64": 4}), "faster than nothing": edited(
-        one_gpu={"1": 1, "64": 1e9}), "negative": edited(local_size=-4), "half a GPU": edited(local_size=0.5),
-    "a word": edited(local_size="four"), "too much": edited(overlap=2), "nested": "[" * 100000,
-    "not a number": edited(overlap=float("nan")), "endless": edited(
-        within={"latency": 1e-6, "bandwidth": float("inf")}),
-    "not a link": edited(within=3), "nobody's slowdown": edited(slowdown="nobody"),
-    "calibrated to slower than alone": edited(calibration={"micro_batch_size": 32, "bytes_per_gradient": 2, "rows": [
-        {"grid": [4, 1], "images_per_second": 2565}, {"grid": [32, 32], "images_per_second": 9e9}]}),
-    "a calibration of nothing": edited(calibration={}), "no rows": edited(calibration={
-        "micro_batch_size": 32, "bytes_per_gradient": 2, "rows": []}),
-    "too many": edited(calibration={"micro_batch_size": 32, "bytes_per_gradient": 2, "rows": [
-        {"grid": [10**6, 10**6], "images_per_second": 2565}]}), "no speed in a row": edited(calibration={
-            "micro_batch_size": 32, "bytes_per_gradient": 2, "rows": [{"grid": [4, 1], "images_per_second": 0}]}),
-    "a grid of nothing": edited(calibration={"micro_batch_size": 32, "bytes_per_gradient": 2, "rows": [
-        {"grid": [0, 1], "images_per_second": 2565}]}),
+    "no link": edited(between=None), "no share": edited(overlap=None), "no times": edited(compute=None),
+    "no ResNet-50": edited(compute={}), "a list of models": edited(compute=["resnet50"]),
+    "models without times": edited(compute={"resnet50": 3}),
+    "half the times": edited(compute={"resnet50": {"fixed": 1}}),
+    "no time per image": computing(per_image=0), "less than no time": computing(fixed=-1), "negative": edited(
+        local_size=-4), "half a GPU": edited(local_size=0.5), "a word": edited(local_size="four"),
+    "too much": edited(overlap=2), "nested": "[" * 100000, "not a number": edited(overlap=float("nan")),
+    "endless": edited(within={"latency": 1e-6, "bandwidth": float("inf")}), "not a link": edited(within=3),
+    "no slowdown": edited(slowdown=None), "nobody's slowdown": edited(slowdown="nobody"),
 }
 
 
@@ -310,11 +344,11 @@ def test_a_damaged_topology_is_one_line(name, tmp_path, capfd):
     (["--workers=0"], 2, "numbers of workers"), (["--workers=4,x"], 2, "numbers of workers"),
     ([], 2, "--workers is missing"),
     (["--workers=4", "--nonsense"], 2, "nonsense"), (["--workers=4", "word"], 2, "word"),
-    (["--workers=4", "--allreduce=tree"], 2, "ring|hierarchical|torus"),
+    (["--workers=4", "--allreduce=tree"], 2, "ring|torus|hierarchical"),
     (["--workers=4", "--overlap=nan"], 2, "0 to 1"),
-    (["--workers=4", "--model=vgg"], 2, "vgg"), (["--workers=4", "--plot=x.txt"], 2, ".svg"),
+    (["--workers=4", "--model=vgg"], 2, "vgg"),
     (["--workers=4", "--flagfile=nowhere"], 2, "nowhere"), (["--workers=4", "--topology=nowhere"], 1, "abci"),
-    (["--workers=4", "--topology=/"], 1, "/"), (["--workers=4", "--plot=/nowhere/x.svg"], 1, "/nowhere/x.svg"),
+    (["--workers=4", "--topology=/"], 1, "/"), (["--workers=4", "--output=/nowhere/x.html"], 1, "/nowhere/x.html"),
     (["--workers=6", "--allreduce=hierarchical"], 1, "multiples of 4"),
     (["--workers=7", "--flagfile=launch/recipes/digits.flags"], 1, "126 and 133")])
 def test_what_is_wrong_is_one_line(arguments, code, says, capfd):

@@ -32,14 +32,18 @@ def summary(rows: list[dict], epochs: int) -> dict:
         "val_samples": 50, "train_samples": 1000, "epochs": epochs, "global_batch_size": 256, "world_size": 4}
 
 
+def flags_text(epochs: int, **flags) -> str:
+    lines = {name: value.format(epochs=epochs) for name, value in FLAGS.items()} | flags
+    return "".join(f"--{name}={value}\n" for name, value in lines.items())
+
+
 def earlier_version(folder: Path, epochs: int = 3, rows: list[dict] | None = None, done: bool = True,
                     **flags) -> Path:
     """Writes the files of bigbatch 0.2.0, without those of an observer that came later; returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = [row(epoch + 1) for epoch in range(epochs)] if rows is None else rows
     write_json(folder / "plan.json", plan(epochs))
-    lines = {name: value.format(epochs=epochs) for name, value in FLAGS.items()} | flags
-    (folder / "flags.txt").write_text("".join(f"--{name}={value}\n" for name, value in lines.items()))
+    (folder / "flags.txt").write_text(flags_text(epochs, **flags))
     (folder / "metrics.jsonl").write_text("".join(as_json(one) + "\n" for one in rows))
     (folder / "times.jsonl").write_text("".join(
         as_json({"epoch": one["epoch"], "compute": 0.7, "data": 0.2, "exchange": 0.1}) + "\n" for one in rows))
@@ -65,7 +69,7 @@ def whole(folder: Path, epochs: int = 3, classes: int = 10, layers: int = 4, **o
                                           "confusion": confusion, "worst": [image]})
     ratios = {f"conv2d_{number}/kernel": [2.0, 0.5, 0.1 ** (1 + number % 5)] for number in range(layers)}
     (folder / "trust_ratios.jsonl").write_text("".join(
-        as_json({"epoch": epoch, "layers": ratios | {"dense/bias": [1.0, 1.0, 1.0]}}) + "\n"
+        as_json({"epoch": epoch, "samples": 1000 * epoch, "layers": ratios | {"dense/bias": [1.0, 1.0, 1.0]}}) + "\n"
         for epoch in range(epochs + 1)))
     (folder / "steps.jsonl").write_text("".join(as_json({
         "step": step, "epoch": step / 4, "seconds": 2.5 * step, "learning_rate": 1.0, "momentum": 0.9,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from conftest import ROOT
 from PIL import Image
-from run_files import plan, row
+from run_files import flags_text, plan, row
 
 from common.files import write_json
 from data.dataset import open_dataset
@@ -30,7 +30,8 @@ def info(tmp_path, digits):
     """A run of 3 epochs on the digits that has just started."""
     progress = Progress()
     write_json(tmp_path / "plan.json", plan(3))
-    return RunInfo(tmp_path, plan(3), {}, "--model=resnet20\n", RECIPE, open_dataset(digits), {"node1": 1}, progress)
+    (tmp_path / "flags.txt").write_text(flags_text(3))
+    return RunInfo(tmp_path, plan(3), {}, flags_text(3), RECIPE, open_dataset(digits), {"node1": 1}, progress)
 
 
 @pytest.fixture
@@ -109,13 +110,8 @@ def test_the_git_revision(tmp_path):
     assert about.git_revision(tmp_path / "package") is None  # installed below another project
 
 
-def test_a_whole_training(info, found, capsys, monkeypatch):
-    """The page is drawn by another process, which sees nothing of the launcher, and is complete after `close`."""
-    drawings, run = [], subprocess.run
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
-    monkeypatch.setenv("HOROVOD_RANK", "0")
-    monkeypatch.setattr(report_writer.subprocess, "run",
-                        lambda words, **options: drawings.append((words, options)) or run(words, **options))
+def test_a_whole_training(info, found, capsys):
+    """The page is complete after `close`."""
     writer = ReportWriter(RunFolder(info.folder), lambda number, size: np.full((number, 32, 32, 3), 200, np.uint8))
     writer.start(info)
     writer.step(Update(0, 0.0, 256, 1.0, 0.9, 2.0, 0.1))
@@ -131,27 +127,48 @@ def test_a_whole_training(info, found, capsys, monkeypatch):
     assert "50.20%" in page and "120 of 360 validation images" in page and "In progress" not in page
     assert "75.03" in page and "Training images" in page
     assert Image.open(info.folder / "samples.jpg").size == (8 * 64, 2 * 64)
-    environments = [options["env"] for words, options in drawings if "reporting.run_page" in words]
-    assert environments and not [name for one in environments for name in one if name.startswith(("OMPI_", "HOROVOD_"))]
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("report")]
 
 
 def test_drawings_that_wait_are_dropped_and_training_does_not(info, found, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(report_writer, "draw", lambda folder: time.sleep(0.3) or drawn.append(
-        json.loads((folder / "outcomes.json").read_text())["epoch"] if drawn else 0))
+    """28 evaluations return while a drawing is blocked. One drawing of the newest follows, in 10 s or at the end."""
+    drawn, is_blocked, is_released = [], threading.Event(), threading.Event()
+
+    def draw(folder):
+        written = folder / "outcomes.json"
+        drawn.append(json.loads(written.read_text())["epoch"] if written.exists() else None)
+        is_blocked.set()
+        assert is_released.wait(60)
+
+    monkeypatch.setattr(report_writer, "write_report", draw)
     writer = ReportWriter(RunFolder(info.folder))
     writer.start(info)
-    began = time.monotonic()
-    for epoch in np.arange(0.1, 2.95, 0.1):
-        writer.evaluation(Evaluation({"epoch": round(float(epoch), 1)}, {}, {}, found))
-    assert time.monotonic() - began < 0.25  # 28 evaluations, of which each would take 0.3 s
+    assert is_blocked.wait(60)
+    for epoch in range(1, 29):
+        writer.evaluation(Evaluation({"epoch": epoch / 10}, {}, {}, found))
+    assert drawn == [None]
+    is_released.set()
     writer.close()
-    assert drawn[-1] == 2.9 and len(drawn) <= 3
+    assert drawn == [None, 2.8]
 
 
-def test_a_failure_is_one_line_and_training_goes_on(info, found, capsys, monkeypatch):
-    monkeypatch.setattr(report_writer, "ROOT", info.folder)  # which has no reporting
+def test_drawings_are_seconds_apart(info, found, monkeypatch):
+    """The first evaluation is drawn at once. A later drawing waits for its time, and not for another evaluation."""
+    drawn, is_drawn = [], threading.Semaphore(0)
+    monkeypatch.setattr(report_writer, "EVERY", 0.5)
+    monkeypatch.setattr(report_writer, "write_report", lambda _: drawn.append(time.monotonic()) or is_drawn.release())
+    writer = ReportWriter(RunFolder(info.folder))
+    writer.start(info)
+    for epoch in (1, 2):
+        assert is_drawn.acquire(timeout=60)
+        writer.evaluation(Evaluation({"epoch": epoch}, {}, {}, found))
+    assert is_drawn.acquire(timeout=60) and drawn[2] - drawn[1] >= 0.5
+    writer.close()
+    assert len(drawn) == 3
+
+
+def test_a_failure_is_one_line_and_training_goes_on(info, found, capsys):
+    (info.folder / "plan.json").unlink()
     writer = ReportWriter(RunFolder(info.folder), lambda number, size: 1 / 0)
     writer.start(info)
     writer.step(Update(0, 0.0, 256, 1.0, 0.9, 2.0, 0.1))
@@ -160,7 +177,7 @@ def test_a_failure_is_one_line_and_training_goes_on(info, found, capsys, monkeyp
     writer.end({})
     writer.close()
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("train.py: report.html could not be written: ") and "No module named" in line
+    assert line.startswith("train.py: report.html could not be written: ") and "plan.json" in line
 
 
 def test_a_training_that_ends_early_says_why(info, capsys):

@@ -7,7 +7,7 @@ import pytest
 from conftest import DIGITS, ROOT, printed_json, rows, run, train, weights
 
 from experiments.cached_run import Result
-from reporting.run_data import RunData
+from reporting.run_folder import RunData
 from training.checkpoints import intact, write
 from training.state import Progress, Snapshot
 

@@ -29,9 +29,6 @@ from dataclasses import dataclass
 
 from distributed import grids
 
-HIERARCHICAL = "hierarchical"
-ALLREDUCES = ("ring", HIERARCHICAL, "torus")
-
 
 @dataclass(frozen=True)
 class Link:
@@ -90,7 +87,7 @@ def grid_of(allreduce: str, workers: int, local_size: int) -> tuple[int, int] | 
     ring: (workers, 1), as hierarchical in training on one node, or on nodes of one worker. hierarchical: the rows are
     the nodes. torus: the grid of --torus_grid=auto.
     """
-    if allreduce == "ring" or (allreduce == HIERARCHICAL and (workers <= local_size or local_size == 1)):
+    if allreduce == "ring" or (allreduce == "hierarchical" and (workers <= local_size or local_size == 1)):
         return workers, 1
     if allreduce == "torus":
         return grids.choose(workers, local_size)
@@ -104,7 +101,7 @@ def cost(size: float, horizontal: int, vertical: int, network: Network, allreduc
     and an all-gather along the rows. hierarchical: the rows are the nodes. In a single row or column it is a ring.
     """
     row, column = grids.directions(horizontal, vertical, network.local_size)
-    masters = allreduce == HIERARCHICAL and 1 not in (horizontal, vertical)
+    masters = allreduce == "hierarchical" and 1 not in (horizontal, vertical)
     sent, transfer = (_masters if masters else _rings)(size, horizontal, vertical, network)
     once = sum(hops.seconds(network.within.latency, network.between.latency) for hops in (row, column))
     return Cost(steps=2 * (horizontal - 1) + 2 * (vertical - 1), sent=sent, latency=2 * once * network.slowdown,

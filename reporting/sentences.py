@@ -1,0 +1,124 @@
+"""The sentences of a run's report: the result, its state, and the plan in prose."""
+import html
+import time
+
+from reporting.charts import number
+from reporting.page import duration, plural
+from reporting.run_folder import RunData
+
+# flags that the sentence about each optimizer names
+USED = {"lars": ("momentum", "weight_decay", "trust_coefficient"), "lamb": ("weight_decay",),
+        "sgd": ("momentum", "weight_decay")}
+BY = "\u00d7"
+WARMUPS = {"none": "starts at {peak}",
+           "gradual": "rises from {warmup_learning_rate} to {peak} over the first {warmup_epochs} epochs",
+           "constant": "stays at {warmup_learning_rate} for the first {warmup_epochs} epochs"}
+DECAYS = {"poly": "decays to the end as a polynomial with exponent {poly_power}",
+          "multistep": "is divided by 10 at epoch {lr_boundaries}", "cosine": "decays to the end along a cosine",
+          "constant": "stays constant"}
+
+
+def result(run: RunData) -> str:
+    """Returns the result in one sentence, with HTML."""
+    now, model = run.result, html.escape(run.flags["model"])
+    if not run.rows and not run.summary:
+        return f"{model} has not been evaluated yet."
+    verb = "reaches" if run.summary else "has reached"
+    top1, top5 = (f"{now[name]:.2%}" if now.get(name) is not None else "no valid" for name in ("val_top1", "val_top5"))
+    batch = now.get("global_batch_size") or now["batch_size"]
+    count = now.get("val_samples") or (run.run.get("dataset") or {}).get("validation_samples")
+    images = f"the {f'{count:,} ' if count else ''}validation images of {html.escape(dataset_name(run))}"
+    took = f", in {duration(now['seconds'])}" if now.get("seconds") is not None else ""
+    return (f"{model} {verb} <b>{top1}</b> top-1 and {top5} top-5 accuracy on {images} after "
+            f"{epochs_of(now.get('epochs') or now['epoch'])} with batch size {number(batch)} on "
+            f"{plural(run.workers, 'worker')}{took}.")
+
+
+def dataset_name(run: RunData) -> str:
+    return run.flags["data_dir"].rstrip("/").rpartition("/")[2]
+
+
+def epochs_of(epochs) -> str:
+    return f"{number(epochs)} epoch{'' if epochs == 1 else 's'}"
+
+
+def published(run: RunData) -> str:
+    """Returns the paper's figure for the recipe, and what this run has changed, as paragraphs, or an empty string."""
+    recipe = run.run.get("recipe") or {}
+    if not recipe.get("reported"):
+        return ""
+    changed = [f"--{name}={mine} instead of {theirs}" for name, (theirs, mine) in run.changed_flags().items()]
+    noted = (f" This run differs from the recipe: {', '.join(changed)}." if changed
+             else " The recipe's flags are unchanged.")
+    row = f" ({recipe['row']})" if recipe.get("row") else ""
+    return (f"<p><b>The paper's figure</b>{html.escape(row)}: {html.escape(recipe['reported'])}."
+            f'<span class="muted">{html.escape(noted)}</span></p>')
+
+
+def state(run: RunData) -> str:
+    """Returns how far an unfinished run has come, or an empty string for a finished one."""
+    if run.summary is not None:
+        return ""
+    where = f"epoch {number(run.epoch)} of {number(run.epochs)}"
+    bar = f'<progress value="{run.epoch}" max="{run.epochs}"></progress>'
+    if run.run.get("stopped"):
+        reason = html.escape(run.run["stopped"])
+        return f'<div class="status problem"><b>Stopped</b> after {where}: {reason}{bar}</div>'
+    if not run.run:
+        return f'<div class="status problem"><b>Unfinished</b>: {where}. The run has no summary.json.{bar}</div>'
+    left = ""
+    if run.epoch and run.rows[-1].get("seconds"):
+        left = f", about {duration(run.rows[-1]['seconds'] * (run.epochs - run.epoch) / run.epoch)} left"
+    return (f'<div class="status"><b>In progress</b>: {where}{left}. This page, of '
+            f"{time.strftime('%Y-%m-%d %H:%M:%S')}, reloads itself.{bar}</div>")
+
+
+def plan(run: RunData) -> list[str]:
+    """Returns the plan in prose, as paragraphs."""
+    made, phases = run.plan, run.plan["phases"]
+    batch, micro_batch = phases[0]["global_batch_size"], phases[0]["micro_batch_size"]
+    workers, steps = made["workers"], phases[0]["accumulation_steps"]
+    first = "of the first phase " if len(phases) > 1 else ""
+    uneven = ", of which some workers have one fewer" if batch != workers * micro_batch * steps else ""
+    text = [f"Training processes {made['train_samples']:,} images per epoch for {epochs_of(made['epochs'])}, in "
+            f"{plural(made['steps'], 'update')} of the weights.",
+            f"The global batch {first}has {batch:,} images: {plural(workers, 'worker')} {BY} micro-batches of "
+            f"{micro_batch:,} {BY} {plural(steps, 'accumulation step')}{uneven}."]
+    if len(phases) > 1:
+        text.append(f"There are {len(phases)} phases, because the batch size, the batch-norm group or the image size "
+                    "changes.")
+    return [*text, *optimizer(run), *exchange(made.get("exchange") or {}), images(run)]
+
+
+def optimizer(run: RunData) -> list[str]:
+    flags = run.flags
+    listed = [f"{name.replace('_', ' ')} {tidy(flags[name])}"
+              for name in USED.get(flags["optimizer"], USED["sgd"]) if name in flags]
+    words = {"lr_boundaries": "none", "peak": number(run.plan["peak_learning_rate"])} | {
+        name: tidy(value) for name, value in flags.items()}
+    begins = WARMUPS[flags["warmup"]].format_map(words)
+    decays = DECAYS.get(flags["lr_schedule"], "follows its schedule").format_map(words)
+    return [f"The optimizer is {flags['optimizer'].upper()} with {', '.join(listed)}.",
+            f"The learning rate {begins}, then {decays}."]
+
+
+def exchange(made: dict) -> list[str]:
+    if made.get("allreduce") in (None, "none"):
+        return []
+    grid = f" of {made['grid'][0]} {BY} {made['grid'][1]} workers" if made.get("grid") else ""
+    return [f"The workers exchange gradients in a {made['allreduce']}{grid}, by {made.get('by')} ({made.get('why')})."]
+
+
+def images(run: RunData) -> str:
+    sizes = [str(size) for size in dict.fromkeys(run.plan.get("image_size") or []) if size]
+    size = f"{' then '.join(sizes)} pixels wide and high" if sizes else "of the size of the model"
+    return (f"The images are {size}, with augmentation '{run.flags['augmentation']}'. Training computes in "
+            f"{run.flags['precision']}.")
+
+
+def tidy(value: str) -> str:
+    """Returns a flag's number without superfluous digits, other text as it is."""
+    try:
+        return number(float(value))
+    except ValueError:
+        return value
