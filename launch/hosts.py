@@ -14,7 +14,8 @@ import psutil
 from common.errors import UserError
 
 PATIENCE = 20  # seconds for a host's answer
-SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=8", "-o", "StrictHostKeyChecking=accept-new")
+SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=8", "-o", "ServerAliveInterval=10",  # ends after 30 s
+       "-o", "StrictHostKeyChecking=accept-new")
 # Prefixes of the variables that go to the workers. The list is short, because horovodrun writes the variables into
 # command lines that all users of a host can read.
 PASSED = ("BIGBATCH_", "CUDA_", "DALI_", "GLOO_", "HOROVOD_", "LD_LIBRARY_PATH", "NCCL_", "OMP_", "PATH", "PYTHON",
