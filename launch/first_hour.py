@@ -12,6 +12,7 @@ It runs the commands of these steps one after another, each with a time limit, a
 The output of each step goes to OUTPUT_DIR/STEP.log. The results go to first_hour.json, which is updated after each
 command, and to the page first_hour.html, next to published results. The exit code is 0 if no command failed, else 1.
 """
+import contextlib
 import json
 import os
 import re
@@ -97,9 +98,9 @@ def commands(workers: int, memory: float, data_dir: str) -> Iterator[Command]:
             "--precision=mixed_float16", "--seconds=8", "--json", *given(decoder)))
     yield Command("update", {"model": "resnet50"}, python("benchmarks.optimizer_step"))
     if workers > 1:
-        for number, exchange in ((1, {}), (workers, {}), (workers, {"allreduce": "torus"}),
-                                 (workers, {"compression": "fp16"})):
-            yield training("exchange", number, large, "mixed_float16", **exchange)
+        for number, allreduce, compression in ((1, "ring", "none"), (workers, "ring", "none"),
+                                               (workers, "torus", "none"), (workers, "ring", "fp16")):
+            yield training("exchange", number, large, "mixed_float16", allreduce=allreduce, compression=compression)
 
 
 def training(step: str, workers: int, size: int, precision: str, **more) -> Command:
@@ -107,15 +108,15 @@ def training(step: str, workers: int, size: int, precision: str, **more) -> Comm
     batch = workers * size
     words = ["--model=resnet50", f"--data_dir=synthetic:{8 * batch}", f"--global_batch_size={batch}",
              f"--micro_batch_size={size}", f"--precision={precision}", "--seconds=5", "--json", *given(more)]
-    label = {"workers": workers, "precision": precision, "micro_batch_size": size}
-    label |= {"allreduce": "ring" if workers > 1 else "none", "compression": "none"} if step == "exchange" else {}
-    return Command(step, label | more, on_workers(workers, "experiments.benchmark", *words))
+    label = {"workers": workers, "precision": precision, "micro_batch_size": size} | more
+    return Command(step, label, on_workers(workers, "experiments.benchmark", *words))
 
 
 def pretended(data_dir: str) -> Iterator[Command]:
     """Yields the last command of each step, for two workers and with sizes for CPUs."""
     tiny = {"--model=resnet50": "--model=convnet", "--dali_device=gpu": "--dali_device=cpu",
-            "--seconds=5": "--seconds=0.05", "--seconds=8": "--seconds=0.05"}
+            "--seconds=5": "--seconds=0.05", "--seconds=8": "--seconds=0.05",
+            "--precision=mixed_float16": "--precision=float32"}  # CPUs are slow at float16
     for last in {one.step: one for one in commands(2, 0.0, data_dir)}.values():
         words = [tiny.get(word, re.sub(r"(batch_size=|synthetic:)\d+", r"\g<1>32", word)) for word in last.words]
         more = {"tests": PRETENDED, "update": ["--model=convnet", "--rounds=1"]}
@@ -156,7 +157,8 @@ def run_command(asked: Command, log: Path, limit: float) -> dict:
     The command and all its descendants are killed at the limit, and when this process is interrupted.
     """
     row = {"step": asked.step, **asked.label, "outcome": "failed", "note": "", "seconds": 0.0}
-    begun, code = time.monotonic(), None
+    begun = time.monotonic()
+    code = None
     with open(log, "ab") as file:
         file.write(f"$ {shlex.join(asked.words)}\n".encode())
         file.flush()
@@ -195,16 +197,11 @@ def last_line(output: str) -> str:
 
 def kill(process: subprocess.Popen) -> None:
     """Kills a process and its descendants, whose groups differ: mpirun gives each worker its own."""
-    try:
-        family = psutil.Process(process.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        family = []
-    for one in (process, *family):
-        try:
-            one.kill()
-        except psutil.NoSuchProcess:
-            continue
-    process.wait()
+    if process.poll() is None:
+        for one in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        process.wait()
 
 
 def run_all(asked: list[Command], folder: Path, result: dict, limits: dict[str, float]) -> list[str]:
@@ -213,7 +210,8 @@ def run_all(asked: list[Command], folder: Path, result: dict, limits: dict[str, 
     Adds a row per command to result["rows"], and writes first_hour.json and the page after each. limits: seconds by
     step, for all its commands.
     """
-    left, published = dict(limits), json.loads(PUBLISHED.read_text())
+    left = dict(limits)
+    published = json.loads(PUBLISHED.read_text())
     for one in asked:
         limit = min(left[one.step], LIMIT) if sum(other.step == one.step for other in asked) > 1 else left[one.step]
         if limit > 0:
@@ -235,7 +233,8 @@ def run(options: Options) -> None:
     found = [] if options.pretend else gpus.visible()
     if not found and not options.pretend:
         raise UserError("nvidia-smi lists no GPU on this machine; use --pretend to try all steps on CPUs")
-    data_dir, folder = absolute(options.data_dir), Path(options.output_dir).absolute()
+    data_dir = absolute(options.data_dir)
+    folder = Path(options.output_dir).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     if options.pretend:
         os.environ |= {"BIGBATCH_PRETEND_GPU": "1", "CUDA_VISIBLE_DEVICES": ""}

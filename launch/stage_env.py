@@ -37,7 +37,8 @@ def pack_environment(prefix: Path, base: Path, folder: Path) -> Path:
     """
     if not (prefix / "pyvenv.cfg").is_file():
         raise UserError(f"--stage-env: {prefix} is not a virtual environment; run 'uv sync', or leave out --stage-env")
-    python, base = (prefix / "bin" / "python").resolve(), base.resolve()
+    python = (prefix / "bin" / "python").resolve()
+    base = base.resolve()
     contents = {"venv": prefix.resolve()}
     if not base.is_relative_to(SYSTEM):
         contents |= {f"base/{part}": base / part for part in {"lib", sys.platlibdir}} | {"base/bin/python": python}
