@@ -1,10 +1,11 @@
-"""Compares a step of LARS with one of Keras's SGD with momentum, on the variables of ResNet-50, on this machine.
+"""Compares a step of LARS with one of Keras's SGD with momentum, on the variables of a model, on this machine.
 
-    uv run python -m benchmarks.optimizer_step
+    uv run python -m benchmarks.optimizer_step [--model=resnet50] [--rounds=15]
 
 Each round times every candidate once, in turn, so that a drift of the machine's speed affects all candidates alike.
 The output shows medians, and the median of the ratio to Keras's SGD per round.
 """
+import argparse
 import os
 import statistics
 import time
@@ -17,7 +18,7 @@ import model_zoo
 from optim.lars import LARS, SGD
 from optim.stacks import norms, stacked, stacks_of
 
-ROUNDS, STEPS = 15, 5
+STEPS = 5  # in each round
 
 
 def updates(shapes, optimizer):
@@ -58,7 +59,12 @@ def norms_only(shapes):
 
 
 def main():
-    shapes = [v.shape for v in model_zoo.create_model("resnet50", 1000, 224).trainable_variables]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="resnet50", choices=sorted(model_zoo.MODELS))
+    parser.add_argument("--rounds", type=int, default=15)
+    options = parser.parse_args()
+    info = model_zoo.MODELS[options.model]
+    shapes = [v.shape for v in model_zoo.create_model(options.model, 1000, info.image_size).trainable_variables]
     keras = tf.keras.optimizers
     candidates = {
         "Keras SGD, momentum": updates(shapes, keras.SGD(1e-3, 0.9, jit_compile=False)),
@@ -73,7 +79,7 @@ def main():
     for step in candidates.values():
         step()
     times = {name: [] for name in candidates}
-    for _ in range(ROUNDS):
+    for _ in range(options.rounds):
         for name, step in candidates.items():
             begun = time.perf_counter()
             for _ in range(STEPS):

@@ -49,7 +49,8 @@ def bindings(nodes: tuple[Node, ...], workers: Sequence[Gpu | None]) -> list[Bin
     an equal share of all cores. If there are more workers than cores, they share the cores.
     """
     if None in workers:
-        domains, home = {0: list(nodes)}, dict.fromkeys(range(len(workers)), 0)
+        home = dict.fromkeys(range(len(workers)), 0)
+        domains = {0: list(nodes)}
     else:
         numbers = [node.number for node in nodes]
         home = {rank: gpu.node if gpu.node in numbers else numbers[0] for rank, gpu in enumerate(workers)}
@@ -81,13 +82,12 @@ def _part(things, number, count):
 
 
 def table(title: str, bound: Sequence[Binding]) -> str:
-    lines = [title, f"{'worker':>6}  {'GPU':>3}  {'NUMA nodes':>10}  {'DALI threads':>12}  {'OpenMP threads':>14}  "
-                    "cores"]
+    """Formats a title, the heads of the columns, and a line per worker."""
+    lines = [title, "worker  GPU  NUMA nodes  DALI threads  OpenMP threads  cores"]
     for rank, binding in enumerate(bound):
         gpu = "-" if binding.gpu is None else binding.gpu
         lines.append(f"{rank:>6}  {gpu:>3}  {ranges(binding.nodes):>10}  {len(binding.cpus):>12}  "
-                     f"{len(binding.cores):>14}  "
-                     f"{ranges(binding.cpus)}")
+                     f"{len(binding.cores):>14}  {ranges(binding.cpus)}")
     return "\n".join(lines)
 
 

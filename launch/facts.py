@@ -44,6 +44,7 @@ def of_gpus(found: list[Gpu]) -> dict:
 
 
 def version(package: str) -> str:
+    """Returns the version of an installed package, or "missing"."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -85,6 +86,5 @@ def _existing(folder: Path) -> Path:
 if __name__ == "__main__":
     with command.shell("launch.facts") as ending:
         settings = flags.parse(sys.argv)
-        print(json.dumps(gather(settings.recipe.data_dir, settings.run.output_dir,
-                                settings.launch.device)))
+        print(json.dumps(gather(settings.recipe.data_dir, settings.run.output_dir, settings.launch.device)))
     sys.exit(ending.code)

@@ -35,6 +35,8 @@ GRACE = 15  # seconds that horovodrun has to end its workers
 
 
 class Parser(argparse.ArgumentParser):
+    """Raises UsageError instead of exiting."""
+
     def error(self, message):
         raise UsageError(message)
 
@@ -47,11 +49,14 @@ def main(argv) -> int:
 
 
 def run(options) -> int:
+    """Trains, or prints the plan; returns the exit code. Raises UserError."""
     arguments = [f"--flagfile={recipe_path(options.recipe)}", *options.flags]
     settings = flags.parse(["train.py", *arguments])
     hosts = _hosts(options)
     workers = options.np or sum(host.slots for host in hosts)
-    facts, silent = ([], []) if options.dry_run or options.no_preflight else host_lists.ask(hosts, arguments)
+    facts, silent = [], []
+    if not options.dry_run and not options.no_preflight:
+        facts, silent = host_lists.ask(hosts, arguments)
     memory = [host["memory"] for host in facts or [facts_of_gpus(gpus.visible())] if host["memory"] is not None]
     arguments[1:1] = micro_batch_flags(settings, workers, min(memory, default=None))
 
@@ -103,12 +108,12 @@ def _hosts(options):
 
 
 def recipe_path(name: str) -> Path:
-    """Returns the file of a recipe, with the lookup of launch/common.sh that all launchers share. Raises UserError."""
-    done = subprocess.run(["bash", "-c", '. "$0" && recipe_path "$1"', ROOT / "launch" / "common.sh", name], text=True,
-                          capture_output=True)
-    if done.returncode:
-        raise UserError(done.stderr.strip().removeprefix("common.sh: "))
-    return Path(done.stdout.strip())
+    """Returns the file of a recipe, given by its path or its name, as launch/common.sh does. Raises UserError."""
+    recipes = ROOT / "launch" / "recipes"
+    for path in (Path(name), recipes / name, recipes / f"{name}.flags"):
+        if path.is_file():
+            return path.resolve()
+    raise UserError(f"there is no recipe {name}; launch/recipes/README.md lists the recipes")
 
 
 def training(arguments: list[str], python: str = sys.executable, root: Path = ROOT) -> list[str]:
@@ -127,7 +132,9 @@ class Job:
     """A running horovodrun. output: stream for rank 0's standard output."""
 
     def __init__(self, words: list[str], output):
-        self._ended, self._launcher_lines, self._stopped_by = None, [], None
+        self._ended = None  # (rank, exit code) of the first worker that ended
+        self._launcher_lines = []
+        self._stopped_by = None  # a signal
         self._process = subprocess.Popen(words, env=host_lists.environment(), stdin=subprocess.DEVNULL,
                                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
                                          preexec_fn=lambda: end_with_parent(signal.SIGTERM))

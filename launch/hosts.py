@@ -14,7 +14,8 @@ import psutil
 from common.errors import UserError
 
 PATIENCE = 20  # seconds for a host's answer
-SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=8", "-o", "StrictHostKeyChecking=accept-new")
+SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=8", "-o", "ServerAliveInterval=10",  # ends after 30 s
+       "-o", "StrictHostKeyChecking=accept-new")
 # Prefixes of the variables that go to the workers. The list is short, because horovodrun writes the variables into
 # command lines that all users of a host can read.
 PASSED = ("BIGBATCH_", "CUDA_", "DALI_", "GLOO_", "HOROVOD_", "LD_LIBRARY_PATH", "NCCL_", "OMP_", "PATH", "PYTHON",
@@ -32,7 +33,8 @@ class Host:
 
 def parse(text: str) -> list[Host]:
     """Parses a list host1:8,host2:8; a host without a number has 1 slot. Raises UserError."""
-    return _checked([_host(*word.strip().partition(":")[::2]) for word in text.split(",")])
+    parts = [word.strip().partition(":") for word in text.split(",")]
+    return _checked([_host(name, slots) for name, _, slots in parts])
 
 
 def read(path: str) -> list[Host]:
@@ -55,9 +57,10 @@ def _host(name, slots):
 
 def _checked(hosts):
     names = [host.name for host in hosts]
-    twice = [name for name in names if names.count(name) > 1]
-    if twice or not names:
-        raise UserError(f"host {twice[0]} is listed twice; list it once" if twice else "the list of hosts is empty")
+    if not names:
+        raise UserError("the list of hosts is empty")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"host {twice[0]} is listed twice; list it once")
     return hosts
 
 

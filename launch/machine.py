@@ -32,7 +32,8 @@ class Gpu:
 
 def machine() -> tuple[Node, ...]:
     """Returns this machine's NUMA nodes, with the cores that this process may use."""
-    allowed, nodes = os.sched_getaffinity(0), []
+    allowed = os.sched_getaffinity(0)
+    nodes = []
     for path in sorted(NODES.glob("node[0-9]*"), key=lambda path: int(path.name[4:])):
         cpus = [cpu for cpu in _numbers((path / "cpulist").read_text()) if cpu in allowed]
         cores = {_siblings(cpu) & allowed or {cpu}: None for cpu in cpus}

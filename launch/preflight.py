@@ -28,7 +28,8 @@ GPU_LIMIT = 180.0  # seconds with GPUs: CUDA starts and compiles TensorFlow's PT
 WORKER_LIMIT = 0.5  # more seconds per worker: a shared disk serves 34,000 calls of each, the last one's at the end
 DRIVER = 525  # the oldest driver for CUDA 12
 COMPILING_DRIVER = 535  # the oldest that compiles CUDA 12.2's PTX: TensorFlow 2.15 has little else for newer GPUs
-COMPILED, SUPPORTED = 7.5, 9.0  # highest compute capability: with most kernels compiled; at all
+COMPILED = 7.5  # highest compute capability for which most of TensorFlow's kernels are compiled
+SUPPORTED = 9.0  # highest compute capability
 DISK = 1.0  # minimum free space in GB; a checkpoint of ResNet-50 with its momentum takes 0.2
 SHARED_MEMORY = 0.25  # minimum in GB; NCCL and Open MPI use some MB per worker; a container has 0.064 by default
 CLOCK = 1.0  # seconds; a larger difference from rank 0's clock is marked
@@ -75,9 +76,12 @@ def problems(hosts: list[dict], data_dir: str, per_gpu: int = 1) -> list[str]:
     """Returns one line per problem that would break a run, with its fix. per_gpu: workers that may share a GPU."""
     if not hosts:
         return []
-    found, expected, any_gpu = [], usual(hosts), any(host["gpus"] for host in hosts)
+    found = []
+    expected = usual(hosts)
+    any_gpu = any(host["gpus"] for host in hosts)
     for host in hosts:
-        name, gpus = host["host"], len(host["gpus"])
+        name = host["host"]
+        gpus = len(host["gpus"])
         for column, cure in CURES.items():
             value = str(COLUMNS[column](host))
             if value not in (expected[column], "missing"):
@@ -103,9 +107,10 @@ def problems(hosts: list[dict], data_dir: str, per_gpu: int = 1) -> list[str]:
 
 def gpu_problems(host: dict) -> list[str]:
     """Returns the problems of TensorFlow 2.15, built for CUDA 12.2, with this host's GPUs and their driver."""
-    driver, capability = host["driver"].partition(".")[0], host["capability"]
     if not host["gpus"]:
         return []
+    driver = host["driver"].partition(".")[0]
+    capability = host["capability"]
     if capability > SUPPORTED:
         return [f"TensorFlow 2.15 does not support the GPU {host['gpus'][0]} (compute capability {capability}); the "
                 f"newest that it supports are H100 and H200 ({SUPPORTED})"]
@@ -141,10 +146,12 @@ def examine(settings: Settings) -> tuple[list[dict], list[str]]:
     from distributed import probe
     from distributed.world import check_gpus
 
-    device, mine = settings.launch.device, None
+    device = settings.launch.device
     world = probe.start_for_probing(settings.recipe.seed, device)
     check_gpus(world, settings.launch.device_policy)
-    data_dir, output_dir = settings.recipe.data_dir, settings.run.output_dir
+    data_dir = settings.recipe.data_dir
+    output_dir = settings.run.output_dir
+    mine = None
     if world.local_rank == 0:
         mine = facts.gather(data_dir, output_dir, device) | {"slots": world.local_size, "built": probe.built()}
     everyone = world.gather((world.rank, mine, os.uname().nodename, gpus.visible(device)), "facts")
@@ -168,7 +175,8 @@ def examine(settings: Settings) -> tuple[list[dict], list[str]]:
 
 def seen_by_all(world, folder: Path) -> list[bool]:
     """Returns for each rank whether it sees in this folder what rank 0 has just written there."""
-    made, mark = not folder.exists(), None
+    made = not folder.exists()
+    mark = None
     if world.rank == 0:
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)

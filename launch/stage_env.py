@@ -5,31 +5,28 @@ again only if the installed packages change. The other holds the code of the che
 on each node, once for all of its workers, which then start without reading the environment from a shared file system.
 """
 import contextlib
-import functools
 import hashlib
 import os
-import re
 import secrets
 import shutil
 import subprocess
 import sys
 import tarfile
-import time
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from common import command
 from common.errors import UserError
-from common.files import flush, write_json
+from common.files import write_json
 from launch import hosts as host_lists
 from launch.facts import ROOMS, ROOT
 from reporting.about import REVISION, git_revision
 
 ARCHIVES = Path("runs/environments")
-SYSTEM = Path("/usr")  # a Python in it is on the local disks already
-UNUSED = ("site-packages", "test", "tests", "idlelib", "ensurepip")  # of the base installation
-SCRIPT, WRAPPER = ROOT / "launch" / "stage_env.sh", ROOT / "launch" / "staged_python.sh"
-PATIENCE = 60  # seconds for a host to remove its copy
+SYSTEM = Path("/usr")  # a Python in it, such as a distribution's, is on the local disks already
+UNUSED = {"site-packages", "test", "tests", "idlelib", "ensurepip"}  # of the base installation
+SCRIPT = ROOT / "launch" / "stage_env.sh"
 
 
 def pack_environment(prefix: Path, base: Path, folder: Path) -> Path:
@@ -38,73 +35,51 @@ def pack_environment(prefix: Path, base: Path, folder: Path) -> Path:
     prefix, base: sys.prefix and sys.base_prefix. folder: of the archive. An archive is used again as long as the same
     packages are installed; an edited file of a package is not noticed. Raises UserError.
     """
-    prefix, base, python = prefix.resolve(), base.resolve(), (prefix / "bin" / "python").resolve()
     if not (prefix / "pyvenv.cfg").is_file():
         raise UserError(f"--stage-env: {prefix} is not a virtual environment; run 'uv sync', or leave out --stage-env")
-    contents = {"venv": prefix}
+    python = (prefix / "bin" / "python").resolve()
+    base = base.resolve()
+    contents = {"venv": prefix.resolve()}
     if not base.is_relative_to(SYSTEM):
-        contents |= {f"base/{part}": base / part for part in {"lib", sys.platlibdir, str(python.relative_to(base))}}
-    installed = [prefix / "pyvenv.cfg", python, Path(__file__),
-                 *sorted(prefix.glob("lib/python*/site-packages/*.dist-info/RECORD"))]
-    return _archive(folder / "environment", contents, _identity(installed), base)
+        contents |= {f"base/{part}": base / part for part in {"lib", sys.platlibdir}} | {"base/bin/python": python}
+    records = sorted(prefix.glob("lib/python*/site-packages/*.dist-info/RECORD"))
+    return _archive(folder, "environment", contents, [prefix / "pyvenv.cfg", python, *records])
 
 
 def pack_code(root: Path, folder: Path) -> Path:
-    """Returns the archive of the checkout's code and git revision."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Returns the archive of the checkout's code and git revision. Raises UserError."""
     write_json(folder / REVISION, git_revision(root))
-    contents = {f"code/{path.name}": path for path in [*sorted(root.glob("*.py")), *(root / room for room in ROOMS)]}
+    parts = [*sorted(root.glob("*.py")), *(root / room for room in ROOMS), folder / REVISION]
+    contents = {f"code/{path.name}": path for path in parts} | {"python": SCRIPT.with_name("staged_python.sh")}
     files = [file for path in contents.values() for file in sorted([path, *path.rglob("*")])
              if file.is_file() and file.suffix != ".pyc"]
-    contents |= {f"code/{REVISION}": folder / REVISION, "python": WRAPPER}
-    return _archive(folder / "code", contents, _identity([*files, WRAPPER], (folder / REVISION).read_text()), root)
+    return _archive(folder, "code", contents, files)
 
 
-def _identity(files: list[Path], *texts: str) -> str:
-    """Returns twelve digits that change if the size or the time of a file changes."""
-    stats = [(file, os.stat(file)) for file in files]
-    lines = [*texts, *(f"{file} {found.st_size} {found.st_mtime_ns}" for file, found in stats)]
-    return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()[:12]
-
-
-def _archive(name: Path, contents: Mapping[str, Path], identity: str, base: Path) -> Path:
-    """Returns the archive NAME-IDENTITY-DIGEST.tar.*, which is made if it does not exist.
+def _archive(folder: Path, name: str, contents: dict[str, Path], files: list[Path]) -> Path:
+    """Returns an archive in a folder, which is made unless it was made before from `files` of the same content.
 
     contents: files and folders by their names in the archive.
     """
-    if made := sorted(name.parent.glob(f"{name.name}-{identity}-*.tar.*")):
-        return made[0].absolute()
-    name.parent.mkdir(parents=True, exist_ok=True)
-    print(f"--stage-env: packing the {name.name} in {name.parent}", file=sys.stderr, flush=True)
-    unused = f"^{re.escape(str(base))}/.*/({'|'.join(UNUSED)})/|/bin/[^/]*$"
-    # Otherwise each worker would compile what no process has imported yet. The result stays with the sources, too.
-    subprocess.run([sys.executable, "-m", "compileall", "-qq", "-j0", "-x", unused, *contents.values()],
-                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    content = b"\0".join(os.fsencode(file) + b"\0" + file.read_bytes() for file in [Path(__file__), *files])
     program, suffix = (["zstd", "-q", "-T0"], "zst") if shutil.which("zstd") else (["gzip"], "gz")
-    part = name.with_name(f"{name.name}-{secrets.token_hex(4)}.part")
-    try:
-        with open(part, "wb") as output, contextlib.suppress(BrokenPipeError), \
+    path = (folder / f"{name}-{hashlib.sha256(content).hexdigest()[:16]}.tar.{suffix}").absolute()
+    if path.is_file():
+        return path
+    print(f"--stage-env: packing the {name} in {folder}", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory(prefix="part-", dir=folder) as part:
+        with open(f"{part}/{name}", "wb") as output, contextlib.suppress(BrokenPipeError), \
                 subprocess.Popen(program, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.DEVNULL) as packer, \
                 tarfile.open(mode="w|", fileobj=packer.stdin, format=tarfile.GNU_FORMAT) as tar:
-            for inside, path in contents.items():
-                tar.add(path, inside, filter=functools.partial(_member, base))
+            for inside, outside in contents.items():
+                tar.add(outside, inside, filter=_used)
         if packer.returncode:
-            raise UserError(f"--stage-env: {program[0]} cannot write to {name.parent}; make room there")
-        flush(part)
-        with open(part, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return part.rename(f"{name}-{identity}-{digest[:16]}.tar.{suffix}").absolute()
-    finally:
-        part.unlink(missing_ok=True)
+            raise UserError(f"--stage-env: {program[0]} cannot write to {folder}; make room there")
+        return Path(part, name).rename(path)
 
 
-def _member(base, info):
-    """Leaves out what nobody uses. Links from the virtual environment to its base installation become relative."""
-    if info.name.startswith("base/") and {*UNUSED} & {*info.name.split("/")}:
-        return None
-    if info.issym() and os.path.isabs(info.linkname) and (target := Path(info.linkname).resolve()).is_relative_to(base):
-        info.linkname = os.path.relpath("base" / target.relative_to(base), os.path.dirname(info.name))
-    return info
+def _used(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    return None if info.name.startswith("base/") and UNUSED & {*info.name.split("/")} else info
 
 
 @contextlib.contextmanager
@@ -115,31 +90,25 @@ def staged(hosts: list[host_lists.Host], folder: str) -> Iterator[tuple[str, Pat
     """
     if not os.path.isabs(folder):
         raise UserError(f"--stage-env takes the absolute path of a local disk, not '{folder}'")
-    archives, began = archives_here(), time.monotonic()
     copy = Path(folder) / f"bigbatch-{os.getuid()}" / f"environment-{secrets.token_hex(4)}"
-    unpack = ["bash", *map(str, (SCRIPT, copy, *archives))]
-    # The scripts end when their standard input does, also if this process is killed.
-    running = [subprocess.Popen(host_lists.words(host.name, unpack), text=True, stdin=subprocess.PIPE,
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
-               for host in hosts]
-    try:
+    unpack = ["bash", *map(str, (SCRIPT, copy, *archives_here()))]
+    with contextlib.ExitStack() as held:
+        running = [held.enter_context(subprocess.Popen(
+            host_lists.words(host.name, unpack), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, start_new_session=True)) for host in hosts]
+        # The scripts remove the copies when their standard input ends, also if this process is killed.
+        held.callback(lambda: [process.stdin.close() for process in running])
         for host, process in zip(hosts, running, strict=True):
-            if not any(line == "ready\n" for line in process.stdout):
+            if "ready\n" not in process.stdout:
                 last_line = (process.stderr.read().strip() or f"{host.name}: staging failed").splitlines()[-1]
                 raise UserError(last_line.removeprefix("stage_env.sh: "))
-        print(f"horovodrun.sh: staged the environment to {copy} in {time.monotonic() - began:.0f} s", file=sys.stderr)
+        print(f"horovodrun.sh: staged the environment to {copy}", file=sys.stderr)
         yield str(copy / "python"), copy / "code"
-    finally:
-        for process in running:
-            process.stdin.close()
-        for process in running:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(PATIENCE)
-            process.kill()
 
 
 def archives_here() -> list[Path]:
     """Returns the archives of this environment and of this checkout, in the current folder's runs/environments."""
+    ARCHIVES.mkdir(parents=True, exist_ok=True)
     return [pack_environment(Path(sys.prefix), Path(sys.base_prefix), ARCHIVES), pack_code(ROOT, ARCHIVES)]
 
 

@@ -41,19 +41,15 @@ exec 9<"$target"
 flock 9
 exec 8<&-
 
-for archive; do
-    # The archive is read once from the shared disk. Nothing in it is used before its digest is known to be right.
+for archive; do # read once from the shared disk; gzip and zstd check its checksum
     case "$archive" in *.zst) unpacker=zstd ;; *) unpacker=gzip ;; esac
-    unpacked=yes
-    digest=$({
-        cat -- "$archive" | tee -p >(sha256sum >&3) | "$unpacker" -dc | tar -x --no-same-owner -f - -C "$target"
-    } 3>&1 2>"$target/error") || unpacked=''
-    read -r error <"$target/error" || error=''
-    [[ "${archive%.tar*}" = *"-${digest:0:16}" ]] ||
-        fail 1 "$host: $archive cannot be read, or is damaged; delete it and start again${error:+ ($error)}"
-    [ -n "$unpacked" ] || fail 1 "$host: $archive cannot be unpacked to $target: $error"
-    rm "$target/error"
+    error=$({ "$unpacker" -dc -- "$archive" | tar -x --no-same-owner -f - -C "$target"; } 2>&1) ||
+        fail 1 "$host: $archive cannot be unpacked to $target; if it is damaged, delete it and start again \
+(${error%%$'\n'*})"
 done
-[ ! -d "$target/base" ] || sed -i "s|^home *=.*|home = $target/base/bin|" "$target/venv/pyvenv.cfg"
+if [ -d "$target/base" ]; then # else the Python of /usr is used
+    ln -sf ../../base/bin/python "$target/venv/bin/python"
+    sed -i "s|^home *=.*|home = $target/base/bin|" "$target/venv/pyvenv.cfg"
+fi
 echo ready
 read -r _ || true

@@ -4,11 +4,13 @@ With BIGBATCH_PRETEND_GPU=1 they run on the CPU, and do not insist on a GPU: tha
 """
 import json
 import math
+import re
 import signal
+from collections import Counter
 
 import numpy as np
 import pytest
-from conftest import DIGITS, PRETEND_GPU, rows, train, weights
+from conftest import DIGITS, PRETEND_GPU, rows, run, train, weights
 
 from benchmarks.faults import differences, newest_step, start, trainers, wait_for
 from distributed import gpus
@@ -76,11 +78,63 @@ def test_a_training_that_was_stopped_and_goes_on_is_one_that_never_was(exact, tm
     assert differences(exact, folder) == []
 
 
+# Runs train.py while TensorFlow logs the device of each operation, between two marks around the first step.
+PLACEMENT = """
+import sys
+import tensorflow as tf
+tf.debugging.set_log_device_placement(True)
+import train
+from training import build
+make_step = build.make_train_step
+def make_marked_step(*arguments, **options):
+    step = make_step(*arguments, **options)
+    def marked(*inputs):
+        print("STEP BEGINS", file=sys.stderr, flush=True)
+        result = step(*inputs)
+        print("STEP ENDS", file=sys.stderr, flush=True)
+        return result
+    return marked
+build.make_train_step = make_marked_step
+sys.exit(train.main(["train.py", *sys.argv[1:]]))
+"""
+PLACED = re.compile(r"placer\.cc:\d+\] (\S+): \((\w+)\): \S*device:([A-Z_]+):\d+")
+# Operations that may run on the CPU of a machine with GPUs: a call of Python, which is the clock of training.breakdown,
+# and those that compute nothing. int32 constants and shapes live in host memory, but count as operations of the GPU.
+ON_THE_HOST = {"PyFunc", "_Arg", "_Retval", "NoOp"}
+
+
+def placements(log: str) -> Counter:
+    """(type of operation, type of device) of the placer's lines about the first step; some are logged twice."""
+    step = log.partition("STEP BEGINS")[2].partition("STEP ENDS")[0]
+    return Counter((operation, device) for _, operation, device in {found.groups() for found in PLACED.finditer(step)})
+
+
+@pytest.mark.parametrize("model", ["resnet20", "convnet"])
+def test_every_operation_of_a_step_runs_on_the_gpu(tmp_path, monkeypatch, model):
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")  # the placer's lines have the lowest level
+    done = run("python", 1, "-c", PLACEMENT, DEVICE, f"--model={model}", "--image_size=32", "--data_dir=synthetic:16",
+               "--batch_size=8", "--epochs=1", f"--output_dir={tmp_path}", cold=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found, wanted = placements(done.stderr), "CPU" if PRETEND_GPU else "GPU"
+    assert sum(count for (_, device), count in found.items() if device == wanted) > 100
+    assert {operation for operation, device in found if device != wanted} <= ON_THE_HOST
+
+
+def test_the_placements_are_those_of_the_step():
+    def line(name, operation, device):
+        return f"2026-11-22: I tensorflow/core/placer.cc:125] {name}: ({operation}): /job:localhost/device:{device}:0\n"
+
+    step = line("conv1", "Conv2D", "GPU") + line("conv2", "Conv2D", "GPU") + line("norm", "L2Loss", "CPU")
+    log = line("start", "Mul", "CPU") + f"STEP BEGINS\n{step}{step}STEP ENDS\n" + line("end", "Add", "CPU")
+    assert placements(log) == {("Conv2D", "GPU"): 2, ("L2Loss", "CPU"): 1}
+
+
 def test_nccl_with_two_ranks_gives_both_the_same_weights(tmp_path, monkeypatch):
     if not PRETEND_GPU and (count := len(gpus.visible())) < 2:
         pytest.skip(f"needs two GPUs, here is {count}")
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
-    done = trained(tmp_path, *SMALL, "--epochs=1", kind="mpirun", workers=2)
+    done = trained(tmp_path, *SMALL, "--epochs=1", f"--timeline={tmp_path}/timeline.json", kind="mpirun", workers=2)
+    assert "allreduce" in (tmp_path / "timeline.json").read_text().lower()
     assert json.loads(done.stdout.splitlines()[-1])["world_size"] == 2
     assert "the weights differ between ranks" not in done.stderr
     assert PRETEND_GPU or "NCCL INFO" in done.stdout + done.stderr
