@@ -12,10 +12,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-import warm
 
-from benchmarks import faults, namespaces
-from benchmarks.hosts import Hosts
+from tests.rigs import namespaces, trainings, warm
+from tests.rigs.hosts import Hosts
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 ROOT = Path(__file__).parents[1]
@@ -110,7 +109,7 @@ def pytest_runtest_setup(item):
 
 @functools.cache
 def forks() -> Path:
-    """The folder of this session's server of forks (warm.py)."""
+    """The folder of this session's server of forks (rigs/warm.py)."""
     folder = Path(tempfile.mkdtemp(prefix="forks-", dir="/tmp"))  # a short name, for its socket
     warm.start(folder)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -129,7 +128,7 @@ def warm_python() -> str:
 
 
 def launcher(kind: str, workers: int, cold: bool = False) -> list[str]:
-    """The words that start a Python program on so many workers: forks (warm.py) under the launcher.
+    """The words that start a Python program on so many workers: forks (rigs/warm.py) under the launcher.
 
     cold: Python and horovodrun as they are.
     """
@@ -156,12 +155,12 @@ def run(kind: str, workers: int, *arguments, timeout: float = 300, cwd=ROOT, col
 
 def start(folder: Path, workers: int, flags) -> subprocess.Popen:
     """train.py under mpirun, writing to FOLDER.log; `trainers` finds its workers."""
-    return faults.start(folder, workers, flags, warm_python())
+    return trainings.start(folder, workers, flags, warm_python())
 
 
 def trainers(launcher: subprocess.Popen) -> list[psutil.Process]:
     """The processes of train.py under mpirun, by rank; not those that stand for them."""
-    return [worker_of(process) for process in faults.trainers(launcher) if (forks() / str(process.pid)).exists()]
+    return [worker_of(process) for process in trainings.trainers(launcher) if (forks() / str(process.pid)).exists()]
 
 
 def worker_of(process: psutil.Process) -> psutil.Process:
@@ -267,9 +266,8 @@ def odd_digits(digits, tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def digit_records(digits) -> dict[str, list[tuple[bytes, int]]]:
     """split -> (JPEG, label) pairs of the built-in digits."""
-    from making import CUTS
-
     from data.dataset import open_dataset
+    from tests.rigs.making import CUTS
 
     opened = open_dataset(digits)
     return {name: list(split.kind.records(split.paths[0], split.entries[0], np.arange(CUTS[name][-1])))
@@ -279,7 +277,7 @@ def digit_records(digits) -> dict[str, list[tuple[bytes, int]]]:
 @pytest.fixture(scope="session")
 def in_format(digit_records, tmp_path_factory):
     """A function from a format's name to a dataset of the digits in it."""
-    from making import write_class_folders, write_shards
+    from tests.rigs.making import write_class_folders, write_shards
 
     made = {}
 

@@ -5,13 +5,12 @@ import time
 import numpy as np
 import pytest
 from conftest import DIGITS, ROOT, run
-from making import write_class_folders, write_shards
-from test_feed import record
 
 from data import formats, order
 from data.damage import input_reason
 from data.dataset import open_dataset
 from data.feed import Feed, first_damaged
+from tests.rigs.making import record, write_class_folders, write_shards
 
 DAMAGES = {
     "truncated": lambda image: image[:len(image) // 2],

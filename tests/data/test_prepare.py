@@ -13,12 +13,23 @@ import time
 import numpy as np
 import pytest
 from conftest import ROOT, SmallDisk, environment, launcher, run
-from pictures import CONVERTED, REJECTED, awkward, command, contents, encode, fill, originals, picture, stored
 from PIL import Image
 
 from common.files import locked
 from data import formats
 from data.dataset import open_dataset
+from tests.rigs.pictures import (
+    CONVERTED,
+    REJECTED,
+    awkward,
+    command,
+    contents,
+    encode,
+    fill,
+    originals,
+    picture,
+    stored,
+)
 
 SMALL = "--shard_samples=10"
 

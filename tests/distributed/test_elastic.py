@@ -10,7 +10,7 @@ import psutil
 import pytest
 from conftest import ROOT, environment, launcher, printed_json, rows, run, train, worker_of
 
-from benchmarks.faults import newest_step, wait_for
+from tests.rigs.trainings import newest_step, wait_for
 from training import flags
 from training.run import Training
 from training.state import Progress
@@ -85,7 +85,7 @@ def test_a_worker_is_lost_and_training_goes_on(rank, tmp_path):
 @pytest.mark.campaign
 def test_a_worker_that_is_lost_after_a_rollback_does_not_undo_it(tmp_path):
     training = Elastic(tmp_path, ["localhost", "127.0.0.1"], "--epochs=6", "--learning_rate=0:0.02,1.5:1e12",
-                       "--on_divergence=rollback", "--max_rollbacks=1", "--observer=tests.distributed.losing:Losing")
+                       "--on_divergence=rollback", "--max_rollbacks=1", "--observer=tests.rigs.losing:Losing")
     assert training.launcher.wait(120) == 1
     log = training.log.read_text()
     assert log.count("rolled back to") == 1 and ", after 1 rollbacks; the last good checkpoint" in log, log[-3000:]

@@ -6,7 +6,7 @@ import psutil
 import pytest
 from conftest import run, start, trainers
 
-from benchmarks.faults import newest_step, wait_for
+from tests.rigs.trainings import newest_step, wait_for
 
 FLAGS = ("--model=convnet", "--epochs=1000", "--checkpoint_every=1")
 

@@ -11,7 +11,7 @@ from distributed import float16
 from distributed.exchange import buckets
 from distributed.grids import grids
 
-CASES = ROOT / "tests" / "distributed" / "torus_cases.py"
+CASES = ROOT / "tests" / "rigs" / "torus_cases.py"
 CAMPAIGN = pytest.mark.campaign
 # Launcher, workers, and whether the steps are also taken by what elastic workers and NCCL have.
 WORLDS = [("python", 1, False), ("mpirun", 2, False), ("horovodrun", 3, True), ("mpirun", 4, True),

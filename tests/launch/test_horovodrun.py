@@ -8,11 +8,11 @@ import time
 
 import pytest
 from conftest import BIN, ROOT, emulated_hosts, rows
-from gpu_rig import gpu, pretend
 
 from common.errors import UserError
 from launch import hosts as host_lists
 from launch.horovodrun import recipe_path
+from tests.rigs.gpus import gpu, pretend
 
 SCRIPT = ROOT / "launch" / "horovodrun.sh"
 BOTH = ("-H", "h1:1,h2:1")

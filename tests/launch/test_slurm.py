@@ -8,9 +8,9 @@ import time
 import numpy as np
 import pytest
 from conftest import ROOT, rows, weights
-from slurm_rig import Slurm
 
 from experiments import sweep
+from tests.rigs.slurm import Slurm
 
 SUBMIT = ROOT / "launch" / "slurm" / "submit.sh"
 NODES = ("--nodes", 2, "--workers-per-node", 1, "--no-preflight")

@@ -8,13 +8,13 @@ import sys
 
 import pytest
 from conftest import ROOT
-from run_files import earlier_version, row, whole
 
 from common.files import as_json, write_json
 from reporting import heat_map, report
 from reporting.compare import comparison
 from reporting.run_data import RunData, same
 from reporting.run_page import write_report
+from tests.rigs.run_files import earlier_version, row, whole
 
 
 def page_of(folder) -> str:

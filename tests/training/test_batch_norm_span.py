@@ -5,9 +5,9 @@ import os
 import numpy as np
 import pytest
 from conftest import ROOT, rows, run, weights
-from test_plan import plan
 
 from common.errors import UserError
+from tests.rigs.plans import plan
 from training import flags
 
 SHORT = ("--model=resnet20", "--image_size=16", "--batch_size=128", "--epochs=0.3", "--optimizer=sgd", "--warmup=none",

@@ -7,12 +7,12 @@ from typing import ClassVar
 import horovod.tensorflow as hvd
 import numpy as np
 import pytest
-from test_plan import plan
 
 from data.dataset import open_dataset
 from data.feed import Feed
 from distributed.exchange import GradientExchange
 from distributed.world import World
+from tests.rigs.plans import plan
 from training import build, flags, loop, reading
 from training.plan import plan_for
 from training.reading import grouped

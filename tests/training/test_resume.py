@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from conftest import DIGITS, ROOT, rows, run, start, train, trainers, warm_python, weights
 
-from benchmarks.faults import TRAINING, campaign, differences, newest_step, wait_for
+from benchmarks.faults import TRAINING, campaign
+from tests.rigs.trainings import differences, newest_step, wait_for
 
 CASES = {  # workers, flags, the step to wait for: in the middle of an interval between evaluations
     "accumulation, batch and images that grow, exact statistics, averaged weights, mixup and CutMix": (

@@ -5,18 +5,18 @@ import time
 
 from conftest import ROOT, rows, run, start
 
-from benchmarks import faults
-from benchmarks.faults import newest_step, wait_for
+from tests.rigs import trainings
+from tests.rigs.trainings import newest_step, wait_for
 from training.stopping import StopRequest
 
 FLAGS = ("--model=convnet", "--epochs=1000", "--checkpoint_every=1")
 
 
 def test_before_training_is_under_way_there_is_nothing_to_save(tmp_path):
-    launcher = faults.start(tmp_path / "run", 2, FLAGS)
-    wait_for(lambda: len(faults.trainers(launcher)) == 2, launcher)
+    launcher = trainings.start(tmp_path / "run", 2, FLAGS)
+    wait_for(lambda: len(trainings.trainers(launcher)) == 2, launcher)
     time.sleep(1.5)  # TensorFlow is being imported
-    faults.trainers(launcher)[1].send_signal(signal.SIGTERM)
+    trainings.trainers(launcher)[1].send_signal(signal.SIGTERM)
     began = time.monotonic()
     assert launcher.wait(30) == 75 and time.monotonic() - began < 10
     assert "stopped on request; there was nothing to save" in (tmp_path / "run.log").read_text()
