@@ -18,11 +18,12 @@ from tests.rigs.hosts import Hosts
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 ROOT = Path(__file__).parents[1]
+TRAIN = ROOT / "train.py"
 DIGITS = f"--flagfile={ROOT}/launch/recipes/digits.flags"  # where --data_dir is given, which else means images.flags
 BIN = Path(sys.executable).parent
 PRETEND_GPU = os.environ.get("BIGBATCH_PRETEND_GPU") == "1"  # test_gpu.py's tests run on the CPU
-LONGEST = ("test_slurm.py", "test_train.py", "test_resume.py", "test_horovodrun.py", "test_elastic.py",
-           "test_models.py", "test_first_hour.py")
+LONGEST = ("test_slurm.py", "test_train.py", "test_docs.py", "test_horovodrun.py", "test_resume.py", "test_elastic.py",
+           "test_exchange.py", "test_torus.py", "test_models.py", "test_heartbeat.py", "test_batch_norm_span.py")
 
 
 def require_tool(*names: str) -> str:
@@ -153,9 +154,9 @@ def run(kind: str, workers: int, *arguments, timeout: float = 300, cwd=ROOT, col
                           capture_output=True, timeout=timeout, stdin=subprocess.DEVNULL)
 
 
-def start(folder: Path, workers: int, flags) -> subprocess.Popen:
+def start(folder: Path, workers: int, flags, program: Path = TRAIN) -> subprocess.Popen:
     """train.py under mpirun, writing to FOLDER.log; `trainers` finds its workers."""
-    return trainings.start(folder, workers, flags, warm_python())
+    return trainings.start(folder, workers, flags, warm_python(), program)
 
 
 def trainers(launcher: subprocess.Popen) -> list[psutil.Process]:
@@ -168,9 +169,10 @@ def worker_of(process: psutil.Process) -> psutil.Process:
     return psutil.Process(warm.child(forks(), process.pid))
 
 
-def train(*flags, kind: str = "python", workers: int = 1, **options) -> subprocess.CompletedProcess:
-    """A finished train.py, asserted to have exited with 0."""
-    done = run(kind, workers, ROOT / "train.py", *flags, **options)
+def train(*flags, kind: str = "python", workers: int = 1, program: Path = TRAIN, **options
+          ) -> subprocess.CompletedProcess:
+    """A finished train.py, asserted to have exited with 0. program: train.py, or bn_train.py, which has bn_convnet."""
+    done = run(kind, workers, program, *flags, **options)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done
 
@@ -180,11 +182,11 @@ def train_once(tmp_path_factory):
     """`train`, but a training of these flags is made once; returns its folder."""
     made = {}
 
-    def make(*flags, kind: str = "python", workers: int = 1) -> Path:
+    def make(*flags, kind: str = "python", workers: int = 1, program: Path = TRAIN) -> Path:
         key = flags, kind, workers
         if key not in made:
             made[key] = tmp_path_factory.mktemp("run")
-            train(*flags, f"--output_dir={made[key]}", kind=kind, workers=workers, timeout=900)
+            train(*flags, f"--output_dir={made[key]}", kind=kind, workers=workers, program=program, timeout=900)
         return made[key]
 
     return make

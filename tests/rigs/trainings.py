@@ -14,12 +14,13 @@ TIMES = ("images_per_second", "seconds")
 PATIENCE = 180  # seconds to wait for a start or for an end
 
 
-def start(folder: Path, workers: int, flags, python=sys.executable) -> subprocess.Popen:
+def start(folder: Path, workers: int, flags, python=sys.executable, program=ROOT / "train.py"
+          ) -> subprocess.Popen:
     """Starts train.py under mpirun, with its output in FOLDER.log."""
     with open(f"{folder}.log", "ab") as log:
         return subprocess.Popen(
             [BIN / "mpirun", "--allow-run-as-root", "--oversubscribe", "-np", str(workers), python,
-             ROOT / "train.py", *flags, f"--output_dir={folder}"],
+             program, *flags, f"--output_dir={folder}"],
             stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
 
 
