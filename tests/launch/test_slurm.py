@@ -14,7 +14,7 @@ from tests.rigs.slurm import Slurm
 
 SUBMIT = ROOT / "launch" / "slurm" / "submit.sh"
 NODES = ("--nodes", 2, "--workers-per-node", 1, "--no-preflight")
-TRAINING = ("digits", "--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none", "--epochs=30",
+TRAINING = ("digits", "--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none", "--epochs=24",
             "--checkpoint_every=0.5", "--deterministic")
 
 
