@@ -2,7 +2,7 @@
 
     uv run python -m benchmarks.allreduce_hosts [--rate=1gbit] [--output=hosts.json]
 
-Needs what benchmarks.hosts needs. The first part runs one worker per host. It counts the messages with gradients
+Needs what tests.rigs.hosts needs. The first part runs one worker per host. It counts the messages with gradients
 that a worker sends in an exchange. Each message waits for the one before, so their number is the number of steps, which
 should be 2 (N - 1) for a ring and 2 (X - 1) + 2 (Y - 1) for a torus. Each message is so small that it is one packet on
 the network, so the packets are counted. The second part runs benchmarks.allreduce on two and four hosts with two
@@ -21,7 +21,7 @@ from absl import app
 from absl import flags as absl_flags
 
 from benchmarks.allreduce import BAR, MPIRUN, ROOT, connect, methods, table, worker_command
-from benchmarks.hosts import Hosts
+from tests.rigs.hosts import Hosts
 
 INTERFACE = "eth0"
 SMALLEST = 600  # bytes of gradients in the smallest message: longer than a negotiation message, shorter than a packet

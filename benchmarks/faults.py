@@ -8,11 +8,9 @@ checkpoint, including those of optimizer and batch norm, and every row of metric
 bit-identical to the undisturbed run. Otherwise, or if a fault was not survived, the exit code is 1.
 """
 import json
-import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,12 +22,10 @@ import psutil
 from absl import app
 from absl import flags as absl_flags
 
-ROOT = Path(__file__).parents[1]
-BIN = Path(sys.executable).parent
+from tests.rigs.trainings import PATIENCE, differences, newest_step, start, trainers, wait_for
+
 TRAINING = ("--model=resnet20", "--checkpoint_every=0.2", "--deterministic")
-TIMES = ("images_per_second", "seconds")
 MARGIN = 12  # number of last steps without faults
-PATIENCE = 180  # seconds to wait for a start or for an end
 
 
 @dataclass(frozen=True)
@@ -72,40 +68,6 @@ class Fault:
     steps_lost: float
     ended: float
     resumed: float = 0.0
-
-
-def start(folder: Path, workers: int, flags=TRAINING, python=sys.executable) -> subprocess.Popen:
-    """Starts train.py under mpirun, with its output in FOLDER.log."""
-    with open(f"{folder}.log", "ab") as log:
-        return subprocess.Popen(
-            [BIN / "mpirun", "--allow-run-as-root", "--oversubscribe", "-np", str(workers), python,
-             ROOT / "train.py", *flags, f"--output_dir={folder}"],
-            stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
-
-
-def trainers(launcher: subprocess.Popen) -> list[psutil.Process]:
-    """Returns the processes of train.py under a launcher, in the order of ranks."""
-    found = {}
-    for process in psutil.Process(launcher.pid).children(recursive=True):
-        try:
-            if any(word.endswith("train.py") for word in process.cmdline()):
-                found[int(process.environ()["OMPI_COMM_WORLD_RANK"])] = process
-        except (psutil.Error, KeyError):
-            continue
-    return [found[rank] for rank in sorted(found)]
-
-
-def newest_step(folder: Path) -> int:
-    return max((int(path.name.split("-")[1]) for path in (folder / "checkpoints").glob("step-*[0-9]")), default=-1)
-
-
-def wait_for(what, launcher: subprocess.Popen, pause=0.002) -> None:
-    """Waits until what() is true or the training has succeeded. Raises RuntimeError if it fails, or after PATIENCE."""
-    deadline = time.monotonic() + PATIENCE
-    while not what() and launcher.poll() != 0:
-        if launcher.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"the training run ended before the fault, with exit code {launcher.poll()}")
-        time.sleep(pause)
 
 
 def strike(folder: Path, launcher, kind: Kind, worker: int, step: int, delay: float, step_seconds: float) -> Fault:
@@ -161,23 +123,6 @@ def campaign(folder: Path, faults: int, workers: int, seed: int, flags=TRAINING,
     if launcher.wait(20 * PATIENCE):
         return struck, [f"the last part of the disturbed training failed; see {disturbed}.log"]
     return struck, differences(undisturbed, disturbed)
-
-
-def differences(one: Path, other: Path) -> list[str]:
-    """Returns the variables of the newest checkpoints and the rows of metrics.jsonl that differ in any bit.
-
-    Times in metrics.jsonl may differ.
-    """
-    from training.checkpoints import intact
-
-    (_, ours, _), (_, theirs, _) = (next(intact(folder)) for folder in (one, other))
-    found = [name for name in sorted(ours.keys() | theirs.keys())
-             if name not in ours or name not in theirs or ours[name].tobytes() != theirs[name].tobytes()]
-    rows = [[{name: value for name, value in json.loads(line).items() if name not in TIMES}
-             for line in (folder / "metrics.jsonl").read_text().splitlines()] for folder in (one, other)]
-    if len(rows[0]) != len(rows[1]):
-        found.append(f"metrics.jsonl: {len(rows[0])} rows instead of {len(rows[1])}")
-    return found + [f"metrics.jsonl, epoch {a['epoch']}" for a, b in zip(*rows, strict=False) if a != b]
 
 
 def table(faults: list[Fault]) -> str:

@@ -15,7 +15,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from benchmarks.faults import start
+from tests.rigs.trainings import start
 
 CANDIDATES = {
     "faults": {

@@ -12,18 +12,18 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-import warm
 
-from benchmarks import faults, namespaces
-from benchmarks.hosts import Hosts
+from tests.rigs import namespaces, trainings, warm
+from tests.rigs.hosts import Hosts
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 ROOT = Path(__file__).parents[1]
+TRAIN = ROOT / "train.py"
 DIGITS = f"--flagfile={ROOT}/launch/recipes/digits.flags"  # where --data_dir is given, which else means images.flags
 BIN = Path(sys.executable).parent
 PRETEND_GPU = os.environ.get("BIGBATCH_PRETEND_GPU") == "1"  # test_gpu.py's tests run on the CPU
-LONGEST = ("test_slurm.py", "test_train.py", "test_resume.py", "test_horovodrun.py", "test_elastic.py",
-           "test_models.py", "test_first_hour.py")
+LONGEST = ("test_slurm.py", "test_train.py", "test_docs.py", "test_horovodrun.py", "test_resume.py", "test_elastic.py",
+           "test_exchange.py", "test_torus.py", "test_models.py", "test_heartbeat.py", "test_batch_norm_span.py")
 
 
 def require_tool(*names: str) -> str:
@@ -110,7 +110,7 @@ def pytest_runtest_setup(item):
 
 @functools.cache
 def forks() -> Path:
-    """The folder of this session's server of forks (warm.py)."""
+    """The folder of this session's server of forks (rigs/warm.py)."""
     folder = Path(tempfile.mkdtemp(prefix="forks-", dir="/tmp"))  # a short name, for its socket
     warm.start(folder)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -129,7 +129,7 @@ def warm_python() -> str:
 
 
 def launcher(kind: str, workers: int, cold: bool = False) -> list[str]:
-    """The words that start a Python program on so many workers: forks (warm.py) under the launcher.
+    """The words that start a Python program on so many workers: forks (rigs/warm.py) under the launcher.
 
     cold: Python and horovodrun as they are.
     """
@@ -154,14 +154,14 @@ def run(kind: str, workers: int, *arguments, timeout: float = 300, cwd=ROOT, col
                           capture_output=True, timeout=timeout, stdin=subprocess.DEVNULL)
 
 
-def start(folder: Path, workers: int, flags) -> subprocess.Popen:
+def start(folder: Path, workers: int, flags, program: Path = TRAIN) -> subprocess.Popen:
     """train.py under mpirun, writing to FOLDER.log; `trainers` finds its workers."""
-    return faults.start(folder, workers, flags, warm_python())
+    return trainings.start(folder, workers, flags, warm_python(), program)
 
 
 def trainers(launcher: subprocess.Popen) -> list[psutil.Process]:
     """The processes of train.py under mpirun, by rank; not those that stand for them."""
-    return [worker_of(process) for process in faults.trainers(launcher) if (forks() / str(process.pid)).exists()]
+    return [worker_of(process) for process in trainings.trainers(launcher) if (forks() / str(process.pid)).exists()]
 
 
 def worker_of(process: psutil.Process) -> psutil.Process:
@@ -169,9 +169,10 @@ def worker_of(process: psutil.Process) -> psutil.Process:
     return psutil.Process(warm.child(forks(), process.pid))
 
 
-def train(*flags, kind: str = "python", workers: int = 1, **options) -> subprocess.CompletedProcess:
-    """A finished train.py, asserted to have exited with 0."""
-    done = run(kind, workers, ROOT / "train.py", *flags, **options)
+def train(*flags, kind: str = "python", workers: int = 1, program: Path = TRAIN, **options
+          ) -> subprocess.CompletedProcess:
+    """A finished train.py, asserted to have exited with 0. program: train.py, or bn_train.py, which has bn_convnet."""
+    done = run(kind, workers, program, *flags, **options)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done
 
@@ -181,11 +182,11 @@ def train_once(tmp_path_factory):
     """`train`, but a training of these flags is made once; returns its folder."""
     made = {}
 
-    def make(*flags, kind: str = "python", workers: int = 1) -> Path:
+    def make(*flags, kind: str = "python", workers: int = 1, program: Path = TRAIN) -> Path:
         key = flags, kind, workers
         if key not in made:
             made[key] = tmp_path_factory.mktemp("run")
-            train(*flags, f"--output_dir={made[key]}", kind=kind, workers=workers, timeout=900)
+            train(*flags, f"--output_dir={made[key]}", kind=kind, workers=workers, program=program, timeout=900)
         return made[key]
 
     return make
@@ -267,9 +268,8 @@ def odd_digits(digits, tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def digit_records(digits) -> dict[str, list[tuple[bytes, int]]]:
     """split -> (JPEG, label) pairs of the built-in digits."""
-    from making import CUTS
-
     from data.dataset import open_dataset
+    from tests.rigs.making import CUTS
 
     opened = open_dataset(digits)
     return {name: list(split.kind.records(split.paths[0], split.entries[0], np.arange(CUTS[name][-1])))
@@ -279,7 +279,7 @@ def digit_records(digits) -> dict[str, list[tuple[bytes, int]]]:
 @pytest.fixture(scope="session")
 def in_format(digit_records, tmp_path_factory):
     """A function from a format's name to a dataset of the digits in it."""
-    from making import write_class_folders, write_shards
+    from tests.rigs.making import write_class_folders, write_shards
 
     made = {}
 

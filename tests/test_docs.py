@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import BIN, ROOT, environment, require_tool
+from conftest import BIN, ROOT, environment, forks, require_tool
 
 from common.flags import names
 from launch.facts import ROOMS
@@ -98,7 +98,7 @@ def checkout(tmp_path, digit_records) -> Path:
 def run_blocks(page: Path, who: str, checkout: Path) -> None:
     """Runs a page's blocks in its order, in one shell each that ends at the first failure.
 
-    `uv run` takes the environment as it is. As root, mpirun asks for permission.
+    `uv run` takes the environment as it is, and `python` is a fork (rigs/warm.py). As root, mpirun asks for permission.
     """
     script = "\n".join(commands for marked, commands in blocks(page) if marked == who)
     script = script.replace(INSTALL_UV, "").replace(".uv/bin/uv run ", "uv run ")
@@ -106,12 +106,13 @@ def run_blocks(page: Path, who: str, checkout: Path) -> None:
     (checkout / "uv_run.py").write_text(
         "import os, sys\n"
         "words = sys.argv[1:]\n"
-        "words = [sys.executable, *words] if words[0].endswith('.py') else words\n"
+        "words = ['python', *words] if words[0].endswith('.py') else words\n"
         "os.execvp(words[0], words)\n")
     allowed = {f"{name}_ALLOW_RUN_AS_ROOT{suffix}": "1" for name in ("OMPI", "PRTE") for suffix in ("", "_CONFIRM")}
     done = subprocess.run(["bash", "-euxo", "pipefail", "-c", script], cwd=checkout, text=True, capture_output=True,
                           timeout=1500, stdin=subprocess.DEVNULL,
-                          env=environment() | allowed | {"PYTHONPATH": str(checkout)})
+                          env=environment() | allowed | {
+                              "PYTHONPATH": str(checkout), "PATH": f"{forks()}{os.pathsep}{environment()['PATH']}"})
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 

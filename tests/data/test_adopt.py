@@ -5,11 +5,11 @@ import struct
 import numpy as np
 import pytest
 from conftest import run
-from pictures import CLASSES, command, contents, encode, fill, picture
 
 from data import formats
 from data.dataset import open_dataset
 from data.formats import messages
+from tests.rigs.pictures import CLASSES, command, contents, encode, fill, picture
 
 COUNTS = {"train": 12, "validation": 6}
 

@@ -13,6 +13,7 @@ from data import formats, order
 from data.augmentation import AUGMENTATIONS
 from data.dataset import open_dataset
 from data.feed import Feed
+from tests.rigs.making import record
 
 FREE = ("tfrecord", "folder")
 
@@ -30,12 +31,6 @@ def one_file(digits):
 def decode(image):
     """As Pillow decodes it, float32 (32, 32, 3)."""
     return np.asarray(Image.open(io.BytesIO(image)).convert("RGB"), np.float32)
-
-
-def record(split, sample):
-    """(encoded image, label) of one sample."""
-    [(path, index, numbers)] = order.file_slices(split, np.array([sample]))
-    return next(split.kind.records(path, index, numbers))
 
 
 def parts(split, position, steps, batch_size, shards, seed=7):
@@ -82,6 +77,7 @@ cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 from data.dataset import open_dataset
 from data.feed import Feed
+from tests.rigs.making import record
 from data.pipeline import Device
 
 def batches(device):

@@ -7,7 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 from conftest import run
-from pictures import CLASSES, command, contents, encode, fill, picture, stored
+
+from tests.rigs.pictures import CLASSES, command, contents, encode, fill, picture, stored
 
 WNIDS = ("n03000001", "n01000002", "n02000003")  # by their number in the kit: not the order of labels
 

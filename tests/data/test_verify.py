@@ -4,9 +4,9 @@ import shutil
 import numpy as np
 import pytest
 from conftest import run
-from pictures import command, fill
 
 from data.dataset import open_dataset
+from tests.rigs.pictures import command, fill
 
 FORMATS = ("tfrecord", "lmdb", "lmdb_caffe2", "recordio")
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from conftest import DIGITS, ROOT, run
-from gpu_rig import gpu, pretend
 
 from common.errors import UserError
 from distributed import gpus, local_ranks
 from distributed.launcher import Launched
 from distributed.world import World
+from tests.rigs.gpus import gpu, pretend
 
 QUICK = (DIGITS, "--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none", "--epochs=1")
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import BIN, ROOT, emulated_hosts, environment, launcher, require_tool, rows, train, weights
-from making import write_shards
 
-from benchmarks.faults import newest_step, wait_for
 from data.dataset import Split
 from data.feed import Feed
 from data.synthetic import synthetic_dataset
 from distributed.grids import choose
+from tests.rigs.making import write_shards
+from tests.rigs.trainings import newest_step, wait_for
 
 SMALLEST = ("digits", "--model=convnet", "--image_size=8", "--augmentation=none", "--optimizer=sgd", "--warmup=none",
             "--learning_rate=0.02", "--batch_size=128", "--checkpoint_every=0.5", "--deterministic")

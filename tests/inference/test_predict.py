@@ -9,11 +9,11 @@ import onnxruntime
 import pytest
 import tensorflow as tf
 from conftest import DIGITS, ROOT, printed_json, run, train
-from pictures import encode, picture
 
 from data.dataset import open_dataset
 from inference.orientation import ORIENTATION
 from inference.preprocessing import preprocess
+from tests.rigs.pictures import encode, picture
 
 SHORT = ("--epochs=2", "--model=convnet", "--optimizer=sgd", "--learning_rate=0.05", "--warmup=none")
 

@@ -5,10 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import ROOT
-from gpu_rig import gpu, pretend
 
 from launch.binding import bindings, gpus_of
 from launch.machine import Gpu, Node, known_machine, machine, ranges
+from tests.rigs.gpus import gpu, pretend
 
 DGX1, V100S = known_machine("dgx1")
 

@@ -10,10 +10,11 @@ import tempfile
 import time
 from pathlib import Path
 
-import container_rig
 import pytest
 from conftest import ROOT, printed_json, require_tool, rows
-from container_rig import IMAGE, STORE, call
+
+from tests.rigs import container
+from tests.rigs.container import IMAGE, STORE, call
 
 SCRIPT = ROOT / "launch" / "docker.sh"
 SOMEBODY = 12345  # a user whom the image has never heard of
@@ -136,7 +137,7 @@ def test_hadolint_finds_nothing():
 
 @pytest.fixture(scope="module", name="engine")
 def running_engine():
-    yield from container_rig.engine()
+    yield from container.engine()
 
 
 @pytest.fixture

@@ -4,13 +4,13 @@ import os
 import tempfile
 from pathlib import Path
 
-import container_rig
-import cuda_rig
 import numpy as np
 import pytest
 from conftest import BIN, ROOT, environment, launcher, weights
-from container_rig import check_output
-from cuda_rig import IMAGE, STORE
+
+from tests.rigs import container, cuda
+from tests.rigs.container import check_output
+from tests.rigs.cuda import IMAGE, STORE
 
 pytestmark = pytest.mark.cuda_build
 TRAINING = ("--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none", "--epochs=1",
@@ -50,9 +50,9 @@ def assert_same_training(folder: Path, other: Path, workers: int) -> None:
 @pytest.fixture(scope="module")
 def installed():
     """A fresh environment."""
-    cuda_rig.make_tree()
+    cuda.make_tree()
     with tempfile.TemporaryDirectory(dir=STORE) as folder:
-        assert "Built horovod==0.28.1" in cuda_rig.install(Path(folder))
+        assert "Built horovod==0.28.1" in cuda.install(Path(folder))
         yield Path(folder)
 
 
@@ -64,7 +64,7 @@ def run(installed):
 
     def run(*words) -> str:
         return check_output(*(str(word).replace(str(BIN), f"{installed}/bin") for word in words), cwd=ROOT, timeout=300,
-                            env=variables | cuda_rig.own(installed))
+                            env=variables | cuda.own(installed))
 
     return run
 
@@ -100,7 +100,7 @@ def test_preflight_passes(run, tmp_path):
 @pytest.fixture(scope="module")
 def engine():
     """Debian with CUDA and NCCL is the base; no variable says that Horovod shall use them."""
-    yield from container_rig.engine(IMAGE, cuda_rig.make_base)
+    yield from container.engine(IMAGE, cuda.make_base)
 
 
 def in_image(engine, *words, options=()) -> str:

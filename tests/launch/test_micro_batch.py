@@ -5,9 +5,9 @@ import subprocess
 
 import pytest
 from conftest import ROOT
-from gpu_rig import gpu, pretend
 
 from launch.micro_batch import micro_batch_flags
+from tests.rigs.gpus import gpu, pretend
 from training import flags
 from training.plan import make_plan
 

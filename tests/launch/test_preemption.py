@@ -58,19 +58,19 @@ def test_a_notice_before_training_requeues_the_job(phase, node, tmp_path):
     hanging, variables = PHASES[phase]
     job = node(HANGING=hanging, **variables)
     job.send_signal(signal.SIGUSR1)
-    assert job.wait(30) == 75 and (tmp_path / "asked").read_text() == "requeue 7\n"
+    assert job.wait(60) == 75 and (tmp_path / "asked").read_text() == "requeue 7\n"
 
 
 def test_a_stop_of_dgx1_before_training_is_75(node):
     script = node(DGX1, HANGING="launch.preflight")
     script.terminate()
-    assert script.wait(30) == 75
+    assert script.wait(60) == 75
 
 
 def test_a_job_that_is_cancelled_before_training_is_not_requeued(node, tmp_path):
     job = node(HANGING="mpi4py")
     job.terminate()
-    assert job.wait(30) == 75 and not (tmp_path / "asked").exists()
+    assert job.wait(60) == 75 and not (tmp_path / "asked").exists()
     assert int((tmp_path / "limits").read_text()) > 1000  # seconds until so many workers have to find each other
 
 
@@ -79,7 +79,7 @@ def test_a_worker_that_fails_before_training_is_no_notice(launcher, code, node, 
     """srun ends the others by SIGTERM, on which they exit with 75, and then exits with the highest code."""
     job = node(HANGING="train.py", CODE="75", BIGBATCH_LAUNCHER=launcher, BIGBATCH_NO_PREFLIGHT="yes")
     (tmp_path / "over").touch()
-    assert job.wait(30) == code and (tmp_path / "asked").exists() == (code == 75)
+    assert job.wait(60) == code and (tmp_path / "asked").exists() == (code == 75)
 
 
 NOTICED = """

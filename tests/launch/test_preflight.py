@@ -3,9 +3,9 @@ import subprocess
 
 import pytest
 from conftest import BIN, ROOT, run
-from gpu_rig import gpu, pretend
 
 from launch.preflight import SYNC, problems, table, time_limit
+from tests.rigs.gpus import gpu, pretend
 
 GOOD = {"host": "h1", "slots": 8, "gpus": ["V100"] * 8, "driver": "535.1", "capability": 7.0,
         "python": "3.11.7", "tensorflow": "2.15.1", "horovod": "0.28.1", "dali": "2.4.0",

@@ -7,10 +7,10 @@ import time
 
 import pytest
 from conftest import ROOT, environment, launcher, require_tool
-from run_files import whole
 
 from reporting.report import report
 from reporting.run_folder import RunData
+from tests.rigs.run_files import whole
 
 # Shows a page as a desktop does and as a phone does, and writes down what it measures there.
 FRAMES = """<!doctype html><meta charset="utf-8">

@@ -5,7 +5,6 @@ import math
 import re
 
 import pytest
-from run_files import earlier_version, row, whole
 
 from common.files import as_json, write_json
 from optim.schedules import same
@@ -13,6 +12,7 @@ from reporting import heat_map, report
 from reporting.compare import comparison
 from reporting.report import write_report
 from reporting.run_folder import RunData
+from tests.rigs.run_files import earlier_version, row, whole
 
 
 def page_of(folder) -> str:

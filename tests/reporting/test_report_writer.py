@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from conftest import ROOT
 from PIL import Image
-from run_files import flags_text, plan, row
 
 from common.files import write_json
 from data.dataset import open_dataset
@@ -19,6 +18,7 @@ from reporting.observer import Evaluation, RunInfo, Update
 from reporting.report_writer import ReportWriter
 from reporting.run_folder import RunFolder
 from reporting.run_log import RunLog
+from tests.rigs.run_files import flags_text, plan, row
 from training.flags import parse
 from training.state import Progress
 

@@ -5,7 +5,6 @@ import horovod.tensorflow as hvd
 import numpy as np
 import pytest
 import tensorflow as tf
-from test_plan import plan
 
 import model_zoo
 from common.errors import UserError
@@ -17,6 +16,7 @@ from distributed.optimizer import build, distributed
 from distributed.world import World
 from model_zoo.layers import BatchNormalization, Dropout
 from optim.lars import SGD
+from tests.rigs.plans import plan
 from training.batch_norm import ExactStatistics, MovingStatistics, Span
 from training.step import Totals, make_train_step
 

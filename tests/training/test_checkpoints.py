@@ -14,13 +14,13 @@ import tensorflow as tf
 from conftest import ROOT, SmallDisk, rows, run, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from benchmarks.faults import newest_step
 from common.errors import UserError
 from data.synthetic import synthetic_dataset
 from distributed.world import World
 from reporting.observer import Evaluation, Update
 from reporting.run_folder import RunFolder
 from reporting.run_log import RunLog
+from tests.rigs.trainings import newest_step
 from training.checkpoints import MEANING, Checkpoints, Damaged, intact, load_model, read
 from training.flags import parse
 from training.run import Training

@@ -1,5 +1,4 @@
 """What of a training step would run on a GPU's host, or wait for a copy to it: as TensorFlow's registry has it."""
-import gpu_placement
 import horovod.tensorflow as hvd
 import pytest
 import tensorflow as tf
@@ -8,6 +7,7 @@ import model_zoo
 import optim
 from distributed.exchange import GradientExchange
 from distributed.optimizer import build, distributed
+from tests.rigs import gpu_placement
 from training.breakdown import on_host
 from training.step import LayerStatistics, Totals, make_evaluation_step, make_train_step
 

@@ -8,18 +8,19 @@ from conftest import DIGITS, ROOT, printed_json, rows, run, train, weights
 
 from experiments.cached_run import Result
 from reporting.run_folder import RunData
+from tests.rigs.bn_train import PROGRAM
 from training.checkpoints import intact, write
 from training.state import Progress, Snapshot
 
 MIXED = (DIGITS, "--epochs=3", "--batch_size=96", "--optimizer=sgd", "--learning_rate=0.01", "--warmup=none",
          "--ema_decay=0.9", "--mixup=0.4", "--cutmix=1", "--micro_batch_size=16")
-GROWING = (*MIXED, "--image_size=0:16,1:20,2:24", "--batch_norm_statistics=exact",
+GROWING = (*MIXED, "--model=bn_convnet", "--image_size=0:16,1:20,2:24", "--batch_norm_statistics=exact",
            "--checkpoint_every=0.4")
 
 
 @pytest.fixture(scope="module")
 def alone(train_once):
-    return train_once(*GROWING)
+    return train_once(*GROWING, program=PROGRAM)
 
 
 def test_two_workers_make_the_same_updates(train_once):
@@ -37,8 +38,8 @@ def test_two_workers_make_the_same_updates(train_once):
 
 
 def test_two_workers_train_on_images_that_grow(alone, train_once):
-    two = train_once(*GROWING, kind="mpirun", workers=2)
-    assert sum(name.startswith("ema/") for name in weights(two)) == 97
+    two = train_once(*GROWING, kind="mpirun", workers=2, program=PROGRAM)
+    assert sum(name.startswith("ema/") for name in weights(two)) == 17
     for one, other in zip(rows(alone), rows(two), strict=True):
         assert one["train_loss"] == pytest.approx(other["train_loss"], rel=2e-3)
         assert one["ema_val_loss"] == pytest.approx(other["ema_val_loss"], rel=2e-2)
@@ -56,9 +57,9 @@ def test_the_average_is_evaluated_with_its_own_statistics(alone, tmp_path):
     summary, last = json.loads((alone / "summary.json").read_text()), rows(alone)[-1]
     variables = weights(alone)
     moving = [name for name in variables if name.startswith("ema/") and "moving_mean" in name]
-    assert len(moving) == 19
+    assert len(moving) == 3
     assert all((variables[name] != variables[name.replace("ema/", "model/")]).any() for name in moving)
-    again = printed_json(train("--mode=evaluate", f"--checkpoint={alone}/checkpoints"))
+    again = printed_json(train("--mode=evaluate", f"--checkpoint={alone}/checkpoints", program=PROGRAM))
     for name in ("val_loss", "val_top1", "ema_val_loss", "ema_val_top1", "ema_val_top5"):
         assert again[name] == pytest.approx(summary[name], rel=1e-5) == pytest.approx(last[name], rel=1e-5)
     assert summary["ema_val_samples"] == 360 and summary["ema_val_loss"] != summary["val_loss"]
@@ -83,7 +84,8 @@ def stale(alone, tmp_path_factory):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_statistics_of_other_weights_are_measured_again(stale, alone, workers):
-    done = train("--mode=evaluate", f"--checkpoint={stale}/checkpoints", kind="mpirun", workers=workers)
+    done = train("--mode=evaluate", f"--checkpoint={stale}/checkpoints", kind="mpirun", workers=workers,
+                 program=PROGRAM)
     assert done.stderr.count("batch norm's statistics are measured again") == 1
     again, last = printed_json(done), rows(alone)[-1]
     for name in ("val_loss", "ema_val_loss"):  # batch norm's groups are the micro-batches of 16 on any workers
@@ -92,12 +94,12 @@ def test_statistics_of_other_weights_are_measured_again(stale, alone, workers):
 
 def test_statistics_of_other_weights_are_not_exported(stale, alone, tmp_path):
     """The newest checkpoint with its own is; without one, the error says why."""
-    done = train("--mode=export", f"--checkpoint={stale}/checkpoints", f"--output_dir={tmp_path}")
+    done = train("--mode=export", f"--checkpoint={stale}/checkpoints", f"--output_dir={tmp_path}", program=PROGRAM)
     assert "batch norm's statistics in" in done.stderr and "step-00009999 are not those of its weights" in done.stderr
     assert printed_json(done)["epoch"] == 3
     for mode in ("export", "predict"):
         words = [f"--output_dir={tmp_path}"] if mode == "export" else [f"--image={ROOT}/docs/report.png"]
-        done = run("python", 1, ROOT / "train.py", f"--mode={mode}", *words,
+        done = run("python", 1, PROGRAM, f"--mode={mode}", *words,
                    f"--checkpoint={stale}/checkpoints/step-00009999")
         assert done.returncode == 1 and "saved before one" in done.stderr and "Traceback" not in done.stderr
 

@@ -8,25 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import UserError
-from common.flags import parsed
 from data import order
 from data.dataset import Split
-from training.flags import define
+from tests.rigs.plans import plan
 from training.loop import next_step
-from training.plan import divisors, make_plan
-from training.settings import Recipe
-
-RECIPE = dict(
-    batch_size="128", epochs=12.0, learning_rate="5", lr_scaling="none", base_batch_size=256,
-    lr_schedule="poly", poly_power=2.0, lr_boundaries=[], warmup="none", warmup_epochs=0.0, warmup_learning_rate=0.0,
-    decay_from="start", momentum=0.9, momentum_schedule="constant")
-
-
-def plan(workers=1, samples=1437, micro_batch_size=None, elastic=False, **flags):
-    values = define()
-    for name, value in (RECIPE | flags).items():
-        values[name].value = value
-    return make_plan(parsed(values, Recipe), micro_batch_size, workers, samples, elastic=elastic)
+from training.plan import divisors
 
 
 def test_by_hand():

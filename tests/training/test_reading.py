@@ -7,12 +7,13 @@ from typing import ClassVar
 import horovod.tensorflow as hvd
 import numpy as np
 import pytest
-from test_plan import plan
 
 from data.dataset import open_dataset
 from data.feed import Feed
 from distributed.exchange import GradientExchange
 from distributed.world import World
+from tests.rigs import bn_train  # noqa: F401  registers bn_convnet
+from tests.rigs.plans import plan
 from training import build, flags, loop, reading
 from training.plan import plan_for
 from training.reading import grouped
@@ -41,9 +42,9 @@ class Counted(Feed):
 
 
 def trained(folder, *more):
-    """(weights, results of the evaluations, number of pipelines opened) of a training of five epochs on a worker."""
+    """(weights, results of the evaluations, number of pipelines opened) of a training of three epochs on a worker."""
     hvd.init()
-    settings = flags.parse(["train.py", "--model=resnet20", "--image_size=8", "--batch_size=96", "--epochs=5",
+    settings = flags.parse(["train.py", "--model=bn_convnet", "--image_size=8", "--batch_size=96", "--epochs=3",
                             "--micro_batch_size=48", "--augmentation=crop", "--optimizer=sgd", "--learning_rate=0.02",
                             "--warmup=none", "--deterministic", *more])
     dataset, recipe = open_dataset(folder), settings.recipe
@@ -67,11 +68,11 @@ def test_a_pipeline_for_all_epochs_gives_the_bits_of_one_for_each(in_format, nam
     """Exact statistics and averaged weights read the training set, too: each evaluation twice."""
     more = ("--batch_norm_statistics=exact", "--ema_decay=0.9") if name == "tfrecord" else ()
     weights, evaluations, opened = trained(in_format(name), *more)
-    # Five of training in one pipeline, all measurements in another; a format read file by file has one for each.
-    assert opened == ({"training": 2, "validation": 1} if more else {"training": 5, "validation": 5})
+    # Three of training in one pipeline, all measurements in another; a format read file by file has one for each.
+    assert opened == ({"training": 2, "validation": 1} if more else {"training": 3, "validation": 3})
     monkeypatch.setattr(reading, "INTERVALS", 1)
     apart, also, opened = trained(in_format(name), *more)
-    assert opened["training"] >= 5 and len(evaluations) == len(also) == 5
+    assert opened["training"] >= 3 and len(evaluations) == len(also) == 3
     for ours, theirs in zip(weights, apart, strict=True):
         np.testing.assert_array_equal(ours, theirs)
     for (loss, outcomes), (other, theirs) in zip(evaluations, also, strict=True):

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from conftest import DIGITS, ROOT, rows, run, start, train, trainers, warm_python, weights
 
-from benchmarks.faults import TRAINING, campaign, differences, newest_step, wait_for
+from benchmarks.faults import TRAINING, campaign
+from tests.rigs.bn_train import PROGRAM
+from tests.rigs.trainings import differences, newest_step, wait_for
 
 CASES = {  # workers, flags, the step to wait for: in the middle of an interval between evaluations
     "accumulation, batch and images that grow, exact statistics, averaged weights, mixup and CutMix": (
-        1, ["--model=resnet20", "--image_size=0:16,1:20", "--ema_decay=0.9", "--mixup=0.4", "--cutmix=1",
+        1, ["--model=bn_convnet", "--image_size=0:12,1:16", "--ema_decay=0.9", "--mixup=0.4", "--cutmix=1",
             "--batch_size=0:64,1:128", "--micro_batch_size=32", "--epochs=2",
             "--batch_norm_statistics=exact",
             "--checkpoint_every=0.3", "--augmentation=crop"], 13),
@@ -20,29 +22,26 @@ CASES = {  # workers, flags, the step to wait for: in the middle of an interval 
         2, [DIGITS, "--model=convnet", "--precision=mixed_float16", "--data_dir={recordio}", "--mixup=0.4",
             "--batch_size=96", "--epochs=1", "--image_size=16", "--log_trust_ratios", "--optimizer=lars",
             "--checkpoint_every=0.2"], 8),
-    "two workers, LAMB": (
-        2, ["--model=convnet", "--optimizer=lamb", "--learning_rate=0.01", "--warmup=none", "--epochs=3",
-            "--checkpoint_every=0.2", "--ema_decay=0.95"], 14),
 }
 
 
 def stopped(folder, workers, flags, step, how=signal.SIGUSR1, worker=-1):
     """Starts a training, sends a worker the signal after the step, waits; returns the exit code."""
-    launcher = start(folder, workers, flags)
+    launcher = start(folder, workers, flags, PROGRAM)
     wait_for(lambda: newest_step(folder) >= step, launcher)
     trainers(launcher)[worker].send_signal(how)
-    return launcher.wait(60)
+    return launcher.wait(120)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_stopped_and_resumed_is_the_same_to_the_bit(case, in_format, tmp_path):
     workers, flags, step = CASES[case]
     flags = [flag.format(recordio=in_format("recordio")) for flag in ["--deterministic", *flags]]
-    assert start(tmp_path / "undisturbed", workers, flags).wait(300) == 0
+    assert start(tmp_path / "undisturbed", workers, flags, PROGRAM).wait(300) == 0
     folder = tmp_path / "stopped"
     assert stopped(folder, workers, flags, step) == 75
     reached = newest_step(folder)
-    assert start(folder, workers, flags).wait(300) == 0
+    assert start(folder, workers, flags, PROGRAM).wait(300) == 0
     assert step <= reached < newest_step(folder)
     assert differences(tmp_path / "undisturbed", folder) == []
     log = (tmp_path / "stopped.log").read_text()
@@ -54,12 +53,12 @@ def test_stopped_and_resumed_is_the_same_to_the_bit(case, in_format, tmp_path):
 
 
 def test_a_short_campaign_of_kills(tmp_path):
-    """Every kind of fault once, on two workers; the whole campaign is benchmarks/faults.py."""
-    faults, differing = campaign(tmp_path, faults=5, workers=2, seed=1, flags=("--model=convnet", *TRAINING[1:]),
-                                 python=warm_python())
+    """Every kind of fault once, on two workers, with LAMB; the whole campaign is benchmarks/faults.py."""
+    flags = ("--model=convnet", "--optimizer=lamb", "--learning_rate=0.01", "--warmup=none", "--ema_decay=0.95",
+             *TRAINING[1:])
+    faults, differing = campaign(tmp_path, faults=5, workers=2, seed=1, flags=flags, python=warm_python())
     assert [fault.kind.name for fault in faults if not fault.survived] == []
     assert len({fault.kind for fault in faults}) == 5 and differing == []
-    assert max(fault.ended for fault in faults if fault.kind.exit_code == 75) < 10
 
 
 @pytest.mark.campaign
@@ -147,4 +146,4 @@ def test_a_second_training_in_the_same_folder_is_refused(tmp_path):
     named = f"another training run (process {holder.pid} on {socket.gethostname()}) writes to"
     assert done.returncode == 1 and named in done.stderr
     holder.send_signal(signal.SIGTERM)
-    assert launcher.wait(60) == 75
+    assert launcher.wait(120) == 75

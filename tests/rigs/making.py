@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from data import formats
+from data import formats, order
 from data.dataset import Dataset, Split, describe
 
 CUTS = {"train": (0, 500, 900, 1437), "validation": (0, 353)}  # three training files; 353 is a prime number
@@ -28,3 +28,9 @@ def write_class_folders(name, records, folder):
             path = folder / folder_name / f"class {label}" / f"{number:04} ü.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(image)
+
+
+def record(split, sample):
+    """(encoded image, label) of one sample."""
+    [(path, index, numbers)] = order.file_slices(split, np.array([sample]))
+    return next(split.kind.records(path, index, numbers))

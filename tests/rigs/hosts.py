@@ -1,6 +1,6 @@
 """Emulates several hosts on one machine, each with its own network, host name, processes, sshd and working folder.
 
-Needs iproute2, openssh-server, and root or what benchmarks.namespaces needs instead. The hosts are connected to one
+Needs iproute2, openssh-server, and root or what tests.rigs.namespaces needs instead. The hosts are connected to one
 bridge. If a host differs from the others (in a program, a package's version, a missing dataset), its own files are
 mounted over those that all hosts see.
 """
@@ -13,9 +13,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.namespaces import ALL, enter, unshare
+from tests.rigs.namespaces import ALL, enter, unshare
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 NETWORK = "10.78.0"
 INIT = """

@@ -1,4 +1,4 @@
-"""An observer that sends this process a signal after a step: STOP_AT=SIGTERM:5 --observer=tests.stop_at:StopAt."""
+"""An observer that sends this process a signal after a step: STOP_AT=SIGTERM:5 --observer=tests.rigs.stop_at:StopAt."""
 import os
 import signal
 

@@ -8,9 +8,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-import container_rig
 from conftest import ROOT, require_tool
-from container_rig import call, check_output
+
+from tests.rigs import container
+from tests.rigs.container import call, check_output
 
 STORE = Path("/var/tmp/bigbatch-cuda")  # kept, 7 GB: downloads are made once; it can be removed
 TREE = STORE / "cuda-12.4-nccl-2.16.5"  # what is added to a machine's root
@@ -112,9 +113,9 @@ def own(environment: Path) -> dict[str, str]:
 
 
 def make_base() -> str:
-    """The name of container_rig's base with CUDA and NCCL."""
+    """The name of the container rig's base with CUDA and NCCL."""
     make_tree()
-    if not container_rig.is_made(BASE):
-        container_rig.add_files(BASE, container_rig.make_base(), (TREE, "/"),
+    if not container.is_made(BASE):
+        container.add_files(BASE, container.make_base(), (TREE, "/"),
                                 PATH=f"/{CUDA}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
     return BASE

@@ -1,0 +1,1 @@
+"""What tests and benchmarks share: emulated hosts, a Slurm cluster, forks, datasets, disturbed trainings."""
