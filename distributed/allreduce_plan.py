@@ -62,29 +62,45 @@ def plan_allreduce(allreduce: str, torus_grid: tuple[int, int] | None, workers: 
         return RING
     if allreduce == "hierarchical":
         return _hierarchical(workers, local_size, nccl)
+    return _torus(torus_grid, workers, local_size, elastic, nccl)
+
+
+def _torus(asked: tuple[int, int] | None, workers: int, local_size: int, elastic: bool, nccl: bool | None
+           ) -> AllreducePlan:
     if workers > MOST_WORKERS:
         raise UserError(f"--allreduce=torus supports at most {MOST_WORKERS} workers, not {workers}; use "
                         "--allreduce=ring")
-    misfit, asked = "", "x".join(map(str, torus_grid or ()))
-    if torus_grid and torus_grid[0] * torus_grid[1] != workers:
-        misfit, torus_grid = f"{asked} does not fit {workers} workers", None
-        if not elastic:
-            fitting = ", ".join(f"{x}x{y}" for x, y in grids.grids(workers))
-            raise UserError(f"--torus_grid={misfit}; grids that fit: {fitting}")
-        misfit += "; "
-    if torus_grid:
-        grid, why = torus_grid, f"--torus_grid={asked}"
+    fits = asked is None or asked[0] * asked[1] == workers
+    if not fits and not elastic:
+        fitting = ", ".join(f"{x}x{y}" for x, y in grids.grids(workers))
+        raise UserError(f"--torus_grid={_text(asked)} does not fit {workers} workers; grids that fit: {fitting}")
+    misfit = "" if fits else f"{_text(asked)} does not fit {workers} workers; "
+    if asked and fits:
+        grid, why = asked, f"--torus_grid={_text(asked)}"
     else:
         grid = grids.choose(workers, local_size)
+        if 1 in grid:
+            why = f"{misfit}{workers} workers can only form a ring, because {workers} is prime"
+            return AllreducePlan("ring", None, HOROVOD, why, is_fallback=True)
         why = misfit + _why(*grid, local_size)
-    if not torus_grid and 1 in grid:
-        why = f"{misfit}{workers} workers can only form a ring, because {workers} is prime"
-        return AllreducePlan("ring", None, HOROVOD, why, is_fallback=True)
-    backend = ALL_TO_ALL if elastic else PROCESS_SETS
-    if grid == (local_size, workers // local_size) and grid[1] > 1 and not elastic and nccl is not False:
-        why += "" if nccl else "; if Horovod is built with NCCL and sees GPUs, it uses its own torus"
-        backend = NCCL if nccl else backend
-    return AllreducePlan("torus", grid, backend, why, is_fallback=bool(misfit))
+    backend, remark = _torus_backend(grid, workers, local_size, elastic, nccl)
+    return AllreducePlan("torus", grid, backend, why + remark, is_fallback=not fits)
+
+
+def _torus_backend(grid, workers, local_size, elastic, nccl) -> tuple[str, str]:
+    """Returns what carries out a torus, and a remark if that depends on how Horovod is built."""
+    if elastic:
+        return ALL_TO_ALL, ""
+    is_grid_of_nodes = grid == (local_size, workers // local_size) and grid[1] > 1
+    if not is_grid_of_nodes or nccl is False:
+        return PROCESS_SETS, ""
+    if nccl:
+        return NCCL, ""
+    return PROCESS_SETS, "; if Horovod is built with NCCL and sees GPUs, it uses its own torus"
+
+
+def _text(grid: tuple[int, int]) -> str:
+    return f"{grid[0]}x{grid[1]}"
 
 
 def _hierarchical(workers, local_size, nccl) -> AllreducePlan:
