@@ -29,7 +29,7 @@ from training.evaluate import Evaluator
 from training.plan import DEFAULT_LARGEST_MICRO_BATCH, Phase, Plan
 from training.settings import Launch, Recipe, Settings
 from training.state import State
-from training.step import make_train_step
+from training.step import TrainStep, make_train_step
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,11 @@ def make_job(settings: Settings, plan: Plan, world: World, feed, state: State) -
             state.write_statistics()  # which the average follows, too
             state.average.update(phase.global_batch_size)
 
-        return make_train_step(state.model, state.optimizer, state.totals,
-                               phase.accumulation_steps_of(world.rank, world.size), recipe.label_smoothing,
-                               settings.launch.xla == "true", moving=state.moving, layers=state.layers,
-                               span=Span.of(phase, world.size), after_update=state.average and update_average,
-                               mean_steps=phase.global_batch_size / (world.size * phase.micro_batch_size))
+        return make_train_step(TrainStep(
+            state.model, state.optimizer, state.totals, phase.accumulation_steps_of(world.rank, world.size),
+            recipe.label_smoothing, settings.launch.xla == "true", state.moving, state.layers,
+            Span.of(phase, world.size), state.average and update_average,
+            mean_steps=phase.global_batch_size / (world.size * phase.micro_batch_size)))
 
     evaluate = make_evaluator(settings.launch, state.model, feed, world, state.average)
     divergence = functools.partial(

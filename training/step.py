@@ -1,6 +1,6 @@
 """One update: gradients summed over the micro-batches, one exchange, one optimizer step."""
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -132,24 +132,40 @@ def names_alone(variables) -> list[str]:
     return [f"{kind}_{number}{rest}" if number else f"{kind}{rest}" for kind, number, rest in numbered]
 
 
-def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, label_smoothing: float = 0.0,
-                    xla: bool = False, moving: MovingStatistics | None = None, layers: LayerStatistics | None = None,
-                    span: Span = MICRO_BATCH, after_update=None, mean_steps: float | None = None):
+@dataclass(frozen=True)
+class TrainStep:
+    """What an update of the weights consists of.
+
+    totals: sums the training's loss and hits. accumulation_steps: number of micro-batches of this worker. mean_steps:
+    their mean over the workers, if it differs. xla: whether XLA compiles the forward and backward pass. moving: batch
+    norm's moving statistics, to move with each update. layers: records norms and trust ratios. span: of batch norm's
+    statistics, applied when the step is traced. after_update: called in the graph after the update.
+    """
+
+    model: tf.keras.Model
+    optimizer: tf.keras.optimizers.Optimizer
+    totals: Totals
+    accumulation_steps: int = 1
+    label_smoothing: float = 0.0
+    xla: bool = False
+    moving: MovingStatistics | None = None
+    layers: LayerStatistics | None = None
+    span: Span = MICRO_BATCH
+    after_update: Callable[[], None] | None = None
+    mean_steps: float | None = None
+
+
+def make_train_step(parts: TrainStep):
     """Returns a function of (iterator over micro-batches, learning rate, momentum, timed, signals): one update.
 
     The function returns one float32 vector (see StepResult), which a single copy brings to the host. timed: whether to
-    measure waiting times, bool, on the host.
-
-    moving: batch norm's moving statistics, to move with each update. The statistics of the global batch are averaged
-    over the workers in the message that averages results and signals. span: applied when the step is traced.
-    after_update: called in the graph after the update. mean_steps: the mean of accumulation_steps over the workers, if
-    it differs from this worker's.
+    measure waiting times, bool, on the host. Results and batch norm's statistics are averaged over the workers in one
+    message.
     """
-    variables, rates = model.trainable_variables, distributed.inner(optimizer)
-    micro_batch = make_micro_batch(model, optimizer, totals, mean_steps or accumulation_steps, label_smoothing, xla,
-                                   span, observes=moving is not None)
+    optimizer, moving = parts.optimizer, parts.moving
+    variables, rates = parts.model.trainable_variables, distributed.inner(optimizer)
     shapes = [*(variable.shape for variable in variables), (2,), (moving.size if moving else 0,)]
-    gradients_of = accumulated(micro_batch, shapes, accumulation_steps)
+    gradients_of = accumulated(make_micro_batch(parts), shapes, parts.accumulation_steps)
 
     @tf.function(autograph=False)
     def step(iterator, learning_rate, momentum, timed=False, signals=NO_SIGNALS):
@@ -162,42 +178,43 @@ def make_train_step(model, optimizer, totals: Totals, accumulation_steps: int, l
         gradients = distributed.average(optimizer, gradients, variables)
         exchanged = tf.maximum(clock.after(gradients) - ready, 0.0)
         gradient_norms = norms_of(gradients)
-        if layers:
-            layers.record(gradient_norms)
+        if parts.layers:
+            parts.layers.record(gradient_norms)
         updates = rates.iterations.read_value()
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         signals, results, statistics = distributed.mean(
             optimizer, [tf.convert_to_tensor(signals), results, statistics], "results")
         if moving:
             moving.move(statistics, updates)
-        if after_update:
-            after_update()
+        if parts.after_update:
+            parts.after_update()
         waited = tf.cast(tf.stack([waited, exchanged]), tf.float32)
         return tf.concat([signals, results, gradient_norms, waited], axis=0)
 
     return step
 
 
-def make_micro_batch(model, optimizer, totals, mean_steps, label_smoothing, xla, span, observes):
+def make_micro_batch(parts: TrainStep):
     """Returns a function of (iterator, ready, clock).
 
     It returns ([*gradients, results, statistics], seconds waited for data, time of its end). results: mean loss and
-    top-1, float32 (2,). statistics: batch norm's, as flat_statistics returns them, or empty unless `observes`. ready:
-    time at which the previous micro-batch ended. Gradients, results and statistics are divided by mean_steps.
+    top-1, float32 (2,). statistics: batch norm's, as flat_statistics returns them, or empty if none move. ready: time
+    at which the previous micro-batch ended. Gradients, results and statistics are divided by the number of steps.
     """
-    variables = model.trainable_variables
+    model, optimizer = parts.model, parts.optimizer
+    variables, mean_steps = model.trainable_variables, parts.mean_steps or parts.accumulation_steps
 
-    @tf.function(jit_compile=xla, reduce_retracing=True, autograph=False)
+    @tf.function(jit_compile=parts.xla, reduce_retracing=True, autograph=False)
     def backward(images, labels, rows=None):
-        with tf.GradientTape() as tape, span.applied_to(model) as observed:
+        with tf.GradientTape() as tape, parts.span.applied_to(model) as observed:
             logits = model(images if rows is None else mixing.mixed(images, rows), training=True)
-            losses = cross_entropy(logits, labels, label_smoothing)
+            losses = cross_entropy(logits, labels, parts.label_smoothing)
             if rows is not None:
                 weight = mixing.label_weight(rows)
                 losses = weight * losses + (1 - weight) * cross_entropy(
-                    logits, mixing.partners(labels), label_smoothing)
+                    logits, mixing.partners(labels), parts.label_smoothing)
             loss = distributed.scale(optimizer, tf.reduce_mean(losses) / mean_steps)
-        statistics = flat_statistics(observed if observes else {}) / mean_steps
+        statistics = flat_statistics(observed if parts.moving else {}) / mean_steps
         return tape.gradient(loss, variables), statistics, losses, logits
 
     def micro_batch(iterator, ready, clock):
@@ -210,7 +227,7 @@ def make_micro_batch(model, optimizer, totals, mean_steps, label_smoothing, xla,
         gradients, statistics, losses, logits = backward(images, labels, *rows)
         if rows:  # top-1 counts the label with the larger weight
             labels = tf.where(mixing.label_weight(*rows) < 0.5, mixing.partners(labels), labels)
-        top1 = totals.add(losses, tf.cast(logits, tf.float32), labels, tf.ones_like(losses, tf.bool))
+        top1 = parts.totals.add(losses, tf.cast(logits, tf.float32), labels, tf.ones_like(losses, tf.bool))
         results = tf.stack([tf.reduce_mean(losses), tf.reduce_mean(tf.cast(top1, tf.float32))]) / mean_steps
         return [*gradients, results, statistics], tf.maximum(arrived - ready, 0.0), clock.after(gradients)
 

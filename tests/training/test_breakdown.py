@@ -13,7 +13,7 @@ from distributed import optimizer as wrapped
 from distributed.exchange import GradientExchange
 from distributed.world import start
 from training.breakdown import StepTimes
-from training.step import StepResult, Totals, make_train_step
+from training.step import StepResult, Totals, make_train_step, TrainStep
 
 world = start(0)
 model = tf.keras.Sequential([tf.keras.Input([4]), tf.keras.layers.Dense(8)])
@@ -28,7 +28,7 @@ def samples():
 
 iterator = iter(tf.data.Dataset.from_generator(samples, output_signature=(
     tf.TensorSpec([2, 4], tf.float32), tf.TensorSpec([2, 1], tf.int32))))
-step, times, waits = make_train_step(model, optimizer, Totals(), accumulation), StepTimes(), []
+step, times, waits = make_train_step(TrainStep(model, optimizer, Totals(), accumulation)), StepTimes(), []
 for number in range(7):
     began = time.perf_counter()
     learned = StepResult.unpack(step(iterator, tf.constant(0.0), tf.constant(0.9), timed=tf.constant(True)).numpy())

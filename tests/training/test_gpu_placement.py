@@ -9,7 +9,7 @@ from distributed.exchange import GradientExchange
 from distributed.optimizer import build, distributed
 from tests.rigs import gpu_placement
 from training.breakdown import on_host
-from training.step import LayerStatistics, Totals, make_evaluation_step, make_train_step
+from training.step import LayerStatistics, Totals, TrainStep, make_evaluation_step, make_train_step
 
 HOROVOD = "HorovodAllreduce"  # has a kernel for GPUs where Horovod is built for them
 LOSS_SCALE = {("IsFinite", "If"), ("All", "If"), ("GreaterEqual", "If")}  # Keras's, which decides on the host
@@ -46,8 +46,8 @@ def test_a_step_runs_on_the_gpu_and_waits_for_no_copy(case, batches, monkeypatch
                                epsilon=0.0, exclude=()),
         GradientExchange(None, compression), loss_scaling=precision == "mixed_float16")
     build(optimizer, model.trainable_variables)
-    step = make_train_step(model, optimizer, Totals(), accumulation_steps,
-                           layers=LayerStatistics(optimizer, model.trainable_variables))
+    step = make_train_step(TrainStep(model, optimizer, Totals(), accumulation_steps,
+                           layers=LayerStatistics(optimizer, model.trainable_variables)))
     graph = step.get_concrete_function(batches(size), tf.constant(0.0), tf.constant(0.0), on_host(True),
                                        tf.constant([0.0, 0.0])).graph
     assert gpu_placement.on_the_host(graph) - {HOROVOD} == {"PyFunc"}  # the clock

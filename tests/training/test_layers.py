@@ -8,7 +8,7 @@ import model_zoo
 from distributed.exchange import GradientExchange
 from distributed.optimizer import distributed
 from optim.lars import LARS
-from training.step import LayerStatistics, Totals, make_train_step, names_alone
+from training.step import LayerStatistics, Totals, TrainStep, make_train_step, names_alone
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -29,7 +29,8 @@ def first_step(name, image_size, batch):
     weights = [v.numpy().astype(np.float64) for v in model.trainable_variables]
     layers = LayerStatistics(optimizer, model.trainable_variables)
     batches = iter(tf.data.Dataset.from_tensors((images, labels)))
-    make_train_step(model, optimizer, Totals(), 1, layers=layers)(batches, tf.constant(1.0), tf.constant(0.9))
+    step = make_train_step(TrainStep(model, optimizer, Totals(), 1, layers=layers))
+    step(batches, tf.constant(1.0), tf.constant(0.9))
     return layers.collect(), weights, gradients
 
 

@@ -10,7 +10,7 @@ import model_zoo
 from distributed.exchange import GradientExchange
 from distributed.optimizer import distributed, inner
 from optim.lars import LARS
-from training.step import Totals, make_train_step
+from training.step import Totals, TrainStep, make_train_step
 
 OVERFLOW = """
 import json, sys, numpy as np, tensorflow as tf, horovod.tensorflow as hvd, model_zoo
@@ -19,7 +19,7 @@ from distributed.optimizer import distributed
 from distributed.torus import ProcessSets
 from distributed.world import World
 from optim.lars import LARS
-from training.step import Totals, make_train_step
+from training.step import Totals, make_train_step, TrainStep
 
 exchange = GradientExchange(ProcessSets(2, 2) if sys.argv[1] == "torus" else None, sys.argv[2])
 hvd.init(process_sets=exchange.process_sets or None)
@@ -30,7 +30,7 @@ random = np.random.default_rng(hvd.rank())
 images, labels = random.normal(size=(80, 8, 8, 3)).astype(np.float32), random.integers(0, 4, size=(80, 1))
 if hvd.rank() == 1:
     images[40] = 1e30  # in the second of two micro-batches of the third update
-step, seen = make_train_step(model, optimizer, Totals(), 2), []
+step, seen = make_train_step(TrainStep(model, optimizer, Totals(), 2)), []
 batches = iter(tf.data.Dataset.from_tensor_slices((images, labels)).batch(8))
 for _ in range(5):
     step(batches, tf.constant(1.0), tf.constant(0.9))
@@ -65,7 +65,7 @@ def test_weights_momentum_and_norms_are_float32(precision):
                                 loss_scaling=precision == "mixed_float16")
         images, labels = np.random.default_rng(0).normal(size=(32, 8, 8, 3)), np.zeros((32, 1), np.int64)
         batches = iter(tf.data.Dataset.from_tensor_slices((images, labels)).batch(16).repeat())
-        step = make_train_step(model, optimizer, Totals(), 2)
+        step = make_train_step(TrainStep(model, optimizer, Totals(), 2))
         for _ in range(3):
             step(batches, tf.constant(1.0), tf.constant(0.9))
         assert model.layers[2].compute_dtype != "float32"  # the network, behind its normalisation, is in half precision

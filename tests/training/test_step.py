@@ -10,7 +10,7 @@ from data.mixing import Mixing
 from distributed.exchange import GradientExchange
 from distributed.optimizer import distributed
 from distributed.world import World
-from training.step import StepResult, Totals, cross_entropy, hits, make_train_step
+from training.step import StepResult, Totals, TrainStep, cross_entropy, hits, make_train_step
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -29,7 +29,7 @@ def trained(accumulation_steps, optimizer, xla=False):
         optimizer, 0.0, momentum=0.9, weight_decay=1e-4, trust_coefficient=0.001, epsilon=0.0, exclude=()),
         GradientExchange())
     totals = Totals()
-    step = make_train_step(model, wrapped, totals, accumulation_steps, label_smoothing=0.1, xla=xla)
+    step = make_train_step(TrainStep(model, wrapped, totals, accumulation_steps, label_smoothing=0.1, xla=xla))
     for _ in range(4):
         step(batches, tf.constant(0.05 if optimizer != "lars" else 5.0), tf.constant(0.9))
     assert int(wrapped.iterations) == 4
@@ -94,7 +94,7 @@ def test_mixed_labels_are_the_loss_of_soft_labels():
     optimizer = distributed(optim.create_optimizer(
         "sgd", 0.0, momentum=0.0, weight_decay=0.0, trust_coefficient=0.0, epsilon=0.0, exclude=()), GradientExchange())
     totals = Totals()
-    step = make_train_step(model, optimizer, totals, accumulation_steps=2, label_smoothing=0.1)
+    step = make_train_step(TrainStep(model, optimizer, totals, accumulation_steps=2, label_smoothing=0.1))
     batches = tf.data.Dataset.from_tensor_slices((images, labels, numbers)).batch(8)
     learned = StepResult.unpack(step(iter(batches), tf.constant(0.5), tf.constant(0.0)).numpy())
 
