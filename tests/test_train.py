@@ -122,7 +122,7 @@ def reference_counts(folder, data_dir):
 
 
 def test_two_workers_under_horovodrun_reach_96_percent(tmp_path):
-    summary = printed_json(train(f"--output_dir={tmp_path}", kind="horovodrun", workers=2, cold=True))
+    summary = printed_json(train(f"--output_dir={tmp_path}", kind="horovodrun", workers=2, cold=True, timeout=900))
     assert summary["val_top1"] >= 0.96 and summary["world_size"] == 2
 
 
@@ -130,7 +130,7 @@ def test_both_transports_make_the_same_weights(tmp_path):
     """Of three steps of the digits recipe, whatever follows."""
     for kind in ("horovodrun", "mpirun"):
         train("--epochs=0.3", "--warmup=none", "--image_size=16", f"--output_dir={tmp_path / kind}", kind=kind,
-              workers=2, cold=kind == "mpirun")
+              workers=2, cold=kind == "mpirun", timeout=900)
     ours, theirs = weights(tmp_path / "horovodrun"), weights(tmp_path / "mpirun")
     assert ours.keys() == theirs.keys() and len(ours) > 100
     for name in ours:  # batch norm's moving statistics and the momentum included
