@@ -18,14 +18,14 @@ from benchmarks.intervals import write_shards
 from data import order
 from data.dataset import open_dataset
 from data.feed import Feed
-from data.pipeline import Device
+from data.pipeline import DecoderSettings
 
 BLOCKS, SAMPLES, ROUNDS, BATCH = (1024, 64, 16, 4, 1), 40_960, 5, 64
 
 
 def times(dataset, block: int) -> tuple[float, float, float]:
     """Returns (files opened per image, seconds to open the pipeline, microseconds per image)."""
-    feed = Feed(dataset, 8, "none", 0, 0, 8, Device(threads=1), shuffle_block=block)
+    feed = Feed(dataset, 8, "none", 0, 0, 8, DecoderSettings(threads=1), shuffle_block=block)
     began = time.perf_counter()
     with feed.train(0, SAMPLES // BATCH, 8 * BATCH, BATCH) as batches:
         next(batches)

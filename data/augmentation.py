@@ -72,7 +72,8 @@ COLOUR_AXES = np.array([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], 
 COLOUR_DEVIATION = 0.1
 
 
-def random_numbers(recipe: Augmentation, image_size: int, seed: int, start: int, positions: np.ndarray) -> np.ndarray:
+def random_numbers(augmentation: Augmentation, image_size: int, seed: int, start: int, positions: np.ndarray
+                   ) -> np.ndarray:
     """Returns the random numbers of the samples at `start + positions` of the stream; (positions, columns).
 
     The numbers are float32. warp: the two rows of the matrix that maps a pixel (x, y, 1) of the result to its position
@@ -80,14 +81,14 @@ def random_numbers(recipe: Augmentation, image_size: int, seed: int, start: int,
     """
     u = uniforms(seed, 1, start, positions, UNIFORMS)
     between = lambda column, low, high: low + (high - low) * u[:, column]  # noqa: E731
-    aspect = np.exp(between(3, *np.log(recipe.aspect)))
+    aspect = np.exp(between(3, *np.log(augmentation.aspect)))
     columns = {
         "area": u[:, 0], "offset": u[:, 1:3], "sides": np.stack([aspect ** -0.5, aspect ** 0.5], axis=1),
         "mirror": u[:, 4] < 0.5,
-        "colour": _colours(seed, start, positions) if recipe.colour else np.zeros((len(positions), 3)),
+        "colour": _colours(seed, start, positions) if augmentation.colour else np.zeros((len(positions), 3)),
         "warp": _warp(between(5, *np.deg2rad([-10.0, 10.0])), [between(6, -0.1, 0.1), between(7, -0.1, 0.1)],
                       [between(8, 0.9, 1.1), between(9, 0.9, 1.1)], image_size / 2
-                      ) if recipe.warp else np.zeros((len(positions), 6)),
+                      ) if augmentation.warp else np.zeros((len(positions), 6)),
         "brightness": between(10, 0.8, 1.2), "contrast": between(11, 0.8, 1.2), "noise": between(12, 0.0, 8.0),
         "noise_offset": u[:, 13:15],
     }

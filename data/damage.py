@@ -5,7 +5,7 @@ from common.errors import reason
 from common.files import scratch_folder
 from data import augmentation, order
 from data.dataset import Split
-from data.pipeline import Device, decoded
+from data.pipeline import DecoderSettings, decoded
 
 
 def input_reason(error, batches, read: int) -> str:
@@ -24,13 +24,13 @@ def first_damaged(split: Split, samples: np.ndarray) -> str | None:
     """
     from nvidia.dali import Pipeline
 
-    recipe, done = augmentation.AUGMENTATIONS["none"], 0
+    chosen, done = augmentation.AUGMENTATIONS["none"], 0
     with scratch_folder() as folder:
         read = split.kind.reader(order.file_slices(split, samples), folder)
         pipeline = Pipeline(batch_size=1, num_threads=1, device_id=None, exec_async=False, exec_pipelined=False)
         with pipeline:
             encoded, _ = read()
-            pipeline.set_outputs(decoded(encoded, None, recipe, Device()))
+            pipeline.set_outputs(decoded(encoded, None, chosen, DecoderSettings()))
         try:
             pipeline.build()
             for done in range(len(samples)):  # noqa: B007

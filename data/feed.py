@@ -12,9 +12,9 @@ from data import augmentation, order
 from data.damage import first_damaged
 from data.dataset import Dataset, Split
 from data.mixing import NOT_MIXED, Mixing
-from data.pipeline import Device, build_pipeline, matrix_reader
+from data.pipeline import DecoderSettings, build_pipeline, matrix_reader
 
-CPU = Device()
+CPU = DecoderSettings()
 READ_AHEAD = 16  # batches; more than DALI and TensorFlow hold between the reader and the model
 SMALL_FILE = 8192  # bytes that the index of a slice takes in a file system, at most
 PART = 65_536  # samples whose random numbers are generated at a time
@@ -76,7 +76,7 @@ class Feed:
     seed: int
     shard: int = 0
     shards: int = 1
-    device: Device = CPU
+    device: DecoderSettings = CPU
     mixing: Mixing = NOT_MIXED
     shuffle_block: int = order.BLOCK
 
@@ -92,15 +92,15 @@ class Feed:
         neighbours: number of shards whose micro-batches are adjacent in the global batch, if the format supports it.
         image_size: size of these images. Default: that of validation.
         """
-        split, recipe = self.dataset.train, augmentation.AUGMENTATIONS[self.augmentation]
+        split, chosen = self.dataset.train, augmentation.AUGMENTATIONS[self.augmentation]
         image_size = image_size or self.image_size
         positions = np.concatenate([position + order.worker_positions(
             split, steps, batch_size, self.shard, self.shards, neighbours, micro_batch_size)
             for position, steps in ranges])
         positions = positions[skip * len(positions) // sum(steps for _, steps in ranges):]
         numbers = mixing = None
-        if recipe.random:
-            numbers = by_parts(partial(augmentation.random_numbers, recipe, image_size, self.seed, 0), positions)
+        if chosen.random:
+            numbers = by_parts(partial(augmentation.random_numbers, chosen, image_size, self.seed, 0), positions)
         if self.mixing:
             mixing = by_parts(partial(self.mixing.random_numbers, image_size, self.seed, 0), positions)
         return Prepared(split, order.stream(split, self.seed, positions, self.shuffle_block), micro_batch_size,
@@ -170,7 +170,7 @@ class Feed:
                                          for name, rows in (("numbers", numbers), ("mixing", mixing)))
             yield build_pipeline(
                 read, read_numbers, read_mixing, batch_size=batch_size, image_size=image_size,
-                recipe=augmentation.AUGMENTATIONS[self.augmentation], first_label=self.dataset.first_label,
+                augmentation=augmentation.AUGMENTATIONS[self.augmentation], first_label=self.dataset.first_label,
                 device=self.device, until=until)
 
 

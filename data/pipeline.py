@@ -16,7 +16,7 @@ NOISE_MARGIN = 64  # pixels by which the fixed noise field exceeds the image; ea
 
 
 @dataclass(frozen=True)
-class Device:
+class DecoderSettings:
     """The device that decodes and augments images. name: "cpu" or "gpu". number: index of the GPU, None on a CPU.
 
     threads: number of DALI threads. hw_decoder_load: fraction of the images that the GPU's hardware decoder decodes, if
@@ -35,7 +35,7 @@ class Device:
 
 
 def build_pipeline(read, read_numbers=None, read_mixing=None, *, batch_size: int, image_size: int,
-                   recipe: Augmentation, first_label: int, device: Device, until: str = "augment"):
+                   augmentation: Augmentation, first_label: int, device: DecoderSettings, until: str = "augment"):
     """Builds the pipeline over the samples that `read` returns, in their order, repeated endlessly.
 
     read, read_numbers, read_mixing: functions that add a reader to the graph. `read` returns (encoded image, label).
@@ -54,15 +54,15 @@ def build_pipeline(read, read_numbers=None, read_mixing=None, *, batch_size: int
         if until == "read":
             images = encoded
         elif until == "decode":
-            images = decoded(encoded, columns, recipe, device)
+            images = decoded(encoded, columns, augmentation, device)
         else:
-            images = augmented(encoded, columns, image_size, recipe, device)
+            images = augmented(encoded, columns, image_size, augmentation, device)
         outputs = [label - first_label, *([read_mixing()] if read_mixing else [])]
         pipeline.set_outputs(images, *(one.gpu() if device.name == "gpu" else one for one in outputs))
     return pipeline
 
 
-def augmented(encoded, columns: dict | None, image_size: int, recipe: Augmentation, device: Device):
+def augmented(encoded, columns: dict | None, image_size: int, augmentation: Augmentation, device: DecoderSettings):
     """Adds decoding, resizing and augmentation to the graph; returns uint8 images. columns: random numbers by name.
 
     Resizing is bilinear without antialiasing, as in Caffe's and TensorFlow's recipes. On a CPU, this saves a third of
@@ -70,19 +70,19 @@ def augmented(encoded, columns: dict | None, image_size: int, recipe: Augmentati
     """
     from nvidia.dali import fn, types
 
-    images = decoded(encoded, columns, recipe, device)
+    images = decoded(encoded, columns, augmentation, device)
     images = fn.resize(images, size=(image_size, image_size), antialias=False)
-    if columns and recipe.warp:
+    if columns and augmentation.warp:
         images = _warped(images, columns, image_size, device)
-    if columns and recipe.flip:
+    if columns and augmentation.flip:
         images = fn.flip(images, horizontal=_as_int(columns["mirror"]))
-    if columns and recipe.colour:
+    if columns and augmentation.colour:
         colour = columns["colour"].gpu() if device.name == "gpu" else columns["colour"]
         images = fn.cast(images + fn.reshape(colour, shape=[1, 1, 3]), dtype=types.UINT8)
     return images
 
 
-def decoded(encoded, columns, recipe, device):
+def decoded(encoded, columns, augmentation, device):
     """Decodes only the crop of each image, if the image format allows partial decoding.
 
     peek_image_shape always runs first, because it raises an error for a damaged header. DALI 2.4's decoders can crash
@@ -91,12 +91,12 @@ def decoded(encoded, columns, recipe, device):
     from nvidia.dali import fn, types
 
     shape = fn.peek_image_shape(encoded)
-    anchor, size = crop_window(fn.cast(shape[0:2], dtype=types.FLOAT), columns, recipe)
+    anchor, size = crop_window(fn.cast(shape[0:2], dtype=types.FLOAT), columns, augmentation)
     return fn.decoders.image_slice(encoded, _as_int(anchor), _as_int(size), axis_names="HW", output_type=types.RGB,
                                    **device.decoder)
 
 
-def crop_window(sides, columns, recipe):
+def crop_window(sides, columns, augmentation):
     """Returns the upper left corner and the size of the crop, for images of `sides`; all (height, width).
 
     With `area`, the aspect ratio is sampled first, then the area among those that fit, as in TensorFlow's
@@ -106,17 +106,19 @@ def crop_window(sides, columns, recipe):
     from nvidia.dali import math
 
     height, width = sides[0], sides[1]
-    if columns and recipe.area:
+    if columns and augmentation.area:
         room = sides / columns["sides"]
-        largest = math.min(math.pow(math.min(room[0], room[1]), 2) / (height * width), recipe.area[1])
-        area = math.min(largest, recipe.area[0] + (largest - recipe.area[0]) * columns["area"])
+        largest = math.min(math.pow(math.min(room[0], room[1]), 2) / (height * width), augmentation.area[1])
+        area = math.min(largest, augmentation.area[0] + (largest - augmentation.area[0]) * columns["area"])
         size = math.sqrt(area * height * width) * columns["sides"]
     else:
-        low, high = recipe.rescale if columns and recipe.rescale else (recipe.enlarge, recipe.enlarge)
-        enlarge = low + (high - low) * columns["area"] if columns else low
+        enlarge = augmentation.enlarge
+        if columns and augmentation.rescale:
+            low, high = augmentation.rescale
+            enlarge = low + (high - low) * columns["area"]
         size = math.min(height, width) / enlarge + sides * 0
     size = math.clamp(math.floor(size + 0.5), 1, sides)
-    offset = columns["offset"] if columns and (recipe.area or recipe.shift) else 0.5
+    offset = columns["offset"] if columns and (augmentation.area or augmentation.shift) else 0.5
     return math.floor((sides - size) * offset + 0.5), size
 
 

@@ -11,7 +11,7 @@ from distributed.exchange import GradientExchange
 LossScaleOptimizer = tf.keras.mixed_precision.LossScaleOptimizer
 
 
-def distributed(optimizer, exchange: GradientExchange, loss_scaling: bool = False):
+def wrap(optimizer, exchange: GradientExchange, loss_scaling: bool = False):
     """Returns the wrapped optimizer. Do not subclass its class: Horovod calls super(self.__class__, self)."""
     wrapped = hvd_keras.DistributedOptimizer(optimizer)
     if isinstance(wrapped, tf.keras.optimizers.legacy.Optimizer):  # holds a number, but each step assigns

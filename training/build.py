@@ -16,7 +16,7 @@ from data import synthetic
 from data.dataset import Dataset
 from data.feed import Feed
 from data.mixing import Mixing
-from data.pipeline import Device
+from data.pipeline import DecoderSettings
 from data.synthetic import SyntheticFeed
 from distributed import optimizer as distributed
 from distributed.allreduce_plan import AllreducePlan
@@ -111,7 +111,7 @@ def make_feed(recipe: Recipe, launch: Launch, dataset: Dataset, world: World) ->
     mixing = Mixing(recipe.mixup, recipe.cutmix)
     if dataset.format == synthetic.NAME:
         return SyntheticFeed(dataset, recipe.final_image_size, recipe.seed, world.rank, world.size, mixing)
-    device = Device(name, world.gpu if name == "gpu" else None, launch.dali_threads or world.cores,
+    device = DecoderSettings(name, world.gpu if name == "gpu" else None, launch.dali_threads or world.cores,
                     launch.hw_decoder_load, upload="/gpu:0" if name == "cpu" and world.gpu is not None else None)
     return Feed(dataset, recipe.final_image_size, recipe.augmentation, recipe.seed, world.rank, world.size, device,
                 mixing, recipe.shuffle_block)
@@ -154,7 +154,7 @@ def make_optimizer(recipe: Recipe, model, exchange: GradientExchange):
     optimizer = optim.create_optimizer(
         recipe.optimizer, learning_rate=0.0, momentum=recipe.momentum, weight_decay=recipe.weight_decay,
         trust_coefficient=recipe.trust_coefficient, epsilon=recipe.lars_epsilon, exclude=recipe.exclude)
-    optimizer = distributed.distributed(optimizer, exchange, loss_scaling=recipe.precision == "mixed_float16")
+    optimizer = distributed.wrap(optimizer, exchange, loss_scaling=recipe.precision == "mixed_float16")
     try:
         distributed.build(optimizer, model.trainable_variables)
     except ValueError as error:

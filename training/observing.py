@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from common.errors import UserError, complain, one_line
-from data.pipeline import Device
+from data.pipeline import DecoderSettings
 from data.synthetic import SyntheticFeed
 from reporting.mlperf_log import MLPerfLog
 from reporting.observer import Observer, RunInfo
@@ -28,7 +28,7 @@ from training.profiling import Profile
 METHODS = ("start", "step", "evaluation", "rewind", "end", "close")
 
 
-class Added(Observer):
+class UserObserver(Observer):
     """An observer of the user's own. It does not have to have all methods.
 
     An exception in `start` ends training before the first step. Later exceptions are reported once for each method, and
@@ -82,7 +82,7 @@ def described(error: Exception) -> str:
     return f"{type(error).__name__}: {one_line(error)}{where}"
 
 
-def load_observers(names: Sequence[str]) -> list[Added]:
+def load_observers(names: Sequence[str]) -> list[UserObserver]:
     """Creates the observers of --observer=MODULE:NAME. The current folder is searched for modules last.
 
     Raises UserError for whatever goes wrong, in the user's code, too.
@@ -90,7 +90,7 @@ def load_observers(names: Sequence[str]) -> list[Added]:
     folder = os.getcwd()
     if names and folder not in sys.path:
         sys.path.append(folder)
-    return [Added(name, _load(name)) for name in names]
+    return [UserObserver(name, _load(name)) for name in names]
 
 
 def _load(name):
@@ -150,7 +150,7 @@ def training_images(job: Job, number: int, largest: int) -> np.ndarray:
 
     It uses an input pipeline of its own, on the CPU. largest: greatest size. Images of a larger model are made smaller.
     """
-    feed = dataclasses.replace(job.feed, shard=0, shards=1, device=Device())
+    feed = dataclasses.replace(job.feed, shard=0, shards=1, device=DecoderSettings())
     size = min(job.plan.phases[0].image_size or feed.image_size, largest)
     with feed.train(0, 1, number, number, image_size=size) as batches:
         return next(batches)[0].numpy()

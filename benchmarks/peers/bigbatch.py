@@ -7,12 +7,13 @@ import sys
 from benchmarks.peers.turns import serve
 from data.dataset import open_dataset
 from data.feed import Feed
-from data.pipeline import Device
+from data.pipeline import DecoderSettings
 
 
 def main(folder: str, image_size: str, batch_size: str, threads: str) -> None:
     batch = int(batch_size)
-    feed = Feed(open_dataset(folder), int(image_size), "crop_flip", seed=0, device=Device(threads=int(threads)))
+    settings = DecoderSettings(threads=int(threads))
+    feed = Feed(open_dataset(folder), int(image_size), "crop_flip", seed=0, device=settings)
     with feed.train(0, 512, batch, batch) as batches:
         serve(batches.__next__, batch)
 

@@ -8,7 +8,7 @@ import pytest
 
 from data import augmentation, pipeline
 from data.augmentation import AUGMENTATIONS, COLUMNS, Augmentation, random_numbers
-from data.pipeline import Device
+from data.pipeline import DecoderSettings
 from data.randomness import uniforms
 
 SIZES = np.array([[375, 500], [500, 375], [32, 32], [100, 1000], [1000, 90], [1, 1], [3, 400], [227, 256]], np.float32)
@@ -179,7 +179,7 @@ def test_the_graph_for_a_gpu(name):
     pipe = pipeline.build_pipeline(
         lambda: (fn.external_source(name="encoded"), fn.external_source(name="label")),
         (lambda: fn.external_source(name="numbers")) if recipe.random else None,
-        batch_size=4, image_size=32, recipe=recipe, first_label=1, device=Device("gpu", 0, 2, 0.9))
+        batch_size=4, image_size=32, augmentation=recipe, first_label=1, device=DecoderSettings("gpu", 0, 2, 0.9))
     assert [edge.device for edge in pipe._graph_out] == ["gpu", "gpu"]
     found = operators(pipe)
     on_gpu = {"Resize"} | ({"Flip"} if recipe.flip else set()) | (
@@ -199,7 +199,7 @@ def test_a_gpu_makes_nearly_the_same_pictures(digits, name):
         with Feed(open_dataset(digits), 24, name, 3, device=device).train(0, 1, 64, 64) as batches:
             return next(batches)[0].numpy().astype(float)
 
-    assert np.abs(images(Device("gpu", 0, 2)) - images(Device())).mean() < 3
+    assert np.abs(images(DecoderSettings("gpu", 0, 2)) - images(DecoderSettings())).mean() < 3
 
 
 def test_a_worker_generates_the_numbers_of_its_own_samples_alone():

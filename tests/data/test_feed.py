@@ -78,14 +78,14 @@ tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfigur
 from data.dataset import open_dataset
 from data.feed import Feed
 from tests.rigs.making import record
-from data.pipeline import Device
+from data.pipeline import DecoderSettings
 
 def batches(device):
     with Feed(open_dataset(sys.argv[1]), 8, "crop", 0, device=device).train(0, 5, 64, 32) as found:
         step = tf.function(lambda iterator: next(iterator), autograph=False)
         return [step(found.iterator) if number % 2 else next(found) for number in range(10)]
 
-for ours, theirs in zip(batches(Device(upload="/cpu:1")), batches(Device()), strict=True):
+for ours, theirs in zip(batches(DecoderSettings(upload="/cpu:1")), batches(DecoderSettings()), strict=True):
     assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
     print([tensor.device[-5:] for tensor in ours], [tensor.device[-5:] for tensor in theirs])
 """

@@ -16,7 +16,7 @@ import horovod.tensorflow as hvd, tensorflow as tf
 import optim
 from benchmarks.allreduce_hosts import EVERY_PROTOCOL, INTERFACE, messages
 from distributed.exchange import GradientExchange
-from distributed.optimizer import build, distributed
+from distributed.optimizer import build, wrap
 from distributed.torus import ProcessSets
 from model_zoo.layers import BatchNormalization
 from training.batch_norm import MovingStatistics
@@ -28,7 +28,7 @@ exchange = GradientExchange(ProcessSets(*grid) if 1 not in grid else None)
 hvd.init(process_sets=exchange.process_sets or None)
 model = tf.keras.Sequential([tf.keras.layers.Input((1, 1, 400)), BatchNormalization(center=False, scale=False),
                              tf.keras.layers.Flatten(), tf.keras.layers.Dense(2)])
-optimizer = distributed(optim.create_optimizer("sgd", learning_rate=0.0, momentum=0.9), exchange)
+optimizer = wrap(optim.create_optimizer("sgd", learning_rate=0.0, momentum=0.9), exchange)
 build(optimizer, model.trainable_variables)
 step, sent = make_train_step(TrainStep(model, optimizer, Totals(), 1, moving=MovingStatistics(model))), []
 batches = iter(tf.data.Dataset.from_tensors((tf.ones([2, 1, 1, 400]), tf.zeros([2, 1], tf.int32))).repeat())

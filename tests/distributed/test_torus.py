@@ -90,14 +90,14 @@ WIRE = """
 import sys
 import horovod.tensorflow as hvd, numpy as np, tensorflow as tf
 from distributed.exchange import GradientExchange
-from distributed.optimizer import average, distributed
+from distributed.optimizer import average, wrap
 from distributed.torus import ProcessSets
 from optim.lars import SGD
 
 way, compression, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 exchange = GradientExchange(ProcessSets(*map(int, way.split("x"))) if way != "ring" else None, compression)
 hvd.init(process_sets=exchange.process_sets or None)
-optimizer = distributed(SGD(0.0), exchange)
+optimizer = wrap(SGD(0.0), exchange)
 gradient, variable = tf.random.stateless_normal([count], [0, hvd.rank()]), tf.Variable(tf.zeros([count]))
 averaged = tf.function(lambda: average(optimizer, [gradient], [variable]), autograph=False)
 

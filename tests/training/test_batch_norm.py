@@ -12,7 +12,7 @@ from data import order
 from data.dataset import open_dataset
 from data.feed import Feed
 from distributed.exchange import GradientExchange
-from distributed.optimizer import build, distributed
+from distributed.optimizer import build, wrap
 from distributed.world import World
 from model_zoo.layers import BatchNormalization, Dropout
 from optim.lars import SGD
@@ -49,7 +49,7 @@ def test_moving_statistics_move_once_per_update(accumulation, groups):
     inputs = tf.keras.Input((4, 4, 3))
     outputs = tf.keras.layers.GlobalAveragePooling2D()(BatchNormalization(momentum=0.8)(inputs))
     model = tf.keras.Model(inputs, tf.keras.layers.Dense(2)(outputs))
-    optimizer = distributed(SGD(0.0), GradientExchange())
+    optimizer = wrap(SGD(0.0), GradientExchange())
     build(optimizer, model.trainable_variables)
     moving = MovingStatistics(model)
     step = make_train_step(TrainStep(model, optimizer, Totals(), accumulation, moving=moving, span=Span(groups)))

@@ -6,7 +6,7 @@ import tensorflow as tf
 import model_zoo
 import optim
 from distributed.exchange import GradientExchange
-from distributed.optimizer import build, distributed
+from distributed.optimizer import build, wrap
 from tests.rigs import gpu_placement
 from training.breakdown import on_host
 from training.step import LayerStatistics, Totals, TrainStep, make_evaluation_step, make_train_step
@@ -41,7 +41,7 @@ def test_a_step_runs_on_the_gpu_and_waits_for_no_copy(case, batches, monkeypatch
     monkeypatch.setattr(hvd, "size", lambda: 2)
     tf.keras.mixed_precision.set_global_policy(precision)
     model = model_zoo.create_model(name, 10, size)
-    optimizer = distributed(
+    optimizer = wrap(
         optim.create_optimizer("lars", learning_rate=0.0, momentum=0.9, weight_decay=1e-4, trust_coefficient=0.001,
                                epsilon=0.0, exclude=()),
         GradientExchange(None, compression), loss_scaling=precision == "mixed_float16")

@@ -7,7 +7,7 @@ import pytest
 from conftest import ROOT, rows, run, train
 
 from common.errors import UserError
-from training.observing import Added, load_observers
+from training.observing import UserObserver, load_observers
 
 QUICK = ("--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none")
 EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "observers.md").read_text(), re.DOTALL)
@@ -128,7 +128,7 @@ def test_a_wrong_observer_ends_every_worker_before_training(name, code, message,
 
 def test_an_observer_needs_no_method_but_those_it_uses(capsys):
     seen = []
-    observer = Added("mine:Log", SimpleNamespace(end=seen.append, close=lambda: 1 / 0))
+    observer = UserObserver("mine:Log", SimpleNamespace(end=seen.append, close=lambda: 1 / 0))
     for call in (observer.start, observer.step, observer.evaluation, observer.rewind, observer.end):
         call("argument")
     observer.close()

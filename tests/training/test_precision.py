@@ -8,14 +8,14 @@ from conftest import run
 
 import model_zoo
 from distributed.exchange import GradientExchange
-from distributed.optimizer import distributed, inner
+from distributed.optimizer import inner, wrap
 from optim.lars import LARS
 from training.step import Totals, TrainStep, make_train_step
 
 OVERFLOW = """
 import json, sys, numpy as np, tensorflow as tf, horovod.tensorflow as hvd, model_zoo
 from distributed.exchange import GradientExchange
-from distributed.optimizer import distributed
+from distributed.optimizer import wrap
 from distributed.torus import ProcessSets
 from distributed.world import World
 from optim.lars import LARS
@@ -25,7 +25,7 @@ exchange = GradientExchange(ProcessSets(2, 2) if sys.argv[1] == "torus" else Non
 hvd.init(process_sets=exchange.process_sets or None)
 tf.keras.mixed_precision.set_global_policy("mixed_float16")
 model = model_zoo.create_model("convnet", 4, 8, seed=1)
-optimizer = distributed(LARS(0.0, weight_decay=1e-4), exchange, loss_scaling=True)
+optimizer = wrap(LARS(0.0, weight_decay=1e-4), exchange, loss_scaling=True)
 random = np.random.default_rng(hvd.rank())
 images, labels = random.normal(size=(80, 8, 8, 3)).astype(np.float32), random.integers(0, 4, size=(80, 1))
 if hvd.rank() == 1:
@@ -61,8 +61,8 @@ def test_weights_momentum_and_norms_are_float32(precision):
     tf.keras.mixed_precision.set_global_policy(precision)
     try:
         model = model_zoo.create_model("convnet", 4, 8, seed=1)
-        optimizer = distributed(LARS(0.0, weight_decay=1e-4), GradientExchange(),
-                                loss_scaling=precision == "mixed_float16")
+        optimizer = wrap(LARS(0.0, weight_decay=1e-4), GradientExchange(),
+                     loss_scaling=precision == "mixed_float16")
         images, labels = np.random.default_rng(0).normal(size=(32, 8, 8, 3)), np.zeros((32, 1), np.int64)
         batches = iter(tf.data.Dataset.from_tensor_slices((images, labels)).batch(16).repeat())
         step = make_train_step(TrainStep(model, optimizer, Totals(), 2))

@@ -8,7 +8,7 @@ import model_zoo
 import optim
 from data.mixing import Mixing
 from distributed.exchange import GradientExchange
-from distributed.optimizer import distributed
+from distributed.optimizer import wrap
 from distributed.world import World
 from training.step import StepResult, Totals, TrainStep, cross_entropy, hits, make_train_step
 
@@ -25,7 +25,7 @@ def trained(accumulation_steps, optimizer, xla=False):
     labels = random.integers(0, 4, size=(128, 1))
     batches = iter(tf.data.Dataset.from_tensor_slices((images, labels)).batch(32 // accumulation_steps, True))
     model = model_zoo.create_model("convnet", 4, 8, seed=1)
-    wrapped = distributed(optim.create_optimizer(
+    wrapped = wrap(optim.create_optimizer(
         optimizer, 0.0, momentum=0.9, weight_decay=1e-4, trust_coefficient=0.001, epsilon=0.0, exclude=()),
         GradientExchange())
     totals = Totals()
@@ -91,7 +91,7 @@ def test_mixed_labels_are_the_loss_of_soft_labels():
     labels, numbers = random.integers(0, 4, size=(16, 1)), Mixing(0.4, 1.0).random_numbers(8, 0, 0, np.arange(16))
     assert 0 < (numbers[:, 4] > 0).mean() < 1  # both kinds of pairs
     model, twin = (model_zoo.create_model("convnet", 4, 8, seed=1, std=(255.0,) * 3) for _ in range(2))
-    optimizer = distributed(optim.create_optimizer(
+    optimizer = wrap(optim.create_optimizer(
         "sgd", 0.0, momentum=0.0, weight_decay=0.0, trust_coefficient=0.0, epsilon=0.0, exclude=()), GradientExchange())
     totals = Totals()
     step = make_train_step(TrainStep(model, optimizer, totals, accumulation_steps=2, label_smoothing=0.1))
