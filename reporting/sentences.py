@@ -2,13 +2,12 @@
 import html
 import time
 
+from optim import OPTIMIZERS
 from reporting.charts import number
 from reporting.page import duration, plural
 from reporting.run_folder import RunData
 
-# flags that the sentence about each optimizer names
-USED = {"lars": ("momentum", "weight_decay", "trust_coefficient"), "lamb": ("weight_decay",),
-        "sgd": ("momentum", "weight_decay")}
+OPTIONS = ("momentum", "weight_decay", "trust_coefficient")  # of an optimizer, that its sentence names
 BY = "\u00d7"
 WARMUPS = {"none": "starts at {peak}",
            "gradual": "rises from {warmup_learning_rate} to {peak} over the first {warmup_epochs} epochs",
@@ -92,8 +91,8 @@ def plan(run: RunData) -> list[str]:
 
 def optimizer(run: RunData) -> list[str]:
     flags = run.flags
-    listed = [f"{name.replace('_', ' ')} {tidy(flags[name])}"
-              for name in USED.get(flags["optimizer"], USED["sgd"]) if name in flags]
+    read = OPTIMIZERS[flags["optimizer"]].options if flags["optimizer"] in OPTIMIZERS else OPTIONS
+    listed = [f"{name.replace('_', ' ')} {tidy(flags[name])}" for name in OPTIONS if name in read and name in flags]
     words = {"lr_boundaries": "none", "peak": number(run.plan["peak_learning_rate"])} | {
         name: tidy(value) for name, value in flags.items()}
     begins = WARMUPS[flags["warmup"]].format_map(words)

@@ -119,6 +119,10 @@ class Recipe:
         """The image size of the last phase and of validation."""
         return self.image_size.values[-1]
 
+    def reads(self, option: str) -> bool:
+        """Whether the optimizer has an option, such as `momentum`."""
+        return option in optim.OPTIMIZERS[self.optimizer].options
+
 
 @dataclass(frozen=True)
 class Launch:
