@@ -10,7 +10,7 @@ COMMIT_STEPS = 10  # updates between the snapshots that all workers keep in memo
 
 
 class Hosts(State):
-    """The elastic state that Horovod requires. It holds nothing, and only watches the hosts.
+    """Watches the hosts for Horovod, which requires this as the state of an elastic training.
 
     check_host_updates raises HostsUpdatedInterrupt on all ranks if hosts were added or removed. `save`, `restore` and
     `sync` do nothing, because the workers of an attempt agree on the snapshot to resume from (training/run.py).

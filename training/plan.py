@@ -20,9 +20,8 @@ class Phase:
     """A part of the training with a fixed global batch size, batch-norm span and image size.
 
     global_batch_size: workers x micro_batch_size x accumulation_steps. In elastic training, some workers may process
-    one micro-batch fewer. batch_norm_span: number of samples over which
-    batch norm computes its statistics: a part of a micro-batch, all of it, or the micro-batches of neighbouring
-    workers.
+    one micro-batch fewer. batch_norm_span: number of samples over which batch norm computes its statistics: a part of a
+    micro-batch, all of it, or the micro-batches of neighbouring workers.
     """
 
     start_epoch: float
