@@ -102,15 +102,13 @@ class Training:
                 self._recovery = recovery
                 with world.raise_on_all_ranks():
                     observers = make_observers(job, self._folder, nodes, added, held) if world.rank == 0 else []
-                return self._end(job, observers, self._train(job, observers))
-
-    def _train(self, job: Job, observers) -> dict:
-        """Follows the plan to its end, also after divergence. Returns the metrics of the last evaluation."""
-        while True:
-            try:
-                return follow_plan(job, self._recovery, observers)
-            except Diverged as problem:
-                self._recovery.roll_back(problem, observers)
+                metrics = None
+                while metrics is None:
+                    try:
+                        metrics = follow_plan(job, recovery, observers)
+                    except Diverged as problem:
+                        recovery.roll_back(problem, observers)
+                return self._end(job, observers, metrics)
 
     @property
     def _committed(self) -> Snapshot | None:

@@ -9,7 +9,8 @@ from pathlib import Path
 from model_zoo import MODELS, ModelInfo
 
 PROGRAM = Path(__file__)
-MODELS["bn_convnet"] = ModelInfo("tests.rigs.bn_train", "bn_convnet", 16)
+NAME = "bn_convnet"
+INFO = ModelInfo("tests.rigs.bn_train", NAME, 16)
 
 
 def bn_convnet(x, classes, batch_norm_momentum, seed, stream):
@@ -30,5 +31,6 @@ def bn_convnet(x, classes, batch_norm_momentum, seed, stream):
 
 
 if __name__ == "__main__":
+    MODELS[NAME] = INFO
     sys.argv[0] = str(PROGRAM.parents[2] / "train.py")
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -51,7 +51,7 @@ def expected(case: int) -> tuple[list, list]:
 def averaging(collectives, compression: str):
     """A compiled function of (dense gradients, values, indices of the slices): what the optimizer's exchange gives."""
     variables = [tf.Variable(np.zeros(shape, np.float32)) for shape in (*SHAPES, TABLE)]
-    optimizer = wrapped.distributed(SGD(0.0), GradientExchange(collectives, compression, FUSION_MB))
+    optimizer = wrapped.wrap(SGD(0.0), GradientExchange(collectives, compression, FUSION_MB))
 
     @tf.function(reduce_retracing=True, autograph=False)
     def average(dense, values, indices):

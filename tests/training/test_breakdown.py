@@ -17,7 +17,7 @@ from training.step import StepResult, Totals, make_train_step, TrainStep
 
 world = start(0)
 model = tf.keras.Sequential([tf.keras.Input([4]), tf.keras.layers.Dense(8)])
-optimizer = wrapped.distributed(optim.create_optimizer("sgd", learning_rate=0.0, momentum=0.9), GradientExchange())
+optimizer = wrapped.wrap(optim.create_optimizer("sgd", learning_rate=0.0, momentum=0.9), GradientExchange())
 wrapped.build(optimizer, model.trainable_variables)
 accumulation, wait = int(sys.argv[1]), 0.3 if world.rank == 1 else 0.0
 

@@ -8,11 +8,12 @@ import horovod.tensorflow as hvd
 import numpy as np
 import pytest
 
+import model_zoo
 from data.dataset import open_dataset
 from data.feed import Feed
 from distributed.exchange import GradientExchange
 from distributed.world import World
-from tests.rigs import bn_train  # noqa: F401  registers bn_convnet
+from tests.rigs import bn_train
 from tests.rigs.plans import plan
 from training import build, flags, loop, reading
 from training.plan import plan_for
@@ -44,10 +45,12 @@ class Counted(Feed):
 def trained(folder, *more):
     """(weights, results of the evaluations, number of pipelines opened) of a training of three epochs on a worker."""
     hvd.init()
-    settings = flags.parse(["train.py", "--model=bn_convnet", "--image_size=8", "--batch_size=96", "--epochs=3",
+    settings = flags.parse(["train.py", "--model=convnet", "--image_size=8", "--batch_size=96", "--epochs=3",
                             "--micro_batch_size=48", "--augmentation=crop", "--optimizer=sgd", "--learning_rate=0.02",
                             "--warmup=none", "--deterministic", *more])
-    dataset, recipe = open_dataset(folder), settings.recipe
+    recipe = dataclasses.replace(settings.recipe, model=bn_train.NAME)
+    settings = dataclasses.replace(settings, recipe=recipe)
+    dataset = open_dataset(folder)
     Counted.opened = Counter()
     feed = Counted(dataset, 8, recipe.augmentation, 0)
     model = build.make_model(recipe, dataset)
@@ -66,6 +69,7 @@ def trained(folder, *more):
 @pytest.mark.parametrize("name", ["tfrecord", "lmdb"])
 def test_a_pipeline_for_all_epochs_gives_the_bits_of_one_for_each(in_format, name, monkeypatch):
     """Exact statistics and averaged weights read the training set, too: each evaluation twice."""
+    monkeypatch.setitem(model_zoo.MODELS, bn_train.NAME, bn_train.INFO)
     more = ("--batch_norm_statistics=exact", "--ema_decay=0.9") if name == "tfrecord" else ()
     weights, evaluations, opened = trained(in_format(name), *more)
     # Three of training in one pipeline, all measurements in another; a format read file by file has one for each.
