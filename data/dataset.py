@@ -84,6 +84,11 @@ class Dataset:
     std: tuple[float, float, float]
     first_label: int = 0
 
+    @property
+    def is_synthetic(self) -> bool:
+        """Whether the images are random numbers, which lie in no file."""
+        return not self.train.paths
+
     def with_indexes(self) -> "Dataset":
         """Returns the dataset with the index of each file. Checks and reads the files, unless that has been done.
 

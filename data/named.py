@@ -8,12 +8,12 @@ from common.startup import startup
 from data import sources
 from data.dataset import Dataset, open_dataset
 from data.sources import BUILT_IN
-from data.synthetic import NAME, synthetic_dataset
+from data.synthetic import is_synthetic, synthetic_dataset
 
 
 def absolute(data_dir: str) -> str:
     """Returns a name that means the same dataset for a process in another folder."""
-    return data_dir if data_dir in BUILT_IN or data_dir.startswith(f"{NAME}:") else str(Path(data_dir).absolute())
+    return data_dir if data_dir in BUILT_IN or is_synthetic(data_dir) else str(Path(data_dir).absolute())
 
 
 def open_named(data_dir: str, check_files: bool = True) -> Dataset:
@@ -21,7 +21,7 @@ def open_named(data_dir: str, check_files: bool = True) -> Dataset:
 
     check_files: whether the files that dataset.json lists have to be there.
     """
-    if data_dir.startswith(f"{NAME}:"):
+    if is_synthetic(data_dir):
         return synthetic_dataset(data_dir)
     return open_dataset(built_in(data_dir) if data_dir in BUILT_IN else Path(data_dir).absolute(), check_files)
 

@@ -16,6 +16,11 @@ CLASSES = 1000
 VALIDATION_RATIO = 25  # training samples per validation sample, about ImageNet's ratio
 
 
+def is_synthetic(data_dir: str) -> bool:
+    """Whether a --data_dir names synthetic data."""
+    return data_dir.startswith(f"{NAME}:")
+
+
 def synthetic_dataset(data_dir: str) -> Dataset:
     """Returns a dataset of 1,000 classes with SIZE training and SIZE / 25 validation samples. Raises UserError."""
     size = data_dir.removeprefix(f"{NAME}:")

@@ -35,8 +35,8 @@ from common import command, flags
 from common.errors import UsageError
 from common.files import locked
 from common.flags import flag
-from data import synthetic
 from data.named import open_named
+from data.synthetic import is_synthetic
 from distributed import launcher
 from distributed.allreduce_plan import check_nodes
 from distributed.lost import explain_horovods_errors
@@ -118,7 +118,7 @@ def on_all_workers(options: Options) -> bool:
 def run(recipe: Recipe, launch: Launch, options: Options) -> None:
     """Measures. Rank 0 prints the results and writes them to --output_dir."""
     in_stages, rank = not on_all_workers(options), launcher.launched().rank
-    if in_stages and recipe.data_dir.startswith(f"{synthetic.NAME}:"):
+    if in_stages and is_synthetic(recipe.data_dir):
         raise UsageError(f"flag --data_dir={recipe.data_dir}: synthetic data has nothing to read; give a real dataset, "
                          "or --global_batch_size to measure only training steps")
     if not in_stages:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from common import command
 from data.sources import BUILT_IN
-from data.synthetic import NAME as SYNTHETIC
+from data.synthetic import is_synthetic
 from distributed import gpus
 from distributed.gpus import Gpu
 from training import flags
@@ -61,7 +61,7 @@ def source() -> str:
 
 def dataset(data_dir: str) -> str:
     """Returns a string that identifies the dataset, or "missing"."""
-    if data_dir in BUILT_IN or data_dir.startswith(f"{SYNTHETIC}:"):
+    if data_dir in BUILT_IN or is_synthetic(data_dir):
         return data_dir
     try:
         return hashlib.sha256((Path(data_dir) / "dataset.json").read_bytes()).hexdigest()[:8]

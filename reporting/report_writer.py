@@ -15,7 +15,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 
 from common.errors import complain, one_line
-from data.formats import FORMATS
 from reporting.about import about
 from reporting.observer import Evaluation, Observer, RunInfo, Update
 from reporting.outcomes import summarized
@@ -124,7 +123,7 @@ class ReportWriter(Observer):
 
     def _record_outcomes(self):
         evaluation, dataset = self._evaluation, self._run.dataset
-        if evaluation and dataset.format in FORMATS:  # synthetic data has no classes to confuse
+        if evaluation and not dataset.is_synthetic:  # which has no classes to confuse
             self._files.write(OUTCOMES, summarized(evaluation.outcomes, dataset, evaluation.row["epoch"]))
 
 

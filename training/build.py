@@ -12,7 +12,6 @@ import optim
 from common.errors import UserError
 from common.startup import startup
 from data import stage as staging
-from data import synthetic
 from data.dataset import Dataset
 from data.feed import Feed
 from data.mixing import Mixing
@@ -109,7 +108,7 @@ def make_feed(recipe: Recipe, launch: Launch, dataset: Dataset, world: World) ->
     """Creates the feed that reads this worker's shard of a dataset."""
     name = dali_device(launch.dali_device, world)
     mixing = Mixing(recipe.mixup, recipe.cutmix)
-    if dataset.format == synthetic.NAME:
+    if dataset.is_synthetic:
         return SyntheticFeed(dataset, recipe.final_image_size, recipe.seed, world.rank, world.size, mixing)
     device = DecoderSettings(name, world.gpu if name == "gpu" else None, launch.dali_threads or world.cores,
                     launch.hw_decoder_load, upload="/gpu:0" if name == "cpu" and world.gpu is not None else None)

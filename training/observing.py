@@ -14,7 +14,6 @@ import numpy as np
 
 from common.errors import UserError, complain, one_line
 from data.pipeline import DecoderSettings
-from data.synthetic import SyntheticFeed
 from reporting.mlperf_log import MLPerfLog
 from reporting.observer import Observer, RunInfo
 from reporting.progress import ProgressDisplay
@@ -119,7 +118,7 @@ def make_observers(job: Job, files: RunFolder, hosts: dict[str, int], added: Seq
                   hosts, job.state.progress)
     profile = [Profile(*settings.run.profile)] if settings.run.profile else []
     mlperf = [MLPerfLog(files, settings.run.mlperf_log)] if settings.run.mlperf_log else []
-    images = None if isinstance(job.feed, SyntheticFeed) else functools.partial(training_images, job)
+    images = None if job.feed.dataset.is_synthetic else functools.partial(training_images, job)
     observers = [RunLog(files), TensorBoard(files), ProgressDisplay(), ReportWriter(files, images), *mlperf, *profile,
                  *added]
     if settings.source:
