@@ -280,8 +280,8 @@ def test_workers_run_from_a_copy_on_each_node(slurm, tmp_path):
 
     for launcher in ("mpirun", "srun"):
         job = submit(slurm, tmp_path, f"--launcher={launcher}", *staged, "--epochs=1")
-        slurm.wait_for(lambda: len(copies()) == 2, "copies", 60)
-        assert slurm.wait_for_end(job, 300)[0]["JobState"] == "COMPLETED", job_output(tmp_path)
+        slurm.wait_for(lambda: len(copies()) == 2, "copies", 300)
+        assert slurm.wait_for_end(job, 600)[0]["JobState"] == "COMPLETED", job_output(tmp_path)
         copy, outside = json.loads((tmp_path / "outside.json").read_text())
         assert copy == f"{slurm.top}/tmp/bigbatch-{os.getuid()}/environment-{job}/"
         assert not [name for name in outside if not name.startswith(("/usr/", "/lib", str(tmp_path)))], launcher
