@@ -74,10 +74,10 @@ class SmallDisk:
         self._shell.communicate()
 
     def remount(self, options: str) -> None:
-        self._mount("-o", f"remount,{options}")
+        self._mount("-t", "tmpfs", "-o", f"remount,{options}", "tmpfs")  # without a type, only root may
 
     def _mount(self, *words):
-        print("mount", *words, "/mnt && echo mounted", file=self._shell.stdin, flush=True)
+        print("mount", *words, "/mnt && echo mounted || echo failed", file=self._shell.stdin, flush=True)
         assert self._shell.stdout.readline() == "mounted\n"
 
 
