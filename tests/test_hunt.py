@@ -57,8 +57,10 @@ STOPS = {"SIGTERM:1": 75, "SIGUSR1:6": 75, "SIGKILL:9": 128 + signal.SIGKILL}  #
 TIMES = ("images_per_second", "seconds")
 # Relative tolerance of a loss, and samples by which a count of hits may differ, between one worker and two. In float32,
 # their losses differ by 1e-7 after 15 steps without batch norm. In 16 bits, those of one worker with micro-batches of 8
-# and of 16 differ by 2 % (bfloat16) and 0.3 % (float16).
+# and of 16 differ by 2 % (bfloat16) and 0.3 % (float16). With batch norm over 8 samples, rounding grows from 1e-7 to 6e-4
+# of the training loss in 23 steps of LARS, and to 5e-3 of the validation loss, whose moving statistics lag behind.
 TOLERANCE = {"float32": (1e-3, 1), "mixed_bfloat16": (0.04, 4), "mixed_float16": (0.02, 4)}
+MOVING_STATISTICS_TOLERANCE = 0.02
 
 
 def is_possible(row: dict) -> bool:
@@ -161,7 +163,9 @@ def test_two_workers_train_as_one(row, data_dirs, tmp_path):
         assert ours.keys() == theirs.keys()
         for name in ours.keys() - {*TIMES}:
             count = SAMPLES["train" if name.startswith("train") else "validation"]
-            expected = (pytest.approx(ours[name], rel=relative) if name.endswith("loss")
+            normalized = row["model"] == "resnet20" and "val_" in name
+            loss_tolerance = max(relative, MOVING_STATISTICS_TOLERANCE) if normalized else relative
+            expected = (pytest.approx(ours[name], rel=loss_tolerance) if name.endswith("loss")
                         else pytest.approx(ours[name], abs=(samples + 0.5) / count) if "_top" in name else ours[name])
             if theirs[name] != expected:
                 different.append(f"epoch {ours['epoch']}, {name}: {ours[name]} and {theirs[name]}")
