@@ -2,10 +2,10 @@
 import numpy as np
 
 from common.errors import reason
-from common.files import scratch_folder
-from data import augmentation, order
+from data import augmentation
 from data.dataset import Split
 from data.pipeline import DecoderSettings, decoded
+from data.spool import opened_reader
 
 
 def input_reason(error, batches, read: int) -> str:
@@ -25,8 +25,7 @@ def first_damaged(split: Split, samples: np.ndarray) -> str | None:
     from nvidia.dali import Pipeline
 
     chosen, done = augmentation.AUGMENTATIONS["none"], 0
-    with scratch_folder() as folder:
-        read = split.kind.reader(order.file_slices(split, samples), folder)
+    with opened_reader(split, samples, len(samples)) as (read, _):
         pipeline = Pipeline(batch_size=1, num_threads=1, device_id=None, exec_async=False, exec_pipelined=False)
         with pipeline:
             encoded, _ = read()

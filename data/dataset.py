@@ -15,19 +15,21 @@ from data import formats
 
 IMAGENET_MEAN, IMAGENET_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # used if a folder's own are unknown
 VALIDATION_FOLDERS = ("val", "validation")
+ORDERS = ("global", "file")  # of the samples; see data.order
 
 
 @dataclass(frozen=True)
 class Split:
     """The shards of one split. Sample numbers run through the first file, then through the second, and so on.
 
-    indexes: the index of each file, or None if they have not been read.
+    indexes: the index of each file, or None if they have not been read. order: one of ORDERS.
     """
 
     format: str
     paths: tuple[Path, ...]
     file_samples: tuple[int, ...]
     indexes: tuple | None = field(default=None, compare=False, repr=False)
+    order: str = ORDERS[0]
 
     @property
     def kind(self):
@@ -36,8 +38,13 @@ class Split:
 
     @property
     def any_order(self) -> bool:
-        """Whether samples can be read in any order. Data without files has none."""
-        return not self.paths or self.kind.ANY_ORDER
+        """Whether samples are read in any order. Data without files has none."""
+        return not self.paths or self.order == "global"
+
+    @property
+    def is_spooled(self) -> bool:
+        """Whether a spool lets DALI follow the order, which its own reader of the format cannot."""
+        return bool(self.paths) and self.any_order and not self.kind.ANY_ORDER
 
     @property
     def samples(self) -> int:
@@ -95,6 +102,13 @@ class Dataset:
         Raises UserError.
         """
         return self if self.train.indexes or not self.train.paths else open_dataset(self.folder)
+
+    def in_order(self, order: str) -> "Dataset":
+        """Returns the dataset to be read in one of ORDERS. Raises UserError if "file" makes no difference."""
+        if order == "file" and (self.is_synthetic or self.train.kind.ANY_ORDER):
+            raise UserError("--order=file is for LMDB and RecordIO, which DALI reads file by file, and the format of "
+                            f"{self.folder} is {self.format}; remove the flag")
+        return replace(self, train=replace(self.train, order=order), validation=replace(self.validation, order=order))
 
     def moved_to(self, folder: Path) -> "Dataset":
         """Returns the dataset for a copy of its files in another folder."""

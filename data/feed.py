@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from common.files import in_memory, scratch_folder
+from common.files import scratch_folder
 from data import augmentation, order
 from data.damage import first_damaged
 from data.dataset import Dataset, Split
 from data.mixing import NOT_MIXED, Mixing
 from data.pipeline import DecoderSettings, build_pipeline, matrix_reader
+from data.spool import Spool, opened_reader
 
 CPU = DecoderSettings()
 READ_AHEAD = 16  # batches; more than DALI and TensorFlow hold between the reader and the model
-SMALL_FILE = 8192  # bytes that the index of a slice takes in a file system, at most
 PART = 65_536  # samples whose random numbers are generated at a time
 UPLOADED = 2  # batches prefetched to the model's device
 
@@ -26,13 +26,15 @@ class Batches:
     """Batches for the model.
 
     iterator: for a compiled step. next() returns images uint8 (batch, image_size, image_size, 3), RGB, labels int64
-    (batch, 1), and, if images are mixed, rows of Mixing.random_numbers.
+    (batch, 1), and, if images are mixed, rows of Mixing.random_numbers. spool: what DALI reads, or None if it reads the
+    dataset itself.
     """
 
     iterator: Any
     split: Split
     samples: np.ndarray
     batch_size: int
+    spool: Spool | None = None
 
     @property
     def repeats(self) -> bool:
@@ -40,7 +42,15 @@ class Batches:
         return self.split.any_order
 
     def __next__(self):
+        self.admit(1)
         return next(self.iterator)
+
+    def admit(self, batches: int) -> float:
+        """Waits until the iterator can be asked for the next batches. Those before the previous call have been read.
+
+        Returns the seconds. Raises SpoolEnded if they cannot be read.
+        """
+        return self.spool.admit(batches * self.batch_size) if self.spool else 0.0
 
     def blame(self, read: int) -> str | None:
         """Returns the name of the record that DALI cannot read or decode, among those that follow the first `read`.
@@ -67,7 +77,7 @@ class Feed:
     """How this worker reads a dataset.
 
     image_size: of validation. mixing: of training images. shard, shards: index of this worker's shard, and the number
-    of shards. shuffle_block: see data.order.permutation.
+    of shards. shuffle_block, shuffle_group: block and group of data.order.permutation.
     """
 
     dataset: Dataset
@@ -79,6 +89,7 @@ class Feed:
     device: DecoderSettings = CPU
     mixing: Mixing = NOT_MIXED
     shuffle_block: int = order.BLOCK
+    shuffle_group: int = 0
 
     def prepare(self, ranges: Sequence[tuple[int, int]], batch_size: int, micro_batch_size: int, skip: int = 0,
                 neighbours: int = 1, image_size: int | None = None) -> Prepared:
@@ -103,8 +114,8 @@ class Feed:
             numbers = by_parts(partial(augmentation.random_numbers, chosen, image_size, self.seed, 0), positions)
         if self.mixing:
             mixing = by_parts(partial(self.mixing.random_numbers, image_size, self.seed, 0), positions)
-        return Prepared(split, order.stream(split, self.seed, positions, self.shuffle_block), micro_batch_size,
-                        image_size, numbers, mixing)
+        samples = order.stream(split, self.seed, positions, self.shuffle_block, self.shuffle_group)
+        return Prepared(split, samples, micro_batch_size, image_size, numbers, mixing)
 
     @contextmanager
     def train(self, position: int, steps: int, *arguments, **options) -> Iterator[Batches]:
@@ -128,19 +139,21 @@ class Feed:
             yield iter(()), 0
             return
         read = np.resize(samples, -(-len(samples) // batch_size) * batch_size) if split.any_order else samples
-        with self.open(Prepared(split, read, batch_size, self.image_size)) as batches:
+        with self.open(Prepared(split, read, batch_size, self.image_size), again=True) as batches:
             yield batches, len(samples)
 
     @contextmanager
-    def open(self, prepared: Prepared) -> Iterator[Batches]:
-        """Opens a pipeline. It repeats endlessly what was prepared; formats read file by file go on with other samples.
+    def open(self, prepared: Prepared, again: bool = False) -> Iterator[Batches]:
+        """Opens a pipeline over what was prepared.
+
+        again: whether it will be read more than once. Formats read file by file go on with other samples instead.
         """
         import nvidia.dali.plugin.tf as dali_tf
         import tensorflow as tf
 
         batch_size, image_size, mixing = prepared.batch_size, prepared.image_size, prepared.mixing
         with ExitStack() as held:
-            pipeline = held.enter_context(self.pipeline(prepared))
+            pipeline, spool = held.enter_context(self.pipeline(prepared, again=again))
             outputs = {(batch_size, image_size, image_size, 3): tf.uint8, (batch_size, 1): tf.int64}
             if mixing is not None:
                 outputs[batch_size, mixing.shape[1]] = tf.float32
@@ -152,26 +165,24 @@ class Feed:
                 if self.device.upload:
                     batches = batches.apply(tf.data.experimental.prefetch_to_device(self.device.upload, UPLOADED))
                 iterator = iter(batches)
-            if not self.device.upload:  # DALI has read the indexes; deleted now, in case the process is killed
+            if not (self.device.upload or spool):  # DALI has read the indexes; deleted now, in case of a kill
                 held.close()
-            yield Batches(iterator, prepared.split, prepared.samples, batch_size)
+            yield Batches(iterator, prepared.split, prepared.samples, batch_size, spool)
 
     @contextmanager
-    def pipeline(self, prepared: Prepared, until: str = "augment") -> Iterator:
-        """Makes the DALI pipeline that `open` reads, up to one of pipeline.STAGES.
+    def pipeline(self, prepared: Prepared, until: str = "augment", again: bool = False) -> Iterator[tuple]:
+        """Makes the DALI pipeline that `open` reads, up to one of pipeline.STAGES. Also returns its spool, or None.
 
         The files that it reads when it is built are deleted at the end of the context.
         """
         split, samples, batch_size, image_size, numbers, mixing = prepared
-        slices = order.file_slices(split, samples)
-        with scratch_folder(in_memory(SMALL_FILE * len(slices))) as index_folder, scratch_folder() as folder:
-            read = split.kind.reader(slices, index_folder)
+        with opened_reader(split, samples, batch_size, again) as (read, spool), scratch_folder() as folder:
             read_numbers, read_mixing = (None if rows is None else matrix_reader(rows, folder, name)
                                          for name, rows in (("numbers", numbers), ("mixing", mixing)))
             yield build_pipeline(
                 read, read_numbers, read_mixing, batch_size=batch_size, image_size=image_size,
                 augmentation=augmentation.AUGMENTATIONS[self.augmentation], first_label=self.dataset.first_label,
-                device=self.device, until=until)
+                device=self.device, until=until), spool
 
 
 class OpenPipeline:

@@ -1,15 +1,18 @@
 """The order of samples: one endless stream of epoch 0's permutation, then epoch 1's, ..., a function of the seed alone.
 
-Every run, every worker and every resumed run reads a slice of this stream. The order depends on what the format's DALI
-reader can follow.
+Every run, every worker and every resumed run reads a slice of this stream.
 
-Any order (TFRecord, folders): A single file gets a true global shuffle. With several files, blocks are shuffled,
-because the reader goes through its list of files one by one. Each block holds random records of one file, and a file is
-listed once for each of its blocks. Each global batch holds the next samples of the stream, for any number of workers.
+Global order: A single file gets a true global shuffle. With several files, blocks are shuffled, because DALI goes
+through its list of files one by one. Each block holds random records of one file, and a file is listed once for each of
+its blocks. Each global batch holds the next samples of the stream, for any number of workers.
 
-File after file (LMDB, RecordIO): The files are shuffled, and their records keep the order in which they were written.
-The part of the stream between two evaluations is divided into one contiguous slice per worker. Together, the workers
-read each sample of that part once. Which samples share a batch depends on the number of workers.
+Global order in groups, for data that is fetched: A block is a run of consecutive records of a file, which one request
+can fetch. All blocks are shuffled, and then the samples of each group of blocks. The runs begin at another record in
+each epoch, so that other samples share a block.
+
+File after file (--order=file, for LMDB and RecordIO): The files are shuffled, and their records keep the order in which
+they were written. Each epoch is divided into one contiguous slice per worker. Together, the workers read each of its
+samples once. Which samples share a batch depends on the number of workers.
 """
 import numpy as np
 
@@ -18,11 +21,15 @@ from data.dataset import Split
 BLOCK = 64  # samples per block
 
 
-def permutation(split: Split, seed: int, epoch: int, block: int = BLOCK) -> np.ndarray:
+def permutation(split: Split, seed: int, epoch: int, block: int = BLOCK, group: int = 0) -> np.ndarray:
     """Returns the order of one epoch: each sample number once, int64 (samples,).
 
-    block: number of samples that are read from a file before the next. Smaller blocks shuffle better.
+    block: number of samples that are read from a file before the next. Smaller blocks shuffle better. group: number of
+    blocks whose samples are shuffled together, each a run of consecutive samples of a file. 0: a block's samples are
+    drawn from its whole file.
     """
+    if group and split.any_order:
+        return _in_groups(split, seed, epoch, block, group)
     random = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, epoch])))
     any_order, sizes = split.any_order, np.diff(split.file_starts)
     if len(sizes) == 1:
@@ -38,13 +45,36 @@ def permutation(split: Split, seed: int, epoch: int, block: int = BLOCK) -> np.n
                                   random.permutation(len(starts)))]
 
 
+def _in_groups(split, seed, epoch, block, group) -> np.ndarray:
+    random = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, epoch, 1])))
+    runs = block_starts(split, seed, epoch, block)
+    sizes = np.diff(runs, append=split.samples)
+    chosen = random.permutation(len(runs))
+    samples, groups = _concatenated(runs, sizes, chosen), np.repeat(np.arange(len(runs)) // group, sizes[chosen])
+    return samples[np.lexsort([random.random(split.samples), groups])]
+
+
+def block_starts(split: Split, seed: int, epoch: int, block: int) -> np.ndarray:
+    """Returns the first sample of each block of a global order in groups, ascending, int64 (blocks,).
+
+    A block has at most `block` samples. Each file begins with a block of a random length in each epoch.
+    """
+    random = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, epoch, 2])))
+    sizes = np.diff(split.file_starts)
+    first = random.integers(1, block, len(sizes), endpoint=True)  # length of the first block of each file
+    blocks = np.where(sizes > first, 1 - (first - sizes) // block, np.minimum(sizes, 1))
+    within = _concatenated(0 * blocks, blocks, np.arange(len(blocks)))
+    offsets = np.maximum(0, np.repeat(first - block, blocks) + within * block)
+    return np.repeat(split.file_starts[:-1], blocks) + offsets
+
+
 def _concatenated(starts, sizes, chosen) -> np.ndarray:
     """Returns the concatenation of the ranges start, ..., start + size - 1, in the order `chosen`."""
     starts, sizes = starts[chosen], sizes[chosen]
     return np.arange(sizes.sum()) + np.repeat(starts - np.cumsum(sizes) + sizes, sizes)
 
 
-def stream(split: Split, seed: int, positions: np.ndarray, block: int = BLOCK) -> np.ndarray:
+def stream(split: Split, seed: int, positions: np.ndarray, block: int = BLOCK, group: int = 0) -> np.ndarray:
     """Returns the numbers of the samples at these positions of the endless stream, int64 (positions,).
 
     It works through one epoch after another, in memory for the samples of one.
@@ -52,7 +82,7 @@ def stream(split: Split, seed: int, positions: np.ndarray, block: int = BLOCK) -
     epochs, offsets = np.divmod(positions, split.samples)
     samples, firsts = np.empty(len(positions), np.int64), np.flatnonzero(np.diff(epochs, prepend=-1))
     for first, end in zip(firsts, [*firsts[1:], len(positions)], strict=False):
-        samples[first:end] = permutation(split, seed, int(epochs[first]), block)[offsets[first:end]]
+        samples[first:end] = permutation(split, seed, int(epochs[first]), block, group)[offsets[first:end]]
     return samples
 
 

@@ -46,6 +46,10 @@ class Resident:
     def __next__(self):
         return self._batch
 
+    def admit(self, batches: int) -> float:
+        """Returns 0, because nothing is read."""
+        return 0.0
+
     def blame(self, read: int) -> None:
         """Returns None, because nothing is read."""
 
@@ -67,7 +71,7 @@ class SyntheticFeed:
         return micro_batch_size, image_size or self.image_size, self.mixing
 
     @contextmanager
-    def open(self, prepared: tuple) -> Iterator:
+    def open(self, prepared: tuple, again: bool = False) -> Iterator:
         yield self._batches(*prepared)
 
     @contextmanager

@@ -195,7 +195,7 @@ def training_steps(jobs: list[Job], held: contextlib.ExitStack) -> list[Measured
     made = []
     for job in jobs:
         [phase] = job.plan.phases
-        batches = held.enter_context(job.feed.open(prepared(job.feed, phase, job.world.size)))
+        batches = held.enter_context(job.feed.open(prepared(job.feed, phase, job.world.size), again=True))
         made.append(training_step(f"batch {phase.global_batch_size}", job, batches))
         made[-1].times = StepTimes()
     return made
@@ -206,8 +206,9 @@ def stages(job: Job, feeds: dict[int, Feed], held: contextlib.ExitStack) -> list
     [phase], made = job.plan.phases, []
     for threads, feed in feeds.items():
         read = prepared(feed, phase, workers=1)
-        batches = held.enter_context(feed.open(read))
-        calls = {name: held.enter_context(feed.pipeline(read, until=name)).run for name in STAGES}
+        batches = held.enter_context(feed.open(read, again=True))
+        calls = {name: stage_call(*held.enter_context(feed.pipeline(read, until=name, again=True)), read.batch_size)
+                 for name in STAGES}
         made += [Measured(name, call, batches, phase.global_batch_size, phase.global_batch_size, threads=threads)
                  for name, call in (calls | {"pipeline": batches.__next__}).items()]
         if len(made) == len(STAGES) + 1:  # the model's own speed does not depend on the threads
@@ -217,6 +218,16 @@ def stages(job: Job, feeds: dict[int, Feed], held: contextlib.ExitStack) -> list
             made.append(model)
         made.append(replace(training_step("train", job, batches), threads=threads))
     return made
+
+
+def stage_call(pipeline, spool, batch_size: int) -> Callable:
+    """Returns a function that runs a DALI pipeline once. spool: data.spool.Spool, or None."""
+    def run():
+        if spool:
+            spool.admit(batch_size)
+        return pipeline.run()
+
+    return run
 
 
 def prepared(feed, phase: Phase, workers: int):
@@ -232,6 +243,7 @@ def training_step(name: str, job: Job, batches: Batches | Resident) -> Measured:
     step = job.train_step(phase)
 
     def update(timed: bool = False):
+        batches.admit(phase.accumulation_steps)
         return step(batches.iterator, tf.constant(0.0), tf.constant(job.settings.recipe.momentum), on_host(timed))
 
     return Measured(name, update, batches, phase.global_batch_size, phase.accumulation_steps * phase.micro_batch_size,

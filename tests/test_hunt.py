@@ -57,8 +57,8 @@ STOPS = {"SIGTERM:1": 75, "SIGUSR1:6": 75, "SIGKILL:9": 128 + signal.SIGKILL}  #
 TIMES = ("images_per_second", "seconds")
 # Relative tolerance of a loss, and samples by which a count of hits may differ, between one worker and two. In float32,
 # their losses differ by 1e-7 after 15 steps without batch norm. In 16 bits, those of one worker with micro-batches of 8
-# and of 16 differ by 2 % (bfloat16) and 0.3 % (float16). With batch norm over 8 samples, rounding grows from 1e-7 to 6e-4
-# of the training loss in 23 steps of LARS, and to 5e-3 of the validation loss, whose moving statistics lag behind.
+# and of 16 differ by 2 % (bfloat16) and 0.3 % (float16). With batch norm over 8 samples, rounding grows from 1e-7 to
+# 6e-4 of the training loss in 23 steps of LARS, and to 5e-3 of the validation loss, whose moving statistics lag behind.
 TOLERANCE = {"float32": (1e-3, 1), "mixed_bfloat16": (0.04, 4), "mixed_float16": (0.02, 4)}
 MOVING_STATISTICS_TOLERANCE = 0.02
 
@@ -79,10 +79,10 @@ def is_comparable(row: dict) -> bool:
                                      or row["micro"] != "default")
 
 
-# Readers that go file by file give two workers other batches, and dropout other masks. Schedules are in the plan.
+# Dropout has other masks on two workers. Schedules are in the plan.
 COMPARED = {name: [*values] for name, values in FACTORS.items()} | {
-    "format": ["tfrecord", "folder"], "model": ["convnet", "resnet20"], "schedule": ["poly", "multistep"],
-    "mixing": ["none", "both"], "augmentation": ["none", "full"]}
+    "format": ["tfrecord", "folder", "lmdb", "recordio"], "model": ["convnet", "resnet20"],
+    "schedule": ["poly", "multistep"], "mixing": ["none", "both"], "augmentation": ["none", "full"]}
 STOPPED = {name: [*values] for name, values in FACTORS.items()} | {"stop": [*STOPS], "workers": [1, 2]}
 ARRAYS = {"compared": (COMPARED, is_comparable, covering_array(COMPARED, is_comparable)),
           "stopped": (STOPPED, is_possible, covering_array(STOPPED, is_possible))}

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from common.errors import UserError
 from data.damage import input_reason
+from data.spool import SpoolEnded
 from distributed.lost import is_lost
 
 
@@ -18,6 +19,8 @@ def bad_input_is_user_error(stopped: str, batches, read: int, size_flag: str = "
     """
     try:
         yield
+    except SpoolEnded as error:
+        raise SpoolEnded(f"{stopped}: {error}") from None
     except tf.errors.OpError as error:
         if is_lost(error):
             raise

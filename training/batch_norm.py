@@ -147,6 +147,7 @@ class ExactStatistics:
         for number in range(count):
             with bad_input_is_user_error("measuring batch-norm statistics stopped", batches,
                                          self._read + number * micro_batch_size):
+                batches.admit(1)
                 moments = self._traced[span](batches.iterator)
             sums = [a + b for a, b in zip(sums, moments, strict=True)]
         self._read += count * micro_batch_size

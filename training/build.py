@@ -112,8 +112,8 @@ def make_feed(recipe: Recipe, launch: Launch, dataset: Dataset, world: World) ->
         return SyntheticFeed(dataset, recipe.final_image_size, recipe.seed, world.rank, world.size, mixing)
     device = DecoderSettings(name, world.gpu if name == "gpu" else None, launch.dali_threads or world.cores,
                     launch.hw_decoder_load, upload="/gpu:0" if name == "cpu" and world.gpu is not None else None)
-    return Feed(dataset, recipe.final_image_size, recipe.augmentation, recipe.seed, world.rank, world.size, device,
-                mixing, recipe.shuffle_block)
+    return Feed(dataset.in_order(recipe.order), recipe.final_image_size, recipe.augmentation, recipe.seed, world.rank,
+                world.size, device, mixing, recipe.shuffle_block, recipe.shuffle_group)
 
 
 def dali_device(flag: str, world: World) -> str:

@@ -27,8 +27,8 @@ from training.state import Progress, Snapshot, named
 KEPT = 5
 # Raise it when a flag changes its meaning, or samples their order: a checkpoint of another version is not continued.
 # 1 (checkpoints without a version): batch norm's moving statistics moved once per micro-batch, and the learning rate
-# could change one step after the batch size at a fractional epoch.
-MEANING = 2
+# could change one step after the batch size at a fractional epoch. 2: LMDB and RecordIO were read file by file.
+MEANING = 3
 DEFAULTS = defaults(Recipe)  # for flags that earlier versions lacked
 DESCRIPTION = "description"  # name of the tensor that holds, as JSON, everything except the variables
 

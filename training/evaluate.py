@@ -77,6 +77,7 @@ class Evaluator:
             if start >= samples:
                 continue
             with bad_input_is_user_error(f"evaluation stopped at sample {start}", batches, start):
+                batches.admit(1)
                 valid = min(self._batch_size, samples - start)
                 outcomes.append(self._step(batches.iterator, tf.constant(valid))[:valid])
         if not (samples and batches.repeats):

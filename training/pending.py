@@ -63,13 +63,14 @@ class Pending:
         """Waits for the results that have to be known before a step is launched; returns the sum of their signals."""
         return self.settle(leaving=0 if step.timed else 1)
 
-    def add(self, step: Step, packed: tf.Tensor, began: float, is_last: bool) -> np.ndarray:
+    def add(self, step: Step, packed: tf.Tensor, began: float, is_last: bool, waited: float = 0.0) -> np.ndarray:
         """Adds a step that was launched, and waits for the results that have to be known before anything else.
 
         packed: the step's result, which training.step.StepResult unpacks. began: time of the launch, in seconds.
-        is_last: whether the step is the last of its interval. Returns the sum of the signals of the results.
+        is_last: whether the step is the last of its interval. waited: seconds that it waited for data before that.
+        Returns the sum of the signals of the results.
         """
-        self._steps.append((step, began, self._reader.submit(packed.numpy)))
+        self._steps.append((step, began, waited, self._reader.submit(packed.numpy)))
         return self.settle(leaving=0 if step.timed or is_last or not step.number else 1)
 
     def settle(self, leaving: int = 0) -> np.ndarray:
@@ -79,9 +80,10 @@ class Pending:
         """
         signals = np.array(NO_SIGNALS)
         while len(self._steps) > leaving:
-            step, began, result = self._steps.popleft()
+            step, began, waited, result = self._steps.popleft()
             found = StepResult.unpack(result.result())
-            waits = self._times.add_timed(time.perf_counter() - began, found.waited) if step.timed else {}
+            seconds = time.perf_counter() - began
+            waits = self._times.add_timed(seconds, found.waited + np.array([waited, 0])) if step.timed else {}
             if problem := self._job.divergence(found.loss, found.norms):
                 raise Diverged(problem, step.number, step.epoch, step.learning_rate)
             for observer in self._observers:

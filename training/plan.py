@@ -74,7 +74,7 @@ class Plan:
     """The phases of a training and its schedules on a number of workers. `as_json` is the content of plan.json.
 
     train_samples: size of the training set. samples: number of samples that all steps process. evaluate_every: number
-    of epochs.
+    of epochs. reads_by_file: whether each epoch is divided among the workers for itself, as --order=file needs.
     """
 
     workers: int
@@ -86,6 +86,7 @@ class Plan:
     phases: tuple[Phase, ...]
     allreduce: AllreducePlan = RING
     evaluate_every: int = 1
+    reads_by_file: bool = False
 
     @property
     def steps(self) -> int:
@@ -135,19 +136,22 @@ class Plan:
 
         An evaluation follows the first step that reaches position e * train_samples of the stream, for each e that is a
         multiple of evaluate_every, and the last step. A step that reaches several such positions is followed by one
-        evaluation. Each phase starts at its epoch's first sample, even if the phase before left samples unread.
+        evaluation. Each phase starts at its epoch's first sample, even if the phase before left samples unread. With
+        `reads_by_file`, intervals also end with each epoch.
         """
-        step, evaluated, evaluations = 0, 0, 0
+        step, cut, evaluated, evaluations = 0, 0, 0, 0
+        every = 1 if self.reads_by_file else self.evaluate_every
         for phase in self.phases:
             batch, position = phase.global_batch_size, stream_position(phase.start_epoch, self.train_samples)
             left = phase.steps
             while left:
-                to_epoch_end = -(-((evaluated + self.evaluate_every) * self.train_samples - position) // batch)
-                steps = min(left, max(1, to_epoch_end))
+                to_cut = -(-((cut + every) * self.train_samples - position) // batch)
+                steps = min(left, max(1, to_cut))
                 end = position + steps * batch
                 left -= steps
                 last = not left and phase is self.phases[-1]
                 reached = min(end // self.train_samples, math.floor(self.epochs))
+                cut = max(cut, reached - reached % every)
                 reached -= reached % self.evaluate_every
                 epoch = self.epochs if last else reached if reached > evaluated else None
                 evaluations += epoch is not None
@@ -204,7 +208,7 @@ def make_plan(recipe: Recipe, micro_batch_size: int | None, workers: int, train_
         raise UserError(f"--warmup=gradual would lower the learning rate from {first:g} to {full:g}; choose a lower "
                         "--warmup_learning_rate")
     plan = Plan(workers, train_samples, epochs, learning_rate, recipe.momentum_schedule, recipe.momentum, phases,
-                allreduce, recipe.evaluate_every)
+                allreduce, recipe.evaluate_every, recipe.order == "file")
     try:
         plan.as_json()
     except ValueError as error:

@@ -189,7 +189,7 @@ class Training:
         if plan.allreduce.is_fallback:
             lines.append(f"--allreduce={self._settings.launch.allreduce} continues with a "
                          f"{plan.allreduce.allreduce}: {plan.allreduce.why}")
-        by_file = not self._dataset.train.any_order
+        by_file = not job.feed.dataset.train.any_order
         if by_file and job.feed.mixing:
             lines.append(f"{self._dataset.format} is read file by file: the pairs of --mixup and --cutmix depend on "
                          "the number of workers")

@@ -9,6 +9,7 @@ import model_zoo
 import optim
 from common.flags import flag, names
 from data.augmentation import AUGMENTATIONS
+from data.dataset import ORDERS
 from distributed.allreduce_plan import ALLREDUCES, parse_grid
 from optim import schedules
 from optim.schedules import Piecewise
@@ -72,8 +73,13 @@ class Recipe:
         random-resized crop and flip (GoogLeNet). resnet: scale, crop, flip and colour (arXiv:1512.03385). caffe,
         alexnet: random crop and flip. full: crop_flip, warp, brightness, contrast, noise (arXiv:1811.05233,
         3.2).
+    order: Order of the samples. global: shuffled, the same on any number of workers. file: as DALI reads LMDB and
+        RecordIO. This saves a copy of each sample, but the order within a file is fixed, and the number of workers
+        changes the batches.
     shuffle_block: Number of consecutive samples that are read from one file before the next, if a TFRecord dataset has
         several. Smaller blocks shuffle better and open files more often.
+    shuffle_group: Number of blocks whose samples are shuffled together. Each block is then a run of consecutive samples
+        of a file. Data in a bucket needs it, such as 16. 0: the samples of a block are drawn from its whole file.
     evaluate_every: Number of epochs from one evaluation to the next. The last step is always followed by one.
     seed: Seed of the initial weights, the order of samples and the augmentation.
     """
@@ -110,7 +116,9 @@ class Recipe:
     batch_norm_momentum: float = flag(0.9, low=0.0, high=1.0)
     batch_norm_statistics: str = flag("moving", ("moving", "exact"))
     augmentation: str = flag("none", AUGMENTATIONS)
+    order: str = flag(ORDERS[0], ORDERS)
     shuffle_block: int = flag(64, low=1)
+    shuffle_group: int = flag(0, low=0)
     evaluate_every: int = flag(1, low=1)
     seed: int = flag(0, low=0, high=2**32 - 1)
 

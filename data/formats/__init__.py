@@ -3,12 +3,14 @@
 Each module has
     SUFFIX              the suffix of a shard's name
     ANY_ORDER           whether its DALI reader can follow any order. Otherwise it reads the records of each file as
-                        written, and only the order of the files and the start position can be chosen
+                        written, and only the order of the files and the start position can be chosen. data.spool
+                        lets DALI follow any order there, too
     write(path, samples)        writes a shard of (encoded image, label) pairs, and its index if the format has one
     make_index(path)            writes the index of a shard made elsewhere
     index_path(path)            returns the path of the shard's index, or None
     read_index(path)            returns a sequence with one element per sample; cheap. Raises OSError, ValueError
-    records(path, index, samples)   yields (encoded image, label) of these samples, whose numbers ascend
+    records(path, index, samples)   yields (encoded image, label) of these samples
+    stored_sizes(index)         returns the size of each sample in the shard, in bytes: not less than its image's
     reader(slices, scratch)     returns a function for DALI's graph that returns the encoded images and their labels
 `slices` is a list, to be read in order. Each is a path, its index, and the numbers of the samples in it.
 """

@@ -1,12 +1,15 @@
 """LMDB with Caffe's Datum, as Caffe's convert_imageset --encoded writes it: a folder with data.mdb.
 
-The keys are the sample numbers in eight digits. The samples are read in the order of their keys.
+The keys are the sample numbers in eight digits; Caffe adds the name of the image. Samples are numbered in the order of
+their keys.
 """
 import errno
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+
+import numpy as np
 
 from data.formats import messages, sequential
 
@@ -48,8 +51,8 @@ def write_values(path, values: Iterable[bytes]) -> None:
             raise
 
 
-def read_index(path) -> range:
-    """Returns the sample numbers, in the order of their keys."""
+def read_index(path) -> np.ndarray:
+    """Returns (key, size of its value in bytes) of each sample. Reads the pages of the keys, not the values."""
     import lmdb
 
     try:
@@ -57,25 +60,28 @@ def read_index(path) -> range:
             used = (database.info()["last_pgno"] + 1) * database.stat()["psize"]
             if (size := (Path(path) / "data.mdb").stat().st_size) < used:
                 raise ValueError(f"{path}/data.mdb is truncated; it has {size} of {used} bytes")
-            return range(database.stat()["entries"])
+            with database.begin(buffers=True) as transaction:
+                entries = [(bytes(key), len(value)) for key, value in transaction.cursor()]
+            longest = max((len(key) for key, _ in entries), default=1)
+            return np.array(entries, [("key", f"S{longest}"), ("size", np.int64)])
     except lmdb.Error as error:
         raise ValueError(f"{path}: {error}") from None
 
 
+def stored_sizes(index: np.ndarray) -> np.ndarray:
+    return index["size"]
+
+
 def records(path, index, samples) -> Iterator[tuple[bytes, int]]:
-    """Raises ValueError if a value is not a Datum with an encoded image."""
-    return read_values(path, samples, messages.read_datum)
+    """Raises ValueError if a value is missing or not a Datum with an encoded image."""
+    return read_values(path, index, samples, messages.read_datum)
 
 
-def read_values(path, samples, parse: Callable[[bytes], tuple[bytes, int]]) -> Iterator[tuple[bytes, int]]:
-    wanted = sorted(map(int, samples))
-    with _opened(path) as database, database.begin() as transaction:
-        cursor = transaction.cursor()
-        keys = enumerate(cursor.iternext(keys=True, values=False))  # does not read skipped values
-        for number in wanted:
-            key = next(key for index, key in keys if index == number)
+def read_values(path, index, samples, parse: Callable[[bytes], tuple[bytes, int]]) -> Iterator[tuple[bytes, int]]:
+    with _opened(path) as database, database.begin(buffers=True) as transaction:
+        for key in index["key"][samples].tolist():
             try:
-                yield parse(cursor.value())
+                yield parse(transaction.get(key, b""))
             except ValueError as error:
                 raise ValueError(f"{path}: the value of key {key!r} {error}") from None
 

@@ -5,7 +5,8 @@ from pathlib import Path
 from data.formats import lmdb, messages, sequential
 
 SUFFIX, ANY_ORDER = lmdb.SUFFIX, lmdb.ANY_ORDER
-index_path, make_index, read_index = lmdb.index_path, lmdb.make_index, lmdb.read_index
+index_path, make_index = lmdb.index_path, lmdb.make_index
+read_index, stored_sizes = lmdb.read_index, lmdb.stored_sizes
 
 
 def write(path, samples: Iterable[tuple[bytes, int]]) -> None:
@@ -14,7 +15,7 @@ def write(path, samples: Iterable[tuple[bytes, int]]) -> None:
 
 def records(path, index, samples) -> Iterator[tuple[bytes, int]]:
     """Raises ValueError if a value is not TensorProtos of an image and a label."""
-    return lmdb.read_values(path, samples, messages.read_tensors)
+    return lmdb.read_values(path, index, samples, messages.read_tensors)
 
 
 def reader(slices, scratch: Path):

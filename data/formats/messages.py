@@ -1,15 +1,16 @@
-"""The protocol buffers of Caffe and Caffe2, as caffe.pbtxt describes them."""
+"""The protocol buffers of Caffe, Caffe2 and TensorFlow, as messages.pbtxt describes them, without these libraries."""
 from functools import cache
 from pathlib import Path
 
 INT32, STRING = 2, 4  # TensorProto.DataType
+IMAGE, LABEL = "image/encoded", "image/class/label"  # features of an Example
 
 
 @cache
 def _classes() -> dict:
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
-    pool, schema = descriptor_pool.DescriptorPool(), Path(__file__).with_name("caffe.pbtxt").read_text()
+    pool, schema = descriptor_pool.DescriptorPool(), Path(__file__).with_name("messages.pbtxt").read_text()
     pool.Add(text_format.Parse(schema, descriptor_pb2.FileDescriptorProto()))
     kinds = pool.FindFileByName("bigbatch.proto").message_types_by_name
     return {name: message_factory.GetMessageClass(kind) for name, kind in kinds.items()}
@@ -39,6 +40,14 @@ def read_tensors(value: bytes) -> tuple[bytes, int]:
         return image.string_data[0], label.int32_data[0]
     except (ValueError, IndexError):
         raise ValueError("is not a TensorProtos with an encoded image and a label") from None
+
+
+def example(image: bytes, label: int) -> bytes:
+    """Returns a tf.train.Example with the features of data.formats.tfrecord."""
+    kinds = _classes()
+    entries = [kinds["Features"].Entry(key=IMAGE, value=kinds["Feature"](bytes_list={"value": [image]})),
+               kinds["Features"].Entry(key=LABEL, value=kinds["Feature"](int64_list={"value": [label]}))]
+    return kinds["Example"](features={"feature": entries}).SerializeToString()
 
 
 def _parse(name, value):

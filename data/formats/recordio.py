@@ -59,7 +59,7 @@ def scan(path) -> np.ndarray:
 
 
 def read_index(path) -> np.ndarray:
-    """Returns the offset of each record, int64 (records,), ascending as DALI sorts them.
+    """Returns (offset, size with padding) of each record, int64 (records, 2), ascending as DALI sorts them.
 
     Raises ValueError if the index is malformed or the shard does not end with its last record, and OSError if one of
     the two files is missing.
@@ -79,13 +79,17 @@ def read_index(path) -> np.ndarray:
         if end != size:
             raise ValueError(f"{path} has {size} bytes, but its last record ends at byte {end}; the file is truncated, "
                              "or the index belongs to another file")
-    return offsets
+    return np.stack([offsets, np.diff(offsets, append=size)], axis=1)
+
+
+def stored_sizes(index: np.ndarray) -> np.ndarray:
+    return index[:, 1]
 
 
 def records(path, index, samples) -> Iterator[tuple[bytes, int]]:
     """Raises ValueError if a record is damaged."""
     with open(path, "rb") as file:
-        for offset in index[samples]:
+        for offset in index[samples, 0]:
             data, _ = _read_record(file, path, int(offset))
             if len(data) < HEADER.size:
                 raise ValueError(f"{path}: the record at byte {offset} contains no image")
@@ -98,7 +102,7 @@ def records(path, index, samples) -> Iterator[tuple[bytes, int]]:
 def reader(slices, scratch: Path):
     arguments, start, lines = sequential.reader_arguments(slices), 0, []
     for path, index, _ in slices:
-        lines.append(index + start)
+        lines.append(index[:, 0] + start)
         start += Path(path).stat().st_size
     _write_index(scratch / "all.idx", np.concatenate(lines))
 

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
+from data.formats.messages import IMAGE, LABEL
+
 SUFFIX = ".tfrecord"
 ANY_ORDER = True
 FRAMING = 16  # bytes per record besides its data: length 8, its checksum 4, the data's checksum 4
-IMAGE, LABEL = "image/encoded", "image/class/label"
 
 
 def index_path(path) -> Path:
@@ -87,6 +88,10 @@ def read_index(path) -> np.ndarray:
     if not np.array_equal(np.append(starts, size), np.insert(ends, 0, 0)):
         raise ValueError(f"{name} is not the index of {path}, which has {size} bytes")
     return index
+
+
+def stored_sizes(index: np.ndarray) -> np.ndarray:
+    return index[:, 1]
 
 
 def records(path, index, samples) -> Iterator[tuple[bytes, int]]:

@@ -93,7 +93,7 @@ def _find(folder) -> tuple[str, dict[str, list[Path]]]:
 def _database_kind(path) -> str:
     """Tells Caffe's LMDB from Caffe2's by its first value."""
     index = formats.get("lmdb").read_index(path)
-    if not index:
+    if not len(index):
         raise UserError(f"--adopt: {path} contains no records; it is truncated, or not part of a dataset")
     for kind in ("lmdb", "lmdb_caffe2"):
         try:

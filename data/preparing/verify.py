@@ -12,7 +12,7 @@ from data.preparing.images import Rejected, check
 from data.preparing.shards import crc_path
 from data.team import Team, error_message, progress
 
-PART = {True: 1024, False: 16384}  # records per part, by ANY_ORDER; without it, readers skip all earlier records
+PART = 1024  # records
 TENSORFLOWS_OWN = "tfrecord"  # the only format whose records carry checksums
 
 
@@ -50,9 +50,8 @@ def verify(folder: Path, team: Team) -> int:
 
 
 def parts(split: Split) -> list[Part]:
-    size = PART[split.kind.ANY_ORDER]
-    return [Part(split, number, start, min(start + size, count)) for number, count in enumerate(split.file_samples)
-            for start in range(0, count, size)]
+    return [Part(split, number, start, min(start + PART, count)) for number, count in enumerate(split.file_samples)
+            for start in range(0, count, PART)]
 
 
 def records(part: Part) -> Iterator[tuple[int, tuple[bytes, int] | str]]:

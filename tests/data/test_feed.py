@@ -15,12 +15,13 @@ from data.dataset import open_dataset
 from data.feed import Feed
 from tests.rigs.making import record
 
-FREE = ("tfrecord", "folder")
+BY_FILE = [f"{name} by file" for name in formats.FORMATS if not formats.get(name).ANY_ORDER]
 
 
-@pytest.fixture(scope="module", params=formats.FORMATS)
+@pytest.fixture(scope="module", params=[*formats.FORMATS, *BY_FILE])
 def dataset(request, in_format):
-    return open_dataset(in_format(request.param))
+    name, *by_file = request.param.split(maxsplit=1)
+    return open_dataset(in_format(name)).in_order("file" if by_file else "global")
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ def test_the_shards_of_every_interval_are_its_slice_of_the_stream(dataset, shard
         position += steps * batch
 
 
-@pytest.mark.parametrize("name", FREE)
+@pytest.mark.parametrize("name", formats.FORMATS)
 def test_global_batches_do_not_depend_on_the_number_of_shards(in_format, name):
     split = open_dataset(in_format(name)).train
     single = parts(split, 1000, 20, 60, 1)[0].reshape(20, 60)

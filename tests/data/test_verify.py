@@ -82,7 +82,7 @@ def test_a_record_that_is_none_does_not_hide_the_next(copy, capsys, name):
     split = open_dataset(folder).train
     expected = harm(folder, 3)
     content, entry = bytearray(split.paths[1].read_bytes()), split.entries[1][1]
-    start = int(entry if name == "recordio" else entry[0] + 12)
+    start = int(entry[0]) + (12 if name == "tfrecord" else 0)
     content[start:start + 4] = b"\xff\xff\xff\xff"
     split.paths[1].write_bytes(content)
     assert command("--verify", f"--output={folder}") == 1

@@ -1,6 +1,7 @@
 """The benchmark of one worker: every stage measured, and the line that names the limit."""
 import json
 import shutil
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import numpy as np
@@ -78,14 +79,15 @@ def test_the_parts_of_the_pipeline_read_every_format(name, digits, tmp_path):
     images = [image for image, _ in source.kind.records(source.paths[0], source.entries[0], range(64))]
     dataset = open_dataset(digits)
     dataset = dataset.__class__(**vars(dataset) | {"train": Split(name, (path,), (64,))})
-    feed, parts = Feed(dataset, 32, "full", 0), {}
+    feed, calls = Feed(dataset, 32, "full", 0), {}
     prepared = feed.prepare([(0, 4)], 16, 16)
-    for part in STAGES:
-        with feed.pipeline(prepared, until=part) as parts[part]:
-            parts[part].build()
-    read = Measured("read", parts["read"].run, None, 16, 16)
-    assert measure.mean_size(read, 4) == pytest.approx(np.mean([len(image) for image in images]))
-    decoded, ready = (np.array(parts[part].run()[0].at(0)) for part in ("decode", "augment"))
+    with ExitStack() as held:
+        for part in STAGES:
+            opened = held.enter_context(feed.pipeline(prepared, until=part, again=True))
+            calls[part] = measure.stage_call(*opened, prepared.batch_size)
+        read = Measured("read", calls["read"], None, 16, 16)
+        assert measure.mean_size(read, 4) == pytest.approx(np.mean([len(image) for image in images]))
+        decoded, ready = (np.array(calls[part]()[0].at(0)) for part in ("decode", "augment"))
     assert decoded.shape[2] == 3 and ready.shape == (32, 32, 3)
     with feed.open(prepared) as batches:
         assert (next(batches)[0][0].numpy() == ready).all()
@@ -135,7 +137,7 @@ def test_a_damaged_image_is_named(large_photos, tmp_path):
     with feed.open(prepared) as batches:
         calls = [batches.__next__]
         for part in ("decode", "augment"):
-            with feed.pipeline(prepared, until=part) as pipeline:
+            with feed.pipeline(prepared, until=part) as (pipeline, _):
                 pipeline.build()
             calls.append(pipeline.run)
         for call in calls:

@@ -37,9 +37,9 @@ def test_which_intervals_share_a_pipeline():
 class Counted(Feed):
     opened: ClassVar = Counter()
 
-    def open(self, prepared):
+    def open(self, prepared, again=False):
         self.opened["validation" if prepared.split is self.dataset.validation else "training"] += 1
-        return super().open(prepared)
+        return super().open(prepared, again)
 
 
 def trained(folder, *more):
@@ -52,7 +52,7 @@ def trained(folder, *more):
     settings = dataclasses.replace(settings, recipe=recipe)
     dataset = open_dataset(folder)
     Counted.opened = Counter()
-    feed = Counted(dataset, 8, recipe.augmentation, 0)
+    feed = Counted(dataset.in_order(recipe.order), 8, recipe.augmentation, 0)
     model = build.make_model(recipe, dataset)
     average = build.make_average(recipe, model)
     state = State(model, build.make_optimizer(recipe, model, GradientExchange()), average=average)
@@ -66,14 +66,15 @@ def trained(folder, *more):
     return [v.numpy() for v in model.variables], found, dict(Counted.opened)
 
 
-@pytest.mark.parametrize("name", ["tfrecord", "lmdb"])
+@pytest.mark.parametrize("name", ["tfrecord", "lmdb", "lmdb by file"])
 def test_a_pipeline_for_all_epochs_gives_the_bits_of_one_for_each(in_format, name, monkeypatch):
     """Exact statistics and averaged weights read the training set, too: each evaluation twice."""
     monkeypatch.setitem(model_zoo.MODELS, bn_train.NAME, bn_train.INFO)
-    more = ("--batch_norm_statistics=exact", "--ema_decay=0.9") if name == "tfrecord" else ()
+    name, *by_file = name.split(maxsplit=1)
+    more = ("--order=file",) if by_file else ("--batch_norm_statistics=exact", "--ema_decay=0.9")
     weights, evaluations, opened = trained(in_format(name), *more)
     # Three of training in one pipeline, all measurements in another; a format read file by file has one for each.
-    assert opened == ({"training": 2, "validation": 1} if more else {"training": 3, "validation": 3})
+    assert opened == ({"training": 3, "validation": 3} if by_file else {"training": 2, "validation": 1})
     monkeypatch.setattr(reading, "INTERVALS", 1)
     apart, also, opened = trained(in_format(name), *more)
     assert opened["training"] >= 3 and len(evaluations) == len(also) == 3

@@ -1,0 +1,202 @@
+"""The spool: what a worker reads next, in reading order, as TFRecord files that another process writes ahead of it.
+
+DALI's readers of LMDB and RecordIO follow only the order in which a file was written. The order of the samples is known
+in advance, so `data.spool_writer` copies them in that order, and DALI's reader of TFRecords reads the copy from front
+to back. Before a batch is read, `Spool.admit` waits until the files that DALI may open for it are there. Files that
+were read are deleted.
+
+DALI reads the indexes of all files when it opens, before they exist. So each record gets a slot whose size follows from
+the stored size of the sample, and which its record does not have to fill.
+"""
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from common.errors import UserError
+from common.files import in_memory, scratch_folder
+from data import order
+from data.dataset import Split
+from data.formats import tfrecord
+
+ROOT = Path(__file__).parents[1]
+SMALL_FILE = 8192  # bytes that the index of a slice takes in a file system, at most
+RECORD = 112  # bytes by which a TFRecord may exceed the stored image: features' names, lengths, checksums
+FIRST_FILE, LARGEST_FILE = 1 << 20, 64 << 20  # bytes; each file may be twice as large as the one before it
+FIRST_SAMPLES = 256  # in the first file, at most; also doubled from file to file
+LARGEST_SAMPLES = 16_384
+AHEAD = 256 << 20  # bytes that are written before they are needed
+READ_AHEAD = 8  # batches that DALI and TensorFlow may have opened before they are asked for; 3.5 were seen on a CPU
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The files of a spool: which samples lie where.
+
+    samples: their numbers in reading order. folder: where the files are written. kept: number of samples at the start
+    whose files stay, because DALI starts again with them after the last sample.
+    """
+
+    split: Split
+    samples: np.ndarray
+    folder: Path
+    kept: int
+
+    @cached_property
+    def slots(self) -> np.ndarray:
+        """The size of each record's slot, int64 (samples,)."""
+        slots = np.empty(len(self.samples), np.int64)
+        files = np.searchsorted(self.split.file_starts, self.samples, side="right") - 1
+        for file in np.unique(files):
+            chosen, sizes = files == file, self.split.kind.stored_sizes(self.split.entries[file])
+            slots[chosen] = sizes[self.samples[chosen] - self.split.file_starts[file]]
+        return slots + RECORD
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """The first sample of each file, followed by the number of samples; int64 (files + 1,)."""
+        ends, starts, size, count = np.cumsum(self.slots), [0], FIRST_FILE, FIRST_SAMPLES
+        while starts[-1] < len(ends):
+            first = starts[-1]
+            before = ends[first - 1] if first else 0
+            fitting = int(np.searchsorted(ends, before + size, side="right"))
+            starts.append(max(first + 1, min(fitting, first + count, len(ends))))
+            size, count = min(2 * size, LARGEST_FILE), min(2 * count, LARGEST_SAMPLES)
+        return np.array(starts)
+
+    @property
+    def files(self) -> int:
+        return len(self.starts) - 1
+
+    @cached_property
+    def kept_files(self) -> int:
+        return self.file_of(min(self.kept, len(self.samples)) - 1) + 1
+
+    def path(self, file: int) -> Path:
+        return self.folder / f"{file}.tfrecord"
+
+    def file_of(self, sample: int) -> int:
+        return int(np.searchsorted(self.starts, sample, side="right")) - 1
+
+    def entries(self, file: int) -> np.ndarray:
+        """Returns (offset, size) of the slots of a file, int64 (records, 2)."""
+        sizes = self.slots[self.starts[file]:self.starts[file + 1]]
+        return np.stack([np.cumsum(sizes) - sizes, sizes], axis=1)
+
+    def visit(self, read: int) -> int:
+        """Returns the number of files read before a sample, counted over all passes through the samples."""
+        passes, sample = divmod(read, len(self.samples))
+        return passes * self.files + self.file_of(sample)
+
+
+@contextmanager
+def opened_reader(split: Split, samples: np.ndarray, batch_size: int, again: bool = False
+                  ) -> Iterator[tuple[Callable, "Spool | None"]]:
+    """Yields a function that adds the reader of these samples to DALI's graph, and its spool, or None if it needs none.
+
+    The function returns encoded images and labels. DALI can be asked for the first batches. again: as in Spool.
+    """
+    with ExitStack() as held:
+        if split.is_spooled:
+            spool = held.enter_context(Spool(split, samples, batch_size, again))
+            slices, kind = spool.slices(), tfrecord
+        else:
+            spool, slices, kind = None, order.file_slices(split, samples), split.kind
+        scratch = held.enter_context(scratch_folder(in_memory(SMALL_FILE * len(slices))))
+        read = kind.reader(slices, scratch)
+        if spool:
+            spool.admit(0)
+        yield read, spool
+
+
+class SpoolEnded(UserError):
+    """What comes next cannot be read."""
+
+
+class Spool:
+    """Context manager for the files from which DALI reads these samples, again and again.
+
+    again: whether they are read more than once. Otherwise nothing is written after the last one.
+    """
+
+    def __init__(self, split: Split, samples: np.ndarray, batch_size: int, again: bool):
+        self._split, self._samples, self._again = split, samples, again
+        self._lead = READ_AHEAD * batch_size
+        self._read = self._launched = 0  # samples whose reading was asked for, and those before the last request
+        self._written, self._problem = 0, None
+        self._changed = threading.Condition()
+        self._sent = None
+
+    def __enter__(self):
+        self._held = scratch_folder(in_memory(AHEAD + 2 * LARGEST_FILE))
+        self.folder = self._held.__enter__()
+        self._layout = Layout(self._split, self._samples, self.folder, 2 * self._lead)
+        self._layout.starts  # noqa: B018 -- so that both processes have the same
+        self._writer = subprocess.Popen(
+            [sys.executable, "-c", "from data.spool_writer import main; main()"], cwd=ROOT, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, start_new_session=True)  # a request to stop must not end it before the training
+        threading.Thread(target=self._listen, daemon=True).start()
+        self._send(pickle.dumps((self._layout, self._again, AHEAD)))
+        return self
+
+    def __exit__(self, *_):
+        self._writer.stdin.close()
+        self._writer.kill()
+        self._writer.wait()
+        self._held.__exit__(None, None, None)
+
+    def slices(self) -> list[tuple]:
+        """Returns the slices to read, for data.formats.tfrecord.reader."""
+        layout = self._layout
+        return [(layout.path(file), layout.entries(file), np.arange(layout.starts[file + 1] - layout.starts[file]))
+                for file in range(layout.files)]
+
+    def admit(self, samples: int) -> float:
+        """Waits until the next samples can be read. Those before the previous call have been read.
+
+        Returns the seconds. Raises SpoolEnded if they cannot be read.
+        """
+        layout, began = self._layout, time.perf_counter()
+        done, self._launched, self._read = self._launched, self._read, self._read + samples
+        last = self._read + self._lead
+        if not self._again:
+            last = min(last, len(self._samples) - 1)
+        needed = layout.visit(last) + 1
+        if (request := (layout.visit(done), needed)) != self._sent:
+            self._sent = request
+            self._send(b"%d %d\n" % request)
+        with self._changed:
+            self._changed.wait_for(lambda: self._written >= needed or self._problem)
+        if self._written < needed:
+            raise SpoolEnded(self._problem)
+        return time.perf_counter() - began
+
+    def _send(self, message: bytes) -> None:
+        try:
+            self._writer.stdin.write(message)
+            self._writer.stdin.flush()
+        except BrokenPipeError:  # it has ended; _listen says why
+            pass
+
+    def _listen(self) -> None:
+        problem = None
+        for line in self._writer.stdout:
+            kind, _, text = line.decode().partition(" ")
+            if kind == "error":
+                problem = text.strip()
+                break
+            with self._changed:
+                self._written = int(text)
+                self._changed.notify_all()
+        code = self._writer.wait() if problem is None else 1
+        with self._changed:
+            self._problem = problem or f"the process that copies the samples for DALI ended with exit code {code}"
+            self._changed.notify_all()

@@ -1,0 +1,99 @@
+"""The spool: LMDB and RecordIO in any order, in bounded space, and what becomes of it when something fails."""
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from conftest import ROOT
+
+from data import order, spool
+from data.dataset import ORDERS, Split, open_dataset
+from data.feed import Feed
+from data.mixing import Mixing
+from tests.rigs.plans import plan
+
+SPOOLED = ("lmdb", "lmdb_caffe2", "recordio")
+
+
+@pytest.fixture
+def small_files(monkeypatch):
+    """Spools of many small files, of which little is written ahead. Returns the folder that holds them."""
+    for name, value in {"FIRST_FILE": 4096, "LARGEST_FILE": 16384, "AHEAD": 32768, "FIRST_SAMPLES": 8}.items():
+        monkeypatch.setattr(spool, name, value)
+
+
+def batches_of(folder, shard, shards, batch=8):
+    """Training batches over the end of an epoch, and two passes through validation."""
+    feed = Feed(open_dataset(folder), 32, "crop", 3, shard, shards, mixing=Mixing(0.4, 1.0))
+    with feed.train(1200, 400 // batch, batch * shards, batch) as batches:
+        found = [[part.numpy() for part in next(batches)] for _ in range(400 // batch)]
+    with feed.validation(batch) as (batches, samples):
+        return found + [[part.numpy() for part in next(batches)] for _ in range(2 * -(-samples // batch) + 3)]
+
+
+@pytest.mark.parametrize("name", SPOOLED)
+def test_batches_are_those_of_tfrecords_to_the_bit(in_format, small_files, name):
+    for shard in range(2):
+        for ours, theirs in zip(batches_of(in_format(name), shard, 2), batches_of(in_format("tfrecord"), shard, 2),
+                                strict=True):
+            for one, other in zip(ours, theirs, strict=True):
+                np.testing.assert_array_equal(one, other)
+
+
+def test_the_layout_by_hand():
+    """Stored sizes 100 and 200; a slot has 112 bytes more. A file has at most 500, then 1,000 bytes, or 3, then 6."""
+    index = np.array([[0, 100], [100, 200], [300, 100], [400, 100]])
+    split = Split("recordio", (Path("a"), Path("b")), (2, 2), (index[:2], index[2:]))
+    layout = spool.Layout(split, np.array([1, 0, 3, 2, 2, 2, 2, 2, 2, 2]), Path("/s"), kept=3)
+    assert layout.slots.tolist() == [312, 212, 212, 212, 212, 212, 212, 212, 212, 212]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spool, "FIRST_FILE", 530)
+        patch.setattr(spool, "FIRST_SAMPLES", 2)
+        assert layout.starts.tolist() == [0, 2, 6, 10]
+    assert (layout.files, layout.kept_files) == (3, 2)
+    assert layout.entries(0).tolist() == [[0, 312], [312, 212]]
+    assert [layout.visit(read) for read in (0, 1, 2, 9, 10, 13, 25)] == [0, 0, 1, 2, 3, 4, 6 + 1]
+
+
+def test_it_takes_little_space_and_dali_opens_nothing_that_is_not_there(in_format, small_files, monkeypatch):
+    """One file for each sample, and none is written before it is needed."""
+    monkeypatch.setattr(spool, "FIRST_SAMPLES", 1)
+    monkeypatch.setattr(spool, "LARGEST_SAMPLES", 1)
+    monkeypatch.setattr(spool, "AHEAD", 0)
+    dataset, most = open_dataset(in_format("lmdb")), 0
+    with Feed(dataset, 32, "none", 0).train(0, 179, 8, 8) as batches:
+        for _ in range(179):
+            next(batches)
+            most = max(most, len(list(batches.spool.folder.glob("*.tfrecord"))))
+    kept, lead = 2 * 8 * spool.READ_AHEAD, 8 * spool.READ_AHEAD
+    assert most <= kept + lead + 4 * 8 < 1432 / 4
+
+
+def test_a_process_that_copies_ends_with_the_training(in_format):
+    code = ("import sys, time\nfrom data.dataset import open_dataset\nfrom data.feed import Feed\n"
+            "with Feed(open_dataset(sys.argv[1]), 32, 'none', 0).train(0, 9, 64, 64) as batches:\n"
+            "    next(batches)\n    print(batches.spool.folder, flush=True)\n    time.sleep(600)")
+    process = subprocess.Popen([sys.executable, "-c", code, str(in_format("lmdb"))], cwd=ROOT, text=True,
+                               stdout=subprocess.PIPE)
+    folder = Path(process.stdout.readline().strip())
+    assert list(folder.glob("*.tfrecord"))
+    [writer] = psutil.Process(process.pid).children()
+    process.kill()
+    process.wait()
+    writer.wait(20)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("by", ORDERS)
+def test_the_first_batch_of_several_workers_has_no_sample_twice(in_format, by):
+    """Digits in LMDB, an evaluation every four epochs: a worker once read an epoch of its own, so 41 were left."""
+    split = open_dataset(in_format("lmdb")).in_order(by).train
+    made = plan(batch_size="128", epochs=8.0, evaluate_every=4, order=by)
+    intervals = list(made.intervals())
+    first, workers = intervals[0], 4
+    assert [one.epoch for one in intervals if one.evaluates] == [4, 8]
+    assert len(intervals) == (8 if by == "file" else 2)
+    read = [order.worker_positions(split, first.steps, 128, shard, workers)[:32] for shard in range(workers)]
+    assert len(np.unique(order.stream(split, 0, np.concatenate(read)))) == 128
