@@ -4,6 +4,7 @@ A folder without dataset.json is also a dataset if it has train/ and val/ with o
 """
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,17 +13,37 @@ import numpy as np
 
 from common.errors import UserError
 from data import formats
+from data.remote import Missing, RemotePath, is_remote, located
 
 IMAGENET_MEAN, IMAGENET_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # used if a folder's own are unknown
 VALIDATION_FOLDERS = ("val", "validation")
 ORDERS = ("global", "file")  # of the samples; see data.order
+REQUESTS = 32  # at a time, for sizes and indexes of objects
+
+
+@dataclass(frozen=True)
+class Window:
+    """Where the blocks of a split are kept that were fetched, for all workers of a node.
+
+    size: bytes that they may take. room: bytes that a spool may write ahead. block: samples in a block, at most. seed:
+    of the order of the blocks; None if each pass reads them in the order of the dataset. is_shared: whether several
+    workers of the node read from it.
+    """
+
+    folder: Path
+    size: int
+    room: int
+    block: int
+    seed: int | None
+    is_shared: bool = False
 
 
 @dataclass(frozen=True)
 class Split:
     """The shards of one split. Sample numbers run through the first file, then through the second, and so on.
 
-    indexes: the index of each file, or None if they have not been read. order: one of ORDERS.
+    indexes: the index of each file, or None if they have not been read. order: one of ORDERS. window: where what is far
+    away is kept, or None if the files are read as they are.
     """
 
     format: str
@@ -30,6 +51,7 @@ class Split:
     file_samples: tuple[int, ...]
     indexes: tuple | None = field(default=None, compare=False, repr=False)
     order: str = ORDERS[0]
+    window: Window | None = None
 
     @property
     def kind(self):
@@ -44,7 +66,7 @@ class Split:
     @property
     def is_spooled(self) -> bool:
         """Whether a spool lets DALI follow the order, which its own reader of the format cannot."""
-        return bool(self.paths) and self.any_order and not self.kind.ANY_ORDER
+        return bool(self.paths) and (self.window is not None or (self.any_order and not self.kind.ANY_ORDER))
 
     @property
     def samples(self) -> int:
@@ -61,7 +83,12 @@ class Split:
         return self.indexes or tuple(self.kind.read_index(path) for path in self.paths)
 
     def with_indexes(self) -> "Split":
-        return replace(self, indexes=self.entries)
+        """Returns the split with its indexes and, of objects, their sizes and tags. Raises OSError, ValueError."""
+        if not all(isinstance(path, RemotePath) for path in self.paths):
+            return replace(self, indexes=self.entries)
+        with ThreadPoolExecutor(REQUESTS) as pool:
+            paths = tuple(pool.map(RemotePath.inspected, self.paths))
+            return replace(self, paths=paths, indexes=tuple(pool.map(self.kind.read_index, paths)))
 
     def moved(self, source: Path, target: Path) -> "Split":
         return replace(self, paths=tuple(target / path.relative_to(source) for path in self.paths))
@@ -110,6 +137,22 @@ class Dataset:
                             f"{self.folder} is {self.format}; remove the flag")
         return replace(self, train=replace(self.train, order=order), validation=replace(self.validation, order=order))
 
+    def in_window(self, window: Window) -> "Dataset":
+        """Returns the dataset to be read from a window, which the splits share by their sizes.
+
+        Raises UserError if the format has no index of its records.
+        """
+        if not hasattr(self.train.kind, "example"):
+            raise UserError(f"{self.folder}: records of the format {self.format} cannot be fetched one by one; prepare "
+                            "it as tfrecord, or copy it with --stage_dir alone")
+        sizes = {name: sum(int(split.kind.stored_sizes(one).sum()) for one in split.entries)
+                 for name, split in (("train", self.train), ("validation", self.validation))}
+        train, validation = (
+            replace(window, folder=window.folder / name, size=window.size * size // sum(sizes.values()))
+            for name, size in sizes.items())
+        return replace(self, train=replace(self.train, window=train),
+                       validation=replace(self.validation, window=replace(validation, seed=None)))
+
     def moved_to(self, folder: Path) -> "Dataset":
         """Returns the dataset for a copy of its files in another folder."""
         if folder == self.folder:
@@ -124,14 +167,17 @@ def open_dataset(folder, check_files: bool = True) -> Dataset:
     check_files: whether the files have to be there; their indexes are read, too. Without it, the number of samples in a
     folder of images without dataset.json is 0.
     """
-    folder = Path(folder)
-    if not folder.is_dir():
+    folder = located(folder)
+    if not is_remote(folder) and not folder.is_dir():
         raise UserError(f"--data_dir: there is no folder {folder}; create a dataset with data.prepare, or use the "
                         "built-in `digits`")
-    if not (folder / "dataset.json").exists() and (dataset := _class_folders(folder, check_files)):
+    if not is_remote(folder) and not (folder / "dataset.json").exists() and (
+            dataset := _class_folders(folder, check_files)):
         return dataset
     try:
         described = json.loads((folder / "dataset.json").read_text())
+    except Missing as error:
+        raise UserError(f"--data_dir: {error}; data.prepare writes it") from None
     except FileNotFoundError:
         raise UserError(f"--data_dir: {folder} contains neither dataset.json (data.prepare writes it) nor train/ and "
                         "val/ with one folder of images per class") from None
@@ -149,10 +195,10 @@ def open_dataset(folder, check_files: bool = True) -> Dataset:
     if not check_files:
         return dataset
     for name, samples in claimed.items():
-        _check(folder, name, samples, getattr(dataset, name))
+        dataset = replace(dataset, **{name: _checked(folder, name, samples, getattr(dataset, name))})
     if dataset.format == "folder":
         _check_class_folders(dataset)
-    return replace(dataset, train=dataset.train.with_indexes(), validation=dataset.validation.with_indexes())
+    return dataset
 
 
 def describe(dataset: Dataset) -> dict:
@@ -222,18 +268,22 @@ def _check_words(dataset, classes):
         raise UserError(f"{dataset.folder}/dataset.json: {wrong}")
 
 
-def _check(folder, name, samples, split):
-    """Runs the cheap checks: counts agree, and each index fits its file. Damaged records show only when read."""
+def _checked(folder, name, samples, split) -> Split:
+    """Returns the split with its indexes after the cheap checks: counts agree, and each index fits its file.
+
+    Damaged records show only when they are read.
+    """
     if not split.samples:
         raise UserError(f"{folder}/dataset.json: the {name} split is empty")
     if split.samples != samples:
         raise UserError(f"{folder}/dataset.json: the {name} split lists {samples} samples, but its files add up to "
                         f"{split.samples}; prepare the dataset again")
     try:
-        entries = split.entries
+        split = split.with_indexes()
     except (OSError, ValueError) as error:
         raise UserError(f"{folder}: {error}; prepare the dataset again") from None
-    for path, count, index in zip(split.paths, split.file_samples, entries, strict=True):
+    for path, count, index in zip(split.paths, split.file_samples, split.entries, strict=True):
         if len(index) != count:
             raise UserError(f"{folder}/dataset.json: {path.name} should contain {count} samples, but its index lists "
                             f"{len(index)}; prepare the dataset again")
+    return split

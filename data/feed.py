@@ -62,7 +62,11 @@ class Batches:
 
 
 class Prepared(NamedTuple):
-    """What a pipeline reads. samples: their numbers, in order. numbers, mixing: the random numbers of each, or None."""
+    """What a pipeline reads.
+
+    samples: their numbers, in order. numbers, mixing: the random numbers of each, or None. epochs: that of each sample,
+    or None if all are of epoch 0.
+    """
 
     split: Split
     samples: np.ndarray
@@ -70,6 +74,7 @@ class Prepared(NamedTuple):
     image_size: int
     numbers: np.ndarray | None = None
     mixing: np.ndarray | None = None
+    epochs: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -115,7 +120,7 @@ class Feed:
         if self.mixing:
             mixing = by_parts(partial(self.mixing.random_numbers, image_size, self.seed, 0), positions)
         samples = order.stream(split, self.seed, positions, self.shuffle_block, self.shuffle_group)
-        return Prepared(split, samples, micro_batch_size, image_size, numbers, mixing)
+        return Prepared(split, samples, micro_batch_size, image_size, numbers, mixing, positions // split.samples)
 
     @contextmanager
     def train(self, position: int, steps: int, *arguments, **options) -> Iterator[Batches]:
@@ -175,8 +180,8 @@ class Feed:
 
         The files that it reads when it is built are deleted at the end of the context.
         """
-        split, samples, batch_size, image_size, numbers, mixing = prepared
-        with opened_reader(split, samples, batch_size, again) as (read, spool), scratch_folder() as folder:
+        split, samples, batch_size, image_size, numbers, mixing, epochs = prepared
+        with opened_reader(split, samples, batch_size, again, epochs) as (read, spool), scratch_folder() as folder:
             read_numbers, read_mixing = (None if rows is None else matrix_reader(rows, folder, name)
                                          for name, rows in (("numbers", numbers), ("mixing", mixing)))
             yield build_pipeline(

@@ -7,13 +7,15 @@ from pathlib import Path
 from common.startup import startup
 from data import sources
 from data.dataset import Dataset, open_dataset
+from data.remote import is_remote
 from data.sources import BUILT_IN
 from data.synthetic import is_synthetic, synthetic_dataset
 
 
 def absolute(data_dir: str) -> str:
     """Returns a name that means the same dataset for a process in another folder."""
-    return data_dir if data_dir in BUILT_IN or is_synthetic(data_dir) else str(Path(data_dir).absolute())
+    is_absolute = data_dir in BUILT_IN or is_synthetic(data_dir) or is_remote(data_dir)
+    return data_dir if is_absolute else str(Path(data_dir).absolute())
 
 
 def open_named(data_dir: str, check_files: bool = True) -> Dataset:
@@ -23,7 +25,7 @@ def open_named(data_dir: str, check_files: bool = True) -> Dataset:
     """
     if is_synthetic(data_dir):
         return synthetic_dataset(data_dir)
-    return open_dataset(built_in(data_dir) if data_dir in BUILT_IN else Path(data_dir).absolute(), check_files)
+    return open_dataset(built_in(data_dir) if data_dir in BUILT_IN else absolute(data_dir), check_files)
 
 
 def built_in(name: str) -> Path:

@@ -7,8 +7,8 @@ through its list of files one by one. Each block holds random records of one fil
 its blocks. Each global batch holds the next samples of the stream, for any number of workers.
 
 Global order in groups, for data that is fetched: A block is a run of consecutive records of a file, which one request
-can fetch. All blocks are shuffled, and then the samples of each group of blocks. The runs begin at another record in
-each epoch, so that other samples share a block.
+can fetch, and the same in all epochs, so that what was fetched can be kept. All blocks are shuffled, and then the
+samples of each group of blocks.
 
 File after file (--order=file, for LMDB and RecordIO): The files are shuffled, and their records keep the order in which
 they were written. Each epoch is divided into one contiguous slice per worker. Together, the workers read each of its
@@ -47,25 +47,24 @@ def permutation(split: Split, seed: int, epoch: int, block: int = BLOCK, group: 
 
 def _in_groups(split, seed, epoch, block, group) -> np.ndarray:
     random = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, epoch, 1])))
-    runs = block_starts(split, seed, epoch, block)
-    sizes = np.diff(runs, append=split.samples)
-    chosen = random.permutation(len(runs))
-    samples, groups = _concatenated(runs, sizes, chosen), np.repeat(np.arange(len(runs)) // group, sizes[chosen])
-    return samples[np.lexsort([random.random(split.samples), groups])]
+    starts, chosen = block_starts(split, block), block_order(split, seed, epoch, block)
+    sizes = np.diff(starts, append=split.samples)
+    groups = np.repeat(np.arange(len(chosen)) // group, sizes[chosen])
+    return _concatenated(starts, sizes, chosen)[np.lexsort([random.random(split.samples), groups])]
 
 
-def block_starts(split: Split, seed: int, epoch: int, block: int) -> np.ndarray:
-    """Returns the first sample of each block of a global order in groups, ascending, int64 (blocks,).
-
-    A block has at most `block` samples. Each file begins with a block of a random length in each epoch.
-    """
-    random = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, epoch, 2])))
+def block_starts(split: Split, block: int) -> np.ndarray:
+    """Returns the first sample of each block of a global order in groups, ascending, int64 (blocks,)."""
     sizes = np.diff(split.file_starts)
-    first = random.integers(1, block, len(sizes), endpoint=True)  # length of the first block of each file
-    blocks = np.where(sizes > first, 1 - (first - sizes) // block, np.minimum(sizes, 1))
+    blocks = -(-sizes // block)
     within = _concatenated(0 * blocks, blocks, np.arange(len(blocks)))
-    offsets = np.maximum(0, np.repeat(first - block, blocks) + within * block)
-    return np.repeat(split.file_starts[:-1], blocks) + offsets
+    return np.repeat(split.file_starts[:-1], blocks) + within * block
+
+
+def block_order(split: Split, seed: int, epoch: int, block: int) -> np.ndarray:
+    """Returns the numbers of the blocks in the order in which an epoch reads them, int64 (blocks,)."""
+    random = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, epoch, 2])))
+    return random.permutation(len(block_starts(split, block)))
 
 
 def _concatenated(starts, sizes, chosen) -> np.ndarray:

@@ -42,13 +42,16 @@ class Layout:
     """The files of a spool: which samples lie where.
 
     samples: their numbers in reading order. folder: where the files are written. kept: number of samples at the start
-    whose files stay, because DALI starts again with them after the last sample.
+    whose files stay, because DALI starts again with them after the last sample. room: bytes that may be written before
+    they are needed. epochs: that of each sample, or None if all are of epoch 0.
     """
 
     split: Split
     samples: np.ndarray
     folder: Path
     kept: int
+    room: int
+    epochs: np.ndarray | None = None
 
     @cached_property
     def slots(self) -> np.ndarray:
@@ -63,13 +66,14 @@ class Layout:
     @cached_property
     def starts(self) -> np.ndarray:
         """The first sample of each file, followed by the number of samples; int64 (files + 1,)."""
-        ends, starts, size, count = np.cumsum(self.slots), [0], FIRST_FILE, FIRST_SAMPLES
+        largest = min(LARGEST_FILE, self.room // 4)
+        ends, starts, size, count = np.cumsum(self.slots), [0], min(FIRST_FILE, largest), FIRST_SAMPLES
         while starts[-1] < len(ends):
             first = starts[-1]
             before = ends[first - 1] if first else 0
             fitting = int(np.searchsorted(ends, before + size, side="right"))
             starts.append(max(first + 1, min(fitting, first + count, len(ends))))
-            size, count = min(2 * size, LARGEST_FILE), min(2 * count, LARGEST_SAMPLES)
+            size, count = min(2 * size, largest), min(2 * count, LARGEST_SAMPLES)
         return np.array(starts)
 
     @property
@@ -98,15 +102,15 @@ class Layout:
 
 
 @contextmanager
-def opened_reader(split: Split, samples: np.ndarray, batch_size: int, again: bool = False
-                  ) -> Iterator[tuple[Callable, "Spool | None"]]:
+def opened_reader(split: Split, samples: np.ndarray, batch_size: int, again: bool = False,
+                  epochs: np.ndarray | None = None) -> Iterator[tuple[Callable, "Spool | None"]]:
     """Yields a function that adds the reader of these samples to DALI's graph, and its spool, or None if it needs none.
 
-    The function returns encoded images and labels. DALI can be asked for the first batches. again: as in Spool.
+    The function returns encoded images and labels. DALI can be asked for the first batches. again, epochs: as in Spool.
     """
     with ExitStack() as held:
         if split.is_spooled:
-            spool = held.enter_context(Spool(split, samples, batch_size, again))
+            spool = held.enter_context(Spool(split, samples, batch_size, again, epochs))
             slices, kind = spool.slices(), tfrecord
         else:
             spool, slices, kind = None, order.file_slices(split, samples), split.kind
@@ -124,27 +128,31 @@ class SpoolEnded(UserError):
 class Spool:
     """Context manager for the files from which DALI reads these samples, again and again.
 
-    again: whether they are read more than once. Otherwise nothing is written after the last one.
+    again: whether they are read more than once. Otherwise nothing is written after the last one. epochs: that of each
+    sample, or None if all are of epoch 0.
     """
 
-    def __init__(self, split: Split, samples: np.ndarray, batch_size: int, again: bool):
-        self._split, self._samples, self._again = split, samples, again
-        self._lead = READ_AHEAD * batch_size
+    def __init__(self, split: Split, samples: np.ndarray, batch_size: int, again: bool,
+                 epochs: np.ndarray | None = None):
+        self._split, self._samples, self._again, self._epochs = split, samples, again, epochs
+        self._batch_size, self._lead = batch_size, READ_AHEAD * batch_size
         self._read = self._launched = 0  # samples whose reading was asked for, and those before the last request
         self._written, self._problem = 0, None
         self._changed = threading.Condition()
         self._sent = None
 
     def __enter__(self):
-        self._held = scratch_folder(in_memory(AHEAD + 2 * LARGEST_FILE))
+        window = self._split.window
+        self._held = scratch_folder(window.folder.parent if window else in_memory(AHEAD + 2 * LARGEST_FILE))
         self.folder = self._held.__enter__()
-        self._layout = Layout(self._split, self._samples, self.folder, 2 * self._lead)
+        self._layout = Layout(self._split, self._samples, self.folder, self._lead + self._batch_size,
+                              window.room if window else AHEAD, self._epochs)
         self._layout.starts  # noqa: B018 -- so that both processes have the same
         self._writer = subprocess.Popen(
             [sys.executable, "-c", "from data.spool_writer import main; main()"], cwd=ROOT, stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, start_new_session=True)  # a request to stop must not end it before the training
         threading.Thread(target=self._listen, daemon=True).start()
-        self._send(pickle.dumps((self._layout, self._again, AHEAD)))
+        self._send(pickle.dumps((self._layout, self._again)))
         return self
 
     def __exit__(self, *_):

@@ -1,36 +1,47 @@
 """The process that writes the files of a spool: `python -m data.spool_writer`, started by data.spool.
 
-Standard input: a pickled (Layout, whether to start again after the last sample, room), then lines with two numbers: how
-many files have been read, and how many are needed. Files are counted over all passes. Standard output: `written COUNT`
+Standard input: a pickled (Layout, whether to start again after the last sample), then lines with two numbers: how many
+files have been read, and how many are needed. Files are counted over all passes. Standard output: `written COUNT`
 after each file, or `error REASON`. It ends when standard input does, and removes the folder.
 """
+import errno
 import os
 import pickle
 import shutil
 import struct
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from common.errors import one_line
+from common.errors import UserError, one_line
 from data.formats import messages
 from data.spool import Layout
+from data.window import Blocks, remove_unused
 
+FILES_ASKED = 3  # those whose blocks are fetched at the same time
 HEADER = struct.Struct("<QI")  # a TFRecord's length, and a checksum that DALI does not check
 
 
 def main() -> None:
-    layout, again, room = pickle.load(sys.stdin.buffer)
+    layout, again = pickle.load(sys.stdin.buffer)
     requests = Requests(sys.stdin.buffer)
+    code = 0
     try:
-        write_ahead(layout, again, room, requests)
-    except (OSError, ValueError) as error:
+        write_ahead(layout, again, requests)
+    except (OSError, ValueError, UserError) as error:
         print(f"error {one_line(error)}", flush=True)
         requests.wait(lambda: False)  # the reader still needs the files that are there
+    except Exception:
+        traceback.print_exc()
+        code = 1
     finally:
         shutil.rmtree(layout.folder, ignore_errors=True)
+        if layout.split.window:
+            remove_unused(layout.split.window.folder.parent, seconds=5)  # the reader may be ending
+        os._exit(code)  # a thread may still read standard input, or a block
 
 
 class Requests:
@@ -57,14 +68,12 @@ class Requests:
             self._changed.notify_all()
 
 
-def write_ahead(layout: Layout, again: bool, room: int, requests: Requests) -> None:
-    """Writes one file after another, as long as the reader needs it or there is room, and deletes those read.
-
-    room: bytes that may be written before they are needed.
-    """
+def write_ahead(layout: Layout, again: bool, requests: Requests) -> None:
+    """Writes one file after another, as long as the reader needs it or there is room, and deletes those read."""
     sizes = np.add.reduceat(layout.slots, layout.starts[:-1])
     bytes_before = np.concatenate([[0], np.cumsum(sizes)])
-    written = deleted = 0
+    blocks = Blocks(layout.split, layout.split.window) if layout.split.window else None
+    written, deleted, room = 0, 0, layout.room
 
     def ahead() -> int:
         """Bytes of the files that are written and not read."""
@@ -84,29 +93,39 @@ def write_ahead(layout: Layout, again: bool, room: int, requests: Requests) -> N
             deleted = read
             continue
         if not layout.path(written % layout.files).exists():  # a kept one does, or one of the last pass
-            write_file(layout, written % layout.files)
+            if blocks:
+                ask_ahead(layout, blocks, written)
+            try:
+                write_file(layout, written % layout.files, blocks)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                room = ahead()  # from now on
+                if written < requests.needed and not (blocks and blocks.shrink(2 * sizes[written % layout.files])):
+                    raise
+                continue
         written += 1
         print(f"written {written}", flush=True)
 
 
-def write_file(layout: Layout, file: int) -> None:
+def write_file(layout: Layout, file: int, blocks: Blocks | None) -> None:
     """Writes a file of the spool. It appears under its name when it is complete."""
     first, end = layout.starts[file:file + 2]
-    entries, path = layout.entries(file), layout.path(file)
+    entries, path, samples = layout.entries(file), layout.path(file), layout.samples[first:end]
     part = path.with_suffix(".part")
     with open(part, "wb") as output:
         output.truncate(entries[-1].sum())
-        for position, image, label in records(layout.split, layout.samples[first:end]):
-            example = messages.example(image, label)
+        for position, example in (examples_of(blocks, samples) if blocks else examples(layout.split, samples)):
             offset, size = entries[position]
             if len(example) + HEADER.size > size:
-                raise ValueError(f"{layout.split.name(layout.samples[first + position])} is larger than its index says")
-            os.pwritev(output.fileno(), [HEADER.pack(len(example), 0), example], offset)
+                raise ValueError(f"{layout.split.name(samples[position])} is larger than its index says")
+            content = HEADER.pack(len(example), 0) + example
+            os.pwrite(output.fileno(), content.ljust(size, b"\0"), offset)  # DALI's map of a hole needs space, too
     part.rename(path)
 
 
-def records(split, samples: np.ndarray) -> Iterator[tuple[int, bytes, int]]:
-    """Yields (position among these samples, encoded image, label), file after file, in the order of the files."""
+def examples(split, samples: np.ndarray) -> Iterator[tuple[int, bytes]]:
+    """Yields (position among these samples, Example), file after file, in the order of the files."""
     ascending = np.argsort(samples, kind="stable")
     files = np.searchsorted(split.file_starts, samples[ascending], side="right") - 1
     for positions in np.split(ascending, np.flatnonzero(np.diff(files)) + 1):
@@ -114,7 +133,27 @@ def records(split, samples: np.ndarray) -> Iterator[tuple[int, bytes, int]]:
         numbers = samples[positions] - split.file_starts[file]
         found = split.kind.records(split.paths[file], split.entries[file], numbers)
         for position, (image, label) in zip(positions, found, strict=True):
-            yield int(position), image, label
+            yield int(position), messages.example(image, label)
+
+
+def examples_of(blocks: Blocks, samples: np.ndarray) -> Iterator[tuple[int, bytes]]:
+    """Yields (position among these samples, Example), from blocks that were asked for."""
+    for position, sample in enumerate(samples):
+        try:
+            yield position, blocks.example(int(sample))
+        except ValueError as error:
+            raise ValueError(f"{blocks.split.name(sample)} {error}") from None
+
+
+def ask_ahead(layout: Layout, blocks: Blocks, written: int) -> None:
+    """Asks for the blocks of the next file and of those after it, in the order in which they are needed."""
+    wanted = []
+    for visit in range(written, written + FILES_ASKED):
+        first, end = layout.starts[visit % layout.files:][:2]
+        found, places = np.unique(blocks.of(layout.samples[first:end]), return_index=True)
+        epoch = 0 if layout.epochs is None else int(layout.epochs[first])
+        wanted += [(block, epoch) for block in found[np.argsort(places)].tolist()]
+    blocks.ask(wanted)
 
 
 if __name__ == "__main__":

@@ -133,7 +133,7 @@ def measure(settings: Settings, options, dataset: Dataset, in_stages: bool) -> t
                          device=launch.device)
     world.agree(vars(recipe) | vars(launch) | vars(options), "the workers were started with different flags")
     worlds.check_gpus(world, launch.device_policy)
-    dataset = build.share_dataset(dataset, world)
+    dataset = build.stage_dataset(build.share_dataset(dataset, world), recipe, launch, world)
     sizes = options.global_batch_size or (world.size * options.micro_batch_size,)
     plans = [plan_of(recipe, size, options.micro_batch_size, world.size, dataset.train.samples, allreduce)
              for size in sizes]

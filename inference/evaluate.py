@@ -28,7 +28,7 @@ def evaluate_checkpoint(settings: Settings, dataset: Dataset) -> dict:
     recipe, launch, run = settings.recipe, settings.launch, settings.run
     world = start_and_check_flags(settings)
     started = time.perf_counter()
-    dataset = build.stage_dataset(build.share_dataset(dataset, world), launch, world)
+    dataset = build.stage_dataset(build.share_dataset(dataset, world), recipe, launch, world)
     with world.raise_on_all_ranks():
         feed = build.make_feed(recipe, launch, dataset, world)
         model = build.make_model(recipe, dataset)

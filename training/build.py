@@ -1,6 +1,9 @@
 """Builds the parts of a training from its settings: feed, model, optimizer, compiled steps."""
 import functools
 import os
+import socket
+import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +13,17 @@ import tensorflow as tf
 import model_zoo
 import optim
 from common.errors import UserError
+from common.files import in_memory
 from common.startup import startup
 from data import stage as staging
-from data.dataset import Dataset
+from data.dataset import Dataset, Window
 from data.feed import Feed
 from data.mixing import Mixing
 from data.pipeline import DecoderSettings
+from data.remote import is_remote
+from data.spool import AHEAD
 from data.synthetic import SyntheticFeed
+from data.window import window_folder
 from distributed import optimizer as distributed
 from distributed.allreduce_plan import AllreducePlan
 from distributed.exchange import GradientExchange, make_collectives
@@ -29,6 +36,8 @@ from training.plan import DEFAULT_LARGEST_MICRO_BATCH, Phase, Plan
 from training.settings import Launch, Recipe, Settings
 from training.state import State
 from training.step import TrainStep, make_train_step
+
+DIRECT = 10**9  # bytes of the window on each node without --stage_gb
 
 
 @dataclass(frozen=True)
@@ -93,8 +102,15 @@ def share_dataset(dataset: Dataset, world: World) -> Dataset:
     return world.broadcast(found, "dataset").moved_to(dataset.folder)
 
 
-def stage_dataset(dataset: Dataset, launch: Launch, world: World) -> Dataset:
-    """Returns the dataset's copy in --stage_dir, if that is given. Raises UserError on all ranks."""
+def stage_dataset(dataset: Dataset, recipe: Recipe, launch: Launch, world: World) -> Dataset:
+    """Returns the dataset's copy in --stage_dir, if that is given, or the dataset to be read from a window there.
+
+    Raises UserError on all ranks.
+    """
+    if is_remote(dataset.folder) or launch.stage_gb:
+        name = world.broadcast(f"{socket.gethostname()}-{os.getpid()}-{time.time_ns()}", "window")
+        with world.raise_on_all_ranks():
+            return open_window(dataset, recipe, launch, name, max(1, world.workers_per_node()))
     if not launch.stage_dir:
         return dataset
     with world.raise_on_all_ranks():
@@ -102,6 +118,18 @@ def stage_dataset(dataset: Dataset, launch: Launch, world: World) -> Dataset:
     files = world.broadcast(files, "files")
     with world.raise_on_all_ranks(), startup.stage("copying the data"):
         return staging.stage(dataset, Path(launch.stage_dir), files)
+
+
+def open_window(dataset: Dataset, recipe: Recipe, launch: Launch, name: str, workers: int) -> Dataset:
+    """Returns the dataset to be read from a window. name: the same on all workers. workers: on this node."""
+    if not recipe.shuffle_group:
+        raise UserError("--shuffle_group: data that is fetched is read in blocks of consecutive samples, which are "
+                        "shuffled in groups; give the number of blocks in a group, such as --shuffle_group=16")
+    size = int(launch.stage_gb * 1e9) if launch.stage_gb else DIRECT
+    room = min(AHEAD, size // (8 * workers))
+    place = Path(launch.stage_dir or in_memory(size) or tempfile.gettempdir())
+    return dataset.in_window(Window(window_folder(place, name), size - 4 * workers * room, room, recipe.shuffle_block,
+                                    recipe.seed, is_shared=workers > 1))
 
 
 def make_feed(recipe: Recipe, launch: Launch, dataset: Dataset, world: World) -> Feed | SyntheticFeed:

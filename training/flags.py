@@ -37,6 +37,8 @@ RULES = (  # (whether a command line breaks the rule, what to say)
      "--elastic needs horovodrun --min-np=N --max-np=N --host-discovery-script=SCRIPT"),
     (lambda s: s.trains and not s.launch.elastic and ELASTIC in os.environ,
      "horovodrun was started for a varying number of workers; add --elastic"),
+    (lambda s: s.launch.stage_gb and not s.launch.stage_dir,
+     "--stage_gb needs --stage_dir, a folder on a local disk of each node"),
     (lambda s: s.run.stop_at_target and s.run.target_top1 is None,
      "--stop_at_target needs --target_top1, such as --target_top1=0.759"),
     (lambda s: s.launch.elastic and s.launch.allreduce == "hierarchical",

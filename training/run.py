@@ -119,7 +119,7 @@ class Training:
         """Builds the job for these workers. Model, optimizer and their state are created only once."""
         settings, launch = self._settings, self._settings.launch
         self._dataset = build.share_dataset(self._dataset, world)
-        dataset = build.stage_dataset(self._dataset, launch, world)
+        dataset = build.stage_dataset(self._dataset, settings.recipe, launch, world)
         exchange = self._exchange or self._plan_exchange(world)
         with world.raise_on_all_ranks():
             plan = plan_for(settings, world.size, world.local_size, dataset.train.samples, exchange.plan)

@@ -21,7 +21,8 @@ class Recipe:
     """What to train. The same on any number of workers.
 
     data_dir: Dataset to train on: a folder that data.prepare wrote, a folder of images (train/CLASS/* and val/CLASS/*),
-        a built-in dataset (digits, glyphs), or synthetic:SAMPLES for random data that stays on the device.
+        a built-in dataset (digits, glyphs), the address of a folder that data.prepare wrote (s3://BUCKET/FOLDER,
+        https://HOST/FOLDER), or synthetic:SAMPLES for random data that stays on the device.
     model: Model to train. ResNets are v1.5; names with _v1 are as first published. resnet50_nvcaffe and alexnet_bn
         follow the files of the LARS authors. alexnet_bn5 is their variant with five batch norms. resnet20 and convnet
         are for 32-pixel images; convnet has no batch norm.
@@ -143,7 +144,10 @@ class Launch:
     dali_device: Device that decodes and augments the images. auto: the GPU if the model trains on one.
     dali_threads: Number of DALI threads per worker. Default: the number of cores that the worker may use.
     hw_decoder_load: Fraction of the images that the hardware JPEG decoder of a GPU decodes.
-    stage_dir: Folder on a local disk of each node. Before training, the dataset is copied there once per node.
+    stage_dir: Folder on a local disk of each node. Before training, the dataset is copied there once per node, or with
+        --stage_gb while it is read.
+    stage_gb: GB that --stage_dir may hold on each node. Training then fetches what it reads next and keeps there what
+        it reads again soonest.
     allreduce: All-reduce algorithm for the gradients. torus: 2D-torus all-reduce on a grid of workers
         (arXiv:1811.05233, section 2.2). hierarchical: reduce to one worker per node, ring over these, broadcast.
     torus_grid: Grid of --allreduce=torus, horizontal x vertical, such as 4x2. auto: the grid with the lowest latency.
@@ -163,6 +167,7 @@ class Launch:
     dali_threads: int | None = flag(low=1)
     hw_decoder_load: float = flag(0.65, low=0.0, high=1.0)
     stage_dir: str | None = None
+    stage_gb: float | None = flag(low=1e-3)
     allreduce: str = flag("ring", ALLREDUCES)
     torus_grid: tuple[int, int] | None = flag("auto", parse=parse_grid)
     fusion_mb: float | None = flag(low=1e-3, high=1e5)

@@ -10,6 +10,8 @@ Each module has
     index_path(path)            returns the path of the shard's index, or None
     read_index(path)            returns a sequence with one element per sample; cheap. Raises OSError, ValueError
     records(path, index, samples)   yields (encoded image, label) of these samples
+    example(stored)             returns a tf.train.Example of a record as it is stored. Raises ValueError. Only formats
+                                whose index tells where each record lies have it
     stored_sizes(index)         returns the size of each sample in the shard, in bytes: not less than its image's
     reader(slices, scratch)     returns a function for DALI's graph that returns the encoded images and their labels
 `slices` is a list, to be read in order. Each is a path, its index, and the numbers of the samples in it.

@@ -4,13 +4,15 @@ A record consists of a magic word, a word with its length and continuation flag,
 four bytes. Data that contains the magic word is split there into several parts. The data consists of a header (flag,
 label, id, id2) and the image.
 """
+import io
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
-from data.formats import sequential
+from data.formats import messages, sequential
+from data.remote import RemotePath, located, ranges
 
 SUFFIX = ".rec"
 ANY_ORDER = False
@@ -20,8 +22,8 @@ COMPLETE, FIRST, MIDDLE, LAST = range(4)
 LENGTH_BITS = 29
 
 
-def index_path(path) -> Path:
-    return Path(path).with_suffix(".idx")
+def index_path(path) -> Path | RemotePath:
+    return located(path).with_suffix(".idx")
 
 
 def write(path, samples: Iterable[tuple[bytes, int]]) -> None:
@@ -64,7 +66,8 @@ def read_index(path) -> np.ndarray:
     Raises ValueError if the index is malformed or the shard does not end with its last record, and OSError if one of
     the two files is missing.
     """
-    size, name = Path(path).stat().st_size, index_path(path)
+    path = located(path)
+    size, name = path.stat().st_size, index_path(path)
     try:
         offsets = np.sort(np.array(name.read_bytes().split(), np.int64).reshape(-1, 2)[:, 1])
     except (ValueError, OverflowError):
@@ -73,9 +76,9 @@ def read_index(path) -> np.ndarray:
         raise ValueError(f"{name} is not a RecordIO index")
     if len(offsets) and offsets[-1] >= size:
         raise ValueError(f"{path} is truncated; it has {size} bytes, and its index points beyond its end")
-    for offset in offsets[-1:]:
-        with open(path, "rb") as file:
-            end = _read_record(file, path, int(offset))[1]
+    for offset in map(int, offsets[-1:]):
+        with ranges(path) as read:
+            _, end = _read_record(io.BytesIO(read(offset, size)), path, offset)
         if end != size:
             raise ValueError(f"{path} has {size} bytes, but its last record ends at byte {end}; the file is truncated, "
                              "or the index belongs to another file")
@@ -88,15 +91,24 @@ def stored_sizes(index: np.ndarray) -> np.ndarray:
 
 def records(path, index, samples) -> Iterator[tuple[bytes, int]]:
     """Raises ValueError if a record is damaged."""
-    with open(path, "rb") as file:
-        for offset in index[samples, 0]:
-            data, _ = _read_record(file, path, int(offset))
-            if len(data) < HEADER.size:
-                raise ValueError(f"{path}: the record at byte {offset} contains no image")
-            flag, label, _, _ = HEADER.unpack_from(data)
-            if flag:
-                raise ValueError(f"{path}: the record at byte {offset} has a list of {flag} labels instead of one")
-            yield data[HEADER.size:], int(label)
+    with ranges(path) as read:
+        for offset, size in index[samples].tolist():
+            data, _ = _read_record(io.BytesIO(read(offset, offset + size)), path, offset)
+            yield _image_and_label(data, f"{path}: the record at byte {offset}")
+
+
+def example(stored: bytes) -> bytes:
+    data, _ = _read_record(io.BytesIO(stored), "it", 0)
+    return messages.example(*_image_and_label(data, "it"))
+
+
+def _image_and_label(data: bytes, name: str) -> tuple[bytes, int]:
+    if len(data) < HEADER.size:
+        raise ValueError(f"{name} contains no image")
+    flag, label, _, _ = HEADER.unpack_from(data)
+    if flag:
+        raise ValueError(f"{name} has a list of {flag} labels instead of one")
+    return data[HEADER.size:], int(label)
 
 
 def reader(slices, scratch: Path):
@@ -140,17 +152,18 @@ def _header(path, offset, header) -> tuple[int, int]:
 
 
 def _read_record(file, path, offset) -> tuple[bytes, int]:
-    """Returns a record's data and its end offset."""
-    parts, file_offset = [], offset
+    """Returns a record's data and its end offset in `path`. file: begins with the record, which is at `offset` there.
+    """
+    parts, start = [], 0
     while True:
-        file.seek(file_offset)
-        length, continuation = _header(path, file_offset, file.read(8))
+        file.seek(start)
+        length, continuation = _header(path, offset + start, file.read(8))
         parts.append(file.read(length))
         if len(parts[-1]) != length:
             raise ValueError(f"{path} is truncated; it ends inside the record at byte {offset}")
-        file_offset += 8 + length + -length % 4
+        start += 8 + length + -length % 4
         if continuation in (COMPLETE, LAST):
-            return MAGIC.join(parts), file_offset
+            return MAGIC.join(parts), offset + start
 
 
 def _write_index(path, offsets) -> None:

@@ -6,14 +6,16 @@ from pathlib import Path
 import numpy as np
 
 from data.formats.messages import IMAGE, LABEL
+from data.remote import RemotePath, located, ranges
 
 SUFFIX = ".tfrecord"
 ANY_ORDER = True
 FRAMING = 16  # bytes per record besides its data: length 8, its checksum 4, the data's checksum 4
 
 
-def index_path(path) -> Path:
-    return Path(f"{path}.idx")
+def index_path(path) -> Path | RemotePath:
+    path = located(path)
+    return path.with_name(f"{path.name}.idx")
 
 
 def write(path, samples: Iterable[tuple[bytes, int]]) -> None:
@@ -75,7 +77,8 @@ def read_index(path) -> np.ndarray:
     Raises ValueError if the index is malformed, points beyond the shard's end or belongs to another shard, and OSError
     if one of the two files is missing.
     """
-    size, name = Path(path).stat().st_size, index_path(path)
+    path = located(path)
+    size, name = path.stat().st_size, index_path(path)
     try:
         index = np.array(name.read_bytes().split(), np.int64).reshape(-1, 2)
     except (ValueError, OverflowError):
@@ -88,6 +91,12 @@ def read_index(path) -> np.ndarray:
     if not np.array_equal(np.append(starts, size), np.insert(ends, 0, 0)):
         raise ValueError(f"{name} is not the index of {path}, which has {size} bytes")
     return index
+
+
+def example(stored: bytes) -> bytes:
+    if len(stored) < FRAMING or struct.unpack("<Q", stored[:8])[0] != len(stored) - FRAMING:
+        raise ValueError("is not a TFRecord")
+    return stored[12:-4]
 
 
 def stored_sizes(index: np.ndarray) -> np.ndarray:
@@ -105,11 +114,10 @@ def examples(path, index, samples) -> Iterator:
     import tensorflow as tf
     from google.protobuf.message import DecodeError
 
-    with open(path, "rb") as file:
-        for offset, size in index[samples]:
-            file.seek(int(offset) + 12)
+    with ranges(path) as read:
+        for offset, size in index[samples].tolist():
             try:
-                features = tf.train.Example.FromString(file.read(int(size) - FRAMING)).features.feature
+                features = tf.train.Example.FromString(read(offset, offset + size)[12:-4]).features.feature
                 sound = features[IMAGE].bytes_list.value and features[LABEL].int64_list.value
             except DecodeError:
                 sound = False

@@ -43,10 +43,12 @@ def test_batches_are_those_of_tfrecords_to_the_bit(in_format, small_files, name)
 
 
 def test_the_layout_by_hand():
-    """Stored sizes 100 and 200; a slot has 112 bytes more. A file has at most 500, then 1,000 bytes, or 3, then 6."""
+    """Stored sizes 100 and 200; a slot has 112 bytes more. A file has at most 530, then 1,060 bytes, or 2, then 4
+    samples.
+    """
     index = np.array([[0, 100], [100, 200], [300, 100], [400, 100]])
     split = Split("recordio", (Path("a"), Path("b")), (2, 2), (index[:2], index[2:]))
-    layout = spool.Layout(split, np.array([1, 0, 3, 2, 2, 2, 2, 2, 2, 2]), Path("/s"), kept=3)
+    layout = spool.Layout(split, np.array([1, 0, 3, 2, 2, 2, 2, 2, 2, 2]), Path("/s"), kept=3, room=1 << 30)
     assert layout.slots.tolist() == [312, 212, 212, 212, 212, 212, 212, 212, 212, 212]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spool, "FIRST_FILE", 530)
@@ -67,7 +69,7 @@ def test_it_takes_little_space_and_dali_opens_nothing_that_is_not_there(in_forma
         for _ in range(179):
             next(batches)
             most = max(most, len(list(batches.spool.folder.glob("*.tfrecord"))))
-    kept, lead = 2 * 8 * spool.READ_AHEAD, 8 * spool.READ_AHEAD
+    kept, lead = 8 * (spool.READ_AHEAD + 1), 8 * spool.READ_AHEAD
     assert most <= kept + lead + 4 * 8 < 1432 / 4
 
 

@@ -1,0 +1,168 @@
+"""Objects in a bucket or on a web server: s3://, gs://, az:// and https:// addresses in place of paths.
+
+obstore makes the requests. It finds credentials as its stores do: in environment variables such as AWS_ACCESS_KEY_ID
+and AWS_ENDPOINT_URL, and in the machine's role.
+"""
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
+
+from common.errors import UserError, complain, one_line
+
+SCHEMES = ("s3://", "s3a://", "gs://", "az://", "http://", "https://")
+PATIENCE = (0.5, 1, 2, 4, 8, 16)  # seconds from one attempt to the next
+TIMEOUT = "60s"  # of one request
+
+
+class RemoteError(OSError):
+    """An object cannot be read."""
+
+
+class Missing(RemoteError):
+    """There is no such object."""
+
+
+@dataclass(frozen=True)
+class RemotePath:
+    """The address of an object, or the beginning of such addresses, with the part of pathlib.Path that datasets need.
+
+    size, tag: of the object, as `inspected` found it: bytes, and a text that changes with its content.
+    """
+
+    url: str
+    size: int | None = None
+    tag: str | None = None
+
+    def __str__(self):
+        return self.url
+
+    def __truediv__(self, name) -> "RemotePath":
+        return RemotePath(f"{self.url.rstrip('/')}/{name}")
+
+    def __fspath__(self):
+        raise TypeError(f"{self.url} is not a file")
+
+    @property
+    def name(self) -> str:
+        return PurePosixPath(self.url).name
+
+    def with_name(self, name: str) -> "RemotePath":
+        return RemotePath(f"{self.url.rpartition('/')[0]}/{name}")
+
+    def with_suffix(self, suffix: str) -> "RemotePath":
+        return self.with_name(PurePosixPath(self.name).with_suffix(suffix).name)
+
+    def relative_to(self, folder: "RemotePath") -> PurePosixPath:
+        return PurePosixPath(self.url.removeprefix(f"{folder.url.rstrip('/')}/"))
+
+    def resolve(self) -> "RemotePath":
+        return self
+
+    def stat(self) -> SimpleNamespace:
+        """Returns its size in bytes as st_size."""
+        return SimpleNamespace(st_size=(self if self.tag else self.inspected()).size)
+
+    def inspected(self) -> "RemotePath":
+        """Returns this address with the object's size and tag. Raises RemoteError."""
+        import obstore
+
+        store, key = _store_of(self.url)
+        found = _with_patience(self.url, lambda: obstore.head(store, key))
+        return replace(self, size=found["size"], tag=found["e_tag"] or str(found["last_modified"]))
+
+    def read_bytes(self) -> bytes:
+        """Returns the content. Raises RemoteError."""
+        import obstore
+
+        store, key = _store_of(self.url)
+        return _with_patience(self.url, lambda: bytes(obstore.get(store, key).bytes()))
+
+    def read_text(self) -> str:
+        return self.read_bytes().decode()
+
+    def read_range(self, start: int, end: int) -> bytes:
+        """Returns the bytes from `start` to `end` (exclusive). Raises RemoteError, also if the object has changed."""
+        import obstore
+
+        store, key = _store_of(self.url)
+
+        def read():
+            got = obstore.get(store, key, options={"range": (start, end)})
+            tag = got.meta["e_tag"] or str(got.meta["last_modified"])
+            if (got.meta["size"], tag) != (self.size, self.tag) and self.tag:
+                raise UserError(f"{self.url} has changed since training started; start again")
+            content = bytes(got.bytes())
+            if len(content) != end - start:
+                raise RemoteError(f"{self.url}: {len(content)} of {end - start} bytes came")
+            return content
+
+        return _with_patience(self.url, read)
+
+
+def located(place) -> Path | RemotePath:
+    """Returns the path or the address that a text names."""
+    if isinstance(place, RemotePath):
+        return place
+    return RemotePath(str(place)) if is_remote(place) else Path(place)
+
+
+def is_remote(place) -> bool:
+    return str(place).startswith(SCHEMES)
+
+
+@contextlib.contextmanager
+def ranges(path: Path | RemotePath) -> Iterator[Callable[[int, int], bytes]]:
+    """Yields a function that returns the bytes from a start to an end (exclusive) of a file or an object."""
+    if isinstance(path, RemotePath):
+        yield path.read_range
+        return
+    with open(path, "rb") as file:
+        def read(start: int, end: int) -> bytes:
+            file.seek(start)
+            return file.read(end - start)
+
+        yield read
+
+
+def _store_of(url: str) -> tuple:
+    """Returns obstore's store of an address, and the object's key in it."""
+    scheme, _, rest = url.partition("://")
+    host, _, key = rest.partition("/")
+    return _store(f"{scheme}://{host}"), key
+
+
+@cache
+def _store(root: str):
+    from obstore.store import from_url
+
+    options = {"timeout": TIMEOUT, "allow_http": True}
+    return from_url(root, client_options=options, retry_config={"max_retries": 0})
+
+
+def _with_patience(url: str, action: Callable):
+    """Returns the result of a request, which is tried again with growing pauses. Raises RemoteError."""
+    from obstore import exceptions
+
+    final = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, exceptions.PreconditionError,
+             exceptions.InvalidPathError, exceptions.NotSupportedError)
+    for pause in (*PATIENCE, None):
+        try:
+            return action()
+        except (FileNotFoundError, exceptions.NotFoundError):
+            raise Missing(f"{url} does not exist") from None
+        except final as error:
+            raise RemoteError(f"{url}: {reason(error)}") from None
+        except (exceptions.BaseError, OSError) as error:
+            if pause is None:
+                raise RemoteError(f"{url}: {reason(error)}") from None
+            complain(f"{url}: {reason(error)}; trying again in {pause:g} s", "data")
+            time.sleep(pause)
+
+
+def reason(error) -> str:
+    """Returns an error of obstore in one line, without the debugging text that follows it."""
+    return one_line(str(error).partition("\n\nDebug")[0])[:300]
