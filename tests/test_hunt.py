@@ -55,11 +55,12 @@ FACTORS = {  # factor -> value -> flags, or None for what `command` decides
 }
 STOPS = {"SIGTERM:1": 75, "SIGUSR1:6": 75, "SIGKILL:9": 128 + signal.SIGKILL}  # exit codes of mpirun
 TIMES = ("images_per_second", "seconds")
-# Relative tolerance of a loss, and samples by which a count of hits may differ, between one worker and two. In float32,
-# their losses differ by 1e-7 after 15 steps without batch norm. In 16 bits, those of one worker with micro-batches of 8
-# and of 16 differ by 2 % (bfloat16) and 0.3 % (float16). With batch norm over 8 samples, rounding grows from 1e-7 to
-# 6e-4 of the training loss in 23 steps of LARS, and to 5e-3 of the validation loss, whose moving statistics lag behind.
-TOLERANCE = {"float32": (1e-3, 1), "mixed_bfloat16": (0.04, 4), "mixed_float16": (0.02, 4)}
+# Relative tolerance of a loss, and samples by which a count of hits may differ, between one worker and two. In
+# float32, their losses differ by 1e-7 after 15 steps without batch norm. In 16 bits, those of one worker with micro-
+# batches of 8 and of 16 differ by 2 % (bfloat16) and 0.3 % (float16), and of 353 images 13 more are right (bfloat16).
+# With batch norm over 8 samples, rounding grows from 1e-7 to 6e-4 of the training loss in 23 steps of LARS, and to
+# 5e-3 of the validation loss, whose moving statistics lag behind.
+TOLERANCE = {"float32": (1e-3, 1), "mixed_bfloat16": (0.04, 8), "mixed_float16": (0.02, 4)}
 MOVING_STATISTICS_TOLERANCE = 0.02
 
 
