@@ -42,14 +42,16 @@ class Window:
 class Split:
     """The shards of one split. Sample numbers run through the first file, then through the second, and so on.
 
-    indexes: the index of each file, or None if they have not been read. order: one of ORDERS. window: where what is far
-    away is kept, or None if the files are read as they are.
+    indexes: the index of each file, or None if they have not been read. checksums: the CRC-32 of the images of each file,
+    uint32 (samples,); None for a file without them, or if they have not been read. order: one of ORDERS. window: where
+    what is far away is kept, or None if the files are read as they are.
     """
 
     format: str
     paths: tuple[Path, ...]
     file_samples: tuple[int, ...]
     indexes: tuple | None = field(default=None, compare=False, repr=False)
+    checksums: tuple | None = field(default=None, compare=False, repr=False)
     order: str = ORDERS[0]
     window: Window | None = None
 
@@ -83,12 +85,13 @@ class Split:
         return self.indexes or tuple(self.kind.read_index(path) for path in self.paths)
 
     def with_indexes(self) -> "Split":
-        """Returns the split with its indexes and, of objects, their sizes and tags. Raises OSError, ValueError."""
+        """Returns the split with its indexes and, of objects, sizes, tags and checksums. Raises OSError, ValueError."""
         if not all(isinstance(path, RemotePath) for path in self.paths):
             return replace(self, indexes=self.entries)
         with ThreadPoolExecutor(REQUESTS) as pool:
             paths = tuple(pool.map(RemotePath.inspected, self.paths))
-            return replace(self, paths=paths, indexes=tuple(pool.map(self.kind.read_index, paths)))
+            return replace(self, paths=paths, indexes=tuple(pool.map(self.kind.read_index, paths)),
+                           checksums=tuple(pool.map(read_checksums, paths)))
 
     def moved(self, source: Path, target: Path) -> "Split":
         return replace(self, paths=tuple(target / path.relative_to(source) for path in self.paths))
@@ -218,6 +221,20 @@ def _split(folder, described, name):
     files = described[name]["files"]
     return Split(described["format"], tuple(folder / file["path"] for file in files),
                  tuple(int(file["samples"]) for file in files))
+
+
+def checksums_path(path) -> Path | RemotePath:
+    """Returns where data.prepare stores the checksums of a file: a line `CRC-32 label` for each image."""
+    return path.with_name(f"{path.name}.crc32")
+
+
+def read_checksums(path) -> np.ndarray | None:
+    """Returns the CRC-32 of each image of an object, uint32 (samples,), or None if none are stored."""
+    try:
+        lines = checksums_path(path).read_text().splitlines()
+    except Missing:
+        return None
+    return np.array([int(line.split()[0], 16) for line in lines], np.uint32)
 
 
 def validation_folder(folder: Path) -> Path | None:

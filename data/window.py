@@ -11,6 +11,7 @@ import os
 import shutil
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from common.errors import complain
 from common.files import locked, private_folder
 from data import order
 from data.dataset import Split, Window
+from data.formats import messages
 from data.remote import ranges
 
 REQUESTS = 8  # at a time, of one worker
@@ -112,7 +114,13 @@ class Blocks:
         file = self._files[block]
         offset, size = map(int, self.split.entries[file][sample - self.split.file_starts[file]][:2])
         offset -= self._range(block)[0]
-        return self.split.kind.example(self._asked[block].result()[offset:offset + size])
+        example = self.split.kind.example(self._asked[block].result()[offset:offset + size])
+        checksums = self.split.checksums and self.split.checksums[file]
+        if checksums is not None:
+            expected = checksums[sample - self.split.file_starts[file]]
+            if zlib.crc32(messages.image_of(example)) != expected:
+                raise ValueError("has another checksum than data.prepare stored")
+        return example
 
     def _range(self, block: int) -> tuple[int, int]:
         """Returns where the bytes of a block begin and end in its file."""

@@ -50,6 +50,14 @@ def example(image: bytes, label: int) -> bytes:
     return kinds["Example"](features={"feature": entries}).SerializeToString()
 
 
+def image_of(example: bytes) -> bytes:
+    """Returns the encoded image of an Example. Raises ValueError."""
+    for entry in _parse("Example", example).features.feature:
+        if entry.key == IMAGE and entry.value.bytes_list.value:
+            return entry.value.bytes_list.value[0]
+    raise ValueError(f"is not an Example with {IMAGE}")
+
+
 def _parse(name, value):
     from google.protobuf.message import DecodeError
 

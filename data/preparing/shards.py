@@ -16,6 +16,7 @@ import numpy as np
 from common.errors import UserError, one_line
 from common.files import flush, write_json
 from data import formats
+from data.dataset import checksums_path
 from data.preparing.images import Rejected, Rules, Stored, added, store
 from data.sources.items import Items, Listed
 from data.sources.source import Source
@@ -76,10 +77,6 @@ def shards(plan: Plan) -> list[Shard]:
     return found
 
 
-def crc_path(path) -> Path:
-    return Path(f"{path}.crc32")
-
-
 def finished(folder: Path, shard: Shard) -> Written | None:
     """Returns the result of a shard that an earlier run finished, or None."""
     try:
@@ -101,7 +98,7 @@ def write_shard(plan: Plan, shard: Shard, folder: Path, beat: Callable[[int], No
         formats.get(plan.format).write(path, _recorded(samples(plan, shard, written, beat), written, checksums))
         if written.samples:
             _finish(path, plan.format, written.samples, checksums)
-            for part in (crc_path(path), formats.get(plan.format).index_path(path)):
+            for part in (checksums_path(path), formats.get(plan.format).index_path(path)):
                 if part:
                     part.replace(folder / part.name)
         write_json(_result_path(folder, shard), vars(written))  # not durable: without it, the shard is written again
@@ -169,8 +166,8 @@ def _finish(path, format_, count, checksums):
     """Checks that all samples were written (a full disk may show late), and flushes the files to disk."""
     if (found := len(formats.get(format_).read_index(path))) != count:
         raise UserError(f"{path.name}: only {found} of {count} samples were written; check the free disk space")
-    crc_path(path).write_text("".join(checksums))
-    for file in (path / "data.mdb" if path.is_dir() else path, crc_path(path)):
+    checksums_path(path).write_text("".join(checksums))
+    for file in (path / "data.mdb" if path.is_dir() else path, checksums_path(path)):
         flush(file)
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import UserError
-from data.dataset import Split, open_dataset
+from data.dataset import Split, checksums_path, open_dataset
 from data.preparing.images import Rejected, check
-from data.preparing.shards import crc_path
 from data.team import Team, error_message, progress
 
 PART = 1024  # records
@@ -93,7 +92,7 @@ def _check(part, dataset, team) -> list[tuple[str, str]]:
 
 def _checksums(part):
     """Returns the checksums of a file: the lines stored at preparation, TFRecord's own, or None if there are none."""
-    kept = crc_path(part.path)
+    kept = checksums_path(part.path)
     if kept.exists():
         lines = kept.read_text(errors="replace").splitlines()
         if len(lines) != part.split.file_samples[part.file]:

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import time
+import zlib
 from collections import Counter
 
 import numpy as np
@@ -171,6 +172,21 @@ def test_training_ends_with_the_name_of_what_cannot_be_fetched(server, tmp_path)
                f"--output_dir={tmp_path}/run")
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert f"{server.url}/tfrecord/train 1.tfrecord: " in done.stderr
+
+
+def test_a_record_with_another_checksum_is_named(server, digit_records, tmp_path):
+    """As data.prepare stores them. Sample 777 is record 277 of the second file."""
+    folder = server.folder / "tfrecord"
+    for split, name, first, last in (("train", "train 1", 500, 900), ("validation", "validation 0", 0, 353)):
+        lines = [f"{zlib.crc32(image):08x} {label}\n" for image, label in digit_records[split][first:last]]
+        (folder / f"{name}.tfrecord.crc32").write_text("".join(lines))
+    image, _ = digit_records["train"][777]
+    path = folder / "train 1.tfrecord"
+    path.write_bytes(path.read_bytes().replace(image, image[:-3] + b"abc"))
+    done = run("python", 1, ROOT / "train.py", *FLAGS, f"--data_dir={server.url}/tfrecord",
+               f"--output_dir={tmp_path}/run")
+    assert done.returncode == 1
+    assert "train 1.tfrecord, record 277 has another checksum than data.prepare stored" in done.stderr
 
 
 @pytest.mark.parametrize(("flags", "problem"), [

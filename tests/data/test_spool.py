@@ -88,6 +88,16 @@ def test_a_process_that_copies_ends_with_the_training(in_format):
     assert not folder.exists()
 
 
+def test_a_process_that_is_killed_ends_the_training_with_a_line(in_format, small_files):
+    with Feed(open_dataset(in_format("lmdb")), 32, "none", 0).train(0, 179, 8, 8) as batches:
+        next(batches)
+        [writer] = psutil.Process().children()
+        writer.kill()
+        with pytest.raises(spool.SpoolEnded, match="that copies the samples for DALI ended with exit code -9"):
+            for _ in range(178):
+                next(batches)
+
+
 @pytest.mark.parametrize("by", ORDERS)
 def test_the_first_batch_of_several_workers_has_no_sample_twice(in_format, by):
     """Digits in LMDB, an evaluation every four epochs: a worker once read an epoch of its own, so 41 were left."""
