@@ -42,7 +42,7 @@ class Window:
 class Split:
     """The shards of one split. Sample numbers run through the first file, then through the second, and so on.
 
-    indexes: the index of each file, or None if they have not been read. checksums: the CRC-32 of the images of each file,
+    indexes: the index of each file, or None if they have not been read. checksums: CRC-32 of the images of each file,
     uint32 (samples,); None for a file without them, or if they have not been read. order: one of ORDERS. window: where
     what is far away is kept, or None if the files are read as they are.
     """
