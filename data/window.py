@@ -1,4 +1,4 @@
-"""The window: blocks of data from far away, kept on a local disk of each node in at most so many bytes.
+"""The window: blocks of data from far away, kept on a local disk of each node within a given size.
 
 A block is a run of consecutive records of a file, which one request fetches. All workers of a node share the window. If
 a block does not fit, those that will be needed last are deleted: the order of the samples is known for all epochs.
@@ -58,7 +58,7 @@ def window_folder(place: Path, name: str) -> Path:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
 
     @atexit.register
-    def leave():
+    def release():
         os.close(descriptor)
         remove_unused(folder)
 
@@ -178,7 +178,7 @@ class Blocks:
         self._has_complained = True
 
     def shrink(self, size: int) -> bool:
-        """Deletes blocks of so many bytes, because the disk is full. Returns whether there were any.
+        """Deletes blocks of this size in all, because the disk is full. Returns whether there were any.
 
         They are those that will be needed last. If this split has none, they are any of the other.
         """
@@ -197,7 +197,7 @@ class Blocks:
         self._unlisted = 0
 
     def _delete(self, remaining: Callable[[int], int]) -> bool:
-        """Deletes the blocks that will be needed last, until only so many of the used bytes remain."""
+        """Deletes the blocks that will be needed last, until no more than `remaining(used bytes)` remain."""
         with locked(self._window.folder, wait=True):
             sizes = {int(entry.name): entry.stat().st_size for entry in os.scandir(self._window.folder)
                      if entry.name.isdigit()}
