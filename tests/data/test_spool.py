@@ -91,7 +91,7 @@ def test_a_process_that_copies_ends_with_the_training(in_format):
 def test_a_process_that_is_killed_ends_the_training_with_a_line(in_format, small_files):
     with Feed(open_dataset(in_format("lmdb")), 32, "none", 0).train(0, 179, 8, 8) as batches:
         next(batches)
-        [writer] = psutil.Process().children()
+        [writer] = [one for one in psutil.Process().children() if "spool_writer" in " ".join(one.cmdline())]
         writer.kill()
         with pytest.raises(spool.SpoolEnded, match="that copies the samples for DALI ended with exit code -9"):
             for _ in range(178):
