@@ -20,9 +20,9 @@ from training import values
 class Recipe:
     """What to train. The same on any number of workers.
 
-    data_dir: Dataset to train on: a folder that data.prepare wrote, a folder of images (train/CLASS/* and val/CLASS/*),
-        a built-in dataset (digits, glyphs), the address of a folder that data.prepare wrote (s3://BUCKET/FOLDER,
-        https://HOST/FOLDER), or synthetic:SAMPLES for random data that stays on the device.
+    data_dir: Dataset to train on: a folder that data.prepare wrote, or its address (s3://BUCKET/FOLDER), a folder of
+        images (train/CLASS/* and val/CLASS/*), a built-in dataset (digits, glyphs), or synthetic:SAMPLES for random
+        data that stays on the device.
     model: Model to train. ResNets are v1.5; names with _v1 are as first published. resnet50_nvcaffe and alexnet_bn
         follow the files of the LARS authors. alexnet_bn5 is their variant with five batch norms. resnet20 and convnet
         are for 32-pixel images; convnet has no batch norm.

@@ -81,7 +81,8 @@ class Poisoned(synthetic.SyntheticFeed):
                 yield images, random.integers(0, 10, (batch_size, 1))
 
         shapes = (tf.TensorSpec((batch_size, 8, 8, 3)), tf.TensorSpec((batch_size, 1), tf.int64))
-        yield SimpleNamespace(iterator=iter(tf.data.Dataset.from_generator(batches, output_signature=shapes)))
+        yield SimpleNamespace(iterator=iter(tf.data.Dataset.from_generator(batches, output_signature=shapes)),
+                              admit=lambda batches: 0.0)
 
 
 def rolled_back(tmp_path, poison, rollbacks=3):

@@ -19,8 +19,8 @@ CASES = {  # workers, flags, the step to wait for: in the middle of an interval 
             "--batch_norm_statistics=exact",
             "--checkpoint_every=0.3", "--augmentation=crop"], 13),
     "two workers, float16, files read one after another, mixup": (
-        2, [DIGITS, "--model=convnet", "--precision=mixed_float16", "--data_dir={recordio}", "--mixup=0.4",
-            "--batch_size=96", "--epochs=1", "--image_size=16", "--log_trust_ratios", "--optimizer=lars",
+        2, [DIGITS, "--model=convnet", "--precision=mixed_float16", "--data_dir={recordio}", "--order=file",
+            "--mixup=0.4", "--batch_size=96", "--epochs=1", "--image_size=16", "--log_trust_ratios", "--optimizer=lars",
             "--checkpoint_every=0.2"], 8),
 }
 
