@@ -3,8 +3,8 @@
     uv run --group benchmark python -m benchmarks.order [--format=lmdb] [--photos=1000] [--rounds=5] [--seconds=4]
 
 The photographs are those of benchmarks.photos. Both pipelines crop, resize to 224 pixels and flip, as in
-benchmarks.input_pipeline, with batches of 64 on all cores. The second column runs an endless pass over the dataset, so
-the process that copies the samples works all the time. Prints the medians over the rounds and the median ratio.
+benchmarks.input_pipeline, with batches of 64 on all cores, and read the dataset again and again. Prints the medians
+over the rounds and the median ratio.
 """
 import argparse
 import contextlib
