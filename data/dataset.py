@@ -79,6 +79,10 @@ class Split:
         """The number of each file's first sample, followed by the number of samples; int64 (files + 1,)."""
         return np.concatenate([[0], np.cumsum(self.file_samples)]).astype(np.int64)
 
+    def files_of(self, samples) -> np.ndarray:
+        """Returns the number of the file that holds each sample."""
+        return np.searchsorted(self.file_starts, samples, side="right") - 1
+
     @cached_property
     def entries(self) -> tuple:
         """The index of each file, as its format reads it. Raises OSError, ValueError."""
@@ -98,7 +102,7 @@ class Split:
 
     def name(self, sample: int) -> str:
         """Returns the file and record of a sample, for messages."""
-        file = int(np.searchsorted(self.file_starts, sample, side="right")) - 1
+        file = int(self.files_of(sample))
         record = int(sample - self.file_starts[file])
         if self.format == "folder":
             return str(self.paths[file] / self.entries[file].files[record])

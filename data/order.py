@@ -121,7 +121,7 @@ def file_slices(split: Split, samples: np.ndarray) -> list[tuple]:
 
     If the format is read file by file, the sample numbers of a slice are also consecutive.
     """
-    files = np.searchsorted(split.file_starts, samples, side="right") - 1
+    files = split.files_of(samples)
     cuts = np.diff(files, prepend=-1) != 0
     if not split.any_order:
         cuts |= np.diff(samples, prepend=-2) != 1

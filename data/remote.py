@@ -43,9 +43,6 @@ class RemotePath:
     def __truediv__(self, name) -> "RemotePath":
         return RemotePath(f"{self.url.rstrip('/')}/{name}")
 
-    def __fspath__(self):
-        raise TypeError(f"{self.url} is not a file")
-
     @property
     def name(self) -> str:
         return PurePosixPath(self.url).name
@@ -58,9 +55,6 @@ class RemotePath:
 
     def relative_to(self, folder: "RemotePath") -> PurePosixPath:
         return PurePosixPath(self.url.removeprefix(f"{folder.url.rstrip('/')}/"))
-
-    def resolve(self) -> "RemotePath":
-        return self
 
     def stat(self) -> SimpleNamespace:
         """Returns its size in bytes as st_size."""

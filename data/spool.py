@@ -57,7 +57,7 @@ class Layout:
     def slots(self) -> np.ndarray:
         """The size of each record's slot, int64 (samples,)."""
         slots = np.empty(len(self.samples), np.int64)
-        files = np.searchsorted(self.split.file_starts, self.samples, side="right") - 1
+        files = self.split.files_of(self.samples)
         for file in np.unique(files):
             chosen, sizes = files == file, self.split.kind.stored_sizes(self.split.entries[file])
             slots[chosen] = sizes[self.samples[chosen] - self.split.file_starts[file]]
@@ -149,7 +149,7 @@ class Spool:
                               window.room if window else AHEAD, self._epochs)
         self._layout.starts  # noqa: B018 -- so that both processes have the same
         self._writer = subprocess.Popen(
-            [sys.executable, "-c", "from data.spool_writer import main; main()"], cwd=ROOT, stdin=subprocess.PIPE,
+            [sys.executable, "-m", "data.spool_writer"], cwd=ROOT, stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, start_new_session=True)  # a request to stop must not end it before the training
         threading.Thread(target=self._listen, daemon=True).start()
         self._send(pickle.dumps((self._layout, self._again)))

@@ -5,6 +5,7 @@ files have been read, and how many are needed. Files are counted over all passes
 after each file, or `error REASON`. It ends when standard input does, and removes the folder.
 """
 import errno
+import itertools
 import os
 import pickle
 import shutil
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from common.errors import UserError, one_line
+from data import order
 from data.formats import messages
 from data.spool import Layout
 from data.window import Blocks, remove_unused
@@ -126,14 +128,10 @@ def write_file(layout: Layout, file: int, blocks: Blocks | None) -> None:
 
 def examples(split, samples: np.ndarray) -> Iterator[tuple[int, bytes]]:
     """Yields (position among these samples, Example), file after file, in the order of the files."""
-    ascending = np.argsort(samples, kind="stable")
-    files = np.searchsorted(split.file_starts, samples[ascending], side="right") - 1
-    for positions in np.split(ascending, np.flatnonzero(np.diff(files)) + 1):
-        file = int(np.searchsorted(split.file_starts, samples[positions[0]], side="right")) - 1
-        numbers = samples[positions] - split.file_starts[file]
-        found = split.kind.records(split.paths[file], split.entries[file], numbers)
-        for position, (image, label) in zip(positions, found, strict=True):
-            yield int(position), messages.example(image, label)
+    positions = np.argsort(samples, kind="stable")
+    found = (split.kind.records(*one) for one in order.file_slices(split, samples[positions]))
+    for position, (image, label) in zip(positions.tolist(), itertools.chain.from_iterable(found), strict=True):
+        yield position, messages.example(image, label)
 
 
 def examples_of(blocks: Blocks, samples: np.ndarray) -> Iterator[tuple[int, bytes]]:

@@ -14,7 +14,6 @@ import time
 import zlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -29,16 +28,6 @@ from data.remote import ranges
 
 REQUESTS = 8  # at a time, of one worker
 FULL = 0.98  # fraction of a window that is used, at most, before blocks are deleted
-
-
-@dataclass
-class Fetched:
-    """What was fetched and what was found in the window: numbers of blocks, and their bytes."""
-
-    requests: int = 0
-    bytes: int = 0
-    hits: int = 0
-    hit_bytes: int = 0
 
 
 @cache
@@ -85,7 +74,7 @@ class Blocks:
         self.split, self._window = split, window
         window.folder.mkdir(exist_ok=True)
         self._starts = order.block_starts(split, window.block)
-        self._files = np.searchsorted(split.file_starts, self._starts, side="right") - 1
+        self._files = split.files_of(self._starts)
         self._pool = ThreadPoolExecutor(REQUESTS, "blocks")
         self._asked: dict[int, Future] = {}
         self._mutex = threading.Lock()
@@ -93,7 +82,6 @@ class Blocks:
         self._unlisted = window.size  # bytes stored since the folder was listed; at first, as much as there may be
         self._order: dict[int, np.ndarray] = {}  # place of each block in the order of an epoch
         self._now, self._has_complained = (0, 0), False
-        self.fetched = Fetched()
 
     def of(self, samples: np.ndarray) -> np.ndarray:
         """Returns the block of each sample."""
@@ -139,9 +127,6 @@ class Blocks:
                 return content
             with ranges(self.split.paths[self._files[block]]) as read:
                 content = read(start, end)
-            with self._mutex:
-                self.fetched.requests += 1
-                self.fetched.bytes += len(content)
             self._keep(content, part, kept)
             return content
 
@@ -151,12 +136,7 @@ class Blocks:
             content = kept.read_bytes()
         except FileNotFoundError:
             return None
-        if len(content) != size:
-            return None
-        with self._mutex:
-            self.fetched.hits += 1
-            self.fetched.hit_bytes += size
-        return content
+        return content if len(content) == size else None
 
     def _keep(self, content: bytes, part: Path, kept: Path) -> None:
         """Puts a block into the window. What cannot be written is not kept."""
