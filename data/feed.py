@@ -13,7 +13,7 @@ from data.damage import first_damaged
 from data.dataset import Dataset, Split
 from data.mixing import NOT_MIXED, Mixing
 from data.pipeline import DecoderSettings, build_pipeline, matrix_reader
-from data.spool import Spool, opened_reader
+from data.spool import Admitted, Spool, opened_reader
 
 CPU = DecoderSettings()
 READ_AHEAD = 16  # batches; more than DALI and TensorFlow hold between the reader and the model
@@ -45,12 +45,12 @@ class Batches:
         self.admit(1)
         return next(self.iterator)
 
-    def admit(self, batches: int) -> float:
+    def admit(self, batches: int) -> Admitted:
         """Waits until the iterator can be asked for the next batches. Those before the previous call have been read.
 
-        Returns the seconds. Raises SpoolEnded if they cannot be read.
+        Raises SpoolEnded if they cannot be read.
         """
-        return self.spool.admit(batches * self.batch_size) if self.spool else 0.0
+        return self.spool.admit(batches * self.batch_size) if self.spool else Admitted()
 
     def blame(self, read: int) -> str | None:
         """Returns the name of the record that DALI cannot read or decode, among those that follow the first `read`.

@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -121,6 +122,19 @@ def opened_reader(split: Split, samples: np.ndarray, batch_size: int, again: boo
         yield read, spool
 
 
+class Admitted(NamedTuple):
+    """What a worker waited for and fetched since the last call of `admit`.
+
+    seconds: that it waited. requests: number of blocks fetched from far away. fetched: their bytes. hits: number of
+    blocks that were in the window.
+    """
+
+    seconds: float = 0.0
+    requests: int = 0
+    fetched: int = 0
+    hits: int = 0
+
+
 class SpoolEnded(UserError):
     """What comes next cannot be read."""
 
@@ -138,13 +152,15 @@ class Spool:
         self._batch_size, self._lead = batch_size, READ_AHEAD * batch_size
         self._read = self._launched = 0  # samples whose reading was asked for, and those before the last request
         self._written, self._problem = 0, None
+        self._traffic = self._seen = (0, 0, 0)  # as in Admitted, since the start; now, and in the last call of admit
         self._changed = threading.Condition()
         self._sent = None
+        self._held = ExitStack()
 
     def __enter__(self):
         window = self._split.window
-        self._held = scratch_folder(window.folder.parent if window else in_memory(AHEAD + 2 * LARGEST_FILE))
-        self.folder = self._held.__enter__()
+        place = window.folder.parent if window else in_memory(AHEAD + 2 * LARGEST_FILE)
+        self.folder = self._held.enter_context(scratch_folder(place))
         self._layout = Layout(self._split, self._samples, self.folder, self._lead + self._batch_size,
                               window.room if window else AHEAD, self._epochs)
         self._layout.starts  # noqa: B018 -- so that both processes have the same
@@ -159,7 +175,7 @@ class Spool:
         self._writer.stdin.close()
         self._writer.kill()
         self._writer.wait()
-        self._held.__exit__(None, None, None)
+        self._held.close()
 
     def slices(self) -> list[tuple]:
         """Returns the slices to read, for data.formats.tfrecord.reader."""
@@ -167,10 +183,10 @@ class Spool:
         return [(layout.path(file), layout.entries(file), np.arange(layout.starts[file + 1] - layout.starts[file]))
                 for file in range(layout.files)]
 
-    def admit(self, samples: int) -> float:
+    def admit(self, samples: int) -> Admitted:
         """Waits until the next samples can be read. Those before the previous call have been read.
 
-        Returns the seconds. Raises SpoolEnded if they cannot be read.
+        Raises SpoolEnded if they cannot be read.
         """
         layout, began = self._layout, time.perf_counter()
         done, self._launched, self._read = self._launched, self._read, self._read + samples
@@ -183,9 +199,10 @@ class Spool:
             self._send(b"%d %d\n" % request)
         with self._changed:
             self._changed.wait_for(lambda: self._written >= needed or self._problem)
-        if self._written < needed:
-            raise SpoolEnded(self._problem)
-        return time.perf_counter() - began
+            if self._written < needed:
+                raise SpoolEnded(self._problem)
+            before, self._seen = self._seen, self._traffic
+        return Admitted(time.perf_counter() - began, *np.subtract(self._seen, before).tolist())
 
     def _send(self, message: bytes) -> None:
         try:
@@ -202,7 +219,8 @@ class Spool:
                 problem = text.strip()
                 break
             with self._changed:
-                self._written = int(text)
+                self._written, *traffic = map(int, text.split())
+                self._traffic = tuple(traffic)
                 self._changed.notify_all()
         code = self._writer.wait() if problem is None else 1
         with self._changed:

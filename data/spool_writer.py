@@ -1,8 +1,9 @@
 """The process that writes the files of a spool: `python -m data.spool_writer`, started by data.spool.
 
 Standard input: a pickled (Layout, whether to start again after the last sample), then lines with two numbers: how many
-files have been read, and how many are needed. Files are counted over all passes. Standard output: `written COUNT`
-after each file, or `error REASON`. It ends when standard input does, and removes the folder.
+files have been read, and how many are needed. Files are counted over all passes. Standard output: `written COUNT` after
+each file, followed by `requests fetched hits` of data.spool.Admitted since the start, or `error REASON`. It ends when
+standard input does, and removes the folder.
 """
 import errno
 import itertools
@@ -107,7 +108,8 @@ def write_ahead(layout: Layout, again: bool, requests: Requests) -> None:
                     raise
                 continue
         written += 1
-        print(f"written {written}", flush=True)
+        traffic = (blocks.requests, blocks.fetched, blocks.hits) if blocks else (0, 0, 0)
+        print("written", written, *traffic, flush=True)
 
 
 def write_file(layout: Layout, file: int, blocks: Blocks | None) -> None:

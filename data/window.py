@@ -82,6 +82,7 @@ class Blocks:
         self._unlisted = window.size  # bytes stored since the folder was listed; at first, as much as there may be
         self._order: dict[int, np.ndarray] = {}  # place of each block in the order of an epoch
         self._now, self._has_complained = (0, 0), False
+        self.requests = self.fetched = self.hits = 0  # as in data.spool.Admitted, since the start
 
     def of(self, samples: np.ndarray) -> np.ndarray:
         """Returns the block of each sample."""
@@ -101,8 +102,8 @@ class Blocks:
         block = int(self.of(sample))
         file = self._files[block]
         offset, size = map(int, self.split.entries[file][sample - self.split.file_starts[file]][:2])
-        offset -= self._range(block)[0]
-        example = self.split.kind.example(self._asked[block].result()[offset:offset + size])
+        start, content = self._asked[block].result()
+        example = self.split.kind.example(content[offset - start:offset - start + size])
         checksums = self.split.checksums and self.split.checksums[file]
         if checksums is not None:
             expected = checksums[sample - self.split.file_starts[file]]
@@ -117,18 +118,23 @@ class Blocks:
         rows = self.split.entries[file][first:min(first + self._window.block, self.split.file_samples[file])]
         return int(rows[:, 0].min()), int(rows[:, :2].sum(axis=1).max())
 
-    def _read(self, block: int) -> bytes:
+    def _read(self, block: int) -> tuple[int, bytes]:
+        """Returns where a block begins in its file, and its bytes."""
         kept, (start, end) = self._window.folder / str(block), self._range(block)
-        if (content := self._found(kept, end - start)) is not None:
-            return content
-        part = self._window.folder / f"{block}.part"
-        with locked(part, wait=True):  # by one worker of the node
-            if (content := self._found(kept, end - start)) is not None:
-                return content
-            with ranges(self.split.paths[self._files[block]]) as read:
-                content = read(start, end)
-            self._keep(content, part, kept)
-            return content
+        if (content := self._found(kept, end - start)) is None:
+            part = self._window.folder / f"{block}.part"
+            with locked(part, wait=True):  # by one worker of the node
+                if (content := self._found(kept, end - start)) is None:
+                    content = self._fetch(self._files[block], start, end)
+                    self._keep(content, part, kept)
+        return start, content
+
+    def _fetch(self, file: int, start: int, end: int) -> bytes:
+        with ranges(self.split.paths[file]) as read:
+            content = read(start, end)
+        with self._mutex:
+            self.requests, self.fetched = self.requests + 1, self.fetched + len(content)
+        return content
 
     def _found(self, kept: Path, size: int) -> bytes | None:
         """Returns a block of the window, or None if it is not there."""
@@ -136,7 +142,11 @@ class Blocks:
             content = kept.read_bytes()
         except FileNotFoundError:
             return None
-        return content if len(content) == size else None
+        if len(content) != size:
+            return None
+        with self._mutex:
+            self.hits += 1
+        return content
 
     def _keep(self, content: bytes, part: Path, kept: Path) -> None:
         """Puts a block into the window. What cannot be written is not kept."""

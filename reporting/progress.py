@@ -14,6 +14,7 @@ from common.startup import on_terminal, startup
 from reporting.observer import Evaluation, Observer, RunInfo, Update, top1_of
 
 REDRAWN_EVERY = 0.5  # seconds
+STORAGE_LIMITS = 0.05  # fraction of the steps from which waiting for storage is named
 KEPT = 0.95  # weight of the past in the averages, per step
 SMALLEST_BAR, LARGEST_BAR, SMALLEST_SCREEN = 4, 30, 60  # columns
 
@@ -175,6 +176,8 @@ class ProgressDisplay(Observer):
 
     def _line(self, row, breakdown) -> str:
         waits = "".join(f", {name} {breakdown[name]:.0%}" for name in ("data", "exchange") if breakdown)
+        if breakdown.get("storage", 0.0) > STORAGE_LIMITS:
+            waits += f" (storage {breakdown['storage']:.0%})"
         average = f" ema top-1 {row['ema_val_top1']:.2%}" if "ema_val_top1" in row else ""
         left = f"  left {self._left}" if self._left and self._samples < self._total else ""
         rest = "" if on_terminal() else f"  best top-1 {self._best:.2%}  batch {row['batch_size']}{left}"

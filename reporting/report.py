@@ -163,7 +163,8 @@ def times(run: RunData) -> list[str]:
     listed = table([{"epoch": row["epoch"]} | {label: f"{row[name]:.2%}" for name, label in TIMES.items()}
                     for row in rows])
     return ["<h2>Where the time went</h2>",
-            f"<p>Of the time of an update, {', '.join(some)} and {last}.{between_updates(run)}</p>",
+            f"<p>Of the time of an update, {', '.join(some)} and {last}.{between_updates(run)}"
+            f"{sentences.storage(run)}</p>",
             f'<div class="charts">{chart}</div>', details("Numbers", listed)]
 
 

@@ -5,6 +5,7 @@ import time
 from optim import OPTIMIZERS
 from reporting.charts import number
 from reporting.page import duration, plural
+from reporting.progress import STORAGE_LIMITS
 from reporting.run_folder import RunData
 
 OPTIONS = ("momentum", "weight_decay", "trust_coefficient")  # of an optimizer, that its sentence names
@@ -52,6 +53,19 @@ def published(run: RunData) -> str:
     row = f" ({recipe['row']})" if recipe.get("row") else ""
     return (f"<p><b>The paper's figure</b>{html.escape(row)}: {html.escape(recipe['reported'])}."
             f'<span class="muted">{html.escape(noted)}</span></p>')
+
+
+def storage(run: RunData) -> str:
+    """Returns what was fetched from far away and how long training waited for it, or an empty string."""
+    rows = [row for row in run.times if "storage" in row]
+    if not rows:
+        return ""
+    waited = sum(row["storage"] for row in rows) / len(rows)
+    limits = ": storage limits the speed" if waited > STORAGE_LIMITS else ""
+    requests, fetched, hits = (sum(row[name] for row in rows) for name in ("requests", "fetched", "hits"))
+    window = (f" Workers fetched {fetched / 1e6:,.1f} MB in {plural(requests, 'request')}. "
+              f"{hits / (requests + hits):.1%} of the blocks of samples were in the window." if requests + hits else "")
+    return f" Waiting for storage took {waited:.1%} of the steps{limits}.{window}"
 
 
 def state(run: RunData) -> str:

@@ -111,8 +111,8 @@ class TensorBoard(Observer):
                                        if name != "samples"})
 
     def _breakdown(self, samples, breakdown):
-        self._scalars(samples, {f"time/{name}": fraction for name, fraction in breakdown.items()
-                                if name not in ("epoch", "samples")})
+        self._scalars(samples, {f"time/{name}": breakdown[name] for name in ("compute", "data", "exchange", "storage")
+                                if name in breakdown})
 
     def _layers(self, samples, layers):
         self._scalars(samples, {f"{kind}/{layer}": value for layer, values in layers.items()

@@ -1,5 +1,8 @@
 """The step-time breakdown: waiting for data, exchanging gradients, and the rest, which is computing.
 
+Waiting for data includes waiting for what has to be read or fetched before DALI can decode it, which is measured for
+itself, in all steps: storage.
+
 Data and exchange count only the time that the computation waits. Loading that overlaps the previous micro-batch and
 exchange that overlaps the backward pass cost nothing. Waiting for a slower worker is part of the exchange.
 arXiv:1811.05233 and the GTC slides call the fraction of the exchange synchronisation overhead.
@@ -11,10 +14,12 @@ import time
 import numpy as np
 import tensorflow as tf
 
+from data.spool import Admitted
 from distributed.world import World
 
 NAMES = ("data", "exchange")
 TIMED_ONE_IN = 20
+NOT_READ = Admitted()
 
 
 class Clock:
@@ -60,11 +65,13 @@ class StepTimes:
         self._images = 0
         self._seconds = 0.0
         self._timed = np.zeros(1 + len(NAMES))  # seconds, and those waited for each of NAMES
+        self._storage = np.zeros(len(Admitted._fields))
 
-    def add(self, images: int, seconds: float) -> None:
+    def add(self, images: int, seconds: float, admitted: Admitted = NOT_READ) -> None:
         """Adds a step, timed or not."""
         self._images += images
         self._seconds += seconds
+        self._storage += admitted
 
     def add_timed(self, seconds: float, waited) -> dict[str, float]:
         """Adds a timed step. waited: how many of these seconds it waited for each of NAMES. Returns the fractions."""
@@ -77,11 +84,18 @@ class StepTimes:
     def collect(self, world: World) -> dict[str, float]:
         """Returns compute, data and exchange as fractions of the timed steps of all workers, and resets.
 
-        The fractions add up to 1. The dict is empty if no step was timed.
+        The fractions add up to 1. The dict is empty if no step was timed. If data were read ahead by a spool, it also
+        has the fraction of all steps that workers waited for it, storage, and the sums of the rest of Admitted.
         """
-        seconds, *waited = world.sum(tf.constant(self._timed), "times").numpy().tolist()
+        every = np.concatenate([self._timed, [self._seconds], self._storage])
+        seconds, *every = world.sum(tf.constant(every), "times").numpy().tolist()
         self._reset()
         if not seconds:
             return {}
-        fractions = {name: one / seconds for name, one in zip(NAMES, waited, strict=True)}
-        return {"compute": 1 - sum(fractions.values())} | fractions
+        fractions = {name: every.pop(0) / seconds for name in NAMES}
+        breakdown = {"compute": 1 - sum(fractions.values())} | fractions
+        trained, storage, *traffic = every
+        if storage:
+            breakdown["storage"] = storage / trained
+            breakdown |= dict(zip(Admitted._fields[1:], map(int, traffic), strict=True))
+        return breakdown

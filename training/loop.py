@@ -42,15 +42,15 @@ def follow_plan(job: Job, recovery: Recovery, observers: Sequence = ()) -> dict:
                     with bad_input_is_user_error(f"training stopped at epoch {step.epoch:.3f}", batches,
                                                  training_input.samples_before(step.number, interval)), \
                             startup.stage("tracing the first step"), profiled(observers, step.number):
-                        waited = batches.admit(interval.phase.accumulation_steps_of(job.world.rank, job.world.size))
+                        admitted = batches.admit(interval.phase.accumulation_steps_of(job.world.rank, job.world.size))
                         packed = train_step(batches.iterator, *step.arguments, recovery.signals())
                     progress.step += 1
                     progress.samples += batch_size
                     is_last = progress.step == interval.end
-                    signals += pending.add(step, packed, launched, is_last, waited)
+                    signals += pending.add(step, packed, launched, is_last, admitted.seconds)
                     seconds = time.perf_counter() - began
                     progress.trained_seconds += seconds
-                    times.add(batch_size, seconds)
+                    times.add(batch_size, seconds, admitted)
                     if recovery.is_due_after(signals):
                         signals += pending.settle()
                         recovery.after_step(signals, before_evaluation=is_last and interval.evaluates)

@@ -13,6 +13,7 @@ from conftest import ROOT, rows, run
 
 from common.errors import UserError
 from data import synthetic
+from data.spool import Admitted
 from reporting.run_folder import RunFolder
 from training import divergence, flags
 from training.checkpoints import Checkpoints
@@ -82,7 +83,7 @@ class Poisoned(synthetic.SyntheticFeed):
 
         shapes = (tf.TensorSpec((batch_size, 8, 8, 3)), tf.TensorSpec((batch_size, 1), tf.int64))
         yield SimpleNamespace(iterator=iter(tf.data.Dataset.from_generator(batches, output_signature=shapes)),
-                              admit=lambda batches: 0.0)
+                              admit=lambda batches: Admitted())
 
 
 def rolled_back(tmp_path, poison, rollbacks=3):
