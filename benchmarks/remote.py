@@ -87,6 +87,7 @@ class Server:
 @contextlib.contextmanager
 def linked() -> Iterator[None]:
     """Makes the namespace and a cable to it."""
+    subprocess.run(["ip", "netns", "del", NAME], capture_output=True)  # left by a killed run
     call("ip", "netns", "add", NAME)
     try:
         call("ip", "link", "add", "near", "type", "veth", "peer", "name", "far", "netns", NAME)
