@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -33,7 +34,7 @@ NAME, NEAR, FAR, PORT = "bigbatch-far", "10.213.7.1", "10.213.7.2", 8099
 MEGABYTES, LATENCIES = (20, 50, 200), (0.001, 0.02, 0.1)  # per second; seconds
 WINDOWS = (1.0, 0.5, 0.25)
 READERS = ("bigbatch", "dali", "tf_data")
-BATCH, BLOCK, SHARD, FASTEST, USED, EPOCHS = 64, 64, 256, 400.0, 0.6, 3
+BATCH, BLOCK, SHARD, FASTEST, USED, EPOCHS, SHUFFLED = 64, 64, 256, 400.0, 0.6, 3, 1024
 CONFIGURATION = """
 load_module /usr/lib/nginx/modules/ngx_http_echo_module.so;
 user root; daemon off; pid {place}/pid; error_log {place}/errors;
@@ -104,15 +105,16 @@ def call(*command: str) -> None:
     subprocess.run(command, check=True)
 
 
-def read(reader: str, rate: float, seconds: float, fraction: float) -> dict:
+def read(reader: str, rate: float, fraction: float, seconds: float = math.inf, images: float = math.inf) -> dict:
     """Runs a reader of benchmarks.peers.far in a process of its own; returns what it prints."""
     server = f"http://{FAR}:{PORT}"
     bucket = f"{server}/bucket/set" if reader == "tf_data" else "s3://bucket/set"
     environment = os.environ | {
         "TF_CPP_MIN_LOG_LEVEL": "3", "AWS_ENDPOINT_URL": server, "AWS_ACCESS_KEY_ID": "none",
         "AWS_SECRET_ACCESS_KEY": "none", "AWS_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
-    done = subprocess.run([sys.executable, "-m", "benchmarks.peers.far", reader, bucket, str(BATCH), str(rate),
-                           str(seconds), str(fraction)], cwd=ROOT, env=environment, text=True, capture_output=True)
+    numbers = map(str, (BATCH, rate, seconds, images, fraction))
+    done = subprocess.run([sys.executable, "-m", "benchmarks.peers.far", reader, bucket, *numbers], cwd=ROOT,
+                          env=environment, text=True, capture_output=True)
     if done.returncode:
         raise SystemExit(f"{reader} failed:\n{done.stderr[-3000:]}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -126,7 +128,7 @@ def readers(server: Server, train: Split, seconds: float) -> Iterator[dict]:
         for latency in LATENCIES:
             for reader in READERS:
                 with server.serving(megabytes, latency):
-                    found = read(reader, rate, min(seconds, 0.8 * train.samples / rate), 1.0)
+                    found = read(reader, rate, 1.0, seconds, 0.7 * train.samples)
                 requests, fetched = server.fetched()
                 yield {"megabytes_per_second": megabytes, "latency": latency, "reader": reader,
                        "images_per_second": round(rate), "waited": round(found["waited"], 4),
@@ -138,7 +140,7 @@ def windows(server: Server, train: Split) -> Iterator[dict]:
     """Yields the rows of the second table."""
     for window in WINDOWS:
         with server.serving(MEGABYTES[-1], LATENCIES[0]):
-            read("bigbatch", FASTEST, EPOCHS * train.samples / FASTEST, window)
+            read("bigbatch", FASTEST, window, images=EPOCHS * train.samples - 2 * SHUFFLED)
         requests, fetched = server.fetched()
         fetched /= stored(train)
         yield {"window": window, "epochs": EPOCHS, "fetched": round(fetched, 3),

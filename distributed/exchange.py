@@ -1,7 +1,7 @@
 """The gradient exchange: a callable with which Horovod's DistributedOptimizer averages gradients.
 
-It makes one pass over buckets of gradients. It sums each bucket over the workers (ring, torus or hierarchical), and
-multiplies the sums to get means. If gradients are compressed to float16, it first scales each of them to fit
+It makes one pass over buckets of gradients. It sums each bucket over the workers (ring, torus or hierarchical). Whoever
+uses the sums multiplies them to get means. If gradients are compressed to float16, it first scales each of them to fit
 (float16.py).
 """
 import os
@@ -71,24 +71,36 @@ class GradientExchange:
         return self._collectives.process_sets
 
     def __call__(self, gradients, variables=None) -> list:
-        """Returns the mean of each gradient over the workers, identical on all of them.
-
-        The number of workers can be a constant in the graph, because a step is retraced when it changes.
-        IndexedSlices are gathered, not summed: every rank needs the rows of all others.
-        """
+        """Returns the mean of each gradient over the workers, identical on all of them."""
         del variables
         if hvd.size() == 1:
             return list(gradients)
-        means = [self._mean_of_slices(one, f"slices_{number}") if isinstance(one, tf.IndexedSlices) else None
-                 for number, one in enumerate(gradients)]
+        sums, factors = self.sums(gradients)
+        return [tf.math.scalar_mul(factor, one)
+                for factor, one in zip(tf.unstack(factors, len(sums)), sums, strict=True)]
+
+    def sums(self, gradients) -> tuple[list, tf.Tensor]:
+        """Returns (the sum of each gradient over the workers, the factors that turn sums into means), float32.
+
+        The factors, of shape (gradients,), are 1 / workers, except if gradients are compressed to float16. All results
+        are identical on all workers. The number of workers can be a constant in the graph, because a step is retraced
+        when it changes. IndexedSlices are gathered, not summed: every rank needs the rows of all others.
+        """
+        if hvd.size() == 1:
+            return list(gradients), tf.ones(len(gradients))
+        sums = [hvd.allreduce(one, op=hvd.Sum, name=f"slices_{number}") if isinstance(one, tf.IndexedSlices) else None
+                for number, one in enumerate(gradients)]
         buckets = dense_buckets(gradients, self._fusion_bytes)
-        prescale, postscale = self._scales(gradients, [number for bucket in buckets for number in bucket])
+        dense = [number for bucket in buckets for number in bucket]
+        prescale = self._prescale(gradients, dense)
         for order, bucket in enumerate(buckets):
             tensors = [gradients[number] * prescale[number] if prescale else gradients[number] for number in bucket]
             summed = self._collectives.sum(tensors, self._compression, f"bucket_{order}")
             for number, one in zip(bucket, summed, strict=True):
-                means[number] = tf.math.scalar_mul(postscale[number], one)
-        return means
+                sums[number] = one
+        if not prescale:
+            return sums, tf.fill([len(sums)], 1 / hvd.size())
+        return sums, 1 / (hvd.size() * tf.stack([prescale.get(number, 1.0) for number in range(len(sums))]))
 
     def mean(self, tensors, name: str) -> list:
         """Returns the mean of each tensor over the workers, in float32, with one message along the gradients' path."""
@@ -97,17 +109,13 @@ class GradientExchange:
         return on_one_vector(tensors, lambda flat: tf.math.scalar_mul(
             1 / hvd.size(), self._collectives.sum([flat], hvd.Compression.none, name)[0]))
 
-    def _scales(self, gradients, dense: list[int]) -> tuple[dict, dict]:
-        """Returns (factors before the sum, only for float16; factors after it) of the dense gradients, by index."""
+    def _prescale(self, gradients, dense: list[int]) -> dict[int, tf.Tensor]:
+        """Returns the factors of the dense gradients before the sum, by index. There are some only for float16."""
         if self._compression is not hvd.Compression.fp16 or not dense:
-            return {}, dict.fromkeys(dense, 1 / hvd.size())
+            return {}
         maximum = partial(self._collectives.maximum, name="magnitudes")
         scales = float16.scales([gradients[number] for number in dense], hvd.size(), maximum)
-        return tuple(dict(zip(dense, tf.unstack(one, len(dense)), strict=True))
-                     for one in (scales, 1 / (scales * hvd.size())))
-
-    def _mean_of_slices(self, slices, name):
-        return tf.math.scalar_mul(1 / hvd.size(), hvd.allreduce(slices, op=hvd.Sum, name=name))
+        return dict(zip(dense, tf.unstack(scales, len(dense)), strict=True))
 
 
 def dense_buckets(gradients, limit: int) -> list[list[int]]:

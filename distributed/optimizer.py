@@ -1,12 +1,15 @@
 """Wraps an optimizer in Horovod's DistributedOptimizer and, for float16, in Keras's LossScaleOptimizer.
 
-An update has these steps: `scale` the loss, sum the gradients of the micro-batches, `average` them, `apply_gradients`.
+An update has these steps: `scale` the loss, sum the gradients of the micro-batches, `average` them, `apply` them.
 The wrapper's apply_gradients itself exchanges nothing.
 """
 import horovod.tensorflow.keras as hvd_keras
 import tensorflow as tf
 
 from distributed.exchange import GradientExchange
+from optim.lars import SGD
+from optim.scaled import Scaled
+from optim.stacks import norms_of
 
 LossScaleOptimizer = tf.keras.mixed_precision.LossScaleOptimizer
 
@@ -53,15 +56,35 @@ def scale(optimizer, loss):
     return optimizer.get_scaled_loss(loss) if isinstance(optimizer, LossScaleOptimizer) else loss
 
 
-def average(optimizer, gradients, variables) -> list:
-    """Averages the gradients over the workers in one exchange, then unscales them.
+def average(optimizer, gradients) -> tuple[list[Scaled], tf.Tensor]:
+    """Averages the gradients over the workers in one exchange, and unscales them. Returns also their norms.
 
-    DistributedOptimizer's own compute_gradients calls `_allreduce`, too; here, the gradients are already computed. An
-    overflow on one worker makes the average infinite on all of them. The loss scale's check, later in apply_gradients,
-    therefore skips the step and lowers the scale on all workers.
+    norms: float32 (gradients,). No gradient is multiplied: the number of workers, the loss scale and the scales of
+    compressed gradients are one factor of each. An overflow on one worker makes the sum, and so the norm, infinite or
+    NaN on all of them.
     """
-    averaged = inner(optimizer)._allreduce(gradients, variables)
-    return optimizer.get_unscaled_gradients(averaged) if isinstance(optimizer, LossScaleOptimizer) else averaged
+    sums, factors = inner(optimizer)._allreduce_grads.sums(gradients)
+    if isinstance(optimizer, LossScaleOptimizer):
+        factors /= optimizer.loss_scale
+    norms, count = norms_of(sums) * factors, len(sums)
+    return [Scaled(*one) for one in zip(sums, tf.unstack(factors, count), tf.unstack(norms, count), strict=True)], norms
+
+
+def apply(optimizer, gradients: list[Scaled], norms: tf.Tensor, variables) -> None:
+    """Updates the variables, or skips the update and lowers the loss scale if a norm is not finite.
+
+    gradients, norms: of `average`. Keras's LossScaleOptimizer would test each element of each gradient. An optimizer
+    that is not ours gets tensors.
+    """
+    own = inner(optimizer)
+    if not isinstance(own, SGD):
+        optimizer.apply_gradients([(one.value, variable) for one, variable in zip(gradients, variables, strict=True)])
+    elif isinstance(optimizer, LossScaleOptimizer):
+        _, is_finite = optimizer._loss_scale.update([norms])
+        tf.cond(is_finite, lambda: own.apply_gradients(zip(gradients, variables, strict=True)),
+                lambda: own.iterations.assign_add(1))
+    else:
+        own.apply_gradients(zip(gradients, variables, strict=True))
 
 
 def mean(optimizer, tensors, name: str) -> list:

@@ -2,7 +2,8 @@
 import tensorflow as tf
 
 from optim.exclusion import check_exclusion, is_excluded
-from optim.stacks import in_order, norms, stacked, stacks_of, unstacked
+from optim.scaled import Scaled
+from optim.stacks import in_order, norms, spread, stack_order, stacked, stacks_of, unstacked
 
 
 class SGD(tf.keras.optimizers.Optimizer):
@@ -16,7 +17,7 @@ class SGD(tf.keras.optimizers.Optimizer):
     new rate applies only to new gradients. Keras's own SGD decouples weight decay from momentum.
 
     Norms and updates are computed in the dtype of the variables, which is float32 under mixed precision, too. The
-    optimizer expects gradients that are averaged over the workers and unscaled.
+    optimizer expects gradients that are averaged over the workers and unscaled, as tensors or as optim.scaled.Scaled.
 
     learning_rate, momentum, weight_decay: gamma, mu and beta in arXiv:1708.03888.
     nesterov: w <- w - momentum * v - learning_rate * (g + weight_decay * w), with the updated v.
@@ -58,27 +59,42 @@ class SGD(tf.keras.optimizers.Optimizer):
         learning_rate, momentum = map(tf.convert_to_tensor, (self.learning_rate, self.momentum))
         plain, others = [], []
         for gradient, variable in grads_and_vars:
-            (plain if self._is_plain(variable) else others).append((tf.convert_to_tensor(gradient), variable))
-        updates = [((gradient, learning_rate, momentum), variable) for gradient, variable in plain]
-        if others:
-            gradients, variables = zip(*others, strict=True)
-            gradients, rates = self._adapted(gradients, variables, learning_rate)
-            updates += [((gradient, rate, momentum), variable)
-                        for gradient, rate, variable in zip(gradients, rates, variables, strict=True)]
+            (plain if self._is_plain(variable) else others).append((Scaled.of(gradient), variable))
+        updates = []
+        for pairs, adapted in ((plain, self._multiplied), (others, self._adapted)):
+            if pairs:
+                gradients, variables = zip(*pairs, strict=True)
+                updates += [((gradient, rate, momentum), variable) for gradient, rate, variable in
+                            zip(*adapted(gradients, variables, learning_rate), variables, strict=True)]
         return super()._internal_apply_gradients(updates)
 
-    def _adapted(self, gradients, variables, learning_rate):
-        """Returns the gradient with weight decay and the learning rate of each variable."""
-        stacks = stacks_of(variables)
-        w, g = stacked(stacks, variables), stacked(stacks, gradients)
-        rates = self._rates(learning_rate, stacks, w, g)
-        if self.coupled_weight_decay:
-            g = [one + self.coupled_weight_decay * weight for one, weight in zip(g, w, strict=True)]  # step 3
-        return unstacked(stacks, g), in_order(stacks, tf.unstack(rates, len(variables)))
+    def _multiplied(self, gradients, variables, learning_rate):
+        """Returns the tensor of each gradient, and learning rates that contain the gradients' factors."""
+        factors = tf.stack([one.factor for one in gradients])
+        return [one.tensor for one in gradients], tf.unstack(learning_rate * factors, len(variables))
 
-    def _rates(self, learning_rate, stacks, w, g):
-        """Returns the learning rate of each variable, in the order of the stacks, float32 (variables,)."""
-        return tf.fill([sum(len(stack.positions) for stack in stacks)], learning_rate)
+    def _adapted(self, gradients, variables, learning_rate):
+        """Returns a tensor for each variable and learning rates, whose products contain weight decay.
+
+        A gradient is factor * tensor. Its factor goes into the rate, so what is added to the tensor is divided by it.
+        """
+        stacks = stacks_of(variables)
+        order = stack_order(stacks)
+        w, g = stacked(stacks, variables), stacked(stacks, [one.tensor for one in gradients])
+        factors = tf.stack([gradients[position].factor for position in order])
+        given = [gradients[position].norm for position in order]
+        rates = self._rates(learning_rate, stacks, w, g, factors, None if None in given else tf.stack(given))
+        if self.coupled_weight_decay:
+            decays = spread(stacks, w, self.coupled_weight_decay / factors)
+            g = [one + decay * weight for one, decay, weight in zip(g, decays, w, strict=True)]  # step 3
+        return unstacked(stacks, g), in_order(stacks, tf.unstack(rates * factors, len(variables)))
+
+    def _rates(self, learning_rate, stacks, w, g, factors, gradient_norms):
+        """Returns the learning rate of each variable, in the order of the stacks, float32 (variables,).
+
+        gradient_norms: L2 norms of factors * g, or None. All three have the order of the stacks.
+        """
+        return tf.fill([len(stack_order(stacks))], learning_rate)
 
     def update_step(self, gradient, variable):
         """Updates a variable by steps 4 and 5, in one kernel. gradient: a tuple (gradient, learning rate, momentum)."""
@@ -129,8 +145,10 @@ class LARS(SGD):
     def _is_plain(self, variable):
         return self.is_excluded(variable)
 
-    def _rates(self, learning_rate, stacks, w, g):
-        ratios = self.trust_ratios(norms(stacks, w, self._in_xla), norms(stacks, g, self._in_xla))  # step 1
+    def _rates(self, learning_rate, stacks, w, g, factors, gradient_norms):
+        if gradient_norms is None:
+            gradient_norms = factors * norms(stacks, g, self._in_xla)
+        ratios = self.trust_ratios(norms(stacks, w, self._in_xla), gradient_norms)  # step 1
         return learning_rate * ratios  # step 2
 
     def trust_ratios(self, weight_norms, gradient_norms):

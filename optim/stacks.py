@@ -1,6 +1,6 @@
-"""Stacks tensors of the same shape, so that an update launches hundreds of operations instead of thousands.
+"""Stacks tensors of the same size, so that an update launches hundreds of operations instead of thousands.
 
-Launching an operation on a GPU takes about as long as running a small one. ResNet-50 has 161 variables of 33 shapes.
+Launching an operation on a GPU takes about as long as running a small one. ResNet-50 has 161 variables of 22 sizes.
 """
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +15,12 @@ ROWS = 256  # rows into which a tensor that is not stacked is split; one thread 
 
 @dataclass(frozen=True)
 class Stack:
-    """Tensors to process as one. positions: their indices in a list. is_single: one large tensor, not stacked."""
+    """Tensors to process as one. positions: their indices in a list. shapes: of each. is_single: one large tensor, not
+    stacked.
+    """
 
     positions: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
     is_single: bool
 
 
@@ -25,31 +28,46 @@ def stacks_of(tensors: Sequence) -> list[Stack]:
     """Assigns each index to one stack, with single large tensors last. tensors: all with a static shape."""
     groups = {}
     for position, one in enumerate(tensors):
-        large = one.shape.num_elements() > STACKED
-        groups.setdefault((tuple(one.shape), one.dtype, position if large else None), []).append(position)
-    made = [Stack(tuple(group), len(group) == 1 and tensors[group[0]].shape.num_elements() > ONE_THREAD)
+        size = one.shape.num_elements()
+        groups.setdefault((size, one.dtype, position if size > STACKED else None), []).append(position)
+    made = [Stack(tuple(group), tuple(tuple(tensors[position].shape) for position in group),
+                  len(group) == 1 and tensors[group[0]].shape.num_elements() > ONE_THREAD)
             for group in groups.values()]
     return sorted(made, key=lambda stack: stack.is_single)
 
 
 def stacked(stacks: Sequence[Stack], tensors: Sequence) -> list[tf.Tensor]:
-    """Returns one tensor per stack, of shape (positions, *shape), or of the tensor's own shape if it is single."""
+    """Returns one tensor per stack, of shape (positions, elements), or of the tensor's own shape if it is single."""
     chosen = [[tensors[position] for position in stack.positions] for stack in stacks]
-    return [tf.convert_to_tensor(group[0]) if stack.is_single else tf.stack(group)
+    return [tf.convert_to_tensor(group[0]) if stack.is_single else tf.stack([tf.reshape(one, [-1]) for one in group])
             for stack, group in zip(stacks, chosen, strict=True)]
 
 
 def unstacked(stacks: Sequence[Stack], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Returns what `stacked` has stacked, in the order before."""
-    parts = [[one] if stack.is_single else tf.unstack(one, len(stack.positions))
+    parts = [[one] if stack.is_single else map(tf.reshape, tf.unstack(one, len(stack.positions)), stack.shapes)
              for stack, one in zip(stacks, tensors, strict=True)]
     return in_order(stacks, [part for group in parts for part in group])
 
 
+def stack_order(stacks: Sequence[Stack]) -> list[int]:
+    """Returns the indices in a list of all tensors, stack after stack."""
+    return [position for stack in stacks for position in stack.positions]
+
+
+def spread(stacks: Sequence[Stack], tensors: Sequence[tf.Tensor], values: tf.Tensor) -> list[tf.Tensor]:
+    """Returns a value of each tensor in shapes that multiply what `stacked` has returned.
+
+    values: in the order of the stacks, float32 (tensors,).
+    """
+    parts = tf.split(values, [len(stack.positions) for stack in stacks])
+    return [tf.cast(tf.reshape(part, [] if stack.is_single else [-1, 1]), one.dtype)
+            for stack, one, part in zip(stacks, tensors, parts, strict=True)]
+
+
 def in_order(stacks: Sequence[Stack], values: Sequence) -> list:
     """Returns values that are in the order of the stacks in the order before."""
-    positions = [position for stack in stacks for position in stack.positions]
-    return [value for _, value in sorted(zip(positions, values, strict=True), key=lambda pair: pair[0])]
+    return [value for _, value in sorted(zip(stack_order(stacks), values, strict=True), key=lambda pair: pair[0])]
 
 
 def norms(stacks: Sequence[Stack], tensors: Sequence[tf.Tensor], jit_compile: bool = False) -> tf.Tensor:
@@ -64,7 +82,7 @@ def norms(stacks: Sequence[Stack], tensors: Sequence[tf.Tensor], jit_compile: bo
         if stack.is_single:
             rows.append(norm(_rows(tensor), axis=1))
         else:
-            found.append(norm(tensor, axis=list(range(1, tensor.shape.rank))))
+            found.append(norm(tensor, axis=1))
     if rows:
         found.append(norm(tf.stack(rows), axis=1))
     return tf.concat([tf.cast(one, tf.float32) for one in found], axis=0)
@@ -79,7 +97,7 @@ def largest_of(tensors: Sequence) -> tf.Tensor:
     """Returns the largest magnitude of each tensor's finite elements, or 0 if it has none, float32 (tensors,)."""
     def largest(stacks, tensors):
         finite = [tf.where(tf.math.is_finite(one), tf.abs(one), tf.zeros([], one.dtype)) for one in tensors]
-        found = [tf.reduce_max(one, axis=None if stack.is_single else list(range(1, one.shape.rank)))
+        found = [tf.reduce_max(one, axis=None if stack.is_single else 1)
                  for stack, one in zip(stacks, finite, strict=True)]
         return tf.concat([tf.cast(tf.reshape(one, [-1]), tf.float32) for one in found], axis=0)
 
@@ -90,8 +108,7 @@ def _per_tensor(tensors, function):
     """Applies a function of stacks and stacked tensors; returns its results in the order of the tensors."""
     tensors = [tf.convert_to_tensor(one) for one in tensors]
     stacks = stacks_of(tensors)
-    order = [position for stack in stacks for position in stack.positions]
-    return tf.gather(function(stacks, stacked(stacks, tensors)), np.argsort(order))
+    return tf.gather(function(stacks, stacked(stacks, tensors)), np.argsort(stack_order(stacks)))
 
 
 def _plain_norm(tensor, axis):

@@ -50,8 +50,9 @@ class Totals:
 
         losses: float (batch,). logits: (batch, classes). labels: int (batch,). counted: bool (batch,).
         """
-        top1 = hits(logits, labels, 1)
-        columns = [losses, top1, hits(logits, labels, 5), tf.ones_like(losses)]
+        rivals = rivals_of(logits, labels)
+        top1, top5 = rivals < 1, rivals < min(5, logits.shape[-1])
+        columns = [losses, top1, top5, tf.ones_like(losses)]
         columns = tf.stack([tf.cast(column, tf.float64) for column in columns])
         self.variable.assign_add(tf.reduce_sum(tf.where(counted, columns, tf.zeros_like(columns)), axis=1))
         return top1
@@ -69,14 +70,16 @@ class Totals:
             "top1_count": int(totals["top1"]), "top5_count": int(totals["top5"]), "samples": samples}
 
 
-def hits(logits, labels, k: int) -> tf.Tensor:
-    """Returns whether each label is among the k largest logits, bool (batch,). Ties and NaN count as misses.
+def rivals_of(logits, labels) -> tf.Tensor:
+    """Returns how many other classes have a logit at least as large as that of the label, float32 (batch,).
 
-    tf.math.in_top_k counts ties as hits, so a network with constant logits would always be right.
+    The label is among the k largest logits if there are fewer than k rivals. So ties count as misses; with
+    tf.math.in_top_k, a network with constant logits would always be right. With a NaN, all classes are rivals.
     """
     own = tf.gather(logits, labels[:, None], batch_dims=1)
-    rivals = tf.math.count_nonzero(logits >= own, axis=1) - 1
-    return (rivals < min(k, logits.shape[-1])) & tf.reduce_all(tf.logical_not(tf.math.is_nan(logits)), axis=1)
+    smaller = tf.reduce_sum(tf.cast(logits < own, tf.float32), axis=1)
+    rivals = logits.shape[-1] - 1 - smaller
+    return tf.where(tf.reduce_any(tf.math.is_nan(logits), axis=1), float(logits.shape[-1]), rivals)
 
 
 def cross_entropy(logits, labels, label_smoothing: float):
@@ -175,13 +178,12 @@ def make_train_step(parts: TrainStep):
         if hasattr(rates, "momentum"):
             rates.momentum.assign(momentum)
         (*gradients, results, statistics), waited, ready = gradients_of(iterator, ready, clock)
-        gradients = distributed.average(optimizer, gradients, variables)
-        exchanged = tf.maximum(clock.after(gradients) - ready, 0.0)
-        gradient_norms = norms_of(gradients)
+        gradients, gradient_norms = distributed.average(optimizer, gradients)
+        exchanged = tf.maximum(clock.after([one.tensor for one in gradients]) - ready, 0.0)
         if parts.layers:
             parts.layers.record(gradient_norms)
         updates = rates.iterations.read_value()
-        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        distributed.apply(optimizer, gradients, gradient_norms, variables)
         signals, results, statistics = distributed.mean(
             optimizer, [tf.convert_to_tensor(signals), results, statistics], "results")
         if moving:

@@ -1,10 +1,10 @@
 """A device that computes at a fixed speed and reads its images from a server: how long does it wait for them?
 
-    python -m benchmarks.peers.far READER BUCKET BATCH RATE SECONDS FRACTION
+    python -m benchmarks.peers.far READER BUCKET BATCH RATE SECONDS IMAGES FRACTION
 
-READER is one of READERS, BUCKET an s3:// or http:// address, RATE in images/s. FRACTION of the set fits into bigbatch's
-window. Prints `first`, the seconds to the first batch, and, from then on, `waited`, the fraction of the time in which
-the device waited, and `images`.
+READER is one of READERS, BUCKET an s3:// or http:// address, RATE in images/s. It ends after SECONDS or IMAGES.
+FRACTION of the set fits into bigbatch's window. Prints `first`, the seconds to the first batch, and, after 1,024
+samples, `waited`, the fraction of the time in which the device waited, and `images`.
 """
 import contextlib
 import json
@@ -92,13 +92,17 @@ def tf_data(dataset: Dataset, batch_size: int, _) -> Iterator[Callable]:
 READERS = {one.__name__: one for one in (bigbatch, dali, tf_data)}
 
 
-def main(reader: str, bucket: str, batch_size: int, rate: float, seconds: float, fraction: float) -> None:
+def main(reader: str, bucket: str, batch_size: int, rate: float, seconds: float, images: float,
+         fraction: float) -> None:
     dataset, began = open_dataset(bucket), time.perf_counter()
     with READERS[reader](dataset, batch_size, fraction) as batch:
         batch()
         first = time.perf_counter() - began
+        for _ in range(SHUFFLED // batch_size):  # until what was read before the first batch is used
+            time.sleep(batch_size / rate)
+            batch()
         waited, count, began = 0.0, 0, time.perf_counter()
-        while (elapsed := time.perf_counter() - began) < seconds:
+        while (elapsed := time.perf_counter() - began) < seconds and count < images:
             batch()
             waited += time.perf_counter() - began - elapsed
             time.sleep(batch_size / rate)

@@ -50,13 +50,12 @@ def expected(case: int) -> tuple[list, list]:
 
 def averaging(collectives, compression: str):
     """A compiled function of (dense gradients, values, indices of the slices): what the optimizer's exchange gives."""
-    variables = [tf.Variable(np.zeros(shape, np.float32)) for shape in (*SHAPES, TABLE)]
     optimizer = wrapped.wrap(SGD(0.0), GradientExchange(collectives, compression, FUSION_MB))
 
     @tf.function(reduce_retracing=True, autograph=False)
     def average(dense, values, indices):
         slices = tf.IndexedSlices(values, indices, tf.constant(TABLE, tf.int64))
-        return [tf.convert_to_tensor(one) for one in wrapped.average(optimizer, [*dense, slices], variables)]
+        return [tf.convert_to_tensor(one.value) for one in wrapped.average(optimizer, [*dense, slices])[0]]
 
     return lambda dense, values, indices: [one.numpy() for one in average(
         [tf.constant(one) for one in dense], tf.constant(values), tf.constant(indices))]
