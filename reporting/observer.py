@@ -55,13 +55,15 @@ class Evaluation:
     """An evaluation, and the training since the one before.
 
     row: of metrics.jsonl. layers: as in Update. breakdown: the step-time breakdown as fractions. outcomes: label,
-    predicted class and loss of each validation sample in the order of the dataset, float32 (samples, 3).
+    predicted class and loss of each validation sample in the order of the dataset, float32 (samples, 3). noise: of
+    training.noise_scale.NoiseScale, or empty.
     """
 
     row: dict
     layers: dict[str, list[float]]
     breakdown: dict[str, float]
     outcomes: np.ndarray
+    noise: dict = field(default_factory=dict)
 
 
 class Observer:

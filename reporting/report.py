@@ -19,6 +19,7 @@ from common.flags import flag
 from reporting import charts, heat_map, sentences
 from reporting.charts import Line, number, percent
 from reporting.compare import comparison
+from reporting.noise_scale import noise_scale
 from reporting.page import details, duration, facts, over_epochs_and_time, page, plural, table, tiles
 from reporting.run_folder import PAGE, SAMPLES, RunData
 
@@ -81,7 +82,7 @@ def report(run: RunData) -> str:
     """Returns the page."""
     sections = [
         f'<p class="result">{sentences.result(run)}</p>', sentences.published(run), sentences.state(run), figures(run),
-        "<h2>Curves</h2>", curves(run), *times(run), *layers(run), *mistakes(run), *samples(run),
+        "<h2>Curves</h2>", curves(run), *times(run), *noise_scale(run), *layers(run), *mistakes(run), *samples(run),
         "<h2>Plan</h2>", *(f"<p>{html.escape(line)}</p>" for line in sentences.plan(run)), phases(run),
         "<h2>Evaluations</h2>", details(f"All {plural(len(run.rows), 'evaluation')}", table(run.rows)),
         "<h2>This run</h2>", origin(run), "<h3>Flags</h3>", f"<pre>{html.escape(run.flags_text)}</pre>"]

@@ -10,7 +10,7 @@ import json
 import shutil
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from reporting.observer import top1_of
 
 PLAN, FLAGS, SUMMARY, RUN, OUTCOMES = "plan.json", "flags.txt", "summary.json", "run.json", "outcomes.json"
 METRICS, TIMES, LAYERS, STEPS = "metrics.jsonl", "times.jsonl", "trust_ratios.jsonl", "steps.jsonl"
+NOISE = "noise_scale.jsonl"
 PAGE, SAMPLES, AUGMENTATIONS = "report.html", "samples.jpg", "augmentations.png"
 CHECKPOINTS, TENSORBOARD = "checkpoints", "tensorboard"  # folders
 
@@ -151,7 +152,7 @@ class RunFolder:
     def flush(self) -> None:
         """Writes the rows to disk, so that a checkpoint can count them. Raises OSError."""
         with self._lock:
-            logs = [self._logs[name] for name in (METRICS, TIMES, LAYERS, STEPS) if name in self._logs]
+            logs = [self._logs[name] for name in (METRICS, TIMES, LAYERS, NOISE, STEPS) if name in self._logs]
             for log in logs:
                 log.save()
         for log in logs:  # without the lock, because a disk may be slow
@@ -162,7 +163,7 @@ class RunFolder:
         """Deletes the run."""
         for folder in (CHECKPOINTS, TENSORBOARD):
             shutil.rmtree(self.path / folder, ignore_errors=True)
-        for name in (METRICS, TIMES, LAYERS, STEPS, SUMMARY, RUN, OUTCOMES, PAGE, SAMPLES, AUGMENTATIONS):
+        for name in (METRICS, TIMES, LAYERS, NOISE, STEPS, SUMMARY, RUN, OUTCOMES, PAGE, SAMPLES, AUGMENTATIONS):
             (self.path / name).unlink(missing_ok=True)
 
     def _rows(self, name: str) -> Log:
@@ -186,7 +187,8 @@ class RunData:
 
     The run may be in progress, or of version 0.2.0, which wrote no run.json, steps.jsonl and outcomes.json.
 
-    rows: of metrics.jsonl. times, layers, steps: of times.jsonl, trust_ratios.jsonl, steps.jsonl. run: of run.json.
+    rows: of metrics.jsonl. times, layers, steps, noise: of times.jsonl, trust_ratios.jsonl, steps.jsonl,
+    noise_scale.jsonl. run: of run.json.
     outcomes: of outcomes.json. summary: summary.json of a run that reached its end. divergence: that of one that ended
     because it diverged: diverged_at (step, epoch), classes, seconds.
     """
@@ -202,6 +204,7 @@ class RunData:
     outcomes: dict
     summary: dict | None
     divergence: dict | None = None
+    noise: list[dict] = field(default_factory=list)
 
     @classmethod
     def read(cls, folder) -> "RunData":
@@ -215,7 +218,7 @@ class RunData:
         ending = files.read(SUMMARY) or None
         ends = (None, ending) if ending and ending.get("diverged") else (ending, None)
         return cls(folder, plan, text, files.rows(METRICS), files.rows(TIMES), files.rows(LAYERS), files.rows(STEPS),
-                   files.read(RUN), files.read(OUTCOMES), *ends)
+                   files.read(RUN), files.read(OUTCOMES), *ends, files.rows(NOISE))
 
     @cached_property
     def flags(self) -> dict[str, str]:

@@ -4,7 +4,7 @@ import time
 
 from common.errors import complain
 from reporting.observer import Evaluation, Observer, RunInfo, Update
-from reporting.run_folder import FLAGS, LAYERS, METRICS, PLAN, STEPS, SUMMARY, TIMES, RunFolder
+from reporting.run_folder import FLAGS, LAYERS, METRICS, NOISE, PLAN, STEPS, SUMMARY, TIMES, RunFolder
 
 STEP_ROWS = 1000  # about so many rows of steps.jsonl in a whole training
 
@@ -33,7 +33,7 @@ class RunLog(Observer):
     def rewind(self, progress) -> None:
         """Removes the rows after this progress."""
         self._files.keep(STEPS, lambda row: row["step"] < progress.step)
-        for name in (METRICS, TIMES, LAYERS):
+        for name in (METRICS, TIMES, LAYERS, NOISE):
             self._files.keep(name, lambda row: progress.step and row["samples"] <= progress.evaluated)
         if (lacking := progress.evaluations - len(self._files.rows(METRICS))) > 0:
             complain(f"warning: {self._files.path / METRICS} lacks {lacking} of the {progress.evaluations} evaluations "
@@ -54,6 +54,9 @@ class RunLog(Observer):
         self._files.append(METRICS, evaluation.row)
         self._files.append(TIMES, {"epoch": epoch, "samples": samples, **evaluation.breakdown})
         self._layers(epoch, samples, evaluation.layers)
+        if evaluation.noise:
+            self._files.append(NOISE, {"epoch": epoch, "samples": samples, "batch_size": evaluation.row["batch_size"],
+                                       **evaluation.noise})
         self._files.save()
 
     def _layers(self, epoch, samples, layers):

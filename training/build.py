@@ -83,7 +83,8 @@ def make_job(settings: Settings, plan: Plan, world: World, feed, state: State) -
             state.model, state.optimizer, state.totals, phase.accumulation_steps_of(world.rank, world.size),
             recipe.label_smoothing, settings.launch.xla == "true", state.moving, state.layers,
             Span.of(phase, world.size), state.average and update_average,
-            mean_steps=phase.global_batch_size / (world.size * phase.micro_batch_size)))
+            mean_steps=phase.global_batch_size / (world.size * phase.micro_batch_size),
+            measures_noise=settings.run.log_noise_scale))
 
     evaluate = make_evaluator(settings.launch, state.model, feed, world, state.average)
     divergence = functools.partial(
@@ -172,8 +173,8 @@ def make_state(settings: Settings, dataset: Dataset, world: World, exchange: Gra
     moving = None
     if recipe.batch_norm_statistics == "moving":
         moving = MovingStatistics(model, keeps_initial=bool(run.init_checkpoint))
-    return State(model, make_optimizer(recipe, model, exchange), run.log_trust_ratios, make_average(recipe, model),
-                 moving)
+    return State(model, make_optimizer(recipe, model, exchange), run.log_trust_ratios or run.log_noise_scale,
+                 make_average(recipe, model), moving)
 
 
 def make_optimizer(recipe: Recipe, model, exchange: GradientExchange):

@@ -13,6 +13,7 @@ from training.bad_input import bad_input_is_user_error
 from training.batch_norm import Span
 from training.breakdown import TIMED_ONE_IN, StepTimes
 from training.build import Job
+from training.noise_scale import NoiseScale
 from training.pending import Pending, Step
 from training.plan import Interval
 from training.profiling import profiled
@@ -25,7 +26,7 @@ def follow_plan(job: Job, recovery: Recovery, observers: Sequence = ()) -> dict:
 
     Raises Diverged and Stopped on all workers at once, and UserError if training cannot continue.
     """
-    progress, times, metrics = job.state.progress, StepTimes(), None
+    progress, times, noise, metrics = job.state.progress, StepTimes(), NoiseScale(), None
     with TrainingInput(job) as training_input:
         for interval in job.plan.intervals():
             if target_is_reached(job):
@@ -33,7 +34,7 @@ def follow_plan(job: Job, recovery: Recovery, observers: Sequence = ()) -> dict:
             if progress.step < interval.end:
                 train_step, batch_size = job.train_step(interval.phase), interval.phase.global_batch_size
                 first, batches = progress.step, training_input.read_on(interval)
-            with Pending(job, observers, times) as pending:
+            with Pending(job, observers, times, noise) as pending:
                 while progress.step < interval.end:
                     began = time.perf_counter()
                     step = next_step(job, interval, first)
@@ -55,7 +56,7 @@ def follow_plan(job: Job, recovery: Recovery, observers: Sequence = ()) -> dict:
                         signals += pending.settle()
                         recovery.after_step(signals, before_evaluation=is_last and interval.evaluates)
             if interval.evaluates and progress.evaluations < interval.evaluations:
-                metrics = validate(job, interval, recovery, observers, times)
+                metrics = validate(job, interval, recovery, observers, times, noise)
     return metrics or job.evaluate().metrics
 
 
@@ -68,10 +69,10 @@ def next_step(job: Job, interval: Interval, first: int) -> Step:
     epoch = job.plan.epoch_of(number, interval)
     is_timed = (number - first) % TIMED_ONE_IN == min(1, interval.end - first - 1)
     return Step(number, epoch, job.plan.learning_rate(epoch), job.plan.momentum_of(phase), phase.global_batch_size,
-                is_timed or job.settings.run.timeline is not None)
+                phase.micro_batch_size, is_timed or job.settings.run.timeline is not None)
 
 
-def validate(job: Job, interval: Interval, recovery: Recovery, observers, times: StepTimes) -> dict:
+def validate(job: Job, interval: Interval, recovery: Recovery, observers, times: StepTimes, noise: NoiseScale) -> dict:
     """Evaluates after an interval, notifies the observers and saves a checkpoint if one is due; returns the metrics."""
     state, phase, world = job.state, interval.phase, job.world
     measure = functools.partial(
@@ -88,10 +89,11 @@ def validate(job: Job, interval: Interval, recovery: Recovery, observers, times:
            "train_loss": trained["loss"], "train_top1": trained["top1"],
            **{name: value for name, value in metrics.items() if not name.endswith(("_count", "_samples"))},
            "images_per_second": times.images_per_second(), "seconds": progress.seconds}
-    breakdown = times.collect(world)
+    breakdown, layers = times.collect(world), job.layers()
+    measured = noise.collect([*layers], [ratio for *_, ratio in layers.values()])
     with world.raise_on_all_ranks():
         for observer in observers:
-            observer.evaluation(Evaluation(row, job.layers(), breakdown, validation.outcomes))
+            observer.evaluation(Evaluation(row, layers, breakdown, validation.outcomes, measured))
     progress.add_evaluation(interval.epoch, top1_of(row), row["seconds"])
     progress.statistics_step = progress.step if job.exact else None
     recovery.after_evaluation(interval.epoch, top1_of(row), target_is_reached(job))

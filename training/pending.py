@@ -12,6 +12,7 @@ from reporting.observer import Update
 from training.breakdown import StepTimes, on_host
 from training.build import Job
 from training.divergence import Diverged
+from training.noise_scale import NoiseScale
 from training.step import NO_SIGNALS, StepResult
 
 
@@ -27,6 +28,7 @@ class Step:
     learning_rate: float
     momentum: float
     batch_size: int
+    micro_batch_size: int
     timed: bool
 
     @property
@@ -46,10 +48,11 @@ class Pending:
     waits for all operations that were queued on a GPU before, so a later request would wait for the next step, too.
     """
 
-    def __init__(self, job: Job, observers: Sequence, times: StepTimes):
+    def __init__(self, job: Job, observers: Sequence, times: StepTimes, noise: NoiseScale):
         self._job = job
         self._observers = observers
         self._times = times
+        self._noise = noise
         self._steps = deque()
         self._reader = ThreadPoolExecutor(1, "results")
 
@@ -81,9 +84,11 @@ class Pending:
         signals = np.array(NO_SIGNALS)
         while len(self._steps) > leaving:
             step, began, waited, result = self._steps.popleft()
-            found = StepResult.unpack(result.result())
+            found = StepResult.unpack(result.result(), self._job.settings.run.log_noise_scale)
             seconds = time.perf_counter() - began
             waits = self._times.add_timed(seconds, found.waited + np.array([waited, 0])) if step.timed else {}
+            if len(found.squares):
+                self._noise.add(step.batch_size, step.micro_batch_size, found.norms, found.squares)
             if problem := self._job.divergence(found.loss, found.norms):
                 raise Diverged(problem, step.number, step.epoch, step.learning_rate)
             for observer in self._observers:

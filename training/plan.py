@@ -174,6 +174,9 @@ def plan_for(settings: Settings, workers: int, workers_per_node: int, train_samp
         without = "elastic" if launch.elastic else "xla"
         raise UserError(f"--batch_norm_span: its groups would span several workers, which --{without} does not "
                         "support; start fewer workers or choose a smaller span")
+    if settings.run.log_noise_scale and any(one.micro_batch_size == one.global_batch_size for one in plan.phases):
+        raise UserError("--log_noise_scale: a batch of a single micro-batch has no noise to compare; give a smaller "
+                        "--micro_batch_size")
     return plan
 
 

@@ -206,6 +206,8 @@ class Run:
     max_rollbacks: Maximum number of rollbacks. The next divergence ends training with an error.
     log_trust_ratios: Record the weight norm, gradient norm and trust ratio of each layer once per epoch, in TensorBoard
         and the report.
+    log_noise_scale: Measure the gradient noise scale (arXiv:1812.06162) between evaluations, and show it in the report:
+        the batch size beyond which larger batches save few updates. Needs at least two micro-batches per update.
     save_augmentations: Write augmentations.png to the run's folder: training images as the model sees them.
     timeline: File for Horovod's timeline of the gradient exchange, which chrome://tracing can show.
     profile: Steps to profile, as FROM:TO (exclusive), such as 100:110. TensorBoard's profile plugin shows the result.
@@ -232,6 +234,7 @@ class Run:
     on_divergence: str = flag("stop", ("stop", "rollback"))
     max_rollbacks: int = flag(3, low=0)
     log_trust_ratios: bool = False
+    log_noise_scale: bool = False
     save_augmentations: bool = False
     timeline: str | None = None
     profile: tuple[int, int] | None = flag(parse=values.range_of_steps)

@@ -21,20 +21,23 @@ class StepResult:
     """The results of a step. All except `waited` are the same on all workers.
 
     signals: their mean over the workers. loss, top1: means over the global batch. norms: of the averaged gradients.
-    waited: seconds that this worker has waited for each of breakdown.NAMES, or zeros if the step was not timed.
+    squares: mean over the micro-batches of the squared norm of each variable's gradient, or empty. waited: seconds that
+    this worker has waited for each of breakdown.NAMES, or zeros if the step was not timed.
     """
 
     signals: np.ndarray
     loss: float
     top1: float
     norms: np.ndarray
+    squares: np.ndarray
     waited: np.ndarray
 
     @classmethod
-    def unpack(cls, packed: np.ndarray) -> "StepResult":
-        """Unpacks the result of a step. packed: on the host."""
+    def unpack(cls, packed: np.ndarray, has_squares: bool = False) -> "StepResult":
+        """Unpacks the result of a step. packed: on the host. has_squares: whether TrainStep.measures_noise."""
         signals, results, norms, waited = np.split(packed, [len(NO_SIGNALS), len(NO_SIGNALS) + 2, -len(NAMES)])
-        return cls(signals, *map(float, results), norms, waited)
+        norms, squares = np.split(norms, [len(norms) // 2 if has_squares else len(norms)])
+        return cls(signals, *map(float, results), norms, squares, waited)
 
 
 class Totals:
@@ -142,7 +145,8 @@ class TrainStep:
     totals: sums the training's loss and hits. accumulation_steps: number of micro-batches of this worker. mean_steps:
     their mean over the workers, if it differs. xla: whether XLA compiles the forward and backward pass. moving: batch
     norm's moving statistics, to move with each update. layers: records norms and trust ratios. span: of batch norm's
-    statistics, applied when the step is traced. after_update: called in the graph after the update.
+    statistics, applied when the step is traced. after_update: called in the graph after the update. measures_noise:
+    whether it measures what training.noise_scale needs.
     """
 
     model: tf.keras.Model
@@ -156,6 +160,7 @@ class TrainStep:
     span: Span = MICRO_BATCH
     after_update: Callable[[], None] | None = None
     mean_steps: float | None = None
+    measures_noise: bool = False
 
 
 def make_train_step(parts: TrainStep):
@@ -167,7 +172,8 @@ def make_train_step(parts: TrainStep):
     """
     optimizer, moving = parts.optimizer, parts.moving
     variables, rates = parts.model.trainable_variables, distributed.inner(optimizer)
-    shapes = [*(variable.shape for variable in variables), (2,), (moving.size if moving else 0,)]
+    shapes = [*(variable.shape for variable in variables), (2,), (moving.size if moving else 0,),
+              (len(variables) if parts.measures_noise else 0,)]
     gradients_of = accumulated(make_micro_batch(parts), shapes, parts.accumulation_steps)
 
     @tf.function(autograph=False)
@@ -177,21 +183,21 @@ def make_train_step(parts: TrainStep):
         rates.learning_rate.assign(learning_rate)
         if hasattr(rates, "momentum"):
             rates.momentum.assign(momentum)
-        (*gradients, results, statistics), waited, ready = gradients_of(iterator, ready, clock)
+        (*gradients, results, statistics, squares), waited, ready = gradients_of(iterator, ready, clock)
         gradients, gradient_norms = distributed.average(optimizer, gradients)
         exchanged = tf.maximum(clock.after([one.tensor for one in gradients]) - ready, 0.0)
         if parts.layers:
             parts.layers.record(gradient_norms)
         updates = rates.iterations.read_value()
         distributed.apply(optimizer, gradients, gradient_norms, variables)
-        signals, results, statistics = distributed.mean(
-            optimizer, [tf.convert_to_tensor(signals), results, statistics], "results")
+        signals, results, statistics, squares = distributed.mean(
+            optimizer, [tf.convert_to_tensor(signals), results, statistics, squares], "results")
         if moving:
             moving.move(statistics, updates)
         if parts.after_update:
             parts.after_update()
         waited = tf.cast(tf.stack([waited, exchanged]), tf.float32)
-        return tf.concat([signals, results, gradient_norms, waited], axis=0)
+        return tf.concat([signals, results, gradient_norms, squares, waited], axis=0)
 
     return step
 
@@ -199,9 +205,10 @@ def make_train_step(parts: TrainStep):
 def make_micro_batch(parts: TrainStep):
     """Returns a function of (iterator, ready, clock).
 
-    It returns ([*gradients, results, statistics], seconds waited for data, time of its end). results: mean loss and
-    top-1, float32 (2,). statistics: batch norm's, as flat_statistics returns them, or empty if none move. ready: time
-    at which the previous micro-batch ended. Gradients, results and statistics are divided by the number of steps.
+    It returns ([*gradients, results, statistics, squares], seconds waited for data, time of its end). results: mean
+    loss and top-1, float32 (2,). statistics: batch norm's, as flat_statistics returns them, or empty if none move.
+    squares: as in StepResult. ready: time at which the previous micro-batch ended. All are divided by the number of
+    steps.
     """
     model, optimizer = parts.model, parts.optimizer
     variables, mean_steps = model.trainable_variables, parts.mean_steps or parts.accumulation_steps
@@ -231,7 +238,11 @@ def make_micro_batch(parts: TrainStep):
             labels = tf.where(mixing.label_weight(*rows) < 0.5, mixing.partners(labels), labels)
         top1 = parts.totals.add(losses, tf.cast(logits, tf.float32), labels, tf.ones_like(losses, tf.bool))
         results = tf.stack([tf.reduce_mean(losses), tf.reduce_mean(tf.cast(top1, tf.float32))]) / mean_steps
-        return [*gradients, results, statistics], tf.maximum(arrived - ready, 0.0), clock.after(gradients)
+        squares = tf.zeros([0])
+        if parts.measures_noise:
+            unit = mean_steps / distributed.scale(optimizer, tf.constant(1.0))  # the gradients' own
+            squares = tf.square(norms_of(gradients) * unit) / mean_steps
+        return [*gradients, results, statistics, squares], tf.maximum(arrived - ready, 0.0), clock.after(gradients)
 
     return micro_batch
 
