@@ -14,13 +14,18 @@ from optim.stacks import norms_of
 LossScaleOptimizer = tf.keras.mixed_precision.LossScaleOptimizer
 
 
-def wrap(optimizer, exchange: GradientExchange, loss_scaling: bool = False):
-    """Returns the wrapped optimizer. Do not subclass its class: Horovod calls super(self.__class__, self)."""
+def wrap(optimizer, exchange: GradientExchange, loss_scaling: bool = False, loss_scale: float | None = None):
+    """Returns the wrapped optimizer. Do not subclass its class: Horovod calls super(self.__class__, self).
+
+    loss_scale: a fixed one; None: dynamic.
+    """
     wrapped = hvd_keras.DistributedOptimizer(optimizer)
     if isinstance(wrapped, tf.keras.optimizers.legacy.Optimizer):  # holds a number, but each step assigns
         wrapped.learning_rate = tf.Variable(0.0, trainable=False)
     set_exchange(wrapped, exchange)
-    return LossScaleOptimizer(wrapped) if loss_scaling else wrapped
+    if not loss_scaling:
+        return wrapped
+    return LossScaleOptimizer(wrapped, **({"dynamic": False, "initial_scale": loss_scale} if loss_scale else {}))
 
 
 def set_exchange(optimizer, exchange: GradientExchange) -> None:
@@ -47,9 +52,13 @@ def build(optimizer, trainable_variables) -> None:
 def variables(optimizer) -> list:
     """Returns the variables of a built optimizer for a checkpoint: buffers, number of updates, loss scale."""
     own = list(inner(optimizer).variables())
-    if isinstance(optimizer, LossScaleOptimizer):  # `loss_scale` is the value; no public attribute is the variable
+    if has_dynamic_scale(optimizer):  # `loss_scale` is the value; no public attribute is the variable
         own += [optimizer._loss_scale.current_loss_scale, optimizer.dynamic_counter]
     return own
+
+
+def has_dynamic_scale(optimizer) -> bool:
+    return isinstance(optimizer, LossScaleOptimizer) and optimizer.dynamic
 
 
 def scale(optimizer, loss):
@@ -79,7 +88,7 @@ def apply(optimizer, gradients: list[Scaled], norms: tf.Tensor, variables) -> No
     own = inner(optimizer)
     if not isinstance(own, SGD):
         optimizer.apply_gradients([(one.value, variable) for one, variable in zip(gradients, variables, strict=True)])
-    elif isinstance(optimizer, LossScaleOptimizer):
+    elif has_dynamic_scale(optimizer):
         _, is_finite = optimizer._loss_scale.update([norms])
         tf.cond(is_finite, lambda: own.apply_gradients(zip(gradients, variables, strict=True)),
                 lambda: own.iterations.assign_add(1))

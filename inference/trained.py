@@ -55,7 +55,7 @@ def load_trained(settings: Settings) -> Trained:
     Starts Horovod. Raises UserError, also if there are several workers.
     """
     recipe = dataclasses.replace(settings.recipe, precision="float32",
-                                 image_size=Piecewise.parse(settings.recipe.final_image_size, int))
+                                 image_size=Piecewise.parse(settings.recipe.validation_image_size, int))
     mode, path = settings.run.mode, settings.run.checkpoint
     world = start_and_check_flags(settings)
     if world.size > 1:
@@ -70,8 +70,8 @@ def load_trained(settings: Settings) -> Trained:
             weights = [variable.numpy() for variable in model.variables]
         model.set_weights(weights)
     split_groups(model)
-    return Trained(model, dataset.classes, recipe.final_image_size, AUGMENTATIONS[recipe.augmentation].enlarge, epoch,
-                   "moving average" if average else "last")
+    return Trained(model, dataset.classes, recipe.validation_image_size, AUGMENTATIONS[recipe.augmentation].enlarge,
+                   epoch, "moving average" if average else "last")
 
 
 def split_groups(model) -> None:

@@ -18,8 +18,8 @@ class OptimizerInfo:
 
 OPTIMIZERS = {
     "lars": OptimizerInfo("optim.lars", "LARS",
-                          ("momentum", "weight_decay", "trust_coefficient", "epsilon", "exclude")),
-    "sgd": OptimizerInfo("optim.lars", "SGD", ("momentum", "weight_decay", "exclude")),
+                          ("momentum", "weight_decay", "trust_coefficient", "epsilon", "exclude", "nesterov", "clip")),
+    "sgd": OptimizerInfo("optim.lars", "SGD", ("momentum", "weight_decay", "exclude", "nesterov")),
     "lamb": OptimizerInfo("optim.lamb", "LAMB", ("weight_decay", "exclude")),
 }
 
@@ -27,7 +27,8 @@ OPTIMIZERS = {
 def create_optimizer(name: str, learning_rate: float, **options):
     """Creates the Keras optimizer registered under `name`.
 
-    options: momentum, weight_decay, trust_coefficient, epsilon, exclude. Those that it does not read are ignored.
+    options: momentum, weight_decay, trust_coefficient, epsilon, exclude, nesterov, clip. Those that it does not read
+    are ignored.
     """
     info = OPTIMIZERS[name]
     taken = {key: value for key, value in options.items() if key in info.options}

@@ -130,14 +130,16 @@ class LARS(SGD):
     mu, weight_decay beta. trust_coefficient and momentum default to the paper's values. The paper's weight decay is
     0.0005. Step 1 of the paper prints beta * |g| in the denominator. The authors' code has beta * |w|, as here.
 
+    clip: rate <- min(learning_rate, ratio), as in the clipped form of NVIDIA's Caffe and Apex.
     exclude: as in SGD. These variables have no trust ratio, either, and take a plain momentum step. jit_compile: use
     norms that XLA can compile, for updates inside Model.compile(jit_compile=True) and the like. They are slower on a
     CPU. It does not compile the optimizer itself, as Keras's argument of that name does.
     """
 
     def __init__(self, learning_rate, momentum=0.9, weight_decay=0.0, trust_coefficient=0.001, epsilon=0.0,
-                 exclude=(), nesterov=False, name=None, jit_compile=False, **kwargs):
+                 exclude=(), nesterov=False, name=None, jit_compile=False, clip=False, **kwargs):
         super().__init__(learning_rate, momentum, weight_decay, nesterov, exclude, name, **kwargs)
+        self.clip = clip
         self.trust_coefficient = trust_coefficient
         self.epsilon = epsilon
         self._in_xla = jit_compile
@@ -149,7 +151,7 @@ class LARS(SGD):
         if gradient_norms is None:
             gradient_norms = factors * norms(stacks, g, self._in_xla)
         ratios = self.trust_ratios(norms(stacks, w, self._in_xla), gradient_norms)  # step 1
-        return learning_rate * ratios  # step 2
+        return tf.minimum(learning_rate, ratios) if self.clip else learning_rate * ratios  # step 2
 
     def trust_ratios(self, weight_norms, gradient_norms):
         """Returns the trust ratio of each variable, in the shape of the norms."""
@@ -159,4 +161,5 @@ class LARS(SGD):
 
     def get_config(self):
         return super().get_config() | {
-            "trust_coefficient": self.trust_coefficient, "epsilon": self.epsilon, "jit_compile": self._in_xla}
+            "trust_coefficient": self.trust_coefficient, "epsilon": self.epsilon, "jit_compile": self._in_xla,
+            "clip": self.clip}

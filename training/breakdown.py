@@ -45,10 +45,10 @@ class Clock:
                        lambda: tf.constant(0.0, tf.float64))
 
 
-def on_host(timed: bool) -> tf.Tensor:
-    """Returns the `timed` of a Clock, on the host, because the host would have to wait for a GPU."""
+def on_host(value, dtype: tf.DType | None = None) -> tf.Tensor:
+    """Returns an argument of a compiled step, on the host: a copy to a GPU could wait for what the GPU has to do."""
     with tf.device("/cpu:0"):
-        return tf.constant(timed)
+        return tf.constant(value, dtype)
 
 
 def _now(_):

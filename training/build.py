@@ -89,7 +89,7 @@ def make_job(settings: Settings, plan: Plan, world: World, feed, state: State) -
     evaluate = make_evaluator(settings.launch, state.model, feed, world, state.average)
     divergence = functools.partial(
         divergence_reason, names=[v.name.split(":")[0] for v in state.model.trainable_variables],
-        classes=len(feed.dataset.classes), loss_scaling=recipe.precision == "mixed_float16")
+        classes=len(feed.dataset.classes), loss_scaling=distributed.has_dynamic_scale(state.optimizer))
     return Job(settings, plan, world, feed, state, evaluate, exact, train_step, divergence)
 
 
@@ -138,11 +138,11 @@ def make_feed(recipe: Recipe, launch: Launch, dataset: Dataset, world: World) ->
     name = dali_device(launch.dali_device, world)
     mixing = Mixing(recipe.mixup, recipe.cutmix)
     if dataset.is_synthetic:
-        return SyntheticFeed(dataset, recipe.final_image_size, recipe.seed, world.rank, world.size, mixing)
+        return SyntheticFeed(dataset, recipe.validation_image_size, recipe.seed, world.rank, world.size, mixing)
     device = DecoderSettings(name, world.gpu if name == "gpu" else None, launch.dali_threads or world.cores,
                     launch.hw_decoder_load, upload="/gpu:0" if name == "cpu" and world.gpu is not None else None)
-    return Feed(dataset.in_order(recipe.order), recipe.final_image_size, recipe.augmentation, recipe.seed, world.rank,
-                world.size, device, mixing, recipe.shuffle_block, recipe.shuffle_group)
+    return Feed(dataset.in_order(recipe.order), recipe.validation_image_size, recipe.augmentation, recipe.seed,
+                world.rank, world.size, device, mixing, recipe.shuffle_block, recipe.shuffle_group)
 
 
 def dali_device(flag: str, world: World) -> str:
@@ -155,7 +155,7 @@ def dali_device(flag: str, world: World) -> str:
 def make_model(recipe: Recipe, dataset: Dataset, stream: int = 0):
     """Creates the model. stream: index of dropout's stream of random numbers, different on each worker."""
     tf.keras.mixed_precision.set_global_policy(recipe.precision)
-    sizes = {*recipe.image_size.values}
+    sizes = {*recipe.image_size.values, recipe.validation_image_size}
     return model_zoo.create_model(recipe.model, len(dataset.classes), sizes.pop() if len(sizes) == 1 else None,
                                   recipe.batch_norm_momentum, recipe.seed, stream, dataset.mean, dataset.std)
 
@@ -181,8 +181,9 @@ def make_optimizer(recipe: Recipe, model, exchange: GradientExchange):
     """Creates the distributed optimizer and its variables. Raises UserError if --exclude matches nothing."""
     optimizer = optim.create_optimizer(
         recipe.optimizer, learning_rate=0.0, momentum=recipe.momentum, weight_decay=recipe.weight_decay,
-        trust_coefficient=recipe.trust_coefficient, epsilon=recipe.lars_epsilon, exclude=recipe.exclude)
-    optimizer = distributed.wrap(optimizer, exchange, loss_scaling=recipe.precision == "mixed_float16")
+        trust_coefficient=recipe.trust_coefficient, epsilon=recipe.lars_epsilon, exclude=recipe.exclude,
+        nesterov=recipe.nesterov, clip=recipe.lars_clip)
+    optimizer = distributed.wrap(optimizer, exchange, recipe.precision == "mixed_float16", recipe.loss_scale)
     try:
         distributed.build(optimizer, model.trainable_variables)
     except ValueError as error:

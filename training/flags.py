@@ -81,8 +81,9 @@ def with_image_size(recipe: Recipe) -> Recipe:
     """Returns the recipe with the model's own image size, unless it has one. Raises UserError."""
     info = model_zoo.MODELS[recipe.model]
     sizes = recipe.image_size or Piecewise.parse(info.image_size, int)
-    if len(set(sizes.values)) > 1 and not info.any_image_size:
-        raise UserError(f"--image_size={sizes}: the dense layers of {recipe.model} need one image size; give one size")
+    if len({*sizes.values, recipe.validation_size or sizes.values[-1]}) > 1 and not info.any_image_size:
+        raise UserError(f"--image_size={sizes}: the dense layers of {recipe.model} need one image size; give one size, "
+                        "and no other --validation_size")
     return dataclasses.replace(recipe, image_size=sizes)
 
 
@@ -141,7 +142,11 @@ INERT = {  # flag -> (whether it has no effect, which other flag is the reason)
     "momentum": (lambda s: not s.recipe.reads("momentum"), "this --optimizer"),
     "momentum_schedule": (lambda s: not s.recipe.reads("momentum"), "this --optimizer"),
     "trust_coefficient": (lambda s: not s.recipe.reads("trust_coefficient"), "this --optimizer"),
+    "momentum_correction": (lambda s: not s.recipe.reads("momentum"), "this --optimizer"),
+    "nesterov": (lambda s: not s.recipe.reads("nesterov"), "this --optimizer"),
     "lars_epsilon": (lambda s: not s.recipe.reads("epsilon"), "this --optimizer"),
+    "lars_clip": (lambda s: not s.recipe.reads("clip"), "this --optimizer"),
+    "loss_scale": (lambda s: s.recipe.precision != "mixed_float16", "--precision other than mixed_float16"),
     "torus_grid": (lambda s: s.launch.allreduce != "torus", "--allreduce other than torus"),
     "fusion_mb": (lambda s: s.launch.deterministic and s.launch.allreduce == "ring" and s.launch.compression == "none",
                   "--deterministic, which exchanges each gradient separately"),

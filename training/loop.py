@@ -66,9 +66,9 @@ def next_step(job: Job, interval: Interval, first: int) -> Step:
     The second step is timed, and every TIMED_ONE_IN-th after it. The first may have to wait until all workers begin.
     """
     number, phase = job.state.progress.step, interval.phase
-    epoch = job.plan.epoch_of(number, interval)
+    epoch = job.plan.epoch_of(number)
     is_timed = (number - first) % TIMED_ONE_IN == min(1, interval.end - first - 1)
-    return Step(number, epoch, job.plan.learning_rate(epoch), job.plan.momentum_of(phase), phase.global_batch_size,
+    return Step(number, epoch, job.plan.learning_rate(epoch), job.plan.step_momentum(number), phase.global_batch_size,
                 phase.micro_batch_size, is_timed or job.settings.run.timeline is not None)
 
 

@@ -34,8 +34,7 @@ class Step:
     @property
     def arguments(self) -> tuple[tf.Tensor, ...]:
         """The arguments of a compiled step, except its data and its signals."""
-        return (*(tf.constant(number, tf.float32) for number in (self.learning_rate, self.momentum)),
-                on_host(self.timed))
+        return (*(on_host(number, tf.float32) for number in (self.learning_rate, self.momentum)), on_host(self.timed))
 
 
 class Pending:

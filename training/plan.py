@@ -75,6 +75,7 @@ class Plan:
 
     train_samples: size of the training set. samples: number of samples that all steps process. evaluate_every: number
     of epochs. reads_by_file: whether each epoch is divided among the workers for itself, as --order=file needs.
+    momentum_correction: see step_momentum.
     """
 
     workers: int
@@ -87,6 +88,7 @@ class Plan:
     allreduce: AllreducePlan = RING
     evaluate_every: int = 1
     reads_by_file: bool = False
+    momentum_correction: bool = False
 
     @property
     def steps(self) -> int:
@@ -98,9 +100,13 @@ class Plan:
 
     def position(self, step: int) -> int:
         """The position in the stream of a step's first sample; at the end, the position after the last sample."""
-        firsts = itertools.accumulate((phase.steps for phase in self.phases[:-1]), initial=0)
-        first, phase = [pair for pair in zip(firsts, self.phases, strict=True) if pair[0] <= step][-1]
+        first, phase = self._phase_of(step)
         return stream_position(phase.start_epoch, self.train_samples) + (step - first) * phase.global_batch_size
+
+    def _phase_of(self, step: int) -> tuple[int, Phase]:
+        """Returns the first step of the phase of a step, and the phase."""
+        firsts = itertools.accumulate((phase.steps for phase in self.phases[:-1]), initial=0)
+        return [pair for pair in zip(firsts, self.phases, strict=True) if pair[0] <= step][-1]
 
     def phase_at(self, epoch: float) -> Phase:
         return [phase for phase in self.phases if phase.start_epoch <= max(0, epoch)][-1]
@@ -114,12 +120,23 @@ class Plan:
         return {"learning_rate": self.learning_rate(epoch), "momentum": self.momentum_of(phase),
                 "global_batch_size": phase.global_batch_size}
 
-    def epoch_of(self, step: int, interval: Interval) -> float:
+    def epoch_of(self, step: int) -> float:
         """Returns the epoch at which a step's rates are taken: that of its first sample, but not before its phase.
 
         A phase whose start lies between two samples begins with the sample before.
         """
-        return max(interval.position(step) / self.train_samples, interval.phase.start_epoch)
+        _, phase = self._phase_of(step)
+        return max(self.position(step) / self.train_samples, phase.start_epoch)
+
+    def step_momentum(self, step: int) -> float:
+        """Returns the momentum of a step.
+
+        With momentum correction (arXiv:1706.02677, section 3.1), it is multiplied by the learning rate / that of the
+        step before, unless that is 0, because the buffer contains the rates of earlier steps.
+        """
+        _, phase = self._phase_of(step)
+        rate, before = (self.learning_rate(self.epoch_of(one)) for one in (step, max(0, step - 1)))
+        return self.momentum_of(phase) * (rate / before if self.momentum_correction and before else 1.0)
 
     def as_json(self) -> dict:
         return {
@@ -211,7 +228,7 @@ def make_plan(recipe: Recipe, micro_batch_size: int | None, workers: int, train_
         raise UserError(f"--warmup=gradual would lower the learning rate from {first:g} to {full:g}; choose a lower "
                         "--warmup_learning_rate")
     plan = Plan(workers, train_samples, epochs, learning_rate, recipe.momentum_schedule, recipe.momentum, phases,
-                allreduce, recipe.evaluate_every, recipe.order == "file")
+                allreduce, recipe.evaluate_every, recipe.order == "file", recipe.momentum_correction)
     try:
         plan.as_json()
     except ValueError as error:

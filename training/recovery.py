@@ -8,6 +8,7 @@ import tensorflow as tf
 from common.errors import Stopped, UserError, complain
 from distributed.elastic import COMMIT_STEPS
 from reporting.run_folder import SUMMARY, RunFolder
+from training.breakdown import on_host
 from training.build import Job
 from training.checkpoints import Checkpoints
 from training.divergence import Diverged
@@ -96,7 +97,7 @@ class Recovery:
         """Returns this worker's signals for a step: whether it has to stop, and whether a checkpoint can be saved that
         is due by time or was postponed.
         """
-        return tf.constant([self._stop.received, self._is_possible_now()], tf.float32)
+        return on_host([self._stop.received, self._is_possible_now()], tf.float32)
 
     def stop_is_asked(self) -> bool:
         """Whether any worker has to stop. All workers have to call it at once."""

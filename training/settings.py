@@ -27,7 +27,8 @@ class Recipe:
         follow the files of the LARS authors. alexnet_bn5 is their variant with five batch norms. resnet20 and convnet
         are for 32-pixel images; convnet has no batch norm.
     image_size: Input height and width in pixels. Accepts epoch:size pairs (progressive resizing), such as
-        0:128,18:160,37:224. Validation uses the last size. Default: the model's own.
+        0:128,18:160,37:224. Default: the model's own.
+    validation_size: Height and width of validation images in pixels. Default: the last of --image_size.
     epochs: Number of passes over the training set. Can be a fraction.
     batch_size: Global batch size (all workers), or epoch:size pairs such as 0:34816,30:69632.
     optimizer: Optimizer.
@@ -46,11 +47,15 @@ class Recipe:
     warmup_epochs: Length of the warm-up in epochs.
     warmup_learning_rate: Learning rate at the start of a gradual warm-up, or during the whole of a constant warm-up.
     momentum: Momentum coefficient.
+    momentum_correction: Multiply the momentum by the learning rate / the previous learning rate (arXiv:1706.02677,
+        section 3.1), so that a changing rate applies to earlier gradients, too.
+    nesterov: Nesterov momentum.
     momentum_schedule: How momentum depends on the batch size. noise_scale: 1 - (1 - momentum) * batch / 32768
         (arXiv:1811.05233, configuration B).
     weight_decay: Weight decay (L2 regularization).
     trust_coefficient: Trust coefficient of LARS.
     lars_epsilon: Term that is added to the denominator of the LARS trust ratio.
+    lars_clip: Let the rate of a layer be the smaller of learning rate and trust ratio (NVCaffe), not their product.
     exclude: Suffixes of the names of variables that get no weight decay and no trust ratio, such as gamma,beta,bias.
         --lars_exclude is an alias.
     label_smoothing: Label smoothing factor (arXiv:1512.00567, section 7).
@@ -61,8 +66,10 @@ class Recipe:
     ema_decay: Decay per update of an exponential moving average of the weights, such as 0.9999. The average is
         evaluated next to the weights. The decay belongs to the first phase's batch size: a batch that is n times as
         large uses decay ** n. 0: off.
-    precision: Compute dtype of the forward and backward pass. mixed_float16 uses dynamic loss scaling. Variables and
-        updates are float32.
+    precision: Compute dtype of the forward and backward pass. mixed_float16 scales the loss. Variables and updates are
+        float32.
+    loss_scale: Loss scale of --precision=mixed_float16: dynamic, which skips updates that overflow, or a number, with
+        which an overflow is a divergence.
     batch_norm_span: Batch-norm group size: number of samples over which batch norm computes its statistics (ghost batch
         norm below the micro-batch size, synchronized batch norm above it), on any number of workers. Accepts
         epoch:samples pairs, such as 0:16,30:32. Default: the micro-batch size.
@@ -88,6 +95,7 @@ class Recipe:
     data_dir: str = "digits"
     model: str = flag("resnet20", model_zoo.MODELS)
     image_size: Piecewise | None = flag(parse=values.image_sizes)
+    validation_size: int | None = flag(low=1, high=4096)
     epochs: float = flag(90.0, low=1e-9, high=1e5)
     batch_size: Piecewise = flag("256", parse=values.sizes)
     optimizer: str = flag("lars", optim.OPTIMIZERS)
@@ -103,16 +111,20 @@ class Recipe:
     warmup_epochs: float = flag(0.0, low=0.0)
     warmup_learning_rate: float = flag(0.0, low=0.0)
     momentum: float = flag(0.9, low=0.0, high=1.0)
+    momentum_correction: bool = False
+    nesterov: bool = False
     momentum_schedule: str = flag("constant", schedules.MOMENTUM_SCHEDULES)
     weight_decay: float = flag(0.0, low=0.0)
     trust_coefficient: float = flag(0.001, low=0.0)
     lars_epsilon: float = flag(0.0, low=0.0)
+    lars_clip: bool = False
     exclude: tuple[str, ...] = flag([], parse=tuple, alias="lars_exclude")
     label_smoothing: float = flag(0.0, low=0.0, high=1.0)
     mixup: float = flag(0.0, low=0.0, high=1e3)
     cutmix: float = flag(0.0, low=0.0, high=1e3)
     ema_decay: float = flag(0.0, low=0.0, high=1.0)
     precision: str = flag("float32", ("float32", "mixed_float16", "mixed_bfloat16"))
+    loss_scale: float | None = flag("dynamic", parse=values.loss_scale)
     batch_norm_span: Piecewise | None = flag(parse=values.sizes)
     batch_norm_momentum: float = flag(0.9, low=0.0, high=1.0)
     batch_norm_statistics: str = flag("moving", ("moving", "exact"))
@@ -125,8 +137,12 @@ class Recipe:
 
     @property
     def final_image_size(self) -> int:
-        """The image size of the last phase and of validation."""
+        """The image size of the last phase."""
         return self.image_size.values[-1]
+
+    @property
+    def validation_image_size(self) -> int:
+        return self.validation_size or self.final_image_size
 
     def reads(self, option: str) -> bool:
         """Whether the optimizer has an option, such as `momentum`."""

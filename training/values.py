@@ -54,6 +54,15 @@ def _within(schedule, low, high):
     return schedule
 
 
+def loss_scale(text: str) -> float | None:
+    """Parses a fixed loss scale, or dynamic into None. Raises ValueError."""
+    if text == "dynamic":
+        return None
+    if not 1 <= float(text) <= 2**24:
+        raise ValueError(f"'{text}' is neither dynamic nor between 1 and {2**24}")
+    return float(text)
+
+
 def range_of_steps(text: str) -> tuple[int, int]:
     first, separator, end = text.partition(":")
     if not (separator and first.isdecimal() and end.isdecimal() and int(first) < int(end)):

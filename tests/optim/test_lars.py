@@ -22,7 +22,8 @@ def rate_at(step):
     return 5.0 * (1 - step / 60) ** 2
 
 
-def reference(weights, gradients, momentum, weight_decay, trust=None, epsilon=0.0, exclude=(), nesterov=False):
+def reference(weights, gradients, momentum, weight_decay, trust=None, epsilon=0.0, exclude=(), nesterov=False,
+              clip=False):
     """arXiv:1708.03888, section 3.2.3, steps 1 to 5, in float64; trust None is SGD."""
     weights = {name: value.astype(np.float64) for name, value in weights.items()}
     buffers = {name: np.zeros_like(value) for name, value in weights.items()}
@@ -34,7 +35,8 @@ def reference(weights, gradients, momentum, weight_decay, trust=None, epsilon=0.
                 w_norm, g_norm = np.sqrt((w * w).sum()), np.sqrt((g * g).sum())
                 if w_norm > 0 and g_norm > 0:
                     ratio = trust * w_norm / (g_norm + decay * w_norm + epsilon)
-            new = rate_at(step) * ratio * (g + decay * w)
+            rate = min(rate_at(step), ratio) if clip and trust is not None and not plain else rate_at(step) * ratio
+            new = rate * (g + decay * w)
             buffers[name] = momentum * buffers[name] + new
             weights[name] = w - (momentum * buffers[name] + new if nesterov else buffers[name])
     return weights
@@ -70,6 +72,7 @@ def run(optimizer, weights, gradients, xla=False):
     {"weight_decay": 1e-4, "nesterov": True},
     {"weight_decay": 1e-3, "momentum": 0.0},
     {"weight_decay": 1e-3, "momentum": 0.01},
+    {"weight_decay": 1e-4, "trust_coefficient": 0.05, "clip": True},
 ], ids=str)
 def test_lars_follows_the_paper_over_50_steps(options):
     weights, gradients = start(seed=1)

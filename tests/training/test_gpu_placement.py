@@ -2,6 +2,7 @@
 import horovod.tensorflow as hvd
 import pytest
 import tensorflow as tf
+from conftest import run
 
 import model_zoo
 import optim
@@ -53,6 +54,24 @@ def test_a_step_runs_on_the_gpu_and_waits_for_no_copy(case, batches, monkeypatch
     assert gpu_placement.on_the_host(graph) - {HOROVOD} == {"PyFunc"}  # the clock
     found = gpu_placement.copies_to_the_host(graph)
     assert {pair for pair in found if pair[1] != HOROVOD} - {("Reshape", "PyFunc")} == copies
+
+
+ARGUMENTS = """
+import tensorflow as tf
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+from training.pending import Step
+from training.recovery import Recovery
+from types import SimpleNamespace
+recovery = SimpleNamespace(_stop=SimpleNamespace(received=False), _is_possible_now=lambda: True)
+with tf.device("/cpu:1"):  # stands for a GPU, where TensorFlow would put them
+    arguments = [*Step(0, 0.0, 0.1, 0.9, 64, 64, True).arguments, Recovery.signals(recovery)]
+    print({one.device[-5:] for one in arguments}, tf.constant(1.0).device[-5:])
+"""
+
+
+def test_the_arguments_of_a_step_are_on_the_host():
+    assert run("python", 1, "-c", ARGUMENTS).stdout.strip() == "{'CPU:0'} CPU:1"
 
 
 def test_an_evaluation_runs_on_the_gpu(batches):

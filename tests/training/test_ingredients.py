@@ -148,3 +148,15 @@ def test_the_average_reaches_the_target(tmp_path):
 def test_refused(flags, code, message):
     done = run("python", 1, ROOT / "train.py", DIGITS, "--dry_run", *flags)
     assert done.returncode == code and message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_validation_at_another_size(tmp_path):
+    flags = (DIGITS, "--model=resnet20", "--image_size=16", "--validation_size=24", "--epochs=1")
+    folder = tmp_path / "run"
+    train(*flags, f"--output_dir={folder}")
+    evaluated = printed_json(train("--mode=evaluate", f"--checkpoint={folder}/checkpoints"))
+    assert evaluated["val_loss"] == rows(folder)[0]["val_loss"]
+    train(*flags[:3], "--epochs=1", f"--output_dir={tmp_path / 'same'}")
+    same, = rows(tmp_path / "same")
+    assert same["train_loss"] == pytest.approx(rows(folder)[0]["train_loss"], rel=1e-6)
+    assert same["val_loss"] != pytest.approx(evaluated["val_loss"], rel=1e-3)

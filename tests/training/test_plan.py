@@ -4,12 +4,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import UserError
 from data import order
 from data.dataset import Split
+from optim.lars import SGD
 from tests.rigs.plans import plan
 from training.loop import next_step
 from training.plan import divisors
@@ -212,6 +214,25 @@ def test_evaluations_follow_whole_multiples_of_their_epochs_and_the_end(every):
     ends = {one.epoch: one.end for one in once}
     assert [one.end for one in intervals] == [ends[one.epoch] for one in intervals]  # where they would be anyway
     assert [one.evaluations for one in intervals] == list(range(1, len(intervals) + 1))
+
+
+def test_momentum_correction_is_the_rate_outside_the_buffer():
+    """w <- w - rate * u, u <- momentum * u + g, as in Goyal et al., over a warm-up, a drop and two phases."""
+    plain, corrected = (plan(
+        epochs=6.0, batch_size="0:64,4:128", learning_rate="0.5", warmup="gradual", warmup_epochs=2.0,
+        lr_schedule="multistep", lr_boundaries=[3.0], momentum_correction=chosen) for chosen in (False, True))
+    assert {plain.step_momentum(step) for step in range(plain.steps)} == {0.9}
+    random, optimizer = np.random.default_rng(0), SGD(0.0)
+    weight, expected, outside = tf.Variable([1.0, -2.0]), np.array([1.0, -2.0]), np.zeros(2)
+    for step in range(corrected.steps):
+        rate, gradient = corrected.learning_rate(corrected.epoch_of(step)), random.normal(size=2)
+        optimizer.learning_rate.assign(rate)
+        optimizer.momentum.assign(corrected.step_momentum(step))
+        optimizer.apply_gradients([(tf.constant(gradient, tf.float32), weight)])
+        outside = 0.9 * outside + gradient
+        expected = expected - rate * outside
+    np.testing.assert_allclose(weight.numpy(), expected, rtol=1e-4)
+    assert corrected.step_momentum(0) == corrected.step_momentum(1) == 0.9  # the rate before is 0
 
 
 def test_a_decay_may_end_at_a_rate():

@@ -1,6 +1,7 @@
 """Mixed precision: updates stay in float32, and an overflow on one of the workers skips the step on all."""
 import json
 
+import horovod.tensorflow as hvd
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -8,9 +9,10 @@ from conftest import run
 
 import model_zoo
 from distributed.exchange import GradientExchange
-from distributed.optimizer import inner, wrap
+from distributed.optimizer import has_dynamic_scale, inner, wrap
 from optim.lars import LARS
-from training.step import Totals, TrainStep, make_train_step
+from training.divergence import divergence_reason
+from training.step import StepResult, Totals, TrainStep, make_train_step
 
 OVERFLOW = """
 import json, sys, numpy as np, tensorflow as tf, horovod.tensorflow as hvd, model_zoo
@@ -53,10 +55,31 @@ def test_an_overflow_on_one_worker_skips_the_step_on_all(workers, allreduce, com
     assert sums[0] != sums[1] == sums[2] != sums[3] != sums[4] and all(finite)
 
 
+def test_a_fixed_loss_scale_trains_the_same_and_never_waits():
+    hvd.init()
+    images, labels = np.random.default_rng(0).normal(size=(32, 8, 8, 3)), np.zeros((32, 1), np.int64)
+    trained, conditions = [], []
+    for fixed in (None, 1024.0):
+        model = model_zoo.create_model("convnet", 4, 8, seed=1)
+        optimizer = wrap(LARS(0.0, weight_decay=1e-4), GradientExchange(), loss_scaling=True, loss_scale=fixed)
+        assert has_dynamic_scale(optimizer) == (fixed is None)
+        batches = iter(tf.data.Dataset.from_tensor_slices((images, labels)).batch(16).repeat())
+        step = make_train_step(TrainStep(model, optimizer, Totals(), 2))
+        for _ in range(3):
+            result = StepResult.unpack(step(batches, tf.constant(1.0), tf.constant(0.9)).numpy())
+        trained.append([variable.numpy() for variable in model.trainable_variables])
+        graph = step.get_concrete_function(batches, tf.constant(1.0), tf.constant(0.9)).graph
+        conditions.append(sum("If" in one.type for one in graph.get_operations()))
+    for one, other in zip(*trained, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+    assert conditions[1] < conditions[0]
+    model.trainable_variables[-2].assign(np.full_like(trained[1][-2], np.inf))
+    result = StepResult.unpack(step(batches, tf.constant(1.0), tf.constant(0.9)).numpy())
+    assert divergence_reason(result.loss, result.norms, ["a"] * 10, 4, has_dynamic_scale(optimizer))
+
+
 @pytest.mark.parametrize("precision", ["mixed_float16", "mixed_bfloat16"])
 def test_weights_momentum_and_norms_are_float32(precision):
-    import horovod.tensorflow as hvd
-
     hvd.init()
     tf.keras.mixed_precision.set_global_policy(precision)
     try:
