@@ -220,7 +220,8 @@ def test_momentum_correction_is_the_rate_outside_the_buffer():
     """w <- w - rate * u, u <- momentum * u + g, as in Goyal et al., over a warm-up, a drop and two phases."""
     plain, corrected = (plan(
         epochs=6.0, batch_size="0:64,4:128", learning_rate="0.5", warmup="gradual", warmup_epochs=2.0,
-        lr_schedule="multistep", lr_boundaries=[3.0], momentum_correction=chosen) for chosen in (False, True))
+        warmup_learning_rate=0.1, lr_schedule="multistep", lr_boundaries=[3.0], momentum_correction=chosen)
+        for chosen in (False, True))
     assert {plain.step_momentum(step) for step in range(plain.steps)} == {0.9}
     random, optimizer = np.random.default_rng(0), SGD(0.0)
     weight, expected, outside = tf.Variable([1.0, -2.0]), np.array([1.0, -2.0]), np.zeros(2)
@@ -232,7 +233,8 @@ def test_momentum_correction_is_the_rate_outside_the_buffer():
         outside = 0.9 * outside + gradient
         expected = expected - rate * outside
     np.testing.assert_allclose(weight.numpy(), expected, rtol=1e-4)
-    assert corrected.step_momentum(0) == corrected.step_momentum(1) == 0.9  # the rate before is 0
+    from_zero = plan(warmup="gradual", warmup_epochs=2.0, momentum_correction=True)
+    assert from_zero.step_momentum(0) == from_zero.step_momentum(1) == 0.9  # the rate before is 0
 
 
 def test_a_decay_may_end_at_a_rate():
