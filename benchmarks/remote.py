@@ -140,7 +140,7 @@ def windows(server: Server, train: Split) -> Iterator[dict]:
     """Yields the rows of the second table."""
     for window in WINDOWS:
         with server.serving(MEGABYTES[-1], LATENCIES[0]):
-            read("bigbatch", FASTEST, window, images=EPOCHS * train.samples - 2 * SHUFFLED)
+            read("bigbatch", FASTEST, window, images=EPOCHS * train.samples - SHUFFLED - 2 * BATCH)
         requests, fetched = server.fetched()
         fetched /= stored(train)
         yield {"window": window, "epochs": EPOCHS, "fetched": round(fetched, 3),

@@ -20,6 +20,10 @@ class ModelInfo:
     input_scale: float | None = None
     any_image_size: bool = True
 
+    @property
+    def is_residual(self) -> bool:
+        return self.module == "model_zoo.resnet"
+
 
 MODELS = {
     # BVLC AlexNet: groups, LRN and dropout; pixels are centred, not scaled
@@ -40,13 +44,14 @@ MODELS = {
 
 
 def create_model(name: str, classes: int, image_size: int | None, batch_norm_momentum: float = 0.9, seed: int = 0,
-                 stream: int = 0, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)):
+                 stream: int = 0, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), last_gamma: float | None = None):
     """Builds the Keras model registered under `name`.
 
     Input: pixels (batch, image_size, image_size, 3), RGB, uint8 or float. image_size: None for images of any size. The
     model subtracts the mean of each channel in float32. It then divides by the channel's std, or multiplies by its
     input_scale. Output: logits, float32 (batch, classes).
     seed: seed of the initial weights and of dropout. stream: a number unique to the worker, for its own dropout masks.
+    last_gamma: initial gamma of the last batch norm of each residual branch of a ResNet; None: the model's own.
     """
     import tensorflow as tf
 
@@ -56,5 +61,6 @@ def create_model(name: str, classes: int, image_size: int | None, batch_norm_mom
     divisors = std if info.input_scale is None else [1 / info.input_scale] * 3
     pixels = tf.keras.layers.Normalization(mean=mean, variance=[divisor ** 2 for divisor in divisors], dtype="float32",
                                            name="input_normalization")(images)
-    logits = build(pixels, classes=classes, batch_norm_momentum=batch_norm_momentum, seed=seed, stream=stream)
+    more = {"last_gamma": last_gamma} if info.is_residual else {}
+    logits = build(pixels, classes=classes, batch_norm_momentum=batch_norm_momentum, seed=seed, stream=stream, **more)
     return tf.keras.Model(images, logits, name=name)

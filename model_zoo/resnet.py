@@ -11,12 +11,12 @@ layers = tf.keras.layers
 class _Builder:
     """Builds the parts of a residual network. Convolutions have no biases and use He initialisation (arXiv:1502.01852).
 
-    last_gamma: the initial gamma of the last norm of each residual branch.
+    last_gamma: the initial gamma of the last norm of each residual branch. Default: 1, like the others.
     """
 
-    def __init__(self, batch_norm_momentum, seed, epsilon=1e-5, last_gamma="zeros"):
-        self._momentum, self._epsilon, self.last_gamma, self._seeds = (
-            batch_norm_momentum, epsilon, last_gamma, seeds(seed))
+    def __init__(self, batch_norm_momentum, seed, last_gamma: float | None = None, epsilon=1e-5):
+        self._momentum, self._epsilon, self._seeds = batch_norm_momentum, epsilon, seeds(seed)
+        self.last_gamma = 1.0 if last_gamma is None else last_gamma
 
     def convolution(self, x, channels, kernel, stride=1):
         """Applies a convolution padded by (kernel - 1) / 2 on every side.
@@ -28,8 +28,9 @@ class _Builder:
         return layers.Conv2D(channels, kernel, stride, "same" if stride == 1 else "valid", use_bias=False,
                              kernel_initializer=tf.keras.initializers.HeNormal(next(self._seeds)))(x)
 
-    def norm(self, x, gamma="ones"):
-        return BatchNormalization(momentum=self._momentum, epsilon=self._epsilon, gamma_initializer=gamma)(x)
+    def norm(self, x, gamma: float = 1.0):
+        start = tf.keras.initializers.Constant(gamma)
+        return BatchNormalization(momentum=self._momentum, epsilon=self._epsilon, gamma_initializer=start)(x)
 
     def dense(self, x, classes, deviation=0.01):
         """Applies the last dense layer.
@@ -76,27 +77,29 @@ def _stages(build, x, depth, version):
     return layers.GlobalAveragePooling2D()(x)
 
 
-def resnet(depth, version, x, classes, batch_norm_momentum, seed, stream):
+def resnet(depth, version, x, classes, batch_norm_momentum, seed, stream, last_gamma=None):
     """ResNet-18 to ResNet-152 for ImageNet (table 1).
 
     version: "v1.5" strides in the 3x3 convolution of a bottleneck, "v1" in its first 1x1 convolution, as in the paper.
-    The last gamma of each residual branch starts at zero (arXiv:1706.02677, section 5.1).
+    last_gamma: as in _Builder. Default: 1 in v1, as in the paper, and 0 in v1.5 (arXiv:1706.02677, section 5.1).
     """
     del stream
-    build = _Builder(batch_norm_momentum, seed)
+    if last_gamma is None and version == "v1.5":
+        last_gamma = 0.0
+    build = _Builder(batch_norm_momentum, seed, last_gamma)
     x = layers.ReLU()(build.norm(build.convolution(x, 64, 7, 2)))
     x = layers.MaxPooling2D(3, 2)(layers.ZeroPadding2D(1)(x))  # ReLU's outputs are >= 0, so zero padding is exact
     return build.dense(_stages(build, x, depth, version), classes)
 
 
-def resnet50_nvcaffe(x, classes, batch_norm_momentum, seed, stream):
+def resnet50_nvcaffe(x, classes, batch_norm_momentum, seed, stream, last_gamma=None):
     """ResNet-50 v1 as in the LARS authors' file: models/resnet50/train_val of nvcaffe.
 
-    All gammas start at one. Epsilon is 1e-4. Pooling has no padding, and its last window extends over the edge. The
-    dense layer uses the initialisation of the convolutions.
+    All gammas start at one, unless last_gamma is given. Epsilon is 1e-4. Pooling has no padding, and its last window
+    extends over the edge. The dense layer uses the initialisation of the convolutions.
     """
     del stream
-    build = _Builder(batch_norm_momentum, seed, epsilon=1e-4, last_gamma="ones")
+    build = _Builder(batch_norm_momentum, seed, last_gamma, epsilon=1e-4)
     x = layers.ReLU()(build.norm(build.convolution(x, 64, 7, 2)))
     x = _stages(build, layers.MaxPooling2D(3, 2, "same")(x), 50, "v1")
     return build.dense(x, classes, deviation=None)
@@ -106,15 +109,16 @@ resnet18, resnet34, resnet50, resnet101, resnet152 = (partial(resnet, depth, "v1
 resnet50_v1, resnet101_v1, resnet152_v1 = (partial(resnet, depth, "v1") for depth in (50, 101, 152))
 
 
-def resnet20(x, classes, batch_norm_momentum, seed, stream):
+def resnet20(x, classes, batch_norm_momentum, seed, stream, last_gamma=None):
     """ResNet-20 for 32-pixel images (section 4.2): 6n + 2 weighted layers with n = 3.
 
     A 3x3 convolution to 16 channels is followed by three stages of three blocks with 16, 32 and 64 channels, global
     average pooling and a dense layer. The second and third stages start with stride 2. Shortcuts have no parameters
-    (option A: every second pixel, padded with zero channels). All gammas start at one, as in the paper.
+    (option A: every second pixel, padded with zero channels). All gammas start at one, as in the paper, unless
+    last_gamma is given.
     """
     del stream
-    build = _Builder(batch_norm_momentum, seed)
+    build = _Builder(batch_norm_momentum, seed, last_gamma)
 
     def shortcut(x, channels, stride):
         if stride == 1:
@@ -126,6 +130,6 @@ def resnet20(x, classes, batch_norm_momentum, seed, stream):
     for channels, first_stride in ((16, 1), (32, 2), (64, 2)):
         for stride in (first_stride, 1, 1):
             y = layers.ReLU()(build.norm(build.convolution(x, channels, 3, stride)))
-            y = build.norm(build.convolution(y, channels, 3))
+            y = build.norm(build.convolution(y, channels, 3), build.last_gamma)
             x = layers.ReLU()(y + shortcut(x, channels, stride))
     return build.dense(layers.GlobalAveragePooling2D()(x), classes)

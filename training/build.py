@@ -157,7 +157,8 @@ def make_model(recipe: Recipe, dataset: Dataset, stream: int = 0):
     tf.keras.mixed_precision.set_global_policy(recipe.precision)
     sizes = {*recipe.image_size.values, recipe.validation_image_size}
     return model_zoo.create_model(recipe.model, len(dataset.classes), sizes.pop() if len(sizes) == 1 else None,
-                                  recipe.batch_norm_momentum, recipe.seed, stream, dataset.mean, dataset.std)
+                                  recipe.batch_norm_momentum, recipe.seed, stream, dataset.mean, dataset.std,
+                                  recipe.last_gamma)
 
 
 def make_exchange(launch: Launch, allreduce: AllreducePlan, nccl: bool) -> GradientExchange:

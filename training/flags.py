@@ -142,6 +142,7 @@ INERT = {  # flag -> (whether it has no effect, which other flag is the reason)
     "momentum": (lambda s: not s.recipe.reads("momentum"), "this --optimizer"),
     "momentum_schedule": (lambda s: not s.recipe.reads("momentum"), "this --optimizer"),
     "trust_coefficient": (lambda s: not s.recipe.reads("trust_coefficient"), "this --optimizer"),
+    "last_gamma": (lambda s: not model_zoo.MODELS[s.recipe.model].is_residual, "a --model without residual branches"),
     "momentum_correction": (lambda s: not s.recipe.reads("momentum"), "this --optimizer"),
     "nesterov": (lambda s: not s.recipe.reads("nesterov"), "this --optimizer"),
     "lars_epsilon": (lambda s: not s.recipe.reads("epsilon"), "this --optimizer"),

@@ -190,14 +190,14 @@ class Training:
             lines.append(f"--allreduce={self._settings.launch.allreduce} continues with a "
                          f"{plan.allreduce.allreduce}: {plan.allreduce.why}")
         by_file = not job.feed.dataset.train.any_order
-        if by_file and job.feed.mixing:
-            lines.append(f"{self._dataset.format} is read file by file: the pairs of --mixup and --cutmix depend on "
-                         "the number of workers")
+        if by_file:
+            what = "batches, and the pairs of --mixup and --cutmix," if job.feed.mixing else "batches"
+            lines.append(f"--order=file: the order within a file is fixed, and {what} depend on the number of workers")
         if workers_before not in (None, world.size):
             where = f", on {world.size} workers instead of {workers_before}"
             if progress.step > progress.reshard_step and by_file:
-                lines.append(f"{self._dataset.format} is read file by file: with {world.size} workers instead "
-                             f"of {workers_before}, some samples of this epoch are read twice and others not at all")
+                lines.append(f"--order=file: with {world.size} workers instead of {workers_before}, some samples of "
+                             "this epoch are read twice and others not at all")
             progress.reshard_step = progress.step
         if world.rank == 0:
             for line in lines:

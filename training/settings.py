@@ -26,6 +26,8 @@ class Recipe:
     model: Model to train. ResNets are v1.5; names with _v1 are as first published. resnet50_nvcaffe and alexnet_bn
         follow the files of the LARS authors. alexnet_bn5 is their variant with five batch norms. resnet20 and convnet
         are for 32-pixel images; convnet has no batch norm.
+    last_gamma: Initial gamma of the last batch norm of each residual branch of a ResNet: 0 (arXiv:1706.02677, section
+        5.1) or 1 (as first published). Default: 0 for v1.5, 1 for the others.
     image_size: Input height and width in pixels. Accepts epoch:size pairs (progressive resizing), such as
         0:128,18:160,37:224. Default: the model's own.
     validation_size: Height and width of validation images in pixels. Default: the last of --image_size.
@@ -94,6 +96,7 @@ class Recipe:
 
     data_dir: str = "digits"
     model: str = flag("resnet20", model_zoo.MODELS)
+    last_gamma: float | None = flag(low=0.0, high=1.0)
     image_size: Piecewise | None = flag(parse=values.image_sizes)
     validation_size: int | None = flag(low=1, high=4096)
     epochs: float = flag(90.0, low=1e-9, high=1e5)

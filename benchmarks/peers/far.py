@@ -26,7 +26,7 @@ from data.window import window_folder
 
 IMAGE_SIZE, THREADS, SHUFFLED = 224, 2, 1024
 SEED, BLOCK, GROUP = 0, 64, 16
-PASSES = 4
+PASSES = 3
 
 
 @contextlib.contextmanager

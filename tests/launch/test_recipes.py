@@ -18,6 +18,8 @@ BY_HAND = {
     "table1-resnet50-8192": (6.4, [90 * IMAGENET // 8192]),
     "section3.1-goyal-resnet50-8192": (3.2, [90 * IMAGENET // 8192]),
     "table7-resnet50-32768-known": (32, [90 * IMAGENET // 32768]),
+    "table7-resnet50-16384-rate25": (25, [90 * IMAGENET // 16384]),
+    "table7-resnet50-32768-rate29": (29, [90 * IMAGENET // 32768]),
     "table3-experiment1": (34, [30 * IMAGENET // 34816, 60 * IMAGENET // 69632]),
     "table3-experiment3": (29, [30 * IMAGENET // 55296, 60 * IMAGENET // 65536]),
     "table3-experiment4": (34, [30 * IMAGENET // 34816, 15 * IMAGENET // 69632, 30 * IMAGENET // 87040,
@@ -32,8 +34,8 @@ def plan(path, workers) -> Plan:
 
 def test_there_is_one_for_each_row():
     count = {folder: sum(path.parent.name == folder for path in PAPERS) for folder in recipe_list.PAPERS}
-    # LARS: tables 1 (2), 2 (13), 3 (11), 5 (3), 6 (3), 7 (4 and 2 beside it), section 3.1 (2).
-    assert count == {"lars_1708.03888": 40, "sysml18": 5, "sony_1811.05233": 6, "mlperf": 10}
+    # LARS: tables 1 (2), 2 (13), 3 (11), 5 (3), 6 (3), 7 (4, and 4 with other rates), section 3.1 (2).
+    assert count == {"lars_1708.03888": 42, "sysml18": 5, "sony_1811.05233": 6, "mlperf": 10}
 
 
 NOT_ON_256 = {"table4-resnet50-16000": "15872 and 16128", "resnet50-b1632": "1536 and 1792",
@@ -162,3 +164,15 @@ def test_its_comment_says_where_it_comes_from(path):
 def test_the_page_lists_them():
     assert (recipe_list.RECIPES / "README.md").read_text() == recipe_list.page()
     assert all(path.name in recipe_list.page() for path in PAPERS)
+
+
+def test_a_residual_network_starts_as_its_source_says():
+    """Sony takes the initial values of the LARS paper, whose file has gammas of 1; Goyal et al. start the last at 0."""
+    def of(pattern):
+        return {(recipe.model, recipe.last_gamma, recipe.exclude) for path in PAPERS if path.match(pattern)
+                for recipe in [flags.parse(["train.py", f"--flagfile={path}"]).recipe]}
+
+    assert of("table3-experiment[14].flags") == {("resnet50", 1.0, ("gamma", "beta", "bias"))}  # configuration A
+    assert of("table3-experiment[23].flags") == {("resnet50", 1.0, ())}
+    assert of("section3.1-goyal-*.flags") == {("resnet50", 0.0, ("gamma", "beta"))}
+    assert {model for model, *_ in of("table7-resnet50-*-rate*.flags")} == {"resnet50_nvcaffe"}

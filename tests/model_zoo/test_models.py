@@ -80,9 +80,11 @@ def test_where_v1_and_v15_stride():
     assert strided("resnet50_v1") == strided("resnet50_nvcaffe") == [(1, 1)] * 6 + [(7, 7)]
 
 
-@pytest.mark.parametrize(("name", "branches"), [("resnet18", 8), ("resnet50", 16), ("resnet50_nvcaffe", 0)])
-def test_residual_branches_end_in_a_zero_gamma(name, branches):
-    model = model_zoo.create_model(name, 10, 64)
+@pytest.mark.parametrize(("name", "last_gamma", "branches"), [
+    ("resnet18", None, 8), ("resnet50", None, 16), ("resnet50", 1.0, 0), ("resnet50_v1", None, 0),
+    ("resnet50_nvcaffe", None, 0), ("resnet20", 0.0, 9)])
+def test_residual_branches_end_in_a_zero_gamma(name, last_gamma, branches):
+    model = model_zoo.create_model(name, 10, 64, last_gamma=last_gamma)
     gammas = [v for v in model.trainable_variables if "gamma" in v.name]
     assert sum(bool((v.numpy() == 0).all()) for v in gammas) == branches
     assert not any("bias" in v.name and "dense" not in v.name for v in model.trainable_variables)
