@@ -8,7 +8,7 @@ from reporting.run_folder import RunData
 
 
 def noise_scale(run: RunData) -> list[str]:
-    """Returns the noise scale over the epochs beside the batch size, in words and as a schedule of batch sizes."""
+    """Returns the noise scale and the batch size over the epochs, in words and as a schedule of batch sizes."""
     if not run.noise:
         return []
     certain = [row for row in run.noise if row["noise_scale"] is not None]
