@@ -25,7 +25,8 @@ class Augmentation:
     flip: flip each image horizontally with probability 0.5.
     colour: add the same random colour to all pixels of an image, along the principal components of ImageNet's colours
         (Krizhevsky et al. 2012, section 4.1).
-    warp: rotate, shear and scale slightly, with a grey border; then vary brightness and contrast, and add noise.
+    warp: scale, stretch, rotate, place and mirror the whole image in one resampling that repeats its border; then vary
+        brightness and contrast of each channel, and add noise. The ranges are constants below.
     """
 
     area: tuple[float, float] | None = None
@@ -56,14 +57,19 @@ AUGMENTATIONS = {
     "caffe": Augmentation(enlarge=256 / 224, shift=True, flip=True),
     # AlexNet's: resize to 256/227, random crop, flip
     "alexnet": Augmentation(enlarge=256 / 227, shift=True, flip=True),
-    # arXiv:1811.05233, 3.2: padding, scaling, rotation, resizing, distortion, flip, brightness, contrast, noise
-    "full": Augmentation(area=(0.08, 1.0), flip=True, warp=True, enlarge=256 / 224),
+    # Sony's (arXiv:1811.05233, 3.2), without distortion; validation resizes to 256/224, centre crop
+    "nnabla": Augmentation(warp=True, enlarge=256 / 224),
 }
 UNIFORMS = 16  # random numbers per sample
+# What image_augmentation of Sony's Neural Network Libraries does in the oldest ImageNet script of nnabla-examples.
+# Size: of the shorter side, in sizes of the result. Aspect: of the stretched image, at most. Angle in radians.
+# Brightness and noise in grey levels, contrast as a factor.
+SIZE, ASPECT, ANGLE, BRIGHTNESS, CONTRAST, NOISE = (1.1, 2.2), 1.3, 0.5, 25.5, 1.1, 25.5
 COLUMNS = {  # names and widths of the columns that the pipeline reads
     "area": 1, "offset": 2,  # both 0 to 1: size between the limits; offset down and to the right
     "sides": 2,  # height and width of a crop of area 1
-    "mirror": 1, "colour": 3, "warp": 6, "brightness": 1, "contrast": 1, "noise": 1, "noise_offset": 2,
+    "mirror": 1, "colour": 3, "warp": 4, "shorter": 1, "reach": 2, "brightness": 3, "contrast": 3, "noise": 1,
+    "noise_offset": 2,
 }
 # Standard deviations of ImageNet's pixels (0 to 1) along their principal components, and these components of red, green
 # and blue, one per column, as published with Facebook's fb.resnet.torch.
@@ -76,8 +82,9 @@ def random_numbers(augmentation: Augmentation, image_size: int, seed: int, start
                    ) -> np.ndarray:
     """Returns the random numbers of the samples at `start + positions` of the stream; (positions, columns).
 
-    The numbers are float32. warp: the two rows of the matrix that maps a pixel (x, y, 1) of the result to its position
-    in the image.
+    The numbers are float32. shorter: the pixels of the image's shorter side after scaling. warp: the rows of the matrix
+    that maps an offset (x, y) of a pixel of the result from its centre to the offset in the scaled image. reach: how
+    much of the scaled image the result covers, without rotation: height and width in its pixels.
     """
     u = uniforms(seed, 1, start, positions, UNIFORMS)
     between = lambda column, low, high: low + (high - low) * u[:, column]  # noqa: E731
@@ -86,12 +93,10 @@ def random_numbers(augmentation: Augmentation, image_size: int, seed: int, start
         "area": u[:, 0], "offset": u[:, 1:3], "sides": np.stack([aspect ** -0.5, aspect ** 0.5], axis=1),
         "mirror": u[:, 4] < 0.5,
         "colour": _colours(seed, start, positions) if augmentation.colour else np.zeros((len(positions), 3)),
-        "warp": _warp(between(5, *np.deg2rad([-10.0, 10.0])), [between(6, -0.1, 0.1), between(7, -0.1, 0.1)],
-                      [between(8, 0.9, 1.1), between(9, 0.9, 1.1)], image_size / 2
-                      ) if augmentation.warp else np.zeros((len(positions), 6)),
-        "brightness": between(10, 0.8, 1.2), "contrast": between(11, 0.8, 1.2), "noise": between(12, 0.0, 8.0),
-        "noise_offset": u[:, 13:15],
-    }
+        "noise": between(12, 0.0, NOISE), "noise_offset": u[:, 13:15],
+    } | _warp(between, u[:, 4] < 0.5, image_size)
+    channels = 2 * uniforms(seed, 3, start, positions, 8) - 1 if augmentation.warp else np.zeros((len(positions), 8))
+    columns |= {"brightness": BRIGHTNESS * channels[:, :3], "contrast": CONTRAST ** channels[:, 3:6]}
     return np.concatenate([columns[name].reshape(len(positions), width) for name, width in COLUMNS.items()],
                           axis=1).astype(np.float32)
 
@@ -107,14 +112,10 @@ def _colours(seed, start, positions) -> np.ndarray:
     return 255 * COLOUR_DEVIATION * (normal * COLOUR_SCALES) @ COLOUR_AXES.T
 
 
-def _warp(angle, shear, scale, centre) -> np.ndarray:
-    """Returns the inverse of rotation, then shear, then scale around the centre; (count, 2, 3)."""
-    one, zero = np.ones_like(angle), np.zeros_like(angle)
-    rotate = _matrix([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
-    forward = _matrix([[scale[0], zero], [zero, scale[1]]]) @ _matrix([[one, shear[0]], [shear[1], one]]) @ rotate
-    inverse = np.linalg.inv(forward)
-    return np.concatenate([inverse, centre - inverse @ np.full((len(angle), 2, 1), centre)], axis=2)
-
-
-def _matrix(rows) -> np.ndarray:
-    return np.moveaxis(np.array(rows), -1, 0)
+def _warp(between, is_mirrored, image_size: int) -> dict[str, np.ndarray]:
+    """Returns the columns of the geometry. between: as in random_numbers."""
+    angle, stretch = between(5, -ANGLE, ANGLE), ASPECT ** between(7, -0.5, 0.5)
+    cos, sin, sign = np.cos(angle), np.sin(angle), np.where(is_mirrored, -1.0, 1.0)
+    matrix = np.stack([sign * cos / stretch, sin / stretch, -sign * sin * stretch, cos * stretch], axis=1)
+    return {"warp": matrix, "shorter": image_size * np.exp(between(6, *np.log(SIZE))),
+            "reach": image_size * np.stack([stretch, 1 / stretch], axis=1)}

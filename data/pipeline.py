@@ -11,7 +11,7 @@ from data.augmentation import COLUMNS, Augmentation
 from data.formats import tfrecord
 
 STAGES = ("read", "decode", "augment")
-GREY = 127.5
+GREY = 128.0  # about which contrast changes
 NOISE_MARGIN = 64  # pixels by which the fixed noise field exceeds the image; each image adds a random window of it
 
 
@@ -71,9 +71,9 @@ def augmented(encoded, columns: dict | None, image_size: int, augmentation: Augm
     from nvidia.dali import fn, types
 
     images = decoded(encoded, columns, augmentation, device)
-    images = fn.resize(images, size=(image_size, image_size), antialias=False)
     if columns and augmentation.warp:
-        images = _warped(images, columns, image_size, device)
+        return _warped(images, fn.peek_image_shape(encoded), columns, image_size, device)
+    images = fn.resize(images, size=(image_size, image_size), antialias=False)
     if columns and augmentation.flip:
         images = fn.flip(images, horizontal=_as_int(columns["mirror"]))
     if columns and augmentation.colour:
@@ -91,6 +91,8 @@ def decoded(encoded, columns, augmentation, device):
     from nvidia.dali import fn, types
 
     shape = fn.peek_image_shape(encoded)
+    if columns and augmentation.warp:
+        return fn.decoders.image(encoded, output_type=types.RGB, **device.decoder)
     anchor, size = crop_window(fn.cast(shape[0:2], dtype=types.FLOAT), columns, augmentation)
     return fn.decoders.image_slice(encoded, _as_int(anchor), _as_int(size), axis_names="HW", output_type=types.RGB,
                                    **device.decoder)
@@ -122,19 +124,28 @@ def crop_window(sides, columns, augmentation):
     return math.floor((sides - size) * offset + 0.5), size
 
 
-def _warped(images, columns, image_size, device):
-    from nvidia.dali import fn, types
+def _warped(images, shape, columns, image_size, device):
+    """Resamples images of this shape once, as augmentation.random_numbers describes, and changes their colours."""
+    from nvidia.dali import fn, math, types
 
-    images = fn.warp_affine(images, matrix=fn.reshape(columns["warp"], shape=[2, 3]), fill_value=GREY,
-                            inverse_map=True)
-    images = fn.brightness_contrast(images, brightness=columns["brightness"], contrast=columns["contrast"],
-                                    contrast_center=GREY, dtype=types.FLOAT)
+    sides = fn.cast(shape[0:2], dtype=types.FLOAT)
+    pixel = math.min(sides[0], sides[1]) / columns["shorter"]  # of the scaled image, in pixels of the image
+    left = math.max(sides - columns["reach"] * pixel, 0.0)
+    centre = sides / 2 + left * (columns["offset"] - 0.5)
+    rows = [(columns["warp"][row] * pixel, columns["warp"][row + 1] * pixel) for row in (0, 2)]
+    moved = [centre[axis] - (a + b) * (image_size / 2) for axis, (a, b) in zip((1, 0), rows, strict=True)]
+    matrix = fn.reshape(fn.stack(*rows[0], moved[0], *rows[1], moved[1]), shape=[2, 3])
+    images = fn.warp_affine(images, matrix=matrix, size=(image_size, image_size), inverse_map=True,
+                            dtype=types.FLOAT)  # without fill_value, the border is repeated
+    brightness, contrast, noise = (
+        fn.reshape(columns[name], shape=[1, 1, -1]) for name in ("brightness", "contrast", "noise"))
     field = np.random.Generator(np.random.Philox(0)).standard_normal((image_size + NOISE_MARGIN,) * 2 + (3,))
     field = types.Constant(field.astype(np.float32), layout="HWC", device=device.name)
     window = fn.slice(field, start=_as_int(columns["noise_offset"] * NOISE_MARGIN), shape=[image_size, image_size],
                       axes=[0, 1])
-    noise = columns["noise"].gpu() if device.name == "gpu" else columns["noise"]
-    return fn.cast(images + window * noise, dtype=types.UINT8)
+    if device.name == "gpu":
+        brightness, contrast, noise = brightness.gpu(), contrast.gpu(), noise.gpu()
+    return fn.cast((images + (brightness - GREY)) * contrast + GREY + window * noise, dtype=types.UINT8)
 
 
 def matrix_reader(rows: np.ndarray, scratch: Path, name: str = "numbers"):

@@ -39,7 +39,7 @@ FACTORS = {  # factor -> value -> flags, or None for what `command` decides
     "model": {name: [f"--model={name}"] for name in ("convnet", "resnet20", "alexnet_bn")},
     "schedule": dict.fromkeys(SCHEDULES),
     "mixing": {"none": [], "mixup": ["--mixup=0.4"], "both": ["--mixup=0.4", "--cutmix=1"]},
-    "augmentation": {name: [f"--augmentation={name}"] for name in ("none", "resnet", "full")},
+    "augmentation": {name: [f"--augmentation={name}"] for name in ("none", "resnet", "nnabla")},
     "optimizer": {"lars": ["--optimizer=lars", "--exclude=bias", "--log_trust_ratios"], "sgd": ["--optimizer=sgd"],
                   "lamb": ["--optimizer=lamb"]},
     "precision": {name: [f"--precision={name}"] for name in ("float32", "mixed_bfloat16", "mixed_float16")},
@@ -83,7 +83,7 @@ def is_comparable(row: dict) -> bool:
 # Dropout has other masks on two workers. Schedules are in the plan.
 COMPARED = {name: [*values] for name, values in FACTORS.items()} | {
     "format": ["tfrecord", "folder", "lmdb", "recordio"], "model": ["convnet", "resnet20"],
-    "schedule": ["poly", "multistep"], "mixing": ["none", "both"], "augmentation": ["none", "full"]}
+    "schedule": ["poly", "multistep"], "mixing": ["none", "both"], "augmentation": ["none", "nnabla"]}
 STOPPED = {name: [*values] for name, values in FACTORS.items()} | {"stop": [*STOPS], "workers": [1, 2]}
 ARRAYS = {"compared": (COMPARED, is_comparable, covering_array(COMPARED, is_comparable)),
           "stopped": (STOPPED, is_possible, covering_array(STOPPED, is_possible))}

@@ -79,7 +79,7 @@ def test_the_parts_of_the_pipeline_read_every_format(name, digits, tmp_path):
     images = [image for image, _ in source.kind.records(source.paths[0], source.entries[0], range(64))]
     dataset = open_dataset(digits)
     dataset = dataset.__class__(**vars(dataset) | {"train": Split(name, (path,), (64,))})
-    feed, calls = Feed(dataset, 32, "full", 0), {}
+    feed, calls = Feed(dataset, 32, "nnabla", 0), {}
     prepared = feed.prepare([(0, 4)], 16, 16)
     with ExitStack() as held:
         for part in STAGES:
