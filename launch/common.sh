@@ -20,6 +20,15 @@ recipe_path() {
     fail 1 "there is no recipe ${1:-given}; launch/recipes/README.md lists the recipes"
 }
 
+# Prints the flags that read a recipe, one per line: also those of RECIPE.launch, how its paper trained, if that exists.
+recipe_flags() {
+    local launch=${1%.flags}.launch
+    echo "--flagfile=$1"
+    [ -f "$launch" ] || return 0
+    echo "${0##*/}: $(basename "$launch") adds $(grep '^--' "$launch" | paste -sd' ')" >&2
+    echo "--flagfile=$launch"
+}
+
 # micro_batch_flag WORKERS [flags of train.py]: prints the --micro_batch_size for the GPUs of this host, if it has any.
 # `inside` holds the words that start a program in the container of the training.
 inside=()

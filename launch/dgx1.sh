@@ -46,7 +46,8 @@ shift
 
 # NCCL finds NVLink between the GPUs by itself.
 launcher=(mpirun --bind-to none -np "$workers")
-training=("$root/train.py" "--flagfile=$recipe")
+mapfile -t flags < <(recipe_flags "$recipe")
+training=("$root/train.py" "${flags[@]}")
 micro_batch=$(micro_batch_flag "$workers" "${training[@]:1}" "$@")
 training+=(${micro_batch:+"$micro_batch"} "$@") # given flags override it
 plan=(--dry_run "--workers=$workers" "--workers_per_node=$workers")

@@ -50,7 +50,7 @@ def main(argv) -> int:
 
 def run(options) -> int:
     """Trains, or prints the plan; returns the exit code. Raises UserError."""
-    arguments = [f"--flagfile={recipe_path(options.recipe)}", *options.flags]
+    arguments = [*recipe_flags(recipe_path(options.recipe)), *options.flags]
     settings = flags.parse(["train.py", *arguments])
     hosts = _hosts(options)
     workers = options.np or sum(host.slots for host in hosts)
@@ -114,6 +114,16 @@ def recipe_path(name: str) -> Path:
         if path.is_file():
             return path.resolve()
     raise UserError(f"there is no recipe {name}; launch/recipes/README.md lists the recipes")
+
+
+def recipe_flags(recipe: Path) -> list[str]:
+    """Returns the flags that read a recipe, and those of RECIPE.launch, if it exists, as launch/common.sh does."""
+    launch = recipe.with_suffix(".launch")
+    if not launch.is_file():
+        return [f"--flagfile={recipe}"]
+    added = " ".join(line for line in launch.read_text().splitlines() if line.startswith("--"))
+    complain(f"{launch.name} adds {added}", PROGRAM)
+    return [f"--flagfile={recipe}", f"--flagfile={launch}"]
 
 
 def training(arguments: list[str], python: str = sys.executable, root: Path = ROOT) -> list[str]:

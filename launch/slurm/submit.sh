@@ -72,7 +72,8 @@ export BIGBATCH_CONTAINER_IMAGE=$image
 world=$((nodes * workers))
 plan=''
 if [ -x "$python" ]; then
-    plan=$("$python" "$root/train.py" "--flagfile=$recipe" "$@" --dry_run "--workers=$world" "--workers_per_node=$workers")
+    mapfile -t flags < <(recipe_flags "$recipe")
+    plan=$("$python" "$root/train.py" "${flags[@]}" "$@" --dry_run "--workers=$world" "--workers_per_node=$workers")
 else
     echo "submit.sh: $python does not exist here, so the job checks the flags when it starts" >&2
 fi

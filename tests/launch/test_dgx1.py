@@ -59,6 +59,16 @@ def test_dry_run_prints_the_plan_and_the_command():
     assert words[-3:] == [f"--flagfile={ROOT}/launch/recipes/digits.flags", "--epochs=3", "--batch_size=256"]
 
 
+def test_a_papers_exchange_comes_with_its_recipe():
+    done = launch("--dry-run", "-np", 8, "sony_1811.05233/table3-experiment2")
+    assert json.loads(done.stdout)["exchange"]["allreduce"] == "torus"
+    note, command = done.stderr.splitlines()
+    assert note == "dgx1.sh: table3-experiment2.launch adds --allreduce=torus --compression=fp16"
+    assert "table3-experiment2.flags" in command and "table3-experiment2.launch" in command
+    overridden = launch("--dry-run", "-np", 8, "sony_1811.05233/table3-experiment2", "--allreduce=ring")
+    assert json.loads(overridden.stdout)["exchange"]["allreduce"] == "ring"
+
+
 @pytest.mark.parametrize("arguments, code, message", [
     ([], 2, "the recipe is missing"),
     (["--workers-per-gpu=many", "digits"], 2, "takes a number, not 'many'"),

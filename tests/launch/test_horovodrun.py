@@ -207,6 +207,13 @@ def test_dry_run_prints_the_plan_and_the_command():
     assert words[-3:] == [str(ROOT / "train.py"), f"--flagfile={ROOT}/launch/recipes/digits.flags", "--batch_size=256"]
 
 
+def test_a_papers_exchange_comes_with_its_recipe():
+    done = subprocess.run([SCRIPT, "-H", "a:8,b:8", "--dry-run", "sony_1811.05233/table3-reference"], text=True,
+                          capture_output=True, timeout=60)
+    assert json.loads(done.stdout)["exchange"]["allreduce"] == "torus"
+    assert "table3-reference.launch adds --allreduce=torus --compression=fp16" in done.stderr
+
+
 @pytest.mark.parametrize("arguments, code, message", [
     (["--hostfile"], 2, "--hostfile"),
     (["-H", "a:x", "digits"], 1, "'a:x' is not a host"),
