@@ -20,6 +20,16 @@ from data.sources import BUILT_IN
 from data.team import PROGRAM, Team, error_message
 
 
+def parse_size(text: str) -> tuple[int, int] | None:
+    """Parses 256x256 into (width, height), and none into None. Raises ValueError."""
+    if text == "none":
+        return None
+    width, separator, height = text.partition("x")
+    if not (separator and width.isdecimal() and height.isdecimal() and int(width) and int(height)):
+        raise ValueError(f"'{text}' is neither none nor a size such as 256x256")
+    return int(width), int(height)
+
+
 @dataclass(frozen=True)
 class Options:
     """This command's flags.
@@ -31,6 +41,8 @@ class Options:
         MXNet's RecordIO.
     validation_fraction: Fraction of each class for validation, if the source has no validation images.
     resize_shorter: Shrink larger images so that their shorter side has this many pixels. 0: do not resize.
+    resize: Width and height to which all images are resized, such as 256x256, whatever their aspect ratio, as Caffe's
+        script for ImageNet does. none: do not resize.
     verify: Decode every image. Without --source: check a prepared dataset.
     strict: Stop at the first image that cannot be used. Default: list it in rejected.jsonl and continue.
     adopt: Use the dataset in --output, which was made elsewhere. Write the missing indexes and dataset.json.
@@ -44,6 +56,7 @@ class Options:
     format: str = flag("tfrecord", formats.WRITTEN)
     validation_fraction: float = flag(0.0, low=0.0, high=1.0)
     resize_shorter: int = flag(0, low=0)
+    resize: tuple[int, int] | None = flag("none", parse=parse_size)
     verify: bool = False
     strict: bool = False
     adopt: bool = False
@@ -103,8 +116,10 @@ def _check(options: Options) -> None:
         wrong = "--source is missing; give the images to prepare, or --adopt or --verify for the dataset in --output"
     elif options.classes and not options.adopt:
         wrong = "--classes requires --adopt"
-    elif options.source in BUILT_IN and (options.validation_fraction or options.resize_shorter):
-        wrong = f"--source={options.source} is built in; remove --validation_fraction and --resize_shorter"
+    elif options.source in BUILT_IN and (options.validation_fraction or options.resize_shorter or options.resize):
+        wrong = f"--source={options.source} is built in; remove --validation_fraction, --resize_shorter and --resize"
+    elif options.resize and options.resize_shorter:
+        wrong = "--resize and --resize_shorter exclude each other"
     elif options.validation_fraction >= 1:
         wrong = "--validation_fraction=1 leaves no images for training; give a smaller fraction"
     if wrong:

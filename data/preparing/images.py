@@ -22,12 +22,24 @@ class Rejected(Exception):
 class Rules:
     """How images are stored.
 
-    resize_shorter: larger images are shrunk so that their shorter side has this many pixels; 0: no resizing. verify:
-    whether every image is decoded.
+    resize_shorter: larger images are shrunk so that their shorter side has this many pixels; 0: no resizing. resize:
+    width and height to which all images are resized, whatever their aspect; None: no resizing. verify: whether every
+    image is decoded.
     """
 
     resize_shorter: int = 0
     verify: bool = False
+    resize: tuple[int, int] | None = None
+
+    def new_size(self, size: tuple[int, int]) -> tuple[int, int] | None:
+        """Returns the width and height that an upright image of this size gets, or None if it keeps them."""
+        if self.resize:
+            return self.resize if size != self.resize else None
+        shorter = self.resize_shorter
+        if not 0 < shorter < min(size):
+            return None
+        long = max(shorter, round(max(size) * shorter / min(size)))
+        return (shorter, long) if size[0] <= size[1] else (long, shorter)
 
 
 @dataclass(frozen=True)
@@ -72,12 +84,12 @@ def check(encoded: bytes) -> None:
 
 
 def _store(image, encoded, name, rules, measure) -> Stored:
-    smaller, copied = 0 < rules.resize_shorter < min(image.size), _copied(image, encoded, name)
-    if smaller or not copied:
-        pixels = _pixels(image, rules.resize_shorter if smaller else 0)
+    is_resized, copied = rules.new_size(image.size) is not None, _copied(image, encoded, name)
+    if is_resized or not copied:
+        pixels = _pixels(image, rules)
         if not copied:
             pixels = pixels.convert("RGB")
-        return Stored(_jpeg(pixels), not copied, smaller, _histogram(pixels) if measure else None)
+        return Stored(_jpeg(pixels), not copied, is_resized, _histogram(pixels) if measure else None)
     if measure:
         return Stored(encoded, histogram=_histogram(image))
     if rules.verify:
@@ -133,24 +145,21 @@ def _decode(image, encoded) -> None:
     image.load()
 
 
-def _pixels(image, shorter):
-    """Returns the image upright, as RGB, or as grey if it was 8-bit grey.
-
-    shorter: the new length of its shorter side; 0: no resizing.
-    """
+def _pixels(image, rules: Rules):
+    """Returns the image upright and resized, as RGB, or as grey if it was 8-bit grey."""
     from PIL import Image
 
-    white = _white(image)
-    long = shorter and max(shorter, round(max(image.size) * shorter / min(image.size)))
-    if shorter:  # decodes a JPEG at 1/2, 1/4 or 1/8 of its size if that is large enough
-        image.draft(None, tuple(2 * side * shorter // min(image.size) for side in image.size))
+    white, whole = _white(image), image.size
+    if size := rules.new_size(whole):  # decodes a JPEG at 1/2, 1/4 or 1/8 of its size if that is large enough
+        image.draft(None, (2 * max(size),) * 2 if rules.resize else tuple(2 * side for side in size))
     image = _upright(image)
     if white:
         image = _eight_bits(image, white)
     if image.mode != "L":
         image = image.convert("RGB")
-    if shorter:
-        size = (shorter, long) if image.width <= image.height else (long, shorter)
+    if size:
+        is_turned = (image.width < image.height) != (whole[0] < whole[1])
+        size = size[::-1] if is_turned and not rules.resize else size
         image = image.resize(size, Image.Resampling.BICUBIC)
     return image
 

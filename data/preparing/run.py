@@ -29,10 +29,10 @@ def make_plan(options, team: Team) -> tuple[Plan, dict]:
         name = str(Path(options.source).absolute())
         listing = hashlib.sha256(repr(source.classes).encode(errors="surrogateescape")
                                  + b"".join(items.digest() for items in source.splits.values())).hexdigest()
-    rules = Rules(options.resize_shorter, options.verify)
+    rules = Rules(options.resize_shorter, options.verify, options.resize)
     plan = Plan(source, options.format, source.counts, options.shard_samples, options.seed, rules, options.strict)
     terms = {flag: getattr(options, flag) for flag in (
-        "format", "validation_fraction", "resize_shorter", "verify", "shard_samples", "seed")}
+        "format", "validation_fraction", "resize_shorter", "resize", "verify", "shard_samples", "seed")}
     return plan, {"source": name} | terms | {"listing": listing}
 
 
