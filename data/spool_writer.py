@@ -109,7 +109,9 @@ def write_ahead(layout: Layout, again: bool, requests: Requests) -> None:
                 continue
         written += 1
         traffic = (blocks.requests, blocks.fetched, blocks.hits) if blocks else (0, 0, 0)
-        print("written", written, *traffic, flush=True)
+        line = " ".join(map(str, ("written", written, *traffic)))
+        sys.stdout.write(f"{line}\n")  # one write, of which a kill leaves no half
+        sys.stdout.flush()
 
 
 def write_file(layout: Layout, file: int, blocks: Blocks | None) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from common.errors import ExitCode, Stopped, UserError
 from distributed.launcher import end_with_parent
-from reporting.run_folder import SUMMARY, RunFolder
+from reporting.run_folder import RUN, SUMMARY, RunFolder
 from training.stopping import SIGNALS
 
 TRAIN = Path(__file__).parents[1] / "train.py"
@@ -22,7 +22,7 @@ class Result:
     val_top1: after the last epoch. If training diverged, the weights are of no use, and it is the accuracy of guessing,
     1 / classes. ema_val_top1: that of the average of the weights, or None if there is none. best_top1: the highest of
     all evaluations, of the average if there is one, and best_epoch its epoch. diverged_at: step and epoch at which
-    training diverged, or None. seconds: duration of the training.
+    training diverged, or None. seconds: duration of the training. reported: what the paper of its recipe reports.
     """
 
     val_top1: float
@@ -31,16 +31,18 @@ class Result:
     best_epoch: float | None
     seconds: float
     diverged_at: dict | None
+    reported: str | None = None
 
     @classmethod
     def read(cls, folder: Path) -> "Result | None":
         """Returns the result of the run in a folder, or None if there is no run or it has not ended."""
-        ending = RunFolder(folder, reader="experiments.sweep").read(SUMMARY)
+        files = RunFolder(folder, reader="experiments.sweep")
+        ending, recipe = files.read(SUMMARY), files.read(RUN).get("recipe") or {}
         if not ending:
             return None
         top1 = 1 / ending["classes"] if ending.get("diverged") else ending["val_top1"]
         return cls(top1, ending.get("ema_val_top1"), ending.get("best_top1", top1), ending.get("best_epoch"),
-                   ending["seconds"], ending.get("diverged_at"))
+                   ending["seconds"], ending.get("diverged_at"), recipe.get("reported"))
 
 
 def train_once(folder: Path, words: Sequence[str]) -> Result:

@@ -22,14 +22,15 @@ def write_sweep(folder: Path, rows: list[dict], planned: int | None) -> Path:
     """Writes sweep.json and sweep.html; returns the page's path.
 
     rows: of the runs that have ended: flags (swept flag -> value), seed, diverged, diverged_at, val_top1, ema_val_top1
-    (or None), best_top1, best_epoch, seconds, folder. Rows may have different flags. planned: number of runs of the
-    whole sweep, or None if it searches, so that some combinations have one seed and others all.
+    (or None), best_top1, best_epoch, seconds, folder, reported (what the paper of the recipe reports, or None). Rows
+    may have different flags. planned: number of runs of the whole sweep, or None if it searches, so that some
+    combinations have one seed and others all.
     """
     write_json(folder / "sweep.json", rows)
     ended = f"{len(rows)} runs have ended" if planned is None else f"{len(rows)} of {planned} runs have ended"
     path = folder / "sweep.html"
-    summary = [in_columns(rows, flags) | summarized(group) for flags, group in by_flags(rows)]
-    every = [in_columns(rows, row["flags"]) | listed(row) for row in rows]
+    summary = [in_columns(rows, flags) | summarized(group) | paper(rows, group[0]) for flags, group in by_flags(rows)]
+    every = [in_columns(rows, row["flags"]) | listed(row) | paper(rows, row) for row in rows]
     write_atomically(path, page("Sweep", [
         f'<p class="result">{ended}. {best(rows, planned is None)}</p>', *plots(rows),
         "<h2>Mean and spread over the seeds</h2>", table(summary), f"<p>{NOTE}</p>" if rows else "",
@@ -72,6 +73,11 @@ def names_in(rows: list[dict]) -> list[str]:
 def in_columns(rows: list[dict], flags: dict) -> dict[str, str]:
     """Returns the first columns of a table: a combination's value of each flag that any row has."""
     return {name: str(flags.get(name, "")) for name in names_in(rows)}
+
+
+def paper(rows: list[dict], row: dict) -> dict[str, str]:
+    """Returns the column of what the paper reports, if it reports something of any row."""
+    return {"the paper reports": row.get("reported") or ""} if any(one.get("reported") for one in rows) else {}
 
 
 def summarized(rows: list[dict]) -> dict:

@@ -81,8 +81,7 @@ class Recipe:
         on training batches before each evaluation (arXiv:1811.05233, section 3.2).
     augmentation: Training augmentation. none: resize, centre crop. crop: mild random-resized crop. crop_flip:
         random-resized crop and flip (GoogLeNet). resnet: scale, crop, flip and colour (arXiv:1512.03385). caffe,
-        alexnet: random crop and flip. nnabla: scale, aspect, rotation, position, flip, brightness, contrast and noise
-        of Sony's Neural Network Libraries (arXiv:1811.05233, 3.2).
+        alexnet: random crop and flip. nnabla: warp, brightness, contrast and noise of arXiv:1811.05233.
     order: Order of the samples. global: shuffled, the same on any number of workers. file: as DALI reads LMDB and
         RecordIO. This saves a copy of each sample, but the order within a file is fixed, and the number of workers
         changes the batches.

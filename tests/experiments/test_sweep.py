@@ -405,3 +405,12 @@ def test_a_sweep_of_seeds_alone_has_a_table(tmp_path):
     page = write_sweep(tmp_path, found, 2).read_text()
     assert "50.00 ± 0.00 %" in page and "<svg" not in page
     assert "0 of 2" in write_sweep(tmp_path, [], 2).read_text()
+
+
+def test_a_papers_figure_is_next_to_the_measured_one(tmp_path):
+    row = {"seed": 0, "diverged": False, "diverged_at": None, "val_top1": 0.7, "ema_val_top1": None, "best_top1": 0.71,
+           "best_epoch": 3, "seconds": 60.0, "folder": "a"}
+    both = [row | {"flags": {"flagfile": "a"}, "reported": "top-1 73.0 %"}, row | {"flags": {"flagfile": "b"}}]
+    page = write_sweep(tmp_path, both, 2).read_text()
+    assert page.count(">top-1 73.0 %<") == 2 and page.count("the paper reports") == 2
+    assert "the paper reports" not in write_sweep(tmp_path, both[1:], 1).read_text()

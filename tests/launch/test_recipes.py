@@ -1,12 +1,14 @@
 """Every recipe plans, names its row and says what it chose; the page that lists them is up to date."""
 import importlib.util
 import json
+import re
 import statistics
 from pathlib import Path
 
 import pytest
 
 from common.errors import UserError
+from experiments import planned
 from launch import recipe_list
 from training import flags
 from training.plan import Plan, plan_for
@@ -176,3 +178,15 @@ def test_a_residual_network_starts_as_its_source_says():
     assert of("table3-experiment[23].flags") == {("resnet50", 1.0, ())}
     assert of("section3.1-goyal-*.flags") == {("resnet50", 0.0, ("gamma", "beta"))}
     assert {model for model, *_ in of("table7-resnet50-*-rate*.flags")} == {"resnet50_nvcaffe"}
+
+
+@pytest.mark.parametrize("path", sorted(recipe_list.RECIPES.glob("*_*/table*.runs"))
+                         + sorted(recipe_list.RECIPES.glob("sysml18/table*.runs")), ids=lambda path: path.stem)
+def test_a_table_is_one_sweep(path):
+    """The lines of tableN.runs are the recipes tableN-..., which experiments.sweep takes."""
+    assert [Path(line["flagfile"]).name for line in planned.lines_of(path)] == [
+        one.name for one in sorted(path.parent.glob(f"{path.stem}-*.flags"), key=lambda one: natural(one.name))]
+
+
+def natural(name: str) -> list:
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
