@@ -2,9 +2,11 @@
 
     uv run python -m benchmarks.training_costs --of=faults [--rounds=3] [--workers=2]
     uv run python -m benchmarks.training_costs --of=exchange --workers=4
+    uv run python -m benchmarks.training_costs --of=deterministic --workers=4
 
 faults: --deterministic, and checkpoints every twentieth of an epoch, which is every step here, far more often than
-needed. This shows the cost of writing in the background. exchange: ring and torus, float32 and float16.
+needed. This shows the cost of writing in the background. exchange: ring and torus, float32 and float16. deterministic:
+the same bits on this number of workers, and on any number.
 
 Every round trains the digits once with each set of flags, in turn. The output shows the medians of the ratios to the
 first set. The rate of a training excludes its first epoch, which compiles.
@@ -29,6 +31,10 @@ CANDIDATES = {
         "torus": ("--allreduce=torus",),
         "ring, float16": ("--compression=fp16",),
         "torus, float16": ("--allreduce=torus", "--compression=fp16"),
+    },
+    "deterministic": {
+        "same_workers": ("--deterministic=same_workers", "--micro_batch_size=8"),
+        "any number of workers": ("--deterministic", "--micro_batch_size=8"),
     },
 }
 

@@ -139,7 +139,7 @@ class Feed:
         batch after it is the first again.
         """
         split = self.dataset.validation
-        samples = order.contiguous_shard(split.samples, self.shard, self.shards)
+        samples = order.validation_shard(split.samples, batch_size, self.shard, self.shards)
         if not len(samples):
             yield iter(()), 0
             return

@@ -85,10 +85,18 @@ def stream(split: Split, seed: int, positions: np.ndarray, block: int = BLOCK, g
     return samples
 
 
-def micro_batches(batch_size: int, micro_batch_size: int, shard: int, shards: int) -> range:
-    """Returns a worker's micro-batches of each global batch. Some workers may have one more than others."""
+def micro_batches(batch_size: int, micro_batch_size: int, shard: int, shards: int, neighbours: int = 1) -> range:
+    """Returns a worker's micro-batches of each global batch. Some workers may have one more than others.
+
+    neighbours: see worker_positions.
+    """
     count = batch_size // micro_batch_size
-    return range(count * shard // shards, count * (shard + 1) // shards)
+    own = range(count * shard // shards, count * (shard + 1) // shards)
+    if neighbours == 1:
+        return own
+    group, member = divmod(shard, neighbours)
+    first = group * len(own) * neighbours + member
+    return range(first, first + len(own) * neighbours, neighbours)
 
 
 def worker_positions(split: Split, steps: int, batch_size: int, shard: int, shards: int, neighbours: int = 1,
@@ -100,20 +108,22 @@ def worker_positions(split: Split, steps: int, batch_size: int, shard: int, shar
     their number has to divide the number of workers, and all workers need the same number of micro-batches. Formats
     that are read file by file ignore it.
     """
-    size, own = micro_batch_size, micro_batches(batch_size, micro_batch_size, shard, shards)
+    size = micro_batch_size
     if not split.any_order:
+        own = micro_batches(batch_size, size, shard, shards)
         return size * steps * own.start + np.arange(size * steps * len(own))
-    numbers = np.arange(own.start, own.stop)
-    if neighbours > 1:
-        group, member = divmod(shard, neighbours)
-        numbers = (group * len(own) + np.arange(len(own))) * neighbours + member
-    firsts = np.arange(steps)[:, None] * batch_size + numbers * size
+    own = micro_batches(batch_size, size, shard, shards, neighbours)
+    firsts = np.arange(steps)[:, None] * batch_size + np.array(own, np.int64) * size
     return (firsts[:, :, None] + np.arange(size)).reshape(-1)
 
 
-def contiguous_shard(samples: int, shard: int, shards: int) -> np.ndarray:
-    """Returns one of `shards` nearly equal ranges of samples, int64; some are empty if shards > samples."""
-    return np.arange(samples * shard // shards, samples * (shard + 1) // shards)
+def validation_shard(samples: int, batch_size: int, shard: int, shards: int) -> np.ndarray:
+    """Returns a shard's samples of a validation split, int64: consecutive batches, the same for any number of shards.
+
+    The last batch of the split may be smaller. A shard may have none.
+    """
+    batches = micro_batches(-(-samples // batch_size) * batch_size, batch_size, shard, shards)
+    return np.arange(batches.start * batch_size, min(samples, batches.stop * batch_size))
 
 
 def file_slices(split: Split, samples: np.ndarray) -> list[tuple]:

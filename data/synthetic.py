@@ -83,7 +83,7 @@ class SyntheticFeed:
     @contextmanager
     def validation(self, batch_size: int) -> Iterator:
         samples = self.dataset.validation.samples
-        valid = len(order.contiguous_shard(samples, self.shard, self.shards))
+        valid = len(order.validation_shard(samples, batch_size, self.shard, self.shards))
         yield self._batches(batch_size, self.image_size, NOT_MIXED), valid
 
     def _batches(self, *kind):

@@ -1,9 +1,9 @@
 """Chooses the all-reduce of the gradients: ring, torus or hierarchical, grid, backend, and why. Plain Python."""
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from common.errors import UserError
-from distributed import grids, launcher
+from distributed import grids, launcher, tree
 
 ALLREDUCES = ("ring", "torus", "hierarchical")
 HOROVOD, NCCL = "Horovod's all-reduce", "Horovod's own torus, on NCCL"
@@ -16,8 +16,9 @@ MOST_WORKERS = 65_536  # the largest number for which a grid is searched
 class AllreducePlan:
     """The `exchange` entry of plan.json.
 
-    allreduce: none, ring, torus or hierarchical. grid: (horizontal, vertical) of a torus; (workers per node, nodes) of
-    a hierarchical all-reduce. is_fallback: whether the plan differs from the requested one; `why` gives the reason.
+    allreduce: none, ring, torus, hierarchical or tree. grid: (horizontal, vertical) of a torus; (workers per node,
+    nodes) of a hierarchical all-reduce; (workers, 1) of a tree. is_fallback: whether the plan differs from the
+    requested one; `why` gives the reason.
     """
 
     allreduce: str
@@ -46,23 +47,34 @@ def parse_grid(text: str) -> tuple[int, int] | None:
 
 
 def plan_allreduce(allreduce: str, torus_grid: tuple[int, int] | None, workers: int, local_size: int,
-                   elastic: bool = False, nccl: bool | None = False) -> AllreducePlan:
+                   elastic: bool = False, nccl: bool | None = False, in_tree: bool = False) -> AllreducePlan:
     """Returns the plan for --allreduce and --torus_grid on `workers` workers, `local_size` on each node.
 
     torus_grid: the requested grid, or None for auto. elastic: whether workers may come and go. If so, auto replaces a
     grid that does not fit the current workers, and process sets are ruled out: when a worker is lost, Horovod 0.28
     makes the remaining ones agree with it on removing the sets, which ends them, too. nccl: whether Horovod exchanges
     by NCCL, on GPUs; None if that is not known yet. Horovod's own torus always has the grid of local x cross ranks.
+    in_tree: whether to add in the order of distributed.tree, as only a torus can, too. A ring is then replaced.
 
     Raises UserError, with the grids that fit, if the requested one does not, or if nodes are not full for hierarchical.
     """
     if workers == 1:
         return NO_ALLREDUCE
-    if allreduce == "ring":
-        return RING
     if allreduce == "hierarchical":
         return _hierarchical(workers, local_size, nccl)
-    return _torus(torus_grid, workers, local_size, elastic, nccl)
+    plan = RING if allreduce == "ring" else _torus(torus_grid, workers, local_size, elastic, nccl)
+    return _in_tree(plan, workers) if in_tree else plan
+
+
+def _in_tree(plan: AllreducePlan, workers: int) -> AllreducePlan:
+    """Returns the plan whose sums have the order of distributed.tree."""
+    if plan.allreduce == "ring":
+        why = "--deterministic adds in the order of a tree"
+        return AllreducePlan("tree", (workers, 1), ALL_TO_ALL, f"{plan.why}; {why}", plan.is_fallback)
+    if not tree.is_subtree(workers, plan.grid[1]):
+        raise UserError(f"--deterministic: a torus of {_text(plan.grid)} workers does not add in the order of a tree; "
+                        "use a --torus_grid of powers of two, or --allreduce=ring")
+    return replace(plan, backend=ALL_TO_ALL)
 
 
 def _torus(asked: tuple[int, int] | None, workers: int, local_size: int, elastic: bool, nccl: bool | None

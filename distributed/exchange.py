@@ -47,7 +47,7 @@ def make_collectives(plan: AllreducePlan, nccl: bool) -> Ring | Stepwise:
         os.environ[HOROVODS_OWN[plan.backend]] = "1"
     if plan.backend == PROCESS_SETS:
         return Hierarchical(*plan.grid) if plan.allreduce == "hierarchical" else ProcessSets(*plan.grid, rings=nccl)
-    return AllToAll(*plan.grid) if plan.backend == ALL_TO_ALL else Ring()
+    return AllToAll(*plan.grid) if plan.backend == ALL_TO_ALL else Ring()  # a tree is a torus of one row
 
 
 class GradientExchange:
@@ -75,19 +75,20 @@ class GradientExchange:
         del variables
         if hvd.size() == 1:
             return list(gradients)
-        sums, factors = self.sums(gradients)
+        sums, factors = self.sums(gradients, hvd.size())
         return [tf.math.scalar_mul(factor, one)
                 for factor, one in zip(tf.unstack(factors, len(sums)), sums, strict=True)]
 
-    def sums(self, gradients) -> tuple[list, tf.Tensor]:
+    def sums(self, gradients, count: int) -> tuple[list, tf.Tensor]:
         """Returns (the sum of each gradient over the workers, the factors that turn sums into means), float32.
 
-        The factors, of shape (gradients,), are 1 / workers, except if gradients are compressed to float16. All results
-        are identical on all workers. The number of workers can be a constant in the graph, because a step is retraced
-        when it changes. IndexedSlices are gathered, not summed: every rank needs the rows of all others.
+        count: number of terms in the sums. The factors, of shape (gradients,), are 1 / count, except if gradients are
+        compressed to float16. All results are identical on all workers. The number of workers can be a constant in the
+        graph, because a step is retraced when it changes. IndexedSlices are gathered, not summed: every rank needs the
+        rows of all others.
         """
         if hvd.size() == 1:
-            return list(gradients), tf.ones(len(gradients))
+            return list(gradients), tf.fill([len(gradients)], 1 / count)
         sums = [hvd.allreduce(one, op=hvd.Sum, name=f"slices_{number}") if isinstance(one, tf.IndexedSlices) else None
                 for number, one in enumerate(gradients)]
         buckets = dense_buckets(gradients, self._fusion_bytes)
@@ -99,15 +100,14 @@ class GradientExchange:
             for number, one in zip(bucket, summed, strict=True):
                 sums[number] = one
         if not prescale:
-            return sums, tf.fill([len(sums)], 1 / hvd.size())
-        return sums, 1 / (hvd.size() * tf.stack([prescale.get(number, 1.0) for number in range(len(sums))]))
+            return sums, tf.fill([len(sums)], 1 / count)
+        return sums, 1 / (count * tf.stack([prescale.get(number, 1.0) for number in range(len(sums))]))
 
-    def mean(self, tensors, name: str) -> list:
-        """Returns the mean of each tensor over the workers, in float32, with one message along the gradients' path."""
+    def sum(self, tensors, name: str) -> list:
+        """Returns the sum of each tensor over the workers, in float32, with one message along the gradients' path."""
         if hvd.size() == 1:
             return [tf.cast(one, tf.float32) for one in tensors]
-        return on_one_vector(tensors, lambda flat: tf.math.scalar_mul(
-            1 / hvd.size(), self._collectives.sum([flat], hvd.Compression.none, name)[0]))
+        return on_one_vector(tensors, lambda flat: self._collectives.sum([flat], hvd.Compression.none, name)[0])
 
     def _prescale(self, gradients, dense: list[int]) -> dict[int, tf.Tensor]:
         """Returns the factors of the dense gradients before the sum, by index. There are some only for float16."""

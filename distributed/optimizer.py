@@ -65,18 +65,19 @@ def scale(optimizer, loss):
     return optimizer.get_scaled_loss(loss) if isinstance(optimizer, LossScaleOptimizer) else loss
 
 
-def average(optimizer, gradients) -> tuple[list[Scaled], tf.Tensor]:
-    """Averages the gradients over the workers in one exchange, and unscales them. Returns also their norms.
+def average(optimizer, gradients, count: int) -> tuple[list[Scaled], tf.Tensor]:
+    """Sums the gradients over the workers in one exchange, divides by `count` and unscales. Returns also their norms.
 
-    norms: float32 (gradients,). No gradient is multiplied: the number of workers, the loss scale and the scales of
-    compressed gradients are one factor of each. An overflow on one worker makes the sum, and so the norm, infinite or
-    NaN on all of them.
+    count: number of micro-batches that the sums over all workers contain. norms: float32 (gradients,). No gradient is
+    multiplied: the count, the loss scale and the scales of compressed gradients are one factor of each. An overflow on
+    one worker makes the sum, and so the norm, infinite or NaN on all of them.
     """
-    sums, factors = inner(optimizer)._allreduce_grads.sums(gradients)
+    sums, factors = inner(optimizer)._allreduce_grads.sums(gradients, count)
     if isinstance(optimizer, LossScaleOptimizer):
         factors /= optimizer.loss_scale
-    norms, count = norms_of(sums) * factors, len(sums)
-    return [Scaled(*one) for one in zip(sums, tf.unstack(factors, count), tf.unstack(norms, count), strict=True)], norms
+    norms = norms_of(sums) * factors
+    each = zip(sums, tf.unstack(factors, len(sums)), tf.unstack(norms, len(sums)), strict=True)
+    return [Scaled(*one) for one in each], norms
 
 
 def apply(optimizer, gradients: list[Scaled], norms: tf.Tensor, variables) -> None:
@@ -96,6 +97,6 @@ def apply(optimizer, gradients: list[Scaled], norms: tf.Tensor, variables) -> No
         own.apply_gradients(zip(gradients, variables, strict=True))
 
 
-def mean(optimizer, tensors, name: str) -> list:
-    """Returns the mean of each tensor over the workers, in float32; see GradientExchange.mean."""
-    return inner(optimizer)._allreduce_grads.mean(tensors, name)
+def sum_over_workers(optimizer, tensors, name: str) -> list:
+    """Returns the sum of each tensor over the workers, in float32; see GradientExchange.sum."""
+    return inner(optimizer)._allreduce_grads.sum(tensors, name)

@@ -20,6 +20,8 @@ from functools import cache
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
+from distributed import tree
+
 
 class Stepwise:
     """Sums a bucket as one vector, in the `steps` of a subclass: functions of (vector, name), in their order.
@@ -114,28 +116,34 @@ def all_reduce(group, flat, name: str, op=hvd.Sum):
 
 
 def sum_of_parts(received, count: int):
-    """Sums the `count` vectors that are concatenated in `received`, in float32, whatever their dtype."""
-    parts = tf.reshape(received, [count, -1])
-    return tf.cast(tf.reduce_sum(tf.cast(parts, tf.float32), axis=0), received.dtype)
+    """Sums the `count` vectors that are concatenated in `received`, in float32, whatever their dtype, in a tree."""
+    parts = tf.unstack(tf.cast(tf.reshape(received, [count, -1]), tf.float32))
+    return tf.cast(tree.total(parts), received.dtype)
 
 
 class AllToAll(Torus):
     """The same steps, with the same bytes, as all-to-alls with zero-length splits for ranks outside the row or column.
 
-    Elastic training uses it, because process sets are ruled out there (distributed/allreduce_plan.py).
+    Elastic training uses it, because process sets are ruled out there (distributed/allreduce_plan.py), and so do sums
+    in a tree: each of its ranks adds the parts that it receives in the order of their senders. With a single row, it is
+    a reduce-scatter and an all-gather, with the bytes of a ring.
     """
 
-    def __init__(self, horizontal: int, vertical: int):
-        super().__init__(horizontal, vertical)
-        row, column = divmod(hvd.rank(), horizontal)
-        self._row = range(row * horizontal, (row + 1) * horizontal)
-        self._column = range(column, self.multiple, horizontal)
+    @property
+    def _row(self) -> range:
+        first = hvd.rank() // self._horizontal * self._horizontal
+        return range(first, first + self._horizontal)
+
+    @property
+    def _column(self) -> range:
+        return range(hvd.rank() % self._horizontal, self.multiple, self._horizontal)
 
     def reduce_scatter(self, flat, name):
         return self._scatter(flat, self._row, f"{name}_scatter")
 
     def all_reduce(self, flat, name):
-        return self._gather(self._scatter(flat, self._column, f"{name}_down"), self._column, f"{name}_up")
+        return flat if len(self._column) == 1 else self._gather(self._scatter(flat, self._column, f"{name}_down"),
+        self._column, f"{name}_up")
 
     def all_gather(self, flat, name):
         return self._gather(flat, self._row, f"{name}_gather")

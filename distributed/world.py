@@ -58,11 +58,11 @@ class World:
         """Returns the sum over the workers."""
         return tensor if self.size == 1 else hvd.allreduce(tensor, op=hvd.Sum, name=name)
 
-    def mean(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
-        """Returns the mean of each tensor over the workers, in float32, with one all-reduce."""
+    def sums(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+        """Returns the sum of each tensor over the workers, in float32, with one all-reduce."""
         if self.size == 1:
             return [tf.cast(t, tf.float32) for t in tensors]
-        return on_one_vector(tensors, lambda flat: hvd.allreduce(flat, op=hvd.Average, name=name))
+        return on_one_vector(tensors, lambda flat: hvd.allreduce(flat, op=hvd.Sum, name=name))
 
     def any(self, *flags: bool) -> list[bool]:
         """Returns whether each flag is set on any worker."""
@@ -116,12 +116,13 @@ def on_one_vector(tensors: Sequence[tf.Tensor], function: Callable) -> list[tf.T
 
 
 def start(seed: int, deterministic: bool = False, process_sets=None, fusion_mb: float | None = None,
-          timeline: str | None = None, device: str = "auto") -> World:
+          timeline: str | None = None, device: str = "auto", threads: int | None = None) -> World:
     """Starts Horovod, assigns a GPU and cores to this worker, and seeds Keras. Raises UserError.
 
     deterministic: run the same operations in the same order, even if they are slower. process_sets: created when
     Horovod starts. fusion_mb: size of Horovod's own buffer. timeline: file for Horovod's timeline. device: "cpu" hides
-    all GPUs from TensorFlow.
+    all GPUs from TensorFlow. threads: number of threads of an operation on the CPU, on which the order of its sums
+    depends. Default: one for each core of this worker.
     """
     if timeline:
         os.environ["HOROVOD_TIMELINE"] = str(Path(timeline).absolute())
@@ -137,7 +138,7 @@ def start(seed: int, deterministic: bool = False, process_sets=None, fusion_mb: 
         raise UserError(f"the launcher started {expected} workers, but Horovod sees {hvd.size()}; start them with "
                         "horovodrun --gloo or mpirun from this environment")
     gpu, cores = _own_gpu(device), _own_cores()
-    tf.config.threading.set_intra_op_parallelism_threads(cores)
+    tf.config.threading.set_intra_op_parallelism_threads(threads or cores)
     # Grappler reorders the terms of a sum in each process, so workers and resumed runs would differ in the last bit.
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
     tf.keras.utils.set_random_seed(seed)

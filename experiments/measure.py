@@ -141,7 +141,7 @@ def measure(settings: Settings, options, dataset: Dataset, in_stages: bool) -> t
     feeds = {count: build.make_feed(recipe, replace(launch, dali_threads=count), dataset, world) for count in threads}
     with contextlib.ExitStack() as held:
         with world.raise_on_all_ranks():
-            state = build.make_state(settings, dataset, world, exchange)
+            state = build.make_state(settings, dataset, exchange)
             jobs = [build.make_job(settings, plan, world, feeds[threads[0]], state) for plan in plans]
             measured = stages(jobs[0], feeds, held) if in_stages else training_steps(jobs, held)
         take_turns(measured, options.seconds / ROUNDS, world)

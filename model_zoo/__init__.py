@@ -44,13 +44,13 @@ MODELS = {
 
 
 def create_model(name: str, classes: int, image_size: int | None, batch_norm_momentum: float = 0.9, seed: int = 0,
-                 stream: int = 0, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), last_gamma: float | None = None):
+                 mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), last_gamma: float | None = None):
     """Builds the Keras model registered under `name`.
 
     Input: pixels (batch, image_size, image_size, 3), RGB, uint8 or float. image_size: None for images of any size. The
     model subtracts the mean of each channel in float32. It then divides by the channel's std, or multiplies by its
     input_scale. Output: logits, float32 (batch, classes).
-    seed: seed of the initial weights and of dropout. stream: a number unique to the worker, for its own dropout masks.
+    seed: seed of the initial weights and of dropout.
     last_gamma: initial gamma of the last batch norm of each residual branch of a ResNet; None: the model's own.
     """
     import tensorflow as tf
@@ -62,5 +62,5 @@ def create_model(name: str, classes: int, image_size: int | None, batch_norm_mom
     pixels = tf.keras.layers.Normalization(mean=mean, variance=[divisor ** 2 for divisor in divisors], dtype="float32",
                                            name="input_normalization")(images)
     more = {"last_gamma": last_gamma} if info.is_residual else {}
-    logits = build(pixels, classes=classes, batch_norm_momentum=batch_norm_momentum, seed=seed, stream=stream, **more)
+    logits = build(pixels, classes=classes, batch_norm_momentum=batch_norm_momentum, seed=seed, **more)
     return tf.keras.Model(images, logits, name=name)

@@ -6,14 +6,14 @@ from model_zoo.layers import seeds
 layers = tf.keras.layers
 
 
-def convnet(x, classes, batch_norm_momentum, seed, stream):
+def convnet(x, classes, batch_norm_momentum, seed):
     """Three 3x3 convolutions of 16, 32 and 64 channels, each with max pooling, and dense layers of 128 and `classes`.
 
     Weights use He initialisation. Biases start as in AlexNet (alexnet.py), not at zero: LARS's trust ratio of a zero
     bias is 1, so its first step would use the full learning rate. There is no norm and no dropout, so
     batch_norm_momentum and stream are ignored.
     """
-    del batch_norm_momentum, stream
+    del batch_norm_momentum
     numbers = seeds(seed)
 
     def options(bias):

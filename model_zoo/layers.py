@@ -1,7 +1,11 @@
-"""Layers that the models share. Initial weights are functions of a seed; dropout masks also of worker and call."""
+"""Layers that the models share. Initial weights are functions of a seed; dropout masks also of a position."""
+import contextlib
+from collections.abc import Iterator
+
 import tensorflow as tf
 
 PHILOX = 1  # TensorFlow's number for the Philox generator, which runs on every device
+PER_COUNT = 4  # numbers that it makes of each count
 
 
 def seeds(seed: int):
@@ -10,29 +14,50 @@ def seeds(seed: int):
 
 
 class Dropout(tf.keras.layers.Layer):
-    """Dropout whose mask is a function of its seed, the worker's stream and the number of training calls so far.
+    """Dropout that gives each training sample a mask that is a function of the seed and its position in the stream.
 
-    The number of calls is a weight. A checkpoint holds it, so that a resumed run continues with the same masks. Keras's
-    own dropout uses a generator that no checkpoint holds.
+    Any number of workers and any micro-batch size therefore have the same masks, and so has a resumed run. Keras's own
+    dropout uses a generator that no checkpoint holds, and so does this one outside `masks_at`.
     """
 
-    def __init__(self, rate: float, seed: int, stream: int = 0, **kwargs):
-        super().__init__(**kwargs)
-        self._rate, self._seed, self._stream = rate, seed, stream
+    position = None
 
-    def build(self, input_shape):
-        self._calls = self.add_weight("calls", (), tf.int64, "zeros", trainable=False)
+    def __init__(self, rate: float, seed: int, **kwargs):
+        super().__init__(**kwargs)
+        self._rate, self._seed = rate, seed
 
     def call(self, inputs, training=False):
         if not training:
             return inputs
-        # A GPU can run this from a key and a counter. From a seed, TensorFlow would derive them on the host.
-        counter = tf.stack([tf.zeros([], tf.uint64), tf.cast(self._calls * 1_000_003 + self._stream, tf.uint64)])
-        self._calls.assign_add(1)
-        uniform = tf.raw_ops.StatelessRandomUniformV2(
-            shape=tf.shape(inputs), key=tf.constant([self._seed], tf.uint64), counter=counter, alg=PHILOX)
-        mask = uniform >= self._rate
+        mask = self._uniform(tf.shape(inputs)[0], inputs.shape[1:]) >= self._rate
         return tf.where(mask, inputs / (1 - self._rate), tf.zeros_like(inputs))
+
+    def _uniform(self, samples, shape):
+        if self.position is None:
+            return tf.random.uniform([samples, *shape], seed=self._seed)
+        # A GPU can run this from a key and a counter. From a seed, TensorFlow would derive them on the host.
+        size, counts = shape.num_elements(), -(-shape.num_elements() // PER_COUNT)
+        first = tf.cast(self.position * counts, tf.uint64)
+        uniform = tf.raw_ops.StatelessRandomUniformV2(
+            shape=[samples, PER_COUNT * counts], key=tf.constant([self._seed], tf.uint64),
+            counter=tf.stack([first, tf.zeros_like(first)]), alg=PHILOX)
+        return tf.reshape(uniform[:, :size], [samples, *shape])
+
+
+@contextlib.contextmanager
+def masks_at(model, position) -> Iterator[None]:
+    """Context manager in which a call of the model is traced with the dropout masks of samples in the stream.
+
+    position: that of the first of them, an int64 scalar.
+    """
+    layers = [layer for layer in model.layers if isinstance(layer, Dropout)]
+    for layer in layers:
+        layer.position = position
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.position = None
 
 
 class BatchNormalization(tf.keras.layers.BatchNormalization):

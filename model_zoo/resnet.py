@@ -77,13 +77,12 @@ def _stages(build, x, depth, version):
     return layers.GlobalAveragePooling2D()(x)
 
 
-def resnet(depth, version, x, classes, batch_norm_momentum, seed, stream, last_gamma=None):
+def resnet(depth, version, x, classes, batch_norm_momentum, seed, last_gamma=None):
     """ResNet-18 to ResNet-152 for ImageNet (table 1).
 
     version: "v1.5" strides in the 3x3 convolution of a bottleneck, "v1" in its first 1x1 convolution, as in the paper.
     last_gamma: as in _Builder. Default: 1 in v1, as in the paper, and 0 in v1.5 (arXiv:1706.02677, section 5.1).
     """
-    del stream
     if last_gamma is None and version == "v1.5":
         last_gamma = 0.0
     build = _Builder(batch_norm_momentum, seed, last_gamma)
@@ -92,13 +91,12 @@ def resnet(depth, version, x, classes, batch_norm_momentum, seed, stream, last_g
     return build.dense(_stages(build, x, depth, version), classes)
 
 
-def resnet50_nvcaffe(x, classes, batch_norm_momentum, seed, stream, last_gamma=None):
+def resnet50_nvcaffe(x, classes, batch_norm_momentum, seed, last_gamma=None):
     """ResNet-50 v1 as in the LARS authors' file: models/resnet50/train_val of nvcaffe.
 
     All gammas start at one, unless last_gamma is given. Epsilon is 1e-4. Pooling has no padding, and its last window
     extends over the edge. The dense layer uses the initialisation of the convolutions.
     """
-    del stream
     build = _Builder(batch_norm_momentum, seed, last_gamma, epsilon=1e-4)
     x = layers.ReLU()(build.norm(build.convolution(x, 64, 7, 2)))
     x = _stages(build, layers.MaxPooling2D(3, 2, "same")(x), 50, "v1")
@@ -109,7 +107,7 @@ resnet18, resnet34, resnet50, resnet101, resnet152 = (partial(resnet, depth, "v1
 resnet50_v1, resnet101_v1, resnet152_v1 = (partial(resnet, depth, "v1") for depth in (50, 101, 152))
 
 
-def resnet20(x, classes, batch_norm_momentum, seed, stream, last_gamma=None):
+def resnet20(x, classes, batch_norm_momentum, seed, last_gamma=None):
     """ResNet-20 for 32-pixel images (section 4.2): 6n + 2 weighted layers with n = 3.
 
     A 3x3 convolution to 16 channels is followed by three stages of three blocks with 16, 32 and 64 channels, global
@@ -117,7 +115,6 @@ def resnet20(x, classes, batch_norm_momentum, seed, stream, last_gamma=None):
     (option A: every second pixel, padded with zero channels). All gammas start at one, as in the paper, unless
     last_gamma is given.
     """
-    del stream
     build = _Builder(batch_norm_momentum, seed, last_gamma)
 
     def shortcut(x, channels, stride):

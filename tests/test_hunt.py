@@ -105,7 +105,7 @@ def command(row: dict, data_dir) -> list[str]:
     if row["optimizer"] == "lamb":
         words = [word for word in words if not word.startswith("--momentum_schedule")]
     if row["xla"] != "true":  # which TensorFlow cannot make deterministic
-        words.append("--deterministic")
+        words.append("--deterministic=same_workers")
     return words
 
 

@@ -80,15 +80,14 @@ def test_the_report_shows_in_a_browser_and_needs_nothing_else(digits_run, tmp_pa
         assert word in shown.stdout
 
 
-@pytest.mark.parametrize(("kind", "workers"), [("python", 1), ("mpirun", 2), ("horovodrun", 3)])
-def test_evaluation_counts_the_same_on_any_number_of_workers(digits_run, kind, workers, tmp_path):
+def test_evaluation_counts_the_same_on_three_workers(digits_run, tmp_path):
     folder, _ = digits_run
-    done = train("--mode=evaluate", f"--checkpoint={folder}/checkpoints", f"--output_dir={tmp_path}", kind=kind,
-                 workers=workers)
+    done = train("--mode=evaluate", f"--checkpoint={folder}/checkpoints", f"--output_dir={tmp_path}",
+                 kind="horovodrun", workers=3)
     ours, theirs = printed_json(done), json.loads((folder / "summary.json").read_text())
     assert [ours[name] for name in COUNTS] == [theirs[name] for name in COUNTS]
     assert ours["val_loss"] == pytest.approx(theirs["val_loss"], rel=1e-5)
-    assert ours["world_size"] == workers and ours["epochs"] == 12
+    assert ours["world_size"] == 3 and ours["epochs"] == 12
     assert json.loads((tmp_path / "summary.json").read_text()) == ours
 
 
@@ -126,28 +125,17 @@ def test_two_workers_under_horovodrun_reach_96_percent(tmp_path):
     assert summary["val_top1"] >= 0.96 and summary["world_size"] == 2
 
 
-def test_both_transports_make_the_same_weights(tmp_path):
-    """Of three steps of the digits recipe, whatever follows."""
-    for kind in ("horovodrun", "mpirun"):
-        train("--epochs=0.3", "--warmup=none", "--image_size=16", f"--output_dir={tmp_path / kind}", kind=kind,
-              workers=2, cold=kind == "mpirun", timeout=900)
-    ours, theirs = weights(tmp_path / "horovodrun"), weights(tmp_path / "mpirun")
-    assert ours.keys() == theirs.keys() and len(ours) > 100
-    for name in ours:  # batch norm's moving statistics and the momentum included
-        np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
-
-
 def test_workers_that_differ_are_found():
     program = (
         "import tensorflow as tf; from types import SimpleNamespace; from training import run\n"
         "world = run.worlds.start(0)\n"
         "model = SimpleNamespace(variables=[tf.Variable([0.5, world.rank * 1e-8], name='moving_mean')])\n"
         "print('found:', run.differing_weights(world, model))\n"
-        "model.variables = [tf.Variable(0.5), tf.Variable(world.rank, dtype=tf.int64, name='dropout/calls')]\n"
-        "print('counted:', run.differing_weights(world, model))")
+        "model.variables = [tf.Variable(0.5)]\n"
+        "print('same:', run.differing_weights(world, model))")
     done = run("mpirun", 2, "-c", program)
     assert done.stdout.count("found: the weights differ") == 2 and "moving_mean" in done.stdout
-    assert done.stdout.count("counted: None") == 2  # elastic workers may have fewer micro-batches
+    assert done.stdout.count("same: None") == 2
 
 
 @pytest.fixture(scope="module")
@@ -171,28 +159,6 @@ def test_one_worker_and_two_make_the_same_weights(without_batch_norm):
         np.testing.assert_allclose(two[name], one[name], rtol=1e-3, atol=1e-5, err_msg=name)
     for a, b in zip(rows(without_batch_norm[1]), rows(without_batch_norm[2]), strict=True):
         assert a["train_loss"] == pytest.approx(b["train_loss"], rel=1e-4)
-
-
-@pytest.fixture(scope="module")
-def growing_batch(tmp_path_factory):
-    """Batch-size control on one worker and on two; with SGD at a low rate, under which float errors stay small."""
-    folders = {}
-    for workers in (1, 2):
-        folders[workers] = tmp_path_factory.mktemp(f"growing-{workers}")
-        train("--model=convnet", "--augmentation=none", "--batch_size=0:64,1:128,2:384", "--epochs=3",
-              "--label_smoothing=0.1", "--optimizer=sgd", "--learning_rate=0.002", "--warmup=none",
-              f"--output_dir={folders[workers]}", kind="python" if workers == 1 else "mpirun", workers=workers)
-    return folders
-
-
-def test_the_batch_grows_the_same_on_one_worker_and_two(growing_batch):
-    one, two = (rows(folder) for folder in growing_batch.values())
-    samples = [22 * 64 + 128, 22 * 64 + 11 * 128 + 384, 22 * 64 + 11 * 128 + 3 * 384]  # one step into the next phase
-    assert [row["samples"] for row in one] == [row["samples"] for row in two] == samples
-    assert [row["batch_size"] for row in one] == [128, 384, 384]
-    first, second = weights(growing_batch[1]), weights(growing_batch[2])
-    for name in first:
-        np.testing.assert_allclose(second[name], first[name], rtol=2e-3, atol=1e-4, err_msg=name)
 
 
 def test_trust_ratios_are_recorded_and_reported(without_batch_norm):
@@ -236,7 +202,7 @@ BAD_INPUT = [
     (["--lr_boundaries=3,6"], 2, "--lr_boundaries has no effect"),
     (["--optimizer=lamb", "--momentum_schedule=noise_scale"], 2, "--momentum_schedule has no effect"),
     (["--lr_schedule=multistep", "--decay_from=warmup_end"], 2, "--decay_from has no effect"),
-    (["--deterministic", "--fusion_mb=1"], 2, "--fusion_mb has no effect"),
+    (["--deterministic=same_workers", "--fusion_mb=1"], 2, "--fusion_mb has no effect"),
     (["--learning_rate=0.05"], 1, "--warmup=gradual would lower the learning rate from 0.5 to 0.05"),
     (["--mode=evaluate", "--checkpoint={run}/checkpoints", "--model=convnet"], 1, "does not fit this model"),
 ]

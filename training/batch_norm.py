@@ -6,15 +6,16 @@ model.
 """
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
 
 from data import order
 from data.feed import OpenPipeline
+from distributed import tree
 from distributed.neighbours import Neighbours
-from distributed.world import World
+from model_zoo.layers import masks_at
 from training.bad_input import bad_input_is_user_error
 from training.plan import Phase
 
@@ -114,11 +115,13 @@ def flat_statistics(observed: dict[int, tf.Tensor]) -> tf.Tensor:
 
 
 class ExactStatistics:
-    """Sets a model's moving mean and variance to the statistics of training batches under the current weights."""
+    """Sets a model's moving mean and variance to the statistics of training batches under the current weights.
 
-    def __init__(self, model, world: World):
-        self._world = world
-        self._counters = [v for v in model.non_trainable_variables if v.dtype.is_integer]  # of dropout's calls
+    sum_over_workers: a function of (tensors, name) that returns the sum of each.
+    """
+
+    def __init__(self, model, sum_over_workers: Callable):
+        self._sum_over_workers = sum_over_workers
         self._model, self._layers, self._traced = model, norms(model), {}
         if self._layers:
             self._inputs = tf.keras.Model(model.inputs, [layer.input for layer in self._layers])
@@ -130,31 +133,28 @@ class ExactStatistics:
         """Measures training batches that start at the first of these positions in the stream.
 
         The other positions are those of the next calls: if the format supports any order, one pipeline reads all of
-        them. Earlier reads have no influence on the result. Training is not affected: dropout does not count these
-        calls. Raises UserError for data that cannot be read.
+        them. Earlier reads have no influence on the result. Raises UserError for data that cannot be read.
         """
         if not self._layers:
             return
         steps = -(-min(SAMPLES, feed.dataset.train.samples) // batch_size)
-        count = steps * len(order.micro_batches(batch_size, micro_batch_size, feed.shard, feed.shards))
-        mean_count = steps * batch_size / (feed.shards * micro_batch_size)
-        sums = [tf.zeros([2, layer.moving_mean.shape[0]]) for layer in self._layers]
+        own = len(order.micro_batches(batch_size, micro_batch_size, feed.shard, feed.shards))
         if span not in self._traced:
             self._traced[span] = self._trace(span)
-        counted = [counter.read_value() for counter in self._counters]
         batches = self._read_on(feed, positions, steps, batch_size, micro_batch_size,
                                 span.neighbours.count if span.neighbours else 1)
-        for number in range(count):
-            with bad_input_is_user_error("measuring batch-norm statistics stopped", batches,
-                                         self._read + number * micro_batch_size):
+
+        def moments():
+            with bad_input_is_user_error("measuring batch-norm statistics stopped", batches, self._read):
                 batches.admit(1)
-                moments = self._traced[span](batches.iterator)
-            sums = [a + b for a, b in zip(sums, moments, strict=True)]
-        self._read += count * micro_batch_size
-        for counter, before in zip(self._counters, counted, strict=True):
-            counter.assign(before)
-        means = self._world.mean([total / mean_count for total in sums], "batch_norm_statistics")
-        for layer, (mean, squares) in zip(self._layers, means, strict=True):
+                found = self._traced[span](batches.iterator)
+            self._read += micro_batch_size
+            return found
+
+        sums = [tree.summed(moments, tree.branches(own)) for _ in range(steps)]
+        sums = self._sum_over_workers([tf.stack(layer) for layer in zip(*sums, strict=True)], "batch_norm_statistics")
+        for layer, total in zip(self._layers, sums, strict=True):
+            mean, squares = tf.unstack(tf.reduce_sum(total, axis=0) / (steps * batch_size // micro_batch_size))
             layer.moving_mean.assign(mean)
             layer.moving_variance.assign(tf.maximum(squares - tf.square(mean), 0))
 
@@ -181,7 +181,7 @@ class ExactStatistics:
         @tf.function(autograph=False)
         def moments(batches):
             images, *_ = next(batches)  # not mixed, as in an evaluation
-            with span.applied_to(self._model):
+            with span.applied_to(self._model), masks_at(self._model, tf.constant(0, tf.int64)):
                 inputs = tf.nest.flatten(self._inputs(images, training=True))
             inputs = [tf.cast(x, tf.float32) for x in inputs]
             return [tf.stack([tf.reduce_mean(f, axis=list(range(len(x.shape) - 1))) for f in (x, tf.square(x))])

@@ -71,7 +71,9 @@ def set_compiler(launch: Launch) -> None:
 
 def make_job(settings: Settings, plan: Plan, world: World, feed, state: State) -> Job:
     recipe = settings.recipe
-    exact = ExactStatistics(state.model, world) if recipe.batch_norm_statistics == "exact" else None
+    exact = None
+    if recipe.batch_norm_statistics == "exact":
+        exact = ExactStatistics(state.model, functools.partial(distributed.sum_over_workers, state.optimizer))
 
     @functools.cache
     def train_step(phase: Phase):
@@ -79,12 +81,12 @@ def make_job(settings: Settings, plan: Plan, world: World, feed, state: State) -
             state.write_statistics()  # which the average follows, too
             state.average.update(phase.global_batch_size)
 
+        own = phase.micro_batches_of(world.rank, world.size)
         return make_train_step(TrainStep(
-            state.model, state.optimizer, state.totals, phase.accumulation_steps_of(world.rank, world.size),
-            recipe.label_smoothing, settings.launch.xla == "true", state.moving, state.layers,
-            Span.of(phase, world.size), state.average and update_average,
-            mean_steps=phase.global_batch_size / (world.size * phase.micro_batch_size),
-            measures_noise=settings.run.log_noise_scale))
+            state.model, state.optimizer, state.totals, len(own), own, phase.micro_batches,
+            settings.launch.sums_in_tree, recipe.label_smoothing, settings.launch.xla == "true", state.moving,
+            state.layers, Span.of(phase, world.size), state.average and update_average,
+            settings.run.log_noise_scale))
 
     evaluate = make_evaluator(settings.launch, state.model, feed, world, state.average)
     divergence = functools.partial(
@@ -152,12 +154,11 @@ def dali_device(flag: str, world: World) -> str:
     return flag if flag != "auto" else "cpu" if world.gpu is None else "gpu"
 
 
-def make_model(recipe: Recipe, dataset: Dataset, stream: int = 0):
-    """Creates the model. stream: index of dropout's stream of random numbers, different on each worker."""
+def make_model(recipe: Recipe, dataset: Dataset):
     tf.keras.mixed_precision.set_global_policy(recipe.precision)
     sizes = {*recipe.image_size.values, recipe.validation_image_size}
     return model_zoo.create_model(recipe.model, len(dataset.classes), sizes.pop() if len(sizes) == 1 else None,
-                                  recipe.batch_norm_momentum, recipe.seed, stream, dataset.mean, dataset.std,
+                                  recipe.batch_norm_momentum, recipe.seed, dataset.mean, dataset.std,
                                   recipe.last_gamma)
 
 
@@ -167,10 +168,10 @@ def make_exchange(launch: Launch, allreduce: AllreducePlan, nccl: bool) -> Gradi
     return GradientExchange(collectives, launch.compression, launch.fusion_mb, allreduce)
 
 
-def make_state(settings: Settings, dataset: Dataset, world: World, exchange: GradientExchange) -> State:
+def make_state(settings: Settings, dataset: Dataset, exchange: GradientExchange) -> State:
     """Creates the model, the optimizer and all else that a training changes. Raises UserError."""
     recipe, run = settings.recipe, settings.run
-    model = make_model(recipe, dataset, world.rank)
+    model = make_model(recipe, dataset)
     moving = None
     if recipe.batch_norm_statistics == "moving":
         moving = MovingStatistics(model, keeps_initial=bool(run.init_checkpoint))

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import tensorflow as tf
 
 from common.errors import UserError, complain, one_line
@@ -65,7 +64,7 @@ class Checkpoints:
             self._check_recipe(path, described["recipe"])
             check_fit(path, tensors, variables)
             self.newest = path
-            return Snapshot(tensors, Progress(**described["progress"]), np.array(described["sums"]))
+            return Snapshot(tensors, Progress(**described["progress"]))
         if any(_listed(self._folder)):
             raise UserError(f"no checkpoint in {self._folder} can be read; start over with --resume=never")
         return None
@@ -144,7 +143,7 @@ def write(path: Path, snapshot: Snapshot, about: dict) -> None:
     scratch = _scratch(path)
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
-    described = about | {"progress": dataclasses.asdict(snapshot.progress), "sums": snapshot.sums.tolist()}
+    described = about | {"progress": dataclasses.asdict(snapshot.progress)}
     tensors = snapshot.tensors | {DESCRIPTION: tf.constant(json.dumps(described))}
     tf.raw_ops.SaveV2(prefix=str(scratch / "variables"), tensor_names=list(tensors), tensors=list(tensors.values()),
                       shape_and_slices=[""] * len(tensors))

@@ -10,7 +10,7 @@ import tensorflow as tf
 from data.feed import OpenPipeline
 from distributed.world import World
 from training.bad_input import bad_input_is_user_error
-from training.step import Totals, make_evaluation_step
+from training.step import make_evaluation_step
 
 BATCHES_UNASKED = 16  # batches from one check for a request to stop to the next
 
@@ -20,7 +20,8 @@ class Validation:
     """The result of an evaluation, the same on all workers.
 
     metrics: val_loss, val_top1, val_top5 (means over all samples), val_top1_count, val_top5_count, val_samples.
-    outcomes: label, predicted class and loss of each sample in the order of the dataset, float32 (samples, 3).
+    outcomes: label, predicted class, loss and rivals (training.step.rivals_of) of each sample in the order of the
+    dataset, float32 (samples, 4).
     """
 
     metrics: dict[str, float]
@@ -28,14 +29,13 @@ class Validation:
 
 
 class Evaluator:
-    """Evaluates a model on this worker's shard of the validation set and sums over the workers.
+    """Evaluates a model on this worker's shard of the validation set and gathers the outcomes of all workers.
 
     average: optim.average.WeightAverage, which is evaluated, too, or None.
     """
 
     def __init__(self, model, feed, batch_size: int, world: World, average=None):
-        self._totals = Totals()
-        self._step = make_evaluation_step(model, self._totals)
+        self._step = make_evaluation_step(model)
         self._feed = feed
         self._batch_size = batch_size
         self._world = world
@@ -50,37 +50,42 @@ class Evaluator:
         stop: called every BATCHES_UNASKED batches, on all workers at once. If it returns true, the result is None.
         """
         measure()
-        evaluated = self._evaluate(stop)
-        if evaluated is None:
+        outcomes = self._evaluate(stop)
+        if outcomes is None:
             return None
-        metrics, outcomes = evaluated
+        metrics = self._metrics(outcomes)
         if self._average:
             with self._average.swapped_in():
                 measure()
                 averaged = self._evaluate(stop)
             if averaged is None:
                 return None
-            metrics |= {f"ema_{name}": value for name, value in averaged[0].items()}
-        return Validation(metrics, np.concatenate(self._world.gather(outcomes, "outcomes")))
+            metrics |= {f"ema_{name}": value for name, value in self._metrics(averaged).items()}
+        return Validation(metrics, outcomes)
 
-    def _evaluate(self, stop) -> tuple[dict[str, float], np.ndarray] | None:
-        """Returns the metrics over all workers and the outcomes of this worker's shard, or None if `stop` is true."""
-        outcomes = [tf.zeros([0, 3])]
-        most = -(-self._feed.dataset.validation.samples // self._feed.shards)  # samples in the largest shard
+    def _metrics(self, outcomes: np.ndarray) -> dict[str, float]:
+        """Returns means and counts over all samples, added in the order of the dataset."""
+        samples, (*_, losses, rivals) = len(outcomes), outcomes.T
+        top1, top5 = (int(np.sum(rivals < most)) for most in (1, min(5, len(self._feed.dataset.classes))))
+        return {"val_loss": float(np.mean(losses, dtype=np.float64)), "val_top1": top1 / samples,
+                "val_top5": top5 / samples, "val_top1_count": top1, "val_top5_count": top5, "val_samples": samples}
+
+    def _evaluate(self, stop) -> np.ndarray | None:
+        """Returns the outcomes of all workers, or None if `stop` is true."""
+        outcomes = [tf.zeros([0, 4])]
+        batches_of_all = -(-self._feed.dataset.validation.samples // self._batch_size)
         opening = functools.partial(self._feed.validation, self._batch_size)
         (batches, samples), _ = self._pipeline.read("validation", opening, itertools.repeat("validation"))
-        for number, start in enumerate(range(0, most, self._batch_size)):
+        for number in range(-(-batches_of_all // self._feed.shards)):
+            start = number * self._batch_size
             if number % BATCHES_UNASKED == 0 and stop():
-                self._totals.reset()
                 self._pipeline.close()
                 return None
             if start >= samples:
                 continue
             with bad_input_is_user_error(f"evaluation stopped at sample {start}", batches, start):
                 batches.admit(1)
-                valid = min(self._batch_size, samples - start)
-                outcomes.append(self._step(batches.iterator, tf.constant(valid))[:valid])
+                outcomes.append(self._step(batches.iterator)[:samples - start])
         if not (samples and batches.repeats):
             self._pipeline.close()
-        metrics = {f"val_{name}": value for name, value in self._totals.collect(self._world).items()}
-        return metrics, tf.concat(outcomes, axis=0).numpy()
+        return np.concatenate(self._world.gather(tf.concat(outcomes, axis=0).numpy(), "outcomes"))

@@ -43,6 +43,13 @@ RULES = (  # (whether a command line breaks the rule, what to say)
      "--stop_at_target needs --target_top1, such as --target_top1=0.759"),
     (lambda s: s.launch.elastic and s.launch.allreduce == "hierarchical",
      "--allreduce=hierarchical needs Horovod process sets, which --elastic rules out; use --allreduce=torus or ring"),
+    (lambda s: s.launch.sums_in_tree and s.launch.elastic,
+     "--deterministic needs equal numbers of micro-batches, which --elastic does not have; use "
+     "--deterministic=same_workers"),
+    (lambda s: s.launch.sums_in_tree and s.launch.allreduce == "hierarchical",
+     "--allreduce=hierarchical adds in another order on other numbers of workers; use --deterministic=same_workers"),
+    (lambda s: s.launch.sums_in_tree and s.launch.compression == "fp16",
+     "--compression=fp16 rounds differently on other numbers of workers; use --deterministic=same_workers"),
 )
 
 
@@ -149,8 +156,9 @@ INERT = {  # flag -> (whether it has no effect, which other flag is the reason)
     "lars_clip": (lambda s: not s.recipe.reads("clip"), "this --optimizer"),
     "loss_scale": (lambda s: s.recipe.precision != "mixed_float16", "--precision other than mixed_float16"),
     "torus_grid": (lambda s: s.launch.allreduce != "torus", "--allreduce other than torus"),
-    "fusion_mb": (lambda s: s.launch.deterministic and s.launch.allreduce == "ring" and s.launch.compression == "none",
-                  "--deterministic, which exchanges each gradient separately"),
+    "fusion_mb": (lambda s: s.launch.deterministic == "same_workers" and s.launch.allreduce == "ring"
+                  and s.launch.compression == "none",
+                  "--deterministic=same_workers, which exchanges each gradient separately"),
     "image": (lambda s: s.run.mode != "predict", "--mode other than predict"),
     "init_checkpoint": (lambda s: s.run.mode != "train", "--mode other than train"),
     "max_rollbacks": (lambda s: s.run.on_divergence == "stop", "--on_divergence=stop"),

@@ -2,8 +2,6 @@
 import sys
 from pathlib import Path
 
-import numpy as np
-
 from common.errors import UserError
 from training.checkpoints import intact
 from training.state import named
@@ -18,9 +16,8 @@ def initialize(path: str, model, average=None) -> None:
     average: optim.average.WeightAverage of the model, which starts again, or None.
     """
     for found, tensors, described in intact(Path(path)):
-        saved, is_average = _floating(tensors)
-        ours = {name: variable for name, variable in named("model", model.variables).items()
-                if variable.dtype.is_floating}
+        saved, is_average = _weights(tensors)
+        ours = named("model", model.variables)
         last = {variable.ref() for variable in model.layers[-1].variables}
         new = [name for name, variable in ours.items()
                if name in saved and variable.ref() in last and saved[name].shape != tuple(variable.shape)]
@@ -41,13 +38,9 @@ def initialize(path: str, model, average=None) -> None:
                     "training run")
 
 
-def _floating(tensors: dict) -> tuple[dict, bool]:
-    """Returns a checkpoint's floating-point variables of the model by name, and whether they are averages.
-
-    Others only count the calls of dropout, which start at 0.
-    """
-    names = [name for name in sorted(tensors) if name.startswith("model/")
-             and np.issubdtype(tensors[name].dtype, np.floating)]
+def _weights(tensors: dict) -> tuple[dict, bool]:
+    """Returns a checkpoint's variables of the model by name, and whether they are averages."""
+    names = [name for name in sorted(tensors) if name.startswith("model/")]
     averages = [tensors[name] for name in sorted(tensors) if name.startswith("ema/")]
     values = averages or [tensors[name] for name in names]
     return dict(zip(names, values, strict=True)), bool(averages)

@@ -43,7 +43,7 @@ def follow_plan(job: Job, recovery: Recovery, observers: Sequence = ()) -> dict:
                     with bad_input_is_user_error(f"training stopped at epoch {step.epoch:.3f}", batches,
                                                  training_input.samples_before(step.number, interval)), \
                             startup.stage("tracing the first step"), profiled(observers, step.number):
-                        admitted = batches.admit(interval.phase.accumulation_steps_of(job.world.rank, job.world.size))
+                        admitted = batches.admit(len(interval.phase.micro_batches_of(job.world.rank, job.world.size)))
                         packed = train_step(batches.iterator, *step.arguments, recovery.signals())
                     progress.step += 1
                     progress.samples += batch_size
@@ -68,8 +68,9 @@ def next_step(job: Job, interval: Interval, first: int) -> Step:
     number, phase = job.state.progress.step, interval.phase
     epoch = job.plan.epoch_of(number)
     is_timed = (number - first) % TIMED_ONE_IN == min(1, interval.end - first - 1)
-    return Step(number, epoch, job.plan.learning_rate(epoch), job.plan.step_momentum(number), phase.global_batch_size,
-                phase.micro_batch_size, is_timed or job.settings.run.timeline is not None)
+    return Step(number, job.plan.position(number) + job.state.progress.skipped, epoch, job.plan.learning_rate(epoch),
+                job.plan.step_momentum(number), phase.global_batch_size, phase.micro_batch_size,
+                is_timed or job.settings.run.timeline is not None)
 
 
 def validate(job: Job, interval: Interval, recovery: Recovery, observers, times: StepTimes, noise: NoiseScale) -> dict:
@@ -83,7 +84,7 @@ def validate(job: Job, interval: Interval, recovery: Recovery, observers, times:
     if validation is None:
         recovery.stop()
     metrics = validation.metrics
-    rates, trained, progress = job.plan.rates(interval.epoch), state.totals.collect(world), state.read_clock()
+    rates, trained, progress = job.plan.rates(interval.epoch), state.totals.collect(), state.read_clock()
     row = {"epoch": interval.epoch, "samples": progress.samples, "learning_rate": rates["learning_rate"],
            "momentum": rates["momentum"], "batch_size": rates["global_batch_size"],
            "train_loss": trained["loss"], "train_top1": trained["top1"],

@@ -20,10 +20,12 @@ from training.step import NO_SIGNALS, StepResult
 class Step:
     """An update of the weights.
 
-    number: index in the whole training, from 0. timed: whether it measures its waiting times.
+    number: index in the whole training, from 0. position: that of its first sample in the stream. timed: whether it
+    measures its waiting times.
     """
 
     number: int
+    position: int
     epoch: float
     learning_rate: float
     momentum: float
@@ -34,7 +36,8 @@ class Step:
     @property
     def arguments(self) -> tuple[tf.Tensor, ...]:
         """The arguments of a compiled step, except its data and its signals."""
-        return (*(on_host(number, tf.float32) for number in (self.learning_rate, self.momentum)), on_host(self.timed))
+        return (*(on_host(number, tf.float32) for number in (self.learning_rate, self.momentum)), on_host(self.timed),
+                on_host(self.position, tf.int64))
 
 
 class Pending:

@@ -7,6 +7,7 @@ from fractions import Fraction
 
 from common.errors import UserError
 from data import order
+from distributed import tree
 from distributed.allreduce_plan import RING, AllreducePlan, plan_allreduce
 from optim import schedules
 from training.settings import Launch, Recipe, Settings
@@ -38,9 +39,14 @@ class Phase:
         """Number of workers that share batch norm's statistics."""
         return max(1, self.batch_norm_span // self.micro_batch_size)
 
-    def accumulation_steps_of(self, rank: int, workers: int) -> int:
-        """Returns the number of micro-batches that a worker processes in a step."""
-        return len(order.micro_batches(self.global_batch_size, self.micro_batch_size, rank, workers))
+    @property
+    def micro_batches(self) -> int:
+        """Number of micro-batches in a global batch."""
+        return self.global_batch_size // self.micro_batch_size
+
+    def micro_batches_of(self, rank: int, workers: int) -> range:
+        """Returns the micro-batches of a global batch that a worker processes, by number."""
+        return order.micro_batches(self.global_batch_size, self.micro_batch_size, rank, workers, self.neighbours)
 
 
 @dataclass(frozen=True)
@@ -191,6 +197,8 @@ def plan_for(settings: Settings, workers: int, workers_per_node: int, train_samp
         without = "elastic" if launch.elastic else "xla"
         raise UserError(f"--batch_norm_span: its groups would span several workers, which --{without} does not "
                         "support; start fewer workers or choose a smaller span")
+    if launch.sums_in_tree:
+        _check_trees(plan)
     if settings.run.log_noise_scale and any(one.micro_batch_size == one.global_batch_size for one in plan.phases):
         raise UserError("--log_noise_scale: a batch of a single micro-batch has no noise to compare; give a smaller "
                         "--micro_batch_size")
@@ -199,7 +207,21 @@ def plan_for(settings: Settings, workers: int, workers_per_node: int, train_samp
 
 def allreduce_for(launch: Launch, workers: int, workers_per_node: int, nccl: bool | None = None) -> AllreducePlan:
     """Returns the all-reduce of a launch. nccl: whether Horovod uses NCCL, None if that is not known yet."""
-    return plan_allreduce(launch.allreduce, launch.torus_grid, workers, workers_per_node, launch.elastic, nccl)
+    return plan_allreduce(launch.allreduce, launch.torus_grid, workers, workers_per_node, launch.elastic, nccl,
+                          launch.sums_in_tree)
+
+
+def _check_trees(plan: Plan) -> None:
+    """Raises UserError if the sums of a phase cannot have the same order on any number of workers."""
+    for phase in plan.phases:
+        if phase.neighbours > 1:
+            raise UserError("--deterministic: the groups of --batch_norm_span would span several workers; choose a "
+                            "span of at most --micro_batch_size, or use --deterministic=same_workers")
+        if not tree.is_subtree(phase.micro_batches, plan.workers):
+            possible = [str(one) for one in divisors(phase.micro_batches) if tree.is_subtree(phase.micro_batches, one)]
+            raise UserError(f"--deterministic: the sums over {phase.micro_batches} micro-batches have another order on "
+                            f"{plan.workers} workers than on {' or '.join(possible)}; use one of these numbers, or "
+                            "--deterministic=same_workers")
 
 
 def make_plan(recipe: Recipe, micro_batch_size: int | None, workers: int, train_samples: int,

@@ -61,7 +61,7 @@ class TrainingInput:
     def samples_before(self, step: int, interval: Interval) -> int:
         """Returns the number of samples that this worker has read from the pipeline before a step of the interval."""
         phase, world = interval.phase, self._job.world
-        return (step - self._first) * phase.accumulation_steps_of(world.rank, world.size) * phase.micro_batch_size
+        return (step - self._first) * len(phase.micro_batches_of(world.rank, world.size)) * phase.micro_batch_size
 
     def _prepare(self, number: int, is_ahead: bool = False):
         """Returns what the pipeline of a span reads: all of it if it is prepared ahead, otherwise what is left."""

@@ -54,8 +54,8 @@ def make_training(settings: Settings, dataset: Dataset, plan: Plan | None, stop:
         process_sets = distinct(exchange.process_sets, *(
             Neighbours(phase.neighbours, plan.workers).process_sets for phase in plan.phases if phase.neighbours > 1))
     with startup.stage(f"connecting {launched.size} workers" if launched.size > 1 else "starting Horovod"):
-        world = worlds.start(settings.recipe.seed, launch.deterministic, process_sets, launch.fusion_mb,
-                             settings.run.timeline, launch.device)
+        world = worlds.start(settings.recipe.seed, launch.is_deterministic, process_sets, launch.fusion_mb,
+                             settings.run.timeline, launch.device, launch.threads)
     training = Training(settings, dataset, world, stop, exchange)
     return elastic.restarting(training.attempt) if launch.elastic else training.attempt
 
@@ -126,7 +126,7 @@ class Training:
             feed = build.make_feed(settings.recipe, launch, dataset, world)
             if not self._state:
                 with startup.stage("building the model"):
-                    self._state = build.make_state(settings, dataset, world, exchange)
+                    self._state = build.make_state(settings, dataset, exchange)
         set_exchange(self._state.optimizer, exchange)
         return build.make_job(settings, plan, world, feed, self._state)
 
@@ -224,19 +224,16 @@ def start_and_check_flags(settings: Settings) -> World:
     """Starts Horovod without a gradient exchange. Raises UserError unless all ranks have the same flags."""
     launch, timeline = settings.launch, settings.run.timeline
     build.set_compiler(launch)
-    world = worlds.start(settings.recipe.seed, launch.deterministic, timeline=timeline, device=launch.device)
+    world = worlds.start(settings.recipe.seed, launch.is_deterministic, timeline=timeline, device=launch.device,
+                         threads=launch.threads)
     world.agree(settings.flags, DIFFERENT_FLAGS)
     worlds.check_gpus(world, launch.device_policy)
     return world
 
 
 def differing_weights(world: World, model) -> str | None:
-    """Returns which weights are not the same, bit for bit, on all ranks, and by how much, or None if all are.
-
-    Integers are no weights: dropout counts the micro-batches of its worker, and elastic workers may have fewer.
-    """
-    weights = {name: variable.numpy() for name, variable in named("model", model.variables).items()
-               if variable.dtype.is_floating}
+    """Returns which weights are not the same, bit for bit, on all ranks, and by how much, or None if all are."""
+    weights = {name: variable.numpy() for name, variable in named("model", model.variables).items()}
     digests = world.gather({name: hashlib.sha256(one.tobytes()).digest() for name, one in weights.items()}, "weights")
     differing = [name for name in weights if any(theirs[name] != digests[0][name] for theirs in digests)]
     if not differing:

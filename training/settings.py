@@ -15,6 +15,8 @@ from optim import schedules
 from optim.schedules import Piecewise
 from training import values
 
+THREADS = 2  # of an operation with --deterministic, which more threads on more workers would change
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -173,8 +175,9 @@ class Launch:
     compression: Compression of the gradients during the exchange.
     xla: What XLA compiles. true: the forward and backward pass as one unit, so the exchange of gradients cannot overlap
         it. auto: clusters of operations, but not the exchange.
-    deterministic: Reproduce the same weights, bit for bit, in every run on the same number of workers, including
-        resumed runs.
+    deterministic: Reproduce the same weights, bit for bit, in every run, including resumed runs. true: also on other
+        numbers of workers, if --micro_batch_size and --batch_norm_span are the same. same_workers: only on the same
+        number of workers, for what true does not support.
     elastic: Continue when workers are lost or join. Needs horovodrun --min-np=N --max-np=N
         --host-discovery-script=SCRIPT.
     """
@@ -191,8 +194,22 @@ class Launch:
     fusion_mb: float | None = flag(low=1e-3, high=1e5)
     compression: str = flag("none", ("none", "fp16"))
     xla: str = flag("false", ("false", "true", "auto"), switch=True)
-    deterministic: bool = False
+    deterministic: str = flag("false", ("false", "true", "same_workers"), switch=True)
     elastic: bool = False
+
+    @property
+    def is_deterministic(self) -> bool:
+        return self.deterministic != "false"
+
+    @property
+    def sums_in_tree(self) -> bool:
+        """Whether sums have the same order on any number of workers."""
+        return self.deterministic == "true"
+
+    @property
+    def threads(self) -> int | None:
+        """The number of threads of an operation on the CPU, or None if the number of cores decides."""
+        return THREADS if self.sums_in_tree else None
 
     @property
     def device_policy(self) -> str:

@@ -3,7 +3,6 @@ import re
 import time
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import tensorflow as tf
 
 from distributed import optimizer as distributed
@@ -19,9 +18,9 @@ class Progress:
     step: number of updates made. samples: number of samples processed. evaluations: number of evaluations made, equal
     to the rows of metrics.jsonl. evaluated: number of samples at the last of them. reshard_step: step at which the
     current slice of the stream begins. skipped: number of samples of the stream that were skipped after `rollbacks`
-    divergences. seconds: duration of this training in all its runs. trained_seconds: duration of its steps alone.
-    statistics_step: step after which batch norm's exact statistics were last measured, or None. records: each
-    evaluation whose validation top-1 was higher than all before, as epoch, top1, seconds.
+    divergences. workers: number of workers. seconds: duration of this training in all its runs. trained_seconds:
+    duration of its steps alone. statistics_step: step after which batch norm's exact statistics were last measured, or
+    None. records: each evaluation whose validation top-1 was higher than all before, as epoch, top1, seconds.
     """
 
     step: int = 0
@@ -31,6 +30,7 @@ class Progress:
     reshard_step: int = 0
     skipped: int = 0
     rollbacks: int = 0
+    workers: int = 0
     seconds: float = 0.0
     trained_seconds: float = 0.0
     statistics_step: int | None = None
@@ -52,13 +52,12 @@ class Progress:
 class Snapshot:
     """The state of a training at one step.
 
-    tensors: every variable, by name. sums: each worker's Totals, float64 (workers, 4). A snapshot costs nothing until a
-    variable is assigned to. TensorFlow then leaves the old buffer to the snapshot.
+    tensors: every variable, by name. A snapshot costs nothing until a variable is assigned to. TensorFlow then leaves
+    the old buffer to the snapshot.
     """
 
     tensors: dict[str, tf.Tensor] = field(repr=False)
     progress: Progress
-    sums: np.ndarray
 
 
 class State:
@@ -75,7 +74,8 @@ class State:
         self.layers = LayerStatistics(optimizer, model.trainable_variables) if log_trust_ratios else None
         recorded = {"layer_norms": self.layers.variable} if self.layers else {}
         self.variables = (named("model", model.variables) | named("optimizer", distributed.variables(optimizer))
-                          | named("ema", average.variables if average else []) | recorded)
+                          | named("ema", average.variables if average else []) | recorded
+                          | {"totals": self.totals.variable})
         self.start_clock()
 
     def start_clock(self) -> None:
@@ -93,33 +93,26 @@ class State:
             self.moving.write()
 
     def snapshot(self, world: World) -> Snapshot:
-        """Returns a snapshot of the current state. All workers have to call it at once."""
+        """Returns a snapshot of the current state."""
         self.write_statistics()
-        sums = np.stack(world.gather(self.totals.variable.numpy(), "sums"))
         tensors = {name: v.read_value() for name, v in self.variables.items()}
-        return Snapshot(tensors, replace(self.read_clock()), sums)
+        return Snapshot(tensors, replace(self.read_clock(), workers=world.size))
 
     def broadcast(self, snapshot: Snapshot | None, world: World, root: int = 0) -> int | None:
         """Gives every worker the state of rank `root`: that of its snapshot, or its current one if it has none.
 
-        Returns the number of workers of the snapshot, or None if there was none. If the number of workers has changed
-        since, rank 0 takes all the sums.
+        Returns the number of workers of the snapshot, or None if there was none.
         """
         if snapshot and world.rank == root:
             for name, variable in self.variables.items():
                 variable.assign(snapshot.tensors[name])
             self.progress = replace(snapshot.progress)
-        payload = (self.progress, snapshot and snapshot.sums)
-        self.progress, sums = world.broadcast(payload, "progress", root)
+        self.progress, is_loaded = world.broadcast((self.progress, snapshot is not None), "progress", root)
         world.broadcast_variables(list(self.variables.values()), root)
         if self.moving:
             self.moving.read()
         self.start_clock()
-        if sums is None:
-            return None
-        merged = sums.sum(axis=0) if world.rank == 0 else np.zeros_like(sums[0])
-        self.totals.variable.assign(sums[world.rank] if len(sums) == world.size else merged)
-        return len(sums)
+        return self.progress.workers if is_loaded else None
 
 
 def named(group: str, variables) -> dict[str, tf.Variable]:

@@ -1,14 +1,17 @@
 """One update: gradients summed over the micro-batches, one exchange, one optimizer step."""
+import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
 from data import mixing
 from distributed import optimizer as distributed
-from distributed.world import World
+from distributed import tree
+from model_zoo.layers import masks_at
 from optim.stacks import norms_of
 from training.batch_norm import MICRO_BATCH, MovingStatistics, Span, flat_statistics
 from training.breakdown import NAMES, Clock
@@ -20,7 +23,7 @@ NO_SIGNALS = (0.0, 0.0)
 class StepResult:
     """The results of a step. All except `waited` are the same on all workers.
 
-    signals: their mean over the workers. loss, top1: means over the global batch. norms: of the averaged gradients.
+    signals: their sum over the workers. loss, top1: means over the global batch. norms: of the averaged gradients.
     squares: mean over the micro-batches of the squared norm of each variable's gradient, or empty. waited: seconds that
     this worker has waited for each of breakdown.NAMES, or zeros if the step was not timed.
     """
@@ -41,36 +44,20 @@ class StepResult:
 
 
 class Totals:
-    """Sums over samples since the last reset: loss, top-1 and top-5 hits, samples. float64 keeps the counts exact."""
-
-    NAMES = ("loss", "top1", "top5", "samples")
+    """Sums over the samples since they were last collected: loss, top-1 hits, samples. The same on all workers."""
 
     def __init__(self):
-        self.variable = tf.Variable(tf.zeros(len(self.NAMES), tf.float64), trainable=False)
+        self.variable = tf.Variable(tf.zeros(3, tf.float64), trainable=False, name="totals")
 
-    def add(self, losses, logits, labels, counted) -> tf.Tensor:
-        """Adds a batch and returns its top-1 hits, bool (batch,).
+    def add(self, results: tf.Tensor) -> None:
+        """Adds an update. results: sums over its global batch, float32 (3,)."""
+        self.variable.assign_add(tf.cast(results, tf.float64))
 
-        losses: float (batch,). logits: (batch, classes). labels: int (batch,). counted: bool (batch,).
-        """
-        rivals = rivals_of(logits, labels)
-        top1, top5 = rivals < 1, rivals < min(5, logits.shape[-1])
-        columns = [losses, top1, top5, tf.ones_like(losses)]
-        columns = tf.stack([tf.cast(column, tf.float64) for column in columns])
-        self.variable.assign_add(tf.reduce_sum(tf.where(counted, columns, tf.zeros_like(columns)), axis=1))
-        return top1
-
-    def reset(self) -> None:
+    def collect(self) -> dict[str, float]:
+        """Returns loss and top1 (means) and samples, and starts again."""
+        loss, top1, samples = self.variable.numpy().tolist()
         self.variable.assign(tf.zeros_like(self.variable))
-
-    def collect(self, world: World) -> dict[str, float]:
-        """Sums over all workers and resets. Returns loss, top1, top5 (means), top1_count, top5_count and samples."""
-        sums = world.sum(self.variable.read_value(), "totals").numpy()
-        self.reset()
-        totals = dict(zip(self.NAMES, sums.tolist(), strict=True))
-        samples = int(totals["samples"])
-        return {name: totals[name] / samples for name in ("loss", "top1", "top5")} | {
-            "top1_count": int(totals["top1"]), "top5_count": int(totals["top5"]), "samples": samples}
+        return {"loss": loss / samples, "top1": top1 / samples, "samples": int(samples)}
 
 
 def rivals_of(logits, labels) -> tf.Tensor:
@@ -142,148 +129,173 @@ def names_alone(variables) -> list[str]:
 class TrainStep:
     """What an update of the weights consists of.
 
-    totals: sums the training's loss and hits. accumulation_steps: number of micro-batches of this worker. mean_steps:
-    their mean over the workers, if it differs. xla: whether XLA compiles the forward and backward pass. moving: batch
-    norm's moving statistics, to move with each update. layers: records norms and trust ratios. span: of batch norm's
-    statistics, applied when the step is traced. after_update: called in the graph after the update. measures_noise:
-    whether it measures what training.noise_scale needs.
+    totals: sums the training's loss and hits. accumulation_steps: number of micro-batches of this worker. own: which of
+    the global batch these are. Default: the first ones. micro_batches: number in the global batch. Default: as many on
+    each worker. in_tree: whether sums over them have the order of distributed.tree. xla: whether XLA compiles the
+    forward and backward pass. moving: batch norm's moving statistics, to move with each update. layers: records norms
+    and trust ratios. span: of batch norm's statistics, applied when the step is traced. after_update: called in the
+    graph after the update. measures_noise: whether it measures what training.noise_scale needs.
     """
 
     model: tf.keras.Model
     optimizer: tf.keras.optimizers.Optimizer
     totals: Totals
     accumulation_steps: int = 1
+    own: range | None = None
+    micro_batches: int | None = None
+    in_tree: bool = False
     label_smoothing: float = 0.0
     xla: bool = False
     moving: MovingStatistics | None = None
     layers: LayerStatistics | None = None
     span: Span = MICRO_BATCH
     after_update: Callable[[], None] | None = None
-    mean_steps: float | None = None
     measures_noise: bool = False
 
 
 def make_train_step(parts: TrainStep):
-    """Returns a function of (iterator over micro-batches, learning rate, momentum, timed, signals): one update.
+    """Returns a function of (iterator over micro-batches, learning rate, momentum, timed, position, signals).
 
-    The function returns one float32 vector (see StepResult), which a single copy brings to the host. timed: whether to
-    measure waiting times, bool, on the host. Results and batch norm's statistics are averaged over the workers in one
-    message.
+    It is one update. It returns one float32 vector (see StepResult), which a single copy brings to the host. timed:
+    whether to measure waiting times, bool, on the host. position: that of the global batch's first sample in the
+    stream, int64, on which the masks of dropout depend. Results and batch norm's statistics are summed over the workers
+    in one message. Gradients and these are divided by the number of micro-batches after they are summed.
     """
     optimizer, moving = parts.optimizer, parts.moving
     variables, rates = parts.model.trainable_variables, distributed.inner(optimizer)
-    shapes = [*(variable.shape for variable in variables), (2,), (moving.size if moving else 0,),
+    shapes = [*(variable.shape for variable in variables), (3,), (moving.size if moving else 0,),
               (len(variables) if parts.measures_noise else 0,)]
-    gradients_of = accumulated(make_micro_batch(parts), shapes, parts.accumulation_steps)
+    gradients_of = accumulated(make_micro_batch(parts), shapes, parts.accumulation_steps, parts.in_tree)
+    micro_batches = parts.micro_batches or parts.accumulation_steps * hvd.size()
 
     @tf.function(autograph=False)
-    def step(iterator, learning_rate, momentum, timed=False, signals=NO_SIGNALS):
+    def step(iterator, learning_rate, momentum, timed=False, position=0, signals=NO_SIGNALS):
         clock = Clock(tf.convert_to_tensor(timed))
         ready = clock.after([learning_rate])
         rates.learning_rate.assign(learning_rate)
         if hasattr(rates, "momentum"):
             rates.momentum.assign(momentum)
-        (*gradients, results, statistics, squares), waited, ready = gradients_of(iterator, ready, clock)
-        gradients, gradient_norms = distributed.average(optimizer, gradients)
+        (*gradients, results, statistics, squares), waited, ready = gradients_of(iterator, position, ready, clock)
+        gradients, gradient_norms = distributed.average(optimizer, gradients, micro_batches)
         exchanged = tf.maximum(clock.after([one.tensor for one in gradients]) - ready, 0.0)
         if parts.layers:
             parts.layers.record(gradient_norms)
         updates = rates.iterations.read_value()
         distributed.apply(optimizer, gradients, gradient_norms, variables)
-        signals, results, statistics, squares = distributed.mean(
+        signals, *sums = distributed.sum_over_workers(
             optimizer, [tf.convert_to_tensor(signals), results, statistics, squares], "results")
+        results, statistics, squares = sums
+        parts.totals.add(results)
         if moving:
-            moving.move(statistics, updates)
+            moving.move(statistics / micro_batches, updates)
         if parts.after_update:
             parts.after_update()
         waited = tf.cast(tf.stack([waited, exchanged]), tf.float32)
-        return tf.concat([signals, results, gradient_norms, squares, waited], axis=0)
+        return tf.concat([signals, results[:2] / results[2], gradient_norms, squares / micro_batches, waited], axis=0)
 
     return step
 
 
 def make_micro_batch(parts: TrainStep):
-    """Returns a function of (iterator, ready, clock).
+    """Returns a function of (number of the micro-batch, iterator, position, ready, clock).
 
-    It returns ([*gradients, results, statistics, squares], seconds waited for data, time of its end). results: mean
-    loss and top-1, float32 (2,). statistics: batch norm's, as flat_statistics returns them, or empty if none move.
-    squares: as in StepResult. ready: time at which the previous micro-batch ended. All are divided by the number of
-    steps.
+    It returns ([*gradients, results, statistics, squares], seconds waited for data, time of its end). results: sums of
+    loss and top-1 hits, and the number of samples, float32 (3,). statistics: batch norm's, as flat_statistics returns
+    them, or empty if none move. squares: as in StepResult. number: from this worker's first. position: of the global
+    batch. ready: time at which the previous micro-batch ended.
     """
-    model, optimizer = parts.model, parts.optimizer
-    variables, mean_steps = model.trainable_variables, parts.mean_steps or parts.accumulation_steps
+    model, optimizer, variables = parts.model, parts.optimizer, parts.model.trainable_variables
+    own = parts.own or range(parts.accumulation_steps)
 
     @tf.function(jit_compile=parts.xla, reduce_retracing=True, autograph=False)
-    def backward(images, labels, rows=None):
-        with tf.GradientTape() as tape, parts.span.applied_to(model) as observed:
+    def backward(images, labels, position, rows=None):
+        with tf.GradientTape() as tape, parts.span.applied_to(model) as observed, masks_at(model, position):
             logits = model(images if rows is None else mixing.mixed(images, rows), training=True)
             losses = cross_entropy(logits, labels, parts.label_smoothing)
             if rows is not None:
                 weight = mixing.label_weight(rows)
                 losses = weight * losses + (1 - weight) * cross_entropy(
                     logits, mixing.partners(labels), parts.label_smoothing)
-            loss = distributed.scale(optimizer, tf.reduce_mean(losses) / mean_steps)
-        statistics = flat_statistics(observed if parts.moving else {}) / mean_steps
-        return tape.gradient(loss, variables), statistics, losses, logits
+            loss = distributed.scale(optimizer, tf.reduce_mean(losses))
+        return tape.gradient(loss, variables), flat_statistics(observed if parts.moving else {}), losses, logits
 
-    def micro_batch(iterator, ready, clock):
+    def micro_batch(number, iterator, position, ready, clock):
         with tf.control_dependencies([ready]):
             images, labels, *rows = next(iterator)
         arrived = clock.after([images, labels])
         with tf.control_dependencies([arrived]):  # with one thread, the clock could be read after computing
             images = tf.identity(images)
-        labels = tf.squeeze(labels, 1)
-        gradients, statistics, losses, logits = backward(images, labels, *rows)
+        labels, samples = tf.squeeze(labels, 1), tf.shape(labels, tf.int64)[0]
+        position += samples * tf.cast(own.start + own.step * number, tf.int64)
+        gradients, statistics, losses, logits = backward(images, labels, position, *rows)
         if rows:  # top-1 counts the label with the larger weight
             labels = tf.where(mixing.label_weight(*rows) < 0.5, mixing.partners(labels), labels)
-        top1 = parts.totals.add(losses, tf.cast(logits, tf.float32), labels, tf.ones_like(losses, tf.bool))
-        results = tf.stack([tf.reduce_mean(losses), tf.reduce_mean(tf.cast(top1, tf.float32))]) / mean_steps
+        hits = tf.cast(rivals_of(tf.cast(logits, tf.float32), labels) < 1, tf.float32)
+        results = tf.stack([tf.reduce_sum(losses), tf.reduce_sum(hits), tf.cast(samples, tf.float32)])
         squares = tf.zeros([0])
         if parts.measures_noise:
-            unit = mean_steps / distributed.scale(optimizer, tf.constant(1.0))  # the gradients' own
-            squares = tf.square(norms_of(gradients) * unit) / mean_steps
+            squares = tf.square(norms_of(gradients) / distributed.scale(optimizer, tf.constant(1.0)))
         return [*gradients, results, statistics, squares], tf.maximum(arrived - ready, 0.0), clock.after(gradients)
 
     return micro_batch
 
 
-def accumulated(micro_batch, shapes: Sequence, accumulation_steps: int):
+def accumulated(micro_batch, shapes: Sequence, accumulation_steps: int, in_tree: bool = False):
     """Returns a function that runs `micro_batch` accumulation_steps times and sums its tensors and the seconds waited.
 
-    shapes: of these tensors, all float32.
+    shapes: of these tensors, all float32. in_tree: whether to add them in the order of distributed.tree, with a partial
+    sum for each of its levels instead of one.
 
     It replaces Horovod's backward_passes_per_step, so that the number of steps can change and an update is one
     iteration of the optimizer. All micro-batches except the last run in a loop. The last runs after the loop, so that
     its gradients are exchanged while the rest of its backward pass runs.
     """
-    def summed(iterator, ready, clock):
-        def one_more(number, ready, waited, sums):
-            one, wait, ready = micro_batch(iterator, ready, clock)
-            return number + 1, ready, waited + wait, [a + b for a, b in zip(sums, one, strict=True)]
+    levels = tree.branches(accumulation_steps) if in_tree else (accumulation_steps,)
+    paths = [tree.path(leaf, levels) if in_tree else ((0,), 0) for leaf in range(accumulation_steps - 1)]
+    kinds = sorted(set(paths))
+    kind_of = tf.constant([kinds.index(path) for path in paths])
 
-        before_last = tf.while_loop(
+    def kept(terms, partial, added, level):
+        """Returns the partial sums with these terms: those of the levels `added`, plus the terms, are kept at `level`.
+        """
+        return [*partial[:level], added_to(terms, partial, added), *partial[level + 1:]]
+
+    def summed(iterator, position, ready, clock):
+        def one_more(number, ready, waited, partial):
+            terms, wait, ready = micro_batch(number, iterator, position, ready, clock)
+            ways = [functools.partial(kept, terms, partial, *kind) for kind in kinds]
+            partial = tf.switch_case(kind_of[number], ways) if len(ways) > 1 else ways[0]()
+            return number + 1, ready, waited + wait, partial
+
+        number, ready, waited, partial = tf.while_loop(
             lambda number, *_: number < accumulation_steps - 1, one_more,
-            (tf.constant(0), ready, tf.constant(0.0, tf.float64), [tf.zeros(shape) for shape in shapes]))
-        _, ready, waited, sums = one_more(*before_last)
-        return sums, waited, ready
+            (tf.constant(0), ready, tf.constant(0.0, tf.float64), [[tf.zeros(one) for one in shapes] for _ in levels]))
+        terms, wait, ready = micro_batch(number, iterator, position, ready, clock)
+        return added_to(terms, partial, range(len(levels))), waited + wait, ready
 
-    return micro_batch if accumulation_steps == 1 else summed
+    return functools.partial(micro_batch, 0) if accumulation_steps == 1 else summed
 
 
-def make_evaluation_step(model, totals: Totals):
-    """Returns a function of (iterator over batches, valid) that counts the first `valid` samples of the next batch.
+def added_to(terms: list, partial: list[list], levels: Iterable[int]) -> list:
+    """Adds terms to the partial sums of these levels, one level after another."""
+    for level in levels:
+        terms = [a + b for a, b in zip(partial[level], terms, strict=True)]
+    return terms
 
-    It returns label, predicted class and loss of each sample of the batch, float32 (batch, 3).
+
+def make_evaluation_step(model):
+    """Returns a function of an iterator over batches.
+
+    It returns label, predicted class, loss and rivals_of each sample of the next batch, float32 (batch, 4).
     """
 
     @tf.function(autograph=False)
-    def step(iterator, valid):
+    def step(iterator):
         images, labels = next(iterator)
         labels = tf.squeeze(labels, 1)
         logits = tf.cast(model(images, training=False), tf.float32)
-        losses = cross_entropy(logits, labels, 0.0)
-        totals.add(losses, logits, labels, tf.range(tf.shape(labels)[0]) < valid)
         predicted = tf.argmax(logits, axis=1, output_type=tf.int32)
-        return tf.stack([tf.cast(labels, tf.float32), tf.cast(predicted, tf.float32), losses], axis=1)
+        columns = labels, predicted, cross_entropy(logits, labels, 0.0), rivals_of(logits, labels)
+        return tf.stack([tf.cast(column, tf.float32) for column in columns], axis=1)
 
     return step

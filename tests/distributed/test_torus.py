@@ -99,7 +99,7 @@ exchange = GradientExchange(ProcessSets(*map(int, way.split("x"))) if way != "ri
 hvd.init(process_sets=exchange.process_sets or None)
 optimizer = wrap(SGD(0.0), exchange)
 gradient = tf.random.stateless_normal([count], [0, hvd.rank()])
-averaged = tf.function(lambda: average(optimizer, [gradient])[0][0].value, autograph=False)
+averaged = tf.function(lambda: average(optimizer, [gradient], hvd.size())[0][0].value, autograph=False)
 
 def passed():
     hvd.allreduce(tf.zeros([]), name="barrier")

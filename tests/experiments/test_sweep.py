@@ -291,7 +291,7 @@ def test_lines_name_recipes_and_are_crossed_with_values_and_seeds(tmp_path, caps
         flags.parse(["train.py", DIGITS, *line.split(), "--epochs=2", "--weight_decay=0.5", f"--batch_size={batch}",
                      f"--seed={seed}"]).recipe
         for line, first in meant for batch in (64, 96) for seed in (first, first + 1)]
-    assert [one.launch.deterministic for one in found] == [True] * 4 + [False] * 8
+    assert [one.launch.is_deterministic for one in found] == [True] * 4 + [False] * 8
     names = [one.run.output_dir.rpartition("/")[2] for one in found]
     assert len({*names}) == 12 and names[0].startswith("flagfile=digits,deterministic=true,batch_size=64,seed=0")
     assert not (tmp_path / "sweep" / "12.flags").exists()

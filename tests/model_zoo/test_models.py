@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 
 import model_zoo
+from model_zoo.layers import Dropout, masks_at
 from optim.lars import SGD
 
 # Trainable parameters for 1,000 classes. ResNets: as torchvision's documentation lists them. AlexNet: Caffe's
@@ -204,21 +205,22 @@ def test_the_seed_makes_the_weights():
     assert not set(kernels(3)) & set(kernels(4))
 
 
-def test_dropout_is_a_function_of_seed_stream_and_step():
-    from model_zoo.layers import Dropout
+def test_dropout_is_a_function_of_seed_and_position():
+    inputs = tf.keras.Input((9, 11))
 
-    ones = tf.ones((64, 100))
+    def masked(seed, position, samples=64):
+        model = tf.keras.Model(inputs, Dropout(0.4, seed)(inputs))
+        with masks_at(model, tf.constant(position, tf.int64)):
+            return model(tf.ones((samples, 9, 11)), training=True).numpy()
 
-    def masks(seed, stream, steps=3):
-        layer = Dropout(0.4, seed, stream)
-        return [layer(ones, training=True).numpy() for _ in range(steps)], layer
+    first = masked(7, 128)
+    np.testing.assert_array_equal(first, np.concatenate([masked(7, 128, 40), masked(7, 168, 24)]))
+    assert all((first != other).mean() > 0.3 for other in (masked(7, 0), masked(7, 129), masked(8, 128)))
+    assert first.mean() == pytest.approx(1, abs=0.05) and set(np.unique(first)) == {0, np.float32(1 / 0.6)}
 
-    first, layer = masks(7, 0)
-    for a, b in zip(first, masks(7, 0)[0], strict=True):
-        np.testing.assert_array_equal(a, b)
-    others = [first[1], first[2], masks(8, 0)[0][0], masks(7, 1)[0][0], masks(7, 1)[0][1]]
-    assert all((first[0] != other).mean() > 0.3 for other in others)
-    assert first[0].mean() == pytest.approx(1, abs=0.05) and set(np.unique(first[0])) == {0, np.float32(1 / 0.6)}
+
+def test_dropout_elsewhere_is_as_in_keras():
+    """In a user's own `fit`, each call has another mask, and none has one in inference."""
+    ones, layer = tf.ones((64, 100)), Dropout(0.4, 7)
+    assert (layer(ones, training=True).numpy() != layer(ones, training=True).numpy()).mean() > 0.3
     np.testing.assert_array_equal(layer(ones, training=False), ones)
-    layer.set_weights([np.int64(1)])  # what a restored checkpoint does
-    np.testing.assert_array_equal(layer(ones, training=True), first[1])

@@ -12,7 +12,7 @@ from tests.rigs.plans import plan
 from training import flags
 
 SHORT = ("--model=bn_convnet", "--image_size=16", "--batch_size=128", "--epochs=0.3", "--optimizer=sgd",
-         "--warmup=none", "--learning_rate=0.02", "--augmentation=none", "--deterministic")
+         "--warmup=none", "--learning_rate=0.02", "--augmentation=none", "--deterministic=same_workers")
 
 
 @pytest.fixture(scope="module")
@@ -63,16 +63,6 @@ def test_moving_statistics_do_not_depend_on_the_workers(trained, one_core):
         for name in alone:
             if "moving" in name:
                 np.testing.assert_allclose(found[name], alone[name], rtol=1e-5, atol=1e-5, err_msg=name)
-
-
-def test_the_validation_loss_does_not_depend_on_the_workers(train_once, one_core):
-    """With statistics that moved once per micro-batch, it was 1.91, 1.96 and 2.25 on 1, 2 and 4 workers."""
-    runs = [train_once("--image_size=16", "--batch_size=128", "--epochs=2", "--micro_batch_size=32", "--seed=4",
-                       "--batch_norm_span=32", "--deterministic", kind="mpirun", workers=workers)
-            for workers in (1, 4)]
-    alone, shared = [rows(run)[-1] for run in runs]
-    assert shared["train_loss"] == pytest.approx(alone["train_loss"], rel=5e-3)
-    assert shared["val_loss"] == pytest.approx(alone["val_loss"], rel=2e-2)
 
 
 def test_a_span_that_grows_with_exact_statistics(trained):

@@ -33,8 +33,7 @@ RECIPE = {"model": "convnet", "momentum": 0.9, "exclude": ["gamma"]}
 def snapshot(step: int, size: int = 1000) -> Snapshot:
     tensors = {"model/000/kernel": tf.constant(np.random.default_rng(step).normal(size=size), tf.float32),
                "optimizer/000/iteration": tf.constant(step, tf.int64)}
-    sums = np.array([[0.1, 2, 3, 4], [1e300, np.nan, 0, 1]])
-    return Snapshot(tensors, Progress(step=step, samples=128 * step, skipped=7, seconds=0.1), sums)
+    return Snapshot(tensors, Progress(step=step, samples=128 * step, skipped=7, workers=2, seconds=0.1))
 
 
 VARIABLES = {"model/000/kernel": tf.Variable(tf.zeros(1000)), "optimizer/000/iteration": tf.Variable(0, dtype=tf.int64)}
@@ -56,8 +55,7 @@ def names(folder):
 def test_what_is_loaded_is_what_was_saved(tmp_path):
     saved(tmp_path, [3])
     loaded, made = Checkpoints(tmp_path, RECIPE).load(VARIABLES), snapshot(3)
-    assert loaded.progress == made.progress and len(loaded.sums) == 2
-    np.testing.assert_array_equal(loaded.sums, made.sums)
+    assert loaded.progress == made.progress and loaded.progress.workers == 2
     for name, tensor in made.tensors.items():
         np.testing.assert_array_equal(loaded.tensors[name], tensor.numpy())
 

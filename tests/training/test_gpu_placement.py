@@ -50,7 +50,7 @@ def test_a_step_runs_on_the_gpu_and_waits_for_no_copy(case, batches, monkeypatch
     step = make_train_step(TrainStep(model, optimizer, Totals(), accumulation_steps,
                            layers=LayerStatistics(optimizer, model.trainable_variables)))
     graph = step.get_concrete_function(batches(size), tf.constant(0.0), tf.constant(0.0), on_host(True),
-                                       tf.constant([0.0, 0.0])).graph
+                                       on_host(0, tf.int64), tf.constant([0.0, 0.0])).graph
     assert gpu_placement.on_the_host(graph) - {HOROVOD} == {"PyFunc"}  # the clock
     found = gpu_placement.copies_to_the_host(graph)
     assert {pair for pair in found if pair[1] != HOROVOD} - {("Reshape", "PyFunc")} == copies
@@ -65,7 +65,7 @@ from training.recovery import Recovery
 from types import SimpleNamespace
 recovery = SimpleNamespace(_stop=SimpleNamespace(received=False), _is_possible_now=lambda: True)
 with tf.device("/cpu:1"):  # stands for a GPU, where TensorFlow would put them
-    arguments = [*Step(0, 0.0, 0.1, 0.9, 64, 64, True).arguments, Recovery.signals(recovery)]
+    arguments = [*Step(0, 0, 0.0, 0.1, 0.9, 64, 64, True).arguments, Recovery.signals(recovery)]
     print({one.device[-5:] for one in arguments}, tf.constant(1.0).device[-5:])
 """
 
@@ -75,8 +75,8 @@ def test_the_arguments_of_a_step_are_on_the_host():
 
 
 def test_an_evaluation_runs_on_the_gpu(batches):
-    step = make_evaluation_step(model_zoo.create_model("resnet20", 10, 32), Totals())
-    graph = step.get_concrete_function(batches(32), tf.constant(3)).graph
+    step = make_evaluation_step(model_zoo.create_model("resnet20", 10, 32))
+    graph = step.get_concrete_function(batches(32)).graph
     assert not gpu_placement.on_the_host(graph) and not gpu_placement.copies_to_the_host(graph)
 
 

@@ -101,34 +101,3 @@ def test_what_does_not_fit(flags, message, train_once, tmp_path):
     wrong = [line for line in done.stderr.splitlines() if line.startswith("train.py: ")]
     assert done.returncode == 1 and len(wrong) == 1 and message in wrong[0] and "Traceback" not in done.stderr
     assert not list((tmp_path / "run").glob("checkpoints/*")) and not done.stdout
-
-
-def test_dropout_counts_from_zero(digits, tmp_path):
-    """AlexNet at a small size: its counters of dropout are not taken, and a count of their own goes on."""
-    import tensorflow as tf
-
-    import model_zoo
-    from training import initial_weights
-    from training.checkpoints import write
-    from training.state import Progress, Snapshot, named
-
-    def build(classes, seed):
-        model = model_zoo.create_model("alexnet_bn", classes, 67, seed=seed)
-        for variable in model.variables:
-            if "calls" in variable.name:
-                variable.assign(10 * seed)
-        return model
-
-    source = build(4, seed=1)
-    tensors = {name: tf.identity(variable) for name, variable in named("model", source.variables).items()}
-    about = {"recipe": {}, "epoch": 7.0, "top1": None}
-    write(tmp_path / "step-00000001", Snapshot(tensors, Progress(), np.zeros((1, 4))), about)
-    target = build(3, seed=2)
-    last = [variable.numpy() for variable in target.layers[-1].variables]
-    initial_weights.initialize(str(tmp_path), target)
-    for one, other in zip(source.variables, target.variables, strict=True):
-        if "calls" in one.name:
-            assert other.numpy() == 20
-        elif "fc8" not in one.name:
-            np.testing.assert_array_equal(one, other)
-    assert all(np.array_equal(*pair) for pair in zip(last, target.layers[-1].variables, strict=True))

@@ -103,7 +103,7 @@ def test_intervals_walk_through_the_samples(samples, workers, units, epochs_a_ph
 
 def steps_of(made) -> list:
     """What the training loop gives each step."""
-    job = SimpleNamespace(plan=made, state=SimpleNamespace(progress=SimpleNamespace(step=0)),
+    job = SimpleNamespace(plan=made, state=SimpleNamespace(progress=SimpleNamespace(step=0, skipped=0)),
                           settings=SimpleNamespace(run=SimpleNamespace(timeline=None)))
     steps = []
     for interval in made.intervals():
@@ -181,9 +181,9 @@ def test_elastic_workers_that_do_not_divide_the_batch_share_its_micro_batches():
     whole, = plan(32, 1281167, batch_size="34816", elastic=True).phases
     made = plan(28, 1281167, batch_size="34816", elastic=True)
     phase, = made.phases
-    assert (whole.micro_batch_size, whole.accumulation_steps, whole.accumulation_steps_of(5, 32)) == (64, 17, 17)
+    assert (whole.micro_batch_size, whole.accumulation_steps, len(whole.micro_batches_of(5, 32))) == (64, 17, 17)
     assert (phase.micro_batch_size, phase.accumulation_steps, phase.steps) == (64, 20, whole.steps)
-    own = [phase.accumulation_steps_of(rank, 28) for rank in range(28)]
+    own = [len(phase.micro_batches_of(rank, 28)) for rank in range(28)]
     assert set(own) == {19, 20} and sum(own) == 34816 // 64
     assert [interval.start for interval in made.intervals()] == [
         interval.start for interval in plan(32, 1281167, batch_size="34816").intervals()]

@@ -4,9 +4,8 @@ import shutil
 import signal
 import socket
 
-import numpy as np
 import pytest
-from conftest import DIGITS, ROOT, rows, run, start, train, trainers, warm_python, weights
+from conftest import DIGITS, ROOT, rows, run, start, train, trainers, warm_python
 
 from benchmarks.faults import TRAINING, campaign
 from tests.rigs.bn_train import PROGRAM
@@ -78,18 +77,6 @@ def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
     train(*FLAGS, f"--output_dir={folder}", kind="mpirun", workers=2)
     return folder
-
-
-def test_one_worker_goes_on_where_two_stopped(undisturbed, tmp_path):
-    assert stopped(tmp_path / "run", 2, FLAGS, 15, signal.SIGTERM) == 75
-    done = train(*FLAGS, f"--output_dir={tmp_path}/run")
-    assert "on 1 workers instead of 2" in done.stderr
-    ours, theirs = weights(tmp_path / "run"), weights(undisturbed)
-    for name in theirs:
-        np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-3, atol=1e-4, err_msg=name)
-    assert [row["samples"] for row in rows(tmp_path / "run")] == [row["samples"] for row in rows(undisturbed)]
-    for one, other in zip(rows(tmp_path / "run"), rows(undisturbed), strict=True):
-        assert one["train_loss"] == pytest.approx(other["train_loss"], rel=1e-5)  # both workers' sums were kept
 
 
 def test_a_training_that_is_done_is_evaluated_again(undisturbed):

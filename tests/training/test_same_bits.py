@@ -1,0 +1,79 @@
+"""--deterministic: weights, moments, statistics and metrics do not depend on the number of workers."""
+from pathlib import Path
+
+import pytest
+from conftest import DIGITS, rows, start, train
+
+from common.errors import UsageError, UserError
+from tests.rigs.bn_train import PROGRAM
+from tests.rigs.trainings import differences
+from tests.training.test_resume import newest_step, stopped
+from training.flags import parse
+from training.plan import plan_for
+
+BASE = (DIGITS, "--model=bn_convnet", "--micro_batch_size=8", "--warmup=none", "--deterministic", "--epochs=2")
+GROWING = (*BASE, "--batch_size=0:96,1:192", "--image_size=0:12,1:16", "--batch_norm_statistics=exact",
+           "--ema_decay=0.9", "--mixup=0.4", "--cutmix=1", "--augmentation=crop", "--checkpoint_every=0.3")
+MOVING = (*BASE, "--batch_size=128", "--optimizer=lars", "--batch_norm_span=4", "--checkpoint_every=0.3",
+          "--label_smoothing=0.1", "--log_trust_ratios")
+MORE = {  # for the campaign: workers, flags
+    "LARS, moving statistics of groups": ("mpirun", (2, 4, 8), MOVING[len(BASE):]),
+    "a torus": ("mpirun", (4, 8), ("--batch_size=128", "--allreduce=torus")),
+    "float16, LAMB": ("horovodrun", (2, 4, 8), ("--batch_size=128", "--optimizer=lamb", "--learning_rate=0.01",
+                                                "--precision=mixed_float16")),
+    "threes": ("mpirun", (3, 9), ("--batch_size=72", "--log_noise_scale")),
+    "ResNet-20": ("horovodrun", (2, 8), ("--batch_size=256", "--model=resnet20", "--micro_batch_size=16")),
+}
+
+
+def test_two_workers_make_the_bits_of_one(tmp_path):
+    """Batches and images that grow, exact statistics, averaged weights, mixup, CutMix, random crops, dropout."""
+    train(*GROWING, f"--output_dir={tmp_path / '1'}", program=PROGRAM)
+    train(*GROWING, f"--output_dir={tmp_path / '2'}", kind="horovodrun", workers=2, program=PROGRAM)
+    assert differences(tmp_path / "1", tmp_path / "2") == []
+    found = rows(tmp_path / "2")
+    assert [row["samples"] for row in found] == [14 * 96 + 192, 14 * 96 + 7 * 192]  # a step into the next phase
+    assert [row["batch_size"] for row in found] == [192, 192] and "ema_val_top1" in found[0]
+
+
+def test_stopped_on_four_workers_and_resumed_on_one(tmp_path):
+    """LARS, moving statistics over groups of 4 samples."""
+    train(*MOVING, f"--output_dir={tmp_path / '1'}", program=PROGRAM)
+    folder = tmp_path / "4 and 1"
+    assert stopped(folder, 4, MOVING, step=8) == 75
+    assert 8 <= newest_step(folder) < 22
+    assert start(folder, 1, MOVING, PROGRAM).wait(300) == 0
+    assert differences(tmp_path / "1", folder) == []
+    assert ", on 1 workers instead of 4" in Path(f"{folder}.log").read_text()
+    ours, theirs = ((one / "trust_ratios.jsonl").read_text() for one in (tmp_path / "1", folder))
+    assert ours == theirs
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("case", MORE)
+def test_any_number_of_workers_makes_the_same_bits(case, tmp_path):
+    kind, sizes, flags = MORE[case]
+    train(*BASE, *flags, f"--output_dir={tmp_path / '1'}", program=PROGRAM)
+    for workers in sizes:
+        train(*BASE, *flags, f"--output_dir={tmp_path / str(workers)}", kind=kind, workers=workers, program=PROGRAM,
+              timeout=900)
+        assert differences(tmp_path / "1", tmp_path / str(workers)) == []
+
+
+@pytest.mark.parametrize(("flags", "workers", "message"), [
+    (["--batch_size=96"], 3, "12 micro-batches have another order on 3 workers than on 1 or 2 or 4 or 12; "),
+    (["--batch_size=96", "--batch_norm_span=16"], 4, "groups of --batch_norm_span would span several workers"),
+    (["--batch_size=96", "--allreduce=torus", "--torus_grid=4x3"], 12, "a torus of 4x3 workers does not add"),
+])
+def test_what_cannot_have_the_same_bits_is_an_error(flags, workers, message):
+    words = ["train.py", "--data_dir=digits", "--deterministic", "--micro_batch_size=8", *flags]
+    with pytest.raises(UserError, match=message):
+        plan_for(parse(words), workers, workers, 1437)
+    plan_for(parse([*words, "--deterministic=same_workers"]), workers, workers, 1437)
+
+
+@pytest.mark.parametrize("flag", ["--compression=fp16", "--allreduce=hierarchical"])
+def test_an_exchange_without_the_same_bits_is_an_error(flag):
+    with pytest.raises(UsageError, match="use --deterministic=same_workers"):
+        parse(["train.py", "--deterministic", flag])
+    assert parse(["train.py", "--deterministic=same_workers", flag]).launch.is_deterministic
