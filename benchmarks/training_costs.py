@@ -33,8 +33,8 @@ CANDIDATES = {
         "torus, float16": ("--allreduce=torus", "--compression=fp16"),
     },
     "deterministic": {
-        "same_workers": ("--deterministic=same_workers", "--micro_batch_size=8"),
-        "any number of workers": ("--deterministic", "--micro_batch_size=8"),
+        "same_workers": ("--deterministic=same_workers", "--micro_batch_size=32"),
+        "any number of workers": ("--deterministic", "--micro_batch_size=32"),
     },
 }
 

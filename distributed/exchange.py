@@ -1,12 +1,10 @@
 """The gradient exchange: a callable with which Horovod's DistributedOptimizer averages gradients.
 
 It makes one pass over buckets of gradients. It sums each bucket over the workers (ring, torus or hierarchical). Whoever
-uses the sums multiplies them to get means. If gradients are compressed to float16, it first scales each of them to fit
-(float16.py).
+uses the sums multiplies them to get means. If gradients are compressed to float16, each is scaled to fit (float16.py).
 """
 import os
 from collections.abc import Sequence
-from functools import partial
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
@@ -16,6 +14,7 @@ from distributed.allreduce_plan import ALL_TO_ALL, NCCL, NCCL_AND_MPI, PROCESS_S
 from distributed.hierarchical import Hierarchical
 from distributed.torus import AllToAll, ProcessSets, Stepwise
 from distributed.world import on_one_vector
+from optim.stacks import largest_of, norms_of
 
 COMPRESSIONS = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}
 HOROVODS_OWN = {NCCL: "HOROVOD_TORUS_ALLREDUCE", NCCL_AND_MPI: "HOROVOD_HIERARCHICAL_ALLREDUCE"}
@@ -31,10 +30,6 @@ class Ring:
         """Sums each tensor over the workers; compressed in transit. Horovod fuses the tensors in its own buffer."""
         return [hvd.allreduce(one, op=hvd.Sum, compression=compression, name=f"{name}_{number}")
                 for number, one in enumerate(tensors)]
-
-    def maximum(self, values, name):
-        """Returns the element-wise maximum of a vector over the workers."""
-        return hvd.allreduce(values, op=hvd.Max, name=name)
 
 
 def make_collectives(plan: AllreducePlan, nccl: bool) -> Ring | Stepwise:
@@ -71,37 +66,41 @@ class GradientExchange:
         return self._collectives.process_sets
 
     def __call__(self, gradients, variables=None) -> list:
-        """Returns the mean of each gradient over the workers, identical on all of them."""
+        """Returns the mean of each gradient over the workers, identical on all of them. Not compressed."""
         del variables
         if hvd.size() == 1:
             return list(gradients)
-        sums, factors = self.sums(gradients, hvd.size())
-        return [tf.math.scalar_mul(factor, one)
-                for factor, one in zip(tf.unstack(factors, len(sums)), sums, strict=True)]
+        return [tf.math.scalar_mul(1 / hvd.size(), one)
+                for one in self._summed([*map(tf.convert_to_tensor, gradients)], "bucket", hvd.Compression.none)]
 
-    def sums(self, gradients, count: int) -> tuple[list, tf.Tensor]:
-        """Returns (the sum of each gradient over the workers, the factors that turn sums into means), float32.
+    def sums(self, gradients, count: int, scales: tf.Variable) -> tuple[list, tf.Tensor, tf.Tensor]:
+        """Returns (sums of the gradients over the workers, factors that turn them into means, norms of the sums).
 
-        count: number of terms in the sums. The factors, of shape (gradients,), are 1 / count, except if gradients are
-        compressed to float16. All results are identical on all workers. The number of workers can be a constant in the
-        graph, because a step is retraced when it changes. IndexedSlices are gathered, not summed: every rank needs the
-        rows of all others.
+        count: number of terms in the sums. scales: those of distributed.float16, which are updated if gradients are
+        compressed, float32 (gradients,). The factors, float32 (gradients,), are then 1 / (count * scale), and otherwise
+        1 / count. norms: float32 (gradients,). All results are identical on all workers. The number of workers can be a
+        constant in the graph, because a step is retraced when it changes. IndexedSlices become dense.
         """
         if hvd.size() == 1:
-            return list(gradients), tf.fill([len(gradients)], 1 / count)
-        sums = [hvd.allreduce(one, op=hvd.Sum, name=f"slices_{number}") if isinstance(one, tf.IndexedSlices) else None
-                for number, one in enumerate(gradients)]
-        buckets = dense_buckets(gradients, self._fusion_bytes)
-        dense = [number for bucket in buckets for number in bucket]
-        prescale = self._prescale(gradients, dense)
-        for order, bucket in enumerate(buckets):
-            tensors = [gradients[number] * prescale[number] if prescale else gradients[number] for number in bucket]
-            summed = self._collectives.sum(tensors, self._compression, f"bucket_{order}")
-            for number, one in zip(bucket, summed, strict=True):
-                sums[number] = one
-        if not prescale:
-            return sums, tf.fill([len(sums)], 1 / count)
-        return sums, 1 / (count * tf.stack([prescale.get(number, 1.0) for number in range(len(sums))]))
+            return list(gradients), tf.fill([len(gradients)], 1 / count), norms_of(gradients)
+        gradients = [*map(tf.convert_to_tensor, gradients)]
+        if self._compression is hvd.Compression.none:
+            sums = self._summed(gradients, "bucket", self._compression)
+            return sums, tf.fill([len(sums)], 1 / count), norms_of(sums)
+        used = scales.read_value()
+        scaled = [scale * one for scale, one in zip(tf.unstack(used, len(gradients)), gradients, strict=True)]
+        sums = self._summed(scaled, "bucket", self._compression)
+        norms = norms_of(sums)
+
+        def again():
+            exact = self._summed(gradients, "again", hvd.Compression.none)
+            return exact, tf.ones_like(used), norms_of(exact)
+
+        sums, used, norms = tf.cond(
+            tf.reduce_all(tf.math.is_finite(norms)), lambda: (sums, used, norms), again)
+        [magnitudes] = self.sum([largest_of(gradients)], "magnitudes")
+        scales.assign(float16.scales(magnitudes))
+        return sums, 1 / (count * used), norms
 
     def sum(self, tensors, name: str) -> list:
         """Returns the sum of each tensor over the workers, in float32, with one message along the gradients' path."""
@@ -109,20 +108,18 @@ class GradientExchange:
             return [tf.cast(one, tf.float32) for one in tensors]
         return on_one_vector(tensors, lambda flat: self._collectives.sum([flat], hvd.Compression.none, name)[0])
 
-    def _prescale(self, gradients, dense: list[int]) -> dict[int, tf.Tensor]:
-        """Returns the factors of the dense gradients before the sum, by index. There are some only for float16."""
-        if self._compression is not hvd.Compression.fp16 or not dense:
-            return {}
-        maximum = partial(self._collectives.maximum, name="magnitudes")
-        scales = float16.scales([gradients[number] for number in dense], hvd.size(), maximum)
-        return dict(zip(dense, tf.unstack(scales, len(dense)), strict=True))
+    def _summed(self, tensors, name: str, compression) -> list:
+        """Sums dense tensors over the workers, bucket by bucket."""
+        sums = {}
+        for order, bucket in enumerate(dense_buckets(tensors, self._fusion_bytes)):
+            summed = self._collectives.sum([tensors[number] for number in bucket], compression, f"{name}_{order}")
+            sums |= zip(bucket, summed, strict=True)
+        return [sums[number] for number in range(len(tensors))]
 
 
-def dense_buckets(gradients, limit: int) -> list[list[int]]:
-    """Returns the buckets of the gradients that are not IndexedSlices, as indices. limit: in bytes; see `buckets`."""
-    dense = [number for number, one in enumerate(gradients) if not isinstance(one, tf.IndexedSlices)]
-    sizes = [gradients[number].shape.num_elements() * gradients[number].dtype.size for number in dense]
-    return [[dense[index] for index in bucket] for bucket in buckets(sizes, limit)]
+def dense_buckets(tensors, limit: int) -> list[list[int]]:
+    """Returns the buckets of tensors, as indices. limit: in bytes; see `buckets`."""
+    return buckets([one.shape.num_elements() * one.dtype.size for one in tensors], limit)
 
 
 def buckets(sizes: list[int], limit: int) -> list[list[int]]:

@@ -46,18 +46,13 @@ class Hierarchical(Stepwise):
         # Grappler removes the all-to-all, because Horovod's operations are not declared stateful.
         return tf.ensure_shape(tf.concat([received, flat], axis=0), flat.shape)
 
-    def all_reduce(self, flat, name, op=hvd.Sum):
-        return all_reduce(self._masters, flat, f"{name}_masters", op) if self._is_master else flat
+    def all_reduce(self, flat, name):
+        return all_reduce(self._masters, flat, f"{name}_masters") if self._is_master else flat
 
     def broadcast(self, flat, name):
         """Returns the master's vector on all ranks of the node."""
         return hvd.broadcast(flat, hvd.rank() - hvd.rank() % self._local_size, process_set=self._node,
                              name=f"{name}_broadcast")
-
-    def maximum(self, values, name):
-        """Returns the element-wise maximum over all workers: within nodes, over the masters, and back."""
-        values = all_reduce(self._node, values, f"{name}_node", hvd.Max)
-        return self.broadcast(self.all_reduce(values, name, hvd.Max), name)
 
     @property
     def _node(self):

@@ -6,10 +6,10 @@ The wrapper's apply_gradients itself exchanges nothing.
 import horovod.tensorflow.keras as hvd_keras
 import tensorflow as tf
 
+from distributed import float16
 from distributed.exchange import GradientExchange
 from optim.lars import SGD
 from optim.scaled import Scaled
-from optim.stacks import norms_of
 
 LossScaleOptimizer = tf.keras.mixed_precision.LossScaleOptimizer
 
@@ -45,13 +45,15 @@ def inner(optimizer):
 
 def build(optimizer, trainable_variables) -> None:
     """Creates the optimizer's variables. Raises ValueError if it refuses the trainable variables."""
-    make = getattr(inner(optimizer), "build", None) or inner(optimizer)._create_all_weights  # LAMB has the older API
+    own = inner(optimizer)
+    make = getattr(own, "build", None) or own._create_all_weights  # LAMB has the older API
     make(trainable_variables)
+    own.wire_scales = tf.Variable(tf.fill([len(trainable_variables)], float16.UNKNOWN), False, name="wire_scales")
 
 
 def variables(optimizer) -> list:
-    """Returns the variables of a built optimizer for a checkpoint: buffers, number of updates, loss scale."""
-    own = list(inner(optimizer).variables())
+    """Returns the variables of a built optimizer for a checkpoint: buffers, number of updates, scales."""
+    own = [*inner(optimizer).variables(), inner(optimizer).wire_scales]
     if has_dynamic_scale(optimizer):  # `loss_scale` is the value; no public attribute is the variable
         own += [optimizer._loss_scale.current_loss_scale, optimizer.dynamic_counter]
     return own
@@ -72,10 +74,11 @@ def average(optimizer, gradients, count: int) -> tuple[list[Scaled], tf.Tensor]:
     multiplied: the count, the loss scale and the scales of compressed gradients are one factor of each. An overflow on
     one worker makes the sum, and so the norm, infinite or NaN on all of them.
     """
-    sums, factors = inner(optimizer)._allreduce_grads.sums(gradients, count)
+    own = inner(optimizer)
+    sums, factors, norms = own._allreduce_grads.sums(gradients, count, own.wire_scales)
     if isinstance(optimizer, LossScaleOptimizer):
         factors /= optimizer.loss_scale
-    norms = norms_of(sums) * factors
+    norms *= factors
     each = zip(sums, tf.unstack(factors, len(sums)), tf.unstack(norms, len(sums)), strict=True)
     return [Scaled(*one) for one in each], norms
 

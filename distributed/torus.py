@@ -86,17 +86,12 @@ class ProcessSets(Torus):
         received, _ = hvd.alltoall(flat, splits=splits, process_set=row, name=name)
         return sum_of_parts(tf.ensure_shape(received, flat.shape), self._horizontal)
 
-    def all_reduce(self, flat, name, op=hvd.Sum):
-        return all_reduce(self._columns[hvd.rank() % self._horizontal], flat, f"{name}_column", op)
+    def all_reduce(self, flat, name):
+        return all_reduce(self._columns[hvd.rank() % self._horizontal], flat, f"{name}_column")
 
     def all_gather(self, flat, name):
         row = self._rows[hvd.rank() // self._horizontal]
         return flat if row is None else hvd.allgather(flat, process_set=row, name=f"{name}_gather")
-
-    def maximum(self, values, name):
-        """Returns the element-wise maximum over all workers: along rows, then along columns."""
-        values = all_reduce(self._rows[hvd.rank() // self._horizontal], values, f"{name}_row", hvd.Max)
-        return self.all_reduce(values, name, hvd.Max)
 
 
 @cache
@@ -110,9 +105,9 @@ def process_set(ranks: range, workers: int):
     return hvd.global_process_set if len(ranks) == workers else hvd.ProcessSet(list(ranks))
 
 
-def all_reduce(group, flat, name: str, op=hvd.Sum):
-    """Reduces over a process set; None is a single rank."""
-    return flat if group is None else hvd.allreduce(flat, op=op, process_set=group, name=name)
+def all_reduce(group, flat, name: str):
+    """Sums over a process set; None is a single rank."""
+    return flat if group is None else hvd.allreduce(flat, op=hvd.Sum, process_set=group, name=name)
 
 
 def sum_of_parts(received, count: int):
@@ -147,9 +142,6 @@ class AllToAll(Torus):
 
     def all_gather(self, flat, name):
         return self._gather(flat, self._row, f"{name}_gather")
-
-    def maximum(self, values, name):
-        return hvd.allreduce(values, op=hvd.Max, name=name)
 
     def _scatter(self, flat, ranks, name):
         return sum_of_parts(self._exchange(flat, flat.shape[0] // len(ranks), ranks, name), len(ranks))

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import model_zoo
 from common import command, flags
-from common.errors import UsageError, UserError, complain
+from common.errors import UsageError, UserError
 from common.files import write_atomically
 from common.flags import flag
 from data.named import open_named
@@ -91,9 +91,6 @@ def main(argv) -> int:
         return 0
     with command.shell("launch.scaling") as ending, command.json_only_on_stdout():
         options, work = parse(argv)
-        if work.bytes_per_gradient == 2 and options.overlap is None and not options.json:
-            complain("note: float16 gradients are exchanged after the backward pass; --overlap=0 forecasts this",
-                     "launch.scaling")
         topology = topologies.load(options.topology, options.overlap)
         model = model_cost(work.recipe.model, work.classes, work.recipe.final_image_size)
         rows = forecast(options, work, model, topology)

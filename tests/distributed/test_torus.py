@@ -2,14 +2,17 @@
 import json
 import subprocess
 
+import horovod.tensorflow as hvd
 import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import ROOT, environment, launcher, require_tool, run, unshare
 
 from distributed import float16
-from distributed.exchange import buckets
+from distributed.exchange import GradientExchange, buckets
 from distributed.grids import grids
+from distributed.optimizer import average, build, wrap
+from optim.lars import SGD
 
 CASES = ROOT / "tests" / "rigs" / "torus_cases.py"
 CAMPAIGN = pytest.mark.campaign
@@ -43,6 +46,7 @@ def test_every_grid_gives_the_mean_on_all_workers(kind, workers, by_others):
         assert all(other[way]["digest"] == found["digest"] for other in others), way  # to the bit, on every rank
         mean = [pytest.approx(1e6 + (workers - 1) / 2, rel=1e-7)] * 3  # in float32, whatever the compression
         assert found["statistics"] == [mean, mean, [[1], [1]]], way
+        assert found["first"] < 3e-7 * workers, way
         # each partial sum rounds once
         assert (found["fp16"] < 2 * workers * HALF if workers > 1 else found["fp16"] < 1e-7), way
         assert found["again"], way
@@ -67,30 +71,86 @@ def test_buckets_are_filled_from_the_last_gradient_on():
     assert buckets([], 4) == []
 
 
-@pytest.mark.parametrize("workers", [2, 3, 8, 4096])
 @pytest.mark.parametrize("magnitude", [1e-37, 6e-8, 0.1, 1.0, 2.0, 65504.0, 1e9, 3e38])
-def test_the_scale_is_the_power_of_two_that_fits_the_largest_sum(workers, magnitude):
-    gradients = [tf.constant([magnitude, -magnitude / 3]), tf.constant([0.0, np.inf, np.nan])]
-    scale, without = float16.scales(gradients, workers, lambda found: found).numpy().astype(np.float64)
+def test_the_scale_is_the_power_of_two_that_leaves_room_for_growth(magnitude):
+    scale, without = float16.scales(tf.constant([magnitude, 0.0])).numpy().astype(np.float64)
     assert np.frexp(scale)[0] == 0.5 and np.frexp(without)[0] == 0.5
     if scale < 2.0**100:  # as far as the inverse goes
-        assert 2**13 <= scale * magnitude * workers < 2**15
+        assert 2**11 <= scale * magnitude < 2**12  # 16 times below the largest float16
     assert 2.0**-126 <= scale <= 2.0**100
 
 
-def test_workers_take_the_largest_scale_that_all_can_use():
-    """Another worker's gradient is 2**10 times as large."""
-    gradients = [tf.constant([1.5])]
-    ours = float16.scales(gradients, 2, lambda found: found).numpy()
-    agreed = float16.scales(gradients, 2, lambda found: found * 2.0**10).numpy()
-    assert ours / agreed == 2.0**10
+GROWING = """
+import json
+import horovod.tensorflow as hvd, numpy as np, tensorflow as tf
+from distributed.exchange import COMPRESSIONS, GradientExchange, Ring
+from distributed.optimizer import average, build, wrap
+from optim.lars import SGD
+
+class Counted(Ring):
+    def sum(self, tensors, compression, name):
+        is_half = compression is COMPRESSIONS["fp16"]
+        return [self.counted(one, sent[int(is_half)]) for one in super().sum(tensors, compression, name)]
+    def counted(self, tensor, count):
+        with tf.control_dependencies([count.assign_add(1)]):
+            return tf.identity(tensor)
+
+hvd.init()
+sent, variables = [tf.Variable(0), tf.Variable(0)], [tf.Variable(tf.zeros(3)), tf.Variable(tf.zeros(3))]
+optimizer = wrap(SGD(0.0), GradientExchange(Counted(), "fp16"))
+build(optimizer, variables)
+averaged = tf.function(lambda *gradients: [one.value for one in average(optimizer, gradients, 2)[0]], autograph=False)
+found = []
+for size in (1.0, 1.0, 10.0, 1e4, 1e4):
+    [one.assign(0) for one in sent]
+    first, second = averaged(tf.fill([3], size * (1 + hvd.rank())), tf.fill([3], 0.5))
+    found.append([[int(one) for one in sent], first.numpy().tolist(), second.numpy().tolist()])
+print(json.dumps(found) if hvd.rank() == 0 else "", end="")
+"""
+
+
+def test_a_sum_that_overflows_is_exchanged_again_in_float32():
+    """Two gradients in float16, and the magnitudes; in float32, too, at first and where one grows 1,000 times."""
+    done = run("mpirun", 2, "-c", GROWING)
+    assert done.returncode == 0, done.stderr[-3000:]
+    counts, *gradients = zip(*json.loads(done.stdout), strict=True)
+    once, twice = [1, 2], [3, 2]  # of float32 and float16
+    assert [*counts] == [twice, once, once, twice, once]
+    for size, first, second in zip((1.0, 1.0, 10.0, 1e4, 1e4), *gradients, strict=True):
+        assert first == pytest.approx([1.5 * size] * 3, rel=2 * HALF) and second == [0.5] * 3
+
+
+def test_a_bucket_leaves_before_the_last_gradient_is_known(monkeypatch):
+    """In the graph, none of the tensors that float16 sends for a gradient depends on another one's gradient."""
+    hvd.init()
+    monkeypatch.setattr(hvd, "size", lambda: 2)
+    variables = [tf.Variable(tf.zeros(5)) for _ in range(3)]
+    optimizer = wrap(SGD(0.0), GradientExchange(None, "fp16"))
+    build(optimizer, variables)
+    specs = [tf.TensorSpec([5])] * 3
+    graph = tf.function(lambda *gradients: [one.value for one in average(optimizer, gradients, 2)[0]],
+                        autograph=False).get_concrete_function(*specs).graph
+
+    def arguments_of(operation) -> set[str]:
+        left, seen = [operation], set()
+        while left:
+            one = left.pop()
+            seen.add(one.name)
+            before = (*(tensor.op for tensor in one.inputs), *one.control_inputs)
+            left += [other for other in before if other.name not in seen]
+        return {name for name in seen if name.startswith("gradients")}
+
+    sent = [one for one in graph.get_operations()
+            if one.type == "HorovodAllreduce" and one.inputs[0].dtype == "float16"]
+    assert len(sent) == 3
+    assert sorted(map(sorted, map(arguments_of, sent))) == [["gradients_0"], ["gradients_1"], ["gradients_2"]]
 
 
 WIRE = """
 import sys
 import horovod.tensorflow as hvd, numpy as np, tensorflow as tf
 from distributed.exchange import GradientExchange
-from distributed.optimizer import average, wrap
+from distributed.optimizer import average, build, wrap
 from distributed.torus import ProcessSets
 from optim.lars import SGD
 
@@ -99,6 +159,7 @@ exchange = GradientExchange(ProcessSets(*map(int, way.split("x"))) if way != "ri
 hvd.init(process_sets=exchange.process_sets or None)
 optimizer = wrap(SGD(0.0), exchange)
 gradient = tf.random.stateless_normal([count], [0, hvd.rank()])
+build(optimizer, [tf.Variable(gradient)])
 averaged = tf.function(lambda: average(optimizer, [gradient], hvd.size())[0][0].value, autograph=False)
 
 def passed():

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import model_zoo
 from distributed.exchange import GradientExchange
-from distributed.optimizer import wrap
+from distributed.optimizer import build, wrap
 from optim.lars import LARS
 from training.step import LayerStatistics, Totals, TrainStep, make_train_step, names_alone
 
@@ -23,6 +23,7 @@ def first_step(name, image_size, batch):
     labels = random.integers(0, 10, size=(batch, 1))
     model = model_zoo.create_model(name, 10, image_size, seed=2)
     optimizer = wrap(LARS(0.0, weight_decay=5e-4), GradientExchange())
+    build(optimizer, model.trainable_variables)
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels[:, 0], model(images)))
     gradients = [g.numpy().astype(np.float64) for g in tape.gradient(loss, model.trainable_variables)]

@@ -7,7 +7,7 @@ from conftest import DIGITS, rows, run, train
 
 import model_zoo
 from distributed.exchange import GradientExchange
-from distributed.optimizer import wrap
+from distributed.optimizer import build, wrap
 from optim.lars import SGD
 from reporting import noise_scale
 from training.noise_scale import NoiseScale
@@ -68,8 +68,9 @@ def test_a_step_measures_the_norms_of_its_micro_batches(loss_scaling):
                                                                    model(images[first:first + 8]))
             loss = tf.reduce_mean(losses)
         gradients.append([one.numpy().astype(np.float64) for one in tape.gradient(loss, model.trainable_variables)])
-    step = make_train_step(TrainStep(model, wrap(SGD(0.0), GradientExchange(), loss_scaling), Totals(), 4,
-                                     measures_noise=True))
+    optimizer = wrap(SGD(0.0), GradientExchange(), loss_scaling)
+    build(optimizer, model.trainable_variables)
+    step = make_train_step(TrainStep(model, optimizer, Totals(), 4, measures_noise=True))
     batches = iter(tf.data.Dataset.from_tensor_slices((images, labels)).batch(8))
     found = StepResult.unpack(step(batches, tf.constant(0.0), tf.constant(0.9)).numpy(), has_squares=True)
     squares = np.array([[np.square(one).sum() for one in micro] for micro in gradients]).mean(axis=0)

@@ -9,7 +9,7 @@ from conftest import run
 
 import model_zoo
 from distributed.exchange import GradientExchange
-from distributed.optimizer import has_dynamic_scale, inner, wrap
+from distributed.optimizer import build, has_dynamic_scale, inner, wrap
 from optim.lars import LARS
 from training.divergence import divergence_reason
 from training.step import StepResult, Totals, TrainStep, make_train_step
@@ -17,7 +17,7 @@ from training.step import StepResult, Totals, TrainStep, make_train_step
 OVERFLOW = """
 import json, sys, numpy as np, tensorflow as tf, horovod.tensorflow as hvd, model_zoo
 from distributed.exchange import GradientExchange
-from distributed.optimizer import wrap
+from distributed.optimizer import build, wrap
 from distributed.torus import ProcessSets
 from distributed.world import World
 from optim.lars import LARS
@@ -28,6 +28,7 @@ hvd.init(process_sets=exchange.process_sets or None)
 tf.keras.mixed_precision.set_global_policy("mixed_float16")
 model = model_zoo.create_model("convnet", 4, 8, seed=1)
 optimizer = wrap(LARS(0.0, weight_decay=1e-4), exchange, loss_scaling=True)
+build(optimizer, model.trainable_variables)
 random = np.random.default_rng(hvd.rank())
 images, labels = random.normal(size=(80, 8, 8, 3)).astype(np.float32), random.integers(0, 4, size=(80, 1))
 if hvd.rank() == 1:
@@ -62,6 +63,7 @@ def test_a_fixed_loss_scale_trains_the_same_and_never_waits():
     for fixed in (None, 1024.0):
         model = model_zoo.create_model("convnet", 4, 8, seed=1)
         optimizer = wrap(LARS(0.0, weight_decay=1e-4), GradientExchange(), loss_scaling=True, loss_scale=fixed)
+        build(optimizer, model.trainable_variables)
         assert has_dynamic_scale(optimizer) == (fixed is None)
         batches = iter(tf.data.Dataset.from_tensor_slices((images, labels)).batch(16).repeat())
         step = make_train_step(TrainStep(model, optimizer, Totals(), 2))
@@ -85,7 +87,8 @@ def test_weights_momentum_and_norms_are_float32(precision):
     try:
         model = model_zoo.create_model("convnet", 4, 8, seed=1)
         optimizer = wrap(LARS(0.0, weight_decay=1e-4), GradientExchange(),
-                     loss_scaling=precision == "mixed_float16")
+                         loss_scaling=precision == "mixed_float16")
+        build(optimizer, model.trainable_variables)
         images, labels = np.random.default_rng(0).normal(size=(32, 8, 8, 3)), np.zeros((32, 1), np.int64)
         batches = iter(tf.data.Dataset.from_tensor_slices((images, labels)).batch(16).repeat())
         step = make_train_step(TrainStep(model, optimizer, Totals(), 2))

@@ -30,6 +30,7 @@ def trained(accumulation_steps, optimizer, xla=False):
     wrapped = wrap(optim.create_optimizer(
         optimizer, 0.0, momentum=0.9, weight_decay=1e-4, trust_coefficient=0.001, epsilon=0.0, exclude=()),
         GradientExchange())
+    build(wrapped, model.trainable_variables)
     totals = Totals()
     step = make_train_step(TrainStep(model, wrapped, totals, accumulation_steps, label_smoothing=0.1, xla=xla))
     for _ in range(4):
@@ -115,6 +116,7 @@ def test_mixed_labels_are_the_loss_of_soft_labels():
     model, twin = (model_zoo.create_model("convnet", 4, 8, seed=1, std=(255.0,) * 3) for _ in range(2))
     optimizer = wrap(optim.create_optimizer(
         "sgd", 0.0, momentum=0.0, weight_decay=0.0, trust_coefficient=0.0, epsilon=0.0, exclude=()), GradientExchange())
+    build(optimizer, model.trainable_variables)
     totals = Totals()
     step = make_train_step(TrainStep(model, optimizer, totals, accumulation_steps=2, label_smoothing=0.1))
     batches = tf.data.Dataset.from_tensor_slices((images, labels, numbers)).batch(8)
