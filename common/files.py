@@ -13,6 +13,9 @@ from pathlib import Path
 from common.errors import UserError
 
 MEMORY = "/dev/shm"
+MOUNTS = Path("/proc/self/mountinfo")
+ON_NETWORK = {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "cifs", "smb3", "ceph", "glusterfs", "9p", "afs", "orangefs",
+              "panfs", "wekafs", "fuse"}
 
 
 def write_atomically(path, content: str | bytes, durable: bool = False) -> None:
@@ -60,6 +63,20 @@ def as_json(content, indent=None) -> str:
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
     return json.dumps(finite(content), indent=indent, allow_nan=False)
+
+
+def is_on_network(path, mounts: Path = MOUNTS) -> bool:
+    """Whether a file is on a network file system. FUSE counts as one, because most of these serve buckets or clusters.
+
+    mounts: the system's list of mounts.
+    """
+    kinds = {}
+    for line in mounts.read_text().splitlines():  # ... root, mount point, options, - type source options
+        before, _, after = line.partition(" - ")
+        kinds[Path(before.split()[4].encode().decode("unicode_escape"))] = after.split()[0]
+    path = Path(path).resolve()
+    kind = next((kinds[one] for one in (path, *path.parents) if one in kinds), "")
+    return kind.partition(".")[0] in ON_NETWORK
 
 
 def flush(path) -> None:

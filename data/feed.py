@@ -181,7 +181,8 @@ class Feed:
         The files that it reads when it is built are deleted at the end of the context.
         """
         split, samples, batch_size, image_size, numbers, mixing, epochs = prepared
-        with opened_reader(split, samples, batch_size, again, epochs) as (read, spool), scratch_folder() as folder:
+        opened = opened_reader(split, samples, batch_size, again, epochs, self.device.mmap)
+        with opened as (read, spool), scratch_folder() as folder:
             read_numbers, read_mixing = (None if rows is None else matrix_reader(rows, folder, name)
                                          for name, rows in (("numbers", numbers), ("mixing", mixing)))
             yield build_pipeline(

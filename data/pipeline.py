@@ -20,7 +20,8 @@ class DecoderSettings:
     """The device that decodes and augments images. name: "cpu" or "gpu". number: index of the GPU, None on a CPU.
 
     threads: number of DALI threads. hw_decoder_load: fraction of the images that the GPU's hardware decoder decodes, if
-    there is one. upload: the TensorFlow device to which batches from a CPU are prefetched, or None.
+    there is one. upload: the TensorFlow device to which batches from a CPU are prefetched, or None. mmap: whether files
+    are mapped into memory, auto (unless they are on a network file system), true or false.
     """
 
     name: str = "cpu"
@@ -28,6 +29,7 @@ class DecoderSettings:
     threads: int = 2
     hw_decoder_load: float = 0.65
     upload: str | None = None
+    mmap: str = "auto"
 
     @property
     def decoder(self) -> dict:

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from common.errors import UserError
-from common.files import in_memory, scratch_folder
+from common.files import in_memory, is_on_network, scratch_folder
 from data import order
 from data.dataset import Split
 from data.formats import tfrecord
@@ -104,10 +104,12 @@ class Layout:
 
 @contextmanager
 def opened_reader(split: Split, samples: np.ndarray, batch_size: int, again: bool = False,
-                  epochs: np.ndarray | None = None) -> Iterator[tuple[Callable, "Spool | None"]]:
+                  epochs: np.ndarray | None = None, mmap: str = "auto"
+                  ) -> Iterator[tuple[Callable, "Spool | None"]]:
     """Yields a function that adds the reader of these samples to DALI's graph, and its spool, or None if it needs none.
 
     The function returns encoded images and labels. DALI can be asked for the first batches. again, epochs: as in Spool.
+    mmap: as in DecoderSettings. A spool is always mapped.
     """
     with ExitStack() as held:
         if split.is_spooled:
@@ -116,7 +118,8 @@ def opened_reader(split: Split, samples: np.ndarray, batch_size: int, again: boo
         else:
             spool, slices, kind = None, order.file_slices(split, samples), split.kind
         scratch = held.enter_context(scratch_folder(in_memory(SMALL_FILE * len(slices))))
-        read = kind.reader(slices, scratch)
+        is_mapped = spool or mmap == "true" or (mmap == "auto" and not is_on_network(slices[0][0]))
+        read = kind.reader(slices, scratch, **{} if is_mapped else {"dont_use_mmap": True})
         if spool:
             spool.admit(0)
         yield read, spool
@@ -172,7 +175,8 @@ class Spool:
         return self
 
     def __exit__(self, *_):
-        self._writer.stdin.close()
+        with suppress(BrokenPipeError):  # a request that could not be sent
+            self._writer.stdin.close()
         self._writer.kill()
         self._writer.wait()
         self._held.close()

@@ -142,7 +142,8 @@ def make_feed(recipe: Recipe, launch: Launch, dataset: Dataset, world: World) ->
     if dataset.is_synthetic:
         return SyntheticFeed(dataset, recipe.validation_image_size, recipe.seed, world.rank, world.size, mixing)
     device = DecoderSettings(name, world.gpu if name == "gpu" else None, launch.dali_threads or world.cores,
-                    launch.hw_decoder_load, upload="/gpu:0" if name == "cpu" and world.gpu is not None else None)
+                    launch.hw_decoder_load, upload="/gpu:0" if name == "cpu" and world.gpu is not None else None,
+                    mmap=launch.mmap)
     return Feed(dataset.in_order(recipe.order), recipe.validation_image_size, recipe.augmentation, recipe.seed,
                 world.rank, world.size, device, mixing, recipe.shuffle_block, recipe.shuffle_group)
 

@@ -164,6 +164,8 @@ class Launch:
     dali_device: Device that decodes and augments the images. auto: the GPU if the model trains on one.
     dali_threads: Number of DALI threads per worker. Default: the number of cores that the worker may use.
     hw_decoder_load: Fraction of the images that the hardware JPEG decoder of a GPU decodes.
+    mmap: Whether DALI maps the files of the dataset into memory. auto: unless they are on a network file system, where
+        reading is faster.
     stage_dir: Folder on a local disk of each node. Before training, the dataset is copied there once per node, or with
         --stage_gb while it is read.
     stage_gb: GB that --stage_dir may hold on each node. Training then fetches what it reads next and keeps there what
@@ -187,6 +189,7 @@ class Launch:
     dali_device: str = flag("auto", ("auto", "cpu", "gpu"))
     dali_threads: int | None = flag(low=1)
     hw_decoder_load: float = flag(0.65, low=0.0, high=1.0)
+    mmap: str = flag("auto", ("auto", "true", "false"), switch=True)
     stage_dir: str | None = None
     stage_gb: float | None = flag(low=1e-3)
     allreduce: str = flag("ring", ALLREDUCES)

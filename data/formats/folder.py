@@ -48,14 +48,14 @@ def records(path, index: Listing, samples) -> Iterator[tuple[bytes, int]]:
         yield (Path(path) / index.files[number]).read_bytes(), int(index.labels[number])
 
 
-def reader(slices, scratch: Path):
+def reader(slices, scratch: Path, **options):
     files = [f"{path}/{index.files[number]}" for path, index, samples in slices for number in samples]
     labels = np.concatenate([index.labels[samples] for _, index, samples in slices]).tolist()
 
     def read():
         from nvidia.dali import fn, types
 
-        encoded, label = fn.readers.file(files=files, labels=labels, name="reader")
+        encoded, label = fn.readers.file(files=files, labels=labels, name="reader", **options)
         return encoded, fn.cast(label, dtype=types.INT64)
 
     return read

@@ -86,8 +86,8 @@ def read_values(path, index, samples, parse: Callable[[bytes], tuple[bytes, int]
                 raise ValueError(f"{path}: the value of key {key!r} {error}") from None
 
 
-def reader(slices, scratch: Path):
-    arguments = sequential.reader_arguments(slices)
+def reader(slices, scratch: Path, **options):
+    arguments = sequential.reader_arguments(slices) | options
 
     def read():
         from nvidia.dali import fn

@@ -18,8 +18,8 @@ def records(path, index, samples) -> Iterator[tuple[bytes, int]]:
     return lmdb.read_values(path, index, samples, messages.read_tensors)
 
 
-def reader(slices, scratch: Path):
-    arguments = sequential.reader_arguments(slices)
+def reader(slices, scratch: Path, **options):
+    arguments = sequential.reader_arguments(slices) | options
 
     def read():
         from nvidia.dali import fn

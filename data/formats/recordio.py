@@ -111,8 +111,8 @@ def _image_and_label(data: bytes, name: str) -> tuple[bytes, int]:
     return data[HEADER.size:], int(label)
 
 
-def reader(slices, scratch: Path):
-    arguments, start, lines = sequential.reader_arguments(slices), 0, []
+def reader(slices, scratch: Path, **options):
+    arguments, start, lines = sequential.reader_arguments(slices) | options, 0, []
     for path, index, _ in slices:
         lines.append(index[:, 0] + start)
         start += Path(path).stat().st_size

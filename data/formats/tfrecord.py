@@ -126,7 +126,7 @@ def examples(path, index, samples) -> Iterator:
             yield features
 
 
-def reader(slices, scratch: Path):
+def reader(slices, scratch: Path, **options):
     paths, indexes, start = [str(path) for path, *_ in slices], [], 0
     lines = index_lines(np.concatenate([index[samples] for _, index, samples in slices]))
     for number, (*_, samples) in enumerate(slices):
@@ -138,7 +138,7 @@ def reader(slices, scratch: Path):
         from nvidia.dali import fn, tfrecord
 
         record = fn.readers.tfrecord(
-            path=paths, index_path=indexes, name="reader",
+            path=paths, index_path=indexes, name="reader", **options,
             features={IMAGE: tfrecord.FixedLenFeature((), tfrecord.string, ""),
                       LABEL: tfrecord.FixedLenFeature([1], tfrecord.int64, -1)})
         return record[IMAGE], record[LABEL]

@@ -3,9 +3,12 @@ import json
 import os
 import shutil
 import struct
+import subprocess
+import sys
 
 import numpy as np
 import pytest
+from conftest import ROOT, require_tool
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -191,3 +194,24 @@ def test_labels_may_count_from_one(in_format, tmp_path):
             return next(batches)[1].numpy()
 
     np.testing.assert_array_equal(labels(copy), labels(in_format("recordio")) - 1)
+
+
+@pytest.mark.parametrize(("name", "order"), [("tfrecord", "global"), ("recordio", "file")])
+def test_files_are_mapped_unless_they_should_not_be(in_format, name, order, tmp_path):
+    """By system calls. What DALI reads is the same."""
+    require_tool("strace")
+    program = ("import sys, numpy as np; from data.dataset import open_dataset; from data.feed import Feed\n"
+               "from data.pipeline import DecoderSettings\n"
+               "dataset, device = open_dataset(sys.argv[1]).in_order(sys.argv[3]), DecoderSettings(mmap=sys.argv[2])\n"
+               "feed = Feed(dataset, 32, 'none', 0, device=device)\n"
+               "with feed.train(0, 2, 64, 64) as batches: print([next(batches)[1].numpy().sum() for _ in range(2)])")
+    found = {}
+    for mmap in ("auto", "true", "false"):
+        trace = tmp_path / mmap
+        words = ["strace", "-f", "-qq", "-y", "-e", "trace=mmap,read,pread64", "-o", trace]
+        words += [sys.executable, "-c", program, in_format(name), mmap, order]
+        done = subprocess.run(words, cwd=ROOT, text=True, capture_output=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-2000:]
+        calls = [line for line in trace.read_text().splitlines() if f"{in_format(name)}/train" in line]
+        found[mmap] = done.stdout, any("mmap(" in line for line in calls)
+    assert found["auto"] == found["true"] == (found["false"][0], True) and not found["false"][1]
