@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -43,6 +43,7 @@ OUT_OF_MEMORY = re.compile("oom when allocating|out of memory|resource_?exhauste
 LIMITS = {"checks": 300, "tests": 600, "speed": 1500, "data": 480, "update": 240, "exchange": 600}  # seconds of a step
 LIMIT = 240.0  # seconds of a command of a step with several
 LARGE_MEMORY = 30.0  # GiB; ResNet-50 in mixed precision fits 256 images per step
+PERSISTENT = "TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"  # lets TensorFlow fuse float16 batch norm, see docs/gpu.md
 PRETENDED = ["tests/test_gpu.py", "-k", "a_step_changes_every_weight"]  # of pytest
 COLUMNS = ("images_per_second", "step_seconds", "compute", "data", "exchange", "grid")  # from the benchmark's rows
 
@@ -87,6 +88,9 @@ def commands(workers: int, memory: float, data_dir: str) -> Iterator[Command]:
     yield Command("checks", {"check": "preflight"}, on_workers(workers, "launch.preflight", f"--data_dir={data_dir}"))
     yield Command("tests", {"tests": "pytest -m gpu"},
                   python("pytest", "-m", "gpu", "-o", "addopts=--import-mode=importlib", "-rs"))
+    fused = training("speed", 1, large, "mixed_float16", xla="false")
+    yield replace(fused, label=fused.label | {"batch norm": "persistent"},
+                  words=["env", f"{PERSISTENT}=1", *fused.words])
     for precision in ("mixed_float16", "float32", "mixed_bfloat16"):
         for size in (64, 128, 256):
             for xla in ("false", "true", *(("auto",) if precision == "mixed_float16" and size == large else ())):

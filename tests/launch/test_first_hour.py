@@ -124,7 +124,7 @@ def test_the_commands_for_gpus_have_flags_that_their_programs_take(workers, memo
         if one.step in ("speed", "data", "exchange"):
             values = flags.read(benchmark.all_flags(), one.words[one.words.index("experiments.benchmark"):])
             assert all(str(values[name].value) == str(value) for name, value in one.label.items()
-                       if name not in ("workers", "hw_decoder_load"))
+                       if name not in ("workers", "hw_decoder_load", "batch norm"))
     measured = {(one.label["precision"], one.label["micro_batch_size"], one.label["xla"])
                 for one in asked if one.step == "speed"}
     assert measured >= {(precision, size, xla) for precision in ("float32", "mixed_float16", "mixed_bfloat16")
