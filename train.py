@@ -99,7 +99,8 @@ def dry_run(settings: Settings) -> None:
         start_and_check_flags(settings)
     samples = run.train_samples or open_named(settings.recipe.data_dir).train.samples
     local_size = run.workers_per_node or (PAPERS_NODE if run.workers else launched.local_size)
-    plan = plan_for(settings, run.workers or launched.size, local_size, samples)
+    schedule = settings.launch.workers_schedule
+    plan = plan_for(settings, run.workers or (schedule.values[0] if schedule else launched.size), local_size, samples)
     if launched.rank == 0:
         if settings.source:
             print(f"recipe: {settings.source}", file=sys.stderr)

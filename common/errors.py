@@ -34,12 +34,16 @@ class UsageError(UserError):
 
 
 class Stopped(UserError):
-    """Training stopped on request, on all ranks, after writing a checkpoint."""
+    """Training stopped, on all ranks, after writing a checkpoint.
+
+    next_workers: the number of workers on which it is to continue, or None if it stopped on request.
+    """
 
     exit_code = ExitCode.STOPPED
 
-    def __init__(self, message):
+    def __init__(self, message, next_workers: int | None = None):
         super().__init__(message, on_all_ranks=True)
+        self.next_workers = next_workers
 
 
 def complain(message, program: str = "train.py") -> None:

@@ -63,6 +63,10 @@ def has_dynamic_scale(optimizer) -> bool:
     return isinstance(optimizer, LossScaleOptimizer) and optimizer.dynamic
 
 
+def workers() -> int:
+    return hvd_keras.size()
+
+
 def scale(optimizer, loss):
     return optimizer.get_scaled_loss(loss) if isinstance(optimizer, LossScaleOptimizer) else loss
 

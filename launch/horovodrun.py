@@ -6,6 +6,7 @@ and kills the workers on all hosts when it is stopped.
 """
 import argparse
 import contextlib
+import itertools
 import re
 import shlex
 import signal
@@ -24,6 +25,7 @@ from launch.binding import workers_here
 from launch.facts import of_gpus as facts_of_gpus
 from launch.micro_batch import micro_batch_flags
 from launch.stage_env import staged
+from launch.workers import next_workers, workers_now
 from training import flags
 
 PROGRAM = "horovodrun.sh"
@@ -53,7 +55,8 @@ def run(options) -> int:
     arguments = [*recipe_flags(recipe_path(options.recipe)), *options.flags]
     settings = flags.parse(["train.py", *arguments])
     hosts = _hosts(options)
-    workers = options.np or sum(host.slots for host in hosts)
+    slots = options.np or sum(host.slots for host in hosts)
+    workers = workers_now(settings, slots)
     facts, silent = [], []
     if not options.dry_run and not options.no_preflight:
         facts, silent = host_lists.ask(hosts, arguments)
@@ -77,7 +80,11 @@ def run(options) -> int:
             code = Job(on_hosts([python, "-m", "launch.preflight", *arguments]), sys.stderr).wait()
             if code:
                 return code
-        return Job(on_hosts(training(arguments, python, root)), sys.stdout).wait()
+        while True:
+            code = Job(on_hosts(training(arguments, python, root)), sys.stdout).wait()
+            if code != ExitCode.STOPPED or not (following := next_workers(settings)):
+                return code
+            workers = following
 
 
 def _options(argv):
@@ -132,10 +139,15 @@ def training(arguments: list[str], python: str = sys.executable, root: Path = RO
 
 
 def horovodrun(hosts, workers: int, interfaces: str | None, worker: list[str]) -> list[str]:
-    """Returns horovodrun's command. Its cache, which keeps checks for an hour, is off, because hosts may change."""
+    """Returns horovodrun's command. Its cache, which keeps checks for an hour, is off, because hosts may change.
+
+    It gets as many slots as workers, on the first hosts, because it starts a worker in each slot, whatever -np is.
+    """
+    before = itertools.accumulate((host.slots for host in hosts), initial=0)
+    used = [(host.name, min(host.slots, workers - start)) for host, start in zip(hosts, before, strict=False)]
     return [sys.executable, "-m", "distributed.gloo", "--gloo", "--disable-cache",
             *([f"--network-interfaces={interfaces}"] if interfaces else []), "-np", str(workers),
-            "-H", ",".join(f"{host.name}:{host.slots}" for host in hosts), *worker]
+            "-H", ",".join(f"{name}:{slots}" for name, slots in used if slots > 0), *worker]
 
 
 class Job:

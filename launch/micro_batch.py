@@ -28,14 +28,14 @@ def micro_batch_flags(settings: Settings, workers: int, memory: float | None) ->
     largest = next(size for least, size in LARGEST if memory >= least)
     batches = settings.recipe.batch_size.values
     for size in reversed(divisors(max(1, batches[0] // workers))):
-        if DEFAULT_LARGEST_MICRO_BATCH < size <= largest and _fits(settings.recipe, size, workers):
+        if DEFAULT_LARGEST_MICRO_BATCH < size <= largest and _fits(settings, size, workers):
             return [f"--micro_batch_size={size}"]
     return []
 
 
-def _fits(recipe, size, workers) -> bool:
+def _fits(settings, size, workers) -> bool:
     try:
-        make_plan(recipe, size, workers, SAMPLES)
+        make_plan(settings.recipe, size, workers, SAMPLES, by_phase=settings.launch.workers_schedule)
     except UserError:
         return False
     return True

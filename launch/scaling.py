@@ -12,7 +12,7 @@ each figure. benchmarks/scaling_here.py writes such a file for this machine.
 """
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import model_zoo
@@ -25,16 +25,18 @@ from distributed.allreduce_plan import ALLREDUCES
 from launch import topology as topologies
 from launch.topology import BYTES, Job, Topology
 from model_zoo.cost import ModelCost, model_cost
+from optim.schedules import Piecewise
 from reporting import scaling as report
 from training.flags import define, recipes_first, with_image_size
 from training.plan import make_plan
 from training.settings import Launch, Recipe
+from training.values import sizes
 
 PUBLISHED = Path(__file__).parent / "published.json"
 MOST_WORKERS = 2**17  # limited, because a forecast iterates over all workers
 MICRO_BATCH_SIZE = 32  # without a recipe, as in arXiv:1811.05233, table 6
 CLASSES = 1000  # without a recipe, as in ImageNet
-BORROWED = ("model", "image_size", "micro_batch_size", "compression", "train_samples")
+BORROWED = ("model", "image_size", "micro_batch_size", "compression", "train_samples", "workers_schedule")
 
 
 def _numbers(texts: list[str]) -> tuple[int, ...]:
@@ -64,13 +66,17 @@ class Options:
 
 @dataclass(frozen=True)
 class Work:
-    """What is trained. samples: size of the training set, or None without a recipe; `recipe` then has the defaults."""
+    """What is trained. samples: size of the training set, or None without a recipe; `recipe` then has the defaults.
+
+    by_phase: --workers_schedule.
+    """
 
     recipe: Recipe
     micro_batch_size: int | None
     bytes_per_gradient: int
     samples: int | None
     classes: int
+    by_phase: Piecewise | None = None
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,7 @@ class Phase:
     steps: int
     global_batch_size: int
     job: Job
+    workers: int
 
 
 def main(argv) -> int:
@@ -131,7 +138,7 @@ def forecast(options: Options, work: Work, model: ModelCost, topology: Topology)
     for workers in options.workers:
         planned = phases(work, model, workers)
         for allreduce in options.allreduce:
-            if topology.grid(allreduce, workers):
+            if all(topology.grid(allreduce, phase.workers) for phase in planned):
                 rows.append(row(topology, planned, workers, allreduce))
                 if not work.samples:
                     del rows[-1]["hours"]
@@ -139,10 +146,11 @@ def forecast(options: Options, work: Work, model: ModelCost, topology: Topology)
 
 
 def row(topology: Topology, planned: list[Phase], workers: int, allreduce: str) -> dict:
-    """Returns one row of the output, averaged over the phases. The grid is the same in all of them."""
+    """Returns one row of the output, averaged over the phases. The grid is that of `workers`, the most of a phase."""
     grid = topology.grid(allreduce, workers)
     steps = sum(phase.steps for phase in planned)
-    seconds = sum(phase.steps * topology.step_seconds(phase.job, grid, allreduce) for phase in planned)
+    seconds = sum(phase.steps * topology.step_seconds(phase.job, topology.grid(allreduce, phase.workers), allreduce)
+                  for phase in planned)
     on_a_node = sum(phase.steps * topology.node_seconds(phase.job) for phase in planned)
     images = sum(phase.steps * phase.global_batch_size for phase in planned)
     return {"workers": workers, "allreduce": allreduce, "grid": list(grid), "step_seconds": seconds / steps,
@@ -156,12 +164,14 @@ def phases(work: Work, model: ModelCost, workers: int) -> list[Phase]:
         return [one_step(model, batch, work.bytes_per_gradient, workers)]
     return [Phase(phase.steps, phase.global_batch_size,
                   Job.of(model, phase.micro_batch_size, phase.accumulation_steps, work.bytes_per_gradient,
-                         work.recipe.batch_norm_statistics == "moving"))
-            for phase in make_plan(work.recipe, work.micro_batch_size, workers, work.samples).phases]
+                         work.recipe.batch_norm_statistics == "moving"), phase.workers)
+            for phase in make_plan(work.recipe, work.micro_batch_size, workers, work.samples,
+                                   by_phase=work.by_phase).phases]
 
 
 def one_step(model: ModelCost, micro_batch_size: int, bytes_per_gradient: int, workers: int) -> Phase:
-    return Phase(1, workers * micro_batch_size, Job(model, micro_batch_size, model.parameters * bytes_per_gradient))
+    job = Job(model, micro_batch_size, model.parameters * bytes_per_gradient)
+    return Phase(1, workers * micro_batch_size, job, workers)
 
 
 def published_results(topology: str, model: str) -> list[dict]:
@@ -193,13 +203,17 @@ def parse(argv) -> tuple[Options, Work]:
     recipes, given = recipes_first(argv[1:])
     values = flags.read(all_flags(bool(recipes)), [argv[0], *recipes, *given])
     options, recipe = flags.parsed(values, Options), with_image_size(flags.parsed(values, Recipe))
+    by_phase = values.workers_schedule and sizes(values.workers_schedule)
+    if by_phase:
+        options = replace(options, workers=(max(by_phase.values),))
     if not options.workers:
         raise UsageError("--workers is missing; give one or more numbers of workers, such as --workers=256,1024")
     samples, classes = values.train_samples if recipes else None, CLASSES
     if recipes and not samples:
         dataset = open_named(recipe.data_dir)
         samples, classes = dataset.train.samples, len(dataset.classes)
-    return options, Work(recipe, values.micro_batch_size, BYTES[values.compression], samples, classes)
+    return options, Work(recipe, values.micro_batch_size, BYTES[values.compression], samples, classes,
+                         by_phase)
 
 
 def all_flags(has_recipe: bool):

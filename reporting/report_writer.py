@@ -72,7 +72,8 @@ class ReportWriter(Observer):
         problem = sys.exception()
         if problem:
             self._waiting.cancel()
-            self._submit(self._record_stop, one_line(problem) or type(problem).__name__)
+            following = getattr(problem, "next_workers", None)
+            self._submit(self._record_stop, one_line(problem) or type(problem).__name__, following)
         self._thread.shutdown()
         if self._is_drawn and not problem:
             print(f"report: {self._files.path / PAGE}", file=sys.stderr)
@@ -105,8 +106,9 @@ class ReportWriter(Observer):
             with contextlib.suppress(Exception):  # the training reports what is wrong with its data
                 self._files.write(SAMPLES, picture(images(PICTURES, LARGE)))
 
-    def _record_stop(self, reason: str):
-        self._files.write(RUN, self._about | {"stopped": reason})
+    def _record_stop(self, reason: str, next_workers: int | None):
+        self._files.write(RUN, self._about | {"stopped": reason} | (
+            {"next_workers": next_workers} if next_workers else {}))
         self._draw()
 
     def _draw_when_due(self):

@@ -43,6 +43,8 @@ RULES = (  # (whether a command line breaks the rule, what to say)
      "--stop_at_target needs --target_top1, such as --target_top1=0.759"),
     (lambda s: s.launch.elastic and s.launch.allreduce == "hierarchical",
      "--allreduce=hierarchical needs Horovod process sets, which --elastic rules out; use --allreduce=torus or ring"),
+    (lambda s: s.launch.workers_schedule and s.launch.elastic,
+     "--workers_schedule plans the number of workers, which --elastic finds out; remove one of them"),
     (lambda s: s.launch.sums_in_tree and s.launch.elastic,
      "--deterministic needs equal numbers of micro-batches, which --elastic does not have; use "
      "--deterministic=same_workers"),

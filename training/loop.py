@@ -32,6 +32,8 @@ def follow_plan(job: Job, recovery: Recovery, observers: Sequence = ()) -> dict:
             if target_is_reached(job):
                 break
             if progress.step < interval.end:
+                if interval.phase.workers != job.world.size:
+                    recovery.hand_over(interval.phase.workers)
                 train_step, batch_size = job.train_step(interval.phase), interval.phase.global_batch_size
                 first, batches = progress.step, training_input.read_on(interval)
             with Pending(job, observers, times, noise) as pending:

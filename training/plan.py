@@ -10,6 +10,7 @@ from data import order
 from distributed import tree
 from distributed.allreduce_plan import RING, AllreducePlan, plan_allreduce
 from optim import schedules
+from optim.schedules import Piecewise
 from training.settings import Launch, Recipe, Settings
 
 DEFAULT_LARGEST_MICRO_BATCH = 64
@@ -33,6 +34,7 @@ class Phase:
     steps: int
     batch_norm_span: int
     image_size: int | None = None  # None: the model's own
+    workers: int = 1
 
     @property
     def neighbours(self) -> int:
@@ -192,7 +194,8 @@ def plan_for(settings: Settings, workers: int, workers_per_node: int, train_samp
     """Returns the plan of a command line. Raises UserError. allreduce: of these workers, if it has been planned."""
     launch = settings.launch
     allreduce = allreduce or allreduce_for(launch, workers, workers_per_node)
-    plan = make_plan(settings.recipe, launch.micro_batch_size, workers, train_samples, allreduce, launch.elastic)
+    plan = make_plan(settings.recipe, launch.micro_batch_size, workers, train_samples, allreduce, launch.elastic,
+                     launch.workers_schedule)
     if (launch.elastic or launch.xla == "true") and any(phase.neighbours > 1 for phase in plan.phases):
         without = "elastic" if launch.elastic else "xla"
         raise UserError(f"--batch_norm_span: its groups would span several workers, which --{without} does not "
@@ -217,19 +220,19 @@ def _check_trees(plan: Plan) -> None:
         if phase.neighbours > 1:
             raise UserError("--deterministic: the groups of --batch_norm_span would span several workers; choose a "
                             "span of at most --micro_batch_size, or use --deterministic=same_workers")
-        if not tree.is_subtree(phase.micro_batches, plan.workers):
+        if not tree.is_subtree(phase.micro_batches, phase.workers):
             possible = [str(one) for one in divisors(phase.micro_batches) if tree.is_subtree(phase.micro_batches, one)]
             raise UserError(f"--deterministic: the sums over {phase.micro_batches} micro-batches have another order on "
-                            f"{plan.workers} workers than on {' or '.join(possible)}; use one of these numbers, or "
+                            f"{phase.workers} workers than on {' or '.join(possible)}; use one of these numbers, or "
                             "--deterministic=same_workers")
 
 
 def make_plan(recipe: Recipe, micro_batch_size: int | None, workers: int, train_samples: int,
-              allreduce: AllreducePlan = RING, elastic: bool = False) -> Plan:
+              allreduce: AllreducePlan = RING, elastic: bool = False, by_phase: Piecewise | None = None) -> Plan:
     """Returns the plan of a recipe on a number of workers. Raises UserError if the recipe cannot be carried out.
 
     If a batch size is not divisible, the error names the nearest sizes that are. elastic: workers then process
-    different numbers of micro-batches instead, as long as each has at least one.
+    different numbers of micro-batches instead, as long as each has at least one. by_phase: --workers_schedule.
     """
     batches, epochs = recipe.batch_size, _tidy(recipe.epochs)
     changing = {name: getattr(recipe, name) for name in ("batch_size", "batch_norm_span", "image_size")}
@@ -239,8 +242,11 @@ def make_plan(recipe: Recipe, micro_batch_size: int | None, workers: int, train_
             raise UserError(f"--{name}={schedule} has a phase that starts at or after --epochs={epochs}; "
                             "remove the phase or raise --epochs")
     starts = sorted({start for schedule in changing.values() for start in schedule.boundaries})
-    phases = tuple(_phase(recipe, _tidy(start), _tidy(end), micro_batch_size, workers, train_samples, elastic)
-                   for start, end in zip(starts, [*starts[1:], epochs], strict=True))
+    if by_phase and not {*by_phase.boundaries} <= {*starts}:
+        raise UserError(f"--workers_schedule={by_phase}: the number of workers can change where a phase of the recipe "
+                        f"starts: {', '.join(f'{start:g}' for start in starts)}")
+    phases = tuple(_phase(recipe, _tidy(start), _tidy(end), micro_batch_size, by_phase(start) if by_phase else workers,
+                          train_samples, elastic) for start, end in zip(starts, [*starts[1:], epochs], strict=True))
     rate = schedules.scaled(recipe.learning_rate, recipe.lr_scaling, recipe.base_batch_size, batches.values[0])
     learning_rate = schedules.LearningRate(
         rate, epochs, recipe.lr_schedule, recipe.poly_power, recipe.lr_boundaries, recipe.warmup,
@@ -270,7 +276,7 @@ def _phase(recipe, start, end, micro_batch, workers, train_samples, elastic):
     if span:
         micro = _micro_batch_for(span, micros, workers)
     steps = max(1, math.floor((_exact(end) - _exact(start)) * train_samples / batch))
-    return Phase(start, end, batch, micro, -(-batch // (workers * micro)), steps, span or micro, image_size)
+    return Phase(start, end, batch, micro, -(-batch // (workers * micro)), steps, span or micro, image_size, workers)
 
 
 def _micro_batches(batch: int, given: int | None, workers: int, in_pairs: bool, elastic: bool) -> list[int]:

@@ -24,7 +24,8 @@ class TrainingInput:
     def __init__(self, job: Job):
         self._job = job
         largest = SAMPLES * job.world.size if job.feed.dataset.train.any_order else 0
-        self._spans = list(grouped(job.plan.intervals(), largest))
+        own = (interval for interval in job.plan.intervals() if interval.phase.workers == job.world.size)
+        self._spans = list(grouped(own, largest))
         self._pipeline = OpenPipeline()
         self._first = 0  # step at which the pipeline was opened
         self._thread = ThreadPoolExecutor(1, "input")

@@ -137,6 +137,20 @@ class Recovery:
         raise Stopped(f"stopped on request after step {self._job.state.progress.step} of {self._job.plan.steps}, "
                       f"with a checkpoint; continue with --output_dir={self._folder.path}")
 
+    def hand_over(self, workers: int) -> None:
+        """Saves a checkpoint for the next phase, which needs another number of workers, and raises Stopped.
+
+        Raises UserError if training starts on another number than its first phase needs.
+        """
+        step, schedule = self._job.state.progress.step, self._job.settings.launch.workers_schedule
+        if not step:
+            raise UserError(f"--workers_schedule={schedule}: training starts on {workers} workers, not on "
+                            f"{self._job.world.size}", on_all_ranks=True)
+        self._save()
+        self._wait("the checkpoint for the next phase could not be written; see the line above")
+        raise Stopped(f"the phase after step {step} of {self._job.plan.steps} needs {workers} workers; continue there "
+                      f"with --output_dir={self._folder.path}", workers)
+
     def roll_back(self, problem: Diverged, observers) -> None:
         """Restores the newest good checkpoint. Training then repeats the steps since that checkpoint on new data.
 

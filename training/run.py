@@ -52,7 +52,8 @@ def make_training(settings: Settings, dataset: Dataset, plan: Plan | None, stop:
         nccl = worlds.has_nccl(launch.device)
         exchange = build.make_exchange(launch, allreduce_for(launch, launched.size, launched.local_size, nccl), nccl)
         process_sets = distinct(exchange.process_sets, *(
-            Neighbours(phase.neighbours, plan.workers).process_sets for phase in plan.phases if phase.neighbours > 1))
+            Neighbours(phase.neighbours, plan.workers).process_sets for phase in plan.phases
+            if phase.neighbours > 1 and phase.workers == plan.workers))
     with startup.stage(f"connecting {launched.size} workers" if launched.size > 1 else "starting Horovod"):
         world = worlds.start(settings.recipe.seed, launch.is_deterministic, process_sets, launch.fusion_mb,
                              settings.run.timeline, launch.device, launch.threads)

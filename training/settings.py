@@ -180,6 +180,8 @@ class Launch:
     deterministic: Reproduce the same weights, bit for bit, in every run, including resumed runs. true: also on other
         numbers of workers, if --micro_batch_size and --batch_norm_span are the same. same_workers: only on the same
         number of workers, for what true does not support.
+    workers_schedule: Number of workers from the start of each phase on, such as 0:3456,30:2048. Where it changes,
+        training saves and exits with 75. The launch scripts continue it on the next number of workers.
     elastic: Continue when workers are lost or join. Needs horovodrun --min-np=N --max-np=N
         --host-discovery-script=SCRIPT.
     """
@@ -198,6 +200,7 @@ class Launch:
     compression: str = flag("none", ("none", "fp16"))
     xla: str = flag("false", ("false", "true", "auto"), switch=True)
     deterministic: str = flag("false", ("false", "true", "same_workers"), switch=True)
+    workers_schedule: Piecewise | None = flag(None, parse=values.sizes)
     elastic: bool = False
 
     @property

@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
@@ -166,7 +165,7 @@ def make_train_step(parts: TrainStep):
     shapes = [*(variable.shape for variable in variables), (3,), (moving.size if moving else 0,),
               (len(variables) if parts.measures_noise else 0,)]
     gradients_of = accumulated(make_micro_batch(parts), shapes, parts.accumulation_steps, parts.in_tree)
-    micro_batches = parts.micro_batches or parts.accumulation_steps * hvd.size()
+    micro_batches = parts.micro_batches or parts.accumulation_steps * distributed.workers()
 
     @tf.function(autograph=False)
     def step(iterator, learning_rate, momentum, timed=False, position=0, signals=NO_SIGNALS):

@@ -7,9 +7,10 @@ import time
 
 import numpy as np
 import pytest
-from conftest import ROOT, rows, weights
+from conftest import ROOT, rows, train, weights
 
 from experiments import sweep
+from tests.launch.test_workers import PHASES
 from tests.rigs.slurm import Slurm
 
 SUBMIT = ROOT / "launch" / "slurm" / "submit.sh"
@@ -73,6 +74,17 @@ def test_two_nodes_train_the_same_with_mpirun_and_with_srun(slurm, tmp_path, und
     assert '"world_size": 2' in job_output(tmp_path) and "2 workers on node[1-2], with srun" in job_output(tmp_path)
     assert (tmp_path / "runs" / f"slurm-{job}-logs" / "rank-1.log").is_file()
     assert same(tmp_path / "runs" / f"slurm-{job}", undisturbed)
+
+
+def test_a_phase_on_fewer_workers_continues_in_the_same_job(slurm, tmp_path):
+    """To the bit what one worker trains alone."""
+    job = submit(slurm, tmp_path, *NODES, PHASES[0].partition("=")[2], *PHASES[1:], "--workers_schedule=0:2,1:1,2:2")
+    [ended] = slurm.wait_for_end(job, 300)
+    assert ended["JobState"] == "COMPLETED" and ended["Restarts"] == "0", job_output(tmp_path)
+    said = [line.split()[3] for line in job_output(tmp_path).splitlines() if line.startswith("train.sbatch: continues")]
+    assert said == ["1", "2"]
+    train(*PHASES, f"--output_dir={tmp_path / 'alone'}")
+    assert same(tmp_path / "runs" / f"slurm-{job}", tmp_path / "alone")
 
 
 def test_the_preflight_comes_first_and_launcher_auto_finds_one_and_a_notice_before_requeues(slurm, tmp_path):

@@ -1,0 +1,50 @@
+"""Prints the number of workers to start: `python -m launch.workers --workers=N [train.py's flags]`.
+
+That is N without --workers_schedule. With it, it is the number that the run in --output_dir asked for when it ended its
+last phase, or the first of the schedule. With --next, it prints only the former, or nothing.
+"""
+import sys
+from pathlib import Path
+
+from common import command
+from common.errors import UsageError, UserError
+from reporting.run_folder import RUN, RunFolder
+from training import flags
+from training.settings import Settings
+
+
+def next_workers(settings: Settings) -> int | None:
+    """Returns the number of workers that a run needs for its next phase, or None if it did not end at one."""
+    if not (settings.launch.workers_schedule and settings.run.output_dir):
+        return None
+    return RunFolder(Path(settings.run.output_dir), reader="launch").read(RUN).get("next_workers")
+
+
+def workers_now(settings: Settings, available: int) -> int:
+    """Returns the number of workers to start. Raises UserError if so many are not available."""
+    schedule = settings.launch.workers_schedule
+    if not schedule:
+        return available
+    if not settings.run.output_dir:
+        raise UserError("--workers_schedule needs an --output_dir, where the next phase continues")
+    if (most := max(schedule.values)) > available:
+        raise UserError(f"--workers_schedule={schedule} needs {most} workers, but {available} are available")
+    return next_workers(settings) or schedule.values[0]
+
+
+def main(argv) -> int:
+    """Runs a command line; returns the exit code."""
+    with command.shell("launch.workers") as ending:
+        words = [word for word in argv[1:] if word == "--next" or word.startswith("--workers=")]
+        settings = flags.parse(["train.py", *(word for word in argv[1:] if word not in words)])
+        if "--next" in words:
+            print(next_workers(settings) or "", end="")
+        elif not words or not words[0].partition("=")[2].isdecimal():
+            raise UsageError("--workers=N is missing")
+        else:
+            print(workers_now(settings, int(words[0].partition("=")[2])))
+    return ending.code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
