@@ -19,6 +19,8 @@ IMAGENET = 1281167
 BY_HAND = {
     "table1-resnet50-8192": (6.4, [90 * IMAGENET // 8192]),
     "section3.1-goyal-resnet50-8192": (3.2, [90 * IMAGENET // 8192]),
+    "section2.4-li-resnet152-5120": (1, [110 * IMAGENET // 5120]),
+    "table1-smith-resnet50-8192-16384": (3.2, [30 * IMAGENET // 8192, 60 * IMAGENET // 16384]),
     "table7-resnet50-32768-known": (32, [90 * IMAGENET // 32768]),
     "table7-resnet50-16384-rate25": (25, [90 * IMAGENET // 16384]),
     "table7-resnet50-32768-rate29": (29, [90 * IMAGENET // 32768]),
@@ -36,8 +38,9 @@ def plan(path, workers) -> Plan:
 
 def test_there_is_one_for_each_row():
     count = {folder: sum(path.parent.name == folder for path in PAPERS) for folder in recipe_list.PAPERS}
-    # LARS: tables 1 (2), 2 (13), 3 (11), 5 (3), 6 (3), 7 (4, and 4 with other rates), section 3.1 (2).
-    assert count == {"lars_1708.03888": 42, "sysml18": 5, "sony_1811.05233": 6, "mlperf": 10}
+    # LARS: tables 1 (2), 2 (13), 3 (11), 5 (3), 6 (3), 7 (4, and 4 with other rates), sections 2.4 and 3.1 (2
+    # each). Sony: table 3 (5), table 1 (2).
+    assert count == {"lars_1708.03888": 44, "sysml18": 5, "sony_1811.05233": 7, "mlperf": 10}
 
 
 NOT_ON_256 = {"table4-resnet50-16000": "15872 and 16128", "resnet50-b1632": "1536 and 1792",
