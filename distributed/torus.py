@@ -137,8 +137,9 @@ class AllToAll(Torus):
         return self._scatter(flat, self._row, f"{name}_scatter")
 
     def all_reduce(self, flat, name):
-        return flat if len(self._column) == 1 else self._gather(self._scatter(flat, self._column, f"{name}_down"),
-        self._column, f"{name}_up")
+        if len(self._column) == 1:
+            return flat
+        return self._gather(self._scatter(flat, self._column, f"{name}_down"), self._column, f"{name}_up")
 
     def all_gather(self, flat, name):
         return self._gather(flat, self._row, f"{name}_gather")
