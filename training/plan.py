@@ -83,7 +83,7 @@ class Plan:
 
     train_samples: size of the training set. samples: number of samples that all steps process. evaluate_every: number
     of epochs. reads_by_file: whether each epoch is divided among the workers for itself, as --order=file needs.
-    momentum_correction: see step_momentum.
+    momentum_correction: see step_momentum. workers_change: whether phases have numbers of workers of their own.
     """
 
     workers: int
@@ -97,6 +97,7 @@ class Plan:
     evaluate_every: int = 1
     reads_by_file: bool = False
     momentum_correction: bool = False
+    workers_change: bool = False
 
     @property
     def steps(self) -> int:
@@ -150,8 +151,8 @@ class Plan:
         return {
             "workers": self.workers, "train_samples": self.train_samples, "epochs": self.epochs, "steps": self.steps,
             "peak_learning_rate": self.learning_rate.peak, "exchange": self.allreduce.as_json(),
-            "phases": [{name: value for name, value in vars(phase).items() if name not in APART}
-                       for phase in self.phases],
+            "phases": [{name: value for name, value in vars(phase).items()
+                        if name not in APART and (name != "workers" or self.workers_change)} for phase in self.phases],
             **{name: [getattr(phase, name) for phase in self.phases] for name in APART},
             "schedule": [{"epoch": epoch, **self.rates(epoch)} for epoch in range(math.ceil(self.epochs))],
         }
@@ -256,7 +257,7 @@ def make_plan(recipe: Recipe, micro_batch_size: int | None, workers: int, train_
         raise UserError(f"--warmup=gradual would lower the learning rate from {first:g} to {full:g}; choose a lower "
                         "--warmup_learning_rate")
     plan = Plan(workers, train_samples, epochs, learning_rate, recipe.momentum_schedule, recipe.momentum, phases,
-                allreduce, recipe.evaluate_every, recipe.order == "file", recipe.momentum_correction)
+                allreduce, recipe.evaluate_every, recipe.order == "file", recipe.momentum_correction, bool(by_phase))
     try:
         plan.as_json()
     except ValueError as error:

@@ -233,13 +233,14 @@ def test_with_a_container_the_host_needs_no_python_of_ours(tmp_path):
     # What the job would do on its node, up to the workers' start: there is no Pyxis here.
     node = tmp_path / "bin"
     node.mkdir()
-    (node / "srun").write_text('#!/bin/sh\necho "$CUDA_CACHE_PATH $*"\n')
+    (node / "srun").write_text('#!/bin/sh\necho "$CUDA_CACHE_PATH $*" >&2\n'
+                               'case "$*" in *" -m launch.workers "*) echo 8 ;; esac\n')
     (node / "srun").chmod(0o755)
     done = subprocess.run(["bash", "-c", body], cwd=tmp_path, text=True, capture_output=True, timeout=60,
                           env={"PATH": f"{node}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_NTASKS": "8",
                                "SLURM_NODELIST": "n1", "HOME": str(tmp_path)})
     assert "run 'uv sync'" not in done.stderr, done.stderr
-    first = done.stderr.splitlines()[1]
+    first = next(line for line in done.stderr.splitlines() if "-m launch.preflight" in line)
     assert first.startswith(f"{tmp_path}/runs/cuda-cache --mpi=pmix")
     assert "--container-image=/images/bigbatch.sqsh" in first and "/opt/bigbatch/.venv/bin/python -m launch" in first
     done = submitted()
