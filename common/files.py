@@ -71,9 +71,10 @@ def is_on_network(path, mounts: Path = MOUNTS) -> bool:
     mounts: the system's list of mounts.
     """
     kinds = {}
-    for line in mounts.read_text().splitlines():  # ... root, mount point, options, - type source options
-        before, _, after = line.partition(" - ")
-        kinds[Path(before.split()[4].encode().decode("unicode_escape"))] = after.split()[0]
+    for line in mounts.read_bytes().splitlines():  # ... root, mount point, options, - type source options
+        before, _, after = line.partition(b" - ")
+        mount = before.split()[4].decode("unicode_escape").encode("latin-1")  # a space is \\040 there
+        kinds[Path(os.fsdecode(mount))] = os.fsdecode(after.split()[0])
     path = Path(path).resolve()
     kind = next((kinds[one] for one in (path, *path.parents) if one in kinds), "")
     return kind.partition(".")[0] in ON_NETWORK

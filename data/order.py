@@ -109,10 +109,9 @@ def worker_positions(split: Split, steps: int, batch_size: int, shard: int, shar
     that are read file by file ignore it.
     """
     size = micro_batch_size
+    own = micro_batches(batch_size, size, shard, shards, neighbours if split.any_order else 1)
     if not split.any_order:
-        own = micro_batches(batch_size, size, shard, shards)
         return size * steps * own.start + np.arange(size * steps * len(own))
-    own = micro_batches(batch_size, size, shard, shards, neighbours)
     firsts = np.arange(steps)[:, None] * batch_size + np.array(own, np.int64) * size
     return (firsts[:, :, None] + np.arange(size)).reshape(-1)
 

@@ -1,4 +1,4 @@
-"""Chooses the all-reduce of the gradients: ring, torus or hierarchical, grid, backend, and why. Plain Python."""
+"""Chooses the all-reduce of the gradients (ring, torus, hierarchical, tree), its grid and backend. Plain Python."""
 import re
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,8 @@
 """The gradient exchange: a callable with which Horovod's DistributedOptimizer averages gradients.
 
-It makes one pass over buckets of gradients. It sums each bucket over the workers (ring, torus or hierarchical). Whoever
-uses the sums multiplies them to get means. If gradients are compressed to float16, each is scaled to fit (float16.py).
+It makes one pass over buckets of gradients. It sums each bucket over the workers (ring, torus, hierarchical or tree).
+Whoever uses the sums multiplies them to get means. If gradients are compressed to float16, each is scaled to fit
+(float16.py).
 """
 import os
 from collections.abc import Sequence

@@ -7,8 +7,6 @@ itself, with one partial sum in memory for each level, and the workers add the r
 the upper levels.
 """
 from collections.abc import Callable, Sequence
-from functools import reduce
-from operator import add
 
 
 def branches(terms: int) -> tuple[int, ...]:
@@ -30,9 +28,8 @@ def is_subtree(terms: int, workers: int) -> bool:
 
 def total(parts: Sequence):
     """Adds the workers' sums in the order of the tree."""
-    for count in branches(len(parts)):
-        parts = [reduce(add, parts[first:first + count]) for first in range(0, len(parts), count)]
-    return parts[0]
+    leaves = ([part] for part in parts)
+    return summed(lambda: next(leaves), branches(len(parts)))[0]
 
 
 def path(leaf: int, levels: Sequence[int]) -> tuple[tuple[int, ...], int]:

@@ -8,9 +8,9 @@ span. Elastic training (--elastic) needs the default, which changes with the num
 import sys
 
 from common import command
-from common.errors import UsageError, UserError
+from common.errors import UserError
 from distributed import gpus
-from training import flags
+from launch.workers import parse
 from training.plan import DEFAULT_LARGEST_MICRO_BATCH, divisors, make_plan
 from training.settings import Settings
 
@@ -35,7 +35,7 @@ def micro_batch_flags(settings: Settings, workers: int, memory: float | None) ->
 
 def _fits(settings, size, workers) -> bool:
     try:
-        make_plan(settings.recipe, size, workers, SAMPLES, by_phase=settings.launch.workers_schedule)
+        make_plan(settings.recipe, size, workers, SAMPLES, workers_schedule=settings.launch.workers_schedule)
     except UserError:
         return False
     return True
@@ -44,12 +44,9 @@ def _fits(settings, size, workers) -> bool:
 def main(argv) -> int:
     """Runs a command line; returns the exit code."""
     with command.shell("launch.micro_batch") as ending:
-        words = [word for word in argv[1:] if word.startswith("--workers=")]
-        if not words or not words[0].partition("=")[2].isdecimal():
-            raise UsageError("--workers=N is missing")
-        settings = flags.parse([argv[0], *(word for word in argv[1:] if word not in words)])
+        workers, settings = parse(argv)
         memory = min((gpu.memory for gpu in gpus.visible(settings.launch.device)), default=None)
-        found = micro_batch_flags(settings, int(words[0].partition("=")[2]), memory)
+        found = micro_batch_flags(settings, workers, memory)
         print(*found, sep="", end="\n" if found else "")
     return ending.code
 

@@ -68,7 +68,7 @@ class Options:
 class Work:
     """What is trained. samples: size of the training set, or None without a recipe; `recipe` then has the defaults.
 
-    by_phase: --workers_schedule.
+    workers_schedule: number of workers from each epoch on.
     """
 
     recipe: Recipe
@@ -76,7 +76,7 @@ class Work:
     bytes_per_gradient: int
     samples: int | None
     classes: int
-    by_phase: Piecewise | None = None
+    workers_schedule: Piecewise | None = None
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def phases(work: Work, model: ModelCost, workers: int) -> list[Phase]:
                   Job.of(model, phase.micro_batch_size, phase.accumulation_steps, work.bytes_per_gradient,
                          work.recipe.batch_norm_statistics == "moving"), phase.workers)
             for phase in make_plan(work.recipe, work.micro_batch_size, workers, work.samples,
-                                   by_phase=work.by_phase).phases]
+                                   workers_schedule=work.workers_schedule).phases]
 
 
 def one_step(model: ModelCost, micro_batch_size: int, bytes_per_gradient: int, workers: int) -> Phase:
@@ -203,9 +203,9 @@ def parse(argv) -> tuple[Options, Work]:
     recipes, given = recipes_first(argv[1:])
     values = flags.read(all_flags(bool(recipes)), [argv[0], *recipes, *given])
     options, recipe = flags.parsed(values, Options), with_image_size(flags.parsed(values, Recipe))
-    by_phase = values.workers_schedule and sizes(values.workers_schedule)
-    if by_phase:
-        options = replace(options, workers=(max(by_phase.values),))
+    workers_schedule = values.workers_schedule and sizes(values.workers_schedule)
+    if workers_schedule:
+        options = replace(options, workers=(max(workers_schedule.values),))
     if not options.workers:
         raise UsageError("--workers is missing; give one or more numbers of workers, such as --workers=256,1024")
     samples, classes = values.train_samples if recipes else None, CLASSES
@@ -213,7 +213,7 @@ def parse(argv) -> tuple[Options, Work]:
         dataset = open_named(recipe.data_dir)
         samples, classes = dataset.train.samples, len(dataset.classes)
     return options, Work(recipe, values.micro_batch_size, BYTES[values.compression], samples, classes,
-                         by_phase)
+                         workers_schedule)
 
 
 def all_flags(has_recipe: bool):

@@ -32,17 +32,24 @@ def workers_now(settings: Settings, available: int) -> int:
     return next_workers(settings) or schedule.values[0]
 
 
+def parse(argv) -> tuple[int, Settings]:
+    """Parses `--workers=N [train.py's flags]`. Raises UsageError."""
+    words = [word for word in argv[1:] if word.startswith("--workers=")]
+    if not words or not words[0].partition("=")[2].isdecimal():
+        raise UsageError("--workers=N is missing")
+    settings = flags.parse(["train.py", *(word for word in argv[1:] if word not in words)])
+    return int(words[0].partition("=")[2]), settings
+
+
 def main(argv) -> int:
     """Runs a command line; returns the exit code."""
     with command.shell("launch.workers") as ending:
-        words = [word for word in argv[1:] if word == "--next" or word.startswith("--workers=")]
-        settings = flags.parse(["train.py", *(word for word in argv[1:] if word not in words)])
-        if "--next" in words:
+        if "--next" in argv:
+            settings = flags.parse(["train.py", *(word for word in argv[1:] if word != "--next")])
             print(next_workers(settings) or "", end="")
-        elif not words or not words[0].partition("=")[2].isdecimal():
-            raise UsageError("--workers=N is missing")
         else:
-            print(workers_now(settings, int(words[0].partition("=")[2])))
+            workers, settings = parse(argv)
+            print(workers_now(settings, workers))
     return ending.code
 
 

@@ -10,8 +10,8 @@ def convnet(x, classes, batch_norm_momentum, seed):
     """Three 3x3 convolutions of 16, 32 and 64 channels, each with max pooling, and dense layers of 128 and `classes`.
 
     Weights use He initialisation. Biases start as in AlexNet (alexnet.py), not at zero: LARS's trust ratio of a zero
-    bias is 1, so its first step would use the full learning rate. There is no norm and no dropout, so
-    batch_norm_momentum and stream are ignored.
+    bias is 1, so its first step would use the full learning rate. There is no batch norm, so
+    batch_norm_momentum is ignored.
     """
     del batch_norm_momentum
     numbers = seeds(seed)

@@ -83,10 +83,12 @@ def make_job(settings: Settings, plan: Plan, world: World, feed, state: State) -
 
         own = phase.micro_batches_of(world.rank, world.size)
         return make_train_step(TrainStep(
-            state.model, state.optimizer, state.totals, len(own), own, phase.micro_batches,
-            settings.launch.sums_in_tree, recipe.label_smoothing, settings.launch.xla == "true", state.moving,
-            state.layers, Span.of(phase, world.size), state.average and update_average,
-            settings.run.log_noise_scale))
+            state.model, state.optimizer, state.totals,
+            accumulation_steps=len(own), own=own, micro_batches=phase.micro_batches,
+            in_tree=settings.launch.sums_in_tree, label_smoothing=recipe.label_smoothing,
+            xla=settings.launch.xla == "true", moving=state.moving, layers=state.layers,
+            span=Span.of(phase, world.size), after_update=state.average and update_average,
+            measures_noise=settings.run.log_noise_scale))
 
     evaluate = make_evaluator(settings.launch, state.model, feed, world, state.average)
     divergence = functools.partial(

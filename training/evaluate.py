@@ -65,7 +65,8 @@ class Evaluator:
 
     def _metrics(self, outcomes: np.ndarray) -> dict[str, float]:
         """Returns means and counts over all samples, added in the order of the dataset."""
-        samples, (*_, losses, rivals) = len(outcomes), outcomes.T
+        samples = len(outcomes)
+        _, _, losses, rivals = outcomes.T
         top1, top5 = (int(np.sum(rivals < most)) for most in (1, min(5, len(self._feed.dataset.classes))))
         return {"val_loss": float(np.mean(losses, dtype=np.float64)), "val_top1": top1 / samples,
                 "val_top5": top5 / samples, "val_top1_count": top1, "val_top5_count": top5, "val_samples": samples}

@@ -229,11 +229,13 @@ def _check_trees(plan: Plan) -> None:
 
 
 def make_plan(recipe: Recipe, micro_batch_size: int | None, workers: int, train_samples: int,
-              allreduce: AllreducePlan = RING, elastic: bool = False, by_phase: Piecewise | None = None) -> Plan:
+              allreduce: AllreducePlan = RING, elastic: bool = False,
+              workers_schedule: Piecewise | None = None) -> Plan:
     """Returns the plan of a recipe on a number of workers. Raises UserError if the recipe cannot be carried out.
 
     If a batch size is not divisible, the error names the nearest sizes that are. elastic: workers then process
-    different numbers of micro-batches instead, as long as each has at least one. by_phase: --workers_schedule.
+    different numbers of micro-batches instead, as long as each has at least one. workers_schedule: number of workers
+    from each epoch on.
     """
     batches, epochs = recipe.batch_size, _tidy(recipe.epochs)
     changing = {name: getattr(recipe, name) for name in ("batch_size", "batch_norm_span", "image_size")}
@@ -243,11 +245,12 @@ def make_plan(recipe: Recipe, micro_batch_size: int | None, workers: int, train_
             raise UserError(f"--{name}={schedule} has a phase that starts at or after --epochs={epochs}; "
                             "remove the phase or raise --epochs")
     starts = sorted({start for schedule in changing.values() for start in schedule.boundaries})
-    if by_phase and not {*by_phase.boundaries} <= {*starts}:
-        raise UserError(f"--workers_schedule={by_phase}: the number of workers can change where a phase of the recipe "
-                        f"starts: {', '.join(f'{start:g}' for start in starts)}")
-    phases = tuple(_phase(recipe, _tidy(start), _tidy(end), micro_batch_size, by_phase(start) if by_phase else workers,
-                          train_samples, elastic) for start, end in zip(starts, [*starts[1:], epochs], strict=True))
+    if workers_schedule and not {*workers_schedule.boundaries} <= {*starts}:
+        raise UserError(f"--workers_schedule={workers_schedule}: the number of workers can change where a phase of the "
+                        f"recipe starts: {', '.join(f'{start:g}' for start in starts)}")
+    phases = tuple(_phase(recipe, _tidy(start), _tidy(end), micro_batch_size,
+                          workers_schedule(start) if workers_schedule else workers, train_samples, elastic)
+                   for start, end in zip(starts, [*starts[1:], epochs], strict=True))
     rate = schedules.scaled(recipe.learning_rate, recipe.lr_scaling, recipe.base_batch_size, batches.values[0])
     learning_rate = schedules.LearningRate(
         rate, epochs, recipe.lr_schedule, recipe.poly_power, recipe.lr_boundaries, recipe.warmup,
@@ -257,7 +260,8 @@ def make_plan(recipe: Recipe, micro_batch_size: int | None, workers: int, train_
         raise UserError(f"--warmup=gradual would lower the learning rate from {first:g} to {full:g}; choose a lower "
                         "--warmup_learning_rate")
     plan = Plan(workers, train_samples, epochs, learning_rate, recipe.momentum_schedule, recipe.momentum, phases,
-                allreduce, recipe.evaluate_every, recipe.order == "file", recipe.momentum_correction, bool(by_phase))
+                allreduce, recipe.evaluate_every, recipe.order == "file", recipe.momentum_correction,
+                bool(workers_schedule))
     try:
         plan.as_json()
     except ValueError as error:

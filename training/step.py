@@ -224,7 +224,8 @@ def make_micro_batch(parts: TrainStep):
         arrived = clock.after([images, labels])
         with tf.control_dependencies([arrived]):  # with one thread, the clock could be read after computing
             images = tf.identity(images)
-        labels, samples = tf.squeeze(labels, 1), tf.shape(labels, tf.int64)[0]
+        labels = tf.squeeze(labels, 1)
+        samples = tf.shape(labels, tf.int64)[0]
         position += samples * tf.cast(own.start + own.step * number, tf.int64)
         gradients, statistics, losses, logits = backward(images, labels, position, *rows)
         if rows:  # top-1 counts the label with the larger weight

@@ -78,12 +78,14 @@ def test_what_is_not_ours_is_left_alone(shared_disk, as_another_user):
 
 @pytest.mark.parametrize(("path", "expected"), [
     ("/data/imagenet/train.tfrecord", True), ("/data/local/train.tfrecord", False), ("/home/me/my set/a.jpg", True),
-    ("/scratch/a", True), ("/mnt/bucket/a", True), ("/mnt/usb/a", False), ("/etc/hosts", False)])
+    ("/scratch/a", True), ("/mnt/bucket/a", True), ("/mnt/usb/a", False), ("/etc/hosts", False),
+    ("/mnt/Größe/a", True), (b"/mnt/\xff/a", True)])
 def test_a_network_file_system_is_recognized(path, expected, tmp_path):
     """By the innermost mount, in the kernel's form: a space in a name is \\040."""
     mounts = (("/", "ext4"), ("/data", "nfs4"), ("/data/local", "xfs"), (r"/home/me/my\040set", "cifs"),
-              ("/scratch", "lustre"), ("/mnt/bucket", "fuse.s3fs"), ("/mnt/usb", "fuseblk"))
+              ("/scratch", "lustre"), ("/mnt/bucket", "fuse.s3fs"), ("/mnt/usb", "fuseblk"), ("/mnt/Größe", "nfs"),
+              (os.fsdecode(b"/mnt/\xff"), "nfs"))
     lines = [f"{number} 20 0:{number} / {place} rw,relatime shared:1 - {kind} source rw"
              for number, (place, kind) in enumerate(mounts)]
-    (tmp_path / "mountinfo").write_text("\n".join(lines) + "\n")
-    assert is_on_network(path, tmp_path / "mountinfo") == expected
+    (tmp_path / "mountinfo").write_bytes(os.fsencode("\n".join(lines) + "\n"))
+    assert is_on_network(os.fsdecode(path), tmp_path / "mountinfo") == expected
