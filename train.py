@@ -103,7 +103,7 @@ def dry_run(settings: Settings) -> None:
     plan = plan_for(settings, run.workers or (schedule.values[0] if schedule else launched.size), local_size, samples)
     if launched.rank == 0:
         if settings.source:
-            print(f"recipe: {settings.source}", file=sys.stderr)
+            print("recipe:", settings.source, *settings.fitted, file=sys.stderr)
         print(as_json(plan.as_json(), indent=1), flush=True)
 
 

@@ -125,9 +125,14 @@ def read_with_arguments(values: absl_flags.FlagValues, argv: Sequence[str]) -> l
         return values(argv)[1:]
     except (absl_flags.Error, UnicodeDecodeError) as error:
         text = one_line(error)
-        raise UsageError(text[:1000] + (nearest_value(text) or nearest_flag(text, values))) from None
+        raise UsageError(folded(text)[:1000] + (nearest_value(text) or nearest_flag(text, values))) from None
     except RecursionError:  # absl's search for a similar flag recurses once per letter
         raise UsageError("a flag name is too long; --help lists all flags") from None
+
+
+def folded(choices: str) -> str:
+    """Returns a list a|b:x|b:y, or a text with one, in which each b:... is only mentioned once, as b:NAME."""
+    return re.sub(r"(?<=[<|])(\w+:)\w+(\|\1\w+)*(?=[>|])", r"\1NAME", choices)
 
 
 def nearest_value(problem: str) -> str:
@@ -158,7 +163,7 @@ def described(values: absl_flags.FlagValues, names: Sequence[str]) -> list[str]:
 def explained(one: absl_flags.Flag) -> tuple[str, list[str]]:
     """Returns the meaning of a flag and its allowed values, which absl puts into its help text."""
     text = one.help.partition(";\n")[0]  # absl adds that a flag may be repeated
-    choices, _, meaning = text.rpartition(">: ") if text.startswith("<") else ("", "", text)
+    choices, _, meaning = folded(text).rpartition(">: ") if text.startswith("<") else ("", "", text)
     return meaning, choices.removeprefix("<").split("|") if choices else []
 
 

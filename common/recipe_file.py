@@ -1,5 +1,21 @@
 """Reads flag files. A recipe is one whose comments say where its settings come from and what the paper reports."""
+import difflib
 from pathlib import Path
+
+from common.errors import UserError
+
+RECIPES = Path(__file__).parents[1] / "launch" / "recipes"
+
+
+def recipe_path(name: str) -> Path:
+    """Returns the file of a recipe: `name` is a file, or its name in launch/recipes. Raises UserError."""
+    for path in (Path(name), RECIPES / name, RECIPES / f"{name}.flags"):
+        if path.is_file():
+            return path.absolute()
+    names = {path.stem: str(path.relative_to(RECIPES).with_suffix("")) for path in RECIPES.rglob("*.flags")}
+    close = difflib.get_close_matches(Path(name).stem, names, 1, 0.5)
+    suggestion = f"did you mean {names[close[0]]}?" if close else "launch/recipes/README.md lists the recipes"
+    raise UserError(f"there is no recipe {name}; {suggestion}")
 
 
 def read(path: Path) -> dict[str, str]:

@@ -51,6 +51,8 @@ AUGMENTATIONS = {
     "crop": Augmentation(area=(0.7, 1.0), aspect=(0.85, 1.18)),
     # GoogLeNet's: random-resized crop and flip; validation resizes to 256/224, centre crop
     "crop_flip": Augmentation(area=(0.08, 1.0), flip=True, enlarge=256 / 224),
+    # mild random-resized crop and flip, for few photographs
+    "crop_flip_mild": Augmentation(area=(0.5, 1.0), flip=True),
     # ResNet's (arXiv:1512.03385, 3.4): resize to 256/224 to 480/224, random crop, flip, colour
     "resnet": Augmentation(rescale=(256 / 224, 480 / 224), shift=True, flip=True, colour=True, enlarge=256 / 224),
     # Caffe's for 224 pixels: resize to 256/224, random crop, flip

@@ -7,6 +7,7 @@ from pathlib import Path
 from common.startup import startup
 from data import sources
 from data.dataset import Dataset, open_dataset
+from data.formats import folder
 from data.remote import is_remote
 from data.sources import BUILT_IN
 from data.synthetic import is_synthetic, synthetic_dataset
@@ -26,6 +27,15 @@ def open_named(data_dir: str, check_files: bool = True) -> Dataset:
     if is_synthetic(data_dir):
         return synthetic_dataset(data_dir)
     return open_dataset(built_in(data_dir) if data_dir in BUILT_IN else absolute(data_dir), check_files)
+
+
+def count_train_samples(data_dir: str, most: int) -> int:
+    """Returns the number of training samples. It counts no more than `most` images in a folder of them, or few more.
+
+    Raises UserError.
+    """
+    train = open_named(data_dir, check_files=False).train
+    return train.samples or sum(folder.count(path, most) for path in train.paths)
 
 
 def built_in(name: str) -> Path:

@@ -12,7 +12,7 @@ from common import flags
 from common.errors import UsageError, UserError
 from common.files import write_atomically
 from common.flags import flag
-from common.recipe_file import flags_in
+from common.recipe_file import RECIPES, flags_in
 from data import named
 from experiments.cached_run import Result
 from optim.schedules import same
@@ -104,7 +104,6 @@ def read(argv: Sequence[str]) -> tuple[Options, list[str], list[dict[str, str]]]
     Raises UsageError, also for a line of --runs, and OSError if there is no such file.
     """
     recipes, given = train_flags.recipes_first(argv[1:])
-    recipes = [f"--flagfile={Path(one.partition('=')[2]).absolute()}" for one in recipes]
     values = flags.read(all_flags(), [argv[0], *given])
     options = flags.parsed(values, Options)
     if not (options.sweep or options.runs or options.search_rate) and options.seeds == 1:
@@ -180,8 +179,8 @@ def named_values(values: dict[str, str]) -> dict[str, str]:
     if "flagfile" not in values:
         return values
     path = Path(values["flagfile"]).absolute()
-    if path.is_relative_to(train_flags.RECIPES):
-        return values | {"flagfile": str(path.relative_to(train_flags.RECIPES).with_suffix(""))}
+    if path.is_relative_to(RECIPES):
+        return values | {"flagfile": str(path.relative_to(RECIPES).with_suffix(""))}
     return values
 
 
@@ -189,11 +188,11 @@ def settings_of(common: Sequence[str], values: dict[str, str], *more: str) -> tu
     """Returns the settings of a combination, and the words of its command line. Raises UsageError, UserError."""
     own = [f"--{name}={value}" for name, value in values.items() if name != "flagfile"]
     if "flagfile" in values:
-        own.append(f"--flagfile={Path(values['flagfile']).absolute()}")
+        own.append(f"--flagfile={values['flagfile']}")
     recipes, rest = train_flags.recipes_first([*common, *own, *more])  # the order matters in N.flags
     words = [*recipes, *rest]
     settings = train_flags.parse(["train.py", *words])
-    return settings, [f"--flagfile={settings.source}", *words] if settings.source else words
+    return settings, [*settings.default_recipe, *words]
 
 
 def planned(options: Options, common: Sequence[str], values: dict[str, str], seed: int,

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from common import command
 from common.errors import ExitCode, UsageError, UserError, complain
+from common.recipe_file import recipe_path
 from distributed import gpus
 from distributed.launcher import end_with_parent
 from launch import hosts as host_lists
@@ -112,15 +113,6 @@ def _hosts(options):
     if options.np is not None and not 0 < options.np <= slots:
         raise UserError(f"-np {options.np}: the hosts have {slots} slots; give a number from 1 to {slots}")
     return found
-
-
-def recipe_path(name: str) -> Path:
-    """Returns the file of a recipe, given by its path or its name, as launch/common.sh does. Raises UserError."""
-    recipes = ROOT / "launch" / "recipes"
-    for path in (Path(name), recipes / name, recipes / f"{name}.flags"):
-        if path.is_file():
-            return path.resolve()
-    raise UserError(f"there is no recipe {name}; launch/recipes/README.md lists the recipes")
 
 
 def recipe_flags(recipe: Path) -> list[str]:

@@ -24,8 +24,13 @@ class ModelInfo:
     def is_residual(self) -> bool:
         return self.module == "model_zoo.resnet"
 
+    @property
+    def is_of_keras(self) -> bool:
+        """Whether it is a network of tf.keras.applications, which scales pixels from 0 to 255 by itself."""
+        return self.module == "model_zoo.applications"
 
-MODELS = {
+
+ZOO = {
     # BVLC AlexNet: groups, LRN and dropout; pixels are centred, not scaled
     "alexnet": ModelInfo("model_zoo.alexnet", "alexnet", 227, input_scale=1.0, any_image_size=False),
     # AlexNet with batch norm, in two variants of the LARS authors
@@ -41,6 +46,21 @@ MODELS = {
     "resnet20": ModelInfo("model_zoo.resnet", "resnet20", 32),  # arXiv:1512.03385, section 4.2
     "convnet": ModelInfo("model_zoo.convnet", "convnet", 32, any_image_size=False),  # no batch norm
 }
+KERAS = "keras:"
+APPLICATIONS = {  # image size -> networks of tf.keras.applications
+    224: "ConvNeXtBase ConvNeXtLarge ConvNeXtSmall ConvNeXtTiny ConvNeXtXLarge DenseNet121 DenseNet169 DenseNet201 "
+         "EfficientNetB0 EfficientNetV2B0 MobileNet MobileNetV2 MobileNetV3Large MobileNetV3Small NASNetMobile "
+         "RegNetX002 RegNetX004 RegNetX006 RegNetX008 RegNetX016 RegNetX032 RegNetX040 RegNetX064 RegNetX080 "
+         "RegNetX120 RegNetX160 RegNetX320 RegNetY002 RegNetY004 RegNetY006 RegNetY008 RegNetY016 RegNetY032 "
+         "RegNetY040 RegNetY064 RegNetY080 RegNetY120 RegNetY160 RegNetY320 ResNet101 ResNet101V2 ResNet152 "
+         "ResNet152V2 ResNet50 ResNet50V2 ResNetRS101 ResNetRS152 ResNetRS200 ResNetRS270 ResNetRS350 ResNetRS420 "
+         "ResNetRS50 VGG16 VGG19",
+    240: "EfficientNetB1 EfficientNetV2B1", 260: "EfficientNetB2 EfficientNetV2B2",
+    299: "InceptionResNetV2 InceptionV3 Xception", 300: "EfficientNetB3 EfficientNetV2B3", 331: "NASNetLarge",
+    380: "EfficientNetB4", 384: "EfficientNetV2S", 456: "EfficientNetB5", 480: "EfficientNetV2L EfficientNetV2M",
+    528: "EfficientNetB6", 600: "EfficientNetB7"}
+MODELS = {**ZOO, **{f"{KERAS}{name}": ModelInfo("model_zoo.applications", "application", size, any_image_size=False)
+                    for size, names in APPLICATIONS.items() for name in names.split()}}
 
 
 def create_model(name: str, classes: int, image_size: int | None, batch_norm_momentum: float = 0.9, seed: int = 0,
@@ -49,7 +69,7 @@ def create_model(name: str, classes: int, image_size: int | None, batch_norm_mom
 
     Input: pixels (batch, image_size, image_size, 3), RGB, uint8 or float. image_size: None for images of any size. The
     model subtracts the mean of each channel in float32. It then divides by the channel's std, or multiplies by its
-    input_scale. Output: logits, float32 (batch, classes).
+    input_scale. A network of Keras scales the pixels in its own way. Output: logits, float32 (batch, classes).
     seed: seed of the initial weights and of dropout.
     last_gamma: initial gamma of the last batch norm of each residual branch of a ResNet; None: the model's own.
     """
@@ -58,9 +78,11 @@ def create_model(name: str, classes: int, image_size: int | None, batch_norm_mom
     info = MODELS[name]
     build = getattr(importlib.import_module(info.module), info.function)
     images = tf.keras.Input((image_size, image_size, 3), dtype="float32")
-    divisors = std if info.input_scale is None else [1 / info.input_scale] * 3
-    pixels = tf.keras.layers.Normalization(mean=mean, variance=[divisor ** 2 for divisor in divisors], dtype="float32",
-                                           name="input_normalization")(images)
-    more = {"last_gamma": last_gamma} if info.is_residual else {}
+    more = {"last_gamma": last_gamma} if info.is_residual else {"name": name} if info.is_of_keras else {}
+    pixels = images
+    if not info.is_of_keras:
+        divisors = std if info.input_scale is None else [1 / info.input_scale] * 3
+        pixels = tf.keras.layers.Normalization(mean=mean, variance=[divisor ** 2 for divisor in divisors],
+                                               dtype="float32", name="input_normalization")(images)
     logits = build(pixels, classes=classes, batch_norm_momentum=batch_norm_momentum, seed=seed, **more)
-    return tf.keras.Model(images, logits, name=name)
+    return tf.keras.Model(images, logits, name=name.replace(":", "-"))

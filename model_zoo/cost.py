@@ -33,7 +33,7 @@ def model_cost(name: str, classes: int, image_size: int) -> ModelCost:
     return ModelCost(
         sum(math.prod(v.shape) for v in model.trainable_variables), len(model.trainable_variables),
         # Each weight of a kernel is used once at each position of the output. The kernel's shape accounts for groups.
-        sum(math.prod(layer.output_shape[1:-1]) * math.prod(layer.kernel.shape) for layer in model.layers
-            if hasattr(layer, "kernel")),
+        sum(math.prod(layer.output_shape[1:-1]) * math.prod(getattr(layer, kernel).shape) for layer in model.layers
+            for kernel in ("kernel", "depthwise_kernel", "pointwise_kernel") if hasattr(layer, kernel)),
         sum(math.prod(v.shape) for v in model.non_trainable_variables if v.dtype.is_floating),
         name if image_size == model_zoo.MODELS[name].image_size else None)

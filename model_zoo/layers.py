@@ -13,23 +13,34 @@ def seeds(seed: int):
     return iter(range(seed * 10_000, (seed + 1) * 10_000))
 
 
+def last_layer(model):
+    """Returns the layer that makes the logits: the last one with weights. Layers without weights may follow it."""
+    return next(layer for layer in reversed(model.layers) if layer.weights)
+
+
 class Dropout(tf.keras.layers.Layer):
     """Dropout that gives each training sample a mask that is a function of the seed and its position in the stream.
 
     Any number of workers and any micro-batch size therefore have the same masks, and so has a resumed run. Keras's own
     dropout uses a generator that no checkpoint holds, and so does this one outside `masks_at`.
+
+    noise_shape: as in Keras: the shape of a mask, in which None stands for the input's dimension. (None, 1, 1, 1) keeps
+    or drops whole samples (stochastic depth). Default: that of the input.
     """
 
     position = None
 
-    def __init__(self, rate: float, seed: int, **kwargs):
+    def __init__(self, rate: float, seed: int, noise_shape=None, **kwargs):
         super().__init__(**kwargs)
-        self._rate, self._seed = rate, seed
+        self._rate, self._seed, self._noise_shape = rate, seed, noise_shape
 
     def call(self, inputs, training=False):
         if not training:
             return inputs
-        mask = self._uniform(tf.shape(inputs)[0], inputs.shape[1:]) >= self._rate
+        shape = inputs.shape[1:]
+        if self._noise_shape:
+            shape = tf.TensorShape([own or given for own, given in zip(self._noise_shape[1:], shape, strict=True)])
+        mask = self._uniform(tf.shape(inputs)[0], shape) >= self._rate
         return tf.where(mask, inputs / (1 - self._rate), tf.zeros_like(inputs))
 
     def _uniform(self, samples, shape):

@@ -21,6 +21,8 @@ OPTIMIZERS = {
                           ("momentum", "weight_decay", "trust_coefficient", "epsilon", "exclude", "nesterov", "clip")),
     "sgd": OptimizerInfo("optim.lars", "SGD", ("momentum", "weight_decay", "exclude", "nesterov")),
     "lamb": OptimizerInfo("optim.lamb", "LAMB", ("weight_decay", "exclude")),
+    "adam": OptimizerInfo("optim.adam", "AdamW", ()),
+    "adamw": OptimizerInfo("optim.adam", "AdamW", ("weight_decay", "exclude")),
 }
 
 

@@ -177,7 +177,7 @@ def make_state(settings: Settings, dataset: Dataset, exchange: GradientExchange)
     model = make_model(recipe, dataset)
     moving = None
     if recipe.batch_norm_statistics == "moving":
-        moving = MovingStatistics(model, keeps_initial=bool(run.init_checkpoint))
+        moving = MovingStatistics(model, keeps_initial=settings.has_initial_weights)
     return State(model, make_optimizer(recipe, model, exchange), run.log_trust_ratios or run.log_noise_scale,
                  make_average(recipe, model), moving)
 

@@ -9,13 +9,13 @@ from absl import flags as absl_flags
 import model_zoo
 from common import flags
 from common.errors import UsageError, UserError
+from common.recipe_file import recipe_path
 from data import named
 from distributed.launcher import ELASTIC
 from optim.schedules import ENDING, Piecewise
-from reporting.run_folder import CHECKPOINTS, FLAGS
+from training.default_recipe import default_recipe
 from training.settings import Launch, Recipe, Run, Settings
 
-RECIPES = Path(__file__).parents[1] / "launch" / "recipes"
 FIRST_SCREEN = {
     "Data and model": ("data_dir", "augmentation", "model", "image_size"),
     "Training": ("epochs", "batch_size", "optimizer", "learning_rate", "weight_decay", "precision"),
@@ -41,6 +41,11 @@ RULES = (  # (whether a command line breaks the rule, what to say)
      "--stage_gb needs --stage_dir, a folder on a local disk of each node"),
     (lambda s: s.run.stop_at_target and s.run.target_top1 is None,
      "--stop_at_target needs --target_top1, such as --target_top1=0.759"),
+    (lambda s: s.recipe.pretrained and not model_zoo.MODELS[s.recipe.model].is_of_keras,
+     f"--pretrained needs a network of Keras, such as --model={model_zoo.KERAS}MobileNetV3Small; other trained weights "
+     "are read with --init_checkpoint"),
+    (lambda s: s.recipe.pretrained and s.run.init_checkpoint,
+     "--pretrained and --init_checkpoint both give the initial weights; remove one of them"),
     (lambda s: s.launch.elastic and s.launch.allreduce == "hierarchical",
      "--allreduce=hierarchical needs Horovod process sets, which --elastic rules out; use --allreduce=torus or ring"),
     (lambda s: s.launch.workers_schedule and s.launch.elastic,
@@ -59,11 +64,11 @@ def parse(argv: Sequence[str]) -> Settings:
     """Returns the settings of a command line. argv[0] is the program. Raises UsageError, UserError.
 
     A recipe is read first, and the flags on the command line override it. The recipe is the file of --flagfile, or
-    flags.txt of the run of --checkpoint. Otherwise it is images.flags if --data_dir is given, and digits.flags if not.
+    training.default_recipe chooses one.
     """
     recipes, given = recipes_first(argv[1:])
-    source = None if recipes else _default_recipe(argv[0], given)
-    values = _read([argv[0], *(recipes or [f"--flagfile={source}"]), *given])
+    source, fitted = (None, []) if recipes else default_recipe(_read([argv[0], *given]))
+    values = _read([argv[0], *(recipes or [f"--flagfile={source}", *fitted]), *given])
     values.data_dir = named.absolute(values.data_dir)  # flags.txt has to mean the same from any folder
     values.init_checkpoint = values.init_checkpoint and str(Path(values.init_checkpoint).absolute())
     recorded = [name for name in (*flags.names(Recipe), *flags.names(Launch), "init_checkpoint")
@@ -74,8 +79,8 @@ def parse(argv: Sequence[str]) -> Settings:
     sizes = recipe.image_size
     values_given = {name: values[name].value for group in GROUPS.values() for name in flags.names(group)}
     values_given["image_size"] = sizes.values[0] if len(sizes.pairs) == 1 else str(sizes)
-    file = source or Path(recipes[0].partition("=")[2]).absolute()
-    settings = Settings(recipe, launch, run, values_given, text, source, file)
+    file = source or Path(recipes[0].partition("=")[2])
+    settings = Settings(recipe, launch, run, values_given, text, source, tuple(fitted), file)
     for is_broken, problem in RULES:
         if is_broken(settings):
             raise UsageError(problem)
@@ -114,18 +119,6 @@ def help_text(full: bool = False) -> str:
     return "\n".join(lines)
 
 
-def _default_recipe(program, given) -> Path:
-    """Returns the recipe to read without --flagfile. Raises UserError if the run of --checkpoint has no flags.txt."""
-    values = _read([program, *given])
-    if values.mode in NEEDED and values.checkpoint:
-        recorded = run_folder(values.checkpoint) / FLAGS
-        if not recorded.is_file():
-            raise UserError(f"--checkpoint: {values.checkpoint} is not in a run folder: {recorded} does not exist; "
-                            "give RUN/checkpoints, or the recipe with --flagfile")
-        return recorded
-    return RECIPES / ("images.flags" if values["data_dir"].present else "digits.flags")
-
-
 def _read(argv: Sequence[str]) -> absl_flags.FlagValues:
     """Sets all flags from a command line. Raises UsageError.
 
@@ -151,6 +144,8 @@ INERT = {  # flag -> (whether it has no effect, which other flag is the reason)
     "momentum": (lambda s: not s.recipe.reads("momentum"), "this --optimizer"),
     "momentum_schedule": (lambda s: not s.recipe.reads("momentum"), "this --optimizer"),
     "trust_coefficient": (lambda s: not s.recipe.reads("trust_coefficient"), "this --optimizer"),
+    "weight_decay": (lambda s: not s.recipe.reads("weight_decay"), "this --optimizer"),
+    "exclude": (lambda s: not s.recipe.reads("exclude"), "this --optimizer"),
     "last_gamma": (lambda s: not model_zoo.MODELS[s.recipe.model].is_residual, "a --model without residual branches"),
     "momentum_correction": (lambda s: not s.recipe.reads("momentum"), "this --optimizer"),
     "nesterov": (lambda s: not s.recipe.reads("nesterov"), "this --optimizer"),
@@ -176,20 +171,14 @@ def _check_effect(settings: Settings, given) -> None:
 
 
 def recipes_first(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns (the --flagfile arguments, the rest), so that a flag overrides a recipe, whatever their order."""
+    """Returns (the --flagfile arguments, the rest), so that a flag overrides a recipe, whatever their order.
+
+    A recipe is a file, or its name in launch/recipes. Raises UserError.
+    """
     recipes, rest, arguments = [], [], list(arguments)
     while arguments:
         argument = arguments.pop(0)
         if argument in ("--flagfile", "-flagfile") and arguments:
-            recipes.append(f"--flagfile={arguments.pop(0)}")
-        else:
-            (recipes if argument.startswith(("--flagfile=", "-flagfile=")) else rest).append(argument)
-    return recipes, rest
-
-
-def run_folder(checkpoint: str) -> Path:
-    """Returns the run folder RUN of a --checkpoint, which is RUN, RUN/checkpoints, or one checkpoint in it."""
-    path = Path(checkpoint).absolute()
-    if (path / CHECKPOINTS).is_dir():
-        return path
-    return path.parent if path.name == CHECKPOINTS else path.parent.parent
+            argument = f"--flagfile={arguments.pop(0)}"
+        (recipes if argument.startswith(("--flagfile=", "-flagfile=")) else rest).append(argument)
+    return [f"--flagfile={recipe_path(one.partition('=')[2])}" for one in recipes], rest

@@ -1,24 +1,34 @@
-"""Starts a training from trained weights (--init_checkpoint)."""
+"""Starts a training from trained weights (--init_checkpoint, --pretrained)."""
 import sys
 from pathlib import Path
 
 from common.errors import UserError
+from model_zoo.applications import load_pretrained
+from model_zoo.layers import last_layer
 from training.checkpoints import intact
 from training.state import named
 
 
-def initialize(path: str, model, average=None) -> None:
+def initialize(path: str | None, model, average=None) -> None:
     """Gives a model the weights of the newest checkpoint in `path`: their moving average, if that run has one.
 
     The last layer keeps its initial values if its shape differs, that is, with another number of classes. Says on
     standard error what was taken. Raises UserError if another layer differs.
 
-    average: optim.average.WeightAverage of the model, which starts again, or None.
+    path: None for Keras's ImageNet weights. average: optim.average.WeightAverage of the model, which starts again, or
+    None.
     """
+    if path is None:
+        loaded = load_pretrained(model)
+        if average:
+            average.restart()
+        print(f"pretrained: took {loaded} of {len(model.variables)} variables from ImageNet's weights of Keras; the "
+              "last layer is new", file=sys.stderr, flush=True)
+        return
     for found, tensors, described in intact(Path(path)):
         saved, is_average = _weights(tensors)
         ours = named("model", model.variables)
-        last = {variable.ref() for variable in model.layers[-1].variables}
+        last = {variable.ref() for variable in last_layer(model).variables}
         new = [name for name, variable in ours.items()
                if name in saved and variable.ref() in last and saved[name].shape != tuple(variable.shape)]
         _check_fit(found, {name: tensor for name, tensor in saved.items() if name not in new},

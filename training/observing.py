@@ -122,7 +122,7 @@ def make_observers(job: Job, files: RunFolder, hosts: dict[str, int], added: Seq
     observers = [RunLog(files), TensorBoard(files), ProgressDisplay(), ReportWriter(files, images), *mlperf, *profile,
                  *added]
     if settings.source:
-        print(f"recipe: {settings.source}", file=sys.stderr)
+        print("recipe:", settings.source, *settings.fitted, file=sys.stderr)
     print(f"run: {files.path}", file=sys.stderr)
     if settings.run.save_augmentations:
         with dataclasses.replace(job.feed, shard=0, shards=1).train(0, 1, 64, 64) as batches:

@@ -89,7 +89,7 @@ class Training:
             worlds.check_gpus(world, self._settings.launch.device_policy)
             with beating(world, ends_process=not hosts):
                 job = self._make_job(world)
-                root, nodes = self._agree_on_start(world)
+                root, nodes = self._agree_on_start(job)
                 checkpoints, added = None, []
                 with world.raise_on_all_ranks():
                     if world.rank == 0:
@@ -140,21 +140,21 @@ class Training:
     def _read_disk(self, checkpoints: Checkpoints, job: Job) -> Snapshot | None:
         """Returns the newest checkpoint, or None at the start of a training, whose weights it may initialize."""
         snapshot = checkpoints.load(job.state.variables)
-        if not snapshot and self._settings.run.init_checkpoint:
+        if not snapshot and self._settings.has_initial_weights:
             initialize(self._settings.run.init_checkpoint, job.state.model, job.state.average)
         return snapshot
 
-    def _agree_on_start(self, world: World) -> tuple[int | None, dict[str, int]]:
+    def _agree_on_start(self, job: Job) -> tuple[int | None, dict[str, int]]:
         """Returns the rank that holds the latest snapshot in memory, or None, and the number of workers on each host.
 
         All ranks take the folder of the snapshot.
         """
-        name = f"{datetime.now():%Y%m%d-%H%M%S}-{self._settings.recipe.model}-{os.getpid()}"
+        name = f"{datetime.now():%Y%m%d-%H%M%S}-{job.state.model.name}-{os.getpid()}"
         folder = Path(self._settings.run.output_dir or Path("runs") / name).absolute()
         folder = self._folder.path if self._folder else folder
         committed = self._committed.progress if self._committed else Progress(step=-1)
         reached = committed.rollbacks, committed.step  # a rollback leads to fewer steps, and must not be undone
-        everyone = world.gather((reached, folder, socket.gethostname()), "start")
+        everyone = job.world.gather((reached, folder, socket.gethostname()), "start")
         latest = max(reached for reached, *_ in everyone)
         root = [reached for reached, *_ in everyone].index(latest) if latest >= (0, 0) else None
         self._folder = RunFolder(everyone[root or 0][1])

@@ -25,9 +25,10 @@ class Recipe:
     data_dir: Dataset to train on: a folder that data.prepare wrote, or its address (s3://BUCKET/FOLDER), a folder of
         images (train/CLASS/* and val/CLASS/*), a built-in dataset (digits, glyphs), or synthetic:SAMPLES for random
         data that stays on the device.
-    model: Model to train. ResNets are v1.5; names with _v1 are as first published. resnet50_nvcaffe and alexnet_bn
-        follow the files of the LARS authors. alexnet_bn5 is their variant with five batch norms. resnet20 and convnet
-        are for 32-pixel images; convnet has no batch norm.
+    model: Model to train. ResNets are v1.5; names with _v1 are as first published. resnet50_nvcaffe, alexnet_bn and
+        alexnet_bn5 follow the files of the LARS authors. resnet20 and convnet are for small images; convnet has no
+        batch norm. keras:NAME is a network of tf.keras.applications, such as keras:MobileNetV3Small.
+    pretrained: Start from the ImageNet weights of a keras:NAME model, which Keras downloads. The last layer is new.
     last_gamma: Initial gamma of the last batch norm of each residual branch of a ResNet: 0 (arXiv:1706.02677, section
         5.1) or 1 (as first published). Default: 0 for v1.5, 1 for the others.
     image_size: Input height and width in pixels. Accepts epoch:size pairs (progressive resizing), such as
@@ -82,7 +83,7 @@ class Recipe:
     batch_norm_statistics: Batch-norm statistics for evaluation. moving: the moving averages. exact: statistics measured
         on training batches before each evaluation (arXiv:1811.05233, section 3.2).
     augmentation: Training augmentation. none: resize, centre crop. crop: mild random-resized crop. crop_flip:
-        random-resized crop and flip (GoogLeNet). resnet: scale, crop, flip and colour (arXiv:1512.03385). caffe,
+        random-resized crop and flip (GoogLeNet); crop_flip_mild: of larger parts. resnet: scale, crop, flip and colour (arXiv:1512.03385). caffe,
         alexnet: random crop and flip. nnabla: warp, brightness, contrast and noise of arXiv:1811.05233.
     order: Order of the samples. global: shuffled, the same on any number of workers. file: as DALI reads LMDB and
         RecordIO. This saves a copy of each sample, but the order within a file is fixed, and the number of workers
@@ -97,6 +98,7 @@ class Recipe:
 
     data_dir: str = "digits"
     model: str = flag("resnet20", model_zoo.MODELS)
+    pretrained: bool = False
     last_gamma: float | None = flag(low=0.0, high=1.0)
     image_size: Piecewise | None = flag(parse=values.image_sizes)
     validation_size: int | None = flag(low=1, high=4096)
@@ -292,7 +294,8 @@ class Settings:
     """A whole command line.
 
     given: value of each flag before parsing. text: content of flags.txt, which reproduces the run. source: the default
-    recipe, if it was read. recipe_file: the recipe that was read: the default one, or the first file of --flagfile.
+    recipe, if it was read. fitted: flags that fit it to the dataset. recipe_file: the recipe that was read: the default
+    one, or the first file of --flagfile.
     """
 
     recipe: Recipe
@@ -301,11 +304,22 @@ class Settings:
     given: dict[str, object]
     text: str
     source: Path | None = None
+    fitted: tuple[str, ...] = ()
     recipe_file: Path | None = None
+
+    @property
+    def default_recipe(self) -> list[str]:
+        """The flags with which a command line would read the recipe that was read by default."""
+        return [f"--flagfile={self.source}", *self.fitted] if self.source else []
 
     @property
     def trains(self) -> bool:
         return self.run.mode == "train" and not self.run.dry_run
+
+    @property
+    def has_initial_weights(self) -> bool:
+        """Whether training starts from trained weights."""
+        return bool(self.run.init_checkpoint) or self.recipe.pretrained
 
     @property
     def flags(self) -> dict:

@@ -24,6 +24,16 @@ def image_files(folder) -> list[Path]:
     return sorted(path for path in Path(folder).rglob("*") if path.is_file() and not path.name.startswith("."))
 
 
+def count(path, most: int) -> int:
+    """Returns the number of files in class folders. It stops after the class with which it reaches `most`."""
+    found = 0
+    for name in class_names(path):
+        found += len(image_files(Path(path) / name))
+        if found >= most:
+            break
+    return found
+
+
 class Listing:
     """The files of a split, relative to its folder, and their labels. Classes are in the order of their names."""
 

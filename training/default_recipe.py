@@ -1,0 +1,76 @@
+"""The recipe that is read without --flagfile: that of a run, of the digits, or one that fits the size of the dataset."""
+import math
+from pathlib import Path
+
+import model_zoo
+from common.errors import UserError
+from common.recipe_file import RECIPES, flags_in
+from data import named
+from data.sources import BUILT_IN
+from optim.schedules import Piecewise
+from reporting.run_folder import CHECKPOINTS, FLAGS
+
+DIGITS, SMALL, LARGE = (RECIPES / name for name in ("digits.flags", "small_images.flags", "images.flags"))
+LARGE_SAMPLES = 10_000
+EPOCHS = ((100, 40), (1_000, 16), (LARGE_SAMPLES, 12))  # of sets with fewer samples than this
+
+
+def default_recipe(values) -> tuple[Path, list[str]]:
+    """Returns the recipe for a command line, and flags that fit it to the dataset. Raises UserError.
+
+    values: the flags as they are without a recipe, absl's FlagValues.
+    """
+    if values.checkpoint and values.mode in ("evaluate", "export", "predict"):
+        return flags_of_run(values.checkpoint, "--checkpoint"), []
+    if not values["data_dir"].present or values.data_dir in BUILT_IN:
+        return DIGITS, of_initial_weights(values)
+    resumed = Path(values.output_dir or "", FLAGS)
+    if values.output_dir and values.resume == "auto" and resumed.is_file() and any(
+            (resumed.parent / CHECKPOINTS).glob("step-*")):
+        return resumed, []
+    samples = values.train_samples or named.count_train_samples(values.data_dir, LARGE_SAMPLES)
+    own_size = [f"--image_size={model_zoo.MODELS[values.model].image_size}"] if values["model"].present else []
+    if samples >= LARGE_SAMPLES:
+        return LARGE, [*own_size, *of_initial_weights(values)]
+    return SMALL, [*fitted(samples), *own_size, *of_initial_weights(values), *gentle_rate(values)]
+
+
+def fitted(samples: int) -> list[str]:
+    """Returns the flags that small_images.flags leaves to the number of training samples.
+
+    A batch is at most an eighth of them. Larger sets need fewer epochs.
+    """
+    batch = min(32 if samples >= 1_000 else 16, 2 ** int(math.log2(max(1, samples // 8))))
+    epochs = next(epochs for most, epochs in EPOCHS if samples < most)
+    return [f"--batch_size={batch}", f"--epochs={epochs}", f"--evaluate_every={epochs // 8}"]
+
+
+def of_initial_weights(values) -> list[str]:
+    """Returns model and image size of the run of --init_checkpoint, unless --model is given."""
+    if not values.init_checkpoint or values["model"].present:
+        return []
+    theirs = flags_in(flags_of_run(values.init_checkpoint, "--init_checkpoint").read_text())
+    sizes = theirs.get("image_size", str(model_zoo.MODELS[theirs["model"]].image_size))
+    return [f"--model={theirs['model']}", f"--image_size={Piecewise.parse(sizes, int).values[-1]}"]
+
+
+def gentle_rate(values) -> list[str]:
+    """Returns the learning rate with which small_images.flags continues from trained weights."""
+    return ["--learning_rate=0.0003"] if values.pretrained or values.init_checkpoint else []
+
+
+def flags_of_run(checkpoint: str, flag: str) -> Path:
+    """Returns flags.txt of the run of a checkpoint. Raises UserError if there is none."""
+    recorded = run_folder(checkpoint) / FLAGS
+    if not recorded.is_file():
+        raise UserError(f"{flag}: {checkpoint} is not in a run folder: {recorded} does not exist; give RUN/checkpoints, "
+                        "or the recipe with --flagfile")
+    return recorded
+
+
+def run_folder(checkpoint: str) -> Path:
+    """Returns the run folder RUN of a --checkpoint, which is RUN, RUN/checkpoints, or one checkpoint in it."""
+    path = Path(checkpoint).absolute()
+    if (path / CHECKPOINTS).is_dir():
+        return path
+    return path.parent if path.name == CHECKPOINTS else path.parent.parent
