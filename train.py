@@ -7,6 +7,11 @@
     uv run train.py --mode=export --checkpoint=RUN/checkpoints --output_dir=FOLDER
     uv run train.py --mode=predict --checkpoint=RUN/checkpoints --image=FILE
 """
+try:
+    import absl  # noqa: F401
+except ImportError:
+    raise SystemExit("train.py: this Python lacks the packages; start it with `uv run train.py`") from None
+
 from training.stopping import StopRequest
 
 if __name__ == "__main__":  # a request to stop may come while the modules below are imported, which takes seconds
@@ -24,7 +29,7 @@ from data.named import open_named
 from distributed import launcher
 from distributed.allreduce_plan import check_nodes
 from distributed.lost import explain_horovods_errors
-from training import flags
+from training import flags, output_dir
 from training.plan import plan_for
 from training.settings import Settings
 
@@ -35,7 +40,7 @@ def main(argv) -> int:
     """Runs a command line; returns the exit code."""
     launcher.end_with_launcher()
     if command.asks_for_help(argv):
-        command.print_help(flags.help_text(full=any("helpfull" in word for word in argv[1:])))
+        command.print_help(flags.help_text(argv, full=any("helpfull" in word for word in argv[1:])))
         return ExitCode.DONE
     with command.shell("train.py", barrier=finish) as ending, command.json_only_on_stdout(), explain_horovods_errors():
         settings = flags.parse(argv)
@@ -58,6 +63,8 @@ def train(settings: Settings) -> None:
     stop, launched, plan = StopRequest(), launcher.launched(), None
     stop.listen()
     startup.begin(launched.rank)
+    if launched.rank == 0:  # other ranks may have no access
+        output_dir.check(settings)
     dataset = open_named(settings.recipe.data_dir, check_files=launched.rank == 0)
     if not settings.launch.elastic:  # errors in the plan show at once
         check_nodes(settings.launch.allreduce, settings.launch.torus_grid)
@@ -81,13 +88,16 @@ def use(settings: Settings) -> None:
     """Exports a checkpoint and prints where, or predicts images and prints a line for each."""
     run = settings.run
     from inference.export import export
-    from inference.predict import image_files, predict
+    from inference.predict import as_line, image_files, predict
     from inference.trained import load_trained
 
     files = image_files(run.image)  # errors in the names show at once
     trained = load_trained(settings)
-    for row in [export(trained, Path(run.output_dir))] if run.mode == "export" else predict(trained, files):
-        print(as_json(row), flush=True)
+    if run.mode == "export":
+        print(as_json(export(trained, Path(run.output_dir))), flush=True)
+    else:
+        for row in predict(trained, files):
+            print(as_line(row) if sys.stdout.isatty() else as_json(row), flush=True)
 
 
 def dry_run(settings: Settings) -> None:
@@ -112,7 +122,7 @@ def finish(summary: dict | None = None) -> None:
     from distributed.world import World
 
     world = World().renumbered()
-    if summary and world.rank == 0:
+    if summary and world.rank == 0 and not sys.stdout.isatty():  # a person has read it on standard error
         print(as_json(summary), flush=True)
     world.barrier()
 

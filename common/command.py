@@ -32,8 +32,8 @@ def shell(program: str, barrier: Callable[[], None] = lambda: None, prints_error
         problem, ending.code = error, error.exit_code
     except OSError as error:
         problem, ending.code = error, ExitCode.WRONG
-    except KeyboardInterrupt:
-        problem, ending.code = "interrupted", ExitCode.INTERRUPTED
+    except KeyboardInterrupt as interrupt:
+        problem, ending.code = str(interrupt) or "interrupted", ExitCode.INTERRUPTED
     if problem and prints_errors:
         complain(one_line(problem), program)
     if getattr(problem, "on_all_ranks", False):

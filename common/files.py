@@ -62,7 +62,7 @@ def as_json(content, indent=None) -> str:
             return [finite(item) for item in value]
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
-    return json.dumps(finite(content), indent=indent, allow_nan=False)
+    return json.dumps(finite(content), indent=indent, allow_nan=False, ensure_ascii=False)
 
 
 def is_on_network(path, mounts: Path = MOUNTS) -> bool:

@@ -13,6 +13,11 @@ from common.errors import UsageError, one_line
 
 KINDS = {str: "string", int: "integer", float: "float", bool: "bool"}
 PARAGRAPH = re.compile(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
+ELSEWHERE = {  # what other programs call it -> what to do here
+    "lr": "the learning rate is --learning_rate", "wd": "the weight decay is --weight_decay",
+    "bs": "the batch size of all workers is --batch_size", "resize": "the size of the images is --image_size",
+    **dict.fromkeys(("gpus", "num_gpus", "ngpus"), "start one worker per GPU: horovodrun --gloo -np N python train.py")}
+OTHER_VALUES = {"cuda": "gpu"}
 PLAIN = {"choices": (), "low": None, "high": None, "parse": None, "alias": None, "switch": False, "repeated": False}
 
 
@@ -138,14 +143,20 @@ def folded(choices: str) -> str:
 def nearest_value(problem: str) -> str:
     """Returns a suggestion for absl's message about a value that is not allowed, or an empty string."""
     found = re.search(r"--\w+=(.*): value should be one of <(.*)>", problem)
-    close = difflib.get_close_matches(found[1], found[2].split("|"), 1, 0.5) if found else []
+    if not found:
+        return ""
+    close = difflib.get_close_matches(OTHER_VALUES.get(found[1], found[1]), found[2].split("|"), 1, 0.5)
     return f"; did you mean {close[0]}?" if close else ""
 
 
 def nearest_flag(problem: str, values: Iterable[str]) -> str:
     """Returns a suggestion for absl's message about an unknown flag that has none, or an empty string."""
-    found = re.fullmatch(r"Unknown command line flag '(\w+)'\.?", problem)
-    close = difflib.get_close_matches(found[1], values, 1) if found else []
+    found = re.match(r"Unknown command line flag '(\w+)'", problem)
+    if found and (known := ELSEWHERE.get(found[1])):
+        return f"; {known}"
+    if not found or "Did you mean" in problem:
+        return ""
+    close = difflib.get_close_matches(found[1], values, 1)
     return f"; did you mean {close[0]}?" if close else ""
 
 

@@ -9,7 +9,7 @@ RECIPES = Path(__file__).parents[1] / "launch" / "recipes"
 
 def recipe_path(name: str) -> Path:
     """Returns the file of a recipe: `name` is a file, or its name in launch/recipes. Raises UserError."""
-    for path in (Path(name), RECIPES / name, RECIPES / f"{name}.flags"):
+    for path in (Path(name).expanduser(), RECIPES / name, RECIPES / f"{name}.flags"):
         if path.is_file():
             return path.absolute()
     names = {path.stem: str(path.relative_to(RECIPES).with_suffix("")) for path in RECIPES.rglob("*.flags")}

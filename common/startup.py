@@ -49,6 +49,11 @@ class StartUp:
                 if is_done and seconds >= SHORTEST:
                     print(f"{name} ... {seconds:.1f} s", file=sys.stderr, flush=True)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether stages are shown."""
+        return self._open
+
     def clear(self) -> None:
         """Clears the line of a stage that a signal ends."""
         if self._open and self._seconds and on_terminal():

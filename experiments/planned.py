@@ -15,9 +15,8 @@ from common.flags import flag
 from common.recipe_file import RECIPES, flags_in
 from data import named
 from experiments.cached_run import Result
-from optim.schedules import same
-from reporting.run_folder import FLAGS
 from training import flags as train_flags
+from training.output_dir import changed_flag
 from training.plan import plan_for
 
 GROUPS = train_flags.GROUPS
@@ -211,12 +210,9 @@ def planned(options: Options, common: Sequence[str], values: dict[str, str], see
         except UserError as error:
             raise UserError(f"{made.name}: {error}") from None
     folder = Path(options.output_dir).absolute() / made.name
-    if (folder / FLAGS).is_file():
-        before, now = flags_in((folder / FLAGS).read_text()), flags_in(settings.text)
-        for name in settings.identity:
-            if not same(before.get(name, ""), now.get(name, "")):
-                raise UserError(f"{folder} holds a run with --{name}={before.get(name, '')} instead of "
-                                f"{now.get(name, '')}; choose another --output_dir")
+    if changed := changed_flag(folder, settings):
+        name, before, now = changed
+        raise UserError(f"{folder} holds a run with --{name}={before} instead of {now}; choose another --output_dir")
     return made
 
 

@@ -58,7 +58,12 @@ def predict(trained: Trained, files: list[Path]) -> Iterator[dict]:
 def most_probable(classes, probabilities) -> list[dict]:
     """Returns the names and probabilities of the five most probable classes."""
     labels = np.argsort(-probabilities, kind="stable")[:TOP]
-    return [{"class": classes[label], "probability": float(probabilities[label])} for label in labels]
+    return [{"class": classes[label], "probability": round(float(probabilities[label]), 4)} for label in labels]
+
+
+def as_line(row: dict) -> str:
+    """Returns a row of `predict` as a line of a table."""
+    return "  ".join([row["file"], *(f"{one['class']} {one['probability']:.1%}" for one in row["top"])])
 
 
 def _read(file: Path, pixels_of):

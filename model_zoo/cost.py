@@ -1,6 +1,6 @@
 """The cost of training a model, as far as its layers determine it. It does not depend on the device."""
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import model_zoo
 
@@ -29,11 +29,15 @@ def model_cost(name: str, classes: int, image_size: int) -> ModelCost:
     """Builds the model to count, which takes seconds. The cost of ResNet-50 for ImageNet is stored."""
     if (name, classes, image_size) == ("resnet50", 1000, 224):
         return RESNET50
-    model = model_zoo.create_model(name, classes, image_size)
+    found = counted(model_zoo.create_model(name, classes, image_size))
+    return replace(found, name=name if image_size == model_zoo.MODELS[name].image_size else None)
+
+
+def counted(model) -> ModelCost:
+    """Returns the cost of a Keras model with a fixed image size."""
     return ModelCost(
         sum(math.prod(v.shape) for v in model.trainable_variables), len(model.trainable_variables),
         # Each weight of a kernel is used once at each position of the output. The kernel's shape accounts for groups.
         sum(math.prod(layer.output_shape[1:-1]) * math.prod(getattr(layer, kernel).shape) for layer in model.layers
             for kernel in ("kernel", "depthwise_kernel", "pointwise_kernel") if hasattr(layer, kernel)),
-        sum(math.prod(v.shape) for v in model.non_trainable_variables if v.dtype.is_floating),
-        name if image_size == model_zoo.MODELS[name].image_size else None)
+        sum(math.prod(v.shape) for v in model.non_trainable_variables if v.dtype.is_floating))

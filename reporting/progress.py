@@ -16,6 +16,8 @@ from reporting.observer import Evaluation, Observer, RunInfo, Update, top1_of
 REDRAWN_EVERY = 0.5  # seconds
 STORAGE_LIMITS = 0.05  # fraction of the steps from which waiting for storage is named
 KEPT = 0.95  # weight of the past in the averages, per step
+COLUMNS = 80  # of the line of an evaluation
+FORECAST_AFTER = 10.0  # seconds from the first step, without a terminal
 SMALLEST_BAR, LARGEST_BAR, SMALLEST_SCREEN = 4, 30, 60  # columns
 
 
@@ -124,6 +126,7 @@ class ProgressDisplay(Observer):
         self._run = run
         self._screen = None
         self._drawn = -math.inf  # time
+        self._began, self._has_forecast = None, False
         self.rewind(run.progress)
 
     def rewind(self, progress) -> None:
@@ -139,10 +142,20 @@ class ProgressDisplay(Observer):
         for name, value in {"loss": update.loss, "top1": update.top1, **update.waits}.items():
             if name in self._averages:
                 self._averages[name].add(value)
-        if on_terminal() and time.perf_counter() - self._drawn >= REDRAWN_EVERY:
+        now = time.perf_counter()
+        if not on_terminal():
+            self._forecast_once(now)
+        elif now - self._drawn >= REDRAWN_EVERY:
             self._screen = self._screen or Screen()
             self._screen.draw(self._run_line(update), self._epoch_line(update))
-            self._drawn = time.perf_counter()
+            self._drawn = now
+
+    def _forecast_once(self, now) -> None:
+        """Prints the speed and the time left if the first evaluation is late."""
+        self._began = self._began or now
+        if not self._has_forecast and now - self._began > FORECAST_AFTER and self._left:
+            self._has_forecast = True
+            print(f"{self._pace.images_per_second:,.1f} images/s; {self._left} left", file=sys.stderr, flush=True)
 
     @property
     def _total(self) -> int:
@@ -170,20 +183,22 @@ class ProgressDisplay(Observer):
     def evaluation(self, evaluation: Evaluation) -> None:
         startup.end()
         self._pace.pause()
+        self._has_forecast = True
         row = evaluation.row
         self._best = max(self._best or 0.0, top1_of(row))
         print(self._line(row, evaluation.breakdown), file=sys.stderr, flush=True)
 
     def _line(self, row, breakdown) -> str:
-        waits = "".join(f", {name} {breakdown[name]:.0%}" for name in ("data", "exchange") if breakdown)
+        waits = [f"{name} {breakdown[name]:.0%}" for name in ("data", "exchange") if breakdown]
         if breakdown.get("storage", 0.0) > STORAGE_LIMITS:
-            waits += f" (storage {breakdown['storage']:.0%})"
-        average = f" ema top-1 {row['ema_val_top1']:.2%}" if "ema_val_top1" in row else ""
+            waits.insert(0, f"storage {breakdown['storage']:.0%}")
+        average = f"ema {row['ema_val_top1']:.2%}" if "ema_val_top1" in row else ""
         left = f"  left {self._left}" if self._left and self._samples < self._total else ""
-        rest = "" if on_terminal() else f"  best top-1 {self._best:.2%}  batch {row['batch_size']}{left}"
-        return (f"epoch {row['epoch']:g}/{self._run.plan['epochs']:g}  rate {row['learning_rate']:.4g}  train loss "
-                f"{row['train_loss']:.4f} top-1 {row['train_top1']:.2%}  validation loss {row['val_loss']:.4f} top-1 "
-                f"{row['val_top1']:.2%}{average}  {row['images_per_second']:,.0f} images/s{waits}{rest}")
+        figures = [f"epoch {row['epoch']:g}/{self._run.plan['epochs']:g}",
+                   f"train {row['train_loss']:.4f} {row['train_top1']:.2%}",
+                   f"val {row['val_loss']:.4f} {row['val_top1']:.2%}", average,
+                   f"{row['images_per_second']:,.0f} images/s", *waits]
+        return fitting(figures, COLUMNS - len(left)) + left
 
     def end(self, summary: dict) -> None:
         self.close()

@@ -1,4 +1,4 @@
-"""The recipe that is read without --flagfile: that of a run, of the digits, or one that fits the size of the dataset."""
+"""The recipe that is read without --flagfile: that of a run, of the digits, or one that fits the dataset."""
 import math
 from pathlib import Path
 
@@ -9,10 +9,11 @@ from data import named
 from data.sources import BUILT_IN
 from optim.schedules import Piecewise
 from reporting.run_folder import CHECKPOINTS, FLAGS
+from training.output_dir import has_checkpoints
 
 DIGITS, SMALL, LARGE = (RECIPES / name for name in ("digits.flags", "small_images.flags", "images.flags"))
 LARGE_SAMPLES = 10_000
-EPOCHS = ((100, 40), (1_000, 16), (LARGE_SAMPLES, 12))  # of sets with fewer samples than this
+EPOCHS = ((100, 32), (1_000, 16), (LARGE_SAMPLES, 12))  # of sets with fewer samples than this
 
 
 def default_recipe(values) -> tuple[Path, list[str]]:
@@ -25,8 +26,7 @@ def default_recipe(values) -> tuple[Path, list[str]]:
     if not values["data_dir"].present or values.data_dir in BUILT_IN:
         return DIGITS, of_initial_weights(values)
     resumed = Path(values.output_dir or "", FLAGS)
-    if values.output_dir and values.resume == "auto" and resumed.is_file() and any(
-            (resumed.parent / CHECKPOINTS).glob("step-*")):
+    if values.output_dir and values.resume == "auto" and resumed.is_file() and has_checkpoints(resumed.parent):
         return resumed, []
     samples = values.train_samples or named.count_train_samples(values.data_dir, LARGE_SAMPLES)
     own_size = [f"--image_size={model_zoo.MODELS[values.model].image_size}"] if values["model"].present else []
@@ -63,8 +63,8 @@ def flags_of_run(checkpoint: str, flag: str) -> Path:
     """Returns flags.txt of the run of a checkpoint. Raises UserError if there is none."""
     recorded = run_folder(checkpoint) / FLAGS
     if not recorded.is_file():
-        raise UserError(f"{flag}: {checkpoint} is not in a run folder: {recorded} does not exist; give RUN/checkpoints, "
-                        "or the recipe with --flagfile")
+        raise UserError(f"{flag}: {checkpoint} is not in a run folder: {recorded} does not exist; give "
+                        "RUN/checkpoints, or the recipe with --flagfile")
     return recorded
 
 

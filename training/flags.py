@@ -1,4 +1,5 @@
 """The command line: reads the flags that settings.py declares. Imports nothing heavy, so a wrong flag fails at once."""
+import contextlib
 import dataclasses
 import os
 from collections.abc import Sequence
@@ -7,7 +8,7 @@ from pathlib import Path
 from absl import flags as absl_flags
 
 import model_zoo
-from common import flags
+from common import command, flags
 from common.errors import UsageError, UserError
 from common.recipe_file import recipe_path
 from data import named
@@ -41,6 +42,8 @@ RULES = (  # (whether a command line breaks the rule, what to say)
      "--stage_gb needs --stage_dir, a folder on a local disk of each node"),
     (lambda s: s.run.stop_at_target and s.run.target_top1 is None,
      "--stop_at_target needs --target_top1, such as --target_top1=0.759"),
+    (lambda s: s.recipe.lr_schedule == "multistep" and not s.recipe.lr_boundaries,
+     "--lr_schedule=multistep needs --lr_boundaries, such as --lr_boundaries=30,60,80"),
     (lambda s: s.recipe.pretrained and not model_zoo.MODELS[s.recipe.model].is_of_keras,
      f"--pretrained needs a network of Keras, such as --model={model_zoo.KERAS}MobileNetV3Small; other trained weights "
      "are read with --init_checkpoint"),
@@ -106,17 +109,33 @@ def define() -> absl_flags.FlagValues:
     return flags.define(*GROUPS.values())
 
 
-def help_text(full: bool = False) -> str:
-    """Returns the help for the flags that most people need, or for all flags."""
-    values, lines = define(), ["train.py trains a convolutional network, evaluates it and writes a report.", ""]
+def help_text(argv: Sequence[str], full: bool = False) -> str:
+    """Returns the help for the flags that most people need, or for all flags.
+
+    Defaults are those of the recipe that the command line would read.
+    """
+    values = with_recipe(argv)
+    lines = ["train.py trains a convolutional network, evaluates it and writes a report.", ""]
     groups = {f"{title} flags": flags.names(group) for title, group in GROUPS.items()} if full else FIRST_SCREEN
     for title, names in groups.items():
         lines += [f"{title}:", *flags.described(values, names), ""]
-    lines.append("--flagfile=FILE reads flags from a file. Without it, launch/recipes/images.flags is read first if\n"
-                 "--data_dir is given, and launch/recipes/digits.flags otherwise. They replace the defaults above.")
+    lines.append("--flagfile=RECIPE reads flags from a file, or from a recipe of launch/recipes by its name.")
     if not full:
         lines.append(f"--helpfull lists all {sum(len(flags.names(group)) for group in GROUPS.values())} flags.")
     return "\n".join(lines)
+
+
+def with_recipe(argv: Sequence[str]) -> absl_flags.FlagValues:
+    """Returns all flags. Their defaults are those of the recipe that the command line would read, if it is right."""
+    values = define()
+    with contextlib.suppress(UserError):
+        recipes, given = recipes_first([word for word in argv[1:] if not command.asks_for_help(["", word])])
+        source, fitted = (None, []) if recipes else default_recipe(_read([argv[0], *given]))
+        read = _read([argv[0], *(recipes or [f"--flagfile={source}", *fitted])])
+        for name in read:
+            if read[name].present:
+                values.set_default(name, read[name].value)
+    return values
 
 
 def _read(argv: Sequence[str]) -> absl_flags.FlagValues:
@@ -129,10 +148,19 @@ def _read(argv: Sequence[str]) -> absl_flags.FlagValues:
     images = flags.read_with_arguments(values, argv)
     if images and values.mode != "predict":
         raise UsageError(f"'{images[0]}' is not a flag; --help lists all flags")
+    if values.data_dir == "":
+        raise UsageError("--data_dir is empty; give the folder of a dataset, or omit the flag for the digits")
     values.image = [*values.image, *images]
+    for name in PATHS:
+        given = values[name].value
+        if isinstance(given, list):
+            values[name].value = [os.path.expanduser(one) for one in given]
+        elif given:
+            values[name].value = os.path.expanduser(given)
     return values
 
 
+PATHS = ("data_dir", "output_dir", "checkpoint", "init_checkpoint", "image", "stage_dir", "timeline", "mlperf_log")
 INERT = {  # flag -> (whether it has no effect, which other flag is the reason)
     "warmup_epochs": (lambda s: s.recipe.warmup == "none", "--warmup=none"),
     "warmup_learning_rate": (lambda s: s.recipe.warmup == "none", "--warmup=none"),

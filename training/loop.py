@@ -44,9 +44,14 @@ def follow_plan(job: Job, recovery: Recovery, observers: Sequence = ()) -> dict:
                     launched = time.perf_counter()
                     with bad_input_is_user_error(f"training stopped at epoch {step.epoch:.3f}", batches,
                                                  training_input.samples_before(step.number, interval)), \
-                            startup.stage("tracing the first step"), profiled(observers, step.number):
+                            profiled(observers, step.number):
                         admitted = batches.admit(len(interval.phase.micro_batches_of(job.world.rank, job.world.size)))
-                        packed = train_step(batches.iterator, *step.arguments, recovery.signals())
+                        arguments = batches.iterator, *step.arguments, recovery.signals()
+                        if startup.is_open:
+                            with startup.stage("tracing a step"):
+                                train_step.get_concrete_function(*arguments)
+                        with startup.stage("the first step"):
+                            packed = train_step(*arguments)
                     progress.step += 1
                     progress.samples += batch_size
                     is_last = progress.step == interval.end

@@ -14,6 +14,7 @@ import numpy as np
 
 from common.errors import UserError, complain, one_line
 from data.pipeline import DecoderSettings
+from model_zoo.cost import counted
 from reporting.mlperf_log import MLPerfLog
 from reporting.observer import Observer, RunInfo
 from reporting.progress import ProgressDisplay
@@ -22,8 +23,12 @@ from reporting.run_folder import AUGMENTATIONS, RunFolder
 from reporting.run_log import RunLog
 from reporting.tensorboard import TensorBoard
 from training.build import Job
+from training.plan import doubts
 from training.profiling import Profile
 
+# A forecast's assumptions: multiply-adds per second of a CPU core, and those of an update per one of the forward pass.
+CORE, BACKWARD = 20e9, 3
+LONG = 60  # minutes
 METHODS = ("start", "step", "evaluation", "rewind", "end", "close")
 
 
@@ -123,6 +128,8 @@ def make_observers(job: Job, files: RunFolder, hosts: dict[str, int], added: Seq
                  *added]
     if settings.source:
         print("recipe:", settings.source, *settings.fitted, file=sys.stderr)
+    for line in (*doubts(settings.recipe, job.plan), *forecast(job)):
+        print(line, file=sys.stderr)
     print(f"run: {files.path}", file=sys.stderr)
     if settings.run.save_augmentations:
         with dataclasses.replace(job.feed, shard=0, shards=1).train(0, 1, 64, 64) as batches:
@@ -131,6 +138,24 @@ def make_observers(job: Job, files: RunFolder, hosts: dict[str, int], added: Seq
         held.callback(observer.close)
         observer.start(run)
     return observers
+
+
+def forecast(job: Job) -> list[str]:
+    """Returns a line about the time that a training on CPUs will take, and what is smaller if that is long.
+
+    Its unit is an hour or a minute, because the speed of a processor is only assumed.
+    """
+    plan, model, cores = job.plan, job.state.model, job.world.size * job.world.cores
+    if job.world.gpu is not None or None in model.input_shape[1:]:
+        return []
+    images = plan.samples - plan.position(job.state.progress.step)
+    if not images:
+        return []
+    minutes = images * BACKWARD * counted(model).multiply_adds / (CORE * cores) / 60
+    if minutes < LONG:
+        return [f"forecast: about {max(1, round(minutes))} min on {cores} CPU cores"]
+    return [f"forecast: about {round(minutes / 60):,} h on {cores} CPU cores; without a GPU, "
+            "--model=resnet20 --image_size=64 is faster"]
 
 
 def grid(images: np.ndarray) -> bytes:

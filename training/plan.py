@@ -228,6 +228,18 @@ def _check_trees(plan: Plan) -> None:
                             "--deterministic=same_workers")
 
 
+def doubts(recipe: Recipe, plan: Plan) -> list[str]:
+    """Returns a line about each setting that can hardly be meant."""
+    found, batch = [], max(phase.global_batch_size for phase in plan.phases)
+    if batch > plan.train_samples:
+        found.append(f"--batch_size={batch} is larger than the training set: each update reads its "
+                     f"{plan.train_samples} images more than once")
+    if recipe.warmup != "none" and recipe.warmup_epochs >= plan.epochs:
+        found.append(f"--warmup_epochs={recipe.warmup_epochs:g} is the whole training: its --epochs={plan.epochs:g} "
+                     "end before the learning rate is reached")
+    return found
+
+
 def make_plan(recipe: Recipe, micro_batch_size: int | None, workers: int, train_samples: int,
               allreduce: AllreducePlan = RING, elastic: bool = False,
               workers_schedule: Piecewise | None = None) -> Plan:

@@ -5,11 +5,11 @@ import os
 import socket
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 
-from common.errors import UserError, complain
+from common.errors import complain
 from common.startup import startup
 from data.dataset import Dataset
 from distributed import elastic, launcher
@@ -21,7 +21,7 @@ from distributed.neighbours import Neighbours, distinct
 from distributed.optimizer import set_exchange
 from distributed.world import World
 from reporting.run_folder import CHECKPOINTS, RunFolder
-from training import build, run_lock
+from training import build, output_dir, run_lock
 from training.build import Job
 from training.checkpoints import Checkpoints
 from training.divergence import Diverged
@@ -84,7 +84,7 @@ class Training:
         Raises HorovodInternalError if a worker is lost, and HostsUpdatedInterrupt if other workers are to join.
         """
         world = self._world.renumbered()
-        with lost_is_internal_error(), contextlib.ExitStack() as held:
+        with lost_is_internal_error(), self._interrupt_says_how_to_go_on(), contextlib.ExitStack() as held:
             world.agree(self._settings.flags, DIFFERENT_FLAGS)
             worlds.check_gpus(world, self._settings.launch.device_policy)
             with beating(world, ends_process=not hosts):
@@ -110,6 +110,16 @@ class Training:
                     except Diverged as problem:
                         recovery.roll_back(problem, observers)
                 return self._end(job, observers, metrics)
+
+    @contextlib.contextmanager
+    def _interrupt_says_how_to_go_on(self) -> Iterator[None]:
+        try:
+            yield
+        except KeyboardInterrupt:
+            if not (self._folder and output_dir.has_checkpoints(self._folder.path)):
+                raise KeyboardInterrupt("interrupted before the first checkpoint") from None
+            raise KeyboardInterrupt("interrupted; continue from the newest checkpoint with "
+                                    f"--output_dir={self._folder.path}") from None
 
     @property
     def _committed(self) -> Snapshot | None:
@@ -166,12 +176,7 @@ class Training:
         is_new: whether no worker has a state in memory. Otherwise the folder holds this training's own checkpoints.
         """
         folder, dataset = self._folder.path, self._dataset
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"--output_dir: {folder} cannot be created: {error.strerror}; choose another one") from None
-        if not os.access(folder, os.W_OK):
-            raise UserError(f"--output_dir: {folder} is not writable; choose another folder")
+        output_dir.create(folder)
         held.enter_context(run_lock.locked(folder))
         if self._settings.run.resume == "never" and is_new:
             self._folder.clear()

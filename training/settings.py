@@ -25,9 +25,9 @@ class Recipe:
     data_dir: Dataset to train on: a folder that data.prepare wrote, or its address (s3://BUCKET/FOLDER), a folder of
         images (train/CLASS/* and val/CLASS/*), a built-in dataset (digits, glyphs), or synthetic:SAMPLES for random
         data that stays on the device.
-    model: Model to train. ResNets are v1.5; names with _v1 are as first published. resnet50_nvcaffe, alexnet_bn and
-        alexnet_bn5 follow the files of the LARS authors. resnet20 and convnet are for small images; convnet has no
-        batch norm. keras:NAME is a network of tf.keras.applications, such as keras:MobileNetV3Small.
+    model: Model to train. ResNets are v1.5; names with _v1 are as first published. resnet50_nvcaffe and alexnet_bn*
+        follow the files of the LARS authors. resnet20 and convnet (no batch norm) are for small images. keras:NAME is
+        a network of tf.keras.applications, such as keras:ResNet50V2.
     pretrained: Start from the ImageNet weights of a keras:NAME model, which Keras downloads. The last layer is new.
     last_gamma: Initial gamma of the last batch norm of each residual branch of a ResNet: 0 (arXiv:1706.02677, section
         5.1) or 1 (as first published). Default: 0 for v1.5, 1 for the others.
@@ -82,9 +82,10 @@ class Recipe:
         weights.
     batch_norm_statistics: Batch-norm statistics for evaluation. moving: the moving averages. exact: statistics measured
         on training batches before each evaluation (arXiv:1811.05233, section 3.2).
-    augmentation: Training augmentation. none: resize, centre crop. crop: mild random-resized crop. crop_flip:
-        random-resized crop and flip (GoogLeNet); crop_flip_mild: of larger parts. resnet: scale, crop, flip and colour (arXiv:1512.03385). caffe,
-        alexnet: random crop and flip. nnabla: warp, brightness, contrast and noise of arXiv:1811.05233.
+    augmentation: Training augmentation. none: resize, centre crop. crop: mild random-resized crop. crop_flip_mild: the
+        same with flip. crop_flip: random-resized crop and flip (GoogLeNet). resnet: scale, crop, flip and colour
+        (arXiv:1512.03385). caffe, alexnet: random crop and flip. nnabla: warp, brightness, contrast and noise of
+        arXiv:1811.05233.
     order: Order of the samples. global: shuffled, the same on any number of workers. file: as DALI reads LMDB and
         RecordIO. This saves a copy of each sample, but the order within a file is fixed, and the number of workers
         changes the batches.
@@ -128,7 +129,7 @@ class Recipe:
     label_smoothing: float = flag(0.0, low=0.0, high=1.0)
     mixup: float = flag(0.0, low=0.0, high=1e3)
     cutmix: float = flag(0.0, low=0.0, high=1e3)
-    ema_decay: float = flag(0.0, low=0.0, high=1.0)
+    ema_decay: float = flag(0.0, low=0.0, high=1 - 1e-9)
     precision: str = flag("float32", ("float32", "mixed_float16", "mixed_bfloat16"))
     loss_scale: float | None = flag("dynamic", parse=values.loss_scale)
     batch_norm_span: Piecewise | None = flag(parse=values.sizes)
@@ -272,7 +273,7 @@ class Run:
     init_checkpoint: str | None = None
     resume: str = flag("auto", ("auto", "never"))
     checkpoint_every: values.Every = flag("auto", parse=values.Every.parse)
-    target_top1: float | None = flag(low=1e-6, high=1.0)
+    target_top1: float | None = flag(parse=values.fraction)
     stop_at_target: bool = False
     on_divergence: str = flag("stop", ("stop", "rollback"))
     max_rollbacks: int = flag(3, low=0)

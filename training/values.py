@@ -63,6 +63,16 @@ def loss_scale(text: str) -> float | None:
     return float(text)
 
 
+def fraction(text: str) -> float:
+    """Parses an accuracy above 0, as a fraction of 1. Raises ValueError."""
+    value = float(text)
+    if 1 < value <= 100:
+        raise ValueError(f"{text} is not a fraction of 1; did you mean {value / 100:g}?")
+    if not 0 < value <= 1:
+        raise ValueError(f"{text} is not a fraction from 0 to 1, such as 0.759")
+    return value
+
+
 def range_of_steps(text: str) -> tuple[int, int]:
     first, separator, end = text.partition(":")
     if not (separator and first.isdecimal() and end.isdecimal() and int(first) < int(end)):
