@@ -20,7 +20,7 @@ BLOCK = re.compile(r"(?:<!-- test: (\w+) -->\n)?```sh\n(.*?)```", re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 # Who runs a block of commands: these tests, by default or in the campaign; or what it needs.
 INSTALL_UV = "pip install --target .uv uv && "
-RUN, ELSEWHERE = ("run", "campaign"), {"this", "fit", "gpu", "cluster", "container", "cuda"}
+RUN, ELSEWHERE = ("run", "campaign"), {"this", "fit", "network", "gpu", "cluster", "container", "cuda"}
 # Words of our own for which the field has one, and turns of phrase that readers stumbled over.
 OLD_WORDS = re.compile(r"\bpieces?\b|on the wire|shared? out|LayerNorms|together\(\)| leave\(\)|in the place of|"
                        r" round the|of so many|all alike|\bbeside\b|in vain|"

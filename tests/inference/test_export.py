@@ -13,11 +13,13 @@ from inference import onnx_model
 from inference.export import export
 from inference.trained import Trained, split_groups
 from model_zoo import resnet
+from model_zoo.layers import last_layer
 
 CLASSES = tuple(f"class é {number}" for number in range(7))
 PIXELS = np.random.default_rng(1).integers(0, 256, (3, 67, 67, 3), dtype=np.uint8)
 DEEP = ("resnet34", "resnet101", "resnet152", "resnet101_v1", "resnet152_v1")  # more of what others have
-MODELS = [pytest.param(name, marks=[pytest.mark.campaign] if name in DEEP else []) for name in model_zoo.MODELS]
+MODELS = [pytest.param(name, marks=[pytest.mark.campaign] if name in DEEP else [])
+          for name in (*model_zoo.ZOO, "keras:MobileNetV3Small")]
 
 
 def png(pixels) -> bytes:
@@ -54,7 +56,7 @@ def trained(name: str, size: int, classes=CLASSES) -> tuple[Trained, np.ndarray]
             variable.assign(random.uniform(0.5, 1.0, variable.shape))
         elif "batch_normalization" in variable.name:  # gammas start at zero
             variable.assign(random.uniform(0.2, 0.4, variable.shape))
-    last, logits = model.layers[-1], model(images, training=False).numpy()
+    last, logits = last_layer(model), model(images, training=False).numpy()
     scale = 1 / np.ptp(logits, axis=0).max()  # the probabilities depend on the image
     last.bias.assign((last.bias - logits.mean(axis=0)) * scale)
     last.kernel.assign(last.kernel * scale)

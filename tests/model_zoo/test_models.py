@@ -182,7 +182,7 @@ def two_steps(name, image_size, batch):
 
 @pytest.mark.parametrize("name", [
     pytest.param(name, marks=pytest.mark.campaign if name.startswith(("resnet101", "resnet152")) else ())
-    for name in model_zoo.MODELS])
+    for name in (*model_zoo.ZOO, "keras:MobileNetV3Small")])
 def test_two_steps_move_the_weights(name):
     assert two_steps(name, SMALLEST.get(name, 32), batch=4) > 0.7  # a zero gamma holds back what is behind it
 

@@ -9,6 +9,7 @@ from conftest import run as run_program
 import model_zoo
 import optim
 from distributed.optimizer import build
+from optim.adam import AdamW
 from optim.lamb import LAMB
 from optim.lars import LARS, SGD
 from optim.scaled import Scaled
@@ -158,7 +159,7 @@ def test_the_learning_rate_is_inside_the_momentum_buffer():
     np.testing.assert_allclose(weight.numpy(), [1 - 0.1 - 0.09], rtol=1e-6)
 
 
-@pytest.mark.parametrize("kind", [LARS, SGD, LAMB])
+@pytest.mark.parametrize("kind", [LARS, SGD, LAMB, AdamW])
 def test_exclusions_of_which_none_matches_are_an_error(kind):
     build(kind(1.0, exclude=("bias", "beta")), [tf.Variable([1.0], name="dense/bias")])  # a list made for batch norm
     with pytest.raises(ValueError, match="'gamma', 'beta'"):
@@ -179,6 +180,22 @@ def test_lamb_neither_decays_nor_adapts_what_is_excluded():
     ratio = np.linalg.norm(weights) / np.linalg.norm(decayed)
     np.testing.assert_allclose(variables[0], weights - 0.1 * ratio * decayed, rtol=1e-5)
     np.testing.assert_allclose(variables[1], weights - 0.1 * np.sign(gradient), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("decay", "exclude"), [(0.0, ()), (0.1, ()), (0.1, ("gamma", "bias"))])
+def test_adamw_against_its_paper(decay, exclude):
+    """arXiv:1711.05101, algorithm 2, in float64, with the rate as its schedule multiplier times 1."""
+    weights, gradients = start(seed=6)
+    optimizer = AdamW(0.0, weight_decay=decay, exclude=exclude)
+    ours = run(AdamW.from_config(optimizer.get_config()), weights, gradients)  # as Horovod copies it
+    for name, w in weights.items():
+        w, m, v = w.astype(np.float64), 0.0, 0.0
+        for step, gradient in enumerate(gradients, 1):
+            g, rate = gradient[name].astype(np.float64), rate_at(step - 1)
+            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+            w = w - rate * decay * (0.0 if name.endswith(tuple(exclude)) and exclude else 1.0) * w
+            w = w - rate * (m / (1 - 0.9 ** step)) / (np.sqrt(v / (1 - 0.999 ** step)) + 1e-7)
+        np.testing.assert_allclose(ours[name], w, rtol=2e-3, atol=2e-3 * np.abs(w).max(), err_msg=name)
 
 
 def test_sgd_decays_what_is_not_excluded():
@@ -223,7 +240,7 @@ def test_config_rebuilds_the_optimizer():
 
 @pytest.mark.parametrize("name", optim.OPTIMIZERS)
 def test_every_optimizer_of_the_registry_lowers_a_loss(name):
-    rate = {"lars": 30.0, "sgd": 0.05, "lamb": 0.05}[name]
+    rate = {"lars": 30.0, "sgd": 0.05, "lamb": 0.05, "adam": 0.2, "adamw": 0.2}[name]
     optimizer = optim.create_optimizer(name, learning_rate=rate, momentum=0.9, weight_decay=1e-4,
                                        trust_coefficient=0.001, epsilon=0.0, exclude=())
     variable = tf.Variable([3.0, -2.0], name="kernel")

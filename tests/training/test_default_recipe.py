@@ -1,0 +1,127 @@
+"""Which recipe is read without --flagfile, and what fits it to the data."""
+import json
+
+import pytest
+from conftest import ROOT, run
+from PIL import Image
+
+from common.recipe_file import recipe_path
+from training import flags
+from training.default_recipe import fitted
+
+
+def parsed(*words):
+    return flags.parse(["train.py", *words])
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """8 images in each of two classes, and 4 to validate."""
+    folder = tmp_path_factory.mktemp("photos")
+    for split, count in (("train", 8), ("val", 4)):
+        for label, colour in (("cat", (200, 40, 40)), ("dog", (40, 40, 200))):
+            (folder / split / label).mkdir(parents=True)
+            for number in range(count):
+                Image.new("RGB", (80, 60), tuple(value + number for value in colour)).save(
+                    folder / split / label / f"{number}.jpg")
+    return folder
+
+
+@pytest.mark.parametrize(("samples", "recipe", "batch", "epochs"), [
+    (3, "small_images", 1, 32), (30, "small_images", 2, 32), (99, "small_images", 8, 32),
+    (300, "small_images", 16, 16), (3_000, "small_images", 32, 12), (9_999, "small_images", 32, 12),
+    (10_000, "images", 256, 90), (1_281_167, "images", 256, 90)])
+def test_the_recipe_fits_the_number_of_images(samples, recipe, batch, epochs, photos):
+    found = parsed(f"--data_dir={photos}", f"--train_samples={samples}", "--dry_run")
+    assert found.source.stem == recipe
+    assert found.recipe.batch_size.values == [batch] and found.recipe.epochs == epochs
+    assert batch <= max(1, samples / 8) and found.recipe.warmup_epochs <= epochs / 10
+    assert f"--batch_size={batch}" in found.text.splitlines()  # flags.txt repeats the run
+
+
+def test_flags_on_the_command_line_override_what_fits(photos):
+    found = parsed(f"--data_dir={photos}", "--batch_size=4", "--epochs=3")
+    assert (found.recipe.batch_size.values, found.recipe.epochs, found.recipe.model) == ([4], 3.0, "resnet20")
+    own_size = parsed(f"--data_dir={photos}", "--model=keras:MobileNetV3Small")
+    assert own_size.recipe.final_image_size == 224
+    tuned = parsed(f"--data_dir={photos}", "--model=keras:MobileNetV3Small", "--pretrained", "--image_size=96")
+    assert tuned.recipe.final_image_size == 96 and tuned.recipe.learning_rate.values[0] < 0.001
+
+
+@pytest.mark.parametrize("name", ["digits", "glyphs"])
+def test_a_built_in_set_is_trained_as_the_digits_are(name):
+    assert parsed(f"--data_dir={name}").source.stem == "digits" and parsed().source.stem == "digits"
+
+
+def test_the_defaults_train_and_a_resume_reads_them_back(photos, tmp_path):
+    """The run stops at its first evaluation. Then the set grows, and the recipe would be another."""
+    command = "python", 1, ROOT / "train.py", f"--data_dir={photos}", f"--output_dir={tmp_path}/run"
+    first = run(*command, "--stop_at_target", "--target_top1=0.01", cold=True)
+    assert first.returncode == 0, first.stderr
+    lines = first.stderr.splitlines()
+    assert f"recipe: {ROOT}/launch/recipes/small_images.flags --batch_size=2 --epochs=32 --evaluate_every=4" in lines
+    assert any(line.startswith("forecast: about ") and line.endswith("CPU cores") for line in lines)
+    assert max(map(len, (line for line in lines if line.startswith("epoch ")))) <= 80
+    settings = parsed(*command[3:])
+    assert settings.source == tmp_path / "run" / "flags.txt"
+    assert settings.recipe == parsed(f"--data_dir={photos}").recipe
+
+    new = run("python", 1, ROOT / "train.py", "--flagfile=digits", f"--init_checkpoint={tmp_path}/run/checkpoints",
+              "--model=resnet20", "--dry_run")
+    assert json.loads(new.stdout)["epochs"] == 12
+    for data in ((), (f"--data_dir={photos}",)):
+        tuned = parsed(*data, f"--init_checkpoint={tmp_path}/run/checkpoints")
+        assert tuned.recipe.model == "resnet20" and tuned.recipe.final_image_size == 64
+
+
+def test_a_batch_is_at_most_an_eighth():
+    for samples in range(1, 10_000):
+        batch = int(fitted(samples)[0].partition("=")[2])
+        assert batch == 1 or 8 * batch <= samples
+
+
+def test_a_recipe_has_a_name():
+    assert recipe_path("digits") == recipe_path("digits.flags") == ROOT / "launch" / "recipes" / "digits.flags"
+    assert recipe_path("sysml18/" + next((ROOT / "launch/recipes/sysml18").glob("*.flags")).stem).is_file()
+
+
+@pytest.mark.parametrize(("words", "code", "message"), [
+    (["--flagfile=digts"], 1, "there is no recipe digts; did you mean digits?"),
+    (["--flagfile", "table3-experimen4"], 1, "did you mean sony_1811.05233/table3-experiment4?"),
+    (["--target_top1=95"], 2, "did you mean 0.95?"),
+    (["--data_dir="], 2, "--data_dir is empty"),
+    (["--lr=0.1"], 2, "the learning rate is --learning_rate"),
+    (["--gpus=8"], 2, "start one worker per GPU"),
+    (["--device=cuda"], 2, "did you mean gpu?"),
+    (["--model=keras:MobileNetV3Smal"], 2, "|keras:NAME>; did you mean keras:MobileNetV3Small?"),
+    (["--pretrained"], 2, "--pretrained needs a network of Keras"),
+    (["--lr_schedule=multistep"], 2, "--lr_schedule=multistep needs --lr_boundaries"),
+    (["--ema_decay=1"], 2, "--ema_decay=1"),
+    (["--optimizer=adam", "--weight_decay=1"], 2, "--weight_decay has no effect"),
+    (["--output_dir=/proc/run"], 1, "--output_dir: /proc/run cannot be created")])
+def test_what_cannot_be_meant(words, code, message):
+    done = run("python", 1, ROOT / "train.py", *words)
+    assert done.returncode == code and message in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["--batch_size=64"], "--batch_size=64 is larger than the training set: each update reads its 16 images"),
+    (["--epochs=1"], "--warmup_epochs=1 is the whole training")])
+def test_doubts_are_said(words, message, photos):
+    from training.plan import doubts, make_plan
+
+    recipe = parsed(f"--data_dir={photos}", *words).recipe
+    assert any(line.startswith(message) for line in doubts(recipe, make_plan(recipe, None, 1, 16)))
+
+
+def test_a_tilde_is_the_home_folder(monkeypatch, photos):
+    monkeypatch.setenv("HOME", str(photos.parent))
+    assert parsed(f"--data_dir=~/{photos.name}", "--output_dir=~/run").recipe.data_dir == str(photos)
+    assert parsed("--output_dir=~/run").run.output_dir == f"{photos.parent}/run"
+
+
+def test_the_help_has_the_defaults_of_the_recipe(photos):
+    shown = [flags.help_text(["train.py", *words, "--help"]) for words in ([], [f"--data_dir={photos}"],
+                                                                          ["--flagfile=images"])]
+    for text, optimizer, batch in zip(shown, ("lars", "adam", "sgd"), (128, 2, 256), strict=True):
+        assert f"Optimizer. (default: {optimizer})" in text and f"(default: {batch})" in text
