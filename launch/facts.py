@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from common import command
+from data.remote import is_remote
 from data.sources import BUILT_IN
 from data.synthetic import is_synthetic
 from distributed import gpus
@@ -61,7 +62,7 @@ def source() -> str:
 
 def dataset(data_dir: str) -> str:
     """Returns a string that identifies the dataset, or "missing"."""
-    if data_dir in BUILT_IN or is_synthetic(data_dir):
+    if data_dir in BUILT_IN or is_synthetic(data_dir) or is_remote(data_dir):
         return data_dir
     try:
         return hashlib.sha256((Path(data_dir) / "dataset.json").read_bytes()).hexdigest()[:8]

@@ -4,6 +4,7 @@ import subprocess
 import pytest
 from conftest import BIN, ROOT, run
 
+from launch import facts
 from launch.preflight import SYNC, problems, table, time_limit
 from tests.rigs.gpus import gpu, pretend
 
@@ -117,6 +118,10 @@ def test_what_is_wrong_ends_with_1_on_every_worker(tmp_path):
 def test_a_wrong_flag_is_2():
     done = run("python", 1, "-m", "launch.preflight", "--optimizer=adam")
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+
+
+def test_data_far_away_is_not_missing():
+    assert facts.dataset("s3://bucket/data") == "s3://bucket/data"
 
 
 def test_facts_need_neither_tensorflow_nor_horovod():
