@@ -13,11 +13,10 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from common.errors import UserError, one_line, reason
-from distributed import gpus, launcher
+from distributed import gpus, launcher, rdma
 from distributed.lost import is_lost
 
 HOST = "/cpu:0"  # device for exchanging objects: NCCL gains nothing there, and fails if workers share a GPU
-RDMA = Path("/sys/class/infiniband")  # the machine's RDMA network cards, including RoCE and EFA
 
 
 @dataclass(frozen=True)
@@ -149,7 +148,7 @@ def _init(process_sets) -> None:
     tf.get_logger().setLevel("ERROR")
     # A thread that waits in Open MPI yields its core to threads that compute, instead of spinning.
     os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
-    if not RDMA.exists():
+    if not rdma.CARDS.exists():
         os.environ.setdefault("OMPI_MCA_btl", "^ofi")  # ofi looks for such a card, and sleeps for a second
     try:
         with launcher.single_process_environment() if hvd.gloo_built() else contextlib.nullcontext():

@@ -16,7 +16,7 @@ from common import command
 from data.remote import is_remote
 from data.sources import BUILT_IN
 from data.synthetic import is_synthetic
-from distributed import gpus
+from distributed import gpus, rdma
 from distributed.gpus import Gpu
 from training import flags
 
@@ -34,7 +34,7 @@ def gather(data_dir: str, output_dir: str | None, device: str = "auto") -> dict:
             **{name: version(package) for name, package in PACKAGES.items()},
             **of_gpus(gpus.visible(device)), "granted": int(os.environ.get(GRANTED, 0)),
             "dataset": dataset(data_dir), "output": writable(output), "disk": free(output),
-            "shared_memory": free(SHARED_MEMORY)}
+            "shared_memory": free(SHARED_MEMORY), "infiniband": rdma.infiniband(), "pinnable": rdma.pinnable()}
 
 
 def of_gpus(found: list[Gpu]) -> dict:
@@ -61,13 +61,16 @@ def source() -> str:
 
 
 def dataset(data_dir: str) -> str:
-    """Returns a string that identifies the dataset, or "missing"."""
+    """Returns a string that identifies the dataset, or "missing", or "empty" for a folder without any file."""
     if data_dir in BUILT_IN or is_synthetic(data_dir) or is_remote(data_dir):
         return data_dir
     try:
         return hashlib.sha256((Path(data_dir) / "dataset.json").read_bytes()).hexdigest()[:8]
     except OSError:
-        return "a folder of images" if (Path(data_dir) / "train").is_dir() else "missing"
+        folders = [folder for folder in (Path(data_dir, "train"), Path(data_dir)) if folder.is_dir()]
+        if folders and not any(folders[0].iterdir()):
+            return "empty"
+        return "a folder of images" if len(folders) == 2 else "missing"
 
 
 def writable(folder: Path) -> bool:

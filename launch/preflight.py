@@ -32,7 +32,8 @@ COMPILED = 7.5  # highest compute capability for which most of TensorFlow's kern
 SUPPORTED = 9.0  # highest compute capability
 DISK = 1.0  # minimum free space in GB; a checkpoint of ResNet-50 with its momentum takes 0.2
 SHARED_MEMORY = 0.25  # minimum in GB; NCCL and Open MPI use some MB per worker; a container has 0.064 by default
-CLOCK = 1.0  # seconds; a larger difference from rank 0's clock is marked
+PINNED = 1.0  # minimum of pinnable memory in GB for RDMA; systems that were not set up for it have 0.00007 or 0.008
+CLOCK = 1.0  # largest difference from rank 0's clock in seconds
 
 COLUMNS = {
     "host": lambda f: f["host"], "workers": lambda f: f["slots"], "GPUs": lambda f: len(f["gpus"]),
@@ -40,16 +41,18 @@ COLUMNS = {
     "Python": lambda f: f["python"], "TensorFlow": lambda f: f["tensorflow"],
     "Horovod": lambda f: " ".join([f["horovod"], *f.get("built", [])]), "DALI": lambda f: f["dali"],
     "bigbatch": lambda f: f["source"], "dataset": lambda f: f["dataset"],
+    "InfiniBand": lambda f: f["infiniband"],
     "output": lambda f: f.get("shared", "writable") if f["output"] else "not writable",
     "disk GB": lambda f: f"{f['disk']:.0f}", "shm GB": lambda f: f"{f['shared_memory']:.1f}",
     "clock s": lambda f: f"{f['clock']:+.1f}" if "clock" in f else "-",
     "GB/s in host": lambda f: f"{f['within']:.2f}" if f.get("within") else "-",
     "GB/s between": lambda f: f"{f['between']:.2f}" if f.get("between") else "-",
 }
-SAME = ("workers", "GPUs", "GPU", "driver", "Python", "TensorFlow", "Horovod", "DALI", "bigbatch", "dataset", "output")
+SAME = ("workers", "GPUs", "GPU", "driver", "Python", "TensorFlow", "Horovod", "DALI", "bigbatch", "dataset",
+        "InfiniBand", "output")
 SYNC = "run 'uv sync' there, with --extra gpu if the host has GPUs"
 CURES = {"Python": "use the same .venv", "TensorFlow": SYNC, "Horovod": SYNC, "DALI": SYNC,
-         "bigbatch": "update the checkout there",
+         "bigbatch": "update the checkout or the image there",
          "dataset": "--data_dir must point to the same dataset", "driver": "install the same driver"}
 
 
@@ -74,35 +77,59 @@ def table(hosts: list[dict]) -> str:
 
 def problems(hosts: list[dict], data_dir: str, per_gpu: int = 1) -> list[str]:
     """Returns one line per problem that would break a run, with its fix. per_gpu: workers that may share a GPU."""
-    if not hosts:
-        return []
-    found = []
-    expected = usual(hosts)
+    expected = usual(hosts) if hosts else {}
     any_gpu = any(host["gpus"] for host in hosts)
+    found = []
     for host in hosts:
-        name = host["host"]
-        gpus = len(host["gpus"])
-        for column, cure in CURES.items():
-            value = str(COLUMNS[column](host))
-            if value not in (expected[column], "missing"):
-                found.append(f"{name}: {column} is {value}, but {expected[column]} elsewhere; {cure}")
-            elif value == "missing":
-                found.append(f"{name}: there is no dataset in {data_dir}; {cure}" if column == "dataset" else
-                             f"{name}: {column} is not installed; {cure}")
-        found += [f"{name}: {problem}" for problem in gpu_problems(host)]
-        if any_gpu and gpus * per_gpu < host["slots"]:
-            found.append(f"{name}: {gpus} GPUs for {host['slots']} workers; start {gpus * per_gpu} there, or look "
-                         "for missing GPUs with nvidia-smi")
-        if gpus < host.get("granted", 0):
-            found.append(f"{name}: {gpus} GPUs, but Slurm has granted {host['granted']}; run nvidia-smi there")
-        if not host["output"]:
-            found.append(f"{name}: the output folder is not writable; choose another --output_dir")
-        if host["disk"] < DISK:
-            found.append(f"{name}: {host['disk']:.2f} GB free for --output_dir, less than {DISK:.0f}; free disk space")
-        if host["shared_memory"] < SHARED_MEMORY:
-            found.append(f"{name}: {host['shared_memory']:.2f} GB free in /dev/shm, less than {SHARED_MEMORY}; "
-                         "start the container with --ipc=host or --shm-size=1g")
+        gpus, clock = len(host["gpus"]), host.get("clock", 0.0)
+        checks = (
+            (any_gpu and gpus * per_gpu < host["slots"], f"{gpus} GPUs for {host['slots']} workers; start "
+             f"{gpus * per_gpu} there, or look for missing GPUs with nvidia-smi"),
+            (gpus < host.get("granted", 0), f"{gpus} GPUs, but Slurm has granted {host.get('granted')}; run nvidia-smi "
+             "there"),
+            (not host["output"], "the output folder is not writable; choose another --output_dir"),
+            (host["disk"] < DISK, f"{host['disk']:.2f} GB free for --output_dir, less than {DISK:.0f}; free disk "
+             "space"),
+            (host["shared_memory"] < SHARED_MEMORY, f"{host['shared_memory']:.2f} GB free in /dev/shm, less than "
+             f"{SHARED_MEMORY}; start the container with --ipc=host or --shm-size=1g; in a pod, mount an emptyDir of "
+             "medium Memory"),
+            (abs(clock) > CLOCK, f"the clock differs by {clock:+.1f} s from that of {hosts[0]['host']}; synchronize "
+             "both with chrony or NTP"),
+        )
+        wrong = [*differences(host, expected, data_dir), *gpu_problems(host), *(text for bad, text in checks if bad)]
+        if any_gpu and len(hosts) > 1:
+            wrong += rdma_problems(host, expected["InfiniBand"])
+        found += [f"{host['host']}: {problem}" for problem in wrong]
     return found
+
+
+def differences(host: dict, expected: dict[str, str], data_dir: str) -> list[str]:
+    """Returns what this host lacks, or has in another version than most. expected: as `usual` returns it."""
+    found = []
+    for column, cure in CURES.items():
+        value = str(COLUMNS[column](host))
+        if value == "empty":
+            found.append(f"the folder {data_dir} is empty; mount the dataset there")
+        elif value == "missing":
+            what = f"there is no dataset in {data_dir}" if column == "dataset" else f"{column} is not installed"
+            found.append(f"{what}; {cure}")
+        elif value != expected[column]:
+            found.append(f"{column} is {value}, but {expected[column]} elsewhere; {cure}")
+    return found
+
+
+def rdma_problems(host: dict, usual_state: str) -> list[str]:
+    """Returns the problems of NCCL with this host's InfiniBand. usual_state: what most hosts have."""
+    state, pinnable = host["infiniband"], host["pinnable"]
+    if state == "missing":
+        return ["/dev/infiniband is missing; give the container its devices (docker run --device=/dev/infiniband, or "
+                "--rdma in Kubernetes), or set NCCL_IB_DISABLE=1 to train over TCP"]
+    if state != usual_state and state == "none":
+        return ["no InfiniBand, which other hosts have; run ibstat there, or set NCCL_IB_DISABLE=1 to train over TCP"]
+    if state == "usable" and pinnable is not None and pinnable < PINNED:
+        return [f"a process may lock {pinnable * 1e3:g} MB of memory, too little for RDMA; set memlock to unlimited: "
+                "in limits.conf, docker run --ulimit memlock=-1, or LimitMEMLOCK of Kubernetes' containerd"]
+    return []
 
 
 def gpu_problems(host: dict) -> list[str]:
@@ -155,7 +182,7 @@ def examine(settings: Settings) -> tuple[list[dict], list[str]]:
     if world.local_rank == 0:
         mine = facts.gather(data_dir, output_dir, device) | {"slots": world.local_size, "built": probe.built()}
     everyone = world.gather((world.rank, mine, os.uname().nodename, gpus.visible(device)), "facts")
-    now = world.gather(time.time(), "clocks")
+    clocks = clock_offsets(world)
     shared = seen_by_all(world, Path(output_dir or "runs").absolute())
     names = [name for _, _, name, _ in everyone]
     speeds = probe.speeds(world, [[rank for rank, other in enumerate(names) if other == name]
@@ -164,13 +191,19 @@ def examine(settings: Settings) -> tuple[list[dict], list[str]]:
     by_host = {name: {gpu.uuid: gpu for _, _, other, found in everyone if other == name for gpu in found}
                for name in dict.fromkeys(names)}
     hosts = [host | facts.of_gpus([*by_host[name].values()]) | {
-        "clock": now[rank] - now[0], "shared": "shared" if shared[rank] else "not shared",
+        "clock": clocks[rank], "shared": "shared" if shared[rank] else "not shared",
         "within": speeds[rank][1], "between": speeds[rank][2]} for rank, host, name, _ in everyone if host]
     wrong = problems(hosts, data_dir, int(os.environ.get(PER_GPU, 1)))
     if failed := [str(rank) for rank, (right, *_) in enumerate(speeds) if not right]:
         wrong.append(f"the sum over all workers is wrong on rank {', '.join(failed)}; check the network cards of its "
                      "host, and NCCL with NCCL_DEBUG=INFO")
     return hosts, wrong
+
+
+def clock_offsets(world) -> list[float]:
+    """Returns the difference of each rank's clock from rank 0's in seconds: the smallest, as a rank may be late."""
+    rounds = [world.gather(time.time(), f"clocks {number}") for number in range(3)]
+    return [min((now[rank] - now[0] for now in rounds), key=abs) for rank in range(world.size)]
 
 
 def seen_by_all(world, folder: Path) -> list[bool]:

@@ -166,6 +166,17 @@ def test_unequal_versions(hosts, left, tmp_path):
     assert "Horovod is 0.2" in done.stderr and "run 'uv sync' there" in done.stderr
 
 
+def test_a_clock_that_is_off(hosts, left, tmp_path):
+    """Linux has one clock for all hosts here, so Python's is moved on one of them."""
+    [startup] = (BIN.parent / "lib").glob("python*/site-packages/distutils-precedence.pth")
+    (tmp_path / "later.pth").write_text("import time; time.time = lambda now=time.clock_gettime: now(0) + 3\n")
+    hosts.cover("h2", startup, tmp_path / "later.pth")
+    done = launch(hosts, *BOTH, *QUICK)
+    hosts.uncover("h2", startup)
+    assert done.returncode == 1 and "+3.0*" in done.stderr
+    assert "h2: the clock differs by +3.0 s from that of h1; synchronize both" in done.stderr
+
+
 def test_a_host_without_the_data(hosts, left, digits):
     shutil.copytree(digits, hosts.top / "h1" / "data")
     done = launch(hosts, *BOTH, *QUICK, "--data_dir=data")

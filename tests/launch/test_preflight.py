@@ -11,7 +11,7 @@ from tests.rigs.gpus import gpu, pretend
 GOOD = {"host": "h1", "slots": 8, "gpus": ["V100"] * 8, "driver": "535.1", "capability": 7.0,
         "python": "3.11.7", "tensorflow": "2.15.1", "horovod": "0.28.1", "dali": "2.4.0",
         "source": "abcd", "dataset": "1234", "output": True, "disk": 100.0,
-        "shared_memory": 10.0}
+        "shared_memory": 10.0, "infiniband": "usable", "pinnable": None}
 
 
 def hosts(**changed):
@@ -27,14 +27,23 @@ def test_equal_hosts_have_no_problem_and_no_mark():
 @pytest.mark.parametrize("changed, message", [
     ({"tensorflow": "2.14.0"}, "h2: TensorFlow is 2.14.0, but 2.15.1 elsewhere; " + SYNC),
     ({"horovod": "missing"}, "h2: Horovod is not installed; " + SYNC),
-    ({"source": "ffff"}, "h2: bigbatch is ffff, but abcd elsewhere; update the checkout there"),
+    ({"source": "ffff"}, "h2: bigbatch is ffff, but abcd elsewhere; update the checkout or the image there"),
     ({"dataset": "missing"}, "h2: there is no dataset in data; --data_dir must point to the same dataset"),
     ({"dataset": "9999"}, "h2: dataset is 9999, but 1234 elsewhere; --data_dir must point to the same dataset"),
     ({"gpus": ["V100"] * 7}, "h2: 7 GPUs for 8 workers; start 7 there, or look for missing GPUs with nvidia-smi"),
     ({"output": False}, "h2: the output folder is not writable; choose another --output_dir"),
     ({"disk": 0.5}, "h2: 0.50 GB free for --output_dir, less than 1; free disk space"),
+    ({"dataset": "empty"}, "h2: the folder data is empty; mount the dataset there"),
     ({"shared_memory": 0.064}, "h2: 0.06 GB free in /dev/shm, less than 0.25; start the container with --ipc=host or "
-                               "--shm-size=1g"),
+                               "--shm-size=1g; in a pod, mount an emptyDir of medium Memory"),
+    ({"infiniband": "none"}, "h2: no InfiniBand, which other hosts have; run ibstat there, or set NCCL_IB_DISABLE=1 to "
+                             "train over TCP"),
+    ({"infiniband": "missing"}, "h2: /dev/infiniband is missing; give the container its devices (docker run "
+                                "--device=/dev/infiniband, or --rdma in Kubernetes), or set NCCL_IB_DISABLE=1 to train "
+                                "over TCP"),
+    ({"pinnable": 0.008}, "h2: a process may lock 8 MB of memory, too little for RDMA; set memlock to unlimited: in "
+                          "limits.conf, docker run --ulimit memlock=-1, or LimitMEMLOCK of Kubernetes' containerd"),
+    ({"clock": -3.0}, "h2: the clock differs by -3.0 s from that of h1; synchronize both with chrony or NTP"),
     ({"driver": "530.2"}, "h2: driver is 530.2, but 535.1 elsewhere; install the same driver"),
 ])
 def test_what_would_break_a_run_is_reported_with_its_cure(changed, message):
@@ -81,6 +90,14 @@ def test_what_differs_is_marked():
     assert "A100*" in line and "+3.0*" in line and line.count("*") == 2
 
 
+def test_rdma_counts_between_hosts_with_gpus():
+    """One host does not need it, and Gloo and MPI do without."""
+    assert problems([GOOD | {"infiniband": "missing"}], "data") == []
+    assert problems([host | {"gpus": [], "infiniband": "missing"} for host in hosts()],
+                    "data") == []
+    assert problems([host | {"infiniband": "none", "pinnable": 0.008} for host in hosts()], "data") == []
+
+
 def test_workers_may_share_a_gpu_when_asked_to():
     two = [GOOD | {"slots": 16}]
     assert problems(two, "data") == ["h1: 8 GPUs for 16 workers; start 8 there, or look for missing GPUs "
@@ -118,6 +135,15 @@ def test_what_is_wrong_ends_with_1_on_every_worker(tmp_path):
 def test_a_wrong_flag_is_2():
     done = run("python", 1, "-m", "launch.preflight", "--optimizer=adam")
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("made, found", [
+    ([], "missing"), (["data"], "empty"), (["data/train"], "empty"), (["data/train/cat"], "a folder of images"),
+])
+def test_a_folder_without_data(tmp_path, made, found):
+    for folder in made:
+        (tmp_path / folder).mkdir(parents=True)
+    assert facts.dataset(str(tmp_path / "data")) == found
 
 
 def test_data_far_away_is_not_missing():
