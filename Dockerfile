@@ -5,12 +5,13 @@ ARG BASE_IMAGE=nvidia/cuda:12.2.2-cudnn8-devel-ubuntu22.04
 # The final image is based on devel, because XLA in TensorFlow needs ptxas and libdevice, which the runtime image lacks.
 FROM ${BASE_IMAGE} AS base
 # NCCL loads the libraries of InfiniBand and RoCE by name, and falls back to TCP if they are missing.
+# ssh, sshd and pkill are for pods of Kubernetes. Each pod makes its own host key.
 # Debian packages have no pinned versions, because a version would exist on one base only.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends ca-certificates ibverbs-providers libibverbs1 librdmacm1 numactl \
-        python3 tini \
-    && rm -rf /var/lib/apt/lists/*
+        openssh-client openssh-server procps python3 tini \
+    && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_*
 WORKDIR /opt/bigbatch
 
 
@@ -44,7 +45,8 @@ FROM base
 # The container can run as any user (docker run --user), in /etc/passwd or not, so all can write to these folders.
 RUN useradd --uid 10000 --no-create-home --home-dir /home/bigbatch bigbatch \
     && mkdir --mode=1777 /home/bigbatch /data /output \
-    && ln -s /output runs
+    && ln -s /output runs \
+    && ln -s /opt/bigbatch/launch/kubernetes/ssh_config /etc/ssh/ssh_config.d/bigbatch.conf
 COPY --from=build /opt/python /opt/python
 COPY --from=build /opt/bigbatch/.venv .venv
 # USER is set because some libraries need a user name. The code is read-only, so Hypothesis keeps its data elsewhere,

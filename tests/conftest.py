@@ -22,8 +22,9 @@ TRAIN = ROOT / "train.py"
 DIGITS = f"--flagfile={ROOT}/launch/recipes/digits.flags"  # where --data_dir is given, which else means images.flags
 BIN = Path(sys.executable).parent
 PRETEND_GPU = os.environ.get("BIGBATCH_PRETEND_GPU") == "1"  # test_gpu.py's tests run on the CPU
-LONGEST = ("test_slurm.py", "test_train.py", "test_docs.py", "test_horovodrun.py", "test_resume.py", "test_elastic.py",
-           "test_exchange.py", "test_torus.py", "test_models.py", "test_heartbeat.py", "test_batch_norm_span.py")
+LONGEST = ("test_slurm.py", "test_train.py", "test_docs.py", "test_horovodrun.py", "test_kubernetes.py",
+           "test_resume.py", "test_elastic.py", "test_exchange.py", "test_torus.py", "test_models.py",
+           "test_heartbeat.py", "test_batch_norm_span.py")
 
 
 def require_tool(*names: str) -> str:

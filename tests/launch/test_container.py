@@ -243,3 +243,22 @@ def test_a_wrong_flag_is_2_and_a_missing_image_1_outside_too(engine, home):
     assert done.returncode == 2 and "optimizer" in done.stderr, done.stderr
     done = finished(as_somebody(home, engine, "--image=no-such-image", "digits"))
     assert done.returncode == 1 and "has no image no-such-image" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+POD = """
+mkdir -m 700 ~/.ssh && cd ~/.ssh && ssh-keygen -q -t ecdsa -N '' -f id_rsa && cp id_rsa.pub authorized_keys
+cd /opt/bigbatch
+launch/kubernetes/worker.sh & pod=$!
+for try in {1..50}; do ssh -o BatchMode=yes w.job.default.svc true && break; sleep 0.2; done
+ssh -o BatchMode=yes w.job.default.svc 'id -u; pkill --version'
+kill $pod; wait $pod; echo "ended with $?"
+ls /etc/ssh | grep -c host_
+"""
+
+
+@pytest.mark.container
+def test_a_pod_of_kubernetes_takes_workers_over_ssh_until_it_is_stopped(engine):
+    """Its user has the operator's keys, and no host key is in the image."""
+    done = call(engine, "run", "--rm", "--add-host=w.job.default.svc:127.0.0.1", IMAGE, "bash", "-c", POD)
+    assert done.stdout.split("\n")[0] == "10000" and "procps" in done.stdout, done.stderr
+    assert done.stdout.endswith("ended with 1\n0\n"), done.stdout + done.stderr

@@ -10,8 +10,8 @@ import pytest
 from conftest import BIN, ROOT, emulated_hosts, rows
 
 from common.errors import UserError
+from common.recipe_file import recipe_path
 from launch import hosts as host_lists
-from launch.horovodrun import recipe_path
 from tests.rigs.gpus import gpu, pretend
 
 SCRIPT = ROOT / "launch" / "horovodrun.sh"
