@@ -97,7 +97,7 @@ def use(settings: Settings) -> None:
         print(as_json(export(trained, Path(run.output_dir))), flush=True)
     else:
         for row in predict(trained, files):
-            print(as_line(row) if sys.stdout.isatty() else as_json(row), flush=True)
+            print(as_line(row) if command.is_read_by_a_person() else as_json(row), flush=True)
 
 
 def dry_run(settings: Settings) -> None:
@@ -122,7 +122,7 @@ def finish(summary: dict | None = None) -> None:
     from distributed.world import World
 
     world = World().renumbered()
-    if summary and world.rank == 0 and not sys.stdout.isatty():  # a person has read it on standard error
+    if summary and world.rank == 0 and not command.is_read_by_a_person():  # it is on standard error
         print(as_json(summary), flush=True)
     world.barrier()
 

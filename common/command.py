@@ -53,6 +53,11 @@ def print_help(*paragraphs: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def is_read_by_a_person() -> bool:
+    """Whether standard output is a terminal. mpirun gives its processes one, too, but only for standard output."""
+    return sys.stdout.isatty() and sys.stderr.isatty()
+
+
 @contextlib.contextmanager
 def json_only_on_stdout() -> Iterator[None]:
     """Reserves standard output for this program's JSON.

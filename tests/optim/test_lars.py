@@ -184,7 +184,7 @@ def test_lamb_neither_decays_nor_adapts_what_is_excluded():
 
 @pytest.mark.parametrize(("decay", "exclude"), [(0.0, ()), (0.1, ()), (0.1, ("gamma", "bias"))])
 def test_adamw_against_its_paper(decay, exclude):
-    """arXiv:1711.05101, algorithm 2, in float64, with the rate as its schedule multiplier times 1."""
+    """arXiv:1711.05101, algorithm 2, in float64; epsilon as in arXiv:1412.6980, at the end of section 2."""
     weights, gradients = start(seed=6)
     optimizer = AdamW(0.0, weight_decay=decay, exclude=exclude)
     ours = run(AdamW.from_config(optimizer.get_config()), weights, gradients)  # as Horovod copies it
@@ -194,7 +194,7 @@ def test_adamw_against_its_paper(decay, exclude):
             g, rate = gradient[name].astype(np.float64), rate_at(step - 1)
             m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
             w = w - rate * decay * (0.0 if name.endswith(tuple(exclude)) and exclude else 1.0) * w
-            w = w - rate * (m / (1 - 0.9 ** step)) / (np.sqrt(v / (1 - 0.999 ** step)) + 1e-7)
+            w = w - rate * np.sqrt(1 - 0.999 ** step) / (1 - 0.9 ** step) * m / (np.sqrt(v) + 1e-7)
         np.testing.assert_allclose(ours[name], w, rtol=2e-3, atol=2e-3 * np.abs(w).max(), err_msg=name)
 
 

@@ -136,7 +136,7 @@ def test_other_lines_scroll_above_intact_and_nothing_is_left():
     long = "/a/long/path" * 20
     terminal = drawn(STEPS + f"complain('a warning about {long}')\nshown.step(update(17))\nshown.close()\n", columns=80)
     assert f"train.py: a warning about {long}".encode() in terminal.raw  # without a line break of ours
-    assert terminal.left_clean() and terminal.lines[0].startswith("epoch 1/12  rate 2  train loss 1.5")
+    assert terminal.left_clean() and terminal.lines[0].startswith("epoch 1/12  train 1.5000 25.00%  val ")
     assert "".join(terminal.lines).count("train.py: ") == 1
     assert len(terminal.shown()) >= 2
 
@@ -154,7 +154,7 @@ def test_no_color_is_respected_and_a_terminal_that_cannot_redraw_gets_lines():
     plain = drawn(STEPS, NO_COLOR="1")
     assert not colour.search(plain.raw) and plain.shown()
     dumb = drawn(STEPS, TERM="dumb")
-    assert b"\x1b" not in dumb.raw and len(dumb.lines) == 2  # one line of more than 100 columns
+    assert b"\x1b" not in dumb.raw and [line.startswith("epoch ") for line in dumb.lines] == [True]
 
 
 def test_it_is_redrawn_calmly():
@@ -174,12 +174,20 @@ def test_resumed_and_rolled_back_it_starts_where_training_is():
 
 
 def test_the_line_of_an_evaluation_greps_well():
+    """It has 80 columns at most, and the time left is last."""
     program = ("shown = display()\nfor number in range(9):\n    shown.step(update(number))\n"
-               "shown.evaluation(evaluated(1, 0.75, ema_val_top1=0.875))\n")
-    done = run("python", 1, "-c", PROGRAM + program)
-    assert re.fullmatch(
-        r"epoch 1/12  rate 2  train loss 1\.5000 top-1 25\.00%  validation loss 1\.2500 top-1 75\.00% ema top-1 87\.50%"
-        r"  1,23\d images/s, data 15%, exchange 5%  best top-1 87\.50%  batch 100  left \d+:\d\d\n", done.stderr)
+               "shown.evaluation(evaluated(1, 0.75))\nshown.evaluation(evaluated(2, 0.75, ema_val_top1=0.875))\n")
+    plain, averaged = run("python", 1, "-c", PROGRAM + program).stderr.splitlines()
+    assert re.fullmatch(r"epoch 1/12  train 1\.5000 25\.00%  val 1\.2500 75\.00%  1,23\d images/s  left \d+:\d\d", plain)
+    assert re.fullmatch(r"epoch 2/12  train 1\.5000 25\.00%  val 1\.2500 75\.00%  ema 87\.50%  left \d+:\d\d", averaged)
+
+
+def test_a_late_first_evaluation_is_announced():
+    """Without a terminal: the speed and the time left, once."""
+    program = ("import reporting.progress as progress\nprogress.FORECAST_AFTER = 0.2\nshown = display()\n"
+               "for number in range(12):\n    shown.step(update(number))\n    time.sleep(0.05)\n")
+    [line] = run("python", 1, "-c", PROGRAM + program).stderr.splitlines()
+    assert re.fullmatch(r"[\d,]+\.\d images/s; \d+:\d\d left", line)
 
 
 def test_time_left_counts_steps_and_evaluations(monkeypatch):
@@ -208,7 +216,8 @@ def test_training_on_a_terminal_shows_its_stages_then_its_progress(tmp_path):
     assert terminal.finish() == 0 and terminal.left_clean()
     lines = terminal.lines
     assert any(line.startswith("building the model ...") for screen in terminal.screens for line in screen)
-    assert len([line for line in lines if re.match(r"tracing the first step \.\.\. \d+\.\d s$", line)]) == 1
+    for stage in ("tracing a step", "the first step"):
+        assert len([line for line in lines if re.match(rf"{stage} \.\.\. \d+\.\d s$", line)]) == 1
     assert [line.split()[1] for line in lines if line.startswith("epoch ")] == [f"{epoch}/4" for epoch in range(1, 5)]
     assert terminal.shown() and all("epoch " in above and "loss " in below for above, below in terminal.shown())
     assert json.loads(terminal.stdout)["epochs"] == 4
@@ -222,7 +231,8 @@ def test_a_signal_leaves_the_terminal_as_it_was(number, code, tmp_path):
         assert terminal.read(), terminal.lines
     terminal.process.send_signal(number)
     assert terminal.finish() == code and terminal.left_clean(), terminal.lines
-    assert any(("stopped on request" if code == 75 else "interrupted") in line for line in terminal.lines)
+    said = f"--output_dir={tmp_path}" if code == 75 else "interrupted before the first checkpoint"
+    assert said in "".join(terminal.lines)
 
 
 @pytest.mark.parametrize("kind", ["mpirun", "horovodrun"])
@@ -234,9 +244,9 @@ def test_other_ranks_are_silent(kind, tmp_path, monkeypatch):
     ours = [line for line in done.stderr.splitlines() if not line.startswith("[1]")]
     assert ours == done.stderr.splitlines()
     plain = [line.removeprefix("[0]<stderr>:") for line in ours]
-    starts = ("recipe: ", "run: ", "start-up: ", "epoch 1/1  ", "validation: ", "report: ")
+    starts = ("recipe: ", "forecast: ", "run: ", "start-up: ", "epoch 1/1  ", "validation: ", "report: ")
     assert [next((start for start in starts if line.startswith(start)), line) for line in plain] == [*starts]
-    assert re.search(r"\(making digits \d+\.\d s, .*, tracing the first step \d+\.\d s\)$", plain[2]), plain[2]
+    assert re.search(r"\(making digits \d+\.\d s, .*, tracing a step \d+\.\d s, the first step \d+\.\d s\)$", plain[3]), plain[3]
 
 
 def test_the_display_is_not_imported_without_a_terminal(tmp_path):
