@@ -24,13 +24,13 @@ from pathlib import Path
 from common import command
 from common.errors import ExitCode, UserError
 from common.files import as_json
-from common.startup import startup
+from common.startup import on_terminal, startup
 from data.named import open_named
 from distributed import launcher
 from distributed.allreduce_plan import check_nodes
 from distributed.lost import explain_horovods_errors
 from training import flags, output_dir
-from training.plan import plan_for
+from training.plan import plan_for, summary
 from training.settings import Settings
 
 PAPERS_NODE = 4  # default workers per node of a cluster planned with --workers, as in arXiv:1811.05233
@@ -114,6 +114,8 @@ def dry_run(settings: Settings) -> None:
     if launched.rank == 0:
         if settings.source:
             print("recipe:", settings.source, *settings.fitted, file=sys.stderr)
+        if on_terminal():
+            print(*summary(settings.recipe, plan), sep="\n", file=sys.stderr)
         print(as_json(plan.as_json(), indent=1), flush=True)
 
 

@@ -201,7 +201,7 @@ def _check_effect(settings: Settings, given) -> None:
 def recipes_first(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Returns (the --flagfile arguments, the rest), so that a flag overrides a recipe, whatever their order.
 
-    A recipe is a file, or its name in launch/recipes. Raises UserError.
+    A recipe is a file, or its name in launch/recipes. Raises UsageError.
     """
     recipes, rest, arguments = [], [], list(arguments)
     while arguments:
@@ -209,4 +209,7 @@ def recipes_first(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         if argument in ("--flagfile", "-flagfile") and arguments:
             argument = f"--flagfile={arguments.pop(0)}"
         (recipes if argument.startswith(("--flagfile=", "-flagfile=")) else rest).append(argument)
-    return [f"--flagfile={recipe_path(one.partition('=')[2])}" for one in recipes], rest
+    try:
+        return [f"--flagfile={recipe_path(one.partition('=')[2])}" for one in recipes], rest
+    except UserError as error:
+        raise UsageError(f"--flagfile: {error}") from None

@@ -228,6 +228,23 @@ def _check_trees(plan: Plan) -> None:
                             "--deterministic=same_workers")
 
 
+def summary(recipe: Recipe, plan: Plan) -> list[str]:
+    """Returns a plan in a few lines, for a person."""
+    first = plan.phases[0]
+    lines = [f"model:         {recipe.model} at {recipe.image_size} pixels, {recipe.precision}",
+             f"data:          {plan.train_samples:,} training images of {recipe.data_dir}",
+             f"training:      {plan.epochs:g} epochs, {plan.steps:,} updates with {recipe.optimizer}",
+             f"learning rate: {plan.as_json()['peak_learning_rate']:g} at most, {recipe.lr_schedule}, "
+             f"warm-up of {recipe.warmup_epochs if recipe.warmup != 'none' else 0:g} epochs",
+             f"workers:       {plan.workers}, each with {first.global_batch_size / first.workers:g} images per update",
+             f"exchange:      {plan.allreduce.allreduce}"]
+    for phase in plan.phases:
+        lines.append(f"from epoch {phase.start_epoch:g}:".ljust(15) + f"batch {phase.global_batch_size:,} = "
+                     f"{phase.workers} workers x micro-batch {phase.micro_batch_size} x {phase.accumulation_steps}, "
+                     f"{phase.steps:,} updates")
+    return [*lines, *doubts(recipe, plan), "time:          `python -m launch.scaling` forecasts a cluster's"]
+
+
 def doubts(recipe: Recipe, plan: Plan) -> list[str]:
     """Returns a line about each setting that can hardly be meant."""
     found, batch = [], max(phase.global_batch_size for phase in plan.phases)

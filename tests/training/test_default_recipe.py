@@ -86,8 +86,8 @@ def test_a_recipe_has_a_name():
 
 
 @pytest.mark.parametrize(("words", "code", "message"), [
-    (["--flagfile=digts"], 1, "there is no recipe digts; did you mean digits?"),
-    (["--flagfile", "table3-experimen4"], 1, "did you mean sony_1811.05233/table3-experiment4?"),
+    (["--flagfile=digts"], 2, "there is no recipe digts; did you mean digits?"),
+    (["--flagfile", "table3-experimen4"], 2, "did you mean sony_1811.05233/table3-experiment4?"),
     (["--target_top1=95"], 2, "did you mean 0.95?"),
     (["--data_dir="], 2, "--data_dir is empty"),
     (["--lr=0.1"], 2, "the learning rate is --learning_rate"),
