@@ -1,3 +1,24 @@
+// A page that reloads itself keeps its position, the switch and what is unfolded, in the name of its window: browsers
+// may forget the session storage of files, and share their local storage between tabs.
+(() => {
+  const folded = [...document.querySelectorAll("details")], title = one => one.querySelector("summary").textContent;
+  let seen = null;
+  try {
+    seen = JSON.parse(window.name);
+  } catch { /* another page has named the window, or none */ }
+  if (seen?.page === location.pathname) {
+    for (const one of folded) one.open = seen.open.includes(title(one));
+    (document.getElementById(seen.axis) || {}).checked = true;
+    history.scrollRestoration = "manual";  // the browser's own would come later
+    scrollTo(0, seen.top);
+  }
+  if (!document.querySelector("meta[http-equiv]")) return;
+  const keep = () => {  // at once, because a name that is set when the page is left comes too late
+    window.name = JSON.stringify({page: location.pathname, open: folded.filter(one => one.open).map(title),
+      axis: document.querySelector(".axes input:checked")?.id, top: scrollY});
+  };
+  for (const kind of ["toggle", "change", "scroll"]) document.addEventListener(kind, keep, true);
+})();
 // Shows the values under the pointer or the finger. Without it, browsers show the titles of the points on hover.
 (() => {
   const tip = document.body.appendChild(document.createElement("div"));

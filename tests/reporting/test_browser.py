@@ -1,16 +1,20 @@
 """The report in a browser, during a training and after it: on a desktop and on a phone, by pointer and by finger."""
 import html
 import json
+import queue
 import re
 import subprocess
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from urllib.parse import unquote
 
 import pytest
 from conftest import ROOT, environment, launcher, require_tool
 
 from reporting.report import report
 from reporting.run_folder import RunData
-from tests.rigs.run_files import whole
+from tests.rigs.run_files import row, whole
 
 # Shows a page as a desktop does and as a phone does, and writes down what it measures there.
 FRAMES = """<!doctype html><meta charset="utf-8">
@@ -38,15 +42,18 @@ onload = () => {{
 </script>"""
 
 
+def browser(folder) -> list:
+    return [require_tool("chromium", "chromium-browser", "google-chrome"), "--headless", "--no-sandbox",
+            "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+            "--disable-component-update", "--disable-sync", "--enable-logging=stderr", "--v=0", "--hide-scrollbars",
+            f"--user-data-dir={folder}/profile"]
+
+
 def seen(page: str, folder) -> list[dict]:
     """What a desktop and a phone show of a page. Asserts that the browser complains of nothing."""
-    chromium = require_tool("chromium", "chromium-browser", "google-chrome")
     (folder / "frames.html").write_text(FRAMES.format(page=html.escape(page)))
-    done = subprocess.run(
-        [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-         "--disable-background-networking", "--disable-component-update", "--disable-sync", "--enable-logging=stderr",
-         "--v=0", "--hide-scrollbars", "--window-size=1700,900", f"--user-data-dir={folder}/profile", "--dump-dom",
-         f"file://{folder}/frames.html"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*browser(folder), "--window-size=1700,900", "--dump-dom", f"file://{folder}/frames.html"],
+                          capture_output=True, text=True, timeout=120)
     assert not [line for line in done.stderr.splitlines() if ":CONSOLE" in line], done.stderr
     return json.loads(html.unescape(re.search(r"<pre>(.*?)</pre>", done.stdout)[1]))
 
@@ -101,6 +108,43 @@ def test_while_it_trains(pages, tmp_path):
 
 def test_after_the_end(pages, tmp_path):
     check((pages[0] / "report.html").read_text(), tmp_path, figures=9)
+
+
+# Unfolds, switches and scrolls at the first visit. Tells a server what is seen at each.
+READER = """<script>onload = () => {{
+  const unfolded = [...document.querySelectorAll("details")], time = document.querySelector("#by-time");
+  new Image().src = "http://127.0.0.1:{port}/?" + encodeURIComponent(JSON.stringify(
+    [unfolded.map(one => one.open), time.checked, scrollY]));
+  if (window.name) return;
+  unfolded[1].open = true;
+  time.click();
+  scrollTo(0, 700);
+}}</script></body>"""
+
+
+def test_what_is_seen_stays_when_a_file_reloads_itself(tmp_path):
+    told = queue.Queue()
+
+    class Listener(BaseHTTPRequestHandler):
+        def do_GET(self):
+            told.put(json.loads(unquote(self.path[2:])))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Listener) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        page = report(RunData.read(whole(tmp_path / "run", epochs=9, rows=[row(1), row(2)], done=False)))
+        page = page.replace('content="10"', 'content="1"').replace("</body>", READER.format(port=server.server_port))
+        (tmp_path / "page.html").write_text(page)
+        with subprocess.Popen([*browser(tmp_path), "--remote-debugging-port=0", f"file://{tmp_path}/page.html"],
+                              stderr=subprocess.DEVNULL) as process:
+            visits = [told.get(timeout=120) for _ in range(3)]
+            process.kill()
+        server.shutdown()
+    assert visits == [[[False] * 3, False, 0], *[[[False, True, False], True, 700]] * 2]
 
 
 def test_imagenet_on_a_phone(tmp_path):
