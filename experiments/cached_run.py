@@ -67,7 +67,8 @@ def train_once(folder: Path, words: Sequence[str]) -> Result:
     result = Result.read(folder)
     if result:
         return result
-    raise UserError(f"{folder.name} failed: {problem_in(log, began) or f'exit code {code}'}; its output is in {log}")
+    problem = f"{signal.Signals(-code).name} killed it" if code < 0 else problem_in(log, began) or f"exit code {code}"
+    raise UserError(f"{folder.name} failed: {problem}; its output is in {log}")
 
 
 @contextlib.contextmanager

@@ -34,7 +34,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from common import command, flags
-from common.errors import UsageError
+from common.errors import UsageError, UserError
 from common.files import as_json, locked
 from experiments.cached_run import Result, train_once
 from experiments.planned import Options, Planned, all_flags, planned, read, settings_of, write_flags
@@ -70,7 +70,11 @@ class Sweep:
             number = [*self._runs].index(one.name) + 1
             of = f" of {self._planned}" if self._planned else ""
             print(f"run {number}{of}: {one.name}", file=sys.stderr, flush=True)
-            self._results[one.name] = train_once(self._folder / one.name, one.words)
+            try:
+                self._results[one.name] = train_once(self._folder / one.name, one.words)
+            except UserError as error:
+                self._write(str(error))
+                raise
             print(f"  {described(self._results[one.name])}", file=sys.stderr, flush=True)
             self._write()
         return [top1_of(asdict(self._results[one.name])) for one in runs]
@@ -80,8 +84,8 @@ class Sweep:
         """The rows of sweep.json."""
         return [one.row(self._results[name]) for name, one in self._runs.items() if name in self._results]
 
-    def _write(self):
-        write_sweep(self._folder, self.rows, self._planned)
+    def _write(self, problem: str = ""):
+        write_sweep(self._folder, self.rows, self._planned, problem)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,5 @@
 """sweep.json and sweep.html: the runs of experiments.sweep; mean and spread over the seeds as a table and plots."""
+import html
 import math
 import operator
 import statistics
@@ -11,31 +12,47 @@ from reporting.charts import Line, percent
 from reporting.observer import top1_of
 from reporting.page import details, duration, page, table
 
-NOTE = ("± is the standard deviation over the seeds. The top-1 of a run that diverged is the accuracy of guessing. "
-        "That of a run with --ema_decay is the one of the averaged weights.")
+SPREAD, SINGLE = "± is the standard deviation over the seeds.", "There is a single seed of each setting."
+NOTE = ("The top-1 of a run that diverged is the accuracy of guessing. That of a run with --ema_decay is the one of "
+        "the averaged weights.")
 RATE = "learning_rate"
 SHOWN = {"Validation top-1 after the last epoch": top1_of,
          "Highest validation top-1 of a run": operator.itemgetter("best_top1")}  # title -> value of a row
 
 
-def write_sweep(folder: Path, rows: list[dict], planned: int | None) -> Path:
+def write_sweep(folder: Path, rows: list[dict], planned: int | None, problem: str = "") -> Path:
     """Writes sweep.json and sweep.html; returns the page's path.
 
     rows: of the runs that have ended: flags (swept flag -> value), seed, diverged, diverged_at, val_top1, ema_val_top1
     (or None), best_top1, best_epoch, seconds, folder, reported (what the paper of the recipe reports, or None). Rows
     may have different flags. planned: number of runs of the whole sweep, or None if it searches, so that some
-    combinations have one seed and others all.
+    combinations have one seed and others all. problem: why a run failed, which ended the sweep.
     """
     write_json(folder / "sweep.json", rows)
     ended = f"{len(rows)} runs have ended" if planned is None else f"{len(rows)} of {planned} runs have ended"
     path = folder / "sweep.html"
+    rows = in_order(rows)
+    single = all(len(group) == 1 for _, group in by_flags(rows))
     summary = [in_columns(rows, flags) | summarized(group) | paper(rows, group[0]) for flags, group in by_flags(rows)]
     every = [in_columns(rows, row["flags"]) | listed(row) | paper(rows, row) for row in rows]
     write_atomically(path, page("Sweep", [
-        f'<p class="result">{ended}. {best(rows, planned is None)}</p>', *plots(rows),
-        "<h2>Mean and spread over the seeds</h2>", table(summary), f"<p>{NOTE}</p>" if rows else "",
+        f'<p class="result">{ended}. {best(rows, planned is None)}</p>',
+        f'<div class="status problem"><b>Stopped</b>: {html.escape(problem)}</div>' if problem else "", *plots(rows),
+        f"<h2>{'Single seeds' if single else 'Mean and spread over the seeds'}</h2>", table(summary),
+        f"<p>{SINGLE if single else SPREAD} {NOTE}</p>" if rows else "",
         details("All runs", table(every))]))
     return path
+
+
+def in_order(rows: list[dict]) -> list[dict]:
+    """Returns the rows in the order of their flags: numbers by value, after them other values as they first occur."""
+    names, found = names_in(rows), [value for row in rows for value in row["flags"].values()]
+
+    def key(row):
+        values = [row["flags"].get(name, -math.inf) for name in names]
+        return [(0, value) if isinstance(value, int | float) else (1, found.index(value)) for value in values]
+
+    return sorted(rows, key=key)
 
 
 def by_flags(rows: list[dict]) -> list[tuple[dict, list[dict]]]:
@@ -58,7 +75,8 @@ def best(rows: list[dict], searched: bool) -> str:
     seeds = max(len(group) for _, group in groups) if searched else 1
     top1, flags = max(((mean(group, top1_of), flags) for flags, group in groups if len(group) >= seeds),
                       key=lambda one: one[0])
-    return f"The highest mean top-1 after the last epoch, {top1:.2%}, is that of {labelled(flags)}."
+    average = "mean " if any(len(group) > 1 for _, group in groups) else ""
+    return f"The highest {average}top-1 after the last epoch, {top1:.2%}, is that of {labelled(flags)}."
 
 
 def labelled(flags: dict) -> str:
@@ -149,10 +167,12 @@ def plot(title: str, value: Callable[[dict], float], name: str, rows: list[dict]
     for colour, (line, own) in enumerate(points.items()):
         shown = [(marks[one], max(own[one], key=lambda group: (len(group), mean(group, value))))
                  for one in sorted(own, key=marks.get)]
-        label = (labelled(dict(line)) or "mean") + best_of
+        has_seeds = any(len(group) > 1 for _, group in shown)
+        label = (labelled(dict(line)) or ("mean" if has_seeds else "single seeds")) + best_of
         series.append(Line(label, [x for x, _ in shown], [100 * mean(group, value) for _, group in shown], colour))
-        if any(len(group) > 1 for _, group in shown):
-            series.append(Line(f"{label}, single seeds", [x for x, group in shown for _ in group],
+        if has_seeds:
+            every = f"{label}, single seeds".removeprefix("mean, ")
+            series.append(Line(every, [x for x, group in shown for _ in group],
                                [100 * value(row) for _, group in shown for row in group], colour, "dots"))
     return charts.lines(title, name.replace("_", " "), series, show=percent,
                         x_marks=[(x, shortened(str(one))) for one, x in marks.items()])

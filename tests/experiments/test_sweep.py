@@ -182,6 +182,16 @@ def test_a_request_that_comes_too_late_for_a_run_stops_the_sweep(tmp_path, monke
     asking.join()
 
 
+def test_a_run_that_a_signal_kills_is_said_to_be(tmp_path, monkeypatch, capsys):
+    (tmp_path / "train.py").write_text("import os, signal, sys\nprint('epoch 1/1', file=sys.stderr, flush=True)\n"
+                                       "os.kill(os.getpid(), signal.SIGKILL)")
+    monkeypatch.setattr(cached_run, "TRAIN", tmp_path / "train.py")
+    assert sweep.main(["experiments.sweep", *COMMON, "--seeds=2", f"--output_dir={tmp_path}/out"]) == 1
+    line = f"seed=0 failed: SIGKILL killed it; its output is in {tmp_path}/out/seed=0.log"
+    assert capsys.readouterr().err.splitlines()[-1] == f"experiments.sweep: {line}"
+    assert f"<b>Stopped</b>: {line}" in (tmp_path / "out" / "sweep.html").read_text()
+
+
 def test_another_failure_ends_the_sweep_in_one_line_that_names_the_run(tmp_path):
     (tmp_path / "seed=0").write_text("in the place of the run's folder")
     code, output, errors = ended(tmp_path, "--seeds=2")
@@ -391,6 +401,18 @@ def test_the_page_shows_mean_and_spread(tmp_path):
     assert re.search(r"4\s+64\s+1\s+1\s+10.00 %", text) and "step 1,234, epoch 0.500" in text
     assert text.count("batch size 64: 55 % (learning rate 1)") == 1 and page.count("<figure>") == 4
     assert "batch size 64, single seeds: 60 % (learning rate 1)" in text
+    assert "Mean and spread over the seeds" in text and "± is the standard deviation" in text
+
+
+def test_numbers_are_in_their_order_and_single_seeds_are_named(tmp_path):
+    """Texts stay in the order of the sweep, after the numbers; so do the rows of sweep.json."""
+    found = [row(1, batch, 0, 0.5) for batch in (128, "0:64,1:128", "0:32,1:64", 16, 8)]
+    text = html.unescape(re.sub(r"<[^>]*>", " ", write_sweep(tmp_path, found, 5).read_text()))
+    assert json.loads((tmp_path / "sweep.json").read_text()) == found
+    table = text[text.index("time of a run"):text.index("All runs")]
+    assert re.findall(r" 1 +(\S+) +1 +0 +50.00 %", table) == ["8", "16", "128", "0:64,1:128", "0:32,1:64"]
+    assert "Single seeds" in text and "There is a single seed of each setting." in text
+    assert "The highest top-1 after the last epoch" in text and "mean" not in text.lower() and "±" not in text
 
 
 def test_the_average_of_the_weights_ranks_the_runs(tmp_path):
