@@ -13,6 +13,7 @@ COLOURS = 10  # --c0 to --c9 in page.css
 MOST_POINTS = 150  # per line
 MOST_DOTS = 40  # a line with more points shows them only under the pointer
 MOST_BARS = 40
+WHOLE = ("epoch", "workers")  # horizontal axes whose ticks are whole numbers
 
 
 @dataclass(frozen=True)
@@ -40,15 +41,20 @@ def line(label: str, rows: Sequence[dict], x: Callable[[dict], float], y: str | 
                 **options)
 
 
+def ideal(most: int, rate: float) -> Line:
+    """Returns the line of a speed that grows as the number of workers does, up to the most. rate: of one worker."""
+    return Line("ideal", [0, most], [0.0, rate * most], 7, "faint")
+
+
 def number(value) -> str:
     """Returns a number as text: about four digits, thousands separated; other values as they are."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return "not a number"
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
-    if isinstance(value, int) or (abs(value) >= 1000 and value == round(value)):
-        return f"{value:,.0f}"
-    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.4g}"
+    if isinstance(value, float) and not 1000 <= abs(value) < 1e9:
+        return f"{value:.4g}"
+    return f"{value:,.0f}" if abs(value) >= 10_000 or value == round(value) else f"{value:,.1f}"
 
 
 def percent(value) -> str:
@@ -56,18 +62,21 @@ def percent(value) -> str:
 
 
 def lines(title: str, x_title: str, series: Sequence[Line], log: bool = False,
-          show: Callable[[float | None], str] = number, x_marks: Sequence[tuple[float, str]] = ()) -> str:
+          show: Callable[[float | None], str] = number, x_marks: Sequence[tuple[float, str]] = (),
+          x_end: float | None = None, from_zero: bool = False, has_legend: bool = True) -> str:
     """Returns a figure of lines. log: logarithmic axis; values that are not above zero then leave a gap, too.
 
     show: returns a value as text. x_marks: places on the horizontal axis and their text, instead of its own numbers.
+    x_end: the horizontal axis goes from 0 to it. Default: from the first to the last point. from_zero: start the
+    vertical axis at 0. has_legend: name several lines below the chart.
     """
     series = [_finite(_thinned(one), log) for one in series if len(one.x)]
     values = [y for one in series for y in one.y if y is not None]
-    ends = [x for one in series for x in (one.x[0], one.x[-1])] or [0, 1]
-    low, high, y_ticks = _scale(values, log)
+    ends = [0, x_end] if x_end else [x for one in series for x in (one.x[0], one.x[-1])] or [0, 1]
+    low, high, y_ticks = _scale(values, log, from_zero)
     across = _axis(min(ends), max(max(ends), min(ends) + 1e-9), LEFT, WIDTH - RIGHT)
     down = _axis(low, high, HEIGHT - BOTTOM, TOP, log)
-    marks = x_marks or [(mark, number(mark)) for mark in ticks(min(ends), max(ends), 6)]
+    marks = x_marks or [(mark, number(mark)) for mark in ticks(min(ends), max(ends), 6, x_title in WHOLE)]
     named = dict(x_marks)
     body = [_grid(down, y_ticks, show), _labels_below([(across(x), text) for x, text in marks], x_title)]
     for place, one in enumerate(series):
@@ -80,10 +89,11 @@ def lines(title: str, x_title: str, series: Sequence[Line], log: bool = False,
     if not values:
         body.append(f'<text x="{WIDTH / 2}" y="{HEIGHT / 2}" class="middle">no finite value</text>')
     keys = [(one.label, (place if one.colour is None else one.colour), one.kind) for place, one in enumerate(series)]
-    return figure(title, _svg(WIDTH, HEIGHT, body, "lines"), keys if len(series) > 1 else [])
+    svg = _svg(f"{title}, by {x_title}", WIDTH, HEIGHT, body, "lines")
+    return figure(title, svg, keys if len(series) > 1 and has_legend else [])
 
 
-def stacked_bars(title: str, x_title: str, x: Sequence[float], series: dict[str, Sequence[float]]) -> str:
+def stacked_bars(title: str, x_title: str, x: Sequence[float | str], series: dict[str, Sequence[float]]) -> str:
     """Returns a figure with one bar per x that shows fractions of 1, stacked. Many bars are averaged in groups."""
     group = -(-len(x) // MOST_BARS) or 1
     starts = range(0, len(x), group)
@@ -102,65 +112,73 @@ def stacked_bars(title: str, x_title: str, x: Sequence[float], series: dict[str,
     every = -(-len(starts) // 8) or 1
     labels = [(across(bar + 0.5), number(x[start])) for bar, start in enumerate(starts) if bar % every == 0]
     body.append(_labels_below(labels, x_title))
-    return figure(title, _svg(WIDTH, HEIGHT, body), [(label, colour, "bars") for colour, label in enumerate(series)])
+    svg = _svg(f"{title}, by {x_title}", WIDTH, HEIGHT, body)
+    return figure(title, svg, [(label, colour, "bars") for colour, label in enumerate(series)])
 
 
 def bars(title: str, rows: Sequence[tuple[str, float, bool]]) -> str:
-    """Returns horizontal bars on a logarithmic axis. rows: (name, value, whether in the second colour), top first."""
-    values = [value for _, value, _ in rows if value > 0]
-    low, high, marks = _scale(values, log=True)
-    low = min([low, *(value / 2 for value in values)])
+    """Returns horizontal bars. rows: (name, value, whether in the second colour), top first."""
+    low, high, marks = _scale([value for _, value, _ in rows], log=False, from_zero=True)
     left, step = 14 + 6.6 * max((len(name) for name, *_ in rows), default=0), 26
     height = TOP + step * len(rows) + 24
-    across = _axis(low, high * 1.02, left, 2 * WIDTH - 70, log=True)
+    across = _axis(low, high, left, 2 * WIDTH - 70)
     body = [f'<path class="grid" d="M{across(mark):.1f} {TOP}V{height - 24}"/>'
             f'<text class="middle" x="{across(mark):.1f}" y="{height - 8}">{number(mark)}</text>'
-            for mark in marks if low <= mark <= high]
+            for mark in marks]
     for place, (name, value, second) in enumerate(rows):
-        y, end = TOP + step * place, across(max(value, low))
+        y, end = TOP + step * place, across(value)
         body.append(f'<text class="end" x="{left - 6}" y="{y + 17}">{html.escape(name)}</text>'
                     f'<rect class="bar c{int(second)}" x="{left}" y="{y + 4}" width="{end - left:.1f}" height="18">'
                     f'{_title(f"{name}: {value:,.0f}")}</rect>'
                     f'<text x="{end + 5:.1f}" y="{y + 17}">{value:,.0f}</text>')
-    return figure(title, f'<div class="scroll">{_svg(2 * WIDTH, height, body, "wide")}</div>', [])
+    return figure(title, f'<div class="scroll">{_svg(title, 2 * WIDTH, height, body, "wide")}</div>', [])
 
 
 def figure(title: str, content: str, keys: Sequence[tuple[str, int, str]]) -> str:
     """Returns a figure with a caption and a legend. keys: (label, number of the colour, kind of a line)."""
-    legend = "".join(f'<li><i class="c{colour % COLOURS} {kind}"></i>{html.escape(label)}</li>'
-                     for label, colour, kind in keys)
-    return (f"<figure><figcaption>{html.escape(title)}</figcaption>{content}"
-            + (f'<ul class="legend">{legend}</ul>' if legend else "") + "</figure>")
+    return f"<figure><figcaption>{html.escape(title)}</figcaption>{content}{legend(keys)}</figure>"
 
 
-def ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Returns multiples of 1, 2 or 5 times a power of ten from low to high."""
+def legend(keys: Sequence[tuple[str, int, str]]) -> str:
+    """Returns the meaning of colours. keys: (label, number of the colour, kind of a line)."""
+    items = "".join(f'<li><i class="c{colour % COLOURS} {kind}"></i>{html.escape(label)}</li>'
+                    for label, colour, kind in keys)
+    return f'<ul class="legend">{items}</ul>' if items else ""
+
+
+def ticks(low: float, high: float, most: int = 5, least: float = 0) -> list[float]:
+    """Returns multiples of 1, 2 or 5 times a power of ten from low to high. least: smallest distance."""
     if high <= low:
         return [low]
     rough = (high - low) / most
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+    step = max(least, next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999))
     first = math.ceil(low / step - 1e-9)
     return [round(n * step, 12) for n in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Returns 1, 2 and 5 times powers of ten from low to high, or only the powers if the range is wide."""
+    """Returns 1, 2 and 5 times powers of ten from low to high, or only the powers if the range is wide.
+
+    If these are fewer than three, it returns the ticks of a linear axis.
+    """
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     factors = (1, 2, 5) if last - first < 4 else (1,)
     every = max(1, (last - first) // 8)
-    return [factor * 10.0 ** power for power in range(first, last + 1, every) for factor in factors
-            if low * 0.999 <= factor * 10.0 ** power <= high * 1.001]
+    marks = [factor * 10.0 ** power for power in range(first, last + 1, every) for factor in factors
+             if low * 0.999 <= factor * 10.0 ** power <= high * 1.001]
+    return marks if len(marks) >= 3 else ticks(low, high, 8)  # at least three
 
 
-def _scale(values, log) -> tuple[float, float, list[float]]:
+def _scale(values, log, from_zero=False) -> tuple[float, float, list[float]]:
     """Returns the ends of an axis and its ticks."""
     low, high = min(values, default=1.0), max(values, default=1.0)
     if log:
         low, high = (low / 1.25, high * 1.25) if high < 1.6 * low else (low / 1.05, high * 1.05)
         return low, high, log_ticks(low, high)
     pad = 0.04 * (high - low) or 0.1 * abs(high) or 1.0
-    low, high = (low - pad if low < 0 or low > 0.5 * high else -0.02 * high), high + pad
+    low = 0.0 if from_zero else low - pad if low < 0 or low > 0.5 * high else -0.02 * high
+    high += pad
     return low, high, ticks(low, high, 6)
 
 
@@ -218,8 +236,9 @@ def _labels_below(labels, x_title) -> str:
         f'<text class="middle muted" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 5}">{html.escape(x_title)}</text>')
 
 
-def _svg(width, height, body, kind="") -> str:
-    return f'<svg class="{kind}" viewBox="0 0 {width} {height}" role="img">{"".join(body)}</svg>'
+def _svg(label, width, height, body, kind="") -> str:
+    return (f'<svg class="{kind}" viewBox="0 0 {width} {height}" role="img" aria-label="{html.escape(label)}">'
+            f'{"".join(body)}</svg>')
 
 
 def _title(text) -> str:

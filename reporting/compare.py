@@ -6,7 +6,7 @@ from optim.schedules import same
 from reporting import charts, heat_map
 from reporting.charts import number, percent
 from reporting.observer import top1_of
-from reporting.page import details, duration, over_epochs_and_time, page, table
+from reporting.page import details, duration, over_epochs_and_time, page, table, without_empty_columns
 from reporting.run_folder import RunData
 from reporting.sentences import tidy
 
@@ -75,11 +75,6 @@ def result(name: str, run: RunData, target: float | None = None) -> dict[str, st
 
 def _percent(value: float | None) -> str:
     return "" if value is None else f"{value:.2%}"
-
-
-def without_empty_columns(rows: list[dict]) -> list[dict]:
-    kept = [name for name in rows[0] if any(row[name] != "" for row in rows)]
-    return [{name: row[name] for name in kept} for row in rows]
 
 
 def reached(run: RunData, target: float | None) -> dict[str, str]:

@@ -41,9 +41,7 @@ def trust_ratios(epochs: Sequence[float], ratios: dict[str, Sequence[float | Non
              f"{number(epochs[place])}</text>" for column, place in enumerate(shown) if column % apart == 0]
     body.append(f'<text class="middle muted" x="{left + len(shown) * width / 2}" y="{below + 27}">epoch</text>')
     total = left + len(shown) * width + 10
-    svg = (f'<svg class="wide" style="width:{total}px;min-width:{total}px" viewBox="0 0 {total} '
-           f'{below + COLUMN_LABELS}" role="img">{"".join(body)}</svg>')
-    return figure("Trust ratio of each variable", f'<div class="scroll">{svg}</div>{_key(low, high)}', [])
+    return _map("Trust ratio of each variable", total, below + COLUMN_LABELS, body, _key(low, high))
 
 
 def confusion(classes: Sequence[str], counts: dict[tuple[int, int], int]) -> str:
@@ -73,10 +71,13 @@ def confusion(classes: Sequence[str], counts: dict[tuple[int, int], int]) -> str
             body.append(f'<text class="middle" x="{x + size / 2}" y="{y + size / 2 + 4}" pointer-events="none">'
                         f"{count}</text>")
     width, height = left + side + 4, above + side + 4
-    svg = (f'<svg class="wide" style="width:{width}px;min-width:{width}px" viewBox="0 0 {width} {height}" '
-           f'role="img">{"".join(body)}</svg>')
-    return figure("Confusion matrix: rows are the true classes, columns the predictions",
-                  f'<div class="scroll">{svg}</div>', [])
+    return _map("Confusion matrix: rows are the true classes, columns the predictions", width, height, body)
+
+
+def _map(title, width, height, body, key="") -> str:
+    svg = (f'<svg class="wide" style="width:{width}px;min-width:{width}px" viewBox="0 0 {width} {height}" role="img" '
+           f'aria-label="{title}">{"".join(body)}</svg>')
+    return figure(title, f'<div class="scroll">{svg}</div>{key}', [])
 
 
 def _positive(value) -> bool:
@@ -91,5 +92,5 @@ def _shade(value, low, high) -> str:
 def _key(low, high) -> str:
     boxes = "".join(f'<rect x="{16 * place}" width="16" height="12" fill="{shade}"/>'
                     for place, shade in enumerate(SHADES))
-    return (f'<p class="key">{number(low)} <svg viewBox="0 0 {16 * len(SHADES)} 12">{boxes}</svg> {number(high)} '
-            "(logarithmic)</p>")
+    return (f'<p class="key">{number(low)} <svg aria-hidden="true" viewBox="0 0 {16 * len(SHADES)} 12">{boxes}</svg> '
+            f"{number(high)} (logarithmic)</p>")

@@ -29,6 +29,11 @@ def table(rows: Sequence[dict], wide: Sequence[str] = ()) -> str:
     return f'<div class="scroll"><table><tr>{heads}</tr>{"".join(lines)}</table></div>'
 
 
+def without_empty_columns(rows: list[dict]) -> list[dict]:
+    kept = [name for name in rows[0] if any(row[name] != "" for row in rows)]
+    return [{name: row[name] for name in kept} for row in rows]
+
+
 def facts(rows: dict) -> str:
     """Returns a table with a line for each entry, name first; the values may wrap."""
     lines = "".join(f'<tr><th>{html.escape(name)}</th><td class="text">{html.escape(number(value))}</td></tr>'

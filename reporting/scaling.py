@@ -3,8 +3,6 @@
 about: what the forecast is of and what it rests on, name -> text. rows: the JSON of launch.scaling. published: rows of
 launch/published.json, with forecast_* if there is a forecast.
 """
-import math
-
 from reporting import charts
 from reporting.charts import percent
 from reporting.page import facts, page, table
@@ -61,27 +59,24 @@ def efficiency(rows: list[dict], published: list[dict]) -> str:
     """Returns efficiency against workers: a line per all-reduce, and dots for published efficiencies."""
     known = [row for row in published if row["efficiency"]]
     by_who = {row["who"]: [other for other in known if other["who"] == row["who"]] for row in known}
-    dots = [charts.line(f"published, {who}", own, position, "efficiency", 100, kind="dots")
+    dots = [charts.line(f"published, {who}", own, workers, "efficiency", 100, kind="dots")
             for who, own in by_who.items()]
     return charts.lines("Efficiency relative to one node", "workers", by_allreduce(rows, "efficiency", 100) + dots,
-                        show=percent, x_marks=marks([*rows, *known]))
+                        show=percent, x_end=max(map(workers, [*rows, *known])), from_zero=True)
 
 
 def rates(rows: list[dict]) -> str:
-    """Returns images/s against workers, a line per all-reduce."""
-    return charts.lines("Thousand images/s", "workers", by_allreduce(rows, "images_per_second", 1e-3), log=True,
-                        x_marks=marks(rows))
+    """Returns images/s against workers: a line per all-reduce, and one for an efficiency of 1."""
+    most, first = max(map(workers, rows)), rows[0]
+    ideal = charts.ideal(most, 1e-3 * first["images_per_second"] / first["workers"] / first["efficiency"])
+    return charts.lines("Thousand images/s", "workers", [*by_allreduce(rows, "images_per_second", 1e-3), ideal],
+                        x_end=most, from_zero=True)
 
 
 def by_allreduce(rows: list[dict], column: str, scale: float) -> list[charts.Line]:
     grouped = {row["allreduce"]: [other for other in rows if other["allreduce"] == row["allreduce"]] for row in rows}
-    return [charts.line(f"forecast, {allreduce}", own, position, column, scale) for allreduce, own in grouped.items()]
+    return [charts.line(f"forecast, {allreduce}", own, workers, column, scale) for allreduce, own in grouped.items()]
 
 
-def position(row: dict) -> float:
-    """Returns a row's place on the horizontal axis."""
-    return math.log2(row["workers"])
-
-
-def marks(rows: list[dict]) -> list[tuple[float, str]]:
-    return sorted({position(row): f"{row['workers']:,}" for row in rows}.items())
+def workers(row: dict) -> int:
+    return row["workers"]

@@ -7,14 +7,13 @@ batch (arXiv:1708.03888, tables 8 to 11) and efficiency for the same images per 
 import contextlib
 import html
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 
 from common.files import write_atomically, write_json
 from reporting import charts
 from reporting.charts import Line
-from reporting.page import page, table
+from reporting.page import page, table, without_empty_columns
 
 STAGES = {"read": "file reading", "decode": "+ decoding", "augment": "+ augmentation",
           "pipeline": "whole pipeline", "model": "model alone", "train": "training"}
@@ -165,7 +164,7 @@ def write_speed(folder: Path, rows: list[dict]) -> Path:
     sections = [f"<p>{NOTE}</p>"]
     for heading, own in by_heading(rows).items():
         sections += [f"<h2>{html.escape(heading)}</h2>", f'<div class="charts">{plot(own)}{parts(own)}</div>',
-                     table([cells(row) for row in own])]
+                     table(without_empty_columns([cells(row) for row in own]))]
     path = folder / "speed.html"
     write_atomically(path, page("Speed by workers and batch size", sections))
     return path
@@ -174,23 +173,29 @@ def write_speed(folder: Path, rows: list[dict]) -> Path:
 def plot(rows: list[dict]) -> str:
     """Returns images/s against workers: a line per batch size and all-reduce, and a dashed one for its forecast.
 
-    The lines of all all-reduces start at one worker, which has none.
+    The lines of all all-reduces start at one worker, which has none. The ideal line multiplies the fastest row of the
+    fewest workers.
     """
-    series, marks = [], {math.log2(row["workers"]): f"{row['workers']:,}" for row in rows}
+    most, fewest = (choose(row["workers"] for row in rows) for choose in (max, min))
+    series = []
     allreduces = {row["allreduce"] for row in rows if row["workers"] > 1} or {"none"}
     curves = {(batch, allreduce): [row for row in rows if row["global_batch_size"] == batch
                                    and (row["workers"] == 1 or row["allreduce"] == allreduce)]
               for batch in sorted({row["global_batch_size"] for row in rows}) for allreduce in sorted(allreduces)}
     for colour, ((batch, allreduce), own) in enumerate(curves.items()):
-        workers, label = [math.log2(row["workers"]) for row in own], f"batch {batch:,}, {allreduce}"
+        workers, label = [row["workers"] for row in own], f"batch {batch:,}, {allreduce}"
         series.append(Line(label, workers, [row["images_per_second"] for row in own], colour))
         if any("forecast_images_per_second" in row for row in own):
             forecasts = [row.get("forecast_images_per_second") for row in own]
             series.append(Line(f"{label}, forecast", workers, forecasts, colour, "dashed"))
-    return charts.lines("images/s", "workers", series, log=True, x_marks=sorted(marks.items()))
+    if most > fewest:
+        fastest = max(row["images_per_second"] for row in rows if row["workers"] == fewest)
+        series.append(charts.ideal(most, fastest / fewest))
+    return charts.lines("images/s", "workers", series, x_end=most, from_zero=True)
 
 
 def parts(rows: list[dict]) -> str:
     """Returns where the time of a step goes, a bar per row."""
-    return charts.stacked_bars("Where the time of a step goes, by row of the table", "row",
-                               range(1, len(rows) + 1), {part: [row[part] for row in rows] for part in PARTS})
+    names = [f"{row['workers']:,} x {row['global_batch_size']:,}" for row in rows]
+    return charts.stacked_bars("Where the time of a step goes", "workers x global batch size", names,
+                               {part: [row[part] for row in rows] for part in PARTS})

@@ -89,6 +89,14 @@ def test_the_papers_own_tables(tmp_path):
     assert [row["images_per_second"] for row in again if row["workers"] == 4] == [2600] and len(again) == 3
 
 
+def test_the_page_shows_the_ideal_and_names_the_bars(tmp_path):
+    """Four workers with 1,000 images/s or 800 would be eight with 2,000."""
+    rows = [row_of(4, 64, 16, 800), row_of(4, 128, 32, 1000), row_of(8, 128, 16, 1500)]
+    page = speed.write_speed(tmp_path, speed.merged(None, rows)).read_text()
+    assert "ideal: 2,000 (workers 8)" in page and "ideal: 0 (workers 0)" in page
+    assert "workers x global batch size 8 x 128: exchange 8.0%" in page and ">forecast<" not in page
+
+
 def test_other_trainings_are_not_compared():
     rows = [row_of(1, 64, 64, 100), row_of(2, 64, 32, 150, precision="mixed_float16"),
             row_of(2, 128, 64, 190, allreduce="torus"), row_of(4, 128, 32, 300), row_of(2, 64, 32, 180)]

@@ -238,6 +238,7 @@ def test_the_table_and_json_as_processes(tmp_path):
     done = run("python", 1, *command, f"--output={tmp_path / 'forecast.html'}")
     assert done.returncode == 0 and "ring" in done.stdout and "87.9%" in done.stdout, done.stderr  # Jia et al.
     page = (tmp_path / "forecast.html").read_text()
+    assert "ideal: 0 (workers 0)" in page
     parts = ["ABCI", "resnet50", "32 images per worker", "150 GB/s", "<svg", "published, Jia et al.", "87.9%"]
     assert [page.index(part) for part in parts] == sorted(page.index(part) for part in parts)
     assert all(part in done.stdout for part in parts[:4])

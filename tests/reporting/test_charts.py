@@ -73,7 +73,7 @@ def test_many_bars_are_averaged():
 def test_bars():
     figure = charts.bars("images/s", [("read", 90_000.0, False), ("model", 300.0, True)])
     widths = [float(bar.get("width")) for bar in elements(figure, "rect")]
-    assert len(widths) == 2 and widths[0] > widths[1] > 0 and "90,000" in figure and 'class="bar c1"' in figure
+    assert widths[0] == pytest.approx(300 * widths[1], rel=0.05) and "90,000" in figure and 'class="bar c1"' in figure
 
 
 def test_the_round_numbers_of_an_axis():
@@ -82,12 +82,49 @@ def test_the_round_numbers_of_an_axis():
     assert len(charts.log_ticks(1e-30, 1e30)) < 10
     assert charts.ticks(0, 12, 6) == [0, 2, 4, 6, 8, 10, 12] and charts.ticks(0.1, 0.35) == [0.1, 0.15, 0.2, 0.25, 0.3,
                                                                                            0.35]
-    assert charts.ticks(3, 3) == [3]
+    assert charts.ticks(3, 3) == [3] and charts.ticks(0, 3, 6, least=1) == [0, 1, 2, 3]
+
+
+def test_a_logarithmic_axis_has_three_ticks_or_more():
+    """Also if its ends are close to each other, which no power of ten or 2 or 5 times one may lie between."""
+    for low in (0.011, 0.9, 1.1, 2.01, 6.3, 1e5):
+        for ratio in (1.5, 1.9, 3, 4.4, 9, 99, 1.01e4, 1e9):
+            marks = charts.log_ticks(low, ratio * low)
+            assert 3 <= len(marks) <= 14 and low * 0.999 <= marks[0] < marks[-1] <= ratio * low * 1.001, (low, ratio)
+
+
+def test_all_charts_of_a_run_have_one_horizontal_range():
+    """From 0 to the given end, in whole epochs, whatever the points are."""
+    figure = charts.lines("Loss", "epoch", [Line("", [1, 2], [1.0, 2.0])], x_end=4)
+    left, right = charts.LEFT, charts.WIDTH - charts.RIGHT
+    assert [float(dot.get("cx")) for dot in elements(figure, "circle")] == pytest.approx(
+        [left + (right - left) / 4, left + (right - left) / 2], abs=0.1)
+    below = [text.text for text in elements(figure, "text") if text.get("class") == "middle"]
+    assert below == ["0", "1", "2", "3", "4"]
+
+
+def test_an_axis_from_zero():
+    figure = charts.lines("images/s", "workers", [Line("", [1, 2], [90.0, 100.0]), charts.ideal(2, 100.0)], x_end=2,
+                          from_zero=True)
+    first, second, origin, most = elements(figure, "circle")
+    assert float(origin.get("cy")) == charts.HEIGHT - charts.BOTTOM and float(origin.get("cx")) == charts.LEFT
+    assert float(most.get("cy")) < float(second.get("cy")) and most.find("title").text == "ideal: 200 (workers 2)"
+    assert (charts.HEIGHT - charts.BOTTOM - float(first.get("cy"))) / (
+        charts.HEIGHT - charts.BOTTOM - float(second.get("cy"))) == pytest.approx(0.9, abs=0.01)
+
+
+def test_a_reader_hears_what_a_chart_shows():
+    for figure in (charts.lines("A < B", "epoch", [Line("", [1], [1.0])]), charts.bars("A < B", [("x", 1.0, False)]),
+                   charts.stacked_bars("A < B", "epoch", [1], {"a": [1.0]}), heat_map.confusion(["a"], {(0, 0): 1}),
+                   heat_map.trust_ratios([0], {"a": [1.0]})):
+        [named] = [svg for svg in elements(figure, "svg") if svg.get("role") == "img"]
+        assert named.get("aria-label").startswith(("A < B", "Confusion matrix", "Trust ratio"))
 
 
 @pytest.mark.parametrize("value, text", [
     (None, "not a number"), (math.nan, "not a number"), (1437, "1,437"), (0.123456, "0.1235"), (1234.56, "1,234.6"),
-    (34816.0, "34,816"), (1e-5, "1e-05"), ("lars", "lars"), (True, "True")])
+    (34816.0, "34,816"), (1e30, "1e+30"), (-2e9, "-2e+09"),
+    (2_000_000_000, "2,000,000,000"), (1e-5, "1e-05"), ("lars", "lars"), (True, "True")])
 def test_numbers_as_text(value, text):
     assert charts.number(value) == text
 

@@ -145,7 +145,7 @@ def test_runs_are_compared_with_a_target_and_with_the_papers(tmp_path):
     assert re.search(r"a\s+table 3, experiment 1\s+top-1 75.03 %\s+50.20%\s+50.20%\s+30 s\s+--epochs=3 instead of 90",
                      papers)
     assert "c: -10 % (epoch 1)" in text and "b: -50 % (epoch 2)" in text  # the generalization gap
-    assert page.count("Trust ratio of each variable") == 2 and "conv2d_3/kernel, epoch 1" in text  # of a and of c
+    assert page.count(">Trust ratio of each variable<") == 2 and "conv2d_3/kernel, epoch 1" in text  # of a and of c
 
 
 def test_heat_maps_of_a_page_have_one_scale():
