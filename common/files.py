@@ -115,6 +115,16 @@ def locked(path, wait: bool = False) -> Iterator[int | None]:
         os.close(descriptor)
 
 
+def is_abandoned(path) -> bool:
+    """Whether a file exists whose lock no process holds any more. False if the file system cannot tell."""
+    try:
+        with open(path) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # until the file is closed, at once
+    except OSError:
+        return False
+    return True
+
+
 def in_memory(size: int) -> str | None:
     """Returns a folder in memory with ample room for files of `size` bytes in all, or None if there is none.
 

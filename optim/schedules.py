@@ -111,14 +111,16 @@ class LearningRate:
         return end + (self.base(epoch) - end) * DECAYS[self.decay](self, t, epoch)
 
     @property
-    def peak(self) -> float:
-        """The supremum of the rate. At a downward jump, the limit from the left counts.
+    def breakpoints(self) -> list[tuple[float, float]]:
+        """(epoch, rate) on both sides of each epoch at which the rate may jump or turn. It is monotonic in between."""
+        breaks = sorted({0.0, self.warmup_epochs, *self.base.boundaries, *self.boundaries, self.epochs})
+        return [(side, self(side)) for epoch in breaks if epoch <= self.epochs
+                for side in (math.nextafter(epoch, 0), epoch)]
 
-        The rate is monotonic between its breakpoints, so the peak lies at one of them, on one of its two sides.
-        """
-        breaks = {0.0, self.warmup_epochs, *self.base.boundaries, *self.boundaries, self.epochs}
-        sides = [side for epoch in breaks if epoch <= self.epochs for side in (epoch, math.nextafter(epoch, 0))]
-        return float(f"{max(self(side) for side in sides):.12g}")
+    @property
+    def peak(self) -> float:
+        """The supremum of the rate. At a downward jump, the limit from the left counts."""
+        return float(f"{max(rate for _, rate in self.breakpoints):.12g}")
 
 
 def scaled(rate: Piecewise, rule: str, base_batch_size: float, batch_size: float) -> Piecewise:

@@ -23,7 +23,6 @@ CURVES = (  # title, column of metrics.jsonl or a function of its rows, scale, t
     ("Generalization gap: train top-1 minus validation top-1", gap, 100, percent, False),
     ("Learning rate", "learning_rate", 1, number, False), ("Global batch size", "batch_size", 1, number, False),
     ("Training throughput, images/s", "images_per_second", 1, number, False))
-STATES = {True: "in progress", False: "unfinished"}
 TRAIN_TOP1 = ("The train top-1 is that of the augmented images during an epoch, while the weights change. So the "
               "generalization gap can be negative.")
 
@@ -60,11 +59,11 @@ def result(name: str, run: RunData, target: float | None = None) -> dict[str, st
     """Returns a line of the table of results. What the run lacks is empty."""
     now, best = run.result, run.best
     top1, top5, average = (_percent(now.get(column)) for column in ("val_top1", "val_top5", "ema_val_top1"))
-    state = "finished" if run.summary else STATES[run.is_in_progress]
-    if run.divergence:
-        state = f"diverged at epoch {number(run.divergence['diverged_at']['epoch'])}"
+    top5 = top5 if run.has_top5 else ""
+    where = f" at epoch {number(run.divergence['diverged_at']['epoch'])}" if run.divergence else ""
     return {
-        "run": name, "state": state, "last top-1": top1, "top-5": top5, "peak top-1": _percent(best and best["top1"]),
+        "run": name, "state": run.state + where, "last top-1": top1, "top-5": top5,
+        "peak top-1": _percent(best and best["top1"]),
         "peak epoch": number(best["epoch"]) if best else "", **reached(run, target),
         "loss": number(now.get("val_loss")) if run.rows else "", "top-1 of the average": average,
         "epochs": f"{number(run.epoch)} of {number(run.epochs)}", "workers": number(run.workers),
@@ -119,13 +118,14 @@ def different_flags(runs: list[RunData]) -> list[str]:
 
 
 def curves(names: list[str], runs: list[RunData]) -> str:
-    return over_epochs_and_time([row for run in runs for row in run.rows],
+    rows = [row for run in runs for row in run.rows]
+    return over_epochs_and_time(rows, max((row["epoch"] for row in rows), default=0),
                                 functools.partial(curves_over, names, runs))
 
 
-def curves_over(names, runs, x_title, x) -> list[str]:
+def curves_over(names, runs, x_title, x, x_end) -> list[str]:
     return [charts.lines(title, x_title, [charts.line(name, run.rows, x, column, scale)
-                                          for name, run in zip(names, runs, strict=True)], log, show)
+                                          for name, run in zip(names, runs, strict=True)], log, show, x_end=x_end)
             for title, column, scale, show, log in CURVES]
 
 

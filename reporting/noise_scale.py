@@ -14,7 +14,8 @@ def noise_scale(run: RunData) -> list[str]:
     certain = [row for row in run.noise if row["noise_scale"] is not None]
     chart = charts.lines("Gradient noise scale, samples", "epoch", [
         charts.line("noise scale", run.noise, lambda row: row["epoch"], "noise_scale"),
-        charts.line("batch size", run.noise, lambda row: row["epoch"], "batch_size", steps=True)], log=True)
+        charts.line("batch size", run.noise, lambda row: row["epoch"], "batch_size", steps=True)],
+        log=True, x_end=run.epoch)
     listed = table([{name: value for name, value in row.items() if name != "layers"} for row in run.noise])
     return ["<h2>What a batch size is worth</h2>", f"<p>{sentences(run.noise, certain)}</p>",
             f'<div class="charts">{chart}</div>', details("Estimates", listed)]

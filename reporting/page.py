@@ -60,15 +60,23 @@ def switched(by_epoch: Sequence[str], by_time: Sequence[str]) -> str:
             f'<div class="charts time">{"".join(by_time)}</div></div>')
 
 
-def over_epochs_and_time(rows: Sequence[dict], draw: Callable[[str, Callable], Sequence[str]]) -> str:
+def over_epochs_and_time(rows: Sequence[dict], epochs: float,
+                         draw: Callable[[str, Callable, float], Sequence[str]]) -> str:
     """Returns charts over epochs and over time, with a switch.
 
-    rows: all that are drawn, with `epoch` and `seconds`. draw: returns the charts for a title of the horizontal axis
-    and a function from a row to its position on that axis.
+    rows: all that are drawn, with `epoch` and `seconds`. epochs: end of the axis. draw: returns the charts for a title
+    of the horizontal axis, a function from a row to its position on that axis, and the end of that axis.
     """
     seconds = max((row.get("seconds") or 0 for row in rows), default=0)
     unit, length = ("hours", 3600) if seconds > 7200 else ("minutes", 60) if seconds > 120 else ("seconds", 1)
-    return switched(draw("epoch", lambda row: row["epoch"]), draw(unit, lambda row: row.get("seconds", 0) / length))
+    return switched(draw("epoch", lambda row: row["epoch"], epochs),
+                    draw(unit, lambda row: row.get("seconds", 0) / length, seconds / length))
+
+
+def constant_values(values: dict[str, Sequence], where: str) -> dict[str, str]:
+    """Returns a sentence on each quantity whose values are the same. values: title -> values. where: its last words."""
+    texts = {title: {number(value) for value in own} for title, own in values.items()}
+    return {title: f"The {title.lower()} is {text.pop()} {where}." for title, text in texts.items() if len(text) == 1}
 
 
 def duration(seconds: float | None) -> str:

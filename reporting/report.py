@@ -1,12 +1,13 @@
 """Draws the report of a run, or compares several: `uv run python -m reporting.report RUN [RUN ...]`.
 
-With one run, the command writes RUN/report.html again, also while the run is in progress. With several, it writes one
-page that compares them: peak and last accuracy next to the figures of the papers, the flags that differ, curves over
-epochs and over time, the generalization gap, and trust ratios. It prints the path of the page.
+With one run, the command writes RUN/report.html again, also while the run is in progress. With several, it writes
+one page that compares them: peak and last accuracy next to the figures of the papers, the flags
+that differ, curves over epochs and over time, the generalization gap, and trust ratios. It prints the path of the page.
 """
 import base64
 import functools
 import html
+import math
 import sys
 import time
 from dataclasses import dataclass
@@ -20,8 +21,8 @@ from reporting import charts, heat_map, sentences
 from reporting.charts import Line, number, percent
 from reporting.compare import comparison
 from reporting.noise_scale import noise_scale
-from reporting.page import details, duration, facts, over_epochs_and_time, page, plural, table, tiles
-from reporting.run_folder import PAGE, SAMPLES, RunData
+from reporting.page import constant_values, details, duration, facts, over_epochs_and_time, page, plural, table, tiles
+from reporting.run_folder import COLUMNS, PAGE, ROWS, SAMPLES, RunData
 
 TIMES = {"compute": "computing", "data": "waiting for data", "exchange": "exchanging gradients"}
 ACCURACIES = {"train_top1": "train top-1", "val_top1": "validation top-1", "val_top5": "validation top-5",
@@ -58,9 +59,9 @@ def main(argv) -> int:
         folders = flags.read_with_arguments(values, argv)
         if not folders:
             raise UsageError("give the folder of a run, such as runs/20261122-104501-resnet20-4711")
-        if values.target_top1 is not None and len(folders) == 1:
-            raise UsageError("--target_top1 compares runs; give the folders of several")
         runs = [RunData.read(folder) for folder in folders]
+        if values.target_top1 is not None and len(runs) == 1:
+            raise UsageError("--target_top1 compares runs; give the folders of several")
         default = PAGE if len(runs) > 1 else runs[0].folder / PAGE
         path = Path(values.output or default).absolute()
         if not path.parent.is_dir():
@@ -84,14 +85,14 @@ def report(run: RunData) -> str:
         f'<p class="result">{sentences.result(run)}</p>', sentences.published(run), sentences.state(run), figures(run),
         "<h2>Curves</h2>", curves(run), *times(run), *noise_scale(run), *layers(run), *mistakes(run), *samples(run),
         "<h2>Plan</h2>", *(f"<p>{html.escape(line)}</p>" for line in sentences.plan(run)), phases(run),
-        "<h2>Evaluations</h2>", details(f"All {plural(len(run.rows), 'evaluation')}", table(run.rows)),
+        "<h2>Evaluations</h2>", details("All evaluations", table(run.rows)),
         "<h2>This run</h2>", origin(run), "<h3>Flags</h3>", f"<pre>{html.escape(run.flags_text)}</pre>"]
     return page(run.name, sections, reload_seconds(run))
 
 
 def reload_seconds(run: RunData) -> int | None:
     """Returns how often a browser reloads the page of a run in progress: about once between two evaluations."""
-    if not run.is_in_progress:
+    if run.state != "in progress":
         return None
     between = run.rows[-1]["seconds"] / len(run.rows) if run.rows and run.rows[-1].get("seconds") else 10
     return round(min(max(between, RELOADS[0]), RELOADS[1]))
@@ -102,7 +103,8 @@ def figures(run: RunData) -> str:
     now, best = run.result, run.best
     if not now:
         return ""
-    shown = {"validation top-1": now.get("val_top1"), "validation top-5": now.get("val_top5"),
+    shown = {"validation top-1": now.get("val_top1"),
+             "validation top-5": now.get("val_top5") if run.has_top5 else None,
              "top-1 of the average": now.get("ema_val_top1")}
     if best:
         shown[f"best top-1, epoch {number(best['epoch'])}"] = best["top1"]
@@ -114,42 +116,46 @@ def figures(run: RunData) -> str:
 
 
 def curves(run: RunData) -> str:
-    """Returns the curves over epochs and over time."""
-    return over_epochs_and_time([*run.rows, *run.steps], functools.partial(curves_over, run))
+    """Returns the curves over epochs and over time, and the values that are constant as sentences.
+
+    The axes end at twice the epochs trained so far, so that the plan is seen ahead and the curves are large.
+    """
+    rows = [*run.rows, *run.steps]
+    reached = max((row["epoch"] for row in rows), default=0)
+    same = constant_values({title: [row[column] for row in run.steps or run.rows] + [
+        row[planned] for row in run.plan["schedule"]] for title, column, planned in PLANNED}, "throughout")
+    return over_epochs_and_time(rows, min(math.ceil(2 * reached) or run.epochs, run.epochs), functools.partial(
+        curves_over, run, [one for one in PLANNED if one[0] not in same])) + f"<p>{' '.join(same.values())}</p>"
 
 
-def curves_over(run: RunData, x_title: str, x) -> list[str]:
-    """Returns the curves. x: returns a row's position on the horizontal axis, in the unit x_title."""
+def curves_over(run: RunData, planned_values, x_title: str, x, x_end: float) -> list[str]:
+    """Returns the curves. planned_values: those of PLANNED to draw. x, x_end: see over_epochs_and_time."""
     def present(columns):
-        return {column: label for column, label in columns.items() if any(column in row for row in run.rows)}.items()
+        return [(column, label) for column, label in columns.items() if any(column in row for row in run.rows)
+                and (run.has_top5 or "top5" not in column)]
 
     losses = [charts.line(label, run.rows, x, column, colour=colour)
               for colour, (column, label) in enumerate(present(LOSSES))]
     if run.steps:
         losses.insert(0, charts.line("train, single updates", run.steps, x, "loss", colour=0, kind="faint"))
     accuracies = [charts.line(label, run.rows, x, column, 100) for column, label in present(ACCURACIES)]
-    drawn = [charts.lines("Loss", x_title, losses, log=True),
-             charts.lines("Accuracy", x_title, accuracies, show=percent)]
-    for title, column, planned in PLANNED:
+    drawn = [charts.lines("Loss", x_title, losses, log=True, x_end=x_end),
+             charts.lines("Accuracy", x_title, accuracies, show=percent, x_end=x_end)]
+    for title, column, planned in planned_values:
         series = [charts.line("as run", run.steps or run.rows, x, column, colour=0, steps=column != "learning_rate")]
         if x_title == "epoch":
-            series.append(schedule(run, planned))
-        drawn.append(charts.lines(title, x_title, series))
+            series.append(schedule(run, planned, x_end))
+        drawn.append(charts.lines(title, x_title, series, x_end=x_end))
     speeds = [charts.line("images/s", run.rows, x, "images_per_second")]
-    return [*drawn, charts.lines("Training throughput, images/s", x_title, speeds)]
+    return [*drawn, charts.lines("Training throughput, images/s", x_title, speeds, x_end=x_end, from_zero=True)]
 
 
-def schedule(run: RunData, column: str) -> Line:
-    """Returns a planned value at the whole epochs that plan.json lists. All but the learning rate hold in between."""
-    rows = [row for row in run.plan["schedule"] if column in row]
-    if column == "learning_rate":
-        return charts.line("planned", rows, epoch_of, column, colour=1, kind="dots")
-    return charts.line("planned", rows + [row | {"epoch": run.epochs} for row in rows[-1:]], epoch_of, column, colour=1,
-                       kind="dashed", steps=True)
-
-
-def epoch_of(row: dict) -> float:
-    return row["epoch"]
+def schedule(run: RunData, column: str, end: float) -> Line:
+    """Returns a planned value up to an epoch: at whole epochs, and the learning rate also where it jumps or turns."""
+    points, holds = [(row["epoch"], row[column]) for row in run.plan["schedule"]], column != "learning_rate"
+    between = [(run.epochs, points[-1][1])] if holds else run.plan.get("learning_rate_breakpoints", [])
+    epochs, values = zip(*sorted({(epoch, value) for epoch, value in points + between if epoch <= end}), strict=True)
+    return Line("planned", epochs, values, colour=1, kind="dashed" if between else "dots", steps=holds)
 
 
 def times(run: RunData) -> list[str]:
@@ -159,12 +165,13 @@ def times(run: RunData) -> list[str]:
         return []
     means = {name: sum(row[name] for row in rows) / len(rows) for name in TIMES}
     *some, last = [f"{means[name]:.1%} to {label}" for name, label in TIMES.items()]
+    parts = f"{', '.join(some)} and {last}".replace(" to", " went to", 1)
     chart = charts.stacked_bars("Step time", "epoch", [row["epoch"] for row in rows], {
         label: [row[name] for row in rows] for name, label in TIMES.items()})
     listed = table([{"epoch": row["epoch"]} | {label: f"{row[name]:.2%}" for name, label in TIMES.items()}
                     for row in rows])
     return ["<h2>Where the time went</h2>",
-            f"<p>Of the time of an update, {', '.join(some)} and {last}.{between_updates(run)}"
+            f"<p>Of the time of an update, {parts}.{between_updates(run)}"
             f"{sentences.storage(run)}</p>",
             f'<div class="charts">{chart}</div>', details("Numbers", listed)]
 
@@ -200,7 +207,7 @@ def layers(run: RunData) -> list[str]:
 def norms(when: str, weight: float | None, gradient: float | None, ratio: float | None) -> dict:
     """Returns columns of the table of layers. The names say when, because table() needs each once."""
     return {f"weight norm, {when}": weight, f"gradient norm, {when}": gradient,
-            f"weight / gradient, {when}": weight / gradient if weight and gradient else None,
+            f"weight / gradient, {when}": weight / gradient if weight and gradient else "",
             f"trust ratio, {when}": ratio}
 
 
@@ -234,7 +241,8 @@ def worst(made: dict) -> list[str]:
         small = ' class="pixels"' if one["width"] < 64 else ""
         shown.append(f'<figure><img{small} src="{one["image"]}" alt="{label}, predicted as {predicted}" '
                      f'title="{html.escape(one["name"])}"><figcaption><b>{label}</b>, predicted as <b>{predicted}</b>, '
-                     f"loss {number(one['loss'])}</figcaption></figure>")
+                     f"loss {number(one['loss'])}<br><span class=\"muted\">"
+                     f"{html.escape(one['name'].rpartition('/')[2])}</span></figcaption></figure>")
     return ["<h3>Worst errors</h3><p>The wrongly classified images with the highest losses.</p>"
             f'<div class="pictures">{"".join(shown)}</div>'] if shown else []
 
@@ -244,10 +252,15 @@ def samples(run: RunData) -> list[str]:
     picture = run.folder / SAMPLES
     if not picture.is_file():
         return []
-    encoded = base64.b64encode(picture.read_bytes()).decode()
+    source = f"data:image/jpeg;base64,{base64.b64encode(picture.read_bytes()).decode()}"
     after = html.escape(run.flags.get("augmentation", "none"))
+    names = run.run.get("sample_classes") or ["training image"] * COLUMNS * ROWS  # of an earlier version
+    cut = [f'<figure><div role="img" aria-label="{html.escape(name)}" style="background-position:'
+           f'{100 * (place % COLUMNS) / (COLUMNS - 1):.2f}% {100 * (place // COLUMNS) / (ROWS - 1):.2f}%"></div>'
+           f"<figcaption>{html.escape(name)}</figcaption></figure>" for place, name in enumerate(names)]
     return ["<h2>Training images</h2>", f"<p>The first images of the training, after augmentation '{after}'.</p>",
-            f'<img class="samples" src="data:image/jpeg;base64,{encoded}" alt="training images after augmentation">']
+            f'<div class="pictures cut" style="--all:url({source});--size:{100 * COLUMNS}% {100 * ROWS}%">'
+            f'{"".join(cut)}</div>']
 
 
 def phases(run: RunData) -> str:

@@ -19,10 +19,9 @@ from reporting.about import about
 from reporting.observer import Evaluation, Observer, RunInfo, Update
 from reporting.outcomes import summarized
 from reporting.report import write_report
-from reporting.run_folder import OUTCOMES, PAGE, RUN, SAMPLES, RunFolder
+from reporting.run_folder import COLUMNS, OUTCOMES, PAGE, ROWS, RUN, SAMPLES, RunFolder
 
 EVERY = 10  # seconds between two drawings, at least
-PICTURES, COLUMNS = 16, 8  # training images in samples.jpg, and those in a row
 SMALL, LARGE = 64, 128  # pixels; images in samples.jpg are at least and at most so wide
 
 
@@ -30,10 +29,11 @@ class ReportWriter(Observer):
     """Writes report.html at the start, after evaluations and at the end.
 
     training_images: returns so many training images after augmentation, uint8 (number, size, size, 3), of at most a
-    given size in pixels; or None.
+    given size in pixels, and the names of their classes; or None.
     """
 
-    def __init__(self, files: RunFolder, training_images: Callable[[int, int], np.ndarray] | None = None):
+    def __init__(self, files: RunFolder,
+                 training_images: Callable[[int, int], tuple[np.ndarray, list[str]]] | None = None):
         self._files = files
         self._training_images = training_images
         self._thread = ThreadPoolExecutor(1, "report")
@@ -97,14 +97,17 @@ class ReportWriter(Observer):
             self._problem = problem
 
     def _begin(self):
-        self._about = about(self._run)
+        self._about = about(self._run) | {"sample_classes": self._files.read(RUN).get("sample_classes")}
         self._files.write(RUN, self._about)
         self._draw()
 
     def _sample(self, images):
         if not (self._files.path / SAMPLES).exists():  # a resumed run has them
             with contextlib.suppress(Exception):  # the training reports what is wrong with its data
-                self._files.write(SAMPLES, picture(images(PICTURES, LARGE)))
+                pictures, names = images(COLUMNS * ROWS, LARGE)
+                self._files.write(SAMPLES, picture(pictures))
+                self._about["sample_classes"] = names
+                self._files.write(RUN, self._about)
 
     def _record_stop(self, reason: str, next_workers: int | None):
         self._files.write(RUN, self._about | {"stopped": reason} | (

@@ -7,6 +7,7 @@ also has `storage`, the fraction of all steps that waited for that, which is par
 metrics.jsonl, whose rows are the same, bit for bit, in a resumed run. The other files are described in docs/images.md.
 """
 import json
+import math
 import shutil
 import threading
 from collections.abc import Callable
@@ -24,6 +25,8 @@ METRICS, TIMES, LAYERS, STEPS = "metrics.jsonl", "times.jsonl", "trust_ratios.js
 NOISE = "noise_scale.jsonl"
 PAGE, SAMPLES, AUGMENTATIONS = "report.html", "samples.jpg", "augmentations.png"
 CHECKPOINTS, TENSORBOARD = "checkpoints", "tensorboard"  # folders
+COLUMNS, ROWS = 8, 2  # of training images in samples.jpg
+LOCK = ".lock"  # held by the training that writes to the folder
 
 
 class Log:
@@ -239,10 +242,19 @@ class RunData:
         """Epoch of the last evaluation, 0 before the first."""
         return self.rows[-1]["epoch"] if self.rows else 0
 
+    @cached_property
+    def state(self) -> str:
+        """finished, diverged, unfinished (it said why, or is of an earlier version), killed, or in progress."""
+        if self.summary or self.divergence:
+            return "finished" if self.summary else "diverged"
+        if not self.run or self.run.get("stopped"):
+            return "unfinished"
+        return "killed" if files.is_abandoned(self.folder / LOCK) else "in progress"
+
     @property
-    def is_in_progress(self) -> bool:
-        """Whether the process that wrote run.json has not ended, as far as the folder tells."""
-        return self.summary is None and not self.divergence and bool(self.run) and not self.run.get("stopped")
+    def has_top5(self) -> bool:
+        """Whether top-5 means something: there are more than 5 classes, or their number is not known."""
+        return (self.run.get("dataset") or {}).get("classes", math.inf) > 5
 
     @property
     def result(self) -> dict:

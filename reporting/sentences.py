@@ -1,6 +1,7 @@
 """The sentences of a run's report: the result, its state, and the plan in prose."""
 import html
 import time
+from collections import Counter
 
 from optim import OPTIMIZERS
 from reporting.charts import number
@@ -10,6 +11,7 @@ from reporting.run_folder import RunData
 
 OPTIONS = ("momentum", "weight_decay", "trust_coefficient")  # of an optimizer, that its sentence names
 BY = "\u00d7"
+IMBALANCE = 0.05  # what guessing has to gain from the most frequent class to be worth a sentence
 WARMUPS = {"none": "starts at {peak}",
            "gradual": "rises from {warmup_learning_rate} to {peak} over the first {warmup_epochs} epochs",
            "constant": "stays at {warmup_learning_rate} for the first {warmup_epochs} epochs"}
@@ -25,13 +27,26 @@ def result(run: RunData) -> str:
         return f"{model} has not been evaluated yet."
     verb = "reaches" if run.summary else "has reached"
     top1, top5 = (f"{now[name]:.2%}" if now.get(name) is not None else "no valid" for name in ("val_top1", "val_top5"))
+    and_top5 = f" and {top5} top-5" if run.has_top5 else ""
     batch = now.get("global_batch_size") or now["batch_size"]
     count = now.get("val_samples") or (run.run.get("dataset") or {}).get("validation_samples")
     images = f"the {f'{count:,} ' if count else ''}validation images of {html.escape(dataset_name(run))}"
     took = f", in {duration(now['seconds'])}" if now.get("seconds") is not None else ""
-    return (f"{model} {verb} <b>{top1}</b> top-1 and {top5} top-5 accuracy on {images} after "
+    return (f"{model} {verb} <b>{top1}</b> top-1{and_top5} accuracy on {images} after "
             f"{epochs_of(now.get('epochs') or now['epoch'])} with batch size {number(batch)} on "
-            f"{plural(run.workers, 'worker')}{took}.")
+            f"{plural(run.workers, 'worker')}{took}.{baseline(run)}")
+
+
+def baseline(run: RunData) -> str:
+    """Returns the accuracy of guessing, as a sentence, if a class has many more validation images than the mean."""
+    counts = Counter()
+    for label, _, count in run.outcomes.get("confusion", ()):
+        counts[label] += count
+    [(label, most)] = counts.most_common(1) or [(0, 0)]
+    if not most or most / counts.total() < 1 / len(run.outcomes["classes"]) + IMBALANCE:
+        return ""
+    return (f" Always guessing the most frequent class, {html.escape(run.outcomes['classes'][label])}, would reach "
+            f"{most / counts.total():.2%}.")
 
 
 def dataset_name(run: RunData) -> str:
@@ -73,10 +88,14 @@ def state(run: RunData) -> str:
     if run.summary is not None:
         return ""
     where = f"epoch {number(run.epoch)} of {number(run.epochs)}"
-    bar = f'<progress value="{run.epoch}" max="{run.epochs}"></progress>'
+    bar = f'<progress value="{run.epoch}" max="{run.epochs}" aria-label="epochs"></progress>'
     if run.run.get("stopped"):
         reason = html.escape(run.run["stopped"])
         return f'<div class="status problem"><b>Stopped</b> after {where}: {reason}{bar}</div>'
+    if run.state == "killed":
+        return ('<div class="status problem"><b>Killed</b> after '
+                f'{where}: no process holds the lock on the folder. The same command with '
+                f'<code>--output_dir={html.escape(str(run.folder))}</code> continues the run.{bar}</div>')
     if not run.run:
         return f'<div class="status problem"><b>Unfinished</b>: {where}. The run has no summary.json.{bar}</div>'
     left = ""

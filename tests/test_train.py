@@ -76,7 +76,7 @@ def test_the_report_shows_in_a_browser_and_needs_nothing_else(digits_run, tmp_pa
          "--disable-background-networking", "--disable-component-update", "--disable-sync",
          f"--user-data-dir={tmp_path}", "--dump-dom", f"file://{digits_run[0]}/report.html"],
         capture_output=True, text=True, timeout=120)
-    for word in ("<svg", "Loss", "throughput", "validation top-1", "Global batch size", "resnet20 reaches"):
+    for word in ("<svg", "Loss", "throughput", "validation top-1", "global batch size", "resnet20 reaches"):
         assert word in shown.stdout
 
 

@@ -169,12 +169,13 @@ def grid(images: np.ndarray) -> bytes:
     return saved.getvalue()
 
 
-def training_images(job: Job, number: int, largest: int) -> np.ndarray:
-    """Returns the first images of the training after augmentation, uint8 (number, size, size, 3).
+def training_images(job: Job, number: int, largest: int) -> tuple[np.ndarray, list[str]]:
+    """Returns the first images of the training after augmentation, uint8 (number, size, size, 3), and their classes.
 
     It uses an input pipeline of its own, on the CPU. largest: greatest size. Images of a larger model are made smaller.
     """
     feed = dataclasses.replace(job.feed, shard=0, shards=1, device=DecoderSettings())
     size = min(job.plan.phases[0].image_size or feed.image_size, largest)
     with feed.train(0, 1, number, number, image_size=size) as batches:
-        return next(batches)[0].numpy()
+        images, labels, *_ = next(batches)
+    return images.numpy(), [job.feed.dataset.classes[label] for label in labels.numpy().flat]

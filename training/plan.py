@@ -154,6 +154,7 @@ class Plan:
             "phases": [{name: value for name, value in vars(phase).items()
                         if name not in APART and (name != "workers" or self.workers_change)} for phase in self.phases],
             **{name: [getattr(phase, name) for phase in self.phases] for name in APART},
+            "learning_rate_breakpoints": self.learning_rate.breakpoints,
             "schedule": [{"epoch": epoch, **self.rates(epoch)} for epoch in range(math.ceil(self.epochs))],
         }
 

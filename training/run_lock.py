@@ -14,8 +14,8 @@ from pathlib import Path
 
 from common import files
 from common.errors import UserError, complain
+from reporting.run_folder import LOCK
 
-FILE = ".lock"
 LEASE = 120  # seconds; NFS 4 servers free the locks of a lost host after 90, unless configured otherwise
 POLL = 1.0  # seconds
 
@@ -66,7 +66,7 @@ def _wait(held, folder) -> int | None:
     began, announced = time.monotonic(), None
     while True:
         try:
-            return held.enter_context(files.locked(folder / FILE))
+            return held.enter_context(files.locked(folder / LOCK))
         except BlockingIOError:
             holder = _holder(folder)
         if (holder and not holder.may_be_lost()) or time.monotonic() - began > LEASE:
@@ -82,5 +82,5 @@ def _wait(held, folder) -> int | None:
 def _holder(folder) -> Holder | None:
     """Returns the holder in the lock's file, or None while it is being written."""
     with contextlib.suppress(OSError, ValueError, TypeError):
-        return Holder(**json.loads((folder / FILE).read_text()))
+        return Holder(**json.loads((folder / LOCK).read_text()))
     return None

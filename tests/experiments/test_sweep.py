@@ -110,7 +110,7 @@ def test_a_run_that_diverged_is_a_row(grid):
         assert where["step"] == int(step) and f"{where['epoch']:.3f}" == epoch
         assert row["diverged"] and row["val_top1"] == 0.1  # of ten classes
         run = RunData.read(folder / row["folder"])
-        assert run.summary is None and not run.is_in_progress and run.divergence["diverged_at"] == where
+        assert run.summary is None and run.state == "diverged" and run.divergence["diverged_at"] == where
 
 
 def test_a_training_that_goes_on_after_it_diverged_has_no_summary(grid, tmp_path):

@@ -101,13 +101,13 @@ def check(page: str, folder, figures: int) -> None:
 
 
 def test_while_it_trains(pages, tmp_path):
-    """Loss, accuracy, learning rate, momentum, batch size, throughput, step time, trust ratios, confusion matrix."""
+    """Loss, accuracy, learning rate, throughput, step time, trust ratios, confusion matrix."""
     evaluated = [page for page in pages[1] if re.search(r"<b>In progress</b>: epoch [1-4]", page)]
-    check(evaluated[0], tmp_path, figures=9)
+    check(evaluated[0], tmp_path, figures=7)
 
 
 def test_after_the_end(pages, tmp_path):
-    check((pages[0] / "report.html").read_text(), tmp_path, figures=9)
+    check((pages[0] / "report.html").read_text(), tmp_path, figures=7)
 
 
 # Unfolds, switches and scrolls at the first visit. Tells a server what is seen at each.
@@ -149,7 +149,7 @@ def test_what_is_seen_stays_when_a_file_reloads_itself(tmp_path):
 
 def test_imagenet_on_a_phone(tmp_path):
     """1,000 classes and 161 layers over 90 epochs; the confusion matrix is left out."""
-    check(report(RunData.read(whole(tmp_path / "run", epochs=90, classes=1000, layers=160))), tmp_path, figures=8)
+    check(report(RunData.read(whole(tmp_path / "run", epochs=90, classes=1000, layers=160))), tmp_path, figures=6)
 
 
 def test_several_runs(pages, tmp_path):

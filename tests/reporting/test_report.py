@@ -3,8 +3,11 @@ import html
 import json
 import math
 import re
+import subprocess
+import sys
 
 import pytest
+from conftest import ROOT
 
 from common.files import as_json, write_json
 from optim.schedules import same
@@ -67,7 +70,7 @@ def test_a_page_has_no_python_in_it(tmp_path):
 def test_where_the_time_went(tmp_path):
     """3,000 images at 125 a second are 24 of 30 s."""
     page = page_of(whole(tmp_path / "run"))
-    assert "70.0% to computing, 20.0% to waiting for data and 10.0% to exchanging gradients" in page
+    assert "70.0% went to computing, 20.0% to waiting for data and 10.0% to exchanging gradients" in page
     assert "The updates took 24 s of 30 s." in page
 
 
@@ -76,6 +79,61 @@ def test_the_errors(tmp_path):
     assert "After epoch 3, 5 of 55 validation images are classified wrongly." in page
     assert re.search(r"class 0\s*class 1\s*5\s*50.0%", page) and "class 0 predicted as class 1: 5 of 10" in page
     assert "class 0, predicted as class 1, loss 4.25" in page
+
+
+def test_the_errors_have_names_and_guessing_is_said_if_a_class_is_frequent(tmp_path):
+    """Class 0 has 10 of 55 images, and 10 of 5,005."""
+    page = page_of(whole(tmp_path / "run"))
+    assert "Always guessing the most frequent class, class 0, would reach 18.18%." in page
+    assert "loss 4.25val.tfrecord, record 3" in page
+    assert "Always guessing" not in page_of(whole(tmp_path / "even", classes=1000))
+
+
+@pytest.mark.parametrize(("classes", "shown"), [(5, False), (6, True)])
+def test_top_5_is_shown_if_there_are_more_than_5_classes(classes, shown, tmp_path):
+    run = whole(tmp_path / "run", classes=classes)
+    compared = comparison([RunData.read(run), RunData.read(run)])
+    assert [("top-5" in page) for page in (page_of(run), compared)] == [shown, shown]
+
+
+def test_what_is_constant_is_a_sentence(tmp_path):
+    page = page_of(whole(tmp_path / "run"))
+    assert "The momentum is 0.9 throughout. The global batch size is 256 throughout." in page
+    assert "momentum, by epoch" not in (tmp_path / "run" / "report.html").read_text().lower()
+    assert page.count("as run: 1 (epoch 0)") == 1  # the learning rate, whose plan differs
+
+
+def test_the_planned_learning_rate_jumps_where_it_does(tmp_path):
+    """A warm-up to 5 ends between two whole epochs. The line ends where the chart does, or with the run."""
+    run = RunData.read(whole(tmp_path / "run", epochs=4))
+    run.plan["learning_rate_breakpoints"] = [[0, 0.5], [1.4999, 5.0], [1.5, 0.5], [4, 0.0]]
+    rates = {row["epoch"]: row["learning_rate"] for row in run.plan["schedule"]}
+    planned = report.schedule(run, "learning_rate", 2)
+    assert planned.kind == "dashed" and [*zip(planned.x, planned.y, strict=True)] == [
+        (0, 0.5), (0, rates[0]), (1, rates[1]), (1.4999, 5.0), (1.5, 0.5), (2, rates[2])]
+    assert report.schedule(run, "momentum", 4).x == (0, 1, 2, 3, 4)
+
+
+HOLDER = """
+import sys
+from common.files import locked
+with locked(sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_killed_run_says_so(tmp_path):
+    folder = whole(tmp_path / "run", epochs=10, rows=[row(1), row(2)], done=False)
+    with subprocess.Popen([sys.executable, "-c", HOLDER, folder / ".lock"], cwd=ROOT, text=True, stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == "held\n"
+        assert "In progress: epoch 2 of 10" in page_of(folder)
+        holder.kill()
+    assert f"Killed after epoch 2 of 10: no process holds the lock on the folder. The same command with " \
+           f"--output_dir={folder} continues the run." in page_of(folder)
+    assert "refresh" not in (folder / "report.html").read_text()
+    assert "killed" in comparison([RunData.read(folder), RunData.read(whole(tmp_path / "other"))])
 
 
 def test_a_run_in_progress_reloads_itself(tmp_path):

@@ -2,6 +2,7 @@
 import base64
 import io
 import json
+import re
 import subprocess
 import threading
 import time
@@ -112,7 +113,8 @@ def test_the_git_revision(tmp_path):
 
 def test_a_whole_training(info, found, capsys):
     """The page is complete after `close`."""
-    writer = ReportWriter(RunFolder(info.folder), lambda number, size: np.full((number, 32, 32, 3), 200, np.uint8))
+    writer = ReportWriter(RunFolder(info.folder), lambda number, size: (
+        np.full((number, 32, 32, 3), 200, np.uint8), [f"class {one}" for one in range(number)]))
     writer.start(info)
     writer.step(Update(0, 0.0, 256, 1.0, 0.9, 2.0, 0.1))
     for epoch in (1, 2, 3):
@@ -126,6 +128,11 @@ def test_a_whole_training(info, found, capsys):
     page = (info.folder / "report.html").read_text()
     assert "50.20%" in page and "120 of 360 validation images" in page and "In progress" not in page
     assert "75.03" in page and "Training images" in page
+    assert re.findall(r"<figcaption>(class \d+)</figcaption>", page) == [f"class {one}" for one in range(16)]
+    resumed = ReportWriter(RunFolder(info.folder), lambda number, size: 1 / 0)
+    resumed.start(info)
+    resumed.close()
+    assert json.loads((info.folder / "run.json").read_text())["sample_classes"][15] == "class 15"
     assert Image.open(info.folder / "samples.jpg").size == (8 * 64, 2 * 64)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("report")]
 

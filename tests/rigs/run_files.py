@@ -14,7 +14,7 @@ def plan(epochs: int) -> dict:
             "exchange": {"allreduce": "torus", "grid": [2, 2], "by": "Horovod process sets", "why": "--torus_grid=2x2"},
             "phases": [{"start_epoch": 0, "end_epoch": epochs, "global_batch_size": 256, "micro_batch_size": 32,
                         "accumulation_steps": 2, "steps": 4 * epochs}],
-            "batch_norm_span": [32], "image_size": [None],
+            "batch_norm_span": [32], "image_size": [None], "learning_rate_breakpoints": [[0, 2.0], [epochs, 1.0]],
             "schedule": [{"epoch": epoch, "learning_rate": 2.0 - epoch / epochs, "momentum": 0.9,
                           "global_batch_size": 256} for epoch in range(epochs)]}
 
