@@ -6,7 +6,7 @@ from optim.schedules import same
 from reporting import charts, heat_map
 from reporting.charts import number, percent
 from reporting.observer import top1_of
-from reporting.page import details, duration, over_epochs_and_time, page, table, without_empty_columns
+from reporting.page import constant_values, details, duration, over_epochs_and_time, page, table, without_empty_columns
 from reporting.run_folder import RunData
 from reporting.sentences import tidy
 
@@ -23,12 +23,14 @@ CURVES = (  # title, column of metrics.jsonl or a function of its rows, scale, t
     ("Generalization gap: train top-1 minus validation top-1", gap, 100, percent, False),
     ("Learning rate", "learning_rate", 1, number, False), ("Global batch size", "batch_size", 1, number, False),
     ("Training throughput, images/s", "images_per_second", 1, number, False))
+PLANNED = ("learning_rate", "batch_size")  # columns that may be constant
 TRAIN_TOP1 = ("The train top-1 is that of the augmented images during an epoch, while the weights change. So the "
               "generalization gap can be negative.")
 
 
 def comparison(runs: list[RunData], target: float | None = None) -> str:
     """Returns the page. target: top-1 accuracy; the page says when each run reached it."""
+    runs = sorted(runs, key=lambda run: bool(run.divergence))  # these come last
     names = distinct_names(runs)
     results = [result(name, run, target) for name, run in zip(names, runs, strict=True)]
     differing = different_flags(runs)
@@ -118,15 +120,31 @@ def different_flags(runs: list[RunData]) -> list[str]:
 
 
 def curves(names: list[str], runs: list[RunData]) -> str:
-    rows = [row for run in runs for row in run.rows]
-    return over_epochs_and_time(rows, max((row["epoch"] for row in rows), default=0),
-                                functools.partial(curves_over, names, runs))
+    """Returns the curves with one legend, and sentences on what is the same in all runs."""
+    drawn = [(name, run, colour) for name, run, colour in zip(names, runs, colours_of(runs), strict=True) if run.rows]
+    rows, named = [row for _, run, _ in drawn for row in run.rows], {}
+    for name, _, colour in drawn:
+        named.setdefault(colour, []).append(name)
+    keys = [(own[0] + f" and {len(own) - 1} more" * (len(own) > 1), colour, "") for colour, own in named.items()]
+    same_values = constant_values({title: [row.get(column) for _, run, _ in drawn for row in (*run.rows, *run.steps)]
+                                   for title, column, *_ in CURVES if column in PLANNED}, "in all runs")
+    return charts.legend(keys) + over_epochs_and_time(
+        rows, max((row["epoch"] for row in rows), default=0), functools.partial(
+            curves_over, drawn, [one for one in CURVES if one[0] not in same_values])
+    ) + f"<p>{' '.join(same_values.values())}</p>"
 
 
-def curves_over(names, runs, x_title, x, x_end) -> list[str]:
-    return [charts.lines(title, x_title, [charts.line(name, run.rows, x, column, scale)
-                                          for name, run in zip(names, runs, strict=True)], log, show, x_end=x_end)
-            for title, column, scale, show, log in CURVES]
+def colours_of(runs: list[RunData]) -> list[int]:
+    """Returns the number of a colour for each run: the same if only the seeds differ."""
+    names = [name for name in different_flags(runs) if name != "seed"]
+    settings = [tuple(tidy(run.flags.get(name, "")) for name in names) for run in runs]
+    return [list(dict.fromkeys(settings)).index(one) for one in settings]
+
+
+def curves_over(drawn, shown, x_title, x, x_end) -> list[str]:
+    return [charts.lines(title, x_title, [charts.line(name, run.rows, x, column, scale, colour=colour)
+                                          for name, run, colour in drawn], log, show, x_end=x_end, has_legend=False)
+            for title, column, scale, show, log in shown]
 
 
 def distinct_names(runs: list[RunData]) -> list[str]:

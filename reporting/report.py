@@ -1,13 +1,14 @@
 """Draws the report of a run, or compares several: `uv run python -m reporting.report RUN [RUN ...]`.
 
-With one run, the command writes RUN/report.html again, also while the run is in progress. With several, it writes
-one page that compares them: peak and last accuracy next to the figures of the papers, the flags
+With one run, the command writes RUN/report.html again, also while the run is in progress. With several, or the folder
+of several, it writes one page that compares them: peak and last accuracy next to the figures of the papers, the flags
 that differ, curves over epochs and over time, the generalization gap, and trust ratios. It prints the path of the page.
 """
 import base64
 import functools
 import html
 import math
+import re
 import sys
 import time
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from reporting.charts import Line, number, percent
 from reporting.compare import comparison
 from reporting.noise_scale import noise_scale
 from reporting.page import constant_values, details, duration, facts, over_epochs_and_time, page, plural, table, tiles
-from reporting.run_folder import COLUMNS, PAGE, ROWS, SAMPLES, RunData
+from reporting.run_folder import COLUMNS, PAGE, PLAN, ROWS, SAMPLES, RunData
 
 TIMES = {"compute": "computing", "data": "waiting for data", "exchange": "exchanging gradients"}
 ACCURACIES = {"train_top1": "train top-1", "val_top1": "validation top-1", "val_top5": "validation top-5",
@@ -33,6 +34,7 @@ PLANNED = (  # title, column of metrics.jsonl and steps.jsonl, column of the sch
     ("Global batch size", "batch_size", "global_batch_size"))
 MOST_PAIRS = 15  # confused pairs of classes
 RELOADS = 5, 60  # seconds, at least and at most
+NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def main(argv) -> int:
         folders = flags.read_with_arguments(values, argv)
         if not folders:
             raise UsageError("give the folder of a run, such as runs/20261122-104501-resnet20-4711")
-        runs = [RunData.read(folder) for folder in folders]
+        runs = [RunData.read(run) for folder in folders for run in runs_in(Path(folder))]
         if values.target_top1 is not None and len(runs) == 1:
             raise UsageError("--target_top1 compares runs; give the folders of several")
         default = PAGE if len(runs) > 1 else runs[0].folder / PAGE
@@ -69,6 +71,15 @@ def main(argv) -> int:
         write_atomically(path, comparison(runs, values.target_top1) if len(runs) > 1 else report(runs[0]))
         print(path, flush=True)
     return ending.code
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """Returns the runs in a folder, in the order of the numbers in their names, or the folder itself."""
+    def by_numbers(run: Path) -> list:
+        return [float(part) if place % 2 else part for place, part in enumerate(NUMBER.split(run.name))]
+
+    found = [] if (folder / PLAN).exists() else [plan.parent for plan in folder.glob(f"*/{PLAN}")]
+    return sorted(found, key=by_numbers) or [folder]
 
 
 def write_report(folder) -> Path:

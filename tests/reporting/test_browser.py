@@ -27,6 +27,9 @@ const sizes = frame => {{
   const chart = shown[0].querySelector("svg"), dot = chart.querySelector(".line:last-of-type circle");
   const box = dot.getBoundingClientRect();
   const text = Math.min(...shown.map(one => one.querySelector("svg text").getBoundingClientRect().height));
+  const table = inside.querySelector("table"), around = table.parentNode;
+  around.scrollLeft = 1000;
+  const fixed = table.querySelector("td").getBoundingClientRect().x - around.getBoundingClientRect().x;
   const labels = [...inside.querySelectorAll(".axes label")], titles = chart.querySelectorAll("title").length;
   dot.dispatchEvent(new frame.contentWindow.PointerEvent("pointerdown", {{
     bubbles: true, clientX: box.x + box.width / 2, clientY: box.y + box.height / 2}}));
@@ -34,7 +37,8 @@ const sizes = frame => {{
   labels[1].click();
   const over_time = charts.filter(one => one.getClientRects().length).length;
   return {{width: root.clientWidth, scroll: root.scrollWidth, titles, hover, text, shown: shown.length,
-    over_time, hidden_points: charts.filter(one => !one.querySelector("circle,rect")).map(one => one.innerText)}};
+    over_time, fixed, scrolled: around.scrollLeft,
+    hidden_points: charts.filter(one => !one.querySelector("circle,rect")).map(one => one.innerText)}};
 }};
 onload = () => {{
   document.querySelector("pre").textContent = JSON.stringify([...document.querySelectorAll("iframe")].map(sizes));
@@ -156,6 +160,8 @@ def test_several_runs(pages, tmp_path):
     from reporting.compare import comparison
 
     runs = [RunData.read(pages[0]), RunData.read(whole(tmp_path / "a run"))]
-    for one in seen(comparison(runs), tmp_path):
+    desktop, phone = seen(comparison(runs), tmp_path)
+    assert phone["scrolled"] > 100 and phone["fixed"] == 0, "the names of the runs are out of sight"
+    for one in (desktop, phone):
         assert one["scroll"] <= one["width"] and not one["hidden_points"] and one["shown"] == one["over_time"] == 10
         assert f"{pages[0].name}: " in one["hover"] or "a run: " in one["hover"]

@@ -206,6 +206,31 @@ def test_runs_are_compared_with_a_target_and_with_the_papers(tmp_path):
     assert page.count(">Trust ratio of each variable<") == 2 and "conv2d_3/kernel, epoch 1" in text  # of a and of c
 
 
+def test_a_folder_of_runs_is_compared_with_a_colour_for_each_setting(tmp_path, monkeypatch, capsys):
+    """Runs in the order of the numbers in their names, those that diverged last. Seeds share a colour; one legend."""
+    monkeypatch.chdir(tmp_path)
+    for batch in (128, 8):
+        for seed in (0, 1):
+            whole(tmp_path / "sweep" / f"batch={batch},seed={seed}", batch_size=str(batch), seed=str(seed))
+    diverged = whole(tmp_path / "sweep" / "batch=16,seed=0", batch_size="16", learning_rate="1e30", rows=[row(1)],
+                     done=False)
+    write_json(diverged / "summary.json", {"diverged": True, "diverged_at": {"step": 6, "epoch": 1.5}, "classes": 10})
+    (tmp_path / "sweep" / "a.log").write_text("not a run")
+    assert report.main(["report", str(tmp_path / "sweep")]) == 0
+    page = (tmp_path / "report.html").read_text()
+    text = html.unescape(re.sub(r"<[^>]*>", " ", page))
+    names = re.findall(r"(batch=\d+,seed=\d)\s+(?:finished|diverged)", text)
+    assert names == ["batch=8,seed=0", "batch=8,seed=1", "batch=128,seed=0", "batch=128,seed=1", "batch=16,seed=0"]
+    assert page.count('class="legend"') == 1 and "1e+30" in text and "000,000" not in text
+    legend = re.search(r'<ul class="legend">.*?</ul>', page)[0]
+    assert re.findall(r'class="c(\d) ?"></i>(.*?)<', legend) == [
+        ("0", "batch=8,seed=0 and 1 more"), ("1", "batch=128,seed=0 and 1 more"), ("2", "batch=16,seed=0")]
+    first = re.search(r"Validation top-1</figcaption>(.*?)</figure>", page, re.DOTALL)[1]
+    assert re.findall(r'class="line c(\d)', first) == ["0", "0", "1", "1", "2"]
+    assert "The global batch size is 256 in all runs." in text
+    assert capsys.readouterr().out == f"{tmp_path}/report.html\n"
+
+
 def test_heat_maps_of_a_page_have_one_scale():
     alone, among = (heat_map.trust_ratios([0], {"a": [1e-3]}, scale) for scale in ((), [1e-3, None, 1e-1]))
     assert "0.001 <svg" in alone and "0.001 <svg" in among and "</svg> 0.1 (" in among and "</svg> 0.001 (" in alone
