@@ -97,7 +97,7 @@ def use(settings: Settings) -> None:
         print(as_json(export(trained, Path(run.output_dir))), flush=True)
     else:
         for row in predict(trained, files):
-            print(as_line(row) if command.is_read_by_a_person() else as_json(row), flush=True)
+            print(as_line(row) if command.is_read_by_a_person() else as_json(row, ensure_ascii=False), flush=True)
 
 
 def dry_run(settings: Settings) -> None:

@@ -68,7 +68,7 @@ def json_only_on_stdout() -> Iterator[None]:
     ours, original = os.dup(1), sys.stdout
     os.dup2(2, 1)
     try:
-        with open(os.dup(ours), "w") as sys.stdout:
+        with open(os.dup(ours), "w", errors="backslashreplace") as sys.stdout:  # JSON's escape of a damaged name
             yield
     finally:
         sys.stdout = original

@@ -53,8 +53,11 @@ def write_json(path, content, durable: bool = False) -> None:
     write_atomically(path, as_json(content, indent=1) + "\n", durable)
 
 
-def as_json(content, indent=None) -> str:
-    """Returns content as strict JSON. Numbers in dicts and lists that are not finite, such as a loss, become null."""
+def as_json(content, indent=None, ensure_ascii: bool = True) -> str:
+    """Returns content as strict JSON. Numbers in dicts and lists that are not finite, such as a loss, become null.
+
+    ensure_ascii: whether letters outside of ASCII are escaped.
+    """
     def finite(value):
         if isinstance(value, dict):
             return {key: finite(item) for key, item in value.items()}
@@ -62,7 +65,7 @@ def as_json(content, indent=None) -> str:
             return [finite(item) for item in value]
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
-    return json.dumps(finite(content), indent=indent, allow_nan=False, ensure_ascii=False)
+    return json.dumps(finite(content), indent=indent, allow_nan=False, ensure_ascii=ensure_ascii)
 
 
 def is_on_network(path, mounts: Path = MOUNTS) -> bool:

@@ -231,8 +231,8 @@ def _check_trees(plan: Plan) -> None:
 
 def summary(recipe: Recipe, plan: Plan) -> list[str]:
     """Returns a plan in a few lines, for a person."""
-    first = plan.phases[0]
-    lines = [f"model:         {recipe.model} at {', '.join(map(str, recipe.image_size.values))} pixels, {recipe.precision}",
+    first, sizes = plan.phases[0], ", ".join(map(str, recipe.image_size.values))
+    lines = [f"model:         {recipe.model} at {sizes} pixels, {recipe.precision}",
              f"data:          {plan.train_samples:,} training images of {recipe.data_dir}",
              f"training:      {plan.epochs:g} epochs, {plan.steps:,} updates with {recipe.optimizer}",
              f"learning rate: {plan.as_json()['peak_learning_rate']:g} at most, {recipe.lr_schedule}, "

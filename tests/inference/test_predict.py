@@ -18,6 +18,9 @@ from tests.rigs.pictures import encode, picture
 SHORT = ("--epochs=2", "--model=convnet", "--optimizer=sgd", "--learning_rate=0.05", "--warmup=none")
 
 
+ROUNDED = 5e-5  # to four digits
+
+
 @pytest.fixture(scope="module")
 def digits_run(train_once) -> Path:
     return train_once("--epochs=2")
@@ -57,7 +60,7 @@ def test_evaluation_prediction_saved_model_and_onnx_agree(fixture, validation, t
     named = [[int(one["class"]) for one in row["top"]] for row in predicted]
     assert expected == [sum(label in row[:top] for row, label in zip(named, labels, strict=True)) for top in (1, 5)]
     probabilities = np.array([[one["probability"] for one in row["top"]] for row in predicted])
-    assert (np.diff(probabilities, axis=1) <= 0).all() and (probabilities.sum(axis=1) <= 1 + 1e-6).all()
+    assert (np.diff(probabilities, axis=1) <= 0).all() and (probabilities.sum(axis=1) <= 1 + 5 * ROUNDED).all()
 
     exported = printed_json(train("--mode=export", checkpoint, f"--output_dir={tmp_path}"))
     assert exported == {"saved_model": f"{tmp_path}/saved_model", "onnx": f"{tmp_path}/model.onnx", "classes": 10,
@@ -67,7 +70,7 @@ def test_evaluation_prediction_saved_model_and_onnx_agree(fixture, validation, t
     classify = tf.saved_model.load(exported["saved_model"]).signatures["serving_default"]
     served = classify(image_bytes=tf.constant(encoded))
     assert [[int(name) for name in row] for row in served["classes"].numpy()] == named
-    np.testing.assert_allclose(served["probabilities"], probabilities, atol=1e-5)
+    np.testing.assert_allclose(served["probabilities"], probabilities, atol=1e-5 + ROUNDED)
 
     session = onnxruntime.InferenceSession(exported["onnx"])
     metadata = session.get_modelmeta().custom_metadata_map
@@ -75,7 +78,7 @@ def test_evaluation_prediction_saved_model_and_onnx_agree(fixture, validation, t
     pixels_of = tf.function(lambda one: preprocess(one, 32, float(metadata["enlarge"])), autograph=False)
     pixels = np.stack([pixels_of(tf.constant(one)) for one in encoded])
     [every] = session.run(["probabilities"], {"images": pixels})
-    np.testing.assert_allclose(-np.sort(-every)[:, :5], probabilities, atol=1e-5)
+    np.testing.assert_allclose(-np.sort(-every)[:, :5], served["probabilities"], atol=1e-5)
     hits = np.sum(np.argsort(-every, kind="stable")[:, :5] == np.array(labels)[:, None], axis=0)
     assert [hits[0], hits.sum()] == expected
 
