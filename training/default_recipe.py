@@ -32,17 +32,20 @@ def default_recipe(values) -> tuple[Path, list[str]]:
     own_size = [f"--image_size={model_zoo.MODELS[values.model].image_size}"] if values["model"].present else []
     if samples >= LARGE_SAMPLES:
         return LARGE, [*own_size, *of_initial_weights(values)]
-    return SMALL, [*fitted(samples), *own_size, *of_initial_weights(values), *gentle_rate(values)]
+    epochs = values.epochs if values["epochs"].present else None
+    return SMALL, [*fitted(samples, epochs), *own_size, *of_initial_weights(values), *gentle_rate(values)]
 
 
-def fitted(samples: int) -> list[str]:
+def fitted(samples: int, epochs: float | None = None) -> list[str]:
     """Returns the flags that small_images.flags leaves to the number of training samples.
 
-    A batch is at most an eighth of them. Larger sets need fewer epochs.
+    A batch is at most an eighth of them. Larger sets need fewer epochs. There are about eight evaluations.
+
+    epochs: number that the user has chosen, or None.
     """
     batch = min(32 if samples >= 1_000 else 16, 2 ** int(math.log2(max(1, samples // 8))))
-    epochs = next(epochs for most, epochs in EPOCHS if samples < most)
-    return [f"--batch_size={batch}", f"--epochs={epochs}", f"--evaluate_every={epochs // 8}"]
+    epochs = epochs or next(epochs for most, epochs in EPOCHS if samples < most)
+    return [f"--batch_size={batch}", f"--epochs={epochs:g}", f"--evaluate_every={max(1, int(epochs) // 8)}"]
 
 
 def of_initial_weights(values) -> list[str]:

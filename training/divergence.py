@@ -9,10 +9,23 @@ EXPLOSION = 1000  # times log(classes), the loss of guessing; training has recov
 class Diverged(Exception):
     """Raised when training has diverged at a step. Later steps may have been launched since."""
 
+    advice = "try a lower --learning_rate or a longer --warmup_epochs"
+
     def __init__(self, reason: str, step: int, epoch: float, learning_rate: float):
         self.step, self.epoch = step, epoch
         super().__init__(f"training diverged at step {step} (epoch {epoch:.3f}, learning rate {learning_rate:.4g}): "
                          f"{reason}")
+
+
+class WeightsDiffer(Diverged):
+    """Raised on all workers when their weights differ."""
+
+    advice = "test the memory and the GPU of that host, and continue without it"
+
+    def __init__(self, reason: str, step: int, epoch: float, equal_after: int | None):
+        self.step, self.epoch = step, epoch
+        since = "" if equal_after is None else f"; they were equal after step {equal_after}"
+        Exception.__init__(self, f"after step {step} (epoch {epoch:.3f}), {reason}{since}")
 
 
 def divergence_reason(loss: float, norms: np.ndarray, names: list[str], classes: int,

@@ -11,9 +11,11 @@ import tensorflow as tf
 from reporting.observer import Update
 from training.breakdown import StepTimes, on_host
 from training.build import Job
-from training.divergence import Diverged
+from training.divergence import Diverged, WeightsDiffer
 from training.noise_scale import NoiseScale
+from training.state import named
 from training.step import NO_SIGNALS, StepResult
+from training.weight_check import differ, differing_weights
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Pending:
         self._observers = observers
         self._times = times
         self._noise = noise
+        self._equal_after = None  # step after which all workers had the same weights
         self._steps = deque()
         self._reader = ThreadPoolExecutor(1, "results")
 
@@ -93,8 +96,15 @@ class Pending:
                 self._noise.add(step.batch_size, step.micro_batch_size, found.norms, found.squares)
             if problem := self._job.divergence(found.loss, found.norms):
                 raise Diverged(problem, step.number, step.epoch, step.learning_rate)
+            if differ(found.digits, self._job.world.size):
+                raise WeightsDiffer(self._differing_weights(), step.number, step.epoch, self._equal_after)
+            if step.timed:
+                self._equal_after = step.number
             for observer in self._observers:
                 observer.step(Update(step.number, step.epoch, step.batch_size, step.learning_rate, step.momentum,
                                      found.loss, found.top1, waits, {} if step.number else self._job.layers()))
             signals += found.signals
         return signals
+
+    def _differing_weights(self) -> str:
+        return differing_weights(self._job.world, named("model", self._job.state.model.variables))

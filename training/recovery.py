@@ -167,8 +167,8 @@ class Recovery:
         if run.on_divergence != "rollback" or before.rollbacks >= run.max_rollbacks or not newest:
             self._record_end(problem, before)
             tried = f", after {before.rollbacks} rollbacks" if before.rollbacks else ""
-            raise UserError(f"{problem}{tried}; the last good checkpoint: {newest or 'none'}; try a lower "
-                            "--learning_rate or a longer --warmup_epochs", on_all_ranks=True)
+            raise UserError(f"{problem}{tried}; the last good checkpoint: {newest or 'none'}; {problem.advice}",
+                            on_all_ranks=True)
         with world.raise_on_all_ranks():
             snapshot = self._checkpoints and self._checkpoints.load(state.variables)
         state.broadcast(snapshot, world)

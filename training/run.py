@@ -1,6 +1,5 @@
 """A run, from settings to summary.json. The workers are fixed or, in elastic training, come and go."""
 import contextlib
-import hashlib
 import os
 import socket
 import sys
@@ -34,6 +33,7 @@ from training.settings import Settings
 from training.state import Progress, Snapshot, State, named
 from training.stopping import StopRequest
 from training.summary import milestones, summarized
+from training.weight_check import differing_weights, same_weights
 
 DIFFERENT_FLAGS = "the workers were started with different flags"
 
@@ -214,8 +214,10 @@ class Training:
     def _end(self, job: Job, observers, metrics: dict) -> dict:
         """Ends the observers. Returns the content of summary.json."""
         world, plan, progress = job.world, job.plan, job.state.read_clock()
-        if (difference := differing_weights(world, job.state.model)) and world.rank == 0:
-            complain(f"warning: {difference}")
+        if not same_weights(world, job.state.model):
+            difference = differing_weights(world, named("model", job.state.model.variables))
+            if world.rank == 0:
+                complain(f"warning: {difference}; the checkpoints hold the weights of rank 0")
         epochs = plan.epochs if progress.step == plan.steps else plan.position(progress.step) // plan.train_samples
         summary = summarized(metrics, plan.train_samples, epochs, plan.phases[-1].global_batch_size, world,
                              progress.samples / progress.trained_seconds, progress.seconds)
@@ -235,16 +237,3 @@ def start_and_check_flags(settings: Settings) -> World:
     world.agree(settings.flags, DIFFERENT_FLAGS)
     worlds.check_gpus(world, launch.device_policy)
     return world
-
-
-def differing_weights(world: World, model) -> str | None:
-    """Returns which weights are not the same, bit for bit, on all ranks, and by how much, or None if all are."""
-    weights = {name: variable.numpy() for name, variable in named("model", model.variables).items()}
-    digests = world.gather({name: hashlib.sha256(one.tobytes()).digest() for name, one in weights.items()}, "weights")
-    differing = [name for name in weights if any(theirs[name] != digests[0][name] for theirs in digests)]
-    if not differing:
-        return None
-    ours, *others = world.gather({name: weights[name] for name in differing}, "differing weights")
-    largest = max(float(abs(ours[name] - theirs[name]).max()) for theirs in others for name in differing)
-    return (f"the weights differ between ranks in {len(differing)} of {len(weights)} variables, by at most "
-            f"{largest:.3g}; the first is {differing[0]}; the checkpoints hold the weights of rank 0")

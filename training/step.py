@@ -12,6 +12,7 @@ from distributed import optimizer as distributed
 from distributed import tree
 from model_zoo.layers import masks_at
 from optim.stacks import norms_of
+from training import weight_check
 from training.batch_norm import MICRO_BATCH, MovingStatistics, Span, flat_statistics
 from training.breakdown import NAMES, Clock
 
@@ -22,14 +23,16 @@ NO_SIGNALS = (0.0, 0.0)
 class StepResult:
     """The results of a step. All except `waited` are the same on all workers.
 
-    signals: their sum over the workers. loss, top1: means over the global batch. norms: of the averaged gradients.
-    squares: mean over the micro-batches of the squared norm of each variable's gradient, or empty. waited: seconds that
-    this worker has waited for each of breakdown.NAMES, or zeros if the step was not timed.
+    signals: their sum over the workers. loss, top1: means over the global batch. digits: of the weights after a timed
+    step, summed over the workers (weight_check.differ). norms: of the averaged gradients. squares: mean over the
+    micro-batches of the squared norm of each variable's gradient, or empty. waited: seconds that this worker has waited
+    for each of breakdown.NAMES, or zeros if the step was not timed.
     """
 
     signals: np.ndarray
     loss: float
     top1: float
+    digits: np.ndarray
     norms: np.ndarray
     squares: np.ndarray
     waited: np.ndarray
@@ -37,9 +40,11 @@ class StepResult:
     @classmethod
     def unpack(cls, packed: np.ndarray, has_squares: bool = False) -> "StepResult":
         """Unpacks the result of a step. packed: on the host. has_squares: whether TrainStep.measures_noise."""
-        signals, results, norms, waited = np.split(packed, [len(NO_SIGNALS), len(NO_SIGNALS) + 2, -len(NAMES)])
+        first, second = len(NO_SIGNALS), len(NO_SIGNALS) + 2
+        signals, results, digits, norms, waited = np.split(
+            packed, [first, second, second + 2 * weight_check.DIGITS, -len(NAMES)])
         norms, squares = np.split(norms, [len(norms) // 2 if has_squares else len(norms)])
-        return cls(signals, *map(float, results), norms, squares, waited)
+        return cls(signals, *map(float, results), digits, norms, squares, waited)
 
 
 class Totals:
@@ -156,9 +161,10 @@ def make_train_step(parts: TrainStep):
     """Returns a function of (iterator over micro-batches, learning rate, momentum, timed, position, signals).
 
     It is one update. It returns one float32 vector (see StepResult), which a single copy brings to the host. timed:
-    whether to measure waiting times, bool, on the host. position: that of the global batch's first sample in the
-    stream, int64, on which the masks of dropout depend. Results and batch norm's statistics are summed over the workers
-    in one message. Gradients and these are divided by the number of micro-batches after they are summed.
+    whether to measure waiting times and to compare the workers' weights, bool, on the host. position: that of the
+    global batch's first sample in the stream, int64, on which the masks of dropout depend. Results and batch norm's
+    statistics are summed over the workers in one message. Gradients and these are divided by the number of
+    micro-batches after they are summed.
     """
     optimizer, moving = parts.optimizer, parts.moving
     variables, rates = parts.model.trainable_variables, distributed.inner(optimizer)
@@ -181,16 +187,17 @@ def make_train_step(parts: TrainStep):
             parts.layers.record(gradient_norms)
         updates = rates.iterations.read_value()
         distributed.apply(optimizer, gradients, gradient_norms, variables)
-        signals, *sums = distributed.sum_over_workers(
-            optimizer, [tf.convert_to_tensor(signals), results, statistics, squares], "results")
-        results, statistics, squares = sums
+        signals, results, statistics, squares, digits = distributed.sum_over_workers(
+            optimizer, [tf.convert_to_tensor(signals), results, statistics, squares,
+                        weight_check.digits(variables, tf.convert_to_tensor(timed))], "results")
         parts.totals.add(results)
         if moving:
             moving.move(statistics / micro_batches, updates)
         if parts.after_update:
             parts.after_update()
         waited = tf.cast(tf.stack([waited, exchanged]), tf.float32)
-        return tf.concat([signals, results[:2] / results[2], gradient_norms, squares / micro_batches, waited], axis=0)
+        return tf.concat([signals, results[:2] / results[2], digits, gradient_norms, squares / micro_batches, waited],
+                         axis=0)
 
     return step
 
