@@ -6,6 +6,7 @@
     uv run train.py --mode=evaluate --checkpoint=RUN/checkpoints
     uv run train.py --mode=export --checkpoint=RUN/checkpoints --output_dir=FOLDER
     uv run train.py --mode=predict --checkpoint=RUN/checkpoints --image=FILE
+    uv run train.py --mode=verify --checkpoint=RUN/checkpoints
 """
 try:
     import absl  # noqa: F401
@@ -50,7 +51,9 @@ def main(argv) -> int:
         if run.dry_run:
             dry_run(settings)
         elif run.mode == "train":
-            train(settings)
+            finish(train(settings))
+        elif run.mode == "verify":
+            ending.code = verify(settings)
         elif run.mode == "evaluate":
             evaluate(settings)
         else:
@@ -58,8 +61,8 @@ def main(argv) -> int:
     return ending.code
 
 
-def train(settings: Settings) -> None:
-    """Trains and prints the content of summary.json."""
+def train(settings: Settings) -> dict:
+    """Trains; returns the content of summary.json."""
     stop, launched, plan = StopRequest(), launcher.launched(), None
     stop.listen()
     startup.begin(launched.rank)
@@ -73,7 +76,16 @@ def train(settings: Settings) -> None:
         from training.run import make_training
 
     attempt = make_training(settings, dataset, plan, stop)
-    finish(attempt())
+    return attempt()
+
+
+def verify(settings: Settings) -> int:
+    """Trains a part of a run again and prints whether the result is the recorded one; returns the exit code."""
+    from training.verify import verified
+
+    result = verified(settings, train)
+    finish(result)
+    return ExitCode.DONE if result["reproduced"] else ExitCode.WRONG
 
 
 def evaluate(settings: Settings) -> None:

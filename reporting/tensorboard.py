@@ -108,7 +108,7 @@ class TensorBoard(Observer):
 
     def _row(self, row):
         self._scalars(row["samples"], {TAGS.get(name, f"other/{name}"): value for name, value in row.items()
-                                       if name != "samples"})
+                                       if name not in ("samples", "weights")})
 
     def _breakdown(self, samples, breakdown):
         self._scalars(samples, {f"time/{name}": breakdown[name] for name in ("compute", "data", "exchange", "storage")

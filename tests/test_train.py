@@ -11,7 +11,7 @@ from common.flags import names
 from training.settings import Launch, Recipe, Run
 
 ROW = ["epoch", "samples", "learning_rate", "momentum", "batch_size", "train_loss", "train_top1", "val_loss",
-       "val_top1", "val_top5", "images_per_second", "seconds"]
+       "val_top1", "val_top5", "weights", "images_per_second", "seconds"]
 SUMMARY = {"val_top1", "val_top5", "val_loss", "val_samples", "train_samples", "epochs", "global_batch_size",
            "world_size", "images_per_second", "seconds"}
 COUNTS = ("val_top1_count", "val_top5_count", "val_samples")

@@ -21,7 +21,7 @@ def default_recipe(values) -> tuple[Path, list[str]]:
 
     values: the flags as they are without a recipe, absl's FlagValues.
     """
-    if values.checkpoint and values.mode in ("evaluate", "export", "predict"):
+    if values.checkpoint and values.mode != "train":
         return flags_of_run(values.checkpoint, "--checkpoint"), []
     if not values["data_dir"].present or values.data_dir in BUILT_IN:
         return DIGITS, of_initial_weights(values)

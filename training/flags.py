@@ -27,6 +27,7 @@ NEEDED = {  # mode -> the flags that it needs, each with an example
     "evaluate": {"checkpoint": "RUN/checkpoints"},
     "export": {"checkpoint": "RUN/checkpoints", "output_dir": "FOLDER"},
     "predict": {"checkpoint": "RUN/checkpoints", "image": "FILE"},
+    "verify": {"checkpoint": "RUN/checkpoints"},
 }
 GROUPS = {"Recipe": Recipe, "Launch": Launch, "Run": Run}
 RULES = (  # (whether a command line breaks the rule, what to say)
@@ -38,6 +39,8 @@ RULES = (  # (whether a command line breaks the rule, what to say)
      "--elastic needs horovodrun --min-np=N --max-np=N --host-discovery-script=SCRIPT"),
     (lambda s: s.trains and not s.launch.elastic and ELASTIC in os.environ,
      "horovodrun was started for a varying number of workers; add --elastic"),
+    (lambda s: s.run.mode == "verify" and (s.launch.elastic or not s.launch.is_deterministic),
+     "--mode=verify needs a run with --deterministic and without --elastic; others do not give the same bits again"),
     (lambda s: s.launch.stage_gb and not s.launch.stage_dir,
      "--stage_gb needs --stage_dir, a folder on a local disk of each node"),
     (lambda s: s.run.stop_at_target and s.run.target_top1 is None,
@@ -84,12 +87,12 @@ def parse(argv: Sequence[str]) -> Settings:
     values_given["image_size"] = sizes.values[0] if len(sizes.pairs) == 1 else str(sizes)
     file = source or Path(recipes[0].partition("=")[2])
     settings = Settings(recipe, launch, run, values_given, text, source, tuple(fitted), file)
-    for is_broken, problem in RULES:
-        if is_broken(settings):
-            raise UsageError(problem)
     for name, example in NEEDED.get(run.mode, {}).items():
         if not getattr(run, name):
             raise UsageError(f"--mode={run.mode} needs --{name}={example}")
+    for is_broken, problem in RULES:
+        if is_broken(settings):
+            raise UsageError(problem)
     _check_effect(settings, given)
     return settings
 
@@ -184,6 +187,7 @@ INERT = {  # flag -> (whether it has no effect, which other flag is the reason)
     "fusion_mb": (lambda s: s.launch.deterministic == "same_workers" and s.launch.allreduce == "ring"
                   and s.launch.compression == "none",
                   "--deterministic=same_workers, which exchanges each gradient separately"),
+    "output_dir": (lambda s: s.run.mode == "verify", "--mode=verify, which writes to a temporary folder"),
     "image": (lambda s: s.run.mode != "predict", "--mode other than predict"),
     "init_checkpoint": (lambda s: s.run.mode != "train", "--mode other than train"),
     "max_rollbacks": (lambda s: s.run.on_divergence == "stop", "--on_divergence=stop"),

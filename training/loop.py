@@ -19,17 +19,18 @@ from training.plan import Interval
 from training.profiling import profiled
 from training.reading import TrainingInput
 from training.recovery import Recovery
+from training.state import digest
 
 
 def follow_plan(job: Job, recovery: Recovery, observers: Sequence = ()) -> dict:
-    """Trains the rest of the plan and returns the metrics of the last evaluation.
+    """Trains the rest of the plan, or in --mode=verify to the next evaluation; returns the last evaluation's metrics.
 
     Raises Diverged and Stopped on all workers at once, and UserError if training cannot continue.
     """
     progress, times, noise, metrics = job.state.progress, StepTimes(), NoiseScale(), None
     with TrainingInput(job) as training_input:
         for interval in job.plan.intervals():
-            if target_is_reached(job):
+            if target_is_reached(job) or (metrics and job.settings.run.mode == "verify"):
                 break
             if progress.step < interval.end:
                 if interval.phase.workers != job.world.size:
@@ -96,7 +97,7 @@ def validate(job: Job, interval: Interval, recovery: Recovery, observers, times:
            "momentum": rates["momentum"], "batch_size": rates["global_batch_size"],
            "train_loss": trained["loss"], "train_top1": trained["top1"],
            **{name: value for name, value in metrics.items() if not name.endswith(("_count", "_samples"))},
-           "images_per_second": times.images_per_second(), "seconds": progress.seconds}
+           "weights": digest(state.model), "images_per_second": times.images_per_second(), "seconds": progress.seconds}
     breakdown, layers = times.collect(world), job.layers()
     measured = noise.collect([*layers], [ratio for *_, ratio in layers.values()])
     with world.raise_on_all_ranks():

@@ -230,10 +230,10 @@ class Launch:
 class Run:
     """How to run it: where to write, when to save, what to do after a failure.
 
-    mode: What to do. evaluate: evaluate the newest checkpoint in --checkpoint on the validation set. export: write it
-        as a SavedModel and as ONNX to --output_dir. predict: print the classes of --image.
+    mode: What to do. evaluate: evaluate the newest checkpoint in --checkpoint. export: write it as a SavedModel and as
+        ONNX to --output_dir. predict: print the classes of --image. verify: train from it again and compare.
     output_dir: Folder of the run. Default: a new folder in runs/. If it holds checkpoints, training resumes from them.
-    checkpoint: Checkpoint for --mode=evaluate, export and predict: RUN/checkpoints, or one checkpoint in it.
+    checkpoint: Checkpoint for all modes except train: RUN/checkpoints, or one checkpoint in it.
     image: Image file, or folder of images, for --mode=predict. Can be given several times. Arguments that are not flags
         are further images.
     init_checkpoint: Checkpoint whose weights training starts from: RUN/checkpoints, or one checkpoint in it. The number
@@ -266,7 +266,7 @@ class Run:
         ignores it and counts the samples of its dataset.
     """
 
-    mode: str = flag("train", ("train", "evaluate", "export", "predict"))
+    mode: str = flag("train", ("train", "evaluate", "export", "predict", "verify"))
     output_dir: str | None = None
     checkpoint: str | None = None
     image: tuple[str, ...] = flag([], parse=tuple, repeated=True)

@@ -1,4 +1,5 @@
 """All that a training needs to continue exactly where it is: the variables, its progress, the running sums."""
+import hashlib
 import re
 import time
 from dataclasses import dataclass, field, replace
@@ -113,6 +114,14 @@ class State:
             self.moving.read()
         self.start_clock()
         return self.progress.workers if is_loaded else None
+
+
+def digest(model) -> str:
+    """Returns 16 hexadecimal digits of the SHA-256 of a model's variables: their names and values, in order."""
+    hashed = hashlib.sha256()
+    for name, variable in named("model", model.variables).items():
+        hashed.update(name.encode() + variable.numpy().tobytes())
+    return hashed.hexdigest()[:16]
 
 
 def named(group: str, variables) -> dict[str, tf.Variable]:

@@ -23,7 +23,8 @@ def row(epoch: int, **changed) -> dict:
     """A row of metrics.jsonl. top-1 is 0.5 after the first epoch and grows by 0.001 an epoch; an epoch takes 10 s."""
     return {"epoch": epoch, "samples": 1000 * epoch, "learning_rate": 1.0, "momentum": 0.9, "batch_size": 256,
             "train_loss": 2.0 / epoch, "train_top1": 0.4, "val_loss": 3.0 / epoch, "val_top1": 0.499 + 0.001 * epoch,
-            "val_top5": 0.75, "images_per_second": 125.0, "seconds": 10.0 * epoch} | changed
+            "val_top5": 0.75, "weights": "2d11a7383c976410", "images_per_second": 125.0,
+            "seconds": 10.0 * epoch} | changed
 
 
 def summary(rows: list[dict], epochs: int) -> dict:

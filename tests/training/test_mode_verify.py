@@ -1,0 +1,118 @@
+"""--mode=verify: a run is reproduced to the bit from one of its checkpoints; one that was edited is not."""
+import dataclasses
+import hashlib
+import json
+import shutil
+
+import pytest
+from conftest import DIGITS, ROOT, printed_json, rows, run, train, weights
+
+from common.errors import UsageError, UserError
+from tests.rigs.making import write_shards
+from training.checkpoints import read, write
+from training.flags import parse
+from training.state import Progress, Snapshot
+from training.verify import newest_with_evaluation, on_these_workers
+
+STEPS = (12, 23, 33)  # after each epoch
+
+
+@pytest.fixture(scope="module")
+def two(in_format, tmp_path_factory):
+    """A run of two workers."""
+    folder = tmp_path_factory.mktemp("two")
+    train(DIGITS, f"--data_dir={in_format('tfrecord')}", "--model=convnet", "--deterministic", "--epochs=3",
+          "--evaluate_every=1", "--checkpoint_every=1", f"--output_dir={folder}", kind="mpirun", workers=2)
+    return folder
+
+
+@pytest.fixture
+def copy(two, tmp_path):
+    return shutil.copytree(two, tmp_path / "copy", symlinks=True)
+
+
+def verify(checkpoint, *flags, kind="python", workers=1):
+    """The exit code, the JSON and the lines on standard error."""
+    done = run(kind, workers, ROOT / "train.py", "--mode=verify", f"--checkpoint={checkpoint}", *flags)
+    return done.returncode, printed_json(done), done.stderr.splitlines()
+
+
+def files(folder) -> dict:
+    return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_run_of_two_workers_is_reproduced_on_one_and_left_as_it_is(two):
+    before = files(two)
+    code, result, said = verify(two / "checkpoints")
+    assert (code, result) == (0, {"from_epoch": 2, "to_epoch": 3, "reproduced": True})
+    assert said[-1] == "epoch 2 to 3 reproduced to the bit"
+    assert files(two) == before
+
+
+def test_the_digest_is_that_of_the_weights_in_the_checkpoint(two):
+    """Of all variables of the model, in the order of their names, which begin with their numbers."""
+    hashed = hashlib.sha256()
+    for name, value in sorted(weights(two).items()):
+        if name.startswith("model/"):
+            hashed.update(name.encode() + value.tobytes())
+    assert rows(two)[-1]["weights"] == hashed.hexdigest()[:16]
+    assert len({row["weights"] for row in rows(two)}) == 3
+
+
+def test_an_edited_metric_is_found_from_the_checkpoint_given_on_two_workers(copy):
+    first, second, third = rows(copy)
+    edited = second["val_loss"] * (1 + 1e-12)
+    (copy / "metrics.jsonl").write_text("".join(
+        json.dumps(row) + "\n" for row in (first, second | {"val_loss": edited}, third)))
+    code, result, said = verify(copy / "checkpoints" / f"step-{STEPS[0]:08}", kind="mpirun", workers=2)
+    assert (code, result) == (1, {"from_epoch": 1, "to_epoch": 2, "reproduced": False,
+                                  "differs": {"val_loss": [edited, second["val_loss"]]}})
+    assert f"epoch 1 to 2 not reproduced: val_loss was {edited} and is now {second['val_loss']}" in said
+
+
+def test_an_edited_weight_is_found(copy):
+    path = copy / "checkpoints" / f"step-{STEPS[1]:08}"
+    tensors, described = read(path)
+    name = next(name for name in sorted(tensors) if name.startswith("model/"))
+    tensors[name].flat[0] += 1e-3
+    write(path, Snapshot(tensors, Progress(**described.pop("progress"))), described)
+    code, result, _ = verify(copy / "checkpoints")
+    assert code == 1 and {"weights", "val_loss"} <= result["differs"].keys()
+
+
+def test_an_edited_record_is_found(two, digit_records, tmp_path):
+    """Another label of one of 1,437 training images."""
+    (image, label), *others = digit_records["train"]
+    write_shards("tfrecord", digit_records | {"train": [(image, (label + 1) % 10), *others]}, tmp_path)
+    code, result, _ = verify(two / "checkpoints", f"--data_dir={tmp_path}")
+    assert code == 1 and {"weights", "train_loss"} <= result["differs"].keys()
+
+
+def test_what_cannot_be_verified_is_an_error(two, tmp_path):
+    first, second, third = rows(two)
+    with pytest.raises(UserError, match=r"no evaluation follows a checkpoint in .*; train with --checkpoint_every=1"):
+        newest_with_evaluation(f"{two}/checkpoints/step-{STEPS[-1]:08}", [first, second, third])
+    del third["weights"]
+    with pytest.raises(UserError, match="an earlier version"):
+        newest_with_evaluation(f"{two}/checkpoints", [first, second, third])
+    for flags in ([], ["--deterministic=same_workers", "--elastic"]):
+        with pytest.raises(UsageError, match="needs a run with --deterministic and without --elastic"):
+            parse(["train.py", "--flagfile=digits", *flags, "--mode=verify", "--checkpoint=RUN/checkpoints"])
+    with pytest.raises(UsageError, match="--mode=verify needs --checkpoint=RUN/checkpoints"):
+        parse(["train.py", "--mode=verify"])
+    with pytest.raises(UsageError, match="--output_dir has no effect with --mode=verify"):
+        parse(["train.py", "--mode=verify", f"--checkpoint={two}/checkpoints", f"--output_dir={tmp_path}"])
+
+
+def test_other_workers_need_what_gives_them_the_same_bits(two):
+    settings = parse(["train.py", "--mode=verify", f"--checkpoint={two}/checkpoints"])
+    plan = json.loads((two / "plan.json").read_text())
+    recorded = newest_with_evaluation(f"{two}/checkpoints", rows(two))
+    assert on_these_workers(settings, plan, recorded, 4).launch.micro_batch_size == 64  # 4 would take 32 by themselves
+    same = parse(["train.py", "--mode=verify", f"--checkpoint={two}/checkpoints", "--deterministic=same_workers"])
+    assert on_these_workers(same, plan, recorded, 2).launch.micro_batch_size is None
+    sizes = plan | {"phases": [*plan["phases"], plan["phases"][0] | {"micro_batch_size": 32}]}
+    by_file = dataclasses.replace(settings, recipe=dataclasses.replace(settings.recipe, order="file"))
+    for one, planned in ((same, plan), (settings, sizes), (by_file, plan)):
+        with pytest.raises(UserError, match="it was trained on 2, and this is 1; see --deterministic, --order"):
+            on_these_workers(one, planned, recorded, 1)
