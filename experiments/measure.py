@@ -25,7 +25,7 @@ from optim.schedules import Piecewise
 from reporting import speed
 from training import build
 from training.bad_input import bad_input_is_user_error
-from training.breakdown import StepTimes, on_host
+from training.breakdown import StepTimes, breakdown_of, on_host
 from training.build import Job
 from training.plan import Phase, Plan, allreduce_for, divisors, make_plan
 from training.settings import Settings
@@ -269,7 +269,7 @@ def step_row(steps: Measured, plan: Plan, world: World) -> dict:
     return {"allreduce": plan.allreduce.allreduce, "grid": list(plan.allreduce.grid or (world.size, 1)),
             "global_batch_size": phase.global_batch_size, "micro_batch_size": phase.micro_batch_size,
             "accumulation_steps": phase.accumulation_steps, "step_seconds": phase.global_batch_size / steps.rate,
-            "images_per_second": steps.rate, **steps.times.collect(world)}
+            "images_per_second": steps.rate, **breakdown_of(steps.times.gather(world))}
 
 
 def forecast(topology, job: Job) -> float:

@@ -56,7 +56,8 @@ class Evaluation:
 
     row: of metrics.jsonl. layers: as in Update. breakdown: the step-time breakdown as fractions. outcomes: label,
     predicted class and loss of each validation sample in the order of the dataset, float32 (samples, 3). noise: of
-    training.noise_scale.NoiseScale, or empty.
+    training.noise_scale.NoiseScale, or empty. hosts, workers: host, and mean seconds of a timed step (computing,
+    waiting for data, exchange), by rank. slow: a sentence on each slow worker.
     """
 
     row: dict
@@ -64,6 +65,9 @@ class Evaluation:
     breakdown: dict[str, float]
     outcomes: np.ndarray
     noise: dict = field(default_factory=dict)
+    hosts: list[str] = field(default_factory=list)
+    workers: list[list[float]] = field(default_factory=list)
+    slow: list[str] = field(default_factory=list)
 
 
 class Observer:

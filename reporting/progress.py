@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+from common.errors import complain
 from common.startup import on_terminal, startup
 from reporting.observer import Evaluation, Observer, RunInfo, Update, top1_of
 
@@ -187,6 +188,8 @@ class ProgressDisplay(Observer):
         row = evaluation.row
         self._best = max(self._best or 0.0, top1_of(row))
         print(self._line(row, evaluation.breakdown), file=sys.stderr, flush=True)
+        for sentence in evaluation.slow:
+            complain(f"warning: {sentence}")
 
     def _line(self, row, breakdown) -> str:
         waits = [f"{name} {breakdown[name]:.0%}" for name in ("data", "exchange") if breakdown]

@@ -3,8 +3,10 @@
 times.jsonl has one row per evaluation: `epoch`, `samples`, and the fractions of the time before it that went to
 `compute`, to waiting for `data` and to the `exchange` of gradients. If the data had to be fetched or copied ahead, it
 also has `storage`, the fraction of all steps that waited for that, which is part of `data`, and the blocks fetched
-(`requests`), their bytes (`fetched`), and the blocks found in the window (`hits`), of all workers. It is separate from
-metrics.jsonl, whose rows are the same, bit for bit, in a resumed run. The other files are described in docs/images.md.
+(`requests`), their bytes (`fetched`), and the blocks found in the window (`hits`), of all workers. With several
+workers, it has the `hosts` of the ranks, their mean seconds of a timed step (`workers`: computing, waiting for data,
+exchange), and a sentence on each `slow` worker. It is separate from metrics.jsonl, whose rows are the same, bit for
+bit, in a resumed run. The other files are described in docs/images.md.
 """
 import json
 import math

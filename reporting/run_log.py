@@ -52,7 +52,9 @@ class RunLog(Observer):
     def evaluation(self, evaluation: Evaluation) -> None:
         epoch, samples = evaluation.row["epoch"], evaluation.row["samples"]
         self._files.append(METRICS, evaluation.row)
-        self._files.append(TIMES, {"epoch": epoch, "samples": samples, **evaluation.breakdown})
+        several = {"hosts": evaluation.hosts, "workers": evaluation.workers, "slow": evaluation.slow}
+        self._files.append(TIMES, {"epoch": epoch, "samples": samples, **evaluation.breakdown,
+                                   **(several if len(evaluation.hosts) > 1 and evaluation.breakdown else {})})
         self._layers(epoch, samples, evaluation.layers)
         if evaluation.noise:
             self._files.append(NOISE, {"epoch": epoch, "samples": samples, "batch_size": evaluation.row["batch_size"],

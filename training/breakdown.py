@@ -9,7 +9,9 @@ arXiv:1811.05233 and the GTC slides call the fraction of the exchange synchronis
 
 Only one step in TIMED_ONE_IN is timed, because the clock makes a GPU and its host wait for each other.
 """
+import socket
 import time
+from dataclasses import dataclass, field
 
 import numpy as np
 import tensorflow as tf
@@ -55,47 +57,79 @@ def _now(_):
     return np.float64(time.perf_counter())
 
 
+@dataclass
+class WorkerTimes:
+    """Sums of a worker's seconds since they were last gathered.
+
+    steps: number of timed steps. compute, data, exchange: seconds of the timed steps. squares: sum over these steps of
+    the squared own time, which is computing and waiting for data. trained: seconds of all steps. storage: sums of
+    data.spool.Admitted over all steps.
+    """
+
+    host: str = field(default_factory=socket.gethostname)
+    steps: int = 0
+    compute: float = 0.0
+    data: float = 0.0
+    exchange: float = 0.0
+    squares: float = 0.0
+    trained: float = 0.0
+    storage: np.ndarray = field(default_factory=lambda: np.zeros(len(Admitted._fields)))
+
+    @property
+    def means(self) -> list[float]:
+        """Mean seconds of a timed step: computing, waiting for data, exchange."""
+        return [seconds / max(1, self.steps) for seconds in (self.compute, self.data, self.exchange)]
+
+
 class StepTimes:
-    """Sums of images and seconds since the last `collect`, over all steps and over the timed ones."""
+    """This worker's times and the images of all workers since the last `gather`."""
 
     def __init__(self):
         self._reset()
 
     def _reset(self):
         self._images = 0
-        self._seconds = 0.0
-        self._timed = np.zeros(1 + len(NAMES))  # seconds, and those waited for each of NAMES
-        self._storage = np.zeros(len(Admitted._fields))
+        self._own = WorkerTimes()
 
     def add(self, images: int, seconds: float, admitted: Admitted = NOT_READ) -> None:
         """Adds a step, timed or not."""
         self._images += images
-        self._seconds += seconds
-        self._storage += admitted
+        self._own.trained += seconds
+        self._own.storage += admitted
 
     def add_timed(self, seconds: float, waited) -> dict[str, float]:
         """Adds a timed step. waited: how many of these seconds it waited for each of NAMES. Returns the fractions."""
-        self._timed += (seconds, *waited)
-        return {name: float(one) / seconds for name, one in zip(NAMES, waited, strict=True)}
+        own, (data, exchange) = self._own, map(float, waited)
+        own.steps += 1
+        own.compute += seconds - data - exchange
+        own.data += data
+        own.exchange += exchange
+        own.squares += (seconds - exchange) ** 2
+        return {"data": data / seconds, "exchange": exchange / seconds}
 
     def images_per_second(self) -> float:
-        return self._images / self._seconds if self._images else 0.0
+        return self._images / self._own.trained if self._images else 0.0
 
-    def collect(self, world: World) -> dict[str, float]:
-        """Returns compute, data and exchange as fractions of the timed steps of all workers, and resets.
-
-        The fractions add up to 1. The dict is empty if no step was timed. If data were read ahead by a spool, it also
-        has the fraction of all steps that workers waited for it, storage, and the sums of the rest of Admitted.
-        """
-        every = np.concatenate([self._timed, [self._seconds], self._storage])
-        seconds, *every = world.sum(tf.constant(every), "times").numpy().tolist()
+    def gather(self, world: World) -> list[WorkerTimes]:
+        """Returns the times of all workers, by rank, and resets."""
+        own = self._own
         self._reset()
-        if not seconds:
-            return {}
-        fractions = {name: every.pop(0) / seconds for name in NAMES}
-        breakdown = {"compute": 1 - sum(fractions.values())} | fractions
-        trained, storage, *traffic = every
-        if storage:
-            breakdown["storage"] = storage / trained
-            breakdown |= dict(zip(Admitted._fields[1:], map(int, traffic), strict=True))
-        return breakdown
+        return world.gather(own, "times")
+
+
+def breakdown_of(workers: list[WorkerTimes]) -> dict[str, float]:
+    """Returns compute, data and exchange as fractions of the timed steps of all workers.
+
+    The fractions add up to 1. The dict is empty if no step was timed. If data were read ahead by a spool, it also
+    has the fraction of all steps that workers waited for it, storage, and the sums of the rest of Admitted.
+    """
+    sums = {name: sum(getattr(one, name) for one in workers) for name in ("compute", *NAMES)}
+    seconds = sum(sums.values())
+    if not seconds:
+        return {}
+    breakdown = {name: value / seconds for name, value in sums.items()}
+    storage, *traffic = sum(one.storage for one in workers).tolist()
+    if storage:
+        breakdown["storage"] = storage / sum(one.trained for one in workers)
+        breakdown |= dict(zip(Admitted._fields[1:], map(int, traffic), strict=True))
+    return breakdown

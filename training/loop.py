@@ -11,7 +11,7 @@ from common.startup import startup
 from reporting.observer import Evaluation, top1_of
 from training.bad_input import bad_input_is_user_error
 from training.batch_norm import Span
-from training.breakdown import TIMED_ONE_IN, StepTimes
+from training.breakdown import TIMED_ONE_IN, StepTimes, breakdown_of
 from training.build import Job
 from training.noise_scale import NoiseScale
 from training.pending import Pending, Step
@@ -19,6 +19,7 @@ from training.plan import Interval
 from training.profiling import profiled
 from training.reading import TrainingInput
 from training.recovery import Recovery
+from training.slow import SlowWorkers
 from training.state import digest
 
 
@@ -28,6 +29,7 @@ def follow_plan(job: Job, recovery: Recovery, observers: Sequence = ()) -> dict:
     Raises Diverged and Stopped on all workers at once, and UserError if training cannot continue.
     """
     progress, times, noise, metrics = job.state.progress, StepTimes(), NoiseScale(), None
+    slow = SlowWorkers()
     with TrainingInput(job) as training_input:
         for interval in job.plan.intervals():
             if target_is_reached(job) or (metrics and job.settings.run.mode == "verify"):
@@ -64,7 +66,7 @@ def follow_plan(job: Job, recovery: Recovery, observers: Sequence = ()) -> dict:
                         signals += pending.settle()
                         recovery.after_step(signals, before_evaluation=is_last and interval.evaluates)
             if interval.evaluates and progress.evaluations < interval.evaluations:
-                metrics = validate(job, interval, recovery, observers, times, noise)
+                metrics = validate(job, interval, recovery, observers, times, noise, slow)
     return metrics or job.evaluate().metrics
 
 
@@ -81,7 +83,8 @@ def next_step(job: Job, interval: Interval, first: int) -> Step:
                 is_timed or job.settings.run.timeline is not None)
 
 
-def validate(job: Job, interval: Interval, recovery: Recovery, observers, times: StepTimes, noise: NoiseScale) -> dict:
+def validate(job: Job, interval: Interval, recovery: Recovery, observers, times: StepTimes, noise: NoiseScale,
+             slow: SlowWorkers) -> dict:
     """Evaluates after an interval, notifies the observers and saves a checkpoint if one is due; returns the metrics."""
     state, phase, world = job.state, interval.phase, job.world
     measure = functools.partial(
@@ -98,11 +101,13 @@ def validate(job: Job, interval: Interval, recovery: Recovery, observers, times:
            "train_loss": trained["loss"], "train_top1": trained["top1"],
            **{name: value for name, value in metrics.items() if not name.endswith(("_count", "_samples"))},
            "weights": digest(state.model), "images_per_second": times.images_per_second(), "seconds": progress.seconds}
-    breakdown, layers = times.collect(world), job.layers()
+    workers, layers = times.gather(world), job.layers()
+    named = slow.add(workers, [len(phase.micro_batches_of(rank, world.size)) for rank in range(world.size)])
     measured = noise.collect([*layers], [ratio for *_, ratio in layers.values()])
     with world.raise_on_all_ranks():
         for observer in observers:
-            observer.evaluation(Evaluation(row, layers, breakdown, validation.outcomes, measured))
+            observer.evaluation(Evaluation(row, layers, breakdown_of(workers), validation.outcomes, measured,
+                                           [one.host for one in workers], [one.means for one in workers], named))
     progress.add_evaluation(interval.epoch, top1_of(row), row["seconds"])
     progress.statistics_step = progress.step if job.exact else None
     recovery.after_evaluation(interval.epoch, top1_of(row), target_is_reached(job))

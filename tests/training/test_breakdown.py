@@ -12,7 +12,7 @@ import model_zoo, optim
 from distributed import optimizer as wrapped
 from distributed.exchange import GradientExchange
 from distributed.world import start
-from training.breakdown import StepTimes
+from training.breakdown import StepTimes, breakdown_of
 from training.step import StepResult, Totals, make_train_step, TrainStep
 
 world = start(0)
@@ -35,7 +35,7 @@ for number in range(7):
     if number > 1:  # once it is compiled, and the workers have met
         waits.append(learned.waited.tolist())
         times.add_timed(time.perf_counter() - began, learned.waited)
-print(world.rank, *[sum(column) / len(waits) for column in zip(*waits)], *times.collect(world).values())
+print(world.rank, *[sum(column) / len(waits) for column in zip(*waits)], *breakdown_of(times.gather(world)).values())
 world.barrier()
 """
 
@@ -63,6 +63,7 @@ def test_each_epochs_shares_are_written_and_the_timeline_too(tmp_path):
     assert [row.pop("epoch") for row in rows] == [1, 2]
     assert [row.pop("samples") for row in rows] == [1536, 2816]  # of 1,437, in batches of 128
     for row in rows:
+        assert len(set(row.pop("hosts"))) == 1 and np.shape(row.pop("workers")) == (2, 3) and not row.pop("slow")
         assert list(row) == ["compute", "data", "exchange"]
         assert sum(row.values()) == pytest.approx(1) and min(row.values()) >= 0
     assert "Where the time went" in (folder / "report.html").read_text()

@@ -137,5 +137,5 @@ def test_seconds_and_images_are_those_of_all_steps_and_shares_those_of_the_timed
         times.add(8, seconds)
     times.add_timed(2.0, [0.5, 0.25])
     assert times.images_per_second() == 4.0
-    assert times.collect(World()) == {"compute": 0.625, "data": 0.25, "exchange": 0.125}
-    assert times.collect(World()) == {} and times.images_per_second() == 0.0
+    assert breakdown.breakdown_of(times.gather(World())) == {"compute": 0.625, "data": 0.25, "exchange": 0.125}
+    assert breakdown.breakdown_of(times.gather(World())) == {} and times.images_per_second() == 0.0
