@@ -1,4 +1,4 @@
-"""Small sets of photographs with the defaults: how accurate, and at what cost, beside Keras's tutorial?
+"""Small sets of photographs with the defaults: how accurate, and at what cost, compared with Keras's tutorial?
 
     uv run python -m benchmarks.small_sets --output_dir=runs/small_sets [--set=shapes] [--images=10,100] [--seeds=5]
 

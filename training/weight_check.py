@@ -45,12 +45,6 @@ def differ(sums: np.ndarray, workers: int) -> bool:
     return workers <= MOST_WORKERS and bool(np.any(found ** 2 != workers * squares))
 
 
-def same_weights(world: World, model) -> bool:
-    """Whether all variables of the model are the same on all workers, bit for bit. All ranks have to call it."""
-    digest = hashlib.sha256(b"".join(variable.numpy().tobytes() for variable in model.variables)).digest()
-    return len({*world.gather(digest, "digests")}) == 1
-
-
 def differing_weights(world: World, weights: dict[str, tf.Variable]) -> str:
     """Returns which ranks have other weights than most, and in which variables. All ranks have to call it."""
     own = {name: hashlib.blake2b(variable.numpy().tobytes(), digest_size=8).digest()
