@@ -1,11 +1,12 @@
 """Prepares an image for storage: copies it if every decoder can read it, otherwise converts or resizes it."""
+import functools
 import io
 import warnings
 from dataclasses import dataclass
 
 # Formats found in image collections. Some of Pillow's other readers accept almost any file (TGA) or start a program
 # (EPS).
-READ = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF")
+READ = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
 QUALITY = 95
 # JPEG markers. Frames: baseline, extended, progressive. Segments: tables, application data, comment.
 START_OF_SCAN, HUFFMAN_FRAMES = 0xDA, {0xC0, 0xC1, 0xC2}
@@ -60,6 +61,7 @@ def store(encoded: bytes, name: str, rules: Rules, measure: bool = False) -> Sto
     """
     from PIL import Image
 
+    _add_heic()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about large images and odd metadata, which are read anyway
         try:
@@ -69,6 +71,14 @@ def store(encoded: bytes, name: str, rules: Rules, measure: bool = False) -> Sto
             raise Rejected("not an image of a known format") from None
         except Exception as error:  # Pillow raises errors of any type for a damaged header
             raise Rejected(" ".join(str(error).split()) or type(error).__name__) from None
+
+
+@functools.cache
+def _add_heic() -> None:
+    """Adds HEIC, the format of phones, to what Pillow reads."""
+    import pillow_heif
+
+    pillow_heif.register_heif_opener(decode_threads=1)  # each rank of data.prepare uses one core
 
 
 def added(histogram: list[int], other: list[int] | None) -> list[int]:

@@ -3,12 +3,15 @@ import io
 import struct
 
 import numpy as np
+import pillow_heif
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps
 
 from data.preparing.images import READ, Rejected, Rules, store
+
+pillow_heif.register_heif_opener()
 
 RNG = np.random.Generator(np.random.Philox(5))
 SMOOTH = Image.fromarray(RNG.integers(60, 200, (3, 4, 3), dtype=np.uint8)).resize((60, 48), Image.Resampling.BICUBIC)
@@ -47,6 +50,7 @@ def test_copied_byte_for_byte(name, content):
     ("png.JPEG", encoded(SMOOTH, "PNG"), SMOOTH),
     ("cmyk.jpg", encoded(SMOOTH.convert("CMYK"), "JPEG"), SMOOTH),
     ("a.webp", encoded(SMOOTH, "WEBP", lossless=True), SMOOTH),
+    ("photo.HEIC", encoded(SMOOTH, "HEIF", quality=90), SMOOTH),
     ("a.bmp", encoded(SMOOTH, "BMP"), SMOOTH),
     ("a.tif", encoded(SMOOTH, "TIFF"), SMOOTH),
     ("a.gif", encoded(SMOOTH.convert("L"), "GIF"), SMOOTH.convert("L").convert("RGB")),
@@ -185,6 +189,26 @@ def test_orientation_is_kept_when_copied_and_applied_when_made_anew():
     assert difference(both, SMOOTH.transpose(Image.Transpose.ROTATE_270).resize((20, 40))) < 8
 
 
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_photo_of_a_phone_is_turned_upright(orientation):
+    """HEIC says it in properties of its own, so that its Exif says it again. Compared with what Exif says in a JPEG."""
+    turned = Image.Exif()
+    turned[0x0112] = orientation
+    content = encoded(SMOOTH, "HEIF", exif=turned.tobytes(), quality=90)
+    assert (b"irot" in content or b"imir" in content) == (orientation > 1)
+    upright = ImageOps.exif_transpose(opened(encoded(SMOOTH, "JPEG", exif=turned, quality=95)))
+    stored = opened(store(content, "a.heic", Rules()).encoded)
+    assert stored.size == upright.size and not stored.getexif() and difference(stored, upright) < 4
+    small = opened(store(content, "a.heic", Rules(resize_shorter=24)).encoded)
+    assert min(small.size) == 24 and difference(small, upright.resize(small.size)) < 8
+
+
+def test_the_first_frame_of_an_animation_counts():
+    frames = [SMOOTH.convert("L"), Image.new("L", SMOOTH.size)]
+    stored = store(encoded(frames[0], "GIF", save_all=True, append_images=frames[1:]), "a.gif", Rules())
+    assert stored.converted and difference(opened(stored.encoded), frames[0].convert("RGB")) < 4
+
+
 @pytest.mark.parametrize("content", [
     b"", b"hello", b"\xff\xd8\xff", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", encoded(SMOOTH, "TGA"),
     png(50_000, 50_000, 8, 0, b"")])
@@ -222,7 +246,8 @@ def test_rubbish_in_a_header_is_not_handed_on():
 BASES = [(encoded(image.resize((24, 20)), kind, **options), name)
          for image in (SMOOTH, SMOOTH.convert("L")) for kind, name, options in (
              ("JPEG", "a.jpg", {}), ("JPEG", "a.jpg", {"progressive": True}), ("PNG", "a.png", {}),
-             ("GIF", "a.gif", {}), ("WEBP", "a.webp", {}), ("TIFF", "a.tif", {}), ("BMP", "a.bmp", {}))]
+             ("GIF", "a.gif", {}), ("WEBP", "a.webp", {}), ("TIFF", "a.tif", {}), ("BMP", "a.bmp", {}),
+             ("HEIF", "a.heic", {}))]
 
 
 @st.composite

@@ -5,11 +5,13 @@ import os
 from pathlib import Path
 
 import numpy as np
+import pillow_heif
 from PIL import Image
 
 from data import prepare
 from data.dataset import open_dataset
 
+pillow_heif.register_heif_opener()
 CLASSES = ("a b", "dog", "épée")  # with a space, plain, beyond ASCII
 
 
@@ -45,6 +47,9 @@ def awkward(folder: Path) -> Path:
     (dog / "cmyk.jpg").write_bytes(encode(picture(2001).convert("CMYK")))
     (dog / "png.JPEG").write_bytes(encode(picture(2002), "PNG"))
     (dog / "alpha.png").write_bytes(encode(picture(2003).convert("RGBA"), "PNG"))
+    (dog / "animated.gif").write_bytes(encode(picture(2009).convert("L"), "GIF", save_all=True,
+                                           append_images=[picture(2010).convert("L")]))
+    (dog / "phone.HEIC").write_bytes(encode(picture(2011), "HEIF", quality=95))
     (dog / "sound.png").write_bytes(encode(picture(2004), "PNG"))
     (dog / "grey.jpg").write_bytes(encode(picture(2005).convert("L")))
     (dog / "deeper").mkdir()
@@ -57,7 +62,7 @@ def awkward(folder: Path) -> Path:
     return folder
 
 
-CONVERTED = {"dog/cmyk.jpg", "dog/png.JPEG", "dog/alpha.png"}
+CONVERTED = {"dog/cmyk.jpg", "dog/png.JPEG", "dog/alpha.png", "dog/animated.gif", "dog/phone.HEIC"}
 REJECTED = {"train/dog/truncated.jpg", "train/dog/text.jpg", "train/dog/unreadable.jpg"}
 
 
