@@ -4,6 +4,7 @@ import numpy as np
 from common.errors import reason
 from data import augmentation
 from data.dataset import Split
+from data.formats import folder as class_folders
 from data.pipeline import DecoderSettings, decoded
 from data.spool import opened_reader
 
@@ -14,6 +15,9 @@ def input_reason(error, batches, read: int) -> str:
     batches: data.feed.Batches. read: number of samples read so far.
     """
     name = batches.blame(read) if "dali" in str(error).lower() else None
+    if name and batches.split.format == "folder":
+        commands = class_folders.conversion(batches.split.paths[0].parent, "--format=tfrecord", "--verify")
+        return f"{name} cannot be decoded; to convert or leave out such files, {commands}"
     return f"{name} cannot be decoded; `data.prepare --verify` lists all damaged records" if name else reason(error)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from common.errors import UserError
 from data import formats
+from data.formats import folder as class_folders
 from data.remote import Missing, RemotePath, is_remote, located
 
 IMAGENET_MEAN, IMAGENET_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # used if a folder's own are unknown
@@ -186,6 +187,10 @@ def open_dataset(folder, check_files: bool = True) -> Dataset:
     except Missing as error:
         raise UserError(f"--data_dir: {error}; data.prepare writes it") from None
     except FileNotFoundError:
+        if class_folders.has_images(folder):
+            raise UserError(f"--data_dir: {folder} has no validation images in val/; "
+                            + class_folders.conversion(folder, "--format=tfrecord", "--validation_fraction=0.1")
+                            ) from None
         raise UserError(f"--data_dir: {folder} contains neither dataset.json (data.prepare writes it) nor train/ and "
                         "val/ with one folder of images per class") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -251,11 +256,11 @@ def _class_folders(folder, check_files) -> Dataset | None:
     validation = validation_folder(folder)
     if not validation or not (folder / "train").is_dir():
         return None
-    kind, splits = formats.get("folder"), []
+    splits = []
     try:
-        classes = kind.class_names(folder / "train")
+        classes = class_folders.class_names(folder / "train")
         for path in (folder / "train", validation):
-            listing = kind.read_index(path) if check_files else ()
+            listing = class_folders.read_index(path) if check_files else ()
             splits.append(Split("folder", (path,), (len(listing),), (listing,) if check_files else None))
     except OSError as error:
         raise UserError(f"--data_dir: {error}") from None
@@ -269,10 +274,14 @@ def _class_folders(folder, check_files) -> Dataset | None:
 
 def _check_class_folders(dataset):
     for split in (dataset.train, dataset.validation):
-        differing = set(dataset.classes) ^ set(split.kind.class_names(split.paths[0]))
+        differing = set(dataset.classes) ^ set(class_folders.class_names(split.paths[0]))
         if differing:
             raise UserError(f"{dataset.folder}: class {min(differing)!r} must have a folder in each split; create the "
                             "missing folder (it may be empty)")
+        for path, listing in zip(split.paths, split.indexes or (), strict=False):
+            if file := listing.unread(path):
+                raise UserError(f"--data_dir: {file}: DALI does not read {class_folders.UNREAD}; "
+                                + class_folders.conversion(dataset.folder, "--format=tfrecord"))
 
 
 def _check_words(dataset, classes):

@@ -1,5 +1,6 @@
 """One folder of images per class, read in place: train/CLASS/*.jpg, val/CLASS/*.jpg. Each split is one shard."""
 import os
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +8,10 @@ import numpy as np
 
 SUFFIX = ""
 ANY_ORDER = True
+UNREAD = "GIF, HEIC and AVIF"  # of the formats that data.prepare reads, those that DALI does not
+UNREAD_SUFFIXES = {".gif", ".heic", ".heif", ".hif", ".avif"}
+IMAGE_SUFFIXES = UNREAD_SUFFIXES | {".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm",
+                                    ".jp2"}
 
 
 def index_path(path) -> None:
@@ -34,6 +39,24 @@ def count(path, most: int) -> int:
     return found
 
 
+def is_unread(encoded: bytes) -> bool:
+    """Returns whether an image, of which the first 8 bytes are enough, is in one of the formats UNREAD."""
+    return encoded.startswith(b"GIF8") or encoded[4:8] == b"ftyp"
+
+
+def has_images(folder: Path) -> bool:
+    """Returns whether a folder, or its subfolder train, contains folders of images."""
+    return any(path.suffix.lower() in IMAGE_SUFFIXES for pattern in ("[!.]*/*", "train/[!.]*/*")
+               for path in folder.glob(pattern))
+
+
+def conversion(folder: Path, *flags: str) -> str:
+    """Returns the commands that prepare a folder of images with these flags of data.prepare, and train on it."""
+    source, output = shlex.quote(str(folder)), shlex.quote(f"{folder}-prepared")
+    return (f"run `{' '.join((f'uv run python -m data.prepare --source={source} --output={output}', *flags))}`, then "
+            f"`uv run train.py --data_dir={output}`")
+
+
 class Listing:
     """The files of a split, relative to its folder, and their labels. Classes are in the order of their names."""
 
@@ -47,6 +70,15 @@ class Listing:
 
     def __len__(self):
         return len(self.files)
+
+    def unread(self, path) -> Path | None:
+        """Returns the first file, among those whose name says so, that DALI does not read. path: of the split."""
+        for name in self.files:
+            if os.path.splitext(name)[1].lower() in UNREAD_SUFFIXES:
+                with open(Path(path, name), "rb") as file:
+                    if is_unread(file.read(8)):
+                        return Path(path, name)
+        return None
 
 
 def read_index(path) -> Listing:

@@ -4,6 +4,8 @@ import io
 import warnings
 from dataclasses import dataclass
 
+from data.formats.folder import UNREAD, is_unread
+
 # Formats found in image collections. Some of Pillow's other readers accept almost any file (TGA) or start a program
 # (EPS).
 READ = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
@@ -89,8 +91,10 @@ def added(histogram: list[int], other: list[int] | None) -> list[int]:
 
 
 def check(encoded: bytes) -> None:
-    """Decodes an image. Raises Rejected."""
+    """Decodes an image of a dataset. Raises Rejected, also if DALI cannot decode it."""
     store(encoded, ".png", Rules(verify=True))
+    if is_unread(encoded):
+        raise Rejected(f"DALI does not read {UNREAD}; prepare the images with data.prepare, which converts them")
 
 
 def _store(image, encoded, name, rules, measure) -> Stored:

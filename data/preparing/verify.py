@@ -40,7 +40,7 @@ def verify(folder: Path, team: Team) -> int:
     for name, reason in rows:
         team.log(f"{folder}: {name}: {reason}")
     count = team.on_rank_0(lambda: len(rows))
-    team.log(f"{folder}: {count:,} of {total:,} records are damaged" if count else
+    team.log(f"{folder}: {count:,} of {total:,} records cannot be used" if count else
              f"{folder}: {dataset.train.samples:,} training and {dataset.validation.samples:,} validation images of "
              f"{len(dataset.classes)} classes are intact")
     if count:

@@ -9,6 +9,7 @@ from data import formats, order
 from data.damage import input_reason
 from data.dataset import open_dataset
 from data.feed import Feed, first_damaged
+from data.formats.folder import conversion
 from tests.rigs.making import record, write_class_folders, write_shards
 
 DAMAGES = {
@@ -58,8 +59,10 @@ def test_the_record_is_named(damaged, damage):
                 next(batches)
                 read += 32
         assert read <= 128
-        assert input_reason(caught.value, batches, read) == (
-            f"{name} cannot be decoded; `data.prepare --verify` lists all damaged records")
+        told = input_reason(caught.value, batches, read)
+    cure = "`data.prepare --verify` lists all damaged records" if dataset.format != "folder" else (
+        f"to convert or leave out such files, {conversion(folder, '--format=tfrecord', '--verify')}")
+    assert told == f"{name} cannot be decoded; {cure}"
 
 
 def test_a_sound_dataset_has_nothing_to_name(in_format):

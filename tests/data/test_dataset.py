@@ -1,12 +1,14 @@
-"""What open_dataset refuses: each damage that can be seen without reading the images."""
+"""What open_dataset refuses and what it tells: all that can be seen without reading the images."""
 import json
+import re
+import shlex
 import shutil
 
 import pytest
-
 from common.errors import UserError
 from data.dataset import describe, open_dataset
 from data.formats import tfrecord
+from tests.rigs.pictures import command, encode, fill, picture
 
 
 @pytest.fixture
@@ -63,3 +65,46 @@ def test_scanning_a_truncated_shard(copy):
     truncate(copy / "train 2.tfrecord")
     with pytest.raises(ValueError, match="ends inside record 536"):
         tfrecord.scan(copy / "train 2.tfrecord")
+
+
+def commands(folder) -> tuple[list[str], list[str]]:
+    """The words after `data.prepare` and after `train.py` in the commands that an error names."""
+    with pytest.raises(UserError) as error:
+        open_dataset(folder)
+    assert "\n" not in str(error.value)
+    prepare, training = (shlex.split(words) for words in re.findall("`(.*?)`", str(error.value)))
+    assert prepare[:5] == ["uv", "run", "python", "-m", "data.prepare"] and training[:3] == ["uv", "run", "train.py"]
+    return prepare[5:], training[3:]
+
+
+@pytest.mark.parametrize("within", [".", "train"])
+def test_class_folders_without_validation_name_the_commands_that_work(tmp_path, within):
+    folder = tmp_path / "it's mine"
+    fill(folder / within, 10)
+    prepare, training = commands(folder)
+    assert command(*prepare) == 0
+    dataset = open_dataset(training[0].partition("=")[2])
+    assert (dataset.format, dataset.train.samples, dataset.validation.samples) == ("tfrecord", 27, 3)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("x.gif", "GIF"), ("y.HEIC", "HEIF"), ("z.avif", "AVIF")])
+def test_a_format_that_dali_does_not_read_names_the_file_and_the_commands(tmp_path, name, kind):
+    fill(tmp_path / "set" / "train", 3)
+    fill(tmp_path / "set" / "val", 3, first=100)
+    (tmp_path / "set" / "val" / "dog" / "a.gif").write_bytes(encode(picture(7)))  # a JPEG: the content counts
+    assert open_dataset(tmp_path / "set").validation.samples == 10
+    file = tmp_path / "set" / "val" / "dog" / name
+    file.write_bytes(encode(picture(8), kind))
+    with pytest.raises(UserError, match=f"{file}: DALI does not read GIF, HEIC and AVIF; run "):
+        open_dataset(tmp_path / "set")
+    prepare, training = commands(tmp_path / "set")
+    assert command(*prepare) == 0 and open_dataset(training[0].partition("=")[2]).validation.samples == 11
+
+
+def test_a_gif_under_another_name_is_found_by_verifying(tmp_path, capsys):
+    fill(tmp_path / "train", 3)
+    fill(tmp_path / "val", 3, first=100)
+    (tmp_path / "val" / "dog" / "x.jpg").write_bytes(encode(picture(8), "GIF"))
+    assert command("--verify", f"--output={tmp_path}") == 1
+    told, total = capsys.readouterr().err.splitlines()
+    assert "dog/x.jpg: DALI does not read GIF" in told and total.endswith("1 of 19 records cannot be used")

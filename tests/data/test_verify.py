@@ -48,7 +48,7 @@ def test_each_damaged_record_is_named(copy, capsys, name):
     expected = [harm(folder, record) for record in (0, 3)]
     assert command("--verify", f"--output={folder}") == 1
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 3 and lines[-1].endswith("2 of 24 records are damaged")
+    assert len(lines) == 3 and lines[-1].endswith("2 of 24 records cannot be used")
     for line, record in zip(lines, expected, strict=False):
         assert line.startswith(f"data.prepare: {folder}: {record}: ") and "checksum" in line
 
