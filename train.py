@@ -23,9 +23,10 @@ import sys
 from pathlib import Path
 
 from common import command
-from common.errors import ExitCode, UserError
+from common.errors import ExitCode, UserError, complain
 from common.files import as_json
 from common.startup import on_terminal, startup
+from data.balance import notes
 from data.named import open_named
 from distributed import launcher
 from distributed.allreduce_plan import check_nodes
@@ -69,6 +70,8 @@ def train(settings: Settings) -> dict:
     if launched.rank == 0:  # other ranks may have no access
         output_dir.check(settings)
     dataset = open_named(settings.recipe.data_dir, check_files=launched.rank == 0)
+    for line in notes(dataset) if launched.rank == 0 else ():
+        complain(line)
     if not settings.launch.elastic:  # errors in the plan show at once
         check_nodes(settings.launch.allreduce, settings.launch.torus_grid)
         plan = plan_for(settings, launched.size, launched.local_size, dataset.train.samples)

@@ -246,6 +246,14 @@ def read_checksums(path) -> np.ndarray | None:
     return np.array([int(line.split()[0], 16) for line in lines], np.uint32)
 
 
+def read_labels(path) -> np.ndarray | None:
+    """Returns the label of each image of a file on a disk, int64 (samples,), or None if no checksums are stored."""
+    try:
+        return np.array(checksums_path(path).read_text().split()[1::2], np.int64) if not is_remote(path) else None
+    except (OSError, ValueError):
+        return None
+
+
 def validation_folder(folder: Path) -> Path | None:
     """Returns the folder of validation images next to train/, or None."""
     return next((folder / name for name in VALIDATION_FOLDERS if (folder / name).is_dir()), None)

@@ -96,12 +96,15 @@ def _run(options: Options, team: Team) -> int:
         from data.preparing.verify import verify
 
         return verify(folder, team)
+    from data.balance import notes
     from data.preparing import run
 
     plan, terms = run.make_plan(options, team)
     dataset, written = run.run(plan, folder, team, terms)
     if team.rank == 0:
         team.log(run.summary(folder, dataset, written, time.monotonic() - begun))
+        for line in notes(dataset):
+            team.log(line)
     return 0
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from common.errors import UserError
 from common.files import locked, write_atomically, write_json
 from data import sources
+from data.balance import check_classes
 from data.dataset import Dataset, Split, describe
 from data.preparing.images import Rules
 from data.preparing.shards import SCRATCH, Plan, Written, finished, shards, write_shard
@@ -24,8 +25,7 @@ def make_plan(options, team: Team) -> tuple[Plan, dict]:
         name, listing = f"{options.source} {sources.version(options.source)}", ""
     else:
         source = _listed(options, team)
-        for line in source.warnings:
-            team.log(line)
+        check_classes(options.source, source.classes)
         name = str(Path(options.source).absolute())
         listing = hashlib.sha256(repr(source.classes).encode(errors="surrogateescape")
                                  + b"".join(items.digest() for items in source.splits.values())).hexdigest()

@@ -6,7 +6,7 @@ import numpy as np
 from common.errors import UserError
 from data.dataset import validation_folder
 from data.formats import folder as class_folders
-from data.sources.items import Listed, empty_classes, files
+from data.sources.items import Listed, files
 from data.team import Team
 
 
@@ -30,7 +30,7 @@ def image_folder(source: Path, fraction: float, seed: int, team: Team) -> Listed
             raise UserError(f"--source: {where} contains no images in class folders" if where else
                             f"--validation_fraction={fraction:g} selects no image from {source}; give a larger "
                             "fraction")
-    return Listed(classes, listed, empty_classes(classes, listed["train"]))
+    return Listed(classes, listed)
 
 
 def _layout(source, fraction) -> tuple[dict[str, Path], tuple[str, ...]]:

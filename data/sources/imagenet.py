@@ -12,7 +12,7 @@ import tarfile
 from pathlib import Path
 
 from common.errors import UserError
-from data.sources.items import Listed, empty_classes, members
+from data.sources.items import Listed, members
 from data.team import Team
 
 TRAIN, VALIDATION, KIT = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12"
@@ -41,7 +41,7 @@ def imagenet(source: Path, team: Team) -> Listed:
         raise UserError(f"--source: {source / TRAIN} has no {unknown[0]}.tar, but {VALIDATION} has images of "
                         "this class")
     validation = members(str(source / VALIDATION), rows, [label[name] for name in shown])
-    return Listed(classes, {"train": train, "validation": validation}, empty_classes(classes, train))
+    return Listed(classes, {"train": train, "validation": validation})
 
 
 def _outer(source) -> tuple[list, list[str], list]:

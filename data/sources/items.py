@@ -53,11 +53,10 @@ class Items:
 
 @dataclass(frozen=True)
 class Listed:
-    """A source of images in files. splits: train and validation. warnings: what to tell the user."""
+    """A source of images in files. splits: train and validation."""
 
     classes: tuple[str, ...]
     splits: dict[str, Items]
-    warnings: tuple[str, ...] = ()
 
     @property
     def counts(self) -> dict[str, int]:
@@ -76,16 +75,6 @@ def members(archive: str, rows: list[tuple[str, int, int]], labels) -> Items:
     columns = np.array([row[1:] for row in rows], np.int64).reshape(-1, 2)
     return Items((archive,), np.zeros(len(rows), np.int32), columns[:, 0].copy(), columns[:, 1].copy(),
                  np.array(labels, np.int32), [row[0] for row in rows])
-
-
-def empty_classes(classes, items: Items) -> tuple[str, ...]:
-    """Returns a warning about classes without training images, if there are any."""
-    counts = np.bincount(items.labels, minlength=len(classes))
-    names = [repr(name) for name, count in zip(classes, counts, strict=True) if not count]
-    if not names:
-        return ()
-    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    return (f"warning: no training images in {'class' if len(names) == 1 else 'classes'} {shown}",)
 
 
 @functools.lru_cache(maxsize=8)

@@ -5,7 +5,10 @@ import shlex
 import shutil
 
 import pytest
+from conftest import TRAIN, run, train
+
 from common.errors import UserError
+from data.balance import notes
 from data.dataset import describe, open_dataset
 from data.formats import tfrecord
 from tests.rigs.pictures import command, encode, fill, picture
@@ -108,3 +111,37 @@ def test_a_gif_under_another_name_is_found_by_verifying(tmp_path, capsys):
     assert command("--verify", f"--output={tmp_path}") == 1
     told, total = capsys.readouterr().err.splitlines()
     assert "dog/x.jpg: DALI does not read GIF" in told and total.endswith("1 of 19 records cannot be used")
+
+
+def test_what_the_labels_tell(tmp_path, capsys):
+    for number, (name, count) in enumerate((("cat", 20), ("dog", 10), ("fox", 0))):
+        fill(tmp_path / "set" / "train", count, first=100 * number, classes=(name,))
+        fill(tmp_path / "set" / "val", count // 5, first=1000 + 100 * number, classes=(name,))
+    expected = ["warning: no training images in class 'fox'", "warning: no validation images in class 'fox'",
+                "note: always guessing 'cat' is right on 66.7% of the validation images"]
+    assert notes(open_dataset(tmp_path / "set")) == expected
+    assert command(f"--source={tmp_path}/set", f"--output={tmp_path}/o", "--shard_samples=7") == 0
+    assert capsys.readouterr().err.splitlines()[1:] == [f"data.prepare: {line}" for line in expected]
+    assert notes(open_dataset(tmp_path / "o")) == expected
+    for path in (tmp_path / "o").glob("*.crc32"):
+        path.unlink()
+    assert notes(open_dataset(tmp_path / "o")) == []  # nobody knows without reading the records
+
+
+def test_balanced_classes_are_no_news(odd_digits, digits):
+    assert notes(open_dataset(digits)) == notes(open_dataset(odd_digits)) == []
+
+
+def test_a_training_tells_it_once_and_refuses_a_single_class(tmp_path):
+    fill(tmp_path / "train", 8, classes=("cat",))
+    fill(tmp_path / "val", 4, first=100, classes=("cat",))
+    flags = (f"--data_dir={tmp_path}", "--model=convnet", "--image_size=24", "--batch_size=8", "--epochs=1",
+             f"--output_dir={tmp_path}/run")
+    done = run("mpirun", 2, TRAIN, *flags)
+    assert done.returncode == 1 and done.stderr.count("has a single class, 'cat'") == 1
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "train" / "dog").mkdir()
+    (tmp_path / "val" / "dog").mkdir()
+    done = train(*flags, kind="mpirun", workers=2)
+    assert done.stderr.count("train.py: warning: no training images in class 'dog'") == 1
+    assert done.stderr.count("always guessing 'cat' is right on 100.0% of the validation images") == 1

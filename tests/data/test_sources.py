@@ -46,6 +46,9 @@ def folder_case(name, folder):
         case "nothing":
             folder.mkdir()
             return [], "contains no class folders"
+        case "a single class":
+            fill(folder, 4, classes=("cat",))
+            return ["--validation_fraction=0.5"], "has a single class, 'cat', so there is nothing to learn"
         case "no validation":
             fill(folder, 2)
             return [], "--validation_fraction=0.1"
@@ -71,8 +74,8 @@ def folder_case(name, folder):
 
 
 @pytest.mark.parametrize("name", [
-    "no images", "no validation images", "nothing", "no validation", "validation twice", "a class of validation alone",
-    "validation alone", "a fraction of nothing", "all rejected"])
+    "no images", "no validation images", "nothing", "a single class", "no validation", "validation twice",
+    "a class of validation alone", "validation alone", "a fraction of nothing", "all rejected"])
 def test_folders_that_are_no_source(tmp_path, capsys, name):
     flags, message = folder_case(name, tmp_path / "source")
     assert prepare(tmp_path / "source", tmp_path / "o", *flags) == 1

@@ -1,0 +1,48 @@
+"""What labels alone tell before a training: classes without images, and how often the most frequent class is right."""
+import numpy as np
+
+from common.errors import UserError
+from data.dataset import Dataset, Split, read_labels
+
+NOTABLE = 1.5  # times 1 / classes: a most frequent class with at least this share of the validation images is a note
+SHOWN = 5  # names in a line
+
+
+def check_classes(folder, classes) -> None:
+    """Raises UserError if there is a single class."""
+    if len(classes) == 1:
+        raise UserError(f"{folder} has a single class, {classes[0]!r}, so there is nothing to learn; it needs "
+                        "images of at least two classes")
+
+
+def notes(dataset: Dataset) -> list[str]:
+    """Returns what to tell the user about the classes of a dataset. Raises UserError if there is a single class.
+
+    It reads no image: labels are known for a folder of images, and where data.prepare stored them with the checksums.
+    Of other datasets and of those in a bucket, nothing is told.
+    """
+    check_classes(dataset.folder, dataset.classes)
+    train, validation = (_counts(split, len(dataset.classes), dataset.first_label)
+                         for split in (dataset.train, dataset.validation))
+    if train is None or validation is None:
+        return []
+    lines = []
+    for name, counts in (("training", train), ("validation", validation)):
+        empty = [repr(dataset.classes[label]) for label in np.flatnonzero(counts == 0)]
+        if empty:
+            more = f" and {len(empty) - SHOWN} more" if len(empty) > SHOWN else ""
+            lines.append(f"warning: no {name} images in {'class' if len(empty) == 1 else 'classes'} "
+                         f"{', '.join(empty[:SHOWN])}{more}")
+    if (share := validation.max() / validation.sum()) >= NOTABLE / len(validation):
+        lines.append(f"note: always guessing {dataset.classes[validation.argmax()]!r} is right on {share:.1%} of the "
+                     "validation images")
+    return lines
+
+
+def _counts(split: Split, classes: int, first_label: int) -> np.ndarray | None:
+    """Returns the number of images of each class, int64 (classes,), or None if the labels are not known."""
+    labels = [entries.labels for entries in split.entries] if split.format == "folder" else [
+        read_labels(path) for path in split.paths]
+    if not labels or any(one is None for one in labels):
+        return None
+    return np.bincount(np.clip(np.concatenate(labels) - first_label, 0, classes - 1), minlength=classes)
