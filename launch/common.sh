@@ -8,6 +8,19 @@ fail() {
     exit "$1"
 }
 
+# Sets `dry_run` if --dry-run or --dry_run is among the words, also after the recipe, and `words` to the other ones.
+# shellcheck disable=SC2034 # the scripts read them
+take_dry_run() {
+    local word
+    dry_run='' words=()
+    for word; do
+        case "$word" in
+            --dry[-_]run | --dry[-_]run=true | -dry[-_]run) dry_run=yes ;;
+            *) words+=("$word") ;;
+        esac
+    done
+}
+
 # Prints the file of a recipe, given by its path or by its name in launch/recipes.
 recipe_path() {
     local name

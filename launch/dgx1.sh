@@ -14,12 +14,14 @@ Trains RECIPE on this machine with one worker per GPU.
                          they take turns. NCCL does not support it: it needs one worker per GPU
   -np N                  number of workers. Default: one per GPU, or one if there is no GPU
   --no-preflight         do not check the machine first
-  --dry-run              print the plan, and the command on standard error, and exit
+  --dry-run, --dry_run   print the plan, and the command on standard error, and exit
 
 RECIPE is a file of flags, or its name in launch/recipes. Flags of train.py override the recipe. Exit codes: 0 done,
 2 wrong flag, 75 stopped on request (SIGTERM or SIGUSR1 to this script; the same command continues), 1 anything else."
 
-preflight=yes print='' dry_run='' workers=''
+preflight=yes print='' workers=''
+take_dry_run "$@"
+set -- "${words[@]}"
 number() { [[ "$2" =~ ^[1-9][0-9]*$ ]] || fail 2 "$1 takes a number, not '$2'"; }
 while [ $# -gt 0 ]; do
     case "$1" in
@@ -28,7 +30,6 @@ while [ $# -gt 0 ]; do
         --workers-per-gpu) export BIGBATCH_WORKERS_PER_GPU="${2-}" && shift ;;
         -np) workers=${2-} && shift && number -np "$workers" ;;
         --no-preflight) preflight='' ;;
-        --dry-run) dry_run=yes ;;
         -h | --help) echo "$usage" && exit ;;
         -*) fail 2 "there is no option $1; see --help, and put the flags of train.py after the recipe" ;;
         *) break ;;

@@ -18,7 +18,7 @@ Trains RECIPE, a flag file or its name in launch/recipes, in a container on this
   --build        build the image from this checkout first
   --data DIR     folder of the dataset. Inside the container it is /data and read-only
   --output DIR   folder for the runs (default: runs). Inside the container it is /output
-  --dry-run      print the command and exit
+  --dry-run      print the command and exit. --dry_run, also after RECIPE, does the same
 
 A relative --output_dir is a folder in --output. Files that are written elsewhere vanish with the container.
 $BIGBATCH_ENGINE names another engine, such as podman. The container sees the variables NCCL_*, HOROVOD_*, OMP_*,
@@ -32,12 +32,13 @@ TEXT
 }
 
 # --- the command line ---
-image=bigbatch build='' data='' output=runs dry_run=''
+image=bigbatch build='' data='' output=runs
+take_dry_run "$@"
+set -- "${words[@]}"
 while [[ ${1-} == -* ]]; do
     case $1 in
         --help | -h) usage && exit ;;
         --build) build=yes ;;
-        --dry-run) dry_run=yes ;;
         --image | --data | --output)
             [[ -n ${2-} ]] || fail 2 "$1 needs a value"
             printf -v "${1#--}" %s "$2"

@@ -34,6 +34,7 @@ ROOT = Path(__file__).parents[1]
 PREFIX = re.compile(r"\[(\d+)\]<(?:stdout|stderr)>:")
 ENDED = re.compile(r"Process (\d+) exit with status code (\d+)\.")
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+DRY_RUN = ("--dry-run", "--dry_run", "--dry-run=true", "--dry_run=true", "-dry-run", "-dry_run")
 GRACE = 15  # seconds that horovodrun has to end its workers
 
 
@@ -98,10 +99,12 @@ def _options(argv):
     parser.add_argument("--stage-env", metavar="FOLDER", help="run from a copy of the environment in FOLDER, on a "
                         "local disk of each host")
     parser.add_argument("--no-preflight", action="store_true", help="do not check the hosts first")
-    parser.add_argument("--dry-run", action="store_true", help="print the plan, and the command on standard error")
+    parser.add_argument("--dry-run", "--dry_run", action="store_true",
+                        help="print the plan, and the command on standard error; also after the recipe")
     parser.add_argument("recipe", help="file of flags, or its name in launch/recipes")
     parser.add_argument("flags", nargs=argparse.REMAINDER, help="flags of train.py, which override the recipe")
-    return parser.parse_args(argv[1:])
+    words = [word for word in argv[1:] if word not in DRY_RUN]  # as in launch/common.sh
+    return parser.parse_args(words if len(words) == len(argv) - 1 else ["--dry-run", *words])
 
 
 def _hosts(options):

@@ -154,13 +154,15 @@ def notes(hosts: list[dict]) -> list[str]:
 
 
 def report(hosts: list[dict], wrong: list[str], stream) -> int:
-    """Prints the table to `stream`, the problems and the notes to standard error; returns the exit code."""
+    """Prints the table and a success to `stream`, problems and notes to standard error; returns the exit code."""
     if hosts:
         print(table(hosts), file=stream)
     for line in wrong:
         print(f"preflight: {line}", file=sys.stderr)
     for line in notes(hosts):
         print(f"preflight: note: {line}", file=sys.stderr)
+    if not wrong:
+        print("all checks passed", file=stream)
     sys.stderr.flush()
     return 1 if wrong else 0
 

@@ -6,7 +6,8 @@ set -euo pipefail
 
 usage="launch/slurm/submit.sh --nodes N --gpus-per-node G [options] RECIPE [flags of train.py]
 
-Submits the training of RECIPE as a Slurm job. Prints the job's number, or the plan with --dry-run.
+Submits the training of RECIPE as a Slurm job. Prints the job's number, or the plan with --dry-run. How to watch and
+cancel the job goes to standard error.
 
   --workers-per-node N         workers per node. Default: one per GPU
   --time LIMIT                 time limit, as for sbatch
@@ -20,16 +21,17 @@ Submits the training of RECIPE as a Slurm job. Prints the job's number, or the p
   --container-mounts A:B,...   mounts in addition to the checkout and the current folder
   --stage-env FOLDER           run from a copy of the environment in FOLDER, on a local disk of each node
   --no-preflight               do not check the nodes first
-  --dry-run                    print the plan and write the script, but do not submit it
+  --dry-run, --dry_run         print the plan, write the script, and ask Slurm when it could start, but do not submit it
 
 RECIPE is a file of flags, or its name in launch/recipes. The script and the output of rank 0 go to runs/slurm/, the run
 to runs/slurm-JOB (or --output_dir), and the output of the other ranks to runs/slurm-JOB-logs/."
 
-nodes='' gpus='' workers='' signal_before=180 array='' dry_run='' launcher=auto no_preflight='' image='' mounts='' stage=''
+nodes='' gpus='' workers='' signal_before=180 array='' launcher=auto no_preflight='' image='' mounts='' stage=''
 options=()
+take_dry_run "$@"
+set -- "${words[@]}"
 while [ $# -gt 0 ]; do
     case "$1" in
-        --dry-run) dry_run=yes && shift && continue ;;
         --no-preflight) no_preflight=yes && shift && continue ;;
         -h | --help) echo "$usage" && exit ;;
         --*=*) option=${1%%=*} value=${1#*=} && shift ;;
@@ -113,6 +115,17 @@ quoted() {
 echo "submit.sh: $world workers: $script" >&2
 if [ -n "$dry_run" ]; then
     [ -z "$plan" ] || echo "$plan"
-else
-    sbatch --parsable "$script"
+    if ! timeout 20 sinfo >/dev/null 2>&1; then
+        echo "submit.sh: no Slurm answers here, so it was not asked whether it accepts the job" >&2
+        exit
+    fi
+    answer=$(sbatch --test-only "$script" 2>&1) || fail 1 "Slurm does not accept the job: ${answer##*$'\n'}"
+    echo "${answer/#sbatch/submit.sh}" >&2
+    exit
 fi
+answer=$(sbatch --parsable "$script")
+number=${answer%%;*} # a name of a cluster may follow
+echo "$number"
+log=${script%.sbatch}-$number${array:+_${array%%[-,:%]*}}.out # that of an array's first job
+echo "submit.sh: watch job $number with: tail -F ${log@Q}" >&2
+echo "submit.sh: cancel it with: scancel $number" >&2

@@ -31,10 +31,10 @@ def dry_run(tmp_path):
     for tool in ("bash", "dirname", "env", "grep", "id", "realpath"):
         (tmp_path / "bin" / tool).symlink_to(shutil.which(tool))
 
-    def words(*arguments, gpu=False, **environment) -> list[str]:
+    def words(*arguments, gpu=False, spelled=("--dry-run",), **environment) -> list[str]:
         if gpu:
             (tmp_path / "bin" / "nvidia-smi").symlink_to("/bin/true")
-        done = call("bash", SCRIPT, "--dry-run", *arguments, cwd=tmp_path,
+        done = call("bash", SCRIPT, *spelled, *arguments, cwd=tmp_path,
                     env={"PATH": str(tmp_path / "bin"), **environment})
         assert done.returncode == 0 and done.stderr == "", done.stderr
         return shlex.split(done.stdout)
@@ -56,6 +56,8 @@ def test_dry_run_shows_what_the_container_is_given(dry_run, tmp_path):
     assert words[-5:] == ["bigbatch", "launch/dgx1.sh", "launch/recipes/digits.flags", "--epochs=2",
                           "--output_dir=/output/mine"]
     assert not (tmp_path / "runs").exists()  # it is a dry run
+    assert words == dry_run(ROOT / "launch/recipes/digits.flags", "--epochs=2", "--output_dir=mine", "--dry_run",
+                            spelled=())
 
 
 @pytest.mark.parametrize("engine, option, value", [("docker", "--gpus", "all"),

@@ -51,8 +51,11 @@ def test_the_binding_is_shown():
     assert len(several) == 18 and [line.split()[1] for line in several[2:]] == list("0123456701234567")
 
 
-def test_dry_run_prints_the_plan_and_the_command():
-    done = launch("--dry-run", "-np", 4, "digits", "--epochs=3", "--batch_size=256")
+@pytest.mark.parametrize("words", [("--dry-run", "-np", 4, "digits", "--epochs=3", "--batch_size=256"),
+                                   ("-np", 4, "digits", "--epochs=3", "--batch_size=256", "--dry_run"),
+                                   ("-np", 4, "--dry_run", "digits", "--epochs=3", "--dry-run", "--batch_size=256")])
+def test_dry_run_prints_the_plan_and_the_command(words):
+    done = launch(*words)
     assert json.loads(done.stdout)["workers"] == 4 and json.loads(done.stdout)["epochs"] == 3
     words = done.stderr.replace("'", "").split()
     assert words[:5] == ["mpirun", "--bind-to", "none", "-np", "4"]

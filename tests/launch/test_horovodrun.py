@@ -208,9 +208,11 @@ def test_a_host_without_the_working_folder(hosts, left):
     assert done.returncode == 1 and f"h1: the folder {hosts.work}/here does not exist" in done.stderr
 
 
-def test_dry_run_prints_the_plan_and_the_command():
-    done = subprocess.run([SCRIPT, "-H", "a:8,b:8", "--dry-run", "digits", "--batch_size=256"], text=True,
-                          capture_output=True, timeout=60)
+@pytest.mark.parametrize("words", [("--dry-run", "digits", "--batch_size=256"),
+                                   ("digits", "--batch_size=256", "--dry_run"),
+                                   ("--dry_run", "digits", "--batch_size=256", "--dry-run")])
+def test_dry_run_prints_the_plan_and_the_command(words):
+    done = subprocess.run([SCRIPT, "-H", "a:8,b:8", *words], text=True, capture_output=True, timeout=60)
     assert json.loads(done.stdout)["workers"] == 16
     words = done.stderr.split()
     assert words[0].endswith("/python") and words[1:9] == ["-m", "distributed.gloo", "--gloo", "--disable-cache", "-np",

@@ -109,7 +109,8 @@ def test_workers_may_share_a_gpu_when_asked_to():
 def test_a_sound_machine_passes(kind, workers, tmp_path):
     done = run(kind, workers, "-m", "launch.preflight", f"--output_dir={tmp_path / 'new'}")
     assert done.returncode == 0, done.stderr
-    heading, line = done.stdout.splitlines()
+    heading, line, end = done.stdout.splitlines()
+    assert end == "all checks passed"
     row = dict(zip(heading.replace("shm GB", "shm").replace("disk GB", "disk").replace("clock s", "clock")
                    .replace("GB/s in host", "within").replace("GB/s between", "between").split(),
                    line.replace("MPI Gloo", "").split(), strict=True))
@@ -130,6 +131,7 @@ def test_what_is_wrong_ends_with_1_on_every_worker(tmp_path):
     done = run("mpirun", 2, "-m", "launch.preflight", f"--data_dir={tmp_path}", f"--output_dir={tmp_path / 'file'}")
     assert done.returncode == 1 and "missing" in done.stdout
     assert f"no dataset in {tmp_path}" in done.stderr and "Traceback" not in done.stderr
+    assert "passed" not in done.stdout
 
 
 def test_a_wrong_flag_is_2():

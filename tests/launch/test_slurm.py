@@ -1,9 +1,11 @@
 """launch/slurm on a real Slurm cluster of two emulated nodes."""
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -38,9 +40,13 @@ def undisturbed(slurm, tmp_path_factory):
 
 def submit(slurm, cwd, *arguments) -> str:
     """The number of the job."""
+    return submitted(slurm, cwd, *arguments).stdout.strip()
+
+
+def submitted(slurm, cwd, *arguments) -> subprocess.CompletedProcess:
     done = slurm.run(SUBMIT, *arguments, cwd=cwd)
     assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return done
 
 
 def job_output(cwd) -> str:
@@ -126,19 +132,26 @@ def test_a_job_that_is_preempted_signalled_and_loses_a_node_is_the_undisturbed_o
 
 
 def test_a_cancelled_job_does_not_come_back(slurm, tmp_path):
-    job = submit(slurm, tmp_path, *NODES, *TRAINING)
-    training_under_way(slurm, tmp_path, job)
-    slurm.run("scancel", job)
+    (cwd := tmp_path / "my runs").mkdir()
+    done = submitted(slurm, cwd, *NODES, *TRAINING)
+    job = done.stdout.strip()
+    training_under_way(slurm, cwd, job)
+    watch, cancel = (shlex.split(line.partition("with: ")[2]) for line in done.stderr.splitlines()[-2:])
+    assert watch[:2] == ["tail", "-F"] and "2 workers on" in Path(watch[2]).read_text()
+    assert cancel == ["scancel", job]
+    slurm.run(*cancel)
     slurm.wait_for_end(job, 60)
     time.sleep(8)  # longer than a requeued job waits
-    assert slurm.jobs(job)[0]["JobState"] == "CANCELLED", job_output(tmp_path)
+    assert slurm.jobs(job)[0]["JobState"] == "CANCELLED", job_output(cwd)
     assert slurm.run("squeue", "-h").stdout == ""
 
 
 def test_an_array_trains_a_seed_each(slurm, tmp_path):
-    job = submit(slurm, tmp_path, "--nodes=1", "--workers-per-node=1", "--no-preflight", "--array=3-4", *TRAINING,
-                 "--epochs=1")
+    done = submitted(slurm, tmp_path, "--nodes=1", "--workers-per-node=1", "--no-preflight", "--array=3-4", *TRAINING,
+                     "--epochs=1")
+    job = done.stdout.strip()
     ended = slurm.wait_for_end(job, 300)
+    assert Path(done.stderr.splitlines()[-2].split()[-1].strip("'")).is_file()
     assert [task["JobState"] for task in ended] == ["COMPLETED"] * 2, job_output(tmp_path)
     for seed in (3, 4):
         assert f"--seed={seed}" in (tmp_path / "runs" / f"slurm-{job}_{seed}" / "flags.txt").read_text()
@@ -199,12 +212,26 @@ def test_the_papers_clusters(tmp_path, nodes, gpus, recipe):
 def test_the_script_is_whole(slurm, tmp_path):
     """What --dry-run writes is what sbatch takes, with paths and flags that need quoting."""
     (cwd := tmp_path / "50% of \"my\" runs").mkdir()
-    submit(slurm, cwd, "--nodes=1", "--workers-per-node=1", "--no-preflight", "--dry-run", *TRAINING, "--epochs=1",
-           f"--output_dir={tmp_path}/a run's folder")
+    said = submitted(slurm, cwd, "--nodes=1", "--workers-per-node=1", "--no-preflight", "--dry-run", *TRAINING,
+                     "--epochs=1", f"--output_dir={tmp_path}/a run's folder").stderr
+    assert "to start at" in said and "on nodes node1" in said
+    assert slurm.run("squeue", "-h").stdout == ""
     [script] = (cwd / "runs" / "slurm").glob("*.sbatch")
     job = slurm.run("sbatch", "--parsable", script, cwd="/").stdout.strip()
     assert slurm.wait_for_end(job, 100)[0]["JobState"] == "COMPLETED" and "epoch 1/1" in job_output(cwd)
     assert len(rows(tmp_path / "a run's folder")) == 1
+
+
+@pytest.mark.parametrize("spelling", ["--dry_run", "--dry-run"])
+@pytest.mark.parametrize("before", [True, False])
+def test_a_dry_run_submits_nothing_however_it_is_spelled(slurm, tmp_path, spelling, before):
+    for nodes, code, answer in ((2, 0, "to start at"), (3, 1, "Slurm does not accept the job: ")):
+        words = [f"--nodes={nodes}", "--workers-per-node=1", "digits", "--batch_size=48"]
+        words.insert(0 if before else len(words), spelling)
+        done = slurm.run(SUBMIT, *words, cwd=tmp_path)
+        assert done.returncode == code and json.loads(done.stdout)["workers"] == nodes, done.stderr
+        assert answer in done.stderr.splitlines()[-1] and slurm.run("squeue", "-h").stdout == ""
+        assert spelling not in (tmp_path / "runs" / "slurm" / f"digits-{nodes}x1.sbatch").read_text()
 
 
 def test_a_container_is_started_by_pyxis(tmp_path):
