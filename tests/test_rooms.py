@@ -38,6 +38,7 @@ def make_train_step(*arguments, **options):
     def counted(*inputs):
         way.append([f"{frame.filename}:{frame.name}" for frame in traceback.extract_stack()])
         return step(*inputs)
+    counted.get_concrete_function = step.get_concrete_function
     return counted
 build.make_train_step, way = make_train_step, []
 code = train.main(["train.py", "--model=convnet", "--epochs=0.05", "--warmup=none", *sys.argv[1:]])
