@@ -1,9 +1,10 @@
 """Heartbeats: within half a minute, they name a worker that has stopped answering, and end the job.
 
-A frozen process, or one behind a pulled cable, blocks all others in a collective operation forever. Horovod's own
-stall check runs in the same exchange and is blocked, too. Each worker therefore has a thread that sends one datagram
-per second to rank 0, which answers. A worker that hears nothing from another for LIMIT seconds says so and exits. A
-worker that has never been heard, for example behind a firewall, is not reported.
+A frozen process, or one behind a pulled cable, blocks all others in a collective operation forever. Horovod's own stall
+check runs in the same exchange and is blocked, too. Each worker therefore has a thread that sends a datagram to rank 0
+each second, or every few seconds if there are thousands of workers, and rank 0 answers. A worker that hears nothing
+from another for LIMIT seconds says so and exits. A worker that has never been heard, for example behind a firewall, is
+not reported.
 """
 import contextlib
 import json
@@ -22,6 +23,7 @@ from distributed.world import World
 
 LIMIT = 20.0  # seconds; less than the 30 after which Gloo gives up without naming a worker
 INTERVAL = 1.0
+PER_SECOND = 1000  # heartbeats that rank 0 answers at most; more workers send them less often
 LARGEST = 2048  # bytes of a datagram
 
 
@@ -44,6 +46,7 @@ class Heartbeat:
         self._socket.settimeout(INTERVAL / 4)
         own = Meeting(("127.0.0.1", *_addresses()), self._socket.getsockname()[1], secrets.token_hex(8))
         self._meeting = world.broadcast(own, "heartbeat")
+        self._interval = max(INTERVAL, world.size / PER_SECOND)
         self._rank, self._heard, self._stopping = world.rank, {}, threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         if world.size > 1:
@@ -68,7 +71,7 @@ class Heartbeat:
                 continue
             if now - due > LIMIT / 4:  # this process was suspended, not the others
                 self._heard = {rank: (now, *others) for rank, (_, *others) in self._heard.items()}
-            due = now + INTERVAL
+            due = now + self._interval
             for address in self._targets() if self._rank else ():
                 self._send(word, (address, self._meeting.port))
             for rank, (last, host, pid, _) in self._heard.items():

@@ -13,7 +13,7 @@ from training.output_dir import has_checkpoints
 
 DIGITS, SMALL, LARGE = (RECIPES / name for name in ("digits.flags", "small_images.flags", "images.flags"))
 LARGE_SAMPLES = 10_000
-EPOCHS = ((100, 32), (1_000, 16), (LARGE_SAMPLES, 12))  # of sets with fewer samples than this
+EPOCHS = ((100, 28), (1_000, 16), (LARGE_SAMPLES, 12))  # of sets with fewer samples than this
 
 
 def default_recipe(values) -> tuple[Path, list[str]]:

@@ -1,6 +1,7 @@
 """Each format: what is written is read again, by Python and by DALI from any position; damage is refused."""
 import json
 import os
+import pickle
 import shutil
 import struct
 import subprocess
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from common.errors import UserError
 from data import formats, order
 from data.dataset import Split, open_dataset
-from data.formats import messages, recordio
+from data.formats import folder, messages, recordio
 
 MAGIC = struct.pack("<I", 0xced7230a)
 INDEXED = ("tfrecord", "recordio")
@@ -215,3 +216,20 @@ def test_files_are_mapped_unless_they_should_not_be(in_format, name, order, tmp_
         calls = [line for line in trace.read_text().splitlines() if f"{in_format(name)}/train" in line]
         found[mmap] = done.stdout, any("mmap(" in line for line in calls)
     assert found["auto"] == found["true"] == (found["false"][0], True) and not found["false"][1]
+
+
+def test_the_names_of_a_folder_are_sent_compressed(tmp_path):
+    """As many as in ImageNet: 1,000 classes of 1,281 images. Also names that are not UTF-8, and an empty class."""
+    for name in ("cat", "dog", "empty"):
+        (tmp_path / name).mkdir()
+    for name in ("cat/1.jpg", "dog/2.jpg", "dog/\udcff.jpg"):
+        (tmp_path / name).write_bytes(b"")
+    small = folder.Listing(tmp_path)
+    again = pickle.loads(pickle.dumps(small))
+    assert again.files == small.files and again.labels.tolist() == small.labels.tolist() == [0, 1, 1]
+    large = folder.Listing(tmp_path)
+    large.files = [f"n{number // 1281:08}/n{number // 1281:08}_{number * 7919 % 100_000}.JPEG"
+                   for number in range(1_281_000)]
+    large.labels = np.repeat(np.arange(1000), 1281)
+    sent = pickle.dumps(large)
+    assert len(sent) < 8e6 and pickle.loads(sent).files == large.files
