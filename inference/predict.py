@@ -7,12 +7,12 @@ import numpy as np
 import tensorflow as tf
 
 from common.errors import UserError, complain, one_line, reason
+from data.formats.folder import IMAGE_SUFFIXES
 from data.preparing.images import READ, Rejected, Rules, store
 from inference.preprocessing import preprocess
 from inference.trained import TOP, Trained
 
 BATCH_SIZE = 32
-SUFFIXES = {".jpg", ".jpeg", ".jpe", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".avif"}
 ENDING = "{} of {} images could not be read; the lines above name them"
 
 
@@ -26,7 +26,7 @@ def image_files(names) -> list[Path]:
         if not path.is_dir():
             found.append(path)
             continue
-        images = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file()
+        images = sorted(file for file in path.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file()
                         and not any(part.startswith(".") for part in file.relative_to(path).parts))
         if not images:
             raise UserError(f"--image: {path} contains no images; their names have to end in .jpg, .png or another "

@@ -33,11 +33,16 @@ def changed_flag(folder: Path, settings: Settings) -> tuple[str, str, str] | Non
 
 
 def check(settings: Settings) -> None:
-    """Raises UserError if a training cannot write to its --output_dir or cannot continue the run in it."""
+    """Raises UserError if a training cannot write to its --output_dir or cannot continue the run in it.
+
+    It creates nothing, because other errors may follow.
+    """
     if not settings.run.output_dir:
         return
     folder = Path(settings.run.output_dir).absolute()
-    create(folder)
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise UserError(f"--output_dir: {existing} is not a writable folder; choose another --output_dir")
     changed = changed_flag(folder, settings)
     if changed and settings.run.resume == "auto" and has_checkpoints(folder):
         name, before, now = changed

@@ -54,8 +54,8 @@ def has_images(folder: Path) -> bool:
 def conversion(folder: Path, *flags: str) -> str:
     """Returns the commands that prepare a folder of images with these flags of data.prepare, and train on it."""
     source, output = shlex.quote(str(folder)), shlex.quote(f"{folder}-prepared")
-    return (f"run `{' '.join((f'uv run python -m data.prepare --source={source} --output={output}', *flags))}`, then "
-            f"`uv run train.py --data_dir={output}`")
+    prepare = ["uv run python -m data.prepare", f"--source={source}", f"--output={output}", *flags]
+    return f"run `{' '.join(prepare)}`, then `uv run train.py --data_dir={output}`"
 
 
 class Listing:

@@ -78,9 +78,9 @@ def store(encoded: bytes, name: str, rules: Rules, measure: bool = False) -> Sto
 @functools.cache
 def _add_heic() -> None:
     """Adds HEIC, the format of phones, to what Pillow reads."""
-    import pillow_heif
+    import pi_heif
 
-    pillow_heif.register_heif_opener(decode_threads=1)  # each rank of data.prepare uses one core
+    pi_heif.register_heif_opener(decode_threads=1)  # each rank of data.prepare uses one core
 
 
 def added(histogram: list[int], other: list[int] | None) -> list[int]:
