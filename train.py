@@ -8,15 +8,15 @@
     uv run train.py --mode=predict --checkpoint=RUN/checkpoints --image=FILE
     uv run train.py --mode=verify --checkpoint=RUN/checkpoints
 """
-try:
-    import absl  # noqa: F401
-except ImportError:
-    raise SystemExit("train.py: this Python lacks the packages; start it with `uv run train.py`") from None
-
 from training.stopping import StopRequest
 
 if __name__ == "__main__":  # a request to stop may come while the modules below are imported, which takes seconds
     StopRequest().listen()
+
+try:
+    import absl  # noqa: F401
+except ImportError:
+    raise SystemExit("train.py: this Python lacks the packages; start it with `uv run train.py`") from None
 
 import gc
 import sys

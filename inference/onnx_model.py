@@ -44,8 +44,10 @@ def converted(trained: Trained):
         logging.getLogger(name).setLevel(logging.ERROR)
     frozen = convert_variables_to_constants_v2(trained.probabilities.get_concrete_function())
     [given], [result] = frozen.inputs, frozen.outputs
+    graph = frozen.graph.as_graph_def()
+    _make_added_scalars_vectors(graph)
     model, _ = tf2onnx.convert.from_graph_def(
-        frozen.graph.as_graph_def(), trained.model.name, [given.name], [result.name], OPSET,
+        graph, trained.model.name, [given.name], [result.name], OPSET,
         tensors_to_rename={given.name: INPUT, result.name: OUTPUT})
     for tensor in (*model.graph.input, *model.graph.output):
         tensor.type.tensor_type.shape.dim[0].dim_param = "batch"
@@ -53,3 +55,14 @@ def converted(trained: Trained):
                                         "enlarge": str(trained.enlarge)})
     onnx.checker.check_model(model)
     return model
+
+
+def _make_added_scalars_vectors(graph) -> None:
+    """Gives scalars that are added, as in MobileNetV3, the shape (1,): tf2onnx 1.17 fails on one after a convolution.
+
+    graph: a frozen tf.compat.v1.GraphDef, which is changed.
+    """
+    added = {name for node in graph.node if node.op == "AddV2" for name in node.input}
+    for node in graph.node:
+        if node.op == "Const" and node.name in added and not node.attr["value"].tensor.tensor_shape.dim:
+            node.attr["value"].tensor.tensor_shape.dim.add(size=1)

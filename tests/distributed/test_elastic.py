@@ -103,10 +103,15 @@ def test_a_rollback_outranks_the_steps_before_it(tmp_path):
     """A worker was lost while all committed a rollback: one has committed it, another not yet, and a third is new."""
     training = Training(flags.parse(["train.py", f"--output_dir={tmp_path}"]), None, None, None, None)
     training._recovery = SimpleNamespace(committed=SimpleNamespace(progress=Progress(step=12, rollbacks=1)))
-    world = SimpleNamespace(gather=lambda mine, name: [((0, 20), tmp_path, "h1"), mine, ((0, -1), tmp_path, "h3")])
-    assert training._agree_on_start(world)[0] == 1
+
+    def root_among(others_and) -> int | None:
+        world = SimpleNamespace(gather=lambda mine, name: others_and(mine))
+        state = SimpleNamespace(model=SimpleNamespace(name="convnet"))
+        return training._agree_on_start(SimpleNamespace(world=world, state=state))[0]
+
+    assert root_among(lambda mine: [((0, 20), tmp_path, "h1"), mine, ((0, -1), tmp_path, "h3")]) == 1
     training._recovery = None
-    assert training._agree_on_start(SimpleNamespace(gather=lambda mine, name: [mine]))[0] is None
+    assert root_among(lambda mine: [mine]) is None
 
 
 def test_a_torus_that_loses_a_worker_gets_another_grid(tmp_path):

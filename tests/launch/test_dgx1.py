@@ -78,7 +78,7 @@ def test_a_papers_exchange_comes_with_its_recipe():
     (["-np"], 2, "-np takes a number"),
     (["--gpus=3", "digits"], 2, "there is no option --gpus=3"),
     (["no-such"], 1, "there is no recipe no-such"),
-    (["-np", "2", "digits", "--optimizer=adam"], 2, "optimizer"),
+    (["-np", "2", "digits", "--optimizer=adagrad"], 2, "optimizer"),
     (["-np", "3", "digits"], 1, "is not divisible"),
     (["digits", "--data_dir=/nowhere"], 1, "/nowhere"),
 ])

@@ -233,7 +233,7 @@ def test_a_papers_exchange_comes_with_its_recipe():
     (["-H", "a:1,a:2", "digits"], 1, "host a is listed twice"),
     (["-H", "a:2", "-np", "3", "digits"], 1, "give a number from 1 to 2"),
     (["-H", "a:2", "no-such"], 1, "there is no recipe no-such"),
-    (["-H", "a:2", "digits", "--optimizer=adam"], 2, "optimizer"),
+    (["-H", "a:2", "digits", "--optimizer=adagrad"], 2, "optimizer"),
     (["-H", "a:2", "--stage-env", "disk", "--no-preflight", "digits"], 1, "takes the absolute path of a local disk"),
     (["--hostfile", "/nowhere", "digits"], 1, "/nowhere cannot be read"),
 ])

@@ -137,7 +137,7 @@ def test_apply_hands_the_job_to_kubectl(tmp_path):
     (["--workers=0", "--image=b", "digits"], 2, "0 is not a positive integer"),
     (["--workers=2", "digits"], 2, "--image"),
     (["--workers=2", "--image=b", "no-such"], 1, "there is no recipe no-such"),
-    (["--workers=2", "--image=b", "digits", "--optimizer=adam"], 2, "optimizer"),
+    (["--workers=2", "--image=b", "digits", "--optimizer=adagrad"], 2, "optimizer"),
     (["--workers=2", "--image=b", "--name=My_job", "digits"], 2, "--name takes lower-case letters"),
     (["--workers=7", "--image=b", "digits"], 1, "128 is not divisible by 7 workers"),
     (["--workers=2", "--image=b", "digits", "--workers_schedule=0:4"], 1, "needs 4 workers, but 2 are available"),

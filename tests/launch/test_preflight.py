@@ -128,14 +128,15 @@ def test_the_time_limit_grows_with_the_job():
 
 def test_what_is_wrong_ends_with_1_on_every_worker(tmp_path):
     (tmp_path / "file").touch()
-    done = run("mpirun", 2, "-m", "launch.preflight", f"--data_dir={tmp_path}", f"--output_dir={tmp_path / 'file'}")
+    done = run("mpirun", 2, "-m", "launch.preflight", "--flagfile=launch/recipes/digits.flags",
+               f"--data_dir={tmp_path}", f"--output_dir={tmp_path / 'file'}")
     assert done.returncode == 1 and "missing" in done.stdout
     assert f"no dataset in {tmp_path}" in done.stderr and "Traceback" not in done.stderr
     assert "passed" not in done.stdout
 
 
 def test_a_wrong_flag_is_2():
-    done = run("python", 1, "-m", "launch.preflight", "--optimizer=adam")
+    done = run("python", 1, "-m", "launch.preflight", "--optimizer=adagrad")
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
 
 
