@@ -39,10 +39,15 @@ GRACE = 15  # seconds that horovodrun has to end its workers
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises UsageError instead of exiting."""
+    """Raises UsageError instead of exiting. Its --dry-run may also stand after the recipe, as in launch/common.sh."""
 
     def error(self, message):
         raise UsageError(message)
+
+    def parse(self, argv) -> argparse.Namespace:
+        """Returns the options of a command line that has --dry-run."""
+        words = [word for word in argv[1:] if word not in DRY_RUN]
+        return self.parse_args(words if len(words) == len(argv) - 1 else ["--dry-run", *words])
 
 
 def main(argv) -> int:
@@ -103,8 +108,7 @@ def _options(argv):
                         help="print the plan, and the command on standard error; also after the recipe")
     parser.add_argument("recipe", help="file of flags, or its name in launch/recipes")
     parser.add_argument("flags", nargs=argparse.REMAINDER, help="flags of train.py, which override the recipe")
-    words = [word for word in argv[1:] if word not in DRY_RUN]  # as in launch/common.sh
-    return parser.parse_args(words if len(words) == len(argv) - 1 else ["--dry-run", *words])
+    return parser.parse(argv)
 
 
 def _hosts(options):

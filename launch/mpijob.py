@@ -47,8 +47,9 @@ def run(options) -> int:
     options.slots_per_worker = options.slots_per_worker or options.gpus_per_worker or 1
     workers = workers_now(settings, options.workers * options.slots_per_worker)
     planned = [f"--workers={workers}", f"--workers_per_node={options.slots_per_worker}", f"--train_samples={SAMPLES}"]
-    if code := subprocess.call([sys.executable, str(ROOT / "train.py"), *arguments, "--dry_run", *planned],
-                               stdout=subprocess.DEVNULL):
+    code = subprocess.call([sys.executable, str(ROOT / "train.py"), *arguments, "--dry_run", *planned],
+                           stdout=None if options.dry_run else subprocess.DEVNULL)
+    if code or options.dry_run and not options.apply:
         return code
     is_own = not recipe.is_relative_to(RECIPES)
     path = f"{RECIPE}/{recipe.name}" if is_own else str(recipe.relative_to(ROOT))
@@ -58,7 +59,8 @@ def run(options) -> int:
     if not options.apply:
         print(text, end="")
         return 0
-    return subprocess.run(["kubectl", "apply", "--filename=-"], input=text, text=True).returncode
+    ask = ["--dry-run=server"] if options.dry_run else []
+    return subprocess.run(["kubectl", "apply", "--filename=-", *ask], input=text, text=True).returncode
 
 
 def _options(argv):
@@ -74,9 +76,11 @@ def _options(argv):
     parser.add_argument("--rdma", metavar="RESOURCE", help="resource of the network cards, such as rdma/ib")
     parser.add_argument("--no-preflight", action="store_true", help="do not check the pods first")
     parser.add_argument("--apply", action="store_true", help="submit the job with kubectl instead of printing it")
+    parser.add_argument("--dry-run", "--dry_run", action="store_true", help="print the plan instead; with --apply, also "
+                        "ask the cluster whether it would take the job")
     parser.add_argument("recipe", help="file of flags, or its name in launch/recipes")
     parser.add_argument("flags", nargs=argparse.REMAINDER, help="flags of train.py, which override the recipe")
-    return parser.parse_args(argv[1:])
+    return parser.parse(argv)
 
 
 def manifests(options, name: str, recipe: Path | None, arguments: list[str]) -> list[dict]:

@@ -125,6 +125,10 @@ def test_apply_hands_the_job_to_kubectl(tmp_path):
     done = submit("--apply", *arguments, PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert (done.returncode, done.stdout) == (3, "apply --filename=-\n")
     assert (tmp_path / "applied").read_text() == submit(*arguments).stdout != ""
+    done = submit("--apply", *arguments, "--dry_run", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.returncode == 3 and done.stdout.endswith("\napply --filename=- --dry-run=server\n")
+    done = submit("--dry-run", *arguments)
+    assert done.returncode == 0 and json.loads(done.stdout)["workers"] == 2
     (tmp_path / "bin").mkdir()
     for tool in ("bash", "dirname", "env", "grep", "id"):
         (tmp_path / "bin" / tool).symlink_to(f"/usr/bin/{tool}")
