@@ -1,10 +1,14 @@
 """Slow workers are named: simulated ones, and real ones whose computation or data take longer."""
+import contextlib
 import re
+import time
 
 import numpy as np
+import psutil
 import pytest
-from conftest import ROOT, rows, train
+from conftest import ROOT, rows, start, train, trainers
 
+from tests.rigs.trainings import wait_for
 from training.breakdown import StepTimes, WorkerTimes
 from training.slow import SlowWorkers
 
@@ -128,6 +132,24 @@ def test_a_real_worker_that_is_slow_is_named(slow_part, said, tmp_path):
     assert [line for line in done.stderr.splitlines() if "than the median" in line] == [
         f"train.py: warning: {one}" for one in named]
     assert named[-1] in (folder / "report.html").read_text()
+
+
+@pytest.mark.campaign
+def test_a_worker_that_is_suspended_again_and_again_is_named(tmp_path):
+    """Its process gets 60 % of the time, as under a quota."""
+    folder = tmp_path / "run"
+    launcher = start(folder, 2, [*FLAGS, "--epochs=6"])
+    wait_for(lambda: (folder / "steps.jsonl").exists(), launcher)
+    slow = trainers(launcher)[1]
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while launcher.poll() is None:
+            slow.suspend()
+            time.sleep(0.04)
+            slow.resume()
+            time.sleep(0.06)
+    assert launcher.wait(60) == 0
+    named = [sentence for row in rows(folder, "times.jsonl") for sentence in row["slow"]]
+    assert named and all(one.startswith("rank 1 on ") for one in named), named
 
 
 @pytest.mark.campaign  # on a busy machine, one can be slow

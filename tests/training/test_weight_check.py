@@ -29,6 +29,16 @@ def flipped(self, next_step):
 pending.Pending.settle_before = flipped
 sys.exit(train.main(["train.py", *sys.argv[5:]]))
 """
+VARIED = (  # each training of the campaign has one of each
+    ([], ["--model=resnet20", "--batch_norm_span=6"]),
+    (["--optimizer=lars"], ["--optimizer=lamb", "--learning_rate=0.002"], ["--optimizer=sgd", "--learning_rate=0.01"],
+     ["--optimizer=adamw", "--learning_rate=0.002"]),
+    ([], ["--precision=mixed_bfloat16"], ["--precision=mixed_float16"]),
+    ([], ["--compression=fp16"], ["--allreduce=torus"]),
+    ([], ["--micro_batch_size=6"]),
+    ([], ["--ema_decay=0.9"]),
+    ([], ["--deterministic"]),
+)
 SMALL = (DIGITS, "--model=convnet", "--epochs=4", "--batch_size=64", "--augmentation=none")
 
 
@@ -112,6 +122,12 @@ def test_other_variables_are_compared_at_the_end():
     assert done.stdout.count("same: True") == 2
 
 
-def test_trainings_without_a_fault_are_silent(tmp_path):
-    done = train(*SMALL, "--epochs=2", f"--output_dir={tmp_path}", kind="mpirun", workers=2)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.campaign) for seed in range(1, 50))])
+def test_trainings_without_a_fault_are_silent(seed, tmp_path):
+    """Whatever their settings are."""
+    random = np.random.default_rng(seed)
+    chosen = [flag for flags in VARIED for flag in flags[random.integers(len(flags))]] if seed else []
+    workers = int(random.integers(2, 5)) if seed else 2
+    done = train(*SMALL, "--epochs=2", "--batch_size=72", *chosen, f"--output_dir={tmp_path}", kind="mpirun",
+                 workers=workers)
     assert "differ" not in done.stderr
