@@ -62,7 +62,8 @@ class Heartbeat:
         self._socket.close()
 
     def _beat(self):
-        word = {"word": self._meeting.word, "rank": self._rank, "host": socket.gethostname(), "pid": os.getpid()}
+        word = json.dumps({"word": self._meeting.word, "rank": self._rank, "host": socket.gethostname(),
+                           "pid": os.getpid()}).encode()
         due = time.monotonic()
         while not self._stopping.is_set():
             self._listen(word)
@@ -94,7 +95,7 @@ class Heartbeat:
 
     def _send(self, word, target):
         with contextlib.suppress(OSError):  # the network is down: the other side notices the silence
-            self._socket.sendto(json.dumps(word).encode(), target)
+            self._socket.sendto(word, target)
 
 
 @contextlib.contextmanager

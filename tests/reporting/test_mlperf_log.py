@@ -2,6 +2,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ from conftest import ROOT, rows, train
 from mlperf_logging.compliance_checker import mlp_compliance
 
 from common.errors import UserError
+from reporting import mlperf_log
 from reporting.mlperf_log import PREFIX, MLPerfLog
 from reporting.observer import Evaluation, RunInfo
 from reporting.run_folder import RunFolder
@@ -47,6 +49,12 @@ def run_info(*given: str, steps: int = 0, evaluations: int = 0) -> RunInfo:
     plan = plan_for(settings, 2, 2, samples).as_json()
     progress = SimpleNamespace(step=steps, evaluations=evaluations)
     return RunInfo(Path(), plan, settings.given, "", None, dataset, {"host": 2}, progress)
+
+
+@pytest.fixture(autouse=True)
+def started_now(monkeypatch):
+    """As a training has. The checker allows half an hour from a process's start to its first update."""
+    monkeypatch.setattr(mlperf_log.psutil.Process, "create_time", lambda process: time.time() - 1)
 
 
 def logged(log: Path, *top1s: float, given=CLOSED, before: int = 0) -> MLPerfLog:
