@@ -1,4 +1,5 @@
 """The networks of tf.keras.applications with Bigbatch's layers, against Keras's own networks."""
+import shutil
 import sys
 
 import numpy as np
@@ -111,12 +112,14 @@ def test_without_a_network_an_error_says_what_to_do(monkeypatch, tmp_path):
 
 
 def test_a_network_of_keras_is_trained_and_resumed_to_the_bit(tmp_path):
-    """On two workers, with dropout, AdamW and common statistics. The second run stops after an epoch and goes on."""
+    """On two workers, with dropout, AdamW and common statistics. One worker goes on from the first epoch's checkpoint."""
     flags = ("--model=keras:MobileNetV3Small", "--image_size=32", "--optimizer=adamw", "--learning_rate=0.001",
              "--weight_decay=0.01", "--exclude=gamma,beta,bias", "--batch_size=240", "--micro_batch_size=60",
              "--batch_norm_span=60", "--deterministic", "--warmup=none", "--augmentation=none", "--epochs=2")
-    train(*flags, f"--output_dir={tmp_path}/one", kind="mpirun", workers=2)
-    train(*flags, "--stop_at_target", "--target_top1=0.0001", f"--output_dir={tmp_path}/two", kind="mpirun", workers=2)
-    train(*flags, f"--output_dir={tmp_path}/two")
+    train(*flags, "--checkpoint_every=1", f"--output_dir={tmp_path}/one", kind="mpirun", workers=2)
+    shutil.copytree(tmp_path / "one", tmp_path / "two", symlinks=True)
+    shutil.rmtree(max((tmp_path / "two" / "checkpoints").glob("step-*")))
+    resumed = train(*flags, f"--output_dir={tmp_path}/two").stderr
+    assert "epoch 2/2" in resumed and "epoch 1/2" not in resumed
     assert not differences(tmp_path / "one", tmp_path / "two")
     assert len(rows(tmp_path / "two")) == 2
