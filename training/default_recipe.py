@@ -13,7 +13,7 @@ from training.output_dir import has_checkpoints
 
 DIGITS, SMALL, LARGE = (RECIPES / name for name in ("digits.flags", "small_images.flags", "images.flags"))
 LARGE_SAMPLES = 10_000
-EPOCHS = ((100, 28), (1_000, 16), (LARGE_SAMPLES, 12))  # of sets with fewer samples than this
+EPOCHS = ((100, 24), (1_000, 16), (LARGE_SAMPLES, 12))  # of sets with fewer samples than this
 
 
 def default_recipe(values) -> tuple[Path, list[str]]:
@@ -39,13 +39,13 @@ def default_recipe(values) -> tuple[Path, list[str]]:
 def fitted(samples: int, epochs: float | None = None) -> list[str]:
     """Returns the flags that small_images.flags leaves to the number of training samples.
 
-    A batch is at most an eighth of them. Larger sets need fewer epochs. There are about eight evaluations.
+    A batch is at most an eighth of them. Larger sets need fewer epochs. There are about six evaluations.
 
     epochs: number that the user has chosen, or None.
     """
     batch = min(32 if samples >= 1_000 else 16, 2 ** int(math.log2(max(1, samples // 8))))
     epochs = epochs or next(epochs for most, epochs in EPOCHS if samples < most)
-    return [f"--batch_size={batch}", f"--epochs={epochs:g}", f"--evaluate_every={max(1, int(epochs) // 8)}"]
+    return [f"--batch_size={batch}", f"--epochs={epochs:g}", f"--evaluate_every={max(1, int(epochs) // 6)}"]
 
 
 def of_initial_weights(values) -> list[str]:

@@ -28,7 +28,7 @@ def photos(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("samples", "recipe", "batch", "epochs"), [
-    (3, "small_images", 1, 28), (30, "small_images", 2, 28), (99, "small_images", 8, 28),
+    (3, "small_images", 1, 24), (30, "small_images", 2, 24), (99, "small_images", 8, 24),
     (300, "small_images", 16, 16), (3_000, "small_images", 32, 12), (9_999, "small_images", 32, 12),
     (10_000, "images", 256, 90), (1_281_167, "images", 256, 90)])
 def test_the_recipe_fits_the_number_of_images(samples, recipe, batch, epochs, photos):
@@ -59,7 +59,7 @@ def test_the_defaults_train_and_a_resume_reads_them_back(photos, tmp_path):
     first = run(*command, "--stop_at_target", "--target_top1=0.01", cold=True)
     assert first.returncode == 0, first.stderr
     lines = first.stderr.splitlines()
-    assert f"recipe: {ROOT}/launch/recipes/small_images.flags --batch_size=2 --epochs=28 --evaluate_every=3" in lines
+    assert f"recipe: {ROOT}/launch/recipes/small_images.flags --batch_size=2 --epochs=24 --evaluate_every=4" in lines
     assert any(line.startswith("forecast: about ") and line.endswith("CPU cores") for line in lines)
     assert max(map(len, (line for line in lines if line.startswith("epoch ")))) <= 80
     settings = parsed(*command[3:])
