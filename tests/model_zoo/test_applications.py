@@ -112,7 +112,7 @@ def test_without_a_network_an_error_says_what_to_do(monkeypatch, tmp_path):
 
 
 def test_a_network_of_keras_is_trained_and_resumed_to_the_bit(tmp_path):
-    """On two workers, with dropout, AdamW and common statistics. One worker goes on from the first epoch's checkpoint."""
+    """On two workers, with dropout, AdamW and common statistics. One goes on from the first epoch's checkpoint."""
     flags = ("--model=keras:MobileNetV3Small", "--image_size=32", "--optimizer=adamw", "--learning_rate=0.001",
              "--weight_decay=0.01", "--exclude=gamma,beta,bias", "--batch_size=240", "--micro_batch_size=60",
              "--batch_norm_span=60", "--deterministic", "--warmup=none", "--augmentation=none", "--epochs=2")

@@ -30,14 +30,12 @@ pending.Pending.settle_before = flipped
 sys.exit(train.main(["train.py", *sys.argv[5:]]))
 """
 VARIED = (  # each training of the campaign has one of each
-    ([], ["--model=resnet20", "--batch_norm_span=6"]),
-    (["--optimizer=lars"], ["--optimizer=lamb", "--learning_rate=0.002"], ["--optimizer=sgd", "--learning_rate=0.01"],
-     ["--optimizer=adamw", "--learning_rate=0.002"]),
-    ([], ["--precision=mixed_bfloat16"], ["--precision=mixed_float16"]),
-    ([], ["--compression=fp16"], ["--allreduce=torus"]),
-    ([], ["--micro_batch_size=6"]),
-    ([], ["--ema_decay=0.9"]),
-    ([], ["--deterministic"]),
+    (["--optimizer=lars"], ["--optimizer=sgd", "--learning_rate=0.01"],
+     *([f"--optimizer={name}", "--learning_rate=0.002"] for name in ("lamb", "adamw"))),
+    (["--precision=float32"], ["--precision=mixed_bfloat16"]),
+    (["--compression=none"], ["--compression=fp16"], ["--allreduce=torus"], ["--deterministic"]),
+    (["--micro_batch_size=18"], ["--micro_batch_size=6"]),
+    (["--ema_decay=0"], ["--ema_decay=0.9"]),
 )
 SMALL = (DIGITS, "--model=convnet", "--epochs=4", "--batch_size=64", "--augmentation=none")
 
@@ -126,8 +124,8 @@ def test_other_variables_are_compared_at_the_end():
 def test_trainings_without_a_fault_are_silent(seed, tmp_path):
     """Whatever their settings are."""
     random = np.random.default_rng(seed)
-    chosen = [flag for flags in VARIED for flag in flags[random.integers(len(flags))]] if seed else []
-    workers = int(random.integers(2, 5)) if seed else 2
-    done = train(*SMALL, "--epochs=2", "--batch_size=72", *chosen, f"--output_dir={tmp_path}", kind="mpirun",
-                 workers=workers)
+    chosen = [flag for flags in VARIED for flag in flags[random.integers(len(flags))]]
+    workers = int(random.choice([2, 4]))
+    done = train(*SMALL, "--epochs=2", "--batch_size=72", "--warmup=none", *chosen, f"--output_dir={tmp_path}",
+                 kind="mpirun", workers=workers)
     assert "differ" not in done.stderr
