@@ -49,7 +49,7 @@ def run(options) -> int:
     planned = [f"--workers={workers}", f"--workers_per_node={options.slots_per_worker}", f"--train_samples={SAMPLES}"]
     code = subprocess.call([sys.executable, str(ROOT / "train.py"), *arguments, "--dry_run", *planned],
                            stdout=None if options.dry_run else subprocess.DEVNULL)
-    if code or options.dry_run and not options.apply:
+    if code or (options.dry_run and not options.apply):
         return code
     is_own = not recipe.is_relative_to(RECIPES)
     path = f"{RECIPE}/{recipe.name}" if is_own else str(recipe.relative_to(ROOT))
@@ -76,8 +76,8 @@ def _options(argv):
     parser.add_argument("--rdma", metavar="RESOURCE", help="resource of the network cards, such as rdma/ib")
     parser.add_argument("--no-preflight", action="store_true", help="do not check the pods first")
     parser.add_argument("--apply", action="store_true", help="submit the job with kubectl instead of printing it")
-    parser.add_argument("--dry-run", "--dry_run", action="store_true", help="print the plan instead; with --apply, also "
-                        "ask the cluster whether it would take the job")
+    parser.add_argument("--dry-run", "--dry_run", action="store_true", help="print the plan instead; with --apply, "
+                        "also ask the cluster whether it would take the job")
     parser.add_argument("recipe", help="file of flags, or its name in launch/recipes")
     parser.add_argument("flags", nargs=argparse.REMAINDER, help="flags of train.py, which override the recipe")
     return parser.parse(argv)
