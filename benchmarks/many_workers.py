@@ -9,23 +9,20 @@ which a worker computes the order of an epoch, next to those of a bare permutati
 import contextlib
 import json
 import pickle
-import resource
 import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 
+from benchmarks.groups import CLASSES, SAMPLES, imagenet
 from common.files import as_json
 from data import order
-from data.dataset import Split
 from data.formats.folder import Listing
-from distributed.heartbeat import PER_SECOND, Heartbeat
+from distributed.heartbeat import LARGEST, PER_SECOND, Heartbeat
 
-WORKERS, SAMPLES, CLASSES, SHARDS = 3_456, 1_281_167, 1_000, 1_024
-SECONDS = 10
+WORKERS, SECONDS = 3_456, 10
 SENDER = """
 import json, socket, sys, time
 
@@ -55,14 +52,17 @@ class Rank0:
 
 
 def cpu_seconds(port: int, word: str, work) -> float:
-    """Returns the processor seconds of this process while another sends PER_SECOND datagrams to a port."""
+    """Returns the processor seconds of this process while another sends PER_SECOND heartbeats to a port.
+
+    word: that of the job. work: called with the sending process, until it has ended.
+    """
     arguments = json.dumps([word, port, WORKERS, PER_SECOND, SECONDS])
     sender = subprocess.Popen([sys.executable, "-c", SENDER, arguments])
-    before = resource.getrusage(resource.RUSAGE_SELF)
+    before = time.process_time()
     work(sender)
-    after = resource.getrusage(resource.RUSAGE_SELF)
+    spent = time.process_time() - before
     assert sender.wait() == 0
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return spent
 
 
 def heartbeats() -> dict:
@@ -77,7 +77,7 @@ def heartbeats() -> dict:
         def answer(sender):
             while sender.poll() is None:
                 with contextlib.suppress(OSError):
-                    bare.sendto(*bare.recvfrom(2048))
+                    bare.sendto(*bare.recvfrom(LARGEST))
 
         theirs = cpu_seconds(bare.getsockname()[1], "", answer)
     return {"heartbeats_cpu": ours / SECONDS, "over_bare_datagrams": ours / theirs}
@@ -97,9 +97,7 @@ def listing() -> dict:
 
 
 def epoch_order() -> dict:
-    sizes = np.bincount(np.arange(SAMPLES) * SHARDS // SAMPLES)
-    split = Split("tfrecord", tuple(Path(f"{number}") for number in range(SHARDS)), tuple(sizes.tolist()))
-    ours, theirs = [], []
+    split, ours, theirs = imagenet(), [], []
     for epoch in range(5):
         begin = time.perf_counter()
         order.permutation(split, 1, epoch)

@@ -94,8 +94,8 @@ def workers(hosts: Sequence[str], times: Sequence[Sequence[float]]) -> str:
         strips.append(
             f'<svg style="width:{width}px" viewBox="0 0 {width} {CELL + 18}" role="img" aria-label="workers on '
             f'{html.escape(host)}">{cells}<text x="0" y="{CELL + 11}">{html.escape(host)}</text></svg>')
-    key = _key(1000 * low, 1000 * high).replace("(", "ms (")
-    return figure("Own step time of each worker, by host", f'<div class="side">{"".join(strips)}</div>{key}', [])
+    return figure("Own step time of each worker, by host",
+                  f'<div class="side">{"".join(strips)}</div>{_key(1000 * low, 1000 * high, "ms ")}', [])
 
 
 def _map(title, width, height, body, key="") -> str:
@@ -113,8 +113,8 @@ def _shade(value, low, high) -> str:
     return SHADES[min(len(SHADES) - 1, int(part * len(SHADES)))]
 
 
-def _key(low, high) -> str:
+def _key(low, high, unit="") -> str:
     boxes = "".join(f'<rect x="{16 * place}" width="16" height="12" fill="{shade}"/>'
                     for place, shade in enumerate(SHADES))
     return (f'<p class="key">{number(low)} <svg aria-hidden="true" viewBox="0 0 {16 * len(SHADES)} 12">{boxes}</svg> '
-            f"{number(high)} (logarithmic)</p>")
+            f"{number(high)} {unit}(logarithmic)</p>")

@@ -97,7 +97,8 @@ class Pending:
             if problem := self._job.divergence(found.loss, found.norms):
                 raise Diverged(problem, step.number, step.epoch, step.learning_rate)
             if differ(found.digits, self._job.world.size):
-                raise WeightsDiffer(self._differing_weights(), step.number, step.epoch, self._equal_after)
+                where = differing_weights(self._job.world, named("model", self._job.state.model.variables))
+                raise WeightsDiffer(where, step.number, step.epoch, self._equal_after)
             if step.timed:
                 self._equal_after = step.number
             for observer in self._observers:
@@ -105,6 +106,3 @@ class Pending:
                                      found.loss, found.top1, waits, {} if step.number else self._job.layers()))
             signals += found.signals
         return signals
-
-    def _differing_weights(self) -> str:
-        return differing_weights(self._job.world, named("model", self._job.state.model.variables))

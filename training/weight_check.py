@@ -47,14 +47,12 @@ def differ(sums: np.ndarray, workers: int) -> bool:
 
 def differing_weights(world: World, weights: dict[str, tf.Variable]) -> str:
     """Returns which ranks have other weights than most, and in which variables. All ranks have to call it."""
-    own = {name: hashlib.blake2b(variable.numpy().tobytes(), digest_size=8).digest()
-           for name, variable in weights.items()}
+    own = tuple(hashlib.blake2b(variable.numpy().tobytes(), digest_size=8).digest() for variable in weights.values())
     everyone = world.gather((socket.gethostname(), own), "differing weights")
-    [(usual, count)] = Counter(tuple(digests.values()) for _, digests in everyone).most_common(1)
-    others = [(rank, host, digests) for rank, (host, digests) in enumerate(everyone)
-              if tuple(digests.values()) != usual]
-    names = [name for number, name in enumerate(own)
-             if any([*digests.values()][number] != usual[number] for *_, digests in others)]
+    [(usual, count)] = Counter(digests for _, digests in everyone).most_common(1)
+    others = [(rank, host, digests) for rank, (host, digests) in enumerate(everyone) if digests != usual]
+    names = [name for name, *found in zip(weights, usual, *(digests for *_, digests in others), strict=True)
+             if len({*found}) > 1]
     ranks = ", ".join(f"rank {rank} on {host}" for rank, host, _ in others[:SHOWN])
     more = f" and {len(others) - SHOWN} more ranks" if len(others) > SHOWN else ""
     listed = names[0] + (f" and {len(names) - 1} more variables" if len(names) > 1 else "")

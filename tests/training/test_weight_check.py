@@ -29,7 +29,7 @@ def flipped(self, next_step):
 pending.Pending.settle_before = flipped
 sys.exit(train.main(["train.py", *sys.argv[5:]]))
 """
-VARIED = (  # each training of the campaign has one of each
+VARIED = (  # a training without a fault has one of each
     (["--optimizer=lars"], ["--optimizer=sgd", "--learning_rate=0.01"],
      *([f"--optimizer={name}", "--learning_rate=0.002"] for name in ("lamb", "adamw"))),
     (["--precision=float32"], ["--precision=mixed_bfloat16"]),
