@@ -6,7 +6,6 @@
     uv run train.py --mode=evaluate --checkpoint=RUN/checkpoints
     uv run train.py --mode=export --checkpoint=RUN/checkpoints --output_dir=FOLDER
     uv run train.py --mode=predict --checkpoint=RUN/checkpoints --image=FILE
-    uv run train.py --mode=verify --checkpoint=RUN/checkpoints
 """
 from training.stopping import StopRequest
 
@@ -47,14 +46,14 @@ def main(argv) -> int:
     with command.shell("train.py", barrier=finish) as ending, command.json_only_on_stdout(), explain_horovods_errors():
         settings = flags.parse(argv)
         run = settings.run
+        if settings.without_effect and launcher.launched().rank == 0:
+            complain("; ".join(settings.without_effect))
         if run.timeline and not Path(run.timeline).parent.is_dir():
             raise UserError(f"--timeline: the folder of {run.timeline} does not exist; create it first")
         if run.dry_run:
             dry_run(settings)
         elif run.mode == "train":
             finish(train(settings))
-        elif run.mode == "verify":
-            ending.code = verify(settings)
         elif run.mode == "evaluate":
             evaluate(settings)
         else:
@@ -80,15 +79,6 @@ def train(settings: Settings) -> dict:
 
     attempt = make_training(settings, dataset, plan, stop)
     return attempt()
-
-
-def verify(settings: Settings) -> int:
-    """Trains a part of a run again and prints whether the result is the recorded one; returns the exit code."""
-    from training.verify import verified
-
-    result = verified(settings, train)
-    finish(result)
-    return ExitCode.DONE if result["reproduced"] else ExitCode.WRONG
 
 
 def evaluate(settings: Settings) -> None:

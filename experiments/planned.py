@@ -14,7 +14,7 @@ from common.files import write_atomically
 from common.flags import flag
 from common.recipe_file import RECIPES, flags_in
 from data import named
-from experiments.cached_run import Result
+from experiments.trainings import Result, all_flags, passed_on
 from training import flags as train_flags
 from training.output_dir import changed_flag
 from training.plan import plan_for
@@ -88,22 +88,13 @@ class Planned:
                 "diverged": result.diverged_at is not None, **asdict(result), "folder": self.name}
 
 
-def all_flags():
-    """Returns this command's own flags and those of train.py that it does not replace."""
-    values, others = flags.define(Options), train_flags.define()
-    for name in others:
-        if name not in values:
-            values[name] = others[name]
-    return values
-
-
 def read(argv: Sequence[str]) -> tuple[Options, list[str], list[dict[str, str]]]:
     """Reads a command line: (options, flags of train.py for all runs, swept flags of each combination).
 
     Raises UsageError, also for a line of --runs, and OSError if there is no such file.
     """
     recipes, given = train_flags.recipes_first(argv[1:])
-    values = flags.read(all_flags(), [argv[0], *given])
+    values = flags.read(all_flags(Options), [argv[0], *given])
     options = flags.parsed(values, Options)
     if not (options.sweep or options.runs or options.search_rate) and options.seeds == 1:
         raise UsageError("there is nothing to sweep; give --sweep=FLAG=VALUES, such as --sweep=learning_rate=5,10,20, "
@@ -114,9 +105,6 @@ def read(argv: Sequence[str]) -> tuple[Options, list[str], list[dict[str, str]]]
         raise UsageError(f"--mode={values.mode}: a sweep only trains; remove it")
     if values["data_dir"].present:
         values.data_dir = named.absolute(values.data_dir)
-    ours = {*flags.names(Options)}
-    common = [line for group in GROUPS.values() for name in flags.names(group) if name not in ours
-              and values[name].present for line in values[name].serialize().splitlines()]
     lines = lines_of(options.runs) if options.runs else [{}]
     for name, _ in options.sweep:
         if any(name in line for line in lines):
@@ -124,7 +112,8 @@ def read(argv: Sequence[str]) -> tuple[Options, list[str], list[dict[str, str]]]
     if options.search_rate and "learning_rate" in dict(options.sweep):
         raise UsageError("--search_rate searches the learning rate; remove --sweep=learning_rate")
     crossed = itertools.product(*([(name, one) for one in listed] for name, listed in options.sweep))
-    return options, [*recipes, *common], [line | dict(one) for line, one in itertools.product(lines, crossed)]
+    common = [*recipes, *passed_on(values, Options)]
+    return options, common, [line | dict(one) for line, one in itertools.product(lines, crossed)]
 
 
 @functools.cache

@@ -36,8 +36,8 @@ from pathlib import Path
 from common import command, flags
 from common.errors import UsageError, UserError
 from common.files import as_json, locked
-from experiments.cached_run import Result, train_once
-from experiments.planned import Options, Planned, all_flags, planned, read, settings_of, write_flags
+from experiments.planned import Options, Planned, planned, read, settings_of, write_flags
+from experiments.trainings import Result, all_flags, train_once
 from optim.schedules import Piecewise
 from reporting.observer import top1_of
 from reporting.sweep import write_sweep
@@ -177,7 +177,7 @@ def described(result: Result) -> str:
 def main(argv) -> int:
     """Runs a command line; returns the exit code."""
     if command.asks_for_help(argv):
-        command.print_help(__doc__, *flags.described(all_flags(), flags.names(Options)), "",
+        command.print_help(__doc__, *flags.described(all_flags(Options), flags.names(Options)), "",
                            "`uv run train.py --helpfull` lists the flags of train.py.")
         return 0
     with command.shell("experiments.sweep") as ending:

@@ -24,6 +24,10 @@ OPTIMIZERS = {
     "adam": OptimizerInfo("optim.adam", "AdamW", ()),
     "adamw": OptimizerInfo("optim.adam", "AdamW", ("weight_decay", "exclude")),
 }
+FLAGS = {  # option of an optimizer -> the flags of train.py that matter only with it
+    "momentum": ("momentum", "momentum_schedule", "momentum_correction"), "weight_decay": ("weight_decay",),
+    "trust_coefficient": ("trust_coefficient",), "epsilon": ("lars_epsilon",), "exclude": ("exclude",),
+    "nesterov": ("nesterov",), "clip": ("lars_clip",)}
 
 
 def create_optimizer(name: str, learning_rate: float, **options):

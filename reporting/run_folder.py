@@ -212,13 +212,16 @@ class RunData:
     noise: list[dict] = field(default_factory=list)
 
     @classmethod
-    def read(cls, folder) -> "RunData":
-        """Names what is damaged on standard error and skips it. Raises UserError if the folder is not that of a run."""
+    def read(cls, folder, reader: str = "reporting.report") -> "RunData":
+        """Names what is damaged on standard error and skips it. Raises UserError if the folder is not that of a run.
+
+        reader: name of the program that reads it.
+        """
         folder = Path(folder).absolute()
         for name in (PLAN, FLAGS):
             if not (folder / name).is_file():
                 raise UserError(f"{folder} is not the folder of a run: it contains no {name}")
-        files = RunFolder(folder, reader="reporting.report")
+        files = RunFolder(folder, reader)
         plan, text = files.read(PLAN, required=True), "".join(files.log(FLAGS).lines)
         ending = files.read(SUMMARY) or None
         ends = (None, ending) if ending and ending.get("diverged") else (ending, None)

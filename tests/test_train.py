@@ -185,11 +185,6 @@ BAD_INPUT = [
     (["--checkpoint_every=0"], 2, "--checkpoint_every=0"),
     (["--elastic"], 2, "--host-discovery-script"),
     (["--exclude=nothing,void"], 1, "'nothing', 'void'"),
-    (["--warmup=none", "--warmup_epochs=3"], 2, "--warmup_epochs has no effect with --warmup=none"),
-    (["--lr_boundaries=3,6"], 2, "--lr_boundaries has no effect"),
-    (["--optimizer=lamb", "--momentum_schedule=noise_scale"], 2, "--momentum_schedule has no effect"),
-    (["--lr_schedule=multistep", "--lr_boundaries=1", "--decay_from=warmup_end"], 2, "--decay_from has no effect"),
-    (["--deterministic=same_workers", "--fusion_mb=1"], 2, "--fusion_mb has no effect"),
     (["--learning_rate=0.05"], 1, "--warmup=gradual would lower the learning rate from 0.5 to 0.05"),
     (["--mode=evaluate", "--checkpoint={run}/checkpoints", "--model=convnet"], 1, "does not fit this model"),
 ]

@@ -8,6 +8,7 @@ from pathlib import Path
 from absl import flags as absl_flags
 
 import model_zoo
+import optim
 from common import command, flags
 from common.errors import UsageError, UserError
 from common.recipe_file import recipe_path
@@ -27,8 +28,9 @@ NEEDED = {  # mode -> the flags that it needs, each with an example
     "evaluate": {"checkpoint": "RUN/checkpoints"},
     "export": {"checkpoint": "RUN/checkpoints", "output_dir": "FOLDER"},
     "predict": {"checkpoint": "RUN/checkpoints", "image": "FILE"},
-    "verify": {"checkpoint": "RUN/checkpoints"},
 }
+# Flags of Run that flags.txt records, as those of Recipe and Launch: they decide on weights and what checkpoints hold.
+REPRODUCED = ("init_checkpoint", "on_divergence", "max_rollbacks", "log_trust_ratios", "log_noise_scale")
 GROUPS = {"Recipe": Recipe, "Launch": Launch, "Run": Run}
 RULES = (  # (whether a command line breaks the rule, what to say)
     (lambda s: s.run.workers is not None and not s.run.dry_run,
@@ -39,8 +41,6 @@ RULES = (  # (whether a command line breaks the rule, what to say)
      "--elastic needs horovodrun --min-np=N --max-np=N --host-discovery-script=SCRIPT"),
     (lambda s: s.trains and not s.launch.elastic and ELASTIC in os.environ,
      "horovodrun was started for a varying number of workers; add --elastic"),
-    (lambda s: s.run.mode == "verify" and (s.launch.elastic or not s.launch.is_deterministic),
-     "--mode=verify needs a run with --deterministic and without --elastic; others do not give the same bits again"),
     (lambda s: s.launch.stage_gb and not s.launch.stage_dir,
      "--stage_gb needs --stage_dir, a folder on a local disk of each node"),
     (lambda s: s.run.stop_at_target and s.run.target_top1 is None,
@@ -77,7 +77,7 @@ def parse(argv: Sequence[str]) -> Settings:
     values = _read([argv[0], *(recipes or [f"--flagfile={source}", *fitted]), *given])
     values.data_dir = named.absolute(values.data_dir)  # flags.txt has to mean the same from any folder
     values.init_checkpoint = values.init_checkpoint and str(Path(values.init_checkpoint).absolute())
-    recorded = [name for name in (*flags.names(Recipe), *flags.names(Launch), "init_checkpoint")
+    recorded = [name for name in (*flags.names(Recipe), *flags.names(Launch), *REPRODUCED)
                 if values[name].value not in (None, [])]
     text = "\n".join(values[name].serialize() for name in recorded) + "\n"
     recipe, launch, run = (flags.parsed(values, group) for group in GROUPS.values())
@@ -86,14 +86,14 @@ def parse(argv: Sequence[str]) -> Settings:
     values_given = {name: values[name].value for group in GROUPS.values() for name in flags.names(group)}
     values_given["image_size"] = sizes.values[0] if len(sizes.pairs) == 1 else str(sizes)
     file = source or Path(recipes[0].partition("=")[2])
-    settings = Settings(recipe, launch, run, values_given, text, source, tuple(fitted), file)
+    settings = Settings(recipe, launch, run, values_given, text, source, tuple(fitted), file,
+                        without_effect(values, given))
     for name, example in NEEDED.get(run.mode, {}).items():
         if not getattr(run, name):
             raise UsageError(f"--mode={run.mode} needs --{name}={example}")
     for is_broken, problem in RULES:
         if is_broken(settings):
             raise UsageError(problem)
-    _check_effect(settings, given)
     return settings
 
 
@@ -164,42 +164,34 @@ def _read(argv: Sequence[str]) -> absl_flags.FlagValues:
 
 
 PATHS = ("data_dir", "output_dir", "checkpoint", "init_checkpoint", "image", "stage_dir", "timeline", "mlperf_log")
-INERT = {  # flag -> (whether it has no effect, which other flag is the reason)
-    "warmup_epochs": (lambda s: s.recipe.warmup == "none", "--warmup=none"),
-    "warmup_learning_rate": (lambda s: s.recipe.warmup == "none", "--warmup=none"),
-    "lr_boundaries": (lambda s: s.recipe.lr_schedule != "multistep", "--lr_schedule other than multistep"),
-    "poly_power": (lambda s: s.recipe.lr_schedule != "poly", "--lr_schedule other than poly"),
-    "end_learning_rate": (lambda s: s.recipe.lr_schedule not in ENDING, "--lr_schedule other than poly and cosine"),
-    "decay_from": (lambda s: s.recipe.lr_schedule in ("multistep", "constant"), "--lr_schedule=multistep or constant"),
-    "base_batch_size": (lambda s: s.recipe.lr_scaling == "none", "--lr_scaling=none"),
-    "momentum": (lambda s: not s.recipe.reads("momentum"), "this --optimizer"),
-    "momentum_schedule": (lambda s: not s.recipe.reads("momentum"), "this --optimizer"),
-    "trust_coefficient": (lambda s: not s.recipe.reads("trust_coefficient"), "this --optimizer"),
-    "weight_decay": (lambda s: not s.recipe.reads("weight_decay"), "this --optimizer"),
-    "exclude": (lambda s: not s.recipe.reads("exclude"), "this --optimizer"),
-    "last_gamma": (lambda s: not model_zoo.MODELS[s.recipe.model].is_residual, "a --model without residual branches"),
-    "momentum_correction": (lambda s: not s.recipe.reads("momentum"), "this --optimizer"),
-    "nesterov": (lambda s: not s.recipe.reads("nesterov"), "this --optimizer"),
-    "lars_epsilon": (lambda s: not s.recipe.reads("epsilon"), "this --optimizer"),
-    "lars_clip": (lambda s: not s.recipe.reads("clip"), "this --optimizer"),
-    "loss_scale": (lambda s: s.recipe.precision != "mixed_float16", "--precision other than mixed_float16"),
-    "torus_grid": (lambda s: s.launch.allreduce != "torus", "--allreduce other than torus"),
-    "fusion_mb": (lambda s: s.launch.deterministic == "same_workers" and s.launch.allreduce == "ring"
-                  and s.launch.compression == "none",
-                  "--deterministic=same_workers, which exchanges each gradient separately"),
-    "output_dir": (lambda s: s.run.mode == "verify", "--mode=verify, which writes to a temporary folder"),
-    "image": (lambda s: s.run.mode != "predict", "--mode other than predict"),
-    "init_checkpoint": (lambda s: s.run.mode != "train", "--mode other than train"),
-    "max_rollbacks": (lambda s: s.run.on_divergence == "stop", "--on_divergence=stop"),
+READ_BY = {  # flag -> (another flag, the values of that one with which the first has an effect)
+    **dict.fromkeys(("warmup_epochs", "warmup_learning_rate"), ("warmup", ("gradual", "constant"))),
+    "lr_boundaries": ("lr_schedule", ("multistep",)),
+    "poly_power": ("lr_schedule", ("poly",)),
+    **dict.fromkeys(("end_learning_rate", "decay_from"), ("lr_schedule", ENDING)),
+    "base_batch_size": ("lr_scaling", ("linear", "sqrt")),
+    **{name: ("optimizer", [one for one, info in optim.OPTIMIZERS.items() if option in info.options])
+       for option, names in optim.FLAGS.items() for name in names},
+    "last_gamma": ("model", [name for name, info in model_zoo.MODELS.items() if info.is_residual]),
+    "loss_scale": ("precision", ("mixed_float16",)),
+    "torus_grid": ("allreduce", ("torus",)),
+    "max_rollbacks": ("on_divergence", ("rollback",)),
 }
+MODES = {"image": ("predict",), "init_checkpoint": ("train",), "output_dir": ("train", "evaluate", "export")}
 
 
-def _check_effect(settings: Settings, given) -> None:
-    """Raises UsageError for a flag on the command line, not in a recipe, that has no effect with the others."""
-    words = {word.lstrip("-").partition("=")[0] for word in given if word.startswith("-")}
-    for name, (is_inert, reason) in INERT.items():
-        if name in words and is_inert(settings):
-            raise UsageError(f"--{name} has no effect with {reason}; remove it")
+def without_effect(values: absl_flags.FlagValues, given: Sequence[str]) -> tuple[str, ...]:
+    """Returns the flags on the command line, not in a recipe, that have no effect, each with the reason.
+
+    Raises UsageError for one that the mode has no use for.
+    """
+    named_there = {word.lstrip("-").partition("=")[0]: None for word in given if word.startswith("-")}
+    for name in named_there.keys() & MODES.keys():
+        if values.mode not in MODES[name]:
+            raise UsageError(f"--{name} has no effect with --mode={values.mode}; remove it")
+    reasons = {name: READ_BY[name] for name in named_there if name in READ_BY}
+    return tuple(f"--{name} has no effect with --{other}={values[other].value}"
+                 for name, (other, needed) in reasons.items() if values[other].value not in needed)
 
 
 def recipes_first(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

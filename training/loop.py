@@ -24,7 +24,7 @@ from training.state import digest
 
 
 def follow_plan(job: Job, recovery: Recovery, observers: Sequence = ()) -> dict:
-    """Trains the rest of the plan, or in --mode=verify to the next evaluation; returns the last evaluation's metrics.
+    """Trains the rest of the plan; returns the last evaluation's metrics.
 
     Raises Diverged and Stopped on all workers at once, and UserError if training cannot continue.
     """
@@ -32,7 +32,7 @@ def follow_plan(job: Job, recovery: Recovery, observers: Sequence = ()) -> dict:
     slow = SlowWorkers()
     with TrainingInput(job) as training_input:
         for interval in job.plan.intervals():
-            if target_is_reached(job) or (metrics and job.settings.run.mode == "verify"):
+            if target_is_reached(job):
                 break
             if progress.step < interval.end:
                 if interval.phase.workers != job.world.size:

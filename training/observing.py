@@ -124,8 +124,8 @@ def make_observers(job: Job, files: RunFolder, hosts: dict[str, int], added: Seq
     profile = [Profile(*settings.run.profile)] if settings.run.profile else []
     mlperf = [MLPerfLog(files, settings.run.mlperf_log)] if settings.run.mlperf_log else []
     images = None if job.feed.dataset.is_synthetic else functools.partial(training_images, job)
-    pages = [TensorBoard(files), ReportWriter(files, images)] if settings.run.mode == "train" else []
-    observers = [RunLog(files), ProgressDisplay(), *pages, *mlperf, *profile, *added]
+    observers = [RunLog(files), ProgressDisplay(), TensorBoard(files), ReportWriter(files, images), *mlperf, *profile,
+                 *added]
     if settings.source:
         print("recipe:", settings.source, *settings.fitted, file=sys.stderr)
     for line in (*doubts(settings.recipe, job.plan), *forecast(job)):

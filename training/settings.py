@@ -151,10 +151,6 @@ class Recipe:
     def validation_image_size(self) -> int:
         return self.validation_size or self.final_image_size
 
-    def reads(self, option: str) -> bool:
-        """Whether the optimizer has an option, such as `momentum`."""
-        return option in optim.OPTIMIZERS[self.optimizer].options
-
 
 @dataclass(frozen=True)
 class Launch:
@@ -231,7 +227,7 @@ class Run:
     """How to run it: where to write, when to save, what to do after a failure.
 
     mode: What to do. evaluate: evaluate the newest checkpoint in --checkpoint. export: write it as a SavedModel and as
-        ONNX to --output_dir. predict: print the classes of --image. verify: train from it again and compare.
+        ONNX to --output_dir. predict: print the classes of --image.
     output_dir: Folder of the run. Default: a new folder in runs/. If it holds checkpoints, training resumes from them.
     checkpoint: Checkpoint for all modes except train: RUN/checkpoints, or one checkpoint in it.
     image: Image file, or folder of images, for --mode=predict. Can be given several times. Arguments that are not flags
@@ -266,7 +262,7 @@ class Run:
         ignores it and counts the samples of its dataset.
     """
 
-    mode: str = flag("train", ("train", "evaluate", "export", "predict", "verify"))
+    mode: str = flag("train", ("train", "evaluate", "export", "predict"))
     output_dir: str | None = None
     checkpoint: str | None = None
     image: tuple[str, ...] = flag([], parse=tuple, repeated=True)
@@ -296,7 +292,7 @@ class Settings:
 
     given: value of each flag before parsing. text: content of flags.txt, which reproduces the run. source: the default
     recipe, if it was read. fitted: flags that fit it to the dataset. recipe_file: the recipe that was read: the default
-    one, or the first file of --flagfile.
+    one, or the first file of --flagfile. without_effect: a sentence for each flag on the command line that has none.
     """
 
     recipe: Recipe
@@ -307,6 +303,7 @@ class Settings:
     source: Path | None = None
     fitted: tuple[str, ...] = ()
     recipe_file: Path | None = None
+    without_effect: tuple[str, ...] = ()
 
     @property
     def default_recipe(self) -> list[str]:

@@ -97,11 +97,35 @@ def test_a_recipe_has_a_name():
     (["--pretrained"], 2, "--pretrained needs a network of Keras"),
     (["--lr_schedule=multistep"], 2, "--lr_schedule=multistep needs --lr_boundaries"),
     (["--ema_decay=1"], 2, "--ema_decay=1"),
-    (["--optimizer=adam", "--weight_decay=1"], 2, "--weight_decay has no effect"),
     (["--output_dir=/proc/run"], 1, "--output_dir: /proc/run cannot be created")])
 def test_what_cannot_be_meant(words, code, message):
     done = run("python", 1, ROOT / "train.py", *words)
     assert done.returncode == code and message in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+
+
+@pytest.mark.parametrize(("words", "found"), [
+    (["--warmup=none", "--warmup_epochs=0"], {"warmup_epochs": "warmup=none"}),
+    (["--lr_boundaries=3,6", "--lars_epsilon=1"], {"lr_boundaries": "lr_schedule=poly"}),
+    (["--optimizer=lamb", "--momentum_schedule=noise_scale", "--exclude=bias"],
+     {"momentum_schedule": "optimizer=lamb"}),
+    (["--lr_schedule=multistep", "--lr_boundaries=1", "--decay_from=warmup_end"],
+     {"decay_from": "lr_schedule=multistep"}),
+    (["--optimizer=adam", "--weight_decay=1", "--epochs=3"], {"weight_decay": "optimizer=adam"}),
+    (["--model=convnet", "--last_gamma=0", "--loss_scale=8", "--torus_grid=2x1", "--max_rollbacks=5"], {
+        "last_gamma": "model=convnet", "loss_scale": "precision=float32", "torus_grid": "allreduce=ring",
+        "max_rollbacks": "on_divergence=stop"}),
+    (["--lars_clip", "--base_batch_size=64"], {"base_batch_size": "lr_scaling=none"}),
+    (["--optimizer=sgd", "--lr_scaling=sqrt", "--base_batch_size=64", "--poly_power=1", "--warmup_epochs=1"], {})])
+def test_what_has_no_effect_beside_the_others(words, found):
+    assert parsed(*words).without_effect == tuple(f"--{name} has no effect with --{why}" for name, why in found.items())
+
+
+def test_one_line_says_what_has_no_effect():
+    done = run("python", 1, ROOT / "train.py", "--optimizer=adam", "--warmup=none", "--weight_decay=1", "--nesterov",
+               "--dry_run", "--workers=2")
+    assert done.returncode == 0 and json.loads(done.stdout)["workers"] == 2
+    assert [line for line in done.stderr.splitlines() if line.startswith("train.py: ")] == [
+        "train.py: --weight_decay has no effect with --optimizer=adam; --nesterov has no effect with --optimizer=adam"]
 
 
 @pytest.mark.parametrize(("words", "message"), [

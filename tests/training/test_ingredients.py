@@ -5,7 +5,7 @@ import shutil
 import pytest
 from conftest import DIGITS, ROOT, printed_json, rows, run, train, weights
 
-from experiments.cached_run import Result
+from experiments.trainings import Result
 from reporting.run_folder import RunData
 from tests.rigs.bn_train import PROGRAM
 from training.checkpoints import intact, write

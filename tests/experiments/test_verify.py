@@ -1,28 +1,32 @@
-"""--mode=verify: a run is reproduced to the bit from one of its checkpoints; one that was edited is not."""
+"""experiments.verify: a run is reproduced to the bit from one of its checkpoints; one that was edited is not."""
 import dataclasses
 import hashlib
 import json
 import shutil
+import signal
+import subprocess
+from pathlib import Path
 
 import pytest
-from conftest import DIGITS, ROOT, printed_json, rows, run, train, weights
+from conftest import DIGITS, ROOT, environment, printed_json, rows, run, train, warm_python, weights
 
-from common.errors import UsageError, UserError
+from common.errors import UserError
+from experiments.verify import flags_for, newest_with_evaluation, verified
 from tests.rigs.making import write_shards
 from training.checkpoints import read, write
 from training.flags import parse
 from training.state import Progress, Snapshot
-from training.verify import newest_with_evaluation, on_these_workers
 
 STEPS = (12, 23, 33)  # after each epoch
 
 
 @pytest.fixture(scope="module")
 def two(in_format, tmp_path_factory):
-    """A run of two workers."""
+    """A run of two workers, whose checkpoints also hold what --log_trust_ratios keeps."""
     folder = tmp_path_factory.mktemp("two")
     train(DIGITS, f"--data_dir={in_format('tfrecord')}", "--model=convnet", "--deterministic", "--epochs=3",
-          "--evaluate_every=1", "--checkpoint_every=1", f"--output_dir={folder}", kind="mpirun", workers=2)
+          "--evaluate_every=1", "--checkpoint_every=1", "--log_trust_ratios", f"--output_dir={folder}", kind="mpirun",
+          workers=2)
     return folder
 
 
@@ -31,9 +35,9 @@ def copy(two, tmp_path):
     return shutil.copytree(two, tmp_path / "copy", symlinks=True)
 
 
-def verify(checkpoint, *flags, kind="python", workers=1):
+def verify(*words):
     """The exit code, the JSON and the lines on standard error."""
-    done = run(kind, workers, ROOT / "train.py", "--mode=verify", f"--checkpoint={checkpoint}", *flags)
+    done = run("python", 1, "-m", "experiments.verify", *words)
     return done.returncode, printed_json(done), done.stderr.splitlines()
 
 
@@ -43,7 +47,7 @@ def files(folder) -> dict:
 
 def test_a_run_of_two_workers_is_reproduced_on_one_and_left_as_it_is(two):
     before = files(two)
-    code, result, said = verify(two / "checkpoints")
+    code, result, said = verify(two, "--workers=1")
     assert (code, result) == (0, {"from_epoch": 2, "to_epoch": 3, "reproduced": True})
     assert said[-1] == "epoch 2 to 3 reproduced to the bit"
     assert files(two) == before
@@ -59,15 +63,17 @@ def test_the_digest_is_that_of_the_weights_in_the_checkpoint(two):
     assert len({row["weights"] for row in rows(two)}) == 3
 
 
-def test_an_edited_metric_is_found_from_the_checkpoint_given_on_two_workers(copy):
+def test_an_edited_metric_is_found_from_the_checkpoint_given_on_the_runs_two_workers(copy):
+    """Training ends after the evaluation, an epoch before the run's own end."""
     first, second, third = rows(copy)
     edited = second["val_loss"] * (1 + 1e-12)
     (copy / "metrics.jsonl").write_text("".join(
         json.dumps(row) + "\n" for row in (first, second | {"val_loss": edited}, third)))
-    code, result, said = verify(copy / "checkpoints" / f"step-{STEPS[0]:08}", kind="mpirun", workers=2)
+    code, result, said = verify(copy / "checkpoints" / f"step-{STEPS[0]:08}")
     assert (code, result) == (1, {"from_epoch": 1, "to_epoch": 2, "reproduced": False,
                                   "differs": {"val_loss": [edited, second["val_loss"]]}})
     assert f"epoch 1 to 2 not reproduced: val_loss was {edited} and is now {second['val_loss']}" in said
+    assert not any(line.startswith("epoch 3/3") for line in said)
 
 
 def test_an_edited_weight_is_found(copy):
@@ -76,7 +82,7 @@ def test_an_edited_weight_is_found(copy):
     name = next(name for name in sorted(tensors) if name.startswith("model/"))
     tensors[name].flat[0] += 1e-3
     write(path, Snapshot(tensors, Progress(**described.pop("progress"))), described)
-    code, result, _ = verify(copy / "checkpoints")
+    code, result, _ = verify(copy, "--workers=1")
     assert code == 1 and {"weights", "val_loss"} <= result["differs"].keys()
 
 
@@ -84,35 +90,57 @@ def test_an_edited_record_is_found(two, digit_records, tmp_path):
     """Another label of one of 1,437 training images."""
     (image, label), *others = digit_records["train"]
     write_shards("tfrecord", digit_records | {"train": [(image, (label + 1) % 10), *others]}, tmp_path)
-    code, result, _ = verify(two / "checkpoints", f"--data_dir={tmp_path}")
+    code, result, _ = verify(two / "checkpoints", f"--data_dir={tmp_path}", "--workers=1")
     assert code == 1 and {"weights", "train_loss"} <= result["differs"].keys()
 
 
-def test_what_cannot_be_verified_is_an_error(two, tmp_path):
+def test_a_request_to_stop_ends_the_training_too(two):
+    process = subprocess.Popen([warm_python(), "-m", "experiments.verify", str(two)], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True, env=environment(), cwd=ROOT)
+    folder = next(Path(line.split()[1]) for line in process.stderr if line.startswith("run: "))
+    assert folder.is_dir()
+    process.send_signal(signal.SIGTERM)
+    output, said = process.communicate(timeout=120)
+    assert process.returncode == 75 and not output
+    assert said.splitlines()[-1] == "experiments.verify: stopped on request"
+    assert not folder.parent.exists()
+
+
+@pytest.mark.parametrize(("words", "code", "message"), [
+    ([], 2, "give the folder of one run"), (["a", "b"], 2, "give the folder of one run"),
+    (["a", "--epochz=3"], 2, "epochz"), (["a", "--workers=0"], 2, "workers"),
+    (["/nowhere"], 1, "/nowhere does not exist"),
+])
+def test_bad_input_is_one_line(words, code, message):
+    done = run("python", 1, "-m", "experiments.verify", *words)
+    assert done.returncode == code and message in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stderr.startswith("experiments.verify: ") and not done.stdout
+
+
+def test_what_cannot_be_verified_is_an_error(two, copy):
     first, second, third = rows(two)
     with pytest.raises(UserError, match=r"no evaluation follows a checkpoint in .*; train with --checkpoint_every=1"):
         newest_with_evaluation(f"{two}/checkpoints/step-{STEPS[-1]:08}", [first, second, third])
     del third["weights"]
     with pytest.raises(UserError, match="an earlier version"):
         newest_with_evaluation(f"{two}/checkpoints", [first, second, third])
-    for flags in ([], ["--deterministic=same_workers", "--elastic"]):
-        with pytest.raises(UsageError, match="needs a run with --deterministic and without --elastic"):
-            parse(["train.py", "--flagfile=digits", *flags, "--mode=verify", "--checkpoint=RUN/checkpoints"])
-    with pytest.raises(UsageError, match="--mode=verify needs --checkpoint=RUN/checkpoints"):
-        parse(["train.py", "--mode=verify"])
-    with pytest.raises(UsageError, match="--output_dir has no effect with --mode=verify"):
-        parse(["train.py", "--mode=verify", f"--checkpoint={two}/checkpoints", f"--output_dir={tmp_path}"])
+    recorded = (copy / "flags.txt").read_text()
+    for before, after in (("--deterministic=true", "--deterministic=false"), ("--noelastic", "--elastic")):
+        assert before in recorded
+        (copy / "flags.txt").write_text(recorded.replace(before, after))
+        with pytest.raises(UserError, match="it does not give the same bits again"):
+            verified(str(copy), None, [])
 
 
 def test_other_workers_need_what_gives_them_the_same_bits(two):
-    settings = parse(["train.py", "--mode=verify", f"--checkpoint={two}/checkpoints"])
+    settings = parse(["train.py", f"--flagfile={two}/flags.txt"])
     plan = json.loads((two / "plan.json").read_text())
     recorded = newest_with_evaluation(f"{two}/checkpoints", rows(two))
-    assert on_these_workers(settings, plan, recorded, 4).launch.micro_batch_size == 64  # 4 would take 32 by themselves
-    same = parse(["train.py", "--mode=verify", f"--checkpoint={two}/checkpoints", "--deterministic=same_workers"])
-    assert on_these_workers(same, plan, recorded, 2).launch.micro_batch_size is None
+    assert flags_for(settings, plan, recorded, 4) == ["--micro_batch_size=64"]  # 4 would take 32 by themselves
+    same = parse(["train.py", f"--flagfile={two}/flags.txt", "--deterministic=same_workers"])
+    assert flags_for(same, plan, recorded, 2) == []
     sizes = plan | {"phases": [*plan["phases"], plan["phases"][0] | {"micro_batch_size": 32}]}
     by_file = dataclasses.replace(settings, recipe=dataclasses.replace(settings.recipe, order="file"))
     for one, planned in ((same, plan), (settings, sizes), (by_file, plan)):
         with pytest.raises(UserError, match="it was trained on 2, and this is 1; see --deterministic, --order"):
-            on_these_workers(one, planned, recorded, 1)
+            flags_for(one, planned, recorded, 1)

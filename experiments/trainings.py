@@ -1,4 +1,7 @@
-"""Runs of train.py, each in a process and a folder of its own. A folder that holds a result is not trained again."""
+"""Trainings as other programs run them: train.py in processes of its own, which end with the program that starts it.
+
+A folder that holds a result is not trained again.
+"""
 import contextlib
 import signal
 import subprocess
@@ -7,9 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from absl import flags as absl_flags
+
+from common import flags
 from common.errors import ExitCode, Stopped, UserError
 from distributed.launcher import end_with_parent
 from reporting.run_folder import RUN, SUMMARY, RunFolder
+from training import flags as train_flags
 from training.stopping import SIGNALS
 
 TRAIN = Path(__file__).parents[1] / "train.py"
@@ -57,9 +64,7 @@ def train_once(folder: Path, words: Sequence[str]) -> Result:
     log = folder.with_name(f"{folder.name}.log")
     with open(log, "ab") as output:
         began = output.tell()
-        process = subprocess.Popen(
-            [sys.executable, TRAIN, *words, f"--output_dir={folder}"], stdin=subprocess.DEVNULL, stderr=output,
-            stdout=subprocess.DEVNULL, preexec_fn=lambda: end_with_parent(signal.SIGKILL))
+        process = started([sys.executable, TRAIN, *words, f"--output_dir={folder}"], stderr=output)
         with stops_passed_on(process) as received:
             code = process.wait()
     if received or code == ExitCode.STOPPED:
@@ -69,6 +74,28 @@ def train_once(folder: Path, words: Sequence[str]) -> Result:
         return result
     problem = f"{signal.Signals(-code).name} killed it" if code < 0 else problem_in(log, began) or f"exit code {code}"
     raise UserError(f"{folder.name} failed: {problem}; its output is in {log}")
+
+
+def all_flags(options: type) -> absl_flags.FlagValues:
+    """Returns the flags of a program's own dataclass, and those of train.py that it does not replace."""
+    values, others = flags.define(options), train_flags.define()
+    for name in others:
+        if name not in values:
+            values[name] = others[name]
+    return values
+
+
+def passed_on(values: absl_flags.FlagValues, options: type) -> list[str]:
+    """Returns the flags of train.py on the command line of a program with flags of its own."""
+    ours = {*flags.names(options)}
+    return [line for group in train_flags.GROUPS.values() for name in flags.names(group)
+            if name not in ours and values[name].present for line in values[name].serialize().splitlines()]
+
+
+def started(words: Sequence, **options) -> subprocess.Popen:
+    """Starts a training, which is killed if this program is. words: a command line. options: of Popen."""
+    return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                            preexec_fn=lambda: end_with_parent(signal.SIGKILL), **options)
 
 
 @contextlib.contextmanager
