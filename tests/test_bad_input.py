@@ -12,7 +12,7 @@ from training import flags
 
 
 def examples(number):
-    return settings(max_examples=number, deadline=5000, suppress_health_check=list(HealthCheck))
+    return settings(max_examples=number, deadline=60_000, suppress_health_check=list(HealthCheck))
 
 
 NAMES = sorted(name for group in flags.GROUPS.values() for name in flags.flags.names(group) if name != "data_dir")

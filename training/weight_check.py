@@ -18,6 +18,7 @@ from optim.stacks import stacked, stacks_of
 DIGITS, BITS = 6, 6
 MOST_WORKERS = 2 ** 24 // (2 ** BITS - 1) ** 2  # whose squares float32 adds exactly
 SHOWN = 8  # ranks in a message
+DIFFER = "differ from those of"  # in the message about weights that differ
 
 
 def digits(variables, is_checked: tf.Tensor) -> tf.Tensor:
@@ -56,4 +57,4 @@ def differing_weights(world: World, weights: dict[str, tf.Variable]) -> str:
     ranks = ", ".join(f"rank {rank} on {host}" for rank, host, _ in others[:SHOWN])
     more = f" and {len(others) - SHOWN} more ranks" if len(others) > SHOWN else ""
     listed = names[0] + (f" and {len(names) - 1} more variables" if len(names) > 1 else "")
-    return f"the weights of {ranks}{more} differ from those of {count} workers: {listed}"
+    return f"the weights of {ranks}{more} {DIFFER} {count} workers: {listed}"

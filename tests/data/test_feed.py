@@ -122,7 +122,7 @@ def test_a_block_has_samples_of_one_file(in_format, block):
     assert feed.prepare([(1437, 10)], 64, 64).samples.tolist() == found[:640].tolist()
 
 
-@pytest.mark.parametrize("shards", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("shards", [1, 3])
 def test_dali_delivers_each_sample_once_over_an_epoch(dataset, shards):
     """The images themselves, as a multiset, against what Pillow decodes."""
     split, batch = dataset.train, 60
@@ -161,7 +161,7 @@ def test_a_pipeline_opened_anywhere_goes_on_exactly(one_file, name):
     np.testing.assert_array_equal(np.concatenate([images(1300, 6, shard, 2) for shard in (0, 1)], axis=1), expected)
 
 
-@pytest.mark.parametrize("shards", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("shards", [1, 3])
 def test_validation_counts_each_sample_once(dataset, shards):
     labels, total = [], 0
     for shard in range(shards):

@@ -91,12 +91,14 @@ def test_a_window_keeps_what_is_read_again_soonest(server, tmp_path):
 
 
 def test_a_server_that_pauses_is_the_limit_that_the_report_names(server, tmp_path):
-    one_at_a_time, pauses = threading.Lock(), [8]
+    """It pauses once, for as long as reading has taken until then."""
+    one_at_a_time, began, paused = threading.Lock(), [], []
 
     def pausing(handler, name):
         with one_at_a_time:
-            if len(data_requests(server)) >= 50 and pauses:
-                time.sleep(pauses.pop())
+            began.append(time.monotonic())
+            if len(data_requests(server)) >= 50 and not paused:
+                paused.append(time.sleep(began[-1] - began[0]))
 
     server.failing = pausing
     train(*FLAGS, "--epochs=1", "--micro_batch_size=8", f"--data_dir={server.url}/tfrecord",

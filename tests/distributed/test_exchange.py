@@ -60,6 +60,7 @@ def test_hierarchical_on_two_nodes_trains_the_weights_of_a_ring(train_once, tmp_
     assert rows(tmp_path)[-1]["train_loss"] == pytest.approx(rows(ring)[-1]["train_loss"], rel=1e-5)
 
 
+@pytest.mark.campaign  # test_same_bits.py has a torus, too
 def test_deterministic_is_the_same_bits_twice_in_a_torus(trained, tmp_path):
     again = tmp_path / "again"
     train(*SHORT, *TORUS, "--deterministic", f"--output_dir={again}", kind="horovodrun", workers=4,

@@ -29,14 +29,27 @@ import horovod.tensorflow as hvd
 from distributed import heartbeat
 from distributed.world import World
 hvd.init()
-heartbeat.LIMIT = 3.0
+heartbeat.LIMIT, heartbeat.INTERVAL = 3.0, 0.1
 ended = []
 beat = heartbeat.Heartbeat(World().renumbered(), ended.append)
-time.sleep(2)
+
+def heard_since(moment):
+    return ended or any(heard > moment for heard, *_ in list(beat._heard.values()))
+
+def wait_for(condition):
+    while not condition():
+        time.sleep(0.01)
+
+wait_for(lambda: heard_since(0))
+hvd.allgather_object(None, name="begin")
 if hvd.rank() == 0:  # a scheduler suspends the whole job, and lets it go on
-    others = {others}
-    subprocess.Popen(["sh", "-c", f"kill -STOP {{others}}; sleep 5; kill -CONT {{others}}"])
-time.sleep(8)
+    others, (reading, writing) = {others}, os.pipe()
+    subprocess.Popen(["sh", "-c", f"kill -STOP {{others}}; sleep 5; kill -CONT {{others}}; echo >&{{writing}}"],
+                     pass_fds=[writing])
+    os.read(reading, 1)
+hvd.allgather_object(None, name="continued")
+resumed = time.monotonic()
+wait_for(lambda: heard_since(resumed))
 hvd.allgather_object(None, name="end")
 beat.stop()
 print("ended" if ended else "alive")
@@ -63,14 +76,16 @@ import horovod.tensorflow as hvd
 from distributed import heartbeat
 from distributed.world import World
 hvd.init()
-heartbeat.LIMIT = 2.0
+heartbeat.LIMIT, heartbeat.INTERVAL = 2.0, 0.1
 ended = []
 beat = heartbeat.Heartbeat(World().renumbered(), ended.append)
 sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 for data in (b"", b"{}", b"[]", b"7", b"\\xff" * 100, json.dumps({"word": "guessed", "rank": 5}).encode(),
              json.dumps({"word": beat._meeting.word}).encode()):
     sender.sendto(data, ("127.0.0.1", beat._meeting.port))
-time.sleep(4)
+silent = time.monotonic() + heartbeat.LIMIT  # what was sent above has been silent for as long by then
+while not ended and not any(heard > silent + heartbeat.INTERVAL for heard, *_ in list(beat._heard.values())):
+    time.sleep(0.01)
 print(len(ended), beat._thread.is_alive(), sorted(beat._heard) == [1 - hvd.rank()])
 hvd.allgather_object(None, name="end")
 beat.stop()

@@ -340,7 +340,7 @@ def test_a_disk_that_is_full_for_a_while_does_not_end_training(small_disk, tmp_p
     assert summary["best_top1"] == max(row["val_top1"] for row in found)
     events = EventAccumulator(str(folder / "tensorboard"), {"tensors": 0}).Reload()
     assert [event.step for event in events.Tensors("loss/validation")] == [row["samples"] for row in found]
-    assert len([*(folder / "tensorboard").glob("events.*")]) == 1 and "epoch 4 of 4" not in errors
+    assert len([*(folder / "tensorboard").glob("events.*")]) == 1
     assert "Traceback" not in errors and newest_step(folder) == 44
     assert 1 <= errors.count("cannot be written: No space left on device; training continues") <= 2
     assert errors.count("TensorBoard's events cannot be written") <= 2
