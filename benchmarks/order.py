@@ -39,7 +39,7 @@ def rate(batches, seconds: float) -> float:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--format", default="lmdb", help="format of the dataset: lmdb, lmdb_caffe2 or recordio")
+    parser.add_argument("--format", default="lmdb", help="format of the dataset: lmdb or recordio")
     parser.add_argument("--photos", type=int, default=1000, help="number of photographs")
     parser.add_argument("--rounds", type=int, default=5, help="number of turns of each order")
     parser.add_argument("--seconds", type=float, default=4.0, help="length of a turn")

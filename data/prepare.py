@@ -37,8 +37,7 @@ class Options:
     source: Images to prepare: a folder of images, a folder with ImageNet's original tar files, or a built-in source
         (digits, glyphs).
     output: Folder of the dataset.
-    format: Format to write: TFRecord with tf.train.Example, LMDB with Caffe's Datum or Caffe2's TensorProtos, or
-        MXNet's RecordIO.
+    format: Format to write: TFRecord with tf.train.Example, LMDB with Caffe's Datum, or MXNet's RecordIO.
     validation_fraction: Fraction of each class for validation, if the source has no validation images.
     resize_shorter: Shrink larger images so that their shorter side has this many pixels. 0: do not resize.
     resize: Width and height to which all images are resized, such as 256x256, whatever their aspect ratio, as Caffe's

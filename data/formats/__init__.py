@@ -18,7 +18,7 @@ Each module has
 """
 import importlib
 
-WRITTEN = ("tfrecord", "lmdb", "lmdb_caffe2", "recordio")
+WRITTEN = ("tfrecord", "lmdb", "recordio")
 FORMATS = (*WRITTEN, "folder")  # a folder of images is read in place
 
 

@@ -6,7 +6,7 @@ their keys.
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -29,17 +29,13 @@ def make_index(path) -> None:
 
 
 def write(path, samples: Iterable[tuple[bytes, int]]) -> None:
-    write_values(path, (messages.datum(image, label) for image, label in samples))
-
-
-def write_values(path, values: Iterable[bytes]) -> None:
     import lmdb
 
     with lmdb.open(str(path), map_size=MAP_SIZE, lock=False, sync=False) as database:
         try:
             transaction = database.begin(write=True)
-            for number, value in enumerate(values):
-                transaction.put(b"%08d" % number, value, append=True)
+            for number, (image, label) in enumerate(samples):
+                transaction.put(b"%08d" % number, messages.datum(image, label), append=True)
                 if number % BATCH == BATCH - 1:
                     transaction.commit()
                     transaction = database.begin(write=True)
@@ -74,14 +70,10 @@ def stored_sizes(index: np.ndarray) -> np.ndarray:
 
 def records(path, index, samples) -> Iterator[tuple[bytes, int]]:
     """Raises ValueError if a value is missing or not a Datum with an encoded image."""
-    return read_values(path, index, samples, messages.read_datum)
-
-
-def read_values(path, index, samples, parse: Callable[[bytes], tuple[bytes, int]]) -> Iterator[tuple[bytes, int]]:
     with _opened(path) as database, database.begin(buffers=True) as transaction:
         for key in index["key"][samples].tolist():
             try:
-                yield parse(transaction.get(key, b""))
+                yield messages.read_datum(transaction.get(key, b""))
             except ValueError as error:
                 raise ValueError(f"{path}: the value of key {key!r} {error}") from None
 

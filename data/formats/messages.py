@@ -1,8 +1,7 @@
-"""The protocol buffers of Caffe, Caffe2 and TensorFlow, as messages.pbtxt describes them, without these libraries."""
+"""The protocol buffers of Caffe and TensorFlow, as messages.pbtxt describes them, without these libraries."""
 from functools import cache
 from pathlib import Path
 
-INT32, STRING = 2, 4  # TensorProto.DataType
 IMAGE, LABEL = "image/encoded", "image/class/label"  # features of an Example
 
 
@@ -23,23 +22,8 @@ def datum(image: bytes, label: int) -> bytes:
 def read_datum(value: bytes) -> tuple[bytes, int]:
     message = _parse("Datum", value)
     if not message.encoded or not message.data:
-        raise ValueError("is not a Datum with an encoded image")
+        raise ValueError("is not a Datum with an encoded image, as convert_imageset --encoded writes it")
     return message.data, message.label
-
-
-def tensors(image: bytes, label: int) -> bytes:
-    kinds = _classes()
-    parts = [kinds["TensorProto"](dims=[1], data_type=STRING, string_data=[image]),
-             kinds["TensorProto"](dims=[1], data_type=INT32, int32_data=[label])]
-    return kinds["TensorProtos"](protos=parts).SerializeToString()
-
-
-def read_tensors(value: bytes) -> tuple[bytes, int]:
-    try:
-        image, label = _parse("TensorProtos", value).protos
-        return image.string_data[0], label.int32_data[0]
-    except (ValueError, IndexError):
-        raise ValueError("is not a TensorProtos with an encoded image and a label") from None
 
 
 def example(image: bytes, label: int) -> bytes:

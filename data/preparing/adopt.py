@@ -1,8 +1,8 @@
 """Adopts a dataset made elsewhere, in place: writes the missing indexes and dataset.json.
 
-The dataset is TFRecord as TF-slim and NVIDIA write ImageNet (train-00000-of-01024, validation-...), LMDB of Caffe or
-Caffe2 (folders whose names contain train and val), RecordIO (train*.rec, val*.rec), or one folder of images per class
-(train/, val/).
+The dataset is TFRecord as TF-slim and NVIDIA write ImageNet (train-00000-of-01024, validation-...), LMDB of Caffe
+(folders whose names contain train and val), RecordIO (train*.rec, val*.rec), or one folder of images per class (train/,
+val/).
 """
 import os
 import tempfile
@@ -78,7 +78,7 @@ def _find(folder) -> tuple[str, dict[str, list[Path]]]:
     validation = validation_folder(folder)
     classes = validation and (folder / "train").is_dir() and any(path.is_dir() for path in (folder / "train").iterdir())
     if all(databases.values()):
-        return _database_kind(databases["train"][0]), databases
+        return "lmdb", databases
     if all(recordio.values()):
         return "recordio", recordio
     if classes:
@@ -88,21 +88,6 @@ def _find(folder) -> tuple[str, dict[str, list[Path]]]:
     raise UserError(f"--adopt: {folder} contains no dataset of a known format: TFRecord (train*, val*), RecordIO "
                     "(train*.rec, val*.rec), LMDB (*train*/data.mdb, *val*/data.mdb) or one folder of images per "
                     "class (train/, val/)")
-
-
-def _database_kind(path) -> str:
-    """Tells Caffe's LMDB from Caffe2's by its first value."""
-    index = formats.get("lmdb").read_index(path)
-    if not len(index):
-        raise UserError(f"--adopt: {path} contains no records; it is truncated, or not part of a dataset")
-    for kind in ("lmdb", "lmdb_caffe2"):
-        try:
-            next(formats.get(kind).records(path, index, [0]))
-            return kind
-        except ValueError:
-            pass
-    raise UserError(f"--adopt: the values in {path} are neither Caffe's Datum nor Caffe2's TensorProtos with an "
-                    "encoded image; write them with convert_imageset --encoded, or prepare the images again")
 
 
 def _index(kind, path) -> int:

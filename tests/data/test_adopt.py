@@ -62,8 +62,8 @@ def tree(folder):
     return folder
 
 
-MAKERS = {"tfrecord": slim, "lmdb": caffe, "lmdb_caffe2": lambda folder: caffe(folder, messages.tensors),
-          "recordio": mxnet, "folder": tree}
+MAKERS = {"tfrecord": slim, "lmdb": caffe, "recordio": mxnet, "folder": tree}
+CAFFE2 = b"\x0a\x0a\x08\x01\x10\x04\x32\x04jpeg\x0a\x08\x08\x01\x10\x02\x22\x02\xac\x02"  # image and label
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -125,10 +125,10 @@ def make(folder):
 
 def first_file(folder, kind):
     return folder / {"tfrecord": "train-00000-of-00002", "recordio": "train.rec",
-                     "lmdb": "ilsvrc12_train_lmdb/data.mdb", "lmdb_caffe2": "ilsvrc12_val_lmdb/data.mdb"}[kind]
+                     "lmdb": "ilsvrc12_train_lmdb/data.mdb"}[kind]
 
 
-@pytest.mark.parametrize("kind", ["tfrecord", "lmdb", "lmdb_caffe2", "recordio"])
+@pytest.mark.parametrize("kind", ["tfrecord", "lmdb", "recordio"])
 @pytest.mark.parametrize("left", [0.0, 0.5, -1])
 def test_truncated_files_are_refused(tmp_path, capsys, kind, left):
     file = first_file(MAKERS[kind](tmp_path), kind)
@@ -160,11 +160,13 @@ def test_an_index_of_another_file_is_refused(tmp_path, capsys, kind):
 def test_what_is_no_dataset(tmp_path, capsys):
     def refused(folder, message):
         assert command("--adopt", f"--output={folder}") == 1
-        assert message in capsys.readouterr().err
+        [line] = capsys.readouterr().err.splitlines()
+        assert message in line
 
     refused(tmp_path / "none", "there is no folder")
     refused(make(tmp_path / "empty"), "no dataset of a known format")
-    refused(caffe(make(tmp_path / "raw"), lambda image, label: messages.datum(image, label)[:9]), "neither Caffe's")
+    refused(caffe(make(tmp_path / "raw"), lambda image, label: messages.datum(image, label)[:9]), "is not a Datum")
+    refused(caffe(make(tmp_path / "Caffe2's"), lambda image, label: CAFFE2), "is not a Datum with an encoded image")
     pixels = messages._classes()["Datum"](channels=3, height=1, width=1, data=b"abc", label=1).SerializeToString()
     refused(caffe(make(tmp_path / "raw pixels"), lambda image, label: pixels), "--encoded")
     refused(caffe(make(tmp_path / "negative"), lambda image, label: messages.datum(image, label - 1)), "from -1 to 1")

@@ -76,22 +76,16 @@ def test_dali_reads_on_from_any_position(name, tmp_path):
     assert dali_reads(read, len(wanted)) == [written[number] for number in wanted]
 
 
-@pytest.mark.parametrize("name", ["lmdb", "lmdb_caffe2"])
-def test_lmdb_leaves_no_lock_and_is_the_same_each_time(name, tmp_path):
-    kind = formats.get(name)
+def test_lmdb_leaves_no_lock_and_is_the_same_each_time(tmp_path):
     for number in (1, 2):
-        kind.write(tmp_path / str(number), samples(600))
+        formats.get("lmdb").write(tmp_path / str(number), samples(600))
     first, second = ((tmp_path / name / "data.mdb").read_bytes() for name in ("1", "2"))
     assert first == second and os.listdir(tmp_path / "1") == ["data.mdb"]
 
 
-def test_caffes_messages_by_hand():
-    """Tag = field number * 8 + wire type: 4 is data, 5 the label, 7 `encoded`; in TensorProto 6 and 4, in a list 1."""
+def test_caffes_message_by_hand():
+    """Tag = field number * 8 + wire type: 4 is data, 5 the label, 7 `encoded`."""
     assert messages.datum(b"jpeg", 300) == b"\x22\x04jpeg\x28\xac\x02\x38\x01"
-    image = b"\x08\x01\x10\x04\x32\x04jpeg"
-    label = b"\x08\x01\x10\x02\x22\x02\xac\x02"
-    assert messages.tensors(b"jpeg", 300) == b"\x0a\x0a" + image + b"\x0a\x08" + label
-    assert messages.read_tensors(messages.tensors(b"jpeg", 300)) == (b"jpeg", 300)
 
 
 def test_recordio_by_hand(tmp_path):

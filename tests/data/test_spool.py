@@ -14,7 +14,7 @@ from data.feed import Feed
 from data.mixing import Mixing
 from tests.rigs.plans import plan
 
-SPOOLED = ("lmdb", "lmdb_caffe2", "recordio")
+SPOOLED = ("lmdb", "recordio")
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from conftest import run
 from data.dataset import open_dataset
 from tests.rigs.pictures import command, fill
 
-FORMATS = ("tfrecord", "lmdb", "lmdb_caffe2", "recordio")
+FORMATS = ("tfrecord", "lmdb", "recordio")
 
 
 @pytest.fixture(scope="module")
