@@ -5,7 +5,7 @@ training would use; for hierarchical, workers per node x nodes), the time per st
 efficiency: the speed of a worker relative to its speed on one node with the same micro-batch. With a recipe
 (--flagfile), these are averages over its phases, and the training time is printed, too. Without one, each worker
 processes --micro_batch_size images per step (default: 32). Published results follow, with a forecast for each whose
-cluster is known. --output writes all this as an HTML page with a chart.
+cluster is known.
 
 launch/cost.py and launch/topology.py explain the model. The file of a topology in launch/topologies gives the source of
 each figure. benchmarks/scaling_here.py writes such a file for this machine.
@@ -18,7 +18,6 @@ from pathlib import Path
 import model_zoo
 from common import command, flags
 from common.errors import UsageError, UserError
-from common.files import write_atomically
 from common.flags import flag
 from data.named import open_named
 from distributed.allreduce_plan import ALLREDUCES
@@ -26,7 +25,6 @@ from launch import topology as topologies
 from launch.topology import BYTES, Job, Topology
 from model_zoo.cost import ModelCost, model_cost
 from optim.schedules import Piecewise
-from reporting import scaling as report
 from training.flags import define, recipes_first, with_image_size
 from training.plan import make_plan
 from training.settings import Launch, Recipe
@@ -53,7 +51,6 @@ class Options:
     allreduce: All-reduce algorithms to compare. Can be repeated. Default: all.
     overlap: Fraction of the last backward pass that can hide the transfer of the gradients. Default: the topology's.
     json: Print JSON on standard output instead of the table.
-    output: HTML page to write.
     """
 
     workers: tuple[int, ...] = flag([], parse=_numbers)
@@ -61,7 +58,6 @@ class Options:
     allreduce: tuple[str, ...] = flag(list(ALLREDUCES), ALLREDUCES)
     overlap: float | None = flag(low=0.0, high=1.0)
     json: bool = False
-    output: str | None = None
 
 
 @dataclass(frozen=True)
@@ -106,9 +102,7 @@ def main(argv) -> int:
                             f"{topology.network.local_size} workers")
         published = published_results(options.topology, work.recipe.model)
         about = assumptions(work, model, topology)
-        if options.output:
-            write_atomically(Path(options.output), report.page_of(about, rows, published))
-        print(json.dumps(rows) if options.json else "\n".join(report.lines(about, rows, published)), flush=True)
+        print(json.dumps(rows) if options.json else "\n".join(lines(about, rows, published)), flush=True)
     return ending.code
 
 
@@ -193,6 +187,45 @@ def ours(published: dict) -> dict:
     step = one_step(model, published["micro_batch_size"], published["bytes_per_gradient"], published["workers"])
     found = row(topologies.load(published["topology"]), [step], published["workers"], published["allreduce"])
     return {"forecast_images_per_second": found["images_per_second"], "forecast_efficiency": found["efficiency"]}
+
+
+def lines(about: dict[str, str], rows: list[dict], published: list[dict]) -> list[str]:
+    """Returns the text for a terminal: of `assumptions`, `forecast` and `published_results`."""
+    shown = [f"{name}: {text}" for name, text in about.items()]
+    for heading, texts in (("", forecasts(rows)), ("published (forecast)", results(published))):
+        widths = {name: max(len(name), *(len(text[name]) for text in texts)) for name in texts[0]}
+        shown += ["", heading] if heading else [""]
+        shown += ["  ".join(line[name].ljust(widths[name]) for name in widths).rstrip()
+                  for line in ({name: name for name in widths}, *texts)]
+    return shown
+
+
+def forecasts(rows: list[dict]) -> list[dict[str, str]]:
+    """Returns the lines of the table: column -> text."""
+    shown = [{"workers": f"{row['workers']:,}", "all-reduce": row["allreduce"], "grid": "x".join(map(str, row["grid"])),
+              "step, ms": f"{1000 * row['step_seconds']:,.1f}", "images/s": f"{row['images_per_second']:,.0f}",
+              "efficiency": f"{row['efficiency']:.1%}"} for row in rows]
+    if "hours" in rows[0]:
+        with_seconds = min(row["hours"] for row in rows) < 1
+        for text, row in zip(shown, rows, strict=True):
+            text["h:mm:ss" if with_seconds else "h:mm"] = clock(row["hours"], with_seconds)
+    return shown
+
+
+def clock(hours: float, with_seconds: bool) -> str:
+    """Returns a time as h:mm, or as h:mm:ss."""
+    minutes, seconds = divmod(round(3600 * hours), 60) if with_seconds else (round(60 * hours), 0)
+    return f"{minutes // 60}:{minutes % 60:02}" + f":{seconds:02}" * with_seconds
+
+
+def results(published: list[dict]) -> list[dict[str, str]]:
+    """Returns the lines of the table of published results, with our forecast in brackets."""
+    def both(row, quantity, form):
+        return " ".join(form.format(value) for form, value in (
+            (form, row[quantity]), (f"({form})", row.get(f"forecast_{quantity}"))) if value and row[quantity])
+
+    return [{"workers": f"{row['workers']:,}", "who": row["who"], "images/s": both(row, "images_per_second", "{:,.0f}"),
+             "efficiency": both(row, "efficiency", "{:.1%}"), "source": row["source"]} for row in published]
 
 
 def parse(argv) -> tuple[Options, Work]:

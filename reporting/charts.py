@@ -41,11 +41,6 @@ def line(label: str, rows: Sequence[dict], x: Callable[[dict], float], y: str | 
                 **options)
 
 
-def ideal(most: int, rate: float) -> Line:
-    """Returns the line of a speed that grows as the number of workers does, up to the most. rate: of one worker."""
-    return Line("ideal", [0, most], [0.0, rate * most], 7, "faint")
-
-
 def number(value) -> str:
     """Returns a number as text: about four digits, thousands separated; other values as they are."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):

@@ -190,7 +190,7 @@ def plot(rows: list[dict]) -> str:
             series.append(Line(f"{label}, forecast", workers, forecasts, colour, "dashed"))
     if most > fewest:
         fastest = max(row["images_per_second"] for row in rows if row["workers"] == fewest)
-        series.append(charts.ideal(most, fastest / fewest))
+        series.append(Line("ideal", [0, most], [0.0, fastest / fewest * most], 7, "faint"))
     return charts.lines("images/s", "workers", series, x_end=most, from_zero=True)
 
 

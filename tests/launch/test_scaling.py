@@ -13,7 +13,6 @@ from launch import cost, scaling, topology
 from launch.cost import Link, Network
 from launch.topology import Job
 from model_zoo.cost import RESNET50, ModelCost
-from reporting import scaling as report
 from training import flags
 from training.plan import plan_for
 
@@ -233,15 +232,12 @@ def test_json(capfd):
     assert ring["efficiency"] < hierarchical["efficiency"] < torus["efficiency"]
 
 
-def test_the_table_and_json_as_processes(tmp_path):
+def test_the_table_and_json_as_processes():
     command = ("-m", "launch.scaling", "--workers=8", "--allreduce=ring")
-    done = run("python", 1, *command, f"--output={tmp_path / 'forecast.html'}")
-    assert done.returncode == 0 and "ring" in done.stdout and "87.9%" in done.stdout, done.stderr  # Jia et al.
-    page = (tmp_path / "forecast.html").read_text()
-    assert "ideal: 0 (workers 0)" in page
-    parts = ["ABCI", "resnet50", "32 images per worker", "150 GB/s", "<svg", "published, Jia et al.", "87.9%"]
-    assert [page.index(part) for part in parts] == sorted(page.index(part) for part in parts)
-    assert all(part in done.stdout for part in parts[:4])
+    done = run("python", 1, *command)
+    assert done.returncode == 0, done.stderr
+    parts = ["ABCI", "resnet50", "32 images per worker", "150 GB/s", "ring", "Jia et al.", "87.9%"]
+    assert [done.stdout.index(part) for part in parts] == sorted(done.stdout.index(part) for part in parts)
     done = run("python", 1, *command, "--json")
     assert done.returncode == 0 and json.loads(done.stdout)[0]["grid"] == [8, 1]
 
@@ -266,7 +262,7 @@ def test_a_recipe_takes_its_plans_steps(capfd):
 @pytest.mark.parametrize(("hours", "with_seconds", "text"), [
     (122 / 3600, True, "0:02:02"), (0.99999, True, "1:00:00"), (1.999, False, "2:00"), (26.11, False, "26:07")])
 def test_a_time_is_hours_and_minutes(hours, with_seconds, text):
-    assert report.clock(hours, with_seconds) == text
+    assert scaling.clock(hours, with_seconds) == text
 
 
 def test_the_table_has_the_time_of_a_recipe(capfd):
@@ -349,7 +345,7 @@ def test_a_damaged_topology_is_one_line(name, tmp_path, capfd):
     (["--workers=4", "--overlap=nan"], 2, "0 to 1"),
     (["--workers=4", "--model=vgg"], 2, "vgg"),
     (["--workers=4", "--flagfile=nowhere"], 2, "nowhere"), (["--workers=4", "--topology=nowhere"], 1, "abci"),
-    (["--workers=4", "--topology=/"], 1, "/"), (["--workers=4", "--output=/nowhere/x.html"], 1, "/nowhere/x.html"),
+    (["--workers=4", "--topology=/"], 1, "/"),
     (["--workers=6", "--allreduce=hierarchical"], 1, "multiples of 4"),
     (["--workers=7", "--flagfile=launch/recipes/digits.flags"], 1, "126 and 133")])
 def test_what_is_wrong_is_one_line(arguments, code, says, capfd):

@@ -104,8 +104,8 @@ def test_all_charts_of_a_run_have_one_horizontal_range():
 
 
 def test_an_axis_from_zero():
-    figure = charts.lines("images/s", "workers", [Line("", [1, 2], [90.0, 100.0]), charts.ideal(2, 100.0)], x_end=2,
-                          from_zero=True)
+    figure = charts.lines("images/s", "workers", [
+        Line("", [1, 2], [90.0, 100.0]), Line("ideal", [0, 2], [0.0, 200.0])], x_end=2, from_zero=True)
     first, second, origin, most = elements(figure, "circle")
     assert float(origin.get("cy")) == charts.HEIGHT - charts.BOTTOM and float(origin.get("cx")) == charts.LEFT
     assert float(most.get("cy")) < float(second.get("cy")) and most.find("title").text == "ideal: 200 (workers 2)"
