@@ -1,4 +1,4 @@
-"""run.json: what a run was made with: command, recipe, dataset, hosts, versions, git revision."""
+"""run.json: what a run was made with: command, recipe, origin of each flag, dataset, hosts, versions, git revision."""
 import json
 import os
 import platform
@@ -24,7 +24,7 @@ def about(run: RunInfo) -> dict:
     data = run.dataset
     return {
         "command": shlex.join(sys.argv), "started": time.strftime("%Y-%m-%d %H:%M:%S %z"), "hosts": run.hosts,
-        "recipe": recipe(run.recipe),
+        "recipe": recipe(run.recipe), "origins": run.origins,
         "dataset": {"folder": str(data.folder), "format": data.format, "classes": len(data.classes),
                     "train_samples": data.train.samples, "validation_samples": data.validation.samples},
         "versions": versions(), "git": git_revision(ROOT)}

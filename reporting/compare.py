@@ -8,7 +8,6 @@ from reporting.charts import number, percent
 from reporting.observer import top1_of
 from reporting.page import constant_values, details, duration, over_epochs_and_time, page, table, without_empty_columns
 from reporting.run_folder import RunData
-from reporting.sentences import tidy
 
 
 def gap(row: dict) -> float | None:
@@ -132,6 +131,14 @@ def curves(names: list[str], runs: list[RunData]) -> str:
         rows, max((row["epoch"] for row in rows), default=0), functools.partial(
             curves_over, drawn, [one for one in CURVES if one[0] not in same_values])
     ) + f"<p>{' '.join(same_values.values())}</p>"
+
+
+def tidy(value: str) -> str:
+    """Returns a flag's number without superfluous digits, other text as it is."""
+    try:
+        return number(float(value))
+    except ValueError:
+        return value
 
 
 def colours_of(runs: list[RunData]) -> list[int]:

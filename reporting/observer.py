@@ -17,6 +17,7 @@ class RunInfo:
 
     plan: content of plan.json. flags: value of each flag. flags_text: content of flags.txt. recipe: the recipe that was
     read, or None. hosts: number of workers on each host. progress: training.state.Progress, how far it has come.
+    origins: flag -> "command line" or "recipe", for the flags in flags.txt that are not at their defaults.
     """
 
     folder: Path
@@ -27,6 +28,7 @@ class RunInfo:
     dataset: Dataset
     hosts: dict[str, int]
     progress: Any
+    origins: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from common import command, flags
 from common.errors import UsageError, UserError
 from common.files import write_atomically
 from common.flags import flag
+from optim import OPTIMIZERS
 from reporting import charts, heat_map, sentences
 from reporting.charts import Line, number, percent
 from reporting.compare import comparison
@@ -95,9 +96,8 @@ def report(run: RunData) -> str:
     sections = [
         f'<p class="result">{sentences.result(run)}</p>', sentences.published(run), sentences.state(run), figures(run),
         "<h2>Curves</h2>", curves(run), *times(run), *noise_scale(run), *layers(run), *mistakes(run), *samples(run),
-        "<h2>Plan</h2>", *(f"<p>{html.escape(line)}</p>" for line in sentences.plan(run)), phases(run),
-        "<h2>Evaluations</h2>", details("All evaluations", table(run.rows)),
-        "<h2>This run</h2>", origin(run), "<h3>Flags</h3>", f"<pre>{html.escape(run.flags_text)}</pre>"]
+        "<h2>Plan</h2>", phases(run), *settings(run),
+        "<h2>Evaluations</h2>", details("All evaluations", table(run.rows)), "<h2>This run</h2>", origin(run)]
     return page(run.name, sections, reload_seconds(run))
 
 
@@ -133,10 +133,12 @@ def curves(run: RunData) -> str:
     """
     rows = [*run.rows, *run.steps]
     reached = max((row["epoch"] for row in rows), default=0)
+    info = OPTIMIZERS.get(run.flags["optimizer"])
+    read = [one for one in PLANNED if one[1] != "momentum" or not info or "momentum" in info.options]
     same = constant_values({title: [row[column] for row in run.steps or run.rows] + [
-        row[planned] for row in run.plan["schedule"]] for title, column, planned in PLANNED}, "throughout")
+        row[planned] for row in run.plan["schedule"]] for title, column, planned in read}, "throughout")
     return over_epochs_and_time(rows, min(math.ceil(2 * reached) or run.epochs, run.epochs), functools.partial(
-        curves_over, run, [one for one in PLANNED if one[0] not in same])) + f"<p>{' '.join(same.values())}</p>"
+        curves_over, run, [one for one in read if one[0] not in same])) + f"<p>{' '.join(same.values())}</p>"
 
 
 def curves_over(run: RunData, planned_values, x_title: str, x, x_end: float) -> list[str]:
@@ -294,6 +296,26 @@ def phases(run: RunData) -> str:
         for phase, value in zip(listed, values, strict=False):
             phase[name] = "the model's own" if value is None else value
     return table(listed)
+
+
+def settings(run: RunData) -> list[str]:
+    """Returns what workers and plan make of the flags, and each flag: its value and where it comes from.
+
+    Flags at their defaults are shown on request. A run of an earlier version does not know which these are.
+    """
+    made, exchange, origins = run.plan, run.plan.get("exchange") or {}, run.run.get("origins")
+    grid = f" of {'x'.join(map(str, exchange['grid']))} workers" if exchange.get("grid") else ""
+    by = f", by {exchange['by']}" if exchange.get("by") else ""
+    planned = [{"setting": name, "value": value, "from": source} for name, value, source in (
+        ("workers", made["workers"], "launch"), ("updates", made["steps"], "plan"),
+        ("peak learning rate", made["peak_learning_rate"], "plan"),
+        ("all-reduce", f"{exchange.get('allreduce', 'none')}{grid}{by}", exchange.get("why", "")))]
+    listed = sorted(({"setting": f"--{name}", "value": value,
+                      "from": "" if origins is None else origins.get(name, "default")}
+                     for name, value in run.flags.items()), key=lambda row: row["from"])
+    given, rest = ([row for row in listed if (row["from"] == "default") is unset] for unset in (False, True))
+    return [table([*planned, *given], ("value", "from")),
+            details(f"{len(rest)} flags at their defaults", table(rest, ("value", "from"))) if rest else ""]
 
 
 def origin(run: RunData) -> str:

@@ -1,23 +1,14 @@
-"""The sentences of a run's report: the result, its state, and the plan in prose."""
+"""The sentences of a run's report: the result, the paper's figure, its state, and the wait for storage."""
 import html
 import time
 from collections import Counter
 
-from optim import OPTIMIZERS
 from reporting.charts import number
 from reporting.page import duration, plural
 from reporting.progress import STORAGE_LIMITS
 from reporting.run_folder import RunData
 
-OPTIONS = ("momentum", "weight_decay", "trust_coefficient")  # of an optimizer, that its sentence names
-BY = "\u00d7"
 IMBALANCE = 0.05  # what guessing has to gain from the most frequent class to be worth a sentence
-WARMUPS = {"none": "starts at {peak}",
-           "gradual": "rises from {warmup_learning_rate} to {peak} over the first {warmup_epochs} epochs",
-           "constant": "stays at {warmup_learning_rate} for the first {warmup_epochs} epochs"}
-DECAYS = {"poly": "decays to the end as a polynomial with exponent {poly_power}",
-          "multistep": "is divided by 10 at epoch {lr_boundaries}", "cosine": "decays to the end along a cosine",
-          "constant": "stays constant"}
 
 
 def result(run: RunData) -> str:
@@ -103,54 +94,3 @@ def state(run: RunData) -> str:
         left = f", about {duration(run.rows[-1]['seconds'] * (run.epochs - run.epoch) / run.epoch)} left"
     return (f'<div class="status"><b>In progress</b>: {where}{left}. This page, of '
             f"{time.strftime('%Y-%m-%d %H:%M:%S')}, reloads itself.{bar}</div>")
-
-
-def plan(run: RunData) -> list[str]:
-    """Returns the plan in prose, as paragraphs."""
-    made, phases = run.plan, run.plan["phases"]
-    batch, micro_batch = phases[0]["global_batch_size"], phases[0]["micro_batch_size"]
-    workers, steps = made["workers"], phases[0]["accumulation_steps"]
-    first = "of the first phase " if len(phases) > 1 else ""
-    uneven = ", of which some workers have one fewer" if batch != workers * micro_batch * steps else ""
-    text = [f"Training processes {made['train_samples']:,} images per epoch for {epochs_of(made['epochs'])}, in "
-            f"{plural(made['steps'], 'update')} of the weights.",
-            f"The global batch {first}has {batch:,} images: {plural(workers, 'worker')} {BY} micro-batches of "
-            f"{micro_batch:,} {BY} {plural(steps, 'accumulation step')}{uneven}."]
-    if len(phases) > 1:
-        text.append(f"There are {len(phases)} phases, because the batch size, the batch-norm group or the image size "
-                    "changes.")
-    return [*text, *optimizer(run), *exchange(made.get("exchange") or {}), images(run)]
-
-
-def optimizer(run: RunData) -> list[str]:
-    flags = run.flags
-    read = OPTIMIZERS[flags["optimizer"]].options if flags["optimizer"] in OPTIMIZERS else OPTIONS
-    listed = [f"{name.replace('_', ' ')} {tidy(flags[name])}" for name in OPTIONS if name in read and name in flags]
-    words = {"lr_boundaries": "none", "peak": number(run.plan["peak_learning_rate"])} | {
-        name: tidy(value) for name, value in flags.items()}
-    begins = WARMUPS[flags["warmup"]].format_map(words)
-    decays = DECAYS.get(flags["lr_schedule"], "follows its schedule").format_map(words)
-    return [f"The optimizer is {flags['optimizer'].upper()} with {', '.join(listed)}.",
-            f"The learning rate {begins}, then {decays}."]
-
-
-def exchange(made: dict) -> list[str]:
-    if made.get("allreduce") in (None, "none"):
-        return []
-    grid = f" of {made['grid'][0]} {BY} {made['grid'][1]} workers" if made.get("grid") else ""
-    return [f"The workers exchange gradients in a {made['allreduce']}{grid}, by {made.get('by')} ({made.get('why')})."]
-
-
-def images(run: RunData) -> str:
-    sizes = [str(size) for size in dict.fromkeys(run.plan.get("image_size") or []) if size]
-    size = f"{' then '.join(sizes)} pixels wide and high" if sizes else "of the size of the model"
-    return (f"The images are {size}, with augmentation '{run.flags['augmentation']}'. Training computes in "
-            f"{run.flags['precision']}.")
-
-
-def tidy(value: str) -> str:
-    """Returns a flag's number without superfluous digits, other text as it is."""
-    try:
-        return number(float(value))
-    except ValueError:
-        return value

@@ -73,13 +73,15 @@ def parse(argv: Sequence[str]) -> Settings:
     training.default_recipe chooses one.
     """
     recipes, given = recipes_first(argv[1:])
-    source, fitted = (None, []) if recipes else default_recipe(_read([argv[0], *given]))
+    typed = _read([argv[0], *given])
+    source, fitted = (None, []) if recipes else default_recipe(typed)
     values = _read([argv[0], *(recipes or [f"--flagfile={source}", *fitted]), *given])
     values.data_dir = named.absolute(values.data_dir)  # flags.txt has to mean the same from any folder
     values.init_checkpoint = values.init_checkpoint and str(Path(values.init_checkpoint).absolute())
     recorded = [name for name in (*flags.names(Recipe), *flags.names(Launch), *REPRODUCED)
                 if values[name].value not in (None, [])]
     text = "\n".join(values[name].serialize() for name in recorded) + "\n"
+    origins = {name: "command line" if typed[name].present else "recipe" for name in recorded if values[name].present}
     recipe, launch, run = (flags.parsed(values, group) for group in GROUPS.values())
     recipe = with_image_size(recipe)
     sizes = recipe.image_size
@@ -87,7 +89,7 @@ def parse(argv: Sequence[str]) -> Settings:
     values_given["image_size"] = sizes.values[0] if len(sizes.pairs) == 1 else str(sizes)
     file = source or Path(recipes[0].partition("=")[2])
     settings = Settings(recipe, launch, run, values_given, text, source, tuple(fitted), file,
-                        without_effect(values, given))
+                        without_effect(values, given), origins)
     for name, example in NEEDED.get(run.mode, {}).items():
         if not getattr(run, name):
             raise UsageError(f"--mode={run.mode} needs --{name}={example}")

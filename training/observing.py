@@ -120,7 +120,7 @@ def make_observers(job: Job, files: RunFolder, hosts: dict[str, int], added: Seq
     """
     settings = job.settings
     run = RunInfo(files.path, job.plan.as_json(), settings.given, settings.text, settings.recipe_file, job.feed.dataset,
-                  hosts, job.state.progress)
+                  hosts, job.state.progress, settings.origins)
     profile = [Profile(*settings.run.profile)] if settings.run.profile else []
     mlperf = [MLPerfLog(files, settings.run.mlperf_log)] if settings.run.mlperf_log else []
     images = None if job.feed.dataset.is_synthetic else functools.partial(training_images, job)

@@ -2,7 +2,7 @@
 
 Each field is a flag of train.py. Imports nothing heavy.
 """
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import model_zoo
@@ -293,6 +293,7 @@ class Settings:
     given: value of each flag before parsing. text: content of flags.txt, which reproduces the run. source: the default
     recipe, if it was read. fitted: flags that fit it to the dataset. recipe_file: the recipe that was read: the default
     one, or the first file of --flagfile. without_effect: a sentence for each flag on the command line that has none.
+    origins: flag -> "command line" or "recipe", for the flags in `text` that are not at their defaults.
     """
 
     recipe: Recipe
@@ -304,6 +305,7 @@ class Settings:
     fitted: tuple[str, ...] = ()
     recipe_file: Path | None = None
     without_effect: tuple[str, ...] = ()
+    origins: dict[str, str] = field(default_factory=dict)
 
     @property
     def default_recipe(self) -> list[str]:

@@ -97,6 +97,17 @@ def test_the_recipe_is_the_first_flagfile_or_the_default(tmp_path):
     assert settings.recipe_file == settings.source == ROOT / "launch" / "recipes" / "digits.flags"
 
 
+def test_where_each_flag_comes_from(tmp_path, digits):
+    """A second file of flags, an alias, and what fits the default recipe to the dataset count, too."""
+    (tmp_path / "flags.txt").write_text("--mixup=0.2\n--noxla\n")
+    origins = parse(["train.py", "--epochs", "2", "-lars_exclude=gamma", f"--flagfile={RECIPE}",
+                     f"--flagfile={tmp_path}/flags.txt", "--nonesterov"]).origins
+    assert [name for name, origin in origins.items() if origin == "command line"] == ["epochs", "nesterov", "exclude"]
+    assert origins["mixup"] == origins["xla"] == origins["warmup_epochs"] == "recipe" and "seed" not in origins
+    origins = parse(["train.py", f"--data_dir={digits}"]).origins
+    assert origins["data_dir"] == "command line" and origins["batch_size"] == origins["optimizer"] == "recipe"
+
+
 def test_the_git_revision(tmp_path):
     assert about.git_revision(tmp_path) is None
     git = ["git", "-C", tmp_path, "-c", "user.name=x", "-c", "user.email=x@example.org"]

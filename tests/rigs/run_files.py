@@ -60,6 +60,7 @@ def whole(folder: Path, epochs: int = 3, classes: int = 10, layers: int = 4, **o
         "command": "train.py --epochs=3", "started": "2026-11-22 13:05:02 +0000", "hosts": {"node1": 2, "node2": 2},
         "recipe": {"path": "/recipes/table3.flags", "row": "table 3, experiment 1", "reported": "top-1 75.03 %",
                    "flags": {"epochs": "90", "weight_decay": "1e-4", "model": "resnet50"}},
+        "origins": {"epochs": "command line", "weight_decay": "recipe", "model": "recipe"},
         "dataset": {"folder": "/data/imagenet", "format": "tfrecord", "classes": classes, "train_samples": 1000,
                     "validation_samples": 50},
         "versions": {"TensorFlow": "2.15.1"}, "git": {"revision": "1ebecd6", "changed": True}})
