@@ -81,12 +81,13 @@ class RunFolder:
         self._lock = threading.RLock()
         self._is_failing = False
 
-    def rows(self, name: str) -> list[dict]:
-        """Returns the rows of a log with one JSON object per line, on disk or not. Names damaged lines on standard
-        error and leaves them out.
+    def rows(self, name: str, start: int = 0) -> list[dict]:
+        """Returns the rows of a log with one JSON object per line, on disk or not, from the row number `start` on.
+
+        Names damaged lines on standard error and leaves them out.
         """
         with self._lock:
-            return [json.loads(line) for line in self._rows(name).lines]
+            return [json.loads(line) for line in self._rows(name).lines[start:]]
 
     def append(self, name: str, row: dict) -> None:
         with self._lock:

@@ -6,7 +6,7 @@ import contextlib
 import math
 
 from common.errors import complain, one_line
-from reporting.observer import Evaluation, Observer, RunInfo, Update
+from reporting.observer import Evaluation, Observer, RunInfo
 from reporting.run_folder import AUGMENTATIONS, LAYERS, METRICS, TENSORBOARD, TIMES, RunFolder
 
 TAGS = {  # column of metrics.jsonl -> name in TensorBoard
@@ -16,11 +16,18 @@ TAGS = {  # column of metrics.jsonl -> name in TensorBoard
     "learning_rate": "schedule/learning_rate", "momentum": "schedule/momentum", "batch_size": "schedule/batch_size",
     "images_per_second": "throughput/images_per_second", "seconds": "throughput/seconds", "epoch": "throughput/epochs"}
 KINDS = ("weight_norm", "gradient_norm", "trust_ratio")
+PARTS = ("compute", "data", "exchange", "storage")
+SCALARS = {  # log -> function that returns the scalars of one of its rows, by name
+    METRICS: lambda row: {TAGS.get(name, f"other/{name}"): value for name, value in row.items()
+                          if name not in ("samples", "weights")},
+    TIMES: lambda row: {f"time/{part}": row[part] for part in PARTS if part in row},
+    LAYERS: lambda row: {f"{kind}/{layer}": value for layer, values in row["layers"].items()
+                         for kind, value in zip(KINDS, values, strict=True)}}
 EVENTS = "events.out.tfevents.*"
 
 
 class TensorBoard(Observer):
-    """Writes FOLDER/tensorboard. Has to come after RunLog, whose rows it reads.
+    """Writes the rows of the logs to FOLDER/tensorboard. Has to come after RunLog, which logs them.
 
     If the events cannot be written, as on a full disk, one line says so. They are written again, from the rows, after
     the next evaluation or at the end.
@@ -33,32 +40,38 @@ class TensorBoard(Observer):
 
     def start(self, run: RunInfo) -> None:
         self._run = run
-        self._rewrite()
+        self._write()
 
     def rewind(self, progress) -> None:
-        self._rewrite()
+        self._close()
+        self._write()
 
-    def _rewrite(self) -> None:
-        """Rewrites the events. Keeps profiles."""
+    def evaluation(self, evaluation: Evaluation) -> None:
+        self._write()
+
+    def _write(self):
+        """Writes the rows that the file of events lacks. A new file has all, and replaces others. Keeps profiles."""
         import tensorflow as tf
 
-        self._close()
         folder = self._files.path / TENSORBOARD
-        leftovers = [*folder.glob(EVENTS)]
+        files = {*folder.glob(EVENTS)}
+        replaced = () if self._events else files
         with self._complaining():
-            self._events = tf.summary.create_file_writer(str(folder))
-            self._describe()
-            for row in self._files.rows(METRICS):
-                self._row(row)
-            for row in self._files.rows(TIMES):
-                self._breakdown(row["samples"], row)
-            for row in self._files.rows(LAYERS):
-                self._layers(row["samples"], row["layers"])
+            if not self._events:
+                self._events, self._written = tf.summary.create_file_writer(str(folder)), dict.fromkeys(SCALARS, 0)
+                self._describe()
+            for log, scalars in SCALARS.items():
+                rows = self._files.rows(log, self._written[log])
+                for row in rows:
+                    with self._events.as_default(step=row["samples"]):
+                        for name, value in scalars(row).items():
+                            tf.summary.scalar(name, math.nan if value is None else value)
+                self._written[log] += len(rows)
             self._events.flush()
-            for leftover in leftovers:
-                leftover.unlink()
+            for file in replaced:
+                file.unlink()
             self._is_failing = False
-        for unfinished in () if self._events else {*folder.glob(EVENTS)} - {*leftovers}:
+        for unfinished in () if self._events else {*folder.glob(EVENTS)} - files:
             unfinished.unlink()
 
     @contextlib.contextmanager
@@ -89,45 +102,9 @@ class TensorBoard(Observer):
             if run.flags.get("save_augmentations") and images.is_file():
                 tf.summary.image("augmentations", tf.io.decode_png(images.read_bytes())[None])
 
-    def step(self, update: Update) -> None:
-        """Logs the layers of the first update."""
-        if update.layers and self._events:
-            with self._complaining():
-                self._layers(0, update.layers)
-
-    def evaluation(self, evaluation: Evaluation) -> None:
-        if not self._events:
-            self._rewrite()
-            return
-        samples = evaluation.row["samples"]
-        with self._complaining():
-            self._row(evaluation.row)
-            self._breakdown(samples, evaluation.breakdown)
-            self._layers(samples, evaluation.layers)
-            self._events.flush()
-
-    def _row(self, row):
-        self._scalars(row["samples"], {TAGS.get(name, f"other/{name}"): value for name, value in row.items()
-                                       if name not in ("samples", "weights")})
-
-    def _breakdown(self, samples, breakdown):
-        self._scalars(samples, {f"time/{name}": breakdown[name] for name in ("compute", "data", "exchange", "storage")
-                                if name in breakdown})
-
-    def _layers(self, samples, layers):
-        self._scalars(samples, {f"{kind}/{layer}": value for layer, values in layers.items()
-                                for kind, value in zip(KINDS, values, strict=True)})
-
-    def _scalars(self, samples, values):
-        import tensorflow as tf
-
-        with self._events.as_default(step=samples):
-            for name, value in values.items():
-                tf.summary.scalar(name, math.nan if value is None else value)
-
     def close(self) -> None:
         if self._is_failing:
-            self._rewrite()
+            self._write()
         self._close()
 
     def _close(self):
