@@ -16,7 +16,8 @@ INTRODUCTION = """# Recipes
 Each recipe is a file of flags. `uv run train.py --flagfile=launch/recipes/PAPER/NAME.flags` trains it on any number of
 workers that divides its batch size. `--dry_run --workers=N` shows its plan without the dataset. Without flags, train.py
 reads `digits.flags`. The accuracies are those reported in the papers. The last table has no paper: MLPerf publishes how
-many epochs its reference needed with these settings to reach its target ([MLPerf](../../docs/mlperf.md)).
+many epochs its reference needed with these settings to reach its target
+([MLPerf](../../docs/observers.md#mlperfs-log)).
 
 The last column gives the source of each setting: a section or table of the paper, or a file or the later code of its
 authors. `open` means that no source gives the setting. A comment in the recipe then explains the value.

@@ -165,7 +165,7 @@ def _read(argv: Sequence[str]) -> absl_flags.FlagValues:
     return values
 
 
-PATHS = ("data_dir", "output_dir", "checkpoint", "init_checkpoint", "image", "stage_dir", "timeline", "mlperf_log")
+PATHS = ("data_dir", "output_dir", "checkpoint", "init_checkpoint", "image", "stage_dir", "timeline")
 READ_BY = {  # flag -> (another flag, the values of that one with which the first has an effect)
     **dict.fromkeys(("warmup_epochs", "warmup_learning_rate"), ("warmup", ("gradual", "constant"))),
     "lr_boundaries": ("lr_schedule", ("multistep",)),

@@ -15,7 +15,6 @@ import numpy as np
 from common.errors import UserError, complain, one_line
 from data.pipeline import DecoderSettings
 from model_zoo.cost import counted
-from reporting.mlperf_log import MLPerfLog
 from reporting.observer import Observer, RunInfo
 from reporting.progress import ProgressDisplay
 from reporting.report_writer import ReportWriter
@@ -122,10 +121,8 @@ def make_observers(job: Job, files: RunFolder, hosts: dict[str, int], added: Seq
     run = RunInfo(files.path, job.plan.as_json(), settings.given, settings.text, settings.recipe_file, job.feed.dataset,
                   hosts, job.state.progress, settings.origins)
     profile = [Profile(*settings.run.profile)] if settings.run.profile else []
-    mlperf = [MLPerfLog(files, settings.run.mlperf_log)] if settings.run.mlperf_log else []
     images = None if job.feed.dataset.is_synthetic else functools.partial(training_images, job)
-    observers = [RunLog(files), ProgressDisplay(), TensorBoard(files), ReportWriter(files, images), *mlperf, *profile,
-                 *added]
+    observers = [RunLog(files), ProgressDisplay(), TensorBoard(files), ReportWriter(files, images), *profile, *added]
     if settings.source:
         print("recipe:", settings.source, *settings.fitted, file=sys.stderr)
     for line in (*doubts(settings.recipe, job.plan), *forecast(job)):

@@ -252,8 +252,6 @@ class Run:
     timeline: File for Horovod's timeline of the gradient exchange, which chrome://tracing can show.
     profile: Steps to profile, as FROM:TO (exclusive), such as 100:110. TensorBoard's profile plugin shows the result.
     observer: Observer of your own, as MODULE:NAME. It sees what the run's folder records. Can be given several times.
-    mlperf_log: File for MLPerf's log of the training, which MLPerf's compliance checker reads. A new training
-        overwrites it; a resumed one continues it.
     dry_run: Print the plan as JSON and exit.
     workers: Number of workers to plan for. Only with --dry_run.
     workers_per_node: Number of workers per node to plan for. Only with --dry_run. Default: the number per node of this
@@ -279,7 +277,6 @@ class Run:
     timeline: str | None = None
     profile: tuple[int, int] | None = flag(parse=values.range_of_steps)
     observer: tuple[str, ...] = flag([], parse=values.names_in_modules, repeated=True)
-    mlperf_log: str | None = None
     dry_run: bool = False
     workers: int | None = flag(low=1)
     workers_per_node: int | None = flag(low=1)

@@ -1,20 +1,19 @@
-"""--mlperf_log: MLPerf's events of a training, for the compliance checker of the package mlperf-logging.
+"""MLPerf's log of a training: `--observer=examples.mlperf_log:MLPerfLog` writes it to RUN/mlperf.log.
 
-An event is a line of JSON. The package has a writer, too, but it needs pandas and SciPy, logs through a logger that the
-whole process shares and names the line of code that logs. So this file writes the lines, and the tests check them with
-the package.
+An event is a line of JSON. MLCommons' package mlperf-logging checks the file. The package has a writer, too, but it
+needs pandas and SciPy, logs through a logger that the whole process shares and names the line of code that logs. So
+this file writes the lines, and the tests check them with the package.
 """
-import errno
+import contextlib
 import json
 import time
 from pathlib import Path
 
 import psutil
 
-from common.errors import UserError, complain
-from common.files import as_json
+from common.errors import complain
+from common.files import as_json, write_atomically
 from reporting.observer import Evaluation, Observer, RunInfo, Update, top1_of
-from reporting.run_folder import RunFolder
 
 PREFIX = ":::MLLOG "
 TARGET_TOP1 = 0.759  # of MLPerf's ResNet-50, which its checker demands in the closed division
@@ -22,53 +21,46 @@ KINDS = {"start": "INTERVAL_START", "stop": "INTERVAL_END"}
 
 
 class MLPerfLog(Observer):
-    """Writes the events to a file. The run ends for MLPerf, and with it the log, at the evaluation that reaches 0.759.
+    """Writes the events. The run ends for MLPerf, and with it the log, at the evaluation that reaches 0.759.
 
     The events of an evaluation, and of the training before it, are written after it, with their times. A resumed run
     and a rollback remove those after their checkpoint and go on. Times are wall-clock times, so they include the time
-    between two processes. files: keeps what cannot be written, as on a full disk.
+    between two processes.
     """
 
-    def __init__(self, files: RunFolder, path):
-        self._files, self._path = files, Path(path).absolute()
-
     def start(self, run: RunInfo) -> None:
-        self._trained_until, self._is_over = now(), False
+        """Raises ValueError for a training that MLPerf's rules do not know."""
         if len(run.plan["phases"]) > 1:
-            raise UserError("--mlperf_log: MLPerf's log has one batch size and one batch-norm span, but this training "
-                            "changes them, or the image size; remove the flag")
+            raise ValueError("MLPerf's log has one batch size and one batch-norm span, but this training changes them, "
+                             "or the image size")
         if (name := run.flags["optimizer"]) not in ("lars", "sgd"):
-            raise UserError(f"--mlperf_log: MLPerf has rules for the optimizers lars and sgd, not for {name}; remove "
-                            "the flag")
-        try:
-            self._log = self._files.log(self._path)
-            if run.progress.step:
-                self.rewind(run.progress)
-            else:
-                self._began, self._epochs = self._trained_until, 0
-                self._log.keep(beginning(run, self._began))
-            self._log.save()
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise UserError(f"--mlperf_log: {self._path} cannot be written: {error.strerror}") from None
+            raise ValueError(f"MLPerf has rules for the optimizers lars and sgd, not for {name}")
+        self._path, self._trained_until = run.folder / "mlperf.log", now()
+        if run.progress.step:
+            self._events = read(self._path)
+            self.rewind(run.progress)
+        else:
+            self._events, self._is_over = beginning(run, self._trained_until), False
+            self._began, self._epochs = self._trained_until, 0
+        with contextlib.suppress(OSError):  # a full disk, say: each evaluation tries again, and training tells of it
+            self._save()
 
     def rewind(self, progress) -> None:
-        """Removes the events after the last evaluation of this progress. Lines that cannot be read are left out.
+        """Removes the events after the last evaluation of this progress.
 
         A run_stop that followed this evaluation, or one before, stays if it was a success; otherwise the run goes on.
         """
-        lines = [line for line in self._log.lines if parsed(line)]
-        events = [parsed(line) for line in lines]
-        starts = [number for number, event in enumerate(events) if event["key"] in ("run_start", "eval_stop")]
-        end = starts[:progress.evaluations + 1][-1] + 1 if starts else 0
-        self._is_over = any(event["metadata"].get("status") == "success" for event in events[end:end + 1])
-        if len(starts) <= progress.evaluations and not (self._is_over and events[starts[0]]["key"] == "run_start"):
-            complain(f"warning: --mlperf_log: {self._path} lacks the start of this run; nothing is added to it")
-            self._is_over = True
+        ends = [number for number, one in enumerate(self._events, 1) if one["key"] in ("run_start", "eval_stop")]
+        end = ends[:progress.evaluations + 1][-1] if ends else 0
+        after = self._events[end:end + 1] if ends else ()
+        self._is_over = any(one["metadata"].get("status") == "success" for one in after)
+        if len(ends) <= progress.evaluations and not self._is_over:
+            complain(f"warning: {self._path} lacks the start of this run; nothing is added to it")
+            self._events, self._is_over = [], True
             return
-        last = events[end - 1]
+        last = self._events[end - 1]
         self._began, self._epochs = last["time_ms"], last["metadata"].get("epoch_num", 0)
-        self._log.keep(lines[:end + self._is_over])
+        self._events = self._events[:end + self._is_over]
 
     def step(self, update: Update) -> None:
         self._trained_until = now()
@@ -78,38 +70,41 @@ class MLPerfLog(Observer):
             return
         epochs, top1, trained, end = evaluation.row["epoch"], top1_of(evaluation.row), self._trained_until, now()
         first = {"first_epoch_num": self._epochs + 1}
-        self._write(
+        self._events += [
             event("block_start", None, self._began, **first, epoch_count=epochs - self._epochs),
             event("block_stop", None, trained, **first),
             event("eval_start", None, trained, epoch_num=epochs),
             event("eval_accuracy", top1, end, epoch_num=epochs),
-            event("eval_stop", None, end, epoch_num=epochs))
+            event("eval_stop", None, end, epoch_num=epochs)]
         self._began, self._epochs = end, epochs
         if top1 >= TARGET_TOP1:
             self._stop("success")
+        self._save()
 
     def end(self, summary: dict) -> None:
         if not self._is_over:
             self._stop("aborted")
+        self._save()
 
     def _stop(self, status):
-        self._write(event("run_stop", None, now(), status=status))
+        self._events.append(event("run_stop", None, now(), status=status))
         self._is_over = True
 
-    def _write(self, *lines):
-        self._log.lines.extend(lines)
-        self._files.save()
+    def _save(self):
+        if self._events:
+            write_atomically(self._path, "".join(f"{PREFIX}{as_json(one)}\n" for one in self._events))
 
 
-def parsed(line: str) -> dict | None:
-    """Returns the event in a line, or None if it is another line, or incomplete."""
-    try:
-        return json.loads(line.removeprefix(PREFIX)) if line.startswith(PREFIX) and line.endswith("\n") else None
-    except ValueError:
-        return None
+def read(path: Path) -> list[dict]:
+    """Returns the events of a log. Lines that are none, and a file that is missing, are left out."""
+    events = []
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError):
+            events.append(json.loads(line.removeprefix(PREFIX)))
+    return events
 
 
-def beginning(run: RunInfo, ready: int) -> list[str]:
+def beginning(run: RunInfo, ready: int) -> list[dict]:
     """Returns the events up to the start of the training at the time `ready`."""
     started = int(1000 * psutil.Process().create_time())
     values = submission(run) | {"cache_clear": False}  # only an administrator may drop the caches of the nodes
@@ -150,11 +145,10 @@ def hyperparameters(run: RunInfo) -> dict:
             **({"lars_epsilon": flags["lars_epsilon"]} if is_lars else {})}
 
 
-def event(key: str, value, time_ms: int, **metadata) -> str:
-    """Returns an event as a line of MLPerf's log."""
+def event(key: str, value, time_ms: int, **metadata) -> dict:
+    """Returns an event of MLPerf's log."""
     kind = KINDS.get(key.rpartition("_")[2], "POINT_IN_TIME")
-    return PREFIX + as_json({"namespace": "", "time_ms": time_ms, "event_type": kind, "key": key, "value": value,
-                             "metadata": metadata}) + "\n"
+    return {"namespace": "", "time_ms": time_ms, "event_type": kind, "key": key, "value": value, "metadata": metadata}
 
 
 def now() -> int:
