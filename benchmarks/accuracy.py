@@ -1,6 +1,6 @@
 """Does a change of the code change the accuracy of training? Run it before and after: the gate for such a change.
 
-    uv run python -m benchmarks.accuracy --output_dir=runs/accuracy [--dataset=digits] [--seeds=5]
+    uv run --extra study python -m benchmarks.accuracy --output_dir=runs/accuracy [--dataset=digits] [--seeds=5]
 
 It trains two networks, resnet20 with batch norm on `digits` and convnet without it on `glyphs`, with LARS and with SGD,
 at a small and a large batch, with five seeds each, and otherwise with the recipe of the digits. Standard output carries

@@ -1,6 +1,6 @@
 """Compares all-reduce algorithms: ring and torus, in float32 and float16, against Open MPI's own.
 
-    uv run python -m benchmarks.allreduce [--launcher=horovodrun] [--output=here.json] [--plot=here.svg]
+    uv run --group benchmark python -m benchmarks.allreduce [--launcher=horovodrun] [--output=FILE] [--plot=here.svg]
 
 For each number of workers on this machine and each size, all methods take turns in the same run: Allreduce through
 mpi4py, which is the baseline; Horovod's ring, which over MPI is that same Allreduce; the torus of

@@ -1,6 +1,7 @@
 """What the tests share: real processes under the real launchers, and datasets cut from the digits."""
 import atexit
 import functools
+import importlib.util
 import json
 import os
 import shutil
@@ -33,6 +34,12 @@ def require_tool(*names: str) -> str:
         if found := shutil.which(name):
             return found
     skip(f"needs {' or '.join(names)}, which is not installed")
+
+
+def require_fonts() -> None:
+    """Skips without the extra `study`, which has the fonts of glyphs; fails where CI demands all."""
+    if not importlib.util.find_spec("font_roboto"):
+        skip("needs fonts, which `uv run --extra study` installs")
 
 
 def skip(needed: str):

@@ -1,4 +1,4 @@
-"""Source `glyphs`: capital letters and digits in many typefaces, drawn from the fonts of pinned packages.
+"""Source `glyphs`: capital letters and digits in many typefaces, drawn from the fonts of the packages of extra `study`.
 
 The task is hard enough to tell training methods apart and small enough for a CPU. Validation uses typefaces (whole
 families) that training never sees. Every image is a function of its typeface, character and number alone. Its bytes are
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from common.errors import UserError
 from data.sources.source import Source, encode_grey
 
 VERSION = 2  # change it whenever the bytes change, so that no cache goes stale
@@ -38,10 +39,12 @@ def glyphs() -> Source:
 
 
 def faces(families: dict[str, str]) -> list[Path]:
-    """Returns the font files of each family, in an order that does not depend on the machine."""
+    """Returns the font files of each family, in an order that does not depend on the machine. Raises UserError."""
     found = []
     for package, pattern in families.items():
-        spec = importlib.util.find_spec(package)
+        if not (spec := importlib.util.find_spec(package)):
+            raise UserError(f"glyphs: {package.replace('_', '-')}, a package of fonts, is not installed; run the same "
+                            "command with `uv run --extra study`")
         files = sorted(Path(spec.submodule_search_locations[0]).rglob(pattern), key=lambda path: path.name)
         if not files:
             raise FileNotFoundError(f"the package {package} contains no font {pattern}")

@@ -2,14 +2,24 @@
 import hashlib
 import itertools
 import json
+import sys
 
-from conftest import run
+import pytest
+from conftest import require_fonts, run
 
+import train
+from data import prepare
 from data.sources import glyphs
 
 GOLDEN = "dd7abe8d074e97b48c9ed94c7956f74f1264974695005a778406c6a772f2b573"
 
 
+@pytest.fixture
+def fonts():
+    require_fonts()
+
+
+@pytest.mark.usefixtures("fonts")
 def test_the_first_images_are_the_same_bytes_everywhere():
     """GOLDEN is of the pinned packages. A change of these bytes wants a new glyphs.VERSION."""
     source = glyphs.glyphs()
@@ -20,6 +30,7 @@ def test_the_first_images_are_the_same_bytes_everywhere():
     assert digest.hexdigest() == GOLDEN
 
 
+@pytest.mark.usefixtures("fonts")
 def test_validation_typefaces_are_never_trained_on():
     train, validation = glyphs.faces(glyphs.TRAIN_FAMILIES), glyphs.faces(glyphs.VALIDATION_FAMILIES)
 
@@ -30,6 +41,7 @@ def test_validation_typefaces_are_never_trained_on():
     assert len(train) * 36 * glyphs.TRAIN_COPIES >= 20_000
 
 
+@pytest.mark.usefixtures("fonts")
 def test_every_character_is_drawn_in_every_typeface():
     """No face lacks a letter: no two characters of a face, undistorted, are the same picture."""
     from PIL import Image, ImageDraw, ImageFont
@@ -41,6 +53,18 @@ def test_every_character_is_drawn_in_every_typeface():
             ImageDraw.Draw(image).text((32, 32), character, fill=255, font=font, anchor="mm")
             pictures.add(image.tobytes())
         assert len(pictures) >= 35, path.name  # O and 0 may be one
+
+
+@pytest.mark.parametrize(("program", "main", "flags"), [
+    ("train.py", train.main, ("--data_dir=glyphs", "--dry_run")),
+    ("data.prepare", prepare.main, ("--source=glyphs", "--output={here}/output"))])
+def test_without_the_fonts_one_line_says_how_to_install_them(program, main, flags, tmp_path, monkeypatch, capfd):
+    monkeypatch.setitem(sys.modules, "font_roboto", None)  # as if it were not installed
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert main([program, *(flag.format(here=tmp_path) for flag in flags)]) == 1
+    assert capfd.readouterr().err == (f"{program}: glyphs: font-roboto, a package of fonts, is not installed; run the "
+                                      "same command with `uv run --extra study`\n")
+    assert not [path for path in tmp_path.rglob("*") if path.name not in ("cache", "bigbatch")]
 
 
 def test_the_prepare_command(tmp_path):
