@@ -89,7 +89,7 @@ def parse(argv: Sequence[str]) -> Settings:
     values_given["image_size"] = sizes.values[0] if len(sizes.pairs) == 1 else str(sizes)
     file = source or Path(recipes[0].partition("=")[2])
     settings = Settings(recipe, launch, run, values_given, text, source, tuple(fitted), file,
-                        without_effect(values, given), origins)
+                        without_effect(values, typed), origins)
     for name, example in NEEDED.get(run.mode, {}).items():
         if not getattr(run, name):
             raise UsageError(f"--mode={run.mode} needs --{name}={example}")
@@ -182,18 +182,18 @@ READ_BY = {  # flag -> (another flag, the values of that one with which the firs
 MODES = {"image": ("predict",), "init_checkpoint": ("train",), "output_dir": ("train", "evaluate", "export")}
 
 
-def without_effect(values: absl_flags.FlagValues, given: Sequence[str]) -> tuple[str, ...]:
-    """Returns the flags on the command line, not in a recipe, that have no effect, each with the reason.
+def without_effect(values: absl_flags.FlagValues, typed: absl_flags.FlagValues) -> tuple[str, ...]:
+    """Returns a sentence for each flag on the command line that has no effect. Raises UsageError for a flag that the
+    mode has no use for.
 
-    Raises UsageError for one that the mode has no use for.
+    typed: the flags of the command line alone, without a recipe.
     """
-    named_there = {word.lstrip("-").partition("=")[0]: None for word in given if word.startswith("-")}
-    for name in named_there.keys() & MODES.keys():
-        if values.mode not in MODES[name]:
+    for name, modes in MODES.items():
+        if typed[name].present and values.mode not in modes:
             raise UsageError(f"--{name} has no effect with --mode={values.mode}; remove it")
-    reasons = {name: READ_BY[name] for name in named_there if name in READ_BY}
     return tuple(f"--{name} has no effect with --{other}={values[other].value}"
-                 for name, (other, needed) in reasons.items() if values[other].value not in needed)
+                 for name, (other, needed) in READ_BY.items()
+                 if typed[name].present and values[other].value not in needed)
 
 
 def recipes_first(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -18,6 +18,7 @@ from common.errors import UserError
 from data import order, remote
 from data.dataset import open_dataset
 from data.remote import Missing, RemoteError, RemotePath
+from tests.rigs.trainings import wait_for
 from tests.rigs.web import serving, tag
 
 BLOCK = 15
@@ -90,19 +91,29 @@ def test_a_window_keeps_what_is_read_again_soonest(server, tmp_path):
     assert os.listdir(tmp_path / "disk" / f"bigbatch-{os.getuid()}") == []
 
 
+def is_idle(process: psutil.Process, seconds=0.5) -> bool:
+    before = sum(process.cpu_times())
+    time.sleep(seconds)
+    return sum(process.cpu_times()) - before < 0.1 * seconds
+
+
 def test_a_server_that_pauses_is_the_limit_that_the_report_names(server, tmp_path):
-    """It pauses once, for as long as reading has taken until then."""
-    one_at_a_time, began, paused = threading.Lock(), [], []
+    """It answers half of the requests, and the others after training has had nothing to do for some seconds."""
+    answers = threading.Event()
 
     def pausing(handler, name):
-        with one_at_a_time:
-            began.append(time.monotonic())
-            if len(data_requests(server)) >= 50 and not paused:
-                paused.append(time.sleep(began[-1] - began[0]))
+        if len(data_requests(server)) >= 50:
+            answers.wait()
 
     server.failing = pausing
-    train(*FLAGS, "--epochs=1", "--micro_batch_size=8", f"--data_dir={server.url}/tfrecord",
-          f"--output_dir={tmp_path}/run")
+    process = start(tmp_path / "run", 1, (*FLAGS, "--epochs=1", "--micro_batch_size=8",
+                                          f"--data_dir={server.url}/tfrecord"))
+    wait_for(lambda: "start-up: " in (tmp_path / "run.log").read_text(), process)
+    [trainer] = trainers(process)
+    wait_for(lambda: is_idle(trainer), process)
+    time.sleep(3)
+    answers.set()
+    assert process.wait() == 0
     row, = rows(tmp_path / "run", "times.jsonl")
     assert 0.05 < row["storage"] < 1
     assert "storage limits the speed" in (tmp_path / "run" / "report.html").read_text()

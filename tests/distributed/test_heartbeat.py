@@ -43,10 +43,8 @@ def wait_for(condition):
 wait_for(lambda: heard_since(0))
 hvd.allgather_object(None, name="begin")
 if hvd.rank() == 0:  # a scheduler suspends the whole job, and lets it go on
-    others, (reading, writing) = {others}, os.pipe()
-    subprocess.Popen(["sh", "-c", f"kill -STOP {{others}}; sleep 5; kill -CONT {{others}}; echo >&{{writing}}"],
-                     pass_fds=[writing])
-    os.read(reading, 1)
+    others = {others}
+    subprocess.run(["sh", "-c", f"kill -STOP {{others}}; sleep 5; kill -CONT {{others}}"])
 hvd.allgather_object(None, name="continued")
 resumed = time.monotonic()
 wait_for(lambda: heard_since(resumed))
