@@ -21,7 +21,7 @@ from data.preparing.images import Rejected, Rules, added, store
 from data.preparing.run import moments
 from data.preparing.shards import MEASURED
 from data.preparing.verify import Part, parts, records
-from data.team import Team, progress
+from data.team import Team
 
 SPLITS = {"train": "train", "validation": "val"}  # file names start with these; names of LMDB folders contain them
 SIDECAR_SUFFIXES = (".idx", ".json", ".jsonl", ".txt", ".lst", ".crc32", ".md5", ".csv")  # of files without records
@@ -53,8 +53,7 @@ def adopt(folder: Path, classes_file: Path | None, team: Team) -> int:
               for name, split in paths.items()}
     stride = max(1, splits["train"].samples // MEASURED)
     units = [(part, stride if name == "train" else 0) for name, split in splits.items() for part in parts(split)]
-    with progress(team, sum(split.samples for split in splits.values())) as bar:
-        seen = team.work(units, lambda unit: _scan(*unit, folder, team), bar=bar)
+    seen = team.work(units, lambda unit: _scan(*unit, folder, team), sum(split.samples for split in splits.values()))
     trained = len(parts(splits["train"]))
     train, validation = _merged(seen[:trained]), _merged(seen[trained:])
     for line in team.on_rank_0(lambda: _write_description(folder, kind, splits, train, validation, classes_file)):

@@ -13,7 +13,7 @@ from data.dataset import Dataset, Split, describe
 from data.preparing.images import Rules
 from data.preparing.shards import SCRATCH, Plan, Written, finished, shards, write_shard
 from data.sources.items import Listed
-from data.team import Team, claims, progress
+from data.team import Team
 
 SMALLEST_STD = 1.0  # images of one colour have a std of 0, and pixels are divided by it
 
@@ -48,9 +48,9 @@ def run(plan: Plan, folder: Path, team: Team, terms: dict) -> tuple[Dataset | No
         everything = shards(plan)
         done = team.on_rank_0(lambda: _begin(folder, plan, terms, everything, stack))
         todo = [shard for shard in everything if shard.name not in done]
-        with progress(team, sum(shard.stop - shard.start for shard in todo)) as bar:
-            results = team.work(todo, lambda shard: write_shard(plan, shard, folder, team.beat),
-                                claims(folder / SCRATCH / "claims"), bar)
+        results = team.work(todo, lambda shard: write_shard(plan, shard, folder, team.beat),
+                            sum(shard.stop - shard.start for shard in todo),
+                            lambda shard: _claim(folder / SCRATCH / "claims" / shard.name))
         written = done | dict(zip([shard.name for shard in todo], results, strict=False))
         dataset = team.on_rank_0(lambda: _end(folder, plan, everything, written))
         return (dataset, list(written.values())) if team.rank == 0 else (None, [])
@@ -109,6 +109,14 @@ def _begin(folder, plan, terms, everything, stack) -> dict[str, Written]:
     (scratch / "claims").mkdir()
     found = {shard.name: finished(folder, shard) for shard in everything}
     return {name: written for name, written in found.items() if written}
+
+
+def _claim(path) -> bool:
+    """Creates a shard's file, on the rank that is first. This balances ranks of any speed, on any shared disk."""
+    with contextlib.suppress(FileExistsError):
+        path.touch(exist_ok=False)
+        return True
+    return False
 
 
 def _agree(path, terms, folder):

@@ -48,9 +48,6 @@ class Shard:
     start: int
     stop: int
 
-    def __str__(self):
-        return self.name
-
 
 @dataclass
 class Written:

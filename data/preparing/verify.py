@@ -9,7 +9,7 @@ import numpy as np
 from common.errors import UserError
 from data.dataset import Split, checksums_path, open_dataset
 from data.preparing.images import Rejected, check
-from data.team import Team, error_message, progress
+from data.team import Team, error_message
 
 PART = 1024  # records
 TENSORFLOWS_OWN = "tfrecord"  # the only format whose records carry checksums
@@ -34,8 +34,7 @@ def verify(folder: Path, team: Team) -> int:
     dataset = team.on_rank_0(lambda: _opened(folder))
     units = parts(dataset.train) + parts(dataset.validation)
     total = dataset.train.samples + dataset.validation.samples
-    with progress(team, total) as bar:
-        bad = team.work(units, lambda part: _check(part, dataset, team), bar=bar)
+    bad = team.work(units, lambda part: _check(part, dataset, team), total)
     rows = [row for part in bad for row in part]
     for name, reason in rows:
         team.log(f"{folder}: {name}: {reason}")
