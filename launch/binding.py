@@ -1,4 +1,4 @@
-"""Binds each worker to the cores and the memory of its GPU's socket.
+"""Binds each worker to the cores and the memory of its GPU's NUMA node.
 
     python -m launch.binding COMMAND...               runs the command, bound by the local rank from the launcher
     python -m launch.binding --print [--workers=N]    prints the binding of N workers here, and of those of DGXs
@@ -7,87 +7,135 @@
 A worker's memory and the copies to its GPU then cross no socket, and no two workers share a core. DALI and TensorFlow
 derive their numbers of threads from the cores that a worker may use, OpenMP from OMP_NUM_THREADS.
 """
+import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
-from distributed import local_ranks
-from distributed.launcher import launched
-from launch.machine import KNOWN, Gpu, Node, gpus_here, known_machine, machine, ranges
+from distributed import gpus
+from distributed.launcher import Launched, launched
 
 LOGS = "BIGBATCH_LOGS"
 PER_GPU = "BIGBATCH_WORKERS_PER_GPU"
+PCI = Path("/sys/bus/pci/devices")
+NVIDIA, DISPLAY = "0x10de", "0x03"  # a PCI device's vendor, and the start of its class
+TOPOLOGIES = Path(__file__).parent / "topologies"
+KNOWN = {"DGX-1 with V100": "dgx1", "DGX A100": "dgx_a100", "DGX H100": "dgx_h100"}  # title -> file in topologies/
 
 
-@dataclass(frozen=True)
-class Binding:
-    """The binding of a worker. gpu: its number, or None. nodes: NUMA nodes for memory. cores: as in Node."""
+class Core(NamedTuple):
+    """A core. node: its NUMA node. threads: the indices of its hardware threads."""
 
-    gpu: int | None
-    nodes: tuple[int, ...]
-    cores: tuple[tuple[int, ...], ...]
-
-    @property
-    def cpus(self) -> tuple[int, ...]:
-        """The indices of the hardware threads."""
-        return tuple(sorted(cpu for core in self.cores for cpu in core))
+    socket: int
+    node: int
+    threads: tuple[int, ...]
 
 
-def gpus_of(workers: int, found: Sequence[Gpu]) -> list[Gpu | None]:
-    """Returns the GPU of each worker in distributed.world, by local rank: the available GPUs in turn."""
+def shares(cores: Sequence[Core], nodes: Sequence[int | None]) -> list[list[Core]]:
+    """Returns the cores of each worker. nodes: the NUMA node of each worker's GPU, by local rank; None without a GPU.
+
+    Workers with the same node get equal shares of its cores. A node without a GPU in use joins one of its socket that
+    has one. A node without cores, such as -1, is replaced by the first one. Without GPUs, each worker gets an equal
+    share of all cores. If there are more workers than cores, they share the cores.
+    """
+    sockets = {core.node: core.socket for core in cores}
+    homes = [node if node in sockets else cores[0].node for node in nodes]
+    joined = {home: home for home in homes}
+    for node, socket in sockets.items():
+        near = [home for home in sorted(set(homes)) if None in nodes or sockets[home] == socket]
+        if near and node not in joined:
+            joined[node] = min(near, key=lambda home: ([*joined.values()].count(home), abs(home - node)))
+    found = []
+    for rank, home in enumerate(homes):
+        local = sorted((core for core in cores if joined.get(core.node) == home), key=lambda core: core.node != home)
+        index, count = homes[:rank].count(home), homes.count(home)
+        found.append(local if count > len(local) else
+                     local[index * len(local) // count:(index + 1) * len(local) // count])
+    return found
+
+
+def nodes_of(share: Sequence[Core]) -> list[int]:
+    return sorted({core.node for core in share})
+
+
+def threads_of(share: Sequence[Core]) -> list[int]:
+    return sorted(thread for core in share for thread in core.threads)
+
+
+def cores_here() -> list[Core]:
+    """Returns the cores that this process may use, sorted by NUMA node."""
+    listed = subprocess.run(["lscpu", "--parse=NODE,SOCKET,CORE,CPU"], text=True, capture_output=True, check=True)
+    allowed, found = os.sched_getaffinity(0), defaultdict(list)
+    for line in listed.stdout.splitlines():
+        if not line.startswith("#"):
+            *place, thread = (int(word or 0) for word in line.split(","))  # a kernel without NUMA names no node
+            if thread in allowed:
+                found[*place].append(thread)
+    return [Core(socket, node, tuple(threads)) for (node, socket, _), threads in sorted(found.items())]
+
+
+def share_here(worker: Launched) -> list[Core]:
+    """Returns this worker's cores.
+
+    A task of a Slurm job may see only its own GPU. If the machine has as many GPUs as workers, the others have the
+    other ones.
+    """
+    devices, index = [*gpus_here().values()], worker.local_rank
+    installed = [path for path in sorted(PCI.glob("*")) if (path / "vendor").read_text().strip() == NVIDIA
+                 and (path / "class").read_text().startswith(DISPLAY)]
+    if len(devices) == 1 and devices[0] in installed and len(installed) == worker.local_size:
+        devices, index = installed, installed.index(devices[0])
+    return shares(cores_here(), in_turn(worker.local_size, [*map(numa_node, devices)]))[index]
+
+
+def gpus_here() -> dict[int, Path]:
+    """Returns the GPUs that this process may use: nvidia-smi's index and the PCI device, in CUDA's order."""
+    return {gpu.number: PCI / gpu.address.lower()[-12:] for gpu in gpus.visible()}  # sysfs: a domain of four digits
+
+
+def numa_node(device: Path) -> int:
+    """Returns a PCI device's NUMA node, -1 if unknown."""
+    return int((device / "numa_node").read_text()) if (device / "numa_node").is_file() else -1
+
+
+def in_turn(workers: int, found: Sequence) -> list:
+    """Returns the GPU of each worker in distributed.world, by local rank, or None: the available GPUs in turn."""
     return [found[worker % len(found)] if found else None for worker in range(workers)]
 
 
-def bindings(nodes: tuple[Node, ...], workers: Sequence[Gpu | None]) -> list[Binding]:
-    """Returns the binding of each worker on a machine. workers: the GPU of each, by local rank.
-
-    A worker with a GPU gets an equal share of the cores that belong to its GPU's node. Without GPUs, each worker gets
-    an equal share of all cores. If there are more workers than cores, they share the cores.
-    """
-    if None in workers:
-        home = dict.fromkeys(range(len(workers)), 0)
-        domains = {0: list(nodes)}
-    else:
-        numbers = [node.number for node in nodes]
-        home = {rank: gpu.node if gpu.node in numbers else numbers[0] for rank, gpu in enumerate(workers)}
-        domains = _domains(nodes, set(home.values()))
-    bound = []
-    for rank, gpu in enumerate(workers):
-        neighbours = sorted((r for r in home if home[r] == home[rank]), key=lambda r: (gpu and workers[r].number, r))
-        cores = [(core, node.number) for node in domains[home[rank]] for core in node.cores]
-        part = _part(cores, neighbours.index(rank), len(neighbours))
-        bound.append(Binding(gpu and gpu.number, tuple(sorted({node for _, node in part})),
-                             tuple(core for core, _ in part)))
-    return bound
+def known_machine(name: str) -> tuple[list[Core], dict[int, int]]:
+    """Returns cores, and GPUs with their NUMA nodes, of a machine in launch/topologies. The file names its sources."""
+    nodes = json.loads((TOPOLOGIES / f"{name}.json").read_text())["numa"]
+    cores = [Core(node["socket"], node["node"], threads) for node in nodes
+             for threads in zip(_numbers(node["cores"]), _numbers(node["siblings"]), strict=True)]
+    return cores, dict(sorted((number, node["node"]) for node in nodes for number in node["gpus"]))
 
 
-def _domains(nodes, used: set[int]) -> dict[int, list[Node]]:
-    """Maps each node with GPUs in use to itself and its share of the nodes of its socket without GPUs in use."""
-    domains = {node.number: [node] for node in nodes if node.number in used}
-    for idle in nodes:
-        near = [domain for domain in domains.values() if domain[0].socket == idle.socket]
-        if idle.number not in used and near:
-            min(near, key=lambda domain: (len(domain), abs(domain[0].number - idle.number))).append(idle)
-    return domains
+def _numbers(text: str) -> range:
+    first, _, last = text.partition("-")
+    return range(int(first), int(last) + 1)
 
 
-def _part(things, number, count):
-    """Returns part `number` of `count` equal parts, or all things if there are fewer than `count`."""
-    size = len(things)
-    return things if size < count else things[number * size // count:(number + 1) * size // count]
+def ranges(numbers: Iterable[int]) -> str:
+    """Formats numbers as ranges such as 0-4,40-44, as Linux and numactl do."""
+    runs = groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0])
+    parts = [[number for _, number in run] for _, run in runs]
+    return ",".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
 
 
-def table(title: str, bound: Sequence[Binding]) -> str:
-    """Formats a title, the heads of the columns, and a line per worker."""
+def table(title: str, workers: int, cores: Sequence[Core], found: dict[int, int]) -> str:
+    """Formats a title, the heads of the columns, and a line per worker. found: the GPUs and their NUMA nodes."""
     lines = [title, "worker  GPU  NUMA nodes  DALI threads  OpenMP threads  cores"]
-    for rank, binding in enumerate(bound):
-        gpu = "-" if binding.gpu is None else binding.gpu
-        lines.append(f"{rank:>6}  {gpu:>3}  {ranges(binding.nodes):>10}  {len(binding.cpus):>12}  "
-                     f"{len(binding.cores):>14}  {ranges(binding.cpus)}")
+    numbers = in_turn(workers, [*found])
+    for rank, (gpu, share) in enumerate(zip(numbers, shares(cores, [*map(found.get, numbers)]), strict=True)):
+        lines.append(f"{rank:>6}  {'-' if gpu is None else gpu:>3}  {ranges(nodes_of(share)):>10}  "
+                     f"{len(threads_of(share)):>12}  {len(share):>14}  {ranges(threads_of(share))}")
     return "\n".join(lines)
 
 
@@ -101,29 +149,14 @@ def run_bound(command: list[str]) -> None:
         log = os.open(Path(os.environ[LOGS]) / f"rank-{worker.rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(log, sys.stdout.fileno())
         os.dup2(log, sys.stderr.fileno())
-    binding = bindings(machine(), local_gpus(worker))[worker.local_rank]
-    os.environ.setdefault("OMP_NUM_THREADS", str(len(binding.cores)))
-    os.sched_setaffinity(0, binding.cpus)
+    share = share_here(worker)
+    os.environ.setdefault("OMP_NUM_THREADS", str(len(share)))
+    os.sched_setaffinity(0, threads_of(share))
     try:
-        command = [*memory_binding(binding.nodes), *command]
+        command = [*memory_binding(nodes_of(share)), *command]
         os.execvp(command[0], command)
     except OSError as error:
         sys.exit(f"{command[0]}: {error.strerror}")
-
-
-def local_gpus(worker) -> list[Gpu | None]:
-    """Returns the GPU of each worker of this node, by local rank.
-
-    The workers exchange their GPUs, because a task of a Slurm job may see only one GPU, which is the first one for each
-    task.
-    """
-    found = gpus_here()
-    if found and worker.local_size > 1:
-        mine = found[worker.local_rank % len(found)]
-        everyone = local_ranks.gather([mine.number, mine.node], worker)
-        if everyone:
-            return [Gpu(number, node) for number, node in everyone]
-    return gpus_of(worker.local_size, found)
 
 
 def memory_binding(nodes: Sequence[int]) -> list[str]:
@@ -134,7 +167,7 @@ def memory_binding(nodes: Sequence[int]) -> list[str]:
 
 
 def workers_here() -> int:
-    return max(1, len(gpus_here())) * int(os.environ.get(PER_GPU, 1))
+    return max(1, len(gpus.visible())) * int(os.environ.get(PER_GPU, 1))
 
 
 def main(argv) -> None:
@@ -142,12 +175,11 @@ def main(argv) -> None:
         print(workers_here())
     elif argv[1:2] == ["--print"]:
         asked = [int(word.partition("=")[2]) for word in argv[2:] if word.startswith("--workers=")]
-        workers = asked[0] if asked else workers_here()
-        tables = [table("This machine:", bindings(machine(), gpus_of(workers, gpus_here())))]
+        here = {number: numa_node(device) for number, device in gpus_here().items()}
+        tables = [table("This machine:", asked[0] if asked else workers_here(), cores_here(), here)]
         for title, name in KNOWN.items():
-            nodes, found = known_machine(name)
-            bound = bindings(nodes, gpus_of(len(found) * int(os.environ.get(PER_GPU, 1)), found))
-            tables.append(table(f"A {title}:", bound))
+            cores, found = known_machine(name)
+            tables.append(table(f"A {title}:", len(found) * int(os.environ.get(PER_GPU, 1)), cores, found))
         print("\n\n".join(tables))
     else:
         run_bound(argv[1:])

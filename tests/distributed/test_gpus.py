@@ -1,17 +1,12 @@
 """Which GPUs a worker takes, and that none stays idle without a word."""
 import json
 import os
-import socket
-import threading
-import time
-from pathlib import Path
 
 import pytest
 from conftest import DIGITS, ROOT, run
 
 from common.errors import UserError
-from distributed import gpus, local_ranks
-from distributed.launcher import Launched
+from distributed import gpus
 from distributed.world import World
 from tests.rigs.gpus import gpu, pretend
 
@@ -105,102 +100,6 @@ def test_gpus_that_tensorflow_cannot_use_end_a_training_in_a_line(tmp_path, monk
 def test_without_gpus_a_device_that_is_asked_for_is_an_error():
     done = run("python", 1, ROOT / "train.py", *QUICK, "--device=gpu")
     assert done.returncode == 1 and "--device=gpu: TensorFlow sees no GPU" in done.stderr
-
-
-def test_workers_of_a_node_meet_before_horovod_starts(tmp_path):
-    """Three workers under mpirun; each on its own, they would know of themselves alone."""
-    program = ("from distributed import launcher, local_ranks; worker = launcher.launched(); "
-               "gathered = local_ranks.gather([worker.local_rank, 'x' * 5000], worker); "
-               "print(*[number for number, _ in gathered], sep='', flush=True)")
-    done = run("mpirun", 3, "-c", program, cold=True)
-    assert done.returncode == 0 and done.stdout.split() == ["012"] * 3, done.stderr
-
-
-@pytest.fixture
-def meeting(monkeypatch):
-    """Lets the local ranks 0 and 1 of a node of two gather their numbers; returns what rank 0 gets.
-
-    disturb: called with the address of their socket, before rank 1 comes.
-    """
-    monkeypatch.setenv("PMIX_NAMESPACE", f"meeting-{os.getpid()}")
-    job = [os.environ[name] for name in local_ranks.JOBS if name in os.environ]
-    address = "-".join(["bigbatch", str(os.getuid()), os.uname().nodename, *job])
-
-    def meet(disturb):
-        gathered = []
-        first = threading.Thread(target=lambda: gathered.append(local_ranks.gather(0, Launched(0, 2, 0, 2))),
-                                 daemon=True)
-        first.start()
-        while address not in Path("/proc/net/unix").read_text():
-            time.sleep(0.01)
-        disturb(address)
-        assert local_ranks.gather(1, Launched(1, 2, 1, 2)) == [0, 1]
-        first.join(60)
-        return gathered[0]
-
-    return meet
-
-
-def send(address: str, message: bytes) -> None:
-    """Sends a message to an abstract socket, of whichever kind."""
-    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
-        with socket.socket(socket.AF_UNIX, kind) as other:
-            if not other.connect_ex("\0" + address):
-                other.send(message)
-
-
-@pytest.mark.parametrize("message", [b"", b"?", b"\xff", b"7", b"[1]", b"[7, 7]", b"[-1, 7]", b"[null, 7]", b"{}",
-                                     b"[" * 100_000])
-def test_a_message_that_no_worker_sends_is_ignored(meeting, message):
-    assert meeting(lambda address: send(address, message)) == [0, 1]
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_a_message_of_another_user_is_ignored(meeting):
-    def disturb(address):
-        child = os.fork()
-        if not child:
-            try:
-                os.setuid(65534)
-                send(address, b"[1, 7]\n")
-                os._exit(0)
-            finally:
-                os._exit(1)
-        assert os.waitpid(child, 0)[1] == 0
-
-    assert meeting(disturb) == [0, 1]
-
-
-def test_a_silent_neighbour_does_not_keep_workers_from_meeting(meeting):
-    """It stays connected, if it can connect."""
-    others = [socket.socket(socket.AF_UNIX, kind) for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM)]
-    assert meeting(lambda address: [other.connect_ex("\0" + address) for other in others]) == [0, 1]
-    for other in others:
-        other.close()
-
-
-def test_workers_do_not_wait_for_ever_where_another_process_has_their_address(monkeypatch):
-    monkeypatch.setattr(local_ranks, "PATIENCE", 0.05)
-    monkeypatch.setenv("PMIX_NAMESPACE", f"taken-{os.getpid()}")
-    job = [os.environ[name] for name in local_ranks.JOBS if name in os.environ]
-    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
-        with socket.socket(socket.AF_UNIX, kind) as other:
-            other.bind("-".join(["\0bigbatch", str(os.getuid()), os.uname().nodename, *job]))
-            if kind == socket.SOCK_STREAM:
-                other.listen()
-            for local_rank in range(14):  # more than the messages that the kernel keeps
-                assert local_ranks.gather(1, Launched(local_rank, 14, local_rank, 14)) is None
-
-
-def test_workers_that_do_not_meet_go_on_by_themselves(monkeypatch):
-    monkeypatch.setattr(local_ranks, "PATIENCE", 0.2)
-    monkeypatch.setenv("PMIX_NAMESPACE", f"test-{os.getpid()}")
-    assert local_ranks.gather(1, Launched(0, 2, 0, 2)) is None
-    assert local_ranks.gather(1, Launched(1, 2, 1, 2)) is None
-    assert local_ranks.gather(1, Launched(0, 1, 0, 1)) == [1]
-    for name in local_ranks.JOBS:
-        monkeypatch.delenv(name, raising=False)
-    assert local_ranks.gather(1, Launched(0, 2, 0, 2)) is None  # nothing tells this job from another
 
 
 def test_an_nvidia_smi_that_cannot_speak_lists_no_gpu(tmp_path, monkeypatch):

@@ -1,75 +1,71 @@
 import os
+import random
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import ROOT
 
-from launch.binding import bindings, gpus_of
-from launch.machine import Gpu, Node, known_machine, machine, ranges
+from distributed import gpus
+from distributed.launcher import Launched
+from launch import binding
+from launch.binding import Core, in_turn, known_machine, nodes_of, ranges, shares, threads_of
 from tests.rigs.gpus import gpu, pretend
 
 DGX1, V100S = known_machine("dgx1")
+ON_DGX1 = [*V100S.values()]  # the node of each GPU
 
 
 def test_a_dgx1_gives_each_of_eight_workers_its_gpu_and_five_cores_of_its_socket():
     # By hand: 20 cores a socket, 4 GPUs each; core c's second thread is c + 40.
-    bound = bindings(DGX1, V100S)
-    assert [binding.gpu for binding in bound] == list(range(8))
-    assert [binding.nodes for binding in bound] == [(0,)] * 4 + [(1,)] * 4
-    assert ranges(bound[0].cpus) == "0-4,40-44" and ranges(bound[5].cpus) == "25-29,65-69"
-    assert sorted(cpu for binding in bound for cpu in binding.cpus) == list(range(80))
+    assert [*V100S] == list(range(8))
+    found = shares(DGX1, ON_DGX1)
+    assert [nodes_of(share) for share in found] == [[0]] * 4 + [[1]] * 4
+    assert ranges(threads_of(found[0])) == "0-4,40-44" and ranges(threads_of(found[5])) == "25-29,65-69"
+    assert sorted(thread for share in found for thread in threads_of(share)) == list(range(80))
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 5, 8, 12, 16, 24, 40])
 def test_workers_share_no_core_and_leave_no_socket(workers):
-    bound = bindings(DGX1, gpus_of(workers, V100S))
-    cpus = [cpu for binding in bound for cpu in binding.cpus]
-    assert len(set(cpus)) == len(cpus)
-    for rank, binding in enumerate(bound):
-        assert binding.gpu == rank % 8  # the GPU that train.py takes
-        node = DGX1[binding.gpu // 4]
-        assert binding.nodes == (node.number,) and set(binding.cores) <= set(node.cores)
-    sizes = {len(binding.cores) for binding in bound if binding.nodes == (0,)}
+    found = shares(DGX1, in_turn(workers, ON_DGX1))
+    threads = [thread for share in found for thread in threads_of(share)]
+    assert len(set(threads)) == len(threads)
+    for rank, share in enumerate(found):
+        assert {core.node for core in share} == {rank % 8 // 4}  # that of the GPU that train.py takes
+    sizes = {len(share) for share in found if nodes_of(share) == [0]}
     assert max(sizes) - min(sizes) <= 1
 
 
 def test_without_gpus_all_cores_are_split():
-    nodes = (Node(0, ((0, 4), (1, 5))), Node(1, ((2, 6), (3, 7))))
-    assert [binding.cpus for binding in bindings(nodes, [None] * 2)] == [(0, 1, 4, 5), (2, 3, 6, 7)]
-    assert [binding.nodes for binding in bindings(nodes, [None])] == [(0, 1)]
-    more_than_cores = bindings(nodes, [None] * 5)
-    assert all(binding.cores == nodes[0].cores + nodes[1].cores for binding in more_than_cores)
+    cores = [Core(0, 0, (0, 4)), Core(0, 0, (1, 5)), Core(1, 1, (2, 6)), Core(1, 1, (3, 7))]
+    assert [threads_of(share) for share in shares(cores, [None] * 2)] == [[0, 1, 4, 5], [2, 3, 6, 7]]
+    assert [nodes_of(share) for share in shares(cores, [None])] == [[0, 1]]
+    assert shares(cores, [None] * 5) == [cores] * 5  # more than cores
 
 
-@pytest.mark.parametrize("name, sizes", [("dgx1", 5), ("dgx_a100", 16), ("dgx_h100", 14)])
-def test_a_dgx_leaves_no_core_idle(name, sizes):
+@pytest.mark.parametrize("name, size", [("dgx1", 5), ("dgx_a100", 16), ("dgx_h100", 14)])
+def test_a_dgx_leaves_no_core_idle(name, size):
     """By hand: 40, 128 and 112 cores for eight workers."""
-    nodes, gpus = known_machine(name)
-    bound = bindings(nodes, gpus)
-    assert [binding.gpu for binding in bound] == list(range(8)) and {len(binding.cores) for binding in bound} == {sizes}
-    cores = [core for binding in bound for core in binding.cores]
-    assert sorted(cores) == sorted(core for node in nodes for core in node.cores)
-    sockets = {node.number: node.socket for node in nodes}
-    homes = {gpu.number: sockets[gpu.node] for gpu in gpus}
-    assert all({sockets[node] for node in binding.nodes} == {homes[binding.gpu]} for binding in bound)
+    cores, nodes = known_machine(name)
+    found = shares(cores, in_turn(8, [*nodes.values()]))
+    assert [*nodes] == list(range(8)) and {len(share) for share in found} == {size}
+    assert sorted(core for share in found for core in share) == sorted(cores)
+    sockets = {core.node: core.socket for core in cores}
+    assert [{core.socket for core in share} for share in found] == [{sockets[node]} for node in nodes.values()]
 
 
 def test_of_a_dgx_a100s_gpus_those_in_use_share_its_cores():
-    nodes, gpus = known_machine("dgx_a100")
-    one = bindings(nodes, [gpus[4]])  # at node 7, of the second socket
-    assert len(one[0].cores) == 64 and set(one[0].nodes) == {4, 5, 6, 7}
+    cores, nodes = known_machine("dgx_a100")
+    [share] = shares(cores, [nodes[4]])  # node 7, of the second socket
+    assert len(share) == 64 and nodes_of(share) == [4, 5, 6, 7]
 
 
 def test_a_gpu_at_a_node_without_cores_of_ours_takes_those_there_are():
-    nodes = (Node(1, ((4,), (5,)), 1),)
-    assert [binding.cpus for binding in bindings(nodes, [Gpu(0, 0), Gpu(1, -1)])] == [(4,), (5,)]
+    assert shares([Core(1, 1, (4,)), Core(1, 1, (5,))], [0, -1]) == [[Core(1, 1, (4,))], [Core(1, 1, (5,))]]
 
 
 def test_this_machine_is_what_linux_says():
-    cpus = sorted(cpu for node in machine() for core in node.cores for cpu in core)
-    assert cpus == sorted(os.sched_getaffinity(0))
+    assert threads_of(binding.cores_here()) == sorted(os.sched_getaffinity(0))
 
 
 def bound_command(rank: int, environment=(), workers: int = 2) -> list[int]:
@@ -108,44 +104,59 @@ def test_memory_is_bound_where_that_is_allowed(tmp_path, code):
 
 @pytest.mark.parametrize("one_each", [False, True])
 def test_workers_that_see_one_gpu_each_share_its_node_with_those_that_are_there(tmp_path, one_each):
-    """Slurm's cgroups show a task its GPU alone. Each would take half of the cores of its node, for two workers."""
-    environment = pretend(tmp_path, [gpu(0), gpu(1)], one_each) | {"PMIX_NAMESPACE": f"test-{os.getpid()}"}
-    with ThreadPoolExecutor(2) as pool:
-        bound = list(pool.map(lambda rank: bound_command(rank, environment)[:-1], (0, 1)))
+    """Slurm's cgroups show a task its GPU alone. The machine has no GPU for each worker that it could find instead."""
+    environment = pretend(tmp_path, [gpu(0), gpu(1)], one_each)
+    bound = [bound_command(rank, environment)[:-1] for rank in (0, 1)]
     assert not set(bound[0]) & set(bound[1]) and sorted(bound[0] + bound[1]) == sorted(os.sched_getaffinity(0))
 
 
-def test_eight_tasks_of_one_gpu_each_have_the_cores_of_a_dgx1():
-    gathered = [[0, 0]] * 4 + [[0, 1]] * 4  # each says: GPU number 0, which is at node 0 or 1
-    bound = bindings(DGX1, [Gpu(*one) for one in gathered])
-    assert [ranges(binding.cpus) for binding in bound] == [ranges(binding.cpus) for binding in bindings(DGX1, V100S)]
+@pytest.fixture
+def computer(tmp_path, monkeypatch):
+    """A function that pretends a machine: its threads' nodes, its PCI devices' nodes and classes, and its GPUs."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(binding, "PCI", tmp_path / "pci")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(1000))
+
+    def make(threads: list[str], devices: dict[str, tuple[int, str]], found: list[dict]):
+        for address, (node, kind) in devices.items():
+            (tmp_path / "pci" / address).mkdir(parents=True, exist_ok=True)
+            for name, content in (("numa_node", node), ("class", kind), ("vendor", "0x10de")):
+                (tmp_path / "pci" / address / name).write_text(f"{content}\n")
+        lscpu = tmp_path / "lscpu"
+        lscpu.write_text("\n".join(["#!/bin/sh", "cat <<END", "# Node,Socket,Core,CPU", *threads, "END"]))
+        lscpu.chmod(0o755)
+        monkeypatch.setenv("PATH", pretend(tmp_path, found)["PATH"])
+        gpus._nvidia_smi.cache_clear()
+
+    yield make
+    gpus._nvidia_smi.cache_clear()
+
+
+def test_eight_tasks_of_one_gpu_each_have_the_cores_of_a_dgx1(computer):
+    """Each sees its GPU only, as number 0, and may get any of them, whatever its rank."""
+    addresses = [f"0000:{number + 6:02x}:00.0" for number in range(8)]
+    devices = {address: (node, "0x030200") for address, node in zip(addresses, ON_DGX1, strict=True)}
+    devices["0000:06:00.1"], devices["0000:05:00.0"] = (0, "0x040300"), (0, "0x068000")  # sound, and an NVSwitch
+    threads = [f"{node},{node},{core % 20},{core + 40 * second}" for second in (0, 1) for core in range(40)
+               for node in [core // 20]]
+    order = random.sample(range(8), 8)
+    for rank, number in enumerate(order):
+        computer(threads, devices, [gpu(0, pci__bus_id=f"0000{addresses[number].upper()}")])
+        assert binding.share_here(Launched(rank, 8, rank, 8)) == shares(DGX1, ON_DGX1)[number], order
 
 
 @pytest.mark.parametrize("visible, numbers", [(None, [0, 1]), ("1", [1]), ("GPU-00000001,GPU-00000000", [1, 0])])
-def test_a_gpu_stands_at_the_node_that_its_bus_address_says(tmp_path, monkeypatch, visible, numbers):
-    from distributed import gpus
-    from launch import machine as machines
-
-    addresses = ("0000:06:00.0", "0000:07:00.0")
-    for address, node in zip(addresses, (1, 0), strict=True):
-        (tmp_path / "pci" / address).mkdir(parents=True)
-        (tmp_path / "pci" / address / "numa_node").write_text(f"{node}\n")
-    for node, cpus in ((0, "0"), (1, "1")):
-        (tmp_path / "nodes" / f"node{node}").mkdir(parents=True)
-        (tmp_path / "nodes" / f"node{node}" / "cpulist").write_text(f"{cpus}\n")
-    monkeypatch.setenv("PATH", pretend(tmp_path, [gpu(0), gpu(1)])["PATH"])
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+def test_a_gpu_stands_at_the_node_that_its_bus_address_says(computer, monkeypatch, visible, numbers):
+    computer(["0,,0,0", "1,,1,1"], {"0000:06:00.0": (1, "0x030000"), "0000:07:00.0": (0, "0x030000")},
+             [gpu(0), gpu(1)])
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    monkeypatch.setattr(machines, "PCI", tmp_path / "pci")
-    monkeypatch.setattr(machines, "NODES", tmp_path / "nodes")
-    monkeypatch.setattr(machines, "CPUS", tmp_path / "none")
-    gpus._nvidia_smi.cache_clear()
-    found = machines.gpus_here()
-    assert machine() == (Node(0, ((0,),)), Node(1, ((1,),)))
-    assert found == [Gpu(number, 1 - number) for number in numbers]
-    assert [(binding.gpu, binding.cpus) for binding in bindings(machine(), gpus_of(len(found), found))] == [
-        (number, (0, 1) if len(numbers) == 1 else (1 - number,)) for number in numbers]
+    assert binding.cores_here() == [Core(0, 0, (0,)), Core(0, 1, (1,))]
+    found = {number: binding.numa_node(device) for number, device in binding.gpus_here().items()}
+    assert [*found.items()] == [(number, 1 - number) for number in numbers]
+    for rank, number in enumerate(numbers):
+        share = binding.share_here(Launched(rank, len(numbers), rank, len(numbers)))
+        assert threads_of(share) == ([0, 1] if len(numbers) == 1 else [1 - number])
 
 
 def test_as_many_workers_as_gpus_that_cuda_may_use(tmp_path):
