@@ -1,4 +1,4 @@
-"""Heat maps as SVG: trust ratios of layers, the confusion matrix of the classes, and step times of workers."""
+"""Heat maps as SVG: trust ratios of layers, and the confusion matrix of the classes."""
 import html
 import itertools
 import math
@@ -10,7 +10,6 @@ from reporting.charts import figure, number
 SHADES = ("#440154", "#482173", "#433e85", "#38598c", "#2d708e", "#25858e", "#1e9b8a", "#2bb07f", "#51c56a", "#85d54a",
           "#c2df23", "#fde725")
 MOST_COLUMNS = 60
-CELL, LEAST_SPAN = 16, 1.3  # of the workers: size, and largest time over smallest that the colours span at least
 ROW, COLUMN_LABELS = 13, 30
 MOST_CLASSES = 50  # of a confusion matrix
 MOST_COUNTED = 16  # classes; a larger matrix shows its counts only under the pointer
@@ -75,29 +74,6 @@ def confusion(classes: Sequence[str], counts: dict[tuple[int, int], int]) -> str
     return _map("Confusion matrix: rows are the true classes, columns the predictions", width, height, body)
 
 
-def workers(hosts: Sequence[str], times: Sequence[Sequence[float]]) -> str:
-    """Returns a strip of cells for each host: its workers, by their own time. Both arguments have an entry per rank.
-
-    times: seconds of a step: computing, waiting for data, exchange. The first two are the worker's own time.
-    """
-    own = [max(1e-6, compute + data) for compute, data, _ in times]
-    low, high = min(own), max(*own, LEAST_SPAN * min(own))
-    strips = []
-    for host in dict.fromkeys(hosts):
-        ranks = [rank for rank, one in enumerate(hosts) if one == host]
-        cells = "".join(
-            f'<rect x="{CELL * place}" width="{CELL - 1}" height="{CELL - 1}" fill="{_shade(own[rank], low, high)}">'
-            f"<title>rank {rank} on {html.escape(host)}: {1000 * own[rank]:.3g} ms, of which "
-            f"{1000 * times[rank][0]:.3g} computing and {1000 * times[rank][1]:.3g} waiting for data</title></rect>"
-            for place, rank in enumerate(ranks))
-        width = max(CELL * len(ranks), 7 * len(host))
-        strips.append(
-            f'<svg style="width:{width}px" viewBox="0 0 {width} {CELL + 18}" role="img" aria-label="workers on '
-            f'{html.escape(host)}">{cells}<text x="0" y="{CELL + 11}">{html.escape(host)}</text></svg>')
-    return figure("Own step time of each worker, by host",
-                  f'<div class="side">{"".join(strips)}</div>{_key(1000 * low, 1000 * high, "ms ")}', [])
-
-
 def _map(title, width, height, body, key="") -> str:
     svg = (f'<svg class="wide" style="width:{width}px;min-width:{width}px" viewBox="0 0 {width} {height}" role="img" '
            f'aria-label="{title}">{"".join(body)}</svg>')
@@ -113,8 +89,8 @@ def _shade(value, low, high) -> str:
     return SHADES[min(len(SHADES) - 1, int(part * len(SHADES)))]
 
 
-def _key(low, high, unit="") -> str:
+def _key(low, high) -> str:
     boxes = "".join(f'<rect x="{16 * place}" width="16" height="12" fill="{shade}"/>'
                     for place, shade in enumerate(SHADES))
     return (f'<p class="key">{number(low)} <svg aria-hidden="true" viewBox="0 0 {16 * len(SHADES)} 12">{boxes}</svg> '
-            f"{number(high)} {unit}(logarithmic)</p>")
+            f"{number(high)} (logarithmic)</p>")

@@ -186,19 +186,14 @@ def times(run: RunData) -> list[str]:
     return ["<h2>Where the time went</h2>",
             f"<p>Of the time of an update, {parts}.{between_updates(run)}"
             f"{sentences.storage(run)}</p>",
-            f'<div class="charts">{chart}</div>', details("Numbers", listed), *workers(rows)]
+            f'<div class="charts">{chart}</div>', details("Numbers", listed), *slow_workers(rows)]
 
 
-def workers(rows: list[dict]) -> list[str]:
-    """Returns who was slow when a worker was last slow, and each worker's own time now. rows: of times.jsonl."""
-    last = rows[-1]
-    if "workers" not in last:  # there is one, or the run is of an earlier version
-        return []
+def slow_workers(rows: list[dict]) -> list[str]:
+    """Returns who was slow when a worker was last slow. rows: of times.jsonl."""
     named = [row for row in rows if row.get("slow")][-1:]
-    slow = "".join(f'<p class="status problem">At epoch {number(row["epoch"])}, {html.escape(one)}.</p>'
-                   for row in named for one in row["slow"])
-    return [f"<h3>Workers</h3><p>All workers wait for the one that computes and waits for data longest.</p>{slow}",
-            heat_map.workers(last["hosts"], last["workers"])]
+    return [f'<p class="status problem">At epoch {number(row["epoch"])}, {html.escape(one)}.</p>'
+            for row in named for one in row["slow"]]
 
 
 def between_updates(run: RunData) -> str:
