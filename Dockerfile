@@ -37,7 +37,7 @@ COPY --from=requirements /opt/bigbatch/pyproject.toml ./
 # If the base has NCCL, Horovod is compiled with it, in addition to MPI and Gloo.
 RUN mkdir -p /opt/python \
     && if [ -e /usr/include/nccl.h ]; then export HOROVOD_GPU_OPERATIONS=NCCL; fi \
-    && /opt/uv/bin/uv sync --frozen --no-install-project \
+    && /opt/uv/bin/uv sync --frozen --no-install-project --compile-bytecode \
     && rm -rf /tmp/uv
 
 

@@ -41,8 +41,7 @@ def without_cuda(folder: Path, *command) -> subprocess.CompletedProcess:
 @pytest.mark.plugin_build
 def test_the_plugin_compiles_without_cuda(tmp_path):
     uv = require_tool("uv")
-    done = without_cuda(tmp_path, uv, "sync", "--locked", "--no-install-project", "--no-compile-bytecode",
-                        "--reinstall-package", PLUGIN)
+    done = without_cuda(tmp_path, uv, "sync", "--locked", "--no-install-project", "--reinstall-package", PLUGIN)
     assert done.returncode == 0 and f"Built {PLUGIN}" in done.stderr, done.stderr[-3000:]
     [library] = (tmp_path / "venv").glob("lib/python3.11/site-packages/nvidia/dali_tf_plugin/libdali_tf_current.so")
     needed = subprocess.run(["readelf", "--dynamic", library], text=True, capture_output=True, check=True).stdout
