@@ -139,8 +139,8 @@ def in_memory(size: int) -> str | None:
 def private_folder(place) -> Path:
     """Returns the folder of this user in a place where other users can write, and creates it if it does not exist.
 
-    Nobody else can read or write in it, so what it holds is the user's own. launch/stage_env.sh has the same rule.
-    Raises UserError if that name is taken by anything else, and OSError if the folder cannot be created.
+    Nobody else can read or write in it, so what it holds is the user's own. Raises UserError if that name is taken by
+    anything else, and OSError if the folder cannot be created.
     """
     folder = Path(place).absolute() / f"bigbatch-{os.geteuid()}"
     with contextlib.suppress(FileExistsError):

@@ -11,8 +11,8 @@ if [ ! -x "$python" ] && [ -z "${BIGBATCH_CONTAINER_IMAGE-}" ]; then
 fi
 # mpirun and horovodrun come from this environment, unless a site has replaced the MPI wheel in it with its own MPI.
 export PATH="${python%/*}:$PATH"
-# Python finds the modules from any working directory, on every host. A job inherits the entry from submit.sh.
-case "${PYTHONPATH-}:" in "$root":*) ;; *) export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" ;; esac
+# Python finds the modules from any working directory, on every host.
+export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 # Unbuffered output shows the last line of a worker that is killed.
 export PYTHONUNBUFFERED=1
 

@@ -5,7 +5,6 @@ and the output of other ranks after `[RANK]`. It returns the exit code of the tr
 and kills the workers on all hosts when it is stopped.
 """
 import argparse
-import contextlib
 import itertools
 import re
 import shlex
@@ -25,7 +24,6 @@ from launch import preflight
 from launch.binding import workers_here
 from launch.facts import of_gpus as facts_of_gpus
 from launch.micro_batch import micro_batch_flags
-from launch.stage_env import staged
 from launch.workers import next_workers, workers_now
 from training import flags
 
@@ -81,17 +79,14 @@ def run(options) -> int:
         wrong = silent + preflight.problems(facts, settings.recipe.data_dir)
         if wrong:
             return preflight.report(facts, wrong, sys.stderr)
-    here = contextlib.nullcontext((sys.executable, ROOT))
-    with staged(hosts, options.stage_env) if options.stage_env else here as (python, root):
-        if not options.no_preflight:
-            code = Job(on_hosts([python, "-m", "launch.preflight", *arguments]), sys.stderr).wait()
-            if code:
-                return code
-        while True:
-            code = Job(on_hosts(training(arguments, python, root)), sys.stdout).wait()
-            if code != ExitCode.STOPPED or not (following := next_workers(settings)):
-                return code
-            workers = following
+        code = Job(on_hosts([sys.executable, "-m", "launch.preflight", *arguments]), sys.stderr).wait()
+        if code:
+            return code
+    while True:
+        code = Job(on_hosts(training(arguments)), sys.stdout).wait()
+        if code != ExitCode.STOPPED or not (following := next_workers(settings)):
+            return code
+        workers = following
 
 
 def _options(argv):
@@ -101,8 +96,6 @@ def _options(argv):
     where.add_argument("--hostfile", help="file with a line 'h1 slots=8' for each host")
     parser.add_argument("-np", type=int, help="number of workers (default: all slots of the hosts)")
     parser.add_argument("--network-interfaces", help="network interfaces that all hosts share")
-    parser.add_argument("--stage-env", metavar="FOLDER", help="run from a copy of the environment in FOLDER, on a "
-                        "local disk of each host")
     parser.add_argument("--no-preflight", action="store_true", help="do not check the hosts first")
     parser.add_argument("--dry-run", "--dry_run", action="store_true",
                         help="print the plan, and the command on standard error; also after the recipe")
@@ -132,9 +125,9 @@ def recipe_flags(recipe: Path, program: str = PROGRAM) -> list[str]:
     return [f"--flagfile={recipe}", f"--flagfile={launch}"]
 
 
-def training(arguments: list[str], python: str = sys.executable, root: Path = ROOT) -> list[str]:
-    """Returns the command of one worker. root: the folder of the code."""
-    return [python, "-m", "launch.binding", python, str(root / "train.py"), *arguments]
+def training(arguments: list[str]) -> list[str]:
+    """Returns the command of one worker."""
+    return [sys.executable, "-m", "launch.binding", sys.executable, str(ROOT / "train.py"), *arguments]
 
 
 def horovodrun(hosts, workers: int, interfaces: str | None, worker: list[str]) -> list[str]:

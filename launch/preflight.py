@@ -256,8 +256,9 @@ def time_limit(workers: int, has_gpus: bool) -> float:
 
 def _end(limit: float):
     print(f"preflight: the workers have not connected within {limit:.0f} s; if they start slowly from a shared disk, "
-          "use --stage-env or --no-preflight; else check for a firewall, and select the network interface that they "
-          "share (horovodrun --network-interfaces, NCCL_SOCKET_IFNAME)", file=sys.stderr, flush=True)
+          "install the environment on local disks or use --no-preflight; else check for a firewall, and select the "
+          "network interface that they share (horovodrun --network-interfaces, NCCL_SOCKET_IFNAME)",
+          file=sys.stderr, flush=True)
     os._exit(1)
 
 

@@ -1,5 +1,4 @@
 """run.json: what a run was made with: command, recipe, origin of each flag, dataset, hosts, versions, git revision."""
-import json
 import os
 import platform
 import shlex
@@ -13,7 +12,6 @@ from common import recipe_file
 from reporting.observer import RunInfo
 
 ROOT = Path(__file__).parents[1]
-REVISION = "revision.json"  # in a copy of the code, which has no git: what git_revision returned for the checkout
 COMMENTS = ("title", "Row", "Reported", "Sources", "Left open", "Workers")  # of a recipe
 PACKAGES = {"bigbatch": "bigbatch", "TensorFlow": "tensorflow", "Keras": "keras", "Horovod": "horovod",
             "DALI": "nvidia-dali-cuda120", "NumPy": "numpy"}
@@ -51,9 +49,6 @@ def versions() -> dict[str, str]:
 
 def git_revision(folder: Path) -> dict | None:
     """Returns revision and changed (whether tracked files differ from it), or None if no checkout starts here."""
-    if (folder / REVISION).is_file():
-        return json.loads((folder / REVISION).read_text())
-
     def git(*words):
         return subprocess.run(["git", "-C", folder, *words], capture_output=True, text=True, timeout=20, check=True,
                               stdin=subprocess.DEVNULL, env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"}).stdout.strip()

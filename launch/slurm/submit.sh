@@ -19,14 +19,13 @@ cancel the job goes to standard error.
   --launcher auto|mpirun|srun  program that starts the workers. auto: the one whose workers find each other
   --container-image IMAGE      run the workers in a container, with Pyxis
   --container-mounts A:B,...   mounts in addition to the checkout and the current folder
-  --stage-env FOLDER           run from a copy of the environment in FOLDER, on a local disk of each node
   --no-preflight               do not check the nodes first
   --dry-run, --dry_run         print the plan, write the script, and ask Slurm when it could start, but do not submit it
 
 RECIPE is a file of flags, or its name in launch/recipes. The script and the output of rank 0 go to runs/slurm/, the run
 to runs/slurm-JOB (or --output_dir), and the output of the other ranks to runs/slurm-JOB-logs/."
 
-nodes='' gpus='' workers='' signal_before=180 array='' launcher=auto no_preflight='' image='' mounts='' stage=''
+nodes='' gpus='' workers='' signal_before=180 array='' launcher=auto no_preflight='' image='' mounts=''
 options=()
 take_dry_run "$@"
 set -- "${words[@]}"
@@ -47,7 +46,6 @@ while [ $# -gt 0 ]; do
         --launcher) launcher=$value ;;
         --container-image) image=$value ;;
         --container-mounts) mounts=$value ;;
-        --stage-env) stage=$value ;;
         --time | --partition | --account) options+=("$option=$value") ;;
         --sbatch) options+=("$value") ;;
         *) fail 2 "there is no option $option; see --help, and put the flags of train.py after the recipe" ;;
@@ -59,8 +57,6 @@ for number in "--nodes:$nodes" "--gpus-per-node or --workers-per-node:$workers" 
 done
 [[ "$gpus" =~ ^[0-9]*$ ]] || fail 2 "--gpus-per-node takes a number, not '$gpus'"
 [[ "$launcher" =~ ^(auto|mpirun|srun)$ ]] || fail 2 "--launcher takes auto, mpirun or srun, not '$launcher'"
-[[ -z "$stage" || "$stage" = /* ]] || fail 2 "--stage-env takes the absolute path of a local disk, not '$stage'"
-[ -z "$stage" ] || [ -z "$image" ] || fail 2 "a container needs no --stage-env: its image is on a local disk"
 [ $# -gt 0 ] || fail 2 "the recipe is missing; see --help"
 [[ "$1" != *%a.flags || "$array" =~ ^[0-9] ]] || fail 2 "$1 needs --array, such as --array=0-2"
 recipe=$(recipe_path "${1/%%a.flags/${array%%[-,:%]*}.flags}")
@@ -79,8 +75,6 @@ if [ -x "$python" ]; then
 else
     echo "submit.sh: $python does not exist here, so the job checks the flags when it starts" >&2
 fi
-archives=''
-[ -z "$stage" ] || archives=$("$python" -m launch.stage_env)
 name=$name-${nodes}x$workers
 script=$PWD/runs/slurm/$name.sbatch
 mkdir -p "${script%/*}"
@@ -105,7 +99,7 @@ quoted() {
     [ ${#options[@]} = 0 ] || printf '#SBATCH %s\n' "${options[@]}"
     for setting in "BIGBATCH_ROOT=$root" "BIGBATCH_SUBMIT_DIR=$PWD" "BIGBATCH_LAUNCHER=$launcher" \
         "BIGBATCH_CONTAINER_IMAGE=$image" "BIGBATCH_CONTAINER_MOUNTS=$mounts" \
-        "BIGBATCH_NO_PREFLIGHT=$no_preflight" "BIGBATCH_STAGE_ENV=$stage" "BIGBATCH_ARCHIVES=$archives"; do
+        "BIGBATCH_NO_PREFLIGHT=$no_preflight"; do
         printf 'export %s=%q\n' "${setting%%=*}" "${setting#*=}"
     done
     arguments=("$given" "$@")

@@ -1,6 +1,5 @@
 """launch/horovodrun.sh over real ssh, on several hosts that one machine plays."""
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -68,38 +67,6 @@ def test_two_hosts_train_after_a_check(hosts, left):
     assert "not shared*" in done.stderr and "same first host" in done.stderr  # no folder in common here
     assert any(line.startswith("epoch 2/2") for line in lines)
     assert len(rows(hosts.top / "h1" / "trained")) == 2 and not (hosts.top / "h2" / "trained").exists()
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("number", [None, signal.SIGKILL])
-def test_workers_run_from_a_copy_on_each_host(hosts, left, number):
-    archives, disk = hosts.top / "archives", hosts.work / "disk"
-    archives.mkdir(exist_ok=True)
-    for host in hosts.names:  # what the hosts share
-        hosts.run(host, "mkdir", "-p", "runs/environments", disk).check_returncode()
-        hosts.cover(host, "runs/environments", archives)
-
-    def copies():
-        return [path.name for host in BOTH[1].split(",") for path in (hosts.top / host[:2] / "disk").glob("*/*")]
-
-    output = f"staged-{number}"
-    process = started(hosts, output, f"--stage-env={disk}", *BOTH, *QUICK, "--epochs=12", "--checkpoint_every=0.5")
-    assert len(copies()) == 2 and len(set(copies())) == 1
-    for host in ("h1", "h2"):
-        [worker] = [line.split() for line in left() if line.startswith(f"{host}: ") and "/venv/bin/python" in line][:1]
-        own = f"{disk}/bigbatch-{os.getuid()}/environment-"
-        assert all(word.startswith(own) for word in worker[2:4]), worker  # and train.py
-    if number:
-        hosts.run("login", "pkill", f"-{int(number)}", "-f", "launch.horovodrun").check_returncode()
-    _, err = process.communicate(timeout=120)
-    assert number or process.returncode == 0, err
-    assert "staged the environment to" in err and "Traceback" not in err
-    deadline = time.monotonic() + 60
-    while copies():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    for host in hosts.names:
-        hosts.uncover(host, "runs/environments")
 
 
 def test_a_stop_on_one_host_is_75_and_the_same_command_goes_on(hosts, left):
@@ -234,7 +201,6 @@ def test_a_papers_exchange_comes_with_its_recipe():
     (["-H", "a:2", "-np", "3", "digits"], 1, "give a number from 1 to 2"),
     (["-H", "a:2", "no-such"], 1, "there is no recipe no-such"),
     (["-H", "a:2", "digits", "--optimizer=adagrad"], 2, "optimizer"),
-    (["-H", "a:2", "--stage-env", "disk", "--no-preflight", "digits"], 1, "takes the absolute path of a local disk"),
     (["--hostfile", "/nowhere", "digits"], 1, "/nowhere cannot be read"),
 ])
 def test_wrong_arguments_are_one_line(arguments, code, message):

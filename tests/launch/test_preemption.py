@@ -13,8 +13,7 @@ from conftest import BIN, ROOT, environment
 SBATCH, DGX1 = ROOT / "launch" / "slurm" / "train.sbatch", ROOT / "launch" / "dgx1.sh"
 # What the job does at the notice: a word of the command that hangs then, and what the job is started with. The last two
 # start workers, of which one has no handler yet; srun ends the others by SIGTERM, whose code is higher.
-PHASES = {"unpacking": ("stage_env.sh", {"BIGBATCH_STAGE_ENV": "/local", "BIGBATCH_ARCHIVES": "a.tar"}),
-          "looking for a launcher": ("mpi4py", {}),
+PHASES = {"looking for a launcher": ("mpi4py", {}),
           "checking the nodes": ("launch.preflight", {"BIGBATCH_LAUNCHER": "mpirun"}),
           "mpirun": ("train.py", {"BIGBATCH_LAUNCHER": "mpirun", "BIGBATCH_NO_PREFLIGHT": "yes"}),
           "srun": ("train.py", {"BIGBATCH_LAUNCHER": "srun", "BIGBATCH_NO_PREFLIGHT": "yes"})}
