@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
+from docs import recipe_list
 from experiments import planned
-from launch import recipe_list
 from training import flags
 from training.plan import Plan, plan_for
 

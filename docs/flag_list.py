@@ -1,10 +1,10 @@
-"""Writes docs/flags.md, the page of all flags: `uv run python -m training.flag_list`."""
+"""Writes docs/flags.md, the page of all flags: `uv run python -m docs.flag_list`."""
 from pathlib import Path
 
 from common import flags
 from training.flags import GROUPS, define
 
-PAGE = Path(__file__).parents[1] / "docs" / "flags.md"
+PAGE = Path(__file__).parent / "flags.md"
 INTRODUCTION = """# All flags of train.py
 
 `uv run train.py --help` shows the flags that most people need, `--helpfull` all of them. `--flagfile=FILE` reads flags
@@ -12,7 +12,7 @@ from a file, one per line. Without it, `launch/recipes/images.flags` is read fir
 `launch/recipes/digits.flags` otherwise. Flags on the command line take precedence. A flag on the command line that has
 no effect in combination with the others, such as `--warmup_epochs` with `--warmup=none`, is an error.
 
-`uv run python -m training.flag_list` writes this page from `training/settings.py`.
+`uv run python -m docs.flag_list` writes this page from `training/settings.py`.
 """
 TITLES = {"Recipe": "What to train: the recipe", "Launch": "What to train on: the launch", "Run": "How to run it"}
 

@@ -1,10 +1,10 @@
-"""Writes launch/recipes/README.md from the recipes: `uv run python -m launch.recipe_list`."""
+"""Writes launch/recipes/README.md from the recipes: `uv run python -m docs.recipe_list`."""
 import re
 from pathlib import Path
 
 from common.recipe_file import read
 
-RECIPES = Path(__file__).parent / "recipes"
+RECIPES = Path(__file__).parents[1] / "launch" / "recipes"
 PAPERS = {
     "lars_1708.03888": "You, Gitman, Ginsburg: Large Batch Training of Convolutional Networks, arXiv:1708.03888",
     "sysml18": "You, Zhang, Hsieh, Demmel, Keutzer: Speeding up ImageNet Training on Supercomputers, SysML 2018",
@@ -22,7 +22,7 @@ many epochs its reference needed with these settings to reach its target
 The last column gives the source of each setting: a section or table of the paper, or a file or the later code of its
 authors. `open` means that no source gives the setting. A comment in the recipe then explains the value.
 
-`uv run python -m launch.recipe_list` writes this page from the recipes.
+`uv run python -m docs.recipe_list` writes this page from the recipes.
 """
 
 
