@@ -1,4 +1,4 @@
-"""What only a GPU can show of a training: `pytest -m gpu`, which launch/first_gpu_hour.sh runs.
+"""What only a GPU can show of a training: `pytest -m gpu`, which benchmarks/first_gpu_hour.sh runs.
 
 With BIGBATCH_PRETEND_GPU=1 they run on the CPU, and do not insist on a GPU: that is how they are tried without one.
 """
