@@ -1,8 +1,8 @@
 """Trains a recipe on several hosts, from a login node or from one of them. launch/horovodrun.sh runs this module.
 
 It wraps horovodrun, which starts the workers over ssh. It checks the hosts first. It prints rank 0's output unchanged,
-and the output of other ranks after `[RANK]`. It returns the exit code of the training (horovodrun itself returns 1),
-and kills the workers on all hosts when it is stopped.
+and the output of other ranks after `[RANK]`. It returns the exit code of the training (horovodrun itself returns 1).
+On SIGTERM or SIGUSR1, the workers save a checkpoint and end. On SIGINT or SIGHUP, they are killed on all hosts.
 """
 import argparse
 import itertools
@@ -12,10 +12,11 @@ import signal
 import subprocess
 import sys
 import threading
+import uuid
 from pathlib import Path
 
 from common import command
-from common.errors import ExitCode, UsageError, UserError, complain
+from common.errors import ExitCode, Stopped, UsageError, UserError, complain
 from common.recipe_file import recipe_path
 from distributed import gpus
 from distributed.launcher import end_with_parent
@@ -31,9 +32,12 @@ PROGRAM = "horovodrun.sh"
 ROOT = Path(__file__).parents[1]
 PREFIX = re.compile(r"\[(\d+)\]<(?:stdout|stderr)>:")
 ENDED = re.compile(r"Process (\d+) exit with status code (\d+)\.")
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOPPING, SAVING = (signal.SIGINT, signal.SIGHUP), (signal.SIGTERM, signal.SIGUSR1)
+MARK = f"job={uuid.uuid4().hex}"  # an -X option, which Python ignores: tells this job's workers from those of others
 DRY_RUN = ("--dry-run", "--dry_run", "--dry-run=true", "--dry_run=true", "-dry-run", "-dry_run")
 GRACE = 15  # seconds that horovodrun has to end its workers
+REQUESTED = "stopped on request"
+NOT_FOUND = 1  # pkill's exit code; ssh's is 255
 
 
 class Parser(argparse.ArgumentParser):
@@ -50,7 +54,12 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv) -> int:
     """Runs a command line; returns the exit code."""
+    def stop(*_):
+        raise Stopped(REQUESTED)
+
     with command.shell(PROGRAM) as ending:
+        for number in SAVING:
+            signal.signal(number, stop)
         ending.code = run(_options(argv))
     return ending.code
 
@@ -63,8 +72,8 @@ def run(options) -> int:
     slots = options.np or sum(host.slots for host in hosts)
     workers = workers_now(settings, slots)
     facts, silent = [], []
-    if not options.dry_run and not options.no_preflight:
-        facts, silent = host_lists.ask(hosts, arguments)
+    if not options.dry_run and (options.wait or not options.no_preflight):
+        facts, silent = host_lists.ask(hosts, arguments, PROGRAM if options.wait else None)
     memory = [host["memory"] for host in facts or [facts_of_gpus(gpus.visible())] if host["memory"] is not None]
     arguments[1:1] = micro_batch_flags(settings, workers, min(memory, default=None))
 
@@ -79,12 +88,13 @@ def run(options) -> int:
         wrong = silent + preflight.problems(facts, settings.recipe.data_dir)
         if wrong:
             return preflight.report(facts, wrong, sys.stderr)
-        code = Job(on_hosts([sys.executable, "-m", "launch.preflight", *arguments]), sys.stderr).wait()
+        code = Job(on_hosts([sys.executable, "-m", "launch.preflight", *arguments]), sys.stderr, hosts[0].name).wait()
         if code:
             return code
     while True:
-        code = Job(on_hosts(training(arguments)), sys.stdout).wait()
-        if code != ExitCode.STOPPED or not (following := next_workers(settings)):
+        job = Job(on_hosts(training(arguments)), sys.stdout, hosts[0].name)
+        code = job.wait()
+        if code != ExitCode.STOPPED or job.stopped_by or not (following := next_workers(settings)):
             return code
         workers = following
 
@@ -96,6 +106,7 @@ def _options(argv):
     where.add_argument("--hostfile", help="file with a line 'h1 slots=8' for each host")
     parser.add_argument("-np", type=int, help="number of workers (default: all slots of the hosts)")
     parser.add_argument("--network-interfaces", help="network interfaces that all hosts share")
+    parser.add_argument("--wait", action="store_true", help="wait until all hosts answer")
     parser.add_argument("--no-preflight", action="store_true", help="do not check the hosts first")
     parser.add_argument("--dry-run", "--dry_run", action="store_true",
                         help="print the plan, and the command on standard error; also after the recipe")
@@ -127,7 +138,7 @@ def recipe_flags(recipe: Path, program: str = PROGRAM) -> list[str]:
 
 def training(arguments: list[str]) -> list[str]:
     """Returns the command of one worker."""
-    return [sys.executable, "-m", "launch.binding", sys.executable, str(ROOT / "train.py"), *arguments]
+    return [sys.executable, "-m", "launch.binding", sys.executable, "-X", MARK, str(ROOT / "train.py"), *arguments]
 
 
 def horovodrun(hosts, workers: int, interfaces: str | None, worker: list[str]) -> list[str]:
@@ -143,12 +154,17 @@ def horovodrun(hosts, workers: int, interfaces: str | None, worker: list[str]) -
 
 
 class Job:
-    """A running horovodrun. output: stream for rank 0's standard output."""
+    """A running horovodrun. output: stream for rank 0's standard output. first: rank 0's host.
 
-    def __init__(self, words: list[str], output):
+    stopped_by: the last signal that has asked it to end, or None.
+    """
+
+    def __init__(self, words: list[str], output, first: str):
+        self.stopped_by = None
+        self._first = first
         self._ended = None  # (rank, exit code) of the first worker that ended
+        self._killed = False  # all workers, by this process
         self._launcher_lines = []
-        self._stopped_by = None  # a signal
         self._process = subprocess.Popen(words, env=host_lists.environment(), stdin=subprocess.DEVNULL,
                                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
                                          preexec_fn=lambda: end_with_parent(signal.SIGTERM))
@@ -158,15 +174,19 @@ class Job:
             thread.start()
 
     def wait(self) -> int:
-        """Returns the exit code: 0, 128 + signal if stopped, 2 or 75 if the first failed worker has it, else 1."""
-        before = {number: signal.signal(number, self._stop) for number in STOPPING}
+        """Returns the exit code.
+
+        It is 0, 128 + signal if that killed the workers, 75 if they stopped on request, 2 if the first failed worker
+        has it, or else 1.
+        """
+        before = {number: signal.signal(number, self._stop) for number in (*STOPPING, *SAVING)}
         code = self._process.wait()
         for thread in self._threads:
             thread.join(GRACE)
         for number, handler in before.items():
             signal.signal(number, handler)
-        if self._stopped_by:
-            return 128 + self._stopped_by
+        if self._killed and code:
+            return ExitCode.STOPPED if self.stopped_by in SAVING else 128 + self.stopped_by
         if not self._ended:
             if code:
                 reason = self._launcher_lines[-1] if self._launcher_lines else f"exit code {code}"
@@ -178,12 +198,34 @@ class Job:
         return code if code in (ExitCode.USAGE, ExitCode.STOPPED) else ExitCode.WRONG
 
     def _stop(self, number, _):
-        if not self._stopped_by:
+        asked, self.stopped_by = self.stopped_by, number
+        if number not in SAVING:
+            self._kill()
+        elif not asked:
+            threading.Thread(target=self._ask, daemon=True).start()
+
+    def _ask(self):
+        """Asks rank 0 to stop, on which all ranks save a checkpoint. Kills the workers if it does not train."""
+        pkill = ["pkill", "--oldest", "-USR1", "-f", rf"^\S+ -X {MARK} "]
+        try:
+            done = subprocess.run(host_lists.words(self._first, pkill), text=True, capture_output=True,
+                                  stdin=subprocess.DEVNULL)
+            code, problem = done.returncode, done.stderr.strip()
+        except OSError as error:  # its name is unknown
+            code, problem = 255, error
+        if code == NOT_FOUND:
+            complain(REQUESTED, PROGRAM)
+            self._kill()
+        elif code:
+            complain(f"{self._first} could not be asked to stop: {problem}", PROGRAM)
+
+    def _kill(self):
+        if not self._killed:
+            self._killed = True
             self._process.terminate()
             watch = threading.Timer(GRACE, self._process.kill)
             watch.daemon = True
             watch.start()
-        self._stopped_by = number
 
     def _relay(self, source, output):
         with open(source.fileno(), newline="", encoding="utf-8", errors="replace", closefd=False) as lines:

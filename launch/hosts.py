@@ -5,15 +5,17 @@ import shlex
 import socket
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from common.errors import UserError
+from common.errors import UserError, complain
 
 PATIENCE = 20  # seconds for a host's answer
+PAUSE = 2  # seconds until hosts that do not answer are asked again
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=8", "-o", "ServerAliveInterval=10",  # ends after 30 s
        "-o", "StrictHostKeyChecking=accept-new")
 # Prefixes of the variables that go to the workers. The list is short, because horovodrun writes the variables into
@@ -69,16 +71,25 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name in KEPT or name.startswith(PASSED)}
 
 
-def ask(hosts: list[Host], arguments: list[str]) -> tuple[list[dict], list[str]]:
+def ask(hosts: list[Host], arguments: list[str], waiting: str | None = None) -> tuple[list[dict], list[str]]:
     """Returns (the facts of each host that answers, with its `slots`; an error message for each other host).
 
     arguments: train.py's. All hosts are asked in parallel, over ssh except for this host.
+    waiting: a program that waits until all answer. It prints each error message once, on standard error.
     """
-    with ThreadPoolExecutor(len(hosts)) as pool:
-        answers = list(pool.map(lambda host: _ask(host, arguments), hosts))
-    return ([answer | {"host": host.name, "slots": host.slots}
-             for host, answer in zip(hosts, answers, strict=True) if isinstance(answer, dict)],
-            [answer for answer in answers if isinstance(answer, str)])
+    reported = set()
+    while True:
+        with ThreadPoolExecutor(len(hosts)) as pool:
+            answers = list(pool.map(lambda host: _ask(host, arguments), hosts))
+        silent = [answer for answer in answers if isinstance(answer, str)]
+        if not (waiting and silent):
+            return [answer | {"host": host.name, "slots": host.slots}
+                    for host, answer in zip(hosts, answers, strict=True) if isinstance(answer, dict)], silent
+        for line in silent:
+            if line not in reported:
+                complain(f"waiting for {line}", waiting)
+        reported |= {*silent}
+        time.sleep(PAUSE)
 
 
 def _ask(host, arguments):

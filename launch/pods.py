@@ -22,7 +22,7 @@ from reporting.run_folder import CHECKPOINTS
 PROGRAM = "launch.pods"
 SCRIPT = Path(__file__).with_name("horovodrun.sh")
 HOSTFILE = "OMPI_MCA_orte_default_hostfile"  # set by the operator
-TRAINERS = r"^\S*python \S*train\.py"
+TRAINERS = r"^\S*python -X \S+ \S*train\.py"
 NOT_FOUND = 1  # pkill's exit code; ssh's is 255
 PAUSE = 2  # seconds until pods that do not answer are asked again
 

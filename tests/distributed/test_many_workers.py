@@ -39,7 +39,7 @@ def test_32_workers_on_four_hosts_train_are_killed_and_resume(hosts):
                                stdin=subprocess.DEVNULL)
     folder = hosts.top / "h1" / "killed"
     wait_for(lambda: newest_step(folder) >= 20, process)
-    hosts.run("h3", "pkill", "-KILL", "-o", "-f", r"^\S*python \S*train.py").check_returncode()
+    hosts.run("h3", "pkill", "-KILL", "-o", "-f", r"^\S*python -X \S+ \S*train.py").check_returncode()
     _, error = process.communicate(timeout=300)
     assert process.returncode == 1 and "was killed" in error, error[-2000:]
     assert hosts.trainers() == []

@@ -53,7 +53,7 @@ def started(hosts, folder, *arguments) -> subprocess.Popen:
 
 def signalled(hosts, host, number) -> None:
     """Sends a signal to train.py's worker on a host."""
-    hosts.run(host, "pkill", f"-{number}", "-f", r"^\S*python \S*train.py").check_returncode()
+    hosts.run(host, "pkill", f"-{number}", "-f", r"^\S*python -X \S+ \S*train.py").check_returncode()
 
 
 def test_two_hosts_train_after_a_check(hosts, left):
@@ -120,6 +120,15 @@ def test_a_pulled_cable_is_named(hosts):
 def test_a_host_that_is_not_there(hosts, left, where, message):
     done = launch(hosts, "-H", where, *QUICK)
     assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_wait_for_a_host_names_it_and_ends_on_request(hosts):
+    process = subprocess.Popen(hosts.words("login", SCRIPT, "--wait", "-H", "h1:1,gone:1", *QUICK), text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    assert process.stderr.readline().startswith("horovodrun.sh: waiting for gone: cannot be reached by ssh")
+    hosts.run("login", "pkill", "-TERM", "-f", r"python -m launch\.horovodrun").check_returncode()
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (75, "", "horovodrun.sh: stopped on request\n")
 
 
 def test_unequal_versions(hosts, left, tmp_path):
