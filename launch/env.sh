@@ -21,6 +21,8 @@ export CUDA_DEVICE_ORDER=${CUDA_DEVICE_ORDER:-PCI_BUS_ID}
 # TensorFlow 2.15 has no compiled code for most of its kernels on GPUs newer than V100 and T4. The driver compiles them,
 # which takes minutes, and caches them in ~/.nv, unless they exceed the default limit of 1 GB.
 export CUDA_CACHE_MAXSIZE=${CUDA_CACHE_MAXSIZE:-4294967296}
+# A site chooses another folder with CUDA_CACHE_PATH, as for pods of Kubernetes.
+[ -z "${CUDA_CACHE_PATH-}" ] || mkdir -p "$CUDA_CACHE_PATH"
 # Dedicated threads launch kernels, so the input pipeline cannot delay them.
 export TF_GPU_THREAD_MODE=${TF_GPU_THREAD_MODE:-gpu_private}
 export TF_GPU_THREAD_COUNT=${TF_GPU_THREAD_COUNT:-2}

@@ -126,13 +126,13 @@ def _hosts(options):
     return found
 
 
-def recipe_flags(recipe: Path, program: str = PROGRAM) -> list[str]:
+def recipe_flags(recipe: Path) -> list[str]:
     """Returns the flags that read a recipe, and those of RECIPE.launch, if it exists, as launch/common.sh does."""
     launch = recipe.with_suffix(".launch")
     if not launch.is_file():
         return [f"--flagfile={recipe}"]
     added = " ".join(line for line in launch.read_text().splitlines() if line.startswith("--"))
-    complain(f"{launch.name} adds {added}", program)
+    complain(f"{launch.name} adds {added}", PROGRAM)
     return [f"--flagfile={recipe}", f"--flagfile={launch}"]
 
 

@@ -122,8 +122,8 @@ def rdma_problems(host: dict, usual_state: str) -> list[str]:
     """Returns the problems of NCCL with this host's InfiniBand. usual_state: what most hosts have."""
     state, pinnable = host["infiniband"], host["pinnable"]
     if state == "missing":
-        return ["/dev/infiniband is missing; give the container its devices (docker run --device=/dev/infiniband, or "
-                "--rdma in Kubernetes), or set NCCL_IB_DISABLE=1 to train over TCP"]
+        return ["/dev/infiniband is missing; give the container its devices (docker run --device=/dev/infiniband, or a "
+                "device plugin's resource in Kubernetes), or set NCCL_IB_DISABLE=1 to train over TCP"]
     if state != usual_state and state == "none":
         return ["no InfiniBand, which other hosts have; run ibstat there, or set NCCL_IB_DISABLE=1 to train over TCP"]
     if state == "usable" and pinnable is not None and pinnable < PINNED:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.rigs.hosts import ROOT, Hosts
 
-FOLDERS = ("/data", "/output", "/recipe")  # in the pods; here, they are in the folder of the hosts
+FOLDERS = {"/data": "data", "/output": "output", "/etc/mpi": "mpi"}  # in the pods: here, in the folder of the hosts
 
 
 class Pods:
@@ -21,7 +21,7 @@ class Pods:
         self._user = self._template("Worker")["spec"]["securityContext"]["runAsUser"]
         self._home = hosts.top / "home"
         hosts.top.chmod(0o755)
-        for folder in (hosts.top / "mpi", hosts.top / "ssh", self._home, *(hosts.top / path[1:] for path in FOLDERS)):
+        for folder in (hosts.top / "ssh", self._home, *(hosts.top / name for name in FOLDERS.values())):
             folder.mkdir(exist_ok=True)
         (hosts.top / "output").chmod(0o777)
         self._write_operators_files()
@@ -63,22 +63,21 @@ class Pods:
         done = self.hosts.run(host, "sh", "-ec", "\n".join(script))
         assert done.returncode == 0, done.stderr
 
-    def start(self, host: str, *flags: str, run: str = "", before: tuple[str, ...] = (), **options) -> subprocess.Popen:
-        """Starts the container of a pod. before: words that start it.
-
-        For the launcher: more flags of train.py, and the name of the run's folder (default: the job's).
-        """
-        role = "Launcher" if host == "login" else "Worker"
-        [container] = self._template(role)["spec"]["containers"]
-        own = f"/output/{self._name}"
-        arguments = [word.replace(own, f"/output/{run}") if run else word for word in container["args"]]
+    def start(self, host: str, before: tuple[str, ...] = (), **options) -> subprocess.Popen:
+        """Starts the container of a pod. before: words that start it."""
+        [container] = self._template("Launcher" if host == "login" else "Worker")["spec"]["containers"]
         given = [f"{one['name']}={one['value']}" for one in container.get("env", [])]
-        words = self.hosts.words(
-            host, *before, "setpriv", f"--reuid={self._user}", f"--regid={self._user}", "--clear-groups", "env",
-            "OMPI_MCA_plm_rsh_args=-o ConnectionAttempts=10", "USER=bigbatch", f"HOME={self._home}",
-            f"OMPI_MCA_orte_default_hostfile={self.hosts.top}/mpi/hostfile", *map(self.here, given), "sh", "-c",
-            f'cd {ROOT} && exec launch/entrypoint.sh "$@"', "sh", *map(self.here, [*arguments, *flags]))
+        words = self.as_user(
+            host, *before, "env", "OMPI_MCA_plm_rsh_args=-o ConnectionAttempts=10", "USER=bigbatch",
+            f"HOME={self._home}", f"OMPI_MCA_orte_default_hostfile={self.hosts.top}/mpi/hostfile",
+            *map(self.here, given), "sh", "-c", f'cd {ROOT} && exec launch/entrypoint.sh "$@"', "sh",
+            *map(self.here, container["args"]))
         return subprocess.Popen(words, text=True, stdin=subprocess.DEVNULL, **options)
+
+    def as_user(self, host: str, *command) -> list[str]:
+        """Returns the words that run a command on a host as the user of the job."""
+        return self.hosts.words(host, "setpriv", f"--reuid={self._user}", f"--regid={self._user}", "--clear-groups",
+                                *command)
 
     def replace(self, host: str) -> None:
         """Starts a pod again on another node, after `switch_off`."""
@@ -90,14 +89,13 @@ class Pods:
 
     def terminate(self, host: str) -> None:
         """Sends SIGTERM to the first process of a container, as a kubelet does before it deletes a pod."""
-        first = r"python -m launch\.pods" if host == "login" else r"bash \S*worker\.sh"
+        first = r"\S*python -m launch\.horovodrun" if host == "login" else r"bash \S*worker\.sh"
         self.hosts.run(host, "pkill", "-TERM", "-f", f"^{first}").check_returncode()
 
     def here(self, word: str) -> str:
-        """Replaces a folder of the pods in a word of a command line."""
-        for folder in FOLDERS:
-            word = word.replace(f"={folder}", f"={self.hosts.top}{folder}")
-            word = f"{self.hosts.top}{word}" if word.startswith(f"{folder}/") else word
+        """Replaces a folder of the pods in a word `name=value`."""
+        for folder, name in FOLDERS.items():
+            word = word.replace(f"={folder}", f"={self.hosts.top}/{name}")
         return word
 
     def _template(self, role):
