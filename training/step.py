@@ -178,7 +178,7 @@ def make_train_step(parts: TrainStep):
         clock = Clock(tf.convert_to_tensor(timed))
         ready = clock.after([learning_rate])
         rates.learning_rate.assign(learning_rate)
-        if hasattr(rates, "momentum"):
+        if isinstance(getattr(rates, "momentum", None), tf.Variable):
             rates.momentum.assign(momentum)
         (*gradients, results, statistics, squares), waited, ready = gradients_of(iterator, position, ready, clock)
         gradients, gradient_norms = distributed.average(optimizer, gradients, micro_batches)

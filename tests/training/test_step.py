@@ -49,6 +49,13 @@ def test_accumulation_is_one_large_batch(optimizer):
         assert totals["samples"] == 128 and totals["loss"] == pytest.approx(expected_totals["loss"], rel=1e-4)
 
 
+def test_an_optimizer_of_keras_keeps_its_own_momentum(monkeypatch):
+    """It is a number there, which no step can assign. Against our SGD, whose weight decay moves w by 2e-5 * w."""
+    monkeypatch.setitem(optim.OPTIMIZERS, "keras", optim.OptimizerInfo("keras.optimizers", "SGD", ("momentum",)))
+    for a, b in zip(trained(1, "keras")[0], trained(1, "sgd")[0], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-5)
+
+
 def test_xla_computes_the_same():
     for a, b in zip(trained(2, "lars")[0], trained(2, "lars", xla=True)[0], strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-5)
