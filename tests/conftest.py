@@ -56,11 +56,12 @@ def unshare(*options: str, every_user: bool = False) -> list[str]:
         skip(str(error))
 
 
-def emulated_hosts(*names: str) -> Hosts:
+def emulated_hosts(*names: str, cold: bool = False) -> Hosts:
+    """Hosts on which the scripts in launch/ start forks, or Python as it is."""
     require_tool("sshd", "/usr/sbin/sshd")
     require_tool("ip")
     unshare(every_user=True)
-    return Hosts(*names)
+    return Hosts(*names, python=None if cold else warm_python())
 
 
 class SmallDisk:
@@ -134,6 +135,11 @@ def pytest_runtest_teardown(item):
 
 def warm_python() -> str:
     return str(forks() / "python")
+
+
+def scripts_environment() -> dict[str, str]:
+    """What the scripts in launch/ find. Their Pythons are forks; os.environ leaves them as they are."""
+    return os.environ | {"BIGBATCH_PYTHON": warm_python(), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
 
 
 def launcher(kind: str, workers: int, cold: bool = False) -> list[str]:

@@ -1,8 +1,6 @@
 """Who sends what between the nodes in a hierarchical all-reduce, on two emulated hosts with two workers each."""
-import sys
-
 import pytest
-from conftest import emulated_hosts
+from conftest import emulated_hosts, warm_python
 
 from benchmarks.allreduce_hosts import start
 
@@ -46,7 +44,7 @@ def test_only_masters_send_between_nodes_and_as_much_as_a_ring_of_them():
     with emulated_hosts("h1", "h2") as hosts:
         script = hosts.top / "sent.py"
         script.write_text(SENT)
-        everyone = start(hosts, ["h1", "h2"], 2, [sys.executable, str(script), str(COUNT)])
+        everyone = start(hosts, ["h1", "h2"], 2, [warm_python(), str(script), str(COUNT)])
     nodes = len(everyone) // 2
     expected = 2 * (nodes - 1) / nodes * 4 * COUNT
     for rank, (host, worker) in enumerate(everyone):

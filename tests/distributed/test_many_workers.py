@@ -13,6 +13,7 @@ from data.dataset import Split
 from data.feed import Feed
 from data.synthetic import synthetic_dataset
 from distributed.grids import choose
+from tests.rigs.hosts import WORKER
 from tests.rigs.making import write_shards
 from tests.rigs.trainings import newest_step, wait_for
 
@@ -39,7 +40,7 @@ def test_32_workers_on_four_hosts_train_are_killed_and_resume(hosts):
                                stdin=subprocess.DEVNULL)
     folder = hosts.top / "h1" / "killed"
     wait_for(lambda: newest_step(folder) >= 20, process)
-    hosts.run("h3", "pkill", "-KILL", "-o", "-f", r"^\S*python -X \S+ \S*train.py").check_returncode()
+    hosts.run("h3", "pkill", "-KILL", "-o", "-f", WORKER).check_returncode()
     _, error = process.communicate(timeout=300)
     assert process.returncode == 1 and "was killed" in error, error[-2000:]
     assert hosts.trainers() == []

@@ -1,9 +1,8 @@
 """The messages of a training step, counted as packets on four hosts with a network of their own."""
 import json
-import sys
 
 import pytest
-from conftest import emulated_hosts
+from conftest import emulated_hosts, warm_python
 
 from benchmarks.allreduce_hosts import start
 from launch.cost import Link, Network, cost
@@ -56,7 +55,7 @@ def test_a_step_sends_one_message_besides_the_gradients(hosts, grid):
     """Loss, signals and batch norm's statistics together, along the gradients' way: a torus is as short for them."""
     script = hosts.top / "step.py"
     script.write_text(STEP)
-    everyone = start(hosts, list(hosts.names[1:]), 1, [sys.executable, str(script), grid])
+    everyone = start(hosts, list(hosts.names[1:]), 1, [warm_python(), str(script), grid])
     link = Link(1e-5, 1e9)
     one = cost(1.0, *map(int, grid.split("x")), Network(1, link, link)).steps  # 6 in a ring, 4 in a torus
     assert one == {"4x1": 6, "2x2": 4}[grid]

@@ -1,22 +1,25 @@
 import json
+import os
 import signal
 import subprocess
 import time
 
 import pytest
-from conftest import ROOT, rows
+from conftest import ROOT, rows, scripts_environment
 
 SCRIPT = ROOT / "launch" / "dgx1.sh"
 QUICK = ("digits", "--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none")
 
 
-def launch(*arguments, timeout=200):
-    return subprocess.run([SCRIPT, *map(str, arguments)], text=True, capture_output=True, timeout=timeout,
-                          stdin=subprocess.DEVNULL)
+def launch(*arguments, cold=False):
+    """A finished launch. cold: of Python as it is, instead of forks."""
+    return subprocess.run([SCRIPT, *map(str, arguments)], text=True, capture_output=True, timeout=200,
+                          stdin=subprocess.DEVNULL, env=os.environ if cold else scripts_environment())
 
 
 def test_two_bound_workers_train_after_a_check(tmp_path):
-    done = launch("-np", 2, *QUICK, "--epochs=1", f"--output_dir={tmp_path / 'run'}")
+    """Cold, because a fork would not show a crash at Python's end."""
+    done = launch("-np", 2, *QUICK, "--epochs=1", f"--output_dir={tmp_path / 'run'}", cold=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["world_size"] == 2
     assert done.stderr.startswith("host ") and len(rows(tmp_path / "run")) == 1
@@ -26,7 +29,7 @@ def test_two_bound_workers_train_after_a_check(tmp_path):
 def test_a_request_to_stop_saves_and_the_same_command_goes_on(tmp_path, number):
     command = ("--no-preflight", *QUICK, "--epochs=16", "--checkpoint_every=0.5", f"--output_dir={tmp_path / 'run'}")
     process = subprocess.Popen([SCRIPT, *command], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               stdin=subprocess.DEVNULL)
+                               stdin=subprocess.DEVNULL, env=scripts_environment())
     deadline = time.monotonic() + 120
     while not list((tmp_path / "run").glob("checkpoints/step-*[0-9]")):
         assert process.poll() is None and time.monotonic() < deadline

@@ -6,14 +6,16 @@ import subprocess
 import time
 
 import pytest
-from conftest import BIN, ROOT, emulated_hosts, rows
+from conftest import BIN, ROOT, emulated_hosts, rows, scripts_environment
 
 from common.errors import UserError
 from common.recipe_file import recipe_path
 from launch import hosts as host_lists
 from tests.rigs.gpus import gpu, pretend
+from tests.rigs.hosts import WORKER
 
 SCRIPT = ROOT / "launch" / "horovodrun.sh"
+COLD = ("env", "-u", "BIGBATCH_PYTHON", SCRIPT)  # starts Python as it is, instead of forks
 BOTH = ("-H", "h1:1,h2:1")
 QUICK = ("digits", "--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none", "--epochs=2")
 LONG = (*QUICK, "--epochs=500", "--checkpoint_every=0.5")
@@ -35,14 +37,14 @@ def left(hosts):
     assert hosts.trainers() == []
 
 
-def launch(hosts, *arguments):
+def launch(hosts, *arguments, script=(SCRIPT,)):
     """A finished launch from the login node."""
-    return hosts.run("login", SCRIPT, *arguments)
+    return hosts.run("login", *script, *arguments)
 
 
-def started(hosts, folder, *arguments) -> subprocess.Popen:
+def started(hosts, folder, *arguments, script=(SCRIPT,)) -> subprocess.Popen:
     """A launch whose training has written a checkpoint on h1."""
-    process = subprocess.Popen(hosts.words("login", SCRIPT, *arguments, f"--output_dir={folder}"), text=True,
+    process = subprocess.Popen(hosts.words("login", *script, *arguments, f"--output_dir={folder}"), text=True,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while not list((hosts.top / "h1").glob(f"{folder}/checkpoints/step-*[0-9]")):
@@ -53,11 +55,12 @@ def started(hosts, folder, *arguments) -> subprocess.Popen:
 
 def signalled(hosts, host, number) -> None:
     """Sends a signal to train.py's worker on a host."""
-    hosts.run(host, "pkill", f"-{number}", "-f", r"^\S*python -X \S+ \S*train.py").check_returncode()
+    hosts.run(host, "pkill", f"-{number}", "-f", WORKER).check_returncode()
 
 
 def test_two_hosts_train_after_a_check(hosts, left):
-    done = launch(hosts, *BOTH, *QUICK, "--output_dir=trained")
+    """Cold, because a fork would not show a crash at Python's end."""
+    done = launch(hosts, *BOTH, *QUICK, "--output_dir=trained", script=COLD)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["world_size"] == 2  # standard output carries it alone
     lines = done.stderr.splitlines()
@@ -92,7 +95,8 @@ def test_a_killed_worker_ends_the_others_and_is_named(hosts, left):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_stopping_the_launcher_kills_every_worker(hosts, left, number):
-    process = started(hosts, f"stop-{number}", "--no-preflight", *BOTH, *LONG)
+    """Cold, because what ends a worker is the end of its parent, which is not a fork's launcher."""
+    process = started(hosts, f"stop-{number}", "--no-preflight", *BOTH, *LONG, script=COLD)
     assert len(left()) >= 2
     hosts.run("login", "pkill", f"-{int(number)}", "-f", "launch.horovodrun").check_returncode()
     process.communicate(timeout=120)
@@ -143,11 +147,11 @@ def test_unequal_versions(hosts, left, tmp_path):
 
 
 def test_a_clock_that_is_off(hosts, left, tmp_path):
-    """Linux has one clock for all hosts here, so Python's is moved on one of them."""
+    """Linux has one clock for all hosts here, so Python's is moved on one of them. Cold: forks read no .pth files."""
     [startup] = (BIN.parent / "lib").glob("python*/site-packages/distutils-precedence.pth")
     (tmp_path / "later.pth").write_text("import time; time.time = lambda now=time.clock_gettime: now(0) + 3\n")
     hosts.cover("h2", startup, tmp_path / "later.pth")
-    done = launch(hosts, *BOTH, *QUICK)
+    done = launch(hosts, *BOTH, *QUICK, script=COLD)
     hosts.uncover("h2", startup)
     assert done.returncode == 1 and "+3.0*" in done.stderr
     assert "h2: the clock differs by +3.0 s from that of h1; synchronize both" in done.stderr
@@ -188,7 +192,8 @@ def test_a_host_without_the_working_folder(hosts, left):
                                    ("digits", "--batch_size=256", "--dry_run"),
                                    ("--dry_run", "digits", "--batch_size=256", "--dry-run")])
 def test_dry_run_prints_the_plan_and_the_command(words):
-    done = subprocess.run([SCRIPT, "-H", "a:8,b:8", *words], text=True, capture_output=True, timeout=60)
+    done = subprocess.run([SCRIPT, "-H", "a:8,b:8", *words], text=True, capture_output=True, timeout=60,
+                          env=scripts_environment())
     assert json.loads(done.stdout)["workers"] == 16
     words = done.stderr.split()
     assert words[0].endswith("/python") and words[1:9] == ["-m", "distributed.gloo", "--gloo", "--disable-cache", "-np",
@@ -198,7 +203,7 @@ def test_dry_run_prints_the_plan_and_the_command(words):
 
 def test_a_papers_exchange_comes_with_its_recipe():
     done = subprocess.run([SCRIPT, "-H", "a:8,b:8", "--dry-run", "sony_1811.05233/table3-reference"], text=True,
-                          capture_output=True, timeout=60)
+                          capture_output=True, timeout=60, env=scripts_environment())
     assert json.loads(done.stdout)["exchange"]["allreduce"] == "torus"
     assert "table3-reference.launch adds --allreduce=torus --compression=fp16" in done.stderr
 
@@ -213,7 +218,8 @@ def test_a_papers_exchange_comes_with_its_recipe():
     (["--hostfile", "/nowhere", "digits"], 1, "/nowhere cannot be read"),
 ])
 def test_wrong_arguments_are_one_line(arguments, code, message):
-    done = subprocess.run([SCRIPT, *arguments], text=True, capture_output=True, timeout=60)
+    done = subprocess.run([SCRIPT, *arguments], text=True, capture_output=True, timeout=60,
+                          env=scripts_environment())
     assert (done.returncode, len(done.stderr.splitlines())) == (code, 1), done.stderr
     assert message in done.stderr and done.stdout == ""
 

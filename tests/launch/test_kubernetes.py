@@ -80,7 +80,7 @@ def prepared(digits, *flags, options=()):
     recipe = launcher["args"].index("sony_1811.05233/table3-reference")
     launcher["args"][recipe:recipe + 1] = [*options, "digits"]
     launcher["args"] += [*TRAINING, *flags]
-    with emulated_hosts("w0", "w1") as hosts:
+    with emulated_hosts("w0", "w1", cold=True) as hosts:  # as users that may not reach the server of forks
         pods = Pods(hosts, job)
         hosts.run("login", "cp", "-r", f"{digits}/.", f"{hosts.top}/data").check_returncode()
         for host in hosts.names:

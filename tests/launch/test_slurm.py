@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, rows, train, weights
+from conftest import ROOT, rows, scripts_environment, train, weights
 
 from experiments import sweep
 from tests.launch.test_workers import PHASES
@@ -38,13 +38,13 @@ def undisturbed(slurm, tmp_path_factory):
     return cwd / "runs" / f"slurm-{job}"
 
 
-def submit(slurm, cwd, *arguments) -> str:
-    """The number of the job."""
-    return submitted(slurm, cwd, *arguments).stdout.strip()
+def submit(slurm, cwd, *arguments, cold=False) -> str:
+    """The number of the job. cold: Python as it is, instead of forks."""
+    return submitted(slurm, cwd, *arguments, cold=cold).stdout.strip()
 
 
-def submitted(slurm, cwd, *arguments) -> subprocess.CompletedProcess:
-    done = slurm.run(SUBMIT, *arguments, cwd=cwd)
+def submitted(slurm, cwd, *arguments, cold=False) -> subprocess.CompletedProcess:
+    done = slurm.run(*(("env", "-u", "BIGBATCH_PYTHON") if cold else ()), SUBMIT, *arguments, cwd=cwd)
     assert done.returncode == 0, done.stderr
     return done
 
@@ -74,7 +74,8 @@ def same(folder, undisturbed):
 
 
 def test_two_nodes_train_the_same_with_mpirun_and_with_srun(slurm, tmp_path, undisturbed):
-    job = submit(slurm, tmp_path, *NODES, "--launcher", "srun", *TRAINING)
+    """srun starts Python as it is: a fork would not show a crash at its end."""
+    job = submit(slurm, tmp_path, *NODES, "--launcher", "srun", *TRAINING, cold=True)
     [ended] = slurm.wait_for_end(job, 300)
     assert ended["JobState"] == "COMPLETED", job_output(tmp_path)
     assert '"world_size": 2' in job_output(tmp_path) and "2 workers on node[1-2], with srun" in job_output(tmp_path)
@@ -195,7 +196,7 @@ def test_workers_that_do_not_find_each_other_are_an_error(slurm, tmp_path):
 def test_the_papers_clusters(tmp_path, nodes, gpus, recipe):
     done = subprocess.run([SUBMIT, "--nodes", str(nodes), "--gpus-per-node", str(gpus), "--time=1:00:00",
                            "--sbatch=--constraint=v100", "--dry-run", recipe], cwd=tmp_path, text=True,
-                          capture_output=True, timeout=60)
+                          capture_output=True, timeout=60, env=scripts_environment())
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     assert plan["workers"] == nodes * gpus
@@ -238,7 +239,7 @@ def test_a_container_is_started_by_pyxis(tmp_path):
     """There is no Pyxis here: what can be seen is the script."""
     done = subprocess.run([SUBMIT, "--nodes=2", "--gpus-per-node=8", "--container-image=/images/bigbatch.sqsh",
                            "--container-mounts=/data:/data", "--dry-run", "digits", "--batch_size=256"], cwd=tmp_path,
-                          text=True, capture_output=True, timeout=60)
+                          text=True, capture_output=True, timeout=60, env=scripts_environment())
     assert done.returncode == 0, done.stderr
     [script] = (tmp_path / "runs" / "slurm").glob("*.sbatch")
     assert "export BIGBATCH_CONTAINER_IMAGE=/images/bigbatch.sqsh\n" in script.read_text()
@@ -287,6 +288,7 @@ def test_with_a_container_the_host_needs_no_python_of_ours(tmp_path):
     (["--nodes=2", "--gpus-per-node=4", "digits", "--optimizer=adagrad"], 2, "optimizer"),
 ])
 def test_wrong_arguments_are_one_line_and_nothing_is_submitted(arguments, code, message, tmp_path):
-    done = subprocess.run([SUBMIT, *arguments], cwd=tmp_path, text=True, capture_output=True, timeout=60)
+    done = subprocess.run([SUBMIT, *arguments], cwd=tmp_path, text=True, capture_output=True, timeout=60,
+                          env=scripts_environment())
     assert (done.returncode, len(done.stderr.splitlines())) == (code, 1), done.stderr
     assert message in done.stderr and done.stdout == "" and not (tmp_path / "runs").exists()

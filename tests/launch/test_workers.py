@@ -4,7 +4,7 @@ import os
 import subprocess
 
 import pytest
-from conftest import DIGITS, ROOT, environment, run, train
+from conftest import DIGITS, ROOT, run, scripts_environment, train
 
 from common.errors import UsageError, UserError
 from launch.workers import workers_now
@@ -62,7 +62,7 @@ def test_two_workers_then_one_then_two_train_what_one_does(tmp_path):
     folder = tmp_path / "changing"
     done = subprocess.run(
         [ROOT / "launch" / "horovodrun.sh", "-np", "2", "--no-preflight", tmp_path / "recipe.flags",
-         "--workers_schedule=0:2,1:1,2:2", f"--output_dir={folder}"], env=environment(), cwd=ROOT, text=True,
+         "--workers_schedule=0:2,1:1,2:2", f"--output_dir={folder}"], env=scripts_environment(), cwd=ROOT, text=True,
         capture_output=True, stdin=subprocess.DEVNULL, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     for line in ("after step 14 of 35 needs 1 workers", "on 1 workers instead of 2",

@@ -18,6 +18,7 @@ from tests.rigs.namespaces import ALL, enter, unshare
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 NETWORK = "10.78.0"
+WORKER = r"^\S*python (-IS \S*python )?(-X \S+ )?\S*train\.py"  # the command of a worker, or of what stands for it (warm.py)
 INIT = """
 set -e
 hostname "$NAME"
@@ -41,10 +42,13 @@ while :; do sleep 1000 & wait; done
 
 
 class Hosts:
-    """Context manager that runs `login` and the named hosts. work: path of the working folder, different on each."""
+    """Context manager that runs `login` and the named hosts. work: path of the working folder, different on each.
 
-    def __init__(self, *names: str):
-        self.names, self._processes = ("login", *names), {}
+    python: what the scripts in launch/ start instead of this environment's Python, such as one that starts forks.
+    """
+
+    def __init__(self, *names: str, python: str | None = None):
+        self.names, self._processes, self._python = ("login", *names), {}, python
         self.top = Path(tempfile.mkdtemp(prefix="hosts-", dir="/tmp"))
         self.work = self.top / "work"
 
@@ -118,10 +122,10 @@ class Hosts:
 
     def words(self, name: str, *command) -> list[str]:
         """Returns the words of a command line that runs a command on a host, in its own working folder."""
-        pid = self._processes[name].pid
+        pid, python = self._processes[name].pid, [f"BIGBATCH_PYTHON={self._python}"] if self._python else []
         return [*enter(pid, "--net", "--mount", "--uts", f"--pid=/proc/{pid}/ns/pid_for_children"),
                 f"--wdns={self.work}", "env", "-i", f"HOME={Path.home()}", "LANG=C.UTF-8", f"TMPDIR={self.top}/tmp",
-                f"PATH={BIN}:/usr/local/bin:/usr/bin:/bin:/usr/sbin", *map(str, command)]
+                f"PATH={BIN}:/usr/local/bin:/usr/bin:/bin:/usr/sbin", *python, *map(str, command)]
 
     def run(self, name: str, *command, timeout=200) -> subprocess.CompletedProcess:
         return subprocess.run(self.words(name, *command), text=True, capture_output=True, timeout=timeout,
@@ -135,11 +139,11 @@ class Hosts:
         self.run(name, "umount", path).check_returncode()
 
     def trainers(self) -> list[str]:
-        """Returns the processes of train.py and preflight on all hosts, each as `host: command`."""
+        """Returns the processes of train.py and preflight, and all forks, on all hosts, each as `host: command`."""
         found = []
         for name in self._processes:
             if name != "switch":
-                pattern = r"python.*(train\.py|launch\.preflight)"
+                pattern = r"python.*(train\.py|launch\.preflight|rigs/warm\.py)"
                 lines = self.run(name, "pgrep", "-fa", pattern).stdout.splitlines()
                 found += [f"{name}: {line}" for line in lines
                           if not any(word in line for word in ("horovodrun", "distributed.gloo", "ssh"))]

@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from conftest import require_tool, skip
+from conftest import BIN, require_tool, skip, warm_python
 
 TOOLS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 SEARCH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
@@ -65,7 +65,8 @@ class Slurm:
         self.nodes, self._cpus, self._processes = [f"node{n + 1}" for n in range(nodes)], cpus, {}
         self.top = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))  # a short name, for its sockets
         self.environment = {key: value for key, value in os.environ.items() if not OWN.match(key)} | {
-            "PATH": SEARCH, "SLURM_CONF": str(self.top / "slurm.conf"), "TMPDIR": str(self.top / "tmp")}
+            "PATH": f"{BIN}:{SEARCH}", "BIGBATCH_PYTHON": warm_python(), "SLURM_CONF": str(self.top / "slurm.conf"),
+            "TMPDIR": str(self.top / "tmp")}
 
     def __enter__(self):
         self.top.chmod(0o711)

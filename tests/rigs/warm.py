@@ -1,12 +1,24 @@
-"""A Python that starts at once: a server that has imported TensorFlow, Horovod and DALI forks each process from itself.
+"""A Python that starts at once: a server that has imported what train.py needs forks each process from itself.
 
     warm.start(folder)     FOLDER/python is a program to start like python, under any launcher: python train.py, -m, -c
 
-What is forked is a real process, with the caller's environment, folder, cores, network, input and output, that has
-imported and started nothing else. The program called stands in for it: it passes signals on, and ends as the process
-does. When it is killed, so is the process, which `child` finds: it is the server's child, not the launcher's.
+A fork is a real process, with the caller's environment, folder, cores, namespaces, input and output, that has started
+nothing yet. The program called stands in for it: it passes signals on, and ends as the process does. When it is killed,
+so is the process, which `child` finds: it is the server's child, not the launcher's. `sys.executable` of a fork is
+FOLDER/python, so the Pythons that it starts are forks, too.
 
-What such a process cannot show, and a test starts the real Python for: how long a start takes, what is imported.
+train.py of this checkout finds the checkout's modules imported. Any other program imports them itself: it may change
+some before others load, as bn_train.py does, or belong to another checkout.
+
+A fork ends as Python does up to where Python would free its modules, which takes 0.2 s with TensorFlow.
+
+What a fork cannot show, and a test starts a cold Python for:
+
+- what a start imports and how long it takes, and a request to stop that comes meanwhile
+- a crash at the interpreter's end: each script in launch/ has a cold run to its end
+- .pth files, options of Python, and variables that are read when Python or a library loads (PYTHONHASHSEED,
+  OMP_NUM_THREADS, TF_CPP_MIN_LOG_LEVEL)
+- that a worker ends with its launcher (PR_SET_PDEATHSIG), whose child it is not; limits and memory that are bound
 """
 import array
 import contextlib
@@ -15,21 +27,29 @@ import os
 import signal
 import socket
 import struct
-import subprocess
 import sys
-from pathlib import Path
+
+# The stand-in imports no more than this.
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+NAMESPACES = ("user", "pid", "uts", "ipc", "net", "mnt")  # in the order in which a fork enters them
 PR_SET_PDEATHSIG = 1  # prctl(2)
 SERVERS = {}  # that this process has started, by folder
 IMPORTED = ("tensorflow", "horovod.tensorflow.keras", "horovod.tensorflow.elastic", "nvidia.dali.fn",
             "nvidia.dali.plugin.tf")
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+ROOMS = ("common", "model_zoo", "optim", "data", "distributed", "reporting", "training", "inference")  # of train.py
 
 
-def start(folder: Path) -> None:
-    """Starts a server, which ends with this process. Programs may start at once: they wait for its imports."""
+def start(folder) -> None:
+    """Starts a server, which ends with this process. Programs may start at once: they wait for its imports.
+
+    folder: a Path.
+    """
+    import subprocess
+
     program = folder / "python"
-    program.write_text(f"#!{sys.executable} -IS\nimport sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+    program.write_text(f"#!{sys.executable} -IS\nimport sys\nsys.path.insert(0, {os.path.dirname(__file__)!r})\n"
                        f"import warm\nwarm.stand_in({str(folder)!r})\n")
     program.chmod(0o755)
     with open(folder / "server.log", "wb") as log, socket.socket(socket.AF_UNIX) as listener:
@@ -41,34 +61,55 @@ def start(folder: Path) -> None:
 
 def last_words(folder) -> str:
     """What to say about a server that has ended."""
-    return f"the server of forks ({__file__}) has ended:\n{Path(folder, 'server.log').read_text(errors='replace')}"
+    with open(f"{folder}/server.log", errors="replace") as log:
+        return f"the server of forks ({__file__}) has ended:\n{log.read()}"
 
 
-def child(folder: Path, process: int) -> int:
-    """The process that a started program stands for."""
+def child(folder, process: int) -> int:
+    """The process that a started program stands for. folder: a Path."""
     return int((folder / str(process)).read_text())
 
 
 def stand_in(folder: str) -> None:
     """Has the server fork a process for this one's arguments; does not return."""
     server = socket.socket(socket.AF_UNIX)
-    asked = json.dumps({"argv": sys.argv[1:], "environment": dict(os.environ), "cwd": os.getcwd(),
-                        "cores": sorted(os.sched_getaffinity(0)), "umask": _umask()}).encode()
-    network = os.open("/proc/self/ns/net", os.O_RDONLY)
-    descriptors = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2, network]))]
+    asked = json.dumps({"python": f"{folder}/python", "argv": sys.argv[1:], "environment": dict(os.environ),
+                        "cwd": os.getcwd(), "cores": sorted(os.sched_getaffinity(0)), "umask": _umask()}).encode()
+    descriptors = array.array("i", [0, 1, 2, *_namespaces()])
     try:
         server.connect(f"{folder}/socket")
-        server.sendmsg([struct.pack("I", len(asked))], descriptors)
+        server.sendmsg([struct.pack("I", len(asked))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
         server.sendall(asked)
-        [process] = struct.unpack("i", _exactly(server, 4))
+        _pass_on(lambda number: server.send(bytes([number])))
+        [status] = struct.unpack("i", _exactly(server, 4))
     except (EOFError, ConnectionError):
         sys.exit(last_words(folder))
+    _end_as(status)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _namespaces() -> list[int]:
+    """This process's namespaces, as descriptors."""
+    return [os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in NAMESPACES]
+
+
+def _pass_on(send) -> None:
+    """Hands signals to a function of their number from now on."""
+    def handle(number, _):
+        with contextlib.suppress(OSError):  # what they are for has just ended
+            send(number)
+
     for number in FORWARDED:
-        signal.signal(number, lambda number, _: os.kill(process, number))
-    with open(f"{folder}/{os.getpid()}.part", "w") as file:
-        file.write(str(process))
-    os.rename(file.name, f"{folder}/{os.getpid()}")
-    [status] = struct.unpack("i", _exactly(server, 4))
+        signal.signal(number, handle)
+
+
+def _end_as(status: int) -> None:
+    """Ends this process as another one has ended. status: as of waitpid."""
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
         if -code in FORWARDED:
@@ -87,12 +128,6 @@ def _exactly(connection, length: int) -> bytes:
     return data
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
 class Server:
     """Forks on request, from the main thread: the end of that one is what a child's PR_SET_PDEATHSIG tells of."""
 
@@ -100,6 +135,8 @@ class Server:
         import selectors
 
         self._listener = listener
+        self._folder = os.path.dirname(listener.getsockname())
+        self._train_py = os.stat(f"{ROOT}/train.py")
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
@@ -111,7 +148,7 @@ class Server:
     def _accept(self):
         connection, _ = self._listener.accept()
         try:
-            header, descriptors, *_ = socket.recv_fds(connection, 4, 4)
+            header, descriptors, *_ = socket.recv_fds(connection, 4, 3 + len(NAMESPACES))
             asked = json.loads(_exactly(connection, struct.unpack("I", header)[0]))
         except (EOFError, OSError, struct.error):
             connection.close()
@@ -121,14 +158,20 @@ class Server:
             self._selector.close()
             self._listener.close()
             connection.close()
-            _become(asked, descriptors)
+            _become(asked, descriptors, self._train_py)
         for descriptor in descriptors:
             os.close(descriptor)
+        self._record(connection, process)
         ended = os.pidfd_open(process)
         self._selector.register(ended, 1, lambda: self._reap(process, ended, connection))
-        self._selector.register(connection, 1, lambda: self._kill(process, connection))
-        with contextlib.suppress(OSError):
-            connection.sendall(struct.pack("i", process))
+        self._selector.register(connection, 1, lambda: self._hear(process, connection))
+
+    def _record(self, connection, process):
+        """For `child`. The kernel knows the caller by the number that it has among the server's processes."""
+        caller, *_ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        with open(f"{self._folder}/{caller}.part", "w") as file:
+            file.write(str(process))
+        os.rename(file.name, f"{self._folder}/{caller}")
 
     def _reap(self, process, ended, connection):
         _, status = os.waitpid(process, 0)
@@ -140,32 +183,37 @@ class Server:
             self._selector.unregister(connection)
         connection.close()
 
-    def _kill(self, process, connection):
-        """Who asked for the process has gone; unless it has just been told that the process has ended."""
-        if connection.fileno() < 0:
+    def _hear(self, process, connection):
+        """Passes on signals from who asked for the process. Kills it when the caller has gone."""
+        if connection.fileno() < 0:  # the caller has just been told that the process has ended
             return
-        self._selector.unregister(connection)
-        os.kill(process, signal.SIGKILL)
+        try:
+            numbers = connection.recv(64)
+        except OSError:
+            numbers = b""
+        for number in numbers:
+            os.kill(process, number)
+        if not numbers:
+            self._selector.unregister(connection)
+            os.kill(process, signal.SIGKILL)
 
 
-def _become(asked, descriptors) -> None:
-    """Runs what was asked for in this new process, as python would; does not return."""
-    import ctypes
+def _become(asked, descriptors, train_py) -> None:
+    """Runs what was asked for in this new process, as python would; does not return.
+
+    train_py: os.stat of the program for which the checkout's modules stay imported.
+    """
     import random
-    import runpy
-    import traceback
 
     import numpy as np
 
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    _end_with_parent()
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which nohup leaves ignored
-    *streams, network = descriptors
-    if not os.path.sameopenfile(network, os.open("/proc/self/ns/net", os.O_RDONLY)):
-        ctypes.CDLL(None).setns(network, 0)
-    for number, descriptor in enumerate(streams):
+    for number, descriptor in enumerate(descriptors[:3]):
         os.dup2(descriptor, number)
         os.close(descriptor)
+    _enter(descriptors[3:])
     os.environ.clear()
     os.environ.update(asked["environment"])
     os.umask(asked["umask"])
@@ -173,52 +221,124 @@ def _become(asked, descriptors) -> None:
     os.sched_setaffinity(0, asked["cores"])
     random.seed()
     np.random.seed()
-    what, *arguments = asked["argv"]
+    sys.executable = asked["python"]
+    sys.stdout.reconfigure(line_buffering=sys.stdout.isatty() or bool(os.environ.get("PYTHONUNBUFFERED")))
     sys.path[:0] = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    code = 0
+    while asked["argv"][0] == "-X":  # Python's own options mean nothing to a fork
+        del asked["argv"][:2]
+    program = asked["argv"][0]
+    if os.path.exists(program) and os.path.samestat(os.stat(program), train_py):
+        from common.startup import startup
+
+        startup.__init__()  # the clock that train.py starts when it imports this
+    else:
+        for name in [name for name in sys.modules if name.partition(".")[0] in ROOMS]:
+            del sys.modules[name]
+    _end(_run(*asked["argv"]))
+
+
+def _end_with_parent() -> None:
+    import ctypes
+
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _enter(namespaces: list[int]) -> None:
+    """Enters the caller's namespaces. namespaces: descriptors, which are closed.
+
+    Only a child of this process can be in another namespace of process numbers. This one then passes signals on to it
+    and ends as it does, and this function returns in the child.
+    """
+    import ctypes
+
+    libc, own = ctypes.CDLL(None, use_errno=True), _namespaces()
+    others = [not os.path.sameopenfile(*pair) for pair in zip(namespaces, own, strict=True)]
+    for kind, namespace, is_other in zip(NAMESPACES, namespaces, others, strict=True):
+        if is_other and libc.setns(namespace, 0):
+            raise OSError(ctypes.get_errno(), f"{kind}: {os.strerror(ctypes.get_errno())}")
+    for descriptor in (*namespaces, *own):
+        os.close(descriptor)
+    if others[NAMESPACES.index("pid")]:
+        if process := os.fork():
+            _pass_on(lambda number: os.kill(process, number))
+            _end_as(os.waitpid(process, 0)[1])
+        _end_with_parent()
+
+
+def _run(program: str, *arguments: str) -> int:
+    """Runs -c CODE, -m MODULE or a file, with arguments; returns the exit code."""
+    import runpy
+    import traceback
+
     try:
-        if what == "-c":
+        if program == "-c":
             sys.argv = ["-c", *arguments[1:]]
             sys.path.insert(0, "")
             exec(compile(arguments[0], "<string>", "exec"), {"__name__": "__main__"})
-        elif what == "-m":
-            sys.argv = arguments
+        elif program == "-m":
+            sys.argv = [*arguments]
             sys.path.insert(0, os.getcwd())
             runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
         else:
-            sys.argv = [what, *arguments]
-            sys.path.insert(0, str(Path(what).absolute().parent))
-            runpy.run_path(what, run_name="__main__")
+            sys.argv = [program, *arguments]
+            sys.path.insert(0, os.path.dirname(os.path.abspath(program)))
+            runpy.run_path(program, run_name="__main__")
     except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
+        return end.code & 0xFF if isinstance(end.code, int) else 0 if end.code is None else 1
     except BaseException:
         traceback.print_exc()
-        code = 1
-    sys.exit(code & 0xFF)  # up to serve's caller, where Python ends as it does
+        return 1
+    return 0
+
+
+def _end(code: int) -> None:
+    """Ends as Python does, but leaves the modules to the kernel."""
+    import atexit
+    import ctypes
+    import threading
+
+    threading._shutdown()  # waits for other threads
+    atexit._run_exitfuncs()
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi and mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.Finalize()  # as mpi4py does when Python has ended
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it, or it has been closed
+            stream.flush()
+    ctypes.CDLL(None).fflush(None)  # what libraries have printed
+    os._exit(code)
 
 
 def serve(listener: int) -> None:
     """listener: the descriptor of a socket."""
-    import ctypes
     import gc
     import importlib
+    import multiprocessing.spawn  # noqa: F401  keeps sys.executable, because its children get descriptors
     import traceback
 
     os.set_inheritable(listener, False)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    _end_with_parent()
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    sys.path.remove(str(Path(__file__).parent))
+    sys.path[0] = ROOT  # instead of this folder
     try:
-        for module in IMPORTED:
+        for module in (*IMPORTED, *_modules()):
             importlib.import_module(module)
     except Exception:
         traceback.print_exc()
         os._exit(1)  # at once: TensorFlow's end takes longer than a test that has lost its server
+    del sys.path[0]
     gc.collect()
     gc.freeze()
     Server(socket.socket(fileno=listener)).serve()
+
+
+def _modules() -> list[str]:
+    """The modules of all rooms of train.py."""
+    import pkgutil
+
+    return [module.name for room in ROOMS for module in pkgutil.walk_packages([f"{ROOT}/{room}"], f"{room}.")]
 
 
 if __name__ == "__main__":
