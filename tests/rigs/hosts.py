@@ -18,7 +18,7 @@ from tests.rigs.namespaces import ALL, enter, unshare
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 NETWORK = "10.78.0"
-WORKER = r"^\S*python (-IS \S*python )?(-X \S+ )?\S*train\.py"  # the command of a worker, or of what stands for it (warm.py)
+WORKER = r"^\S*python (-IS \S*python )?(-X \S+ )?\S*train\.py"  # of a worker, or of what stands for it
 INIT = """
 set -e
 hostname "$NAME"
