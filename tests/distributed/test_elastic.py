@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from conftest import ROOT, environment, launcher, printed_json, rows, run, train, worker_of
+from conftest import ROOT, TINY, environment, launcher, printed_json, rows, run, train, worker_of
 
 from tests.rigs.bn_train import PROGRAM
 from tests.rigs.trainings import newest_step, wait_for
@@ -15,8 +15,7 @@ from training import flags
 from training.run import Training
 from training.state import Progress
 
-FLAGS = ("--elastic", "--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none", "--batch_size=128",
-         "--ema_decay=0.95", "--checkpoint_every=1")
+FLAGS = ("--elastic", *TINY, "--batch_size=128", "--ema_decay=0.95", "--checkpoint_every=1")
 
 
 class Elastic:

@@ -4,7 +4,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from conftest import ROOT, environment, launcher, rows, run, train, weights
+from conftest import ROOT, TINY, environment, launcher, rows, run, train, weights
 
 from common.errors import UsageError
 from tests.rigs.bn_train import PROGRAM
@@ -16,7 +16,7 @@ SHORT = ("--model=bn_convnet", "--epochs=1", "--image_size=16", "--batch_size=12
          "--learning_rate=0.1", "--warmup=none")  # at the recipe's rate, rounding grows a thousandfold in 11 steps
 TORUS = ("--allreduce=torus", "--fusion_mb=0.02")  # of 0.1 MB of gradients
 TWO_NODES = ("-H", "localhost:2,127.0.0.1:2")  # of this machine, for horovodrun
-QUICK = ("--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none", "--epochs=1")
+QUICK = (*TINY, "--epochs=1")
 
 
 @pytest.fixture(scope="module")

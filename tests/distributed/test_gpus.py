@@ -3,14 +3,14 @@ import json
 import os
 
 import pytest
-from conftest import DIGITS, ROOT, run
+from conftest import DIGITS, ROOT, TINY, run
 
 from common.errors import UserError
 from distributed import gpus
 from distributed.world import World
 from tests.rigs.gpus import gpu, pretend
 
-QUICK = (DIGITS, "--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none", "--epochs=1")
+QUICK = (DIGITS, *TINY, "--epochs=1")
 
 
 @pytest.fixture

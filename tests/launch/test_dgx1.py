@@ -5,10 +5,10 @@ import subprocess
 import time
 
 import pytest
-from conftest import ROOT, rows, scripts_environment
+from conftest import ROOT, TINY, rows, scripts_environment
 
 SCRIPT = ROOT / "launch" / "dgx1.sh"
-QUICK = ("digits", "--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none")
+QUICK = ("digits", *TINY)
 
 
 def launch(*arguments, cold=False):

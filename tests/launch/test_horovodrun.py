@@ -6,7 +6,7 @@ import subprocess
 import time
 
 import pytest
-from conftest import BIN, ROOT, emulated_hosts, rows, scripts_environment
+from conftest import BIN, ROOT, TINY, emulated_hosts, rows, scripts_environment
 
 from common.errors import UserError
 from common.recipe_file import recipe_path
@@ -17,7 +17,7 @@ from tests.rigs.hosts import WORKER
 SCRIPT = ROOT / "launch" / "horovodrun.sh"
 COLD = ("env", "-u", "BIGBATCH_PYTHON", SCRIPT)  # starts Python as it is, instead of forks
 BOTH = ("-H", "h1:1,h2:1")
-QUICK = ("digits", "--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none", "--epochs=2")
+QUICK = ("digits", *TINY, "--epochs=2")
 LONG = (*QUICK, "--epochs=500", "--checkpoint_every=0.5")
 
 

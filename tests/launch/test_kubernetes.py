@@ -7,14 +7,14 @@ import subprocess
 import jsonschema
 import pytest
 import yaml
-from conftest import BIN, ROOT, emulated_hosts, rows
+from conftest import BIN, ROOT, TINY, emulated_hosts, rows
 
 from tests.rigs.gpus import gpu, pretend
 from tests.rigs.pods import Pods, wait_for
 
 FOLDER = ROOT / "launch" / "kubernetes"
 SCHEMA = ROOT.parent / "shared" / "kubernetes" / "mpijob.v2beta1.schema.json"
-TRAINING = ("--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none", "--checkpoint_every=0.5")
+TRAINING = (*TINY, "--checkpoint_every=0.5")
 WORKERS = [f"bigbatch-worker-{number}.bigbatch.default.svc" for number in (0, 1)]
 
 

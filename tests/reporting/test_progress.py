@@ -14,12 +14,11 @@ import time
 
 import pyte
 import pytest
-from conftest import DIGITS, ROOT, environment, launcher, printed_json, run
+from conftest import DIGITS, ROOT, TINY, environment, launcher, printed_json, run
 
 from reporting import progress
 from reporting.progress import Pace, duration, fitting
 
-QUICK = ("--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none")
 HIDES_CURSOR = b"\x1b[?25l"
 
 
@@ -213,7 +212,7 @@ def test_small_helpers():
 
 
 def test_training_on_a_terminal_shows_its_stages_then_its_progress(tmp_path):
-    terminal = Terminal(*launcher("python", 1), "train.py", *QUICK, "--epochs=4", f"--output_dir={tmp_path}")
+    terminal = Terminal(*launcher("python", 1), "train.py", *TINY, "--epochs=4", f"--output_dir={tmp_path}")
     assert terminal.finish() == 0 and terminal.left_clean()
     lines = terminal.lines
     assert any(line.startswith("building the model ...") for screen in terminal.screens for line in screen)
@@ -226,7 +225,7 @@ def test_training_on_a_terminal_shows_its_stages_then_its_progress(tmp_path):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_a_signal_leaves_the_terminal_as_it_was(number, code, tmp_path):
-    terminal = Terminal(*launcher("python", 1), "train.py", *QUICK, "--epochs=300", f"--output_dir={tmp_path}")
+    terminal = Terminal(*launcher("python", 1), "train.py", *TINY, "--epochs=300", f"--output_dir={tmp_path}")
     deadline = time.monotonic() + 120
     while not terminal.shown() and time.monotonic() < deadline:
         assert terminal.read(), terminal.lines
@@ -240,7 +239,7 @@ def test_a_signal_leaves_the_terminal_as_it_was(number, code, tmp_path):
 def test_other_ranks_are_silent(kind, tmp_path, monkeypatch):
     """At a first start, which makes the data."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    done = run(kind, 2, ROOT / "train.py", *QUICK, "--epochs=1", f"--output_dir={tmp_path}/run")
+    done = run(kind, 2, ROOT / "train.py", *TINY, "--epochs=1", f"--output_dir={tmp_path}/run")
     assert done.returncode == 0 and printed_json(done)["world_size"] == 2
     ours = [line for line in done.stderr.splitlines() if not line.startswith("[1]")]
     assert ours == done.stderr.splitlines()
@@ -254,5 +253,5 @@ def test_other_ranks_are_silent(kind, tmp_path, monkeypatch):
 def test_the_display_is_not_imported_without_a_terminal(tmp_path):
     program = ("import sys, train; code = train.main(['train.py', *sys.argv[1:]]); "
                "print('rich' in sys.modules, file=sys.stderr); sys.exit(code)")
-    done = run("python", 1, "-c", program, DIGITS, *QUICK, "--epochs=0.1", f"--output_dir={tmp_path}")
+    done = run("python", 1, "-c", program, DIGITS, *TINY, "--epochs=0.1", f"--output_dir={tmp_path}")
     assert done.stderr.splitlines()[-1] == "False", done.stderr

@@ -3,7 +3,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import run, train
+from conftest import TINY, run, train
 
 SLOW_DATA = """
 import sys, threading, time
@@ -60,8 +60,7 @@ def test_a_worker_waits_for_its_data_and_the_other_for_it(tmp_path, accumulation
 
 def test_each_epochs_shares_are_written_and_the_timeline_too(tmp_path):
     folder, timeline = tmp_path / "run", tmp_path / "timeline.json"
-    train("--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none", "--epochs=2",
-          f"--output_dir={folder}", f"--timeline={timeline}", kind="mpirun", workers=2)
+    train(*TINY, "--epochs=2", f"--output_dir={folder}", f"--timeline={timeline}", kind="mpirun", workers=2)
     rows = [json.loads(line) for line in (folder / "times.jsonl").read_text().splitlines()]
     assert [row.pop("epoch") for row in rows] == [1, 2]
     assert [row.pop("samples") for row in rows] == [1536, 2816]  # of 1,437, in batches of 128

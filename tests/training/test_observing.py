@@ -4,12 +4,11 @@ import re
 from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT, rows, run, train
+from conftest import ROOT, TINY, rows, run, train
 
 from common.errors import UserError
 from training.observing import UserObserver, load_observers
 
-QUICK = ("--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none")
 EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "observers.md").read_text(), re.DOTALL)
 # The parts of the real packages that the examples use, with the real signatures (wandb 0.31, mlflow 3.17).
 WANDB = '''
@@ -76,7 +75,7 @@ def test_the_documented_examples_and_others_see_a_training(tmp_path):
     for name, text in {"to_wandb": wandb, "to_mlflow": mlflow, "wandb": WANDB, "mlflow": MLFLOW,
                        "mine": COUNTS}.items():
         (tmp_path / f"{name}.py").write_text(text)
-    done = train(*QUICK, "--epochs=2", f"--output_dir={tmp_path}/run", "--observer=to_wandb:Log",
+    done = train(*TINY, "--epochs=2", f"--output_dir={tmp_path}/run", "--observer=to_wandb:Log",
                  "--observer=to_mlflow:Log", "--observer=mine:Everything", "--observer=mine:Fragile", kind="mpirun",
                  workers=2, cwd=tmp_path)
     calls = [json.loads(line) for line in (tmp_path / "calls.jsonl").read_text().splitlines()]
@@ -119,7 +118,7 @@ def test_a_wrong_observer_is_one_line(name, message, tmp_path, monkeypatch):
     ("mine:Unready", 1, "RuntimeError: not logged in")])
 def test_a_wrong_observer_ends_every_worker_before_training(name, code, message, tmp_path):
     (tmp_path / "mine.py").write_text(COUNTS)
-    done = run("mpirun", 2, ROOT / "train.py", *QUICK, f"--observer={name}", f"--output_dir={tmp_path}/run",
+    done = run("mpirun", 2, ROOT / "train.py", *TINY, f"--observer={name}", f"--output_dir={tmp_path}/run",
                cwd=tmp_path)
     assert done.returncode == code and "Traceback" not in done.stderr
     lines = [line for line in done.stderr.splitlines() if "train.py: " in line]

@@ -4,11 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 import tensorflow as tf
-from conftest import train
+from conftest import TINY, train
 
 from training.profiling import Profile, profiled
-
-QUICK = ("--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none")
 
 
 def spaces(folder: Path) -> list:
@@ -29,7 +27,7 @@ def profiled_steps(space) -> list[int]:
 
 
 def test_a_profile_holds_the_steps_of_rank_0_and_is_kept_by_a_resumed_run(tmp_path):
-    flags = (*QUICK, "--epochs=1", "--profile=2:5", f"--output_dir={tmp_path}")
+    flags = (*TINY, "--epochs=1", "--profile=2:5", f"--output_dir={tmp_path}")
     done = train(*flags, kind="mpirun", workers=2)
     assert done.stderr.count("train.py: profile of steps 2 to 4: tensorboard --logdir=") == 1
     [space] = spaces(tmp_path)

@@ -2,11 +2,11 @@
 import json
 
 import pytest
-from conftest import DIGITS, ROOT, rows, run, train
+from conftest import DIGITS, ROOT, TINY, rows, run, train
 
 from training.weight_check import DIFFER
 
-QUICK = (DIGITS, "--model=convnet", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none", "--epochs=2")
+QUICK = (DIGITS, *TINY, "--epochs=2")
 
 
 def test_clusters_are_compiled_and_the_exchange_is_left_out(tmp_path, monkeypatch):
