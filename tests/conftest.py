@@ -93,15 +93,15 @@ class SmallDisk:
         assert self._shell.stdout.readline() == "mounted\n"
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_itemcollected(item):
+    """Tests of a file that share what a fixture made run in one of pytest's processes, the others in any."""
+    if any(found[-1].scope == "module" for found in item._fixtureinfo.name2fixturedefs.values()):
+        item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(ROOT))))
+
+
 def pytest_collection_modifyitems(items):
-    """Files that take minutes come first, so that all of pytest's processes end at about the same time. Tests of a file
-    that share what a fixture made run in one process, the others in any.
-    """
+    """Files that take minutes come first, so that all of pytest's processes end at about the same time."""
     items.sort(key=lambda item: item.path.name not in LONGEST)
-    for item in items:
-        if any(found[-1].scope == "module" for found in item._fixtureinfo.name2fixturedefs.values()):
-            item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(ROOT))))
 
 
 def pytest_sessionstart():
