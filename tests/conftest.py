@@ -26,6 +26,7 @@ TINY = ("--model=convnet", "--image_size=8", "--augmentation=none", "--optimizer
         "--warmup=none")
 BIN = Path(sys.executable).parent
 PRETEND_GPU = os.environ.get("BIGBATCH_PRETEND_GPU") == "1"  # test_gpu.py's tests run on the CPU
+TIERS = ("trainings", "launchers", "docs")  # which the default tests leave to .ci/run
 LONGEST = ("test_slurm.py", "test_train.py", "test_docs.py", "test_horovodrun.py", "test_kubernetes.py",
            "test_resume.py", "test_elastic.py", "test_exchange.py", "test_torus.py", "test_models.py",
            "test_heartbeat.py", "test_batch_norm_span.py")
@@ -101,6 +102,9 @@ def pytest_itemcollected(item):
 
 def pytest_collection_modifyitems(items):
     """Files that take minutes come first, so that all of pytest's processes end at about the same time."""
+    for item in items:
+        if len(found := [tier for tier in TIERS if item.get_closest_marker(tier)]) > 1:
+            raise pytest.UsageError(f"{item.nodeid} is marked as {' and '.join(found)}; .ci/run would run it once only")
     items.sort(key=lambda item: item.path.name not in LONGEST)
 
 

@@ -118,6 +118,7 @@ def run_blocks(page: Path, who: str, checkout: Path) -> None:
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("page", [page for page in PAGES if "run" in dict(blocks(page))], ids=lambda page: page.name)
 def test_commands_run(page, checkout):
     run_blocks(page, "run", checkout)

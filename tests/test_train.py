@@ -138,6 +138,7 @@ def without_batch_norm(tmp_path_factory):
     return folders
 
 
+@pytest.mark.trainings
 def test_one_worker_and_two_make_the_same_weights(without_batch_norm):
     plans = {workers: json.loads((folder / "plan.json").read_text()) for workers, folder in without_batch_norm.items()}
     assert [plans[workers]["phases"][0]["accumulation_steps"] for workers in (1, 2)] == [8, 4]
@@ -149,6 +150,7 @@ def test_one_worker_and_two_make_the_same_weights(without_batch_norm):
         assert a["train_loss"] == pytest.approx(b["train_loss"], rel=1e-4)
 
 
+@pytest.mark.trainings
 def test_trust_ratios_are_recorded_and_reported(without_batch_norm):
     folder = without_batch_norm[2]
     recorded = [json.loads(line) for line in (folder / "trust_ratios.jsonl").read_text().splitlines()]
@@ -330,6 +332,7 @@ def test_a_plan_under_a_launcher_is_for_its_workers():
     assert printed_json_of_plan(done)["workers"] == 2
 
 
+@pytest.mark.trainings
 def test_a_target_ends_training_and_the_summary_says_when(tmp_path):
     """On two workers, which end together; the same command again has nothing left to do."""
     flags = ("--model=convnet", "--warmup=none", "--epochs=12", "--optimizer=sgd", "--learning_rate=0.05",

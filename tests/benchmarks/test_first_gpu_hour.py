@@ -34,6 +34,7 @@ def stand_ins(folder, program: str = RECORDS) -> dict[str, str]:
     return {"BIGBATCH_PYTHON": str(folder / "python")}
 
 
+@pytest.mark.launchers
 def test_each_kind_runs_on_cpus_and_what_fails_stops_nothing_else(tmp_path):
     """There is no dataset, which is an error of the preflight and of decoding."""
     done = launch("--pretend", tmp_path, "/nowhere")

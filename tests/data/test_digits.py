@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 from conftest import ROOT
 
 from data.preparing.run import write_built_in
@@ -20,6 +21,7 @@ def test_the_bytes_are_reproducible(digits, tmp_path):
     assert content(tmp_path) == content(digits)
 
 
+@pytest.mark.trainings
 def test_several_workers_at_once_make_one_dataset(digits, tmp_path):
     program = "from data.named import built_in; print(built_in('digits'))"
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}

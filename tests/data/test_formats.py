@@ -191,6 +191,7 @@ def test_labels_may_count_from_one(in_format, tmp_path):
     np.testing.assert_array_equal(labels(copy), labels(in_format("recordio")) - 1)
 
 
+@pytest.mark.trainings
 @pytest.mark.parametrize(("name", "order"), [("tfrecord", "global"), ("recordio", "file")])
 def test_files_are_mapped_unless_they_should_not_be(in_format, name, order, tmp_path):
     """By system calls. What DALI reads is the same."""

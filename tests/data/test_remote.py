@@ -21,6 +21,8 @@ from data.remote import Missing, RemoteError, RemotePath
 from tests.rigs.trainings import wait_for
 from tests.rigs.web import serving, tag
 
+pytestmark = pytest.mark.trainings
+
 BLOCK = 15
 FLAGS = (DIGITS, "--model=convnet", "--epochs=3", "--deterministic", f"--shuffle_block={BLOCK}", "--shuffle_group=4")
 BLOCKS = sum(-(-size // BLOCK) for size in (500, 400, 537, 353))

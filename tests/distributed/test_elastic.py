@@ -64,6 +64,7 @@ class Elastic:
         return json.loads((self.folder / "summary.json").read_text()), self.log.read_text()
 
 
+@pytest.mark.launchers
 def test_a_worker_joins_and_rank_0_is_lost(tmp_path):
     """The workers of 127.0.0.1 that two tests below kill have other ranks."""
     training = Elastic(tmp_path, ["localhost"], "--epochs=10000")
@@ -113,6 +114,7 @@ def test_a_rollback_outranks_the_steps_before_it(tmp_path):
     assert root_among(lambda mine: [mine]) is None
 
 
+@pytest.mark.launchers
 def test_a_torus_that_loses_a_worker_gets_another_grid(tmp_path):
     """Horovod gives up the whole host of the worker that is lost: of 3x2 there are four left."""
     training = Elastic(tmp_path, ["localhost"] * 4 + ["127.0.0.1"] * 2, "--epochs=200", "--batch_size=144",
@@ -134,6 +136,7 @@ UNEVEN = ("--micro_batch_size=32", "--model=bn_convnet", "--image_size=16", "--d
           "--log_trust_ratios")
 
 
+@pytest.mark.launchers
 def test_workers_that_do_not_divide_the_batch_have_its_mean(tmp_path):
     """Three workers share four micro-batches: each step has the loss of one worker that has them all."""
     training = Elastic(tmp_path, ["localhost"] * 3, "--epochs=1", *UNEVEN)
@@ -153,6 +156,7 @@ def test_workers_that_do_not_divide_the_batch_have_its_mean(tmp_path):
         assert gradient == pytest.approx(theirs[name][1], rel=0.02), name
 
 
+@pytest.mark.launchers
 def test_a_worker_is_lost_and_the_rest_do_not_divide_the_batch(tmp_path):
     training = Elastic(tmp_path, ["localhost"] * 3 + ["127.0.0.1"], "--epochs=8", *UNEVEN, "--model=convnet")
     training.reach(22)
@@ -163,6 +167,7 @@ def test_a_worker_is_lost_and_the_rest_do_not_divide_the_batch(tmp_path):
         -(-epoch * 1437 // 128) * 128 for epoch in range(1, 8)] + [8 * 1437 // 128 * 128]
 
 
+@pytest.mark.launchers
 def test_more_workers_than_micro_batches_are_an_error(tmp_path):
     training = Elastic(tmp_path, ["localhost"], "--epochs=400", "--batch_size=64", "--micro_batch_size=64")
     training.reach(12)

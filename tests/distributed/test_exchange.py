@@ -37,6 +37,7 @@ def exchange(folder) -> dict:
     return json.loads((folder / "plan.json").read_text())["exchange"]
 
 
+@pytest.mark.trainings
 def test_a_torus_trains_the_weights_of_a_ring(trained):
     """Accumulation and exact statistics included; only the order of sums differs, in 11 steps of LARS."""
     ring, torus = trained("horovodrun"), trained("horovodrun", *TORUS, "--deterministic")
@@ -47,6 +48,7 @@ def test_a_torus_trains_the_weights_of_a_ring(trained):
     assert rows(torus)[-1]["train_loss"] == pytest.approx(rows(ring)[-1]["train_loss"], rel=1e-5)
 
 
+@pytest.mark.trainings
 def test_hierarchical_on_two_nodes_trains_the_weights_of_a_ring(train_once, tmp_path):
     flags = *QUICK, "--batch_size=128"
     *horovodrun, python = launcher("horovodrun", 4)
@@ -70,6 +72,7 @@ def test_deterministic_is_the_same_bits_twice_in_a_torus(trained, tmp_path):
         np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
 
 
+@pytest.mark.trainings
 def test_float16_on_the_wire_trains_nearly_the_same(trained):
     half = trained("mpirun", "--allreduce=torus", "--torus_grid=1x4", "--compression=fp16")
     assert exchange(half)["grid"] == [1, 4]
@@ -77,6 +80,7 @@ def test_float16_on_the_wire_trains_nearly_the_same(trained):
     assert rows(half)[-1]["train_loss"] == pytest.approx(rows(trained("horovodrun"))[-1]["train_loss"], rel=1e-4)
 
 
+@pytest.mark.trainings
 def test_a_prime_number_of_workers_goes_in_a_ring_and_says_so_once(tmp_path):
     done = train(*QUICK, "--batch_size=126", "--allreduce=torus", f"--output_dir={tmp_path}",
                  kind="horovodrun", workers=3)

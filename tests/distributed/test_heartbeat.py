@@ -10,6 +10,7 @@ from tests.rigs.trainings import newest_step, wait_for
 FLAGS = ("--model=convnet", "--epochs=1000", "--checkpoint_every=1")
 
 
+@pytest.mark.launchers
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_frozen_worker_is_named_and_the_job_ends(rank, tmp_path):
     launcher = start(tmp_path / "run", 2, FLAGS)
@@ -54,6 +55,7 @@ print("ended" if ended else "alive")
 """
 
 
+@pytest.mark.launchers
 @pytest.mark.parametrize(("struck", "word"), [("all", "alive"), ("one", "ended")])
 def test_a_job_that_was_suspended_as_a_whole_is_not_ended(struck, word):
     others = "' '.join(map(str, hvd.allgather_object(os.getpid(), name='pids')))"

@@ -55,6 +55,7 @@ def test_every_grid_gives_the_mean_on_all_workers(kind, workers, by_others):
             assert found["infinite"] == ["inf", "-inf", 3000 - 2] and found["undefined"] == [True, 128], way
 
 
+@pytest.mark.trainings
 @pytest.mark.parametrize(("kind", "workers"), BRIEF)
 def test_more_workers(kind, workers):
     """No more than the torus in float32."""
@@ -196,6 +197,7 @@ def bytes_a_step():
     return measure
 
 
+@pytest.mark.trainings
 def test_the_torus_sends_what_theory_says_and_float16_half_of_it(bytes_a_step):
     """2 (N - 1) / N of the gradients from each of N workers, in a torus as in a ring: 2 (4 - 1) times 8 MB in all."""
     torus, half = bytes_a_step("2x2", "none"), bytes_a_step("2x2", "fp16")

@@ -7,6 +7,8 @@ import time
 import pytest
 from conftest import ROOT, TINY, rows, scripts_environment
 
+pytestmark = pytest.mark.launchers
+
 SCRIPT = ROOT / "launch" / "dgx1.sh"
 QUICK = ("digits", *TINY)
 

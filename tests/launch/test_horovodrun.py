@@ -14,6 +14,8 @@ from launch import hosts as host_lists
 from tests.rigs.gpus import gpu, pretend
 from tests.rigs.hosts import WORKER
 
+pytestmark = pytest.mark.launchers
+
 SCRIPT = ROOT / "launch" / "horovodrun.sh"
 COLD = ("env", "-u", "BIGBATCH_PYTHON", SCRIPT)  # starts Python as it is, instead of forks
 BOTH = ("-H", "h1:1,h2:1")

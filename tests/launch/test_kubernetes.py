@@ -100,6 +100,7 @@ def launcher(tmp_path):
     return start, log.read_text
 
 
+@pytest.mark.launchers
 def test_a_run_goes_on_after_a_stop_and_after_a_lost_pod(digits, launcher):
     """Kubernetes starts the launcher again after each exit code but 0."""
     start, log = launcher

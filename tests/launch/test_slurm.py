@@ -15,6 +15,8 @@ from experiments import sweep
 from tests.launch.test_workers import PHASES
 from tests.rigs.slurm import Slurm
 
+pytestmark = pytest.mark.launchers
+
 SUBMIT = ROOT / "launch" / "slurm" / "submit.sh"
 NODES = ("--nodes", 2, "--workers-per-node", 1, "--no-preflight")
 TRAINING = ("digits", *TINY, "--epochs=24", "--checkpoint_every=0.5", "--deterministic")

@@ -55,6 +55,7 @@ def test_workers_change_where_a_phase_starts():
             workers_now(parse([*words, "--workers_schedule=0:2,30:4", *more]), 3)
 
 
+@pytest.mark.launchers
 def test_two_workers_then_one_then_two_train_what_one_does(tmp_path):
     """To the bit, with a launcher that continues by itself."""
     train(*PHASES, f"--output_dir={tmp_path / 'alone'}")

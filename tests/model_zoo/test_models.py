@@ -75,6 +75,7 @@ def test_only_strided_convolutions_need_a_padding_of_their_own():
     assert sum(isinstance(layer, tf.keras.layers.ZeroPadding2D) for layer in model.layers) == 5
 
 
+@pytest.mark.trainings
 def test_where_v1_and_v15_stride():
     def strided(name):
         model = model_zoo.create_model(name, 10, 64)
@@ -120,6 +121,7 @@ def photographs(count: int) -> np.ndarray:
     return np.stack(crops)
 
 
+@pytest.mark.trainings
 def test_alexnets_first_gradients_have_the_norms_of_table_4():
     """arXiv:1708.03888: batch 4,096, first iteration. Within a factor of 3, as these are not ImageNet's photographs.
 
@@ -184,6 +186,7 @@ def two_steps(name, image_size, batch):
     return sum(moved) / len(moved)
 
 
+@pytest.mark.trainings
 @pytest.mark.parametrize("name", [
     pytest.param(name, marks=pytest.mark.campaign if name.startswith(("resnet101", "resnet152")) else ())
     for name in (*model_zoo.ZOO, "keras:MobileNetV3Small")])
@@ -191,6 +194,7 @@ def test_two_steps_move_the_weights(name):
     assert two_steps(name, SMALLEST.get(name, 32), batch=4) > 0.7  # a zero gamma holds back what is behind it
 
 
+@pytest.mark.trainings
 @pytest.mark.parametrize("name", ["resnet50", "alexnet"])
 @pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16"])
 def test_full_size_in_both_precisions(name, precision):

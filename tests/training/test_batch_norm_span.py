@@ -22,6 +22,7 @@ def trained(train_once):
                                               workers=workers, program=PROGRAM)
 
 
+@pytest.mark.trainings
 @pytest.mark.parametrize(("workers", "micro", "span"), [
     (1, 64, 16),  # a micro-batch is cut
     (2, 16, 32),  # two workers share
@@ -51,6 +52,7 @@ def one_core():
     os.sched_setaffinity(0, cores)
 
 
+@pytest.mark.trainings
 def test_moving_statistics_do_not_depend_on_the_workers(trained, one_core):
     """After three steps, whose sums are rounded in another order. Two pairs of four workers share."""
     alone = weights(trained(1, "--micro_batch_size=32", "--batch_norm_span=32"))
@@ -61,6 +63,7 @@ def test_moving_statistics_do_not_depend_on_the_workers(trained, one_core):
             np.testing.assert_allclose(found[name], alone[name], rtol=1e-5, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.trainings
 def test_a_span_that_grows_with_exact_statistics(trained):
     """Each of two workers cuts its micro-batches, then both share."""
     flags_ = ("--batch_norm_span=0:8,0.2:32", "--epochs=0.4", "--batch_norm_statistics=exact")

@@ -51,6 +51,7 @@ def test_stopped_and_resumed_is_the_same_to_the_bit(case, in_format, tmp_path):
         assert ours == theirs
 
 
+@pytest.mark.trainings
 def test_a_short_campaign_of_kills(tmp_path):
     """Every kind of fault once, on two workers, with LAMB; the whole campaign is benchmarks/faults.py."""
     flags = ("--model=convnet", "--optimizer=lamb", "--learning_rate=0.01", "--warmup=none", "--ema_decay=0.95",
@@ -79,6 +80,7 @@ def undisturbed(tmp_path_factory):
     return folder
 
 
+@pytest.mark.trainings
 def test_a_training_that_is_done_is_evaluated_again(undisturbed):
     before = json.loads((undisturbed / "summary.json").read_text())
     train(*FLAGS, f"--output_dir={undisturbed}")
@@ -88,6 +90,7 @@ def test_a_training_that_is_done_is_evaluated_again(undisturbed):
     assert [row["epoch"] for row in rows(undisturbed)] == [1, 2, 3, 4]
 
 
+@pytest.mark.trainings
 def test_torn_logs_are_named_and_the_run_goes_on(undisturbed, tmp_path):
     folder = shutil.copytree(undisturbed, tmp_path / "run", symlinks=True)
     before = json.loads((folder / "summary.json").read_text())
@@ -112,6 +115,7 @@ def test_never_starts_anew(undisturbed, tmp_path):
     assert newest_step(tmp_path / "run") == 11
 
 
+@pytest.mark.trainings
 @pytest.mark.parametrize(("flags", "message"), [
     (["--momentum=0.8"], "momentum was 0.9 and is now 0.8"),
     (["--epochs=5"], "epochs was 4.0 and is now 5.0"),
@@ -124,6 +128,7 @@ def test_a_checkpoint_of_another_training_is_refused(undisturbed, flags, message
     assert len(rows(undisturbed)) == 4  # left as it was
 
 
+@pytest.mark.trainings
 def test_a_second_training_in_the_same_folder_is_refused(tmp_path):
     flags = (*FLAGS, "--epochs=1000")
     launcher = start(tmp_path / "run", 1, flags)
