@@ -80,6 +80,7 @@ def test_what_would_go_wrong_is_reported(device, nccl, rows, message):
         assert problem.value.on_all_ranks
 
 
+@pytest.mark.trainings
 @pytest.mark.parametrize("kind, workers, flags, code", [
     ("python", 1, (), 1), ("mpirun", 2, (), 1), ("python", 1, ("--device=gpu",), 1),
     ("python", 1, ("--device=cpu",), 0), ("python", 1, ("--dali_device=cpu",), 0)])

@@ -4,6 +4,8 @@ import json
 import numpy as np
 from conftest import ROOT, run
 
+pytestmark = pytest.mark.trainings
+
 FIT = """
 import json, sys
 import horovod.tensorflow.keras as hvd

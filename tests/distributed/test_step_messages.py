@@ -7,6 +7,8 @@ from conftest import emulated_hosts, warm_python
 from benchmarks.allreduce_hosts import start
 from launch.cost import Link, Network, cost
 
+pytestmark = pytest.mark.launchers
+
 # A slice of the gradients and one of the statistics are a packet each: longer than a negotiation message.
 STEP = """
 import json, os, socket, sys

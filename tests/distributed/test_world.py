@@ -39,6 +39,7 @@ sys.exit(code)
 """
 
 
+@pytest.mark.trainings
 @pytest.mark.parametrize("workers", [1, 2])
 def test_autograph_converts_nothing(workers, tmp_path):
     """It took most of a start: 1,449 functions of Horovod, Keras and ours."""

@@ -87,6 +87,7 @@ def evaluate(observer: MLPerfLog, epoch: int, top1: float, **more: float) -> Non
     observer.evaluation(Evaluation({"epoch": epoch, "val_top1": top1, **more}, {}, {}, None))
 
 
+@pytest.mark.trainings
 def test_a_training_passes_once_it_has_reached_the_target(tmp_path):
     """It stops below the target first, as a run that fails it does, and resumes."""
     run = tmp_path / "run"

@@ -43,6 +43,7 @@ def large_photos(tmp_path_factory):
     return folder
 
 
+@pytest.mark.trainings
 def test_a_model_that_takes_longer_than_its_input(tmp_path):
     done = bench("--data_dir=digits", "--model=convnet", "--image_size=64", "--seconds=0.2", "--json",
                  "--dali_threads=2,1,2", f"--output_dir={tmp_path}")
@@ -61,6 +62,7 @@ def test_a_model_that_takes_longer_than_its_input(tmp_path):
     assert "<svg" in page and "device limited" in page and "whole pipeline" in page
 
 
+@pytest.mark.trainings
 def test_photos_that_take_longer_than_the_model(large_photos):
     done = bench(f"--data_dir={large_photos}", "--model=convnet", "--image_size=32", "--micro_batch_size=16",
                  "--seconds=0.1")

@@ -32,6 +32,7 @@ def table(tmp_path_factory):
     return folder / "table", one, two
 
 
+@pytest.mark.trainings
 def test_the_rows_of_several_launches_form_one_table(table):
     folder, one, two = table
     rows = printed_json(two)["rows"]

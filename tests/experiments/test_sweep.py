@@ -70,6 +70,7 @@ def grid(tmp_path_factory):
     return folder, killed, early, errors, ended(folder, *words)
 
 
+@pytest.mark.trainings
 def test_a_killed_sweep_continues(grid):
     folder, killed, early, errors, (code, output, more) = grid
     assert code == 0, more
@@ -81,6 +82,7 @@ def test_a_killed_sweep_continues(grid):
     assert json.loads(output) == json.loads((folder / "sweep.json").read_text())
 
 
+@pytest.mark.trainings
 def test_the_rows_are_those_of_the_runs(grid):
     folder, *_ = grid
     found = json.loads((folder / "sweep.json").read_text())
@@ -120,6 +122,7 @@ def test_a_training_that_goes_on_after_it_diverged_has_no_summary(grid, tmp_path
     assert not (copy / "summary.json").exists()
 
 
+@pytest.mark.trainings
 def test_more_seeds_add_runs_and_other_flags_are_an_error(grid):
     folder, *_ = grid
     code, output, errors = ended(folder, *FIRST_TWO, "--weight_decay=0.5")
@@ -130,6 +133,7 @@ def test_more_seeds_add_runs_and_other_flags_are_an_error(grid):
     assert [row["seed"] for row in json.loads(output)] == [0, 1, 2]
 
 
+@pytest.mark.trainings
 def test_a_request_to_stop_reaches_the_run_and_the_same_command_continues(tmp_path):
     words = ("--sweep=weight_decay=0,1e-4", "--epochs=100")
     process = swept(tmp_path, *words)

@@ -17,6 +17,8 @@ from training.checkpoints import read, write
 from training.flags import parse
 from training.state import Progress, Snapshot
 
+pytestmark = pytest.mark.trainings
+
 STEPS = (12, 23, 33)  # after each epoch
 
 

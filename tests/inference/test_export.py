@@ -15,6 +15,8 @@ from inference.trained import Trained, split_groups
 from model_zoo import resnet
 from model_zoo.layers import last_layer
 
+pytestmark = pytest.mark.trainings
+
 CLASSES = tuple(f"class é {number}" for number in range(7))
 PIXELS = np.random.default_rng(1).integers(0, 256, (3, 67, 67, 3), dtype=np.uint8)
 DEEP = ("resnet34", "resnet101", "resnet152", "resnet101_v1", "resnet152_v1")  # more of what others have

@@ -15,6 +15,8 @@ from inference.orientation import ORIENTATION
 from inference.preprocessing import preprocess
 from tests.rigs.pictures import encode, picture
 
+pytestmark = pytest.mark.trainings
+
 SHORT = ("--epochs=2", "--model=convnet", "--optimizer=sgd", "--learning_rate=0.05", "--warmup=none")
 
 

@@ -63,6 +63,7 @@ def test_a_gpu_that_tensorflow_or_its_driver_does_not_know(gpus, driver, capabil
     assert problems([host], "data") == ([f"h1: {message}"] if message else [])
 
 
+@pytest.mark.launchers
 @pytest.mark.parametrize("one_each, workers, gpus", [(True, 2, 2), (False, 3, 2)])
 def test_the_gpus_of_a_host_are_those_of_all_its_workers(tmp_path, monkeypatch, one_each, workers, gpus):
     """As in a Slurm job that gives each task one. TensorFlow can use none of these: --dali_device=cpu goes on."""
@@ -75,6 +76,7 @@ def test_the_gpus_of_a_host_are_those_of_all_its_workers(tmp_path, monkeypatch, 
     assert (f"{gpus} GPUs for {workers} workers" in done.stderr) == (workers != gpus)
 
 
+@pytest.mark.launchers
 def test_gpus_that_tensorflow_cannot_use_are_a_line(tmp_path, monkeypatch):
     for name, value in pretend(tmp_path, [gpu(0)]).items():
         monkeypatch.setenv(name, value)
