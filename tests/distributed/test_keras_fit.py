@@ -2,6 +2,7 @@
 import json
 
 import numpy as np
+import pytest
 from conftest import ROOT, run
 
 pytestmark = pytest.mark.trainings
