@@ -14,11 +14,14 @@ A fork ends as Python does up to where Python would free its modules, which take
 
 What a fork cannot show, and a test starts a cold Python for:
 
-- what a start imports and how long it takes, and a request to stop that comes meanwhile
-- a crash at the interpreter's end: each script in launch/ has a cold run to its end
-- .pth files, options of Python, and variables that are read when Python or a library loads (PYTHONHASHSEED,
-  OMP_NUM_THREADS, TF_CPP_MIN_LOG_LEVEL)
-- that a worker ends with its launcher (PR_SET_PDEATHSIG), whose child it is not; limits and memory that are bound
+- what a start imports and how long it takes (test_rooms.py, `--help` in test_train.py), and a request to stop that
+  comes meanwhile (test_stopping.py, test_preemption.py)
+- a crash at the interpreter's end: the scripts in launch/ have a cold run each (test_dgx1.py, test_horovodrun.py,
+  test_slurm.py), and so have horovodrun (test_train.py) and a single worker (test_default_recipe.py)
+- .pth files (the clock in test_horovodrun.py), Python's options, and variables that are read when Python or a library
+  loads: PYTHONHASHSEED, OMP_NUM_THREADS, TF_CPP_MIN_LOG_LEVEL (test_xla.py)
+- that a worker ends with its launcher, whose child a fork is not (the stopped launchers in test_horovodrun.py); the
+  memory and the limits that a launcher binds
 """
 import array
 import contextlib
@@ -27,9 +30,7 @@ import os
 import signal
 import socket
 import struct
-import sys
-
-# The stand-in imports no more than this.
+import sys  # the stand-in imports no more than this: it starts for each fork
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 NAMESPACES = ("user", "pid", "uts", "ipc", "net", "mnt")  # in the order in which a fork enters them
