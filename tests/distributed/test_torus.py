@@ -17,7 +17,9 @@ from optim.lars import SGD
 CASES = ROOT / "tests" / "rigs" / "torus_cases.py"
 CAMPAIGN = pytest.mark.campaign
 # Launcher, workers, and whether the steps are also taken by what elastic workers and NCCL have.
-WORLDS = [("python", 1, False), ("mpirun", 2, False), ("horovodrun", 3, True), ("mpirun", 4, True),
+WORLDS = [("python", 1, False), ("mpirun", 2, False),
+          pytest.param("horovodrun", 3, True, marks=pytest.mark.trainings),
+          pytest.param("mpirun", 4, True, marks=pytest.mark.trainings),
           pytest.param("horovodrun", 6, True, marks=CAMPAIGN),
           pytest.param("mpirun", 8, False, marks=CAMPAIGN)]
 BRIEF = [("horovodrun", 6),

@@ -52,6 +52,7 @@ def test_the_rows_of_several_launches_form_one_table(table):
     assert "batch 64, ring, forecast" in page and "16 x 4" in page and "Where the time of a step goes" in page
 
 
+@pytest.mark.trainings
 def test_the_forecast_by_hand(table):
     """The line through the two given speeds, the ring of two, and the small message, which nothing hides."""
     rows = printed_json(table[2])["rows"]

@@ -103,6 +103,7 @@ def test_the_rows_are_those_of_the_runs(grid):
             assert row["best_top1"] == max(one["val_top1"] for one in measured) > 0
 
 
+@pytest.mark.trainings
 def test_a_run_that_diverged_is_a_row(grid):
     folder, *_ = grid
     for row in json.loads((folder / "sweep.json").read_text())[4:]:
@@ -115,6 +116,7 @@ def test_a_run_that_diverged_is_a_row(grid):
         assert run.summary is None and run.state == "diverged" and run.divergence["diverged_at"] == where
 
 
+@pytest.mark.trainings
 def test_a_training_that_goes_on_after_it_diverged_has_no_summary(grid, tmp_path):
     copy = shutil.copytree(grid[0] / "learning_rate=1e12,momentum=0.8,batch_size=96,seed=1", tmp_path / "run")
     assert (copy / "summary.json").is_file()
@@ -148,6 +150,7 @@ def test_a_request_to_stop_reaches_the_run_and_the_same_command_continues(tmp_pa
     assert list((metrics.parent / "checkpoints").glob("step-*"))
 
 
+@pytest.mark.trainings
 def test_a_second_sweep_waits_for_the_first(grid):
     folder, *_ = grid
     with locked(folder):

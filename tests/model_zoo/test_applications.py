@@ -111,6 +111,7 @@ def test_without_a_network_an_error_says_what_to_do(monkeypatch, tmp_path):
         applications.load_pretrained(tf.keras.Sequential(name="keras-VGG16"))
 
 
+@pytest.mark.trainings
 def test_a_network_of_keras_is_trained_and_resumed_to_the_bit(tmp_path):
     """On two workers, with dropout, AdamW and common statistics. One goes on from the first epoch's checkpoint."""
     flags = ("--model=keras:MobileNetV3Small", "--image_size=32", "--optimizer=adamw", "--learning_rate=0.001",

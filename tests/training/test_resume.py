@@ -32,7 +32,8 @@ def stopped(folder, workers, flags, step, how=signal.SIGUSR1, worker=-1):
     return launcher.wait(120)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [
+    pytest.param(case, marks=[pytest.mark.trainings] * (number > 0)) for number, case in enumerate(CASES)])
 def test_stopped_and_resumed_is_the_same_to_the_bit(case, in_format, tmp_path):
     workers, flags, step = CASES[case]
     flags = [flag.format(recordio=in_format("recordio")) for flag in ["--deterministic", *flags]]
@@ -108,6 +109,7 @@ def test_torn_logs_are_named_and_the_run_goes_on(undisturbed, tmp_path):
     assert len(rows(folder, "times.jsonl")) == 3
 
 
+@pytest.mark.trainings
 def test_never_starts_anew(undisturbed, tmp_path):
     shutil.copytree(undisturbed, tmp_path / "run", symlinks=True)
     done = train(*FLAGS, "--epochs=1", "--resume=never", f"--output_dir={tmp_path}/run")
