@@ -43,6 +43,7 @@ world.barrier()
 """
 
 
+@pytest.mark.trainings
 @pytest.mark.parametrize("accumulation", [1, 3])
 def test_a_worker_waits_for_its_data_and_the_other_for_it(tmp_path, accumulation):
     (tmp_path / "slow.py").write_text(SLOW_DATA)

@@ -11,6 +11,8 @@ from tests.rigs.bn_train import PROGRAM
 from training.checkpoints import intact, write
 from training.state import Progress, Snapshot
 
+pytestmark = pytest.mark.trainings
+
 MIXED = (DIGITS, "--epochs=3", "--batch_size=96", "--optimizer=sgd", "--learning_rate=0.01", "--warmup=none",
          "--ema_decay=0.9", "--mixup=0.4", "--cutmix=1", "--micro_batch_size=16")
 GROWING = (*MIXED, "--model=bn_convnet", "--image_size=0:16,1:20,2:24", "--batch_norm_statistics=exact",

@@ -7,6 +7,8 @@ from conftest import DIGITS, ROOT, run, train, weights
 
 from training.weight_check import DIFFER
 
+pytestmark = pytest.mark.trainings
+
 STILL = ("--learning_rate=0", "--warmup=none", "--weight_decay=0", "--epochs=0.1", "--batch_norm_momentum=1")
 CONVNET = (DIGITS, "--model=convnet", "--optimizer=sgd", "--learning_rate=0.05", "--warmup=none", "--epochs=0.2")
 

@@ -79,6 +79,7 @@ def test_a_step_measures_the_norms_of_its_micro_batches(loss_scaling):
     np.testing.assert_allclose(found.norms, norms, rtol=1e-3)
 
 
+@pytest.mark.trainings
 def test_the_report_says_what_a_batch_size_is_worth(tmp_path):
     flags = (DIGITS, "--model=convnet", "--optimizer=sgd", "--learning_rate=0.002", "--warmup=none", "--epochs=3",
              "--batch_size=64", "--micro_batch_size=16", "--log_noise_scale")

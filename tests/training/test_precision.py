@@ -44,6 +44,7 @@ print(json.dumps(everyone) if hvd.rank() == 0 else "", end="")
 """
 
 
+@pytest.mark.trainings
 @pytest.mark.parametrize(("workers", "allreduce", "compression"), [
     (2, "ring", "none"), (2, "ring", "fp16"), (4, "torus", "none"), (4, "torus", "fp16")])
 def test_an_overflow_on_one_worker_skips_the_step_on_all(workers, allreduce, compression):
