@@ -90,6 +90,7 @@ def test_sizes_and_precisions_are_chosen(tmp_path):
 
 
 def test_a_stop_ends_the_command_and_the_script(tmp_path):
+    """By SIGTERM: a shell cannot trap a SIGINT that was ignored when it started, as in the background of another."""
     variables = stand_ins(tmp_path, '#!/bin/sh\n[ "$1" = -L ] || exec sleep 600\n')
     (tmp_path / "python").write_text("#!/bin/sh\necho 1\n")
     with subprocess.Popen([SCRIPT, tmp_path / "out"], env=os.environ | variables) as process:
@@ -98,7 +99,7 @@ def test_a_stop_ends_the_command_and_the_script(tmp_path):
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.02)
         under_way = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 130 and not psutil.wait_procs(under_way, timeout=60)[1]
 
 

@@ -120,8 +120,7 @@ def test_hierarchical_that_is_impossible_is_one_line(monkeypatch):
 
 
 @pytest.mark.parametrize("flags", [["--torus_grid=4"], ["--torus_grid=0x4"], ["--torus_grid=4X2"], ["--fusion_mb=0"],
-                                   ["--allreduce=tree"], ["--allreduce=hierarchical", "--torus_grid=4x2"],
-                                   ["--workers_per_node=4"]])
+                                   ["--allreduce=tree"], ["--workers_per_node=4"]])
 def test_flags_that_make_no_sense(flags):
     with pytest.raises(UsageError):
         parse(["train.py", *flags])

@@ -222,6 +222,7 @@ print(hashlib.sha256(b"".join(v.numpy().tobytes() for v in variables)).hexdigest
 """
 
 
+@pytest.mark.trainings
 def test_workers_with_different_numbers_of_threads_have_the_same_weights():
     done = [run_program("python", 1, "-c", THREADS, threads, cold=True) for threads in (1, 2, 4)]
     assert all(one.returncode == 0 for one in done), done[0].stderr

@@ -36,6 +36,7 @@ def test_two_workers_make_the_bits_of_one(tmp_path):
     assert [row["batch_size"] for row in found] == [192, 192] and "ema_val_top1" in found[0]
 
 
+@pytest.mark.trainings
 def test_stopped_on_four_workers_and_resumed_on_one(tmp_path):
     """LARS, moving statistics over groups of 4 samples."""
     train(*MOVING, f"--output_dir={tmp_path / '1'}", program=PROGRAM)

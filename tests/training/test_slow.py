@@ -116,6 +116,7 @@ def test_a_worker_with_more_micro_batches_is_not_slow():
         assert slow.add(timed(seconds), [2, 1, 1, 1]) == []
 
 
+@pytest.mark.trainings
 @pytest.mark.parametrize(("slow_part", "said"), [
     ("compute", r"computes \d+% slower"),
     pytest.param("data", r"waits \d+(\.\d)? ms longer for data", marks=pytest.mark.campaign)])
