@@ -69,7 +69,7 @@ def verified(checkpoint: str, asked: int | None, given: Sequence[str]) -> dict:
     if not Path(checkpoint).exists():
         raise UserError(f"{checkpoint} does not exist; give the folder of a run, such as runs/NAME")
     run = RunData.read(run_folder(checkpoint), PROGRAM)
-    if run.flags["elastic"] == "true" or run.flags["deterministic"] == "false":
+    if run.flags.get("elastic") == "true" or run.flags.get("deterministic", "false") == "false":
         raise UserError(f"{run.folder} was trained with --elastic or without --deterministic: it does not give the "
                         "same bits again")
     settings = train_flags.parse(["train.py", f"--flagfile={run.folder / FLAGS}", *given])
