@@ -2,6 +2,7 @@
 import json
 import subprocess
 import sys
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -43,7 +44,10 @@ def test_32_workers_on_four_hosts_train_are_killed_and_resume(hosts):
     hosts.run("h3", "pkill", "-KILL", "-o", "-f", WORKER).check_returncode()
     _, error = process.communicate(timeout=300)
     assert process.returncode == 1 and "was killed" in error, error[-2000:]
-    assert hosts.trainers() == []
+    deadline = time.monotonic() + 60  # forks do not end with their launcher, but when they miss the killed one
+    while hosts.trainers():
+        assert time.monotonic() < deadline, hosts.trainers()
+        time.sleep(0.2)
     done = subprocess.run(words, text=True, capture_output=True, timeout=900, stdin=subprocess.DEVNULL)
     assert done.returncode == 0 and "resumed after step" in done.stderr, done.stderr[-2000:]
     summary, plan = json.loads(done.stdout), json.loads((folder / "plan.json").read_text())
