@@ -68,17 +68,21 @@ def test_a_training_is_that_from_a_disk_and_what_fits_is_fetched_once(server, fr
         path.stat().st_size for path in folder.iterdir() if path.suffix in (".tfrecord", ".rec"))
 
 
+def sizes(folder) -> dict:
+    """The bytes of each file in a folder. Raises FileNotFoundError if one goes meanwhile."""
+    return {path: path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+
+
 def test_a_window_keeps_what_is_read_again_soonest(server, tmp_path):
     """A window of about half of the training set fetches less than half of it in each epoch after the first."""
     flags = ("--epochs=6", "--micro_batch_size=8", f"--stage_dir={tmp_path}/disk", "--stage_gb=0.0016",
              f"--data_dir={server.url}/tfrecord")
     most, process = 0, start(tmp_path / "run", 1, (*FLAGS, *flags))
     while process.poll() is None:
-        used = 0
         with contextlib.suppress(FileNotFoundError):
-            for path in (tmp_path / "disk").rglob("*"):
-                used += path.stat().st_size if path.is_file() else 0
-        most = max(most, used)
+            found = sizes(tmp_path / "disk")
+            if found == sizes(tmp_path / "disk"):  # files that come and go meanwhile were never there together
+                most = max(most, sum(found.values()))
         time.sleep(0.02)
     assert process.returncode == 0
     size = sum(path.stat().st_size for path in (server.folder / "tfrecord").glob("train*.tfrecord"))
