@@ -104,7 +104,7 @@ def pytest_collection_modifyitems(items):
     """Files that take minutes come first, so that all of pytest's processes end at about the same time."""
     for item in items:
         if len(found := [tier for tier in TIERS if item.get_closest_marker(tier)]) > 1:
-            raise pytest.UsageError(f"{item.nodeid} is marked as {' and '.join(found)}; .ci/run would run it once only")
+            raise pytest.UsageError(f"{item.nodeid} is marked as {' and '.join(found)}; a test has one tier")
     items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
