@@ -21,18 +21,21 @@ import gc
 import sys
 from pathlib import Path
 
-from common import command
+from common import VERSION, command
 from common.errors import ExitCode, UserError, complain
 from common.files import as_json
 from common.startup import on_terminal, startup
-from data.balance import notes
+from data.balance import check_classes, notes
 from data.named import open_named
-from distributed import launcher
-from distributed.allreduce_plan import check_nodes
+from distributed import gpus
 from distributed.lost import explain_horovods_errors
-from training import flags, output_dir
-from training.plan import plan_for, summary
-from training.settings import Settings
+from launch.micro_batch import micro_batch_flags
+from model_zoo.weights import check_weights
+from plan import flags, launcher, output_dir
+from plan.allreduce import check_nodes
+from plan.plan import plan_for
+from plan.settings import Settings
+from plan.summary import summary
 
 PAPERS_NODE = 4  # default workers per node of a cluster planned with --workers, as in arXiv:1811.05233
 
@@ -42,6 +45,9 @@ def main(argv) -> int:
     launcher.end_with_launcher()
     if command.asks_for_help(argv):
         command.print_help(flags.help_text(argv, full=any("helpfull" in word for word in argv[1:])))
+        return ExitCode.DONE
+    if "--version" in argv[1:]:
+        command.print_help(f"bigbatch {VERSION}")
         return ExitCode.DONE
     with command.shell("train.py", barrier=finish) as ending, command.json_only_on_stdout(), explain_horovods_errors():
         settings = flags.parse(argv)
@@ -68,16 +74,27 @@ def train(settings: Settings) -> dict:
     startup.begin(launched.rank)
     if launched.rank == 0:  # other ranks may have no access
         output_dir.check(settings)
+        if settings.recipe.pretrained and not output_dir.resumes(settings):
+            check_weights(settings.recipe.model)
     dataset = open_named(settings.recipe.data_dir, check_files=launched.rank == 0)
+    check_classes(dataset.folder, dataset.classes)  # on all ranks: an mpirun that kills one in MPI_Init may hang
     for line in notes(dataset) if launched.rank == 0 else ():
         complain(line)
     if not settings.launch.elastic:  # errors in the plan show at once
         check_nodes(settings.launch.allreduce, settings.launch.torus_grid)
         plan = plan_for(settings, launched.size, launched.local_size, dataset.train.samples)
     with startup.stage("loading TensorFlow"):
+        from distributed.world import sees_gpus
+        from reporting.observers import observers_of
+        from training.build import set_variables
         from training.run import make_training
 
-    attempt = make_training(settings, dataset, plan, stop)
+    set_variables(settings)
+    if launched.rank == 0 and sees_gpus(settings.launch.device):
+        memory = min((gpu.memory for gpu in gpus.visible()), default=None)
+        for flag in micro_batch_flags(settings, launched.size, memory):
+            complain(f"GPUs are faster with larger micro-batches; {flag} should fit their memory")
+    attempt = make_training(settings, dataset, plan, stop, observers_of)
     return attempt()
 
 
@@ -109,7 +126,7 @@ def dry_run(settings: Settings) -> None:
     """Prints the plan."""
     run, launched = settings.run, launcher.launched()
     if launched.size > 1:  # a worker that trains would wait for this one forever
-        from training.run import start_and_check_flags
+        from training.beginning import start_and_check_flags
 
         start_and_check_flags(settings)
     samples = run.train_samples or open_named(settings.recipe.data_dir).train.samples
@@ -120,7 +137,7 @@ def dry_run(settings: Settings) -> None:
         if settings.source:
             print("recipe:", settings.source, *settings.fitted, file=sys.stderr)
         if on_terminal():
-            print(*summary(settings.recipe, plan), sep="\n", file=sys.stderr)
+            print(*summary(settings, plan), sep="\n", file=sys.stderr)
         print(as_json(plan.as_json(), indent=1), flush=True)
 
 

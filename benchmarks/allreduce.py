@@ -26,8 +26,8 @@ import psutil
 from absl import app
 from absl import flags as absl_flags
 
-from distributed import grids
-from distributed.launcher import launched
+from plan import grids
+from plan.launcher import launched
 
 ROOT = Path(__file__).parents[1]
 SIZES = [str(10**power) for power in range(3, 9)]
@@ -63,7 +63,7 @@ def connect() -> dict:
 
     tf.get_logger().setLevel("ERROR")
     process_sets = {grid: ProcessSets(*grid) for grid in chosen_grids(launched().size)}
-    hvd.init(process_sets=[one for sets in process_sets.values() for one in sets.process_sets])
+    hvd.init(process_sets=[process_set for sets in process_sets.values() for process_set in sets.process_sets])
     return process_sets
 
 
@@ -86,15 +86,15 @@ def methods(size: int, process_sets: dict) -> dict:
     made = {BAR: bar} if MPI.COMM_WORLD.size == hvd.size() else {}
     for compression_name, compression in COMPRESSIONS.items():
         def ring(compression=compression, name=f"ring_{size}_{compression_name}"):
-            return [hvd.allreduce(one, op=hvd.Sum, compression=compression, name=f"{name}_{number}")
-                    for number, one in enumerate(gradients)]
+            return [hvd.allreduce(gradient, op=hvd.Sum, compression=compression, name=f"{name}_{number}")
+                    for number, gradient in enumerate(gradients)]
 
         suffix = "" if compression_name == "none" else f", {compression_name}"
         made[f"ring{suffix}"] = tf.function(ring, autograph=False)
         for grid, sets in process_sets.items():
             def torus(sets=sets, compression=compression, name=f"torus_{size}_{compression_name}_{grid}"):
                 buckets = dense_buckets(gradients, FUSION_MB * 2**20)
-                return [one for bucket in buckets for one in sets.sum(
+                return [total for bucket in buckets for total in sets.sum(
                     [gradients[number] for number in bucket], compression, f"{name}_{bucket[0]}")]
 
             made[f"torus {grid[0]}x{grid[1]}{suffix}"] = tf.function(torus, autograph=False)
@@ -115,7 +115,7 @@ def measure(sizes: list[int], seconds: float, interface: str | None) -> list[dic
     for size in sizes:
         calls = methods(size, process_sets)
         for name, call in calls.items():  # the first call also compiles
-            if any(np.any(np.asarray(one) != hvd.size()) for one in call()):
+            if any(np.any(np.asarray(tensor) != hvd.size()) for tensor in call()):
                 raise SystemExit(f"benchmarks.allreduce: {name} returns a wrong sum")
         once = sum(timed(call) for call in calls.values())
         times, bar = {name: [] for name in calls}, next(iter(calls))
@@ -125,12 +125,12 @@ def measure(sizes: list[int], seconds: float, interface: str | None) -> list[dic
                 before = left(interface)
                 times[name].append(timed(call))
                 sent[name] += left(interface) - before
-        for name, found in times.items():
-            ratio = statistics.median(one / bar for one, bar in zip(found, times[bar], strict=True))
+        for name, own in times.items():
+            ratio = statistics.median(time / bar for time, bar in zip(own, times[bar], strict=True))
             rows.append({"workers": hvd.size(), "bytes": size, "method": name, "ratio": ratio,
-                         "milliseconds": 1e3 * statistics.median(found)})
+                         "milliseconds": 1e3 * statistics.median(own)})
             if interface:
-                rows[-1]["sent"] = most(sent[name] / len(found))
+                rows[-1]["sent"] = most(sent[name] / len(own))
     return rows
 
 
@@ -192,7 +192,7 @@ def fastest(rows: list[dict]) -> str:
         best = {}
         for row in rows:
             if row["workers"] == workers and row["method"] != BAR:
-                best[row["bytes"]] = min(best.get(row["bytes"], row), row, key=lambda one: one["milliseconds"])
+                best[row["bytes"]] = min(best.get(row["bytes"], row), row, key=lambda row: row["milliseconds"])
         sizes = "; ".join(f"{size:,} bytes {row['method']}" for size, row in best.items())
         lines.append(f"{workers} workers: {sizes}")
     return "\n".join(lines)

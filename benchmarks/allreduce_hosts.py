@@ -78,13 +78,13 @@ def count(rounds: int = 20) -> list[dict]:
 def messages(packets) -> int:
     """Returns how many of the packets sent since the socket was opened hold a slice of gradients."""
     packets.setblocking(False)
-    found = 0
+    slices = 0
     while True:
         try:
             packet, (_, _, kind, *_) = packets.recvfrom(65_536)
         except BlockingIOError:
-            return found
-        found += kind == OUTGOING and len(packet) > SMALLEST
+            return slices
+        slices += kind == OUTGOING and len(packet) > SMALLEST
 
 
 def main(argv) -> None:

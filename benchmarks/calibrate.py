@@ -18,7 +18,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from launch import cost, topology
-from launch.topology import Compute, Job, Topology
+from launch.topology import Compute, StepWork, Topology
 from model_zoo.cost import RESNET50
 
 
@@ -57,13 +57,14 @@ def solved(start: Topology, given: dict) -> Topology:
     therefore solved repeatedly until nothing changes.
     """
     batch = given["micro_batch_size"]
-    job = Job(RESNET50, batch, given["bytes_per_gradient"] * RESNET50.parameters)
+    work = StepWork(RESNET50, batch, given["bytes_per_gradient"] * RESNET50.parameters)
     idle = dataclasses.replace(start.network, slowdown=1.0)
-    costs = [cost.cost(job.bytes, *row["grid"], idle) for row in given["rows"]]
+    costs = [cost.cost(work.bytes, *row["grid"], idle) for row in given["rows"]]
     steps = [math.prod(row["grid"]) * batch / row["images_per_second"] for row in given["rows"]]
     now, slowdown, fixed = start, start.network.slowdown, start.compute["resnet50"].fixed
     for _ in range(100):
-        rest = [step - (one.seconds(now.hidden(job)) - one.latency) for step, one in zip(steps, costs, strict=True)]
+        rest = [step - (exchange.seconds(now.hidden(work)) - exchange.latency)
+                for step, exchange in zip(steps, costs, strict=True)]
         if len(rest) == 2:
             slowdown = (rest[1] - rest[0]) / (costs[1].latency - costs[0].latency)
         per_image = (rest[0] - slowdown * costs[0].latency - fixed) / batch
@@ -78,14 +79,14 @@ def solved(start: Topology, given: dict) -> Topology:
     raise ValueError("calibration: no time per image and slowdown reproduce these rows")
 
 
-def constants(found: Topology) -> dict:
+def constants(topology: Topology) -> dict:
     """Returns what belongs into the file, with eight digits."""
-    def digits(value):
+    def rounded(value):
         return float(f"{value:.8g}")
 
-    return {"slowdown": digits(found.network.slowdown),
-            "compute": {model: {"fixed": digits(times.fixed), "per_image": digits(times.per_image)}
-                        for model, times in found.compute.items()}}
+    return {"slowdown": rounded(topology.network.slowdown),
+            "compute": {model: {"fixed": rounded(times.fixed), "per_image": rounded(times.per_image)}
+                        for model, times in topology.compute.items()}}
 
 
 def main():

@@ -46,7 +46,7 @@ run tests.txt 600 "$python" -m pytest -m gpu -o addopts=--import-mode=importlib 
 for one in "${precisions[@]}"; do for number in "${sizes[@]}"; do for how in "${xla[@]}"; do
     steps "speed-$one-$number-xla-$how" 1 "$number" "$one" "--xla=$how"
 done; done; done
-TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT=1 steps persistent 1 "$size" "$precision"
+steps transposing 1 "$size" "$precision" --nopersistent_batch_norm
 for decoder in "${decoders[@]}"; do
     read -r device load <<<"$decoder"
     run "decode-${decoder/ /-}.json" 240 "$python" -m experiments.benchmark "${common[@]}" "--data_dir=$data" \
@@ -57,4 +57,5 @@ for exchange in "${exchanges[@]}"; do
     read -r number how wire <<<"$exchange"
     steps "exchange-${exchange// /-}" "$number" "$size" "$precision" "--allreduce=$how" "--compression=$wire"
 done
+[ "$gpus" = 1 ] || HOROVOD_ENABLE_ASYNC_COMPLETION=0 steps waiting "$gpus" "$size" "$precision"
 [ -z "$failed" ] || fail 1 "these failed:$failed; see NAME.log in $out"

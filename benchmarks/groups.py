@@ -38,7 +38,7 @@ def quality(samples: np.ndarray) -> dict:
            "median distance": round(float(np.median(distances)) / SAMPLES, 3)}
     for batch in (256, 8192):
         whole = classes[:len(classes) // batch * batch].reshape(-1, batch)
-        row[f"classes in {batch}"] = round(float(np.mean([len(np.unique(one)) for one in whole])), 1)
+        row[f"classes in {batch}"] = round(float(np.mean([len(np.unique(labels)) for labels in whole])), 1)
     return row
 
 

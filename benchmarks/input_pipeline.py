@@ -118,7 +118,7 @@ def prepare(source: Path, output: Path, *flags: str) -> Path:
 
 
 def ratio(ones: list[float], others: list[float]) -> float:
-    return statistics.median(one / other for one, other in zip(ones, others, strict=True))
+    return statistics.median(rate / bar for rate, bar in zip(ones, others, strict=True))
 
 
 def show(rates: dict, trained: dict) -> dict:

@@ -25,8 +25,8 @@ from data.dataset import open_dataset
 from data.feed import Feed
 from data.formats import tfrecord
 from distributed.world import World
-from training import flags
-from training.plan import plan_for
+from plan import flags
+from plan.plan import plan_for
 from training.reading import TrainingInput
 
 SAMPLES, SHARDS, RATE = 1_281_167, 1024, 1000  # images/s of one worker, assumed
@@ -62,18 +62,18 @@ def job_of(dataset, workers: int):
 
 def gaps(job, pipelines) -> list[float]:
     """Returns the seconds to the first batch of each epoch but the first. pipelines: a TrainingInput, or Separate."""
-    found = []
+    seconds_of_each = []
     with pipelines:
         for interval in job.plan.intervals():
             began = time.perf_counter()
             batches = pipelines.read_on(interval)
             next(batches)
-            found.append(time.perf_counter() - began)
+            seconds_of_each.append(time.perf_counter() - began)
             own = interval.steps * interval.phase.global_batch_size // job.world.size
             for _ in range(own // interval.phase.micro_batch_size - 1):
                 next(batches)
             job.state.progress.step = interval.end
-    return found[1:]
+    return seconds_of_each[1:]
 
 
 class Separate(contextlib.ExitStack):

@@ -1,26 +1,34 @@
 """Measures what rank 0 pays for 3,456 workers, and each worker for ImageNet: heartbeats, file names, sample order.
 
+It also measures what each worker pays when the objects of 1,024 and of 4,096 workers are gathered.
+
     uv run python -m benchmarks.many_workers
 
 It prints the processor time that rank 0 needs for its heartbeats, next to that of as many bare datagrams that are
-received and answered; the bytes of a folder's listing as it is sent, next to those of the names; and the seconds in
-which a worker computes the order of an epoch, next to those of a bare permutation.
+received and answered; the bytes of a folder's listing as it is sent, next to those of the names; the seconds in which
+a worker computes the order of an epoch, next to those of a bare permutation; and the seconds in which a worker takes
+apart what an all-gather has brought, next to those of Horovod's allgather_object.
 """
 import contextlib
+import functools
 import json
 import pickle
 import socket
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
+import horovod.tensorflow as hvd
 import numpy as np
+from horovod.tensorflow import functions
 
 from benchmarks.groups import CLASSES, SAMPLES, imagenet
 from common.files import as_json
 from data import order
 from data.formats.folder import Listing
 from distributed.heartbeat import LARGEST, PER_SECOND, Heartbeat
+from distributed.world import World
 
 WORKERS, SECONDS = 3_456, 10
 SENDER = """
@@ -31,7 +39,8 @@ own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 own.setblocking(False)
 start = time.monotonic()
 for number in range(rate * seconds):
-    beat = {"word": word, "rank": 1 + number % (workers - 1), "host": "node", "pid": 7}
+    beat = {"word": word, "rank": 1 + number % (workers - 1), "host": "node", "pid": 7, "step": 9,
+            "does": "waiting for the other workers", "seconds": 0.25}
     own.sendto(json.dumps(beat).encode(), ("127.0.0.1", port))
     try:
         while True:
@@ -108,6 +117,26 @@ def epoch_order() -> dict:
     return {"order_seconds": min(ours), "over_a_permutation": min(ours) / min(theirs)}
 
 
+def gathering(workers: int) -> dict:
+    """Of what each worker says at the start. No byte is exchanged: all workers say the same."""
+    def allgather(tensor, name, process_set=None):
+        gathered = np.tile(tensor.numpy(), workers)
+        return SimpleNamespace(numpy=lambda: gathered)
+
+    hvd.allgather = functions.allgather = allgather
+    all_workers = SimpleNamespace(size=lambda: workers)
+    value, ours, theirs = ((0, -1), "/runs/a-folder", "node0123"), [], []
+    for _ in range(3):
+        begin = time.perf_counter()
+        World(size=workers).gather(value, "start")
+        middle = time.perf_counter()
+        hvd.allgather_object(value, name="start", process_set=all_workers)
+        ours.append(middle - begin)
+        theirs.append(time.perf_counter() - middle)
+    return {f"gather_{workers}_seconds": min(ours), f"horovods_gather_{workers}_seconds": min(theirs)}
+
+
 if __name__ == "__main__":
-    for measure in (heartbeats, listing, epoch_order):
+    for measure in (heartbeats, listing, epoch_order, functools.partial(gathering, 1024),
+                    functools.partial(gathering, 4096)):
         print(as_json({name: float(f"{value:.3g}") for name, value in measure().items()}), flush=True)

@@ -48,17 +48,17 @@ def main():
         images = photos.make(Path(scratch) / "photos", options.photos)
         dataset = open_dataset(prepare(images, Path(scratch) / "set", f"--format={options.format}"))
         device, pipelines = DecoderSettings(threads=os.cpu_count()), {}
-        for one in ORDERS:
-            feed = Feed(dataset.in_order(one), IMAGE_SIZE, "crop_flip", 0, device=device)
+        for name in ORDERS:
+            feed = Feed(dataset.in_order(name), IMAGE_SIZE, "crop_flip", 0, device=device)
             prepared = feed.prepare([(0, dataset.train.samples // BATCH)], BATCH, BATCH)
-            pipelines[one] = held.enter_context(feed.open(prepared, again=True))
-        rates = {one: [] for one in ORDERS}
+            pipelines[name] = held.enter_context(feed.open(prepared, again=True))
+        rates = {name: [] for name in ORDERS}
         for _ in range(options.rounds):
-            for one, batches in pipelines.items():
-                rates[one].append(rate(batches, options.seconds))
-    ratios = [ours / theirs for ours, theirs in zip(*(rates[one] for one in ORDERS), strict=True)]
-    print(json.dumps({one: round(statistics.median(found), 1) for one, found in rates.items()} | {
-        "global / file": round(statistics.median(ratios), 3), "ratios": [round(one, 3) for one in ratios]}))
+            for name, batches in pipelines.items():
+                rates[name].append(rate(batches, options.seconds))
+    ratios = [ours / theirs for ours, theirs in zip(*(rates[name] for name in ORDERS), strict=True)]
+    print(json.dumps({name: round(statistics.median(own), 1) for name, own in rates.items()} | {
+        "global / file": round(statistics.median(ratios), 3), "ratios": [round(ratio, 3) for ratio in ratios]}))
 
 
 if __name__ == "__main__":

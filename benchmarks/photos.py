@@ -1,8 +1,11 @@
 """Photographic JPEGs for benchmarks: crops of the photographs that scikit-learn and scikit-image ship.
 
+    uv run --group benchmark python -m benchmarks.photos FOLDER --size=290x550    the size in the GTC slides
+
 The same packages always give the same files. Size and quality are those of ImageNet's training images: about 500x375
 pixels and 45 KB.
 """
+import argparse
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +16,11 @@ QUALITY = 90
 CLASSES = 10
 
 
-def make(folder: Path, count: int) -> Path:
-    """Writes `count` photographs into FOLDER/CLASS/, in ten classes, unless they exist. Returns the folder."""
+def make(folder: Path, count: int, sizes: tuple[tuple[int, int], ...] = SIZES) -> Path:
+    """Writes `count` photographs into FOLDER/CLASS/, in ten classes, unless they exist. Returns the folder.
+
+    sizes: width and height in pixels, in turn.
+    """
     from PIL import Image
 
     if len(list(folder.glob("*/*.jpg"))) == count:
@@ -22,7 +28,7 @@ def make(folder: Path, count: int) -> Path:
     sources = originals()
     for number in range(count):
         random = np.random.Generator(np.random.Philox(number))
-        source, (width, height) = sources[number % len(sources)], SIZES[number % len(SIZES)]
+        source, (width, height) = sources[number % len(sources)], sizes[number % len(sizes)]
         scale = random.uniform(0.5, 1.0) * min(source.width / width, source.height / height)
         crop_width, crop_height = width * scale, height * scale
         left = random.uniform(0, source.width - crop_width)
@@ -43,9 +49,22 @@ def originals() -> list:
     from PIL import Image
     from sklearn.datasets import load_sample_images
 
-    found = [Image.fromarray(image) for image in load_sample_images().images]
+    photos = [Image.fromarray(image) for image in load_sample_images().images]
     for name in NAMES:
         for path in sorted(Path(skimage.__file__).parent.glob(f"data/{name}.*")):
             if path.suffix in (".png", ".jpg"):
-                found.append(Image.open(path).convert("RGB"))
-    return found
+                photos.append(Image.open(path).convert("RGB"))
+    return photos
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--count", type=int, default=2000)
+    parser.add_argument("--size", type=lambda text: tuple(map(int, text.split("x"))), help="WIDTHxHEIGHT")
+    options = parser.parse_args()
+    print(make(options.folder, options.count, (options.size,) if options.size else SIZES))
+
+
+if __name__ == "__main__":
+    main()

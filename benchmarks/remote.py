@@ -128,11 +128,11 @@ def readers(server: Server, train: Split, seconds: float) -> Iterator[dict]:
         for latency in LATENCIES:
             for reader in READERS:
                 with server.serving(megabytes, latency):
-                    found = read(reader, rate, 1.0, seconds, 0.7 * train.samples)
+                    measured = read(reader, rate, 1.0, seconds, 0.7 * train.samples)
                 requests, fetched = server.fetched()
                 yield {"megabytes_per_second": megabytes, "latency": latency, "reader": reader,
-                       "images_per_second": round(rate), "waited": round(found["waited"], 4),
-                       "first": round(found["first"], 2),
+                       "images_per_second": round(rate), "waited": round(measured["waited"], 4),
+                       "first": round(measured["first"], 2),
                        "requests_per_block": round(requests * BLOCK / (fetched / mean), 2)}
 
 

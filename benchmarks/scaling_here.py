@@ -79,16 +79,16 @@ def measured(transport: str, ranks: int, rounds: int) -> dict[int, float]:
         [BIN / launcher, *words, "-np", str(ranks), sys.executable, "-m", "benchmarks.scaling_here", "--rank",
          f"--rounds={rounds}"], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, text=True, capture_output=True,
         stdin=subprocess.DEVNULL, timeout=300)
-    found = [text.split("MEASURED ")[1] for text in done.stdout.splitlines() if "MEASURED " in text]
-    if not found:
+    measured = [text.split("MEASURED ")[1] for text in done.stdout.splitlines() if "MEASURED " in text]
+    if not measured:
         raise SystemExit(f"{transport} on {ranks} ranks: {done.stderr[-2000:]}")
-    return {int(size): seconds for size, seconds in json.loads(found[0]).items()}
+    return {int(size): seconds for size, seconds in json.loads(measured[0]).items()}
 
 
 def fitted(times: dict[int, float]) -> Link:
     """Returns the latency of one of the ring's two steps and the bandwidth, fitted to the times of two ranks."""
-    found = calibrate.line({size: size / seconds for size, seconds in times.items()})
-    return Link(found.fixed / 2, MOVED / found.per_image)  # an image is a byte here
+    fitted = calibrate.line({size: size / seconds for size, seconds in times.items()})
+    return Link(fitted.fixed / 2, MOVED / fitted.per_image)  # an image is a byte here
 
 
 def compare(transport: str, rounds: int) -> Link:
@@ -109,7 +109,7 @@ def described(link: Link, transport: str, models: list[str]) -> dict:
     """Returns a topology in which every node is like this machine."""
     measured = {"latency": link.latency, "bandwidth": link.bandwidth}
     here = f"measured by benchmarks.scaling_here: Horovod over {transport}, two ranks of this machine"
-    found = {
+    described_here = {
         "cluster": f"nodes like {platform.node()}, with {os.cpu_count()} cores each", "local_size": os.cpu_count(),
         "within": measured, "between": measured, "overlap": 0.0,
         "calibration": {"rates": {"resnet50": compute("resnet50"),
@@ -119,7 +119,7 @@ def described(link: Link, transport: str, models: list[str]) -> dict:
                     "overlap": "the cores are busy with one or the other",
                     "compute": "benchmarks.calibrate, from rates",
                     "rates": "measured: models on all cores, forward and backward pass"}}
-    return found | calibrate.constants(calibrate.calibrated(found))
+    return described_here | calibrate.constants(calibrate.calibrated(described_here))
 
 
 def main():
@@ -136,8 +136,8 @@ def main():
         return
     links = {transport: compare(transport, options.rounds) for transport in TRANSPORTS}
     if options.output:
-        found = described(links[options.transport], options.transport, options.model)
-        options.output.write_text(json.dumps(found, indent=1) + "\n")
+        topology_here = described(links[options.transport], options.transport, options.model)
+        options.output.write_text(json.dumps(topology_here, indent=1) + "\n")
 
 
 if __name__ == "__main__":

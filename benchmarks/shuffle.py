@@ -15,7 +15,6 @@ from pathlib import Path
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from benchmarks.intervals import write_shards
-from data import order
 from data.dataset import open_dataset
 from data.feed import Feed
 from data.pipeline import DecoderSettings
@@ -30,7 +29,7 @@ def times(dataset, block: int) -> tuple[float, float, float]:
     with feed.train(0, SAMPLES // BATCH, 8 * BATCH, BATCH) as batches:
         next(batches)
         opened = time.perf_counter() - began
-        slices = len(order.file_slices(dataset.train, batches.samples))
+        slices = len(dataset.train.slices(batches.samples))
         began = time.perf_counter()
         for _ in range(SAMPLES // BATCH - 1):
             next(batches)
@@ -41,11 +40,11 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         write_shards(Path(folder))
         dataset = open_dataset(folder)
-        found = {block: [] for block in BLOCKS}
+        measured = {block: [] for block in BLOCKS}
         for _ in range(ROUNDS):
             for block in BLOCKS:
-                found[block].append(times(dataset, block))
-        for block, rows in found.items():
+                measured[block].append(times(dataset, block))
+        for block, rows in measured.items():
             files, opened, each = map(statistics.median, zip(*rows, strict=True))
             print(f"blocks of {block}: {files:.3f} files per image, {opened:.2f} s to open, {each:.0f} us per image")
 

@@ -37,7 +37,7 @@ def shapes(random, label: int) -> Image.Image:
     centre = random.uniform([radius, radius], [WIDTH - radius, HEIGHT - radius])
     turns = angle + 2 * np.pi * np.arange((3, 4, 60)[label]) / (3, 4, 60)[label]
     corners = centre + radius * np.stack([np.cos(turns), np.sin(turns)], axis=1)
-    ImageDraw.Draw(picture).polygon([tuple(one) for one in corners], fill=tuple(random.integers(180, 256, 3).tolist()))
+    ImageDraw.Draw(picture).polygon([*map(tuple, corners)], fill=tuple(random.integers(180, 256, 3).tolist()))
     return picture
 
 
@@ -113,23 +113,23 @@ def row(folder: Path, name: str, images: int, seeds: int, flags) -> dict:
         make(data, name, images)
     programs = {"bigbatch": lambda seed: ours(data, seed, flags), "keras": lambda seed: tutorial(data, seed),
                 "keras_augmented": lambda seed: tutorial(data, seed, "--augment")}
-    known = {(one["set"], one["images"], one["program"], one["seed"]): one
-             for one in map(json.loads, log.read_text().splitlines() if log.exists() else ())}
+    known = {(row["set"], row["images"], row["program"], row["seed"]): row
+             for row in map(json.loads, log.read_text().splitlines() if log.exists() else ())}
     line = {"set": name, "images": images}
     for program, train in programs.items():
         rows = []
         for seed in range(seeds):
-            if (found := known.get((name, images, program, seed))) is None:
+            if (measured := known.get((name, images, program, seed))) is None:
                 top1, seconds = train(seed)
-                found = line | {"program": program, "seed": seed, "top1": top1, "seconds": round(seconds, 1)}
+                measured = line | {"program": program, "seed": seed, "top1": top1, "seconds": round(seconds, 1)}
                 with log.open("a") as file:
-                    print(json.dumps({key: found[key] for key in ("set", "images", "program", "seed", "top1",
-                                                                  "seconds")}), file=file)
-            rows.append(found)
-        top1 = [one["top1"] for one in rows]
+                    kept = ("set", "images", "program", "seed", "top1", "seconds")
+                    print(json.dumps({key: measured[key] for key in kept}), file=file)
+            rows.append(measured)
+        top1 = [row["top1"] for row in rows]
         line |= {program: round(statistics.mean(top1), 4),
                  f"{program}_error": round(statistics.stdev(top1) / len(top1) ** 0.5, 4) if seeds > 1 else None,
-                 f"{program}_seconds": round(statistics.median(one["seconds"] for one in rows), 1)}
+                 f"{program}_seconds": round(statistics.median(row["seconds"] for row in rows), 1)}
     return line
 
 

@@ -81,8 +81,9 @@ def inside(path: str, arguments: list[str]) -> int:
     timing("imports", imports)()
     import train
     from distributed import world
+    from plan import flags
     from reporting import report_writer
-    from training import build, evaluate, flags
+    from training import build, evaluate
 
     def make_train_step(*args, **kwargs):
         made = original(*args, **kwargs)
@@ -115,21 +116,21 @@ def main(argv) -> int:
     bars, ratios, parts = [], {name: [] for name in CASES}, {model: [] for _, model in CASES.values()}
     for number in range(1 + rounds):  # the first round only warms the page cache
         bar = seconds("python", "-c", "import tensorflow")
-        found = {name: training(words, model) / bar for name, (words, model) in CASES.items()}
+        relative = {name: training(words, model) / bar for name, (words, model) in CASES.items()}
         timed = {model: stages(model) for model in parts}
         if number:
             bars.append(bar)
-            for name, ratio in found.items():
+            for name, ratio in relative.items():
                 ratios[name].append(ratio)
             for model, timings in timed.items():
-                parts[model].append({stage: one / bar for stage, one in timings.items()})
+                parts[model].append({stage: seconds / bar for stage, seconds in timings.items()})
     print(f"import tensorflow: {statistics.median(bars):.2f} s; from command to exit, relative to it:")
-    for name, found in ratios.items():
-        print(f"  {name:34s}{statistics.median(found):6.2f}  ({min(found):.2f} to {max(found):.2f})")
+    for name, own in ratios.items():
+        print(f"  {name:34s}{statistics.median(own):6.2f}  ({min(own):.2f} to {max(own):.2f})")
     print("by stage, one worker:" + "".join(f"{model:>12s}" for model in parts))
     for stage in STAGES:
         print(f"  {stage:19s}" + "".join(
-            f"{statistics.median(one[stage] for one in found):12.2f}" for found in parts.values()))
+            f"{statistics.median(stages[stage] for stages in runs):12.2f}" for runs in parts.values()))
     return 0
 
 

@@ -25,15 +25,16 @@ def shell(program: str, barrier: Callable[[], None] = lambda: None, prints_error
     prints_errors: whether this process prints the line.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # hides TensorFlow's startup messages
-    ending, problem = Ending(), None
+    ending = Ending()
+    problem = None
     try:
         yield ending
-    except UserError as error:
-        problem, ending.code = error, error.exit_code
-    except OSError as error:
-        problem, ending.code = error, ExitCode.WRONG
+    except (UserError, OSError) as error:
+        problem = error
+        ending.code = getattr(error, "exit_code", ExitCode.WRONG)
     except KeyboardInterrupt as interrupt:
-        problem, ending.code = str(interrupt) or "interrupted", ExitCode.INTERRUPTED
+        problem = str(interrupt) or "interrupted"
+        ending.code = ExitCode.INTERRUPTED
     if problem and prints_errors:
         complain(one_line(problem), program)
     if getattr(problem, "on_all_ranks", False):
@@ -53,6 +54,13 @@ def print_help(*paragraphs: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def table(rows: Sequence[dict[str, str]], align: Callable[[str, int], str] = str.ljust) -> list[str]:
+    """Returns the lines of a table for a terminal, the names of its columns first. align: str.ljust or str.rjust."""
+    cells = [[*rows[0]], *([*row.values()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join(map(align, line, widths)).rstrip() for line in cells]
+
+
 def is_read_by_a_person() -> bool:
     """Whether standard output is a terminal. mpirun gives its processes one, too, but only for standard output."""
     return sys.stdout.isatty() and sys.stderr.isatty()
@@ -65,7 +73,8 @@ def json_only_on_stdout() -> Iterator[None]:
     Sends what libraries print there (such as DALI's errors) to standard error.
     """
     sys.stdout.flush()
-    ours, original = os.dup(1), sys.stdout
+    ours = os.dup(1)
+    original = sys.stdout
     os.dup2(2, 1)
     try:
         with open(os.dup(ours), "w", errors="backslashreplace") as sys.stdout:  # JSON's escape of a damaged name

@@ -38,7 +38,8 @@ def append(path, text: str) -> None:
     """Appends text to a file, or leaves the file as it was and raises OSError."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
-        size, rest = os.fstat(descriptor).st_size, text.encode()
+        size = os.fstat(descriptor).st_size
+        rest = text.encode()
         try:
             while rest:
                 rest = rest[os.write(descriptor, rest):]
@@ -79,7 +80,7 @@ def is_on_network(path, mounts: Path = MOUNTS) -> bool:
         mount = before.split()[4].decode("unicode_escape").encode("latin-1")  # a space is \\040 there
         kinds[Path(os.fsdecode(mount))] = os.fsdecode(after.split()[0])
     path = Path(path).resolve()
-    kind = next((kinds[one] for one in (path, *path.parents) if one in kinds), "")
+    kind = next((kinds[folder] for folder in (path, *path.parents) if folder in kinds), "")
     return kind.partition(".")[0] in ON_NETWORK
 
 
@@ -162,7 +163,7 @@ def scratch_folder(place=None) -> Iterator[Path]:
     for left in place.glob("bigbatch-scratch-*"):
         with contextlib.suppress(OSError):
             if _is_own_folder(left):
-                with locked(left):
+                with locked(f"{left}/"):  # with a slash, no file is created if another process has just removed it
                     shutil.rmtree(left)
     folder = Path(tempfile.mkdtemp(prefix="bigbatch-new-", dir=place))
     with contextlib.ExitStack() as held:
@@ -174,5 +175,5 @@ def scratch_folder(place=None) -> Iterator[Path]:
 
 
 def _is_own_folder(path: Path) -> bool:
-    found = os.lstat(path)
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    state = os.lstat(path)
+    return stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid()

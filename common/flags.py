@@ -5,7 +5,8 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from absl import flags as absl_flags
 
@@ -13,12 +14,8 @@ from common.errors import UsageError, one_line
 
 KINDS = {str: "string", int: "integer", float: "float", bool: "bool"}
 PARAGRAPH = re.compile(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
-ELSEWHERE = {  # what other programs call it -> what to do here
-    "lr": "the learning rate is --learning_rate", "wd": "the weight decay is --weight_decay",
-    "bs": "the batch size of all workers is --batch_size", "resize": "the size of the images is --image_size",
-    **dict.fromkeys(("gpus", "num_gpus", "ngpus"), "start one worker per GPU: horovodrun --gloo -np N python train.py")}
-OTHER_VALUES = {"cuda": "gpu"}
-PLAIN = {"choices": (), "low": None, "high": None, "parse": None, "alias": None, "switch": False, "repeated": False}
+PLAIN = {"choices": (), "low": None, "high": None, "parse": None, "alias": None, "switch": False, "own": False,
+         "repeated": False}
 
 
 class Switch(absl_flags.EnumFlag):
@@ -32,17 +29,31 @@ class Switch(absl_flags.EnumFlag):
         return f"--{self.name}={value}"
 
 
+class Own(absl_flags.EnumFlag):
+    """An enum flag that also takes MODULE:NAME, for what a user has written."""
+
+    def _parse(self, argument):  # absl shares a parser among flags with the same choices
+        return argument if is_own(str(argument), self.parser.enum_values) else super()._parse(argument)
+
+
+def is_own(text: str, choices: Iterable[str]) -> bool:
+    """Whether a value is MODULE:NAME, and none that is mistyped, such as keras:NAME among the choices."""
+    module, separator, name = text.partition(":")
+    return bool(separator and re.fullmatch(r"[\w.]+", module) and re.fullmatch(r"[\w.]+", name)
+                and not any(choice.startswith(f"{module}:") for choice in choices))
+
+
 def flag(default=None, choices: Sequence[str] = (), **options):
     """Declares a field that needs more than a type and a default.
 
     choices: allowed values. If the default is a list, several values may be given. low, high: bounds of a number.
     parse: converts the given text, or list of texts, to the field's value; raises ValueError. alias: another name of
-    the flag. switch: whether the flag may be given without a value, which means `true`. repeated: whether the flag is
-    given once for each value of a list. Otherwise commas separate the values. A list with choices is always repeated.
+    the flag. switch: whether the flag may be given without a value, which means `true`. own: whether MODULE:NAME is
+    allowed, too. repeated: whether the flag is given once for each value of a list. Otherwise commas separate the
+    values. A list with choices is always repeated.
     """
-    parse, value = options.get("parse"), default
-    if parse and default is not None:
-        value = parse(default)
+    parse = options.get("parse")
+    value = parse(default) if parse and default is not None else default
     return dataclasses.field(default=tuple(value) if isinstance(value, list) else value,
                              metadata=PLAIN | {"given": default, "choices": tuple(choices)} | options)
 
@@ -52,44 +63,47 @@ def define(*groups: type) -> absl_flags.FlagValues:
     values = absl_flags.FlagValues()
     for group in groups:
         texts = {name: " ".join(text.split()) for name, text in PARAGRAPH.findall(group.__doc__)}
-        for one in dataclasses.fields(group):
-            _define(values, one, texts[one.name])
+        for field in dataclasses.fields(group):
+            _define(values, field, texts[field.name])
     return values
 
 
-def _define(values, one, text):
-    options = PLAIN | {"given": one.default} | one.metadata
-    default, more = options["given"], {"help": text, "flag_values": values}
+def _define(values, field, text):
+    options = PLAIN | {"given": field.default} | field.metadata
+    default = options["given"]
+    more = {"help": text, "flag_values": values}
     if options["choices"]:
-        kind, more["enum_values"] = "multi_enum" if isinstance(default, list) else "enum", options["choices"]
+        kind = "multi_enum" if isinstance(default, list) else "enum"
+        more["enum_values"] = options["choices"]
     elif isinstance(default, list):
         kind = "multi_string" if options["repeated"] else "list"
     else:
-        [type_] = {*(typing.get_args(one.type) or [one.type])} - {types.NoneType} if not options["parse"] else [str]
+        [type_] = {*(typing.get_args(field.type) or [field.type])} - {types.NoneType} if not options["parse"] else [str]
         kind = KINDS[type_]
         if type_ in (int, float):
             more |= {"lower_bound": options["low"], "upper_bound": options["high"]}
-    if options["switch"]:
-        absl_flags.DEFINE_flag(Switch(one.name, default, text, enum_values=options["choices"]), values)
+    if options["switch"] or options["own"]:
+        kind = Switch if options["switch"] else Own
+        absl_flags.DEFINE_flag(kind(field.name, default, text, enum_values=options["choices"]), values)
     else:
-        getattr(absl_flags, f"DEFINE_{kind}")(one.name, default, **more)
+        getattr(absl_flags, f"DEFINE_{kind}")(field.name, default, **more)
     if options["alias"]:
-        absl_flags.DEFINE_alias(options["alias"], one.name, flag_values=values)
+        absl_flags.DEFINE_alias(options["alias"], field.name, flag_values=values)
 
     def check(given):
         try:
-            value(one, given)
+            value(field, given)
         except ValueError as error:
             raise absl_flags.ValidationError(str(error)) from None
         return not isinstance(given, float) or math.isfinite(given)
 
     limits = f" from {options['low']} to {options['high']}" if options["high"] is not None else ""
-    absl_flags.register_validator(one.name, check, f"must be a finite number{limits}", flag_values=values)
+    absl_flags.register_validator(field.name, check, f"must be a finite number{limits}", flag_values=values)
 
 
-def value(one: dataclasses.Field, given):
+def value(field: dataclasses.Field, given):
     """Converts a flag's value as absl parsed it to the field's value."""
-    parse = one.metadata.get("parse")
+    parse = field.metadata.get("parse")
     return parse(given) if parse and given is not None else given
 
 
@@ -102,18 +116,18 @@ def counts(texts: Sequence[str], most: int, needed: str) -> tuple[int, ...]:
 
 def parsed(values: absl_flags.FlagValues, group: type, only: Sequence[str] = ()):
     """Returns the flags of a dataclass as an instance of it. only: names; the other flags have their default."""
-    return group(**{one.name: value(one, values[one.name].value) for one in dataclasses.fields(group)
-                    if not only or one.name in only})
+    return group(**{field.name: value(field, values[field.name].value) for field in dataclasses.fields(group)
+                    if not only or field.name in only})
 
 
 def defaults(group: type) -> dict:
     """Returns each flag's default, before parsing."""
-    return {one.name: one.metadata.get("given", one.default) for one in dataclasses.fields(group)}
+    return {field.name: field.metadata.get("given", field.default) for field in dataclasses.fields(group)}
 
 
 def names(group: type) -> list[str]:
     """Returns the names of a dataclass's flags."""
-    return [one.name for one in dataclasses.fields(group)]
+    return [field.name for field in dataclasses.fields(group)]
 
 
 def read(values: absl_flags.FlagValues, argv: Sequence[str]) -> absl_flags.FlagValues:
@@ -124,13 +138,18 @@ def read(values: absl_flags.FlagValues, argv: Sequence[str]) -> absl_flags.FlagV
     return values
 
 
-def read_with_arguments(values: absl_flags.FlagValues, argv: Sequence[str]) -> list[str]:
-    """Sets the values from a command line and returns the arguments that are not flags. Raises UsageError."""
+def read_with_arguments(values: absl_flags.FlagValues, argv: Sequence[str],
+                        elsewhere: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+    """Sets the values from a command line and returns the arguments that are not flags. Raises UsageError.
+
+    elsewhere: what to say about unknown flags that other programs have, and values that they call otherwise.
+    """
     try:
         return values(argv)[1:]
     except (absl_flags.Error, UnicodeDecodeError) as error:
-        text = one_line(error)
-        raise UsageError(folded(text)[:1000] + (nearest_value(text) or nearest_flag(text, values))) from None
+        text = one_line(error).partition(". Did you mean")[0]  # absl's compares only a name's first letters
+        raise UsageError(folded(text)[:1000] + (
+            nearest_value(text, elsewhere) or nearest_flag(text, values, elsewhere))) from None
     except RecursionError:  # absl's search for a similar flag recurses once per letter
         raise UsageError("a flag name is too long; --help lists all flags") from None
 
@@ -140,24 +159,27 @@ def folded(choices: str) -> str:
     return re.sub(r"(?<=[<|])(\w+:)\w+(\|\1\w+)*(?=[>|])", r"\1NAME", choices)
 
 
-def nearest_value(problem: str) -> str:
+def nearest_value(problem: str, elsewhere: Mapping[str, str]) -> str:
     """Returns a suggestion for absl's message about a value that is not allowed, or an empty string."""
-    found = re.search(r"--\w+=(.*): value should be one of <(.*)>", problem)
-    if not found:
+    match = re.search(r"--\w+=(.*): value should be one of <(.*)>", problem)
+    if not match:
         return ""
-    close = difflib.get_close_matches(OTHER_VALUES.get(found[1], found[1]), found[2].split("|"), 1, 0.5)
+    word, choices = elsewhere.get(match[1], match[1]), match[2].split("|")
+    containing = [choice for choice in choices if word in choice]  # mixed_float16 for float16, rather than float32
+    close = difflib.get_close_matches(word, containing, 1, 0.5) or difflib.get_close_matches(word, choices, 1, 0.5)
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def nearest_flag(problem: str, values: Iterable[str]) -> str:
-    """Returns a suggestion for absl's message about an unknown flag that has none, or an empty string."""
-    found = re.match(r"Unknown command line flag '(\w+)'", problem)
-    if found and (known := ELSEWHERE.get(found[1])):
+def nearest_flag(problem: str, values: Iterable[str], elsewhere: Mapping[str, str]) -> str:
+    """Returns a suggestion for absl's message about an unknown flag, or an empty string."""
+    match = re.match(r"Unknown command line flag '([\w-]+)'", problem)
+    if match and (known := elsewhere.get(match[1])):
         return f"; {known}"
-    if not found or "Did you mean" in problem:
+    if not match:
         return ""
-    close = difflib.get_close_matches(found[1], values, 1)
-    return f"; did you mean {close[0]}?" if close else ""
+    name = match[1].replace("-", "_")
+    close = difflib.get_close_matches(name, values, 1, 0.7) or [longer for longer in values if longer.startswith(name)]
+    return f"; did you mean --{close[0]}?" if close else ""
 
 
 def described(values: absl_flags.FlagValues, names: Sequence[str]) -> list[str]:
@@ -171,12 +193,12 @@ def described(values: absl_flags.FlagValues, names: Sequence[str]) -> list[str]:
     return lines
 
 
-def explained(one: absl_flags.Flag) -> tuple[str, list[str]]:
+def explained(flag: absl_flags.Flag) -> tuple[str, list[str]]:
     """Returns the meaning of a flag and its allowed values, which absl puts into its help text."""
-    text = one.help.partition(";\n")[0]  # absl adds that a flag may be repeated
+    text = flag.help.partition(";\n")[0]  # absl adds that a flag may be repeated
     choices, _, meaning = folded(text).rpartition(">: ") if text.startswith("<") else ("", "", text)
     return meaning, choices.removeprefix("<").split("|") if choices else []
 
 
-def default_text(one: absl_flags.Flag) -> str:
-    return one.default_as_str.strip("'") if one.default not in (None, []) else ""
+def default_text(flag: absl_flags.Flag) -> str:
+    return flag.default_as_str.strip("'") if flag.default not in (None, []) else ""

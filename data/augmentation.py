@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data.randomness import uniforms
+from data.randomness import Purpose, uniforms
 
 FIXED = ("aspect", "enlarge")  # fields of an Augmentation that alone make nothing random
 
@@ -64,9 +64,12 @@ AUGMENTATIONS = {
 }
 UNIFORMS = 16  # random numbers per sample
 # What image_augmentation of Sony's Neural Network Libraries does in the oldest ImageNet script of nnabla-examples.
-# Size: of the shorter side, in sizes of the result. Aspect: of the stretched image, at most. Angle in radians.
-# Brightness and noise in grey levels, contrast as a factor.
-SIZE, ASPECT, ANGLE, BRIGHTNESS, CONTRAST, NOISE = (1.1, 2.2), 1.3, 0.5, 25.5, 1.1, 25.5
+SIZE = (1.1, 2.2)  # of the shorter side, in sizes of the result
+ASPECT = 1.3  # of the stretched image, at most
+ANGLE = 0.5  # radians
+BRIGHTNESS = 25.5  # grey levels
+CONTRAST = 1.1  # a factor
+NOISE = 25.5  # grey levels
 COLUMNS = {  # names and widths of the columns that the pipeline reads
     "area": 1, "offset": 2,  # both 0 to 1: size between the limits; offset down and to the right
     "sides": 2,  # height and width of a crop of area 1
@@ -80,44 +83,48 @@ COLOUR_AXES = np.array([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], 
 COLOUR_DEVIATION = 0.1
 
 
-def random_numbers(augmentation: Augmentation, image_size: int, seed: int, start: int, positions: np.ndarray
-                   ) -> np.ndarray:
-    """Returns the random numbers of the samples at `start + positions` of the stream; (positions, columns).
+def random_numbers(augmentation: Augmentation, image_size: int, seed: int, positions: np.ndarray) -> np.ndarray:
+    """Returns the random numbers of the samples at these positions of the stream; (positions, columns).
 
     The numbers are float32. shorter: the pixels of the image's shorter side after scaling. warp: the rows of the matrix
     that maps an offset (x, y) of a pixel of the result from its centre to the offset in the scaled image. reach: how
     much of the scaled image the result covers, without rotation: height and width in its pixels.
     """
-    u = uniforms(seed, 1, start, positions, UNIFORMS)
+    u = uniforms(seed, Purpose.AUGMENTATION, positions, UNIFORMS)
     between = lambda column, low, high: low + (high - low) * u[:, column]  # noqa: E731
     aspect = np.exp(between(3, *np.log(augmentation.aspect)))
     columns = {
         "area": u[:, 0], "offset": u[:, 1:3], "sides": np.stack([aspect ** -0.5, aspect ** 0.5], axis=1),
         "mirror": u[:, 4] < 0.5,
-        "colour": _colours(seed, start, positions) if augmentation.colour else np.zeros((len(positions), 3)),
+        "colour": _colours(seed, positions) if augmentation.colour else np.zeros((len(positions), 3)),
         "noise": between(12, 0.0, NOISE), "noise_offset": u[:, 13:15],
     } | _warp(between, u[:, 4] < 0.5, image_size)
-    channels = 2 * uniforms(seed, 3, start, positions, 8) - 1 if augmentation.warp else np.zeros((len(positions), 8))
+    channels = np.zeros((len(positions), 8))
+    if augmentation.warp:
+        channels = 2 * uniforms(seed, Purpose.CHANNELS, positions, 8) - 1
     columns |= {"brightness": BRIGHTNESS * channels[:, :3], "contrast": CONTRAST ** channels[:, 3:6]}
     return np.concatenate([columns[name].reshape(len(positions), width) for name, width in COLUMNS.items()],
                           axis=1).astype(np.float32)
 
 
-def _colours(seed, start, positions) -> np.ndarray:
+def _colours(seed, positions) -> np.ndarray:
     """Returns random offsets of red, green and blue for pixels of 0 to 255; (positions, 3).
 
     The Box-Muller transform makes the normal numbers from four uniform ones.
     """
-    u = uniforms(seed, 2, start, positions, 4)
-    radius, turn = np.sqrt(-2 * np.log1p(-u[:, :2])), 2 * np.pi * u[:, 2:]
+    u = uniforms(seed, Purpose.COLOUR, positions, 4)
+    radius = np.sqrt(-2 * np.log1p(-u[:, :2]))
+    turn = 2 * np.pi * u[:, 2:]
     normal = np.concatenate([radius * np.cos(turn), radius[:, :1] * np.sin(turn[:, :1])], axis=1)
     return 255 * COLOUR_DEVIATION * (normal * COLOUR_SCALES) @ COLOUR_AXES.T
 
 
 def _warp(between, is_mirrored, image_size: int) -> dict[str, np.ndarray]:
     """Returns the columns of the geometry. between: as in random_numbers."""
-    angle, stretch = between(5, -ANGLE, ANGLE), ASPECT ** between(7, -0.5, 0.5)
-    cos, sin, sign = np.cos(angle), np.sin(angle), np.where(is_mirrored, -1.0, 1.0)
+    angle = between(5, -ANGLE, ANGLE)
+    stretch = ASPECT ** between(7, -0.5, 0.5)
+    cos, sin = np.cos(angle), np.sin(angle)
+    sign = np.where(is_mirrored, -1.0, 1.0)
     matrix = np.stack([sign * cos / stretch, sin / stretch, -sign * sin * stretch, cos * stretch], axis=1)
     return {"warp": matrix, "shorter": image_size * np.exp(between(6, *np.log(SIZE))),
             "reach": image_size * np.stack([stretch, 1 / stretch], axis=1)}

@@ -16,12 +16,11 @@ def check_classes(folder, classes) -> None:
 
 
 def notes(dataset: Dataset) -> list[str]:
-    """Returns what to tell the user about the classes of a dataset. Raises UserError if there is a single class.
+    """Returns what to tell the user about the classes of a dataset.
 
     It reads no image: labels are known for a folder of images, and where data.prepare stored them with the checksums.
     Of other datasets and of those in a bucket, nothing is told.
     """
-    check_classes(dataset.folder, dataset.classes)
     train, validation = (_counts(split, len(dataset.classes), dataset.first_label)
                          for split in (dataset.train, dataset.validation))
     if train is None or validation is None:
@@ -43,6 +42,6 @@ def _counts(split: Split, classes: int, first_label: int) -> np.ndarray | None:
     """Returns the number of images of each class, int64 (classes,), or None if the labels are not known."""
     labels = [entries.labels for entries in split.entries] if split.format == "folder" else [
         read_labels(path) for path in split.paths]
-    if not labels or any(one is None for one in labels):
+    if not labels or any(of_file is None for of_file in labels):
         return None
     return np.bincount(np.clip(np.concatenate(labels) - first_label, 0, classes - 1), minlength=classes)

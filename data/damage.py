@@ -2,10 +2,10 @@
 import numpy as np
 
 from common.errors import reason
-from data import augmentation
+from data.augmentation import AUGMENTATIONS
 from data.dataset import Split
 from data.formats import folder as class_folders
-from data.pipeline import DecoderSettings, decoded
+from data.pipeline import Transform, decoded
 from data.spool import opened_reader
 
 
@@ -28,12 +28,12 @@ def first_damaged(split: Split, samples: np.ndarray) -> str | None:
     """
     from nvidia.dali import Pipeline
 
-    chosen, done = augmentation.AUGMENTATIONS["none"], 0
+    done = 0
     with opened_reader(split, samples, len(samples)) as (read, _):
         pipeline = Pipeline(batch_size=1, num_threads=1, device_id=None, exec_async=False, exec_pipelined=False)
         with pipeline:
             encoded, _ = read()
-            pipeline.set_outputs(decoded(encoded, None, chosen, DecoderSettings()))
+            pipeline.set_outputs(decoded(encoded, None, Transform(0, AUGMENTATIONS["none"])))
         try:
             pipeline.build()
             for done in range(len(samples)):  # noqa: B007

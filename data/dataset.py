@@ -4,6 +4,8 @@ A folder without dataset.json is also a dataset if it has train/ and val/ with o
 """
 import json
 import math
+import zlib
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,7 +18,8 @@ from data import formats
 from data.formats import folder as class_folders
 from data.remote import Missing, RemotePath, is_remote, located
 
-IMAGENET_MEAN, IMAGENET_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # used if a folder's own are unknown
+IMAGENET_MEAN = (123.675, 116.28, 103.53)  # used if a folder's own are unknown
+IMAGENET_STD = (58.395, 57.12, 57.375)
 VALIDATION_FOLDERS = ("val", "validation")
 ORDERS = ("global", "file")  # of the samples; see data.order
 REQUESTS = 32  # at a time, for sizes and indexes of objects
@@ -28,7 +31,7 @@ class Window:
 
     size: bytes that they may take. room: bytes that a spool may write ahead. block: samples in a block, at most. seed:
     of the order of the blocks; None if each pass reads them in the order of the dataset. is_shared: whether several
-    workers of the node read from it.
+    workers of the node read from it. is_kept: whether it stays for the next training.
     """
 
     folder: Path
@@ -37,6 +40,7 @@ class Window:
     block: int
     seed: int | None
     is_shared: bool = False
+    is_kept: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,11 @@ class Split:
         """The index of each file, as its format reads it. Raises OSError, ValueError."""
         return self.indexes or tuple(self.kind.read_index(path) for path in self.paths)
 
+    @cached_property
+    def stored_size(self) -> int:
+        """The bytes of its records. Raises OSError, ValueError."""
+        return sum(int(self.kind.stored_sizes(index).sum()) for index in self.entries)
+
     def with_indexes(self) -> "Split":
         """Returns the split with its indexes and, of objects, sizes, tags and checksums. Raises OSError, ValueError."""
         if not all(isinstance(path, RemotePath) for path in self.paths):
@@ -101,13 +110,37 @@ class Split:
     def moved(self, source: Path, target: Path) -> "Split":
         return replace(self, paths=tuple(target / path.relative_to(source) for path in self.paths))
 
+    def slices(self, samples: np.ndarray) -> list[tuple]:
+        """Splits samples into slices that each lie in one file: (path, index, sample numbers within the file), ...
+
+        If the format is read file by file, the sample numbers of a slice are also consecutive.
+        """
+        files = self.files_of(samples)
+        cuts = np.diff(files, prepend=-1) != 0
+        if not self.any_order:
+            cuts |= np.diff(samples, prepend=-2) != 1
+        starts = np.flatnonzero(cuts)
+        return [(self.paths[file], self.entries[file], samples[start:end] - self.file_starts[file])
+                for file, start, end in zip(files[starts], starts, [*starts[1:], len(samples)], strict=True)]
+
+    def records(self, samples: np.ndarray) -> Iterator[tuple[bytes, int]]:
+        """Yields the encoded image and the label of these samples."""
+        for part in self.slices(samples):
+            yield from self.kind.records(*part)
+
     def name(self, sample: int) -> str:
-        """Returns the file and record of a sample, for messages."""
+        """Returns the file and record of a sample, and the file that it was prepared from, for messages."""
         file = int(self.files_of(sample))
         record = int(sample - self.file_starts[file])
         if self.format == "folder":
             return str(self.paths[file] / self.entries[file].files[record])
-        return f"{self.paths[file]}, record {record}"
+        place = f"{self.paths[file]}, record {record}"
+        return f"{name} in {place}" if (name := file_name(self.paths[file], record)) else place
+
+    def source_name(self, sample: int) -> str:
+        """Returns the name of the file that a sample was prepared from, or else that of `name`."""
+        file = int(self.files_of(sample))
+        return file_name(self.paths[file], int(sample - self.file_starts[file])) or self.name(sample)
 
 
 @dataclass(frozen=True)
@@ -146,15 +179,8 @@ class Dataset:
         return replace(self, train=replace(self.train, order=order), validation=replace(self.validation, order=order))
 
     def in_window(self, window: Window) -> "Dataset":
-        """Returns the dataset to be read from a window, which the splits share by their sizes.
-
-        Raises UserError if the format has no index of its records.
-        """
-        if not hasattr(self.train.kind, "example"):
-            raise UserError(f"{self.folder}: records of the format {self.format} cannot be fetched one by one; prepare "
-                            "it as tfrecord, or copy it with --stage_dir alone")
-        sizes = {name: sum(int(split.kind.stored_sizes(one).sum()) for one in split.entries)
-                 for name, split in (("train", self.train), ("validation", self.validation))}
+        """Returns the dataset to be read from a window, which the splits share by their sizes."""
+        sizes = {"train": self.train.stored_size, "validation": self.validation.stored_size}
         train, validation = (
             replace(window, folder=window.folder / name, size=window.size * size // sum(sizes.values()))
             for name, size in sizes.items())
@@ -188,8 +214,10 @@ def open_dataset(folder, check_files: bool = True) -> Dataset:
         raise UserError(f"--data_dir: {error}; data.prepare writes it") from None
     except FileNotFoundError:
         if class_folders.has_images(folder):
+            train = folder / "train" if (folder / "train").is_dir() else folder
             raise UserError(f"--data_dir: {folder} has no validation images in val/; "
-                            + class_folders.conversion(folder, "--format=tfrecord", "--validation_fraction=0.1")
+                            + class_folders.conversion(folder, "--format=tfrecord", "--validation_fraction="
+                                                       + class_folders.suggested_fraction(train))
                             ) from None
         raise UserError(f"--data_dir: {folder} contains neither dataset.json (data.prepare writes it) nor train/ and "
                         "val/ with one folder of images per class") from None
@@ -233,7 +261,10 @@ def _split(folder, described, name):
 
 
 def checksums_path(path) -> Path | RemotePath:
-    """Returns where data.prepare stores the checksums of a file: a line `CRC-32 label` for each image."""
+    """Returns where data.prepare stores the checksums of a file: a line `CRC-32 label` for each image.
+
+    If the images come from files, each line ends with the file's name in the source, as in a JSON string.
+    """
     return path.with_name(f"{path.name}.crc32")
 
 
@@ -249,8 +280,22 @@ def read_checksums(path) -> np.ndarray | None:
 def read_labels(path) -> np.ndarray | None:
     """Returns the label of each image of a file on a disk, int64 (samples,), or None if no checksums are stored."""
     try:
-        return np.array(checksums_path(path).read_text().split()[1::2], np.int64) if not is_remote(path) else None
-    except (OSError, ValueError):
+        lines = checksums_path(path).read_text().splitlines() if not is_remote(path) else None
+        return lines and np.array([line.split(" ", 2)[1] for line in lines], np.int64)
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def checksum_line(image: bytes, label: int, name: str | None = None) -> str:
+    return f"{zlib.crc32(image):08x} {label}" + (f" {json.dumps(name)[1:-1]}" if name is not None else "") + "\n"
+
+
+def file_name(path, record: int) -> str | None:
+    """Returns the name of the file that an image of a prepared file is from, or None if it is not known."""
+    try:
+        line = checksums_path(path).read_text().splitlines()[record]
+        return json.loads(f'"{line.split(" ", 2)[2]}"')
+    except (Missing, OSError, ValueError, IndexError):
         return None
 
 

@@ -12,7 +12,7 @@ from data import augmentation, order
 from data.damage import first_damaged
 from data.dataset import Dataset, Split
 from data.mixing import NOT_MIXED, Mixing
-from data.pipeline import DecoderSettings, build_pipeline, matrix_reader
+from data.pipeline import DecoderSettings, Readers, Transform, build_pipeline, matrix_reader
 from data.spool import Admitted, Spool, opened_reader
 
 CPU = DecoderSettings()
@@ -108,7 +108,8 @@ class Feed:
         neighbours: number of shards whose micro-batches are adjacent in the global batch, if the format supports it.
         image_size: size of these images. Default: that of validation.
         """
-        split, chosen = self.dataset.train, augmentation.AUGMENTATIONS[self.augmentation]
+        split = self.dataset.train
+        chosen = augmentation.AUGMENTATIONS[self.augmentation]
         image_size = image_size or self.image_size
         positions = np.concatenate([position + order.worker_positions(
             split, steps, batch_size, self.shard, self.shards, neighbours, micro_batch_size)
@@ -116,9 +117,9 @@ class Feed:
         positions = positions[skip * len(positions) // sum(steps for _, steps in ranges):]
         numbers = mixing = None
         if chosen.random:
-            numbers = by_parts(partial(augmentation.random_numbers, chosen, image_size, self.seed, 0), positions)
+            numbers = by_parts(partial(augmentation.random_numbers, chosen, image_size, self.seed), positions)
         if self.mixing:
-            mixing = by_parts(partial(self.mixing.random_numbers, image_size, self.seed, 0), positions)
+            mixing = by_parts(partial(self.mixing.random_numbers, image_size, self.seed), positions)
         samples = order.stream(split, self.seed, positions, self.shuffle_block, self.shuffle_group)
         return Prepared(split, samples, micro_batch_size, image_size, numbers, mixing, positions // split.samples)
 
@@ -156,12 +157,12 @@ class Feed:
         import nvidia.dali.plugin.tf as dali_tf
         import tensorflow as tf
 
-        batch_size, image_size, mixing = prepared.batch_size, prepared.image_size, prepared.mixing
+        batch_size = prepared.batch_size
         with ExitStack() as held:
             pipeline, spool = held.enter_context(self.pipeline(prepared, again=again))
-            outputs = {(batch_size, image_size, image_size, 3): tf.uint8, (batch_size, 1): tf.int64}
-            if mixing is not None:
-                outputs[batch_size, mixing.shape[1]] = tf.float32
+            outputs = {(batch_size, prepared.image_size, prepared.image_size, 3): tf.uint8, (batch_size, 1): tf.int64}
+            if prepared.mixing is not None:
+                outputs[batch_size, prepared.mixing.shape[1]] = tf.float32
             with tf.device(f"/{self.device.name}:0"):
                 batches = dali_tf.DALIDataset(
                     pipeline, batch_size=batch_size, output_shapes=tuple(outputs),
@@ -180,22 +181,22 @@ class Feed:
 
         The files that it reads when it is built are deleted at the end of the context.
         """
-        split, samples, batch_size, image_size, numbers, mixing, epochs = prepared
-        opened = opened_reader(split, samples, batch_size, again, epochs, self.device.mmap)
+        opened = opened_reader(prepared.split, prepared.samples, prepared.batch_size, again, prepared.epochs,
+                               self.device.mmap)
         with opened as (read, spool), scratch_folder() as folder:
-            read_numbers, read_mixing = (None if rows is None else matrix_reader(rows, folder, name)
-                                         for name, rows in (("numbers", numbers), ("mixing", mixing)))
-            yield build_pipeline(
-                read, read_numbers, read_mixing, batch_size=batch_size, image_size=image_size,
-                augmentation=augmentation.AUGMENTATIONS[self.augmentation], first_label=self.dataset.first_label,
-                device=self.device, until=until), spool
+            readers = Readers(read, *(None if rows is None else matrix_reader(rows, folder, name) for name, rows in (
+                ("numbers", prepared.numbers), ("mixing", prepared.mixing))))
+            transform = Transform(prepared.image_size, augmentation.AUGMENTATIONS[self.augmentation], self.device)
+            yield build_pipeline(readers, transform, prepared.batch_size, self.dataset.first_label, until), spool
 
 
 class OpenPipeline:
     """A pipeline that stays open as long as it reads what is asked for next. Opening one takes up to seconds."""
 
     def __init__(self):
-        self._held, self._upcoming, self._batches = ExitStack(), iter(()), None
+        self._held = ExitStack()
+        self._upcoming = iter(())
+        self._batches = None
 
     def read(self, wanted, opening: Callable[[], AbstractContextManager], upcoming: Iterable = ()) -> tuple[Any, bool]:
         """Returns (what `opening` yields, whether it was opened now). What is `wanted` comes next in it.
@@ -206,7 +207,8 @@ class OpenPipeline:
         is_new = self._batches is None or next(self._upcoming, None) != wanted
         if is_new:
             self.close()
-            self._batches, self._upcoming = self._held.enter_context(opening()), iter(upcoming)
+            self._batches = self._held.enter_context(opening())
+            self._upcoming = iter(upcoming)
         return self._batches, is_new
 
     def close(self) -> None:

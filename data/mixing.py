@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data.randomness import uniforms
+from data.randomness import Purpose, uniforms
 
 # Columns of a sample's row. pixels: weight of its own pixels outside the rectangle; inside, the weight is 0. label:
 # weight of its own label. The rectangle is in pixels; bottom and right are exclusive.
@@ -30,12 +30,12 @@ class Mixing:
     def __bool__(self):
         return bool(self.mixup or self.cutmix)
 
-    def random_numbers(self, image_size: int, seed: int, start: int, positions: np.ndarray) -> np.ndarray:
-        """Returns one row of COLUMNS for each sample at `start + positions` of the stream, float32 (positions, 6).
+    def random_numbers(self, image_size: int, seed: int, positions: np.ndarray) -> np.ndarray:
+        """Returns one row of COLUMNS for each sample at these positions of the stream, float32 (positions, 6).
 
-        start: position of the first sample of a global batch. positions: whole pairs, as 2k, 2k + 1, 2j, 2j + 1, ...
+        positions: whole pairs of a global batch, as p + 2k, p + 2k + 1, p + 2j, p + 2j + 1, ...; p: that of its first.
         """
-        u = uniforms(seed, 3, start, positions, 4)[::2]
+        u = uniforms(seed, Purpose.MIXING, positions, 4)[::2]
         cuts = u[:, 0] < (BOTH if self.mixup else 1.0) if self.cutmix else np.zeros(len(u), bool)
         rows = np.zeros((len(u), len(COLUMNS)))
         rows[~cuts, 0] = rows[~cuts, 1] = beta(self.mixup, u[~cuts, 1])
@@ -83,7 +83,8 @@ def mixed(images, rows):
     down = tf.range(images.shape[1], dtype=tf.float32)[None, :, None, None]
     across = tf.range(images.shape[2], dtype=tf.float32)[None, None, :, None]
     inside = (down >= top) & (down < bottom) & (across >= left) & (across < right)
-    images, own = tf.cast(images, tf.float32), tf.where(inside, 0.0, pixels)
+    images = tf.cast(images, tf.float32)
+    own = tf.where(inside, 0.0, pixels)
     return own * images + (1 - own) * partners(images)
 
 

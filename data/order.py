@@ -17,6 +17,7 @@ samples once. Which samples share a batch depends on the number of workers.
 import numpy as np
 
 from data.dataset import Split
+from data.randomness import Purpose, philox
 
 BLOCK = 64  # samples per block
 
@@ -30,11 +31,11 @@ def permutation(split: Split, seed: int, epoch: int, block: int = BLOCK, group: 
     """
     if group and split.any_order:
         return _in_groups(split, seed, epoch, block, group)
-    random = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, epoch])))
-    any_order, sizes = split.any_order, np.diff(split.file_starts)
+    random = np.random.Generator(philox(seed, Purpose.ORDER, epoch))
+    sizes = np.diff(split.file_starts)
     if len(sizes) == 1:
-        return random.permutation(split.samples) if any_order else np.arange(split.samples)
-    if not any_order:
+        return random.permutation(split.samples) if split.any_order else np.arange(split.samples)
+    if not split.any_order:
         return _concatenated(split.file_starts[:-1], sizes, random.permutation(len(sizes)))
     shuffled = np.concatenate([start + random.permutation(size)
                                for start, size in zip(split.file_starts, sizes, strict=False)])
@@ -46,8 +47,9 @@ def permutation(split: Split, seed: int, epoch: int, block: int = BLOCK, group: 
 
 
 def _in_groups(split, seed, epoch, block, group) -> np.ndarray:
-    random = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, epoch, 1])))
-    starts, chosen = block_starts(split, block), block_order(split, seed, epoch, block)
+    random = np.random.Generator(philox(seed, Purpose.GROUPS, epoch))
+    starts = block_starts(split, block)
+    chosen = block_order(split, seed, epoch, block)
     sizes = np.diff(starts, append=split.samples)
     groups = np.repeat(np.arange(len(chosen)) // group, sizes[chosen])
     return _concatenated(starts, sizes, chosen)[np.lexsort([random.random(split.samples), groups])]
@@ -63,14 +65,14 @@ def block_starts(split: Split, block: int) -> np.ndarray:
 
 def block_order(split: Split, seed: int, epoch: int, block: int) -> np.ndarray:
     """Returns the numbers of the blocks in the order in which an epoch reads them, int64 (blocks,)."""
-    random = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, epoch, 2])))
+    random = np.random.Generator(philox(seed, Purpose.BLOCKS, epoch))
     return random.permutation(len(block_starts(split, block)))
 
 
 def _concatenated(starts, sizes, chosen) -> np.ndarray:
     """Returns the concatenation of the ranges start, ..., start + size - 1, in the order `chosen`."""
-    starts, sizes = starts[chosen], sizes[chosen]
-    return np.arange(sizes.sum()) + np.repeat(starts - np.cumsum(sizes) + sizes, sizes)
+    sizes = sizes[chosen]
+    return np.arange(sizes.sum()) + np.repeat(starts[chosen] - np.cumsum(sizes) + sizes, sizes)
 
 
 def stream(split: Split, seed: int, positions: np.ndarray, block: int = BLOCK, group: int = 0) -> np.ndarray:
@@ -79,7 +81,8 @@ def stream(split: Split, seed: int, positions: np.ndarray, block: int = BLOCK, g
     It works through one epoch after another, in memory for the samples of one.
     """
     epochs, offsets = np.divmod(positions, split.samples)
-    samples, firsts = np.empty(len(positions), np.int64), np.flatnonzero(np.diff(epochs, prepend=-1))
+    samples = np.empty(len(positions), np.int64)
+    firsts = np.flatnonzero(np.diff(epochs, prepend=-1))
     for first, end in zip(firsts, [*firsts[1:], len(positions)], strict=False):
         samples[first:end] = permutation(split, seed, int(epochs[first]), block, group)[offsets[first:end]]
     return samples
@@ -123,17 +126,3 @@ def validation_shard(samples: int, batch_size: int, shard: int, shards: int) -> 
     """
     batches = micro_batches(-(-samples // batch_size) * batch_size, batch_size, shard, shards)
     return np.arange(batches.start * batch_size, min(samples, batches.stop * batch_size))
-
-
-def file_slices(split: Split, samples: np.ndarray) -> list[tuple]:
-    """Splits samples into slices that each lie in one file: (path, index, sample numbers within the file), ...
-
-    If the format is read file by file, the sample numbers of a slice are also consecutive.
-    """
-    files = split.files_of(samples)
-    cuts = np.diff(files, prepend=-1) != 0
-    if not split.any_order:
-        cuts |= np.diff(samples, prepend=-2) != 1
-    starts = np.flatnonzero(cuts)
-    return [(split.paths[file], split.entries[file], samples[start:end] - split.file_starts[file])
-            for file, start, end in zip(files[starts], starts, [*starts[1:], len(samples)], strict=True)]

@@ -2,8 +2,10 @@
 
 Importing this module does not import DALI.
 """
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,7 +14,7 @@ from data.formats import tfrecord
 
 STAGES = ("read", "decode", "augment")
 GREY = 128.0  # about which contrast changes
-NOISE_MARGIN = 64  # pixels by which the fixed noise field exceeds the image; each image adds a random window of it
+NOISE_MARGIN = 64  # pixels by which the fixed noise field exceeds the image; each image adds a random part of it
 
 
 @dataclass(frozen=True)
@@ -36,35 +38,54 @@ class DecoderSettings:
         return {"device": "mixed", "hw_decoder_load": self.hw_decoder_load} if self.name == "gpu" else {}
 
 
-def build_pipeline(read, read_numbers=None, read_mixing=None, *, batch_size: int, image_size: int,
-                   augmentation: Augmentation, first_label: int, device: DecoderSettings, until: str = "augment"):
-    """Builds the pipeline over the samples that `read` returns, in their order, repeated endlessly.
+class Readers(NamedTuple):
+    """Functions that add a reader to the graph.
 
-    read, read_numbers, read_mixing: functions that add a reader to the graph. `read` returns (encoded image, label).
-        `read_numbers` returns each sample's augmentation.random_numbers, or is None if nothing is random. `read_mixing`
-        returns each sample's row of Mixing.random_numbers, or is None if images are not mixed.
+    samples: returns (encoded image, label). numbers: returns each sample's augmentation.random_numbers; None if nothing
+    is random. mixing: returns each sample's row of Mixing.random_numbers; None if images are not mixed.
+    """
+
+    samples: Callable
+    numbers: Callable | None = None
+    mixing: Callable | None = None
+
+
+@dataclass(frozen=True)
+class Transform:
+    """What becomes of an image. size: height and width of the result. device: where it is decoded and augmented."""
+
+    size: int
+    augmentation: Augmentation
+    device: DecoderSettings = DecoderSettings()
+
+    def on_device(self, tensor):
+        """Returns a tensor of the graph where the images are."""
+        return tensor.gpu() if self.device.name == "gpu" else tensor
+
+
+def build_pipeline(readers: Readers, transform: Transform, batch_size: int, first_label: int, until: str = "augment"):
+    """Builds the pipeline over the samples that are read, in their order, repeated endlessly.
+
     until: the last of STAGES. "read" returns encoded images, "decode" images of different sizes.
-    Outputs: images uint8 (batch, image_size, image_size, 3), RGB; labels int64 (batch, 1), from 0; with `read_mixing`,
-        its rows.
+    Outputs: images uint8 (batch, size, size, 3), RGB; labels int64 (batch, 1), from 0; if images are mixed, the rows.
     """
     from nvidia.dali import Pipeline
 
+    device = transform.device
     pipeline = Pipeline(batch_size=batch_size, num_threads=device.threads, device_id=device.number, seed=0)
     with pipeline:
-        encoded, label = read()
-        columns = read_numbers and by_name(read_numbers())
+        encoded, label = readers.samples()
+        columns = readers.numbers and by_name(readers.numbers())
         if until == "read":
             images = encoded
-        elif until == "decode":
-            images = decoded(encoded, columns, augmentation, device)
         else:
-            images = augmented(encoded, columns, image_size, augmentation, device)
-        outputs = [label - first_label, *([read_mixing()] if read_mixing else [])]
-        pipeline.set_outputs(images, *(one.gpu() if device.name == "gpu" else one for one in outputs))
+            images = (decoded if until == "decode" else augmented)(encoded, columns, transform)
+        others = [label - first_label, *([readers.mixing()] if readers.mixing else [])]
+        pipeline.set_outputs(images, *map(transform.on_device, others))
     return pipeline
 
 
-def augmented(encoded, columns: dict | None, image_size: int, augmentation: Augmentation, device: DecoderSettings):
+def augmented(encoded, columns: dict | None, transform: Transform):
     """Adds decoding, resizing and augmentation to the graph; returns uint8 images. columns: random numbers by name.
 
     Resizing is bilinear without antialiasing, as in Caffe's and TensorFlow's recipes. On a CPU, this saves a third of
@@ -72,19 +93,19 @@ def augmented(encoded, columns: dict | None, image_size: int, augmentation: Augm
     """
     from nvidia.dali import fn, types
 
-    images = decoded(encoded, columns, augmentation, device)
-    if columns and augmentation.warp:
-        return _warped(images, fn.peek_image_shape(encoded), columns, image_size, device)
-    images = fn.resize(images, size=(image_size, image_size), antialias=False)
-    if columns and augmentation.flip:
+    images = decoded(encoded, columns, transform)
+    if columns and transform.augmentation.warp:
+        return _warped(images, fn.peek_image_shape(encoded), columns, transform)
+    images = fn.resize(images, size=(transform.size, transform.size), antialias=False)
+    if columns and transform.augmentation.flip:
         images = fn.flip(images, horizontal=_as_int(columns["mirror"]))
-    if columns and augmentation.colour:
-        colour = columns["colour"].gpu() if device.name == "gpu" else columns["colour"]
-        images = fn.cast(images + fn.reshape(colour, shape=[1, 1, 3]), dtype=types.UINT8)
+    if columns and transform.augmentation.colour:
+        colour = fn.reshape(transform.on_device(columns["colour"]), shape=[1, 1, 3])
+        images = fn.cast(images + colour, dtype=types.UINT8)
     return images
 
 
-def decoded(encoded, columns, augmentation, device):
+def decoded(encoded, columns, transform):
     """Decodes only the crop of each image, if the image format allows partial decoding.
 
     peek_image_shape always runs first, because it raises an error for a damaged header. DALI 2.4's decoders can crash
@@ -93,14 +114,14 @@ def decoded(encoded, columns, augmentation, device):
     from nvidia.dali import fn, types
 
     shape = fn.peek_image_shape(encoded)
-    if columns and augmentation.warp:
-        return fn.decoders.image(encoded, output_type=types.RGB, **device.decoder)
-    anchor, size = crop_window(fn.cast(shape[0:2], dtype=types.FLOAT), columns, augmentation)
-    return fn.decoders.image_slice(encoded, _as_int(anchor), _as_int(size), axis_names="HW", output_type=types.RGB,
-                                   **device.decoder)
+    options = {"output_type": types.RGB} | transform.device.decoder
+    if columns and transform.augmentation.warp:
+        return fn.decoders.image(encoded, **options)
+    corner, size = crop(fn.cast(shape[0:2], dtype=types.FLOAT), columns, transform.augmentation)
+    return fn.decoders.image_slice(encoded, _as_int(corner), _as_int(size), axis_names="HW", **options)
 
 
-def crop_window(sides, columns, augmentation):
+def crop(sides, columns, augmentation):
     """Returns the upper left corner and the size of the crop, for images of `sides`; all (height, width).
 
     With `area`, the aspect ratio is sampled first, then the area among those that fit, as in TensorFlow's
@@ -112,8 +133,9 @@ def crop_window(sides, columns, augmentation):
     height, width = sides[0], sides[1]
     if columns and augmentation.area:
         room = sides / columns["sides"]
-        largest = math.min(math.pow(math.min(room[0], room[1]), 2) / (height * width), augmentation.area[1])
-        area = math.min(largest, augmentation.area[0] + (largest - augmentation.area[0]) * columns["area"])
+        least, most = augmentation.area
+        largest = math.min(math.pow(math.min(room[0], room[1]), 2) / (height * width), most)
+        area = math.min(largest, least + (largest - least) * columns["area"])
         size = math.sqrt(area * height * width) * columns["sides"]
     else:
         enlarge = augmentation.enlarge
@@ -126,28 +148,26 @@ def crop_window(sides, columns, augmentation):
     return math.floor((sides - size) * offset + 0.5), size
 
 
-def _warped(images, shape, columns, image_size, device):
+def _warped(images, shape, columns, transform):
     """Resamples images of this shape once, as augmentation.random_numbers describes, and changes their colours."""
     from nvidia.dali import fn, math, types
 
+    size = transform.size
     sides = fn.cast(shape[0:2], dtype=types.FLOAT)
     pixel = math.min(sides[0], sides[1]) / columns["shorter"]  # of the scaled image, in pixels of the image
     left = math.max(sides - columns["reach"] * pixel, 0.0)
     centre = sides / 2 + left * (columns["offset"] - 0.5)
     rows = [(columns["warp"][row] * pixel, columns["warp"][row + 1] * pixel) for row in (0, 2)]
-    moved = [centre[axis] - (a + b) * (image_size / 2) for axis, (a, b) in zip((1, 0), rows, strict=True)]
+    moved = [centre[axis] - (a + b) * (size / 2) for axis, (a, b) in zip((1, 0), rows, strict=True)]
     matrix = fn.reshape(fn.stack(*rows[0], moved[0], *rows[1], moved[1]), shape=[2, 3])
-    images = fn.warp_affine(images, matrix=matrix, size=(image_size, image_size), inverse_map=True,
+    images = fn.warp_affine(images, matrix=matrix, size=(size, size), inverse_map=True,
                             dtype=types.FLOAT)  # without fill_value, the border is repeated
-    brightness, contrast, noise = (
-        fn.reshape(columns[name], shape=[1, 1, -1]) for name in ("brightness", "contrast", "noise"))
-    field = np.random.Generator(np.random.Philox(0)).standard_normal((image_size + NOISE_MARGIN,) * 2 + (3,))
-    field = types.Constant(field.astype(np.float32), layout="HWC", device=device.name)
-    window = fn.slice(field, start=_as_int(columns["noise_offset"] * NOISE_MARGIN), shape=[image_size, image_size],
-                      axes=[0, 1])
-    if device.name == "gpu":
-        brightness, contrast, noise = brightness.gpu(), contrast.gpu(), noise.gpu()
-    return fn.cast((images + (brightness - GREY)) * contrast + GREY + window * noise, dtype=types.UINT8)
+    brightness, contrast, deviation = (transform.on_device(fn.reshape(columns[name], shape=[1, 1, -1]))
+                                       for name in ("brightness", "contrast", "noise"))
+    field = np.random.Generator(np.random.Philox(0)).standard_normal((size + NOISE_MARGIN,) * 2 + (3,))
+    field = types.Constant(field.astype(np.float32), layout="HWC", device=transform.device.name)
+    noise = fn.slice(field, start=_as_int(columns["noise_offset"] * NOISE_MARGIN), shape=[size, size], axes=[0, 1])
+    return fn.cast((images + (brightness - GREY)) * contrast + GREY + noise * deviation, dtype=types.UINT8)
 
 
 def matrix_reader(rows: np.ndarray, scratch: Path, name: str = "numbers"):
@@ -165,7 +185,9 @@ def matrix_reader(rows: np.ndarray, scratch: Path, name: str = "numbers"):
     layout = np.dtype([("length", "<u8"), ("length_crc", "<u4"), ("head", f"S{start}"), ("row", "<f4", (width,)),
                        ("data_crc", "<u4")])
     file = np.zeros(len(rows), layout)
-    file["length"], file["head"], file["row"] = len(example), example[:start], rows
+    file["length"] = len(example)
+    file["head"] = example[:start]
+    file["row"] = rows
     file.tofile(scratch / name)
     offsets = np.arange(len(rows)) * layout.itemsize
     entries = np.stack([offsets, np.full(len(rows), layout.itemsize)], axis=1)
@@ -183,7 +205,8 @@ def matrix_reader(rows: np.ndarray, scratch: Path, name: str = "numbers"):
 
 def by_name(numbers) -> dict:
     """Splits the columns of augmentation.random_numbers by name. Columns of width 1 become scalars."""
-    columns, start = {}, 0
+    columns = {}
+    start = 0
     for name, width in COLUMNS.items():
         columns[name] = numbers[start] if width == 1 else numbers[start:start + width]
         start += width

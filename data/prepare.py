@@ -34,8 +34,8 @@ def parse_size(text: str) -> tuple[int, int] | None:
 class Options:
     """This command's flags.
 
-    source: Images to prepare: a folder of images, a folder with ImageNet's original tar files, or a built-in source
-        (digits, glyphs).
+    source: Images to prepare: a folder of images, a folder with ImageNet's original tar files, a folder with MNIST's
+        four files or those of a set like it, or a built-in source (digits, glyphs, fashion, fashion_holdout).
     output: Folder of the dataset.
     format: Format to write: TFRecord with tf.train.Example, LMDB with Caffe's Datum, or MXNet's RecordIO.
     validation_fraction: Fraction of each class for validation, if the source has no validation images.
@@ -86,7 +86,8 @@ def main(argv) -> int:
 
 
 def _run(options: Options, team: Team) -> int:
-    folder, begun = Path(options.output), time.monotonic()
+    folder = Path(options.output)
+    begun = time.monotonic()
     if options.adopt:
         from data.preparing.adopt import adopt
 
@@ -96,13 +97,13 @@ def _run(options: Options, team: Team) -> int:
 
         return verify(folder, team)
     from data.balance import notes
-    from data.preparing import run
+    from data.preparing import duplicates, run
 
-    plan, terms = run.make_plan(options, team)
-    dataset, written = run.run(plan, folder, team, terms)
+    preparation, terms = run.make_preparation(options, team)
+    dataset, written = run.run(preparation, folder, team, terms)
     if team.rank == 0:
         team.log(run.summary(folder, dataset, written, time.monotonic() - begun))
-        for line in notes(dataset):
+        for line in (*notes(dataset), *(duplicates.notes(dataset) if options.source not in BUILT_IN else ())):
             team.log(line)
     return 0
 

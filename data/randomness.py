@@ -1,22 +1,44 @@
-"""Random numbers of samples: functions of the seed and of the sample's position in the endless stream (order.py)."""
+"""Random numbers of a training: functions of its seed, what they are for, and an epoch or a position (order.py)."""
+import enum
+
 import numpy as np
 
 PERIOD = 2**256  # of Philox's counter; each value of the counter gives four numbers
 
 
-def uniforms(seed: int, purpose: int, start: int, positions: np.ndarray, count: int) -> np.ndarray:
-    """Returns the numbers of the samples at `start + positions` of the stream, in [0, 1); (positions, count).
+class Purpose(enum.IntEnum):
+    """What random numbers are for. Those of two purposes are independent.
 
-    purpose: distinguishes the uses of a seed. count: a multiple of four. Only the numbers of these samples are
-    generated, because another worker needs the others.
+    Dropout masks have keys of their own, in another generator (model_zoo.layers).
     """
-    key = np.random.SeedSequence([seed, purpose]).generate_state(2, np.uint64)
-    bits, counter = np.random.Philox(key=key), 0
-    random, found = np.random.Generator(bits), np.empty((len(positions), count))
+
+    ORDER = 0  # of an epoch's samples
+    GROUPS = 1  # of blocks
+    BLOCKS = 2
+    AUGMENTATION = 3
+    COLOUR = 4
+    CHANNELS = 5
+    MIXING = 6
+
+
+def philox(seed: int, purpose: Purpose, epoch: int = 0) -> np.random.Philox:
+    """Returns the generator of a purpose, at its first number. epoch: 0 for numbers that depend on the position."""
+    return np.random.Philox(np.random.SeedSequence([seed, epoch, purpose]))
+
+
+def uniforms(seed: int, purpose: Purpose, positions: np.ndarray, count: int) -> np.ndarray:
+    """Returns the numbers of the samples at these positions of the stream, in [0, 1); (positions, count).
+
+    count: a multiple of four. Only the numbers of these samples are generated, because another worker needs the others.
+    """
+    bits = philox(seed, purpose)
+    random = np.random.Generator(bits)
+    numbers = np.empty((len(positions), count))
+    counter = 0
     firsts = np.flatnonzero(np.diff(positions, prepend=positions[:1] - 2) != 1)
     for first, end in zip(firsts, [*firsts[1:], len(positions)], strict=True):
-        wanted = (start + int(positions[first])) * count // 4
+        wanted = int(positions[first]) * count // 4
         bits.advance((wanted - counter) % PERIOD)
-        random.random(out=found[first:end])
+        random.random(out=numbers[first:end])
         counter = wanted + int(end - first) * count // 4
-    return found
+    return numbers

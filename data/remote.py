@@ -4,6 +4,7 @@ obstore makes the requests. It finds credentials as its stores do: in environmen
 and AWS_ENDPOINT_URL, and in the machine's role.
 """
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from common.errors import UserError, complain, one_line
 SCHEMES = ("s3://", "s3a://", "gs://", "az://", "http://", "https://")
 PATIENCE = (0.5, 1, 2, 4, 8, 16)  # seconds from one attempt to the next
 TIMEOUT = "60s"  # of one request
+ROLE = "/latest/"  # in the addresses at which a machine on AWS tells its role
 
 
 class RemoteError(OSError):
@@ -62,32 +64,21 @@ class RemotePath:
 
     def inspected(self) -> "RemotePath":
         """Returns this address with the object's size and tag. Raises RemoteError."""
-        import obstore
-
-        store, key = _store_of(self.url)
-        found = _with_patience(self.url, lambda: obstore.head(store, key))
-        return replace(self, size=found["size"], tag=found["e_tag"] or str(found["last_modified"]))
+        meta = _with_patience(self.url, lambda store, key: store.head(key))
+        return replace(self, size=meta["size"], tag=_tag(meta))
 
     def read_bytes(self) -> bytes:
         """Returns the content. Raises RemoteError."""
-        import obstore
-
-        store, key = _store_of(self.url)
-        return _with_patience(self.url, lambda: bytes(obstore.get(store, key).bytes()))
+        return _with_patience(self.url, lambda store, key: bytes(store.get(key).bytes()))
 
     def read_text(self) -> str:
         return self.read_bytes().decode()
 
     def read_range(self, start: int, end: int) -> bytes:
         """Returns the bytes from `start` to `end` (exclusive). Raises RemoteError, also if the object has changed."""
-        import obstore
-
-        store, key = _store_of(self.url)
-
-        def read():
-            got = obstore.get(store, key, options={"range": (start, end)})
-            tag = got.meta["e_tag"] or str(got.meta["last_modified"])
-            if (got.meta["size"], tag) != (self.size, self.tag) and self.tag:
+        def read(store, key):
+            got = store.get(key, options={"range": (start, end)})
+            if (got.meta["size"], _tag(got.meta)) != (self.size, self.tag) and self.tag:
                 raise UserError(f"{self.url} has changed since training started; start again")
             content = bytes(got.bytes())
             if len(content) != end - start:
@@ -95,6 +86,10 @@ class RemotePath:
             return content
 
         return _with_patience(self.url, read)
+
+
+def _tag(meta) -> str:
+    return meta["e_tag"] or str(meta["last_modified"])
 
 
 def located(place) -> Path | RemotePath:
@@ -122,30 +117,45 @@ def ranges(path: Path | RemotePath) -> Iterator[Callable[[int, int], bytes]]:
         yield read
 
 
-def _store_of(url: str) -> tuple:
-    """Returns obstore's store of an address, and the object's key in it."""
-    scheme, _, rest = url.partition("://")
-    host, _, key = rest.partition("/")
-    return _store(f"{scheme}://{host}"), key
-
-
 @cache
 def _store(root: str):
+    """Returns obstore's store of a scheme and a host or bucket."""
     from obstore.store import from_url
 
     options = {"timeout": TIMEOUT, "allow_http": True}
-    return from_url(root, client_options=options, retry_config={"max_retries": 0})
+    store = from_url(root, client_options=options, retry_config={"max_retries": 0})
+    if root.startswith("s3") and "AWS_ACCESS_KEY_ID" not in os.environ:
+        _check_role(root, store)
+    return store
+
+
+def _check_role(root: str, store) -> None:
+    """Raises RemoteError if there are no credentials and the machine has no role either."""
+    from obstore.exceptions import BaseError
+
+    try:
+        store.head("dataset.json")
+    except (BaseError, OSError) as error:
+        if ROLE in reason(error):
+            raise RemoteError(f"{root}: there are no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+                              "give the machine a role") from None
 
 
 def _with_patience(url: str, action: Callable):
-    """Returns the result of a request, which is tried again with growing pauses. Raises RemoteError."""
+    """Returns the result of a request, which is tried again with growing pauses. Raises RemoteError.
+
+    action: a function of obstore's store of the address and the object's key in it.
+    """
     from obstore import exceptions
 
+    scheme, _, rest = url.partition("://")
+    host, _, key = rest.partition("/")
+    store = _store(f"{scheme}://{host}")
     final = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, exceptions.PreconditionError,
              exceptions.InvalidPathError, exceptions.NotSupportedError)
     for pause in (*PATIENCE, None):
         try:
-            return action()
+            return action(store, key)
         except (FileNotFoundError, exceptions.NotFoundError):
             raise Missing(f"{url} does not exist") from None
         except final as error:

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,16 +22,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from common.activity import DATA, activity
 from common.errors import UserError
 from common.files import in_memory, is_on_network, scratch_folder
-from data import order
 from data.dataset import Split
 from data.formats import tfrecord
 
 ROOT = Path(__file__).parents[1]
 SMALL_FILE = 8192  # bytes that the index of a slice takes in a file system, at most
 RECORD = 112  # bytes by which a TFRecord may exceed the stored image: features' names, lengths, checksums
-FIRST_FILE, LARGEST_FILE = 1 << 20, 64 << 20  # bytes; each file may be twice as large as the one before it
+FIRST_FILE = 1 << 20  # bytes; each file may be twice as large as the one before it
+LARGEST_FILE = 64 << 20
 FIRST_SAMPLES = 256  # in the first file, at most; also doubled from file to file
 LARGEST_SAMPLES = 16_384
 AHEAD = 256 << 20  # bytes that are written before they are needed
@@ -60,7 +61,8 @@ class Layout:
         slots = np.empty(len(self.samples), np.int64)
         files = self.split.files_of(self.samples)
         for file in np.unique(files):
-            chosen, sizes = files == file, self.split.kind.stored_sizes(self.split.entries[file])
+            chosen = files == file
+            sizes = self.split.kind.stored_sizes(self.split.entries[file])
             slots[chosen] = sizes[self.samples[chosen] - self.split.file_starts[file]]
         return slots + RECORD
 
@@ -68,13 +70,15 @@ class Layout:
     def starts(self) -> np.ndarray:
         """The first sample of each file, followed by the number of samples; int64 (files + 1,)."""
         largest = min(LARGEST_FILE, self.room // 4)
-        ends, starts, size, count = np.cumsum(self.slots), [0], min(FIRST_FILE, largest), FIRST_SAMPLES
-        while starts[-1] < len(ends):
-            first = starts[-1]
-            before = ends[first - 1] if first else 0
-            fitting = int(np.searchsorted(ends, before + size, side="right"))
-            starts.append(max(first + 1, min(fitting, first + count, len(ends))))
-            size, count = min(2 * size, largest), min(2 * count, LARGEST_SAMPLES)
+        size = min(FIRST_FILE, largest)
+        count = FIRST_SAMPLES
+        offsets = np.append(0, np.cumsum(self.slots))
+        starts = [0]
+        while (first := starts[-1]) < len(self.slots):
+            fitting = int(np.searchsorted(offsets, offsets[first] + size, side="right")) - 1
+            starts.append(max(first + 1, min(fitting, first + count)))
+            size = min(2 * size, largest)
+            count = min(2 * count, LARGEST_SAMPLES)
         return np.array(starts)
 
     @property
@@ -108,17 +112,21 @@ def opened_reader(split: Split, samples: np.ndarray, batch_size: int, again: boo
                   ) -> Iterator[tuple[Callable, "Spool | None"]]:
     """Yields a function that adds the reader of these samples to DALI's graph, and its spool, or None if it needs none.
 
-    The function returns encoded images and labels. DALI can be asked for the first batches. again, epochs: as in Spool.
-    mmap: as in DecoderSettings. A spool is always mapped.
+    The function returns encoded images and labels. DALI can be asked for the first batches. again: as in Spool. epochs:
+    as in Layout. mmap: as in DecoderSettings. A spool is always mapped.
     """
     with ExitStack() as held:
+        spool = None
         if split.is_spooled:
-            spool = held.enter_context(Spool(split, samples, batch_size, again, epochs))
-            slices, kind = spool.slices(), tfrecord
-        else:
-            spool, slices, kind = None, order.file_slices(split, samples), split.kind
+            window = split.window
+            place = window.folder.parent if window else in_memory(AHEAD + 2 * LARGEST_FILE)
+            layout = Layout(split, samples, held.enter_context(scratch_folder(place)), (READ_AHEAD + 1) * batch_size,
+                            window.room if window else AHEAD, epochs)
+            spool = held.enter_context(closing(Spool(layout, batch_size, again)))
+        slices = spool.slices() if spool else split.slices(samples)
         scratch = held.enter_context(scratch_folder(in_memory(SMALL_FILE * len(slices))))
         is_mapped = spool or mmap == "true" or (mmap == "auto" and not is_on_network(slices[0][0]))
+        kind = tfrecord if spool else split.kind
         read = kind.reader(slices, scratch, **{} if is_mapped else {"dont_use_mmap": True})
         if spool:
             spool.admit(0)
@@ -143,43 +151,34 @@ class SpoolEnded(UserError):
 
 
 class Spool:
-    """Context manager for the files from which DALI reads these samples, again and again.
+    """The files from which DALI reads the samples of a layout, again and again.
 
-    again: whether they are read more than once. Otherwise nothing is written after the last one. epochs: that of each
-    sample, or None if all are of epoch 0.
+    again: whether they are read more than once. Otherwise nothing is written after the last one.
     """
 
-    def __init__(self, split: Split, samples: np.ndarray, batch_size: int, again: bool,
-                 epochs: np.ndarray | None = None):
-        self._split, self._samples, self._again, self._epochs = split, samples, again, epochs
-        self._batch_size, self._lead = batch_size, READ_AHEAD * batch_size
+    def __init__(self, layout: Layout, batch_size: int, again: bool):
+        self.folder = layout.folder
+        self._layout = layout
+        self._lead = READ_AHEAD * batch_size
+        self._again = again
         self._read = self._launched = 0  # samples whose reading was asked for, and those before the last request
-        self._written, self._problem = 0, None
+        self._written = 0  # files
+        self._problem = None
         self._traffic = self._seen = (0, 0, 0)  # as in Admitted, since the start; now, and in the last call of admit
         self._changed = threading.Condition()
-        self._sent = None
-        self._held = ExitStack()
-
-    def __enter__(self):
-        window = self._split.window
-        place = window.folder.parent if window else in_memory(AHEAD + 2 * LARGEST_FILE)
-        self.folder = self._held.enter_context(scratch_folder(place))
-        self._layout = Layout(self._split, self._samples, self.folder, self._lead + self._batch_size,
-                              window.room if window else AHEAD, self._epochs)
-        self._layout.starts  # noqa: B018 -- so that both processes have the same
+        self._sent = None  # the last request
+        layout.starts  # noqa: B018 -- so that both processes have the same
         self._writer = subprocess.Popen(
             [sys.executable, "-m", "data.spool_writer"], cwd=ROOT, stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, start_new_session=True)  # a request to stop must not end it before the training
         threading.Thread(target=self._listen, daemon=True).start()
-        self._send(pickle.dumps((self._layout, self._again)))
-        return self
+        self._send(pickle.dumps((layout, again)))
 
-    def __exit__(self, *_):
+    def close(self) -> None:
         with suppress(BrokenPipeError):  # a request that could not be sent
             self._writer.stdin.close()
         self._writer.kill()
         self._writer.wait()
-        self._held.close()
 
     def slices(self) -> list[tuple]:
         """Returns the slices to read, for data.formats.tfrecord.reader."""
@@ -192,28 +191,30 @@ class Spool:
 
         Raises SpoolEnded if they cannot be read.
         """
-        layout, began = self._layout, time.perf_counter()
-        done, self._launched, self._read = self._launched, self._read, self._read + samples
+        layout = self._layout
+        began = time.perf_counter()
+        done = self._launched
+        self._launched = self._read
+        self._read += samples
         last = self._read + self._lead
         if not self._again:
-            last = min(last, len(self._samples) - 1)
+            last = min(last, len(layout.samples) - 1)
         needed = layout.visit(last) + 1
         if (request := (layout.visit(done), needed)) != self._sent:
             self._sent = request
             self._send(b"%d %d\n" % request)
-        with self._changed:
+        with self._changed, activity.during(DATA):
             self._changed.wait_for(lambda: self._written >= needed or self._problem)
             if self._written < needed:
                 raise SpoolEnded(self._problem)
-            before, self._seen = self._seen, self._traffic
-        return Admitted(time.perf_counter() - began, *np.subtract(self._seen, before).tolist())
+            new = np.subtract(self._traffic, self._seen).tolist()
+            self._seen = self._traffic
+        return Admitted(time.perf_counter() - began, *new)
 
     def _send(self, message: bytes) -> None:
-        try:
+        with suppress(BrokenPipeError):  # it has ended; _listen says why
             self._writer.stdin.write(message)
             self._writer.stdin.flush()
-        except BrokenPipeError:  # it has ended; _listen says why
-            pass
 
     def _listen(self) -> None:
         problem = None

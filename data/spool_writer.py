@@ -3,10 +3,9 @@
 Standard input: a pickled (Layout, whether to start again after the last sample), then lines with two numbers: how many
 files have been read, and how many are needed. Files are counted over all passes. Standard output: `written COUNT` after
 each file, followed by `requests fetched hits` of data.spool.Admitted since the start, or `error REASON`. It ends when
-standard input does, and removes the folder.
+standard input does, and removes the folder, and the window if it is not kept.
 """
 import errno
-import itertools
 import os
 import pickle
 import shutil
@@ -19,7 +18,6 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from common.errors import UserError, one_line
-from data import order
 from data.formats import messages
 from data.spool import Layout
 from data.window import Blocks, remove_unused
@@ -42,7 +40,7 @@ def main() -> None:
         code = 1
     finally:
         shutil.rmtree(layout.folder, ignore_errors=True)
-        if layout.split.window:
+        if layout.split.window and not layout.split.window.is_kept:
             remove_unused(layout.split.window.folder.parent, seconds=5)  # the reader may be ending
         os._exit(code)  # a thread may still read standard input, or a block
 
@@ -52,7 +50,8 @@ class Requests:
 
     def __init__(self, stream):
         self.read = self.needed = 0
-        self._ended, self._changed = False, threading.Condition()
+        self._ended = False
+        self._changed = threading.Condition()
         threading.Thread(target=self._listen, args=(stream,), daemon=True).start()
 
     def wait(self, is_enough: Callable[[], bool]) -> bool:
@@ -76,7 +75,8 @@ def write_ahead(layout: Layout, again: bool, requests: Requests) -> None:
     sizes = np.add.reduceat(layout.slots, layout.starts[:-1])
     bytes_before = np.concatenate([[0], np.cumsum(sizes)])
     blocks = Blocks(layout.split, layout.split.window) if layout.split.window else None
-    written, deleted, room = 0, 0, layout.room
+    written = deleted = 0
+    room = layout.room
 
     def ahead() -> int:
         """Bytes of the files that are written and not read."""
@@ -108,16 +108,16 @@ def write_ahead(layout: Layout, again: bool, requests: Requests) -> None:
                     raise
                 continue
         written += 1
-        traffic = (blocks.requests, blocks.fetched, blocks.hits) if blocks else (0, 0, 0)
-        line = " ".join(map(str, ("written", written, *traffic)))
-        sys.stdout.write(f"{line}\n")  # one write, of which a kill leaves no half
+        traffic = f"{blocks.requests} {blocks.fetched} {blocks.hits}" if blocks else "0 0 0"
+        sys.stdout.write(f"written {written} {traffic}\n")  # one write, of which a kill leaves no half
         sys.stdout.flush()
 
 
 def write_file(layout: Layout, file: int, blocks: Blocks | None) -> None:
     """Writes a file of the spool. It appears under its name when it is complete."""
-    first, end = layout.starts[file:file + 2]
-    entries, path, samples = layout.entries(file), layout.path(file), layout.samples[first:end]
+    entries = layout.entries(file)
+    path = layout.path(file)
+    samples = layout.samples[slice(*layout.starts[file:file + 2])]
     part = path.with_suffix(".part")
     with open(part, "wb") as output:
         output.truncate(entries[-1].sum())
@@ -126,15 +126,16 @@ def write_file(layout: Layout, file: int, blocks: Blocks | None) -> None:
             if len(example) + HEADER.size > size:
                 raise ValueError(f"{layout.split.name(samples[position])} is larger than its index says")
             content = HEADER.pack(len(example), 0) + example
-            os.pwrite(output.fileno(), content.ljust(size, b"\0"), offset)  # DALI's map of a hole needs space, too
+            output.seek(offset)  # os.pwrite may write only a part, when the disk is full
+            output.write(content.ljust(size, b"\0"))  # DALI's map of a hole needs space, too
     part.rename(path)
 
 
 def examples(split, samples: np.ndarray) -> Iterator[tuple[int, bytes]]:
     """Yields (position among these samples, Example), file after file, in the order of the files."""
     positions = np.argsort(samples, kind="stable")
-    found = (split.kind.records(*one) for one in order.file_slices(split, samples[positions]))
-    for position, (image, label) in zip(positions.tolist(), itertools.chain.from_iterable(found), strict=True):
+    records = split.records(samples[positions])
+    for position, (image, label) in zip(positions.tolist(), records, strict=True):
         yield position, messages.example(image, label)
 
 
@@ -152,9 +153,8 @@ def ask_ahead(layout: Layout, blocks: Blocks, written: int) -> None:
     wanted = []
     for visit in range(written, written + FILES_ASKED):
         first, end = layout.starts[visit % layout.files:][:2]
-        found, places = np.unique(blocks.of(layout.samples[first:end]), return_index=True)
         epoch = 0 if layout.epochs is None else int(layout.epochs[first])
-        wanted += [(block, epoch) for block in found[np.argsort(places)].tolist()]
+        wanted += [(block, epoch) for block in dict.fromkeys(blocks.of(layout.samples[first:end]).tolist())]
     blocks.ask(wanted)
 
 

@@ -1,6 +1,5 @@
 """Copies a dataset to a local disk of this node, once for all of its workers."""
 import hashlib
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -32,7 +31,8 @@ def stage(dataset: Dataset, folder: Path, sizes: dict[str, tuple[int, int]] | No
     with locked(target, wait=True):
         missing = {file: size - _copied(target, file) for file, (size, _) in sizes.items()
                    if not (target / file).exists()}
-        needed, free = sum(missing.values()), shutil.disk_usage(target).free
+        needed = sum(missing.values())
+        free = shutil.disk_usage(target).free
         if needed > free:
             raise UserError(f"--stage_dir: {folder} has {free / 1e9:.3f} GB free, but the copy of {dataset.folder} "
                             f"still needs {needed / 1e9:.3f} GB; make room, or train without --stage_dir")
@@ -45,18 +45,17 @@ def stage(dataset: Dataset, folder: Path, sizes: dict[str, tuple[int, int]] | No
 
 
 def files(dataset: Dataset) -> dict[str, tuple[int, int]]:
-    """Returns size and time of change, in ns, of each of a dataset's files, by its path in the dataset's folder."""
-    stats = {file: os.stat(dataset.folder / file) for file in _files(dataset)}
-    return {file: (found.st_size, found.st_mtime_ns) for file, found in stats.items()}
+    """Returns size and time of change, in ns, of each of a dataset's files, by its path in the dataset's folder.
 
-
-def _files(dataset) -> list[str]:
-    """Returns the paths of a dataset's files, relative to its folder; dataset.json comes last."""
-    named = [file for split in (dataset.train, dataset.validation) for path in split.paths
+    dataset.json comes last.
+    """
+    paths = [file for split in (dataset.train, dataset.validation) for path in split.paths
              for file in _shard_files(split, path)]
     if (dataset.folder / "dataset.json").exists():
-        named.append(dataset.folder / "dataset.json")
-    return [str(file.relative_to(dataset.folder)) for file in named]
+        paths.append(dataset.folder / "dataset.json")
+    states = [path.stat() for path in paths]
+    return {str(path.relative_to(dataset.folder)): (state.st_size, state.st_mtime_ns)
+            for path, state in zip(paths, states, strict=True)}
 
 
 def _shard_files(split: Split, path: Path) -> list[Path]:

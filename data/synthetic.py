@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import UserError
+from common.errors import UsageError
 from data import order
 from data.dataset import Dataset, Split
 from data.mixing import NOT_MIXED, Mixing
@@ -23,11 +23,11 @@ def is_synthetic(data_dir: str) -> bool:
 
 
 def synthetic_dataset(data_dir: str) -> Dataset:
-    """Returns a dataset of 1,000 classes with SIZE training and SIZE / 25 validation samples. Raises UserError."""
+    """Returns a dataset of 1,000 classes with SIZE training and SIZE / 25 validation samples. Raises UsageError."""
     size = data_dir.removeprefix(f"{NAME}:")
     if not size.isdecimal() or not 0 < int(size) < 2**31:
-        raise UserError(f"--data_dir={data_dir}: synthetic data needs the number of training samples, such as "
-                        "synthetic:1281167")
+        raise UsageError(f"--data_dir={data_dir}: synthetic data needs the number of training samples, such as "
+                         "synthetic:1281167")
     train, validation = (Split(NAME, (), (samples,)) for samples in (int(size), -(-int(size) // VALIDATION_RATIO)))
     return Dataset(Path(data_dir), NAME, tuple(map(str, range(CLASSES))), train, validation, (127.5,) * 3, (73.6,) * 3)
 
@@ -96,7 +96,7 @@ def _random_batch(batch_size, image_size, mixing, seed):
     import tensorflow as tf
 
     shape = (batch_size, image_size, image_size, 3)
-    rows = [mixing.random_numbers(image_size, seed, 0, np.arange(batch_size))] if mixing else []
+    rows = [mixing.random_numbers(image_size, seed, np.arange(batch_size))] if mixing else []
     return (tf.cast(tf.random.stateless_uniform(shape, [seed, 0], 0, 256, tf.int32), tf.uint8),
             tf.random.stateless_uniform((batch_size, 1), [seed, 1], 0, CLASSES, tf.int64),
             *map(tf.constant, rows))

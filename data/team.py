@@ -25,13 +25,17 @@ class Team:
     """
 
     def __init__(self, single_process: bool = False):
-        self._comm, self.rank, self.size = None, 0, 1
+        self._comm = None
         if not single_process and any(name in os.environ for name in LAUNCHED):
             from mpi4py import MPI
 
-            self._comm, self.rank, self.size = MPI.COMM_WORLD, MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
-        self._bar, self._reported, self._next = None, 0, 0.0
-        self._error, self._deadline = None, float("inf")  # an error on any rank; the time to end ranks that do not stop
+            self._comm = MPI.COMM_WORLD
+        self.rank, self.size = (self._comm.rank, self._comm.size) if self._comm else (0, 1)
+        self._bar = None
+        self._reported = 0  # finished samples that the others do not know of
+        self._next = 0.0  # time of the next exchange of messages
+        self._error = None  # on any rank
+        self._deadline = float("inf")  # time to end ranks that do not stop
 
     def log(self, line: str) -> None:
         """Prints a line on standard error, on rank 0 only."""
@@ -94,7 +98,8 @@ class Team:
         self._bar.update(self._reported)
         if self.rank and self._reported:
             self._comm.send(self._reported, 0)
-        self._reported, self._next = 0, time.monotonic() + EVERY
+        self._reported = 0
+        self._next = time.monotonic() + EVERY
         while self._comm and self._comm.iprobe():
             match self._comm.recv():
                 case str(error):
@@ -103,7 +108,8 @@ class Team:
                     self._bar.update(samples)
 
     def _fail(self, error):
-        self._error, self._deadline = error, time.monotonic() + PATIENCE + self.rank  # rank 0 speaks unless it hangs
+        self._error = error
+        self._deadline = time.monotonic() + PATIENCE + self.rank  # rank 0 speaks unless it hangs
 
     def _meet(self, error) -> list:
         """Waits until all ranks have stopped, and returns their errors. After an error, ends ranks that do not stop."""

@@ -2,13 +2,17 @@
 
 A block is a run of consecutive records of a file, which one request fetches. All workers of a node share the window. If
 a block does not fit, those that will be needed last are deleted: the order of the samples is known for all epochs.
+In --stage_dir, the window of a dataset stays for the next training. Its name is a digest of the files' sizes and tags,
+and each block ends with its CRC-32.
 """
 import atexit
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 import shutil
+import struct
 import threading
 import time
 import zlib
@@ -19,14 +23,16 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import complain
-from common.files import locked, private_folder
+from common.errors import UserError, complain
+from common.files import locked, private_folder, write_atomically
 from data import order
-from data.dataset import Split, Window
+from data.dataset import Dataset, Split, Window
 from data.formats import messages
-from data.remote import ranges
+from data.remote import RemotePath, ranges
 
 REQUESTS = 8  # at a time, of one worker
+RESERVED = "reserved"  # file in a window's folder with the bytes that its trainings may take
+CHECKSUM = struct.Struct("<I")
 FULL = 0.98  # fraction of a window that is used, at most, before blocks are deleted
 
 
@@ -40,11 +46,7 @@ def window_folder(place: Path, name: str) -> Path:
     folder = private / f"window-{name}"
     for left in set(private.glob("window-*")) - {folder}:
         remove_unused(left)
-    descriptor = None
-    while descriptor is None or not folder.exists():  # another training may take it for unused before it is locked
-        folder.mkdir(exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY)
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    descriptor = _opened(folder)
 
     @atexit.register
     def release():
@@ -54,14 +56,76 @@ def window_folder(place: Path, name: str) -> Path:
     return folder
 
 
+@cache
+def kept_folder(place: Path, name: str, size: int, most: int) -> Path:
+    """Returns this user's folder of that name in a place. It stays, and this process has it open until it ends.
+
+    size: bytes that it will hold. most: bytes that all such folders may hold. Those that no process has open make room,
+    the longest unused first. Raises UserError if the others leave too little.
+    """
+    private = private_folder(place)
+    folder = private / f"blocks-{name}"
+    with locked(private, wait=True):
+        others = sorted(set(private.glob("blocks-*")) - {folder}, key=os.path.getmtime, reverse=True)
+        in_use = [other for other in others if _is_in_use(other)]
+        room = most - size - sum(int((other / RESERVED).read_text()) for other in in_use)
+        if room < 0:
+            raise UserError(f"--stage_gb: trainings on other data, which run now, may fill {place} with "
+                            f"{(most - size - room) / 1e9:.3g} GB, and this one needs {size / 1e9:.3g}; raise it from "
+                            f"{most / 1e9:.3g}, or choose another --stage_dir")
+        for other in others:
+            if other not in in_use:
+                used = sum(path.stat().st_size for path in other.rglob("*"))
+                if used > room:
+                    shutil.rmtree(other)
+                else:
+                    room -= used
+        _opened(folder)
+        write_atomically(folder / RESERVED, str(size))  # this also sets the folder's time
+    return folder
+
+
+def name_of(dataset: Dataset, block: int) -> str:
+    """Returns a digest of the files of a dataset, their sizes and tags, and the size of a block. Raises OSError."""
+    files = [(samples, str(path), *_state(path)) for split in (dataset.train, dataset.validation)
+             for path, samples in zip(split.paths, split.file_samples, strict=True)]
+    return hashlib.sha256(repr((block, files)).encode()).hexdigest()[:16]
+
+
+def _state(path: Path | RemotePath) -> tuple:
+    if isinstance(path, RemotePath):
+        return path.size, path.tag
+    state = path.stat()
+    return state.st_size, state.st_mtime_ns
+
+
+def _is_in_use(folder: Path) -> bool:
+    try:
+        with locked(folder) as descriptor:
+            return descriptor is None
+    except BlockingIOError:
+        return True
+
+
+def _opened(folder: Path) -> int:
+    """Creates a folder, and locks it against removal. Returns its descriptor."""
+    descriptor = None
+    while descriptor is None or not folder.exists():  # another training may take it for unused before it is locked
+        folder.mkdir(exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return descriptor
+
+
 def remove_unused(folder: Path, seconds: float = 0) -> None:
     """Removes the folder of a window, unless a process has it open. seconds: to wait for that process's end."""
-    end, is_first = time.monotonic() + seconds, True
-    while folder.exists() and (is_first or time.monotonic() < end):
+    end = time.monotonic() + seconds
+    while folder.exists():
         with contextlib.suppress(OSError), locked(folder):
             shutil.rmtree(folder)
-        time.sleep(min(seconds, 0.1))
-        is_first = False
+        if time.monotonic() >= end:
+            break
+        time.sleep(0.1)
 
 
 class Blocks:
@@ -71,18 +135,22 @@ class Blocks:
     """
 
     def __init__(self, split: Split, window: Window):
-        self.split, self._window = split, window
+        self.split = split
+        self._window = window
         window.folder.mkdir(exist_ok=True)
         self._starts = order.block_starts(split, window.block)
         self._files = split.files_of(self._starts)
         self._pool = ThreadPoolExecutor(REQUESTS, "blocks")
         self._asked: dict[int, Future] = {}
         self._mutex = threading.Lock()
-        self._fits = sum(int(split.kind.stored_sizes(one).sum()) for one in split.entries) <= window.size
+        self._fits = split.stored_size + CHECKSUM.size * len(self._starts) <= window.size
         self._unlisted = window.size  # bytes stored since the folder was listed; at first, as much as there may be
-        self._order: dict[int, np.ndarray] = {}  # place of each block in the order of an epoch
-        self._now, self._has_complained = (0, 0), False
+        self._order: dict[int, np.ndarray] = {}  # position of each block in the order of an epoch
+        self._now = (0, 0)  # epoch, and position in its order
+        self._has_complained = False
         self.requests = self.fetched = self.hits = 0  # as in data.spool.Admitted, since the start
+        if not self._fits:
+            self._delete(lambda used: window.size)  # an earlier training may have had more
 
     def of(self, samples: np.ndarray) -> np.ndarray:
         """Returns the block of each sample."""
@@ -90,15 +158,26 @@ class Blocks:
 
     def ask(self, wanted: list[tuple[int, int]]) -> None:
         """Begins to read the blocks that are needed next: (block, epoch of the training), ... Forgets all others."""
-        before, self._asked = self._asked, {}
         block, epoch = wanted[0 if self._window.is_shared else -1]
         self._now = epoch, int(self._ranks(epoch)[block])
-        for block, _ in wanted:
-            if block not in self._asked:
-                self._asked[block] = before.get(block) or self._pool.submit(self._read, block)
+        before = self._asked
+        self._asked = {block: before.get(block) or self._pool.submit(self._read, block)
+                       for block in dict.fromkeys(block for block, _ in wanted)}
 
     def example(self, sample: int) -> bytes:
-        """Returns the record of a sample as an Example. Its block has to be asked for. Raises OSError, ValueError."""
+        """Returns the record of a sample as an Example. Its block has to be asked for. Raises OSError, ValueError.
+
+        If the record is damaged, its block is fetched once more.
+        """
+        try:
+            return self._example(sample)
+        except ValueError:
+            block = int(self.of(sample))
+            (self._window.folder / str(block)).unlink(missing_ok=True)
+            self._asked[block] = self._pool.submit(self._read, block)
+            return self._example(sample)
+
+    def _example(self, sample: int) -> bytes:
         block = int(self.of(sample))
         file = self._files[block]
         offset, size = map(int, self.split.entries[file][sample - self.split.file_starts[file]][:2])
@@ -120,11 +199,12 @@ class Blocks:
 
     def _read(self, block: int) -> tuple[int, bytes]:
         """Returns where a block begins in its file, and its bytes."""
-        kept, (start, end) = self._window.folder / str(block), self._range(block)
-        if (content := self._found(kept, end - start)) is None:
+        kept = self._window.folder / str(block)
+        start, end = self._range(block)
+        if (content := self._kept(kept, end - start)) is None:
             part = self._window.folder / f"{block}.part"
             with locked(part, wait=True):  # by one worker of the node
-                if (content := self._found(kept, end - start)) is None:
+                if (content := self._kept(kept, end - start)) is None:
                     content = self._fetch(self._files[block], start, end)
                     self._keep(content, part, kept)
         return start, content
@@ -133,16 +213,18 @@ class Blocks:
         with ranges(self.split.paths[file]) as read:
             content = read(start, end)
         with self._mutex:
-            self.requests, self.fetched = self.requests + 1, self.fetched + len(content)
+            self.requests += 1
+            self.fetched += len(content)
         return content
 
-    def _found(self, kept: Path, size: int) -> bytes | None:
-        """Returns a block of the window, or None if it is not there."""
+    def _kept(self, kept: Path, size: int) -> bytes | None:
+        """Returns a block of the window, or None if it is not there, intact."""
         try:
-            content = kept.read_bytes()
+            stored = kept.read_bytes()
         except FileNotFoundError:
             return None
-        if len(content) != size:
+        content = stored[:size]
+        if stored[size:] != CHECKSUM.pack(zlib.crc32(content)):
             return None
         with self._mutex:
             self.hits += 1
@@ -152,10 +234,11 @@ class Blocks:
         """Puts a block into the window. What cannot be written is not kept."""
         try:
             with self._mutex:
-                self._unlisted += len(content)
+                self._unlisted += len(content) + CHECKSUM.size
                 if not self._fits and self._unlisted > self._window.size * (1 - FULL) / 2:
-                    self._make_room(len(content))
-            part.write_bytes(content)
+                    self._delete(lambda used: int(self._window.size * FULL) - len(content))
+                    self._unlisted = 0
+            part.write_bytes(content + CHECKSUM.pack(zlib.crc32(content)))
             part.rename(kept)
         except OSError as error:
             part.unlink(missing_ok=True)
@@ -181,10 +264,6 @@ class Blocks:
             path.unlink(missing_ok=True)
         return bool(others)
 
-    def _make_room(self, coming: int) -> None:
-        """Deletes what will be needed last if the window is too full."""
-        self._delete(lambda used: int(self._window.size * FULL) - coming)
-        self._unlisted = 0
 
     def _delete(self, remaining: Callable[[int], int]) -> bool:
         """Deletes the blocks that will be needed last, until no more than `remaining(used bytes)` remain."""
@@ -192,7 +271,8 @@ class Blocks:
             sizes = {int(entry.name): entry.stat().st_size for entry in os.scandir(self._window.folder)
                      if entry.name.isdigit()}
             epoch, now = self._now
-            ranks, later = self._ranks(epoch), self._ranks(epoch + 1)
+            ranks = self._ranks(epoch)
+            later = self._ranks(epoch + 1)
             use = {block: ranks[block] if ranks[block] >= now else len(ranks) + later[block] for block in sizes}
             used = sum(sizes.values())
             limit = remaining(used)
@@ -204,11 +284,11 @@ class Blocks:
         return bool(sizes)
 
     def _ranks(self, epoch: int) -> np.ndarray:
-        """Returns the place of each block in the order of an epoch."""
+        """Returns the position of each block in the order of an epoch."""
         if self._window.seed is None:
             return np.arange(len(self._starts))
         if epoch not in self._order:
             chosen = order.block_order(self.split, self._window.seed, epoch, self._window.block)
-            self._order = {one: ranks for one, ranks in self._order.items() if one >= epoch - 1}
+            self._order = {earlier: ranks for earlier, ranks in self._order.items() if earlier >= epoch - 1}
             self._order[epoch] = np.argsort(chosen)
         return self._order[epoch]

@@ -1,10 +1,13 @@
 """Elastic training: when workers leave or join, Horovod restarts, and training continues with the current workers."""
 import functools
+import os
 from collections.abc import Callable
 
 import horovod.tensorflow as hvd
 import horovod.tensorflow.elastic as hvd_elastic
 from horovod.common.elastic import State
+
+from distributed import services
 
 COMMIT_STEPS = 10  # updates between the snapshots that all workers keep in memory
 
@@ -34,4 +37,5 @@ def restarting(attempt: Callable) -> Callable:
 
     The attempt has to raise HorovodInternalError if a worker is lost, and to call hosts.check_host_updates regularly.
     """
+    services.restrict(os.environ["HOROVOD_GLOO_IFACE"])
     return functools.partial(hvd_elastic.run(attempt), Hosts())

@@ -1,8 +1,11 @@
-"""The gradient exchange: a callable with which Horovod's DistributedOptimizer averages gradients.
+"""The gradient exchange: sums gradients over the workers.
 
-It makes one pass over buckets of gradients. It sums each bucket over the workers (ring, torus, hierarchical or tree).
+It makes one pass over buckets of gradients. It sums each bucket over the workers (ring, torus or hierarchical).
 Whoever uses the sums multiplies them to get means. If gradients are compressed to float16, each is scaled to fit
-(float16.py).
+(float16.py). As a callable, it is what Horovod's DistributedOptimizer averages gradients with in Keras's `fit`.
+
+Horovod pairs messages by name. TensorFlow puts the names of loops and conditions before those of operations, and counts
+them, and the steps of workers with different numbers of micro-batches have different ones: hence ignore_name_scope.
 """
 import os
 from collections.abc import Sequence
@@ -11,26 +14,31 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from distributed import float16
-from distributed.allreduce_plan import ALL_TO_ALL, NCCL, NCCL_AND_MPI, PROCESS_SETS, RING, AllreducePlan
+from distributed.fixed_point import FLOAT32, FixedPoint, Float32
 from distributed.hierarchical import Hierarchical
 from distributed.torus import AllToAll, ProcessSets, Stepwise
 from distributed.world import on_one_vector
 from optim.stacks import largest_of, norms_of
+from plan.allreduce import ALL_TO_ALL, NCCL, NCCL_AND_MPI, PROCESS_SETS, RING, AllreducePlan
 
 COMPRESSIONS = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}
 HOROVODS_OWN = {NCCL: "HOROVOD_TORUS_ALLREDUCE", NCCL_AND_MPI: "HOROVOD_HIERARCHICAL_ALLREDUCE"}
-FUSION_MB = 32  # except in a ring; a quarter of Horovod's 128, so ResNet-50's gradients make four buckets, not one
+FUSION_MB = 32  # a quarter of Horovod's 128, so ResNet-50's gradients make four buckets, not one
 
 
 class Ring:
     """Horovod's own all-reduce: a ring, or the algorithm that Horovod is set to (HOROVODS_OWN)."""
 
     process_sets = ()
+    least_buckets = 4  # so that the first is exchanged while the backward pass runs, in small models, too
 
     def sum(self, tensors, compression, name):
-        """Sums each tensor over the workers; compressed in transit. Horovod fuses the tensors in its own buffer."""
-        return [hvd.allreduce(one, op=hvd.Sum, compression=compression, name=f"{name}_{number}")
-                for number, one in enumerate(tensors)]
+        """Sums each tensor over the workers, all of one dtype; compressed in transit.
+
+        Horovod waits for all of them and fuses them in its own buffer. Of single tensors it would send those that
+        happen to be ready in each of its cycles, often one.
+        """
+        return hvd.grouped_allreduce(tensors, op=hvd.Sum, compression=compression, name=name, ignore_name_scope=True)
 
 
 def make_collectives(plan: AllreducePlan, nccl: bool) -> Ring | Stepwise:
@@ -43,15 +51,14 @@ def make_collectives(plan: AllreducePlan, nccl: bool) -> Ring | Stepwise:
         os.environ[HOROVODS_OWN[plan.backend]] = "1"
     if plan.backend == PROCESS_SETS:
         return Hierarchical(*plan.grid) if plan.allreduce == "hierarchical" else ProcessSets(*plan.grid, rings=nccl)
-    return AllToAll(*plan.grid) if plan.backend == ALL_TO_ALL else Ring()  # a tree is a torus of one row
+    return AllToAll(*plan.grid) if plan.backend == ALL_TO_ALL else Ring()
 
 
 class GradientExchange:
-    """Averages gradients over the workers. It has the signature of DistributedOptimizer's own exchange.
+    """Sums or averages gradients over the workers.
 
     collectives: sums a bucket. Default: Ring. compression: "none" or "fp16", in transit. fusion_mb: maximum size of a
-    bucket in MB, before compression. Default: FUSION_MB. Buckets do not affect a ring, because Ring sums each tensor
-    separately and Horovod fuses them. plan: the plan of the collectives.
+    bucket in MB, before compression. Default: FUSION_MB. plan: the plan of the collectives.
     """
 
     def __init__(self, collectives: Ring | Stepwise | None = None, compression: str = "none",
@@ -62,57 +69,73 @@ class GradientExchange:
         self._fusion_bytes = int((fusion_mb or FUSION_MB) * 2**20)
 
     @property
+    def workers(self) -> int:
+        """The number of workers that exchange gradients."""
+        return hvd.size()
+
+    @property
     def process_sets(self) -> Sequence:
         """The process sets to pass to hvd.init."""
         return self._collectives.process_sets
 
     def __call__(self, gradients, variables=None) -> list:
-        """Returns the mean of each gradient over the workers, identical on all of them. Not compressed."""
+        """Returns the mean of each gradient over the workers, identical on all of them. Not compressed.
+
+        Horovod's own function wraps each gradient in a tf.cond on the number of workers.
+        """
         del variables
         if hvd.size() == 1:
             return list(gradients)
-        return [tf.math.scalar_mul(1 / hvd.size(), one)
-                for one in self._summed([*map(tf.convert_to_tensor, gradients)], "bucket", hvd.Compression.none)]
+        summed = self._summed([*map(tf.convert_to_tensor, gradients)], "bucket", hvd.Compression.none)
+        return [tf.math.scalar_mul(1 / hvd.size(), total) for total in summed]
 
-    def sums(self, gradients, count: int, scales: tf.Variable) -> tuple[list, tf.Tensor, tf.Tensor]:
+    def sums(self, gradients, variables, count: int, scales: tf.Variable, form: Float32 | FixedPoint = FLOAT32
+             ) -> tuple[list, tf.Tensor, tf.Tensor]:
         """Returns (sums of the gradients over the workers, factors that turn them into means, norms of the sums).
 
-        count: number of terms in the sums. scales: those of distributed.float16, which are updated if gradients are
-        compressed, float32 (gradients,). The factors, float32 (gradients,), are then 1 / (count * scale), and otherwise
-        1 / count. norms: float32 (gradients,). All results are identical on all workers. The number of workers can be a
-        constant in the graph, because a step is retraced when it changes. IndexedSlices become dense.
+        gradients: of the variables, as `form` represents them; fixed point is never compressed. count: number of terms
+        in the sums. scales: those of distributed.float16, which are updated if gradients are compressed, float32
+        (gradients,). The factors, float32 (gradients,), are then 1 / (count * scale), and otherwise 1 / count. norms:
+        float32 (gradients,). All results are identical on all workers. The number of workers can be a constant in the
+        graph, because a step is retraced when it changes. IndexedSlices become dense.
         """
-        if hvd.size() == 1:
-            return list(gradients), tf.fill([len(gradients)], 1 / count), norms_of(gradients)
+        if hvd.size() == 1 or isinstance(form, FixedPoint) or self._compression is hvd.Compression.none:
+            if hvd.size() > 1:
+                gradients = self._summed([*map(tf.convert_to_tensor, gradients)], "bucket", hvd.Compression.none)
+            totals = [form.total(gradient, variable.shape)
+                      for gradient, variable in zip(gradients, variables, strict=True)]
+            return totals, tf.fill([len(totals)], 1 / count), norms_of(totals)
         gradients = [*map(tf.convert_to_tensor, gradients)]
-        if self._compression is hvd.Compression.none:
-            sums = self._summed(gradients, "bucket", self._compression)
-            return sums, tf.fill([len(sums)], 1 / count), norms_of(sums)
         used = scales.read_value()
-        scaled = [scale * one for scale, one in zip(tf.unstack(used, len(gradients)), gradients, strict=True)]
-        sums = self._summed(scaled, "bucket", self._compression)
-        norms = norms_of(sums)
+        scaled = [scale * gradient
+                  for scale, gradient in zip(tf.unstack(used, len(gradients)), gradients, strict=True)]
+        totals = self._summed(scaled, "bucket", self._compression)
+        norms = norms_of(totals)
 
         def again():
             exact = self._summed(gradients, "again", hvd.Compression.none)
             return exact, tf.ones_like(used), norms_of(exact)
 
-        sums, used, norms = tf.cond(
-            tf.reduce_all(tf.math.is_finite(norms)), lambda: (sums, used, norms), again)
+        totals, used, norms = tf.cond(
+            tf.reduce_all(tf.math.is_finite(norms)), lambda: (totals, used, norms), again)
         [magnitudes] = self.sum([largest_of(gradients)], "magnitudes")
         scales.assign(float16.scales(magnitudes))
-        return sums, 1 / (count * used), norms
+        return totals, 1 / (count * used), norms
 
     def sum(self, tensors, name: str) -> list:
-        """Returns the sum of each tensor over the workers, in float32, with one message along the gradients' path."""
+        """Returns the sum of each tensor over the workers, with one message along the gradients' path.
+
+        They are float32 if any tensor is not int64.
+        """
         if hvd.size() == 1:
-            return [tf.cast(one, tf.float32) for one in tensors]
+            return list(tensors)
         return on_one_vector(tensors, lambda flat: self._collectives.sum([flat], hvd.Compression.none, name)[0])
 
     def _summed(self, tensors, name: str, compression) -> list:
         """Sums dense tensors over the workers, bucket by bucket."""
-        sums = {}
-        for order, bucket in enumerate(dense_buckets(tensors, self._fusion_bytes)):
+        sums, size = {}, sum(bytes_of(tensor) for tensor in tensors)
+        limit = min(self._fusion_bytes, size // self._collectives.least_buckets)
+        for order, bucket in enumerate(dense_buckets(tensors, limit)):
             summed = self._collectives.sum([tensors[number] for number in bucket], compression, f"{name}_{order}")
             sums |= zip(bucket, summed, strict=True)
         return [sums[number] for number in range(len(tensors))]
@@ -120,7 +143,12 @@ class GradientExchange:
 
 def dense_buckets(tensors, limit: int) -> list[list[int]]:
     """Returns the buckets of tensors, as indices. limit: in bytes; see `buckets`."""
-    return buckets([one.shape.num_elements() * one.dtype.size for one in tensors], limit)
+    return buckets([bytes_of(tensor) for tensor in tensors], limit)
+
+
+def bytes_of(tensor) -> int:
+    """Returns the size of a tensor of known shape."""
+    return tensor.shape.num_elements() * tensor.dtype.size
 
 
 def buckets(sizes: list[int], limit: int) -> list[list[int]]:

@@ -35,11 +35,12 @@ def visible(device: str = "auto") -> list[Gpu]:
     CUDA_VISIBLE_DEVICES lists numbers, UUIDs or prefixes of UUIDs. CUDA ignores everything from the first invalid one.
     device: the value of --device. There are no GPUs for "cpu".
     """
-    found, picked = [] if device == "cpu" else installed(), []
+    gpus = [] if device == "cpu" else installed()
+    picked = []
     if VISIBLE not in os.environ:
-        return found
+        return gpus
     for word in map(str.strip, os.environ[VISIBLE].split(",")):
-        named = [gpu for gpu in found
+        named = [gpu for gpu in gpus
                  if word == str(gpu.number) or (word.startswith("GPU-") and gpu.uuid.startswith(word))]
         if len(named) != 1 or named[0] in picked:
             break
@@ -89,7 +90,8 @@ def check(world, device: str, nccl: bool) -> None:
     """
     if device == "cpu":
         return
-    mine, listed = own(world.local_rank), len(visible())
+    mine = own(world.local_rank)
+    listed = len(visible())
     everyone = world.gather((os.uname().nodename, mine and mine.uuid, listed, world.gpu is not None), "GPUs")
     several_hosts = len({host for host, *_ in everyone}) > 1
     known = [(host, uuid) for host, uuid, _, usable in everyone if uuid and usable]

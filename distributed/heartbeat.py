@@ -5,6 +5,10 @@ check runs in the same exchange and is blocked, too. Each worker therefore has a
 each second, or every few seconds if there are thousands of workers, and rank 0 answers. A worker that hears nothing
 from another for LIMIT seconds says so and exits. A worker that has never been heard, for example behind a firewall, is
 not reported.
+
+A worker whose reader or GPU hangs still sends heartbeats. They say at which update it is, what its main thread does,
+and for how long that has not moved. Rank 0 names a worker that has waited for data for STALLED seconds, or one for
+which others have waited so long, and says what it does. The job goes on.
 """
 import contextlib
 import json
@@ -14,10 +18,11 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import psutil
 
+from common.activity import DATA, OTHERS, Activity, activity
 from common.errors import complain
 from distributed.world import World
 
@@ -25,6 +30,8 @@ LIMIT = 20.0  # seconds; less than the 30 after which Gloo gives up without nami
 INTERVAL = 1.0
 PER_SECOND = 1000  # heartbeats that rank 0 answers at most; more workers send them less often
 LARGEST = 2048  # bytes of a datagram
+STALLED = 60.0  # seconds without progress after which rank 0 says whose turn it is
+SHOWN = 8  # workers in a message
 
 
 @dataclass(frozen=True)
@@ -36,21 +43,40 @@ class Meeting:
     word: str
 
 
-class Heartbeat:
-    """This worker's heartbeat thread. end: called with a message when another worker is silent."""
+@dataclass(frozen=True)
+class Report:
+    """What a worker said last. seconds: for which its main thread has not moved."""
 
-    def __init__(self, world: World, end=None):
+    host: str
+    pid: int
+    step: int
+    does: str
+    seconds: float
+
+
+class Heartbeat:
+    """This worker's heartbeat thread.
+
+    end: called with a message when another worker is silent. own: what this worker does.
+    """
+
+    def __init__(self, world: World, end=None, own: Activity = activity):
         self._end = end or _end
+        self._activity = own
+        self._size = world.size
+        self._reports = {}
+        self._told = False
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.bind(("", 0))
         self._socket.settimeout(INTERVAL / 4)
         own = Meeting(("127.0.0.1", *_addresses()), self._socket.getsockname()[1], secrets.token_hex(8))
         self._meeting = world.broadcast(own, "heartbeat")
         self._interval = max(INTERVAL, world.size / PER_SECOND)
-        self._rank, self._heard, self._stopping = world.rank, {}, threading.Event()
+        self._rank = world.rank
+        self._heard = {}
+        self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
-        if world.size > 1:
-            self._thread.start()
+        self._thread.start()
 
     def stop(self) -> None:
         """Stops the heartbeat thread."""
@@ -62,8 +88,8 @@ class Heartbeat:
         self._socket.close()
 
     def _beat(self):
-        word = json.dumps({"word": self._meeting.word, "rank": self._rank, "host": socket.gethostname(),
-                           "pid": os.getpid()}).encode()
+        own = (socket.gethostname(), os.getpid())
+        word = b""
         due = time.monotonic()
         while not self._stopping.is_set():
             self._listen(word)
@@ -72,7 +98,13 @@ class Heartbeat:
                 continue
             if now - due > LIMIT / 4:  # this process was suspended, not the others
                 self._heard = {rank: (now, *others) for rank, (_, *others) in self._heard.items()}
+                self._activity.forget()
             due = now + self._interval
+            does, seconds = self._activity.look()
+            self._reports[self._rank] = report = Report(*own, self._activity.step, does, seconds)
+            word = json.dumps({"word": self._meeting.word, "rank": self._rank, **vars(report)}).encode()
+            if not self._rank:
+                self._name_laggards()
             for address in self._targets() if self._rank else ():
                 self._send(word, (address, self._meeting.port))
             for rank, (last, host, pid, _) in self._heard.items():
@@ -89,9 +121,26 @@ class Heartbeat:
             data, sender = self._socket.recvfrom(LARGEST)
             heard = json.loads(data)
             if heard["word"] == self._meeting.word:
-                self._heard[int(heard["rank"])] = time.monotonic(), heard["host"], heard["pid"], sender[0]
+                rank = int(heard["rank"])
+                self._heard[rank] = time.monotonic(), heard["host"], heard["pid"], sender[0]
                 if not self._rank:
                     self._send(word, sender)
+                self._reports[rank] = Report(*(heard[field.name] for field in fields(Report)))
+
+    def _name_laggards(self):
+        """Says once per stall which workers do not move, and what they do."""
+        still = {rank: report for rank, report in self._reports.items() if report.seconds >= STALLED}
+        laggards = [rank for rank, report in still.items() if report.does == DATA]
+        if not laggards and any(report.does == OTHERS for report in still.values()):
+            laggards = [rank for rank, report in still.items() if report.does != OTHERS]
+        if not laggards and len(still) == self._size > 1 and {report.does for report in still.values()} == {OTHERS}:
+            laggards = [*still]
+        if laggards and not self._told:
+            named = "; ".join(f"worker {rank} ({still[rank].host}, process {still[rank].pid}) is {still[rank].does}"
+                              for rank in sorted(laggards)[:SHOWN])
+            more = f"; and {len(laggards) - SHOWN} more workers" if len(laggards) > SHOWN else ""
+            complain(f"no progress for {STALLED:.0f} s at step {still[laggards[0]].step}: {named}{more}")
+        self._told = bool(laggards)
 
     def _send(self, word, target):
         with contextlib.suppress(OSError):  # the network is down: the other side notices the silence

@@ -16,7 +16,7 @@ rank order, whatever the dtype in transit. Step 2 sums in the dtype in transit. 
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from distributed.torus import Stepwise, all_reduce, process_set, sum_of_parts
+from distributed.torus import Stepwise, all_reduce, created, process_set, sum_of_parts
 
 
 class Hierarchical(Stepwise):
@@ -26,11 +26,12 @@ class Hierarchical(Stepwise):
     """
 
     def __init__(self, local_size: int, nodes: int):
-        workers, self._local_size = local_size * nodes, local_size
+        workers = local_size * nodes
+        self._local_size = local_size
         self._nodes = [process_set(range(first, first + local_size), workers)
                        for first in range(0, workers, local_size)]
         self._masters = process_set(range(0, workers, local_size), workers)
-        self.process_sets = [one for one in (*self._nodes, self._masters) if one not in (None, hvd.global_process_set)]
+        self.process_sets = created([*self._nodes, self._masters])
 
     @property
     def steps(self):
@@ -39,7 +40,8 @@ class Hierarchical(Stepwise):
     def reduce(self, flat, name):
         """Returns the sum over the node on its master, and the rank's own vector on other ranks."""
         splits = tf.constant([flat.shape[0]] + [0] * (self._local_size - 1), tf.int32)
-        received, _ = hvd.alltoall(flat, splits=splits, process_set=self._node, name=f"{name}_reduce")
+        received, _ = hvd.alltoall(flat, splits=splits, process_set=self._node, name=f"{name}_reduce",
+                                   ignore_name_scope=True)
         if self._is_master:
             return sum_of_parts(tf.ensure_shape(received, [self._local_size * flat.shape[0]]), self._local_size)
         # Nothing is received, but the result has to use it: after a mere control dependency, or one through its shape,
@@ -52,7 +54,7 @@ class Hierarchical(Stepwise):
     def broadcast(self, flat, name):
         """Returns the master's vector on all ranks of the node."""
         return hvd.broadcast(flat, hvd.rank() - hvd.rank() % self._local_size, process_set=self._node,
-                             name=f"{name}_broadcast")
+                             name=f"{name}_broadcast", ignore_name_scope=True)
 
     @property
     def _node(self):

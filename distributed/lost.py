@@ -1,11 +1,14 @@
 """Errors of Horovod that a user can understand: it cannot be loaded, or another worker is gone."""
 import re
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from common.errors import UserError
 from distributed.gpus import NCCL_BUILD
+
+HEAD_START = 2  # seconds: a launcher names the worker whose end it hears of first, which should be the lost one
 
 
 def is_lost(error) -> bool:
@@ -34,6 +37,7 @@ def explain_horovods_errors() -> Iterator[None]:
                             f"'uv sync --reinstall-package horovod', or for GPUs with '{NCCL_BUILD}'") from None
         if not is_lost(error):
             raise
+        time.sleep(HEAD_START)
         raise UserError("another worker has stopped; its own message says why, unless it was killed") from None
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from distributed.torus import process_set
+from distributed.torus import created, process_set
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Neighbours:
 
     @property
     def process_sets(self) -> list:
-        return [one for one in self._groups if one not in (None, hvd.global_process_set)]
+        return created(self._groups)
 
     @property
     def _groups(self) -> list:
@@ -32,4 +32,4 @@ class Neighbours:
 
 def distinct(*many: Iterable) -> list:
     """Returns each process set once, because Horovod refuses to create one twice."""
-    return list({id(one): one for process_sets in many for one in process_sets}.values())
+    return list({id(group): group for process_sets in many for group in process_sets}.values())

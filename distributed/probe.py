@@ -32,7 +32,9 @@ def speeds(world: World, hosts: list[list[int]]) -> list[tuple[bool, float, floa
     hosts: the ranks of each host. GB/s is the bus bandwidth of all-reduces as in NCCL's tests: 2 (n - 1) / n of the
     bytes, divided by the time. It is 0 for a single rank, and between hosts for all but the first rank of a host.
     """
-    rank, size, firsts = world.rank, world.size, [ranks[0] for ranks in hosts]
+    rank = world.rank
+    size = world.size
+    firsts = [ranks[0] for ranks in hosts]
     sets = {tuple(ranks): hvd.add_process_set(ranks) for ranks in (*hosts, firsts) if 1 < len(ranks) < size}
     total = hvd.allreduce(tf.fill([ELEMENTS], float(rank + 1)), op=hvd.Sum, name="sum")
     right = bool(tf.reduce_all(total == size * (size + 1) / 2))

@@ -15,12 +15,10 @@ a multiple of N, and can be sent as soon as its own gradients are ready. Tensors
 steps. The grid determines the order of each sum. It is reproducible if Horovod does not fuse buckets
 (HOROVOD_FUSION_THRESHOLD=0, which --deterministic sets). Otherwise Horovod fuses buckets that happen to be ready.
 """
-from functools import cache
+import functools
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
-
-from distributed import tree
 
 
 class Stepwise:
@@ -30,20 +28,21 @@ class Stepwise:
     """
 
     process_sets = ()
-    multiple = 1
+    least_buckets = multiple = 1
 
     def sum(self, tensors, compression, name):
         """Sums each tensor over the workers, all of one dtype; compressed in transit."""
-        compressed, contexts = zip(*(compression.compress(one) for one in tensors), strict=True)
-        parts, sizes = [tf.reshape(one, [-1]) for one in compressed], [one.shape.num_elements() for one in compressed]
+        compressed, contexts = zip(*(compression.compress(tensor) for tensor in tensors), strict=True)
+        parts = [tf.reshape(tensor, [-1]) for tensor in compressed]
+        sizes = [tensor.shape.num_elements() for tensor in compressed]
         if padding := -sum(sizes) % self.multiple:
             parts, sizes = [*parts, tf.zeros([padding], compressed[0].dtype)], [*sizes, padding]
         flat = tf.concat(parts, axis=0)  # a single tensor is not copied, neither here nor in the split
         for step in self.steps:
             flat = step(flat, name)
         parts = tf.split(flat, sizes)[:len(tensors)]
-        return [compression.decompress(tf.reshape(part, one.shape), context)
-                for part, one, context in zip(parts, tensors, contexts, strict=True)]
+        return [compression.decompress(tf.reshape(part, tensor.shape), context)
+                for part, tensor, context in zip(parts, tensors, contexts, strict=True)]
 
 
 class Torus(Stepwise):
@@ -74,16 +73,16 @@ class ProcessSets(Torus):
         self._rows = [process_set(range(row * horizontal, (row + 1) * horizontal), workers)
                       for row in range(vertical)]
         self._columns = [process_set(range(column, workers, horizontal), workers) for column in range(horizontal)]
-        self.process_sets = [one for one in (*self._rows, *self._columns) if one not in (None, hvd.global_process_set)]
+        self.process_sets = created([*self._rows, *self._columns])
 
     def reduce_scatter(self, flat, name):
         row, name = self._rows[hvd.rank() // self._horizontal], f"{name}_scatter"
         if row is None:
             return flat
         if self.rings:
-            return hvd.reducescatter(flat, op=hvd.Sum, process_set=row, name=name)
+            return hvd.reducescatter(flat, op=hvd.Sum, process_set=row, name=name, ignore_name_scope=True)
         splits = tf.fill([self._horizontal], flat.shape[0] // self._horizontal)
-        received, _ = hvd.alltoall(flat, splits=splits, process_set=row, name=name)
+        received, _ = hvd.alltoall(flat, splits=splits, process_set=row, name=name, ignore_name_scope=True)
         return sum_of_parts(tf.ensure_shape(received, flat.shape), self._horizontal)
 
     def all_reduce(self, flat, name):
@@ -91,10 +90,12 @@ class ProcessSets(Torus):
 
     def all_gather(self, flat, name):
         row = self._rows[hvd.rank() // self._horizontal]
-        return flat if row is None else hvd.allgather(flat, process_set=row, name=f"{name}_gather")
+        if row is None:
+            return flat
+        return hvd.allgather(flat, process_set=row, name=f"{name}_gather", ignore_name_scope=True)
 
 
-@cache
+@functools.cache
 def process_set(ranks: range, workers: int):
     """Returns the process set of these ranks, or None for a single rank.
 
@@ -105,23 +106,30 @@ def process_set(ranks: range, workers: int):
     return hvd.global_process_set if len(ranks) == workers else hvd.ProcessSet(list(ranks))
 
 
+def created(groups: list) -> list:
+    """Returns the process sets among these groups that hvd.init has to create."""
+    return [group for group in groups if group not in (None, hvd.global_process_set)]
+
+
 def all_reduce(group, flat, name: str):
     """Sums over a process set; None is a single rank."""
-    return flat if group is None else hvd.allreduce(flat, op=hvd.Sum, process_set=group, name=name)
+    if group is None:
+        return flat
+    return hvd.allreduce(flat, op=hvd.Sum, process_set=group, name=name, ignore_name_scope=True)
 
 
 def sum_of_parts(received, count: int):
-    """Sums the `count` vectors that are concatenated in `received`, in float32, whatever their dtype, in a tree."""
-    parts = tf.unstack(tf.cast(tf.reshape(received, [count, -1]), tf.float32))
-    return tf.cast(tree.total(parts), received.dtype)
+    """Sums the `count` vectors that are concatenated in `received`, in their order, float16 in float32."""
+    parts = tf.unstack(tf.reshape(received, [count, -1]))
+    if received.dtype.is_floating:
+        parts = [tf.cast(part, tf.float32) for part in parts]
+    return tf.cast(functools.reduce(tf.add, parts), received.dtype)
 
 
 class AllToAll(Torus):
     """The same steps, with the same bytes, as all-to-alls with zero-length splits for ranks outside the row or column.
 
-    Elastic training uses it, because process sets are ruled out there (distributed/allreduce_plan.py), and so do sums
-    in a tree: each of its ranks adds the parts that it receives in the order of their senders. With a single row, it is
-    a reduce-scatter and an all-gather, with the bytes of a ring.
+    Elastic training uses it, because process sets are ruled out there (plan/allreduce.py).
     """
 
     @property
@@ -153,5 +161,5 @@ class AllToAll(Torus):
     def _exchange(self, flat, length, ranks, name):
         """Sends `length` values to each of the ranks, and receives as many from each, in rank order."""
         splits = [length if rank in ranks else 0 for rank in range(self.multiple)]
-        received, _ = hvd.alltoall(flat, splits=tf.constant(splits, tf.int32), name=name)
+        received, _ = hvd.alltoall(flat, splits=tf.constant(splits, tf.int32), name=name, ignore_name_scope=True)
         return tf.ensure_shape(received, [length * len(ranks)])

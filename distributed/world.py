@@ -4,19 +4,26 @@ A world of one worker (`World()`) works without Horovod having started.
 """
 import contextlib
 import dataclasses
+import hashlib
 import os
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import horovod.tensorflow as hvd
+import numpy as np
 import tensorflow as tf
 
+from common.activity import OTHERS, activity
 from common.errors import UserError, one_line, reason
-from distributed import gpus, launcher, rdma
+from distributed import gpus, rdma
 from distributed.lost import is_lost
+from plan import launcher
 
 HOST = "/cpu:0"  # device for exchanging objects: NCCL gains nothing there, and fails if workers share a GPU
+SPARED = 3  # GiB of a GPU that TensorFlow leaves to CUDA, NCCL and DALI, whose validation pipeline opens later
+LARGEST_MESSAGE = 1 << 30  # bytes of a broadcast: MPI counts them in 32 bits
 
 
 @dataclass(frozen=True)
@@ -34,14 +41,33 @@ class World:
     cores: int = 1
 
     def gather(self, value, name: str) -> list:
-        """Returns the values of all ranks, by rank. A value can be any Python object."""
-        with tf.device(HOST):
-            return [value] if self.size == 1 else hvd.allgather_object(value, name=name)
+        """Returns the values of all ranks, by rank. A value can be any object that pickle supports."""
+        if self.size == 1:
+            return [value]
+        own = pickled(value)
+        sizes = self.concatenate(np.array([len(own)]), f"{name}.sizes")
+        return unpickled(self.concatenate(own, name), sizes)
+
+    def concatenate(self, rows: np.ndarray, name: str) -> np.ndarray:
+        """Returns the rows of all ranks, by rank. Ranks may have different numbers of rows, of the same shape."""
+        if self.size == 1:
+            return rows
+        with waiting():
+            return hvd.allgather(tf.constant(rows), name=name).numpy()
 
     def broadcast(self, value, name: str, root: int = 0):
-        """Returns the value of rank root. It can be any Python object."""
-        with tf.device(HOST):
-            return value if self.size == 1 else hvd.broadcast_object(value, root_rank=root, name=name)
+        """Returns the value of rank root. It can be any object that pickle supports, and larger than 2 GB."""
+        if self.size == 1:
+            return value
+        data, is_root = pickled(value) if self.rank == root else b"", self.rank == root
+        with waiting():
+            size = int(hvd.broadcast(tf.constant(len(data), tf.int64), root, name=f"{name}.size"))
+            data = data if is_root else np.empty(size, np.uint8)
+            for part in parts(size, LARGEST_MESSAGE):
+                sent = hvd.broadcast(tf.constant(data[part]), root, name=f"{name}.{part.start}")
+                if not is_root:
+                    data[part] = sent.numpy()
+        return value if is_root else pickle.loads(data)
 
     def broadcast_variables(self, variables: Sequence[tf.Variable], root: int = 0) -> None:
         """Copies rank root's values to every worker in one graph, without the AutoGraph of hvd.broadcast_variables."""
@@ -51,7 +77,8 @@ class World:
                 variable.assign(hvd.broadcast(variable, root, name=f"variable_{number}"))
 
         if self.size > 1:
-            broadcast()
+            with activity.during(OTHERS):
+                broadcast()
 
     def sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """Returns the sum over the workers."""
@@ -63,17 +90,27 @@ class World:
             return [tf.cast(t, tf.float32) for t in tensors]
         return on_one_vector(tensors, lambda flat: hvd.allreduce(flat, op=hvd.Sum, name=name))
 
-    def any(self, *flags: bool) -> list[bool]:
+    def any(self, *flags: bool, name: str = "any") -> list[bool]:
         """Returns whether each flag is set on any worker."""
-        return list(flags) if self.size == 1 else (self.sum(tf.constant(flags, tf.float32), "any") > 0).numpy().tolist()
+        if self.size == 1:
+            return list(flags)
+        with waiting():
+            return (self.sum(tf.constant(flags, tf.float32), name) > 0).numpy().tolist()
+
+    def is_equal(self, numbers: Sequence[int], name: str) -> bool:
+        """Whether all workers have the same numbers, each of 64 bits with a sign, by one all-reduce."""
+        own = np.array(numbers, np.int64)
+        own = np.concatenate([own, ~own])  # their maximum is the complement of the numbers' minimum
+        with waiting():
+            return self.size == 1 or np.array_equal(hvd.allreduce(tf.constant(own), op=hvd.Max, name=name), own)
 
     def barrier(self) -> None:
         """Waits until every rank has called it. Needed before exit, because mpirun kills all ranks when one exits."""
-        self.gather(None, "barrier")  # Horovod for TensorFlow has no barrier
+        self.any(False, name="barrier")  # Horovod for TensorFlow has no barrier
 
     @contextlib.contextmanager
     def raise_on_all_ranks(self) -> Iterator[None]:
-        """Raises an error from any rank on all ranks, as UserError."""
+        """Raises an error from any rank on all ranks, as UserError. Texts are exchanged only if there is one."""
         problem = None
         try:
             yield
@@ -83,12 +120,18 @@ class World:
             if is_lost(error):
                 raise
             problem = reason(error)
-        problems = [problem for problem in self.gather(problem, "problems") if problem]
-        if problems:
-            raise UserError(problems[0], on_all_ranks=True)
+        if self.any(problem is not None, name="is problem")[0]:
+            first = next(text for text in self.gather(problem, "problems") if text is not None)
+            raise UserError(first, on_all_ranks=True)
 
     def agree(self, values: dict, problem: str) -> None:
-        """Raises UserError on all ranks unless all have the same values. `problem` is the start of its message."""
+        """Raises UserError on all ranks unless all have the same values. `problem` is the start of its message.
+
+        Values are exchanged only if their representations differ.
+        """
+        digest = hashlib.blake2b(repr(sorted(values.items())).encode(), digest_size=8).digest()
+        if self.is_equal([int.from_bytes(digest, "big", signed=True)], f"{problem}.digest"):
+            return
         everyone = self.gather(values, problem)
         for rank, theirs in enumerate(everyone):
             for name, value in everyone[0].items():
@@ -103,15 +146,41 @@ class World:
 
     def workers_per_node(self) -> int:
         """Returns the number of workers per node, or 1 if nodes have different numbers."""
-        sizes = set(self.gather(self.local_size, "local sizes"))
-        return sizes.pop() if len(sizes) == 1 else 1
+        return self.local_size if self.is_equal([self.local_size], "local sizes") else 1
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
+    """The other workers are waited for, and what they exchange lies in the host's memory."""
+    with tf.device(HOST), activity.during(OTHERS):
+        yield
+
+
+def pickled(value) -> np.ndarray:
+    """Returns the bytes of a pickled value, uint8."""
+    return np.frombuffer(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), np.uint8)
+
+
+def unpickled(data: np.ndarray, sizes: np.ndarray) -> list:
+    """Returns the values whose bytes lie one after another. sizes: the number of bytes of each."""
+    return [pickle.loads(data[end - size:end]) for end, size in zip(np.cumsum(sizes).tolist(), sizes.tolist(),
+                                                                   strict=True)]
+
+
+def parts(size: int, largest: int) -> list[slice]:
+    """Returns the slices of at most `largest` bytes that cover so many bytes."""
+    return [slice(start, min(start + largest, size)) for start in range(0, size, largest)]
 
 
 def on_one_vector(tensors: Sequence[tf.Tensor], function: Callable) -> list[tf.Tensor]:
-    """Applies a function of a vector to all tensors at once, as one float32 vector. Returns tensors of their shapes."""
-    flat = function(tf.concat([tf.reshape(tf.cast(t, tf.float32), [-1]) for t in tensors], axis=0))
-    parts = tf.split(flat, [t.shape.num_elements() for t in tensors])
-    return [tf.reshape(part, t.shape) for part, t in zip(parts, tensors, strict=True)]
+    """Applies a function of a vector to all tensors at once, as one vector. Returns tensors of their shapes.
+
+    The vector is float32, or int64 if all tensors are.
+    """
+    dtype = tf.int64 if all(t.dtype == tf.int64 for t in tensors) else tf.float32
+    flat = function(tf.concat([tf.reshape(tf.cast(t, dtype), [-1]) for t in tensors], axis=0))
+    flats = tf.split(flat, [t.shape.num_elements() for t in tensors])
+    return [tf.reshape(part, t.shape) for part, t in zip(flats, tensors, strict=True)]
 
 
 def start(seed: int, deterministic: bool = False, process_sets=None, fusion_mb: float | None = None,
@@ -123,14 +192,9 @@ def start(seed: int, deterministic: bool = False, process_sets=None, fusion_mb: 
     all GPUs from TensorFlow. threads: number of threads of an operation on the CPU, on which the order of its sums
     depends. Default: one for each core of this worker.
     """
-    if timeline:
-        os.environ["HOROVOD_TIMELINE"] = str(Path(timeline).absolute())
     if deterministic:
-        # Horovod fuses other tensors in each step. On three or more workers, this changes the order of the sums.
-        os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
         tf.config.experimental.enable_op_determinism()
-    elif fusion_mb:
-        os.environ["HOROVOD_FUSION_THRESHOLD"] = str(int(fusion_mb * 2**20))
+    set_horovods_variables(deterministic, fusion_mb, timeline, has_nccl(device))
     _init(process_sets)
     expected = launcher.launched().size
     if hvd.size() != expected and launcher.ELASTIC not in os.environ:
@@ -142,6 +206,24 @@ def start(seed: int, deterministic: bool = False, process_sets=None, fusion_mb: 
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
     tf.keras.utils.set_random_seed(seed)
     return World(gpu=gpu, cores=cores).renumbered()
+
+
+def set_horovods_variables(deterministic: bool, fusion_mb: float | None, timeline: str | None, nccl: bool) -> None:
+    """Sets the variables that Horovod reads when it starts, for `start`. nccl: see has_nccl.
+
+    With HOROVOD_ENABLE_ASYNC_COMPLETION, the GPU waits for NCCL's kernels, and the host does not. Horovod has the host
+    wait for them if there is a timeline. The tensors of a group may then be on several streams, if there are several,
+    and its GPU would wait for one. Elastic training needs NCCL's errors, for which only a host that waits looks.
+    """
+    if timeline:
+        os.environ["HOROVOD_TIMELINE"] = str(Path(timeline).absolute())
+    if deterministic:
+        # Horovod fuses other tensors in each step. On three or more workers, this changes the order of the sums.
+        os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
+    elif fusion_mb:
+        os.environ["HOROVOD_FUSION_THRESHOLD"] = str(int(fusion_mb * 2**20))
+    if nccl and not os.environ.keys() & {"HOROVOD_TIMELINE", "HOROVOD_NUM_NCCL_STREAMS", launcher.ELASTIC}:
+        os.environ.setdefault("HOROVOD_ENABLE_ASYNC_COMPLETION", "1")
 
 
 def _init(process_sets) -> None:
@@ -168,6 +250,10 @@ def _own_gpu(device: str) -> int | None:
     if not own:
         return None
     tf.config.experimental.set_memory_growth(own, True)
+    listed = gpus.own(hvd.local_rank())
+    if listed and listed.memory > 2 * SPARED and hvd.local_size() <= len(usable):  # TensorFlow's growth may take all
+        limit = tf.config.LogicalDeviceConfiguration(memory_limit=int((listed.memory - SPARED) * 1024))
+        tf.config.set_logical_device_configuration(own, [limit])
     return int(own.name.split(":")[-1])
 
 
@@ -182,9 +268,14 @@ def _own_cores() -> int:
     return max(1, cores // hvd.local_size()) if cores == os.cpu_count() else cores  # all cores: the worker is not bound
 
 
+def sees_gpus(device: str = "auto") -> bool:
+    """Whether TensorFlow sees GPUs that it may use."""
+    return bool(_usable_gpus(device))
+
+
 def has_nccl(device: str = "auto") -> bool:
     """Whether gradients are exchanged by NCCL, on GPUs."""
-    return bool(hvd.nccl_built() and _usable_gpus(device))
+    return bool(hvd.nccl_built()) and sees_gpus(device)
 
 
 def check_gpus(world: World, device: str) -> None:

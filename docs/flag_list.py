@@ -2,7 +2,7 @@
 from pathlib import Path
 
 from common import flags
-from training.flags import GROUPS, define
+from plan.flags import GROUPS, define
 
 PAGE = Path(__file__).parent / "flags.md"
 INTRODUCTION = """# All flags of train.py
@@ -13,7 +13,7 @@ from a file, one per line. Without it, a recipe in `launch/recipes` is read firs
 precedence. A line on standard error names a flag that has no effect in combination with the others, such as
 `--warmup_epochs` with `--warmup=none`.
 
-`uv run python -m docs.flag_list` writes this page from `training/settings.py`.
+`uv run python -m docs.flag_list` writes this page from `plan/settings.py`.
 """
 TITLES = {"Recipe": "What to train: the recipe", "Launch": "What to train on: the launch", "Run": "How to run it"}
 

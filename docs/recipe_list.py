@@ -2,22 +2,28 @@
 import re
 from pathlib import Path
 
-from common.recipe_file import read
+from plan.recipe_file import read
 
 RECIPES = Path(__file__).parents[1] / "launch" / "recipes"
 PAPERS = {
     "lars_1708.03888": "You, Gitman, Ginsburg: Large Batch Training of Convolutional Networks, arXiv:1708.03888",
     "sysml18": "You, Zhang, Hsieh, Demmel, Keutzer: Speeding up ImageNet Training on Supercomputers, SysML 2018",
     "sony_1811.05233": "Mikami et al.: Massively Distributed SGD, arXiv:1811.05233",
+    "lamb_1904.00962": "You et al.: Large Batch Optimization for Deep Learning, arXiv:1904.00962, after its first "
+                       "author's code, fastalgo/imagenet_resnet50_lamb",
+    "dle": "NVIDIA DeepLearningExamples, TensorFlow/Classification/ConvNets, ResNet-50 v1.5",
     "mlperf": "MLPerf Training, ResNet-50: reference convergence points, from mlperf-logging 4.1.68",
 }
 INTRODUCTION = """# Recipes
 
 Each recipe is a file of flags. `uv run train.py --flagfile=launch/recipes/PAPER/NAME.flags` trains it on any number of
 workers that divides its batch size. `--dry_run --workers=N` shows its plan without the dataset. Without flags, train.py
-reads `digits.flags`. The accuracies are those reported in the papers. The last table has no paper: MLPerf publishes how
-many epochs its reference needed with these settings to reach its target
-([MLPerf](../../docs/observers.md#mlperfs-log)).
+reads `digits.flags`. The accuracies are those reported in the papers. The last two tables have no paper: NVIDIA
+publishes what its script reaches, and MLPerf how many epochs its reference needed with these settings to reach its
+target ([MLPerf](../../docs/observers.md#mlperfs-log)).
+
+"Rehearsed" is the verdict of `experiments.rehearse` on a small network and Fashion-MNIST, with the top-1 there
+([Rehearse a row](../../docs/papers.md#rehearse-a-row)).
 
 The last column gives the source of each setting: a section or table of the paper, or a file or the later code of its
 authors. `open` means that no source gives the setting. A comment in the recipe then explains the value.
@@ -38,12 +44,13 @@ def page() -> str:
     lines = [INTRODUCTION]
     for folder, paper in PAPERS.items():
         lines += [f"\n## {paper}\n", "| recipe | row in the paper | model | batch size | schedule | epochs | "
-                  "reported | source of each setting |",
-                  "| --- | --- | --- | --- | --- | --- | --- | --- |"]
+                  "reported | rehearsed | source of each setting |",
+                  f"|{' --- |' * 9}"]
         for path in sorted((RECIPES / folder).glob("*.flags"), key=_natural):
             f = read(path)
             lines.append(f"| [{path.stem}]({folder}/{path.name}) | {f['Row']} | {f['model']} | {f['batch_size']} | "
-                         f"{rule(f)} | {f['epochs']} | {f['Reported']} | {f['Sources']} |")
+                         f"{rule(f)} | {f['epochs']} | {f['Reported']} | {f.get('Rehearsed', 'not yet')} | "
+                         f"{f['Sources']} |")
     return "\n".join(lines) + "\n"
 
 

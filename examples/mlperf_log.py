@@ -13,7 +13,8 @@ import psutil
 
 from common.errors import complain
 from common.files import as_json, write_atomically
-from reporting.observer import Evaluation, Observer, RunInfo, Update, top1_of
+from plan.run_folder import top1_of
+from training.observer import Evaluation, Observer, RunInfo, Update
 
 PREFIX = ":::MLLOG "
 TARGET_TOP1 = 0.759  # of MLPerf's ResNet-50, which its checker demands in the closed division

@@ -37,16 +37,16 @@ from common.files import locked
 from common.flags import flag
 from data.named import open_named
 from data.synthetic import is_synthetic
-from distributed import launcher
-from distributed.allreduce_plan import check_nodes
 from distributed.lost import explain_horovods_errors
+from plan import launcher
+from plan.allreduce import check_nodes
+from plan.flags import define, with_image_size
+from plan.settings import Launch, Recipe, Run, Settings
 from reporting import speed
-from training.flags import define, with_image_size
-from training.settings import Launch, Recipe, Run, Settings
 
 EXCHANGE = ("allreduce", "torus_grid", "compression", "fusion_mb")  # flags that only have an effect on training steps
 BORROWED = ("data_dir", "model", "augmentation", "image_size", "precision", "device", "dali_device", "hw_decoder_load",
-            "xla", *EXCHANGE)
+            "loss_scale", "xla", "persistent_batch_norm", *EXCHANGE)
 
 
 def _threads(texts: list[str]) -> tuple[int, ...]:
@@ -84,7 +84,8 @@ class Options:
 
 def all_flags():
     """Returns this command's own flags and those that it shares with train.py."""
-    values, borrowed = flags.define(Options), define()
+    values = flags.define(Options)
+    borrowed = define()
     for name in BORROWED:
         values[name] = borrowed[name]
     values.set_default("augmentation", "crop_flip")
@@ -105,8 +106,8 @@ def main(argv) -> int:
             if values[name].present and not on_all_workers(options):
                 raise UsageError(f"--{name} only has an effect on training steps; start several workers or give "
                                  "--global_batch_size")
-        recipe, launch = (flags.parsed(values, group, BORROWED) for group in (Recipe, Launch))
-        run(with_image_size(recipe), launch, options)
+        recipe = with_image_size(flags.parsed(values, Recipe, BORROWED))
+        run(recipe, flags.parsed(values, Launch, BORROWED), options)
     return ending.code
 
 
@@ -117,7 +118,8 @@ def on_all_workers(options: Options) -> bool:
 
 def run(recipe: Recipe, launch: Launch, options: Options) -> None:
     """Measures. Rank 0 prints the results and writes them to --output_dir."""
-    in_stages, rank = not on_all_workers(options), launcher.launched().rank
+    in_stages = not on_all_workers(options)
+    rank = launcher.launched().rank
     if in_stages and is_synthetic(recipe.data_dir):
         raise UsageError(f"flag --data_dir={recipe.data_dir}: synthetic data has nothing to read; give a real dataset, "
                          "or --global_batch_size to measure only training steps")

@@ -15,20 +15,21 @@ from data.dataset import Dataset
 from data.feed import Batches, Feed
 from data.pipeline import STAGES
 from data.synthetic import Resident
-from distributed import launcher
 from distributed import world as worlds
 from distributed.lost import is_lost
 from distributed.world import World
 from launch import topology as topologies
 from model_zoo.cost import model_cost
 from optim.schedules import Piecewise
+from plan import launcher
+from plan.micro_batches import divisors
+from plan.plan import Phase, Plan, allreduce_for, make_plan
+from plan.settings import Settings
 from reporting import speed
 from training import build
 from training.bad_input import bad_input_is_user_error
 from training.breakdown import StepTimes, breakdown_of, on_host
 from training.build import Job
-from training.plan import Phase, Plan, allreduce_for, divisors, make_plan
-from training.settings import Settings
 from training.step import StepResult
 
 ROUNDS = 5
@@ -82,7 +83,7 @@ class Measured:
         self.rates.append(self.calls * self.images / self.run(self.calls))
         for _ in range(TIMED if self.times else 0):
             began = time.perf_counter()
-            result = StepResult.unpack(self._finished(self._started(timed=True)))
+            result = self._finished(self._started(timed=True))
             self.times.add_timed(time.perf_counter() - began, result.waited)
 
     def run(self, calls: int) -> float:
@@ -125,8 +126,9 @@ def measure(settings: Settings, options, dataset: Dataset, in_stages: bool) -> t
     """
     recipe, launch = settings.recipe, settings.launch
     topology = options.topology and topologies.load(options.topology)
-    launched, nccl = launcher.launched(), worlds.has_nccl(launch.device)
-    build.set_compiler(launch)
+    launched = launcher.launched()
+    nccl = worlds.has_nccl(launch.device)
+    build.set_variables(settings)
     allreduce = allreduce_for(launch, launched.size, launched.local_size, nccl)
     exchange = build.make_exchange(launch, allreduce, nccl)
     world = worlds.start(recipe.seed, process_sets=exchange.process_sets, fusion_mb=launch.fusion_mb,
@@ -141,15 +143,15 @@ def measure(settings: Settings, options, dataset: Dataset, in_stages: bool) -> t
     feeds = {count: build.make_feed(recipe, replace(launch, dali_threads=count), dataset, world) for count in threads}
     with contextlib.ExitStack() as held:
         with world.raise_on_all_ranks():
-            state = build.make_state(settings, dataset, exchange)
-            jobs = [build.make_job(settings, plan, world, feeds[threads[0]], state) for plan in plans]
+            state = build.make_state(settings, dataset)
+            jobs = [build.make_job(settings, plan, world, feeds[threads[0]], state, exchange) for plan in plans]
             measured = stages(jobs[0], feeds, held) if in_stages else training_steps(jobs, held)
         take_turns(measured, options.seconds / ROUNDS, world)
         image_bytes = mean_size(measured[0]) if in_stages else None
     about = {name: getattr(recipe, name) for name in ("data_dir", "model", "augmentation", "precision")} | {
         "image_size": recipe.final_image_size, "device": "cpu" if world.gpu is None else "gpu"}
     if in_stages:
-        rows = sorted((stage_row(one, image_bytes) for one in measured), key=lambda row: ORDER.index(row["name"]))
+        rows = sorted((stage_row(stage, image_bytes) for stage in measured), key=lambda row: ORDER.index(row["name"]))
         return world, {"stages": rows, **speed.limit(rows), **about, "cores": world.cores, "format": dataset.format,
                        "dali_device": build.dali_device(launch.dali_device, world),
                        "micro_batch_size": options.micro_batch_size, "image_bytes": image_bytes}
@@ -163,17 +165,18 @@ def measure(settings: Settings, options, dataset: Dataset, in_stages: bool) -> t
 
 def take_turns(measured: list[Measured], seconds: float, world: World) -> None:
     """Measures each in ROUNDS turns of this time."""
-    for one in measured:
-        one.warm_up(seconds, world)
+    for work in measured:
+        work.warm_up(seconds, world)
     for _ in range(ROUNDS):
-        for one in measured:
+        for work in measured:
             wait_for_pipelines()
-            one.turn()
+            work.turn()
 
 
 def wait_for_pipelines(longest: float = 5.0) -> None:
     """Waits until all pipelines have filled their queues and this process's threads are idle."""
-    end, used = time.perf_counter() + longest, -1.0
+    end = time.perf_counter() + longest
+    used = -1.0
     while time.perf_counter() < end and time.process_time() - used > 0.005:
         used = time.process_time()
         time.sleep(0.02)
@@ -203,7 +206,8 @@ def training_steps(jobs: list[Job], held: contextlib.ExitStack) -> list[Measured
 
 def stages(job: Job, feeds: dict[int, Feed], held: contextlib.ExitStack) -> list[Measured]:
     """Returns the stages in the order of their turns, `read` first. feeds: by number of threads."""
-    [phase], made = job.plan.phases, []
+    [phase] = job.plan.phases
+    made = []
     for threads, feed in feeds.items():
         read = prepared(feed, phase, workers=1)
         batches = held.enter_context(feed.open(read, again=True))
@@ -246,8 +250,10 @@ def training_step(name: str, job: Job, batches: Batches | Resident) -> Measured:
         batches.admit(phase.accumulation_steps)
         return step(batches.iterator, tf.constant(0.0), tf.constant(job.settings.recipe.momentum), on_host(timed))
 
+    shapes = StepResult.shapes(len(job.state.model.trainable_variables))
     return Measured(name, update, batches, phase.global_batch_size, phase.accumulation_steps * phase.micro_batch_size,
-                    finish=lambda packed: packed.numpy(), ahead=-(-AHEAD // phase.accumulation_steps))
+                    finish=lambda packed: StepResult.unpacked(packed.numpy(), shapes),
+                    ahead=-(-AHEAD // phase.accumulation_steps))
 
 
 def mean_size(read: Measured, batches: int = 32) -> float:
@@ -276,9 +282,7 @@ def forecast(topology, job: Job) -> float:
     """Returns the images per second that a topology forecasts for a job."""
     plan, recipe = job.plan, job.settings.recipe
     [phase] = plan.phases
-    work = topologies.Job.of(
-        model_cost(recipe.model, len(job.feed.dataset.classes), recipe.final_image_size), phase.micro_batch_size,
-        phase.accumulation_steps, topologies.BYTES[job.settings.launch.compression],
-        recipe.batch_norm_statistics == "moving")
+    model = model_cost(recipe.model, len(job.feed.dataset.classes), recipe.final_image_size)
+    work = topologies.StepWork.of(model, phase, recipe, topologies.BYTES[job.settings.launch.compression])
     seconds = topology.step_seconds(work, plan.allreduce.grid or (plan.workers, 1), plan.allreduce.allreduce)
     return phase.global_batch_size / seconds

@@ -12,17 +12,18 @@ from common import flags
 from common.errors import UsageError, UserError
 from common.files import write_atomically
 from common.flags import flag
-from common.recipe_file import RECIPES, flags_in
 from data import named
 from experiments.trainings import Result, all_flags, passed_on
-from training import flags as train_flags
-from training.output_dir import changed_flag
-from training.plan import plan_for
+from plan import flags as train_flags
+from plan.output_dir import changed_flag
+from plan.plan import plan_for
+from plan.recipe_file import RECIPES, flags_in
 
 GROUPS = train_flags.GROUPS
 SWEPT = (*(name for name in (*flags.names(GROUPS["Recipe"]), *flags.names(GROUPS["Launch"])) if name != "seed"),
          "init_checkpoint", "on_divergence", "max_rollbacks")
-LISTS = {one.name for group in GROUPS.values() for one in fields(group) if isinstance(one.metadata.get("given"), list)}
+LISTS = {field.name for group in GROUPS.values() for field in fields(group)
+         if isinstance(field.metadata.get("given"), list)}
 LONGEST = 150  # characters in the name of a run's folder
 SEED = "give --seeds=NUMBER instead of seed; --seed is the first"
 
@@ -36,7 +37,7 @@ def swept(texts: list[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
             raise ValueError(SEED)
         if name not in SWEPT:
             raise ValueError(f"'{text}' is not FLAG=VALUES with a flag of train.py, such as learning_rate=5,10,20"
-                             + flags.nearest_value(f"--sweep={name}: value should be one of <{'|'.join(SWEPT)}>"))
+                             + flags.nearest_value(f"--sweep={name}: value should be one of <{'|'.join(SWEPT)}>", {}))
         if name in pairs:
             raise ValueError(f"{name} is given twice; give all of its values at once")
         separator = ";" if {";", ":"} & {*values} or name in LISTS else ","
@@ -55,6 +56,8 @@ class Options:
     runs: File whose lines are the flags of runs. Each line is combined with the values of --sweep.
     seeds: Number of seeds for each combination. They count up from --seed.
     search_rate: Search the best learning rate of each combination, then train it with all seeds.
+    search_data_dir: Dataset of --search_rate, such as fashion_holdout, so that no rate is chosen on the validation
+        images of --data_dir, on which the best ones are then trained. Default: --data_dir.
     output_dir: Folder for the runs, sweep.json and sweep.html.
     dry_run: Check the flags, and write those of each run to a file and the results so far, but train nothing.
     """
@@ -63,6 +66,7 @@ class Options:
     runs: str | None = None
     seeds: int = flag(1, low=1, high=10_000)
     search_rate: bool = False
+    search_data_dir: str | None = None
     output_dir: str = "runs/sweep"
     dry_run: bool = False
 
@@ -99,6 +103,8 @@ def read(argv: Sequence[str]) -> tuple[Options, list[str], list[dict[str, str]]]
     if not (options.sweep or options.runs or options.search_rate) and options.seeds == 1:
         raise UsageError("there is nothing to sweep; give --sweep=FLAG=VALUES, such as --sweep=learning_rate=5,10,20, "
                          "--runs=FILE, or --seeds=NUMBER")
+    if options.search_data_dir and not options.search_rate:
+        raise UsageError("--search_data_dir requires --search_rate")
     if options.search_rate and options.dry_run:
         raise UsageError("--search_rate: a search needs results; remove --dry_run")
     if values.mode != "train":
@@ -111,9 +117,9 @@ def read(argv: Sequence[str]) -> tuple[Options, list[str], list[dict[str, str]]]
             raise UsageError(f"--sweep={name}: {options.runs} has --{name}, too; remove one of them")
     if options.search_rate and "learning_rate" in dict(options.sweep):
         raise UsageError("--search_rate searches the learning rate; remove --sweep=learning_rate")
-    crossed = itertools.product(*([(name, one) for one in listed] for name, listed in options.sweep))
+    crossed = itertools.product(*([(name, value) for value in listed] for name, listed in options.sweep))
     common = [*recipes, *passed_on(values, Options)]
-    return options, common, [line | dict(one) for line, one in itertools.product(lines, crossed)]
+    return options, common, [line | dict(pairs) for line, pairs in itertools.product(lines, crossed)]
 
 
 @functools.cache
@@ -158,8 +164,8 @@ def flags_of_line(words: list[str]) -> dict[str, str]:
                                                          "line")
         if values[name].present > 1:
             raise UsageError(f"--{name} is given twice")
-    found = flags_in("\n".join(values[name].serialize() for name in given))
-    return {"flagfile": recipes[0].partition("=")[2]} | found if recipes else found
+    texts = flags_in("\n".join(values[name].serialize() for name in given))
+    return {"flagfile": recipes[0].partition("=")[2]} | texts if recipes else texts
 
 
 def named_values(values: dict[str, str]) -> dict[str, str]:
@@ -193,12 +199,18 @@ def planned(options: Options, common: Sequence[str], values: dict[str, str], see
         values = values | {"learning_rate": str(learning_rate)}
     settings, words = settings_of(common, values, f"--seed={seed}")
     made = Planned(named_values(values), seed, tuple(words))
-    if not options.dry_run:  # a job of an array has its own workers, and submit.sh prints its plan
+    # a job of an array has its own workers, and submit.sh prints its plan
+    return checked(made, settings, Path(options.output_dir).absolute(), plans=not options.dry_run)
+
+
+def checked(made: Planned, settings: train_flags.Settings, output_dir: Path, plans: bool = True) -> Planned:
+    """Returns a run. Raises UserError if it has no plan on one worker, or its folder in output_dir other flags."""
+    if plans:
         try:
             plan_for(settings, 1, 1, train_samples(settings.recipe.data_dir))
         except UserError as error:
             raise UserError(f"{made.name}: {error}") from None
-    folder = Path(options.output_dir).absolute() / made.name
+    folder = output_dir / made.name
     if changed := changed_flag(folder, settings):
         name, before, now = changed
         raise UserError(f"{folder} holds a run with --{name}={before} instead of {now}; choose another --output_dir")
@@ -210,6 +222,6 @@ def write_flags(folder: Path, runs: list[Planned]) -> None:
     for old in folder.glob("*.flags"):
         if old.stem.isdecimal():
             old.unlink()
-    for number, one in enumerate(runs):
-        words = [*one.words, f"--output_dir={folder / one.name}"]
+    for number, run in enumerate(runs):
+        words = [*run.words, f"--output_dir={folder / run.name}"]
         write_atomically(folder / f"{number}.flags", "\n".join(words) + "\n")

@@ -18,9 +18,9 @@ line. A line may also name a recipe. # starts a comment.
     --optimizer=sgd --learning_rate=0.1
     --flagfile=launch/recipes/lars_1708.03888/table1-resnet50-256.flags
 
---search_rate searches the best learning rate of each combination or line, starting from its --learning_rate. First, it
-multiplies or divides the rate by two until the best one has a worse one on either side, then by the square root of two.
-The search uses one seed. Then it trains the best rate with all seeds.
+--search_rate searches the best learning rate of each combination or line: seven rates in factors of two around its
+--learning_rate, and further ones until the best one has a worse one on either side. The search uses one seed, and the
+dataset of --search_data_dir. Then it trains the best rate with all seeds on --data_dir.
 
 --dry_run writes the flags of run N to N.flags in --output_dir. The runs can then be jobs of a Slurm array:
 launch/slurm/submit.sh --array=0-17 [options] OUTPUT_DIR/%a.flags. Then the command without --dry_run trains what is
@@ -36,13 +36,16 @@ from pathlib import Path
 from common import command, flags
 from common.errors import UsageError, UserError
 from common.files import as_json, locked
+from data import named
 from experiments.planned import Options, Planned, planned, read, settings_of, write_flags
 from experiments.trainings import Result, all_flags, train_once
 from optim.schedules import Piecewise
-from reporting.observer import top1_of
+from plan.run_folder import top1_of
 from reporting.sweep import write_sweep
 
-FARTHEST = 24  # of a search: factors of the square root of two from its start, a factor of 4,096
+NEAREST, FARTHEST = 3, 12  # of a search: factors of two on either side of its start, at first and at most
+
+
 class Sweep:
     """The runs of a sweep in its folder, and their results.
 
@@ -57,32 +60,32 @@ class Sweep:
 
     def add(self, runs: Sequence[Planned]) -> list[Planned]:
         """Adds runs, reads the results of those that have ended, and returns the others."""
-        for one in runs:
-            if one.name not in self._runs and (result := Result.read(self._folder / one.name)):
-                self._results[one.name] = result
-            self._runs[one.name] = one
+        for run in runs:
+            if run.name not in self._runs and (result := Result.read(self._folder / run.name)):
+                self._results[run.name] = result
+            self._runs[run.name] = run
         self._write()
-        return [one for one in runs if one.name not in self._results]
+        return [run for run in runs if run.name not in self._results]
 
     def train(self, runs: Sequence[Planned]) -> list[float]:
         """Trains the runs that have not ended. Returns the validation top-1 of all of them after the last epoch."""
-        for one in self.add(runs):
-            number = [*self._runs].index(one.name) + 1
+        for run in self.add(runs):
+            number = [*self._runs].index(run.name) + 1
             of = f" of {self._planned}" if self._planned else ""
-            print(f"run {number}{of}: {one.name}", file=sys.stderr, flush=True)
+            print(f"run {number}{of}: {run.name}", file=sys.stderr, flush=True)
             try:
-                self._results[one.name] = train_once(self._folder / one.name, one.words)
+                self._results[run.name] = train_once(self._folder / run.name, run.words)
             except UserError as error:
                 self._write(str(error))
                 raise
-            print(f"  {described(self._results[one.name])}", file=sys.stderr, flush=True)
+            print(f"  {described(self._results[run.name])}", file=sys.stderr, flush=True)
             self._write()
-        return [top1_of(asdict(self._results[one.name])) for one in runs]
+        return [top1_of(asdict(self._results[run.name])) for run in runs]
 
     @property
     def rows(self) -> list[dict]:
         """The rows of sweep.json."""
-        return [one.row(self._results[name]) for name, one in self._runs.items() if name in self._results]
+        return [run.row(self._results[name]) for name, run in self._runs.items() if name in self._results]
 
     def _write(self, problem: str = ""):
         write_sweep(self._folder, self.rows, self._planned, problem)
@@ -108,6 +111,7 @@ def run(argv: Sequence[str]) -> list[dict]:
     seeds = [range(start.seed, start.seed + options.seeds) for start in starts]
     runs = [plan(values, seed) for values, own in zip(combinations, seeds, strict=True) for seed in own]
     centres = [centre(start.learning_rate) for start in starts] if options.search_rate else []
+    search_set = {"data_dir": named.absolute(options.search_data_dir)} if options.search_data_dir else {}
     folder = Path(options.output_dir).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     with alone_in(folder):
@@ -119,20 +123,17 @@ def run(argv: Sequence[str]) -> list[dict]:
                   file=sys.stderr)
         elif options.search_rate:
             for values, own, start in zip(combinations, seeds, centres, strict=True):
-                search(sweep, functools.partial(plan, values), own, start)
+                rate = searched(sweep, functools.partial(plan, values | search_set, own[0]), start)
+                sweep.train([plan(values, seed, learning_rate=rate) for seed in own])
         else:
             sweep.train(runs)
     print(f"report: {folder}/sweep.html", file=sys.stderr)
     return sweep.rows
 
 
-def search(sweep: Sweep, plan: Callable[..., Planned], seeds: Sequence[int], centre: float) -> None:
-    """Searches the best learning rate of a combination with its first seed, then trains it with all.
-
-    plan: returns the run with a seed and a learning_rate.
-    """
-    rate = best_rate(centre, lambda rates: sweep.train([plan(seeds[0], learning_rate=one) for one in rates]))
-    sweep.train([plan(seed, learning_rate=rate) for seed in seeds])
+def searched(sweep: Sweep, plan: Callable[..., Planned], centre: float) -> float:
+    """Returns the best learning rate of a combination. plan: returns the run with a learning_rate."""
+    return best_rate(centre, lambda rates: sweep.train([plan(learning_rate=one) for one in rates]))
 
 
 def centre(rates: Piecewise) -> float:
@@ -143,31 +144,23 @@ def centre(rates: Piecewise) -> float:
 
 
 def best_rate(centre: float, top1: Callable[[list[float]], list[float]]) -> float:
-    """Returns the learning rate with the highest accuracy, among the centre times powers of the square root of two.
+    """Returns the learning rate with the highest accuracy, among the centre times powers of two.
 
     top1: returns the accuracy with each of these rates.
     """
-    def climb(exponent: int, step: int) -> int:
-        """Changes the exponent by this step until the best rate has a worse one on either side."""
-        while abs(exponent) < FARTHEST:
-            neighbours = [exponent - step, exponent, exponent + step]
-            accuracies = top1([rate_at(centre, one) for one in neighbours])
-            best = neighbours[accuracies.index(max(accuracies))]
-            if best == exponent:
-                break
-            exponent = best
-        return exponent
-
-    return rate_at(centre, climb(climb(0, 2), 1))
-
-
-def rate_at(centre: float, exponent: int) -> float:
-    """Returns 2 ** (exponent / 2) times the centre: the same float for every way to it."""
-    return centre * 2.0 ** (exponent / 2)
+    lowest, highest = -NEAREST, NEAREST
+    while True:
+        rates = [centre * 2.0 ** exponent for exponent in range(lowest, highest + 1)]
+        accuracies = top1(rates)
+        best = accuracies.index(max(accuracies))
+        if 0 < best < len(rates) - 1 or max(-lowest, highest) == FARTHEST:
+            return rates[best]
+        lowest, highest = (lowest - 1, highest) if best == 0 else (lowest, highest + 1)
 
 
 def described(result: Result) -> str:
-    where, ended = result.diverged_at, f"top-1 {top1_of(asdict(result)):.2%}"
+    where = result.diverged_at
+    ended = f"top-1 {top1_of(asdict(result)):.2%}"
     if where:
         ended = f"diverged at step {where['step']} (epoch {where['epoch']:.3f})"
     best = "" if result.best_epoch is None else f", best top-1 {result.best_top1:.2%}"

@@ -14,9 +14,9 @@ from absl import flags as absl_flags
 
 from common import flags
 from common.errors import ExitCode, Stopped, UserError
-from distributed.launcher import end_with_parent
-from reporting.run_folder import RUN, SUMMARY, RunFolder
-from training import flags as train_flags
+from plan import flags as train_flags
+from plan.launcher import end_with_parent
+from plan.run_folder import RUN, SUMMARY, RunFolder
 from training.stopping import SIGNALS
 
 TRAIN = Path(__file__).parents[1] / "train.py"
@@ -44,9 +44,10 @@ class Result:
     def read(cls, folder: Path) -> "Result | None":
         """Returns the result of the run in a folder, or None if there is no run or it has not ended."""
         files = RunFolder(folder, reader="experiments.sweep")
-        ending, recipe = files.read(SUMMARY), files.read(RUN).get("recipe") or {}
+        ending = files.read(SUMMARY)
         if not ending:
             return None
+        recipe = files.read(RUN).get("recipe") or {}
         top1 = 1 / ending["classes"] if ending.get("diverged") else ending["val_top1"]
         return cls(top1, ending.get("ema_val_top1"), ending.get("best_top1", top1), ending.get("best_epoch"),
                    ending["seconds"], ending.get("diverged_at"), recipe.get("reported"))
@@ -78,7 +79,8 @@ def train_once(folder: Path, words: Sequence[str]) -> Result:
 
 def all_flags(options: type) -> absl_flags.FlagValues:
     """Returns the flags of a program's own dataclass, and those of train.py that it does not replace."""
-    values, others = flags.define(options), train_flags.define()
+    values = flags.define(options)
+    others = train_flags.define()
     for name in others:
         if name not in values:
             values[name] = others[name]

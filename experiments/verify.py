@@ -1,7 +1,7 @@
 """Checks that a run can be reproduced: `python -m experiments.verify RUN [--workers=N] [flags of train.py]`.
 
 It trains from a checkpoint of the run to the next evaluation, with the run's flags and on its number of workers, and
-compares that evaluation with the row of metrics.jsonl, which contains a digest of the weights. The run has to be one
+compares that evaluation with the row of metrics.jsonl, which contains a checksum of the weights. The run has to be one
 with --deterministic, which gives the same bits again.
 
 RUN is the folder of a run, its checkpoints/ or one checkpoint in it. The newest checkpoint that an evaluation follows
@@ -24,10 +24,12 @@ from common.errors import ExitCode, Stopped, UsageError, UserError
 from common.files import as_json
 from common.flags import flag
 from experiments.trainings import TRAIN, all_flags, passed_on, started, stops_passed_on
-from reporting.run_folder import CHECKPOINTS, FLAGS, METRICS, RunData, RunFolder
-from training import flags as train_flags
-from training.default_recipe import run_folder
-from training.settings import Settings
+from plan import flags as train_flags
+from plan.default_recipe import run_folder
+from plan.run_folder import CHECKPOINTS, FLAGS, METRICS, RunFolder
+from plan.settings import Settings
+from plan.summary import ties_to_workers
+from reporting.run_data import RunData
 
 PROGRAM = "experiments.verify"
 TIMES = ("images_per_second", "seconds")  # the keys of a row that differ from run to run
@@ -48,16 +50,24 @@ class Options:
 class Recorded:
     """A checkpoint of a run and the evaluation that followed it.
 
-    path, epoch: of the checkpoint. step, workers: of its progress. before: rows of metrics.jsonl up to it. row: the
-    next one.
+    path, epoch: of the checkpoint. progress: that of training.state.Progress. before: rows of metrics.jsonl up to it.
+    row: the next one.
     """
 
     path: Path
     epoch: float
-    step: int
-    workers: int
+    progress: dict
     before: list[dict]
     row: dict
+
+    def is_answered_by(self, rows: list[dict]) -> bool:
+        """Whether these rows, from after the checkpoint, say if the first of them is reproduced.
+
+        An evaluation before a rollback is not the recorded one, unless training has passed what was skipped then.
+        """
+        skipped = self.row.get("skipped", 0)
+        return bool(rows) and (rows[0].get("skipped", 0) == skipped or rows[-1]["samples"] >= (
+            self.progress["samples"] + skipped - self.progress["skipped"]))
 
 
 def verified(checkpoint: str, asked: int | None, given: Sequence[str]) -> dict:
@@ -74,35 +84,37 @@ def verified(checkpoint: str, asked: int | None, given: Sequence[str]) -> dict:
                         "same bits again")
     settings = train_flags.parse(["train.py", f"--flagfile={run.folder / FLAGS}", *given])
     recorded = newest_with_evaluation(checkpoint, run.rows)
-    workers = asked or recorded.workers
+    workers = asked or recorded.progress["workers"]
     own = flags_for(settings, run.plan, recorded, workers)
     print(f"{PROGRAM}: trains from {recorded.path} to epoch {recorded.row['epoch']:g}", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(prefix="verify-") as scratch:
-        recipe, files = Path(scratch, FLAGS), RunFolder(Path(scratch, "run"), reader=PROGRAM)
+        recipe = Path(scratch, FLAGS)
+        files = RunFolder(Path(scratch, "run"), reader=PROGRAM)
         recipe.write_text("".join(line for line in run.flags_text.splitlines(keepends=True)
                                   if not line.startswith("--workers_schedule=")))
-        shutil.copytree(recorded.path, files.path / CHECKPOINTS / f"step-{recorded.step:08}")
+        shutil.copytree(recorded.path, files.path / CHECKPOINTS / f"step-{recorded.progress['step']:08}")
         for row in recorded.before:
             files.append(METRICS, row)
         files.save_or_raise()
         words = [f"--flagfile={recipe}", *own, *given, f"--output_dir={files.path}"]
-        found = next_evaluation(files.path, len(recorded.before), [*on_workers(workers), *words])
-    return compared(recorded, found)
+        row = next_evaluation(files.path, recorded, [*on_workers(workers), *words])
+    return compared(recorded, row)
 
 
 def newest_with_evaluation(checkpoint: str, rows: list[dict]) -> Recorded:
     """Returns the newest intact checkpoint that an evaluation followed. Raises UserError."""
-    from training.checkpoints import intact
+    from training.checkpoints import check_meaning, intact
 
     for path, _, described in intact(Path(checkpoint)):
+        check_meaning(path, described)  # such as that of a row's `weights`
         progress = described["progress"]
         before = [row for row in rows if row["samples"] <= progress["evaluated"]]
         row = next(iter(rows[len(before):]), None)
         if row and "weights" not in row:
-            raise UserError("metrics.jsonl has no digest of the weights, because an earlier version of Bigbatch wrote "
-                            "it")
+            raise UserError("metrics.jsonl has no checksum of the weights, because an earlier version of Bigbatch "
+                            "wrote it")
         if row:
-            return Recorded(path.resolve(), described["epoch"], progress["step"], progress["workers"], before, row)
+            return Recorded(path.resolve(), described["epoch"], progress, before, row)
     raise UserError(f"no evaluation follows a checkpoint in {checkpoint}; train with --checkpoint_every=1, which saves "
                     "one after each epoch")
 
@@ -113,11 +125,12 @@ def flags_for(settings: Settings, plan: dict, recorded: Recorded, workers: int) 
     plan: content of the run's plan.json. By default, the micro-batch size depends on the number of workers.
     """
     sizes = {phase["micro_batch_size"] for phase in plan["phases"]}
-    if settings.launch.sums_in_tree and len(sizes) == 1 and settings.recipe.order == "global":
+    if settings.launch.is_deterministic and not ties_to_workers(settings) and len(sizes) == 1:
         return [f"--micro_batch_size={sizes.pop()}"]
-    if {plan["workers"], recorded.workers} != {workers}:
+    trained_on = recorded.progress["workers"]
+    if {plan["workers"], trained_on} != {workers}:
         raise UserError(f"this run gives the same bits only on the same number of workers: it was trained on "
-                        f"{recorded.workers}, and this is {workers}; see --deterministic, --order and "
+                        f"{trained_on}, and this is {workers}; see --deterministic, --order and "
                         "--micro_batch_size")
     return []
 
@@ -132,36 +145,35 @@ def on_workers(workers: int) -> list[str]:
     return [mpirun, *options, "-np", str(workers), *start]
 
 
-def next_evaluation(folder: Path, before: int, words: list[str]) -> dict:
-    """Trains until metrics.jsonl in a folder has one row more than `before`, and returns that row.
+def next_evaluation(folder: Path, recorded: Recorded, words: list[str]) -> dict:
+    """Trains until metrics.jsonl in a folder has the row that follows those before the checkpoint, and returns it.
 
     The request to stop that ends the training may reach it after its own end. Raises UserError, Stopped.
     """
+    def new_rows() -> list[dict]:
+        return RunFolder(folder, reader=PROGRAM).rows(METRICS)[len(recorded.before):]
+
     process = started(words)
     with stops_passed_on(process) as received:
-        while process.poll() is None and not received and len(rows(folder)) == before:
+        while process.poll() is None and not received and not recorded.is_answered_by(new_rows()):
             time.sleep(POLL)
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         code = process.wait()
     if received:
         raise Stopped("stopped on request")
-    found = rows(folder)[before:]
-    if not found:
+    rows = new_rows()
+    if not rows:
         raise UserError(f"the training failed with exit code {code}; see the lines above")
-    return found[0]
+    return rows[0]
 
 
-def rows(folder: Path) -> list[dict]:
-    return RunFolder(folder, reader=PROGRAM).rows(METRICS)
-
-
-def compared(recorded: Recorded, found: dict) -> dict:
-    """Returns the result of `verified`. found: the row of the evaluation."""
-    row = recorded.row
-    differs = {key: [row.get(key), found.get(key)] for key in row | found
-               if key not in TIMES and row.get(key) != found.get(key)}
-    result = {"from_epoch": recorded.epoch, "to_epoch": row["epoch"], "reproduced": not differs}
+def compared(recorded: Recorded, row: dict) -> dict:
+    """Returns the result of `verified`. row: of the new evaluation."""
+    before = recorded.row
+    differs = {key: [before.get(key), row.get(key)] for key in before | row
+               if key not in TIMES and before.get(key) != row.get(key)}
+    result = {"from_epoch": recorded.epoch, "to_epoch": before["epoch"], "reproduced": not differs}
     return result | ({"differs": differs} if differs else {})
 
 

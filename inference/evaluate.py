@@ -3,20 +3,22 @@ import dataclasses
 import functools
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import tensorflow as tf
 
 from common.errors import complain
 from data.dataset import Dataset
 from distributed.world import World
+from plan.plan import make_plan
+from plan.run_folder import SUMMARY, RunFolder
+from plan.settings import Settings
 from reporting.progress import validation_line
-from reporting.run_folder import SUMMARY, RunFolder
 from training import build
 from training.batch_norm import ExactStatistics
-from training.checkpoints import has_statistics, load_model
-from training.plan import make_plan
-from training.run import start_and_check_flags
-from training.settings import Settings
+from training.beginning import start_and_check_flags
+from training.checkpoints import has_statistics, labels_of, load_model
 from training.summary import summarized
 
 
@@ -33,12 +35,14 @@ def evaluate_checkpoint(settings: Settings, dataset: Dataset) -> dict:
         feed = build.make_feed(recipe, launch, dataset, world)
         model = build.make_model(recipe, dataset)
         average = build.make_average(recipe, model)
-        described = load_model(run.checkpoint, model, average)
+        described = load_model(run.checkpoint, model, average, classes=dataset.classes, is_quiet=world.rank > 0)
+        model = in_order(model, described.get("classes", []), dataset.classes)
         measure = measurement(settings, described, model, feed, world)
-    evaluator, begun = build.make_evaluator(launch, model, feed, world, average), time.perf_counter()
+    evaluator = build.make_evaluator(launch, model, feed, world, average)
+    begun = time.perf_counter()
     metrics = evaluator(measure=measure).metrics
-    epoch, ended = described["epoch"], time.perf_counter()
-    summary = summarized(metrics, dataset.train.samples, epoch, recipe.batch_size.values[-1], world,
+    ended = time.perf_counter()
+    summary = summarized(metrics, dataset.train.samples, described["epoch"], recipe.batch_size.values[-1], world,
                          metrics["val_samples"] / (ended - begun), ended - started)
     with world.raise_on_all_ranks():
         if world.rank == 0:
@@ -51,18 +55,29 @@ def evaluate_checkpoint(settings: Settings, dataset: Dataset) -> dict:
     return summary
 
 
+def in_order(model, names: Sequence[str], classes: Sequence[str]):
+    """Returns a model whose logits have the order of these classes. names: those of the trained model, or empty."""
+    if not names or [*names] == [*classes]:
+        return model
+    logits = tf.gather(model.output, labels_of(classes, names), axis=1)
+    return tf.keras.Model(model.input, logits, name=model.name)
+
+
 def measurement(settings: Settings, described: dict, model, feed, world: World) -> Callable[[], None]:
     """Returns a function that measures batch norm's exact statistics if a checkpoint lacks those of its weights.
 
     It reads the training samples that an evaluation at this step would. Raises UserError.
     """
-    recipe, progress, epoch = settings.recipe, described["progress"], described["epoch"]
+    recipe = settings.recipe
     if recipe.batch_norm_statistics != "exact" or has_statistics(described):
         return lambda: None
+    progress = described["progress"]
+    epoch = described["epoch"]
     span = recipe.batch_norm_span and recipe.batch_norm_span(epoch)  # one worker's micro-batch, whoever shared it
     plan = make_plan(dataclasses.replace(recipe, batch_norm_span=None), span or settings.launch.micro_batch_size,
                      world.size, feed.dataset.train.samples, elastic=True)
-    phase, position = plan.phase_at(epoch), plan.position(progress["step"]) + progress["skipped"]
+    phase = plan.phase_at(epoch)
+    position = plan.position(progress["step"]) + progress["skipped"]
     if world.rank == 0:
         complain("batch norm's statistics are measured again, because the checkpoint was saved between two evaluations")
     return functools.partial(ExactStatistics(model, world.sums).measure, feed, [position], phase.global_batch_size,

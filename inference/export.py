@@ -15,7 +15,8 @@ def export(trained: Trained, folder: Path) -> dict:
 
     Without the packages of the extra `onnx`, it writes the SavedModel alone and says so. Raises UserError.
     """
-    saved_model, onnx = folder / "saved_model", folder / "model.onnx"
+    saved_model = folder / "saved_model"
+    onnx = folder / "model.onnx"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_saved_model(trained, saved_model)

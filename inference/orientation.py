@@ -5,7 +5,8 @@ TensorFlow's decoders ignore the orientation, but DALI's apply it. Cameras and p
 import tensorflow as tf
 
 EXIF, PNG_EXIF, PNG_SIGNATURE = (int.from_bytes(word, "big") for word in (b"Exif", b"eXIf", b"\x89PNG"))
-APP1, START_OF_SCAN = 0xE1, 0xDA  # JPEG markers
+APP1 = 0xE1  # JPEG markers
+START_OF_SCAN = 0xDA
 LITTLE_ENDIAN = int.from_bytes(b"II", "big")
 ORIENTATION = 0x0112  # tag in the first directory of the EXIF data
 LARGEST_DIRECTORY = 1000  # entries to read; a damaged count may be larger
@@ -18,8 +19,7 @@ def upright(image, encoded) -> tf.Tensor:
     """
     number = orientation(encoded)
     image = tf.cond(number >= 5, lambda: tf.transpose(image, [1, 0, 2]), lambda: image)
-    vertically, horizontally = ([3, 4, 7, 8], 0), ([2, 3, 6, 7], 1)
-    for numbers, axis in (vertically, horizontally):
+    for axis, numbers in enumerate(([3, 4, 7, 8], [2, 3, 6, 7])):
         is_flipped = tf.reduce_any(number == numbers)
         image = tf.cond(is_flipped, lambda image=image, axis=axis: tf.reverse(image, [axis]),
                         lambda image=image: image)
@@ -34,9 +34,9 @@ def orientation(encoded) -> tf.Tensor:
     def number(start, length, little_endian=False):
         """Reads the numbers of `length` bytes at each of these positions."""
         index = tf.cast(start, tf.int64)[..., None] + tf.range(length, dtype=tf.int64)
-        found = tf.cast(tf.gather(data, tf.clip_by_value(index, 0, end)), tf.int64)
+        values = tf.cast(tf.gather(data, tf.clip_by_value(index, 0, end)), tf.int64)
         powers = tf.constant([256 ** power for power in range(length)], tf.int64)
-        return tf.reduce_sum(found * tf.where(little_endian, powers, powers[::-1]), axis=-1)
+        return tf.reduce_sum(values * tf.where(little_endian, powers, powers[::-1]), axis=-1)
 
     is_png = number(0, 4) == PNG_SIGNATURE
     start = tf.where(is_png, _png_exif(number, end), _jpeg_exif(number))

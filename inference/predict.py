@@ -1,6 +1,8 @@
 """Predicts the classes of image files (--mode=predict)."""
 import functools
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +10,7 @@ import tensorflow as tf
 
 from common.errors import UserError, complain, one_line, reason
 from data.formats.folder import IMAGE_SUFFIXES
-from data.preparing.images import READ, Rejected, Rules, store
+from data.images import READ, Rejected, Rules, store
 from inference.preprocessing import preprocess
 from inference.trained import TOP, Trained
 
@@ -21,35 +23,42 @@ def image_files(names) -> list[Path]:
 
     Raises UserError if a folder has no images.
     """
-    found = []
+    files = []
     for path in map(Path, names):
         if not path.is_dir():
-            found.append(path)
+            files.append(path)
             continue
         images = sorted(file for file in path.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file()
                         and not any(part.startswith(".") for part in file.relative_to(path).parts))
         if not images:
             raise UserError(f"--image: {path} contains no images; their names have to end in .jpg, .png or another "
                             f"suffix of {', '.join(READ)}")
-        found += images
-    return found
+        files += images
+    return files
 
 
 def predict(trained: Trained, files: list[Path]) -> Iterator[dict]:
     """Yields `file` and `top` of each file: its most probable classes, each with `class` and `probability`.
 
+    Threads read the next batch while the network predicts the classes of one.
     A file that cannot be read is named on standard error, and the others are predicted. Then raises UserError.
     """
     pixels_of = tf.function(functools.partial(preprocess, image_size=trained.image_size, enlarge=trained.enlarge),
                             input_signature=[tf.TensorSpec([], tf.string)], autograph=False)
     unread = 0
-    for start in range(0, len(files), BATCH_SIZE):
-        batch = [(file, _read(file, pixels_of)) for file in files[start:start + BATCH_SIZE]]
-        images = [pixels for _, pixels in batch if pixels is not None]
-        unread += len(batch) - len(images)
-        if images:
-            read = [file for file, pixels in batch if pixels is not None]
-            for file, probabilities in zip(read, trained.probabilities(np.stack(images)).numpy(), strict=True):
+    batches = [files[start:start + BATCH_SIZE] for start in range(0, len(files), BATCH_SIZE)]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        reading = [pool.submit(_read, file, pixels_of) for file in batches[0]]
+        for batch, following in zip(batches, [*batches[1:], []], strict=True):
+            found = [(file, *one.result()) for file, one in zip(batch, reading, strict=True)]
+            reading = [pool.submit(_read, file, pixels_of) for file in following]
+            for file, _, problem in found:
+                if problem:
+                    complain(f"{file}: {problem}")
+            read = [(file, pixels) for file, pixels, problem in found if not problem]
+            unread += len(batch) - len(read)
+            rows = trained.probabilities(np.stack([pixels for _, pixels in read])).numpy() if read else ()
+            for (file, _), probabilities in zip(read, rows, strict=True):
                 yield {"file": str(file), "top": most_probable(trained.classes, probabilities)}
     if unread:
         raise UserError(ENDING.format(unread, len(files)))
@@ -63,19 +72,18 @@ def most_probable(classes, probabilities) -> list[dict]:
 
 def as_line(row: dict) -> str:
     """Returns a row of `predict` as a line of a table."""
-    return "  ".join([row["file"], *(f"{one['class']} {one['probability']:.1%}" for one in row["top"])])
+    return "  ".join([row["file"], *(f"{guess['class']} {guess['probability']:.1%}" for guess in row["top"])])
 
 
-def _read(file: Path, pixels_of):
-    """Returns the pixels of a file, or None after naming it on standard error.
+def _read(file: Path, pixels_of) -> tuple[np.ndarray | None, str]:
+    """Returns the pixels of a file and what is wrong with it: one of the two.
 
     Formats that DALI does not read are converted to JPEG, as data.prepare does.
     """
     try:
-        return pixels_of(store(file.read_bytes(), ".png", Rules()).encoded).numpy()
+        return pixels_of(store(file.read_bytes(), ".png", Rules()).encoded).numpy(), ""
     except (OSError, Rejected) as error:
-        problem = getattr(error, "strerror", None) or one_line(error)
+        return None, getattr(error, "strerror", None) or one_line(error)
     except tf.errors.OpError as error:
-        problem = reason(error)
-    complain(f"{file}: {problem}")
+        return None, reason(error)
     return None

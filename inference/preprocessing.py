@@ -8,7 +8,8 @@ import tensorflow as tf
 
 from inference.orientation import upright
 
-GIF, PNG = b"GIF8", b"\x89PNG"  # how these files begin
+GIF = b"GIF8"  # how these files begin
+PNG = b"\x89PNG"
 
 
 def preprocess(encoded, image_size: int, enlarge: float) -> tf.Tensor:
@@ -37,38 +38,41 @@ def _decoded(encoded) -> tf.Tensor:
 
 
 def central_square(image, enlarge: float) -> tf.Tensor:
-    """Returns the central square of the shorter side / `enlarge`, as data.pipeline.crop_window does."""
-    sides = tf.shape(image)[:2]
+    """Returns the central square of an image, or of each in a batch, as data.pipeline.crop does.
+
+    Its side is the shorter side / `enlarge`.
+    """
+    sides = tf.shape(image)[-3:-1]
     shorter = tf.reduce_min(sides)
     size = tf.cast(tf.floor(_quotient(shorter, np.float32(enlarge)) + 0.5), tf.int32)
     size = tf.clip_by_value(size, 1, shorter)
     top, left = tf.unstack((sides - size + 1) // 2)  # half of it, with halves rounded up
-    return image[top:top + size, left:left + size]
+    return image[..., top:top + size, left:left + size, :]
 
 
 def resized(image, size: int) -> tf.Tensor:
-    """Resizes a square image to uint8 (size, size, 3), bilinear without antialiasing.
+    """Resizes a square image, or a batch of them, to uint8 (size, size, 3) each, bilinear without antialiasing.
 
     The float32 operations and their order are DALI's: it first interpolates between rows if the image shrinks, and
     between columns if it grows. tf.image.resize would round about 1 in 1,000 values differently.
     """
     pixels = tf.cast(image, tf.float32)
-    pixels = tf.cond(tf.shape(image)[0] > size,
-                     lambda: _interpolated(_interpolated(pixels, 0, size), 1, size),
-                     lambda: _interpolated(_interpolated(pixels, 1, size), 0, size))
-    return tf.ensure_shape(tf.cast(tf.round(pixels), tf.uint8), (size, size, 3))
+    pixels = tf.cond(tf.shape(image)[-3] > size,
+                     lambda: _interpolated(_interpolated(pixels, -3, size), -2, size),
+                     lambda: _interpolated(_interpolated(pixels, -2, size), -3, size))
+    return tf.ensure_shape(tf.cast(tf.round(pixels), tf.uint8), (*image.shape[:-3], size, size, 3))
 
 
 def _interpolated(pixels, axis: int, size: int):
-    """Interpolates linearly along one axis."""
+    """Interpolates linearly along one axis, counted from the last."""
     length = tf.shape(pixels)[axis]
     scale = _quotient(length, size)
     position = tf.range(size, dtype=tf.float32) * scale + (0.5 * scale - 0.5 - 1.0)
     first = tf.math.ceil(position)
-    weight = tf.reshape(first - position, [size, 1, 1] if axis == 0 else [1, size, 1])
-    one, next_one = (tf.gather(pixels, tf.clip_by_value(tf.cast(index, tf.int32), 0, length - 1), axis=axis)
+    weight = tf.reshape(first - position, [size, 1, 1] if axis == -3 else [1, size, 1])
+    before, after = (tf.gather(pixels, tf.clip_by_value(tf.cast(index, tf.int32), 0, length - 1), axis=axis)
                      for index in (first, first + 1))
-    return one * weight + next_one * (1.0 - weight)
+    return before * weight + after * (1.0 - weight)
 
 
 def _quotient(whole, divisor):

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from inference.preprocessing import preprocess
 from inference.trained import TOP, Trained
+from model_zoo.layers import input_numbers
 
 IMAGES = tf.TensorSpec([None], tf.string, "image_bytes")
 
@@ -20,8 +21,11 @@ class Classifier(tf.Module):
     def __init__(self, trained: Trained):
         super().__init__()
         self._probabilities = trained.probabilities
-        self.weights = trained.model.variables  # what the functions need has to be an attribute
-        self._size, self._enlarge, self._names = trained.image_size, trained.enlarge, trained.classes
+        # What the functions need has to be an attribute.
+        self.weights = [*trained.model.variables, *input_numbers(trained.model)]
+        self._size = trained.image_size
+        self._enlarge = trained.enlarge
+        self._names = trained.classes
 
     @tf.function(input_signature=[IMAGES], autograph=False)
     def classify(self, image_bytes):

@@ -7,15 +7,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from common.errors import UserError
+from common.errors import UserError, complain
 from data.augmentation import AUGMENTATIONS
 from data.named import open_named
 from optim.schedules import Piecewise
+from plan.settings import Settings
 from training import build
 from training.batch_norm import norms
-from training.checkpoints import load_model
-from training.run import start_and_check_flags
-from training.settings import Settings
+from training.beginning import start_and_check_flags
+from training.checkpoints import differing_classes, load_model
 
 TOP = 5  # classes that are named for an image
 
@@ -56,22 +56,25 @@ def load_trained(settings: Settings) -> Trained:
     """
     recipe = dataclasses.replace(settings.recipe, precision="float32",
                                  image_size=Piecewise.parse(settings.recipe.validation_image_size, int))
-    mode, path = settings.run.mode, settings.run.checkpoint
     world = start_and_check_flags(settings)
     if world.size > 1:
-        raise UserError(f"--mode={mode} runs on one worker; start it without a launcher", on_all_ranks=True)
+        raise UserError(f"--mode={settings.run.mode} runs on one worker; start it without a launcher",
+                        on_all_ranks=True)
     dataset = _labels(recipe.data_dir)
     model = build.make_model(recipe, dataset)
     average = build.make_average(recipe, model)
     needs_statistics = recipe.batch_norm_statistics == "exact" and bool(norms(model))
-    epoch = load_model(path, model, average, needs_statistics)["epoch"]
+    described = load_model(settings.run.checkpoint, model, average, needs_statistics)
+    classes = described.get("classes", dataset.classes)
+    if difference := differing_classes(classes, dataset.classes):
+        complain(f"{difference}; the names are the checkpoint's")
     if average:
         with average.swapped_in():
             weights = [variable.numpy() for variable in model.variables]
         model.set_weights(weights)
     split_groups(model)
-    return Trained(model, dataset.classes, recipe.validation_image_size, AUGMENTATIONS[recipe.augmentation].enlarge,
-                   epoch, "moving average" if average else "last")
+    return Trained(model, tuple(classes), recipe.validation_image_size, AUGMENTATIONS[recipe.augmentation].enlarge,
+                   described["epoch"], "moving average" if average else "last")
 
 
 def split_groups(model) -> None:
@@ -81,7 +84,8 @@ def split_groups(model) -> None:
     """
     for layer in model.layers:
         if isinstance(layer, tf.keras.layers.Conv2D) and layer.groups > 1:
-            layer.convolution_op, layer.groups = functools.partial(_split_convolution, layer, layer.groups), 1
+            layer.convolution_op = functools.partial(_split_convolution, layer, layer.groups)
+            layer.groups = 1
 
 
 def _split_convolution(layer, groups, inputs, kernel):

@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from distributed import gpus
-from distributed.launcher import Launched, launched
+from plan.launcher import Launched, launched
 
 LOGS = "BIGBATCH_LOGS"
 PER_GPU = "BIGBATCH_WORKERS_PER_GPU"
 PCI = Path("/sys/bus/pci/devices")
-NVIDIA, DISPLAY = "0x10de", "0x03"  # a PCI device's vendor, and the start of its class
+NVIDIA = "0x10de"  # the vendor of a PCI device
+DISPLAY = "0x03"  # the start of its class
 TOPOLOGIES = Path(__file__).parent / "topologies"
 KNOWN = {"DGX-1 with V100": "dgx1", "DGX A100": "dgx_a100", "DGX H100": "dgx_h100"}  # title -> file in topologies/
 
@@ -51,13 +52,14 @@ def shares(cores: Sequence[Core], nodes: Sequence[int | None]) -> list[list[Core
         near = [home for home in sorted(set(homes)) if None in nodes or sockets[home] == socket]
         if near and node not in joined:
             joined[node] = min(near, key=lambda home: ([*joined.values()].count(home), abs(home - node)))
-    found = []
+    assigned = []
     for rank, home in enumerate(homes):
         local = sorted((core for core in cores if joined.get(core.node) == home), key=lambda core: core.node != home)
-        index, count = homes[:rank].count(home), homes.count(home)
-        found.append(local if count > len(local) else
-                     local[index * len(local) // count:(index + 1) * len(local) // count])
-    return found
+        index = homes[:rank].count(home)
+        count = homes.count(home)
+        assigned.append(local if count > len(local) else
+                        local[index * len(local) // count:(index + 1) * len(local) // count])
+    return assigned
 
 
 def nodes_of(share: Sequence[Core]) -> list[int]:
@@ -71,13 +73,14 @@ def threads_of(share: Sequence[Core]) -> list[int]:
 def cores_here() -> list[Core]:
     """Returns the cores that this process may use, sorted by NUMA node."""
     listed = subprocess.run(["lscpu", "--parse=NODE,SOCKET,CORE,CPU"], text=True, capture_output=True, check=True)
-    allowed, found = os.sched_getaffinity(0), defaultdict(list)
+    allowed = os.sched_getaffinity(0)
+    threads_of_core = defaultdict(list)
     for line in listed.stdout.splitlines():
         if not line.startswith("#"):
-            *place, thread = (int(word or 0) for word in line.split(","))  # a kernel without NUMA names no node
+            *core, thread = (int(word or 0) for word in line.split(","))  # a kernel without NUMA names no node
             if thread in allowed:
-                found[*place].append(thread)
-    return [Core(socket, node, tuple(threads)) for (node, socket, _), threads in sorted(found.items())]
+                threads_of_core[*core].append(thread)
+    return [Core(socket, node, tuple(threads)) for (node, socket, _), threads in sorted(threads_of_core.items())]
 
 
 def share_here(worker: Launched) -> list[Core]:
@@ -86,11 +89,13 @@ def share_here(worker: Launched) -> list[Core]:
     A task of a Slurm job may see only its own GPU. If the machine has as many GPUs as workers, the others have the
     other ones.
     """
-    devices, index = [*gpus_here().values()], worker.local_rank
+    devices = [*gpus_here().values()]
+    index = worker.local_rank
     installed = [path for path in sorted(PCI.glob("*")) if (path / "vendor").read_text().strip() == NVIDIA
                  and (path / "class").read_text().startswith(DISPLAY)]
     if len(devices) == 1 and devices[0] in installed and len(installed) == worker.local_size:
-        devices, index = installed, installed.index(devices[0])
+        index = installed.index(devices[0])
+        devices = installed
     return shares(cores_here(), in_turn(worker.local_size, [*map(numa_node, devices)]))[index]
 
 
@@ -104,9 +109,9 @@ def numa_node(device: Path) -> int:
     return int((device / "numa_node").read_text()) if (device / "numa_node").is_file() else -1
 
 
-def in_turn(workers: int, found: Sequence) -> list:
+def in_turn(workers: int, available: Sequence) -> list:
     """Returns the GPU of each worker in distributed.world, by local rank, or None: the available GPUs in turn."""
-    return [found[worker % len(found)] if found else None for worker in range(workers)]
+    return [available[worker % len(available)] if available else None for worker in range(workers)]
 
 
 def known_machine(name: str) -> tuple[list[Core], dict[int, int]]:
@@ -129,11 +134,11 @@ def ranges(numbers: Iterable[int]) -> str:
     return ",".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
 
 
-def table(title: str, workers: int, cores: Sequence[Core], found: dict[int, int]) -> str:
-    """Formats a title, the heads of the columns, and a line per worker. found: the GPUs and their NUMA nodes."""
+def table(title: str, workers: int, cores: Sequence[Core], node_of_gpu: dict[int, int]) -> str:
+    """Formats a title, the heads of the columns, and a line per worker."""
     lines = [title, "worker  GPU  NUMA nodes  DALI threads  OpenMP threads  cores"]
-    numbers = in_turn(workers, [*found])
-    for rank, (gpu, share) in enumerate(zip(numbers, shares(cores, [*map(found.get, numbers)]), strict=True)):
+    numbers = in_turn(workers, [*node_of_gpu])
+    for rank, (gpu, share) in enumerate(zip(numbers, shares(cores, [*map(node_of_gpu.get, numbers)]), strict=True)):
         lines.append(f"{rank:>6}  {'-' if gpu is None else gpu:>3}  {ranges(nodes_of(share)):>10}  "
                      f"{len(threads_of(share)):>12}  {len(share):>14}  {ranges(threads_of(share))}")
     return "\n".join(lines)
@@ -178,8 +183,9 @@ def main(argv) -> None:
         here = {number: numa_node(device) for number, device in gpus_here().items()}
         tables = [table("This machine:", asked[0] if asked else workers_here(), cores_here(), here)]
         for title, name in KNOWN.items():
-            cores, found = known_machine(name)
-            tables.append(table(f"A {title}:", len(found) * int(os.environ.get(PER_GPU, 1)), cores, found))
+            cores, node_of_gpu = known_machine(name)
+            workers = len(node_of_gpu) * int(os.environ.get(PER_GPU, 1))
+            tables.append(table(f"A {title}:", workers, cores, node_of_gpu))
         print("\n\n".join(tables))
     else:
         run_bound(argv[1:])

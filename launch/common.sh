@@ -30,7 +30,7 @@ recipe_path() {
             return
         fi
     done
-    fail 1 "there is no recipe ${1:-given}; launch/recipes/README.md lists the recipes"
+    fail 2 "there is no recipe ${1:-given}; launch/recipes/README.md lists the recipes"
 }
 
 # Prints the flags that read a recipe, one per line: also those of RECIPE.launch, how its paper trained, if that exists.

@@ -27,7 +27,7 @@ same.
 import dataclasses
 from dataclasses import dataclass
 
-from distributed import grids
+from plan import grids
 
 
 @dataclass(frozen=True)

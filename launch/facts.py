@@ -12,18 +12,21 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+import psutil
+
 from common import command
 from data.remote import is_remote
 from data.sources import BUILT_IN
 from data.synthetic import is_synthetic
 from distributed import gpus, rdma
 from distributed.gpus import Gpu
-from training import flags
+from plan import flags
 
 ROOT = Path(__file__).parents[1]
 ROOMS = tuple(sorted({path.parent.name for path in ROOT.glob("*/__init__.py")} - {"benchmarks", "tests"}))
 PACKAGES = {"tensorflow": "tensorflow", "horovod": "horovod", "dali": "nvidia-dali-cuda120"}
 GRANTED = "SLURM_GPUS_ON_NODE"
+CONNECTION = "SSH_CONNECTION"  # set by sshd: client's address and port, server's address and port
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -34,14 +37,27 @@ def gather(data_dir: str, output_dir: str | None, device: str = "auto") -> dict:
             **{name: version(package) for name, package in PACKAGES.items()},
             **of_gpus(gpus.visible(device)), "granted": int(os.environ.get(GRANTED, 0)),
             "dataset": dataset(data_dir), "output": writable(output), "disk": free(output),
-            "shared_memory": free(SHARED_MEMORY), "infiniband": rdma.infiniband(), "pinnable": rdma.pinnable()}
+            "shared_memory": free(SHARED_MEMORY), "infiniband": rdma.infiniband(), "pinnable": rdma.pinnable(),
+            "interfaces": interfaces(), "ssh_address": ssh_address()}
 
 
-def of_gpus(found: list[Gpu]) -> dict:
+def interfaces() -> dict[str, list[str]]:
+    """Returns the IPv4 addresses of this host's network interfaces by name, without loopback and empty ones."""
+    by_name = {name: [address.address for address in addresses if address.family == socket.AF_INET]
+               for name, addresses in psutil.net_if_addrs().items()}
+    return {name: addresses for name, addresses in by_name.items() if addresses and "127.0.0.1" not in addresses}
+
+
+def ssh_address() -> str | None:
+    """Returns this host's address at which ssh reached it to start this process, or None."""
+    return (os.environ.get(CONNECTION, "").split() + [None] * 3)[2]
+
+
+def of_gpus(visible: list[Gpu]) -> dict:
     """Returns the facts of a host's GPUs. capability: the largest, 0.0 if unknown. memory: the smallest, in GiB."""
-    return {"gpus": [gpu.name for gpu in found], "driver": found[0].driver if found else "",
-            "capability": max((gpu.capability for gpu in found), default=0.0),
-            "memory": min((gpu.memory for gpu in found), default=None)}
+    return {"gpus": [gpu.name for gpu in visible], "driver": visible[0].driver if visible else "",
+            "capability": max((gpu.capability for gpu in visible), default=0.0),
+            "memory": min((gpu.memory for gpu in visible), default=None)}
 
 
 def version(package: str) -> str:

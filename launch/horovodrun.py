@@ -6,38 +6,27 @@ On SIGTERM or SIGUSR1, the workers save a checkpoint and end. On SIGINT or SIGHU
 """
 import argparse
 import itertools
-import re
 import shlex
 import signal
 import subprocess
 import sys
-import threading
-import uuid
 from pathlib import Path
 
 from common import command
-from common.errors import ExitCode, Stopped, UsageError, UserError, complain
-from common.recipe_file import recipe_path
+from common.errors import ExitCode, Stopped, UsageError, complain
 from distributed import gpus
-from distributed.launcher import end_with_parent
 from launch import hosts as host_lists
 from launch import preflight
 from launch.binding import workers_here
 from launch.facts import of_gpus as facts_of_gpus
 from launch.micro_batch import micro_batch_flags
+from launch.running import MARK, PROGRAM, REQUESTED, SAVING, Running
 from launch.workers import next_workers, workers_now
-from training import flags
+from plan import flags
+from plan.recipe_file import recipe_path
 
-PROGRAM = "horovodrun.sh"
 ROOT = Path(__file__).parents[1]
-PREFIX = re.compile(r"\[(\d+)\]<(?:stdout|stderr)>:")
-ENDED = re.compile(r"Process (\d+) exit with status code (\d+)\.")
-STOPPING, SAVING = (signal.SIGINT, signal.SIGHUP), (signal.SIGTERM, signal.SIGUSR1)
-MARK = f"job={uuid.uuid4().hex}"  # an -X option, which Python ignores: tells this job's workers from those of others
 DRY_RUN = ("--dry-run", "--dry_run", "--dry-run=true", "--dry_run=true", "-dry-run", "-dry_run")
-GRACE = 15  # seconds that horovodrun has to end its workers
-REQUESTED = "stopped on request"
-NOT_FOUND = 1  # pkill's exit code; ssh's is 255
 
 
 class Parser(argparse.ArgumentParser):
@@ -71,30 +60,35 @@ def run(options) -> int:
     hosts = _hosts(options)
     slots = options.np or sum(host.slots for host in hosts)
     workers = workers_now(settings, slots)
-    facts, silent = [], []
-    if not options.dry_run and (options.wait or not options.no_preflight):
+    facts = []
+    silent = []
+    interfaces = options.network_interfaces
+    lacks_interface = not (interfaces or options.dry_run) and host_lists.any_remote(hosts)
+    if not options.dry_run and (options.wait or not options.no_preflight or lacks_interface):
         facts, silent = host_lists.ask(hosts, arguments, PROGRAM if options.wait else None)
     memory = [host["memory"] for host in facts or [facts_of_gpus(gpus.visible())] if host["memory"] is not None]
     arguments[1:1] = micro_batch_flags(settings, workers, min(memory, default=None))
 
     def on_hosts(worker):
-        return horovodrun(hosts, workers, options.network_interfaces, worker)
+        return horovodrun(hosts, workers, interfaces, worker)
 
     if options.dry_run:
         print(shlex.join(on_hosts(training(arguments))), file=sys.stderr)
         return subprocess.call([sys.executable, str(ROOT / "train.py"), *arguments, "--dry_run",
                                 f"--workers={workers}", f"--workers_per_node={hosts[0].slots}"])
+    wrong = silent + ([] if options.no_preflight else preflight.problems(facts, settings.recipe.data_dir))
+    if wrong:
+        return preflight.report(facts, wrong, sys.stderr)
+    if lacks_interface:
+        interfaces = host_lists.common_interface(facts)
     if not options.no_preflight:
-        wrong = silent + preflight.problems(facts, settings.recipe.data_dir)
-        if wrong:
-            return preflight.report(facts, wrong, sys.stderr)
-        code = Job(on_hosts([sys.executable, "-m", "launch.preflight", *arguments]), sys.stderr, hosts[0].name).wait()
-        if code:
+        checks = on_hosts([sys.executable, "-m", "launch.preflight", *arguments])
+        if code := Running(checks, sys.stderr, hosts[0].name).wait():
             return code
     while True:
-        job = Job(on_hosts(training(arguments)), sys.stdout, hosts[0].name)
-        code = job.wait()
-        if code != ExitCode.STOPPED or job.stopped_by or not (following := next_workers(settings)):
+        running = Running(on_hosts(training(arguments)), sys.stdout, hosts[0].name)
+        code = running.wait()
+        if code != ExitCode.STOPPED or running.stopped_by or not (following := next_workers(settings)):
             return code
         workers = following
 
@@ -117,13 +111,13 @@ def _options(argv):
 
 def _hosts(options):
     if options.hosts or options.hostfile:
-        found = host_lists.parse(options.hosts) if options.hosts else host_lists.read(options.hostfile)
+        hosts = host_lists.parse(options.hosts) if options.hosts else host_lists.read(options.hostfile)
     else:
-        found = [host_lists.Host("localhost", options.np or workers_here())]
-    slots = sum(host.slots for host in found)
+        hosts = [host_lists.Host("localhost", options.np or workers_here())]
+    slots = sum(host.slots for host in hosts)
     if options.np is not None and not 0 < options.np <= slots:
-        raise UserError(f"-np {options.np}: the hosts have {slots} slots; give a number from 1 to {slots}")
-    return found
+        raise UsageError(f"-np {options.np}: the hosts have {slots} slots; give a number from 1 to {slots}")
+    return hosts
 
 
 def recipe_flags(recipe: Path) -> list[str]:
@@ -151,98 +145,6 @@ def horovodrun(hosts, workers: int, interfaces: str | None, worker: list[str]) -
     return [sys.executable, "-m", "distributed.gloo", "--gloo", "--disable-cache",
             *([f"--network-interfaces={interfaces}"] if interfaces else []), "-np", str(workers),
             "-H", ",".join(f"{name}:{slots}" for name, slots in used if slots > 0), *worker]
-
-
-class Job:
-    """A running horovodrun. output: stream for rank 0's standard output. first: rank 0's host.
-
-    stopped_by: the last signal that has asked it to end, or None.
-    """
-
-    def __init__(self, words: list[str], output, first: str):
-        self.stopped_by = None
-        self._first = first
-        self._ended = None  # (rank, exit code) of the first worker that ended
-        self._killed = False  # all workers, by this process
-        self._launcher_lines = []
-        self._process = subprocess.Popen(words, env=host_lists.environment(), stdin=subprocess.DEVNULL,
-                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-                                         preexec_fn=lambda: end_with_parent(signal.SIGTERM))
-        self._threads = [threading.Thread(target=self._relay, args=pair, daemon=True)
-                         for pair in ((self._process.stdout, output), (self._process.stderr, sys.stderr))]
-        for thread in self._threads:
-            thread.start()
-
-    def wait(self) -> int:
-        """Returns the exit code.
-
-        It is 0, 128 + signal if that killed the workers, 75 if they stopped on request, 2 if the first failed worker
-        has it, or else 1.
-        """
-        before = {number: signal.signal(number, self._stop) for number in (*STOPPING, *SAVING)}
-        code = self._process.wait()
-        for thread in self._threads:
-            thread.join(GRACE)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        if self._killed and code:
-            return ExitCode.STOPPED if self.stopped_by in SAVING else 128 + self.stopped_by
-        if not self._ended:
-            if code:
-                reason = self._launcher_lines[-1] if self._launcher_lines else f"exit code {code}"
-                complain(f"horovodrun failed: {reason}", PROGRAM)
-            return int(code != 0)
-        rank, code = self._ended
-        if code > 128:  # else the worker has reported the cause; others may be killed before they can report its loss
-            complain(f"worker {rank} was killed, or its host was lost (exit code {code})", PROGRAM)
-        return code if code in (ExitCode.USAGE, ExitCode.STOPPED) else ExitCode.WRONG
-
-    def _stop(self, number, _):
-        asked, self.stopped_by = self.stopped_by, number
-        if number not in SAVING:
-            self._kill()
-        elif not asked:
-            threading.Thread(target=self._ask, daemon=True).start()
-
-    def _ask(self):
-        """Asks rank 0 to stop, on which all ranks save a checkpoint. Kills the workers if it does not train."""
-        pkill = ["pkill", "--oldest", "-USR1", "-f", rf"^\S+ -X {MARK} "]
-        try:
-            done = subprocess.run(host_lists.words(self._first, pkill), text=True, capture_output=True,
-                                  stdin=subprocess.DEVNULL)
-            code, problem = done.returncode, done.stderr.strip()
-        except OSError as error:  # its name is unknown
-            code, problem = 255, error
-        if code == NOT_FOUND:
-            complain(REQUESTED, PROGRAM)
-            self._kill()
-        elif code:
-            complain(f"{self._first} could not be asked to stop: {problem}", PROGRAM)
-
-    def _kill(self):
-        if not self._killed:
-            self._killed = True
-            self._process.terminate()
-            watch = threading.Timer(GRACE, self._process.kill)
-            watch.daemon = True
-            watch.start()
-
-    def _relay(self, source, output):
-        with open(source.fileno(), newline="", encoding="utf-8", errors="replace", closefd=False) as lines:
-            for line in lines:
-                found = PREFIX.match(line)
-                if found and found[1] == "0":
-                    self._write(output, line[found.end():])
-                elif found:
-                    self._write(sys.stderr, f"[{found[1]}] {line[found.end():]}")
-                elif ended := ENDED.match(line):
-                    self._ended = self._ended or (ended[1], int(ended[2]))
-                elif line.strip():
-                    self._launcher_lines.append(line.strip())
-
-    def _write(self, output, line):
-        output.write(line)
-        output.flush()
 
 
 if __name__ == "__main__":

@@ -12,17 +12,14 @@ from pathlib import Path
 
 import psutil
 
-from common.errors import UserError, complain
+from common.errors import UsageError, UserError, complain
+from distributed import environment
+from launch import facts
 
 PATIENCE = 20  # seconds for a host's answer
 PAUSE = 2  # seconds until hosts that do not answer are asked again
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=8", "-o", "ServerAliveInterval=10",  # ends after 30 s
        "-o", "StrictHostKeyChecking=accept-new")
-# Prefixes of the variables that go to the workers. The list is short, because horovodrun writes the variables into
-# command lines that all users of a host can read.
-PASSED = ("BIGBATCH_", "CUDA_", "DALI_", "GLOO_", "HOROVOD_", "LD_LIBRARY_PATH", "NCCL_", "OMP_", "PATH", "PYTHON",
-          "TF_", "XLA_")
-KEPT = ("HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "SSH_AUTH_SOCK", "TERM", "TMPDIR")
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,7 @@ def read(path: str) -> list[Host]:
 
 def _host(name, slots):
     if not name or name.startswith("-") or not (slots or "1").isdecimal() or int(slots or 1) < 1:
-        raise UserError(f"'{name}{':' if slots else ''}{slots}' is not a host and a number of workers, such as host1:8")
+        raise UsageError(f"'{name}{':' if slots else ''}{slots}' is not a host and a number of workers, such as h1:8")
     return Host(name, int(slots or 1))
 
 
@@ -64,11 +61,6 @@ def _checked(hosts):
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"host {twice[0]} is listed twice; list it once")
     return hosts
-
-
-def environment() -> dict[str, str]:
-    """Returns the environment for horovodrun, which passes it on to the workers."""
-    return {name: value for name, value in os.environ.items() if name in KEPT or name.startswith(PASSED)}
 
 
 def ask(hosts: list[Host], arguments: list[str], waiting: str | None = None) -> tuple[list[dict], list[str]]:
@@ -93,12 +85,16 @@ def ask(hosts: list[Host], arguments: list[str], waiting: str | None = None) -> 
 
 
 def _ask(host, arguments):
+    command = shlex.join([sys.executable, "-m", "launch.facts", *arguments])
     try:
-        command = words(host.name, [sys.executable, "-m", "launch.facts", *arguments])
+        if not is_here(host.name):
+            there = f"{environment.RECEIVE}cd {shlex.quote(os.getcwd())} || exit 3; exec {command}"
+            command = environment.sending(shlex.join([*SSH, host.name, there]))
     except OSError:
         return f"{host.name}: this host name is unknown; check -H or --hostfile"
     try:
-        done = subprocess.run(command, text=True, capture_output=True, timeout=PATIENCE, stdin=subprocess.DEVNULL)
+        done = subprocess.run(command, shell=True, text=True, capture_output=True, timeout=PATIENCE,
+                              stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
         return f"{host.name}: no answer within {PATIENCE} s; try: ssh {host.name} true"
     last_line = (done.stderr.strip() or "nothing").splitlines()[-1]
@@ -116,15 +112,34 @@ def _ask(host, arguments):
 
 def words(name: str, command: list[str]) -> list[str]:
     """Returns the words that run a command on a host: over ssh, except for this host. Raises OSError as `is_here`."""
-    return command if is_here(name) else [*SSH, name, _remotely(command)]
+    return command if is_here(name) else [*SSH, name, shlex.join(command)]
 
 
-def _remotely(command):
-    exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment().items() if name not in KEPT)
-    return f"cd {shlex.quote(os.getcwd())} || exit 3; exec env {exports} {shlex.join(command)}"
+def common_interface(hosts: list[dict]) -> str:
+    """Returns a network interface that all hosts and this machine have by the same name. Raises UserError.
+
+    It is the one at which ssh reached most hosts. An interface with the same address everywhere, such as Docker's, is
+    ruled out. hosts: the facts of each, some of which is remote.
+    """
+    here = facts.interfaces()
+    names = [name for name in here if all(name in host["interfaces"] for host in hosts)
+             and any(host["interfaces"][name] != here[name] for host in hosts)]
+    if not names:
+        listed = "; ".join(f"{host['host']} has {', '.join(host['interfaces']) or 'none'}" for host in hosts)
+        raise UserError(f"the hosts and this machine have no network interface with the same name ({listed}; this "
+                        f"machine has {', '.join(here) or 'none'}); start from a machine that has")
+    return max(names, key=lambda name: sum(host["ssh_address"] in host["interfaces"][name] for host in hosts))
+
+
+def any_remote(hosts: list[Host]) -> bool:
+    """Whether a host is not this machine, or its name is unknown."""
+    try:
+        return not all(is_here(host.name) for host in hosts)
+    except OSError:
+        return True
 
 
 def is_here(name: str) -> bool:
     """Whether a host name resolves to this machine. Raises OSError if it does not resolve."""
     theirs = {info[4][0] for info in socket.getaddrinfo(name, None)}
-    return bool(theirs & {address.address for found in psutil.net_if_addrs().values() for address in found})
+    return bool(theirs & {address.address for addresses in psutil.net_if_addrs().values() for address in addresses})

@@ -16,12 +16,12 @@ from collections import Counter
 from pathlib import Path
 
 from common import command
-from distributed import gpus, launcher
+from distributed import gpus
 from distributed.lost import explain_horovods_errors
 from launch import facts
 from launch.binding import PER_GPU
-from training import flags
-from training.settings import Settings
+from plan import flags, launcher
+from plan.settings import Settings
 
 LIMIT = 30.0  # seconds for everything but loading TensorFlow
 GPU_LIMIT = 180.0  # seconds with GPUs: CUDA starts and compiles TensorFlow's PTX, and NCCL creates three communicators
@@ -64,24 +64,24 @@ def usual(hosts: list[dict]) -> dict[str, str]:
 def table(hosts: list[dict]) -> str:
     """Formats one line per host. * marks values that differ from most others, and a clock that is off."""
     expected = usual(hosts)
-    rows = [list(COLUMNS)]
+    rows = []
     for host in hosts:
         row = {column: str(read(host)) for column, read in COLUMNS.items()}
         differs = {column for column in SAME if row[column] != expected[column]}
         if abs(host.get("clock", 0)) > CLOCK:
             differs.add("clock s")
-        rows.append([f"{text}*" if column in differs else text for column, text in row.items()])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+        rows.append({column: f"{text}*" if column in differs else text for column, text in row.items()})
+    return "\n".join(command.table(rows))
 
 
 def problems(hosts: list[dict], data_dir: str, per_gpu: int = 1) -> list[str]:
     """Returns one line per problem that would break a run, with its fix. per_gpu: workers that may share a GPU."""
     expected = usual(hosts) if hosts else {}
     any_gpu = any(host["gpus"] for host in hosts)
-    found = []
+    lines = []
     for host in hosts:
-        gpus, clock = len(host["gpus"]), host.get("clock", 0.0)
+        gpus = len(host["gpus"])
+        clock = host.get("clock", 0.0)
         checks = (
             (any_gpu and gpus * per_gpu < host["slots"], f"{gpus} GPUs for {host['slots']} workers; start "
              f"{gpus * per_gpu} there, or look for missing GPUs with nvidia-smi"),
@@ -99,28 +99,29 @@ def problems(hosts: list[dict], data_dir: str, per_gpu: int = 1) -> list[str]:
         wrong = [*differences(host, expected, data_dir), *gpu_problems(host), *(text for bad, text in checks if bad)]
         if any_gpu and len(hosts) > 1:
             wrong += rdma_problems(host, expected["InfiniBand"])
-        found += [f"{host['host']}: {problem}" for problem in wrong]
-    return found
+        lines += [f"{host['host']}: {problem}" for problem in wrong]
+    return lines
 
 
 def differences(host: dict, expected: dict[str, str], data_dir: str) -> list[str]:
     """Returns what this host lacks, or has in another version than most. expected: as `usual` returns it."""
-    found = []
+    lines = []
     for column, cure in CURES.items():
         value = str(COLUMNS[column](host))
         if value == "empty":
-            found.append(f"the folder {data_dir} is empty; mount the dataset there")
+            lines.append(f"the folder {data_dir} is empty; mount the dataset there")
         elif value == "missing":
             what = f"there is no dataset in {data_dir}" if column == "dataset" else f"{column} is not installed"
-            found.append(f"{what}; {cure}")
+            lines.append(f"{what}; {cure}")
         elif value != expected[column]:
-            found.append(f"{column} is {value}, but {expected[column]} elsewhere; {cure}")
-    return found
+            lines.append(f"{column} is {value}, but {expected[column]} elsewhere; {cure}")
+    return lines
 
 
 def rdma_problems(host: dict, usual_state: str) -> list[str]:
     """Returns the problems of NCCL with this host's InfiniBand. usual_state: what most hosts have."""
-    state, pinnable = host["infiniband"], host["pinnable"]
+    state = host["infiniband"]
+    pinnable = host["pinnable"]
     if state == "missing":
         return ["/dev/infiniband is missing; give the container its devices (docker run --device=/dev/infiniband, or a "
                 "device plugin's resource in Kubernetes), or set NCCL_IB_DISABLE=1 to train over TCP"]
@@ -190,7 +191,7 @@ def examine(settings: Settings) -> tuple[list[dict], list[str]]:
     speeds = probe.speeds(world, [[rank for rank, other in enumerate(names) if other == name]
                                   for name in dict.fromkeys(names)])
     # Each task of a Slurm job may see only one GPU, so the GPUs of a host are those of all its workers.
-    by_host = {name: {gpu.uuid: gpu for _, _, other, found in everyone if other == name for gpu in found}
+    by_host = {name: {gpu.uuid: gpu for _, _, other, visible in everyone if other == name for gpu in visible}
                for name in dict.fromkeys(names)}
     hosts = [host | facts.of_gpus([*by_host[name].values()]) | {
         "clock": clocks[rank], "shared": "shared" if shared[rank] else "not shared",

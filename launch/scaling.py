@@ -20,15 +20,15 @@ from common import command, flags
 from common.errors import UsageError, UserError
 from common.flags import flag
 from data.named import open_named
-from distributed.allreduce_plan import ALLREDUCES
 from launch import topology as topologies
-from launch.topology import BYTES, Job, Topology
+from launch.topology import BYTES, StepWork, Topology
 from model_zoo.cost import ModelCost, model_cost
 from optim.schedules import Piecewise
-from training.flags import define, recipes_first, with_image_size
-from training.plan import make_plan
-from training.settings import Launch, Recipe
-from training.values import sizes
+from plan.allreduce import ALLREDUCES
+from plan.flags import define, recipes_first, with_image_size
+from plan.plan import make_plan
+from plan.settings import Launch, Recipe
+from plan.values import sizes
 
 PUBLISHED = Path(__file__).parent / "published.json"
 MOST_WORKERS = 2**17  # limited, because a forecast iterates over all workers
@@ -61,7 +61,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Work:
+class Training:
     """What is trained. samples: size of the training set, or None without a recipe; `recipe` then has the defaults.
 
     workers_schedule: number of workers from each epoch on.
@@ -76,12 +76,12 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Phase:
-    """A number of steps with the same job."""
+class Steps:
+    """A number of steps with the same work."""
 
-    steps: int
+    count: int
     global_batch_size: int
-    job: Job
+    work: StepWork
     workers: int
 
 
@@ -93,32 +93,34 @@ def main(argv) -> int:
                            "--flagfile=RECIPE forecasts that recipe's training.")
         return 0
     with command.shell("launch.scaling") as ending, command.json_only_on_stdout():
-        options, work = parse(argv)
+        options, training = parse(argv)
         topology = topologies.load(options.topology, options.overlap)
-        model = model_cost(work.recipe.model, work.classes, work.recipe.final_image_size)
-        rows = forecast(options, work, model, topology)
+        model = model_cost(training.recipe.model, training.classes, training.recipe.final_image_size)
+        rows = forecast(options, training, model, topology)
         if not rows:
             raise UserError("--allreduce=hierarchical needs full nodes; give multiples of "
                             f"{topology.network.local_size} workers")
-        published = published_results(options.topology, work.recipe.model)
-        about = assumptions(work, model, topology)
+        published = published_results(options.topology, training.recipe.model)
+        about = assumptions(training, model, topology)
         print(json.dumps(rows) if options.json else "\n".join(lines(about, rows, published)), flush=True)
     return ending.code
 
 
-def assumptions(work: Work, model: ModelCost, topology: Topology) -> dict[str, str]:
+def assumptions(training: Training, model: ModelCost, topology: Topology) -> dict[str, str]:
     """Returns what a forecast is of and what it rests on: name -> text. Cluster, model and batch come first."""
-    network, compute = topology.network, topology.compute_of(model)
-    if work.samples:
-        batch = f"{work.recipe.epochs:g} epochs of {work.samples:,} images; global batch and phases of the recipe"
+    network = topology.network
+    compute = topology.compute_of(model)
+    if training.samples:
+        batch = (f"{training.recipe.epochs:g} epochs of {training.samples:,} images; global batch and phases of the "
+                 "recipe")
     else:
-        batch = f"{work.micro_batch_size or MICRO_BATCH_SIZE} images per worker and step"
+        batch = f"{training.micro_batch_size or MICRO_BATCH_SIZE} images per worker and step"
     return {
         "cluster": f"{topology.cluster}; {network.local_size} workers per node",
-        "model": f"{work.recipe.model}, {work.recipe.final_image_size} pixels, {model.parameters:,} parameters",
+        "model": f"{training.recipe.model}, {training.recipe.final_image_size} pixels, {model.parameters:,} parameters",
         "batch": batch,
-        "gradients": f"float{8 * work.bytes_per_gradient}; {topology.overlap:.0%} of the last micro-batch's backward "
-                     "pass can hide their transfer",
+        "gradients": f"float{8 * training.bytes_per_gradient}; {topology.overlap:.0%} of the last micro-batch's "
+                     "backward pass can hide their transfer",
         "compute": f"{1e3 * compute.fixed:.3g} ms per micro-batch and {1e3 * compute.per_image:.3g} ms per image",
         "links": f"{network.within.bandwidth / 1e9:g} GB/s per worker within a node, "
                  f"{network.between.bandwidth / 1e9:g} GB/s per node between nodes",
@@ -126,46 +128,45 @@ def assumptions(work: Work, model: ModelCost, topology: Topology) -> dict[str, s
                     f"between nodes, {network.slowdown:.3g} times as long during training"}
 
 
-def forecast(options: Options, work: Work, model: ModelCost, topology: Topology) -> list[dict]:
+def forecast(options: Options, training: Training, model: ModelCost, topology: Topology) -> list[dict]:
     """Returns a row per number of workers and all-reduce; none for hierarchical if the last node is not full."""
     rows = []
     for workers in options.workers:
-        planned = phases(work, model, workers)
+        planned = steps_of(training, model, workers)
         for allreduce in options.allreduce:
-            if all(topology.grid(allreduce, phase.workers) for phase in planned):
+            if all(topology.grid(allreduce, steps.workers) for steps in planned):
                 rows.append(row(topology, planned, workers, allreduce))
-                if not work.samples:
+                if not training.samples:
                     del rows[-1]["hours"]
     return rows
 
 
-def row(topology: Topology, planned: list[Phase], workers: int, allreduce: str) -> dict:
-    """Returns one row of the output, averaged over the phases. The grid is that of `workers`, the most of a phase."""
-    grid = topology.grid(allreduce, workers)
-    steps = sum(phase.steps for phase in planned)
-    seconds = sum(phase.steps * topology.step_seconds(phase.job, topology.grid(allreduce, phase.workers), allreduce)
-                  for phase in planned)
-    on_a_node = sum(phase.steps * topology.node_seconds(phase.job) for phase in planned)
-    images = sum(phase.steps * phase.global_batch_size for phase in planned)
-    return {"workers": workers, "allreduce": allreduce, "grid": list(grid), "step_seconds": seconds / steps,
-            "images_per_second": images / seconds, "efficiency": on_a_node / seconds, "hours": seconds / 3600}
+def row(topology: Topology, planned: list[Steps], workers: int, allreduce: str) -> dict:
+    """Returns one row of the output, averaged over the steps. The grid is that of `workers`, the most of a phase."""
+    seconds = sum(steps.count * topology.step_seconds(steps.work, topology.grid(allreduce, steps.workers), allreduce)
+                  for steps in planned)
+    on_a_node = sum(steps.count * topology.node_seconds(steps.work) for steps in planned)
+    images = sum(steps.count * steps.global_batch_size for steps in planned)
+    return {"workers": workers, "allreduce": allreduce, "grid": list(topology.grid(allreduce, workers)),
+            "step_seconds": seconds / sum(steps.count for steps in planned), "images_per_second": images / seconds,
+            "efficiency": on_a_node / seconds, "hours": seconds / 3600}
 
 
-def phases(work: Work, model: ModelCost, workers: int) -> list[Phase]:
-    """Returns the phases of the recipe's plan, or one step of one micro-batch without a recipe."""
-    if not work.samples:
-        batch = work.micro_batch_size or MICRO_BATCH_SIZE
-        return [one_step(model, batch, work.bytes_per_gradient, workers)]
-    return [Phase(phase.steps, phase.global_batch_size,
-                  Job.of(model, phase.micro_batch_size, phase.accumulation_steps, work.bytes_per_gradient,
-                         work.recipe.batch_norm_statistics == "moving"), phase.workers)
-            for phase in make_plan(work.recipe, work.micro_batch_size, workers, work.samples,
-                                   workers_schedule=work.workers_schedule).phases]
+def steps_of(training: Training, model: ModelCost, workers: int) -> list[Steps]:
+    """Returns the steps of each phase of the recipe's plan, or one step of one micro-batch without a recipe."""
+    if not training.samples:
+        batch = training.micro_batch_size or MICRO_BATCH_SIZE
+        return [one_step(model, batch, training.bytes_per_gradient, workers)]
+    plan = make_plan(training.recipe, training.micro_batch_size, workers, training.samples,
+                     workers_schedule=training.workers_schedule)
+    return [Steps(phase.steps, phase.global_batch_size,
+                  StepWork.of(model, phase, training.recipe, training.bytes_per_gradient), phase.workers)
+            for phase in plan.phases]
 
 
-def one_step(model: ModelCost, micro_batch_size: int, bytes_per_gradient: int, workers: int) -> Phase:
-    job = Job(model, micro_batch_size, model.parameters * bytes_per_gradient)
-    return Phase(1, workers * micro_batch_size, job, workers)
+def one_step(model: ModelCost, micro_batch_size: int, bytes_per_gradient: int, workers: int) -> Steps:
+    work = StepWork(model, micro_batch_size, model.parameters * bytes_per_gradient)
+    return Steps(1, workers * micro_batch_size, work, workers)
 
 
 def published_results(topology: str, model: str) -> list[dict]:
@@ -185,18 +186,16 @@ def ours(published: dict) -> dict:
     """Returns our forecast for a published result."""
     model = model_cost(published["model"], CLASSES, model_zoo.MODELS[published["model"]].image_size)
     step = one_step(model, published["micro_batch_size"], published["bytes_per_gradient"], published["workers"])
-    found = row(topologies.load(published["topology"]), [step], published["workers"], published["allreduce"])
-    return {"forecast_images_per_second": found["images_per_second"], "forecast_efficiency": found["efficiency"]}
+    forecast_row = row(topologies.load(published["topology"]), [step], published["workers"], published["allreduce"])
+    return {f"forecast_{name}": forecast_row[name] for name in ("images_per_second", "efficiency")}
 
 
 def lines(about: dict[str, str], rows: list[dict], published: list[dict]) -> list[str]:
     """Returns the text for a terminal: of `assumptions`, `forecast` and `published_results`."""
     shown = [f"{name}: {text}" for name, text in about.items()]
     for heading, texts in (("", forecasts(rows)), ("published (forecast)", results(published))):
-        widths = {name: max(len(name), *(len(text[name]) for text in texts)) for name in texts[0]}
         shown += ["", heading] if heading else [""]
-        shown += ["  ".join(line[name].ljust(widths[name]) for name in widths).rstrip()
-                  for line in ({name: name for name in widths}, *texts)]
+        shown += command.table(texts)
     return shown
 
 
@@ -228,30 +227,34 @@ def results(published: list[dict]) -> list[dict[str, str]]:
              "efficiency": both(row, "efficiency", "{:.1%}"), "source": row["source"]} for row in published]
 
 
-def parse(argv) -> tuple[Options, Work]:
+def parse(argv) -> tuple[Options, Training]:
     """Parses a command line. Raises UsageError, and UserError if the dataset is missing.
 
     With --train_samples, the dataset is not opened, and ImageNet's number of classes is assumed.
     """
     recipes, given = recipes_first(argv[1:])
     values = flags.read(all_flags(bool(recipes)), [argv[0], *recipes, *given])
-    options, recipe = flags.parsed(values, Options), with_image_size(flags.parsed(values, Recipe))
+    options = flags.parsed(values, Options)
+    recipe = with_image_size(flags.parsed(values, Recipe))
     workers_schedule = values.workers_schedule and sizes(values.workers_schedule)
     if workers_schedule:
         options = replace(options, workers=(max(workers_schedule.values),))
     if not options.workers:
         raise UsageError("--workers is missing; give one or more numbers of workers, such as --workers=256,1024")
-    samples, classes = values.train_samples if recipes else None, CLASSES
+    samples = values.train_samples if recipes else None
+    classes = CLASSES
     if recipes and not samples:
         dataset = open_named(recipe.data_dir)
-        samples, classes = dataset.train.samples, len(dataset.classes)
-    return options, Work(recipe, values.micro_batch_size, BYTES[values.compression], samples, classes,
+        samples = dataset.train.samples
+        classes = len(dataset.classes)
+    return options, Training(recipe, values.micro_batch_size, BYTES[values.compression], samples, classes,
                          workers_schedule)
 
 
 def all_flags(has_recipe: bool):
     """Defines this command's own flags, and the flags of train.py that a recipe or a run's flags.txt may hold."""
-    values, others = flags.define(Options), define()
+    values = flags.define(Options)
+    others = define()
     for name in {*flags.names(Recipe), *flags.names(Launch), "train_samples"} - {*flags.names(Options)}:
         values[name] = others[name]
     values["micro_batch_size"].help = f"Images per worker and step. Default: the recipe's, or {MICRO_BATCH_SIZE}."

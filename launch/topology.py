@@ -26,6 +26,8 @@ from common.errors import UserError
 from launch import cost
 from launch.cost import Link, Network
 from model_zoo.cost import RESNET50, ModelCost
+from plan.plan import Phase
+from plan.settings import Recipe
 
 FOLDER = Path(__file__).parent / "topologies"
 BYTES = {"none": 4, "fp16": 2}  # --compression -> bytes of a gradient
@@ -34,7 +36,7 @@ BACKWARD = 2 / 3  # of compute: gradients of the inputs and of the weights, each
 
 
 @dataclass(frozen=True)
-class Job:
+class StepWork:
     """The work of one worker in a step: accumulation_steps micro-batches, then an exchange of `bytes` of gradients.
 
     results: bytes of the message with loss and statistics; 0: none is sent.
@@ -47,11 +49,11 @@ class Job:
     results: float = 0.0
 
     @classmethod
-    def of(cls, model: ModelCost, micro_batch_size: int, accumulation_steps: int, bytes_per_gradient: int,
-           moving_statistics: bool) -> "Job":
-        """Returns the job of a step in Bigbatch. moving_statistics: whether it averages batch norm's statistics."""
-        results = 4 * (RESULTS + moving_statistics * model.statistics)
-        return cls(model, micro_batch_size, model.parameters * bytes_per_gradient, accumulation_steps, results)
+    def of(cls, model: ModelCost, phase: Phase, recipe: Recipe, bytes_per_gradient: int) -> "StepWork":
+        """Returns the work of a step in Bigbatch, which averages batch norm's statistics if they are moving ones."""
+        results = 4 * (RESULTS + (model.statistics if recipe.batch_norm_statistics == "moving" else 0))
+        return cls(model, phase.micro_batch_size, model.parameters * bytes_per_gradient, phase.accumulation_steps,
+                   results)
 
 
 @dataclass(frozen=True)
@@ -71,12 +73,12 @@ class Topology:
     overlap: float
     compute: dict[str, Compute]
 
-    def step_seconds(self, job: Job, grid: tuple[int, int], allreduce: str = "torus") -> float:
+    def step_seconds(self, work: StepWork, grid: tuple[int, int], allreduce: str = "torus") -> float:
         """Returns the time from one update to the next, on horizontal * vertical workers. See cost.cost."""
-        exchange = cost.cost(job.bytes, *grid, self.network, allreduce)
-        if job.results:
-            exchange = exchange.after(cost.cost(job.results, *grid, self.network, allreduce))
-        return job.accumulation_steps * self.compute_seconds(job) + exchange.seconds(self.hidden(job))
+        exchange = cost.cost(work.bytes, *grid, self.network, allreduce)
+        if work.results:
+            exchange = exchange.after(cost.cost(work.results, *grid, self.network, allreduce))
+        return work.accumulation_steps * self.compute_seconds(work) + exchange.seconds(self.hidden(work))
 
     def compute_of(self, model: ModelCost) -> Compute:
         """Returns the times of a model: its own if the topology has them, otherwise ResNet-50's, scaled."""
@@ -85,22 +87,22 @@ class Topology:
             resnet50.fixed * model.variables / RESNET50.variables,
             resnet50.per_image * model.multiply_adds / RESNET50.multiply_adds)
 
-    def compute_seconds(self, job: Job) -> float:
+    def compute_seconds(self, work: StepWork) -> float:
         """Returns the time of the forward and backward pass of one micro-batch."""
-        compute = self.compute_of(job.model)
-        return compute.fixed + job.micro_batch_size * compute.per_image
+        compute = self.compute_of(work.model)
+        return compute.fixed + work.micro_batch_size * compute.per_image
 
-    def hidden(self, job: Job) -> float:
+    def hidden(self, work: StepWork) -> float:
         """Returns the seconds of the last micro-batch's backward pass that can hide the transfer of the exchange."""
-        return self.overlap * BACKWARD * self.compute_seconds(job)
+        return self.overlap * BACKWARD * self.compute_seconds(work)
 
     def grid(self, allreduce: str, workers: int) -> tuple[int, int] | None:
         """Returns (horizontal, vertical) of an all-reduce, as in training; None if it is impossible."""
         return cost.grid_of(allreduce, workers, self.network.local_size)
 
-    def node_seconds(self, job: Job) -> float:
+    def node_seconds(self, work: StepWork) -> float:
         """Returns the time of a step on one full node, whose workers form a ring."""
-        return self.step_seconds(job, (self.network.local_size, 1))
+        return self.step_seconds(work, (self.network.local_size, 1))
 
 
 def names() -> list[str]:

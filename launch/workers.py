@@ -8,9 +8,9 @@ from pathlib import Path
 
 from common import command
 from common.errors import UsageError, UserError
-from reporting.run_folder import RUN, RunFolder
-from training import flags
-from training.settings import Settings
+from plan import flags
+from plan.run_folder import RUN, RunFolder
+from plan.settings import Settings
 
 
 def next_workers(settings: Settings) -> int | None:

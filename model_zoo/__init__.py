@@ -3,7 +3,11 @@
 Listing the names, or checking a flag against them, does not import TensorFlow.
 """
 import importlib
+import os
+import sys
 from dataclasses import dataclass
+
+from common.errors import UserError, one_line
 
 
 @dataclass(frozen=True)
@@ -11,7 +15,8 @@ class ModelInfo:
     """An entry of the registry: the function from pixels to logits, and the model's default image size.
 
     input_scale: factor of the pixels after the mean is subtracted. None: 1 / the dataset's standard deviation.
-    any_image_size: whether the same weights can process images of any size.
+    any_image_size: whether the same weights can process images of any size. least_image_size: of which pooling leaves
+    something. last_gamma: initial gamma of the last batch norm of each residual branch of a ResNet.
     """
 
     module: str
@@ -19,6 +24,8 @@ class ModelInfo:
     image_size: int
     input_scale: float | None = None
     any_image_size: bool = True
+    least_image_size: int = 1
+    last_gamma: float = 1.0
 
     @property
     def is_residual(self) -> bool:
@@ -32,19 +39,21 @@ class ModelInfo:
 
 ZOO = {
     # BVLC AlexNet: groups, LRN and dropout; pixels are centred, not scaled
-    "alexnet": ModelInfo("model_zoo.alexnet", "alexnet", 227, input_scale=1.0, any_image_size=False),
+    "alexnet": ModelInfo("model_zoo.alexnet", "alexnet", 227, input_scale=1.0, any_image_size=False,
+                         least_image_size=67),
     # AlexNet with batch norm, in two variants of the LARS authors
-    **{name: ModelInfo("model_zoo.alexnet", name, 227, input_scale=1 / 256, any_image_size=False)
+    **{name: ModelInfo("model_zoo.alexnet", name, 227, input_scale=1 / 256, any_image_size=False, least_image_size=67)
        for name in ("alexnet_bn", "alexnet_bn5")},
-    # version 1.5: stride in the 3x3 convolution of a bottleneck
-    **{name: ModelInfo("model_zoo.resnet", name, 224)
+    # version 1.5: stride in the 3x3 convolution of a bottleneck; zero gammas as in arXiv:1706.02677, section 5.1
+    **{name: ModelInfo("model_zoo.resnet", name, 224, last_gamma=0)
        for name in ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")},
     # version 1, as first published
     **{name: ModelInfo("model_zoo.resnet", name, 224) for name in ("resnet50_v1", "resnet101_v1", "resnet152_v1")},
     # as in the LARS authors' file
     "resnet50_nvcaffe": ModelInfo("model_zoo.resnet", "resnet50_nvcaffe", 224, input_scale=1 / 256),
     "resnet20": ModelInfo("model_zoo.resnet", "resnet20", 32),  # arXiv:1512.03385, section 4.2
-    "convnet": ModelInfo("model_zoo.convnet", "convnet", 32, any_image_size=False),  # no batch norm
+    **{name: ModelInfo("model_zoo.convnet", name, 32, any_image_size=False, least_image_size=8)
+       for name in ("convnet", "convnet_bn")},
 }
 KERAS = "keras:"
 APPLICATIONS = {  # image size -> networks of tf.keras.applications
@@ -59,8 +68,24 @@ APPLICATIONS = {  # image size -> networks of tf.keras.applications
     299: "InceptionResNetV2 InceptionV3 Xception", 300: "EfficientNetB3 EfficientNetV2B3", 331: "NASNetLarge",
     380: "EfficientNetB4", 384: "EfficientNetV2S", 456: "EfficientNetB5", 480: "EfficientNetV2L EfficientNetV2M",
     528: "EfficientNetB6", 600: "EfficientNetB7"}
-MODELS = {**ZOO, **{f"{KERAS}{name}": ModelInfo("model_zoo.applications", "application", size, any_image_size=False)
-                    for size, names in APPLICATIONS.items() for name in names.split()}}
+LEAST = {"InceptionResNetV2": 75, "InceptionV3": 75, "Xception": 71}  # image size; 32 for the others
+
+
+class Models(dict):
+    """The registry. It also knows MODULE:FUNCTION, a model of the user's own, which gives its image size as a flag."""
+
+    def __missing__(self, name):
+        module, separator, function = name.partition(":")
+        if not separator:
+            raise KeyError(name)
+        return ModelInfo(module, function, OWN_SIZE)
+
+
+OWN_SIZE = 224
+MODELS = Models({**ZOO, **{
+    f"{KERAS}{name}": ModelInfo("model_zoo.applications", "application", size, any_image_size=False,
+                                least_image_size=LEAST.get(name, 32))
+    for size, names in APPLICATIONS.items() for name in names.split()}})
 
 
 def create_model(name: str, classes: int, image_size: int | None, batch_norm_momentum: float = 0.9, seed: int = 0,
@@ -71,18 +96,40 @@ def create_model(name: str, classes: int, image_size: int | None, batch_norm_mom
     model subtracts the mean of each channel in float32. It then divides by the channel's std, or multiplies by its
     input_scale. A network of Keras scales the pixels in its own way. Output: logits, float32 (batch, classes).
     seed: seed of the initial weights and of dropout.
-    last_gamma: initial gamma of the last batch norm of each residual branch of a ResNet; None: the model's own.
+    last_gamma: as in ModelInfo; None: the model's own.
     """
     import tensorflow as tf
 
+    from model_zoo.layers import InputNormalization
+
     info = MODELS[name]
-    build = getattr(importlib.import_module(info.module), info.function)
+    build = getattr(importlib.import_module(info.module), info.function) if name in MODELS else _own(name, info)
     images = tf.keras.Input((image_size, image_size, 3), dtype="float32")
-    more = {"last_gamma": last_gamma} if info.is_residual else {"name": name} if info.is_of_keras else {}
+    more = {"name": name} if info.is_of_keras else {}
+    if info.is_residual:
+        more = {"last_gamma": info.last_gamma if last_gamma is None else last_gamma}
     pixels = images
     if not info.is_of_keras:
-        divisors = std if info.input_scale is None else [1 / info.input_scale] * 3
-        pixels = tf.keras.layers.Normalization(mean=mean, variance=[divisor ** 2 for divisor in divisors],
-                                               dtype="float32", name="input_normalization")(images)
-    logits = build(pixels, classes=classes, batch_norm_momentum=batch_norm_momentum, seed=seed, **more)
+        divisor = std if info.input_scale is None else [1 / info.input_scale] * 3
+        pixels = InputNormalization(mean, divisor, name="input_normalization")(images)
+    try:
+        logits = build(pixels, classes=classes, batch_norm_momentum=batch_norm_momentum, seed=seed, **more)
+    except Exception as error:
+        if name in MODELS:
+            raise
+        raise _problem(name, error) from None
     return tf.keras.Model(images, logits, name=name.replace(":", "-"))
+
+
+def _own(name, info):
+    """Returns the function MODULE:FUNCTION. The current folder is searched for modules last. Raises UserError."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        return getattr(importlib.import_module(info.module), info.function)
+    except Exception as error:
+        raise _problem(name, error) from None
+
+
+def _problem(name, error) -> UserError:
+    return UserError(f"--model={name}: {type(error).__name__}: {one_line(error)[:300]}")

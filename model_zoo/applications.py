@@ -8,7 +8,8 @@ from model_zoo import KERAS
 from model_zoo.layers import BatchNormalization, Dropout, last_layer, seeds
 
 layers = tf.keras.layers
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels, from 0 to 1
+MEAN = (0.485, 0.456, 0.406)  # of ImageNet's pixels, from 0 to 1
+STD = (0.229, 0.224, 0.225)
 
 
 def application(images, name, classes, batch_norm_momentum, seed):
@@ -17,7 +18,8 @@ def application(images, name, classes, batch_norm_momentum, seed):
     Batch norm, dropout and stochastic depth become Bigbatch's own layers, so that --batch_norm_span works and a resumed
     run draws the same masks. Initial weights are functions of the seed.
     """
-    builder, numbers = _builder(name), seeds(seed)
+    builder = _builder(name)
+    numbers = seeds(seed)
     network = builder(weights=None, classes=classes, classifier_activation=None, input_shape=images.shape[1:])
     head = network.layers[network.layers.index(last_layer(network)):]  # in float32, as for every model
 
@@ -30,17 +32,18 @@ def application(images, name, classes, batch_norm_momentum, seed):
         if type(layer).__name__ == "StochasticDepth":  # of ConvNeXt: dropout of whole samples
             return Dropout(layer.drop_path_rate, next(numbers), (None, 1, 1, 1), name=layer.name)
         if type(layer) is layers.Normalization and layer.input_mean is None:  # of EfficientNet, unknown without weights
-            return layers.Normalization(mean=MEAN, variance=[one ** 2 for one in STD], name=layer.name)
+            return layers.Normalization(mean=MEAN, variance=[std ** 2 for std in STD], name=layer.name)
         return type(layer).from_config(config | ({"dtype": "float32"} if layer in head else {}))
 
     clone = tf.keras.models.clone_model(network, clone_function=own)
     return clone.call(_preprocessing(builder)(images))
 
 
-def load_pretrained(model) -> int:
-    """Gives a model of `application` ImageNet's weights, except its last layer. Returns the number of variables.
+def load_pretrained(model) -> list:
+    """Gives a model of `application` ImageNet's weights. Returns the layers that keep their own.
 
-    Keras downloads the weights into ~/.keras/models. Raises UserError if it cannot.
+    These are the last layer, and the first dense one of VGG if the image size is not Keras's. Keras downloads the
+    weights into ~/.keras/models. Raises UserError if it cannot.
     """
     try:
         trained = _builder(model.name.replace("-", ":"))(weights="imagenet")
@@ -48,13 +51,15 @@ def load_pretrained(model) -> int:
         raise UserError(f"--pretrained: Keras cannot load the weights: {one_line(error)[:200]}; on a computer with a "
                         "network it downloads them into ~/.keras/models, which you can copy") from None
     ours, theirs = (
-        [layer for layer in one.layers if layer.weights and not isinstance(layer, layers.Normalization)]
-        for one in (model, trained))
-    loaded = 0
-    for layer, source in zip(ours[:-1], theirs[:-1], strict=True):
-        layer.set_weights(source.get_weights())
-        loaded += len(layer.weights)
-    return loaded
+        [layer for layer in network.layers if layer.weights and not isinstance(layer, layers.Normalization)]
+        for network in (model, trained))
+    new = []
+    for layer, source in zip(ours, theirs, strict=True):
+        if layer is ours[-1] or [own.shape for own in layer.weights] != [given.shape for given in source.weights]:
+            new.append(layer)
+        else:
+            layer.set_weights(source.get_weights())
+    return new
 
 
 def _builder(name):

@@ -29,8 +29,8 @@ def model_cost(name: str, classes: int, image_size: int) -> ModelCost:
     """Builds the model to count, which takes seconds. The cost of ResNet-50 for ImageNet is stored."""
     if (name, classes, image_size) == ("resnet50", 1000, 224):
         return RESNET50
-    found = counted(model_zoo.create_model(name, classes, image_size))
-    return replace(found, name=name if image_size == model_zoo.MODELS[name].image_size else None)
+    cost = counted(model_zoo.create_model(name, classes, image_size))
+    return replace(cost, name=name if image_size == model_zoo.MODELS[name].image_size else None)
 
 
 def counted(model) -> ModelCost:

@@ -32,7 +32,9 @@ class Dropout(tf.keras.layers.Layer):
 
     def __init__(self, rate: float, seed: int, noise_shape=None, **kwargs):
         super().__init__(**kwargs)
-        self._rate, self._seed, self._noise_shape = rate, seed, noise_shape
+        self._rate = rate
+        self._seed = seed
+        self._noise_shape = noise_shape
 
     def call(self, inputs, training=False):
         if not training:
@@ -47,7 +49,8 @@ class Dropout(tf.keras.layers.Layer):
         if self.position is None:
             return tf.random.uniform([samples, *shape], seed=self._seed)
         # A GPU can run this from a key and a counter. From a seed, TensorFlow would derive them on the host.
-        size, counts = shape.num_elements(), -(-shape.num_elements() // PER_COUNT)
+        size = shape.num_elements()
+        counts = -(-size // PER_COUNT)
         first = tf.cast(self.position * counts, tf.uint64)
         uniform = tf.raw_ops.StatelessRandomUniformV2(
             shape=[samples, PER_COUNT * counts], key=tf.constant([self._seed], tf.uint64),
@@ -84,7 +87,10 @@ class BatchNormalization(tf.keras.layers.BatchNormalization):
     tensor (2, channels): the mean, and the variance with Bessel's correction, n / (n - 1), as in the fused kernel.
     """
 
-    groups, neighbours, mean_over_neighbours, observe = 1, 1, None, None
+    groups = 1
+    neighbours = 1
+    mean_over_neighbours = None
+    observe = None
 
     @tf.autograph.experimental.do_not_convert
     def call(self, inputs, training=None):
@@ -122,6 +128,34 @@ class BatchNormalization(tf.keras.layers.BatchNormalization):
         normalised = tf.nn.batch_normalization(values, mean, variance, self.beta, self.gamma, self.epsilon)
         statistics = tf.stop_gradient(tf.stack([mean, variance * count / (count - 1)]))
         return tf.cast(normalised, inputs.dtype), statistics
+
+
+class InputNormalization(tf.keras.layers.Layer):
+    """(pixels - mean) / divisor of each channel, in float32.
+
+    numbers: mean and divisor, float32 (2, channels). They belong to the trained weights, so checkpoints hold them. They
+    are not in Keras's lists of weights, because nothing trains, averages or counts them.
+    """
+
+    def __init__(self, mean, divisor, **kwargs):
+        super().__init__(dtype="float32", **kwargs)
+        self._held = tf.train.Checkpoint(
+            numbers=tf.Variable([mean, divisor], trainable=False, dtype=tf.float32, name=f"{self.name}/numbers"))
+
+    @property
+    def numbers(self) -> tf.Variable:
+        return self._held.numbers
+
+    @tf.autograph.experimental.do_not_convert  # after which Keras always passes `training`
+    def call(self, inputs, training=None):
+        del training
+        mean, divisor = tf.unstack(self.numbers)
+        return (tf.cast(inputs, tf.float32) - mean) / divisor
+
+
+def input_numbers(model) -> list[tf.Variable]:
+    """Returns `numbers` of a model's InputNormalization in a list, which is empty for a network of Keras."""
+    return [layer.numbers for layer in model.layers if isinstance(layer, InputNormalization)]
 
 
 class LocalResponseNormalization(tf.keras.layers.Layer):

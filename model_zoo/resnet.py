@@ -11,12 +11,14 @@ layers = tf.keras.layers
 class _Builder:
     """Builds the parts of a residual network. Convolutions have no biases and use He initialisation (arXiv:1502.01852).
 
-    last_gamma: the initial gamma of the last norm of each residual branch. Default: 1, like the others.
+    last_gamma: the initial gamma of the last norm of each residual branch.
     """
 
-    def __init__(self, batch_norm_momentum, seed, last_gamma: float | None = None, epsilon=1e-5):
-        self._momentum, self._epsilon, self._seeds = batch_norm_momentum, epsilon, seeds(seed)
-        self.last_gamma = 1.0 if last_gamma is None else last_gamma
+    def __init__(self, batch_norm_momentum, seed, last_gamma: float = 1.0, epsilon=1e-5):
+        self._momentum = batch_norm_momentum
+        self._epsilon = epsilon
+        self._seeds = seeds(seed)
+        self.last_gamma = last_gamma
 
     def convolution(self, x, channels, kernel, stride=1):
         """Applies a convolution padded by (kernel - 1) / 2 on every side.
@@ -77,25 +79,23 @@ def _stages(build, x, depth, version):
     return layers.GlobalAveragePooling2D()(x)
 
 
-def resnet(depth, version, x, classes, batch_norm_momentum, seed, last_gamma=None):
+def resnet(depth, version, x, classes, batch_norm_momentum, seed, last_gamma=1.0):
     """ResNet-18 to ResNet-152 for ImageNet (table 1).
 
     version: "v1.5" strides in the 3x3 convolution of a bottleneck, "v1" in its first 1x1 convolution, as in the paper.
-    last_gamma: as in _Builder. Default: 1 in v1, as in the paper, and 0 in v1.5 (arXiv:1706.02677, section 5.1).
+    last_gamma: as in _Builder.
     """
-    if last_gamma is None and version == "v1.5":
-        last_gamma = 0.0
     build = _Builder(batch_norm_momentum, seed, last_gamma)
     x = layers.ReLU()(build.norm(build.convolution(x, 64, 7, 2)))
     x = layers.MaxPooling2D(3, 2)(layers.ZeroPadding2D(1)(x))  # ReLU's outputs are >= 0, so zero padding is exact
     return build.dense(_stages(build, x, depth, version), classes)
 
 
-def resnet50_nvcaffe(x, classes, batch_norm_momentum, seed, last_gamma=None):
+def resnet50_nvcaffe(x, classes, batch_norm_momentum, seed, last_gamma=1.0):
     """ResNet-50 v1 as in the LARS authors' file: models/resnet50/train_val of nvcaffe.
 
-    All gammas start at one, unless last_gamma is given. Epsilon is 1e-4. Pooling has no padding, and its last window
-    extends over the edge. The dense layer uses the initialisation of the convolutions.
+    Epsilon is 1e-4. Pooling has no padding, and its last window extends over the edge. The dense layer uses the
+    initialisation of the convolutions.
     """
     build = _Builder(batch_norm_momentum, seed, last_gamma, epsilon=1e-4)
     x = layers.ReLU()(build.norm(build.convolution(x, 64, 7, 2)))
@@ -107,13 +107,12 @@ resnet18, resnet34, resnet50, resnet101, resnet152 = (partial(resnet, depth, "v1
 resnet50_v1, resnet101_v1, resnet152_v1 = (partial(resnet, depth, "v1") for depth in (50, 101, 152))
 
 
-def resnet20(x, classes, batch_norm_momentum, seed, last_gamma=None):
+def resnet20(x, classes, batch_norm_momentum, seed, last_gamma=1.0):
     """ResNet-20 for 32-pixel images (section 4.2): 6n + 2 weighted layers with n = 3.
 
     A 3x3 convolution to 16 channels is followed by three stages of three blocks with 16, 32 and 64 channels, global
     average pooling and a dense layer. The second and third stages start with stride 2. Shortcuts have no parameters
-    (option A: every second pixel, padded with zero channels). All gammas start at one, as in the paper, unless
-    last_gamma is given.
+    (option A: every second pixel, padded with zero channels).
     """
     build = _Builder(batch_norm_momentum, seed, last_gamma)
 

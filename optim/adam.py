@@ -19,7 +19,7 @@ class AdamW(tf.keras.optimizers.AdamW):
     def build(self, var_list):
         if not getattr(self, "_built", False):
             check_exclusion(self, var_list)
-            self.exclude_from_weight_decay([one for one in var_list if is_excluded(one, self.exclude)])
+            self.exclude_from_weight_decay([v for v in var_list if is_excluded(v, self.exclude)])
         super().build(var_list)
 
     def get_config(self):

@@ -18,7 +18,8 @@ class WeightAverage:
     """
 
     def __init__(self, model, decay: float, batch_size: int, moving_statistics: bool = True):
-        self._decay, self._batch_size = decay, batch_size
+        self._decay = decay
+        self._batch_size = batch_size
         self._weights = [variable for variable in model.variables if variable.dtype.is_floating]
         averaged = model.variables if moving_statistics else model.trainable_variables
         self._updated = {variable.ref() for variable in averaged}

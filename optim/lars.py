@@ -6,6 +6,7 @@ from optim.scaled import Scaled
 from optim.stacks import in_order, norms, spread, stack_order, stacked, stacks_of, unstacked
 
 
+@tf.keras.saving.register_keras_serializable("bigbatch")
 class SGD(tf.keras.optimizers.Optimizer):
     """SGD with momentum and coupled weight decay: the decay goes through the momentum, as in Caffe and the papers.
 
@@ -57,7 +58,8 @@ class SGD(tf.keras.optimizers.Optimizer):
     def _internal_apply_gradients(self, grads_and_vars):
         """Overrides the Keras hook that gets all gradients before `update_step`, to process them in stacks."""
         learning_rate, momentum = map(tf.convert_to_tensor, (self.learning_rate, self.momentum))
-        plain, others = [], []
+        plain = []
+        others = []
         for gradient, variable in grads_and_vars:
             (plain if self._is_plain(variable) else others).append((Scaled.of(gradient), variable))
         updates = []
@@ -70,8 +72,8 @@ class SGD(tf.keras.optimizers.Optimizer):
 
     def _multiplied(self, gradients, variables, learning_rate):
         """Returns the tensor of each gradient, and learning rates that contain the gradients' factors."""
-        factors = tf.stack([one.factor for one in gradients])
-        return [one.tensor for one in gradients], tf.unstack(learning_rate * factors, len(variables))
+        factors = tf.stack([gradient.factor for gradient in gradients])
+        return [gradient.tensor for gradient in gradients], tf.unstack(learning_rate * factors, len(variables))
 
     def _adapted(self, gradients, variables, learning_rate):
         """Returns a tensor for each variable and learning rates, whose products contain weight decay.
@@ -80,13 +82,14 @@ class SGD(tf.keras.optimizers.Optimizer):
         """
         stacks = stacks_of(variables)
         order = stack_order(stacks)
-        w, g = stacked(stacks, variables), stacked(stacks, [one.tensor for one in gradients])
+        w = stacked(stacks, variables)
+        g = stacked(stacks, [gradient.tensor for gradient in gradients])
         factors = tf.stack([gradients[position].factor for position in order])
         given = [gradients[position].norm for position in order]
         rates = self._rates(learning_rate, stacks, w, g, factors, None if None in given else tf.stack(given))
         if self.coupled_weight_decay:
             decays = spread(stacks, w, self.coupled_weight_decay / factors)
-            g = [one + decay * weight for one, decay, weight in zip(g, decays, w, strict=True)]  # step 3
+            g = [tensor + decay * weight for tensor, decay, weight in zip(g, decays, w, strict=True)]  # step 3
         return unstacked(stacks, g), in_order(stacks, tf.unstack(rates * factors, len(variables)))
 
     def _rates(self, learning_rate, stacks, w, g, factors, gradient_norms):
@@ -117,6 +120,7 @@ class SGD(tf.keras.optimizers.Optimizer):
         }
 
 
+@tf.keras.saving.register_keras_serializable("bigbatch")
 class LARS(SGD):
     """Layer-wise adaptive rate scaling (arXiv:1708.03888, section 3.2.3, steps 1 to 5).
 
@@ -130,7 +134,8 @@ class LARS(SGD):
     mu, weight_decay beta. trust_coefficient and momentum default to the paper's values. The paper's weight decay is
     0.0005. Step 1 of the paper prints beta * |g| in the denominator. The authors' code has beta * |w|, as here.
 
-    clip: rate <- min(learning_rate, ratio), as in the clipped form of NVIDIA's Caffe and Apex.
+    clip: rate <- min(learning_rate, ratio), as in Apex. The clipped form of NVIDIA's Caffe also leaves the weight decay
+        out of the denominator of the ratio.
     exclude: as in SGD. These variables have no trust ratio, either, and take a plain momentum step. jit_compile: use
     norms that XLA can compile, for updates inside Model.compile(jit_compile=True) and the like. They are slower on a
     CPU. It does not compile the optimizer itself, as Keras's argument of that name does.

@@ -105,8 +105,8 @@ class LearningRate:
 
     def _decayed(self, epoch):
         origin = self.warmup_epochs if self.decay_from == "warmup_end" and self.warmup != "none" else 0.0
-        span = self.epochs - origin
-        t = min(1.0, max(0.0, (epoch - origin) / span)) if span > 0 else 0.0
+        length = self.epochs - origin
+        t = min(1.0, max(0.0, (epoch - origin) / length)) if length > 0 else 0.0
         end = self.end if self.decay in ENDING else 0.0
         return end + (self.base(epoch) - end) * DECAYS[self.decay](self, t, epoch)
 
@@ -143,18 +143,3 @@ def momentum_at(kind: str, momentum: float, batch_size: int) -> float:
         raise ValueError(f"--momentum_schedule=noise_scale gives no positive momentum at batch size {batch_size}; "
                          "reduce --batch_size")
     return value
-
-
-def same(one, other) -> bool:
-    """Whether two values of a flag, texts or lists of texts, mean the same: 1e-4 and 0.0001 do, 2 and 0:2 do."""
-    return _meaning(one) == _meaning(other)
-
-
-def _meaning(value):
-    """Returns the pairs of a number or schedule, the items of a list, or the text itself."""
-    text = ",".join(value) if isinstance(value, list) else str(value)
-    try:
-        return Piecewise.parse(text).pairs
-    except ValueError:
-        items = text.split(",")
-        return [_meaning(item) for item in items] if len(items) > 1 else text

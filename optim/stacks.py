@@ -2,6 +2,7 @@
 
 Launching an operation on a GPU takes about as long as running a small one. ResNet-50 has 161 variables of 22 sizes.
 """
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 STACKED = 2**18  # elements; larger tensors are not stacked, because stacking copies them
 ONE_THREAD = 2**16  # elements that TensorFlow sums on one thread, whatever the number of threads (measured: 2**17)
+OUTSIDE_XLA = "XLA_needs_LARS_with_jit_compile_True"  # a name that XLA's error about the operation shows
 ROWS = 256  # rows into which a tensor that is not stacked is split; one thread sums each row
 
 
@@ -27,9 +29,9 @@ class Stack:
 def stacks_of(tensors: Sequence) -> list[Stack]:
     """Assigns each index to one stack, with single large tensors last. tensors: all with a static shape."""
     groups = {}
-    for position, one in enumerate(tensors):
-        size = one.shape.num_elements()
-        groups.setdefault((size, one.dtype, position if size > STACKED else None), []).append(position)
+    for position, tensor in enumerate(tensors):
+        size = tensor.shape.num_elements()
+        groups.setdefault((size, tensor.dtype, position if size > STACKED else None), []).append(position)
     made = [Stack(tuple(group), tuple(tuple(tensors[position].shape) for position in group),
                   len(group) == 1 and tensors[group[0]].shape.num_elements() > ONE_THREAD)
             for group in groups.values()]
@@ -39,14 +41,14 @@ def stacks_of(tensors: Sequence) -> list[Stack]:
 def stacked(stacks: Sequence[Stack], tensors: Sequence) -> list[tf.Tensor]:
     """Returns one tensor per stack, of shape (positions, elements), or of the tensor's own shape if it is single."""
     chosen = [[tensors[position] for position in stack.positions] for stack in stacks]
-    return [tf.convert_to_tensor(group[0]) if stack.is_single else tf.stack([tf.reshape(one, [-1]) for one in group])
+    return [tf.convert_to_tensor(group[0]) if stack.is_single else tf.stack([tf.reshape(t, [-1]) for t in group])
             for stack, group in zip(stacks, chosen, strict=True)]
 
 
 def unstacked(stacks: Sequence[Stack], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Returns what `stacked` has stacked, in the order before."""
-    parts = [[one] if stack.is_single else map(tf.reshape, tf.unstack(one, len(stack.positions)), stack.shapes)
-             for stack, one in zip(stacks, tensors, strict=True)]
+    parts = [[tensor] if stack.is_single else map(tf.reshape, tf.unstack(tensor, len(stack.positions)), stack.shapes)
+             for stack, tensor in zip(stacks, tensors, strict=True)]
     return in_order(stacks, [part for group in parts for part in group])
 
 
@@ -61,8 +63,8 @@ def spread(stacks: Sequence[Stack], tensors: Sequence[tf.Tensor], values: tf.Ten
     values: in the order of the stacks, float32 (tensors,).
     """
     parts = tf.split(values, [len(stack.positions) for stack in stacks])
-    return [tf.cast(tf.reshape(part, [] if stack.is_single else [-1, 1]), one.dtype)
-            for stack, one, part in zip(stacks, tensors, parts, strict=True)]
+    return [tf.cast(tf.reshape(part, [] if stack.is_single else [-1, 1]), tensor.dtype)
+            for stack, tensor, part in zip(stacks, tensors, parts, strict=True)]
 
 
 def in_order(stacks: Sequence[Stack], values: Sequence) -> list:
@@ -76,16 +78,12 @@ def norms(stacks: Sequence[Stack], tensors: Sequence[tf.Tensor], jit_compile: bo
     The result is bit-identical for any number of threads, which may differ between workers, because one thread sums
     each row. jit_compile: use operations that XLA can compile. They read memory twice on a CPU.
     """
-    norm = _plain_norm if jit_compile else tf.math.reduce_euclidean_norm
-    found, rows = [], []
-    for stack, tensor in zip(stacks, tensors, strict=True):
-        if stack.is_single:
-            rows.append(norm(_rows(tensor), axis=1))
-        else:
-            found.append(norm(tensor, axis=1))
+    norm = _plain_norm if jit_compile else functools.partial(tf.math.reduce_euclidean_norm, name=OUTSIDE_XLA)
+    of_stacks = [norm(tensor, axis=1) for stack, tensor in zip(stacks, tensors, strict=True) if not stack.is_single]
+    rows = [norm(_rows(tensor), axis=1) for stack, tensor in zip(stacks, tensors, strict=True) if stack.is_single]
     if rows:
-        found.append(norm(tf.stack(rows), axis=1))
-    return tf.concat([tf.cast(one, tf.float32) for one in found], axis=0)
+        of_stacks.append(norm(tf.stack(rows), axis=1))
+    return tf.concat([tf.cast(values, tf.float32) for values in of_stacks], axis=0)
 
 
 def norms_of(tensors: Sequence) -> tf.Tensor:
@@ -96,17 +94,17 @@ def norms_of(tensors: Sequence) -> tf.Tensor:
 def largest_of(tensors: Sequence) -> tf.Tensor:
     """Returns the largest magnitude of each tensor's finite elements, or 0 if it has none, float32 (tensors,)."""
     def largest(stacks, tensors):
-        finite = [tf.where(tf.math.is_finite(one), tf.abs(one), tf.zeros([], one.dtype)) for one in tensors]
-        found = [tf.reduce_max(one, axis=None if stack.is_single else 1)
-                 for stack, one in zip(stacks, finite, strict=True)]
-        return tf.concat([tf.cast(tf.reshape(one, [-1]), tf.float32) for one in found], axis=0)
+        finite = [tf.where(tf.math.is_finite(tensor), tf.abs(tensor), tf.zeros([], tensor.dtype)) for tensor in tensors]
+        maxima = [tf.reduce_max(tensor, axis=None if stack.is_single else 1)
+                  for stack, tensor in zip(stacks, finite, strict=True)]
+        return tf.concat([tf.cast(tf.reshape(values, [-1]), tf.float32) for values in maxima], axis=0)
 
     return _per_tensor(tensors, largest)
 
 
 def _per_tensor(tensors, function):
     """Applies a function of stacks and stacked tensors; returns its results in the order of the tensors."""
-    tensors = [tf.convert_to_tensor(one) for one in tensors]
+    tensors = [*map(tf.convert_to_tensor, tensors)]
     stacks = stacks_of(tensors)
     return tf.gather(function(stacks, stacked(stacks, tensors)), np.argsort(stack_order(stacks)))
 

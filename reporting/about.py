@@ -1,4 +1,5 @@
 """run.json: what a run was made with: command, recipe, origin of each flag, dataset, hosts, versions, git revision."""
+import contextlib
 import os
 import platform
 import shlex
@@ -8,8 +9,8 @@ import time
 from importlib import metadata
 from pathlib import Path
 
-from common import recipe_file
-from reporting.observer import RunInfo
+from plan import recipe_file
+from training.observer import RunInfo
 
 ROOT = Path(__file__).parents[1]
 COMMENTS = ("title", "Row", "Reported", "Sources", "Left open", "Workers")  # of a recipe
@@ -38,13 +39,11 @@ def recipe(path: Path | None) -> dict | None:
 
 
 def versions() -> dict[str, str]:
-    found = {"Python": platform.python_version()}
+    numbers = {"Python": platform.python_version()}
     for name, package in PACKAGES.items():
-        try:
-            found[name] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            numbers[name] = metadata.version(package)
+    return numbers
 
 
 def git_revision(folder: Path) -> dict | None:

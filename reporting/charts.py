@@ -4,8 +4,10 @@ Every point has a <title>, which browsers show as a tooltip. page.js replaces it
 """
 import html
 import math
+import operator
+import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 WIDTH, HEIGHT = 380, 250  # units; a phone shows the figure at about this many pixels, so that its text stays legible
 LEFT, RIGHT, TOP, BOTTOM = 52, 10, 10, 38
@@ -13,6 +15,7 @@ COLOURS = 10  # --c0 to --c9 in page.css
 MOST_POINTS = 150  # per line
 MOST_DOTS = 40  # a line with more points shows them only under the pointer
 MOST_BARS = 40
+BAR_STEP = 26  # from one horizontal bar to the next
 WHOLE = ("epoch", "workers")  # horizontal axes whose ticks are whole numbers
 
 
@@ -20,7 +23,7 @@ WHOLE = ("epoch", "workers")  # horizontal axes whose ticks are whole numbers
 class Line:
     """Values over x. None and numbers that are not finite leave a gap.
 
-    colour: number of a colour, by default that of the line's place in the chart. kind: "" for a line with dots,
+    colour: number of a colour, by default the line's position in the chart. kind: "" for a line with dots,
     "dashed" or "faint" for one without, such as a plan or noisy values, "dots" for dots alone. steps: hold each value
     until the next x.
     """
@@ -33,12 +36,35 @@ class Line:
     steps: bool = False
 
 
-def line(label: str, rows: Sequence[dict], x: Callable[[dict], float], y: str | Callable[[dict], float | None],
-         scale: float = 1.0, **options) -> Line:
-    """Returns a line with a point per row. x: a function of a row. y: a function, or a key that a row may lack."""
-    values = [y(row) if callable(y) else row.get(y) for row in rows]
-    return Line(label, [x(row) for row in rows], [value if value is None else scale * value for value in values],
-                **options)
+@dataclass(frozen=True)
+class XAxis:
+    """A horizontal axis.
+
+    of: function from a row to its position. end: the axis goes from 0 to it. Default: from the first to the last point.
+    marks: positions and their text, instead of the axis's own numbers.
+    """
+
+    title: str
+    of: Callable[[dict], float] = operator.itemgetter("epoch")
+    end: float | None = None
+    marks: Sequence[tuple[float, str]] = ()
+
+
+@dataclass(frozen=True)
+class YAxis:
+    """A vertical axis. show: returns a value as text. from_zero: whether the axis starts at 0.
+
+    log: whether the axis is logarithmic. Values that are not above zero then leave a gap, too.
+    """
+
+    show: Callable[[float | None], str]
+    log: bool = False
+    from_zero: bool = False
+
+
+def line(label: str, rows: Sequence[dict], x: XAxis, y: str | Callable[[dict], float | None], **options) -> Line:
+    """Returns a line with a point per row. y: a function of a row, or a key that a row may lack."""
+    return Line(label, [x.of(row) for row in rows], [y(row) if callable(y) else row.get(y) for row in rows], **options)
 
 
 def number(value) -> str:
@@ -53,75 +79,79 @@ def number(value) -> str:
 
 
 def percent(value) -> str:
-    return number(value) if value is None else f"{value:.4g} %"
+    """Returns a fraction as text."""
+    return number(value) if value is None else f"{100 * value:.4g} %"
 
 
-def lines(title: str, x_title: str, series: Sequence[Line], log: bool = False,
-          show: Callable[[float | None], str] = number, x_marks: Sequence[tuple[float, str]] = (),
-          x_end: float | None = None, from_zero: bool = False, has_legend: bool = True) -> str:
-    """Returns a figure of lines. log: logarithmic axis; values that are not above zero then leave a gap, too.
+NUMBERS = YAxis(number)
+LOGARITHMIC = YAxis(number, log=True)
+FROM_ZERO = YAxis(number, from_zero=True)
+PERCENT = YAxis(percent)
 
-    show: returns a value as text. x_marks: places on the horizontal axis and their text, instead of its own numbers.
-    x_end: the horizontal axis goes from 0 to it. Default: from the first to the last point. from_zero: start the
-    vertical axis at 0. has_legend: name several lines below the chart.
-    """
-    series = [_finite(_thinned(one), log) for one in series if len(one.x)]
-    values = [y for one in series for y in one.y if y is not None]
-    ends = [0, x_end] if x_end else [x for one in series for x in (one.x[0], one.x[-1])] or [0, 1]
-    low, high, y_ticks = _scale(values, log, from_zero)
+
+def lines(title: str, x: XAxis, series: Sequence[Line], y: YAxis = NUMBERS, has_legend: bool = True) -> str:
+    """Returns a figure of lines. has_legend: whether it names several lines below the chart."""
+    drawn = [_shown(line, position, y.log) for position, line in enumerate(line for line in series if len(line.x))]
+    values = [value for line in drawn for value in line.y if value is not None]
+    ends = [0, x.end] if x.end else [end for line in drawn for end in (line.x[0], line.x[-1])] or [0, 1]
+    low, high, y_ticks = _scale(values, y)
     across = _axis(min(ends), max(max(ends), min(ends) + 1e-9), LEFT, WIDTH - RIGHT)
-    down = _axis(low, high, HEIGHT - BOTTOM, TOP, log)
-    marks = x_marks or [(mark, number(mark)) for mark in ticks(min(ends), max(ends), 6, x_title in WHOLE)]
-    named = dict(x_marks)
-    body = [_grid(down, y_ticks, show), _labels_below([(across(x), text) for x, text in marks], x_title)]
-    for place, one in enumerate(series):
-        colour = (place if one.colour is None else one.colour) % COLOURS
-        kind, few = one.kind, sum(y is not None for y in one.y) <= MOST_DOTS
-        dots = "".join(_dot(f"{one.label}: {show(y)} ({x_title} {named.get(x, number(x))})", across(x), down(y))
-                       for x, y in zip(one.x, one.y, strict=True) if y is not None)
-        body.append(f'<g class="line c{colour} {kind} {"" if kind == "dots" or (few and not kind) else "hidden"}">'
-                    f'<path d="{"" if kind == "dots" else _path(one, across, down)}"/>{dots}</g>')
+    down = _axis(low, high, HEIGHT - BOTTOM, TOP, y.log)
+    marks = x.marks or [(mark, number(mark)) for mark in ticks(min(ends), max(ends), 6, x.title in WHOLE)]
+    named = dict(x.marks)
+    body = [_grid(down, y_ticks, y.show), _labels_below([(across(mark), text) for mark, text in marks], x.title)]
+    for line in drawn:
+        points = [(left, value) for left, value in zip(line.x, line.y, strict=True) if value is not None]
+        dots = "".join(
+            f'<circle cx="{across(left):.1f}" cy="{down(value):.1f}" r="2.5">'
+            + _title(f"{line.label}: {y.show(value)} ({x.title} {named.get(left, number(left))})") + "</circle>"
+            for left, value in points)
+        has_dots = line.kind == "dots" or (not line.kind and len(points) <= MOST_DOTS)
+        body.append(f'<g class="line c{line.colour % COLOURS} {line.kind} {"" if has_dots else "hidden"}">'
+                    f'<path d="{"" if line.kind == "dots" else _path(line, across, down)}"/>{dots}</g>')
     if not values:
         body.append(f'<text x="{WIDTH / 2}" y="{HEIGHT / 2}" class="middle">no finite value</text>')
-    keys = [(one.label, (place if one.colour is None else one.colour), one.kind) for place, one in enumerate(series)]
-    svg = _svg(f"{title}, by {x_title}", WIDTH, HEIGHT, body, "lines")
-    return figure(title, svg, keys if len(series) > 1 and has_legend else [])
+    keys = [(line.label, line.colour, line.kind) for line in drawn] if len(drawn) > 1 and has_legend else []
+    return figure(title, _svg(f"{title}, by {x.title}", WIDTH, HEIGHT, body, "lines"), keys)
 
 
 def stacked_bars(title: str, x_title: str, x: Sequence[float | str], series: dict[str, Sequence[float]]) -> str:
     """Returns a figure with one bar per x that shows fractions of 1, stacked. Many bars are averaged in groups."""
     group = -(-len(x) // MOST_BARS) or 1
     starts = range(0, len(x), group)
-    across, down = _axis(0, len(starts), LEFT, WIDTH - RIGHT), _axis(0, 1, HEIGHT - BOTTOM, TOP)
-    body, width = [_grid(down, [0, 0.25, 0.5, 0.75, 1], lambda one: f"{one:.0%}")], across(1) - across(0)
+    across = _axis(0, len(starts), LEFT, WIDTH - RIGHT)
+    down = _axis(0, 1, HEIGHT - BOTTOM, TOP)
+    width = across(1) - across(0)
+    body = [_grid(down, [0, 0.25, 0.5, 0.75, 1], "{:.0%}".format)]
     bases = [0.0] * len(starts)
     for colour, (label, values) in enumerate(series.items()):
         for bar, start in enumerate(starts):
-            values_of = [value or 0.0 for value in values[start:start + group]]
-            mean = sum(values_of) / len(values_of)
-            top, bottom = down(min(1, bases[bar] + mean)), down(min(1, bases[bar]))
+            mean = statistics.fmean(value or 0.0 for value in values[start:start + group])
+            bottom = down(min(1, bases[bar]))
             bases[bar] += mean
+            top = down(min(1, bases[bar]))
             tip = _title(f"{x_title} {number(x[start])}: {label} {mean:.1%}")
             body.append(f'<rect class="bar c{colour % COLOURS}" x="{across(bar) + 0.08 * width:.1f}" y="{top:.1f}" '
                         f'width="{0.84 * width:.1f}" height="{max(0, bottom - top):.1f}">{tip}</rect>')
     every = -(-len(starts) // 8) or 1
     labels = [(across(bar + 0.5), number(x[start])) for bar, start in enumerate(starts) if bar % every == 0]
     body.append(_labels_below(labels, x_title))
-    svg = _svg(f"{title}, by {x_title}", WIDTH, HEIGHT, body)
-    return figure(title, svg, [(label, colour, "bars") for colour, label in enumerate(series)])
+    return figure(title, _svg(f"{title}, by {x_title}", WIDTH, HEIGHT, body),
+                  [(label, colour, "bars") for colour, label in enumerate(series)])
 
 
 def bars(title: str, rows: Sequence[tuple[str, float, bool]]) -> str:
     """Returns horizontal bars. rows: (name, value, whether in the second colour), top first."""
-    low, high, marks = _scale([value for _, value, _ in rows], log=False, from_zero=True)
-    left, step = 14 + 6.6 * max((len(name) for name, *_ in rows), default=0), 26
-    height = TOP + step * len(rows) + 24
+    low, high, marks = _scale([value for _, value, _ in rows], FROM_ZERO)
+    left = 14 + 6.6 * max((len(name) for name, *_ in rows), default=0)
+    height = TOP + BAR_STEP * len(rows) + 24
     across = _axis(low, high, left, 2 * WIDTH - 70)
     body = [f'<path class="grid" d="M{across(mark):.1f} {TOP}V{height - 24}"/>'
             f'<text class="middle" x="{across(mark):.1f}" y="{height - 8}">{number(mark)}</text>'
             for mark in marks]
-    for place, (name, value, second) in enumerate(rows):
-        y, end = TOP + step * place, across(value)
+    for row, (name, value, second) in enumerate(rows):
+        y = TOP + BAR_STEP * row
+        end = across(value)
         body.append(f'<text class="end" x="{left - 6}" y="{y + 17}">{html.escape(name)}</text>'
                     f'<rect class="bar c{int(second)}" x="{left}" y="{y + 4}" width="{end - left:.1f}" height="18">'
                     f'{_title(f"{name}: {value:,.0f}")}</rect>'
@@ -157,7 +187,8 @@ def log_ticks(low: float, high: float) -> list[float]:
 
     If these are fewer than three, it returns the ticks of a linear axis.
     """
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    first = math.floor(math.log10(low))
+    last = math.ceil(math.log10(high))
     factors = (1, 2, 5) if last - first < 4 else (1,)
     every = max(1, (last - first) // 8)
     marks = [factor * 10.0 ** power for power in range(first, last + 1, every) for factor in factors
@@ -165,14 +196,20 @@ def log_ticks(low: float, high: float) -> list[float]:
     return marks if len(marks) >= 3 else ticks(low, high, 8)  # at least three
 
 
-def _scale(values, log, from_zero=False) -> tuple[float, float, list[float]]:
-    """Returns the ends of an axis and its ticks."""
-    low, high = min(values, default=1.0), max(values, default=1.0)
-    if log:
-        low, high = (low / 1.25, high * 1.25) if high < 1.6 * low else (low / 1.05, high * 1.05)
-        return low, high, log_ticks(low, high)
+def thinned(count: int, most: int) -> list[int]:
+    """Returns about `most` of `count` positions: every n-th, and the last."""
+    return sorted({*range(0, count, -(-count // most) or 1), *range(count)[-1:]})
+
+
+def _scale(values, y: YAxis) -> tuple[float, float, list[float]]:
+    """Returns the ends of a vertical axis and its ticks."""
+    low = min(values, default=1.0)
+    high = max(values, default=1.0)
+    if y.log:
+        margin = 1.25 if high < 1.6 * low else 1.05
+        return low / margin, high * margin, log_ticks(low / margin, high * margin)
     pad = 0.04 * (high - low) or 0.1 * abs(high) or 1.0
-    low = 0.0 if from_zero else low - pad if low < 0 or low > 0.5 * high else -0.02 * high
+    low = 0.0 if y.from_zero else low - pad if low < 0 or low > 0.5 * high else -0.02 * high
     high += pad
     return low, high, ticks(low, high, 6)
 
@@ -180,24 +217,22 @@ def _scale(values, log, from_zero=False) -> tuple[float, float, list[float]]:
 def _axis(low, high, start, end, log=False) -> Callable[[float], float]:
     """Returns a function from a value to its coordinate."""
     scale = math.log if log else float
-    origin, length = scale(low), (scale(high) - scale(low)) or 1.0
-    return lambda value: start + (end - start) * (scale(value) - origin) / length
+    length = (scale(high) - scale(low)) or 1.0
+    return lambda value: start + (end - start) * (scale(value) - scale(low)) / length
 
 
-def _finite(line: Line, log: bool) -> Line:
-    shown = [None if y is None or not math.isfinite(y) or (log and y <= 0) else y for y in line.y]
-    return Line(line.label, line.x, shown, line.colour, line.kind, line.steps)
-
-
-def _thinned(line: Line) -> Line:
-    every = -(-len(line.x) // MOST_POINTS) or 1
-    kept = [place for place in range(len(line.x)) if place % every == 0 or place == len(line.x) - 1]
-    return Line(line.label, [line.x[place] for place in kept], [line.y[place] for place in kept], line.colour,
-                line.kind, line.steps)
+def _shown(line: Line, position: int, log: bool) -> Line:
+    """Returns a line with its colour and some of its points. What the axis cannot show is None."""
+    kept = thinned(len(line.x), MOST_POINTS)
+    values = [None if value is None or not math.isfinite(value) or (log and value <= 0) else value
+              for value in (line.y[point] for point in kept)]
+    return replace(line, x=[line.x[point] for point in kept], y=values,
+                   colour=position if line.colour is None else line.colour)
 
 
 def _path(line: Line, across, down) -> str:
-    words, command = [], "M"
+    words = []
+    command = "M"
     for x, y in zip(line.x, line.y, strict=True):
         if y is None:
             command = "M"
@@ -209,9 +244,6 @@ def _path(line: Line, across, down) -> str:
     return "".join(words)
 
 
-def _dot(text, left, top) -> str:
-    return f'<circle cx="{left:.1f}" cy="{top:.1f}" r="2.5">{_title(text)}</circle>'
-
 
 def _grid(down, marks, show) -> str:
     return "".join(f'<path class="grid" d="M{LEFT} {down(mark):.1f}H{WIDTH - RIGHT}"/>'
@@ -220,7 +252,8 @@ def _grid(down, marks, show) -> str:
 
 def _labels_below(labels, x_title) -> str:
     """Returns texts below the horizontal axis, without those that would overlap the one to their left."""
-    shown, end = [], -math.inf
+    shown = []
+    end = -math.inf
     for x, text in sorted(labels):
         half = 3.5 * len(text)
         middle = min(x, WIDTH - half)  # inside of the chart

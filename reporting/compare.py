@@ -1,27 +1,27 @@
 """One page for several runs: tables of results and of the flags that differ, curves on top of each other, layers."""
-import functools
 import html
+from functools import partial
 
-from optim.schedules import same
+from plan.run_folder import top1_of
+from plan.values import same
 from reporting import charts, heat_map
-from reporting.charts import number, percent
-from reporting.observer import top1_of
+from reporting.charts import LOGARITHMIC, NUMBERS, PERCENT, XAxis, number
 from reporting.page import constant_values, details, duration, over_epochs_and_time, page, table, without_empty_columns
-from reporting.run_folder import RunData
+from reporting.run_data import RunData
 
 
 def gap(row: dict) -> float | None:
     """Returns the generalization gap of a row of metrics.jsonl: train top-1 minus validation top-1."""
-    train, validation = row.get("train_top1"), row.get("val_top1")
-    return None if train is None or validation is None else train - validation
+    accuracies = row.get("train_top1"), row.get("val_top1")
+    return None if None in accuracies else accuracies[0] - accuracies[1]
 
 
-CURVES = (  # title, column of metrics.jsonl or a function of its rows, scale, text of a value, logarithmic
-    ("Validation top-1", "val_top1", 100, percent, False), ("Validation loss", "val_loss", 1, number, True),
-    ("Train loss", "train_loss", 1, number, True), ("Train top-1", "train_top1", 100, percent, False),
-    ("Generalization gap: train top-1 minus validation top-1", gap, 100, percent, False),
-    ("Learning rate", "learning_rate", 1, number, False), ("Global batch size", "batch_size", 1, number, False),
-    ("Training throughput, images/s", "images_per_second", 1, number, False))
+CURVES = (  # title, column of metrics.jsonl or a function of its rows, axis
+    ("Validation top-1", "val_top1", PERCENT), ("Validation loss", "val_loss", LOGARITHMIC),
+    ("Train loss", "train_loss", LOGARITHMIC), ("Train top-1", "train_top1", PERCENT),
+    ("Generalization gap: train top-1 minus validation top-1", gap, PERCENT),
+    ("Learning rate", "learning_rate", NUMBERS), ("Global batch size", "batch_size", NUMBERS),
+    ("Training throughput, images/s", "images_per_second", NUMBERS))
 PLANNED = ("learning_rate", "batch_size")  # columns that may be constant
 TRAIN_TOP1 = ("The train top-1 is that of the augmented images during an epoch, while the weights change. So the "
               "generalization gap can be negative.")
@@ -58,7 +58,8 @@ def sentence(names: list[str], runs: list[RunData]) -> str:
 
 def result(name: str, run: RunData, target: float | None = None) -> dict[str, str]:
     """Returns a line of the table of results. What the run lacks is empty."""
-    now, best = run.result, run.best
+    now = run.result
+    best = run.best
     top1, top5, average = (_percent(now.get(column)) for column in ("val_top1", "val_top5", "ema_val_top1"))
     top5 = top5 if run.has_top5 else ""
     where = f" at epoch {number(run.divergence['diverged_at']['epoch'])}" if run.divergence else ""
@@ -90,13 +91,12 @@ def published(names: list[str], runs: list[RunData]) -> list[str]:
     """Returns a table of what the papers report for the runs' recipes, next to ours."""
     listed = []
     for name, run in zip(names, runs, strict=True):
-        recipe, columns = run.run.get("recipe") or {}, result(name, run)
+        recipe = run.run.get("recipe") or {}
+        columns = result(name, run)
         if recipe.get("reported"):
-            changed = ", ".join(f"--{flag}={mine} instead of {theirs}"
-                                for flag, (theirs, mine) in run.changed_flags().items())
             listed.append({"run": name, "row": recipe.get("row") or "", "the paper reports": recipe["reported"]} | {
                 column: columns[column] for column in ("last top-1", "peak top-1", "time")} | {
-                "differs from the recipe": changed or "no"})
+                "differs from the recipe": run.changes or "no"})
     return ["<h2>The papers' figures</h2>", table(
         listed, ("the paper reports", "differs from the recipe"))] if listed else []
 
@@ -105,7 +105,7 @@ def layers(names: list[str], runs: list[RunData]) -> list[str]:
     """Returns the trust ratios of the runs that recorded them, as heat maps on one scale."""
     recorded = [(name, [row["epoch"] for row in run.layers], run.trust_ratios)
                 for name, run in zip(names, runs, strict=True) if run.layers]
-    scale = [one for _, _, ratios in recorded for values in ratios.values() for one in values]
+    scale = [ratio for _, _, ratios in recorded for row in ratios.values() for ratio in row]
     drawn = [f"<h3>{html.escape(name)}</h3>" + heat_map.trust_ratios(epochs, ratios, scale)
              for name, epochs, ratios in recorded if ratios]
     return ["<h2>Layer by layer</h2>", *drawn] if drawn else []
@@ -121,15 +121,16 @@ def different_flags(runs: list[RunData]) -> list[str]:
 def curves(names: list[str], runs: list[RunData]) -> str:
     """Returns the curves with one legend, and sentences on what is the same in all runs."""
     drawn = [(name, run, colour) for name, run, colour in zip(names, runs, colours_of(runs), strict=True) if run.rows]
-    rows, named = [row for _, run, _ in drawn for row in run.rows], {}
+    rows = [row for _, run, _ in drawn for row in run.rows]
+    named = {}
     for name, _, colour in drawn:
         named.setdefault(colour, []).append(name)
     keys = [(own[0] + f" and {len(own) - 1} more" * (len(own) > 1), colour, "") for colour, own in named.items()]
     same_values = constant_values({title: [row.get(column) for _, run, _ in drawn for row in (*run.rows, *run.steps)]
-                                   for title, column, *_ in CURVES if column in PLANNED}, "in all runs")
+                                   for title, column, _ in CURVES if column in PLANNED}, "in all runs")
+    shown = [curve for curve in CURVES if curve[0] not in same_values]
     return charts.legend(keys) + over_epochs_and_time(
-        rows, max((row["epoch"] for row in rows), default=0), functools.partial(
-            curves_over, drawn, [one for one in CURVES if one[0] not in same_values])
+        rows, max((row["epoch"] for row in rows), default=0), partial(curves_over, drawn, shown)
     ) + f"<p>{' '.join(same_values.values())}</p>"
 
 
@@ -145,13 +146,13 @@ def colours_of(runs: list[RunData]) -> list[int]:
     """Returns the number of a colour for each run: the same if only the seeds differ."""
     names = [name for name in different_flags(runs) if name != "seed"]
     settings = [tuple(tidy(run.flags.get(name, "")) for name in names) for run in runs]
-    return [list(dict.fromkeys(settings)).index(one) for one in settings]
+    return [list(dict.fromkeys(settings)).index(values) for values in settings]
 
 
-def curves_over(drawn, shown, x_title, x, x_end) -> list[str]:
-    return [charts.lines(title, x_title, [charts.line(name, run.rows, x, column, scale, colour=colour)
-                                          for name, run, colour in drawn], log, show, x_end=x_end, has_legend=False)
-            for title, column, scale, show, log in shown]
+def curves_over(drawn, shown, x: XAxis) -> list[str]:
+    return [charts.lines(title, x, [charts.line(name, run.rows, x, column, colour=colour)
+                                    for name, run, colour in drawn], y, has_legend=False)
+            for title, column, y in shown]
 
 
 def distinct_names(runs: list[RunData]) -> list[str]:

@@ -2,15 +2,17 @@
 import html
 import itertools
 import math
+from collections import Counter
 from collections.abc import Sequence
 
-from reporting.charts import figure, number
+from reporting.charts import figure, number, thinned
 
 # Viridis, 12 colours from low to high: equal steps look equal, also to colour-blind readers and in print.
 SHADES = ("#440154", "#482173", "#433e85", "#38598c", "#2d708e", "#25858e", "#1e9b8a", "#2bb07f", "#51c56a", "#85d54a",
           "#c2df23", "#fde725")
 MOST_COLUMNS = 60
-ROW, COLUMN_LABELS = 13, 30
+ROW = 13
+COLUMN_LABELS = 30
 MOST_CLASSES = 50  # of a confusion matrix
 MOST_COUNTED = 16  # classes; a larger matrix shows its counts only under the pointer
 
@@ -22,23 +24,24 @@ def trust_ratios(epochs: Sequence[float], ratios: dict[str, Sequence[float | Non
     Values that are not positive and finite leave a hole. With many epochs, only some of them are shown. scale: values
     that the colours span, as those of all maps of a page. Default: those of this map.
     """
-    every = -(-len(epochs) // MOST_COLUMNS) or 1
-    shown = [place for place in range(len(epochs)) if place % every == 0 or place == len(epochs) - 1]
-    found = [one for one in scale or itertools.chain(*ratios.values()) if _positive(one)]
-    low, high = min(found, default=1.0), max(found, default=1.0)
+    shown = thinned(len(epochs), MOST_COLUMNS)
+    positive = [ratio for ratio in scale or itertools.chain(*ratios.values()) if _positive(ratio)]
+    low = min(positive, default=1.0)
+    high = max(positive, default=1.0)
     left = 20 + 6 * max(map(len, ratios), default=0)
     width = max(6, min(28, 560 // len(shown)))
     body = []
     for row, (name, values) in enumerate(ratios.items()):
         cells = "".join(
             f'<rect x="{left + column * width}" y="{row * ROW}" width="{width}" height="{ROW}" '
-            f'fill="{_shade(values[place], low, high)}"><title>{html.escape(name)}, epoch {number(epochs[place])}: '
-            f"{number(values[place])}</title></rect>"
-            for column, place in enumerate(shown) if _positive(values[place]))
+            f'fill="{_shade(values[index], low, high)}"><title>{html.escape(name)}, epoch {number(epochs[index])}: '
+            f"{number(values[index])}</title></rect>"
+            for column, index in enumerate(shown) if _positive(values[index]))
         body.append(f'<text class="end small" x="{left - 5}" y="{row * ROW + 10}">{html.escape(name)}</text>{cells}')
-    below, apart = len(ratios) * ROW, -(-len(shown) * 5 // (4 * 12)) or 1
+    below = len(ratios) * ROW
+    every = -(-len(shown) * 5 // (4 * 12)) or 1
     body += [f'<text class="middle small" x="{left + (column + 0.5) * width}" y="{below + 13}">'
-             f"{number(epochs[place])}</text>" for column, place in enumerate(shown) if column % apart == 0]
+             f"{number(epochs[index])}</text>" for column, index in [*enumerate(shown)][::every]]
     body.append(f'<text class="middle muted" x="{left + len(shown) * width / 2}" y="{below + 27}">epoch</text>')
     total = left + len(shown) * width + 10
     return _map("Trust ratio of each variable", total, below + COLUMN_LABELS, body, _key(low, high))
@@ -47,31 +50,45 @@ def trust_ratios(epochs: Sequence[float], ratios: dict[str, Sequence[float | Non
 def confusion(classes: Sequence[str], counts: dict[tuple[int, int], int]) -> str:
     """Returns the confusion matrix of up to MOST_CLASSES classes. counts: (label, predicted class) -> samples."""
     size = 30 if len(classes) <= MOST_COUNTED else 16
-    names = [name if len(name) <= 14 else name[:13] + "…" for name in classes]
+    names = [shortened(name) for name in classes]
     left = 18 + 7 * max(map(len, names))
     above = 18 if max(map(len, names)) <= 3 else left
-    totals = [sum(count for (label, _), count in counts.items() if label == row) for row in range(len(classes))]
+    totals = class_totals(counts)
     side = size * len(classes)
     body = [f'<path class="grid" d="M{left} {above}h{side}v{side}h-{side}z"/>']
-    for place, name in enumerate(names):
-        middle = (place + 0.5) * size
+    for index, name in enumerate(names):
+        middle = (index + 0.5) * size
         body.append(f'<text class="end" x="{left - 5}" y="{above + middle + 4}">{html.escape(name)}</text>')
         turn = "" if above == 18 else f' transform="rotate(-90 {left + middle + 4} {above - 6})"'
         anchor = "middle" if above == 18 else ""
         body.append(f'<text class="{anchor}" x="{left + middle + (4 if turn else 0)}" y="{above - 6}"{turn}>'
                     f"{html.escape(name)}</text>")
     for (label, predicted), count in counts.items():
-        x, y, part = left + predicted * size, above + label * size, count / totals[label]
+        x = left + predicted * size
+        y = above + label * size
         colour = "right" if label == predicted else "wrong"
+        opacity = 0.12 + 0.75 * math.sqrt(count / totals[label])
         body.append(
             f'<rect x="{x}" y="{y}" width="{size}" height="{size}" style="fill:var(--{colour})" '
-            f'fill-opacity="{0.12 + 0.75 * math.sqrt(part):.2f}"><title>{html.escape(classes[label])} predicted as '
+            f'fill-opacity="{opacity:.2f}"><title>{html.escape(classes[label])} predicted as '
             f"{html.escape(classes[predicted])}: {count:,} of {totals[label]:,}</title></rect>")
         if len(classes) <= MOST_COUNTED:
             body.append(f'<text class="middle" x="{x + size / 2}" y="{y + size / 2 + 4}" pointer-events="none">'
                         f"{count}</text>")
-    width, height = left + side + 4, above + side + 4
-    return _map("Confusion matrix: rows are the true classes, columns the predictions", width, height, body)
+    return _map("Confusion matrix: rows are the true classes, columns the predictions", left + side + 4,
+                above + side + 4, body)
+
+
+def class_totals(counts: dict[tuple[int, int], int]) -> Counter:
+    """Returns the samples of each label. counts: (label, predicted class) -> samples."""
+    totals = Counter()
+    for (label, _), count in counts.items():
+        totals[label] += count
+    return totals
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= 14 else text[:13] + "…"
 
 
 def _map(title, width, height, body, key="") -> str:
@@ -90,7 +107,7 @@ def _shade(value, low, high) -> str:
 
 
 def _key(low, high) -> str:
-    boxes = "".join(f'<rect x="{16 * place}" width="16" height="12" fill="{shade}"/>'
-                    for place, shade in enumerate(SHADES))
+    boxes = "".join(f'<rect x="{16 * index}" width="16" height="12" fill="{shade}"/>'
+                    for index, shade in enumerate(SHADES))
     return (f'<p class="key">{number(low)} <svg aria-hidden="true" viewBox="0 0 {16 * len(SHADES)} 12">{boxes}</svg> '
             f"{number(high)} (logarithmic)</p>")

@@ -2,9 +2,9 @@
 import math
 
 from reporting import charts
-from reporting.charts import number
+from reporting.charts import XAxis, number
 from reporting.page import details, table
-from reporting.run_folder import RunData
+from reporting.run_data import RunData
 
 
 def noise_scale(run: RunData) -> list[str]:
@@ -12,10 +12,10 @@ def noise_scale(run: RunData) -> list[str]:
     if not run.noise:
         return []
     certain = [row for row in run.noise if row["noise_scale"] is not None]
-    chart = charts.lines("Gradient noise scale, samples", "epoch", [
-        charts.line("noise scale", run.noise, lambda row: row["epoch"], "noise_scale"),
-        charts.line("batch size", run.noise, lambda row: row["epoch"], "batch_size", steps=True)],
-        log=True, x_end=run.epoch)
+    x = XAxis("epoch", end=run.epoch)
+    chart = charts.lines("Gradient noise scale, samples", x, [
+        charts.line("noise scale", run.noise, x, "noise_scale"),
+        charts.line("batch size", run.noise, x, "batch_size", steps=True)], charts.LOGARITHMIC)
     listed = table([{name: value for name, value in row.items() if name != "layers"} for row in run.noise])
     return ["<h2>What a batch size is worth</h2>", f"<p>{sentences(run.noise, certain)}</p>",
             f'<div class="charts">{chart}</div>', details("Estimates", listed)]
@@ -35,7 +35,8 @@ def sentences(rows: list[dict], certain: list[dict]) -> str:
 
 def schedule(certain: list[dict]) -> str:
     """Returns a growing batch size, in powers of two up to the noise scale, as the value of --batch_size."""
-    phases, start, size = [], 0, 0
+    phases = []
+    start = size = 0
     for row in certain:
         fitting = 2 ** max(0, math.floor(math.log2(max(1.0, row["noise_scale"]))))
         if fitting > size:

@@ -4,21 +4,18 @@ import io
 
 import numpy as np
 
-from data import order
-from data.dataset import Dataset, Split
-
 WORST = 12
 THUMBNAIL = 128  # pixels, the longer side
 
 
-def summarized(outcomes: np.ndarray, dataset: Dataset, epoch: float) -> dict:
+def summarized(outcomes: np.ndarray, dataset, epoch: float) -> dict:
     """Returns the content of outcomes.json.
 
     `confusion` lists (label, predicted class, samples) for all pairs that occur. `worst` lists the wrongly classified
     samples with the highest losses that can be shown, worst first: sample, name, label, predicted, loss, image (a data
     URI), width (of the original image).
 
-    outcomes: label, predicted class and loss of each validation sample, float32 (samples, 3).
+    outcomes: of training.observer.Evaluation, float32 (samples, 4). dataset: data.dataset.Dataset.
     """
     labels, predicted = outcomes[:, :2].astype(np.int64).T
     pairs, counts = np.unique(labels * len(dataset.classes) + predicted, return_counts=True)
@@ -39,15 +36,13 @@ def worst(outcomes: np.ndarray, most: int = WORST) -> np.ndarray:
     return wrong[np.argsort(-losses, kind="stable")[:most]]
 
 
-def thumbnails(split: Split, samples: np.ndarray) -> dict[int, dict]:
-    """Returns sample -> image (a data URI) and width (of the original) of those that decode. samples: ascending."""
-    found, done = {}, 0
-    for path, index, numbers in order.file_slices(split, samples) if len(samples) else ():
-        for encoded, _ in split.kind.records(path, index, numbers):
-            if picture := thumbnail(encoded):
-                found[int(samples[done])] = picture
-            done += 1
-    return found
+def thumbnails(split, samples: np.ndarray) -> dict[int, dict]:
+    """Returns sample -> image (a data URI) and width (of the original) of those that decode.
+
+    split: data.dataset.Split. samples: ascending.
+    """
+    pictures = (thumbnail(encoded) for encoded, _ in split.records(samples))
+    return {sample: picture for sample, picture in zip(samples.tolist(), pictures, strict=True) if picture}
 
 
 def thumbnail(encoded: bytes) -> dict | None:

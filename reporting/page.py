@@ -3,7 +3,7 @@ import html
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from reporting.charts import number
+from reporting.charts import XAxis, number
 
 HERE = Path(__file__).parent
 
@@ -41,10 +41,12 @@ def facts(rows: dict) -> str:
     return f'<div class="scroll"><table>{lines}</table></div>'
 
 
-def tiles(values: dict[str, str]) -> str:
-    """Returns the most important values, large. values: name -> text."""
-    return '<dl class="tiles">' + "".join(f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd></div>"
-                                          for name, value in values.items()) + "</dl>"
+def tiles(values: dict[str, str], notes: dict[str, str]) -> str:
+    """Returns the most important values, large. values: name -> text. notes: name -> text below the value, small."""
+    return '<dl class="tiles">' + "".join(
+        f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd>"
+        f"{f'<dd>{html.escape(notes[name])}</dd>' if name in notes else ''}</div>"
+        for name, value in values.items()) + "</dl>"
 
 
 def details(title: str, content: str) -> str:
@@ -52,25 +54,19 @@ def details(title: str, content: str) -> str:
     return f"<details><summary>{html.escape(title)}</summary>{content}</details>"
 
 
-def switched(by_epoch: Sequence[str], by_time: Sequence[str]) -> str:
-    """Returns charts over epochs and the same charts over time, with a switch between them."""
+def over_epochs_and_time(rows: Sequence[dict], epochs: float, draw: Callable[[XAxis], Sequence[str]]) -> str:
+    """Returns charts over epochs and over time, with a switch.
+
+    rows: all that are drawn, with `epoch` and `seconds`. epochs: end of the axis. draw: returns the charts over it.
+    """
+    seconds = max((row.get("seconds") or 0 for row in rows), default=0)
+    unit, length = ("hours", 3600) if seconds > 7200 else ("minutes", 60) if seconds > 120 else ("seconds", 1)
+    by_epoch = draw(XAxis("epoch", end=epochs))
+    by_time = draw(XAxis(unit, lambda row: row.get("seconds", 0) / length, seconds / length))
     return ('<div class="axes"><input type="radio" name="axis" id="by-epoch" checked><label for="by-epoch">over epochs'
             '</label><input type="radio" name="axis" id="by-time"><label for="by-time">over time</label>'
             f'<div class="charts epochs">{"".join(by_epoch)}</div>'
             f'<div class="charts time">{"".join(by_time)}</div></div>')
-
-
-def over_epochs_and_time(rows: Sequence[dict], epochs: float,
-                         draw: Callable[[str, Callable, float], Sequence[str]]) -> str:
-    """Returns charts over epochs and over time, with a switch.
-
-    rows: all that are drawn, with `epoch` and `seconds`. epochs: end of the axis. draw: returns the charts for a title
-    of the horizontal axis, a function from a row to its position on that axis, and the end of that axis.
-    """
-    seconds = max((row.get("seconds") or 0 for row in rows), default=0)
-    unit, length = ("hours", 3600) if seconds > 7200 else ("minutes", 60) if seconds > 120 else ("seconds", 1)
-    return switched(draw("epoch", lambda row: row["epoch"], epochs),
-                    draw(unit, lambda row: row.get("seconds", 0) / length, seconds / length))
 
 
 def constant_values(values: dict[str, Sequence], where: str) -> dict[str, str]:

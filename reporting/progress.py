@@ -12,14 +12,18 @@ from collections.abc import Iterator
 
 from common.errors import complain
 from common.startup import on_terminal, startup
-from reporting.observer import Evaluation, Observer, RunInfo, Update, top1_of
+from plan.run_folder import top1_of
+from reporting.verdict import in_words, is_guessing
+from training.observer import Evaluation, Observer, RunInfo, Update
 
 REDRAWN_EVERY = 0.5  # seconds
 STORAGE_LIMITS = 0.05  # fraction of the steps from which waiting for storage is named
 KEPT = 0.95  # weight of the past in the averages, per step
 COLUMNS = 80  # of the line of an evaluation
 FORECAST_AFTER = 10.0  # seconds from the first step, without a terminal
-SMALLEST_BAR, LARGEST_BAR, SMALLEST_SCREEN = 4, 30, 60  # columns
+SMALLEST_BAR = 4  # columns
+LARGEST_BAR = 30
+SMALLEST_SCREEN = 60
 
 
 class Average:
@@ -60,14 +64,16 @@ class Pace:
         elif self._last is not None:
             self._speed.add(images, now - self._last)
         self._samples += images
-        self._last, self._is_between = now, False
+        self._last = now
+        self._is_between = False
 
     def pause(self) -> None:
         """Adds an evaluation, which ends now."""
         now = time.perf_counter()
         if self._last is not None:
             self._between += now - self._last
-            self._last, self._is_between = now, True
+            self._last = now
+            self._is_between = True
 
     @property
     def images_per_second(self) -> float | None:
@@ -127,7 +133,8 @@ class ProgressDisplay(Observer):
         self._run = run
         self._screen = None
         self._drawn = -math.inf  # time
-        self._began, self._has_forecast = None, False
+        self._began = None  # time of the first step
+        self._has_forecast = False
         self.rewind(run.progress)
 
     def rewind(self, progress) -> None:
@@ -168,13 +175,15 @@ class ProgressDisplay(Observer):
         return "" if seconds is None else duration(seconds)
 
     def _run_line(self, update):
-        epochs, left = math.ceil(self._run.plan["epochs"]), self._left
+        epochs = math.ceil(self._run.plan["epochs"])
+        left = self._left
         figures = [f"epoch {min(int(update.epoch) + 1, epochs)}/{epochs}", left and f"{left} left",
                    "" if self._best is None else f"best top-1 {self._best:.2%}", f"rate {update.learning_rate:.4g}"]
         return self._samples / self._total, figures
 
     def _epoch_line(self, update):
-        speed, data = self._pace.images_per_second, self._averages["data"].value
+        speed = self._pace.images_per_second
+        data = self._averages["data"].value
         figures = ["" if speed is None else f"{speed:,.0f} images/s", f"loss {self._averages['loss'].value:.4f}",
                    f"top-1 {self._averages['top1'].value:.1%}", "" if data is None else f"data {data:.0%}",
                    f"batch {update.batch_size:,}"]
@@ -216,7 +225,8 @@ class ProgressDisplay(Observer):
 @contextlib.contextmanager
 def interrupted_later() -> Iterator[None]:
     """Holds Ctrl-C back until the end of the block. In the middle of a redraw, it would leave rich's console locked."""
-    received, before = [], signal.getsignal(signal.SIGINT)
+    received = []
+    before = signal.getsignal(signal.SIGINT)
     if not callable(before) or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -248,6 +258,9 @@ def duration(seconds: float) -> str:
 
 
 def validation_line(summary: dict) -> str:
-    return (f"validation: top-1 {summary['val_top1']:.2%} ({summary['val_top1_count']} of {summary['val_samples']}), "
+    top1, samples, guess = summary["val_top1"], summary["val_samples"], summary["val_guess_count"]
+    verdict = (f"; no better than guessing, which is right on {guess / samples:.2%}"
+               if is_guessing(top1, samples, guess / samples) else "")
+    return (f"validation: top-1 {top1:.2%} ({summary['val_top1_count']} of {samples}, {in_words(top1, samples)}), "
             f"top-5 {summary['val_top5']:.2%} ({summary['val_top5_count']}), loss {summary['val_loss']:.4f}; "
-            f"{summary['seconds']:.0f} s")
+            f"{summary['seconds']:.0f} s{verdict}")

@@ -9,33 +9,27 @@ import io
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
 from common.errors import complain, one_line
+from plan.run_folder import COLUMNS, OUTCOMES, PAGE, ROWS, RUN, SAMPLES, RunFolder
 from reporting.about import about
-from reporting.observer import Evaluation, Observer, RunInfo, Update
 from reporting.outcomes import summarized
 from reporting.report import write_report
-from reporting.run_folder import COLUMNS, OUTCOMES, PAGE, ROWS, RUN, SAMPLES, RunFolder
+from training.observer import Evaluation, Observer, RunInfo, Update
 
 EVERY = 10  # seconds between two drawings, at least
-SMALL, LARGE = 64, 128  # pixels; images in samples.jpg are at least and at most so wide
+SMALL = 64  # pixels; images in samples.jpg are at least so wide
+LARGE = 128  # and at most
 
 
 class ReportWriter(Observer):
-    """Writes report.html at the start, after evaluations and at the end.
+    """Writes report.html at the start, after evaluations and at the end."""
 
-    training_images: returns so many training images after augmentation, uint8 (number, size, size, 3), of at most a
-    given size in pixels, and the names of their classes; or None.
-    """
-
-    def __init__(self, files: RunFolder,
-                 training_images: Callable[[int, int], tuple[np.ndarray, list[str]]] | None = None):
+    def __init__(self, files: RunFolder):
         self._files = files
-        self._training_images = training_images
         self._thread = ThreadPoolExecutor(1, "report")
         self._waiting = Future()  # the drawing that begins when the thread is free
         self._due = time.monotonic()  # when the next drawing may begin
@@ -47,13 +41,14 @@ class ReportWriter(Observer):
 
     def start(self, run: RunInfo) -> None:
         self._run = run
+        self._images_are_due = run.images is not None
         self._submit(self._begin)
 
     def step(self, update: Update) -> None:
         """Has the training images drawn, once the first step is compiled. Compiling would compete for Python."""
-        if self._training_images:
-            self._submit(self._sample, self._training_images)
-            self._training_images = None
+        if self._images_are_due:
+            self._submit(self._sample)
+            self._images_are_due = False
 
     def evaluation(self, evaluation: Evaluation) -> None:
         self._evaluation = evaluation
@@ -101,10 +96,10 @@ class ReportWriter(Observer):
         self._files.write(RUN, self._about)
         self._draw()
 
-    def _sample(self, images):
+    def _sample(self):
         if not (self._files.path / SAMPLES).exists():  # a resumed run has them
             with contextlib.suppress(Exception):  # the training reports what is wrong with its data
-                pictures, names = images(COLUMNS * ROWS, LARGE)
+                pictures, names = self._run.images(COLUMNS * ROWS, LARGE)
                 self._files.write(SAMPLES, picture(pictures))
                 self._about["sample_classes"] = names
                 self._files.write(RUN, self._about)
@@ -127,7 +122,8 @@ class ReportWriter(Observer):
         self._is_drawn = True
 
     def _record_outcomes(self):
-        evaluation, dataset = self._evaluation, self._run.dataset
+        evaluation = self._evaluation
+        dataset = self._run.dataset
         if evaluation and not dataset.is_synthetic:  # which has no classes to confuse
             self._files.write(OUTCOMES, summarized(evaluation.outcomes, dataset, evaluation.row["epoch"]))
 

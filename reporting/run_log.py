@@ -3,8 +3,8 @@ import contextlib
 import time
 
 from common.errors import complain
-from reporting.observer import Evaluation, Observer, RunInfo, Update
-from reporting.run_folder import FLAGS, LAYERS, METRICS, NOISE, PLAN, STEPS, SUMMARY, TIMES, RunFolder
+from plan.run_folder import FLAGS, LAYERS, METRICS, NOISE, PLAN, STEPS, SUMMARY, TIMES, RunFolder
+from training.observer import Evaluation, Observer, RunInfo, Update
 
 STEP_ROWS = 1000  # about so many rows of steps.jsonl in a whole training
 
@@ -20,7 +20,8 @@ class RunLog(Observer):
         self._files = files
 
     def start(self, run: RunInfo) -> None:
-        self._began, self._every = time.perf_counter() - run.progress.seconds, -(-run.plan["steps"] // STEP_ROWS)
+        self._began = time.perf_counter() - run.progress.seconds
+        self._every = -(-run.plan["steps"] // STEP_ROWS)
         with contextlib.suppress(OSError):
             (run.folder / METRICS).touch()  # a training that ends before its first evaluation has no rows
         self._files.write(PLAN, run.plan)
@@ -42,7 +43,7 @@ class RunLog(Observer):
 
     def step(self, update: Update) -> None:
         """Logs the update, and the layers of the first one."""
-        self._layers(0, 0, update.layers)
+        self._layers({"epoch": 0, "samples": 0}, update.layers)
         if update.number % self._every == 0:
             self._files.append(STEPS, {
                 "step": update.number, "epoch": update.epoch, "seconds": time.perf_counter() - self._began,
@@ -50,20 +51,20 @@ class RunLog(Observer):
                 "loss": update.loss, "top1": update.top1})
 
     def evaluation(self, evaluation: Evaluation) -> None:
-        epoch, samples = evaluation.row["epoch"], evaluation.row["samples"]
-        self._files.append(METRICS, evaluation.row)
+        row = evaluation.row
+        when = {"epoch": row["epoch"], "samples": row["samples"]}
+        self._files.append(METRICS, row)
         several = {"hosts": evaluation.hosts, "workers": evaluation.workers, "slow": evaluation.slow}
-        self._files.append(TIMES, {"epoch": epoch, "samples": samples, **evaluation.breakdown,
-                                   **(several if len(evaluation.hosts) > 1 and evaluation.breakdown else {})})
-        self._layers(epoch, samples, evaluation.layers)
+        self._files.append(TIMES, when | evaluation.breakdown | (
+            several if len(evaluation.hosts) > 1 and evaluation.breakdown else {}))
+        self._layers(when, evaluation.layers)
         if evaluation.noise:
-            self._files.append(NOISE, {"epoch": epoch, "samples": samples, "batch_size": evaluation.row["batch_size"],
-                                       **evaluation.noise})
+            self._files.append(NOISE, when | {"batch_size": row["batch_size"]} | evaluation.noise)
         self._files.save()
 
-    def _layers(self, epoch, samples, layers):
+    def _layers(self, when, layers):
         if layers:
-            self._files.append(LAYERS, {"epoch": epoch, "samples": samples, "layers": layers})
+            self._files.append(LAYERS, when | {"layers": layers})
 
     def end(self, summary: dict) -> None:
         self._files.write(SUMMARY, summary)

@@ -1,43 +1,65 @@
 """The sentences of a run's report: the result, the paper's figure, its state, and the wait for storage."""
 import html
 import time
-from collections import Counter
 
 from reporting.charts import number
+from reporting.heat_map import class_totals
 from reporting.page import duration, plural
 from reporting.progress import STORAGE_LIMITS
-from reporting.run_folder import RunData
+from reporting.run_data import RunData
+from reporting.verdict import in_words, is_guessing
 
 IMBALANCE = 0.05  # what guessing has to gain from the most frequent class to be worth a sentence
 
 
 def result(run: RunData) -> str:
     """Returns the result in one sentence, with HTML."""
-    now, model = run.result, html.escape(run.flags["model"])
+    now = run.result
+    model = html.escape(run.flags["model"])
     if not run.rows and not run.summary:
         return f"{model} has not been evaluated yet."
     verb = "reaches" if run.summary else "has reached"
     top1, top5 = (f"{now[name]:.2%}" if now.get(name) is not None else "no valid" for name in ("val_top1", "val_top5"))
     and_top5 = f" and {top5} top-5" if run.has_top5 else ""
     batch = now.get("global_batch_size") or now["batch_size"]
-    count = now.get("val_samples") or (run.run.get("dataset") or {}).get("validation_samples")
+    count = validation_samples(run)
     images = f"the {f'{count:,} ' if count else ''}validation images of {html.escape(dataset_name(run))}"
     took = f", in {duration(now['seconds'])}" if now.get("seconds") is not None else ""
     return (f"{model} {verb} <b>{top1}</b> top-1{and_top5} accuracy on {images} after "
             f"{epochs_of(now.get('epochs') or now['epoch'])} with batch size {number(batch)} on "
-            f"{plural(run.workers, 'worker')}{took}.{baseline(run)}")
+            f"{plural(run.workers, 'worker')}{took}."
+            f"{worth(run, now.get('val_top1'), count)}{baseline(run)}")
+
+
+def validation_samples(run: RunData) -> int | None:
+    return run.result.get("val_samples") or (run.run.get("dataset") or {}).get("validation_samples")
+
+
+def worth(run: RunData, top1: float | None, samples: int | None) -> str:
+    """Returns the interval of the top-1, and whether guessing does as well, as sentences, or an empty string."""
+    if top1 is None or not samples:
+        return ""
+    sentence = f" Top-1: {in_words(top1, samples)}."
+    most, of = most_frequent(run)[1:]
+    if of and is_guessing(top1, samples, most / of):
+        sentence += f" This is <b>no better than guessing</b>, which is right on {most / of:.2%}."
+    return sentence
 
 
 def baseline(run: RunData) -> str:
     """Returns the accuracy of guessing, as a sentence, if a class has many more validation images than the mean."""
-    counts = Counter()
-    for label, _, count in run.outcomes.get("confusion", ()):
-        counts[label] += count
-    [(label, most)] = counts.most_common(1) or [(0, 0)]
-    if not most or most / counts.total() < 1 / len(run.outcomes["classes"]) + IMBALANCE:
+    label, most, samples = most_frequent(run)
+    if not most or most / samples < 1 / len(run.outcomes["classes"]) + IMBALANCE:
         return ""
     return (f" Always guessing the most frequent class, {html.escape(run.outcomes['classes'][label])}, would reach "
-            f"{most / counts.total():.2%}.")
+            f"{most / samples:.2%}.")
+
+
+def most_frequent(run: RunData) -> tuple[int, int, int]:
+    """Returns the class with the most validation images, their number, and that of all. Zeros if it is not known."""
+    totals = class_totals({(label, predicted): count for label, predicted, count in run.outcomes.get("confusion", ())})
+    [(label, most)] = totals.most_common(1) or [(0, 0)]
+    return label, most, totals.total()
 
 
 def dataset_name(run: RunData) -> str:
@@ -53,9 +75,8 @@ def published(run: RunData) -> str:
     recipe = run.run.get("recipe") or {}
     if not recipe.get("reported"):
         return ""
-    changed = [f"--{name}={mine} instead of {theirs}" for name, (theirs, mine) in run.changed_flags().items()]
-    noted = (f" This run differs from the recipe: {', '.join(changed)}." if changed
-             else " The recipe's flags are unchanged.")
+    differs = run.changes
+    noted = f" This run differs from the recipe: {differs}." if differs else " The recipe's flags are unchanged."
     row = f" ({recipe['row']})" if recipe.get("row") else ""
     return (f"<p><b>The paper's figure</b>{html.escape(row)}: {html.escape(recipe['reported'])}."
             f'<span class="muted">{html.escape(noted)}</span></p>')

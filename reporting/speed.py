@@ -7,12 +7,14 @@ batch (arXiv:1708.03888, tables 8 to 11) and efficiency for the same images per 
 import contextlib
 import html
 import json
-from collections.abc import Callable
+import operator
+from itertools import chain
 from pathlib import Path
 
+from common import command
 from common.files import write_atomically, write_json
 from reporting import charts
-from reporting.charts import Line
+from reporting.charts import Line, XAxis
 from reporting.page import page, table, without_empty_columns
 
 STAGES = {"read": "file reading", "decode": "+ decoding", "augment": "+ augmentation",
@@ -41,7 +43,8 @@ def limit(stages: list[dict]) -> dict[str, str]:
         because = (f"training runs at {part:.0%} of the speed of the model alone, and the pipeline alone delivers "
                    f"{rates['pipeline'] / rates['model']:.1f} times the images that the model processes")
         return {"limit": "device", "because": f"device limited: {because}"}
-    spent, before = {}, 0.0
+    spent = {}
+    before = 0.0
     for name in ADDED:
         spent[name] = max(0.0, 1 / rates[name] - before)
         before = 1 / rates[name]
@@ -89,35 +92,25 @@ def merged(folder: Path | None, rows: list[dict]) -> list[dict]:
 
 def compared(rows: list[dict]) -> list[dict]:
     """Returns the rows with `speedup` and `efficiency`, None for a row of the fewest workers."""
-    return [row | {"speedup": relative(rows, row, same_batch, lambda one: one["images_per_second"]),
-                   "efficiency": relative(rows, row, same_share, per_worker)} for row in rows]
+    return [row | {"speedup": relative(rows, row, ["global_batch_size"])[0],
+                   "efficiency": relative(rows, row, ["micro_batch_size", "accumulation_steps"])[1]} for row in rows]
 
 
-def same_batch(row: dict):
-    return row["global_batch_size"]
+def relative(rows: list[dict], row: dict, alike: list[str]) -> tuple[float, float] | tuple[None, None]:
+    """Returns a row's speed, and its speed per worker, relative to the fewest workers of the same training.
 
-
-def same_share(row: dict):
-    return row["micro_batch_size"], row["accumulation_steps"]
-
-
-def per_worker(row: dict) -> float:
-    return row["images_per_second"] / row["workers"]
-
-
-def same_what(row: dict, other: dict) -> bool:
-    """Whether two rows measure the same training. One worker has no all-reduce, so it is compared with any."""
-    names = WHAT if 1 not in (row["workers"], other["workers"]) else WHAT[:-1]
-    return all(row[name] == other[name] for name in names)
-
-
-def relative(rows: list[dict], row: dict, same: Callable, speed: Callable) -> float | None:
-    """Returns a row's speed relative to the fewest workers of the same training, None if these are its own.
-
-    same: returns what else has to agree.
+    Both are None if these are its own. alike: what has to agree besides WHAT. One worker has no all-reduce, so it is
+    compared with any.
     """
-    base = min((one for one in rows if same_what(one, row) and same(one) == same(row)), key=lambda one: one["workers"])
-    return None if base["workers"] == row["workers"] else speed(row) / speed(base)
+    def is_same(other) -> bool:
+        names = WHAT if 1 not in (row["workers"], other["workers"]) else WHAT[:-1]
+        return all(row[name] == other[name] for name in (*names, *alike))
+
+    base = min(filter(is_same, rows), key=operator.itemgetter("workers"))
+    if base["workers"] == row["workers"]:
+        return None, None
+    ratio = row["images_per_second"] / base["images_per_second"]
+    return ratio, ratio * base["workers"] / row["workers"]
 
 
 def cells(row: dict) -> dict[str, str]:
@@ -136,13 +129,11 @@ def cells(row: dict) -> dict[str, str]:
 
 def lines(rows: list[dict]) -> list[str]:
     """Returns the table for a terminal, with a heading for each kind of training."""
-    shown, texts = [], [cells(row) for row in rows]
-    columns = [name for name in texts[0] if any(text[name] for text in texts)]
-    widths = {name: max(len(name), *(len(text[name]) for text in texts)) for name in columns}
-    for heading, own in by_heading(rows).items():
-        table_lines = [{name: name for name in columns}, *map(cells, own)]
-        shown += ["", heading, *("  ".join(line[name].rjust(widths[name]) for name in columns) for line in table_lines)]
-    return shown[1:]
+    columns, *texts = command.table(without_empty_columns([cells(row) for row in rows]), str.rjust)
+    grouped = {}
+    for row, text in zip(rows, texts, strict=True):
+        grouped.setdefault(headed(row), ["", headed(row), columns]).append(text)
+    return list(chain(*grouped.values()))[1:]
 
 
 def by_heading(rows: list[dict]) -> dict[str, list[dict]]:
@@ -176,22 +167,24 @@ def plot(rows: list[dict]) -> str:
     The lines of all all-reduces start at one worker, which has none. The ideal line multiplies the fastest row of the
     fewest workers.
     """
-    most, fewest = (choose(row["workers"] for row in rows) for choose in (max, min))
+    most = max(row["workers"] for row in rows)
+    fewest = min(row["workers"] for row in rows)
     series = []
+    x = XAxis("workers", operator.itemgetter("workers"), most)
     allreduces = {row["allreduce"] for row in rows if row["workers"] > 1} or {"none"}
     curves = {(batch, allreduce): [row for row in rows if row["global_batch_size"] == batch
                                    and (row["workers"] == 1 or row["allreduce"] == allreduce)]
               for batch in sorted({row["global_batch_size"] for row in rows}) for allreduce in sorted(allreduces)}
     for colour, ((batch, allreduce), own) in enumerate(curves.items()):
-        workers, label = [row["workers"] for row in own], f"batch {batch:,}, {allreduce}"
-        series.append(Line(label, workers, [row["images_per_second"] for row in own], colour))
+        label = f"batch {batch:,}, {allreduce}"
+        series.append(charts.line(label, own, x, "images_per_second", colour=colour))
         if any("forecast_images_per_second" in row for row in own):
-            forecasts = [row.get("forecast_images_per_second") for row in own]
-            series.append(Line(f"{label}, forecast", workers, forecasts, colour, "dashed"))
+            series.append(charts.line(f"{label}, forecast", own, x, "forecast_images_per_second", colour=colour,
+                                      kind="dashed"))
     if most > fewest:
         fastest = max(row["images_per_second"] for row in rows if row["workers"] == fewest)
         series.append(Line("ideal", [0, most], [0.0, fastest / fewest * most], 7, "faint"))
-    return charts.lines("images/s", "workers", series, x_end=most, from_zero=True)
+    return charts.lines("images/s", x, series, charts.FROM_ZERO)
 
 
 def parts(rows: list[dict]) -> str:

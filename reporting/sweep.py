@@ -7,12 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from common.files import write_atomically, write_json
+from plan.run_folder import top1_of
 from reporting import charts
-from reporting.charts import Line, percent
-from reporting.observer import top1_of
+from reporting.charts import Line, XAxis
+from reporting.heat_map import shortened
 from reporting.page import details, duration, page, table
 
-SPREAD, SINGLE = "± is the standard deviation over the seeds.", "There is a single seed of each setting."
+SPREAD = "± is the standard deviation over the seeds."
+SINGLE = "There is a single seed of each setting."
 NOTE = ("The top-1 of a run that diverged is the accuracy of guessing. That of a run with --ema_decay is the one of "
         "the averaged weights.")
 RATE = "learning_rate"
@@ -46,11 +48,12 @@ def write_sweep(folder: Path, rows: list[dict], planned: int | None, problem: st
 
 def in_order(rows: list[dict]) -> list[dict]:
     """Returns the rows in the order of their flags: numbers by value, after them other values as they first occur."""
-    names, found = names_in(rows), [value for row in rows for value in row["flags"].values()]
+    names = names_in(rows)
+    occurring = [value for row in rows for value in row["flags"].values()]
 
     def key(row):
         values = [row["flags"].get(name, -math.inf) for name in names]
-        return [(0, value) if isinstance(value, int | float) else (1, found.index(value)) for value in values]
+        return [(0, value) if isinstance(value, int | float) else (1, occurring.index(value)) for value in values]
 
     return sorted(rows, key=key)
 
@@ -74,7 +77,7 @@ def best(rows: list[dict], searched: bool) -> str:
     groups = by_flags(rows)
     seeds = max(len(group) for _, group in groups) if searched else 1
     top1, flags = max(((mean(group, top1_of), flags) for flags, group in groups if len(group) >= seeds),
-                      key=lambda one: one[0])
+                      key=operator.itemgetter(0))
     average = "mean " if any(len(group) > 1 for _, group in groups) else ""
     return f"The highest {average}top-1 after the last epoch, {top1:.2%}, is that of {labelled(flags)}."
 
@@ -95,7 +98,7 @@ def in_columns(rows: list[dict], flags: dict) -> dict[str, str]:
 
 def paper(rows: list[dict], row: dict) -> dict[str, str]:
     """Returns the column of what the paper reports, if it reports something of any row."""
-    return {"the paper reports": row.get("reported") or ""} if any(one.get("reported") for one in rows) else {}
+    return {"the paper reports": row.get("reported") or ""} if any(other.get("reported") for other in rows) else {}
 
 
 def summarized(rows: list[dict]) -> dict:
@@ -121,11 +124,10 @@ def listed(row: dict) -> dict:
 
 def plots(rows: list[dict]) -> list[str]:
     """Returns plots over each flag that tells runs apart: means as lines, seeds as dots."""
-    drawn = [plot(title, value, name, rows)
-             for name in names_in(rows) if name == RATE or name in telling(without_rate(rows))
-             for title, value in SHOWN.items()]
-    drawn = [one for one in drawn if one]
-    return [f'<div class="charts">{"".join(drawn)}</div>'] if drawn else []
+    drawn = "".join(plot(title, value, name, rows)
+                    for name in names_in(rows) if name == RATE or name in telling(without_rate(rows))
+                    for title, value in SHOWN.items())
+    return [f'<div class="charts">{drawn}</div>'] if drawn else []
 
 
 def without_rate(rows: list[dict]) -> list[dict]:
@@ -134,14 +136,14 @@ def without_rate(rows: list[dict]) -> list[dict]:
 
 def telling(combinations: list[dict], kept: str | None = None) -> list[str]:
     """Returns the fewest flags, and `kept`, that tell the combinations apart. The other flags follow from them."""
-    names = list(dict.fromkeys(name for one in combinations for name in one))
+    names = list(dict.fromkeys(name for flags in combinations for name in flags))
 
     def distinct(names):
-        return len({tuple(one.get(name) for name in names) for one in combinations})
+        return len({tuple(flags.get(name) for name in names) for flags in combinations})
 
     most = distinct(names)
     for name in reversed(names):
-        fewer = [one for one in names if one != name]
+        fewer = [other for other in names if other != name]
         if name != kept and distinct(fewer) == most:
             names = fewer
     return names
@@ -154,7 +156,7 @@ def plot(title: str, value: Callable[[dict], float], name: str, rows: list[dict]
     arXiv:1708.03888: among those with the most seeds, because a search trains only the best one with all of them.
     """
     rows = [row for row in rows if name in row["flags"]]
-    others = [one for one in telling(without_rate(rows), kept=name) if one != name]
+    others = [other for other in telling(without_rate(rows), kept=name) if other != name]
     marks = positions({row["flags"][name]: None for row in rows})
     points = {}  # other flags -> value of this flag -> the seeds of each learning rate
     for flags, group in by_flags(rows):
@@ -165,25 +167,21 @@ def plot(title: str, value: Callable[[dict], float], name: str, rows: list[dict]
     best_of = ", best learning rate" if name != RATE and any(RATE in row["flags"] for row in rows) else ""
     series = []
     for colour, (line, own) in enumerate(points.items()):
-        shown = [(marks[one], max(own[one], key=lambda group: (len(group), mean(group, value))))
-                 for one in sorted(own, key=marks.get)]
+        shown = [(marks[setting], max(own[setting], key=lambda group: (len(group), mean(group, value))))
+                 for setting in sorted(own, key=marks.get)]
         has_seeds = any(len(group) > 1 for _, group in shown)
         label = (labelled(dict(line)) or ("mean" if has_seeds else "single seeds")) + best_of
-        series.append(Line(label, [x for x, _ in shown], [100 * mean(group, value) for _, group in shown], colour))
+        series.append(Line(label, [x for x, _ in shown], [mean(group, value) for _, group in shown], colour))
         if has_seeds:
             every = f"{label}, single seeds".removeprefix("mean, ")
             series.append(Line(every, [x for x, group in shown for _ in group],
-                               [100 * value(row) for _, group in shown for row in group], colour, "dots"))
-    return charts.lines(title, name.replace("_", " "), series, show=percent,
-                        x_marks=[(x, shortened(str(one))) for one, x in marks.items()])
-
-
-def shortened(text: str) -> str:
-    return text if len(text) <= 14 else text[:13] + "…"
+                               [value(row) for _, group in shown for row in group], colour, "dots"))
+    texts = [(position, shortened(str(setting))) for setting, position in marks.items()]
+    return charts.lines(title, XAxis(name.replace("_", " "), marks=texts), series, charts.PERCENT)
 
 
 def positions(values) -> dict:
-    """Returns the place of each value on the horizontal axis: logarithmic for numbers above zero, else by order."""
+    """Returns each value's position on the horizontal axis: logarithmic for numbers above zero, else by order."""
     if all(isinstance(value, int | float) and value > 0 for value in values):
         return {value: math.log(value) for value in sorted(values)}
-    return {value: place for place, value in enumerate(values)}
+    return {value: position for position, value in enumerate(values)}

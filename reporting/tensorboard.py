@@ -6,8 +6,8 @@ import contextlib
 import math
 
 from common.errors import complain, one_line
-from reporting.observer import Evaluation, Observer, RunInfo
-from reporting.run_folder import AUGMENTATIONS, LAYERS, METRICS, TENSORBOARD, TIMES, RunFolder
+from plan.run_folder import AUGMENTATIONS, LAYERS, METRICS, TENSORBOARD, TIMES, RunFolder
+from training.observer import Evaluation, Observer, RunInfo
 
 TAGS = {  # column of metrics.jsonl -> name in TensorBoard
     "train_loss": "loss/train", "val_loss": "loss/validation", "ema_val_loss": "loss/ema",
@@ -58,7 +58,8 @@ class TensorBoard(Observer):
         replaced = () if self._events else files
         with self._complaining():
             if not self._events:
-                self._events, self._written = tf.summary.create_file_writer(str(folder)), dict.fromkeys(SCALARS, 0)
+                self._events = tf.summary.create_file_writer(str(folder))
+                self._written = dict.fromkeys(SCALARS, 0)
                 self._describe()
             for log, scalars in SCALARS.items():
                 rows = self._files.rows(log, self._written[log])
@@ -92,7 +93,8 @@ class TensorBoard(Observer):
         """Writes the flags, the plan and the augmented images."""
         import tensorflow as tf
 
-        run, images = self._run, self._files.path / AUGMENTATIONS
+        run = self._run
+        images = self._files.path / AUGMENTATIONS
         with self._events.as_default(step=0):
             tf.summary.text("flags", markdown([{"flag": f"--{name}", "value": value} for name, value in
                                                run.flags.items() if value not in (None, [])]))

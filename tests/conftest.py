@@ -46,6 +46,17 @@ def require_fonts() -> None:
         skip("needs fonts, which `uv run --extra study` installs")
 
 
+def require_fashion() -> None:
+    """Skips without Fashion-MNIST; fails where CI demands all."""
+    from common.errors import UserError
+    from data import sources
+
+    try:
+        sources.built_in("fashion")
+    except UserError as error:
+        skip(str(error))
+
+
 def skip(needed: str):
     """Fails where CI demands all."""
     pytest.fail(needed) if os.environ.get("BIGBATCH_REQUIRE_ALL") else pytest.skip(needed)

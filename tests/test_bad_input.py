@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import train
-from training import flags
+from plan import flags
 
 
 def examples(number):

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import BIN, ROOT, environment, forks, require_fonts, require_tool
+from conftest import BIN, ROOT, environment, forks, require_fashion, require_fonts, require_tool
 
 from common.flags import names
 from docs import flag_list
 from launch.facts import ROOMS
-from training.settings import Launch, Recipe, Run
+from plan.settings import Launch, Recipe, Run
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"(?:<!-- test: (\w+) -->\n)?```sh\n(.*?)```", re.DOTALL)
@@ -74,7 +74,7 @@ def test_every_flag_is_explained():
 
 
 def test_the_site_has_every_page():
-    listed = re.findall(r"^  - .*: (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    listed = re.findall(r"^ +- .*: (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
 
 
@@ -103,6 +103,8 @@ def run_blocks(page: Path, who: str, checkout: Path) -> None:
     script = "\n".join(commands for marked, commands in blocks(page) if marked == who)
     if STUDY in script:
         require_fonts()
+    if "recipes/study/" in script:
+        require_fashion()
     script = script.replace(INSTALL_UV, "").replace(".uv/bin/uv run ", "uv run ").replace(STUDY, "uv run ")
     script = script.replace("uv run ", f"'{sys.executable}' -m uv_run ")
     (checkout / "uv_run.py").write_text(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from training import flags
+from plan import flags
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FOLDERS = {path.name for path in ROOT.iterdir() if path.is_dir()} - {".git", ".venv", ".uv", "runs", "build"}
@@ -25,11 +25,12 @@ ARGUMENT = re.compile(r"(?:^|,)\s*\**(?!self\b)(\w+)")
 TRAINS = flags.define()
 OF_ABSL = {"help", "helpfull", "flagfile"}
 # Of Slurm, docker, Kubernetes and uv.
-FOREIGN_FLAGS = {"batch", "build-arg", "compile-bytecode", "follow", "mpi", "no-cache", "reinstall-package"}
+FOREIGN_FLAGS = {"batch", "build-arg", "compile-bytecode", "follow", "mpi", "no-cache", "no-deps",
+                 "reinstall-package", "wheel"}
 FOREIGN = {  # of Keras, Horovod, Kubernetes, Linux and CUDA, and files that a reader writes
     "DistributedOptimizer", "Model", "PYTHONDONTWRITEBYTECODE", "ReadOnlyMany", "ReadWriteMany", "compile",
-    "fit.py", "hosts.sh", "hvd", "nccl.h", "openmpi", "persistent.json", "prted", "prterun", "spec", "tf",
-    "to_mlflow.py", "to_wandb.py", "v3.0"}
+    "fit.py", "hosts.sh", "hvd", "nccl.h", "openmpi", "prted", "prterun", "spec", "tf",
+    "transposing.json", "v3.0", "waiting.json"}
 
 
 @functools.cache

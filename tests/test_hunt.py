@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from conftest import DIGITS, ROOT, launcher, printed_json, rows, run
 
+from plan import flags
+from plan.plan import plan_for
 from tests.rigs.covering import covering_array, pairs, possible_pairs
 from tests.rigs.making import write_class_folders, write_shards
 from tests.rigs.trainings import differences
-from training import flags
-from training.plan import plan_for
 
 CUTS = {"train": (0, 90, 150, 203), "validation": (0, 47)}  # samples where a file ends; three files and one
 SAMPLES = {split: cuts[-1] for split, cuts in CUTS.items()}
@@ -44,9 +44,11 @@ FACTORS = {  # factor -> value -> flags, or None for what `command` decides
                   "lamb": ["--optimizer=lamb"]},
     "precision": {name: [f"--precision={name}"] for name in ("float32", "mixed_bfloat16", "mixed_float16")},
     "batch": {name: [f"--batch_size={name}"] for name in ("32", "0:16,1.2:32", "0:48,1.2:16")},
-    "span": {"none": [], "8": ["--batch_norm_span=8"], "grows": ["--batch_norm_span=0:8,1.2:16"]},
+    "span": {"none": ["--batch_norm_span=auto"], "8": ["--batch_norm_span=8"],
+             "grows": ["--batch_norm_span=0:8,1.2:16"]},
     "xla": {name: [f"--xla={name}"] for name in ("false", "true", "auto")},
     "micro": {"default": [], "8": ["--micro_batch_size=8"]},
+    "clipping": {"none": [], "0.5": ["--clip_norm=0.5"]},
     "smoothing": {"none": [], "0.1": ["--label_smoothing=0.1"]},
     "average": {"none": [], "0.8": ["--ema_decay=0.8"]},
     "statistics": {name: [f"--batch_norm_statistics={name}"] for name in ("moving", "exact")},

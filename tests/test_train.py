@@ -8,7 +8,7 @@ import pytest
 from conftest import BIN, ROOT, launcher, printed_json, require_tool, rows, run, train, weights
 
 from common.flags import names
-from training.settings import Launch, Recipe, Run
+from plan.settings import Launch, Recipe, Run
 
 ROW = ["epoch", "samples", "learning_rate", "momentum", "batch_size", "train_loss", "train_top1", "val_loss",
        "val_top1", "val_top5", "weights", "images_per_second", "seconds"]
@@ -40,7 +40,7 @@ def test_the_run_folder_holds_what_is_promised(digits_run):
     assert [list(row) for row in rows(folder)] == [ROW] * 12
     assert [row["epoch"] for row in rows(folder)] == list(range(1, 13))
     assert rows(folder)[-1]["samples"] == 134 * 128
-    assert rows(folder)[5]["learning_rate"] == pytest.approx(5 * 0.25)  # epoch 6 of 12, power 2
+    assert rows(folder)[5]["learning_rate"] == pytest.approx(8 * 0.25)  # epoch 6 of 12, power 2
     plan = json.loads((folder / "plan.json").read_text())
     assert printed_json_of_plan(run("python", 1, ROOT / "train.py", "--dry_run")) == plan
     assert len([line for line in done.stderr.splitlines() if line.startswith("epoch ")]) == 12
@@ -284,7 +284,7 @@ def test_help_may_be_cut_off():
 
 
 @pytest.mark.parametrize(("given", "meant"), [
-    ("--optimizer=larss", "lars"), ("--model=resnet5", "resnet50"), ("--precision=float16", "float32"),
+    ("--optimizer=larss", "lars"), ("--model=resnet5", "resnet50"), ("--precision=float16", "mixed_float16"),
     ("--learningrate=3", "learning_rate"), ("--batchsize=3", "batch_size")])
 def test_a_wrong_flag_or_value_names_the_nearest(given, meant):
     done = run("python", 1, ROOT / "train.py", given)
@@ -314,7 +314,7 @@ def test_a_plan_for_workers_and_data_that_are_not_there():
 
 def test_only_training_needs_an_elastic_launcher(tmp_path):
     """The flags of an elastic run also serve for what reads its checkpoints, and for its plan."""
-    from training.flags import parse
+    from plan.flags import parse
 
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "flags.txt").write_text("--elastic\n--batch_size=256\n--data_dir=digits\n")

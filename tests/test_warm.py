@@ -51,6 +51,12 @@ def test_a_fork_ends_as_python_does(name):
     assert fork.stderr.splitlines()[-1:] == python.stderr.splitlines()[-1:]
 
 
+def test_a_fork_has_the_callers_place_for_temporary_files(tmp_path, monkeypatch):
+    warm_python()  # whose server has found its own
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert run("python", 1, "-c", "import tempfile; print(tempfile.gettempdir())").stdout == f"{tmp_path}\n"
+
+
 def test_a_fork_leaves_mpi():
     """mpirun fails if a worker has not."""
     done = run("mpirun", 2, "-c", "from mpi4py import MPI; print(MPI.COMM_WORLD.size)")

@@ -1,1 +1,1 @@
-"""Plan, fit, exact evaluation, checkpoints: where models, data and optimizers meet."""
+"""One training: its parts, the loop, the step, exact evaluation, recovery, checkpoints."""

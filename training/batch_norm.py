@@ -11,13 +11,15 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from common.activity import OTHERS, activity
 from data import order
 from data.feed import OpenPipeline
-from distributed import tree
+from distributed.fixed_point import FixedPoint
 from distributed.neighbours import Neighbours
 from model_zoo.layers import masks_at
+from plan.plan import Phase
 from training.bad_input import bad_input_is_user_error
-from training.plan import Phase
+from training.marks import marks
 
 SAMPLES = 2048  # minimum number of training samples to measure, over all workers, or the whole set if it is smaller
 
@@ -44,7 +46,8 @@ class Span:
         """
         layers, observed = norms(model), {}
         for number, layer in enumerate(layers):
-            layer.groups, layer.neighbours = self.groups, self.neighbours.count if self.neighbours else 1
+            layer.groups = self.groups
+            layer.neighbours = self.neighbours.count if self.neighbours else 1
             if self.neighbours:
                 layer.mean_over_neighbours = functools.partial(self.neighbours.mean, name=f"batch_norm_{number}")
             layer.observe = functools.partial(observed.__setitem__, number)
@@ -80,24 +83,30 @@ class MovingStatistics:
 
     def __init__(self, model, keeps_initial: bool = False):
         layers = norms(model)
-        self._variables = [one for layer in layers for one in (layer.moving_mean, layer.moving_variance)]
+        self._variables = [variable for layer in layers for variable in (layer.moving_mean, layer.moving_variance)]
         self._momentum = layers[0].momentum if layers else 0.0
-        self._keeps_initial, self._vector = keeps_initial, tf.Variable(self._flat(), trainable=False)
+        self.keeps_initial = keeps_initial
+        self._vector = tf.Variable(self._flat(), trainable=False)
 
     @property
     def size(self) -> int:
         return self._vector.shape[0]
 
-    def move(self, statistics: tf.Tensor, updates: tf.Tensor) -> None:
-        """Moves the averages. statistics: as flat_statistics returns them. updates: number of updates made before."""
+    def move(self, statistics: tf.Tensor, updates: tf.Tensor, is_updated: bool | tf.Tensor = True) -> None:
+        """Moves the averages. statistics: as flat_statistics returns them. updates: number of updates made before.
+
+        is_updated: whether the weights were updated. If the loss scale has skipped that, the averages stay.
+        """
         rate = 1 - self._momentum
-        if not self._keeps_initial:  # momentum 1 never moves them
+        if not self.keeps_initial:  # momentum 1 never moves them
             rate = tf.math.divide_no_nan(rate, 1 - tf.pow(self._momentum, tf.cast(updates, tf.float32) + 1))
+        if is_updated is not True:
+            statistics = tf.where(is_updated, statistics, self._vector)
         self._vector.assign_add(rate * (statistics - self._vector))
 
     def write(self) -> None:
         """Assigns the averages to the layers."""
-        sizes = [one.shape.num_elements() for one in self._variables]
+        sizes = [variable.shape.num_elements() for variable in self._variables]
         for variable, values in zip(self._variables, tf.split(self._vector, sizes) if sizes else [], strict=True):
             variable.assign(values)
 
@@ -122,9 +131,11 @@ class ExactStatistics:
 
     def __init__(self, model, sum_over_workers: Callable):
         self._sum_over_workers = sum_over_workers
-        self._model, self._layers, self._traced = model, norms(model), {}
+        self._model = model
+        self._layers = norms(model)
+        self._traced = {}
         if self._layers:
-            self._inputs = tf.keras.Model(model.inputs, [layer.input for layer in self._layers])
+            self._inputs = tf.keras.Model(model.inputs, [layer.get_input_at(-1) for layer in self._layers])
         self._pipeline = OpenPipeline()
         self._read = 0  # samples of it that earlier measurements have read
 
@@ -147,14 +158,20 @@ class ExactStatistics:
         def moments():
             with bad_input_is_user_error("measuring batch-norm statistics stopped", batches, self._read):
                 batches.admit(1)
-                found = self._traced[span](batches.iterator)
+                measured = self._traced[span](batches.iterator)
             self._read += micro_batch_size
-            return found
+            return measured
 
-        sums = [tree.summed(moments, tree.branches(own)) for _ in range(steps)]
-        sums = self._sum_over_workers([tf.stack(layer) for layer in zip(*sums, strict=True)], "batch_norm_statistics")
-        for layer, total in zip(self._layers, sums, strict=True):
-            mean, squares = tf.unstack(tf.reduce_sum(total, axis=0) / (steps * batch_size // micro_batch_size))
+        micro_batches = steps * batch_size // micro_batch_size
+        form = FixedPoint(micro_batches)  # which any number of workers may add in any order
+        shapes = [(2, *layer.moving_mean.shape) for layer in self._layers]
+        sums = [*map(form.zero, shapes)]
+        for _ in range(steps * own):
+            sums = [a + form.term(b) for a, b in zip(sums, moments(), strict=True)]
+        with activity.during(OTHERS):
+            sums = self._sum_over_workers(sums, "batch_norm_statistics")
+        for layer, summed, shape in zip(self._layers, sums, shapes, strict=True):
+            mean, squares = tf.unstack(form.total(summed, shape) / micro_batches)
             layer.moving_mean.assign(mean)
             layer.moving_variance.assign(tf.maximum(squares - tf.square(mean), 0))
 
@@ -178,13 +195,17 @@ class ExactStatistics:
 
         It returns the mean and the mean of squares of each input, float32 (2, channels).
         """
+        marked = marks()
+
         @tf.function(autograph=False)
         def moments(batches):
-            images, *_ = next(batches)  # not mixed, as in an evaluation
+            images, *_ = marked.next_of(batches)  # not mixed, as in an evaluation
             with span.applied_to(self._model), masks_at(self._model, tf.constant(0, tf.int64)):
                 inputs = tf.nest.flatten(self._inputs(images, training=True))
             inputs = [tf.cast(x, tf.float32) for x in inputs]
-            return [tf.stack([tf.reduce_mean(f, axis=list(range(len(x.shape) - 1))) for f in (x, tf.square(x))])
-                    for x in inputs]
+            means = [tf.stack([tf.reduce_mean(f, axis=list(range(len(x.shape) - 1))) for f in (x, tf.square(x))])
+                     for x in inputs]
+            marked.set_computed(means)
+            return means
 
         return moments

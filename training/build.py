@@ -1,9 +1,7 @@
 """Builds the parts of a training from its settings: feed, model, optimizer, compiled steps."""
 import functools
 import os
-import socket
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,20 +21,24 @@ from data.pipeline import DecoderSettings
 from data.remote import is_remote
 from data.spool import AHEAD
 from data.synthetic import SyntheticFeed
-from data.window import window_folder
+from data.window import kept_folder, name_of, window_folder
 from distributed import optimizer as distributed
-from distributed.allreduce_plan import AllreducePlan
 from distributed.exchange import GradientExchange, make_collectives
 from distributed.world import World
 from optim.average import WeightAverage
+from plan import micro_batches
+from plan.allreduce import AllreducePlan
+from plan.plan import Phase, Plan
+from plan.settings import Launch, Recipe, Settings
 from training.batch_norm import ExactStatistics, MovingStatistics, Span
 from training.divergence import divergence_reason
 from training.evaluate import Evaluator
-from training.plan import DEFAULT_LARGEST_MICRO_BATCH, Phase, Plan
-from training.settings import Launch, Recipe, Settings
+from training.marks import marks
+from training.noise_scale import NoiseScale
 from training.state import State
 from training.step import TrainStep, make_train_step
 
+PERSISTENT = "TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"  # batch norm of 16 bits and channels last needs no transpose
 DIRECT = 10**9  # bytes of the window on each node without --stage_gb
 
 
@@ -44,8 +46,9 @@ DIRECT = 10**9  # bytes of the window on each node without --stage_gb
 class Job:
     """A training on the current workers.
 
-    train_step: returns the compiled update of a phase. exact: measures batch norm's statistics before an evaluation, or
-    None. divergence: returns what is wrong with the loss and the gradient norms of an update, or None.
+    exchange: of the gradients. exact: measures batch norm's statistics before an evaluation, or None. train_step:
+    returns the compiled update of a phase. divergence: returns what is wrong with the loss and the gradient norms of an
+    update, or None.
     """
 
     settings: Settings
@@ -53,6 +56,7 @@ class Job:
     world: World
     feed: Feed | SyntheticFeed
     state: State
+    exchange: GradientExchange
     evaluate: Evaluator
     exact: ExactStatistics | None
     train_step: Callable
@@ -63,17 +67,20 @@ class Job:
         return self.state.layers.collect() if self.state.layers else {}
 
 
-def set_compiler(launch: Launch) -> None:
-    """Enables XLA clustering for --xla=auto. Call it before the first operation: TensorFlow reads the setting once."""
-    if launch.xla == "auto":
+def set_variables(settings: Settings) -> None:
+    """Sets the variables that TensorFlow reads once, at the first operation, for --xla=auto and batch norm."""
+    if settings.recipe.precision != "float32":
+        os.environ[PERSISTENT] = str(int(settings.launch.persistent_batch_norm))
+    if settings.launch.xla == "auto":
         os.environ["TF_XLA_FLAGS"] = f"{os.environ.get('TF_XLA_FLAGS', '')} --tf_xla_auto_jit=2 --tf_xla_cpu_global_jit"
 
 
-def make_job(settings: Settings, plan: Plan, world: World, feed, state: State) -> Job:
+def make_job(settings: Settings, plan: Plan, world: World, feed, state: State, exchange: GradientExchange) -> Job:
     recipe = settings.recipe
+    marks().restart()
     exact = None
     if recipe.batch_norm_statistics == "exact":
-        exact = ExactStatistics(state.model, functools.partial(distributed.sum_over_workers, state.optimizer))
+        exact = ExactStatistics(state.model, exchange.sum)
 
     @functools.cache
     def train_step(phase: Phase):
@@ -83,9 +90,9 @@ def make_job(settings: Settings, plan: Plan, world: World, feed, state: State) -
 
         own = phase.micro_batches_of(world.rank, world.size)
         return make_train_step(TrainStep(
-            state.model, state.optimizer, state.totals,
+            state.model, state.optimizer, exchange, state.totals,
             accumulation_steps=len(own), own=own, micro_batches=phase.micro_batches,
-            in_tree=settings.launch.sums_in_tree, label_smoothing=recipe.label_smoothing,
+            exact=settings.launch.sums_are_exact, label_smoothing=recipe.label_smoothing, clip_norm=recipe.clip_norm,
             xla=settings.launch.xla == "true", moving=state.moving, layers=state.layers,
             span=Span.of(phase, world.size), after_update=state.average and update_average,
             measures_noise=settings.run.log_noise_scale))
@@ -94,7 +101,7 @@ def make_job(settings: Settings, plan: Plan, world: World, feed, state: State) -
     divergence = functools.partial(
         divergence_reason, names=[v.name.split(":")[0] for v in state.model.trainable_variables],
         classes=len(feed.dataset.classes), loss_scaling=distributed.has_dynamic_scale(state.optimizer))
-    return Job(settings, plan, world, feed, state, evaluate, exact, train_step, divergence)
+    return Job(settings, plan, world, feed, state, exchange, evaluate, exact, train_step, divergence)
 
 
 def share_dataset(dataset: Dataset, world: World) -> Dataset:
@@ -103,8 +110,8 @@ def share_dataset(dataset: Dataset, world: World) -> Dataset:
     The folder stays this worker's own: a built-in dataset is in each node's cache.
     """
     with world.raise_on_all_ranks():
-        found = dataset.with_indexes() if world.rank == 0 else None
-    return world.broadcast(found, "dataset").moved_to(dataset.folder)
+        indexed = dataset.with_indexes() if world.rank == 0 else None
+    return world.broadcast(indexed, "dataset").moved_to(dataset.folder)
 
 
 def stage_dataset(dataset: Dataset, recipe: Recipe, launch: Launch, world: World) -> Dataset:
@@ -113,7 +120,9 @@ def stage_dataset(dataset: Dataset, recipe: Recipe, launch: Launch, world: World
     Raises UserError on all ranks.
     """
     if is_remote(dataset.folder) or launch.stage_gb:
-        name = world.broadcast(f"{socket.gethostname()}-{os.getpid()}-{time.time_ns()}", "window")
+        with world.raise_on_all_ranks():
+            name = name_of(dataset, recipe.shuffle_block) if world.rank == 0 else None
+        name = world.broadcast(name, "window")
         with world.raise_on_all_ranks():
             return open_window(dataset, recipe, launch, name, max(1, world.workers_per_node()))
     if not launch.stage_dir:
@@ -127,14 +136,21 @@ def stage_dataset(dataset: Dataset, recipe: Recipe, launch: Launch, world: World
 
 def open_window(dataset: Dataset, recipe: Recipe, launch: Launch, name: str, workers: int) -> Dataset:
     """Returns the dataset to be read from a window. name: the same on all workers. workers: on this node."""
-    if not recipe.shuffle_group:
+    if recipe.order == "global" and not recipe.shuffle_group:
         raise UserError("--shuffle_group: data that is fetched is read in blocks of consecutive samples, which are "
                         "shuffled in groups; give the number of blocks in a group, such as --shuffle_group=16")
+    if not hasattr(dataset.train.kind, "example"):
+        raise UserError(f"{dataset.folder}: records of the format {dataset.format} cannot be fetched one by one; "
+                        "prepare it as tfrecord, or copy it with --stage_dir alone")
     size = int(launch.stage_gb * 1e9) if launch.stage_gb else DIRECT
     room = min(AHEAD, size // (8 * workers))
-    place = Path(launch.stage_dir or in_memory(size) or tempfile.gettempdir())
-    return dataset.in_window(Window(window_folder(place, name), size - 4 * workers * room, room, recipe.shuffle_block,
-                                    recipe.seed, is_shared=workers > 1))
+    if launch.stage_dir:
+        stored = dataset.train.stored_size + dataset.validation.stored_size + 4 * workers * room
+        folder = kept_folder(Path(launch.stage_dir), name, min(size, stored), size)
+    else:
+        folder = window_folder(Path(in_memory(size) or tempfile.gettempdir()), name)
+    return dataset.in_window(Window(folder, size - 4 * workers * room, room, recipe.shuffle_block, recipe.seed,
+                                    is_shared=workers > 1, is_kept=bool(launch.stage_dir)))
 
 
 def make_feed(recipe: Recipe, launch: Launch, dataset: Dataset, world: World) -> Feed | SyntheticFeed:
@@ -171,24 +187,25 @@ def make_exchange(launch: Launch, allreduce: AllreducePlan, nccl: bool) -> Gradi
     return GradientExchange(collectives, launch.compression, launch.fusion_mb, allreduce)
 
 
-def make_state(settings: Settings, dataset: Dataset, exchange: GradientExchange) -> State:
+def make_state(settings: Settings, dataset: Dataset) -> State:
     """Creates the model, the optimizer and all else that a training changes. Raises UserError."""
     recipe, run = settings.recipe, settings.run
     model = make_model(recipe, dataset)
     moving = None
     if recipe.batch_norm_statistics == "moving":
-        moving = MovingStatistics(model, keeps_initial=settings.has_initial_weights)
-    return State(model, make_optimizer(recipe, model, exchange), run.log_trust_ratios or run.log_noise_scale,
-                 make_average(recipe, model), moving)
+        moving = MovingStatistics(model)
+    noise = NoiseScale(len(model.trainable_variables)) if run.log_noise_scale else None
+    return State(model, make_optimizer(recipe, model), run.log_trust_ratios or run.log_noise_scale,
+                 make_average(recipe, model), moving, noise)
 
 
-def make_optimizer(recipe: Recipe, model, exchange: GradientExchange):
-    """Creates the distributed optimizer and its variables. Raises UserError if --exclude matches nothing."""
+def make_optimizer(recipe: Recipe, model):
+    """Creates the optimizer in Horovod's DistributedOptimizer. Raises UserError if --exclude matches nothing."""
     optimizer = optim.create_optimizer(
         recipe.optimizer, learning_rate=0.0, momentum=recipe.momentum, weight_decay=recipe.weight_decay,
         trust_coefficient=recipe.trust_coefficient, epsilon=recipe.lars_epsilon, exclude=recipe.exclude,
         nesterov=recipe.nesterov, clip=recipe.lars_clip)
-    optimizer = distributed.wrap(optimizer, exchange, recipe.precision == "mixed_float16", recipe.loss_scale)
+    optimizer = distributed.wrap(optimizer, recipe.precision == "mixed_float16", recipe.loss_scale)
     try:
         distributed.build(optimizer, model.trainable_variables)
     except ValueError as error:
@@ -205,4 +222,4 @@ def make_average(recipe: Recipe, model) -> WeightAverage | None:
 
 
 def make_evaluator(launch: Launch, model, feed, world: World, average: WeightAverage | None = None) -> Evaluator:
-    return Evaluator(model, feed, launch.micro_batch_size or DEFAULT_LARGEST_MICRO_BATCH, world, average)
+    return Evaluator(model, feed, launch.micro_batch_size or micro_batches.LARGEST, world, average)

@@ -6,29 +6,33 @@ flushed to disk, and renamed. `best` links to the one with the highest validatio
 """
 import contextlib
 import dataclasses
+import itertools
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import tensorflow as tf
 
 from common.errors import UserError, complain, one_line
 from common.files import flush, write_atomically
 from common.flags import defaults
-from optim.schedules import same
-from reporting.run_folder import CHECKPOINTS
-from training.settings import Recipe
-from training.state import Progress, Snapshot, named
+from plan.run_folder import CHECKPOINTS
+from plan.settings import Recipe
+from plan.values import same
+from training.state import INPUT, Progress, Snapshot, model_variables, named
 
 KEPT = 5
 # Raise it when a flag changes its meaning, or samples their order: a checkpoint of another version is not continued.
 # 1 (checkpoints without a version): batch norm's moving statistics moved once per micro-batch, and the learning rate
-# could change one step after the batch size at a fractional epoch. 2: LMDB and RecordIO were read file by file.
-MEANING = 3
+# could change one step after the batch size at a fractional epoch. 2: LMDB and RecordIO were read file by file. 3:
+# mixing and brightness had the same random numbers, and so had augmentation and the order of epochs 1 to 3.
+MEANING = 4
 DEFAULTS = defaults(Recipe)  # for flags that earlier versions lacked
+ALIKE = 0.01  # relative difference of two means over the same images, at most
 DESCRIPTION = "description"  # name of the tensor that holds, as JSON, everything except the variables
 
 
@@ -40,12 +44,18 @@ class Checkpoints:
     """The checkpoints of a run, on the rank that writes them.
 
     recipe: value of each flag that identifies the training. A checkpoint with another recipe is refused. flush: writes
-    the rows that a checkpoint counts to disk, and is called before it is written.
+    the rows that a checkpoint counts to disk, and is called before it is written. classes: names in label order. A
+    checkpoint with others is refused.
     """
 
-    def __init__(self, folder: Path, recipe: dict, flush: Callable[[], None] = lambda: None):
-        self._folder, self._recipe, self._flush = folder, recipe, flush
-        self._writer, self._writing = ThreadPoolExecutor(max_workers=1), None
+    def __init__(self, folder: Path, recipe: dict, flush: Callable[[], None] = lambda: None,
+                 classes: Sequence[str] = ()):
+        self._folder = folder
+        self._recipe = recipe
+        self._flush = flush
+        self._classes = [*classes]
+        self._writer = ThreadPoolExecutor(max_workers=1)
+        self._writing = None
         listed = _listed(folder)
         self.newest = listed[0] if listed else None
         self._top1 = {}  # by name, for checkpoints on disk that follow an evaluation
@@ -60,9 +70,13 @@ class Checkpoints:
         """
         self.wait()
         for path, tensors, described in intact(self._folder):
-            _check_meaning(path, described)
+            check_meaning(path, described)
             self._check_recipe(path, described["recipe"])
+            if difference := differing_classes(described["classes"], self._classes):
+                raise UserError(f"{path} is a checkpoint of another training: {difference}; choose another "
+                                "--output_dir, or start over with --resume=never")
             check_fit(path, tensors, variables)
+            note_normalization(path, tensors, variables)
             self.newest = path
             return Snapshot(tensors, Progress(**described["progress"]))
         if any(_listed(self._folder)):
@@ -89,16 +103,16 @@ class Checkpoints:
         """Waits until all is written. Returns False if the last write failed, which is reported on standard error."""
         return self._writing is None or self._writing.result()
 
-    def last_good(self, step: int) -> Path | None:
-        """Returns the path of the newest good checkpoint after a divergence at a step.
+    def last_good(self, step: int | None) -> Path | None:
+        """Returns the path of the newest good checkpoint after a divergence at a step, or the newest for None.
 
         A checkpoint from just before that step has the bad weights. It is deleted if there is an older one.
         """
         self.wait()
         listed = _listed(self._folder)
-        if len(listed) > 1 and listed[0] == self._path(step):
+        if step is not None and len(listed) > 1 and listed[0] == self._path(step):
+            self._top1.pop(listed[0].name, None)
             shutil.rmtree(listed.pop(0))
-            self._top1.pop(self._path(step).name, None)
             self.newest = listed[0]
             self._tidy()
         return self.newest
@@ -110,7 +124,8 @@ class Checkpoints:
         path = self._path(snapshot.progress.step)
         try:
             self._flush()
-            write(path, snapshot, {"meaning": MEANING, "recipe": self._recipe, "epoch": epoch, "top1": top1})
+            write(path, snapshot, {"meaning": MEANING, "recipe": self._recipe, "classes": self._classes, "epoch": epoch,
+                                   "top1": top1})
             self._top1[path.name] = top1
             self.newest = path
             self._tidy()
@@ -189,26 +204,38 @@ def intact(path: Path) -> Iterator[tuple[Path, dict, dict]]:
             complain(f"the checkpoint {candidate} is damaged and was skipped: {error}")
 
 
-def load_model(path: str, model, average=None, needs_statistics: bool = False) -> dict:
-    """Loads the newest checkpoint's weights into a model; returns its description. Raises UserError if there is none
-    that fits.
+def load_model(path: str, model, average=None, needs_statistics: bool = False, classes: Sequence[str] = (),
+               is_quiet: bool = False) -> dict:
+    """Loads the newest checkpoint's weights and input normalization into a model; returns its description.
+
+    Raises UserError if there is none that fits.
 
     average: optim.average.WeightAverage to load, too, or None. needs_statistics: whether to skip checkpoints whose
     exact batch-norm statistics are not those of their weights (see `has_statistics`). Standard error names them.
+    classes: names that the checkpoint has to have, in any order, or empty. is_quiet: whether standard error does not
+    say that the normalization differs.
     """
     skipped = []
-    for found, tensors, described in intact(Path(path)):
+    for checkpoint, tensors, described in intact(Path(path)):
         if needs_statistics and not has_statistics(described):
-            skipped.append(found)
+            skipped.append(checkpoint)
             continue
-        variables = named("model", model.variables) | named("ema", average.variables if average else [])
-        groups = ("model/", "ema/") if average else ("model/",)
-        check_fit(found, {name: tensor for name, tensor in tensors.items() if name.startswith(groups)}, variables)
+        names = described.get("classes", [])
+        if classes and names and not same_classes(names, classes):
+            raise UserError(f"--data_dir: {differing_classes(names, classes)}; evaluate on a dataset with the classes "
+                            f"of {checkpoint}")
+        variables = model_variables(model) | named("ema", average.variables if average else [])
+        variables = {name: one for name, one in variables.items()  # earlier checkpoints lack the normalization
+                     if name in tensors or not name.startswith(INPUT)}
+        groups = ("model/", f"{INPUT}/", *(["ema/"] if average else []))
+        check_fit(checkpoint, {name: tensor for name, tensor in tensors.items() if name.startswith(groups)}, variables)
+        if not is_quiet:
+            note_normalization(checkpoint, tensors, variables)
         for name, variable in variables.items():
             variable.assign(tensors[name])
         if skipped:
-            complain(f"{found} is used, because batch norm's statistics in {skipped[0]} are not those of its weights: "
-                     "they are measured in evaluations, and it was saved between two of them")
+            complain(f"{checkpoint} is used, because batch norm's statistics in {skipped[0]} are not those of its "
+                     "weights: they are measured in evaluations, and it was saved between two of them")
         return described
     if skipped:
         raise UserError(f"--checkpoint: batch norm's statistics in {skipped[0]} are not those of its weights: they are "
@@ -222,11 +249,48 @@ def has_statistics(described: dict) -> bool:
     return described["progress"].get("statistics_step") == described["progress"]["step"]
 
 
-def _check_meaning(path: Path, described: dict) -> None:
+def check_meaning(path: Path, described: dict) -> None:
+    """Raises UserError for a checkpoint of another MEANING."""
     if (theirs := described.get("meaning", 1)) != MEANING:
         raise UserError(f"{path} belongs to a training in which flags have another meaning (version {theirs}, here "
                         f"{MEANING}; see CHANGELOG.md); continue it with the code that started it, or start over with "
                         "--resume=never")
+
+
+def note_normalization(path: Path, tensors: dict, variables: dict) -> None:
+    """Says on standard error that a checkpoint's input normalization, which is used, is not that of the dataset.
+
+    variables: have the dataset's until the checkpoint is loaded. Means over other copies of the same images are alike.
+    """
+    for name in (name for name in variables if name.startswith(INPUT)):
+        theirs, ours = tensors[name], variables[name].numpy()
+        if not np.allclose(theirs, ours, rtol=ALIKE, atol=ALIKE):
+            (mean, std), (own_mean, own_std) = (
+                [" ".join(f"{value:.4g}" for value in row) for row in numbers] for numbers in (theirs, ours))
+            complain(f"pixels are normalized as in {path}, with mean {mean} and divisor {std}, not as in the dataset, "
+                     f"with {own_mean} and {own_std}")
+
+
+def same_classes(theirs: Sequence[str], ours: Sequence[str]) -> bool:
+    """Whether two lists of class names are equal, or orders of the same names, each of which occurs once."""
+    return [*theirs] == [*ours] or (len({*theirs}) == len(theirs) and sorted(theirs) == sorted(ours))
+
+
+def differing_classes(theirs: Sequence[str], ours: Sequence[str]) -> str:
+    """Returns how a checkpoint's class names differ from those of the dataset, or an empty text."""
+    differing = [(label, *("missing" if name is None else repr(name) for name in pair))
+                 for label, pair in enumerate(itertools.zip_longest(theirs, ours)) if pair[0] != pair[1]]
+    if not differing:
+        return ""
+    label, there, here = differing[0]
+    more = f", and {len(differing) - 1} more differ" if len(differing) > 1 else ""
+    return f"class {label} is {there} in the checkpoint and {here} in the dataset{more}"
+
+
+def labels_of(classes: Sequence[str], names: Sequence[str]) -> list[int]:
+    """Returns the label that each of these classes has among the class names of a checkpoint."""
+    labels = {name: label for label, name in enumerate(names)}
+    return [labels[name] for name in classes]
 
 
 def check_fit(path: Path, tensors: dict, variables: dict) -> None:

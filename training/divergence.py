@@ -10,22 +10,25 @@ class Diverged(Exception):
     """Raised when training has diverged at a step. Later steps may have been launched since."""
 
     advice = "try a lower --learning_rate or a longer --warmup_epochs"
+    is_of_samples = True  # whether the last samples, or the weights before them, may be the cause
 
     def __init__(self, reason: str, step: int, epoch: float, learning_rate: float):
-        self.step, self.epoch = step, epoch
+        self.step = step
+        self.epoch = epoch
         super().__init__(f"training diverged at step {step} (epoch {epoch:.3f}, learning rate {learning_rate:.4g}): "
                          f"{reason}")
 
 
 class WeightsDiffer(Diverged):
-    """Raised on all workers when their weights differ."""
+    """Raised on all workers when their states differ: weights, momentum, or anything else in a checkpoint."""
 
     advice = "test the memory and the GPU of that host, and continue without it"
+    is_of_samples = False
 
-    def __init__(self, reason: str, step: int, epoch: float, equal_after: int | None):
-        self.step, self.epoch = step, epoch
-        since = "" if equal_after is None else f"; they were equal after step {equal_after}"
-        Exception.__init__(self, f"after step {step} (epoch {epoch:.3f}), {reason}{since}")
+    def __init__(self, reason: str, step: int, epoch: float):
+        self.step = step
+        self.epoch = epoch
+        Exception.__init__(self, f"after step {step} (epoch {epoch:.3f}), {reason}")
 
 
 def divergence_reason(loss: float, norms: np.ndarray, names: list[str], classes: int,

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
+from common.activity import activity
 from data.feed import OpenPipeline
 from distributed.world import World
 from training.bad_input import bad_input_is_user_error
-from training.step import make_evaluation_step
+from training.losses import cross_entropy, rivals_of
+from training.marks import marks
 
 BATCHES_UNASKED = 16  # batches from one check for a request to stop to the next
 
@@ -19,8 +21,9 @@ BATCHES_UNASKED = 16  # batches from one check for a request to stop to the next
 class Validation:
     """The result of an evaluation, the same on all workers.
 
-    metrics: val_loss, val_top1, val_top5 (means over all samples), val_top1_count, val_top5_count, val_samples.
-    outcomes: label, predicted class, loss and rivals (training.step.rivals_of) of each sample in the order of the
+    metrics: val_loss, val_top1, val_top5 (means over all samples), val_top1_count, val_top5_count, val_samples, and
+    val_guess_count: how many samples are of the most frequent class.
+    outcomes: label, predicted class, loss and rivals (training.losses.rivals_of) of each sample in the order of the
     dataset, float32 (samples, 4).
     """
 
@@ -49,6 +52,10 @@ class Evaluator:
         measure: called before each evaluation, to measure batch norm's statistics under the weights to evaluate.
         stop: called every BATCHES_UNASKED batches, on all workers at once. If it returns true, the result is None.
         """
+        with activity.during("evaluating", marks().in_evaluation):
+            return self._call(stop, measure)
+
+    def _call(self, stop, measure) -> Validation | None:
         measure()
         outcomes = self._evaluate(stop)
         if outcomes is None:
@@ -66,10 +73,11 @@ class Evaluator:
     def _metrics(self, outcomes: np.ndarray) -> dict[str, float]:
         """Returns means and counts over all samples, added in the order of the dataset."""
         samples = len(outcomes)
-        _, _, losses, rivals = outcomes.T
+        labels, _, losses, rivals = outcomes.T
         top1, top5 = (int(np.sum(rivals < most)) for most in (1, min(5, len(self._feed.dataset.classes))))
         return {"val_loss": float(np.mean(losses, dtype=np.float64)), "val_top1": top1 / samples,
-                "val_top5": top5 / samples, "val_top1_count": top1, "val_top5_count": top5, "val_samples": samples}
+                "val_top5": top5 / samples, "val_top1_count": top1, "val_top5_count": top5, "val_samples": samples,
+                "val_guess_count": int(np.unique(labels, return_counts=True)[1].max())}
 
     def _evaluate(self, stop) -> np.ndarray | None:
         """Returns the outcomes of all workers, or None if `stop` is true."""
@@ -89,4 +97,25 @@ class Evaluator:
                 outcomes.append(self._step(batches.iterator)[:samples - start])
         if not (samples and batches.repeats):
             self._pipeline.close()
-        return np.concatenate(self._world.gather(tf.concat(outcomes, axis=0).numpy(), "outcomes"))
+        return self._world.concatenate(tf.concat(outcomes, axis=0).numpy(), "outcomes")
+
+
+def make_evaluation_step(model):
+    """Returns a function of an iterator over batches.
+
+    It returns label, predicted class, loss and rivals_of each sample of the next batch, float32 (batch, 4).
+    """
+    marked = marks()
+
+    @tf.function(autograph=False)
+    def step(iterator):
+        images, labels = marked.next_of(iterator)
+        labels = tf.squeeze(labels, 1)
+        logits = tf.cast(model(images, training=False), tf.float32)
+        predicted = tf.argmax(logits, axis=1, output_type=tf.int32)
+        columns = labels, predicted, cross_entropy(logits, labels, 0.0), rivals_of(logits, labels)
+        outcomes = tf.stack([tf.cast(column, tf.float32) for column in columns], axis=1)
+        marked.set_computed([outcomes])
+        return outcomes
+
+    return step

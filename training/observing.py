@@ -1,10 +1,8 @@
-"""Creates the observers of a training, which are rank 0's: ours and those of --observer."""
+"""Starts the observers of a training, which are rank 0's, and contains what the users' own raise."""
 import contextlib
 import dataclasses
 import functools
 import importlib
-import io
-import math
 import os
 import sys
 import traceback
@@ -15,15 +13,10 @@ import numpy as np
 from common.errors import UserError, complain, one_line
 from data.pipeline import DecoderSettings
 from model_zoo.cost import counted
-from reporting.observer import Observer, RunInfo
-from reporting.progress import ProgressDisplay
-from reporting.report_writer import ReportWriter
-from reporting.run_folder import AUGMENTATIONS, RunFolder
-from reporting.run_log import RunLog
-from reporting.tensorboard import TensorBoard
+from plan.run_folder import RunFolder
+from plan.summary import doubts
 from training.build import Job
-from training.plan import doubts
-from training.profiling import Profile
+from training.observer import Observer, RunInfo
 
 # A forecast's assumptions: multiply-adds per second of a CPU core, and those of an update per one of the forward pass.
 CORE, BACKWARD = 20e9, 3
@@ -39,7 +32,10 @@ class UserObserver(Observer):
     """
 
     def __init__(self, name: str, observer):
-        self._name, self._observer, self._failed, self._is_started = name, observer, set(), False
+        self._name = name
+        self._observer = observer
+        self._failed = set()
+        self._is_started = False
 
     def start(self, run) -> None:
         try:
@@ -111,30 +107,24 @@ def _load(name):
     return made
 
 
-def make_observers(job: Job, files: RunFolder, hosts: dict[str, int], added: Sequence[Observer],
-                   held: contextlib.ExitStack) -> list[Observer]:
-    """Creates and starts the observers. `held` closes them.
+def start_observers(job: Job, folder: RunFolder, hosts: dict[str, int], observers: Sequence[Observer],
+                    held: contextlib.ExitStack) -> None:
+    """Starts the observers, and says what is about to be trained. `held` closes them.
 
-    hosts: number of workers on each host. added: those of --observer.
+    hosts: number of workers on each host.
     """
     settings = job.settings
-    run = RunInfo(files.path, job.plan.as_json(), settings.given, settings.text, settings.recipe_file, job.feed.dataset,
-                  hosts, job.state.progress, settings.origins)
-    profile = [Profile(*settings.run.profile)] if settings.run.profile else []
     images = None if job.feed.dataset.is_synthetic else functools.partial(training_images, job)
-    observers = [RunLog(files), ProgressDisplay(), TensorBoard(files), ReportWriter(files, images), *profile, *added]
+    run = RunInfo(folder.path, job.plan.as_json(), settings.given, settings.text, settings.recipe_file,
+                  job.feed.dataset, hosts, job.state.progress, settings.origins, images)
     if settings.source:
         print("recipe:", settings.source, *settings.fitted, file=sys.stderr)
-    for line in (*doubts(settings.recipe, job.plan), *forecast(job)):
+    for line in (*doubts(settings, job.plan), *forecast(job)):
         print(line, file=sys.stderr)
-    print(f"run: {files.path}", file=sys.stderr)
-    if settings.run.save_augmentations:
-        with dataclasses.replace(job.feed, shard=0, shards=1).train(0, 1, 64, 64) as batches:
-            files.write(AUGMENTATIONS, grid(next(batches)[0].numpy()))
+    print(f"run: {folder.path}", file=sys.stderr)
     for observer in observers:
         held.callback(observer.close)
         observer.start(run)
-    return observers
 
 
 def forecast(job: Job) -> list[str]:
@@ -153,17 +143,6 @@ def forecast(job: Job) -> list[str]:
         return [f"forecast: about {max(1, round(minutes))} min on {cores} CPU cores"]
     return [f"forecast: about {round(minutes / 60):,} h on {cores} CPU cores; without a GPU, "
             "--model=resnet20 --image_size=64 is faster"]
-
-
-def grid(images: np.ndarray) -> bytes:
-    """Returns images, uint8 (number, height, width, 3), as one PNG with about as many rows as columns."""
-    from PIL import Image
-
-    columns, saved = math.ceil(math.sqrt(len(images))), io.BytesIO()
-    filled = np.pad(images, [(0, -len(images) % columns), (0, 0), (0, 0), (0, 0)])
-    rows = [np.concatenate(filled[start:start + columns], axis=1) for start in range(0, len(filled), columns)]
-    Image.fromarray(np.concatenate(rows, axis=0)).save(saved, "PNG")
-    return saved.getvalue()
 
 
 def training_images(job: Job, number: int, largest: int) -> tuple[np.ndarray, list[str]]:

@@ -6,8 +6,8 @@ from contextlib import AbstractContextManager
 import tensorflow as tf
 
 from common.errors import complain, reason
-from reporting.observer import Observer, RunInfo, Update
-from reporting.run_folder import TENSORBOARD
+from plan.run_folder import TENSORBOARD
+from training.observer import Observer, RunInfo, Update
 
 
 class Profile(Observer):
@@ -18,7 +18,10 @@ class Profile(Observer):
     """
 
     def __init__(self, first: int, end: int):
-        self._steps, self._is_due, self._is_open, self._profiled = range(first, end), True, False, []
+        self._steps = range(first, end)
+        self._is_due = True
+        self._is_open = False
+        self._profiled = []
 
     def start(self, run: RunInfo) -> None:
         self._folder = run.folder / TENSORBOARD
@@ -36,7 +39,8 @@ class Profile(Observer):
         """Context manager for the launch of a step. It marks the step in the profile."""
         if self._is_due and number in self._steps:
             tf.profiler.experimental.start(str(self._folder))
-            self._is_due, self._is_open = False, True
+            self._is_due = False
+            self._is_open = True
         if not (self._is_open and number in self._steps):
             yield
             return
@@ -67,5 +71,5 @@ class Profile(Observer):
 
 def profiled(observers: Sequence[Observer], number: int) -> AbstractContextManager:
     """Returns the context manager for the launch of a step: that of the observer that has one."""
-    launching = [one.launching for one in observers if hasattr(one, "launching")]
+    launching = [observer.launching for observer in observers if hasattr(observer, "launching")]
     return launching[0](number) if launching else contextlib.nullcontext()

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from common.startup import startup
 from data.feed import OpenPipeline
+from plan.plan import Interval
 from training.build import Job
-from training.plan import Interval
 
 # Limits of the intervals that share a pipeline. Preparing and opening one takes about 3 s per million samples.
 SAMPLES = 1 << 20  # of one worker
@@ -25,11 +25,11 @@ class TrainingInput:
         self._job = job
         largest = SAMPLES * job.world.size if job.feed.dataset.train.any_order else 0
         own = (interval for interval in job.plan.intervals() if interval.phase.workers == job.world.size)
-        self._spans = list(grouped(own, largest))
+        self._groups = list(grouped(own, largest))
         self._pipeline = OpenPipeline()
         self._first = 0  # step at which the pipeline was opened
         self._thread = ThreadPoolExecutor(1, "input")
-        self._ahead = {}  # what is prepared of later spans, by number
+        self._ahead = {}  # what is prepared of later groups, by number
 
     def __enter__(self):
         return self
@@ -42,12 +42,12 @@ class TrainingInput:
         """Returns the batches, of which those that are left of this interval come next."""
         progress = self._job.state.progress
         progress.reshard_step = max(progress.reshard_step, interval.first_step)
-        number = next(number for number, span in enumerate(self._spans) if interval.first_step < span[-1].end)
-        later = [one.first_step for one in self._spans[number] if one.first_step > interval.first_step]
+        number = next(number for number, group in enumerate(self._groups) if interval.first_step < group[-1].end)
+        later = [other.first_step for other in self._groups[number] if other.first_step > interval.first_step]
         batches, is_new = self._pipeline.read(interval.first_step, functools.partial(self._opening, number), later)
         if is_new:
             self._first = progress.step
-            if number + 1 < len(self._spans):
+            if number + 1 < len(self._groups):
                 self._ahead[number + 1] = self._thread.submit(self._prepare, number + 1, True)
         return batches
 
@@ -65,13 +65,15 @@ class TrainingInput:
         return (step - self._first) * len(phase.micro_batches_of(world.rank, world.size)) * phase.micro_batch_size
 
     def _prepare(self, number: int, is_ahead: bool = False):
-        """Returns what the pipeline of a span reads: all of it if it is prepared ahead, otherwise what is left."""
-        span, progress, phase = self._spans[number], self._job.state.progress, self._spans[number][0].phase
-        start = step = span[0].first_step
+        """Returns what the pipeline of a group reads: all of it if it is prepared ahead, otherwise what is left."""
+        group, progress = self._groups[number], self._job.state.progress
+        phase = group[0].phase
+        start = step = group[0].first_step
         if not is_ahead:
-            start, step = max(start, progress.reshard_step), progress.step
+            start = max(start, progress.reshard_step)
+            step = progress.step
         return self._job.feed.prepare(
-            [(span[0].position(start) + progress.skipped, span[-1].end - start)], phase.global_batch_size,
+            [(group[0].position(start) + progress.skipped, group[-1].end - start)], phase.global_batch_size,
             phase.micro_batch_size, step - start, phase.neighbours, phase.image_size)
 
 

@@ -5,17 +5,19 @@ import time
 import numpy as np
 import tensorflow as tf
 
+from common.activity import activity
 from common.errors import Stopped, UserError, complain
 from distributed.elastic import COMMIT_STEPS
-from reporting.run_folder import SUMMARY, RunFolder
+from plan.run_folder import SUMMARY, RunFolder
+from plan.values import Every
 from training.breakdown import on_host
 from training.build import Job
 from training.checkpoints import Checkpoints
-from training.divergence import Diverged
-from training.state import Progress
+from training.divergence import Diverged, WeightsDiffer
+from training.state import Progress, Snapshot
 from training.stopping import StopRequest
 from training.summary import milestones, summarized_divergence
-from training.values import Every
+from training.weight_check import difference
 
 
 class Due(enum.Enum):
@@ -83,13 +85,17 @@ class Recovery:
     def begin(self) -> None:
         """Takes over requests to stop, and keeps the state that an attempt begins with. All workers call it at once.
 
-        A new training that may roll back saves its first checkpoint.
+        A new training that may roll back saves its first checkpoint. Raises UserError if the workers' states differ.
         """
         job = self._job
+        try:
+            begun = self.snapshot()
+        except WeightsDiffer as problem:
+            raise UserError(f"{problem}; {problem.advice}", on_all_ranks=True) from None
         if self._hosts:
-            self.committed = job.state.snapshot(job.world)
+            self.committed = begun
         self._schedule.record_save(self._position)
-        self._stop.heeded = True
+        self._stop.heed()
         if job.settings.run.on_divergence == "rollback" and not job.state.progress.step:
             self._save(epoch=0)
 
@@ -142,19 +148,20 @@ class Recovery:
 
         Raises UserError if training starts on another number than its first phase needs.
         """
-        step, schedule = self._job.state.progress.step, self._job.settings.launch.workers_schedule
-        if not step:
+        progress, schedule = self._job.state.progress, self._job.settings.launch.workers_schedule
+        if not progress.step and not progress.rollbacks:  # which may lead to the first phase
             raise UserError(f"--workers_schedule={schedule}: training starts on {workers} workers, not on "
                             f"{self._job.world.size}", on_all_ranks=True)
         self._save()
         self._wait("the checkpoint for the next phase could not be written; see the line above")
-        raise Stopped(f"the phase after step {step} of {self._job.plan.steps} needs {workers} workers; continue there "
-                      f"with --output_dir={self._folder.path}", workers)
+        raise Stopped(f"the phase after step {progress.step} of {self._job.plan.steps} needs {workers} workers; "
+                      f"continue there with --output_dir={self._folder.path}", workers)
 
     def roll_back(self, problem: Diverged, observers) -> None:
         """Restores the newest good checkpoint. Training then repeats the steps since that checkpoint on new data.
 
-        It skips all samples that were read since that checkpoint, up to and including those of the diverged step.
+        It skips all samples that were read since that checkpoint, up to and including those of the diverged step. If
+        the workers' states differed, it repeats the same samples.
 
         Raises UserError on all workers if --on_divergence is not rollback, if --max_rollbacks is reached, or if there
         is no checkpoint. Training then ends, and summary.json says where it diverged.
@@ -162,7 +169,7 @@ class Recovery:
         run, plan, state, world = self._job.settings.run, self._job.plan, self._job.state, self._job.world
         before = state.read_clock()
         with world.raise_on_all_ranks():
-            newest = self._checkpoints and self._checkpoints.last_good(problem.step)
+            newest = self._checkpoints and self._checkpoints.last_good(problem.step if problem.is_of_samples else None)
         newest = world.broadcast(newest, "newest")
         if run.on_divergence != "rollback" or before.rollbacks >= run.max_rollbacks or not newest:
             self._record_end(problem, before)
@@ -173,17 +180,21 @@ class Recovery:
             snapshot = self._checkpoints and self._checkpoints.load(state.variables)
         state.broadcast(snapshot, world)
         after = state.progress
-        after.rollbacks, after.reshard_step, after.seconds = before.rollbacks + 1, after.step, before.seconds
-        after.skipped = plan.position(problem.step + 1) + before.skipped - plan.position(after.step)
+        after.rollbacks = before.rollbacks + 1
+        after.seconds = before.seconds
+        if problem.is_of_samples:
+            after.reshard_step = after.step
+            after.skipped = plan.position(problem.step + 1) + before.skipped - plan.position(after.step)
         state.start_clock()
         self._schedule.record_save(self._position)
         if self._hosts:  # the last commit is from before the rollback, perhaps with the bad weights
-            self.committed = state.snapshot(world)
+            self.committed = self.snapshot()
         for observer in observers:
             observer.rewind(after)
         if self._checkpoints:
+            samples = "samples after those that caused it" if problem.is_of_samples else "same samples"
             complain(f"{problem}; rolled back to {newest} ({after.rollbacks} of {run.max_rollbacks}); training "
-                     "continues with the samples after those that caused it")
+                     f"continues with the {samples}")
 
     def _record_end(self, problem: Diverged, progress: Progress) -> None:
         if self._checkpoints:
@@ -204,7 +215,7 @@ class Recovery:
         elif due:
             self._schedule.record_unsaved(self._position, due)
         if self._commit_is_due():
-            self.committed = self._job.state.snapshot(self._job.world)
+            self.committed = self.snapshot()
             self._hosts.check_host_updates()
 
     def _commit_is_due(self) -> bool:
@@ -212,9 +223,21 @@ class Recovery:
 
     def _save(self, epoch: float | None = None, top1: float | None = None) -> None:
         self._schedule.record_save(self._position)
-        snapshot = self._job.state.snapshot(self._job.world)
+        snapshot = self.snapshot()
         if self._checkpoints:
             self._checkpoints.save(snapshot, self._schedule.epoch if epoch is None else epoch, top1)
+
+    def snapshot(self) -> Snapshot:
+        """Returns a snapshot of the state. All workers have to call it at once.
+
+        Raises WeightsDiffer on all of them unless all have the same state.
+        """
+        world = self._job.world
+        snapshot = self._job.state.snapshot(world)
+        if not world.is_equal([*snapshot.checksums.values()], "checksums"):
+            raise WeightsDiffer(difference(world, snapshot.tensors), snapshot.progress.step,
+                                self._position / self._job.plan.train_samples)
+        return snapshot
 
     @property
     def _position(self) -> int:
@@ -222,7 +245,7 @@ class Recovery:
 
     def _wait(self, problem: str) -> None:
         """Waits until the last checkpoint is written. Raises UserError on all workers if the write failed."""
-        with self._job.world.raise_on_all_ranks():
+        with self._job.world.raise_on_all_ranks(), activity.during("writing a checkpoint"):
             if self._checkpoints and not self._checkpoints.wait():
                 raise UserError(problem)
 

@@ -2,51 +2,52 @@
 import contextlib
 import os
 import socket
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 
-from common.errors import complain
+from common.activity import OBSERVERS, activity
 from common.startup import startup
 from data.dataset import Dataset
-from distributed import elastic, launcher
+from distributed import elastic
 from distributed import world as worlds
 from distributed.exchange import GradientExchange
 from distributed.heartbeat import beating
 from distributed.lost import lost_is_internal_error
 from distributed.neighbours import Neighbours, distinct
-from distributed.optimizer import set_exchange
 from distributed.world import World
-from reporting.run_folder import CHECKPOINTS, RunFolder
-from training import build, output_dir, run_lock
+from plan import launcher, output_dir
+from plan.plan import Plan, allreduce_for, plan_for
+from plan.run_folder import CHECKPOINTS, RunFolder
+from plan.settings import Run, Settings
+from training import build, run_lock
+from training.beginning import DIFFERENT_FLAGS, report_start
 from training.build import Job
 from training.checkpoints import Checkpoints
 from training.divergence import Diverged
 from training.initial_weights import initialize
 from training.loop import follow_plan
-from training.observing import load_observers, make_observers
-from training.plan import Plan, allreduce_for, plan_for
+from training.observer import Observer
+from training.observing import load_observers, start_observers
+from training.profiling import Profile
 from training.recovery import Recovery
-from training.settings import Settings
-from training.state import Progress, Snapshot, State, digest, named
+from training.state import Progress, Snapshot, State
 from training.stopping import StopRequest
 from training.summary import milestones, summarized
-from training.weight_check import differing_weights
-
-DIFFERENT_FLAGS = "the workers were started with different flags"
 
 
-def make_training(settings: Settings, dataset: Dataset, plan: Plan | None, stop: StopRequest) -> Callable[[], dict]:
+def make_training(settings: Settings, dataset: Dataset, plan: Plan | None, stop: StopRequest,
+                  observers_of: Callable[[Run, RunFolder], list[Observer]]) -> Callable[[], dict]:
     """Starts Horovod. Returns a function that trains and returns the content of summary.json.
 
+    Call build.set_variables before any operation of TensorFlow, and so before this function.
+
     dataset: with its indexes on rank 0. plan: for the launched workers, or None in elastic training, where others may
-    come. The number of training samples may be unknown. The function raises UserError, and Stopped after a request to
-    stop.
+    come. The number of training samples may be unknown. observers_of: creates the observers of a run on rank 0, besides
+    those of --observer. The function raises UserError, and Stopped after a request to stop.
     """
     launch, launched = settings.launch, launcher.launched()
-    build.set_compiler(launch)
     exchange = process_sets = None
     if not launch.elastic:
         nccl = worlds.has_nccl(launch.device)
@@ -57,7 +58,7 @@ def make_training(settings: Settings, dataset: Dataset, plan: Plan | None, stop:
     with startup.stage(f"connecting {launched.size} workers" if launched.size > 1 else "starting Horovod"):
         world = worlds.start(settings.recipe.seed, launch.is_deterministic, process_sets, launch.fusion_mb,
                              settings.run.timeline, launch.device, launch.threads)
-    training = Training(settings, dataset, world, stop, exchange)
+    training = Training(settings, dataset, world, stop, exchange, observers_of)
     return elastic.restarting(training.attempt) if launch.elastic else training.attempt
 
 
@@ -68,12 +69,13 @@ class Training:
     """
 
     def __init__(self, settings: Settings, dataset: Dataset, world: World, stop: StopRequest,
-                 exchange: GradientExchange | None):
+                 exchange: GradientExchange | None, observers_of: Callable):
         self._settings = settings
         self._dataset = dataset
         self._world = world
         self._stop = stop
         self._exchange = exchange
+        self._observers_of = observers_of
         self._state: State | None = None
         self._folder: RunFolder | None = None
         self._recovery: Recovery | None = None
@@ -90,26 +92,24 @@ class Training:
             with beating(world, ends_process=not hosts):
                 job = self._make_job(world)
                 root, nodes = self._agree_on_start(job)
-                checkpoints, added = None, []
-                with world.raise_on_all_ranks():
-                    if world.rank == 0:
-                        added = load_observers(self._settings.run.observer)
-                        checkpoints = self._open_folder(held, is_new=root is None)
-                    snapshot = self._read_disk(checkpoints, job) if checkpoints and root is None else self._committed
-                workers_before = job.state.broadcast(snapshot, world, root or 0)
-                self._report_start(job, workers_before)
+                observers = self._make_observers(world)
+                checkpoints = self._resume(job, root, held)
                 recovery = Recovery(job, self._folder, checkpoints, self._stop, hosts)
                 recovery.begin()
                 self._recovery = recovery
                 with world.raise_on_all_ranks():
-                    observers = make_observers(job, self._folder, nodes, added, held) if world.rank == 0 else []
-                metrics = None
+                    if world.rank == 0:
+                        start_observers(job, self._folder, nodes, observers, held)
+                metrics = problem = None
                 while metrics is None:
                     try:
+                        if problem:
+                            recovery.roll_back(problem, observers)
                         metrics = follow_plan(job, recovery, observers)
-                    except Diverged as problem:
-                        recovery.roll_back(problem, observers)
-                return self._end(job, observers, metrics)
+                    except Diverged as divergence:
+                        problem = divergence
+                with activity.during(OBSERVERS):
+                    return self._end(job, observers, metrics)
 
     @contextlib.contextmanager
     def _interrupt_says_how_to_go_on(self) -> Iterator[None]:
@@ -120,11 +120,6 @@ class Training:
                 raise KeyboardInterrupt("interrupted before the first checkpoint") from None
             raise KeyboardInterrupt("interrupted; continue from the newest checkpoint with "
                                     f"--output_dir={self._folder.path}") from None
-
-    @property
-    def _committed(self) -> Snapshot | None:
-        """The last snapshot that an earlier attempt kept in memory."""
-        return self._recovery and self._recovery.committed
 
     def _make_job(self, world: World) -> Job:
         """Builds the job for these workers. Model, optimizer and their state are created only once."""
@@ -137,9 +132,8 @@ class Training:
             feed = build.make_feed(settings.recipe, launch, dataset, world)
             if not self._state:
                 with startup.stage("building the model"):
-                    self._state = build.make_state(settings, dataset, exchange)
-        set_exchange(self._state.optimizer, exchange)
-        return build.make_job(settings, plan, world, feed, self._state)
+                    self._state = build.make_state(settings, dataset)
+        return build.make_job(settings, plan, world, feed, self._state, exchange)
 
     def _plan_exchange(self, world: World) -> GradientExchange:
         """Plans the gradient exchange of the current workers. Raises UserError on all ranks."""
@@ -147,11 +141,36 @@ class Training:
         with world.raise_on_all_ranks():
             return build.make_exchange(launch, allreduce_for(launch, world.size, per_node, nccl=False), nccl=False)
 
+    def _make_observers(self, world: World) -> list[Observer]:
+        """Creates rank 0's observers, before anything is written. Raises UserError on all ranks."""
+        run, observers = self._settings.run, []
+        with world.raise_on_all_ranks():
+            if world.rank == 0:
+                profile = [Profile(*run.profile)] if run.profile else []
+                observers = [*self._observers_of(run, self._folder), *profile, *load_observers(run.observer)]
+        return observers
+
+    def _resume(self, job: Job, root: int | None, held: contextlib.ExitStack) -> Checkpoints | None:
+        """Gives all workers the newest state. Returns the checkpoints on rank 0, which opens the run's folder.
+
+        root: the rank that holds the newest state in memory, or None if it is on disk.
+        """
+        world = job.world
+        checkpoints = None
+        snapshot = self._recovery and self._recovery.committed
+        with world.raise_on_all_ranks():
+            if world.rank == 0:
+                checkpoints = self._open_folder(held, is_new=root is None)
+                snapshot = self._read_disk(checkpoints, job) if root is None else snapshot
+        report_start(job, job.state.broadcast(snapshot, world, root or 0))
+        return checkpoints
+
     def _read_disk(self, checkpoints: Checkpoints, job: Job) -> Snapshot | None:
         """Returns the newest checkpoint, or None at the start of a training, whose weights it may initialize."""
         snapshot = checkpoints.load(job.state.variables)
         if not snapshot and self._settings.has_initial_weights:
-            initialize(self._settings.run.init_checkpoint, job.state.model, job.state.average)
+            initialize(self._settings.run.init_checkpoint, job.state.model, self._dataset.classes, job.state.average)
+            job.state.progress.keeps_initial = True
         return snapshot
 
     def _agree_on_start(self, job: Job) -> tuple[int | None, dict[str, int]]:
@@ -162,8 +181,9 @@ class Training:
         name = f"{datetime.now():%Y%m%d-%H%M%S}-{job.state.model.name}-{os.getpid()}"
         folder = Path(self._settings.run.output_dir or Path("runs") / name).absolute()
         folder = self._folder.path if self._folder else folder
-        committed = self._committed.progress if self._committed else Progress(step=-1)
-        reached = committed.rollbacks, committed.step  # a rollback leads to fewer steps, and must not be undone
+        committed = self._recovery and self._recovery.committed
+        progress = committed.progress if committed else Progress(step=-1)
+        reached = progress.rollbacks, progress.step  # a rollback leads to fewer steps, and must not be undone
         everyone = job.world.gather((reached, folder, socket.gethostname()), "start")
         latest = max(reached for reached, *_ in everyone)
         root = [reached for reached, *_ in everyone].index(latest) if latest >= (0, 0) else None
@@ -180,44 +200,14 @@ class Training:
         held.enter_context(run_lock.locked(folder))
         if self._settings.run.resume == "never" and is_new:
             self._folder.clear()
-        sizes = {"train_samples": dataset.train.samples, "classes": len(dataset.classes)}
-        checkpoints = Checkpoints(folder / CHECKPOINTS, self._settings.identity | sizes, self._folder.flush)
+        recipe = self._settings.identity | {"train_samples": dataset.train.samples}
+        checkpoints = Checkpoints(folder / CHECKPOINTS, recipe, self._folder.flush, dataset.classes)
         held.callback(checkpoints.wait)  # before the next attempt writes, perhaps on another worker
         return checkpoints
-
-    def _report_start(self, job: Job, workers_before: int | None) -> None:
-        """Begins a new slice of the stream if the number of workers has changed, and reports where training continues.
-
-        workers_before: number of workers of the loaded snapshot, or None at the start of a training.
-        """
-        progress, world, plan = job.state.progress, job.world, job.plan
-        lines, where = [], ""
-        if plan.allreduce.is_fallback:
-            lines.append(f"--allreduce={self._settings.launch.allreduce} continues with a "
-                         f"{plan.allreduce.allreduce}: {plan.allreduce.why}")
-        by_file = not job.feed.dataset.train.any_order
-        if by_file:
-            what = "batches, and the pairs of --mixup and --cutmix," if job.feed.mixing else "batches"
-            lines.append(f"--order=file: the order within a file is fixed, and {what} depend on the number of workers")
-        if workers_before not in (None, world.size):
-            where = f", on {world.size} workers instead of {workers_before}"
-            if progress.step > progress.reshard_step and by_file:
-                lines.append(f"--order=file: with {world.size} workers instead of {workers_before}, some samples of "
-                             "this epoch are read twice and others not at all")
-            progress.reshard_step = progress.step
-        if world.rank == 0:
-            for line in lines:
-                complain(line)
-            if workers_before:
-                print(f"resumed after step {progress.step} of {plan.steps}{where}", file=sys.stderr)
 
     def _end(self, job: Job, observers, metrics: dict) -> dict:
         """Ends the observers. Returns the content of summary.json."""
         world, plan, progress = job.world, job.plan, job.state.read_clock()
-        if len({*world.gather(digest(job.state.model), "digests")}) > 1:
-            difference = differing_weights(world, named("model", job.state.model.variables))
-            if world.rank == 0:
-                complain(f"warning: {difference}; the checkpoints hold the weights of rank 0")
         epochs = plan.epochs if progress.step == plan.steps else plan.position(progress.step) // plan.train_samples
         summary = summarized(metrics, plan.train_samples, epochs, plan.phases[-1].global_batch_size, world,
                              progress.samples / progress.trained_seconds, progress.seconds)
@@ -226,14 +216,3 @@ class Training:
             for observer in observers:
                 observer.end(summary)
         return summary
-
-
-def start_and_check_flags(settings: Settings) -> World:
-    """Starts Horovod without a gradient exchange. Raises UserError unless all ranks have the same flags."""
-    launch, timeline = settings.launch, settings.run.timeline
-    build.set_compiler(launch)
-    world = worlds.start(settings.recipe.seed, launch.is_deterministic, timeline=timeline, device=launch.device,
-                         threads=launch.threads)
-    world.agree(settings.flags, DIFFERENT_FLAGS)
-    worlds.check_gpus(world, launch.device_policy)
-    return world

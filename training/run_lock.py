@@ -14,7 +14,7 @@ from pathlib import Path
 
 from common import files
 from common.errors import UserError, complain
-from reporting.run_folder import LOCK
+from plan.run_folder import LOCK
 
 LEASE = 120  # seconds; NFS 4 servers free the locks of a lost host after 90, unless configured otherwise
 POLL = 1.0  # seconds
@@ -63,7 +63,8 @@ def locked(folder: Path) -> Iterator[None]:
 
 def _wait(held, folder) -> int | None:
     """Enters the lock into `held`; returns its descriptor, or None if the file system has no locks."""
-    began, announced = time.monotonic(), None
+    began = time.monotonic()
+    announced = None
     while True:
         try:
             return held.enter_context(files.locked(folder / LOCK))

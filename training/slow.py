@@ -18,19 +18,21 @@ class SlowWorkers:
     def __init__(self):
         self._hosts = None
 
-    def add(self, workers: list[WorkerTimes], micro_batches: list[int]) -> list[str]:
+    def add(self, workers: WorkerTimes, micro_batches: list[int]) -> list[str]:
         """Compares the workers if enough steps were timed. Returns a sentence on each slow one.
 
-        Both arguments have one entry per rank. micro_batches: number in a global batch. Only workers with the same
-        number are compared.
+        micro_batches: number in a global batch, by rank. Only workers with the same number are compared.
         """
-        hosts = [one.host for one in workers]
-        if hosts != self._hosts:
-            self._hosts, self._sums, self._before = hosts, 0.0, {}
-        self._sums += np.array([[one.steps, one.compute, one.data, one.squares] for one in workers])
+        if workers.hosts != self._hosts:
+            self._hosts = workers.hosts
+            self._sums = 0.0
+            self._before = {}
+        self._sums += workers.columns("steps", "compute", "data", "squares")
         if self._sums[:, 0].min() < LEAST_STEPS:
             return []
-        before, self._before, self._sums = self._before, self._compare(np.array(micro_batches)), 0.0
+        before = self._before
+        self._before = self._compare(np.array(micro_batches))
+        self._sums = 0.0
         return [sentence for rank, sentence in self._before.items() if rank in before]
 
     def _compare(self, micro_batches: np.ndarray) -> dict[int, str]:

@@ -1,5 +1,4 @@
 """All that a training needs to continue exactly where it is: the variables, its progress, the running sums."""
-import hashlib
 import re
 import time
 from dataclasses import dataclass, field, replace
@@ -8,8 +7,30 @@ import tensorflow as tf
 
 from distributed import optimizer as distributed
 from distributed.world import World
+from model_zoo.layers import input_numbers
 from training.batch_norm import MovingStatistics
-from training.step import LayerStatistics, Totals
+from training.layer_statistics import LayerStatistics
+from training.noise_scale import NoiseScale
+from training.weight_check import checksums
+
+INPUT = "input"  # group of the normalization of a model's input
+
+
+class Totals:
+    """Sums over the samples since they were last collected: loss, top-1 hits, samples. The same on all workers."""
+
+    def __init__(self):
+        self.variable = tf.Variable(tf.zeros(3, tf.float64), trainable=False, name="totals")
+
+    def add(self, results: tf.Tensor) -> None:
+        """Adds an update. results: sums over its global batch, float32 (3,)."""
+        self.variable.assign_add(tf.cast(results, tf.float64))
+
+    def collect(self) -> dict[str, float]:
+        """Returns loss and top1 (means) and samples, and starts again."""
+        loss, top1, samples = self.variable.numpy().tolist()
+        self.variable.assign(tf.zeros_like(self.variable))
+        return {"loss": loss / samples, "top1": top1 / samples, "samples": int(samples)}
 
 
 @dataclass
@@ -22,6 +43,7 @@ class Progress:
     divergences. workers: number of workers. seconds: duration of this training in all its runs. trained_seconds:
     duration of its steps alone. statistics_step: step after which batch norm's exact statistics were last measured, or
     None. records: each evaluation whose validation top-1 was higher than all before, as epoch, top1, seconds.
+    keeps_initial: whether training started from trained weights (see MovingStatistics).
     """
 
     step: int = 0
@@ -36,6 +58,7 @@ class Progress:
     trained_seconds: float = 0.0
     statistics_step: int | None = None
     records: list[dict] = field(default_factory=list)
+    keeps_initial: bool = False
 
     @property
     def best(self) -> dict | None:
@@ -44,7 +67,8 @@ class Progress:
 
     def add_evaluation(self, epoch: float, top1: float, seconds: float) -> None:
         """Counts an evaluation of the current weights. top1: of their average if there is one."""
-        self.evaluations, self.evaluated = self.evaluations + 1, self.samples
+        self.evaluations += 1
+        self.evaluated = self.samples
         if not self.best or top1 > self.best["top1"]:  # a new list, because snapshots share the old one
             self.records = [*self.records, {"epoch": epoch, "top1": top1, "seconds": seconds}]
 
@@ -53,28 +77,35 @@ class Progress:
 class Snapshot:
     """The state of a training at one step.
 
-    tensors: every variable, by name. A snapshot costs nothing until a variable is assigned to. TensorFlow then leaves
-    the old buffer to the snapshot.
+    tensors: every variable, by name. They cost nothing until a variable is assigned to. TensorFlow then leaves the old
+    buffer to the snapshot. checksums: of each group of variables, by its name; see weight_check.
     """
 
     tensors: dict[str, tf.Tensor] = field(repr=False)
     progress: Progress
+    checksums: dict[str, int] = field(default_factory=dict)
 
 
 class State:
     """The state of a running training.
 
     average: optim.average.WeightAverage, or None. moving: batch norm's moving statistics, or None if exact statistics
-    are measured instead.
+    are measured instead. noise: the estimates of the noise scale, or None.
     """
 
     def __init__(self, model, optimizer, log_trust_ratios: bool = False, average=None,
-                 moving: MovingStatistics | None = None):
-        self.model, self.optimizer, self.average, self.moving = model, optimizer, average, moving
-        self.totals, self.progress = Totals(), Progress()
+                 moving: MovingStatistics | None = None, noise: NoiseScale | None = None):
+        self.model = model
+        self.optimizer = optimizer
+        self.average = average
+        self.moving = moving
+        self.noise = noise
+        self.totals = Totals()
+        self.progress = Progress()
         self.layers = LayerStatistics(optimizer, model.trainable_variables) if log_trust_ratios else None
         recorded = {"layer_norms": self.layers.variable} if self.layers else {}
-        self.variables = (named("model", model.variables) | named("optimizer", distributed.variables(optimizer))
+        recorded |= {"noise_scale": noise.variable} if noise else {}
+        self.variables = (model_variables(model) | named("optimizer", distributed.variables(optimizer))
                           | named("ema", average.variables if average else []) | recorded
                           | {"totals": self.totals.variable})
         self.start_clock()
@@ -96,8 +127,10 @@ class State:
     def snapshot(self, world: World) -> Snapshot:
         """Returns a snapshot of the current state."""
         self.write_statistics()
+        if self.noise:
+            self.noise.write()
         tensors = {name: v.read_value() for name, v in self.variables.items()}
-        return Snapshot(tensors, replace(self.read_clock(), workers=world.size))
+        return Snapshot(tensors, replace(self.read_clock(), workers=world.size), checksums(tensors))
 
     def broadcast(self, snapshot: Snapshot | None, world: World, root: int = 0) -> int | None:
         """Gives every worker the state of rank `root`: that of its snapshot, or its current one if it has none.
@@ -111,17 +144,17 @@ class State:
         self.progress, is_loaded = world.broadcast((self.progress, snapshot is not None), "progress", root)
         world.broadcast_variables(list(self.variables.values()), root)
         if self.moving:
+            self.moving.keeps_initial = self.progress.keeps_initial
             self.moving.read()
+        if self.noise:
+            self.noise.read()
         self.start_clock()
         return self.progress.workers if is_loaded else None
 
 
-def digest(model) -> str:
-    """Returns 16 hexadecimal digits of the SHA-256 of a model's variables: their names and values, in order."""
-    hashed = hashlib.sha256()
-    for name, variable in named("model", model.variables).items():
-        hashed.update(name.encode() + variable.numpy().tobytes())
-    return hashed.hexdigest()[:16]
+def model_variables(model) -> dict[str, tf.Variable]:
+    """Returns the variables of a model and the normalization of its input, by name."""
+    return named("model", model.variables) | named(INPUT, input_numbers(model))
 
 
 def named(group: str, variables) -> dict[str, tf.Variable]:

@@ -1,4 +1,4 @@
-"""A request to stop: SIGTERM or SIGUSR1 to any worker. All workers stop at the same step."""
+"""A request to stop: SIGTERM, SIGUSR1 or Ctrl-C to any worker. All workers stop at the same step."""
 import os
 import signal
 
@@ -19,8 +19,16 @@ class StopRequest:
         for number in SIGNALS:
             signal.signal(number, self._note)
 
-    def _note(self, *_):
+    def heed(self) -> None:
+        """Training is running. From now on, the first Ctrl-C sets `received`, and a second one ends at once."""
+        self.heeded = True
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it is ignored in the background
+            signal.signal(signal.SIGINT, self._note)
+
+    def _note(self, number, _):
         self.received = True
+        if number == signal.SIGINT:
+            signal.signal(number, signal.default_int_handler)
         if not self.heeded:
             startup.clear()
             complain("stopped on request; there was nothing to save")

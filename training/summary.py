@@ -19,11 +19,11 @@ def milestones(progress: Progress, target_top1: float | None) -> dict:
     """
     if not progress.best:
         return {}
-    found = {"best_top1": progress.best["top1"], "best_epoch": progress.best["epoch"]}
+    best = {"best_top1": progress.best["top1"], "best_epoch": progress.best["epoch"]}
     if target_top1 is None:
-        return found
-    first = next((one for one in progress.records if one["top1"] >= target_top1), {})
-    return found | {"target_top1": target_top1, "epochs_to_target": first.get("epoch"),
+        return best
+    first = next((record for record in progress.records if record["top1"] >= target_top1), {})
+    return best | {"target_top1": target_top1, "epochs_to_target": first.get("epoch"),
                     "seconds_to_target": first.get("seconds")}
 
 

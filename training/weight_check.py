@@ -1,60 +1,83 @@
-"""Whether all workers have the same weights. A fault in a worker's memory would otherwise go unnoticed.
+"""Whether all workers hold the same state. A fault in a worker's memory would otherwise go unnoticed and be saved.
 
-A worker's weights are one number of 36 bits, the weighted sum of their bits. Its digits and their squares are added
-over the workers in the message that an update sends anyway. The digits are equal on all n workers if and only if the
-square of each sum is n times the sum of the squares (Cauchy and Schwarz), so every worker reaches the same verdict. A
-digit has 6 bits, so that float32 adds the squares of 4,096 workers exactly.
+Tensors have a checksum of 64 bits: the sum, modulo 2^64, of each value's bits times an odd number of its position. Sums
+of integers have no order, so it does not depend on threads or devices. An odd number times a single flipped bit is not
+0 modulo 2^64, so that none is lost, and values that change places are found.
 """
-import hashlib
+import functools
+import itertools
 import socket
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
 import tensorflow as tf
 
 from distributed.world import World
-from optim.stacks import stacked, stacks_of
 
-DIGITS, BITS = 6, 6
-MOST_WORKERS = 2 ** 24 // (2 ** BITS - 1) ** 2  # whose squares float32 adds exactly
+PIECE = 2**20  # values that become int64 at once: a large layer as int64 would take gigabytes
+INTEGERS = {1: tf.int8, 2: tf.int16, 4: tf.int32, 8: tf.int64}  # by size in bytes
 SHOWN = 8  # ranks in a message
-DIFFER = "differ from those of"  # in the message about weights that differ
+DIFFER = "differ from"  # in the message about a state that differs
 
 
-def digits(variables, is_checked: tf.Tensor) -> tf.Tensor:
-    """Returns a worker's digits and their squares, to be added over the workers, float32 (2 * DIGITS,).
+def checksum(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns the checksum of the tensors' values, int64 (), computed where they are.
 
-    is_checked: bool, on the host. If it is false, nothing is computed, and all are 0. Each weight's bits are multiplied
-    by an odd number of its variable, so that no flipped bit is lost, and equal changes of two variables do not cancel.
+    Positions are counted on over all tensors. Shapes and names have no influence.
     """
-    @tf.function(autograph=False)
-    def one_in_many():
-        stacks = stacks_of(variables)
-        rows = [tf.reshape(one, [1, -1]) if stack.is_single else one
-                for stack, one in zip(stacks, stacked(stacks, variables), strict=True)]
-        sums = tf.concat([tf.reduce_sum(tf.cast(tf.bitcast(one, tf.int32), tf.int64), axis=1) for one in rows], axis=0)
-        total = tf.reduce_sum(sums * np.arange(1, 2 * len(variables), 2))
-        found = tf.bitwise.bitwise_and(tf.bitwise.right_shift(total, BITS * np.arange(DIGITS)), 2 ** BITS - 1)
-        return tf.cast(tf.concat([found, found ** 2], axis=0), tf.float32)
-
-    return tf.cond(is_checked, one_in_many, lambda: tf.zeros(2 * DIGITS))
+    total, position = tf.zeros([], tf.int64), 0
+    for values in _pieces(tensors):
+        bits = tf.cast(tf.bitcast(values, INTEGERS[values.dtype.size]), tf.int64)
+        total += tf.reduce_sum(bits * (_odd_numbers()[:bits.shape[0]] + 2 * position))
+        position += bits.shape[0]
+    return total
 
 
-def differ(sums: np.ndarray, workers: int) -> bool:
-    """Whether the workers' weights differ. sums: of `digits` over the workers, on the host."""
-    found, squares = np.split(sums.astype(np.int64), 2)
-    return workers <= MOST_WORKERS and bool(np.any(found ** 2 != workers * squares))
+def _pieces(tensors) -> Iterator[tf.Tensor]:
+    """Yields all values in order, as vectors of one dtype with at most PIECE values."""
+    held, size = [], 0
+    for tensor in tensors:
+        flat = tf.reshape(tensor, [-1])
+        for start in range(0, flat.shape[0], PIECE):
+            part = flat if flat.shape[0] <= PIECE else flat[start:start + PIECE]
+            if held and (size + part.shape[0] > PIECE or part.dtype != held[0].dtype):
+                yield tf.concat(held, axis=0)
+                held, size = [], 0
+            held.append(part)
+            size += part.shape[0]
+    if held:
+        yield tf.concat(held, axis=0)
 
 
-def differing_weights(world: World, weights: dict[str, tf.Variable]) -> str:
-    """Returns which ranks have other weights than most, and in which variables. All ranks have to call it."""
-    own = tuple(hashlib.blake2b(variable.numpy().tobytes(), digest_size=8).digest() for variable in weights.values())
-    everyone = world.gather((socket.gethostname(), own), "differing weights")
-    [(usual, count)] = Counter(digests for _, digests in everyone).most_common(1)
-    others = [(rank, host, digests) for rank, (host, digests) in enumerate(everyone) if digests != usual]
-    names = [name for name, *found in zip(weights, usual, *(digests for *_, digests in others), strict=True)
-             if len({*found}) > 1]
-    ranks = ", ".join(f"rank {rank} on {host}" for rank, host, _ in others[:SHOWN])
-    more = f" and {len(others) - SHOWN} more ranks" if len(others) > SHOWN else ""
+@functools.cache
+def _odd_numbers() -> tf.Tensor:
+    return tf.range(1, 2 * PIECE, 2, tf.int64)
+
+
+def checksums(tensors: Mapping[str, tf.Tensor]) -> dict[str, int]:
+    """Returns the checksum of each group, such as `model`. tensors: by name, GROUP/NAME, groups one after another."""
+    return {group: int(checksum([tensors[name] for name in names]))
+            for group, names in itertools.groupby(tensors, key=lambda name: name.partition("/")[0])}
+
+
+def in_hexadecimal(number: int) -> str:
+    """Returns a checksum as 16 hexadecimal digits."""
+    return f"{number % 2**64:016x}"
+
+
+def difference(world: World, tensors: Mapping[str, tf.Tensor]) -> str:
+    """Returns which ranks hold other values than most, if most agree, and in which tensors. All ranks have to call it.
+    """
+    own = tuple(int(checksum([tensor])) for tensor in tensors.values())
+    everyone = world.gather((socket.gethostname(), own), "difference")
+    [(usual, count)] = Counter(checksums for _, checksums in everyone).most_common(1)
+    others = [(rank, host) for rank, (host, checksums) in enumerate(everyone) if checksums != usual]
+    is_majority = 2 * count > world.size  # a tie does not say who is wrong
+    shown = others if is_majority else [(rank, host) for rank, (host, _) in enumerate(everyone)]
+    ranks = ", ".join(f"rank {rank} on {host}" for rank, host in shown[:SHOWN])
+    more = f" and {len(shown) - SHOWN} more ranks" if len(shown) > SHOWN else ""
+    names = [name for name, *values in zip(tensors, *(checksums for _, checksums in everyone), strict=True)
+             if len({*values}) > 1]
     listed = names[0] + (f" and {len(names) - 1} more variables" if len(names) > 1 else "")
-    return f"the weights of {ranks}{more} {DIFFER} {count} workers: {listed}"
+    whom = f"those of {count} workers" if is_majority else "each other"
+    return f"the weights of {ranks}{more} {DIFFER} {whom}: {listed}"

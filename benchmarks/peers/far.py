@@ -32,7 +32,7 @@ PASSES = 3
 @contextlib.contextmanager
 def bigbatch(dataset: Dataset, batch_size: int, fraction: float) -> Iterator[Callable]:
     """Blocks of 64 samples through a window on the local disk, in groups of 16, as train.py reads them."""
-    kept = fraction * sum(int(one[:, 1].sum()) for one in (*dataset.train.entries, *dataset.validation.entries))
+    kept = fraction * sum(int(index[:, 1].sum()) for index in (*dataset.train.entries, *dataset.validation.entries))
     with tempfile.TemporaryDirectory() as place:
         window = Window(window_folder(Path(place), "benchmark"), int(kept), 64 << 20, BLOCK, SEED)
         feed = Feed(dataset.in_window(window), IMAGE_SIZE, "crop_flip", SEED, device=DecoderSettings(threads=THREADS),
@@ -78,8 +78,8 @@ def tf_data(dataset: Dataset, batch_size: int, _) -> Iterator[Callable]:
             entries = index[url.decode()]
             return np.array([content[start + 12:start + size - 4] for start, size in entries.tolist()], object)
 
-        found = tf.numpy_function(download, [url], tf.string)
-        return tf.data.Dataset.from_tensor_slices(tf.ensure_shape(found, [None]))
+        records = tf.numpy_function(download, [url], tf.string)
+        return tf.data.Dataset.from_tensor_slices(tf.ensure_shape(records, [None]))
 
     urls = [str(path) for path in dataset.train.paths]
     index = dict(zip(urls, dataset.train.entries, strict=True))
@@ -89,7 +89,7 @@ def tf_data(dataset: Dataset, batch_size: int, _) -> Iterator[Callable]:
     yield iter(read.batch(batch_size).prefetch(tf.data.AUTOTUNE)).__next__
 
 
-READERS = {one.__name__: one for one in (bigbatch, dali, tf_data)}
+READERS = {reader.__name__: reader for reader in (bigbatch, dali, tf_data)}
 
 
 def main(reader: str, bucket: str, batch_size: int, rate: float, seconds: float, images: float,

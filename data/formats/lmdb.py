@@ -28,13 +28,13 @@ def make_index(path) -> None:
     """Does nothing, because LMDB is its own index."""
 
 
-def write(path, samples: Iterable[tuple[bytes, int]]) -> None:
+def write(path, samples: Iterable[tuple]) -> None:
     import lmdb
 
     with lmdb.open(str(path), map_size=MAP_SIZE, lock=False, sync=False) as database:
         try:
             transaction = database.begin(write=True)
-            for number, (image, label) in enumerate(samples):
+            for number, (image, label, *_) in enumerate(samples):
                 transaction.put(b"%08d" % number, messages.datum(image, label), append=True)
                 if number % BATCH == BATCH - 1:
                     transaction.commit()

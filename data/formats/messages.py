@@ -2,14 +2,17 @@
 from functools import cache
 from pathlib import Path
 
-IMAGE, LABEL = "image/encoded", "image/class/label"  # features of an Example
+IMAGE = "image/encoded"  # features of an Example
+LABEL = "image/class/label"
+NAME = "image/filename"
 
 
 @cache
 def _classes() -> dict:
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
-    pool, schema = descriptor_pool.DescriptorPool(), Path(__file__).with_name("messages.pbtxt").read_text()
+    pool = descriptor_pool.DescriptorPool()
+    schema = Path(__file__).with_name("messages.pbtxt").read_text()
     pool.Add(text_format.Parse(schema, descriptor_pb2.FileDescriptorProto()))
     kinds = pool.FindFileByName("bigbatch.proto").message_types_by_name
     return {name: message_factory.GetMessageClass(kind) for name, kind in kinds.items()}
@@ -26,11 +29,15 @@ def read_datum(value: bytes) -> tuple[bytes, int]:
     return message.data, message.label
 
 
-def example(image: bytes, label: int) -> bytes:
-    """Returns a tf.train.Example with the features of data.formats.tfrecord."""
+def example(image: bytes, label: int, name: str | None = None) -> bytes:
+    """Returns a tf.train.Example with the features of data.formats.tfrecord. name: of the file that the image is from.
+    """
     kinds = _classes()
-    entries = [kinds["Features"].Entry(key=IMAGE, value=kinds["Feature"](bytes_list={"value": [image]})),
-               kinds["Features"].Entry(key=LABEL, value=kinds["Feature"](int64_list={"value": [label]}))]
+    entries = [kinds["Features"].Entry(key=LABEL, value=kinds["Feature"](int64_list={"value": [label]})),
+               kinds["Features"].Entry(key=IMAGE, value=kinds["Feature"](bytes_list={"value": [image]}))]
+    if name is not None:
+        entries.append(kinds["Features"].Entry(key=NAME, value=kinds["Feature"](
+            bytes_list={"value": [name.encode(errors="surrogateescape")]})))
     return kinds["Example"](features={"feature": entries}).SerializeToString()
 
 

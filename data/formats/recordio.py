@@ -4,7 +4,7 @@ A record consists of a magic word, a word with its length and continuation flag,
 four bytes. Data that contains the magic word is split there into several parts. The data consists of a header (flag,
 label, id, id2) and the image.
 """
-import io
+import re
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -26,10 +26,10 @@ def index_path(path) -> Path | RemotePath:
     return located(path).with_suffix(".idx")
 
 
-def write(path, samples: Iterable[tuple[bytes, int]]) -> None:
+def write(path, samples: Iterable[tuple]) -> None:
     offsets = []
     with open(path, "wb") as file:
-        for number, (image, label) in enumerate(samples):
+        for number, (image, label, *_) in enumerate(samples):
             offsets.append(file.tell())
             parts = _split(HEADER.pack(0, label, number, 0) + image)
             for index, part in enumerate(parts):
@@ -47,7 +47,9 @@ def scan(path) -> np.ndarray:
 
     Raises ValueError if the file is damaged or ends inside a record.
     """
-    size, offset, offsets = Path(path).stat().st_size, 0, []
+    size = Path(path).stat().st_size
+    offset = 0
+    offsets = []
     with open(path, "rb") as file:
         while offset < size:
             file.seek(offset)
@@ -67,7 +69,8 @@ def read_index(path) -> np.ndarray:
     the two files is missing.
     """
     path = located(path)
-    size, name = path.stat().st_size, index_path(path)
+    size = path.stat().st_size
+    name = index_path(path)
     try:
         offsets = np.sort(np.array(name.read_bytes().split(), np.int64).reshape(-1, 2)[:, 1])
     except (ValueError, OverflowError):
@@ -78,7 +81,7 @@ def read_index(path) -> np.ndarray:
         raise ValueError(f"{path} is truncated; it has {size} bytes, and its index points beyond its end")
     for offset in map(int, offsets[-1:]):
         with ranges(path) as read:
-            _, end = _read_record(io.BytesIO(read(offset, size)), path, offset)
+            _, end = _parsed(read(offset, size), path, offset)
         if end != size:
             raise ValueError(f"{path} has {size} bytes, but its last record ends at byte {end}; the file is truncated, "
                              "or the index belongs to another file")
@@ -93,12 +96,12 @@ def records(path, index, samples) -> Iterator[tuple[bytes, int]]:
     """Raises ValueError if a record is damaged."""
     with ranges(path) as read:
         for offset, size in index[samples].tolist():
-            data, _ = _read_record(io.BytesIO(read(offset, offset + size)), path, offset)
+            data, _ = _parsed(read(offset, offset + size), path, offset)
             yield _image_and_label(data, f"{path}: the record at byte {offset}")
 
 
 def example(stored: bytes) -> bytes:
-    data, _ = _read_record(io.BytesIO(stored), "it", 0)
+    data, _ = _parsed(stored, "it", 0)
     return messages.example(*_image_and_label(data, "it"))
 
 
@@ -112,11 +115,10 @@ def _image_and_label(data: bytes, name: str) -> tuple[bytes, int]:
 
 
 def reader(slices, scratch: Path, **options):
-    arguments, start, lines = sequential.reader_arguments(slices) | options, 0, []
-    for path, index, _ in slices:
-        lines.append(index[:, 0] + start)
-        start += Path(path).stat().st_size
-    _write_index(scratch / "all.idx", np.concatenate(lines))
+    arguments = sequential.reader_arguments(slices) | options
+    starts = np.cumsum([0, *(Path(path).stat().st_size for path, *_ in slices)])
+    _write_index(scratch / "all.idx", np.concatenate([
+        start + index[:, 0] for start, (_, index, _) in zip(starts, slices, strict=False)]))
 
     def read():
         from nvidia.dali import fn
@@ -128,12 +130,12 @@ def reader(slices, scratch: Path, **options):
 
 def _split(data: bytes) -> list[bytes]:
     """Splits the data at magic words whose offset is a multiple of four, where a reader would look for them."""
-    parts, start, found = [], 0, data.find(MAGIC)
-    while found >= 0:
-        if found % 4 == 0:
-            parts.append(data[start:found])
-            start = found + 4
-        found = data.find(MAGIC, start if found % 4 == 0 else found + 1)
+    parts = []
+    start = 0
+    for match in re.finditer(re.escape(MAGIC), data):
+        if match.start() % 4 == 0:
+            parts.append(data[start:match.start()])
+            start = match.end()
     return [*parts, data[start:]]
 
 
@@ -151,14 +153,13 @@ def _header(path, offset, header) -> tuple[int, int]:
     return word & (1 << LENGTH_BITS) - 1, word >> LENGTH_BITS
 
 
-def _read_record(file, path, offset) -> tuple[bytes, int]:
-    """Returns a record's data and its end offset in `path`. file: begins with the record, which is at `offset` there.
-    """
-    parts, start = [], 0
+def _parsed(stored: bytes, path, offset) -> tuple[bytes, int]:
+    """Returns a record's data and its end in `path`. stored: begins with the record, which is at `offset` there."""
+    parts = []
+    start = 0
     while True:
-        file.seek(start)
-        length, continuation = _header(path, offset + start, file.read(8))
-        parts.append(file.read(length))
+        length, continuation = _header(path, offset + start, stored[start:start + 8])
+        parts.append(stored[start + 8:start + 8 + length])
         if len(parts[-1]) != length:
             raise ValueError(f"{path} is truncated; it ends inside the record at byte {offset}")
         start += 8 + length + -length % 4

@@ -14,9 +14,10 @@ def reader_arguments(slices) -> dict:
     """
     sizes = [len(index) for _, index, _ in slices]
     for number, (path, _, samples) in enumerate(slices):
-        first, last = number == 0, number == len(slices) - 1
-        if len(samples) != samples[-1] - samples[0] + 1 or not (first or samples[0] == 0) or not (
-                last or samples[-1] == sizes[number] - 1):
+        has_gaps = len(samples) != samples[-1] - samples[0] + 1
+        starts_late = number > 0 and samples[0] != 0
+        ends_early = number < len(slices) - 1 and samples[-1] != sizes[number] - 1
+        if has_gaps or starts_late or ends_early:
             raise ValueError(f"{path} can only be read in order and without gaps, file after file")
     return {"path": [str(path) for path, _, _ in slices], "num_shards": sum(sizes), "shard_id": int(slices[0][2][0]),
             "stick_to_shard": False, "name": "reader"}

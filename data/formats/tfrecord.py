@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from data.formats import messages
 from data.formats.messages import IMAGE, LABEL
 from data.remote import RemotePath, located, ranges
 
@@ -18,15 +19,12 @@ def index_path(path) -> Path | RemotePath:
     return path.with_name(f"{path.name}.idx")
 
 
-def write(path, samples: Iterable[tuple[bytes, int]]) -> None:
+def write(path, samples: Iterable[tuple]) -> None:
     import tensorflow as tf
 
     with tf.io.TFRecordWriter(str(path)) as writer:
-        for image, label in samples:
-            features = {IMAGE: tf.train.Feature(bytes_list=tf.train.BytesList(value=[image])),
-                        LABEL: tf.train.Feature(int64_list=tf.train.Int64List(value=[label]))}
-            example = tf.train.Example(features=tf.train.Features(feature=features))
-            writer.write(example.SerializeToString(deterministic=True))
+        for sample in samples:
+            writer.write(messages.example(*sample))
     make_index(path)
 
 
@@ -39,7 +37,9 @@ def scan(path) -> np.ndarray:
 
     Raises ValueError if the file ends inside a record.
     """
-    size, offset, entries = Path(path).stat().st_size, 0, []
+    size = Path(path).stat().st_size
+    offset = 0
+    entries = []
     with open(path, "rb") as file:
         while offset < size:
             file.seek(offset)
@@ -65,8 +65,8 @@ def index_lines(entries: np.ndarray) -> np.ndarray:
     """
     lines = []
     for column, end in zip(entries.T, b" \n", strict=True):
-        digits = len(str(column.max(initial=0)))
-        powers = 10 ** np.arange(digits - 1, -1, -1)
+        width = len(str(column.max(initial=0)))
+        powers = 10 ** np.arange(width - 1, -1, -1)
         lines += [column[:, None] // powers % 10 + ord("0"), np.full((len(column), 1), end)]
     return np.concatenate(lines, axis=1).astype(np.uint8)
 
@@ -78,7 +78,8 @@ def read_index(path) -> np.ndarray:
     if one of the two files is missing.
     """
     path = located(path)
-    size, name = path.stat().st_size, index_path(path)
+    size = path.stat().st_size
+    name = index_path(path)
     try:
         index = np.array(name.read_bytes().split(), np.int64).reshape(-1, 2)
     except (ValueError, OverflowError):
@@ -87,7 +88,8 @@ def read_index(path) -> np.ndarray:
         raise ValueError(f"{name} is not a TFRecord index")
     if len(index) and index.sum(axis=1).max() > size:
         raise ValueError(f"{path} is truncated; it has {size} bytes, and its index points beyond its end")
-    starts, ends = np.sort(index[:, 0]), np.sort(index.sum(axis=1))
+    starts = np.sort(index[:, 0])
+    ends = np.sort(index.sum(axis=1))
     if not np.array_equal(np.append(starts, size), np.insert(ends, 0, 0)):
         raise ValueError(f"{name} is not the index of {path}, which has {size} bytes")
     return index
@@ -127,12 +129,12 @@ def examples(path, index, samples) -> Iterator:
 
 
 def reader(slices, scratch: Path, **options):
-    paths, indexes, start = [str(path) for path, *_ in slices], [], 0
+    paths = [str(path) for path, *_ in slices]
+    indexes = [f"{scratch}/{number}.idx" for number in range(len(slices))]
     lines = index_lines(np.concatenate([index[samples] for _, index, samples in slices]))
-    for number, (*_, samples) in enumerate(slices):
-        indexes.append(f"{scratch}/{number}.idx")
-        lines[start:start + len(samples)].tofile(indexes[-1])
-        start += len(samples)
+    ends = np.cumsum([len(samples) for *_, samples in slices])
+    for index, part in zip(indexes, np.split(lines, ends[:-1]), strict=True):
+        part.tofile(index)
 
     def read():
         from nvidia.dali import fn, tfrecord

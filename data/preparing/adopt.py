@@ -4,6 +4,7 @@ The dataset is TFRecord as TF-slim and NVIDIA write ImageNet (train-00000-of-010
 (folders whose names contain train and val), RecordIO (train*.rec, val*.rec), or one folder of images per class (train/,
 val/).
 """
+import contextlib
 import os
 import tempfile
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from common.files import write_json
 from data import formats
 from data.dataset import Dataset, Split, describe, validation_folder
 from data.formats.tfrecord import IMAGE, LABEL, examples
-from data.preparing.images import Rejected, Rules, added, store
+from data.images import Rejected, Rules, added, store
 from data.preparing.run import moments
 from data.preparing.shards import MEASURED
 from data.preparing.verify import Part, parts, records
@@ -40,6 +41,9 @@ class Seen:
     texts: set[tuple[str, int, str]] = field(default_factory=set)
     histogram: list[int] = field(default_factory=list)
 
+    def __add__(self, other: "Seen") -> "Seen":
+        return Seen(self.labels | other.labels, self.texts | other.texts, added(self.histogram, other.histogram))
+
 
 def adopt(folder: Path, classes_file: Path | None, team: Team) -> int:
     """Adopts a dataset and returns the exit code.
@@ -55,7 +59,8 @@ def adopt(folder: Path, classes_file: Path | None, team: Team) -> int:
     units = [(part, stride if name == "train" else 0) for name, split in splits.items() for part in parts(split)]
     seen = team.work(units, lambda unit: _scan(*unit, folder, team), sum(split.samples for split in splits.values()))
     trained = len(parts(splits["train"]))
-    train, validation = _merged(seen[:trained]), _merged(seen[trained:])
+    train = sum(seen[:trained], Seen())
+    validation = sum(seen[trained:], Seen())
     for line in team.on_rank_0(lambda: _write_description(folder, kind, splits, train, validation, classes_file)):
         team.log(line)
     return 0
@@ -111,13 +116,15 @@ def _index(kind, path) -> int:
 
 def _scan(part: Part, stride: int, folder, team) -> Seen:
     """Collects a part's labels, and measures every `stride`-th record of the split unless `stride` is 0."""
-    seen, before = Seen(), int(part.split.file_starts[part.file])
+    seen = Seen()
+    before = int(part.split.file_starts[part.file])
     for number, label, texts, image in _labelled(part):
         seen.labels.add(label)
         seen.texts |= {(feature, label, text) for feature, text in texts.items()}
         position = before + number
         if stride and position % stride == 0 and position // stride < MEASURED:
-            _measure(image(), seen)
+            with contextlib.suppress(Rejected):  # --verify reports it
+                seen.histogram = added(seen.histogram, store(image(), "", Rules(), measure=True).histogram)
         team.beat(1)
     return seen
 
@@ -134,10 +141,10 @@ def _labelled(part) -> Iterator[tuple]:
         for number in range(part.start, part.stop):
             yield number, int(listing.labels[number]), {}, (part.path / listing.files[number]).read_bytes
     else:
-        for number, found in records(part):
-            if isinstance(found, str):
-                raise UserError(f"--adopt: {part.path}, record {number}: {found}")
-            yield number, found[1], {}, lambda found=found: found[0]
+        for number, record in records(part):
+            if isinstance(record, str):
+                raise UserError(f"--adopt: {part.path}, record {number}: {record}")
+            yield number, record[1], {}, lambda record=record: record[0]
 
 
 def _examples(part) -> Iterator[tuple]:
@@ -146,32 +153,17 @@ def _examples(part) -> Iterator[tuple]:
         for number, features in zip(numbers, examples(part.path, part.split.entries[part.file], numbers), strict=True):
             texts = {name: features[name].bytes_list.value[0].decode(errors="replace") for name in TEXTS
                      if features[name].bytes_list.value}
-            image, label = features[IMAGE].bytes_list.value[0], features[LABEL].int64_list.value[0]
-            yield int(number), label, texts, lambda image=image: image
+            image = features[IMAGE].bytes_list.value[0]
+            yield int(number), features[LABEL].int64_list.value[0], texts, lambda image=image: image
     except ValueError as error:
         raise UserError(f"--adopt: {error}") from None
 
 
-def _measure(image, seen):
-    try:
-        histogram = store(image, "", Rules(), measure=True).histogram
-    except Rejected:  # --verify reports it
-        return
-    seen.histogram = added(seen.histogram, histogram)
-
-
-def _merged(parts_seen) -> Seen:
-    merged = Seen()
-    for part in parts_seen:
-        merged.labels |= part.labels
-        merged.texts |= part.texts
-        merged.histogram = added(merged.histogram, part.histogram)
-    return merged
-
 
 def _write_description(folder, kind, splits, train, validation, classes_file) -> list[str]:
     """Writes dataset.json on rank 0 and returns the lines to print."""
-    least, last = min(train.labels | validation.labels), max(train.labels)
+    least = min(train.labels | validation.labels)
+    last = max(train.labels)
     if least < 0 or last > MOST_CLASSES:
         raise UserError(f"--adopt: the labels in {folder} run from {least} to {last}; they must start at 0 or 1 "
                         f"and be at most {MOST_CLASSES:,}")
@@ -214,7 +206,7 @@ def _named(kind, splits, classes_file) -> tuple[str, ...] | None:
 def _described(texts, labels) -> tuple[str, ...]:
     """Returns the class names from the records' texts if each class has its own, else numbers."""
     for feature in TEXTS:
-        named = [(label, text) for one, label, text in sorted(texts) if one == feature and label in labels]
+        named = [(label, text) for named_by, label, text in sorted(texts) if named_by == feature and label in labels]
         if [label for label, _ in named] == [*labels] and len({text for _, text in named}) == len(named):
             return tuple(text for _, text in named)
     return tuple(map(str, labels))

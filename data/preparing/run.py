@@ -1,4 +1,4 @@
-"""Runs a preparation from plan to dataset.json. Keeps what an earlier run finished; the ranks split the rest."""
+"""Runs a preparation from its flags to dataset.json. Keeps what an earlier run finished; the ranks split the rest."""
 import contextlib
 import hashlib
 import json
@@ -10,54 +10,56 @@ from common.files import locked, write_atomically, write_json
 from data import sources
 from data.balance import check_classes
 from data.dataset import Dataset, Split, describe
-from data.preparing.images import Rules
-from data.preparing.shards import SCRATCH, Plan, Written, finished, shards, write_shard
+from data.images import Rules
+from data.preparing.shards import SCRATCH, Preparation, Written, finished, shards, write_shard
 from data.sources.items import Listed
+from data.sources.source import Source
 from data.team import Team
 
 SMALLEST_STD = 1.0  # images of one colour have a std of 0, and pixels are divided by it
 
 
-def make_plan(options, team: Team) -> tuple[Plan, dict]:
-    """Returns the plan that the flags ask for, and the terms by which a later run recognizes the same plan."""
+def make_preparation(options, team: Team) -> tuple[Preparation, dict]:
+    """Returns the preparation that the flags ask for, and the terms by which a later run recognizes it."""
     if options.source in sources.BUILT_IN:
         source = sources.built_in(options.source)
         name, listing = f"{options.source} {sources.version(options.source)}", ""
     else:
-        source = _listed(options, team)
+        source = _of_folder(options, team)
         check_classes(options.source, source.classes)
         name = str(Path(options.source).absolute())
-        listing = hashlib.sha256(repr(source.classes).encode(errors="surrogateescape")
-                                 + b"".join(items.digest() for items in source.splits.values())).hexdigest()
+        listing = hashlib.sha256(repr(source.classes).encode(errors="surrogateescape") + source.digest).hexdigest()
     rules = Rules(options.resize_shorter, options.verify, options.resize)
-    plan = Plan(source, options.format, source.counts, options.shard_samples, options.seed, rules, options.strict)
+    preparation = Preparation(source, options.format, source.counts, options.shard_samples, options.seed, rules,
+                              options.strict)
     terms = {flag: getattr(options, flag) for flag in (
         "format", "validation_fraction", "resize_shorter", "resize", "verify", "shard_samples", "seed")}
-    return plan, {"source": name} | terms | {"listing": listing}
+    return preparation, {"source": name} | terms | {"listing": listing}
 
 
 def write_built_in(name: str, folder: Path) -> Dataset:
     """Writes a built-in source into an existing, empty folder, in this process alone."""
     source = sources.built_in(name)
-    return run(Plan(source, "tfrecord", source.counts, 0, 0, Rules()), folder, Team(single_process=True), {})[0]
+    return run(Preparation(source, "tfrecord", source.counts, 0, 0, Rules()), folder, Team(single_process=True), {})[0]
 
 
-def run(plan: Plan, folder: Path, team: Team, terms: dict) -> tuple[Dataset | None, list[Written]]:
+def run(preparation: Preparation, folder: Path, team: Team, terms: dict) -> tuple[Dataset | None, list[Written]]:
     """Writes the missing parts of a dataset, dataset.json last. Rank 0 gets the results; the others get (None, [])."""
     with contextlib.ExitStack() as stack:
-        everything = shards(plan)
-        done = team.on_rank_0(lambda: _begin(folder, plan, terms, everything, stack))
+        everything = shards(preparation)
+        done = team.on_rank_0(lambda: _begin(folder, preparation, terms, everything, stack))
         todo = [shard for shard in everything if shard.name not in done]
-        results = team.work(todo, lambda shard: write_shard(plan, shard, folder, team.beat),
+        results = team.work(todo, lambda shard: write_shard(preparation, shard, folder, team.beat),
                             sum(shard.stop - shard.start for shard in todo),
                             lambda shard: _claim(folder / SCRATCH / "claims" / shard.name))
         written = done | dict(zip([shard.name for shard in todo], results, strict=False))
-        dataset = team.on_rank_0(lambda: _end(folder, plan, everything, written))
+        dataset = team.on_rank_0(lambda: _end(folder, preparation, everything, written))
         return (dataset, list(written.values())) if team.rank == 0 else (None, [])
 
 
 def summary(folder: Path, dataset: Dataset, written: list[Written], seconds: float) -> str:
-    images, size = sum(part.samples for part in written), sum(part.bytes for part in written)
+    images = sum(part.samples for part in written)
+    size = sum(part.bytes for part in written)
     rejected = sum(len(part.rejected) for part in written)
     files = len(dataset.train.paths) + len(dataset.validation.paths)
     return (f"{folder}: {dataset.train.samples:,} training and {dataset.validation.samples:,} validation images of "
@@ -67,7 +69,8 @@ def summary(folder: Path, dataset: Dataset, written: list[Written], seconds: flo
             + (" (rejected.jsonl)" if rejected else ""))
 
 
-def _listed(options, team) -> Listed:
+def _of_folder(options, team) -> Source | Listed:
+    from data.sources.idx import idx, is_idx
     from data.sources.image_folder import image_folder
     from data.sources.imagenet import imagenet, is_imagenet
 
@@ -82,10 +85,15 @@ def _listed(options, team) -> Listed:
             raise UserError("--validation_fraction: ImageNet's tar files already contain validation images; remove "
                             "this flag")
         return imagenet(source, team)
+    if team.on_rank_0(lambda: is_idx(source)):
+        if options.validation_fraction or options.resize_shorter or options.resize:
+            raise UserError(f"--source: {source} contains IDX files, which are stored as they are; remove "
+                            "--validation_fraction, --resize_shorter and --resize")
+        return idx(source)
     return image_folder(source, options.validation_fraction, options.seed, team)
 
 
-def _begin(folder, plan, terms, everything, stack) -> dict[str, Written]:
+def _begin(folder, preparation, terms, everything, stack) -> dict[str, Written]:
     """Creates a folder or reopens an unfinished one, on rank 0, and returns the finished shards.
 
     `stack` holds the lock that keeps out a second run.
@@ -107,8 +115,7 @@ def _begin(folder, plan, terms, everything, stack) -> dict[str, Written]:
         if leftover.is_dir():
             shutil.rmtree(leftover)
     (scratch / "claims").mkdir()
-    found = {shard.name: finished(folder, shard) for shard in everything}
-    return {name: written for name, written in found.items() if written}
+    return {shard.name: written for shard in everything if (written := finished(folder, shard))}
 
 
 def _claim(path) -> bool:
@@ -133,21 +140,23 @@ def _agree(path, terms, folder):
     write_json(path, terms, durable=True)
 
 
-def _end(folder, plan, everything, written) -> Dataset:
+def _end(folder, preparation, everything, written) -> Dataset:
     """Describes the finished shards, on rank 0. Raises UserError if no image of a split could be used."""
-    splits, rejected = {}, []
-    for split in plan.counts:
+    splits = {}
+    rejected = []
+    for split in preparation.counts:
         names = [shard.name for shard in everything if shard.split == split]
         rejected += [row for name in names for row in written[name].rejected]
         kept = [name for name in names if written[name].samples]
         if not kept:
-            raise UserError(f"none of the {plan.counts[split]} {split} images could be used; for example, "
+            raise UserError(f"none of the {preparation.counts[split]} {split} images could be used; for example, "
                             f"{': '.join(rejected[-1])}")
-        splits[split] = Split(plan.format, tuple(folder / name for name in kept),
+        splits[split] = Split(preparation.format, tuple(folder / name for name in kept),
                               tuple(written[name].samples for name in kept))
-    mean, std = (plan.source.mean, plan.source.std) if not isinstance(plan.source, Listed) else moments(
+    source = preparation.source
+    mean, std = (source.mean, source.std) if not isinstance(source, Listed) else moments(
         [sum(column) for column in zip(*(part.histogram for part in written.values() if part.histogram), strict=True)])
-    dataset = Dataset(folder, plan.format, plan.source.classes, **splits, mean=mean, std=std)
+    dataset = Dataset(folder, preparation.format, source.classes, **splits, mean=mean, std=std)
     if rejected:
         rows = (json.dumps({"name": name, "reason": reason}) + "\n" for name, reason in rejected)
         write_atomically(folder / "rejected.jsonl", "".join(rows), durable=True)
@@ -161,7 +170,8 @@ def moments(histogram: list[int]) -> tuple[tuple[float, ...], tuple[float, ...]]
 
     The computation uses integers as far as possible.
     """
-    mean, std = [], []
+    mean = []
+    std = []
     for start in (0, 256, 512):
         part = histogram[start:start + 256]
         count = sum(part) or 1

@@ -1,11 +1,10 @@
 """Shards, the unit of work. Each is written to a scratch folder with its index and checksums, then renamed into place.
 
-A shard is a function of the plan alone. It does not matter which rank writes it, or when.
+A shard is a function of the preparation alone. It does not matter which rank writes it, or when.
 """
 import json
 import shutil
 import tempfile
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -16,8 +15,8 @@ import numpy as np
 from common.errors import UserError, one_line
 from common.files import flush, write_json
 from data import formats
-from data.dataset import checksums_path
-from data.preparing.images import Rejected, Rules, Stored, added, store
+from data.dataset import checksum_line, checksums_path
+from data.images import Rejected, Rules, Stored, added, store
 from data.sources.items import Items, Listed
 from data.sources.source import Source
 
@@ -27,7 +26,7 @@ MEASURED = 256  # training images used for mean and standard deviation
 
 
 @dataclass(frozen=True)
-class Plan:
+class Preparation:
     """Everything that the written bytes depend on. counts: samples of each split, including rejected ones."""
 
     source: Source | Listed
@@ -64,14 +63,15 @@ class Written:
     histogram: list[int] = field(default_factory=list)
 
 
-def shards(plan: Plan) -> list[Shard]:
-    suffix, found = formats.get(plan.format).SUFFIX, []
-    for split, count in plan.counts.items():
-        size = plan.shard_samples or (SHARD_SAMPLES if isinstance(plan.source, Listed) else count)
+def shards(preparation: Preparation) -> list[Shard]:
+    suffix = formats.get(preparation.format).SUFFIX
+    shards = []
+    for split, count in preparation.counts.items():
+        size = preparation.shard_samples or (SHARD_SAMPLES if isinstance(preparation.source, Listed) else count)
         total = max(1, -(-count // size))
-        found += [Shard(split, f"{split}-{number:05d}-of-{total:05d}{suffix}", number * size,
-                        min((number + 1) * size, count)) for number in range(total)]
-    return found
+        shards += [Shard(split, f"{split}-{number:05d}-of-{total:05d}{suffix}", number * size,
+                         min((number + 1) * size, count)) for number in range(total)]
+    return shards
 
 
 def finished(folder: Path, shard: Shard) -> Written | None:
@@ -83,19 +83,21 @@ def finished(folder: Path, shard: Shard) -> Written | None:
     return written if not written.samples or (folder / shard.name).exists() else None
 
 
-def write_shard(plan: Plan, shard: Shard, folder: Path, beat: Callable[[int], None]) -> Written:
+def write_shard(preparation: Preparation, shard: Shard, folder: Path, beat: Callable[[int], None]) -> Written:
     """Writes one shard. Calls `beat(1)` after each sample, which may raise.
 
     The result is put in place before the data, so that a shard whose data is in place is finished.
     """
-    written, checksums = Written(), []
+    written = Written()
+    checksums = []
     scratch = Path(tempfile.mkdtemp(prefix=f"{shard.name}.", dir=folder / SCRATCH))
     try:
         path = scratch / shard.name
-        formats.get(plan.format).write(path, _recorded(samples(plan, shard, written, beat), written, checksums))
+        pairs = images_and_labels(preparation, shard, written, beat)
+        formats.get(preparation.format).write(path, _recorded(pairs, written, checksums))
         if written.samples:
-            _finish(path, plan.format, written.samples, checksums)
-            for part in (checksums_path(path), formats.get(plan.format).index_path(path)):
+            _finish(path, preparation.format, written.samples, checksums)
+            for part in (checksums_path(path), formats.get(preparation.format).index_path(path)):
                 if part:
                     part.replace(folder / part.name)
         write_json(_result_path(folder, shard), vars(written))  # not durable: without it, the shard is written again
@@ -106,35 +108,39 @@ def write_shard(plan: Plan, shard: Shard, folder: Path, beat: Callable[[int], No
     return written
 
 
-def samples(plan: Plan, shard: Shard, written: Written, beat) -> Iterator[tuple[bytes, int]]:
-    """Yields the (encoded image, label) pairs of a shard. Records in `written` what was done to them."""
-    source = plan.source.splits[shard.split]
+def images_and_labels(preparation: Preparation, shard: Shard, written: Written, beat) -> Iterator[tuple]:
+    """Yields the (encoded image, label) pairs of a shard, or (encoded image, label, name) if they come from files.
+
+    Records in `written` what was done to them.
+    """
+    source = preparation.source.splits[shard.split]
     if not isinstance(source, Items):
         for sample in islice(source(), shard.start, shard.stop):
             yield sample
             beat(1)
         return
-    order = shuffled(plan, shard.split)
-    measured = max(1, plan.counts["train"] // MEASURED) if shard.split == "train" else 0
+    order = shuffled(preparation, shard.split)
+    measured = max(1, preparation.counts["train"] // MEASURED) if shard.split == "train" else 0
     for position in range(shard.start, shard.stop):
         number = int(order[position])
         measure = measured and position % measured == 0 and position // measured < MEASURED
         try:
-            stored = _stored(source, number, plan.rules, measure)
+            stored = _stored(source, number, preparation.rules, measure)
         except Rejected as error:
-            if plan.strict:
+            if preparation.strict:
                 raise UserError(f"{source.names[number]}: {error} (--strict)") from None
             written.rejected.append((source.names[number], str(error)))
         else:
             _count(stored, written)
-            yield stored.encoded, int(source.labels[number])
+            yield stored.encoded, int(source.labels[number]), source.names[number]
         beat(1)
 
 
-def shuffled(plan: Plan, split: str) -> np.ndarray:
+def shuffled(preparation: Preparation, split: str) -> np.ndarray:
     """Returns the order in which a split's items are written, a function of the seed."""
-    random = np.random.Generator(np.random.Philox(np.random.SeedSequence([plan.seed, list(plan.counts).index(split)])))
-    return random.permutation(plan.counts[split])
+    seeds = np.random.SeedSequence([preparation.seed, list(preparation.counts).index(split)])
+    random = np.random.Generator(np.random.Philox(seeds))
+    return random.permutation(preparation.counts[split])
 
 
 def _stored(items, number, rules, measure) -> Stored:
@@ -151,18 +157,18 @@ def _count(stored, written):
     written.histogram = added(written.histogram, stored.histogram)
 
 
-def _recorded(pairs, written, checksums):
-    for image, label in pairs:
+def _recorded(samples, written, checksums):
+    for sample in samples:
         written.samples += 1
-        written.bytes += len(image)
-        checksums.append(f"{zlib.crc32(image):08x} {label}\n")
-        yield image, label
+        written.bytes += len(sample[0])
+        checksums.append(checksum_line(*sample))
+        yield sample
 
 
 def _finish(path, format_, count, checksums):
     """Checks that all samples were written (a full disk may show late), and flushes the files to disk."""
-    if (found := len(formats.get(format_).read_index(path))) != count:
-        raise UserError(f"{path.name}: only {found} of {count} samples were written; check the free disk space")
+    if (read := len(formats.get(format_).read_index(path))) != count:
+        raise UserError(f"{path.name}: only {read} of {count} samples were written; check the free disk space")
     checksums_path(path).write_text("".join(checksums))
     for file in (path / "data.mdb" if path.is_dir() else path, checksums_path(path)):
         flush(file)

@@ -1,14 +1,14 @@
 """Checks each record of a prepared dataset: the checksum stored at preparation, and whether the image decodes."""
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from common.errors import UserError
-from data.dataset import Split, checksums_path, open_dataset
-from data.preparing.images import Rejected, check
+from data.dataset import Split, checksums_path, file_name, open_dataset
+from data.images import Rejected, check
 from data.team import Team, error_message
 
 PART = 1024  # records
@@ -57,7 +57,8 @@ def records(part: Part) -> Iterator[tuple[int, tuple[bytes, int] | str]]:
 
     Continues after a bad record.
     """
-    entries, start = part.split.entries[part.file], part.start
+    entries = part.split.entries[part.file]
+    start = part.start
     while start < part.stop:
         try:
             for pair in part.split.kind.records(part.path, entries, np.arange(start, part.stop)):
@@ -77,63 +78,56 @@ def _opened(folder):
 
 
 def _check(part, dataset, team) -> list[tuple[str, str]]:
-    rows, checksums = [], _checksums(part)
-    for number, found in records(part):
-        reason = found if isinstance(found, str) else (
-            _checksum_differs(checksums, number, *found) or _label_is_none(found[1], dataset) or _undecodable(found[0]))
-        if reason:
+    rows = []
+    checksum_problem = _checksum_check(part)
+    for number, record in records(part):
+        if isinstance(record, str):
+            problem = record
+        else:
+            problem = checksum_problem(number, *record) or _other_problem(*record, dataset)
+        if problem:
             name = part.path.relative_to(dataset.folder)
+            source = file_name(part.path, number)
             rows.append((f"{part.path}/{part.split.entries[part.file].files[number]}" if dataset.format == "folder" else
-                         f"{name}, record {number}", reason))
+                         f"{name}, record {number}", f"{source}: {problem}" if source else problem))
         team.beat(1)
     return rows
 
 
-def _checksums(part):
-    """Returns the checksums of a file: the lines stored at preparation, TFRecord's own, or None if there are none."""
+def _checksum_check(part) -> Callable[[int, bytes, int], str | None]:
+    """Returns a function of (record number, image, label) that returns what is wrong with the record's checksum.
+
+    The checksums are the lines stored at preparation, or else those that TFRecord stores with each record.
+    """
     kept = checksums_path(part.path)
     if kept.exists():
         lines = kept.read_text(errors="replace").splitlines()
         if len(lines) != part.split.file_samples[part.file]:
             raise UserError(f"{kept} has {len(lines)} checksums for {part.split.file_samples[part.file]} records; "
                             "prepare the dataset again")
-        return lines
-    return _TensorFlows(part) if part.split.format == TENSORFLOWS_OWN else None
+        return lambda number, image, label: None if f"{lines[number]} ".startswith(
+            f"{zlib.crc32(image):08x} {label} ") else (
+            "its checksum differs from the one stored at preparation")
+    if part.split.format != TENSORFLOWS_OWN:
+        return lambda number, image, label: None
+    import tensorflow as tf
+    from tensorflow.python.lib.io import tf_record
 
+    reader = tf_record.tf_record_random_reader(str(part.path))
 
-class _TensorFlows:
-    """The checksums that TFRecord stores with each record."""
-
-    def __init__(self, part):
-        from tensorflow.python.lib.io import tf_record
-
-        self.reader, self.entries = tf_record.tf_record_random_reader(str(part.path)), part.split.entries[part.file]
-
-    def differs(self, number) -> bool:
-        import tensorflow as tf
-
+    def of_tensorflow(number, image, label):
         try:
-            self.reader.read(int(self.entries[number][0]))
+            reader.read(int(part.split.entries[part.file][number][0]))
         except (tf.errors.DataLossError, IndexError):
-            return True
-        return False
+            return "its checksum differs"
+        return None
+
+    return of_tensorflow
 
 
-def _checksum_differs(checksums, number, image, label) -> str | None:
-    if isinstance(checksums, _TensorFlows):
-        return "its checksum differs" if checksums.differs(number) else None
-    if checksums is not None and checksums[number] != f"{zlib.crc32(image):08x} {label}":
-        return "its checksum differs from the one stored at preparation"
-    return None
-
-
-def _label_is_none(label, dataset) -> str | None:
+def _other_problem(image, label, dataset) -> str | None:
     if not 0 <= label - dataset.first_label < len(dataset.classes):
         return f"there is no class for its label {label}"
-    return None
-
-
-def _undecodable(image) -> str | None:
     try:
         check(image)
     except Rejected as error:

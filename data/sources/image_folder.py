@@ -48,7 +48,7 @@ def _layout(source, fraction) -> tuple[dict[str, Path], tuple[str, ...]]:
     if not validation:
         if not fraction:
             raise UserError(f"--source: {source} has no val/ or validation/; give the fraction of each class to use "
-                            "for validation, such as --validation_fraction=0.1")
+                            f"for validation, such as --validation_fraction={class_folders.suggested_fraction(train)}")
         return {"train": train}, tuple(classes)
     if unknown := sorted(set(class_folders.class_names(validation)) - set(classes)):
         raise UserError(f"--source: class {unknown[0]!r} has a folder in {validation.name}/ but not in train/")

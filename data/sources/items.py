@@ -62,6 +62,11 @@ class Listed:
     def counts(self) -> dict[str, int]:
         return {split: len(items) for split, items in self.splits.items()}
 
+    @property
+    def digest(self) -> bytes:
+        """A hash that identifies the listing of all splits."""
+        return b"".join(items.digest() for items in self.splits.values())
+
 
 def files(folder: str, names: list[str], labels) -> Items:
     """Lists the files of a folder, each of which is an image."""

@@ -12,7 +12,7 @@ class Source:
 
     classes: names in label order. splits: for train and validation, a function that returns the (encoded image, label)
     pairs in the order in which they are written. counts: number of samples of each split. mean, std: of the pixels, 0
-    to 255, (red, green, blue), three equal numbers for grey.
+    to 255, (red, green, blue), three equal numbers for grey. digest: a hash of what was read from the user's files.
     """
 
     classes: tuple[str, ...]
@@ -20,12 +20,13 @@ class Source:
     counts: dict[str, int]
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
+    digest: bytes = b""
 
 
-def encode_grey(pixels: np.ndarray) -> bytes:
-    """Encodes grey pixels of 0 to 255, (height, width), as JPEG."""
+def encode_grey(pixels: np.ndarray, format: str = "JPEG") -> bytes:
+    """Encodes grey pixels of 0 to 255, (height, width), as JPEG, or without loss as PNG."""
     from PIL import Image
 
     encoded = io.BytesIO()
-    Image.fromarray(np.clip(np.round(pixels), 0, 255).astype(np.uint8)).save(encoded, "JPEG", quality=95)
+    Image.fromarray(np.clip(np.round(pixels), 0, 255).astype(np.uint8)).save(encoded, format, quality=95)
     return encoded.getvalue()

@@ -12,7 +12,10 @@ cancel the job goes to standard error.
   --workers-per-node N         workers per node. Default: one per GPU
   --time LIMIT                 time limit, as for sbatch
   --signal-before SECONDS      save and requeue the job this long before the time limit. Default: 180
-  --partition P, --account A   as for sbatch
+  --partition P, --account A, --qos Q, --gres G, --constraint C, --mem M and the like
+                               as for sbatch
+  --cpus-per-task N, --cpus-per-gpu N
+                               as for sbatch; the job then shares its nodes. Otherwise it has them alone
   --sbatch=OPTION              any other option for sbatch. Can be repeated
   --array 0-2                  submit one job per seed, or per run of a sweep if RECIPE is SWEEP/%a.flags, which
                                \`python -m experiments.sweep --dry_run\` writes
@@ -26,7 +29,8 @@ RECIPE is a file of flags, or its name in launch/recipes. The script and the out
 to runs/slurm-JOB (or --output_dir), and the output of the other ranks to runs/slurm-JOB-logs/."
 
 nodes='' gpus='' workers='' signal_before=180 array='' launcher=auto no_preflight='' image='' mounts=''
-options=()
+options=() exclusive=yes
+[ $# -gt 0 ] || { echo "$usage" >&2 && exit 2; }
 take_dry_run "$@"
 set -- "${words[@]}"
 while [ $# -gt 0 ]; do
@@ -46,16 +50,20 @@ while [ $# -gt 0 ]; do
         --launcher) launcher=$value ;;
         --container-image) image=$value ;;
         --container-mounts) mounts=$value ;;
-        --time | --partition | --account) options+=("$option=$value") ;;
+        --cpus-per-task | --cpus-per-gpu) exclusive='' && options+=("$option=$value") ;;
+        --time | --partition | --account | --qos | --gres | --constraint | --mem | --mem-per-cpu | --mem-per-gpu | \
+            --nodelist | --exclude | --reservation | --dependency | --begin | --nice | --licenses | --switches | --tmp | \
+            --comment | --mail-type | --mail-user | --export) options+=("$option=$value") ;;
         --sbatch) options+=("$value") ;;
         *) fail 2 "there is no option $option; see --help, and put the flags of train.py after the recipe" ;;
     esac
 done
-workers=${workers:-$gpus}
+workers=${workers:-${gpus##*:}}
 for number in "--nodes:$nodes" "--gpus-per-node or --workers-per-node:$workers" "--signal-before:$signal_before"; do
     [[ "${number##*:}" =~ ^[1-9][0-9]*$ ]] || fail 2 "${number%:*} takes a number, not '${number##*:}'"
 done
-[[ "$gpus" =~ ^[0-9]*$ ]] || fail 2 "--gpus-per-node takes a number, not '$gpus'"
+[[ "$gpus" =~ ^([A-Za-z][A-Za-z0-9_.-]*:)?[0-9]*$ ]] ||
+    fail 2 "--gpus-per-node takes a number, or TYPE:NUMBER such as a100:4, not '$gpus'"
 [[ "$launcher" =~ ^(auto|mpirun|srun)$ ]] || fail 2 "--launcher takes auto, mpirun or srun, not '$launcher'"
 [ $# -gt 0 ] || fail 2 "the recipe is missing; see --help"
 [[ "$1" != *%a.flags || "$array" =~ ^[0-9] ]] || fail 2 "$1 needs --array, such as --array=0-2"
@@ -91,7 +99,8 @@ quoted() {
 {
     echo "#!/usr/bin/env bash"
     printf '#SBATCH %s\n' "--job-name=$(quoted "$name")" "--nodes=$nodes" "--ntasks-per-node=$workers" \
-        "--signal=B:USR1@$signal_before" --requeue --open-mode=append --exclusive
+        "--signal=B:USR1@$signal_before" --requeue --open-mode=append \
+        ${exclusive:+--exclusive}
     [ "${gpus:-0}" = 0 ] || echo "#SBATCH --gpus-per-node=$gpus"
     [ -z "$array" ] || echo "#SBATCH --array=$array"
     folder=${script%/*}

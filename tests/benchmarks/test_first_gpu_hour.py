@@ -16,7 +16,7 @@ from experiments import benchmark
 SCRIPT = ROOT / "benchmarks" / "first_gpu_hour.sh"
 # Runs instead of Python, mpirun and nvidia-smi: writes its command line, and does nothing.
 RECORDS = """#!/bin/sh
-echo "${TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT-0} ${0##*/} $*" >>"${0%/*}/commands"
+echo "${HOROVOD_ENABLE_ASYNC_COMPLETION-1} ${0##*/} $*" >>"${0%/*}/commands"
 case "$*" in *--count) echo $GPUS ;; esac
 """
 
@@ -45,7 +45,7 @@ def test_each_kind_runs_on_cpus_and_what_fails_stops_nothing_else(tmp_path):
     assert "1 passed" in (tmp_path / "tests.txt").read_text()
     assert "bigbatch LARS, weight decay" in (tmp_path / "optimizer_step.txt").read_text()
     [*alone, exchanged] = [json.loads((tmp_path / f"{name}.json").read_text())["rows"][0] for name in (
-        "speed-float32-32-xla-false", "persistent", "exchange-2-ring-fp16")]
+        "speed-float32-32-xla-false", "transposing", "exchange-2-ring-fp16")]
     assert all(row["images_per_second"] > 0 and row["workers"] == 1 for row in alone)
     assert exchanged["workers"] == 2 and exchanged["compression"] == "fp16" and exchanged["images_per_second"] > 0
     assert all(path.read_text().startswith("$ '") for path in tmp_path.glob("*.log"))
@@ -57,7 +57,7 @@ def test_the_commands_for_gpus_have_flags_that_their_programs_take(tmp_path, gpu
     out = tmp_path / "out"
     done = launch(out, "DATA", GPUS=str(gpus), **stand_ins(tmp_path))
     assert done.returncode == 0, done.stderr
-    steps, decoding = [], []
+    steps, waits, decoding = [], [], []
     for line in (tmp_path / "commands").read_text().splitlines():
         words = shlex.split(line)
         if "experiments.benchmark" in words:
@@ -66,17 +66,19 @@ def test_the_commands_for_gpus_have_flags_that_their_programs_take(tmp_path, gpu
             if values.global_batch_size:
                 workers = int(words[words.index("-np") + 1])
                 assert [*values.global_batch_size] == [str(workers * values.micro_batch_size)]
-                steps.append((words[0], workers, values.precision, values.micro_batch_size, values.xla,
-                              values.allreduce, values.compression))
+                waits.append(words[0] == "0")
+                steps.append((values.persistent_batch_norm, workers, values.precision, values.micro_batch_size,
+                              values.xla, values.allreduce, values.compression))
             else:
                 assert values.data_dir == "DATA"
                 decoding.append((values.dali_device, values.hw_decoder_load))
-    speed = [("0", 1, precision, size, xla, "ring", "none") for precision in ("mixed_float16", "float32",
+    speed = [(True, 1, precision, size, xla, "ring", "none") for precision in ("mixed_float16", "float32",
              "mixed_bfloat16") for size in (64, 128, 256) for xla in ("false", "true", "auto")]
     usual = ("mixed_float16", 256, "false")
-    exchange = [("0", 1, *usual, "ring", "none"), *(("0", 8, *usual, *how) for how in (
-        ("ring", "none"), ("torus", "none"), ("ring", "fp16")))]
-    assert steps == [*speed, ("1", 1, *usual, "ring", "none"), *(exchange if gpus > 1 else [])]
+    exchange = [(True, 1, *usual, "ring", "none"), *((True, 8, *usual, *how) for how in (
+        ("ring", "none"), ("torus", "none"), ("ring", "fp16"), ("ring", "none")))]
+    assert steps == [*speed, (False, 1, *usual, "ring", "none"), *(exchange if gpus > 1 else [])]
+    assert waits == [*[False] * (len(steps) - 1), gpus > 1]
     assert decoding == [("cpu", 0.65), ("gpu", 0), ("gpu", 0.65), ("gpu", 0.9)]
     assert len([*out.glob("*.json")]) == len(steps) + len(decoding)
 
@@ -86,7 +88,7 @@ def test_sizes_and_precisions_are_chosen(tmp_path):
     assert launch(out, GPUS="1", SIZES="16 32", PRECISIONS="float32", **stand_ins(tmp_path)).returncode == 0
     assert {path.stem for path in out.glob("speed-*.json")} == {
         f"speed-float32-{size}-xla-{xla}" for size in (16, 32) for xla in ("false", "true", "auto")}
-    assert "'--micro_batch_size=32' '--precision=float32'" in (out / "persistent.log").read_text()
+    assert "'--micro_batch_size=32' '--precision=float32'" in (out / "transposing.log").read_text()
 
 
 def test_a_stop_ends_the_command_and_the_script(tmp_path):

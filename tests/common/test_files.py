@@ -1,5 +1,6 @@
 """Folders in places where other users write, too."""
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+from common import files
 from common.errors import UserError
 from common.files import is_on_network, private_folder, scratch_folder
 
@@ -65,6 +67,14 @@ def test_the_next_process_removes_the_scratch_folders_of_killed_ones(shared_disk
         with scratch_folder(shared_disk) as second:  # the first one is in use
             assert {*shared_disk.iterdir()} == {folder, second}
     assert list(shared_disk.iterdir()) == []
+
+
+def test_two_that_remove_the_same_folder_leave_nothing(shared_disk, killed, monkeypatch):
+    """Another process removes it when this one has seen it and is about to lock it."""
+    killed(shared_disk)
+    monkeypatch.setattr(files, "_is_own_folder", lambda left: shutil.rmtree(left) or True)
+    with scratch_folder(shared_disk) as folder:
+        assert list(shared_disk.iterdir()) == [folder]
 
 
 def test_what_is_not_ours_is_left_alone(shared_disk, as_another_user):

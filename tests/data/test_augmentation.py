@@ -12,7 +12,7 @@ from PIL import Image
 from data import augmentation, pipeline
 from data.augmentation import AUGMENTATIONS, COLUMNS, Augmentation, random_numbers
 from data.pipeline import DecoderSettings
-from data.randomness import uniforms
+from data.randomness import Purpose, uniforms
 
 SIZES = np.array([[375, 500], [500, 375], [32, 32], [100, 1000], [1000, 90], [1, 1], [3, 400], [227, 256]], np.float32)
 
@@ -30,19 +30,19 @@ def columns(rows):
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
 def test_numbers_follow_from_the_position(name):
-    rows = random_numbers(AUGMENTATIONS[name], 224, seed=3, start=0, positions=np.arange(200))
+    rows = random_numbers(AUGMENTATIONS[name], 224, seed=3, positions=np.arange(200))
     assert rows.dtype == np.float32 and rows.shape == (200, sum(COLUMNS.values()))
     for position in (1, 7, 100, 199):
-        [row] = random_numbers(AUGMENTATIONS[name], 224, 3, position, np.arange(1))
+        [row] = random_numbers(AUGMENTATIONS[name], 224, 3, position + np.arange(1))
         np.testing.assert_array_equal(row, rows[position])
     some = np.array([150, 3, 77])
-    np.testing.assert_array_equal(random_numbers(AUGMENTATIONS[name], 224, 3, 0, some), rows[some])
-    assert (random_numbers(AUGMENTATIONS[name], 224, 4, 0, np.arange(200)) != rows).any(axis=1).all()
+    np.testing.assert_array_equal(random_numbers(AUGMENTATIONS[name], 224, 3, some), rows[some])
+    assert (random_numbers(AUGMENTATIONS[name], 224, 4, np.arange(200)) != rows).any(axis=1).all()
     assert len(np.unique(rows, axis=0)) == 200
 
 
 def test_numbers_lie_where_they_should():
-    numbers = columns(random_numbers(AUGMENTATIONS["nnabla"], 224, 0, 0, np.arange(20_000)))
+    numbers = columns(random_numbers(AUGMENTATIONS["nnabla"], 224, 0, np.arange(20_000)))
     numbers["log_contrast"], numbers["log_shorter"] = np.log(numbers["contrast"]), np.log(numbers["shorter"])
     for name, low, high in (("area", 0, 1), ("offset", 0, 1), ("noise_offset", 0, 1), ("brightness", -25.5, 25.5),
                             ("log_contrast", -np.log(1.1), np.log(1.1)), ("noise", 0, 25.5),
@@ -92,7 +92,8 @@ def test_sonys_augmentation_against_numpy(tmp_path, monkeypatch):
         "image": {"mean": [0, 0, 0], "std": [1, 1, 1]}}))
     with Feed(open_dataset(tmp_path), size, "nnabla", 7).train(0, 1, count, count) as batches:
         found, samples = next(batches)[0].numpy().astype(np.float64), batches.samples
-    u, channels = uniforms(7, 1, 0, np.arange(count), 16), uniforms(7, 3, 0, np.arange(count), 8)
+    u = uniforms(7, Purpose.AUGMENTATION, np.arange(count), 16)
+    channels = uniforms(7, Purpose.CHANNELS, np.arange(count), 8)
     for result, sample, one, three in zip(found, samples, u, channels, strict=True):
         picture = pictures[sample].astype(np.float64)
         height, width = picture.shape[:2]
@@ -133,7 +134,7 @@ def dali_parts(recipe, sizes, rows):
     with graph:
         sides, numbers = (fn.external_source(source=itertools.repeat(list(values)), batch=True)
                         for values in (sizes, rows))
-        graph.set_outputs(*pipeline.crop_window(sides, pipeline.by_name(numbers) if recipe.random else None, recipe))
+        graph.set_outputs(*pipeline.crop(sides, pipeline.by_name(numbers) if recipe.random else None, recipe))
     graph.build()
     return [np.array(output.as_array()) for output in graph.run()]
 
@@ -141,8 +142,8 @@ def dali_parts(recipe, sizes, rows):
 @pytest.mark.parametrize("name", AUGMENTATIONS)
 def test_the_part_that_is_decoded_against_numpy(name):
     recipe = AUGMENTATIONS[name]
-    sizes = np.repeat(SIZES, 50, axis=0)
-    rows = random_numbers(recipe, 224, 5, 0, np.arange(len(sizes)))
+    sizes = np.repeat(SIZES, 200, axis=0)
+    rows = random_numbers(recipe, 224, 5, np.arange(len(sizes)))
     numbers, shorter = columns(rows.astype(np.float64)), sizes.min(axis=1, keepdims=True).astype(np.float64)
     if recipe.area:
         pixels = sizes.astype(np.float64).prod(axis=1)
@@ -166,14 +167,14 @@ def test_the_part_that_is_decoded_against_numpy(name):
 
 
 def test_resnets_crop_is_224_of_256_to_480():
-    rows = random_numbers(AUGMENTATIONS["resnet"], 224, 0, 0, np.arange(4000))
+    rows = random_numbers(AUGMENTATIONS["resnet"], 224, 0, np.arange(4000))
     _, size = dali_parts(AUGMENTATIONS["resnet"], np.repeat(SIZES[:1], 4000, axis=0), rows)
     sides = 224 * 375 / size[:, 0]  # what the shorter side was made, where 224 pixels were taken
     assert 255 < sides.min() < 258 and 476 < sides.max() < 482 and abs(np.median(sides) - 368) < 6
 
 
 def test_colours_lie_along_the_principal_components():
-    colours = columns(random_numbers(AUGMENTATIONS["resnet"], 224, 0, 0, np.arange(50_000)))["colour"]
+    colours = columns(random_numbers(AUGMENTATIONS["resnet"], 224, 0, np.arange(50_000)))["colour"]
     colours = colours.astype(np.float64)
     axes, scales = augmentation.COLOUR_AXES, 255 * 0.1 * augmentation.COLOUR_SCALES
     np.testing.assert_allclose(np.cov(colours.T), axes @ np.diag(scales ** 2) @ axes.T, rtol=0.03, atol=0.01)
@@ -193,7 +194,7 @@ def test_a_colour_is_added_to_every_pixel(digits):
             patch.setitem(AUGMENTATIONS, "resnet", recipe)
             with Feed(open_dataset(digits), 24, "resnet", 3).train(0, 1, 64, 64) as batches:
                 pictures.append(next(batches)[0].numpy().astype(np.float64))
-    colour = columns(random_numbers(AUGMENTATIONS["resnet"], 24, 3, 0, np.arange(64)))["colour"][:, None, None]
+    colour = columns(random_numbers(AUGMENTATIONS["resnet"], 24, 3, np.arange(64)))["colour"][:, None, None]
     expected = np.clip(pictures[0] + colour, 0, 255)
     assert np.abs(pictures[1] - expected).max() <= 0.51 and np.abs(colour).max() > 5
 
@@ -220,7 +221,7 @@ def test_validation_takes_the_centre():
     graph = Pipeline(batch_size=1, num_threads=1, device_id=None)
     with graph:
         sides = fn.external_source(source=itertools.repeat([SIZES[0]]), batch=True)
-        graph.set_outputs(*pipeline.crop_window(sides, None, AUGMENTATIONS["alexnet"]))
+        graph.set_outputs(*pipeline.crop(sides, None, AUGMENTATIONS["alexnet"]))
     graph.build()
     assert [np.array(output.as_array()).tolist() for output in graph.run()] == [[[21, 84]], [[333, 333]]]
 
@@ -242,10 +243,10 @@ def test_the_graph_for_a_gpu(name):
     from nvidia.dali import fn
 
     recipe = AUGMENTATIONS[name]
-    pipe = pipeline.build_pipeline(
-        lambda: (fn.external_source(name="encoded"), fn.external_source(name="label")),
-        (lambda: fn.external_source(name="numbers")) if recipe.random else None,
-        batch_size=4, image_size=32, augmentation=recipe, first_label=1, device=DecoderSettings("gpu", 0, 2, 0.9))
+    readers = pipeline.Readers(lambda: (fn.external_source(name="encoded"), fn.external_source(name="label")),
+                               (lambda: fn.external_source(name="numbers")) if recipe.random else None)
+    pipe = pipeline.build_pipeline(readers, pipeline.Transform(32, recipe, DecoderSettings("gpu", 0, 2, 0.9)), 4,
+                                   first_label=1)
     assert [edge.device for edge in pipe._graph_out] == ["gpu", "gpu"]
     found = operators(pipe)
     on_gpu = {"WarpAffine"} if recipe.warp else {"Resize"} | ({"Flip"} if recipe.flip else set())
@@ -269,11 +270,11 @@ def test_a_gpu_makes_nearly_the_same_pictures(digits, name):
 
 def test_a_worker_generates_the_numbers_of_its_own_samples_alone():
     """The bits are those of one long draw; the memory is that of the worker's part."""
-    bits = np.random.Philox(key=np.random.SeedSequence([7, 1]).generate_state(2, np.uint64)).advance(11 * 4)
+    bits = np.random.Philox(key=np.random.SeedSequence([7, 0, 3]).generate_state(2, np.uint64)).advance(11 * 4)
     everything = np.random.Generator(bits).random((960, 16))
     positions = np.concatenate([np.arange(start, start + 6) for start in (900, 12, 18, 480)])
-    np.testing.assert_array_equal(uniforms(7, 1, 11, positions, 16), everything[positions])
+    np.testing.assert_array_equal(uniforms(7, Purpose.AUGMENTATION, 11 + positions, 16), everything[positions])
     tracemalloc.start()
-    uniforms(7, 1, 0, 1024 * np.arange(1000), 16)
+    uniforms(7, Purpose.AUGMENTATION, 1024 * np.arange(1000), 16)
     assert tracemalloc.get_traced_memory()[1] < 1e6  # all numbers would be 131 MB
     tracemalloc.stop()

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import UserError
-from data import formats, order
+from data import formats
 from data.dataset import Split, open_dataset
 from data.formats import folder, messages, recordio
 
@@ -71,8 +71,8 @@ def test_dali_reads_on_from_any_position(name, tmp_path):
         wanted = [39, 3, 38, 3, *wanted]
     else:
         with pytest.raises(ValueError, match="file after file"):
-            kind.reader(order.file_slices(split, np.array([3, 20, 4])), tmp_path)
-    read = kind.reader(order.file_slices(split, np.array(wanted)), tmp_path)
+            kind.reader(split.slices(np.array([3, 20, 4])), tmp_path)
+    read = kind.reader(split.slices(np.array(wanted)), tmp_path)
     assert dali_reads(read, len(wanted)) == [written[number] for number in wanted]
 
 

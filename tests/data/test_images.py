@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from data.preparing.images import READ, Rejected, Rules, store
+from data.images import READ, Rejected, Rules, store
 
 pillow_heif.register_heif_opener()
 

@@ -12,7 +12,7 @@ from data.mixing import COLUMNS, Mixing, label_weight, mixed, partners
 
 
 def rows(mixing, count=20_000, size=32, seed=5, start=0):
-    return mixing.random_numbers(size, seed, start, np.arange(count))
+    return mixing.random_numbers(size, seed, start + np.arange(count))
 
 
 def test_pairs_share_their_numbers_which_depend_on_seed_and_position_alone():
@@ -21,9 +21,9 @@ def test_pairs_share_their_numbers_which_depend_on_seed_and_position_alone():
     np.testing.assert_array_equal(everything[::2], everything[1::2])
     assert len(np.unique(everything[::2], axis=0)) == 200
     some = np.array([20, 21, 6, 7, 398, 399])
-    np.testing.assert_array_equal(mixing.random_numbers(32, 5, 0, some), everything[some])
-    np.testing.assert_array_equal(mixing.random_numbers(32, 5, 13, np.arange(50)),
-                                  mixing.random_numbers(32, 5, 3, np.arange(10, 60)))  # a pair can start anywhere
+    np.testing.assert_array_equal(mixing.random_numbers(32, 5, some), everything[some])
+    np.testing.assert_array_equal(mixing.random_numbers(32, 5, 13 + np.arange(50)),
+                                  mixing.random_numbers(32, 5, 3 + np.arange(10, 60)))  # a pair can start anywhere
     assert (rows(mixing, 400, seed=6) != everything).any(axis=1).mean() > 0.99
 
 

@@ -18,13 +18,15 @@ from common.errors import UserError
 from data import order, remote
 from data.dataset import open_dataset
 from data.remote import Missing, RemoteError, RemotePath
+from data.window import REQUESTS
 from tests.rigs.trainings import wait_for
 from tests.rigs.web import serving, tag
 
 pytestmark = pytest.mark.trainings
 
 BLOCK = 15
-FLAGS = (DIGITS, "--model=convnet", "--epochs=3", "--deterministic", f"--shuffle_block={BLOCK}", "--shuffle_group=4")
+FLAGS = (DIGITS, "--model=convnet", "--epochs=3", "--batch_norm_span=auto", "--deterministic",
+         f"--shuffle_block={BLOCK}", "--shuffle_group=4")
 BLOCKS = sum(-(-size // BLOCK) for size in (500, 400, 537, 353))
 
 
@@ -94,7 +96,13 @@ def test_a_window_keeps_what_is_read_again_soonest(server, tmp_path):
     assert 0.9 * fetched <= sum(row["fetched"] for row in written) <= fetched  # the rest was read ahead at the end
     blocks, hits = 6 * sum(-(-number // BLOCK) for number in (500, 400, 537)), sum(row["hits"] for row in written)
     assert 0.2 * blocks < hits <= blocks - sum(row["requests"] for row in written)
-    assert os.listdir(tmp_path / "disk" / f"bigbatch-{os.getuid()}") == []
+    assert window_files(tmp_path / "disk") == {"reserved", "train", "validation"}
+
+
+def window_files(place) -> set[str]:
+    """The names in the only folder that this user has in a --stage_dir."""
+    folder, = (place / f"bigbatch-{os.getuid()}").iterdir()
+    return {*os.listdir(folder)}
 
 
 def is_idle(process: psutil.Process, seconds=0.5) -> bool:
@@ -132,7 +140,7 @@ def test_two_workers_share_what_one_fetches(server, from_disk, tmp_path):
     assert len(data_requests(server)) == BLOCKS
 
 
-def test_a_killed_training_leaves_an_empty_folder_and_resumes_to_the_bit(server, from_disk, tmp_path):
+def test_a_killed_training_leaves_its_window_and_resumes_to_the_bit(server, from_disk, tmp_path):
     flags = (*FLAGS, f"--data_dir={server.url}/tfrecord", f"--stage_dir={tmp_path}/disk", "--stage_gb=1",
              "--checkpoint_every=0.3")
     process = start(tmp_path / "run", 1, flags)
@@ -143,9 +151,13 @@ def test_a_killed_training_leaves_an_empty_folder_and_resumes_to_the_bit(server,
     worker.kill()
     process.wait()
     psutil.wait_procs(writers, 20)
-    assert os.listdir(tmp_path / "disk" / f"bigbatch-{os.getuid()}") == []
+    assert window_files(tmp_path / "disk") <= {"reserved", "train", "validation"}
     train(*flags, f"--output_dir={tmp_path}/run")
     assert losses(tmp_path / "run") == losses(from_disk)
+    requests = len(data_requests(server))
+    assert requests <= BLOCKS + REQUESTS  # those under way at the kill are asked for again
+    train(*flags, f"--output_dir={tmp_path}/again")
+    assert len(data_requests(server)) == requests
 
 
 def test_evaluation_and_plan_take_addresses(server, from_disk, tmp_path):
@@ -232,7 +244,7 @@ def test_a_record_with_another_checksum_is_named(server, digit_records, tmp_path
 @pytest.mark.parametrize(("flags", "problem"), [
     (["--data_dir={url}/nothing"], "nothing/dataset.json does not exist"),
     (["--data_dir={url}/tfrecord", "--shuffle_group=0"], "--shuffle_group"),
-    (["--data_dir={url}/tfrecord", "--order=file"], "--order=file is for LMDB and RecordIO"),
+    (["--data_dir={url}/tfrecord", "--order=file", "--shuffle_group=0"], "--order=file is for LMDB and RecordIO"),
     (["--data_dir={lmdb}", "--stage_dir={disk}", "--stage_gb=1"], "cannot be fetched one by one"),
     (["--data_dir={url}/tfrecord", "--stage_gb=1"], "--stage_gb needs --stage_dir"),
 ])
@@ -279,6 +291,13 @@ def test_a_bucket(server, from_disk, tmp_path, monkeypatch):
     finally:
         server_.kill()
         server_.wait()
+
+
+def test_a_bucket_without_credentials_is_one_line_at_once(monkeypatch):
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")  # as on a machine without a role
+    done = run("python", 1, ROOT / "train.py", *FLAGS, "--data_dir=s3://digits/a set")
+    line, = done.stderr.splitlines()
+    assert done.returncode == 1 and "AWS_ACCESS_KEY_ID" in line and "127.0.0.1" not in line
 
 
 def test_a_group_has_runs_of_consecutive_samples_and_each_sample_comes_once(in_format):

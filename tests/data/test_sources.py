@@ -51,7 +51,7 @@ def folder_case(name, folder):
             return ["--validation_fraction=0.5"], "has a single class, 'cat', so there is nothing to learn"
         case "no validation":
             fill(folder, 2)
-            return [], "--validation_fraction=0.1"
+            return [], "--validation_fraction=0.2"
         case "validation twice":
             fill(folder / "train", 2)
             fill(folder / "validation", 2, 50)

@@ -6,14 +6,16 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from conftest import ROOT
+from conftest import ROOT, SmallDisk
 
 from data import order, spool
 from data.dataset import ORDERS, Split, open_dataset
 from data.feed import Feed
 from data.mixing import Mixing
+from data.spool_writer import write_file
 from tests.rigs.plans import plan
 
+PAGE = 4096  # bytes
 SPOOLED = ("lmdb", "recordio")
 
 
@@ -57,6 +59,23 @@ def test_the_layout_by_hand():
     assert (layout.files, layout.kept_files) == (3, 2)
     assert layout.entries(0).tolist() == [[0, 312], [312, 212]]
     assert [layout.visit(read) for read in (0, 1, 2, 9, 10, 13, 25)] == [0, 0, 1, 2, 3, 4, 6 + 1]
+
+
+def test_a_disk_that_is_full_leaves_no_hole(in_format, monkeypatch):
+    """It lacks a page for the last records. A process that reads a hole of a mapped file is killed by SIGBUS then."""
+    split = open_dataset(in_format("lmdb")).train
+    with SmallDisk("size=1m") as disk:
+        for size in range(8_000, 16_000, 250):
+            monkeypatch.setattr(spool, "FIRST_FILE", size)
+            layout = spool.Layout(split, np.arange(split.samples), disk.path, kept=1, room=1 << 30)
+            pages = -(-int(layout.entries(0)[-1].sum()) // PAGE)
+            disk.remount(f"size={(pages - 1) * PAGE}")
+            with pytest.raises(OSError, match="No space left"):
+                write_file(layout, 0, None)
+            assert not layout.path(0).exists()
+            disk.remount(f"size={pages * PAGE}")
+            write_file(layout, 0, None)
+            layout.path(0).unlink()
 
 
 def test_it_takes_little_space_and_dali_opens_nothing_that_is_not_there(in_format, small_files, monkeypatch):

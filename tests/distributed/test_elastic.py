@@ -1,17 +1,26 @@
 """Elastic training under horovodrun: a worker is killed, one joins; the recipe stays and every sample is read."""
+import base64
 import contextlib
+import hmac
+import http.client
 import json
 import os
+import pickle
+import socketserver
+import struct
 import subprocess
+import threading
+import urllib.error
+import urllib.request
 from types import SimpleNamespace
 
 import psutil
 import pytest
 from conftest import ROOT, TINY, environment, launcher, printed_json, rows, run, train, worker_of
 
+from plan import flags
 from tests.rigs.bn_train import PROGRAM
-from tests.rigs.trainings import newest_step, wait_for
-from training import flags
+from tests.rigs.trainings import differences, newest_step, wait_for
 from training.run import Training
 from training.state import Progress
 
@@ -22,6 +31,7 @@ class Elastic:
     """A training under an elastic horovodrun; hosts: names for this machine, one for each worker."""
 
     def __init__(self, folder, hosts, *flags):
+        folder.mkdir(exist_ok=True)
         self.folder, self._hosts = folder / "run", folder / "hosts"
         self.offer(hosts)
         script = folder / "discover.sh"
@@ -42,18 +52,23 @@ class Elastic:
         part.replace(self._hosts)
 
     def worker(self, rank):
-        return self._worker("HOROVOD_RANK", str(rank))
+        return worker_of(self._started("HOROVOD_RANK", str(rank)))
 
     def worker_on(self, host):
         """One of a host's; horovodrun may give ranks to either host first."""
-        return self._worker("HOROVOD_HOSTNAME", host)
+        return worker_of(self._started("HOROVOD_HOSTNAME", host))
 
-    def _worker(self, variable, value):
+    def server(self):
+        """The address and port at which horovodrun listens."""
+        variables = self._started("HOROVOD_RANK", "0").environ()
+        return f"{variables['HOROVOD_GLOO_RENDEZVOUS_ADDR']}:{variables['HOROVOD_GLOO_RENDEZVOUS_PORT']}"
+
+    def _started(self, variable, value):
         for process in psutil.Process(self.launcher.pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):  # one that has just ended
                 with_python = process.name().startswith("python") and str(PROGRAM) in process.cmdline()
                 if with_python and process.environ().get(variable) == value:
-                    return worker_of(process)
+                    return process
         raise AssertionError(f"no worker with {variable}={value}")
 
     def reach(self, step):
@@ -101,7 +116,7 @@ def test_a_worker_that_is_lost_after_a_rollback_does_not_undo_it(tmp_path):
 
 def test_a_rollback_outranks_the_steps_before_it(tmp_path):
     """A worker was lost while all committed a rollback: one has committed it, another not yet, and a third is new."""
-    training = Training(flags.parse(["train.py", f"--output_dir={tmp_path}"]), None, None, None, None)
+    training = Training(flags.parse(["train.py", f"--output_dir={tmp_path}"]), None, None, None, None, None)
     training._recovery = SimpleNamespace(committed=SimpleNamespace(progress=Progress(step=12, rollbacks=1)))
 
     def root_among(others_and) -> int | None:
@@ -118,7 +133,7 @@ def test_a_rollback_outranks_the_steps_before_it(tmp_path):
 def test_a_torus_that_loses_a_worker_gets_another_grid(tmp_path):
     """Horovod gives up the whole host of the worker that is lost: of 3x2 there are four left."""
     training = Elastic(tmp_path, ["localhost"] * 4 + ["127.0.0.1"] * 2, "--epochs=200", "--batch_size=144",
-                       "--allreduce=torus", "--torus_grid=3x2", "--compression=fp16")
+                       "--allreduce=torus", "--torus_grid=3x2", "--compression=fp16", "--batch_norm_span=auto")
     training.reach(12)
     before = json.loads((training.folder / "plan.json").read_text())
     assert before["workers"] == 6 and before["exchange"]["grid"] == [3, 2]
@@ -132,13 +147,13 @@ def test_a_torus_that_loses_a_worker_gets_another_grid(tmp_path):
     assert training.launcher.wait(120) == 1 and training.log.read_text().count("stopped on request") == 4
 
 
-UNEVEN = ("--micro_batch_size=32", "--model=bn_convnet", "--image_size=16", "--deterministic=same_workers",
+UNEVEN = ("--micro_batch_size=32", "--model=bn_convnet", "--image_size=16", "--deterministic",
           "--log_trust_ratios")
 
 
 @pytest.mark.launchers
 def test_workers_that_do_not_divide_the_batch_have_its_mean(tmp_path):
-    """Three workers share four micro-batches: each step has the loss of one worker that has them all."""
+    """Three workers share four micro-batches, and make the bits of one worker that has them all."""
     training = Elastic(tmp_path, ["localhost"] * 3, "--epochs=1", *UNEVEN)
     summary, _ = training.end()
     phase, = json.loads((training.folder / "plan.json").read_text())["phases"]
@@ -147,17 +162,20 @@ def test_workers_that_do_not_divide_the_batch_have_its_mean(tmp_path):
     assert printed_json(evaluated)["val_loss"] == pytest.approx(summary["val_loss"], rel=1e-3)
     alone = tmp_path / "alone"
     train(*FLAGS[1:], *UNEVEN, "--epochs=1", f"--output_dir={alone}", program=PROGRAM)
+    assert differences(training.folder, alone) == []
     ours, theirs = (rows(folder, "steps.jsonl") for folder in (training.folder, alone))
     assert len(ours) == len(theirs) == 11
-    for one, other in zip(ours[:6], theirs[:6], strict=True):
-        assert one["loss"] == pytest.approx(other["loss"], rel=3e-5) and one["top1"] == pytest.approx(other["top1"])
-    ours, theirs = (rows(folder, "trust_ratios.jsonl")[0]["layers"] for folder in (training.folder, alone))
-    for name, (_, gradient, _) in ours.items():  # of one step; rounding grows with each
-        assert gradient == pytest.approx(theirs[name][1], rel=0.02), name
+    assert [(one["loss"], one["top1"]) for one in ours] == [(one["loss"], one["top1"]) for one in theirs]
+    compressed = Elastic(tmp_path / "compressed", ["localhost"] * 3, "--epochs=1", *UNEVEN, "--compression=fp16",
+                         "--allreduce=torus", "--torus_grid=3x1")
+    compressed.end()
+    assert [row["loss"] for row in rows(compressed.folder, "steps.jsonl")] == pytest.approx(
+        [row["loss"] for row in theirs], rel=1e-3)
 
 
 @pytest.mark.launchers
 def test_a_worker_is_lost_and_the_rest_do_not_divide_the_batch(tmp_path):
+    """The result has the bits of one worker alone."""
     training = Elastic(tmp_path, ["localhost"] * 3 + ["127.0.0.1"], "--epochs=8", *UNEVEN, "--model=convnet")
     training.reach(22)
     training.worker_on("127.0.0.1").kill()
@@ -165,6 +183,8 @@ def test_a_worker_is_lost_and_the_rest_do_not_divide_the_batch(tmp_path):
     assert summary["world_size"] == 3 and "on 3 workers instead of 4" in log
     assert [row["samples"] for row in rows(training.folder)] == [
         -(-epoch * 1437 // 128) * 128 for epoch in range(1, 8)] + [8 * 1437 // 128 * 128]
+    train(*FLAGS[1:], *UNEVEN, "--model=convnet", "--epochs=8", f"--output_dir={tmp_path}/alone", program=PROGRAM)
+    assert differences(training.folder, tmp_path / "alone") == []
 
 
 @pytest.mark.launchers
@@ -183,3 +203,59 @@ def test_horovodrun_without_the_flag_is_an_error():
     finally:
         del os.environ["HOROVOD_ELASTIC"]
     assert done.returncode == 2 and "add --elastic" in done.stderr
+
+
+class Exploit:
+    """An object whose pickle creates a file where it is loaded."""
+
+    def __init__(self, path):
+        self._path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self._path),)
+
+
+def answers(response: bytes, key: bytes, probed: threading.Event) -> socketserver.TCPServer:
+    """A server on this machine that answers whoever asks it with a pickle signed with the key, as Horovod's do."""
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self):
+            self.rfile.read(1)
+            probed.set()
+            self.wfile.write(hmac.digest(key, response, "sha256") + struct.pack("i", len(response)) + response)
+
+    server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+def put(where, value) -> int:
+    request = urllib.request.Request(f"http://{where}", data=base64.b64encode(pickle.dumps(value)), method="PUT")
+    try:
+        return urllib.request.urlopen(request, timeout=20).status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+@pytest.mark.launchers
+def test_who_reaches_the_ports_of_elastic_training_cannot_run_code(tmp_path):
+    """CVE-2024-10190: horovodrun unpickles what anyone PUTs there, and what the addresses found in it answer."""
+    training = Elastic(tmp_path, ["localhost"], "--epochs=10000")
+    training.reach(12)
+    server = training.server()
+    assert put(f"{server}/worker_addresses/localhost:0", Exploit(tmp_path / "put")) == 400
+    key, probed = b"k" * 32, threading.Event()
+    with answers(pickle.dumps(Exploit(tmp_path / "answered")), key, probed) as theirs:
+        with contextlib.suppress(http.client.RemoteDisconnected):  # without a valid answer, it drops the request
+            put(f"{server}/worker_addresses/localhost:9", ({"lo": [theirs.server_address]}, key))
+        assert probed.wait(20)
+        theirs.shutdown()
+    with pytest.raises(urllib.error.HTTPError, match="404"):  # the key with which messages to a worker are signed
+        urllib.request.urlopen(f"http://{server}/worker_addresses/localhost:0")
+    assert not (tmp_path / "put").exists() and not (tmp_path / "answered").exists()
+    listening = {connection.laddr.ip for process in (training.launcher.pid, training.worker(0).pid)
+                 for connection in psutil.Process(process).net_connections("tcp") if connection.status == "LISTEN"}
+    assert listening == {"127.0.0.1"}
+    training.reach(newest_step(training.folder) + 20)
+    training.worker(0).terminate()
+    assert training.launcher.wait(120) == 1 and training.log.read_text().count("stopped on request") == 1
+

@@ -1,12 +1,13 @@
 """Which GPUs a worker takes, and that none stays idle without a word."""
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
 from conftest import DIGITS, ROOT, TINY, run
 
 from common.errors import UserError
-from distributed import gpus
+from distributed import gpus, world
 from distributed.world import World
 from tests.rigs.gpus import gpu, pretend
 
@@ -96,6 +97,46 @@ def test_gpus_that_tensorflow_cannot_use_end_a_training_in_a_line(tmp_path, monk
         assert "Traceback" not in done.stderr and not (tmp_path / "run").exists()
     else:
         assert json.loads(done.stdout)["epochs"] == 1
+
+
+SEES_A_GPU = """
+import sys
+import train
+from distributed import world
+world._usable_gpus = lambda device: ["GPU"] * (device != "cpu")
+train.main(sys.argv)
+"""
+
+
+def test_plain_train_py_names_the_micro_batch_that_fits(tmp_path, monkeypatch):
+    """The training itself fails, because there is no GPU."""
+    monkeypatch.setenv("PATH", pretend(tmp_path, [gpu(0)])["PATH"])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for flags, found in (([], ["--micro_batch_size=256"]), (["--micro_batch_size=128"], []), (["--device=cpu"], [])):
+        done = run("python", 1, "-c", SEES_A_GPU, *QUICK, "--batch_size=1024", "--dali_device=gpu",
+                   f"--output_dir={tmp_path}", *flags)
+        lines = [line for line in done.stderr.splitlines() if "larger micro-batches" in line]
+        assert [flag in line for line in lines for flag in found] == [True] * len(found) == [True] * len(lines)
+
+
+@pytest.mark.parametrize(("memory", "local_size", "limit"), [
+    (16160, 2, 16160 - 3072), (81559, 1, 81559 - 3072), (4096, 1, None), (16160, 4, None)])  # two on each GPU
+def test_tensorflow_leaves_memory_to_dali(memory, local_size, limit, tmp_path, monkeypatch):
+    """A stand-in for TensorFlow's list of GPUs and its configuration of them, which needs GPUs."""
+    monkeypatch.setenv("PATH", pretend(tmp_path, [gpu(n, memory__total=memory) for n in range(2)])["PATH"])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    gpus._nvidia_smi.cache_clear()
+    devices, limits = [SimpleNamespace(name=f"/physical_device:GPU:{number}") for number in range(2)], []
+    monkeypatch.setattr(world, "_usable_gpus", lambda device: devices)
+    monkeypatch.setattr(world.hvd, "local_rank", lambda: 0)
+    monkeypatch.setattr(world.hvd, "local_size", lambda: local_size)
+    monkeypatch.setattr(world.tf.config, "set_visible_devices", lambda *_: None)
+    monkeypatch.setattr(world.tf.config.experimental, "set_memory_growth", lambda *_: None)
+    monkeypatch.setattr(world.tf.config, "set_logical_device_configuration",
+                        lambda device, virtual: limits.append(*(one.memory_limit for one in virtual)))
+    assert world._own_gpu("auto") == 0
+    gpus._nvidia_smi.cache_clear()
+    assert limits == [limit] * bool(limit)
 
 
 def test_without_gpus_a_device_that_is_asked_for_is_an_error():

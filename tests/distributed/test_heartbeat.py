@@ -1,10 +1,13 @@
-"""A frozen worker is named and the job ends; a job that was frozen as a whole goes on."""
+"""A frozen worker is named and the job ends; a job that was frozen as a whole goes on. A worker that hangs is named."""
+import re
 import signal
 
 import psutil
 import pytest
-from conftest import run, start, trainers
+from conftest import DIGITS, ROOT, TINY, run, start, trainers, worker_of
 
+from distributed import heartbeat
+from distributed.world import World
 from tests.rigs.trainings import newest_step, wait_for
 
 FLAGS = ("--model=convnet", "--epochs=1000", "--checkpoint_every=1")
@@ -20,6 +23,51 @@ def test_a_frozen_worker_is_named_and_the_job_ends(rank, tmp_path):
     assert launcher.wait(180) == 1
     log = (tmp_path / "run.log").read_text()
     assert f"worker {rank} (" in log and f"process {workers[rank].pid}) has not answered for 20 s" in log
+    _, alive = psutil.wait_procs(workers, timeout=60)
+    assert not alive
+
+
+ASYNCHRONOUS = f"""
+import runpy, sys
+from tensorflow.python.eager import context, executor
+from distributed import heartbeat
+from training import build
+
+class Queued:
+    def __init__(self, parts):
+        self.step, self.queue = made(parts), executor.new_executor(True)
+        self.get_concrete_function = self.step.get_concrete_function
+
+    def __call__(self, *arguments):
+        context.context().executor, before = self.queue, context.context().executor
+        try:
+            return self.step(*arguments)
+        finally:
+            context.context().executor = before
+
+made, build.make_train_step, heartbeat.LIMIT = build.make_train_step, Queued, 5.0
+sys.argv[0] = "{ROOT / 'train.py'}"
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.launchers
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_dead_worker_is_named_where_the_host_waits_for_results_only(rank, tmp_path):
+    """As on GPUs with HOROVOD_ENABLE_ASYNC_COMPLETION: steps are launched, and no exchange tells the host of an error.
+
+    An asynchronous executor of TensorFlow stands for the GPU's queue. A worker that is stopped is as silent as one
+    whose host is gone; a launcher would end the job at once if the process alone were.
+    """
+    (tmp_path / "asynchronous_train.py").write_text(ASYNCHRONOUS)
+    launcher = start(tmp_path / "run", 2, (DIGITS, *TINY, "--epochs=1000", "--checkpoint_every=1"),
+                     tmp_path / "asynchronous_train.py")
+    wait_for(lambda: newest_step(tmp_path / "run") >= 12, launcher)
+    workers = trainers(launcher)
+    workers[rank].send_signal(signal.SIGSTOP)
+    assert launcher.wait(120) == 1
+    log = (tmp_path / "run.log").read_text()
+    assert f"process {workers[rank].pid}) has not answered for 5 s; the job ends" in log
     _, alive = psutil.wait_procs(workers, timeout=60)
     assert not alive
 
@@ -93,3 +141,82 @@ beat.stop()
     done = run("mpirun", 2, "-c", program)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.splitlines() == ["0 True True"] * 2
+
+
+STALLING = f"""
+import runpy, sys
+from data import spool
+from distributed import heartbeat
+
+heartbeat.STALLED, heartbeat.INTERVAL = 4.0, 0.1
+spool.FIRST_FILE, spool.LARGEST_FILE, spool.AHEAD, spool.FIRST_SAMPLES = 4096, 16384, 32768, 8
+sys.argv[0] = "{ROOT / 'train.py'}"
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.launchers
+def test_a_worker_whose_reader_hangs_is_named_once_and_training_goes_on(in_format, tmp_path):
+    """The processes that copy its samples for DALI are stopped, twice."""
+    (tmp_path / "stalling_train.py").write_text(STALLING)
+    launcher = start(tmp_path / "run", 2, (DIGITS, *TINY, "--epochs=1000", "--checkpoint_every=1",
+                                           f"--data_dir={in_format('lmdb')}"), tmp_path / "stalling_train.py")
+
+    def named():
+        return re.findall(r"no progress for 4 s at step (\d+): worker 1 \(\S+, process (\d+)\) is waiting for data\n",
+                          (tmp_path / "run.log").read_text())
+
+    for times in (1, 2):
+        step = newest_step(tmp_path / "run")
+        wait_for(lambda step=step: newest_step(tmp_path / "run") >= step + 12, launcher)
+        [_, worker] = trainers(launcher)
+        writers = [worker_of(process) for process in worker.children() if "data.spool_writer" in process.cmdline()]
+        assert writers
+        for writer in writers:
+            writer.suspend()
+        wait_for(lambda times=times: len(named()) == times, launcher)
+        for writer in writers:
+            writer.resume()
+    step = newest_step(tmp_path / "run")
+    wait_for(lambda: newest_step(tmp_path / "run") >= step + 12, launcher)
+    launcher.terminate()
+    launcher.wait(60)
+    log = (tmp_path / "run.log").read_text()
+    assert len(named()) == 2 and {int(process) for _, process in named()} == {worker.pid}, log[-3000:]
+    assert "worker 0 (" not in log and int(named()[0][0]) < int(named()[1][0])
+
+
+def reports(*states) -> dict:
+    """What rank 0 has heard: (what a worker does, for how many seconds), ..."""
+    return {rank: heartbeat.Report(f"node{rank}", 10 + rank, 7, *state) for rank, state in enumerate(states)}
+
+
+OTHERS, DATA = (heartbeat.OTHERS, 61.0), (heartbeat.DATA, 61.0)
+COMPILES, EVALUATES = ("computing", 300.0), ("evaluating", 300.0)
+
+
+@pytest.mark.parametrize(("states", "named"), [
+    ([OTHERS, DATA, OTHERS], "worker 1 (node1, process 11) is waiting for data"),
+    ([DATA], "worker 0 (node0, process 10) is waiting for data"),
+    ([("computing", 70.0), DATA], "worker 1 (node1, process 11) is waiting for data"),
+    ([OTHERS, OTHERS, ("computing", 70.0)], "worker 2 (node2, process 12) is computing"),
+    ([("writing a checkpoint", 80.0), OTHERS], "worker 0 (node0, process 10) is writing a checkpoint"),
+    ([OTHERS, OTHERS], f"worker 0 (node0, process 10) is {heartbeat.OTHERS}; worker 1 (node1, process 11) is "
+                       f"{heartbeat.OTHERS}"),
+    ([OTHERS] + [DATA] * 10, "; ".join(f"worker {rank} (node{rank}, process {10 + rank}) is waiting for data"
+                                       for rank in range(1, 9)) + "; and 2 more workers"),
+    ([COMPILES, COMPILES, COMPILES], None),
+    ([EVALUATES, EVALUATES], None),
+    ([OTHERS, ("computing", 59.0)], None),
+    ([COMPILES, (heartbeat.OTHERS, 59.0)], None),
+    ([(heartbeat.DATA, 59.0), (heartbeat.DATA, 1.0)], None),
+])
+def test_who_is_named_after_a_minute(states, named, capsys):
+    beat = heartbeat.Heartbeat(World())
+    beat.stop()
+    beat._size = len(states)
+    for found in (reports(*states), reports(*states), reports(*[("computing", 0.0)] * len(states)), reports(*states)):
+        beat._reports = found
+        beat._name_laggards()
+    expected = f"train.py: no progress for 60 s at step 7: {named}\n"
+    assert capsys.readouterr().err == (2 * expected if named else "")

@@ -13,13 +13,14 @@ from conftest import BIN, ROOT, emulated_hosts, environment, launcher, require_t
 from data.dataset import Split
 from data.feed import Feed
 from data.synthetic import synthetic_dataset
-from distributed.grids import choose
+from plan.grids import choose
 from tests.rigs.hosts import WORKER
 from tests.rigs.making import write_shards
 from tests.rigs.trainings import newest_step, wait_for
 
 SMALLEST = ("digits", "--model=convnet", "--image_size=8", "--augmentation=none", "--optimizer=sgd", "--warmup=none",
-            "--learning_rate=0.02", "--batch_size=128", "--checkpoint_every=0.5", "--deterministic")
+            "--learning_rate=0.02", "--batch_size=128", "--batch_norm_span=auto", "--checkpoint_every=0.5",
+            "--deterministic")
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +129,8 @@ class Alone(World):
 
 ended, workers = [], int(sys.argv[1])
 beat = heartbeat.Heartbeat(Alone(size=workers), ended.append)
-word, port = {"word": beat._meeting.word, "host": "h", "pid": 1}, beat._meeting.port
+port = beat._meeting.port
+word = {"word": beat._meeting.word, "host": "h", "pid": 1, "step": 9, "does": "computing", "seconds": 0.5}
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
     thread, began = beat._thread.native_id, time.monotonic()
     for second in range(5):

@@ -21,7 +21,8 @@ from distributed.optimizer import build, wrap
 from distributed.torus import ProcessSets
 from model_zoo.layers import BatchNormalization
 from training.batch_norm import MovingStatistics
-from training.step import Totals, make_train_step, TrainStep
+from training.state import Totals
+from training.step import make_train_step, TrainStep
 
 os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"  # otherwise the two messages may be fused
 world, grid = MPI.COMM_WORLD, tuple(map(int, sys.argv[1].split("x")))
@@ -29,9 +30,9 @@ exchange = GradientExchange(ProcessSets(*grid) if 1 not in grid else None)
 hvd.init(process_sets=exchange.process_sets or None)
 model = tf.keras.Sequential([tf.keras.layers.Input((1, 1, 400)), BatchNormalization(center=False, scale=False),
                              tf.keras.layers.Flatten(), tf.keras.layers.Dense(2)])
-optimizer = wrap(optim.create_optimizer("sgd", learning_rate=0.0, momentum=0.9), exchange)
+optimizer = wrap(optim.create_optimizer("sgd", learning_rate=0.0, momentum=0.9))
 build(optimizer, model.trainable_variables)
-step, sent = make_train_step(TrainStep(model, optimizer, Totals(), 1, moving=MovingStatistics(model))), []
+step, sent = make_train_step(TrainStep(model, optimizer, exchange, Totals(), 1, moving=MovingStatistics(model))), []
 batches = iter(tf.data.Dataset.from_tensors((tf.ones([2, 1, 1, 400]), tf.zeros([2, 1], tf.int32))).repeat())
 for number in range(6):
     with socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(EVERY_PROTOCOL)) as packets:

@@ -13,9 +13,9 @@ from mlperf_logging.compliance_checker import mlp_compliance
 
 from examples import mlperf_log
 from examples.mlperf_log import PREFIX, MLPerfLog
-from reporting.observer import Evaluation, RunInfo
-from training import flags
-from training.plan import plan_for
+from plan import flags
+from plan.plan import plan_for
+from training.observer import Evaluation, RunInfo
 
 LOG = "mlperf.log"
 CLOSED = ("--model=convnet", "--epochs=12", "--batch_size=64", "--optimizer=lars", "--learning_rate=0.5",
@@ -219,7 +219,7 @@ def test_hyperparameters_and_times(log):
     logged(log.parent, 0.3, given=(*CLOSED, "--seed=7", "--momentum=0.94"))
     found = {event["key"]: event["value"] for event in events(log)}
     assert found | {
-        "seed": 7, "train_samples": 1437, "eval_samples": 360, "global_batch_size": 64, "model_bn_span": 32,
+        "seed": 7, "train_samples": 1437, "eval_samples": 360, "global_batch_size": 64, "model_bn_span": 16,
         "gradient_accumulation_steps": 1, "opt_name": "lars", "lars_opt_base_learning_rate": 0.5,
         "lars_opt_momentum": 0.94, "lars_opt_learning_rate_warmup_epochs": 1,
         "lars_opt_learning_rate_decay_steps": 11 * 1437 // 64, "cache_clear": False,

@@ -126,7 +126,7 @@ def test_help_is_fast_and_names_every_flag(capsys):
 
 def test_the_old_name_of_a_flag_leads_to_the_new_one(capsys):
     assert benchmark.main(["experiments.benchmark", "--batch_size=64"]) == 2
-    assert "did you mean micro_batch_size?" in capsys.readouterr().err
+    assert "did you mean --micro_batch_size?" in capsys.readouterr().err
 
 
 def test_a_damaged_image_is_named(large_photos, tmp_path):

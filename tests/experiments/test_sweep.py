@@ -19,7 +19,8 @@ from conftest import DIGITS, ROOT, environment, rows, warm_python
 from common.errors import Stopped
 from common.files import locked
 from experiments import planned, sweep, trainings
-from reporting.run_folder import RunData, RunFolder
+from plan.run_folder import RunFolder
+from reporting.run_data import RunData
 from reporting.run_log import RunLog
 from reporting.sweep import write_sweep
 from training.state import Progress
@@ -227,7 +228,7 @@ def test_a_wrong_flag_is_one_line_before_any_run(words, code, message, tmp_path,
 
 @pytest.mark.parametrize(("lines", "words", "code", "message"), [
     ("--optimizer=lars\n--learning_rte=5", [], 2,
-     "lines.runs, line 2: Unknown command line flag 'learning_rte'. Did you mean: learning_rate ?"),
+     "lines.runs, line 2: Unknown command line flag 'learning_rte'; did you mean --learning_rate?"),
     ("--optimizer=lasr", [], 2, "line 1: "), ("lars", [], 2, "line 1: 'lars' is not a flag"),
     ("--learning_rate=x", [], 2, "line 1: "), ("--exclude='gamma", [], 2, "line 1: No closing quotation"),
     ("--seed=1", [], 2, "--seeds=NUMBER"), ("--output_dir=/tmp/a", [], 2, "--output_dir cannot differ between runs"),
@@ -240,6 +241,7 @@ def test_a_wrong_flag_is_one_line_before_any_run(words, code, message, tmp_path,
     ("--momentum=0.9", ["--search_rate", "--dry_run"], 2, "remove --dry_run"),
     ("--momentum=0.9", ["--search_rate", "--sweep=learning_rate=1,2"], 2, "remove --sweep=learning_rate"),
     ("--learning_rate=0:1,0.5:2", ["--search_rate"], 2, "give one --learning_rate above 0"),
+    ("--momentum=0.9", ["--search_data_dir=digits"], 2, "--search_data_dir requires --search_rate"),
 ])
 def test_a_wrong_line_is_one_line_before_any_run(lines, words, code, message, tmp_path, capsys):
     file = tmp_path / "lines.runs"
@@ -270,7 +272,7 @@ def test_folders_have_plain_and_distinct_names():
 
 def test_dry_run_writes_a_file_of_flags_for_each_run(tmp_path, capsys):
     """From which train.py reads the same flags as from the command line, with the same default recipe."""
-    from training import flags
+    from plan import flags
 
     words = ["--sweep=learning_rate=1,2", "--seeds=2", "--seed=5", *COMMON, f"--output_dir={tmp_path}", "--dry_run"]
     for number in (4, 17):
@@ -297,7 +299,7 @@ def test_a_sweep_says_nothing_of_flags_that_some_runs_do_not_need(tmp_path, caps
 
 def test_lines_name_recipes_and_are_crossed_with_values_and_seeds(tmp_path, capsys):
     """A line's flags replace those of its recipe and of the command line; a recipe's seed is its first."""
-    from training import flags
+    from plan import flags
 
     recipe, file = tmp_path / "mine.flags", tmp_path / "lines.runs"
     recipe.write_text(f"{DIGITS}\n--learning_rate=7\n--momentum=0.8\n--seed=3\n")
@@ -331,13 +333,13 @@ class Peaked:
 
 
 @pytest.mark.parametrize("centre", [0.025, 20.0])
-@pytest.mark.parametrize("steps", [-3, 0, 0.5, 2])
-def test_the_search_climbs_to_the_peak_from_either_side(centre, steps):
-    """By factors of two, then of the square root of two; each rate is one float for every way to it."""
+@pytest.mark.parametrize(("steps", "fewest", "most"), [
+    (0, -3, 3), (2, -3, 3), (-2, -3, 3), (3, -3, 4), (-5, -6, 3), (7, -3, 8), (12, -3, 12)])
+def test_the_search_tries_seven_rates_and_more_until_the_best_is_inside(centre, steps, fewest, most):
+    """By factors of two; each rate is one float for every way to it."""
     peaked = Peaked(centre * 2.0 ** steps)
     assert sweep.best_rate(centre, peaked) == peaked.peak
-    assert {centre * 2.0 ** (steps - 0.5), centre * 2.0 ** (steps + 0.5)} <= {*peaked.trained}  # worse ones
-    assert len({f"{rate:.9g}" for rate in peaked.trained}) == len(peaked.trained)
+    assert sorted(peaked.trained) == [centre * 2.0 ** exponent for exponent in range(fewest, most + 1)]
 
 
 def test_a_search_in_which_nothing_trains_ends():
@@ -346,8 +348,12 @@ def test_a_search_in_which_nothing_trains_ends():
     assert len(tried) < 2 * sweep.FARTHEST
 
 
-def test_a_search_trains_each_rate_once_and_the_best_with_all_seeds(tmp_path, monkeypatch, capsys):
-    """Two lines with a peak each, killed in the middle. The trainings are emulated: each writes its summary."""
+@pytest.mark.parametrize("holdout", [False, True])
+def test_a_search_trains_each_rate_once_and_the_best_with_all_seeds(holdout, tmp_path, monkeypatch, capsys):
+    """Two lines with a peak each, killed in the middle. The trainings are emulated: each writes its summary.
+
+    holdout: the search has a dataset of its own, with other peaks than that of the last trainings.
+    """
     file, trained = tmp_path / "lines.runs", []
     file.write_text("--optimizer=sgd --learning_rate=1\n--optimizer=lars --learning_rate=4\n")
 
@@ -356,7 +362,9 @@ def test_a_search_trains_each_rate_once_and_the_best_with_all_seeds(tmp_path, mo
         if len(trained) == 5:
             raise KeyboardInterrupt
         given = dict(word.removeprefix("--").split("=") for word in words)
-        peak = {"sgd": 2.0, "lars": 4 * 0.5 ** 0.45}[given["optimizer"]]
+        peak = {"sgd": 2.0, "lars": 4 * 0.5 ** 3}[given["optimizer"]]
+        if holdout and given.get("data_dir") != "synthetic:64":
+            peak = 0.001
         top1 = 0.9 - 0.1 * abs(math.log(float(given["learning_rate"]) / peak)) - 0.01 * int(given["seed"])
         folder.mkdir()
         (folder / "summary.json").write_text(json.dumps({"val_top1": top1, "seconds": 1.0}))
@@ -364,37 +372,23 @@ def test_a_search_trains_each_rate_once_and_the_best_with_all_seeds(tmp_path, mo
 
     monkeypatch.setattr(sweep, "train_once", train_once)
     words = ["experiments.sweep", *COMMON, f"--runs={file}", "--search_rate", "--seeds=3",
-             f"--output_dir={tmp_path}/out"]
+             f"--output_dir={tmp_path}/out", *["--search_data_dir=synthetic:64"] * holdout]
     assert sweep.main(words) == 130
     assert sweep.main(words) == 0
     assert len(trained) == 1 + len({*trained}) and trained[4] == trained[5]
     found = json.loads(capsys.readouterr().out)
-    root = math.sqrt(2)
-    for optimizer, best, tried in (("sgd", 2, [0.5, 1, 2 / root, 2, 2 * root, 4]),
-                                   ("lars", 4 / root, [2, 4 / root, 4, 4 * root, 8])):
-        rates = Counter(row["flags"]["learning_rate"] for row in found if row["flags"]["optimizer"] == optimizer)
-        assert sorted(rates) == pytest.approx(tried)
-        assert [rate for rate, seeds in rates.items() if seeds == 3] == [pytest.approx(best)]
-        assert sum(rates.values()) == len(rates) + 2
+    for optimizer, best, tried in (("sgd", 2, [2.0 ** exponent for exponent in range(-3, 4)]),
+                                   ("lars", 0.5, [2.0 ** exponent for exponent in range(-2, 6)])):
+        rows = [row["flags"] for row in found if row["flags"]["optimizer"] == optimizer]
+        searched = Counter(one["learning_rate"] for one in rows if not holdout or "data_dir" in one)
+        last = Counter(one["learning_rate"] for one in rows if "data_dir" not in one)
+        assert {*searched.values()} == {1} if holdout else sum(searched.values()) == len(searched) + 2
+        assert sorted(searched) == tried and last[best] == 3
+        assert not holdout or [*last] == [best]
     page = (tmp_path / "out" / "sweep.html").read_text()
-    assert f"{len(found)} runs have ended. The highest mean top-1 after the last epoch, 89.00%" in page
-    assert "sgd, best learning rate" not in page  # lines over the optimizer would have one point each
-
-
-def test_the_study_is_a_file_of_runs():
-    """Each line of quick.runs is one of search.runs, with a rate; each has a plan."""
-    from training.plan import plan_for
-
-    study = ROOT / "launch" / "recipes" / "study"
-    quick, searched = (planned.lines_of(study / f"{name}.runs") for name in ("quick", "search"))
-    assert len(quick) == 6 and len(searched) == 8
-    for line in quick:
-        assert {name: value for name, value in line.items() if name != "learning_rate"} in searched
-    for line in (*quick, *searched):
-        settings, _ = planned.settings_of([], line)
-        plan = plan_for(settings, 1, 1, 40_000)
-        scale = plan.phases[0].global_batch_size / 64 if line["flagfile"].endswith("sgd.flags") else 1
-        assert 0 < plan.learning_rate.peak <= scale * float(line.get("learning_rate", 20)) * (1 + 1e-9)
+    if not holdout:
+        assert f"{len(found)} runs have ended. The highest mean top-1 after the last epoch, 89.00%" in page
+        assert "sgd, best learning rate" not in page  # lines over the optimizer would have one point each
 
 
 def row(rate, batch, seed, top1, diverged=False):

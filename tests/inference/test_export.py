@@ -1,4 +1,5 @@
 """Each model of the zoo as a SavedModel and as ONNX, against the Keras model; what is written where."""
+import dataclasses
 import io
 import json
 
@@ -96,6 +97,20 @@ def test_every_model(name, tmp_path, request):
                                    atol=1e-6)
         ours = [[name.decode() for name in row] for row in result["classes"].numpy()]
         assert ours == [[CLASSES[label] for label in row] for row in order]
+
+
+def test_onnx_takes_the_centre_and_resizes_it_as_the_evaluation_does(tmp_path, narrow):
+    """As inference/preprocessing.py, which test_preprocessing.py compares with DALI: pictures that shrink and grow."""
+    model = dataclasses.replace(trained("convnet", 32)[0], enlarge=1.14)
+    export(model, tmp_path)
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    signature = tf.saved_model.load(tmp_path / "saved_model").signatures["all_classes"]
+    for shape in ((90, 130), (31, 20), (32, 32)):
+        images = np.random.default_rng(3).integers(0, 256, (2, *shape, 3), dtype=np.uint8)
+        [probabilities] = session.run(["probabilities"], {"images": images})
+        expected = signature(image_bytes=tf.constant([png(pixels) for pixels in images]))["probabilities"]
+        np.testing.assert_allclose(np.sort(probabilities)[:, ::-1], expected, rtol=1e-3, atol=1e-5)
+        assert np.ptp(probabilities, axis=0).max() > 1e-3  # they depend on the image
 
 
 def test_another_export_replaces_the_first(tmp_path, narrow, monkeypatch, capfd):

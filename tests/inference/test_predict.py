@@ -2,17 +2,21 @@
 import json
 import os
 import shutil
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnxruntime
 import pytest
 import tensorflow as tf
 from conftest import DIGITS, ROOT, printed_json, run, train
+from PIL import Image
 
+from common.errors import UserError
 from data.dataset import open_dataset
+from inference import predict
 from inference.orientation import ORIENTATION
-from inference.preprocessing import preprocess
 from tests.rigs.pictures import encode, picture
 
 pytestmark = pytest.mark.trainings
@@ -75,11 +79,9 @@ def test_evaluation_prediction_saved_model_and_onnx_agree(fixture, validation, t
     np.testing.assert_allclose(served["probabilities"], probabilities, atol=1e-5 + ROUNDED)
 
     session = onnxruntime.InferenceSession(exported["onnx"])
-    metadata = session.get_modelmeta().custom_metadata_map
-    assert metadata["image_size"] == "32" and float(metadata["enlarge"]) == (256 / 224 if averaged else 1)
-    pixels_of = tf.function(lambda one: preprocess(one, 32, float(metadata["enlarge"])), autograph=False)
-    pixels = np.stack([pixels_of(tf.constant(one)) for one in encoded])
-    [every] = session.run(["probabilities"], {"images": pixels})
+    assert session.get_modelmeta().custom_metadata_map["image_size"] == "32"
+    every = np.concatenate([session.run(["probabilities"], {"images": tf.io.decode_jpeg(
+        one, channels=3, dct_method="INTEGER_ACCURATE").numpy()[None]})[0] for one in encoded])
     np.testing.assert_allclose(-np.sort(-every)[:, :5], served["probabilities"], atol=1e-5)
     hits = np.sum(np.argsort(-every, kind="stable")[:, :5] == np.array(labels)[:, None], axis=0)
     assert [hits[0], hits.sum()] == expected
@@ -170,3 +172,24 @@ def test_one_worker(digits_run, tmp_path):
     done = run("mpirun", 2, ROOT / "train.py", "--mode=export", f"--checkpoint={digits_run}",
                f"--output_dir={tmp_path}/x")
     assert done.returncode == 1 and "start it without a launcher" in done.stderr and not (tmp_path / "x").exists()
+
+
+def test_files_are_read_by_several_threads_and_keep_their_order(tmp_path, monkeypatch, capsys):
+    """Each read waits for another one; the network is a stand-in, whose first class is as probable as red is bright."""
+    met, store = threading.Barrier(2), predict.store
+    monkeypatch.setattr(predict.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(predict, "store", lambda *given: (met.wait(60), store(*given))[1])
+    files = [tmp_path / f"{number}.png" for number in range(40)]
+    for number, file in enumerate(files):
+        Image.new("RGB", (8, 8), (5 * number, 0, 0)).save(file)
+    files[7].write_bytes(b"no image")
+    trained = SimpleNamespace(image_size=8, enlarge=1.0, classes=("red", "other"), probabilities=lambda images: (
+        tf.stack([images[:, 0, 0, 0] / 255, 1 - images[:, 0, 0, 0] / 255], axis=1)))
+    rows = predict.predict(trained, files)
+    found = [next(rows) for _ in range(39)]
+    with pytest.raises(UserError, match="1 of 40 images"):
+        next(rows)
+    assert [row["file"] for row in found] == [str(file) for number, file in enumerate(files) if number != 7]
+    red = [{guess["class"]: guess["probability"] for guess in row["top"]}["red"] for row in found]
+    assert red == pytest.approx([5 * number / 255 for number in range(40) if number != 7], abs=1e-4)
+    assert f"{files[7]}: " in capsys.readouterr().err

@@ -9,7 +9,6 @@ from PIL import Image
 
 from data import pipeline
 from data.augmentation import AUGMENTATIONS
-from data.pipeline import DecoderSettings
 from inference.orientation import orientation
 from inference.preprocessing import preprocess
 
@@ -45,7 +44,7 @@ def by_dali(image: bytes, size: int, recipe: str) -> np.ndarray:
     graph = Pipeline(batch_size=1, num_threads=1, device_id=None)
     with graph:
         images = fn.external_source(source=lambda: [np.frombuffer(image, np.uint8)], batch=True)
-        graph.set_outputs(pipeline.augmented(images, None, size, AUGMENTATIONS[recipe], DecoderSettings()))
+        graph.set_outputs(pipeline.augmented(images, None, pipeline.Transform(size, AUGMENTATIONS[recipe])))
     graph.build()
     return np.array(graph.run()[0][0])
 

@@ -7,9 +7,9 @@ import pytest
 from conftest import ROOT
 
 from distributed import gpus
-from distributed.launcher import Launched
 from launch import binding
 from launch.binding import Core, in_turn, known_machine, nodes_of, ranges, shares, threads_of
+from plan.launcher import Launched
 from tests.rigs.gpus import gpu, pretend
 
 DGX1, V100S = known_machine("dgx1")

@@ -119,7 +119,7 @@ def test_what_is_set_for_nccl_and_its_like_holds_inside(dry_run):
     (["--gpu", "digits"], 2, "there is no option --gpu"),
     ([], 2, "the recipe is missing"),
     (["--image"], 2, "--image needs a value"),
-    (["no-such-recipe"], 1, "there is no recipe no-such-recipe"),
+    (["no-such-recipe"], 2, "there is no recipe no-such-recipe"),
     (["--data=/no/such", "digits"], 1, "the folder /no/such does not exist"),
     (["digits", "--output_dir=/elsewhere/run"], 2, "is lost with the container"),
     (["digits"], 1, "there is no no-such-engine"),

@@ -2,10 +2,10 @@
 import numpy as np
 import pytest
 
-from distributed import grids
-from distributed.allreduce_plan import plan_allreduce
 from launch import cost as costs
 from launch.cost import Link, Network
+from plan import grids
+from plan.allreduce import plan_allreduce
 
 SIZE = 96  # bytes; a slice of 1/n is a whole number for each ring below
 

@@ -71,7 +71,7 @@ def test_a_papers_exchange_comes_with_its_recipe():
     done = launch("--dry-run", "-np", 8, "sony_1811.05233/table3-experiment2")
     assert json.loads(done.stdout)["exchange"]["allreduce"] == "torus"
     note, command = done.stderr.splitlines()
-    assert note == "dgx1.sh: table3-experiment2.launch adds --allreduce=torus --compression=fp16"
+    assert note == "dgx1.sh: table3-experiment2.launch adds --allreduce=torus --compression=fp16 --loss_scale=128"
     assert "table3-experiment2.flags" in command and "table3-experiment2.launch" in command
     overridden = launch("--dry-run", "-np", 8, "sony_1811.05233/table3-experiment2", "--allreduce=ring")
     assert json.loads(overridden.stdout)["exchange"]["allreduce"] == "ring"
@@ -82,7 +82,7 @@ def test_a_papers_exchange_comes_with_its_recipe():
     (["--workers-per-gpu=many", "digits"], 2, "takes a number, not 'many'"),
     (["-np"], 2, "-np takes a number"),
     (["--gpus=3", "digits"], 2, "there is no option --gpus=3"),
-    (["no-such"], 1, "there is no recipe no-such"),
+    (["no-such"], 2, "there is no recipe no-such"),
     (["-np", "2", "digits", "--optimizer=adagrad"], 2, "optimizer"),
     (["-np", "3", "digits"], 1, "is not divisible"),
     (["digits", "--data_dir=/nowhere"], 1, "/nowhere"),

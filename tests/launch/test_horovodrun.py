@@ -1,18 +1,25 @@
 """launch/horovodrun.sh over real ssh, on several hosts that one machine plays."""
+import contextlib
 import json
+import re
+import shlex
 import shutil
 import signal
 import subprocess
+import threading
 import time
+import uuid
 
+import psutil
 import pytest
 from conftest import BIN, ROOT, TINY, emulated_hosts, rows, scripts_environment
 
 from common.errors import UserError
-from common.recipe_file import recipe_path
 from launch import hosts as host_lists
+from plan.recipe_file import recipe_path
 from tests.rigs.gpus import gpu, pretend
 from tests.rigs.hosts import WORKER
+from tests.rigs.trainings import wait_for
 
 pytestmark = pytest.mark.launchers
 
@@ -207,15 +214,15 @@ def test_a_papers_exchange_comes_with_its_recipe():
     done = subprocess.run([SCRIPT, "-H", "a:8,b:8", "--dry-run", "sony_1811.05233/table3-reference"], text=True,
                           capture_output=True, timeout=60, env=scripts_environment())
     assert json.loads(done.stdout)["exchange"]["allreduce"] == "torus"
-    assert "table3-reference.launch adds --allreduce=torus --compression=fp16" in done.stderr
+    assert "table3-reference.launch adds --allreduce=torus --compression=fp16 --loss_scale=128" in done.stderr
 
 
 @pytest.mark.parametrize("arguments, code, message", [
     (["--hostfile"], 2, "--hostfile"),
-    (["-H", "a:x", "digits"], 1, "'a:x' is not a host"),
+    (["-H", "a:x", "digits"], 2, "'a:x' is not a host"),
     (["-H", "a:1,a:2", "digits"], 1, "host a is listed twice"),
-    (["-H", "a:2", "-np", "3", "digits"], 1, "give a number from 1 to 2"),
-    (["-H", "a:2", "no-such"], 1, "there is no recipe no-such"),
+    (["-H", "a:2", "-np", "3", "digits"], 2, "give a number from 1 to 2"),
+    (["-H", "a:2", "no-such"], 2, "there is no recipe no-such"),
     (["-H", "a:2", "digits", "--optimizer=adagrad"], 2, "optimizer"),
     (["--hostfile", "/nowhere", "digits"], 1, "/nowhere cannot be read"),
 ])
@@ -240,3 +247,59 @@ def test_recipes_are_found_by_path_and_by_name(tmp_path):
     own.write_text("--epochs=1\n")
     assert recipe_path(str(own)) == own
     assert recipe_path("sony_1811.05233/table3-experiment4").is_file()
+
+
+@contextlib.contextmanager
+def command_lines():
+    """Yields a set that holds, at the end, the command lines that were seen of processes on all hosts."""
+    seen, is_over = set(), threading.Event()
+
+    def watch():
+        while not is_over.wait(0.1):
+            for process in psutil.process_iter():
+                with contextlib.suppress(psutil.Error):
+                    seen.add(shlex.join(process.cmdline()))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    yield seen
+    is_over.set()
+    watcher.join()
+
+
+@pytest.mark.parametrize("where, workers", [(BOTH, 2), (("-H", "localhost:1"), 1)])
+def test_credentials_reach_the_workers_and_no_list_of_processes(hosts, left, where, workers):
+    """Nor does the job's key, with which Horovod signs its messages (`task_fn`)."""
+    secret = f"a secret: '{uuid.uuid4().hex}' $HOME \\ \"`id`\"\nof two lines"
+    (hosts.top / "login" / "secret").write_text(f"export AWS_SECRET_ACCESS_KEY={shlex.quote(secret)}\n")
+    folder = f"run-{uuid.uuid4().hex}"
+    process = subprocess.Popen(
+        hosts.words("login", "sh", "-c", '. ./secret && exec "$@"', "sh", SCRIPT, "--no-preflight", *where,
+                    *LONG, f"--output_dir={folder}"), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with command_lines() as seen:
+        wait_for(lambda: list(hosts.top.glob(f"*/{folder}/checkpoints/step-*[0-9]")), process)
+        environments = [process.environ() for process in psutil.process_iter(["cmdline"])
+                        if re.match(f"{WORKER}.*{folder}", shlex.join(process.info["cmdline"] or []))]
+        hosts.run("login", "pkill", "-TERM", "-f", r"python -m launch\.horovodrun").check_returncode()
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == 75, err
+    assert [found["AWS_SECRET_ACCESS_KEY"] for found in environments if "HOROVOD_RANK" in found] == [secret] * workers
+    told = [out, err, *seen, *(path.read_bytes().decode(errors="replace") for path in hosts.top.glob(f"*/{folder}/**/*")
+                               if path.is_file())]
+    assert not any(secret.split("'")[1] in text for text in told)
+    assert any("train.py" in line for line in seen) and not any("task_fn" in line for line in seen)
+
+
+def test_the_interface_is_one_in_common_at_which_ssh_reached_the_hosts(monkeypatch):
+    def interfaces(number, *names):
+        return {"docker0": ["172.17.0.1"]} | {name: [f"10.{place}.0.{number}"] for place, name in enumerate(names)}
+
+    monkeypatch.setattr(host_lists.facts, "interfaces", lambda: interfaces(9, "eth0", "ib0"))
+    found = [{"host": f"h{number}", "interfaces": interfaces(number, "eth0", "ib0"), "ssh_address": f"10.1.0.{number}"}
+             for number in (1, 2)]
+    assert host_lists.common_interface(found) == "ib0"
+    found[1]["interfaces"] = interfaces(2, "eth0")
+    assert host_lists.common_interface(found) == "eth0"
+    found[1]["interfaces"] = interfaces(2, "enp3s0")
+    with pytest.raises(UserError, match="h2 has docker0, enp3s0"):
+        host_lists.common_interface(found)

@@ -7,20 +7,23 @@ import pytest
 from conftest import ROOT
 
 from launch.micro_batch import micro_batch_flags
+from plan import flags
+from plan.plan import make_plan
 from tests.rigs.gpus import gpu, pretend
-from training import flags
-from training.plan import make_plan
 
 
 @pytest.mark.parametrize("given, workers, memory, expected", [
     (["--batch_size=8192"], 8, 32.0, 256), (["--batch_size=8192"], 8, 80.0, 256),
     (["--batch_size=8192"], 8, 16.0, 128), (["--batch_size=8192"], 8, 11.0, None),
     (["--batch_size=8192"], 8, None, None), (["--batch_size=8192"], 64, 80.0, 128),
-    (["--batch_size=16000"], 8, 80.0, 250), (["--batch_size=4096"], 64, 80.0, None),
+    (["--batch_size=16000", "--batch_norm_span=auto"], 8, 80.0, 250), (["--batch_size=4096"], 64, 80.0, None),
     (["--batch_size=8192", "--micro_batch_size=32"], 8, 80.0, None),
     (["--batch_size=8192", "--device=cpu"], 8, 80.0, None),
     (["--batch_size=8192", "--batch_norm_span=32"], 8, 80.0, 256),
     (["--batch_size=8192", "--batch_norm_span=48"], 8, 80.0, None),
+    (["--batch_size=8192", "--batch_norm_span=64"], 8, 80.0, None),
+    (["--batch_size=8192", "--batch_norm_span=0:32,30:64"], 8, 80.0, 256),
+    (["--batch_size=8192", "--batch_norm_span=512"], 8, 80.0, None),  # 256 would make two workers share statistics
     (["--batch_size=0:8192,30:12288"], 8, 80.0, 256), (["--batch_size=0:3072,30:5120"], 8, 80.0, 128),
     (["--batch_size=8191"], 8, 80.0, None),
 ])
@@ -33,7 +36,17 @@ def test_the_largest_that_divides_and_keeps_the_recipe(given, workers, memory, e
         span = settings.recipe.batch_norm_span
         for before, after in zip(plain, larger, strict=True):
             assert (before.global_batch_size, before.steps) == (after.global_batch_size, after.steps)
-            assert after.batch_norm_span == (span(0) if span else expected)
+            assert after.batch_norm_span == (span(before.start_epoch) if span else expected)
+
+
+@pytest.mark.parametrize("span", [64, 128])
+def test_a_span_that_keeps_a_gpu_busy_is_the_micro_batch(span):
+    """TensorFlow fuses a batch norm over the whole micro-batch only, with what follows it."""
+    settings = flags.parse(["train.py", "--data_dir=synthetic:100000", "--batch_size=8192",
+                            f"--batch_norm_span={span}"])
+    assert not micro_batch_flags(settings, 8, 80.0)
+    [phase] = make_plan(settings.recipe, None, 8, 100_000).phases
+    assert phase.micro_batch_size == phase.batch_norm_span == span
 
 
 @pytest.mark.parametrize("given, expected", [

@@ -1,6 +1,7 @@
 """Every recipe plans, names its row and says what it chose; the page that lists them is up to date."""
 import importlib.util
 import json
+import math
 import re
 import statistics
 from pathlib import Path
@@ -8,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
+from common.flags import names
 from docs import recipe_list
 from experiments import planned
-from training import flags
-from training.plan import Plan, plan_for
+from plan import flags
+from plan.plan import Plan, plan_for
+from plan.settings import Launch
 
 PAPERS = sorted(path for folder in recipe_list.PAPERS for path in (recipe_list.RECIPES / folder).glob("*.flags"))
 IMAGENET = 1281167
@@ -24,6 +27,9 @@ BY_HAND = {
     "table7-resnet50-32768-known": (32, [90 * IMAGENET // 32768]),
     "table7-resnet50-16384-rate25": (25, [90 * IMAGENET // 16384]),
     "table7-resnet50-32768-rate29": (29, [90 * IMAGENET // 32768]),
+    "resnet50-2048": (2.048, [90 * IMAGENET // 2048]),
+    "resnet50-32768": (0.04, [90 * IMAGENET // 32768]),
+    "figure1-goyal-resnet50-32768": (12.8, [90 * IMAGENET // 32768]),
     "table3-experiment1": (34, [30 * IMAGENET // 34816, 60 * IMAGENET // 69632]),
     "table3-experiment3": (29, [30 * IMAGENET // 55296, 60 * IMAGENET // 65536]),
     "table3-experiment4": (34, [30 * IMAGENET // 34816, 15 * IMAGENET // 69632, 30 * IMAGENET // 87040,
@@ -39,32 +45,73 @@ def plan(path, workers) -> Plan:
 def test_there_is_one_for_each_row():
     count = {folder: sum(path.parent.name == folder for path in PAPERS) for folder in recipe_list.PAPERS}
     # LARS: tables 1 (2), 2 (13), 3 (11), 5 (3), 6 (3), 7 (4, and 4 with other rates), sections 2.4 and 3.1 (2
-    # each). Sony: table 3 (5), table 1 (2).
-    assert count == {"lars_1708.03888": 44, "sysml18": 5, "sony_1811.05233": 7, "mlperf": 10}
+    # each). SysML: table 4 (4), AlexNet, figure 1 (2). Sony: table 3 (5), table 1 (2).
+    assert count == {"lars_1708.03888": 44, "sysml18": 7, "sony_1811.05233": 7, "lamb_1904.00962": 1, "dle": 1,
+                     "mlperf": 10}
 
 
-NOT_ON_256 = {"table4-resnet50-16000": "15872 and 16128", "resnet50-b1632": "1536 and 1792",
-              "resnet50-b3264": "3072 and 3328"}  # the nearest batch sizes
+WITHOUT_BATCH_NORM = {"alexnet", "convnet"}
+
+
+def workers_of(path) -> list[int]:
+    """The numbers in the first part of a recipe's field Workers."""
+    first = re.split(r"[;.]", recipe_list.read(path)["Workers"])[0]
+    return [int(number.replace(",", "")) for number in re.findall(r"\d{1,3}(?:,\d{3})+|\d+", first)]
 
 
 @pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
-@pytest.mark.parametrize("workers", [1, 8, 256])
-def test_it_plans(path, workers):
-    if path.stem in NOT_ON_256 and workers == 256:
-        with pytest.raises(UserError, match=NOT_ON_256[path.stem]):
-            plan(path, workers)
-        return
-    made = plan(path, workers)
-    assert made.phases[-1].end_epoch == made.epochs >= (37 if path.parent.name == "mlperf" else 90)
+def test_it_plans_and_normalizes_the_same_on_each_number_of_workers(path):
+    workers = workers_of(path)
+    plans = [plan(path, number) for number in workers]
+    assert workers[:2] == [1, 8] and [made.workers for made in plans] == workers
+    for made in plans:
+        assert made.phases[-1].end_epoch == made.epochs >= (37 if path.parent.name == "mlperf" else 90)
+    recipe = flags.parse(["train.py", f"--flagfile={path}"]).recipe
+    if recipe.model not in WITHOUT_BATCH_NORM:
+        spans = {tuple(phase.batch_norm_span for phase in made.phases) for made in plans}
+        assert recipe.batch_norm_span and len(spans) == 1
+
+
+@pytest.mark.parametrize(("name", "nearest"), [
+    ("table4-resnet50-16000", "15872 and 16128"), ("resnet50-b1632", "1536 and 1792"),
+    ("resnet50-b3264", "3072 and 3328")])
+def test_256_workers_do_not_divide_it(name, nearest):
+    path, = (path for path in PAPERS if path.stem == name)
+    with pytest.raises(UserError, match=nearest):
+        plan(path, 256)
 
 
 @pytest.mark.parametrize(("name", "workers"), [
     ("table3-reference", 1024), ("table3-experiment1", 2176), ("table3-experiment2", 3456),
     ("table3-experiment3", 2048), ("table3-experiment4", 17408), ("table4-resnet50-16000", 1600),
     ("table4-resnet50-32768", 2048), ("alexnet-32768", 2048)])
-def test_it_plans_at_its_papers_scale(name, workers):
+def test_it_names_its_papers_scale(name, workers):
     path, = (path for path in PAPERS if path.stem == name)
-    assert plan(path, workers).workers == workers
+    assert workers in workers_of(path)
+
+
+# Images per GPU or node, as the papers have them: LARS's sections 4.2 and 4.4; hardware in SysML's table 4, for AlexNet
+# in its section 4; images per GPU in the runs of the laboratory's code.
+SPANS = {"table[17]-resnet50-*256": 256 // 8, "table[17]-resnet50-*": 256 // 8, "table7-resnet50-*-known": 1024 // 8,
+         "table[35]-alexnet-bn-512": 512 // 8, "table[35]-alexnet-bn-4096*": 4096 // 8,
+         "table[35]-alexnet-bn-8192*": 4096 // 8, "table4-resnet50-256": 256 // 16,
+         "table4-resnet50-16384": 16384 // 1024, "table4-resnet50-16000": 16000 // 1600,
+         "table4-resnet50-32768": 32768 // 2048, "alexnet-32768": 32768 // 2048}
+
+
+def test_batch_norm_covers_what_one_gpu_or_node_of_the_paper_had():
+    for folder in ("lars_1708.03888", "sysml18"):
+        for path in (recipe_list.RECIPES / folder).glob("table*.flags"):
+            spans = [span for pattern, span in SPANS.items() if path.match(f"{pattern}.flags")]
+            if spans:
+                assert [phase.batch_norm_span for phase in plan(path, 8).phases] == spans[-1:], path.stem
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4, 8])
+def test_the_default_recipes_share_no_statistics(workers):
+    for name, span in (("digits", 16), ("images", 32)):
+        made = plan_for(flags.parse(["train.py", f"--flagfile={name}"]), workers, 8, 10_000)
+        assert [(phase.batch_norm_span, phase.neighbours) for phase in made.phases] == [(span, 1)]
 
 
 @pytest.mark.parametrize("name", BY_HAND)
@@ -162,8 +209,12 @@ def test_its_comment_says_where_it_comes_from(path):
     sourced = [name for part in fields["Sources"].split("; ") for name in part.partition(": ")[0].split(", ")]
     given = [line[2:].partition("=")[0] for line in path.read_text().splitlines() if line.startswith("--")]
     assert sorted(sourced) == sorted({*given} - {"data_dir", "train_samples"})  # each setting once
-    launch_flags = {"micro_batch_size", "dali_device", "compression", "xla", "output_dir"}
-    assert not launch_flags & fields.keys()  # a recipe never mentions workers or devices
+
+
+@pytest.mark.parametrize("path", sorted(recipe_list.RECIPES.rglob("*.flags")), ids=lambda path: path.stem)
+def test_it_plans_alone_and_never_mentions_workers_or_devices(path):
+    assert not {*names(Launch), "output_dir"} & recipe_list.read(path).keys()
+    assert plan_for(flags.parse(["train.py", f"--flagfile={path}"]), 1, 1, 20_000).steps
 
 
 def test_the_page_lists_them():
@@ -186,9 +237,49 @@ def test_a_residual_network_starts_as_its_source_says():
 @pytest.mark.parametrize("path", sorted(recipe_list.RECIPES.glob("*_*/table*.runs"))
                          + sorted(recipe_list.RECIPES.glob("sysml18/table*.runs")), ids=lambda path: path.stem)
 def test_a_table_is_one_sweep(path):
-    """The lines of tableN.runs are the recipes tableN-..., which experiments.sweep takes."""
-    assert [Path(line["flagfile"]).name for line in planned.lines_of(path)] == [
-        one.name for one in sorted(path.parent.glob(f"{path.stem}-*.flags"), key=lambda one: natural(one.name))]
+    """The lines of tableN.runs are the recipes tableN-..., which experiments.sweep takes. Sony's stand there twice."""
+    recipes = [one.name for one in sorted(path.parent.glob(f"{path.stem}-*.flags"), key=lambda one: natural(one.name))]
+    lines = planned.lines_of(path)
+    assert [Path(line["flagfile"]).name for line in lines if len(line) == 1] == recipes
+    others = [(Path(line["flagfile"]).name, line["trust_coefficient"]) for line in lines if len(line) > 1]
+    assert others == ([(name, "0.01") for name in recipes] if "sony" in path.parent.name else [])
+
+
+def test_sonys_rows_have_the_coefficient_of_its_library():
+    """NNL's default, as its solvers.yaml has it; section 3.2 prints 0.01, with which the rows diverge."""
+    rows = [path for path in PAPERS if path.match("sony*/table3-*.flags")]
+    assert len(rows) == 5
+    for path in rows:
+        fields = recipe_list.read(path)
+        assert fields["trust_coefficient"] == "0.001"
+        assert "solvers.yaml" in fields["Sources"] and "section 3.2 prints 0.01" in fields["Left open"]
+
+
+def test_sysmls_rows_follow_intel_caffe():
+    """Its LARS adapts every parameter, and poly counts from iteration 0. AlexNet-BN's values are its solver's."""
+    recipes = {path.stem: flags.parse(["train.py", f"--flagfile={path}"]).recipe
+               for path in PAPERS if path.parent.name == "sysml18"}
+    assert {(one.exclude, one.decay_from) for one in recipes.values() if one.optimizer == "lars"} == {((), "start")}
+    alexnet = recipes["alexnet-32768"]
+    assert round(alexnet.warmup_epochs * IMAGENET / 32768) == 400  # iterations
+    assert (alexnet.learning_rate.values, alexnet.warmup_learning_rate, alexnet.poly_power, alexnet.momentum,
+            alexnet.weight_decay, alexnet.trust_coefficient) == ([32], 1, 2, 0.9, 0.0005, 0.001)
+
+
+def test_nvidias_rate_is_that_of_its_script():
+    """Per step, 0.256 a GPU with 256 images: linear from 0 for 8 epochs, else the cosine of all 90, from epoch 0."""
+    made = plan(recipe_list.RECIPES / "dle" / "resnet50-2048.flags", 8)
+    for epoch in (0, 4, 7.9, 8, 30, 89):
+        expected = 2.048 * (epoch / 8 if epoch < 8 else (1 + math.cos(math.pi * epoch / 90)) / 2)
+        assert made.learning_rate(epoch) == pytest.approx(expected)
+
+
+def test_lambs_rate_is_that_of_its_authors_code():
+    """782 steps up, then a straight line to 0 at step 3,519."""
+    made = plan(recipe_list.RECIPES / "lamb_1904.00962" / "resnet50-32768.flags", 8)
+    for step in (0, 391, 1000, 3000):
+        expected = 0.04 * (step / 782 if step <= 782 else (3519 - step) / (3519 - 782))
+        assert made.learning_rate(made.epoch_of(step)) == pytest.approx(expected, rel=2e-3)
 
 
 def natural(name: str) -> list:

@@ -8,17 +8,17 @@ from conftest import ROOT, run
 from scipy.optimize import fsolve
 
 from benchmarks import calibrate, scaling_here
-from distributed.allreduce_plan import ALLREDUCES
 from launch import cost, scaling, topology
 from launch.cost import Link, Network
-from launch.topology import Job
+from launch.topology import StepWork
 from model_zoo.cost import RESNET50, ModelCost
-from training import flags
-from training.plan import plan_for
+from plan import flags
+from plan.allreduce import ALLREDUCES
+from plan.plan import plan_for
 
 TABLE_6 = {4: 2565, 1024: 556522, 2048: 1091357, 3456: 1641853, 4096: 1929054}  # GPUs: images per second
 TABLE_4 = {4: (4, 1), 1024: (32, 32), 2048: (64, 32), 3456: (72, 48), 4096: (64, 64)}  # horizontal, vertical
-SONY = Job(RESNET50, 32, 2 * RESNET50.parameters)  # 32 a worker, gradients in float16
+SONY = StepWork(RESNET50, 32, 2 * RESNET50.parameters)  # 32 a worker, gradients in float16
 ALEXNET = ModelCost(60_965_224, 16, 724_406_816, name="alexnet")  # model_cost("alexnet", 1000, 227)
 RECIPES = ROOT / "launch" / "recipes"
 
@@ -95,7 +95,7 @@ def test_the_papers_training_times(seconds, phases):
     """Experiments 2 and 3, tables 3 and 5: epochs, images a worker, workers. 16 a worker is in no calibration."""
     abci, total = topology.load("abci"), 0
     for epochs, batch, workers, grid in phases:
-        step = abci.step_seconds(Job(RESNET50, batch, SONY.bytes), grid)
+        step = abci.step_seconds(StepWork(RESNET50, batch, SONY.bytes), grid)
         total += epochs * 1281167 / (batch * workers) * step
     assert total == pytest.approx(seconds, rel=0.05)
 
@@ -105,17 +105,17 @@ def test_a_recipes_steps_send_one_more_message(statistics, numbers):
     """By hand, on 1,024 workers in a ring, where nothing hides it: its latency and its bytes."""
     recipe = flags.parse(["train.py", "--model=resnet50", "--data_dir=synthetic:1281167", "--batch_size=32768",
                           f"--batch_norm_statistics={statistics}"]).recipe
-    phase, = scaling.phases(scaling.Work(recipe, 32, 2, 1281167, 1000), RESNET50, 1024)
-    assert phase.job.results == 4 * numbers
+    planned, = scaling.steps_of(scaling.Training(recipe, 32, 2, 1281167, 1000), RESNET50, 1024)
+    assert planned.work.results == 4 * numbers
     abci = topology.load("abci", overlap=0.0)
     link, steps, size = abci.network, 2 * 1023, 4 * numbers
     within, between = 2 * 1023 - 2 * 255, 2 * 255  # the worst pass leaves out a hop within a node
     latency = link.slowdown * (within * link.within.latency + between * link.between.latency)
-    plain = abci.step_seconds(replace(phase.job, results=0.0), (1024, 1))
-    added = abci.step_seconds(phase.job, (1024, 1)) - plain
+    plain = abci.step_seconds(replace(planned.work, results=0.0), (1024, 1))
+    added = abci.step_seconds(planned.work, (1024, 1)) - plain
     speed = size * steps / 1024 / link.between.bandwidth
     assert added == pytest.approx(latency + speed, rel=0.02)
-    torus = abci.step_seconds(phase.job, (64, 16)) - abci.step_seconds(replace(phase.job, results=0.0), (64, 16))
+    torus = abci.step_seconds(planned.work, (64, 16)) - abci.step_seconds(replace(planned.work, results=0.0), (64, 16))
     assert 0 < torus < added / 10
 
 
@@ -133,12 +133,12 @@ def test_alexnet_on_a_dgx1_with_the_speed_that_is_published_of_it():
     batches, seconds = np.array([[int(batch), int(batch) / rate] for batch, rate in rates.items()]).T
     by_hand = np.linalg.lstsq(np.stack([1 / seconds, batches / seconds], axis=1), np.ones(len(rates)), rcond=None)[0]
     dgx = topology.load("dgx1_p100")
-    job = Job(ALEXNET, 512, 4 * ALEXNET.parameters)
-    assert dgx.compute_seconds(job) == pytest.approx(by_hand[0] + 512 * by_hand[1], rel=1e-7)
-    assert 0 < 4096 / dgx.step_seconds(job, (8, 1)) / 16373 - 1 < 0.05  # table 10
-    few = dgx.step_seconds(replace(job, micro_batch_size=64), (8, 1))
+    work = StepWork(ALEXNET, 512, 4 * ALEXNET.parameters)
+    assert dgx.compute_seconds(work) == pytest.approx(by_hand[0] + 512 * by_hand[1], rel=1e-7)
+    assert 0 < 4096 / dgx.step_seconds(work, (8, 1)) / 16373 - 1 < 0.05  # table 10
+    few = dgx.step_seconds(replace(work, micro_batch_size=64), (8, 1))
     assert 512 / 5797 - few == pytest.approx(0.053, abs=0.001)
-    smaller = replace(job, model=replace(ALEXNET, name=None))  # at another size, for which no speed is published
+    smaller = replace(work, model=replace(ALEXNET, name=None))  # at another size, for which no speed is published
     resnet50 = dgx.compute["resnet50"]
     assert dgx.compute_seconds(smaller) == pytest.approx(
         resnet50.fixed * 16 / 161 + 512 * resnet50.per_image * smaller.model.multiply_adds / RESNET50.multiply_adds)
@@ -147,7 +147,7 @@ def test_alexnet_on_a_dgx1_with_the_speed_that_is_published_of_it():
 def off_by(name, batch, workers, published) -> float:
     dgx = topology.load(name)
     grid = dgx.grid("torus" if workers > dgx.network.local_size else "ring", workers)
-    step = dgx.step_seconds(Job(RESNET50, batch, SONY.bytes), grid)
+    step = dgx.step_seconds(StepWork(RESNET50, batch, SONY.bytes), grid)
     return batch * workers / step / published - 1
 
 
@@ -197,7 +197,7 @@ def test_a_larger_batch_wins_once_the_batch_of_a_gpu_is_small(model):
     dgx = topology.load("dgx1_p100")
 
     def speed(batch, workers):
-        return batch / dgx.step_seconds(Job(model, batch // workers, 4 * model.parameters), (workers, 1))
+        return batch / dgx.step_seconds(StepWork(model, batch // workers, 4 * model.parameters), (workers, 1))
 
     gain = {workers: speed(4096, workers) / speed(512, workers) for workers in (4, 8, 64, 256)}
     assert 1 < gain[4] < gain[8] < gain[64] < gain[256]
@@ -252,12 +252,12 @@ def test_a_recipe_takes_its_plans_steps(capfd):
     plan = plan_for(settings, 2176, 4, 1281167)
     assert [phase.accumulation_steps for phase in plan.phases] == [1, 2]
     abci = topology.load("abci")
-    seconds = [abci.step_seconds(Job(RESNET50, 16, SONY.bytes, count), (64, 34)) for count in (1, 2)]
+    seconds = [abci.step_seconds(StepWork(RESNET50, 16, SONY.bytes, count), (64, 34)) for count in (1, 2)]
     total = sum(phase.steps * step for phase, step in zip(plan.phases, seconds, strict=True))
     assert code == 0 and row["hours"] == pytest.approx(total / 3600)
     assert row["images_per_second"] == pytest.approx(plan.samples / total)
     # What accumulates computes twice and exchanges once.
-    assert seconds[1] - seconds[0] == pytest.approx(abci.compute_seconds(Job(RESNET50, 16, 0)))
+    assert seconds[1] - seconds[0] == pytest.approx(abci.compute_seconds(StepWork(RESNET50, 16, 0)))
 
 
 @pytest.mark.parametrize(("hours", "with_seconds", "text"), [

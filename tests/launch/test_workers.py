@@ -8,9 +8,9 @@ from conftest import DIGITS, ROOT, run, scripts_environment, train
 
 from common.errors import UsageError, UserError
 from launch.workers import workers_now
+from plan.flags import parse
+from plan.plan import plan_for
 from tests.rigs.trainings import differences
-from training.flags import parse
-from training.plan import plan_for
 
 SONY = ROOT / "launch" / "recipes" / "sony_1811.05233"
 PHASES = (DIGITS, "--model=convnet", "--image_size=16", "--batch_size=0:96,1:192,2:96", "--epochs=3", "--warmup=none",

@@ -1,7 +1,11 @@
 """The networks of tf.keras.applications with Bigbatch's layers, against Keras's own networks."""
+import contextlib
+import functools
 import shutil
 import sys
+from types import SimpleNamespace
 
+import horovod.tensorflow as hvd
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,9 +13,12 @@ from conftest import rows, train
 
 import model_zoo
 from common.errors import UserError
+from distributed.world import World
 from model_zoo import applications
 from model_zoo.layers import BatchNormalization, Dropout, last_layer, masks_at
 from tests.rigs.trainings import differences
+from training.batch_norm import ExactStatistics
+from training.initial_weights import initialize
 
 APPLICATIONS = tf.keras.applications
 # a network of each way to scale pixels and of each kind of layer that is replaced; sizes in pixels
@@ -52,7 +59,7 @@ def test_a_network_computes_what_keras_computes(name, size, monkeypatch):
     ours = model_zoo.create_model(f"keras:{name}", 7, size)
     monkeypatch.setattr(applications, "_builder", lambda _: lambda weights: theirs)
     before = last_layer(ours).get_weights()
-    assert applications.load_pretrained(ours) == len(ours.variables) - 2
+    assert applications.load_pretrained(ours) == [last_layer(ours)]
     assert all((old == new).all() for old, new in zip(before, last_layer(ours).get_weights(), strict=True))
     last_layer(ours).set_weights(last_layer(theirs).get_weights())
     pixels = np.random.default_rng(1).uniform(0, 255, (2, size, size, 3)).astype(np.float32)
@@ -60,6 +67,62 @@ def test_a_network_computes_what_keras_computes(name, size, monkeypatch):
     np.testing.assert_allclose(ours(pixels), theirs(scaled), rtol=1e-3, atol=2e-4)
     assert not [layer for layer in ours.layers if type(layer) in (
         tf.keras.layers.BatchNormalization, tf.keras.layers.Dropout)]
+
+
+def test_at_another_size_the_dense_layer_that_depends_on_it_is_new(monkeypatch, capfd):
+    """VGG's `fc1`, with 512 inputs for each of the places that pooling leaves: 2 x 2 instead of 1 x 1."""
+    theirs = randomized("VGG16", 32)
+    ours = model_zoo.create_model("keras:VGG16", 7, 64)
+    monkeypatch.setattr(applications, "_builder", lambda _: lambda weights: theirs)
+    before = ours.get_layer("fc1").get_weights()
+    initialize(None, ours, classes=())
+    assert "took 28 of 32 variables from ImageNet's weights of Keras; new: fc1, predictions" in capfd.readouterr().err
+    for name in ("block1_conv1", "block5_conv3", "fc2"):
+        for own, source in zip(*(one.get_layer(name).get_weights() for one in (ours, theirs)), strict=True):
+            assert (own == source).all()
+    assert all((old == new).all() for old, new in zip(before, ours.get_layer("fc1").get_weights(), strict=True))
+
+
+@pytest.mark.parametrize(("name", "size"), [("MobileNet", 32), *(
+    pytest.param(name, size, marks=pytest.mark.campaign) for name, size in (  # of each family with batch norm
+        ("DenseNet121", 32), ("EfficientNetB0", 32), ("EfficientNetV2B0", 32), ("InceptionResNetV2", 75),
+        ("InceptionV3", 75), ("MobileNetV2", 32), ("MobileNetV3Small", 32), ("NASNetMobile", 32), ("RegNetX002", 32),
+        ("RegNetY002", 32), ("ResNet50", 32), ("ResNet50V2", 32), ("ResNetRS50", 32), ("Xception", 71)))])
+def test_exact_statistics_are_those_of_what_each_batch_norm_gets(name, size):
+    """Each layer tells what it gets when the model is called."""
+    hvd.init()
+    model, seen = model_zoo.create_model(f"keras:{name}", 7, size), {}
+    layers = [layer for layer in model.layers if isinstance(layer, BatchNormalization)]
+
+    def told(layer, call, inputs, training):
+        if tf.executing_eagerly():
+            seen[layer.name] = inputs.numpy().astype(np.float64)
+        return call(inputs, training)
+
+    for layer in layers:
+        layer.call = functools.partial(told, layer, layer.call)
+    images = np.random.default_rng(0).uniform(0, 255, (16, size, size, 3)).astype(np.float32)
+    with masks_at(model, tf.constant(0, tf.int64)):
+        model(images, training=True)
+    batches = SimpleNamespace(iterator=iter(tf.data.Dataset.from_tensors((images, np.zeros((16, 1))))),
+                              admit=lambda count: None)
+    train = SimpleNamespace(samples=16, any_order=False)
+    feed = SimpleNamespace(dataset=SimpleNamespace(train=train), shard=0, shards=1, prepare=lambda *_, **__: None,
+                           open=lambda _: contextlib.nullcontext(batches))
+    ExactStatistics(model, World().sums).measure(feed, [0], 16, 16)
+    assert len(seen) == len(layers) > 10
+    for layer in layers:
+        values = seen[layer.name].reshape(-1, seen[layer.name].shape[-1])
+        mean, variance = values.mean(axis=0), values.var(axis=0)
+        np.testing.assert_allclose(layer.moving_mean, mean, rtol=1e-2, atol=1e-3 * values.std())
+        np.testing.assert_allclose(layer.moving_variance, variance, rtol=1e-2, atol=1e-3 * values.var())
+
+
+@pytest.mark.parametrize("name", [name for name in model_zoo.MODELS if name.startswith("keras:")])
+def test_the_least_image_size_is_the_one_of_keras(name):
+    least = model_zoo.MODELS[name].least_image_size
+    with pytest.raises(ValueError, match=rf"at least {least}x{least}"):
+        getattr(APPLICATIONS, name.removeprefix("keras:"))(weights=None, input_shape=(least - 1, least - 1, 3))
 
 
 def test_efficientnet_has_the_published_scaling():

@@ -54,6 +54,25 @@ def test_feature_maps_shrink_as_published(name, sizes):
     assert list(dict.fromkeys(seen)) == list(dict.fromkeys(sizes))
 
 
+def test_convnet_bn_normalizes_what_alexnet_bn_does():
+    """The inputs of all convolutions but the first, with nothing to learn; its size is convnet's."""
+    model = model_zoo.create_model("convnet_bn", 10, 32)
+    assert size(model) == size(model_zoo.create_model("convnet", 10, 32))
+    norms = [layer for layer in model.layers if "batch_normalization" in layer.name]
+    assert [layer.input_shape[1:] for layer in norms] == [(16, 16, 16), (8, 8, 32)]
+    inputs = [layer.input.name.partition("/")[0] for layer in model.layers if "conv2d" in layer.name]
+    assert inputs[1:] == [layer.name for layer in norms]
+    assert all(layer.epsilon == 1e-4 and not layer.trainable_variables for layer in norms)
+
+
+@pytest.mark.parametrize("name", ["alexnet", "alexnet_bn", "alexnet_bn5", "convnet", "convnet_bn"])
+def test_pooling_leaves_something_of_the_least_image_size(name):
+    least = model_zoo.MODELS[name].least_image_size
+    model_zoo.create_model(name, 10, least)
+    with pytest.raises(ValueError, match=r"[Nn]egative dimension|must be > 0|must be positive|cannot be zero"):
+        model_zoo.create_model(name, 10, least - 1)
+
+
 @pytest.mark.parametrize("side", [7, 8])
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("kernel", [1, 3, 7])

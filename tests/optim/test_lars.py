@@ -323,3 +323,35 @@ def test_large_and_equal_variables_follow_the_paper_too():
         expected = reference(weights, gradients, 0.9, 0.1, 0.001, exclude=exclude)
         for name in shapes:
             np.testing.assert_allclose(ours[name], expected[name], rtol=2e-4, atol=2e-5, err_msg=name)
+
+
+def test_xla_without_its_norms_names_the_argument():
+    model = tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=(3,))])
+    model.compile(LARS(0.1), loss="mse", jit_compile=True)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="XLA_needs_LARS_with_jit_compile_True"):
+        model.fit(np.ones((4, 3)), np.ones((4, 2)), verbose=0)
+
+
+@pytest.mark.parametrize("suffix", [".keras", ".h5"])
+def test_a_saved_model_is_loaded_without_custom_objects(suffix, tmp_path):
+    model = tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=(3,))])
+    model.compile(LARS(0.1, trust_coefficient=0.02, exclude=("bias",)), loss="mse")
+    model.fit(np.ones((4, 3)), np.ones((4, 2)), verbose=0)
+    model.save(tmp_path / f"model{suffix}")
+    loaded = tf.keras.models.load_model(tmp_path / f"model{suffix}")
+    assert type(loaded.optimizer) is LARS and loaded.optimizer.get_config() == model.optimizer.get_config()
+    for one, other in zip(loaded.optimizer.variables, model.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_it_needs_nothing_but_tensorflow():
+    """As `pip install --no-deps` leaves it."""
+    program = """
+import sys
+import tensorflow
+before = {name.partition(".")[0] for name in sys.modules}
+import optim.lars
+print(*sorted({name.partition(".")[0] for name in sys.modules} - before))
+"""
+    done = run_program("python", 1, "-c", program)
+    assert done.stdout.split() == ["optim"], done.stdout + done.stderr

@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT, environment, launcher, require_tool
 
 from reporting.report import report
-from reporting.run_folder import RunData
+from reporting.run_data import RunData
 from tests.rigs.run_files import row, whole
 
 # Shows a page as a desktop does and as a phone does, and writes down what it measures there.

@@ -6,7 +6,9 @@ from xml.etree import ElementTree
 import pytest
 
 from reporting import charts, heat_map
-from reporting.charts import Line
+from reporting.charts import FROM_ZERO, LOGARITHMIC, NUMBERS, Line, XAxis
+
+EPOCH = XAxis("epoch")
 
 
 def elements(figure: str, name: str) -> list:
@@ -19,26 +21,26 @@ def elements(figure: str, name: str) -> list:
 def test_what_is_not_a_number_or_has_no_logarithm_leaves_a_gap(log, dots):
     series = [Line("train", [1, 2, 3, 3.5], [2.0, None, 0.0, 1e-3]),
               Line("<&>", [1, 2, 3, 3.5], [math.nan, 7, 8, math.inf])]
-    figure = charts.lines("Loss", "epoch", series, log)
+    figure = charts.lines("Loss", EPOCH, series, LOGARITHMIC if log else NUMBERS)
     assert len(elements(figure, "circle")) == dots
     assert "Loss" in figure and "epoch" in figure and "&lt;&amp;&gt;: 7 (epoch 2)" in figure and "(epoch 3.5)" in figure
 
 
 def test_a_run_without_any_number():
     for series in ([], [Line("train", [1], [None])]):
-        figure = charts.lines("Loss", "epoch", series, log=True)
+        figure = charts.lines("Loss", EPOCH, series, LOGARITHMIC)
         assert not elements(figure, "circle") and "no finite value" in figure
 
 
 def test_a_single_evaluation():
-    [dot] = elements(charts.lines("Loss", "epoch", [Line("train", [1], [2.5])]), "circle")
+    [dot] = elements(charts.lines("Loss", EPOCH, [Line("train", [1], [2.5])]), "circle")
     assert dot.find("title").text == "train: 2.5 (epoch 1)"
 
 
 @pytest.mark.parametrize("log, values", [(False, [10.0, 20.0, 40.0]), (True, [1.0, 10.0, 1000.0])])
 def test_points_lie_where_their_values_are(log, values):
     """The second of three values lies a third of the way, on an axis of either kind; and time goes to the right."""
-    dots = elements(charts.lines("", "epoch", [Line("", [0, 1, 2], values)], log), "circle")
+    dots = elements(charts.lines("", EPOCH, [Line("", [0, 1, 2], values)], LOGARITHMIC if log else NUMBERS), "circle")
     heights = [float(dot.get("cy")) for dot in dots]
     assert heights[0] - heights[1] == pytest.approx((heights[0] - heights[2]) / 3, abs=0.1) and heights[0] > heights[2]
     across = [float(dot.get("cx")) for dot in dots]
@@ -46,13 +48,13 @@ def test_points_lie_where_their_values_are(log, values):
 
 
 def test_a_planned_value_holds_until_the_next():
-    [path] = [path for path in elements(charts.lines("", "epoch", [Line("", [0, 5], [64, 128], steps=True)]), "path")
+    [path] = [path for path in elements(charts.lines("", EPOCH, [Line("", [0, 5], [64, 128], steps=True)]), "path")
               if path.get("class") is None]
     assert re.fullmatch(r"M\S+ (\S+)H\S+L\S+ (?!\1)\S+", path.get("d"))
 
 
 def test_long_runs_are_thinned_to_their_first_and_last_points():
-    dots = elements(charts.lines("", "epoch", [Line("", range(10_000), [1.0] * 10_000)]), "circle")
+    dots = elements(charts.lines("", EPOCH, [Line("", range(10_000), [1.0] * 10_000)]), "circle")
     assert len(dots) <= charts.MOST_POINTS + 1
     assert "(epoch 0)" in dots[0].find("title").text and "(epoch 9,999)" in dots[-1].find("title").text
 
@@ -95,7 +97,7 @@ def test_a_logarithmic_axis_has_three_ticks_or_more():
 
 def test_all_charts_of_a_run_have_one_horizontal_range():
     """From 0 to the given end, in whole epochs, whatever the points are."""
-    figure = charts.lines("Loss", "epoch", [Line("", [1, 2], [1.0, 2.0])], x_end=4)
+    figure = charts.lines("Loss", XAxis("epoch", end=4), [Line("", [1, 2], [1.0, 2.0])])
     left, right = charts.LEFT, charts.WIDTH - charts.RIGHT
     assert [float(dot.get("cx")) for dot in elements(figure, "circle")] == pytest.approx(
         [left + (right - left) / 4, left + (right - left) / 2], abs=0.1)
@@ -104,8 +106,8 @@ def test_all_charts_of_a_run_have_one_horizontal_range():
 
 
 def test_an_axis_from_zero():
-    figure = charts.lines("images/s", "workers", [
-        Line("", [1, 2], [90.0, 100.0]), Line("ideal", [0, 2], [0.0, 200.0])], x_end=2, from_zero=True)
+    figure = charts.lines("images/s", XAxis("workers", end=2), [
+        Line("", [1, 2], [90.0, 100.0]), Line("ideal", [0, 2], [0.0, 200.0])], FROM_ZERO)
     first, second, origin, most = elements(figure, "circle")
     assert float(origin.get("cy")) == charts.HEIGHT - charts.BOTTOM and float(origin.get("cx")) == charts.LEFT
     assert float(most.get("cy")) < float(second.get("cy")) and most.find("title").text == "ideal: 200 (workers 2)"
@@ -114,7 +116,7 @@ def test_an_axis_from_zero():
 
 
 def test_a_reader_hears_what_a_chart_shows():
-    for figure in (charts.lines("A < B", "epoch", [Line("", [1], [1.0])]), charts.bars("A < B", [("x", 1.0, False)]),
+    for figure in (charts.lines("A < B", EPOCH, [Line("", [1], [1.0])]), charts.bars("A < B", [("x", 1.0, False)]),
                    charts.stacked_bars("A < B", "epoch", [1], {"a": [1.0]}), heat_map.confusion(["a"], {(0, 0): 1}),
                    heat_map.trust_ratios([0], {"a": [1.0]})):
         [named] = [svg for svg in elements(figure, "svg") if svg.get("role") == "img"]

@@ -10,11 +10,11 @@ import pytest
 from conftest import ROOT
 
 from common.files import as_json, write_json
-from optim.schedules import same
-from reporting import heat_map, report
+from plan.values import same
+from reporting import curves, heat_map, report
 from reporting.compare import comparison
 from reporting.report import write_report
-from reporting.run_folder import RunData
+from reporting.run_data import RunData
 from tests.rigs.run_files import earlier_version, row, whole
 
 
@@ -136,10 +136,10 @@ def test_the_planned_learning_rate_jumps_where_it_does(tmp_path):
     run = RunData.read(whole(tmp_path / "run", epochs=4))
     run.plan["learning_rate_breakpoints"] = [[0, 0.5], [1.4999, 5.0], [1.5, 0.5], [4, 0.0]]
     rates = {row["epoch"]: row["learning_rate"] for row in run.plan["schedule"]}
-    planned = report.schedule(run, "learning_rate", 2)
+    planned = curves.schedule(run, "learning_rate", 2)
     assert planned.kind == "dashed" and [*zip(planned.x, planned.y, strict=True)] == [
         (0, 0.5), (0, rates[0]), (1, rates[1]), (1.4999, 5.0), (1.5, 0.5), (2, rates[2])]
-    assert report.schedule(run, "momentum", 4).x == (0, 1, 2, 3, 4)
+    assert curves.schedule(run, "momentum", 4).x == (0, 1, 2, 3, 4)
 
 
 HOLDER = """
@@ -286,3 +286,13 @@ def test_one_run_is_drawn_again(tmp_path, capsys):
     assert report.main(["report", str(folder)]) == 0
     assert capsys.readouterr().out == f"{tmp_path}/copy.html\n{folder}/report.html\n"
     assert (tmp_path / "copy.html").is_file() and (folder / "report.html").is_file()
+
+
+def test_an_image_is_no_markup(tmp_path):
+    """outcomes.json may come from anyone whose run is looked at."""
+    folder = whole(tmp_path / "run")
+    outcomes = json.loads((folder / "outcomes.json").read_text())
+    outcomes["worst"][0]["image"] = 'data:,"><b>bold</b>'
+    write_json(folder / "outcomes.json", outcomes)
+    page = write_report(folder).read_text()
+    assert "<b>bold" not in page and 'src="data:,&quot;&gt;&lt;b&gt;bold&lt;/b&gt;"' in page

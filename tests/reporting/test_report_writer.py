@@ -6,6 +6,7 @@ import re
 import subprocess
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,13 +15,13 @@ from PIL import Image
 
 from common.files import write_json
 from data.dataset import open_dataset
+from plan.flags import parse
+from plan.run_folder import RunFolder
 from reporting import about, outcomes, report_writer
-from reporting.observer import Evaluation, RunInfo, Update
 from reporting.report_writer import ReportWriter
-from reporting.run_folder import RunFolder
 from reporting.run_log import RunLog
 from tests.rigs.run_files import flags_text, plan, row
-from training.flags import parse
+from training.observer import Evaluation, RunInfo, Update
 from training.state import Progress
 
 RECIPE = ROOT / "launch" / "recipes" / "sony_1811.05233" / "table3-experiment1.flags"
@@ -124,9 +125,9 @@ def test_the_git_revision(tmp_path):
 
 def test_a_whole_training(info, found, capsys):
     """The page is complete after `close`."""
-    writer = ReportWriter(RunFolder(info.folder), lambda number, size: (
-        np.full((number, 32, 32, 3), 200, np.uint8), [f"class {one}" for one in range(number)]))
-    writer.start(info)
+    writer = ReportWriter(RunFolder(info.folder))
+    writer.start(replace(info, images=lambda number, size: (
+        np.full((number, 32, 32, 3), 200, np.uint8), [f"class {one}" for one in range(number)])))
     writer.step(Update(0, 0.0, 256, 1.0, 0.9, 2.0, 0.1))
     for epoch in (1, 2, 3):
         with open(info.folder / "metrics.jsonl", "a") as file:
@@ -140,8 +141,8 @@ def test_a_whole_training(info, found, capsys):
     assert "50.20%" in page and "120 of 360 validation images" in page and "In progress" not in page
     assert "75.03" in page and "Training images" in page
     assert re.findall(r"<figcaption>(class \d+)</figcaption>", page) == [f"class {one}" for one in range(16)]
-    resumed = ReportWriter(RunFolder(info.folder), lambda number, size: 1 / 0)
-    resumed.start(info)
+    resumed = ReportWriter(RunFolder(info.folder))
+    resumed.start(replace(info, images=lambda number, size: 1 / 0))
     resumed.close()
     assert json.loads((info.folder / "run.json").read_text())["sample_classes"][15] == "class 15"
     assert Image.open(info.folder / "samples.jpg").size == (8 * 64, 2 * 64)
@@ -187,8 +188,8 @@ def test_drawings_are_seconds_apart(info, found, monkeypatch):
 
 def test_a_failure_is_one_line_and_training_goes_on(info, found, capsys):
     (info.folder / "plan.json").unlink()
-    writer = ReportWriter(RunFolder(info.folder), lambda number, size: 1 / 0)
-    writer.start(info)
+    writer = ReportWriter(RunFolder(info.folder))
+    writer.start(replace(info, images=lambda number, size: 1 / 0))
     writer.step(Update(0, 0.0, 256, 1.0, 0.9, 2.0, 0.1))
     for epoch in (1, 2):
         writer.evaluation(Evaluation(row(epoch), {}, {}, found))

@@ -8,10 +8,10 @@ import pytest
 from conftest import rows
 
 from common.files import in_memory
-from reporting.observer import Evaluation, Update
-from reporting.run_folder import LAYERS, METRICS, OUTCOMES, RUN, STEPS, SUMMARY, TIMES, RunFolder
+from plan.run_folder import LAYERS, METRICS, OUTCOMES, RUN, STEPS, SUMMARY, TIMES, RunFolder
 from reporting.run_log import RunLog
 from tests.rigs.run_files import row
+from training.observer import Evaluation, Update
 from training.state import Progress
 
 LAYER = {"dense/kernel": [1.5, 0.25, 1e-3]}

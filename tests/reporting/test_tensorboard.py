@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from reporting.observer import Evaluation, Update
-from reporting.run_folder import RunFolder
+from plan.run_folder import RunFolder
+from reporting.observers import grid
 from reporting.run_log import RunLog
 from reporting.tensorboard import TensorBoard, markdown
-from training.observing import grid
+from training.observer import Evaluation, Update
 from training.state import Progress
 
 

@@ -1,6 +1,8 @@
 """Where TensorFlow would put a graph's operations on a machine with a GPU: as its registry of kernels has it."""
+import os
 from collections.abc import Iterator
 
+import tensorflow as tf
 from tensorflow.python.framework import kernels, op_def_registry
 
 # What a caller gives, and what control flow hands on, may be on either side.
@@ -30,6 +32,19 @@ def _allows(constraint, node) -> bool:
 def on_the_host(graph) -> set[str]:
     """Kinds of operations that have no kernel for a GPU."""
     return {node.op for _, nodes in operations(graph) for node in nodes.values() if gpu_kernel(node) is None}
+
+
+def hidden_transposes(graph) -> int:
+    """How often batch norm's GPU kernels transpose, which no graph shows (TensorFlow's fused_batch_norm_op.cc).
+
+    They compute a training batch norm of NHWC data as NCHW: x and y forward, and dy, x and dx backward, unless the
+    variable is set and the data has 16 bits.
+    """
+    persistent = os.environ.get("TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT") == "1"
+    return sum({"FusedBatchNormV3": 2, "FusedBatchNormGradV3": 3}.get(node.op, 0)
+               for _, nodes in operations(graph) for node in nodes.values()
+               if node.attr["is_training"].b and node.attr["data_format"].s == b"NHWC"
+               and not (persistent and tf.as_dtype(node.attr["T"].type).size == 2))
 
 
 def copies_to_the_host(graph) -> set[tuple[str, str]]:

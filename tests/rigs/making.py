@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from data import formats, order
+from data import formats
 from data.dataset import Dataset, Split, describe
 
 CUTS = {"train": (0, 500, 900, 1437), "validation": (0, 353)}  # three training files; 353 is a prime number
@@ -32,5 +32,5 @@ def write_class_folders(name, records, folder):
 
 def record(split, sample):
     """(encoded image, label) of one sample."""
-    [(path, index, numbers)] = order.file_slices(split, np.array([sample]))
+    [(path, index, numbers)] = split.slices(np.array([sample]))
     return next(split.kind.records(path, index, numbers))

@@ -1,8 +1,8 @@
 """Plans of recipes that are given flag by flag."""
 from common.flags import parsed
-from training.flags import define
-from training.plan import make_plan
-from training.settings import Recipe
+from plan.flags import define
+from plan.plan import make_plan
+from plan.settings import Recipe
 
 RECIPE = dict(
     batch_size="128", epochs=12.0, learning_rate="5", lr_scaling="none", base_batch_size=256,

@@ -14,13 +14,14 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from distributed import grids
-from distributed import optimizer as wrapped
 from distributed.exchange import GradientExchange, Ring
 from distributed.hierarchical import Hierarchical
 from distributed.neighbours import distinct
+from distributed.optimizer import build, wrap
 from distributed.torus import AllToAll, ProcessSets
 from optim.lars import SGD
+from plan import grids
+from training.update import average
 
 WORKERS = int(os.environ.get("HOROVOD_SIZE") or os.environ.get("OMPI_COMM_WORLD_SIZE", 1))
 SHAPES = ((), (1,), (3, 3, 4, 5), (17,), (1000, 3), (2, 1), (129,))
@@ -53,6 +54,7 @@ class Named:
 
     def __init__(self, collectives, name: str):
         self._collectives, self._name = collectives or Ring(), name.replace(" ", "_")
+        self.least_buckets = self._collectives.least_buckets
 
     def sum(self, tensors, compression, name):
         return self._collectives.sum(tensors, compression, f"{self._name}_{name}")
@@ -60,15 +62,17 @@ class Named:
 
 def averaging(collectives, compression: str):
     """A compiled function of (dense gradients, values, indices of the slices): what the optimizer's exchange gives."""
-    optimizer = wrapped.wrap(SGD(0.0), GradientExchange(collectives, compression, FUSION_MB))
-    wrapped.build(optimizer, [tf.Variable(tf.zeros(shape)) for shape in (*SHAPES, TABLE)])
+    optimizer, exchange = wrap(SGD(0.0)), GradientExchange(collectives, compression, FUSION_MB)
+    variables = [tf.Variable(tf.zeros(shape)) for shape in (*SHAPES, TABLE)]
+    build(optimizer, variables)
 
     @tf.function(reduce_retracing=True, autograph=False)
-    def average(dense, values, indices):
+    def averaged(dense, values, indices):
         slices = tf.IndexedSlices(values, indices, tf.constant(TABLE, tf.int64))
-        return [tf.convert_to_tensor(one.value) for one in wrapped.average(optimizer, [*dense, slices], hvd.size())[0]]
+        means, _ = average(exchange, optimizer, [*dense, slices], variables, hvd.size())
+        return [tf.convert_to_tensor(mean.value) for mean in means]
 
-    return lambda dense, values, indices: [one.numpy() for one in average(
+    return lambda dense, values, indices: [one.numpy() for one in averaged(
         [tf.constant(one) for one in dense], tf.constant(values), tf.constant(indices))]
 
 

@@ -14,14 +14,15 @@ TIMES = ("images_per_second", "seconds")
 PATIENCE = 180  # seconds to wait for a start or for an end
 
 
-def start(folder: Path, workers: int, flags, python=sys.executable, program=ROOT / "train.py"
-          ) -> subprocess.Popen:
-    """Starts train.py under mpirun, with its output in FOLDER.log."""
+def start(folder: Path, workers: int, flags, python=sys.executable, program=ROOT / "train.py", launcher="mpirun",
+          environment=()) -> subprocess.Popen:
+    """Starts train.py under mpirun or horovodrun, with its output in FOLDER.log. environment: additions to it."""
+    words = ([BIN / "mpirun", "--allow-run-as-root", "--oversubscribe"] if launcher == "mpirun" else
+             [BIN / "python", "-m", "distributed.gloo", "--gloo"])
     with open(f"{folder}.log", "ab") as log:
         return subprocess.Popen(
-            [BIN / "mpirun", "--allow-run-as-root", "--oversubscribe", "-np", str(workers), python,
-             program, *flags, f"--output_dir={folder}"],
-            stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
+            [*words, "-np", str(workers), python, program, *flags, f"--output_dir={folder}"], stdout=log, stderr=log,
+            stdin=subprocess.DEVNULL, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)} | dict(environment))
 
 
 def trainers(launcher: subprocess.Popen) -> list[psutil.Process]:
@@ -29,8 +30,9 @@ def trainers(launcher: subprocess.Popen) -> list[psutil.Process]:
     found = {}
     for process in psutil.Process(launcher.pid).children(recursive=True):
         try:
+            own = process.environ()
             if any(word.endswith("train.py") for word in process.cmdline()):
-                found[int(process.environ()["OMPI_COMM_WORLD_RANK"])] = process
+                found[int(own.get("OMPI_COMM_WORLD_RANK") or own["HOROVOD_RANK"])] = process
         except (psutil.Error, KeyError):
             continue
     return [found[rank] for rank in sorted(found)]

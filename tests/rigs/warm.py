@@ -39,7 +39,8 @@ SERVERS = {}  # that this process has started, by folder
 IMPORTED = ("tensorflow", "horovod.tensorflow.keras", "horovod.tensorflow.elastic", "nvidia.dali.fn",
             "nvidia.dali.plugin.tf")
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-ROOMS = ("common", "model_zoo", "optim", "data", "distributed", "reporting", "training", "inference")  # of train.py
+# The rooms of train.py.
+ROOMS = ("common", "model_zoo", "optim", "data", "plan", "distributed", "training", "reporting", "inference")
 
 
 def start(folder) -> None:
@@ -205,6 +206,7 @@ def _become(asked, descriptors, train_py) -> None:
     train_py: os.stat of the program for which the checkout's modules stay imported.
     """
     import random
+    import tempfile
 
     import numpy as np
 
@@ -222,6 +224,7 @@ def _become(asked, descriptors, train_py) -> None:
     os.sched_setaffinity(0, asked["cores"])
     random.seed()
     np.random.seed()
+    tempfile.tempdir = None  # TMPDIR may be another one here
     sys.executable = asked["python"]
     sys.stdout.reconfigure(line_buffering=sys.stdout.isatty() or bool(os.environ.get("PYTHONUNBUFFERED")))
     sys.path[:0] = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]

@@ -18,7 +18,8 @@ from model_zoo.layers import BatchNormalization, Dropout
 from optim.lars import SGD
 from tests.rigs.plans import plan
 from training.batch_norm import ExactStatistics, MovingStatistics, Span
-from training.step import Totals, TrainStep, make_train_step
+from training.state import Totals
+from training.step import TrainStep, make_train_step
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -49,10 +50,11 @@ def test_moving_statistics_move_once_per_update(accumulation, groups):
     inputs = tf.keras.Input((4, 4, 3))
     outputs = tf.keras.layers.GlobalAveragePooling2D()(BatchNormalization(momentum=0.8)(inputs))
     model = tf.keras.Model(inputs, tf.keras.layers.Dense(2)(outputs))
-    optimizer = wrap(SGD(0.0), GradientExchange())
+    optimizer = wrap(SGD(0.0))
     build(optimizer, model.trainable_variables)
     moving = MovingStatistics(model)
-    step = make_train_step(TrainStep(model, optimizer, Totals(), accumulation, moving=moving, span=Span(groups)))
+    step = make_train_step(TrainStep(model, optimizer, GradientExchange(), Totals(), accumulation, moving=moving,
+                                     span=Span(groups)))
     samples = images.reshape(-1, 4, 4, 3), np.zeros((96, 1), int)
     batches = iter(tf.data.Dataset.from_tensor_slices(samples).batch(32 // accumulation))
     for _ in range(3):

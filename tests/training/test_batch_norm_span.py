@@ -7,9 +7,9 @@ import pytest
 from conftest import ROOT, rows, run, weights
 
 from common.errors import UserError
+from plan import flags
 from tests.rigs.bn_train import PROGRAM
 from tests.rigs.plans import plan
-from training import flags
 
 SHORT = ("--model=bn_convnet", "--image_size=16", "--batch_size=128", "--epochs=0.3", "--optimizer=sgd",
          "--warmup=none", "--learning_rate=0.02", "--augmentation=none", "--deterministic=same_workers")
@@ -30,14 +30,14 @@ def trained(train_once):
 def test_the_span_is_that_of_one_workers_micro_batches(trained, workers, micro, span):
     """All variables, moving statistics included, but for the order of sums."""
     ours = trained(workers, f"--micro_batch_size={micro}", f"--batch_norm_span={span}")
-    theirs = trained(1, f"--micro_batch_size={span}")
+    theirs = trained(1, f"--micro_batch_size={span}", "--batch_norm_span=auto")
     assert json.loads((ours / "plan.json").read_text())["batch_norm_span"] == [span]
     ours_weights, theirs_weights = weights(ours), weights(theirs)
     for name in theirs_weights:
         if name.startswith("model/"):
             np.testing.assert_allclose(ours_weights[name], theirs_weights[name], rtol=2e-2, atol=2e-4, err_msg=name)
     assert rows(ours)[-1]["train_loss"] == pytest.approx(rows(theirs)[-1]["train_loss"], rel=1e-4)
-    other = weights(trained(1, "--micro_batch_size=128"))  # the span makes a difference
+    other = weights(trained(1, "--micro_batch_size=128", "--batch_norm_span=auto"))  # the span makes a difference
     kernel = next(name for name in other if name.startswith("model/") and name.endswith("kernel"))
     ours_off, other_off = (np.abs(one[kernel] - theirs_weights[kernel]).max() for one in (ours_weights, other))
     assert other_off > 10 * ours_off
@@ -101,5 +101,5 @@ def test_several_workers_share_no_span_under_xla(flag):
 
 
 def test_by_default_the_span_is_the_micro_batch():
-    assert flags.parse(["train.py"]).recipe.batch_norm_span is None
+    assert flags.parse(["train.py", "--batch_norm_span=auto"]).recipe.batch_norm_span is None
     assert [phase.batch_norm_span for phase in plan(2, batch_size="128").phases] == [64]

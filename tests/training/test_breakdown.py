@@ -13,11 +13,12 @@ from distributed import optimizer as wrapped
 from distributed.exchange import GradientExchange
 from distributed.world import start
 from training.breakdown import StepTimes, breakdown_of
-from training.step import StepResult, Totals, make_train_step, TrainStep
+from training.state import Totals
+from training.step import StepResult, make_train_step, TrainStep
 
 world = start(0)
 model = tf.keras.Sequential([tf.keras.Input([4]), tf.keras.layers.Dense(8)])
-optimizer = wrapped.wrap(optim.create_optimizer("sgd", learning_rate=0.0, momentum=0.9), GradientExchange())
+optimizer = wrapped.wrap(optim.create_optimizer("sgd", learning_rate=0.0, momentum=0.9))
 wrapped.build(optimizer, model.trainable_variables)
 accumulation, wait = int(sys.argv[1]), 0.3 if world.rank == 1 else 0.0
 wanted = threading.Semaphore(0)  # of micro-batches: none is read ahead of its step
@@ -30,11 +31,13 @@ def samples():
 
 iterator = iter(tf.data.Dataset.from_generator(samples, output_signature=(
     tf.TensorSpec([2, 4], tf.float32), tf.TensorSpec([2, 1], tf.int32))))
-step, times, waits = make_train_step(TrainStep(model, optimizer, Totals(), accumulation)), StepTimes(), []
+step = make_train_step(TrainStep(model, optimizer, GradientExchange(), Totals(), accumulation))
+times, waits = StepTimes(), []
 for number in range(7):
     wanted.release(accumulation)
     began = time.perf_counter()
-    learned = StepResult.unpack(step(iterator, tf.constant(0.0), tf.constant(0.9), timed=tf.constant(True)).numpy())
+    learned = StepResult.unpacked(
+        step(iterator, tf.constant(0.0), tf.constant(0.9), timed=tf.constant(True)).numpy(), StepResult.shapes(2))
     if number > 1:  # once it is compiled, and the workers have met
         waits.append([*learned.waited.tolist(), time.perf_counter() - began])
         times.add_timed(waits[-1][-1], learned.waited)
@@ -83,11 +86,12 @@ def test_the_host_waits_for_every_tensor():
     import tensorflow as tf
 
     from training import breakdown
+    from training.marks import marks
 
     @tf.function
     def at(timed):
         late = tf.numpy_function(lambda: (time.sleep(0.3), np.float32(1))[1], [], tf.float32)
-        clock = breakdown.Clock(timed)
+        clock = breakdown.Clock(timed, marks())
         return clock.after([tf.ones([2]), tf.IndexedSlices(tf.reshape(late, [1, 1]), tf.constant([0]))])
 
     began = time.perf_counter()

@@ -17,15 +17,15 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from common.errors import UserError
 from data.synthetic import synthetic_dataset
 from distributed.world import World
-from reporting.observer import Evaluation, Update
-from reporting.run_folder import RunFolder
+from plan.flags import parse
+from plan.run_folder import RunFolder
+from plan.values import Every
 from reporting.run_log import RunLog
 from tests.rigs.trainings import newest_step
 from training.checkpoints import MEANING, Checkpoints, Damaged, intact, load_model, read
-from training.flags import parse
+from training.observer import Evaluation, Update
 from training.run import Training
 from training.state import Progress, Snapshot
-from training.values import Every
 
 RECIPE = {"model": "convnet", "momentum": 0.9, "exclude": ["gamma"]}
 
@@ -182,7 +182,7 @@ def test_a_checkpoint_whose_flags_mean_something_else_is_refused(tmp_path, chang
     rewritten(path, change)
     with pytest.raises(UserError, match=rf"step-00000003 .*\(version {version}, here {MEANING};"):
         Checkpoints(tmp_path, RECIPE).load(VARIABLES)
-    model = SimpleNamespace(variables=[tf.Variable(tf.zeros(1000), name="kernel")])
+    model = SimpleNamespace(variables=[tf.Variable(tf.zeros(1000), name="kernel")], layers=[])
     assert load_model(str(path), model)["progress"]["step"] == 3
     assert float(tf.norm(model.variables[0])) > 0
 
@@ -441,7 +441,7 @@ def test_never_resuming_deletes_nothing_that_another_worker_goes_on_with(tmp_pat
     (tmp_path / "checkpoints" / "step-00000007").mkdir(parents=True)
     (tmp_path / "metrics.jsonl").write_text("{}")
     settings = parse(["train.py", "--resume=never", f"--output_dir={tmp_path}"])
-    made = Training(settings, synthetic_dataset("synthetic:100"), World(), None, (None, None))
+    made = Training(settings, synthetic_dataset("synthetic:100"), World(), None, (None, None), None)
     made._folder = RunFolder(tmp_path)
     with contextlib.ExitStack() as held:
         made._open_folder(held, is_new)

@@ -9,15 +9,16 @@ import horovod.tensorflow as hvd
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import ROOT, rows, run
+from conftest import DIGITS, ROOT, TINY, rows, run
 
 from common.errors import UserError
 from data import synthetic
 from data.spool import Admitted
-from reporting.run_folder import RunFolder
-from training import divergence, flags
+from plan import flags
+from plan.plan import plan_for
+from plan.run_folder import RunFolder
+from training import divergence
 from training.checkpoints import Checkpoints
-from training.plan import plan_for
 from training.stopping import StopRequest
 
 NAMES = ["first/kernel", "second/kernel", "third/kernel"]
@@ -102,12 +103,12 @@ def rolled_back(tmp_path, poison, rollbacks=3):
     dataset = dataclasses.replace(synthetic.synthetic_dataset("synthetic:640"), classes=tuple("0123456789"))
     feed = Poisoned(dataset, 8, 0, poison=frozenset(poison))
     model = build.make_model(settings.recipe, dataset)
-    state = State(model, build.make_optimizer(settings.recipe, model, GradientExchange()))
+    state = State(model, build.make_optimizer(settings.recipe, model))
     seen = []
     observer = SimpleNamespace(step=lambda update: None, evaluation=lambda evaluation: seen.append(evaluation.row),
                                rewind=lambda progress: seen.append((dataclasses.replace(progress), made.committed)))
     (tmp_path / "checkpoints").mkdir()
-    job = build.make_job(settings, plan_for(settings, 1, 1, 640), World(), feed, state)
+    job = build.make_job(settings, plan_for(settings, 1, 1, 640), World(), feed, state, GradientExchange())
     made = recovery.Recovery(job, RunFolder(tmp_path), Checkpoints(tmp_path / "checkpoints", {}), StopRequest(),
                              hosts=SimpleNamespace(check_host_updates=lambda: None))
     made.begin()
@@ -154,3 +155,22 @@ def test_it_rolls_back_so_many_times_and_no_more(tmp_path, ten_classes):
     assert [progress.rollbacks for progress, _ in rewound] == [1, 2]
     # Diverged at a checkpoint's very step its weights are suspected, and the one before is taken: of step 4, then.
     assert [progress.skipped // 32 for progress, _ in rewound] == [3, 8]
+
+
+@pytest.mark.trainings
+def test_a_rollback_to_the_first_phase_hands_over_to_its_workers(tmp_path, monkeypatch):
+    """The weights explode in the first phase's last step, on one worker. The second one finds it, on two."""
+    monkeypatch.setenv("POISONED_SAMPLES", str(10 * 128))
+    flags = (ROOT / "train.py", DIGITS, *TINY, "--batch_size=0:128,1:256", "--micro_batch_size=64", "--epochs=2",
+             "--workers_schedule=0:1,1:2", "--on_divergence=rollback", "--observer=tests.rigs.poison:Poison",
+             f"--output_dir={tmp_path}")
+    for workers, following, where in ((1, 2, "after step 11 of 16"), (2, 1, "after step 0 of 16"),
+                                      (1, 2, "after step 11 of 16")):
+        done = run("mpirun", workers, *flags)
+        assert done.returncode == 75 and f"the phase {where} needs {following} workers" in done.stderr, done.stderr
+        assert json.loads((tmp_path / "run.json").read_text())["next_workers"] == following
+        assert done.stderr.count("rolled back to") == (workers == 2)
+    assert run("mpirun", 2, *flags).returncode == 0
+    assert len(rows(tmp_path)) == 2
+    for row in rows(tmp_path):  # 11 steps do not read all of the first epoch
+        assert row["skipped"] == 1437 + 256 and math.isfinite(row["val_loss"])

@@ -1,4 +1,6 @@
 """What of a training step would run on a GPU's host, or wait for a copy to it: as TensorFlow's registry has it."""
+import os
+
 import horovod.tensorflow as hvd
 import pytest
 import tensorflow as tf
@@ -8,11 +10,17 @@ import model_zoo
 import optim
 from distributed.exchange import GradientExchange
 from distributed.optimizer import build, wrap
+from plan.flags import parse
 from tests.rigs import gpu_placement
+from training.batch_norm import Span, norms
 from training.breakdown import on_host
-from training.step import LayerStatistics, Totals, TrainStep, make_evaluation_step, make_train_step
+from training.build import set_variables
+from training.evaluate import make_evaluation_step
+from training.layer_statistics import LayerStatistics
+from training.state import Totals
+from training.step import TrainStep, make_train_step
 
-HOROVOD = "HorovodAllreduce"  # has a kernel for GPUs where Horovod is built for them
+HOROVOD = "HorovodGroupedAllreduce"  # has a kernel for GPUs where Horovod is built for them
 LOSS_SCALE = {("IsFinite", "If"), ("All", "If"), ("GreaterEqual", "If")}  # Keras's, which decides on the host
 CASES = {
     "float32": ("resnet20", 32, "float32", 2, "none", set()),
@@ -45,27 +53,44 @@ def test_a_step_runs_on_the_gpu_and_waits_for_no_copy(case, batches, monkeypatch
     optimizer = wrap(
         optim.create_optimizer("lars", learning_rate=0.0, momentum=0.9, weight_decay=1e-4, trust_coefficient=0.001,
                                epsilon=0.0, exclude=()),
-        GradientExchange(None, compression), loss_scaling=precision == "mixed_float16")
+        loss_scaling=precision == "mixed_float16")
     build(optimizer, model.trainable_variables)
-    step = make_train_step(TrainStep(model, optimizer, Totals(), accumulation_steps,
-                           layers=LayerStatistics(optimizer, model.trainable_variables)))
+    step = make_train_step(TrainStep(model, optimizer, GradientExchange(None, compression), Totals(),
+                                     accumulation_steps, layers=LayerStatistics(optimizer, model.trainable_variables)))
     graph = step.get_concrete_function(batches(size), tf.constant(0.0), tf.constant(0.0), on_host(True),
-                                       on_host(0, tf.int64), tf.constant([0.0, 0.0])).graph
+                                       on_host(0, tf.int64), tf.constant([0.0, 0.0]), on_host(True)).graph
     assert gpu_placement.on_the_host(graph) - {HOROVOD} == {"PyFunc"}  # the clock
     found = gpu_placement.copies_to_the_host(graph)
     assert {pair for pair in found if pair[1] != HOROVOD} - {("Reshape", "PyFunc")} == copies
+
+
+@pytest.mark.parametrize(("flags", "groups", "times"), [
+    (["--precision=float32"], 1, 5), (["--precision=mixed_float16"], 2, 0), (["--precision=mixed_bfloat16"], 1, 0),
+    (["--precision=mixed_float16", "--nopersistent_batch_norm"], 2, 5)])
+def test_batch_norm_transposes_nothing_in_16_bits(flags, groups, times, batches, monkeypatch):
+    hvd.init()
+    monkeypatch.setattr(os, "environ", {})
+    settings = parse(["train.py", *flags])
+    set_variables(settings)
+    tf.keras.mixed_precision.set_global_policy(settings.recipe.precision)
+    model = model_zoo.create_model("resnet20", 10, 32)
+    optimizer = wrap(optim.create_optimizer("sgd", learning_rate=0.0, momentum=0.9))
+    build(optimizer, model.trainable_variables)
+    step = make_train_step(TrainStep(model, optimizer, GradientExchange(), Totals(), span=Span(groups)))
+    graph = step.get_concrete_function(batches(32), tf.constant(0.0), tf.constant(0.0)).graph
+    assert gpu_placement.hidden_transposes(graph) == len(norms(model)) * times * groups
 
 
 ARGUMENTS = """
 import tensorflow as tf
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-from training.pending import Step
+from training.updates import Step
 from training.recovery import Recovery
 from types import SimpleNamespace
 recovery = SimpleNamespace(_stop=SimpleNamespace(received=False), _is_possible_now=lambda: True)
 with tf.device("/cpu:1"):  # stands for a GPU, where TensorFlow would put them
-    arguments = [*Step(0, 0, 0.0, 0.1, 0.9, 64, 64, True).arguments, Recovery.signals(recovery)]
+    arguments = [*Step(0, 0, 0.0, 0.1, 0.9, 64, 64, True, False).arguments, Recovery.signals(recovery)]
     print({one.device[-5:] for one in arguments}, tf.constant(1.0).device[-5:])
 """
 

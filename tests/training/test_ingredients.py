@@ -6,14 +6,14 @@ import pytest
 from conftest import DIGITS, ROOT, printed_json, rows, run, train, weights
 
 from experiments.trainings import Result
-from reporting.run_folder import RunData
+from reporting.run_data import RunData
 from tests.rigs.bn_train import PROGRAM
 from training.checkpoints import intact, write
 from training.state import Progress, Snapshot
 
 pytestmark = pytest.mark.trainings
 
-MIXED = (DIGITS, "--epochs=3", "--batch_size=96", "--optimizer=sgd", "--learning_rate=0.01", "--warmup=none",
+MIXED = (DIGITS, "--epochs=3", "--batch_size=96", "--optimizer=sgd", "--learning_rate=0.1", "--warmup=none",
          "--ema_decay=0.9", "--mixup=0.4", "--cutmix=1", "--micro_batch_size=16")
 GROWING = (*MIXED, "--model=bn_convnet", "--image_size=0:16,1:20,2:24", "--batch_norm_statistics=exact",
            "--checkpoint_every=0.4")
@@ -119,7 +119,9 @@ def test_the_average_reaches_the_target(tmp_path):
 
 
 @pytest.mark.parametrize(("flags", "code", "message"), [
-    (["--model=alexnet", "--image_size=0:128,2:224"], 1, "dense layers of alexnet need one image size"),
+    (["--model=alexnet", "--image_size=0:128,2:224"], 2, "dense layers of alexnet need one image size"),
+    (["--model=keras:MobileNetV2", "--image_size=17"], 2, "MobileNetV2 needs images of at least 32 pixels, not 17"),
+    (["--model=alexnet", "--image_size=66"], 2, "at least 67 pixels, not 66; raise --image_size"),
     (["--mixup=0.2", "--micro_batch_size=1"], 1, "1 is odd"),
     (["--ema_decay=1.5"], 2, "--ema_decay"),
     (["--image_size=0:16,3:0"], 2, "--image_size"),

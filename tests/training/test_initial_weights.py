@@ -1,15 +1,19 @@
 """--init_checkpoint: what is taken from a trained model, bit for bit, and what starts anew."""
+import json
 import shutil
 
 import numpy as np
 import pytest
 from conftest import DIGITS, ROOT, run, train, weights
 
+from tests.rigs.bn_train import PROGRAM
+from tests.rigs.making import write_shards
 from training.weight_check import DIFFER
 
 pytestmark = pytest.mark.trainings
 
 STILL = ("--learning_rate=0", "--warmup=none", "--weight_decay=0", "--epochs=0.1", "--batch_norm_momentum=1")
+NORMED = ("--model=bn_convnet", "--image_size=12", "--epochs=0.5", "--warmup=none")
 CONVNET = (DIGITS, "--model=convnet", "--optimizer=sgd", "--learning_rate=0.05", "--warmup=none", "--epochs=0.2")
 
 
@@ -89,6 +93,63 @@ def test_a_resumed_run_does_not_start_again(train_once, tmp_path):
     assert "resumed after step" in done.stderr and not initialized(done)
     whole, half = model(tmp_path / "whole"), model(tmp_path / "half")
     assert all(np.array_equal(whole[name], half[name]) for name in whole)
+
+
+def test_moving_statistics_of_trained_weights_count_also_after_a_resume(train_once, tmp_path):
+    """With or without --init_checkpoint on the command line that resumes."""
+    source = train_once(*NORMED, program=PROGRAM)
+    flags = (*NORMED, "--deterministic", "--seed=1", "--checkpoint_every=0.1")
+    train(*flags, f"--init_checkpoint={source}", f"--output_dir={tmp_path}/whole", program=PROGRAM)
+    whole = weights(tmp_path / "whole")
+    for number, more in enumerate(((), (f"--init_checkpoint={source}",))):
+        half = tmp_path / str(number)
+        shutil.copytree(tmp_path / "whole", half, symlinks=True)
+        for late in sorted((half / "checkpoints").glob("step-*"))[1:]:
+            shutil.rmtree(late)
+        (half / "checkpoints" / "best").unlink(missing_ok=True)
+        done = train(*flags, *more, f"--output_dir={half}", program=PROGRAM)
+        found = weights(half)
+        assert "resumed after step" in done.stderr and whole.keys() == found.keys()
+        assert all(np.array_equal(whole[name], found[name]) for name in whole), more
+
+
+def relabelled(digit_records, folder, order, names, mean=80.0):
+    """A dataset of the digits with other labels (new -> old), names and mean."""
+    folder.mkdir()
+    write_shards("tfrecord", {split: [(image, order.index(label)) for image, label in records]
+                              for split, records in digit_records.items()}, folder)
+    described = json.loads((folder / "dataset.json").read_text())
+    described["image"]["mean"] = [mean] * 3
+    (folder / "dataset.json").write_text(json.dumps(described | {"classes": names}))
+    return folder
+
+
+def test_classes_by_name_and_the_normalization_of_the_weights(digit_records, tmp_path):
+    """In another order, the last layer is taken by name. With other names, it is new, whatever its shape."""
+    order, names = [3, 1, 4, 0, 5, 9, 2, 6, 8, 7], [f"digit {label}" for label in range(10)]
+    first = relabelled(digit_records, tmp_path / "first", [*range(10)], names)
+    permuted = relabelled(digit_records, tmp_path / "permuted", order, [names[label] for label in order], mean=30.0)
+    renamed = relabelled(digit_records, tmp_path / "renamed", [*range(10)], ["none", *names[1:]])
+    train(*CONVNET, f"--data_dir={first}", f"--output_dir={tmp_path}/run")
+    old = weights(tmp_path / "run")
+    head = sorted(name for name in old if name.startswith("model/"))[-2:]
+    assert [old[name].shape[-1] for name in head] == [10, 10]
+    flags = (*CONVNET, *STILL, f"--init_checkpoint={tmp_path}/run", "--checkpoint_every=1")
+    done = train(*flags, f"--data_dir={permuted}", f"--output_dir={tmp_path}/by-name")
+    new = weights(tmp_path / "by-name")
+    for name in (name for name in old if name.startswith(("model/", "input/"))):
+        expected = old[name][..., order] if name in head else old[name]
+        np.testing.assert_array_equal(new[name], expected, err_msg=name)
+    assert done.stderr.count("with mean 80 80 80 and divisor 80 80 80, not as in the dataset, with 30 30 30") == 1
+    assert len(initialized(done)) == 1
+
+    done = train(*flags, f"--data_dir={renamed}", f"--output_dir={tmp_path}/other")
+    new, (taken, anew) = weights(tmp_path / "other"), initialized(done)
+    for name in (name for name in old if name.startswith("model/")):
+        assert np.array_equal(new[name], old[name]) == (name not in head), name
+    assert f"took {len(model(tmp_path / 'run')) - 2} of" in taken
+    assert anew == ("init_checkpoint: new: dense/kernel (128, 10), dense/bias (10,), because class 0 is 'digit 0' in "
+                    "the checkpoint and 'none' in the dataset")
 
 
 @pytest.mark.parametrize(("flags", "message"), [

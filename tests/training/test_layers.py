@@ -8,7 +8,9 @@ import model_zoo
 from distributed.exchange import GradientExchange
 from distributed.optimizer import build, wrap
 from optim.lars import LARS
-from training.step import LayerStatistics, Totals, TrainStep, make_train_step, names_alone
+from training.layer_statistics import LayerStatistics, names_alone
+from training.state import Totals
+from training.step import TrainStep, make_train_step
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -22,7 +24,7 @@ def first_step(name, image_size, batch):
     images = random.normal(size=(batch, image_size, image_size, 3)).astype(np.float32)
     labels = random.integers(0, 10, size=(batch, 1))
     model = model_zoo.create_model(name, 10, image_size, seed=2)
-    optimizer = wrap(LARS(0.0, weight_decay=5e-4), GradientExchange())
+    optimizer = wrap(LARS(0.0, weight_decay=5e-4))
     build(optimizer, model.trainable_variables)
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels[:, 0], model(images)))
@@ -30,7 +32,7 @@ def first_step(name, image_size, batch):
     weights = [v.numpy().astype(np.float64) for v in model.trainable_variables]
     layers = LayerStatistics(optimizer, model.trainable_variables)
     batches = iter(tf.data.Dataset.from_tensors((images, labels)))
-    step = make_train_step(TrainStep(model, optimizer, Totals(), 1, layers=layers))
+    step = make_train_step(TrainStep(model, optimizer, GradientExchange(), Totals(), 1, layers=layers))
     step(batches, tf.constant(1.0), tf.constant(0.9))
     return layers.collect(), weights, gradients
 
@@ -42,6 +44,26 @@ def test_norms_and_ratios_against_numpy():
         assert w == pytest.approx(w_norm, rel=1e-4, abs=1e-7), name
         assert g == pytest.approx(g_norm, rel=1e-3), name
         assert ratio == pytest.approx(0.001 * w_norm / (g_norm + 5e-4 * w_norm) if w_norm else 1, rel=1e-3), name
+
+
+def test_only_the_updates_that_are_asked_for_are_recorded():
+    """Their weights are those before the update."""
+    model = model_zoo.create_model("convnet", 10, 16, seed=2)
+    optimizer = wrap(LARS(0.0, weight_decay=5e-4))
+    build(optimizer, model.trainable_variables)
+    layers = LayerStatistics(optimizer, model.trainable_variables)
+    batches = iter(tf.data.Dataset.from_tensors((tf.ones([2, 16, 16, 3]), tf.zeros([2, 1], tf.int64))).repeat())
+    step = make_train_step(TrainStep(model, optimizer, GradientExchange(), Totals(), 1, layers=layers))
+
+    def update(records):
+        before = [np.linalg.norm(v.numpy().astype(np.float64)) for v in model.trainable_variables]
+        step(batches, tf.constant(9.0), tf.constant(0.9), records=tf.constant(records))
+        return before, layers.variable.numpy()[:, 0].tolist()
+
+    assert not any(update(False)[1])
+    before, recorded = update(True)
+    assert recorded == pytest.approx(before, rel=1e-4) and any(recorded)
+    assert update(False)[1] == recorded
 
 
 def test_alexnets_layers_differ_by_more_than_ten_times():

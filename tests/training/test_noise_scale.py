@@ -1,9 +1,11 @@
 """The gradient noise scale, against known covariances and gradients of single micro-batches in float64."""
+import shutil
+
 import horovod.tensorflow as hvd
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import DIGITS, rows, run, train
+from conftest import DIGITS, TINY, rows, run, train
 
 import model_zoo
 from distributed.exchange import GradientExchange
@@ -11,14 +13,15 @@ from distributed.optimizer import build, wrap
 from optim.lars import SGD
 from reporting import noise_scale
 from training.noise_scale import NoiseScale
-from training.step import StepResult, Totals, TrainStep, make_train_step
+from training.state import Totals
+from training.step import StepResult, TrainStep, make_train_step
 
 BATCH, MICRO = 256, 32
 
 
 def estimates(gradient, deviation, updates, outlier=1.0):
     """A NoiseScale of two variables whose samples' gradients are normal with this mean and deviation."""
-    random, scale = np.random.default_rng(0), NoiseScale()
+    random, scale = np.random.default_rng(0), NoiseScale(2)
     for update in range(updates):
         mean = np.asarray(gradient) * (outlier if update == 0 else 1.0)
         micro = mean + deviation / MICRO ** 0.5 * random.normal(size=(BATCH // MICRO, len(mean)))
@@ -54,6 +57,40 @@ def test_ratios_multiply_the_gradients():
     assert only_a["variance"] == pytest.approx(9 * 100, rel=0.1)
 
 
+@pytest.mark.parametrize("updates", [1, 5, 64, 65, 1000])
+def test_sums_of_a_fixed_size_are_all_that_is_kept(updates):
+    """Each update counts once, and the runs are nearly as long as each other."""
+    whole, halves = estimates(np.zeros(1000), 1.0, updates), NoiseScale(2)
+    means = np.array([whole.collect(["a", "b"], [1, 0])["variance"], whole.collect(["a", "b"], [0, 1])["variance"]])
+    whole.write()
+    halves.variable.assign(whole.variable)
+    halves.read()
+    for scale in (whole, halves):
+        scale.add(BATCH, MICRO, np.array([0.1, 0.2]), np.array([3.0, 4.0]))
+    sums = halves.variable.numpy()
+    assert sums.shape == (64, 2, 3) and sums[:, 0, 2].sum() == updates
+    filled = sums[sums[:, 0, 2] > 0, 0, 2]
+    assert len(filled) >= min(updates, 32) and (filled[:-1] == filled[0]).all() and filled[-1] <= filled[0]
+    assert halves.collect(["a", "b"], [1, 1]) == whole.collect(["a", "b"], [1, 1])
+    assert means == pytest.approx([100, 900], rel=0.7)
+
+
+def test_a_resumed_run_knows_the_estimates_before_the_stop(tmp_path):
+    """It goes on from a checkpoint between two evaluations, and from one after an uncertain estimate."""
+    flags = (*TINY, "--epochs=3", "--batch_size=128", "--micro_batch_size=32", "--log_noise_scale", "--deterministic",
+             "--learning_rate=0", "--checkpoint_every=0.45")
+    whole, half = tmp_path / "whole", tmp_path / "half"
+    train(*flags, f"--output_dir={whole}")
+    [*_, kept, last] = sorted((whole / "checkpoints").glob("step-*"))
+    shutil.copytree(whole, half, symlinks=True)
+    shutil.rmtree(half / "checkpoints" / last.name)
+    (half / "checkpoints" / "best").unlink()
+    done = train(*flags, f"--output_dir={half}")
+    assert f"resumed after step {int(kept.name.split('-')[1])} of 33" in done.stderr
+    assert (half / "noise_scale.jsonl").read_text() == (whole / "noise_scale.jsonl").read_text()
+    assert [row["updates"] for row in rows(half, "noise_scale.jsonl")] == [12, 23, 10]  # the first one is uncertain
+
+
 @pytest.mark.parametrize("loss_scaling", [False, True])
 def test_a_step_measures_the_norms_of_its_micro_batches(loss_scaling):
     hvd.init()
@@ -68,11 +105,12 @@ def test_a_step_measures_the_norms_of_its_micro_batches(loss_scaling):
                                                                    model(images[first:first + 8]))
             loss = tf.reduce_mean(losses)
         gradients.append([one.numpy().astype(np.float64) for one in tape.gradient(loss, model.trainable_variables)])
-    optimizer = wrap(SGD(0.0), GradientExchange(), loss_scaling)
+    optimizer = wrap(SGD(0.0), loss_scaling)
     build(optimizer, model.trainable_variables)
-    step = make_train_step(TrainStep(model, optimizer, Totals(), 4, measures_noise=True))
+    step = make_train_step(TrainStep(model, optimizer, GradientExchange(), Totals(), 4, measures_noise=True))
     batches = iter(tf.data.Dataset.from_tensor_slices((images, labels)).batch(8))
-    found = StepResult.unpack(step(batches, tf.constant(0.0), tf.constant(0.9)).numpy(), has_squares=True)
+    shapes = StepResult.shapes(len(model.trainable_variables), measures_noise=True)
+    found = StepResult.unpacked(step(batches, tf.constant(0.0), tf.constant(0.9)).numpy(), shapes)
     squares = np.array([[np.square(one).sum() for one in micro] for micro in gradients]).mean(axis=0)
     np.testing.assert_allclose(found.squares, squares, rtol=1e-3)
     norms = [np.linalg.norm(np.mean(one, axis=0)) for one in zip(*gradients, strict=True)]

@@ -1,15 +1,15 @@
-"""--observer: classes of the user's own, among them the examples in docs/observers.md."""
+"""--observer: classes of the user's own, among them those of examples/."""
 import json
-import re
 from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT, TINY, rows, run, train
 
 from common.errors import UserError
+from reporting.outcomes import summarized
+from training.observer import Evaluation
 from training.observing import UserObserver, load_observers
 
-EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "observers.md").read_text(), re.DOTALL)
 # The parts of the real packages that the examples use, with the real signatures (wandb 0.31, mlflow 3.17).
 WANDB = '''
 import json
@@ -66,18 +66,19 @@ class Unready:
 class Wrong:
     def on_step(self, update):
         pass
+class Shapes:
+    def evaluation(self, evaluation):
+        json.dump(evaluation.outcomes.shape, open("shape.json", "w"))
 '''
 
 
 def test_the_documented_examples_and_others_see_a_training(tmp_path):
     """On two workers: each is called on rank 0 alone, and one that fails does not end training."""
-    wandb, mlflow = EXAMPLES
-    for name, text in {"to_wandb": wandb, "to_mlflow": mlflow, "wandb": WANDB, "mlflow": MLFLOW,
-                       "mine": COUNTS}.items():
+    for name, text in {"wandb": WANDB, "mlflow": MLFLOW, "mine": COUNTS}.items():
         (tmp_path / f"{name}.py").write_text(text)
-    done = train(*TINY, "--epochs=2", f"--output_dir={tmp_path}/run", "--observer=to_wandb:Log",
-                 "--observer=to_mlflow:Log", "--observer=mine:Everything", "--observer=mine:Fragile", kind="mpirun",
-                 workers=2, cwd=tmp_path)
+    done = train(*TINY, "--epochs=2", f"--output_dir={tmp_path}/run", "--observer=examples.wandb_log:Log",
+                 "--observer=examples.mlflow_log:Log", "--observer=mine:Everything", "--observer=mine:Fragile",
+                 "--observer=mine:Shapes", kind="mpirun", workers=2, cwd=tmp_path)
     calls = [json.loads(line) for line in (tmp_path / "calls.jsonl").read_text().splitlines()]
     recorded = rows(tmp_path / "run")
     assert [call[1] for call in calls if call[0] == "log"] == recorded and len(recorded) == 2
@@ -91,6 +92,9 @@ def test_the_documented_examples_and_others_see_a_training(tmp_path):
     assert [name for name, _ in seen[:2]] == ["start", "step"] and seen[0][1] == ["RunInfo"]
     assert [name for name, _ in seen if name != "step"] == ["start", "evaluation", "evaluation", "end", "close"]
     assert sum(name == "step" for name, _ in seen) == json.loads((tmp_path / "run/plan.json").read_text())["steps"]
+    samples, columns = json.loads((tmp_path / "shape.json").read_text())
+    assert samples == 360 and f"float32 (samples, {columns})" in Evaluation.__doc__
+    assert f"float32 (samples, {columns})" in summarized.__doc__
     [line] = [line for line in done.stderr.splitlines() if "--observer" in line]
     assert line.startswith("train.py: warning: --observer=mine:Fragile: step() failed, training continues: "
                            "RuntimeError: no network at step 0 (") and line.endswith("mine.py, line 16)")

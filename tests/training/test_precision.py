@@ -12,7 +12,8 @@ from distributed.exchange import GradientExchange
 from distributed.optimizer import build, has_dynamic_scale, inner, wrap
 from optim.lars import LARS
 from training.divergence import divergence_reason
-from training.step import StepResult, Totals, TrainStep, make_train_step
+from training.state import Totals
+from training.step import StepResult, TrainStep, make_train_step
 
 OVERFLOW = """
 import json, sys, numpy as np, tensorflow as tf, horovod.tensorflow as hvd, model_zoo
@@ -21,19 +22,20 @@ from distributed.optimizer import build, wrap
 from distributed.torus import ProcessSets
 from distributed.world import World
 from optim.lars import LARS
-from training.step import Totals, make_train_step, TrainStep
+from training.state import Totals
+from training.step import make_train_step, TrainStep
 
 exchange = GradientExchange(ProcessSets(2, 2) if sys.argv[1] == "torus" else None, sys.argv[2])
 hvd.init(process_sets=exchange.process_sets or None)
 tf.keras.mixed_precision.set_global_policy("mixed_float16")
 model = model_zoo.create_model("convnet", 4, 8, seed=1)
-optimizer = wrap(LARS(0.0, weight_decay=1e-4), exchange, loss_scaling=True)
+optimizer = wrap(LARS(0.0, weight_decay=1e-4), loss_scaling=True)
 build(optimizer, model.trainable_variables)
 random = np.random.default_rng(hvd.rank())
 images, labels = random.normal(size=(80, 8, 8, 3)).astype(np.float32), random.integers(0, 4, size=(80, 1))
 if hvd.rank() == 1:
     images[40] = 1e30  # in the second of two micro-batches of the third update
-step, seen = make_train_step(TrainStep(model, optimizer, Totals(), 2)), []
+step, seen = make_train_step(TrainStep(model, optimizer, exchange, Totals(), 2)), []
 batches = iter(tf.data.Dataset.from_tensor_slices((images, labels)).batch(8))
 for _ in range(5):
     step(batches, tf.constant(1.0), tf.constant(0.9))
@@ -63,13 +65,13 @@ def test_a_fixed_loss_scale_trains_the_same_and_never_waits():
     trained, conditions = [], []
     for fixed in (None, 1024.0):
         model = model_zoo.create_model("convnet", 4, 8, seed=1)
-        optimizer = wrap(LARS(0.0, weight_decay=1e-4), GradientExchange(), loss_scaling=True, loss_scale=fixed)
+        optimizer = wrap(LARS(0.0, weight_decay=1e-4), loss_scaling=True, loss_scale=fixed)
         build(optimizer, model.trainable_variables)
         assert has_dynamic_scale(optimizer) == (fixed is None)
         batches = iter(tf.data.Dataset.from_tensor_slices((images, labels)).batch(16).repeat())
-        step = make_train_step(TrainStep(model, optimizer, Totals(), 2))
+        step = make_train_step(TrainStep(model, optimizer, GradientExchange(), Totals(), 2))
         for _ in range(3):
-            result = StepResult.unpack(step(batches, tf.constant(1.0), tf.constant(0.9)).numpy())
+            step(batches, tf.constant(1.0), tf.constant(0.9))
         trained.append([variable.numpy() for variable in model.trainable_variables])
         graph = step.get_concrete_function(batches, tf.constant(1.0), tf.constant(0.9)).graph
         conditions.append(sum("If" in one.type for one in graph.get_operations()))
@@ -77,7 +79,8 @@ def test_a_fixed_loss_scale_trains_the_same_and_never_waits():
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
     assert conditions[1] < conditions[0]
     model.trainable_variables[-2].assign(np.full_like(trained[1][-2], np.inf))
-    result = StepResult.unpack(step(batches, tf.constant(1.0), tf.constant(0.9)).numpy())
+    result = StepResult.unpacked(step(batches, tf.constant(1.0), tf.constant(0.9)).numpy(),
+                                 StepResult.shapes(len(model.trainable_variables)))
     assert divergence_reason(result.loss, result.norms, ["a"] * 10, 4, has_dynamic_scale(optimizer))
 
 
@@ -87,12 +90,11 @@ def test_weights_momentum_and_norms_are_float32(precision):
     tf.keras.mixed_precision.set_global_policy(precision)
     try:
         model = model_zoo.create_model("convnet", 4, 8, seed=1)
-        optimizer = wrap(LARS(0.0, weight_decay=1e-4), GradientExchange(),
-                         loss_scaling=precision == "mixed_float16")
+        optimizer = wrap(LARS(0.0, weight_decay=1e-4), loss_scaling=precision == "mixed_float16")
         build(optimizer, model.trainable_variables)
         images, labels = np.random.default_rng(0).normal(size=(32, 8, 8, 3)), np.zeros((32, 1), np.int64)
         batches = iter(tf.data.Dataset.from_tensor_slices((images, labels)).batch(16).repeat())
-        step = make_train_step(TrainStep(model, optimizer, Totals(), 2))
+        step = make_train_step(TrainStep(model, optimizer, GradientExchange(), Totals(), 2))
         for _ in range(3):
             step(batches, tf.constant(1.0), tf.constant(0.9))
         assert model.layers[2].compute_dtype != "float32"  # the network, behind its normalisation, is in half precision

@@ -13,12 +13,13 @@ from data.dataset import open_dataset
 from data.feed import Feed
 from distributed.exchange import GradientExchange
 from distributed.world import World
+from plan import flags
+from plan.plan import plan_for
 from tests.rigs import bn_train
 from tests.rigs.plans import plan
-from training import build, flags, loop, reading
-from training.plan import plan_for
+from training import build, loop, reading
 from training.reading import grouped
-from training.state import State
+from training.state import Snapshot, State
 
 
 def test_which_intervals_share_a_pipeline():
@@ -55,10 +56,12 @@ def trained(folder, *more):
     feed = Counted(dataset.in_order(recipe.order), 8, recipe.augmentation, 0)
     model = build.make_model(recipe, dataset)
     average = build.make_average(recipe, model)
-    state = State(model, build.make_optimizer(recipe, model, GradientExchange()), average=average)
-    job = build.make_job(settings, plan_for(settings, 1, 1, dataset.train.samples), World(), feed, state)
+    state = State(model, build.make_optimizer(recipe, model), average=average)
+    job = build.make_job(settings, plan_for(settings, 1, 1, dataset.train.samples), World(), feed, state,
+                         GradientExchange())
     found = []
     recovery = SimpleNamespace(signals=lambda: (0.0, 0.0), is_due_after=lambda signals: False,
+                               snapshot=lambda: Snapshot({}, state.progress, {"model": 0}),
                                stop_is_asked=lambda: False, after_evaluation=lambda *_: None)
     observer = SimpleNamespace(step=lambda update: None,
                                evaluation=lambda one: found.append((one.row["val_loss"], one.outcomes)))

@@ -1,13 +1,14 @@
 """A training that was stopped and goes on is one that never was: real processes, killed and started again."""
 import json
+import os
 import shutil
 import signal
 import socket
 
 import pytest
-from conftest import DIGITS, ROOT, rows, run, start, train, trainers, warm_python
+from conftest import DIGITS, ROOT, TINY, rows, run, start, train, trainers, warm_python
 
-from benchmarks.faults import TRAINING, campaign
+from benchmarks.faults import DATA_KINDS, KINDS, TRAINING, campaign, table
 from tests.rigs.bn_train import PROGRAM
 from tests.rigs.trainings import differences, newest_step, wait_for
 
@@ -54,19 +55,26 @@ def test_stopped_and_resumed_is_the_same_to_the_bit(case, in_format, tmp_path):
 
 @pytest.mark.trainings
 def test_a_short_campaign_of_kills(tmp_path):
-    """Every kind of fault once, on two workers, with LAMB; the whole campaign is benchmarks/faults.py."""
+    """The first five kinds of faults once, on two workers, with LAMB."""
     flags = ("--model=convnet", "--optimizer=lamb", "--learning_rate=0.01", "--warmup=none", "--ema_decay=0.95",
              *TRAINING[1:])
-    faults, differing = campaign(tmp_path, faults=5, workers=2, seed=1, flags=flags, python=warm_python())
+    faults, differing = campaign(tmp_path, faults=5, workers=2, seed=1, flags=flags, python=warm_python(),
+                                 kinds=KINDS[:5])
     assert [fault.kind.name for fault in faults if not fault.survived] == []
     assert len({fault.kind for fault in faults}) == 5 and differing == []
 
 
 @pytest.mark.campaign
-def test_a_long_campaign_of_kills(tmp_path):
-    """On a ResNet-20, by Pythons of their own."""
-    faults, differing = campaign(tmp_path, faults=20, workers=2, seed=2)
-    assert [fault.kind.name for fault in faults if not fault.survived] == [] and differing == []
+def test_a_long_campaign_of_kills(in_format, tmp_path):
+    """A hundred faults of all kinds, or BIGBATCH_FAULTS, in a small training whose samples another process copies."""
+    number, seed = int(os.environ.get("BIGBATCH_FAULTS", 100)), int(os.environ.get("BIGBATCH_SEED", 2))
+    flags = (DIGITS, *TINY, f"--data_dir={in_format('recordio')}", "--deterministic", "--evaluate_every=2",
+             "--checkpoint_every=0.5")
+    faults, differing = campaign(tmp_path, number, workers=2, seed=seed, flags=flags, python=warm_python(),
+                                 kinds=(*KINDS, *DATA_KINDS))
+    print(table(faults))
+    assert [(fault.kind.name, fault.problem) for fault in faults if not fault.survived] == [] and differing == []
+    assert len(faults) == number
 
 
 FLAGS = ("--model=convnet", "--epochs=4", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none",
@@ -120,9 +128,10 @@ def test_never_starts_anew(undisturbed, tmp_path):
 @pytest.mark.trainings
 @pytest.mark.parametrize(("flags", "message"), [
     (["--momentum=0.8"], "momentum was 0.9 and is now 0.8"),
-    (["--epochs=5"], "epochs was 4.0 and is now 5.0"),
+    (["--epochs=5"], "epochs was 4.0 and is now 5.0; continue from its weights with another --output_dir and "
+                      "--init_checkpoint="),
     (["--model=resnet20"], "model was convnet and is now resnet20"),
-    ([DIGITS, "--data_dir=synthetic:96"], "classes was 10 and is now 1000"),
+    ([DIGITS, "--data_dir=synthetic:96"], "train_samples was 1437 and is now 96"),
 ])
 def test_a_checkpoint_of_another_training_is_refused(undisturbed, flags, message):
     done = run("python", 1, ROOT / "train.py", *FLAGS, *flags, f"--output_dir={undisturbed}")

@@ -4,27 +4,27 @@ from pathlib import Path
 import pytest
 from conftest import DIGITS, rows, start, train
 
-from common.errors import UsageError, UserError
+from plan.flags import parse
+from plan.plan import plan_for
+from plan.summary import doubts
 from tests.rigs.bn_train import PROGRAM
 from tests.rigs.trainings import differences
 from tests.training.test_resume import newest_step, stopped
-from training.flags import parse
-from training.plan import plan_for
 
-BASE = (DIGITS, "--model=bn_convnet", "--micro_batch_size=8", "--warmup=none", "--deterministic", "--epochs=2")
+BASE = (DIGITS, "--model=bn_convnet", "--micro_batch_size=8", "--batch_norm_span=auto", "--warmup=none",
+        "--deterministic", "--epochs=2")
 GROWING = (*BASE, "--batch_size=0:96,1:192", "--image_size=0:12,1:16", "--batch_norm_statistics=exact",
            "--ema_decay=0.9", "--mixup=0.4", "--cutmix=1", "--augmentation=crop", "--checkpoint_every=0.3")
 MOVING = (*BASE, "--batch_size=128", "--optimizer=lars", "--batch_norm_span=4", "--checkpoint_every=0.3",
           "--label_smoothing=0.1", "--log_trust_ratios")
 MORE = {  # for the campaign: workers, flags
-    "LARS, moving statistics of groups": ("mpirun", (2, 4, 8), MOVING[len(BASE):]),
-    "a torus": ("mpirun", (4, 8), ("--batch_size=128", "--allreduce=torus")),
+    "LARS, moving statistics of groups": ("mpirun", (2, 3, 4, 6), (*MOVING[len(BASE):], "--batch_size=96")),
+    "a torus": ("mpirun", (4, 6), ("--batch_size=96", "--allreduce=torus")),
     "float16, LAMB": ("horovodrun", (2, 4, 8), ("--batch_size=128", "--optimizer=lamb", "--learning_rate=0.01",
                                                 "--precision=mixed_float16")),
-    "threes": ("mpirun", (3, 9), ("--batch_size=72", "--log_noise_scale")),
+    "the noise scale": ("mpirun", (3, 9), ("--batch_size=72", "--log_noise_scale")),
     "ResNet-20": ("horovodrun", (2, 8), ("--batch_size=256", "--model=resnet20", "--micro_batch_size=16")),
 }
-
 
 def test_two_workers_make_the_bits_of_one(tmp_path):
     """Batches and images that grow, exact statistics, averaged weights, mixup, CutMix, random crops, dropout."""
@@ -61,20 +61,22 @@ def test_any_number_of_workers_makes_the_same_bits(case, tmp_path):
         assert differences(tmp_path / "1", tmp_path / str(workers)) == []
 
 
-@pytest.mark.parametrize(("flags", "workers", "message"), [
-    (["--batch_size=96"], 3, "12 micro-batches have another order on 3 workers than on 1 or 2 or 4 or 12; "),
-    (["--batch_size=96", "--batch_norm_span=16"], 4, "groups of --batch_norm_span would span several workers"),
-    (["--batch_size=96", "--allreduce=torus", "--torus_grid=4x3"], 12, "a torus of 4x3 workers does not add"),
+@pytest.mark.trainings
+def test_a_span_over_workers_and_a_torus_make_the_same_bits(tmp_path):
+    """Batch norm over two workers needs an even number of them."""
+    flags = *BASE, "--batch_size=96", "--batch_norm_span=16", "--epochs=1"
+    train(*flags, f"--output_dir={tmp_path / '2'}", kind="mpirun", workers=2, program=PROGRAM)
+    train(*flags, "--allreduce=torus", f"--output_dir={tmp_path / '6'}", kind="mpirun", workers=6, program=PROGRAM)
+    assert differences(tmp_path / "2", tmp_path / "6") == []
+
+
+@pytest.mark.parametrize(("flags", "message"), [
+    ([], "on another number of workers, the same bits need the same --micro_batch_size, which is 48 here"),
+    (["--compression=fp16"], "with --compression=fp16, the same bits need the same number of workers"),
+    (["--order=file", "--compression=fp16"], "with --compression=fp16 and --order=file, the same bits need"),
+    (["--micro_batch_size=8"], None), (["--deterministic=same_workers", "--compression=fp16"], None),
 ])
-def test_what_cannot_have_the_same_bits_is_an_error(flags, workers, message):
-    words = ["train.py", "--data_dir=digits", "--deterministic", "--micro_batch_size=8", *flags]
-    with pytest.raises(UserError, match=message):
-        plan_for(parse(words), workers, workers, 1437)
-    plan_for(parse([*words, "--deterministic=same_workers"]), workers, workers, 1437)
-
-
-@pytest.mark.parametrize("flag", ["--compression=fp16", "--allreduce=hierarchical"])
-def test_an_exchange_without_the_same_bits_is_an_error(flag):
-    with pytest.raises(UsageError, match="use --deterministic=same_workers"):
-        parse(["train.py", "--deterministic", flag])
-    assert parse(["train.py", "--deterministic=same_workers", flag]).launch.is_deterministic
+def test_what_the_bits_depend_on_is_said(flags, message):
+    settings = parse(["train.py", "--data_dir=digits", "--deterministic", "--batch_size=96", *flags])
+    said = [line for line in doubts(settings, plan_for(settings, 2, 2, 1437)) if line.startswith("--deterministic: ")]
+    assert len(said) == bool(message) and (message or "") in "".join(said)

@@ -8,6 +8,7 @@ import psutil
 import pytest
 from conftest import ROOT, rows, start, train, trainers
 
+from distributed.world import World
 from tests.rigs.trainings import wait_for
 from training.breakdown import StepTimes, WorkerTimes
 from training.slow import SlowWorkers
@@ -44,16 +45,15 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def timed(seconds) -> list[WorkerTimes]:
+def timed(seconds) -> WorkerTimes:
     """Times of workers on nodes with four each. seconds: (steps, workers, 2): computing, waiting for data."""
-    workers = []
-    for rank, own in enumerate(np.swapaxes(seconds, 0, 1)):
+    found = []
+    for own in np.swapaxes(seconds, 0, 1):
         times = StepTimes()
         for compute, data in own:
             times.add_timed(0.3, [data, 0.3 - compute - data])
-        times._own.host = f"node{rank // 4}"
-        workers.append(times._own)
-    return workers
+        found.append(times.gather(World()).sums)
+    return WorkerTimes([f"node{rank // 4}" for rank in range(len(found))], np.concatenate(found))
 
 
 def usual(generator, steps=5, workers=64, noise=0.05):

@@ -12,7 +12,9 @@ from distributed.exchange import GradientExchange
 from distributed.optimizer import build, wrap
 from tests.rigs.launches import launched
 from training.batch_norm import MovingStatistics
-from training.step import StepResult, Totals, TrainStep, cross_entropy, make_train_step, rivals_of
+from training.losses import cross_entropy, rivals_of
+from training.state import Totals
+from training.step import StepResult, TrainStep, make_train_step
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -28,11 +30,11 @@ def trained(accumulation_steps, optimizer, xla=False):
     batches = iter(tf.data.Dataset.from_tensor_slices((images, labels)).batch(32 // accumulation_steps, True))
     model = model_zoo.create_model("convnet", 4, 8, seed=1)
     wrapped = wrap(optim.create_optimizer(
-        optimizer, 0.0, momentum=0.9, weight_decay=1e-4, trust_coefficient=0.001, epsilon=0.0, exclude=()),
-        GradientExchange())
+        optimizer, 0.0, momentum=0.9, weight_decay=1e-4, trust_coefficient=0.001, epsilon=0.0, exclude=()))
     build(wrapped, model.trainable_variables)
     totals = Totals()
-    step = make_train_step(TrainStep(model, wrapped, totals, accumulation_steps, label_smoothing=0.1, xla=xla))
+    step = make_train_step(TrainStep(model, wrapped, GradientExchange(), totals, accumulation_steps,
+                                     label_smoothing=0.1, xla=xla))
     for _ in range(4):
         step(batches, tf.constant(0.05 if optimizer != "lars" else 5.0), tf.constant(0.9))
     assert int(wrapped.iterations) == 4
@@ -69,10 +71,11 @@ def test_a_step_launches_few_operations_outside_the_model(precision, most, monke
         model = model_zoo.create_model("resnet50", 1000, 224)
         optimizer = wrap(optim.create_optimizer(
             "lars", 0.0, momentum=0.9, weight_decay=5e-5, trust_coefficient=0.001, epsilon=0.0,
-            exclude=("gamma", "beta", "bias")), GradientExchange(), loss_scaling=precision == "mixed_float16")
+            exclude=("gamma", "beta", "bias")), loss_scaling=precision == "mixed_float16")
         build(optimizer, model.trainable_variables)
         monkeypatch.setattr(hvd, "size", lambda: 8)
-        step = make_train_step(TrainStep(model, optimizer, Totals(), moving=MovingStatistics(model)))
+        step = make_train_step(TrainStep(model, optimizer, GradientExchange(), Totals(),
+                                         moving=MovingStatistics(model)))
         batch = Resident((tf.zeros((4, 224, 224, 3), tf.uint8), tf.zeros((4, 1), tf.int64)))
         traced = step.get_concrete_function(batch, tf.constant(0.0), tf.constant(0.9), tf.constant(False),
                                             tf.constant(0, tf.int64), tf.zeros(2))
@@ -118,16 +121,18 @@ def test_mixed_labels_are_the_loss_of_soft_labels():
     """One SGD update on mixed images, against Keras's loss of soft labels that NumPy has mixed."""
     random = np.random.default_rng(0)
     images = random.integers(0, 256, size=(16, 8, 8, 3)).astype(np.uint8)
-    labels, numbers = random.integers(0, 4, size=(16, 1)), Mixing(0.4, 1.0).random_numbers(8, 0, 0, np.arange(16))
+    labels, numbers = random.integers(0, 4, size=(16, 1)), Mixing(0.4, 1.0).random_numbers(8, 0, np.arange(16))
     assert 0 < (numbers[:, 4] > 0).mean() < 1  # both kinds of pairs
     model, twin = (model_zoo.create_model("convnet", 4, 8, seed=1, std=(255.0,) * 3) for _ in range(2))
     optimizer = wrap(optim.create_optimizer(
-        "sgd", 0.0, momentum=0.0, weight_decay=0.0, trust_coefficient=0.0, epsilon=0.0, exclude=()), GradientExchange())
+        "sgd", 0.0, momentum=0.0, weight_decay=0.0, trust_coefficient=0.0, epsilon=0.0, exclude=()))
     build(optimizer, model.trainable_variables)
     totals = Totals()
-    step = make_train_step(TrainStep(model, optimizer, totals, accumulation_steps=2, label_smoothing=0.1))
+    step = make_train_step(TrainStep(model, optimizer, GradientExchange(), totals, accumulation_steps=2,
+                                     label_smoothing=0.1))
     batches = tf.data.Dataset.from_tensor_slices((images, labels, numbers)).batch(8)
-    learned = StepResult.unpack(step(iter(batches), tf.constant(0.5), tf.constant(0.0)).numpy())
+    learned = StepResult.unpacked(step(iter(batches), tf.constant(0.5), tf.constant(0.0)).numpy(),
+                                  StepResult.shapes(len(model.trainable_variables)))
 
     other, down, across = np.arange(16) ^ 1, np.arange(8)[:, None], np.arange(8)[None]
     own = np.ones((16, 8, 8, 1)) * numbers[:, 0, None, None, None]

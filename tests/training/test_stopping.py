@@ -3,6 +3,7 @@ import json
 import signal
 import time
 
+import pytest
 from conftest import ROOT, rows, run, start
 
 from tests.rigs import trainings
@@ -59,13 +60,20 @@ sys.exit(train.main(["train.py", "--data_dir=synthetic:1000000", "--batch_size=5
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["val_samples"] == 40_000
 
 
-def test_signals_are_noted_once_training_is_under_way():
-    stop, before = StopRequest(), {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGINT])
+def test_signals_are_noted_once_training_is_under_way(number):
+    numbers = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT
+    stop, before = StopRequest(), {number: signal.getsignal(number) for number in numbers}
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         stop.listen()
-        stop.heeded = True
-        signal.raise_signal(signal.SIGUSR1)
+        stop.heed()
+        signal.raise_signal(number)
         assert stop.received
+        with pytest.raises(KeyboardInterrupt):  # the first Ctrl-C if the other signal came before, or the second
+            signal.raise_signal(signal.SIGINT)
+            assert number == signal.SIGUSR1
+            signal.raise_signal(signal.SIGINT)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -1,0 +1,233 @@
+"""Prepares an image for storage: copies it if every decoder can read it, otherwise converts or resizes it."""
+import functools
+import io
+import warnings
+from dataclasses import dataclass
+
+from data.formats.folder import UNREAD, is_unread
+
+# Formats found in image collections. Some of Pillow's other readers accept almost any file (TGA) or start a program
+# (EPS).
+READ = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
+QUALITY = 95
+# JPEG markers. Frames: baseline, extended, progressive. Segments: tables, application data, comment.
+START_OF_SCAN = 0xDA
+HUFFMAN_FRAMES = {0xC0, 0xC1, 0xC2}
+SEGMENTS = HUFFMAN_FRAMES | {0xC4, 0xDB, 0xDD, 0xFE} | set(range(0xE0, 0xF0))
+BITS = 258  # tags of a TIFF: number of bits of each channel
+PHOTOMETRIC = 262  # which end of the grey values is white
+SOUND_PNG = {(8, 0), (8, 2)}  # bit depth and colour type: 8-bit grey and RGB
+
+
+class Rejected(Exception):
+    """The image cannot be used. The message says why and is the same on every machine."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How images are stored.
+
+    resize_shorter: larger images are shrunk so that their shorter side has this many pixels; 0: no resizing. resize:
+    width and height to which all images are resized, whatever their aspect; None: no resizing. verify: whether every
+    image is decoded.
+    """
+
+    resize_shorter: int = 0
+    verify: bool = False
+    resize: tuple[int, int] | None = None
+
+    def new_size(self, size: tuple[int, int]) -> tuple[int, int] | None:
+        """Returns the width and height that an upright image of this size gets, or None if it keeps them."""
+        if self.resize:
+            return self.resize if size != self.resize else None
+        shorter = self.resize_shorter
+        if not 0 < shorter < min(size):
+            return None
+        long = max(shorter, round(max(size) * shorter / min(size)))
+        return (shorter, long) if size[0] <= size[1] else (long, shorter)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An image as stored. histogram: of its pixels, 256 counts each of red, green and blue, if requested."""
+
+    encoded: bytes
+    converted: bool = False
+    resized: bool = False
+    histogram: list[int] | None = None
+
+
+def store(encoded: bytes, name: str, rules: Rules, measure: bool = False) -> Stored:
+    """Returns an image as it is to be stored.
+
+    Raises Rejected if the bytes are not an image, or if it is damaged and has to be decoded (to convert, verify or
+    measure).
+    """
+    from PIL import Image
+
+    _add_heic()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about large images and odd metadata, which are read anyway
+        try:
+            with Image.open(io.BytesIO(encoded), formats=READ) as image:
+                return _store(image, encoded, name, rules, measure)
+        except Image.UnidentifiedImageError:
+            raise Rejected("not an image of a known format") from None
+        except Exception as error:  # Pillow raises errors of any type for a damaged header
+            raise Rejected(" ".join(str(error).split()) or type(error).__name__) from None
+
+
+@functools.cache
+def _add_heic() -> None:
+    """Adds HEIC, the format of phones, to what Pillow reads."""
+    import pi_heif
+
+    pi_heif.register_heif_opener(decode_threads=1)  # each rank of data.prepare uses one core
+
+
+def added(histogram: list[int], other: list[int] | None) -> list[int]:
+    """Returns the sum of two histograms. Either may be empty."""
+    if not histogram or not other:
+        return histogram or other or []
+    return [a + b for a, b in zip(histogram, other, strict=True)]
+
+
+def check(encoded: bytes) -> None:
+    """Decodes an image of a dataset. Raises Rejected, also if DALI cannot decode it."""
+    store(encoded, ".png", Rules(verify=True))
+    if is_unread(encoded):
+        raise Rejected(f"DALI does not read {UNREAD}; prepare the images with data.prepare, which converts them")
+
+
+def _store(image, encoded, name, rules, measure) -> Stored:
+    is_resized = rules.new_size(image.size) is not None
+    copied = _copied(image, encoded, name)
+    if is_resized or not copied:
+        pixels = _pixels(image, rules)
+        if not copied:
+            pixels = pixels.convert("RGB")
+        return Stored(_jpeg(pixels), not copied, is_resized, _histogram(pixels) if measure else None)
+    if measure:
+        return Stored(encoded, histogram=_histogram(image))
+    if rules.verify:
+        _decode(image, encoded)
+    return Stored(encoded)
+
+
+def _copied(image, encoded, name) -> bool:
+    """Returns whether the bytes are stored unchanged.
+
+    They are if DALI and TensorFlow decode them alike. The name of a PNG also has to end in .png.
+    """
+    if image.format in ("JPEG", "MPO"):  # an MPO is a JPEG followed by more JPEGs
+        return image.mode in ("L", "RGB") and _has_sound_header(encoded)
+    return (image.format == "PNG" and name.lower().endswith(".png") and encoded[12:16] == b"IHDR"
+            and (encoded[24], encoded[25]) in SOUND_PNG and image.mode in ("L", "RGB")
+            and "transparency" not in image.info and getattr(image, "n_frames", 1) == 1)
+
+
+def _has_sound_header(jpeg) -> bool:
+    """Returns whether a JPEG is Huffman-coded, with nothing between the segments of its header.
+
+    Pillow skips garbage between segments, but DALI does not. Which other codings DALI decodes depends on its build.
+    """
+    offset = 2
+    coded = False
+    while offset + 4 < len(jpeg) and jpeg[offset] == 0xFF:
+        marker = jpeg[offset + 1]
+        if marker == START_OF_SCAN:
+            return coded
+        if marker not in SEGMENTS:
+            break
+        coded = coded or marker in HUFFMAN_FRAMES
+        offset += 2 + int.from_bytes(jpeg[offset + 2:offset + 4], "big")
+    return False
+
+
+def _decode(image, encoded) -> None:
+    """Decodes an image completely.
+
+    Every bit of a JPEG is decoded, but at an eighth of its size: damage shows in the bits, and the later steps
+    (transform, colours) take time and cannot fail.
+    """
+    from PIL import Image
+
+    if image.format in ("JPEG", "MPO"):
+        image.draft("L", (1, 1))
+        try:
+            return image.load()
+        except OSError:  # damaged, or a coding that cannot be scaled: decoding at full size tells which
+            image = Image.open(io.BytesIO(encoded), formats=READ)
+    elif image.format == "PNG":  # checks the checksums of all chunks; decoding checks only some
+        Image.open(io.BytesIO(encoded), formats=READ).verify()
+    image.load()
+
+
+def _pixels(image, rules: Rules):
+    """Returns the image upright and resized, as RGB, or as grey if it was 8-bit grey."""
+    from PIL import Image
+
+    white = _white(image)
+    whole = image.size
+    if size := rules.new_size(whole):  # decodes a JPEG at 1/2, 1/4 or 1/8 of its size if that is large enough
+        image.draft(None, (2 * max(size),) * 2 if rules.resize else tuple(2 * side for side in size))
+    image = _upright(image)
+    if white:
+        image = _eight_bits(image, white)
+    if image.mode != "L":
+        image = image.convert("RGB")
+    if size:
+        is_turned = (image.width < image.height) != (whole[0] < whole[1])
+        size = size[::-1] if is_turned and not rules.resize else size
+        image = image.resize(size, Image.Resampling.BICUBIC)
+    return image
+
+
+def _upright(image):
+    """Rotates the image as its metadata say, because the conversion drops them."""
+    from PIL import ImageOps
+
+    image.load()
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # damaged metadata do not make the image unusable
+        return image
+
+
+def _white(image) -> float | None:
+    """Returns the value of white in grey of more than 8 bits, or None for other images. Raises Rejected.
+
+    Black is 0. In colour, Pillow itself keeps the upper 8 of 16 bits.
+    """
+    if image.mode != "F" and not image.mode.startswith("I"):
+        return None
+    tags = image.tag_v2 if image.format == "TIFF" else {}
+    if tags.get(PHOTOMETRIC) == 0:  # Pillow inverts only 8-bit grey
+        raise Rejected("0 is white in its grey of more than 8 bits; convert it to 8 bits, or so that 0 is black")
+    if image.mode == "I" and image.format != "PPM":  # of a PPM, Pillow scales the largest possible value to 65535
+        raise Rejected("its pixels are signed or have 32 bits, which does not tell which value is white; convert it to "
+                       "8 or 16 bits")
+    return 1.0 if image.mode == "F" else 4095 if tags.get(BITS) == (12,) else 65535
+
+
+def _eight_bits(image, white):
+    """Converts deep grey to 8-bit, rounding as DALI does. Pillow would clip the values. Raises Rejected."""
+    import numpy as np
+    from PIL import Image
+
+    pixels = np.asarray(image)
+    if not (pixels.min() >= 0 and pixels.max() <= white):
+        raise Rejected(f"its pixels are numbers from {pixels.min():g} to {pixels.max():g} instead of 0 to {white:g}; "
+                       "convert it to 8 or 16 bits")
+    return Image.fromarray(np.rint(pixels * (255 / white)).astype(np.uint8))
+
+
+def _histogram(image) -> list[int]:
+    return (image if image.mode == "RGB" else image.convert("RGB")).histogram()
+
+
+def _jpeg(pixels) -> bytes:
+    pixels.info = {}  # drops comments and other metadata
+    written = io.BytesIO()
+    pixels.save(written, "JPEG", quality=QUALITY)
+    return written.getvalue()

@@ -1,0 +1,42 @@
+"""Finds images that a dataset holds more than once, also under two labels or in both splits."""
+import hashlib
+from collections import defaultdict
+
+import numpy as np
+
+from data.dataset import Dataset, read_checksums
+
+SHOWN = 3  # pairs of names in a line
+
+
+def duplicates(dataset: Dataset) -> list[list[tuple[str, int, int]]]:
+    """Returns the groups of images with the same bytes: (split, sample, label) of each image.
+
+    dataset: that data.prepare has just written, with checksums. Only images with equal checksums are read.
+    """
+    splits = {"train": dataset.train, "validation": dataset.validation}
+    checksums = {name: np.concatenate([read_checksums(path) for path in split.paths]) for name, split in splits.items()}
+    values, counts = np.unique(np.concatenate([*checksums.values()]), return_counts=True)
+    groups = defaultdict(list)
+    for name, split in splits.items():
+        samples = np.flatnonzero(np.isin(checksums[name], values[counts > 1]))
+        records = split.records(samples) if len(samples) else ()
+        for sample, (image, label) in zip(samples.tolist(), records, strict=True):
+            groups[hashlib.sha256(image).digest()].append((name, sample, label))
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def notes(dataset: Dataset) -> list[str]:
+    """Returns what to tell the user about them."""
+    groups = duplicates(dataset)
+    twice = [group for group in groups if len({label for *_, label in group}) > 1]
+    leaked = [group for group in groups if len({split for split, *_ in group}) > 1]
+    told = (("note: {} identical to others", groups), ("warning: {} more than one label", twice),
+            ("warning: {} in both splits, so the validation accuracy is too high", leaked))
+    return [f"{text.format(f'{len(which)} images {verb}')}: {'; '.join(_names(dataset, which[:SHOWN]))}"
+            for (text, which), verb in zip(told, ("are", "have", "are"), strict=True) if which]
+
+
+def _names(dataset, groups) -> list[str]:
+    return [" = ".join(getattr(dataset, split).source_name(sample) for split, sample, _ in group[:SHOWN])
+            for group in groups]

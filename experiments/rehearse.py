@@ -1,0 +1,189 @@
+"""Rehearses recipes: `python -m experiments.rehearse RECIPE [RECIPE ...] --output_dir=FOLDER [flags of train.py]`.
+
+A rehearsal trains a recipe on a small network and small images, at the recipe's own learning rates, before GPU hours
+are spent. RECIPE is a file, a recipe of launch/recipes by its name, or a .runs file of experiments.sweep. Flags of
+train.py replace those of the recipes, such as --trust_coefficient=0.01.
+
+The rule of experiments/rehearsal.py is the same for every recipe. Each change is printed.
+
+The verdicts:
+  trains                   the top-1 is at least 80 % of that of a fixed training with SGD
+  does not train           it is lower
+  diverges at update N
+  does not discriminate    the rehearsal cannot tell: 16 times the rate trains, too, or the recipe diverges, but not
+                           with all updates of its warm-up
+  not transferable         there is no small network of this kind
+
+The first recipe of each network and optimizer that trains is trained again at 2, 4, 8 and 16 times its rates, until one
+no longer trains.
+
+The runs are those of a sweep in --output_dir: its page is sweep.html, and the same command continues it. Standard
+output has a line of JSON for each recipe: recipe, verdict, trains (null if the rehearsal cannot tell), diverged_at,
+val_top1, reference_top1, and seconds.
+"""
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from common import command, flags
+from common.errors import UsageError
+from common.files import as_json
+from experiments.planned import Planned, checked, flags_of_line, lines_of, named_values, settings_of, train_samples
+from experiments.rehearsal import BATCH, IMAGE_SIZE, WARMUP, Rehearsal, rehearsal, small_network
+from experiments.sweep import Sweep, alone_in
+from experiments.trainings import Result, all_flags, passed_on
+from optim.schedules import Piecewise
+from plan.default_recipe import DIGITS
+from plan.recipe_file import recipe_path
+from plan.run_folder import METRICS, RunFolder, top1_of
+from plan.settings import Recipe
+from plan.values import same
+
+PROGRAM = "experiments.rehearse"
+TRAINS = 0.8  # of the reference's top-1
+FACTORS = (2, 4, 8, 16)  # of the rates
+REFERENCE = {  # flags in place of those of digits.flags
+    "optimizer": "sgd", "learning_rate": 0.1, "lr_schedule": "poly", "poly_power": 2, "warmup": "none", "momentum": 0.9,
+    "weight_decay": 1e-4, "batch_size": BATCH, "batch_norm_span": 32, "batch_norm_momentum": 0.9,
+    "image_size": IMAGE_SIZE, "augmentation": "none", "evaluate_every": 1}
+
+
+@dataclass(frozen=True)
+class Options:
+    """This command's own flags.
+
+    output_dir: Folder for the runs, sweep.json and sweep.html.
+    data_dir: Small dataset of the rehearsals. The references of another one are its own.
+    """
+
+    output_dir: str = "runs/rehearsal"
+    data_dir: str = "fashion"
+
+
+class Stage:
+    """The trainings of rehearsals in a folder."""
+
+    def __init__(self, folder: Path, data_dir: str):
+        self._folder, self._data_dir, self._sweep = folder, data_dir, Sweep(folder, None)
+        self._discriminates: dict[tuple[str, str], bool] = {}  # (small network, optimizer) -> whether higher rates fail
+
+    def plan(self, values: dict[str, str], longest_warmup: float = WARMUP, **label: str
+             ) -> tuple[Rehearsal, Planned, list[str]]:
+        """Returns a recipe's rehearsal, its run, and a line for each flag that it changes. Raises UserError.
+
+        values: flags. label: more for the name of the run.
+        """
+        before, _ = settings_of([], values)
+        samples = before.run.train_samples or train_samples(before.recipe.data_dir)
+        made = rehearsal(before.recipe, samples, self._data_dir, train_samples(self._data_dir), longest_warmup)
+        run, after = self._run(values, made.flags, named_values(values) | label)
+        pairs = [(name, before.given[name], after.given[name]) for name in flags.names(Recipe)]
+        return made, run, [f"{name}: {old} -> {new}" for name, old, new in pairs if not same(old, new)]
+
+    def _run(self, values, replaced, label):
+        after, words = settings_of([], values, *(f"--{name}={value}" for name, value in replaced.items()))
+        return checked(Planned(label, after.recipe.seed, tuple(words)), after, self._folder), after
+
+    def train(self, run: Planned) -> Result:
+        self._sweep.train([run])
+        return Result.read(self._folder / run.name)
+
+    def reference(self, model: str, updates: float) -> float:
+        """Returns the top-1 of the fixed training of a small network with SGD and as many updates."""
+        epochs = round(updates * BATCH / train_samples(self._data_dir), 6)
+        replaced = REFERENCE | {"data_dir": self._data_dir, "model": model, "epochs": epochs}
+        label = {"model": model, "optimizer": "sgd", "reference": f"{updates:.0f} updates"}
+        return self.train(self._run({"flagfile": str(DIGITS)}, replaced, label)[0]).val_top1
+
+    def rehearse(self, values: dict[str, str]) -> None:
+        """Rehearses a recipe and prints its row of JSON. Raises UserError."""
+        recipe, named = settings_of([], values)[0].recipe, dict(named_values(values))
+        name = " ".join([named.pop("flagfile"), *(f"--{flag}={value}" for flag, value in named.items())])
+        print(f"\n{name}", file=sys.stderr)
+        trains, verdict, result, reference = None, "not transferable", None, None
+        if model := small_network(recipe.model):
+            made, run, changes = self.plan(values)
+            for title, (old, new) in (("updates", made.updates), ("updates of warm-up", made.warmup)):
+                changes.append(f"{title}: {old:,.0f} -> {new:,.0f}" + (
+                    f", {old / new:.1f} times fewer" if old > new else ""))
+            say(*changes)
+            result, reference = self.train(run), self.reference(model, made.updates[1])
+            say(*(f"epoch {row['epoch']:g}: train loss {row['train_loss'] or math.nan:.4f}, top-1 {top1_of(row):.2%}"
+                  for row in RunFolder(self._folder / run.name, reader=PROGRAM).rows(METRICS)))
+            trains, verdict = self._judge(values, recipe, made, result, reference)
+        say(verdict)
+        print(as_json({"recipe": name, "verdict": verdict, "trains": trains, "reference_top1": reference} | {
+            key: getattr(result, key, None) for key in ("diverged_at", "val_top1", "seconds")}), flush=True)
+
+    def _judge(self, values, recipe: Recipe, made: Rehearsal, result: Result, reference: float
+               ) -> tuple[bool | None, str]:
+        """Returns whether a recipe trains, None if the rehearsal cannot tell, and the verdict."""
+        def trains(result):
+            return not result.diverged_at and result.val_top1 >= TRAINS * reference
+
+        if result.diverged_at:
+            verdict = f"diverges at update {result.diverged_at['step']}"
+            if made.warmup[1] == made.warmup[0] or self.train(
+                    self.plan(values, math.inf, warmup="all updates")[1]).diverged_at:
+                return False, verdict
+            return None, f"does not discriminate: {verdict}, but not with all updates of its warm-up"
+        if not trains(result):
+            return False, "does not train"
+        family = small_network(recipe.model), recipe.optimizer
+        if family not in self._discriminates:
+            runs = (self.plan(values | multiplied(recipe, factor), rates=f"x{factor}")[1] for factor in FACTORS)
+            self._discriminates[family] = not all(trains(self.train(run)) for run in runs)
+        if self._discriminates[family]:
+            return True, "trains"
+        return None, f"does not discriminate: {FACTORS[-1]} times the rate trains, too"
+
+
+def multiplied(recipe: Recipe, factor: float) -> dict[str, str]:
+    """Returns the flags of a recipe with all rates multiplied."""
+    rates = Piecewise(tuple((epoch, factor * rate) for epoch, rate in recipe.learning_rate.pairs))
+    others = {name: str(factor * getattr(recipe, name)) for name in ("warmup_learning_rate", "end_learning_rate")}
+    return {"learning_rate": str(rates)} | others
+
+
+def say(*lines: str) -> None:
+    print(*(f"  {line}" for line in lines), sep="\n", file=sys.stderr, flush=True)
+
+
+def run(argv: Sequence[str]) -> None:
+    """Rehearses the recipes of a command line. Raises UserError, and OSError if there is no such file."""
+    words = all_flags(Options)
+    words.set_gnu_getopt(True)  # flags may follow the recipes
+    names, options = flags.read_with_arguments(words, argv), flags.parsed(words, Options)
+    if not names:
+        raise UsageError("give at least one RECIPE: a file, or a name of launch/recipes")
+    given = flags_of_line(passed_on(words, Options))
+    lines = [line for name in names
+             for line in (lines_of(name) if name.endswith(".runs") else [{"flagfile": str(recipe_path(name))}])]
+    recipes = [{"flagfile": line["flagfile"], **given, **line} for line in lines]
+    folder = Path(options.output_dir).absolute()
+    stage = Stage(folder, options.data_dir)
+    for values in recipes:  # a wrong flag ends the command before the first run
+        if small_network(settings_of([], values)[0].recipe.model):
+            stage.plan(values)
+    folder.mkdir(parents=True, exist_ok=True)
+    with alone_in(folder):
+        for values in recipes:
+            stage.rehearse(values)
+    print(f"report: {folder}/sweep.html", file=sys.stderr)
+
+
+def main(argv) -> int:
+    """Runs a command line; returns the exit code."""
+    if command.asks_for_help(argv):
+        command.print_help(__doc__, *flags.described(all_flags(Options), flags.names(Options)), "",
+                           "`uv run train.py --helpfull` lists the flags of train.py.")
+        return 0
+    with command.shell(PROGRAM) as ending:
+        run(argv)
+    return ending.code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

@@ -1,0 +1,27 @@
+"""Whether Keras can load ImageNet's weights here. Imports no TensorFlow, so that an error shows at once."""
+import os
+import re
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from common.errors import UserError
+
+KERAS_DOWNLOADS = "https://storage.googleapis.com"
+SECONDS = 5
+
+
+def check_weights(model: str) -> None:
+    """Raises UserError if neither ~/.keras/models has weights of a network keras:NAME nor its server answers."""
+    folder = Path(os.environ.get("KERAS_HOME", Path.home() / ".keras")) / "models"
+    name = model.partition(":")[2].lower()
+    if any(name in re.sub(r"\W|_", "", path.name.lower()) for path in folder.glob("*.h5")):
+        return
+    try:
+        urllib.request.urlopen(urllib.request.Request(KERAS_DOWNLOADS, method="HEAD"), timeout=SECONDS).close()
+    except urllib.error.HTTPError:
+        pass  # it answers
+    except OSError as error:
+        raise UserError(f"--pretrained: {folder} has no weights of {model}, and {KERAS_DOWNLOADS} cannot be reached: "
+                        f"{getattr(error, 'reason', error)}; download them on a computer with a network, and copy "
+                        "~/.keras/models") from None

@@ -1,0 +1,98 @@
+"""The recipe that is read without --flagfile: that of a run, of the digits, or one that fits the dataset."""
+import math
+from pathlib import Path
+
+import model_zoo
+from common.errors import UserError
+from data import named
+from data.sources import BUILT_IN
+from optim.schedules import Piecewise
+from plan.output_dir import has_checkpoints
+from plan.recipe_file import RECIPES, flags_in
+from plan.run_folder import CHECKPOINTS, FLAGS
+from plan.values import sizes as parse_sizes
+
+DIGITS, SMALL, LARGE = (RECIPES / name for name in ("digits.flags", "small_images.flags", "images.flags"))
+LARGE_SAMPLES = 10_000
+SPAN_GIVES_WAY = "--batch_norm_span=auto"
+EPOCHS = ((100, 24), (1_000, 16), (LARGE_SAMPLES, 12))  # of sets with fewer samples than this
+
+
+def default_recipe(values) -> tuple[Path, list[str]]:
+    """Returns the recipe for a command line, and flags that fit it to the dataset. Raises UserError.
+
+    values: the flags as they are without a recipe, absl's FlagValues. The recipe's batch-norm span gives way to a batch
+    or micro-batch that it does not divide.
+    """
+    path, fitted_flags = _chosen(values)
+    span = flags_in("\n".join([path.read_text(), *fitted_flags])).get("batch_norm_span")
+    sizes = [size for name in ("batch_size", "micro_batch_size") if values[name].present
+             for size in parse_sizes(values[name].value).values]
+    if path in (DIGITS, SMALL, LARGE) and not values["batch_norm_span"].present and any(
+            size % int(span) for size in sizes):
+        fitted_flags.append(SPAN_GIVES_WAY)
+    last = {flag[2:].partition("=")[0]: flag for flag in fitted_flags}
+    return path, [flag for name, flag in last.items() if not values[name].present]
+
+
+def _chosen(values) -> tuple[Path, list[str]]:
+    if values.checkpoint and values.mode != "train":
+        return flags_of_run(values.checkpoint, "--checkpoint"), []
+    if not values["data_dir"].present or values.data_dir in BUILT_IN:
+        return DIGITS, of_initial_weights(values)
+    resumed = Path(values.output_dir or "", FLAGS)
+    if values.output_dir and values.resume == "auto" and resumed.is_file() and has_checkpoints(resumed.parent):
+        return resumed, []
+    samples = values.train_samples or named.count_train_samples(values.data_dir, LARGE_SAMPLES)
+    own_size = [f"--image_size={model_zoo.MODELS[values.model].image_size}"] if values["model"].present else []
+    if samples >= LARGE_SAMPLES:
+        return LARGE, [*own_size, *of_initial_weights(values)]
+    epochs = values.epochs if values["epochs"].present else None
+    return SMALL, [*fitted(samples, epochs), *own_size, *of_initial_weights(values), *gentle_rate(values)]
+
+
+def fitted(samples: int, epochs: float | None = None) -> list[str]:
+    """Returns the flags that small_images.flags leaves to the number of training samples.
+
+    A batch is at most an eighth of them, and batch norm covers it. Larger sets need fewer epochs. There are about six
+    evaluations.
+
+    epochs: number that the user has chosen, or None.
+    """
+    batch = min(32 if samples >= 1_000 else 16, 2 ** int(math.log2(max(1, samples // 8))))
+    epochs = epochs or next(epochs for most, epochs in EPOCHS if samples < most)
+    return [f"--batch_size={batch}", f"--batch_norm_span={batch}", f"--epochs={epochs:g}",
+            f"--evaluate_every={max(1, int(epochs) // 6)}"]
+
+
+def of_initial_weights(values) -> list[str]:
+    """Returns model and image size of the run of --init_checkpoint, unless --model is given."""
+    if not values.init_checkpoint or values["model"].present:
+        return []
+    theirs = flags_in(flags_of_run(values.init_checkpoint, "--init_checkpoint").read_text())
+    sizes = theirs.get("image_size", str(model_zoo.MODELS[theirs["model"]].image_size))
+    return [f"--model={theirs['model']}", f"--image_size={Piecewise.parse(sizes, int).values[-1]}"]
+
+
+def gentle_rate(values) -> list[str]:
+    """Returns the learning rate with which small_images.flags continues from trained weights."""
+    return ["--learning_rate=0.0003"] if values.pretrained or values.init_checkpoint else []
+
+
+def flags_of_run(checkpoint: str, flag: str) -> Path:
+    """Returns flags.txt of the run of a checkpoint. Raises UserError if there is none."""
+    recorded = run_folder(checkpoint) / FLAGS
+    if not recorded.is_file():
+        raise UserError(f"{flag}: {checkpoint} is not in a run folder: {recorded} does not exist; give "
+                        "RUN/checkpoints, or the recipe with --flagfile")
+    return recorded
+
+
+def run_folder(checkpoint: str) -> Path:
+    """Returns the run folder RUN of a --checkpoint, which is RUN, RUN/checkpoints, or one checkpoint in it."""
+    path = Path(checkpoint).absolute()
+    if (path / CHECKPOINTS).is_dir():
+        return path
+    if path.name == CHECKPOINTS:
+        return path.parent
+    return path.parent.parent if (path.parent.parent / FLAGS).is_file() else path

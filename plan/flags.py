@@ -1,0 +1,227 @@
+"""The command line: reads the flags that settings.py declares. Imports nothing heavy, so a wrong flag fails at once."""
+import contextlib
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from absl import flags as absl_flags
+
+import model_zoo
+import optim
+from common import command, flags
+from common.errors import UsageError, UserError
+from data import named
+from optim.schedules import ENDING, Piecewise
+from plan.default_recipe import default_recipe
+from plan.launcher import ELASTIC
+from plan.recipe_file import recipe_path
+from plan.settings import Launch, Recipe, Run, Settings
+
+FIRST_SCREEN = {
+    "Data and model": ("data_dir", "augmentation", "model", "image_size"),
+    "Training": ("epochs", "batch_size", "optimizer", "learning_rate", "weight_decay", "precision"),
+    "Run": ("output_dir", "resume", "checkpoint_every", "mode", "checkpoint", "dry_run"),
+    "Device": ("device", "micro_batch_size"),
+}
+ELSEWHERE = {  # what other programs call a flag or a value -> what to say here
+    "lr": "the learning rate is --learning_rate", "wd": "the weight decay is --weight_decay",
+    "bs": "the batch size of all workers is --batch_size", "resize": "the size of the images is --image_size",
+    **dict.fromkeys(("gpus", "num_gpus", "ngpus"), "start one worker per GPU: horovodrun --gloo -np N python train.py"),
+    "cuda": "gpu", "fp16": "mixed_float16", "bf16": "mixed_bfloat16"}
+NEEDED = {  # mode -> the flags that it needs, each with an example
+    "evaluate": {"checkpoint": "RUN/checkpoints"},
+    "export": {"checkpoint": "RUN/checkpoints", "output_dir": "FOLDER"},
+    "predict": {"checkpoint": "RUN/checkpoints", "image": "FILE"},
+}
+# Flags of Run that flags.txt records, as those of Recipe and Launch: they decide on weights and what checkpoints hold.
+REPRODUCED = ("init_checkpoint", "on_divergence", "max_rollbacks", "log_trust_ratios", "log_noise_scale")
+GROUPS = {"Recipe": Recipe, "Launch": Launch, "Run": Run}
+RULES = (  # (whether a command line breaks the rule, what to say)
+    (lambda s: s.run.workers is not None and not s.run.dry_run,
+     "--workers only sets what to plan for; use it with --dry_run"),
+    (lambda s: s.run.workers_per_node is not None and not s.run.dry_run,
+     "--workers_per_node only sets what to plan for; use it with --dry_run"),
+    (lambda s: s.trains and s.launch.elastic and ELASTIC not in os.environ,
+     "--elastic needs horovodrun --min-np=N --max-np=N --host-discovery-script=SCRIPT, as python -m distributed.gloo"),
+    (lambda s: s.trains and not s.launch.elastic and ELASTIC in os.environ,
+     "horovodrun was started for a varying number of workers; add --elastic"),
+    (lambda s: s.launch.stage_gb and not s.launch.stage_dir,
+     "--stage_gb needs --stage_dir, a folder on a local disk of each node"),
+    (lambda s: s.recipe.order == "file" and s.recipe.shuffle_group,
+     "--shuffle_group shuffles samples, and --order=file reads them as they were written; remove one of them"),
+    (lambda s: s.run.stop_at_target and s.run.target_top1 is None,
+     "--stop_at_target needs --target_top1, such as --target_top1=0.759"),
+    (lambda s: s.recipe.lr_schedule == "multistep" and not s.recipe.lr_boundaries,
+     "--lr_schedule=multistep needs --lr_boundaries, such as --lr_boundaries=30,60,80"),
+    (lambda s: s.recipe.pretrained and not model_zoo.MODELS[s.recipe.model].is_of_keras,
+     f"--pretrained needs a network of Keras, such as --model={model_zoo.KERAS}MobileNetV3Small; other trained weights "
+     "are read with --init_checkpoint"),
+    (lambda s: s.recipe.pretrained and s.run.init_checkpoint,
+     "--pretrained and --init_checkpoint both give the initial weights; remove one of them"),
+    (lambda s: s.recipe.warmup != "none" and s.recipe.warmup_epochs > s.recipe.epochs
+     and s.origins.get("warmup_epochs") == "command line",
+     "--warmup_epochs is longer than --epochs; give a shorter warm-up or train longer"),
+    (lambda s: s.launch.elastic and s.launch.allreduce == "hierarchical",
+     "--allreduce=hierarchical needs Horovod process sets, which --elastic rules out; use --allreduce=torus or ring"),
+    (lambda s: s.launch.workers_schedule and s.launch.elastic,
+     "--workers_schedule plans the number of workers, which --elastic finds out; remove one of them"),
+)
+
+
+def parse(argv: Sequence[str]) -> Settings:
+    """Returns the settings of a command line. argv[0] is the program. Raises UsageError, UserError.
+
+    A recipe is read first, and the flags on the command line override it. The recipe is the file of --flagfile, or
+    plan.default_recipe chooses one.
+    """
+    recipes, given = recipes_first(argv[1:])
+    typed = _read([argv[0], *given])
+    source, fitted = (None, []) if recipes else default_recipe(typed)
+    values = _read([argv[0], *(recipes or [f"--flagfile={source}", *fitted]), *given])
+    values.data_dir = named.absolute(values.data_dir)  # flags.txt has to mean the same from any folder
+    values.init_checkpoint = values.init_checkpoint and str(Path(values.init_checkpoint).absolute())
+    recorded = [name for name in (*flags.names(Recipe), *flags.names(Launch), *REPRODUCED)
+                if values[name].value not in (None, [])]
+    text = "\n".join(values[name].serialize() for name in recorded) + "\n"
+    origins = {name: "command line" if typed[name].present else "recipe" for name in recorded if values[name].present}
+    recipe, launch, run = (flags.parsed(values, group) for group in GROUPS.values())
+    recipe = with_image_size(recipe)
+    sizes = recipe.image_size
+    values_given = {name: values[name].value for group in GROUPS.values() for name in flags.names(group)}
+    values_given["image_size"] = sizes.values[0] if len(sizes.pairs) == 1 else str(sizes)
+    file = source or Path(recipes[0].partition("=")[2])
+    settings = Settings(recipe, launch, run, values_given, text, source, tuple(fitted), file,
+                        without_effect(values, typed), origins)
+    for name, example in NEEDED.get(run.mode, {}).items():
+        if not getattr(run, name):
+            raise UsageError(f"--mode={run.mode} needs --{name}={example}")
+    for is_broken, problem in RULES:
+        if is_broken(settings):
+            raise UsageError(problem)
+    return settings
+
+
+def with_image_size(recipe: Recipe) -> Recipe:
+    """Returns the recipe with the model's own image size, unless it has one. Raises UsageError."""
+    info = model_zoo.MODELS[recipe.model]
+    sizes = recipe.image_size or Piecewise.parse(info.image_size, int)
+    used = {*sizes.values, recipe.validation_size or sizes.values[-1]}
+    if min(used) < info.least_image_size:
+        raise UsageError(f"{recipe.model} needs images of at least {info.least_image_size} pixels, not {min(used)}; "
+                         "raise --image_size or --validation_size")
+    if len(used) > 1 and not info.any_image_size:
+        raise UsageError(f"--image_size={sizes}: the dense layers of {recipe.model} need one image size; give one "
+                         "size, and no other --validation_size")
+    return dataclasses.replace(recipe, image_size=sizes)
+
+
+def define() -> absl_flags.FlagValues:
+    """Returns all flags, with their defaults."""
+    return flags.define(*GROUPS.values())
+
+
+def help_text(argv: Sequence[str], full: bool = False) -> str:
+    """Returns the help for the flags that most people need, or for all flags.
+
+    Defaults are those of the recipe that the command line would read.
+    """
+    values = with_recipe(argv)
+    lines = ["train.py trains a convolutional network, evaluates it and writes a report.", ""]
+    groups = {f"{title} flags": flags.names(group) for title, group in GROUPS.items()} if full else FIRST_SCREEN
+    for title, names in groups.items():
+        lines += [f"{title}:", *flags.described(values, names), ""]
+    lines.append("--flagfile=RECIPE reads flags from a file, or from a recipe of launch/recipes by its name.")
+    if not full:
+        lines.append(f"--helpfull lists all {sum(len(flags.names(group)) for group in GROUPS.values())} flags.")
+    return "\n".join(lines)
+
+
+def with_recipe(argv: Sequence[str]) -> absl_flags.FlagValues:
+    """Returns all flags. Their defaults are those of the recipe that the command line would read, if it is right."""
+    values = define()
+    with contextlib.suppress(UserError):
+        recipes, given = recipes_first([word for word in argv[1:] if not command.asks_for_help(["", word])])
+        source, fitted = (None, []) if recipes else default_recipe(_read([argv[0], *given]))
+        read = _read([argv[0], *(recipes or [f"--flagfile={source}", *fitted])])
+        for name in read:
+            if read[name].present:
+                values.set_default(name, read[name].value)
+    return values
+
+
+def _read(argv: Sequence[str]) -> absl_flags.FlagValues:
+    """Sets all flags from a command line. Raises UsageError.
+
+    In --mode=predict, arguments that are not flags are further images, because a shell puts them there for *.jpg.
+    """
+    values = define()
+    values.set_gnu_getopt(True)  # flags may follow them
+    images = flags.read_with_arguments(values, argv, ELSEWHERE)
+    if images and values.mode != "predict":
+        raise UsageError(f"'{images[0]}' is not a flag; --help lists all flags")
+    if values.data_dir == "":
+        raise UsageError("--data_dir is empty; give the folder of a dataset, or omit the flag for the digits")
+    values.image = [*values.image, *images]
+    for name in PATHS:
+        given = values[name].value
+        if isinstance(given, list):
+            values[name].value = [os.path.expanduser(path) for path in given]
+        elif given:
+            values[name].value = os.path.expanduser(given)
+    return values
+
+
+PATHS = ("data_dir", "output_dir", "checkpoint", "init_checkpoint", "image", "stage_dir", "timeline")
+READ_BY = {  # flag -> (another flag, the values of that one with which the first has an effect)
+    **dict.fromkeys(("warmup_epochs", "warmup_learning_rate"), ("warmup", ("gradual", "constant"))),
+    "lr_boundaries": ("lr_schedule", ("multistep",)),
+    "poly_power": ("lr_schedule", ("poly",)),
+    **dict.fromkeys(("end_learning_rate", "decay_from"), ("lr_schedule", ENDING)),
+    "base_batch_size": ("lr_scaling", ("linear", "sqrt")),
+    **{name: ("optimizer", [optimizer for optimizer, info in optim.OPTIMIZERS.items() if option in info.options])
+       for option, names in optim.FLAGS.items() for name in names},
+    "last_gamma": ("model", [name for name, info in model_zoo.MODELS.items() if info.is_residual]),
+    "loss_scale": ("precision", ("mixed_float16",)),
+    "persistent_batch_norm": ("precision", ("mixed_float16", "mixed_bfloat16")),
+    "torus_grid": ("allreduce", ("torus",)),
+    "max_rollbacks": ("on_divergence", ("rollback",)),
+}
+MODES = {"image": ("predict",), "init_checkpoint": ("train",), "output_dir": ("train", "evaluate", "export")}
+
+
+def without_effect(values: absl_flags.FlagValues, typed: absl_flags.FlagValues) -> tuple[str, ...]:
+    """Returns a sentence for each flag on the command line that has no effect. Raises UsageError for a flag that the
+    mode has no use for.
+
+    typed: the flags of the command line alone, without a recipe.
+    """
+    for name, modes in MODES.items():
+        if typed[name].present and values.mode not in modes:
+            raise UsageError(f"--{name} has no effect with --mode={values.mode}; remove it")
+    given = {name: values[name].value for name in values}
+    return tuple(f"--{name} has no effect with --{other}={given[other]}" for name, (other, _) in READ_BY.items()
+                 if typed[name].present and not has_effect(name, given))
+
+
+def has_effect(name: str, given: Mapping[str, str]) -> bool:
+    """Whether a flag has an effect with the values of the others. given: value of each flag."""
+    other, needed = READ_BY.get(name, (name, [given[name]]))
+    return given[other] in needed
+
+
+def recipes_first(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns (the --flagfile arguments, the rest), so that a flag overrides a recipe, whatever their order.
+
+    A recipe is a file, or its name in launch/recipes. Raises UsageError.
+    """
+    recipes, rest, arguments = [], [], list(arguments)
+    while arguments:
+        argument = arguments.pop(0)
+        if argument in ("--flagfile", "-flagfile") and arguments:
+            argument = f"--flagfile={arguments.pop(0)}"
+        (recipes if argument.startswith(("--flagfile=", "-flagfile=")) else rest).append(argument)
+    try:
+        return [f"--flagfile={recipe_path(argument.partition('=')[2])}" for argument in recipes], rest
+    except UserError as error:
+        raise UsageError(f"--flagfile: {error}") from None

@@ -1,0 +1,87 @@
+"""Reads the environment variables that a launcher sets for a worker, before Horovod is loaded."""
+import contextlib
+import ctypes
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+
+PR_SET_PDEATHSIG = 1  # prctl(2)
+ELASTIC = "HOROVOD_ELASTIC"  # set by horovodrun if workers may come and go
+NODES = "HOROVOD_CROSS_SIZE"
+CONTROLLER = "HOROVOD_CONTROLLER"  # set to gloo by horovodrun --gloo; Horovod then does without MPI
+# Prefixes of the variables that the launchers set in their workers' environment.
+LAUNCHERS = ("BIGBATCH_WORLD_SIZE", "FLUX_", "HOROVOD_RANK", "MPI_", "OMPI_COMM_", "PALS_", "PMI", "SLURM_")
+# These variables tell Horovod that there is one worker. MPI takes a second to find that out.
+SINGLE_PROCESS = {CONTROLLER: "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"} | {
+    f"HOROVOD_{scope}{name}": number for scope in ("", "LOCAL_", "CROSS_")
+    for name, number in (("RANK", "0"), ("SIZE", "1"))}
+
+
+def _variables(default: int, *names: str):
+    return field(default=default, metadata={"names": names})
+
+
+@dataclass(frozen=True)
+class Launched:
+    """This worker's rank and size according to its launcher; 0 of 1 without a launcher. local: on this node.
+
+    The variables of each field are in order of precedence: Horovod's, Open MPI's, Slurm's. BIGBATCH_WORLD_SIZE is the
+    number of workers that launch/ was asked for.
+    """
+
+    rank: int = _variables(0, "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
+    size: int = _variables(1, "BIGBATCH_WORLD_SIZE", "HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE")
+    local_rank: int = _variables(0, "HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+    local_size: int = _variables(1, "HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
+
+
+def launched() -> Launched:
+    return Launched(**{field.name: int(os.environ[name]) for field in fields(Launched)
+                       for name in reversed(field.metadata["names"]) if name in os.environ})
+
+
+def nodes_differ() -> bool:
+    """Whether the launcher reports nodes with different numbers of workers. mpirun does not report 1 + 2 + 3."""
+    world = launched()
+    nodes = int(os.environ.get(NODES, world.size // world.local_size))
+    return world.local_size * nodes != world.size
+
+
+def ranks_scattered() -> bool:
+    """Whether this worker's node does not hold consecutive ranks that start at a multiple of their number."""
+    world = launched()
+    return world.rank % world.local_size != world.local_rank
+
+
+def uses_gloo() -> bool:
+    return os.environ.get(CONTROLLER) == "gloo"
+
+
+@contextlib.contextmanager
+def single_process_environment() -> Iterator[None]:
+    """Tells Horovod that there is one worker, if no variable of a launcher is set."""
+    no_launcher = not any(name.startswith(LAUNCHERS) for name in os.environ)
+    # removed at the end, so that no child inherits them
+    added = SINGLE_PROCESS.keys() - os.environ.keys() if no_launcher else ()
+    os.environ.update({name: SINGLE_PROCESS[name] for name in added})
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
+
+
+def end_with_launcher() -> None:
+    """Kills this worker when its launcher exits.
+
+    horovodrun otherwise leaves workers on other hosts running when it is stopped, or when one of them fails.
+    """
+    rank, *_ = fields(Launched)
+    if any(name in os.environ for name in rank.metadata["names"]):
+        end_with_parent(signal.SIGKILL)
+
+
+def end_with_parent(number: signal.Signals) -> None:
+    """Sends this process the signal when its parent ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)

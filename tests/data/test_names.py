@@ -1,0 +1,66 @@
+"""Prepared images keep the names of their files, and images that are there more than once are named."""
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from data.dataset import open_dataset
+from tests.rigs.pictures import command, fill
+
+FLAGS = ("--validation_fraction=0.25", "--shard_samples=5")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """Three classes of 8 images, whose names have spaces, umlauts and a line end."""
+    folder = tmp_path_factory.mktemp("names")
+    fill(folder / "source", 8)
+    for number, path in enumerate(sorted((folder / "source").rglob("*.*"))):
+        path.rename(path.with_name(f"ein Bär\n{number}{path.suffix}"))
+    return folder / "source"
+
+
+@pytest.mark.parametrize("name", ["tfrecord", "lmdb", "recordio"])
+def test_each_image_has_the_name_of_its_file(name, source, tmp_path):
+    assert command(f"--source={source}", *FLAGS, f"--output={tmp_path}/o", f"--format={name}") == 0
+    dataset, found = open_dataset(tmp_path / "o"), []
+    for split in (dataset.train, dataset.validation):
+        for sample, (image, label) in enumerate(split.records(np.arange(split.samples))):
+            named = split.source_name(sample)
+            assert (source / named).read_bytes() == image and named.startswith(f"{dataset.classes[label]}/")
+            assert split.name(sample).startswith(f"{named} in {tmp_path}/o/")
+            found.append(named)
+    assert sorted(found) == sorted(str(path.relative_to(source)) for path in source.rglob("*.*"))
+
+
+def test_a_tfrecord_holds_it_as_others_expect(source, tmp_path):
+    assert command(f"--source={source}", *FLAGS, f"--output={tmp_path}/o") == 0
+    split = open_dataset(tmp_path / "o").validation
+    [path] = split.paths[:1]
+    first = tf.train.Example.FromString(next(iter(tf.data.TFRecordDataset(str(path)))).numpy()).features.feature
+    assert first["image/filename"].bytes_list.value[0].decode() == split.source_name(0)
+
+
+def test_what_is_there_more_than_once_is_named(tmp_path, capfd):
+    """A copy in the class, one in another class, and one in both splits. The rest of the images differ."""
+    fill(tmp_path / "s" / "train", 4)
+    fill(tmp_path / "s" / "val", 2)
+    one, two = sorted(path for path in (tmp_path / "s" / "train").iterdir())[:2]
+    first, second, third, *_ = sorted(one.iterdir())
+    for split in ("train", "val"):  # the pictures of `fill` are the same in both
+        for number, path in enumerate(sorted((tmp_path / "s" / split).rglob("*.*"))):
+            path.write_bytes(path.read_bytes() + split.encode() + bytes([number]))
+    shutil.copy(first, one / "copy.jpg")
+    shutil.copy(second, two / "other.jpg")
+    shutil.copy(third, tmp_path / "s" / "val" / one.name / "leak.jpg")
+    capfd.readouterr()
+    assert command(f"--source={tmp_path}/s", f"--output={tmp_path}/o") == 0
+    told = [line.removeprefix("data.prepare: ") for line in capfd.readouterr().err.splitlines()]
+    names = {key: f"train/{one.name}/{path.name}" for key, path in (("a", first), ("b", second), ("c", third))}
+    [note] = [line for line in told if line.startswith("note: 3 images are identical to others: ")]
+    assert names["a"] in note and f"train/{one.name}/copy.jpg" in note
+    [twice] = [line for line in told if line.startswith("warning: 1 images have more than one label: ")]
+    assert names["b"] in twice and f"train/{two.name}/other.jpg" in twice
+    [leaked] = [line for line in told if line.startswith("warning: 1 images are in both splits, ")]
+    assert leaked.endswith(f": {names['c']} = val/{one.name}/leak.jpg")

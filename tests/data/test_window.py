@@ -1,0 +1,133 @@
+"""The window in --stage_dir: it stays for the next training, and holds what the data far away hold."""
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zlib
+
+import pytest
+from conftest import ROOT
+
+from common.errors import UserError
+from data.dataset import Window, open_dataset
+from data.window import Blocks, kept_folder, name_of
+from tests.rigs.web import serving
+
+BLOCK = 50
+BLOCKS = 10 + 8 + 11  # of files with 500, 400 and 537 samples
+READER = f"""
+import json, sys, zlib
+from pathlib import Path
+from data.dataset import Window, open_dataset
+from data.window import Blocks, kept_folder, name_of
+url, place, size, most = sys.argv[1:]
+dataset = open_dataset(url)
+folder = kept_folder(Path(place), name_of(dataset, {BLOCK}), int(size), int(most))
+print(folder.name, flush=True)
+split = dataset.in_window(Window(folder, int(size), 0, {BLOCK}, 0)).train
+blocks, found = Blocks(split, split.window), 0
+for block in range({BLOCKS}):
+    blocks.ask([(block, 0)])
+    for sample in range(split.samples):
+        if blocks.of(sample) == block:
+            found = zlib.crc32(blocks.example(sample), found)
+print(json.dumps([found, blocks.requests]), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def server(in_format, tmp_path):
+    for name in "abc":
+        shutil.copytree(in_format("tfrecord"), tmp_path / "served" / name)
+    with serving(tmp_path / "served") as served:
+        yield served
+
+
+def reader(server, place, name="a", size=2_000_000, most=10**9) -> subprocess.Popen:
+    """A process that reads all training samples of a dataset, and then keeps its window open."""
+    return subprocess.Popen([sys.executable, "-c", READER, f"{server.url}/{name}", place, str(size), str(most)],
+                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+
+
+def read(*arguments, **options) -> tuple[str, int, int]:
+    """The name of the window's folder, a checksum of all samples, and the number of requests."""
+    name, found = reader(*arguments, **options).communicate()[0].splitlines()
+    return name, *json.loads(found)
+
+
+@pytest.fixture
+def content(in_format) -> int:
+    """The checksum of all samples, read from the files."""
+    split, found = open_dataset(in_format("tfrecord")).train, 0
+    for path, entries in zip(split.paths, split.entries, strict=True):
+        stored = path.read_bytes()
+        for offset, size in entries[:, :2].tolist():
+            found = zlib.crc32(split.kind.example(stored[offset:offset + size]), found)
+    return found
+
+
+def test_a_window_stays_and_a_block_with_a_flipped_byte_is_fetched_once_more(server, content, tmp_path):
+    place = tmp_path / "disk"
+    name, *found = read(server, place)
+    assert found == [content, BLOCKS]
+    assert read(server, place) == (name, content, 0)
+    block = place / f"bigbatch-{os.getuid()}" / name / "train" / "7"
+    stored = block.read_bytes()
+    block.write_bytes(stored[:9000] + bytes([stored[9000] ^ 4]) + stored[9001:])
+    assert read(server, place) == (name, content, 1)
+    block.write_bytes(stored[:-20])
+    assert read(server, place) == (name, content, 1) and block.read_bytes() == stored
+    file = server.folder / "a" / "train 1.tfrecord"
+    os.utime(file, ns=(1, 1))  # its tag
+    other, *found = read(server, place)
+    assert found == [content, BLOCKS] and other != name
+
+
+def test_a_record_that_came_damaged_is_fetched_once_more(server, digit_records, tmp_path):
+    """As data.prepare's checksums tell. The block's own checksum is that of what came."""
+    path = server.folder / "a" / "train 0.tfrecord"
+    path.with_name(f"{path.name}.crc32").write_text(
+        "".join(f"{zlib.crc32(image):08x} {label}\n" for image, label in digit_records["train"][:500]))
+    dataset = open_dataset(f"{server.url}/a")
+    folder = kept_folder(tmp_path / "disk", name_of(dataset, BLOCK), 0, 10**9)
+    split = dataset.in_window(Window(folder, 10**9, 0, BLOCK, 0)).train
+    blocks, right, damaged = Blocks(split, split.window), path.read_bytes(), []
+
+    def failing(handler, name):
+        if not damaged:
+            start, end = map(int, handler.headers["Range"].removeprefix("bytes=").split("-"))
+            damaged.append(right[start:start + 300] + bytes([right[start + 300] ^ 4]) + right[start + 301:end + 1])
+            handler.send_response(206)
+            handler.send_header("Content-Range", f"bytes {start}-{end}/{len(right)}")
+            handler.send_header("Content-Length", str(len(damaged[0])))
+            handler.send_header("ETag", split.paths[0].tag)
+            handler.end_headers()
+            handler.wfile.write(damaged[0])
+            return True
+
+    server.failing = failing
+    blocks.ask([(0, 0)])
+    examples = [blocks.example(sample) for sample in range(BLOCK)]
+    assert all(image in example for (image, _), example in zip(digit_records["train"], examples, strict=False))
+    assert len(damaged) == 1 and blocks.requests == 2
+
+
+def test_all_windows_together_keep_within_the_size(server, content, tmp_path):
+    """The digits in b and c take 1.3 MB of training samples each, and other tags than those in a."""
+    place, private = tmp_path / "disk", tmp_path / "disk" / f"bigbatch-{os.getuid()}"
+    names = [read(server, place, name, most=5_000_000)[0] for name in "ab"]
+    assert {path.name for path in private.iterdir()} == {*names}
+    names.append(read(server, place, "c", most=4_000_000)[0])
+    assert {path.name for path in private.iterdir()} == {*names[1:]}  # a was the longest unused
+    in_use = reader(server, place, "b")
+    assert in_use.stdout.readline() == f"{names[1]}\n"
+    with pytest.raises(UserError, match="--stage_gb: trainings on other data, which run now"):
+        kept_folder(place, "new", 2_000_000, 3_000_000)
+    assert {path.name for path in private.iterdir()} == {*names[1:]}
+    assert json.loads(in_use.communicate()[0])[1] == 0
+    assert read(server, place, "a", most=2_000_000)[1:] == (content, BLOCKS)
+    assert [path.name for path in private.iterdir()] == [names[0]]
+    assert read(server, place, "a", size=900_000)[1] == content
+    assert 600_000 < sum(path.stat().st_size for path in private.glob("*/*/*")) <= 900_000

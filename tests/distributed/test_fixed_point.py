@@ -1,0 +1,72 @@
+"""Sums in fixed point: the same bits in any order, at least as exact as float32, and never a number that is wrong."""
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from distributed.fixed_point import LARGEST, FixedPoint
+
+TERMS = (1, 2, 3, 8, 12, 64, 1000)
+
+
+def numbers(terms, scale=1.0, seed=0):
+    """Float32 numbers over many orders of magnitude, among them both zeros and whole rows of one sign."""
+    random = np.random.default_rng(seed)
+    made = random.normal(size=(terms, 4, 125)) * 10.0 ** random.integers(-6, 6, (terms, 4, 125)) * scale
+    made[:, 0, :5] = np.where(random.random((terms, 5)) < 0.5, -0.0, 0.0)
+    return made.astype(np.float32)
+
+
+def total(values, terms=None) -> np.ndarray:
+    form = FixedPoint(terms or len(values))
+    summed = form.zero(values.shape[1:])
+    for value in values:
+        summed += form.term(tf.constant(value))
+    return form.total(summed, values.shape[1:]).numpy()
+
+
+@pytest.mark.parametrize("terms", TERMS)
+def test_any_order_and_any_split_has_the_same_bits(terms):
+    values, random = numbers(terms), np.random.default_rng(1)
+    form, expected = FixedPoint(terms), total(values)
+    assert total(values[random.permutation(terms)]).tobytes() == expected.tobytes()
+    cut = int(random.integers(terms + 1))
+    parts = [sum((form.term(tf.constant(one)) for one in part), form.zero(values.shape[1:]))
+             for part in (values[:cut], values[cut:])]
+    assert form.total(parts[1] + parts[0], values.shape[1:]).numpy().tobytes() == expected.tobytes()
+    if terms > 2:
+        assert sum(values[1:], values[0]).tobytes() != sum(values[-2::-1], values[-1]).tobytes()  # in float32
+
+
+@pytest.mark.parametrize("terms", TERMS)
+@pytest.mark.parametrize("scale", [1.0, 1e3, 3e-10])
+def test_the_error_is_at_most_that_of_float32(terms, scale):
+    """Of each variable, against float64: gradients as at the beginning, huge, and at a training loss of 1e-6."""
+    random = np.random.default_rng(2)
+    values = (random.normal(size=(terms, 8, 500)) * scale * 10.0 ** random.uniform(-3, 1, (8, 1))).astype(np.float32)
+    exact = values.astype(np.float64).sum(axis=0)
+    errors = [np.linalg.norm(found - exact, axis=1) for found in (total(values), sum(values[1:], values[0]))]
+    assert (errors[0] <= errors[1] * (1 + 1e-9)).all() if terms > 1 else not errors[0].any()
+    assert (errors[0] <= 6e-8 * np.linalg.norm(exact, axis=1)).all()
+
+
+def test_terms_that_are_as_large_as_can_be_do_not_wrap():
+    values = np.full((4096, 2), np.nextafter(np.float32(LARGEST), np.float32(0)))
+    values[:, 1] *= -1
+    expected = values.astype(np.float64).sum(axis=0)
+    np.testing.assert_allclose(total(values), expected, rtol=1e-7)
+    assert (total(values) > 0).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, LARGEST, -3e38])
+def test_what_does_not_fit_makes_the_sum_of_its_tensor_nan(bad):
+    values = np.ones((3, 5), np.float32)
+    values[1, 2] = bad
+    assert np.isnan(total(values)).all()
+    values[1, 2] = -65_536
+    assert total(values).tolist() == [3, 3, -65_534, 3, 3]
+
+
+def test_a_hand_computed_term():
+    """8 terms: 59 bits, so the first integer counts in units of 2**-27 and the second in units of 2**-87."""
+    term = FixedPoint(8).term(tf.constant([1.5, -(2.0**-30)])).numpy()
+    assert term.tolist() == [3 * 2**26, 0, 0, -(2**57), 0]

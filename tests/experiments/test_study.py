@@ -1,0 +1,90 @@
+"""The study and the papers' claims: files of runs that differ in what they are about; the study's figure and table."""
+import json
+
+import pytest
+from conftest import ROOT, skip
+
+from docs import study
+from experiments import planned
+from plan.plan import plan_for
+
+FILES = ROOT / "launch" / "recipes" / "study"
+CLAIMS = {  # file -> the flags in which its runs differ
+    "warmup": {"flagfile", "learning_rate", "warmup"},
+    "batch_size_control": {"batch_size"},
+    "label_smoothing": {"label_smoothing"},
+    "batch_norm_span": {"batch_norm_span", "micro_batch_size"},
+    "trust_ratios": {"batch_size", "micro_batch_size", "learning_rate"},
+    "table4": set(),
+}
+
+
+def lines_of(name):
+    return planned.lines_of(FILES / f"{name}.runs")
+
+
+def test_each_claim_has_a_file():
+    assert {path.stem for path in FILES.glob("*.runs")} == {*CLAIMS, "quick", "search"}
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_the_runs_of_a_claim_differ_in_nothing_else(name):
+    lines = lines_of(name)
+    plans = [plan_for(planned.settings_of([], line)[0], 1, 1, 60_000) for line in lines]
+    differing = {flag for line in lines for flag in line if len({one.get(flag) for one in lines}) > 1}
+    assert differing == CLAIMS[name]
+    assert len({plan.epochs for plan in plans}) == 1
+
+
+def test_each_line_of_the_quick_study_is_one_of_the_search_with_a_rate():
+    quick, searched = lines_of("quick"), lines_of("search")
+    assert len(quick) == 6 and len(searched) == 8
+    without_rates = [{name: value for name, value in line.items() if name != "learning_rate"} for line in searched]
+    for line in quick:
+        assert {name: value for name, value in line.items() if name != "learning_rate"} in without_rates
+    for line in (*quick, *searched):
+        settings, _ = planned.settings_of([], line)
+        plan = plan_for(settings, 1, 1, 60_000)
+        scale = plan.phases[0].global_batch_size / 64 if line["flagfile"].endswith("sgd.flags") else 1
+        rate = float(line["learning_rate"])
+        assert 0.5 * scale * rate < plan.learning_rate.peak <= scale * rate * (1 + 1e-9)
+
+
+def row(rule, batch, rate, seed, top1, **flags):
+    return {"flags": {"flagfile": f"study/{rule}", "batch_size": batch} | flags | {"learning_rate": rate}, "seed": seed,
+            "val_top1": top1}
+
+
+ROWS = [*(row("sgd", 64, rate, 0, top1, data_dir="fashion_holdout") for rate, top1 in ((0.05, 0.99), (0.1, 0.91))),
+        *(row("sgd", 64, 0.05, seed, top1) for seed, top1 in enumerate((0.90, 0.91, 0.92))),
+        *(row("sgd", 4096, 0.0125, seed, top1) for seed, top1 in enumerate((0.1, 0.8, 0.6))),
+        *(row("lars", 4096, 20, seed, top1) for seed, top1 in enumerate((0.85, 0.87, 0.86)))]
+
+
+def test_the_table_has_mean_and_range_of_the_seeds_without_the_search():
+    text = study.table(study.results(ROWS), study.noise_range(
+        [{"noise_scale": None}, {"noise_scale": 282.4}, {"noise_scale": 4046.0}]))
+    assert text.splitlines() == [
+        "| batch size | 64 | 4,096 |",
+        "| --- | --- | --- |",
+        "| SGD, linear scaling and warm-up | 91.0 % (90.0 to 92.0) | 50.0 % (10.0 to 80.0) |",
+        "| its best learning rate | 0.05 | 0.0125 |",
+        "| LARS and warm-up |  | 86.0 % (85.0 to 87.0) |",
+        "| its best learning rate |  | 20 |",
+        "",
+        "Gradient noise scale: 282 to 4,046 samples"]
+
+
+def test_the_figure_names_its_lines_and_the_noise_scale(tmp_path, monkeypatch, capsys):
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        skip("needs Matplotlib, which `uv run --group benchmark` installs")
+    (tmp_path / "sweep.json").write_text(json.dumps(ROWS))
+    (tmp_path / "noise_scale.jsonl").write_text('{"noise_scale": 300}\n{"noise_scale": 900}\n')
+    monkeypatch.setattr(study, "FIGURE", tmp_path / "study.svg")
+    study.main(tmp_path, tmp_path)
+    drawn = (tmp_path / "study.svg").read_text()
+    for text in (*study.RULES.values(), "gradient noise scale, 300 to 900", "4,096"):
+        assert text in drawn
+    assert "86.0 %" in capsys.readouterr().out

@@ -1,0 +1,231 @@
+"""Which recipe is read without --flagfile, and what fits it to the data."""
+import json
+from importlib import metadata
+
+import pytest
+from conftest import ROOT, run
+from PIL import Image
+
+from common.errors import UserError
+from model_zoo.weights import check_weights
+from plan import flags
+from plan.default_recipe import fitted
+from plan.recipe_file import recipe_path
+
+
+def parsed(*words):
+    return flags.parse(["train.py", *words])
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """8 images in each of two classes, and 4 to validate."""
+    folder = tmp_path_factory.mktemp("photos")
+    for split, count in (("train", 8), ("val", 4)):
+        for label, colour in (("cat", (200, 40, 40)), ("dog", (40, 40, 200))):
+            (folder / split / label).mkdir(parents=True)
+            for number in range(count):
+                Image.new("RGB", (80, 60), tuple(value + number for value in colour)).save(
+                    folder / split / label / f"{number}.jpg")
+    return folder
+
+
+@pytest.mark.parametrize(("samples", "recipe", "batch", "epochs"), [
+    (3, "small_images", 1, 24), (30, "small_images", 2, 24), (99, "small_images", 8, 24),
+    (300, "small_images", 16, 16), (3_000, "small_images", 32, 12), (9_999, "small_images", 32, 12),
+    (10_000, "images", 256, 90), (1_281_167, "images", 256, 90)])
+def test_the_recipe_fits_the_number_of_images(samples, recipe, batch, epochs, photos):
+    found = parsed(f"--data_dir={photos}", f"--train_samples={samples}", "--dry_run")
+    assert found.source.stem == recipe
+    assert found.recipe.batch_size.values == [batch] and found.recipe.epochs == epochs
+    assert found.recipe.batch_norm_span.values == [{"small_images": batch, "images": 32}[recipe]]
+    assert batch <= max(1, samples / 8) and found.recipe.warmup_epochs <= epochs / 10
+    assert f"--batch_size={batch}" in found.text.splitlines()  # flags.txt repeats the run
+
+
+def test_flags_on_the_command_line_override_what_fits(photos):
+    found = parsed(f"--data_dir={photos}", "--batch_size=4", "--epochs=3")
+    assert (found.recipe.batch_size.values, found.recipe.epochs, found.recipe.model) == ([4], 3.0, "resnet20")
+    assert found.fitted == ("--batch_norm_span=2", "--evaluate_every=1")  # what the line about the recipe shows
+    own_size = parsed(f"--data_dir={photos}", "--model=keras:MobileNetV3Small")
+    assert own_size.recipe.final_image_size == 224
+    tuned = parsed(f"--data_dir={photos}", "--model=keras:MobileNetV3Small", "--pretrained", "--image_size=96")
+    assert tuned.recipe.final_image_size == 96 and not any("image_size" in flag for flag in tuned.fitted)
+    assert tuned.recipe.learning_rate.values[0] < 0.001
+
+
+@pytest.mark.parametrize(("words", "span"), [
+    ([], 16), (["--batch_size=64"], 16), (["--batch_size=0:64,2:256"], 16), (["--micro_batch_size=32"], 16),
+    (["--batch_size=100"], None), (["--batch_size=0:64,2:250"], None), (["--micro_batch_size=4"], None),
+    (["--batch_size=100", "--batch_norm_span=10"], 10)])
+def test_the_span_of_a_default_recipe_gives_way_to_a_batch_that_it_does_not_divide(words, span):
+    from plan.plan import plan_for
+    from plan.summary import doubts
+
+    settings = parsed(*words)
+    made = plan_for(settings, 1, 1, 1437)
+    phases = {phase.batch_norm_span for phase in made.phases}
+    assert phases == {span} if span else phases == {phase.micro_batch_size for phase in made.phases}
+    assert any(line.startswith("--batch_norm_span: ") for line in doubts(settings, made)) == (span is None)
+    again = parsed(*settings.default_recipe, *words)  # as a sweep starts it
+    assert again.recipe == settings.recipe
+
+
+def test_the_span_of_a_recipe_that_was_asked_for_does_not_give_way():
+    from plan.plan import plan_for
+
+    with pytest.raises(UserError, match="--batch_norm_span: 16 samples cannot"):
+        plan_for(parsed("--flagfile=digits", "--batch_size=100"), 1, 1, 1437)
+
+
+@pytest.mark.parametrize("name", ["digits", "glyphs", "fashion"])
+def test_a_built_in_set_is_trained_as_the_digits_are(name):
+    assert parsed(f"--data_dir={name}").source.stem == "digits" and parsed().source.stem == "digits"
+
+
+def test_the_defaults_train_and_a_resume_reads_them_back(photos, tmp_path):
+    """The run stops at its first evaluation. Then the set grows, and the recipe would be another."""
+    command = "python", 1, ROOT / "train.py", f"--data_dir={photos}", f"--output_dir={tmp_path}/run"
+    first = run(*command, "--stop_at_target", "--target_top1=0.01", cold=True)
+    assert first.returncode == 0, first.stderr
+    lines = first.stderr.splitlines()
+    assert (f"recipe: {ROOT}/launch/recipes/small_images.flags --batch_size=2 --batch_norm_span=2 --epochs=24 "
+            "--evaluate_every=4") in lines
+    assert any(line.startswith("forecast: about ") and line.endswith("CPU cores") for line in lines)
+    assert max(map(len, (line for line in lines if line.startswith("epoch ")))) <= 80
+    settings = parsed(*command[3:])
+    assert settings.source == tmp_path / "run" / "flags.txt"
+    assert settings.recipe == parsed(f"--data_dir={photos}").recipe
+
+    new = run("python", 1, ROOT / "train.py", "--flagfile=digits", f"--init_checkpoint={tmp_path}/run/checkpoints",
+              "--model=resnet20", "--dry_run")
+    assert json.loads(new.stdout)["epochs"] == 12
+    for data in ((), (f"--data_dir={photos}",)):
+        tuned = parsed(*data, f"--init_checkpoint={tmp_path}/run/checkpoints")
+        assert tuned.recipe.model == "resnet20" and tuned.recipe.final_image_size == 64
+
+
+def test_a_batch_is_at_most_an_eighth():
+    for samples in range(1, 10_000):
+        batch = int(fitted(samples)[0].partition("=")[2])
+        assert batch == 1 or 8 * batch <= samples
+
+
+def test_a_recipe_has_a_name():
+    assert recipe_path("digits") == recipe_path("digits.flags") == ROOT / "launch" / "recipes" / "digits.flags"
+    assert recipe_path("sysml18/" + next((ROOT / "launch/recipes/sysml18").glob("*.flags")).stem).is_file()
+
+
+@pytest.mark.parametrize(("words", "code", "message"), [
+    (["--flagfile=digts"], 2, "there is no recipe digts; did you mean digits?"),
+    (["--flagfile", "table3-experimen4"], 2, "did you mean sony_1811.05233/table3-experiment4?"),
+    (["--target_top1=95"], 2, "did you mean 0.95?"),
+    (["--data_dir="], 2, "--data_dir is empty"),
+    (["--lr=0.1"], 2, "the learning rate is --learning_rate"),
+    (["--gpus=8"], 2, "start one worker per GPU"),
+    (["--device=cuda"], 2, "did you mean gpu?"),
+    (["--model=keras:MobileNetV3Smal"], 2, "|keras:NAME>; did you mean keras:MobileNetV3Small?"),
+    (["--pretrained"], 2, "--pretrained needs a network of Keras"),
+    (["--lr_schedule=multistep"], 2, "--lr_schedule=multistep needs --lr_boundaries"),
+    (["--ema_decay=1"], 2, "--ema_decay=1"),
+    (["--precision=float16"], 2, "did you mean mixed_float16?"),
+    (["--precision=bf16"], 2, "did you mean mixed_bfloat16?"),
+    (["--warmup-epochs=1"], 2, "did you mean --warmup_epochs?"),
+    (["--batch=8"], 2, "did you mean --batch_size?"),
+    (["--warmup_epochs=50", "--dry_run"], 2, "--warmup_epochs is longer than --epochs"),
+    (["--data_dir=synthetic:many"], 2, "synthetic data needs the number of training samples"),
+    (["--batch_size=0:64,30:128", "--dry_run"], 2, "has a phase that starts at or after --epochs=12"),
+    (["--model=alexnet", "--image_size=32", "--dry_run"], 2, "alexnet needs images of at least"),
+    (["--mode=evaluate", "--checkpoint={folder}"], 1, "{folder}/flags.txt does not exist"),
+    (["--order=file", "--shuffle_group=16"], 2, "--shuffle_group shuffles samples, and --order=file"),
+    (["--output_dir=/proc/run"], 1, "--output_dir: /proc/run cannot be created")])
+def test_what_cannot_be_meant(words, code, message, tmp_path):
+    done = run("python", 1, ROOT / "train.py", *(word.format(folder=tmp_path) for word in words))
+    assert done.returncode == code and len(done.stderr.splitlines()) == 1, done.stderr
+    assert message.format(folder=tmp_path) in done.stderr
+
+
+def test_a_flag_that_resembles_none_gets_no_suggestion():
+    done = run("python", 1, ROOT / "train.py", "--bogus")
+    assert (done.returncode, done.stderr) == (2, "train.py: Unknown command line flag 'bogus'\n")
+
+
+def test_the_version():
+    done = run("python", 1, ROOT / "train.py", "--version")
+    assert (done.returncode, done.stdout) == (0, f"bigbatch {metadata.version('bigbatch')}\n")
+
+
+@pytest.mark.parametrize(("words", "found"), [
+    (["--warmup=none", "--warmup_epochs=0"], {"warmup_epochs": "warmup=none"}),
+    (["--lr_boundaries=3,6", "--lars_epsilon=1"], {"lr_boundaries": "lr_schedule=poly"}),
+    (["--optimizer=lamb", "--momentum_schedule=noise_scale", "--exclude=bias"],
+     {"momentum_schedule": "optimizer=lamb"}),
+    (["--lr_schedule=multistep", "--lr_boundaries=1", "--decay_from=warmup_end"],
+     {"decay_from": "lr_schedule=multistep"}),
+    (["--optimizer=adam", "--weight_decay=1", "--epochs=3"], {"weight_decay": "optimizer=adam"}),
+    (["--model=convnet", "--last_gamma=0", "--loss_scale=8", "--torus_grid=2x1", "--max_rollbacks=5"], {
+        "last_gamma": "model=convnet", "loss_scale": "precision=float32", "torus_grid": "allreduce=ring",
+        "max_rollbacks": "on_divergence=stop"}),
+    (["--lars_clip", "--base_batch_size=64"], {"base_batch_size": "lr_scaling=none"}),
+    (["--optimizer=sgd", "--lr_scaling=sqrt", "--base_batch_size=64", "--poly_power=1", "--warmup_epochs=1"], {})])
+def test_what_has_no_effect_beside_the_others(words, found):
+    assert parsed(*words).without_effect == tuple(f"--{name} has no effect with --{why}" for name, why in found.items())
+
+
+def test_one_line_says_what_has_no_effect():
+    done = run("python", 1, ROOT / "train.py", "--optimizer=adam", "--warmup=none", "--weight_decay=1", "--nesterov",
+               "--dry_run", "--workers=2")
+    assert done.returncode == 0 and json.loads(done.stdout)["workers"] == 2
+    assert [line for line in done.stderr.splitlines() if line.startswith("train.py: ")] == [
+        "train.py: --weight_decay has no effect with --optimizer=adam; --nesterov has no effect with --optimizer=adam"]
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    ([], "few images: a network that knows ImageNet reaches more, with --model=keras:MobileNetV3Small --pretrained"),
+    (["--batch_size=64"], "--batch_size=64 is larger than the training set: each update reads its 16 images"),
+    (["--epochs=1"], "--warmup_epochs=1 is the whole training")])
+def test_doubts_are_said(words, message, photos):
+    from plan.plan import make_plan
+    from plan.summary import doubts
+
+    settings = parsed(f"--data_dir={photos}", *words)
+    assert any(line.startswith(message) for line in doubts(settings, make_plan(settings.recipe, None, 1, 16)))
+
+
+@pytest.mark.parametrize("words", [["--model=resnet18"], ["--model=keras:MobileNetV3Small", "--pretrained"]])
+def test_who_has_chosen_a_network_is_not_told_of_another(words, photos):
+    from plan.plan import make_plan
+    from plan.summary import doubts
+
+    settings = parsed(f"--data_dir={photos}", *words)
+    assert not any("few images" in line for line in doubts(settings, make_plan(settings.recipe, None, 1, 16)))
+
+
+def test_without_a_network_pretrained_weights_fail_before_tensorflow_is_loaded(photos, tmp_path, monkeypatch):
+    """A proxy that nobody is behind stands for no network. Weights on disk need none."""
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+    program = ("import sys, train; code = train.main(['train.py', *sys.argv[1:]]); "
+               "sys.exit(99 if 'tensorflow' in sys.modules else code)")
+    done = run("python", 1, "-c", program, f"--data_dir={photos}", "--model=keras:MobileNetV3Small", "--pretrained",
+               f"--output_dir={tmp_path}/run", cold=True)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert f"--pretrained: {tmp_path}/models has no weights of keras:MobileNetV3Small, and https://" in done.stderr
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "weights_mobilenet_v3_small_224_1.0_float.h5").touch()
+    check_weights("keras:MobileNetV3Small")
+    with pytest.raises(UserError, match="has no weights of keras:VGG16"):
+        check_weights("keras:VGG16")
+
+
+def test_a_tilde_is_the_home_folder(monkeypatch, photos):
+    monkeypatch.setenv("HOME", str(photos.parent))
+    assert parsed(f"--data_dir=~/{photos.name}", "--output_dir=~/run").recipe.data_dir == str(photos)
+    assert parsed("--output_dir=~/run").run.output_dir == f"{photos.parent}/run"
+
+
+def test_the_help_has_the_defaults_of_the_recipe(photos):
+    shown = [flags.help_text(["train.py", *words, "--help"]) for words in ([], [f"--data_dir={photos}"],
+                                                                          ["--flagfile=images"])]
+    for text, optimizer, batch in zip(shown, ("lars", "adam", "sgd"), (128, 2, 256), strict=True):
+        assert f"Optimizer. (default: {optimizer})" in text and f"(default: {batch})" in text

@@ -1,0 +1,40 @@
+"""Intervals of accuracies, against SciPy's and a count by hand; what the terminal and the report say of a small set."""
+import html
+import re
+
+import pytest
+from scipy.stats import binomtest
+
+from reporting.progress import validation_line
+from reporting.report import write_report
+from reporting.verdict import in_words, interval, is_guessing
+from tests.rigs.run_files import row, whole
+
+
+@pytest.mark.parametrize(("hits", "samples"), [(7, 7), (0, 5), (356, 360), (107, 1000), (1, 2), (37_950, 50_000)])
+def test_the_interval_is_wilsons(hits, samples):
+    expected = binomtest(hits, samples).proportion_ci(0.95, "wilson")
+    assert interval(hits / samples, samples) == pytest.approx((expected.low, expected.high), abs=1e-6)
+
+
+def test_chance_is_called_so():
+    """10.7 % of 1,000 images of ten classes; 12 % would be better, and so is 7 of 7 where half are of one class."""
+    assert is_guessing(0.107, 1000, 0.1) and not is_guessing(0.13, 1000, 0.1)
+    assert not is_guessing(1.0, 7, 4 / 7) and is_guessing(1.0, 2, 0.5)
+
+
+@pytest.mark.parametrize(("hits", "says"), [(107, True), (540, False)])
+def test_the_terminal(hits, says):
+    line = validation_line({"val_top1": hits / 1000, "val_top1_count": hits, "val_top5": 0.5, "val_top5_count": 500,
+                            "val_samples": 1000, "val_guess_count": 100, "val_loss": 2.3, "seconds": 199.0})
+    assert in_words(hits / 1000, 1000) in line and "\n" not in line
+    assert ("no better than guessing, which is right on 10.00%" in line) == says
+
+
+@pytest.mark.parametrize(("top1", "says"), [(0.502, False), (0.2, True)])
+def test_the_report(top1, says, tmp_path):
+    """50 images; the largest of ten classes has 10 of the 55 in its outcomes.json."""
+    folder = whole(tmp_path / "run", rows=[row(epoch, val_top1=top1) for epoch in (1, 2, 3)])
+    page = html.unescape(re.sub(r"<(style|script).*?</\1>|<[^>]*>", "", write_report(folder).read_text(), flags=re.S))
+    assert f"Top-1: {in_words(top1, 50)}." in page and page.count(in_words(top1, 50)) >= 3  # also in its tiles
+    assert ("no better than guessing, which is right on 18.18%" in page) == says

@@ -1,0 +1,148 @@
+"""The host is one step ahead of what it knows: nothing is read between two steps, and nothing wrong is kept."""
+import dataclasses
+import threading
+from types import SimpleNamespace
+
+import horovod.tensorflow as hvd
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from common.errors import UserError
+from data import synthetic
+from distributed.exchange import GradientExchange
+from distributed.world import World
+from plan import flags
+from plan.plan import plan_for
+from training import breakdown, build, loop
+from training.divergence import Diverged
+from training.state import Snapshot, State
+
+STEPS = 50  # two epochs of 25 steps
+
+
+@pytest.fixture
+def job(monkeypatch):
+    monkeypatch.setattr(synthetic, "CLASSES", 10)
+    hvd.init()
+    settings = flags.parse(["train.py", "--model=convnet", "--image_size=8", "--batch_size=4", "--epochs=2",
+                            "--data_dir=synthetic:100", "--optimizer=sgd", "--learning_rate=0.001", "--warmup=none"])
+    dataset = dataclasses.replace(synthetic.synthetic_dataset("synthetic:100"), classes=tuple("0123456789"))
+    model = build.make_model(settings.recipe, dataset)
+    state = State(model, build.make_optimizer(settings.recipe, model))
+    feed = synthetic.SyntheticFeed(dataset, 8, 0)
+    return build.make_job(settings, plan_for(settings, 1, 1, 100), World(), feed, state, GradientExchange())
+
+
+class Recovery:
+    """What the loop asks of training.recovery, and what it was told."""
+
+    def __init__(self, due=()):
+        self._due, self.acted, self.progress = due, [], None
+
+    def signals(self):
+        return [0.0, 0.0]
+
+    def stop_is_asked(self):
+        return False
+
+    def is_due_after(self, signals):
+        return np.any(signals) or self.progress.step in self._due
+
+    def snapshot(self):
+        return Snapshot({}, self.progress, {"model": 0})
+
+    def after_step(self, signals, before_evaluation):
+        self.acted.append((self.progress.step, list(signals), before_evaluation))
+
+    def after_evaluation(self, epoch, top1, is_target):
+        pass
+
+
+def followed(job, recovery, change=lambda number, packed: packed):
+    """Trains; the numbers of the steps whose results were waited for before the next one was launched.
+
+    Each result comes only when the next step has been launched, or after a while, when none is. change: of a result.
+    """
+    launched, waited, recovery.progress = [threading.Event() for _ in range(STEPS + 1)], [], job.state.progress
+    recovery.recorded = []  # the numbers of the steps that record the statistics of layers
+    trained = job.train_step
+
+    def train_step(phase):
+        def step(*arguments):
+            number, packed = job.state.progress.step, trained(phase)(*arguments)
+            launched[number].set()
+            recovery.recorded += [number] * bool(arguments[-1])
+
+            def result():
+                if not launched[number + 1].wait(0.3):
+                    waited.append(number)
+                return change(number, packed.numpy().copy())
+
+            return SimpleNamespace(numpy=result)
+
+        return step
+
+    try:
+        loop.follow_plan(dataclasses.replace(job, train_step=train_step), recovery)
+    finally:
+        recovery.waited = sorted(waited)
+
+
+def test_a_step_is_launched_before_the_result_of_the_one_before_is_known(job, monkeypatch):
+    """But for the first of all, those that are timed with the one before, the last of an epoch and one to be saved."""
+    clock = []
+    monkeypatch.setattr(breakdown, "_now", lambda value: (clock.append(0), breakdown.np.float64(1.0))[1])
+    recovery = Recovery(due={12})
+    followed(job, recovery)
+    timed = [1, 21, 26, 46]
+    assert recovery.waited == sorted({0, *timed, *(step - 1 for step in timed), 11, 24, 49})
+    assert [step for step, *_ in recovery.acted] == [12]
+    assert recovery.recorded == [0, 24, 49]  # after which the statistics of layers are read
+    assert len(clock) == 4 * len(timed)  # before and after the data, after the gradients, after the exchange
+
+
+def test_a_step_that_diverged_is_reported_before_anything_is_saved(job):
+    """It is step 14, 15 is launched when that is known; a checkpoint is due after 15, 16 in all."""
+    def change(number, packed):
+        packed[2] = np.nan if number >= 14 else packed[2]
+        return packed
+
+    recovery = Recovery(due={16})
+    with pytest.raises(Diverged, match="diverged at step 14 ") as problem:
+        followed(job, recovery, change)
+    assert problem.value.step == 14 and job.state.progress.step == 16 and recovery.acted == []
+
+
+@pytest.mark.parametrize("asked", [13, 24, 49])
+def test_a_stop_takes_effect_at_most_a_step_later_with_all_results_known(job, asked):
+    def change(number, packed):
+        packed[0] = float(number == asked)
+        return packed
+
+    recovery = Recovery()
+    followed(job, recovery, change)
+    [(step, signals, before_evaluation)] = recovery.acted
+    assert signals == [1, 0] and step == asked + (1 if asked in (24, 49) else 2)
+    assert before_evaluation == (asked in (24, 49))
+
+
+def test_out_of_memory_is_a_line_that_says_what_to_do(job):
+    def full(phase):
+        def step(*arguments):
+            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor with shape[256,64,112,112]")
+
+        return step
+
+    with pytest.raises(UserError, match="the device ran out of memory; use a smaller --micro_batch_size"):
+        loop.follow_plan(dataclasses.replace(job, train_step=full), Recovery())
+
+
+def test_seconds_and_images_are_those_of_all_steps_and_shares_those_of_the_timed():
+    times = breakdown.StepTimes()
+    for seconds in (1.0, 2.0, 3.0):
+        times.add(8, seconds)
+    times.add_timed(2.0, [0.5, 0.25])
+    assert times.images_per_second() == 4.0
+    assert breakdown.breakdown_of(times.gather(World())) == {"compute": 0.625, "data": 0.25, "exchange": 0.125}
+    assert breakdown.breakdown_of(times.gather(World())) == {} and times.images_per_second() == 0.0
