@@ -214,6 +214,9 @@ def set_horovods_variables(deterministic: bool, fusion_mb: float | None, timelin
     With HOROVOD_ENABLE_ASYNC_COMPLETION, the GPU waits for NCCL's kernels, and the host does not. Horovod has the host
     wait for them if there is a timeline. The tensors of a group may then be on several streams, if there are several,
     and its GPU would wait for one. Elastic training needs NCCL's errors, for which only a host that waits looks.
+
+    Horovod's cache sends bit vectors, which Gloo cannot tell from gradients. After the loss of a worker, another one
+    that expects a bit vector may receive gradients, and Gloo aborts it. Elastic training must not lose it.
     """
     if timeline:
         os.environ["HOROVOD_TIMELINE"] = str(Path(timeline).absolute())
@@ -224,6 +227,8 @@ def set_horovods_variables(deterministic: bool, fusion_mb: float | None, timelin
         os.environ["HOROVOD_FUSION_THRESHOLD"] = str(int(fusion_mb * 2**20))
     if nccl and not os.environ.keys() & {"HOROVOD_TIMELINE", "HOROVOD_NUM_NCCL_STREAMS", launcher.ELASTIC}:
         os.environ.setdefault("HOROVOD_ENABLE_ASYNC_COMPLETION", "1")
+    if launcher.ELASTIC in os.environ and not nccl:
+        os.environ.setdefault("HOROVOD_CACHE_CAPACITY", "0")
 
 
 def _init(process_sets) -> None:

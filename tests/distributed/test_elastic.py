@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import pickle
+import signal
 import socketserver
 import struct
 import subprocess
@@ -185,6 +186,17 @@ def test_a_worker_is_lost_and_the_rest_do_not_divide_the_batch(tmp_path):
         -(-epoch * 1437 // 128) * 128 for epoch in range(1, 8)] + [8 * 1437 // 128 * 128]
     train(*FLAGS[1:], *UNEVEN, "--model=convnet", "--epochs=8", f"--output_dir={tmp_path}/alone", program=PROGRAM)
     assert differences(training.folder, tmp_path / "alone") == []
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("cache", [None, "1024"])
+def test_a_lost_worker_takes_no_other_one_with_it(cache, monkeypatch):
+    """Each of the others gets Horovod's error in all of 20 kills. With Horovod's cache, Gloo aborts some of them."""
+    if cache:
+        monkeypatch.setenv("HOROVOD_CACHE_CAPACITY", cache)
+    done = run("python", 1, "-m", "tests.rigs.killing", 20)
+    ends = [code for codes in json.loads(done.stdout) for code in codes]
+    assert len(ends) == 60 and set(ends) == ({0, -signal.SIGABRT} if cache else {0}), done.stdout
 
 
 @pytest.mark.launchers

@@ -41,6 +41,15 @@ def test_where_the_host_does_not_wait_for_nccl(nccl, timeline, given, expected, 
     assert os.environ.get("HOROVOD_ENABLE_ASYNC_COMPLETION") == expected
 
 
+@pytest.mark.parametrize(("nccl", "given", "expected"), [
+    (False, {"HOROVOD_ELASTIC": "1"}, "0"), (True, {"HOROVOD_ELASTIC": "1"}, None), (False, {}, None),
+    (False, {"HOROVOD_ELASTIC": "1", "HOROVOD_CACHE_CAPACITY": "8"}, "8")])
+def test_where_gloo_could_take_gradients_for_bit_vectors(nccl, given, expected, monkeypatch):
+    monkeypatch.setattr(os, "environ", dict(given))
+    set_horovods_variables(False, None, None, nccl)
+    assert os.environ.get("HOROVOD_CACHE_CAPACITY") == expected
+
+
 CONVERTED = """
 import sys
 from tensorflow.python.autograph.impl import api
