@@ -18,7 +18,7 @@ class OptimizerInfo:
 
 OPTIMIZERS = {
     "lars": OptimizerInfo("optim.lars", "LARS",
-                          ("momentum", "weight_decay", "trust_coefficient", "epsilon", "exclude", "nesterov", "clip")),
+                          ("momentum", "weight_decay", "trust_coefficient", "epsilon", "exclude", "nesterov", "clip", "jit_compile")),
     "sgd": OptimizerInfo("optim.lars", "SGD", ("momentum", "weight_decay", "exclude", "nesterov")),
     "lamb": OptimizerInfo("optim.lamb", "LAMB", ("weight_decay", "exclude")),
     "adam": OptimizerInfo("optim.adam", "AdamW", ()),
@@ -33,8 +33,8 @@ FLAGS = {  # option of an optimizer -> the flags of train.py that matter only wi
 def create_optimizer(name: str, learning_rate: float, **options):
     """Creates the Keras optimizer registered under `name`.
 
-    options: momentum, weight_decay, trust_coefficient, epsilon, exclude, nesterov, clip. Those that it does not read
-    are ignored.
+    options: momentum, weight_decay, trust_coefficient, epsilon, exclude, nesterov, clip, and jit_compile, which is not
+    Keras's (see LARS). Those that it does not read are ignored.
     """
     info = OPTIMIZERS[name]
     taken = {key: value for key, value in options.items() if key in info.options}

@@ -177,7 +177,7 @@ class Launch:
     fusion_mb: Fusion buffer size in MB, before compression. Default: 32; for a ring, at most a quarter of all.
     compression: Compression of the gradients during the exchange.
     xla: What XLA compiles. true: the forward and backward pass as one unit, so the exchange of gradients cannot overlap
-        it. auto: clusters of operations, but not the exchange.
+        it, and the update as another. auto: clusters of operations, but not the exchange.
     persistent_batch_norm: cuDNN's persistent batch norm on GPUs, in 16 bits. It spares transposes, but its integer sums
         may overflow for some data.
     deterministic: Reproduce the same weights, bit for bit, in every run, including resumed runs. true: also on other

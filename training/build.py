@@ -195,16 +195,19 @@ def make_state(settings: Settings, dataset: Dataset) -> State:
     if recipe.batch_norm_statistics == "moving":
         moving = MovingStatistics(model)
     noise = NoiseScale(len(model.trainable_variables)) if run.log_noise_scale else None
-    return State(model, make_optimizer(recipe, model), run.log_trust_ratios or run.log_noise_scale,
-                 make_average(recipe, model), moving, noise)
+    return State(model, make_optimizer(recipe, model, settings.launch.xla == "true"),
+                 run.log_trust_ratios or run.log_noise_scale, make_average(recipe, model), moving, noise)
 
 
-def make_optimizer(recipe: Recipe, model):
-    """Creates the optimizer in Horovod's DistributedOptimizer. Raises UserError if --exclude matches nothing."""
+def make_optimizer(recipe: Recipe, model, xla: bool = False):
+    """Creates the optimizer in Horovod's DistributedOptimizer.
+
+    xla: whether XLA compiles its updates. Raises UserError if --exclude matches nothing.
+    """
     optimizer = optim.create_optimizer(
         recipe.optimizer, learning_rate=0.0, momentum=recipe.momentum, weight_decay=recipe.weight_decay,
         trust_coefficient=recipe.trust_coefficient, epsilon=recipe.lars_epsilon, exclude=recipe.exclude,
-        nesterov=recipe.nesterov, clip=recipe.lars_clip)
+        nesterov=recipe.nesterov, clip=recipe.lars_clip, jit_compile=xla)
     optimizer = distributed.wrap(optimizer, recipe.precision == "mixed_float16", recipe.loss_scale)
     try:
         distributed.build(optimizer, model.trainable_variables)

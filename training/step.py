@@ -85,7 +85,7 @@ class TrainStep:
     totals: sums the training's loss and hits. accumulation_steps: number of micro-batches of this worker. own: which of
     the global batch these are. Default: the first ones. micro_batches: number in the global batch. Default: as many on
     each worker. exact: whether sums over them have the same bits in any order (distributed.fixed_point). clip_norm: see
-    training.update.clipped. xla: whether XLA compiles the forward and backward pass. moving: batch norm's moving
+    training.update.clipped. xla: whether XLA compiles the forward and backward pass, and the update. moving: batch norm's moving
     statistics, to move with each update. layers: records norms and trust ratios. span: of batch norm's statistics,
     applied when the step is traced. after_update: called in the graph after the update. measures_noise: whether it
     measures what training.noise_scale needs.
@@ -138,7 +138,7 @@ def make_train_step(parts: TrainStep):
             tf.cond(tf.convert_to_tensor(records), lambda: parts.layers.record(norms), lambda: None)
         assign_rates(optimizer, learning_rate, momentum)
         updates = inner(optimizer).iterations.read_value()
-        is_updated = apply(optimizer, gradients, norms, variables, parts.clip_norm)
+        is_updated = apply(optimizer, gradients, norms, variables, parts.clip_norm, parts.xla)
         summed = exchange.sum([form.term(tf.convert_to_tensor(signals)), *terms[1:]], "results")
         signals, results, statistics, squares = map(form.total, summed, ([len(NO_SIGNALS)], *shapes[1:]))
         parts.totals.add(results)

@@ -37,11 +37,12 @@ def clipped(gradients: list[Scaled], norms: tf.Tensor, clip_norm: float) -> list
     return [Scaled(gradient.tensor, gradient.factor * share, gradient.norm * share) for gradient in gradients]
 
 
-def apply(optimizer, gradients: list[Scaled], norms: tf.Tensor, variables, clip_norm: float = 0.0) -> bool | tf.Tensor:
+def apply(optimizer, gradients: list[Scaled], norms: tf.Tensor, variables, clip_norm: float = 0.0, xla: bool = False
+          ) -> bool | tf.Tensor:
     """Updates the variables, or skips the update and lowers the loss scale if a norm is not finite.
 
     Returns whether it has updated them. gradients, norms: of `average`. clip_norm: see `clipped`; 0: they are not
-    clipped. Keras's LossScaleOptimizer would test each element of each gradient, and count a skipped update as one of
+    clipped. xla: whether XLA compiles the update as one unit. Keras's LossScaleOptimizer would test each element of each gradient, and count a skipped update as one of
     the optimizer's `iterations`: Adam and LAMB would then divide their moments by a correction for more updates than
     these contain. An optimizer that is not ours gets tensors.
     """
@@ -53,6 +54,8 @@ def apply(optimizer, gradients: list[Scaled], norms: tf.Tensor, variables, clip_
         ours = gradients if isinstance(wrapped, SGD) else [gradient.value for gradient in gradients]
         wrapped.apply_gradients([*zip(ours, variables, strict=True)])
 
+    if xla:
+        update = tf.function(update, jit_compile=True, autograph=False)
     if not has_dynamic_scale(optimizer):
         update()
         return True

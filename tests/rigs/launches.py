@@ -10,8 +10,8 @@ BRANCHES = ("f", "then_branch", "else_branch")
 def launched(graph, without: tuple[str, ...] = ("backward", "one_in_many")) -> int:
     """How many operations of a function graph are launched, Horovod's own not counted, nor those that nothing uses.
 
-    without: functions that are not counted, by a part of their names: the model, and what one step in 20 does. Of two
-    branches, both count.
+    What XLA compiles is one. without: functions that are not counted, by a part of their names: the model, and what one
+    step in 20 does. Of two branches, both count.
     """
     library = {one.signature.name: one for one in graph.as_graph_def().library.function}
     needed, left = set(), [*(tensor.op for tensor in graph.outputs), *graph.control_outputs]
@@ -25,7 +25,9 @@ def launched(graph, without: tuple[str, ...] = ("backward", "one_in_many")) -> i
         for node in nodes:
             count += node.op not in FREE and not node.op.startswith("Horovod")
             for name in (node.attr[branch].func.name for branch in BRANCHES if branch in node.attr):
-                count += 0 if any(part in name for part in without) else total(library[name].node_def)
+                if not any(part in name for part in without):
+                    compiled = library[name].attr["_XlaMustCompile"].b
+                    count += 1 if compiled else total(library[name].node_def)
         return count
 
     return total([one.node_def for one in needed])

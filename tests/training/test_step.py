@@ -30,7 +30,7 @@ def trained(accumulation_steps, optimizer, xla=False):
     batches = iter(tf.data.Dataset.from_tensor_slices((images, labels)).batch(32 // accumulation_steps, True))
     model = model_zoo.create_model("convnet", 4, 8, seed=1)
     wrapped = wrap(optim.create_optimizer(
-        optimizer, 0.0, momentum=0.9, weight_decay=1e-4, trust_coefficient=0.001, epsilon=0.0, exclude=()))
+        optimizer, 0.0, momentum=0.9, weight_decay=1e-4, trust_coefficient=0.001, epsilon=0.0, exclude=(), jit_compile=xla))
     build(wrapped, model.trainable_variables)
     totals = Totals()
     step = make_train_step(TrainStep(model, wrapped, GradientExchange(), totals, accumulation_steps,
@@ -58,24 +58,26 @@ def test_an_optimizer_of_keras_keeps_its_own_momentum(monkeypatch):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-5)
 
 
-def test_xla_computes_the_same():
-    for a, b in zip(trained(2, "lars")[0], trained(2, "lars", xla=True)[0], strict=True):
+@pytest.mark.parametrize("optimizer", optim.OPTIMIZERS)
+def test_xla_computes_the_same(optimizer):
+    for a, b in zip(trained(2, optimizer)[0], trained(2, optimizer, xla=True)[0], strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-5)
 
 
-@pytest.mark.parametrize(("precision", "most"), [("float32", 410), ("mixed_float16", 430)])
-def test_a_step_launches_few_operations_outside_the_model(precision, most, monkeypatch):
+@pytest.mark.parametrize(("precision", "xla", "most"), [
+    ("float32", False, 410), ("mixed_float16", False, 430), ("float32", True, 150), ("mixed_float16", True, 150)])
+def test_a_step_launches_few_operations_outside_the_model(precision, xla, most, monkeypatch):
     """ResNet-50 with LARS as one of 8 workers; there were 778 and 930, and each takes a GPU 3 to 7 microseconds."""
     tf.keras.mixed_precision.set_global_policy(precision)
     try:
         model = model_zoo.create_model("resnet50", 1000, 224)
         optimizer = wrap(optim.create_optimizer(
             "lars", 0.0, momentum=0.9, weight_decay=5e-5, trust_coefficient=0.001, epsilon=0.0,
-            exclude=("gamma", "beta", "bias")), loss_scaling=precision == "mixed_float16")
+            exclude=("gamma", "beta", "bias"), jit_compile=xla), loss_scaling=precision == "mixed_float16")
         build(optimizer, model.trainable_variables)
         monkeypatch.setattr(hvd, "size", lambda: 8)
         step = make_train_step(TrainStep(model, optimizer, GradientExchange(), Totals(),
-                                         moving=MovingStatistics(model)))
+                                         moving=MovingStatistics(model), xla=xla))
         batch = Resident((tf.zeros((4, 224, 224, 3), tf.uint8), tf.zeros((4, 1), tf.int64)))
         traced = step.get_concrete_function(batch, tf.constant(0.0), tf.constant(0.9), tf.constant(False),
                                             tf.constant(0, tf.int64), tf.zeros(2))
