@@ -17,8 +17,8 @@ class OptimizerInfo:
 
 
 OPTIMIZERS = {
-    "lars": OptimizerInfo("optim.lars", "LARS",
-                          ("momentum", "weight_decay", "trust_coefficient", "epsilon", "exclude", "nesterov", "clip", "jit_compile")),
+    "lars": OptimizerInfo("optim.lars", "LARS", ("momentum", "weight_decay", "trust_coefficient", "epsilon", "exclude",
+                                                 "nesterov", "clip", "jit_compile")),
     "sgd": OptimizerInfo("optim.lars", "SGD", ("momentum", "weight_decay", "exclude", "nesterov")),
     "lamb": OptimizerInfo("optim.lamb", "LAMB", ("weight_decay", "exclude")),
     "adam": OptimizerInfo("optim.adam", "AdamW", ()),

@@ -85,10 +85,10 @@ class TrainStep:
     totals: sums the training's loss and hits. accumulation_steps: number of micro-batches of this worker. own: which of
     the global batch these are. Default: the first ones. micro_batches: number in the global batch. Default: as many on
     each worker. exact: whether sums over them have the same bits in any order (distributed.fixed_point). clip_norm: see
-    training.update.clipped. xla: whether XLA compiles the forward and backward pass, and the update. moving: batch norm's moving
-    statistics, to move with each update. layers: records norms and trust ratios. span: of batch norm's statistics,
-    applied when the step is traced. after_update: called in the graph after the update. measures_noise: whether it
-    measures what training.noise_scale needs.
+    training.update.clipped. xla: whether XLA compiles the forward and backward pass, and the update. moving: batch
+    norm's moving statistics, to move with each update. layers: records norms and trust ratios. span: of batch norm's
+    statistics, applied when the step is traced. after_update: called in the graph after the update. measures_noise:
+    whether it measures what training.noise_scale needs.
     """
 
     model: tf.keras.Model

@@ -42,9 +42,9 @@ def apply(optimizer, gradients: list[Scaled], norms: tf.Tensor, variables, clip_
     """Updates the variables, or skips the update and lowers the loss scale if a norm is not finite.
 
     Returns whether it has updated them. gradients, norms: of `average`. clip_norm: see `clipped`; 0: they are not
-    clipped. xla: whether XLA compiles the update as one unit. Keras's LossScaleOptimizer would test each element of each gradient, and count a skipped update as one of
-    the optimizer's `iterations`: Adam and LAMB would then divide their moments by a correction for more updates than
-    these contain. An optimizer that is not ours gets tensors.
+    clipped. xla: whether XLA compiles the update as one unit. Keras's LossScaleOptimizer would test each element of
+    each gradient, and count a skipped update as one of the optimizer's `iterations`: Adam and LAMB would then divide
+    their moments by a correction for more updates than these contain. An optimizer that is not ours gets tensors.
     """
     if clip_norm:
         gradients = clipped(gradients, norms, clip_norm)

@@ -30,7 +30,8 @@ def trained(accumulation_steps, optimizer, xla=False):
     batches = iter(tf.data.Dataset.from_tensor_slices((images, labels)).batch(32 // accumulation_steps, True))
     model = model_zoo.create_model("convnet", 4, 8, seed=1)
     wrapped = wrap(optim.create_optimizer(
-        optimizer, 0.0, momentum=0.9, weight_decay=1e-4, trust_coefficient=0.001, epsilon=0.0, exclude=(), jit_compile=xla))
+        optimizer, 0.0, momentum=0.9, weight_decay=1e-4, trust_coefficient=0.001, epsilon=0.0, exclude=(),
+        jit_compile=xla))
     build(wrapped, model.trainable_variables)
     totals = Totals()
     step = make_train_step(TrainStep(model, wrapped, GradientExchange(), totals, accumulation_steps,
