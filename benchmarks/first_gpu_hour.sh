@@ -29,11 +29,11 @@ steps() { # NAME WORKERS SIZE PRECISION FLAG...: measures training steps on data
 
 if [ -n "$pretend" ]; then
     export BIGBATCH_PRETEND_GPU=1 CUDA_VISIBLE_DEVICES=''
-    gpus=2 model=convnet seconds=0.05 rounds=1 sizes=(32) precisions=(float32) xla=(false) decoders=(cpu)
+    gpus=2 model=convnet seconds=0.05 rounds=1 span=16 sizes=(32) precisions=(float32) xla=(false) decoders=(cpu)
     exchanges=("2 ring fp16") tests=("$root/tests/test_gpu.py" -k a_step_changes_every_weight)
 else
     nvidia-smi -L >/dev/null 2>&1 || fail 1 "nvidia-smi lists no GPU here; --pretend tries the script on CPUs"
-    gpus=$("$python" -m launch.binding --count) model=resnet50 seconds=5 rounds=15 tests=("$root/tests")
+    gpus=$("$python" -m launch.binding --count) model=resnet50 seconds=5 rounds=15 span=32 tests=("$root/tests")
     read -ra sizes <<<"${SIZES:-64 128 256}"
     read -ra precisions <<<"${PRECISIONS:-mixed_float16 float32 mixed_bfloat16}"
     xla=(false true auto) decoders=(cpu "gpu 0" "gpu 0.65" "gpu 0.9") # of DALI, with the load of the hardware decoder
@@ -47,6 +47,12 @@ for one in "${precisions[@]}"; do for number in "${sizes[@]}"; do for how in "${
     steps "speed-$one-$number-xla-$how" 1 "$number" "$one" "--xla=$how"
 done; done; done
 steps transposing 1 "$size" "$precision" --nopersistent_batch_norm
+for number in "$span" "$size"; do # of a span below the micro-batch, nothing is fused
+    steps "span-$span-micro-$number" 1 "$size" "$precision" "--batch_norm_span=$span" "--micro_batch_size=$number"
+done
+run profiled.txt 240 "$python" "$root/train.py" "--model=$model" "--data_dir=synthetic:$((8 * size))" --epochs=1 \
+    "--batch_size=$size" "--micro_batch_size=$size" "--precision=$precision" --profile=3:6 "--output_dir=$out/profiled"
+run kernels.json 60 "$python" -m benchmarks.kernels "$out/profiled"
 for decoder in "${decoders[@]}"; do
     read -r device load <<<"$decoder"
     run "decode-${decoder/ /-}.json" 240 "$python" -m experiments.benchmark "${common[@]}" "--data_dir=$data" \

@@ -46,7 +46,7 @@ from reporting import speed
 
 EXCHANGE = ("allreduce", "torus_grid", "compression", "fusion_mb")  # flags that only have an effect on training steps
 BORROWED = ("data_dir", "model", "augmentation", "image_size", "precision", "device", "dali_device", "hw_decoder_load",
-            "loss_scale", "xla", "persistent_batch_norm", *EXCHANGE)
+            "loss_scale", "xla", "persistent_batch_norm", "batch_norm_span", *EXCHANGE)
 
 
 def _threads(texts: list[str]) -> tuple[int, ...]:

@@ -47,6 +47,15 @@ def test_each_kind_runs_on_cpus_and_what_fails_stops_nothing_else(tmp_path):
     [*alone, exchanged] = [json.loads((tmp_path / f"{name}.json").read_text())["rows"][0] for name in (
         "speed-float32-32-xla-false", "transposing", "exchange-2-ring-fp16")]
     assert all(row["images_per_second"] > 0 and row["workers"] == 1 for row in alone)
+    spans = [json.loads((tmp_path / f"span-16-micro-{size}.json").read_text())["rows"][0] for size in (16, 32)]
+    assert [(row["micro_batch_size"], row["accumulation_steps"]) for row in spans] == [(16, 2), (32, 1)]
+    kernels = json.loads((tmp_path / "kernels.json").read_text())["kernels"]
+    filters, inputs = (next(kernels[name]["calls"] for name in kernels if f"Conv2DBackprop{of}" in name)
+                       for of in ("Filter", "Input"))
+    assert 3 * inputs == 2 * filters > 0  # of three layers; nobody needs the gradient of the images
+    done = subprocess.run([BIN / "python", "-m", "benchmarks.fastest", tmp_path], cwd=ROOT, text=True,
+                          capture_output=True, timeout=60)
+    assert "--micro_batch_size=32\n--xla=false\n" in done.stdout, done.stderr
     assert exchanged["workers"] == 2 and exchanged["compression"] == "fp16" and exchanged["images_per_second"] > 0
     assert all(path.read_text().startswith("$ '") for path in tmp_path.glob("*.log"))
 
@@ -57,7 +66,7 @@ def test_the_commands_for_gpus_have_flags_that_their_programs_take(tmp_path, gpu
     out = tmp_path / "out"
     done = launch(out, "DATA", GPUS=str(gpus), **stand_ins(tmp_path))
     assert done.returncode == 0, done.stderr
-    steps, waits, decoding = [], [], []
+    steps, waits, decoding, spans = [], [], [], []
     for line in (tmp_path / "commands").read_text().splitlines():
         words = shlex.split(line)
         if "experiments.benchmark" in words:
@@ -65,6 +74,9 @@ def test_the_commands_for_gpus_have_flags_that_their_programs_take(tmp_path, gpu
             assert values.model == "resnet50" and values.json and values.seconds >= 1
             if values.global_batch_size:
                 workers = int(words[words.index("-np") + 1])
+                if values.batch_norm_span:
+                    spans.append((values.batch_norm_span, values.micro_batch_size, *values.global_batch_size))
+                    continue
                 assert [*values.global_batch_size] == [str(workers * values.micro_batch_size)]
                 waits.append(words[0] == "0")
                 steps.append((values.persistent_batch_norm, workers, values.precision, values.micro_batch_size,
@@ -80,7 +92,8 @@ def test_the_commands_for_gpus_have_flags_that_their_programs_take(tmp_path, gpu
     assert steps == [*speed, (False, 1, *usual, "ring", "none"), *(exchange if gpus > 1 else [])]
     assert waits == [*[False] * (len(steps) - 1), gpus > 1]
     assert decoding == [("cpu", 0.65), ("gpu", 0), ("gpu", 0.65), ("gpu", 0.9)]
-    assert len([*out.glob("*.json")]) == len(steps) + len(decoding)
+    assert spans == [("32", 32, "256"), ("32", 256, "256")]
+    assert len([*out.glob("*.json")]) == len(steps) + len(decoding) + len(spans) + len(["kernels"])
 
 
 def test_sizes_and_precisions_are_chosen(tmp_path):
