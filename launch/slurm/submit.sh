@@ -22,13 +22,14 @@ cancel the job goes to standard error.
   --launcher auto|mpirun|srun  program that starts the workers. auto: the one whose workers find each other
   --container-image IMAGE      run the workers in a container, with Pyxis
   --container-mounts A:B,...   mounts in addition to the checkout and the current folder
+  --setup FILE                 source FILE in the job first, such as one that loads modules
   --no-preflight               do not check the nodes first
   --dry-run, --dry_run         print the plan, write the script, and ask Slurm when it could start, but do not submit it
 
 RECIPE is a file of flags, or its name in launch/recipes. The script and the output of rank 0 go to runs/slurm/, the run
 to runs/slurm-JOB (or --output_dir), and the output of the other ranks to runs/slurm-JOB-logs/."
 
-nodes='' gpus='' workers='' signal_before=180 array='' launcher=auto no_preflight='' image='' mounts=''
+nodes='' gpus='' workers='' signal_before=180 array='' launcher=auto no_preflight='' image='' mounts='' setup=''
 options=() exclusive=yes
 [ $# -gt 0 ] || { echo "$usage" >&2 && exit 2; }
 take_dry_run "$@"
@@ -50,6 +51,7 @@ while [ $# -gt 0 ]; do
         --launcher) launcher=$value ;;
         --container-image) image=$value ;;
         --container-mounts) mounts=$value ;;
+        --setup) setup=$(readlink -e -- "$value") || fail 2 "--setup: there is no file $value" ;;
         --cpus-per-task | --cpus-per-gpu) exclusive='' && options+=("$option=$value") ;;
         --time | --partition | --account | --qos | --gres | --constraint | --mem | --mem-per-cpu | --mem-per-gpu | \
             --nodelist | --exclude | --reservation | --dependency | --begin | --nice | --licenses | --switches | --tmp | \
@@ -108,7 +110,7 @@ quoted() {
     [ ${#options[@]} = 0 ] || printf '#SBATCH %s\n' "${options[@]}"
     for setting in "BIGBATCH_ROOT=$root" "BIGBATCH_SUBMIT_DIR=$PWD" "BIGBATCH_LAUNCHER=$launcher" \
         "BIGBATCH_CONTAINER_IMAGE=$image" "BIGBATCH_CONTAINER_MOUNTS=$mounts" \
-        "BIGBATCH_NO_PREFLIGHT=$no_preflight"; do
+        "BIGBATCH_NO_PREFLIGHT=$no_preflight" "BIGBATCH_SETUP=$setup"; do
         printf 'export %s=%q\n' "${setting%%=*}" "${setting#*=}"
     done
     arguments=("$given" "$@")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from conftest import ROOT, TINY, rows, scripts_environment, weights
+from conftest import BIN, ROOT, TINY, rows, scripts_environment, weights
 
 from experiments import sweep
 from tests.launch.test_workers import PHASES
@@ -81,12 +81,17 @@ def same(folder, undisturbed):
 
 
 def test_two_nodes_train_with_srun(slurm, tmp_path):
-    """Python as it is: a fork would not show a crash at its end."""
-    job = submit(slurm, tmp_path, *NODES, "--launcher", "srun", *TRAINING, cold=True)
+    """Python as it is: a fork would not show a crash at its end. The workers have what the site's file has set."""
+    python, site = tmp_path / "python", tmp_path / "site's.sh"
+    python.write_text(f'#!/bin/sh\necho "$SITE $SLURM_PROCID" >>{tmp_path}/started\nexec {BIN}/python "$@"\n')
+    python.chmod(0o755)
+    site.write_text(f'[ -z "$unknown" ] || module load cuda\nexport SITE=here BIGBATCH_PYTHON={python}\n')
+    job = submit(slurm, tmp_path, *NODES, "--launcher", "srun", "--export=NONE", "--setup", site, *TRAINING, cold=True)
     [ended] = slurm.wait_for_end(job, 300)
     assert ended["JobState"] == "COMPLETED", job_output(tmp_path)
     assert '"world_size": 2' in job_output(tmp_path) and "2 workers on node[1-2], with srun" in job_output(tmp_path)
     assert (tmp_path / "runs" / f"slurm-{job}-logs" / "rank-1.log").is_file()
+    assert {"here 0", "here 1"} <= {*(tmp_path / "started").read_text().splitlines()}
 
 
 def test_a_phase_on_fewer_workers_continues_in_the_same_job(slurm, tmp_path):
@@ -320,6 +325,7 @@ def test_with_a_container_the_host_needs_no_python_of_ours(tmp_path):
     (["--nodes", "2", "digits"], 2, "--gpus-per-node or --workers-per-node takes a number"),
     (["--nodes", "many", "--gpus-per-node", "4", "digits"], 2, "--nodes takes a number, not 'many'"),
     (["--nodes"], 2, "--nodes needs a value"),
+    (["--nodes=2", "--setup=no-such", "digits"], 2, "--setup: there is no file no-such"),
     (["--nodez=2", "digits"], 2, "there is no option --nodez"),
     (["--nodes=2", "--gpus-per-node=4"], 2, "the recipe is missing"),
     (["--nodes=2", "--gpus-per-node=4", "sweep/%a.flags"], 2, "needs --array"),
