@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from training.observer import Observer, RunInfo
 # A forecast's assumptions: multiply-adds per second of a CPU core, and those of an update per one of the forward pass.
 CORE, BACKWARD = 20e9, 3
 LONG = 60  # minutes
+PROCESSORS = Path("/proc/cpuinfo")
 METHODS = ("start", "step", "evaluation", "rewind", "end", "close")
 
 
@@ -141,8 +143,15 @@ def forecast(job: Job) -> list[str]:
     minutes = images * BACKWARD * counted(model).multiply_adds / (CORE * cores) / 60
     if minutes < LONG:
         return [f"forecast: about {max(1, round(minutes))} min on {cores} CPU cores"]
-    return [f"forecast: about {round(minutes / 60):,} h on {cores} CPU cores; without a GPU, "
-            "--model=resnet20 --image_size=64 is faster"]
+    faster = "--model=resnet20 --image_size=64"
+    if job.settings.recipe.precision == "float32" and has_bfloat16():
+        faster += " or --precision=mixed_bfloat16"
+    return [f"forecast: about {round(minutes / 60):,} h on {cores} CPU cores; without a GPU, {faster} is faster"]
+
+
+def has_bfloat16(about: Path = PROCESSORS) -> bool:
+    """Whether the processor multiplies bfloat16. oneDNN then trains ResNet-50 in 0.6 of float32's time."""
+    return about.exists() and bool({"avx512_bf16", "amx_bf16"} & {*about.read_text().split()})
 
 
 def training_images(job: Job, number: int, largest: int) -> tuple[np.ndarray, list[str]]:

@@ -8,7 +8,7 @@ from conftest import ROOT, TINY, rows, run, train
 from common.errors import UserError
 from reporting.outcomes import summarized
 from training.observer import Evaluation
-from training.observing import UserObserver, load_observers
+from training.observing import UserObserver, has_bfloat16, load_observers
 
 # The parts of the real packages that the examples use, with the real signatures (wandb 0.31, mlflow 3.17).
 WANDB = '''
@@ -137,3 +137,11 @@ def test_an_observer_needs_no_method_but_those_it_uses(capsys):
         call("argument")
     observer.close()
     assert seen == ["argument"] and "close() failed, training continues: ZeroDivisionError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("flags", "expected"), [
+    ("fma avx512f avx512_vnni", False), ("avx512_bf16 fma", True), ("amx_bf16 amx_tile", True)])
+def test_which_processors_multiply_bfloat16(flags, expected, tmp_path):
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: fpu {flags}\n\nprocessor\t: 1\n")
+    assert has_bfloat16(tmp_path / "cpuinfo") == expected
+    assert not has_bfloat16(tmp_path / "nowhere")
