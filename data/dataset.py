@@ -130,8 +130,7 @@ class Split:
 
     def name(self, sample: int) -> str:
         """Returns the file and record of a sample, and the file that it was prepared from, for messages."""
-        file = int(self.files_of(sample))
-        record = int(sample - self.file_starts[file])
+        file, record = self._place(sample)
         if self.format == "folder":
             return str(self.paths[file] / self.entries[file].files[record])
         place = f"{self.paths[file]}, record {record}"
@@ -139,8 +138,13 @@ class Split:
 
     def source_name(self, sample: int) -> str:
         """Returns the name of the file that a sample was prepared from, or else that of `name`."""
+        file, record = self._place(sample)
+        return file_name(self.paths[file], record) or self.name(sample)
+
+    def _place(self, sample: int) -> tuple[int, int]:
+        """Returns the numbers of a sample's file, and of its record there."""
         file = int(self.files_of(sample))
-        return file_name(self.paths[file], int(sample - self.file_starts[file])) or self.name(sample)
+        return file, int(sample - self.file_starts[file])
 
 
 @dataclass(frozen=True)
