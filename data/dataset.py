@@ -130,21 +130,21 @@ class Split:
 
     def name(self, sample: int) -> str:
         """Returns the file and record of a sample, and the file that it was prepared from, for messages."""
-        file, record = self._place(sample)
-        if self.format == "folder":
-            return str(self.paths[file] / self.entries[file].files[record])
-        place = f"{self.paths[file]}, record {record}"
-        return f"{name} in {place}" if (name := file_name(self.paths[file], record)) else place
-
-    def source_name(self, sample: int) -> str:
-        """Returns the name of the file that a sample was prepared from, or else that of `name`."""
-        file, record = self._place(sample)
-        return file_name(self.paths[file], record) or self.name(sample)
-
-    def _place(self, sample: int) -> tuple[int, int]:
-        """Returns the numbers of a sample's file, and of its record there."""
         file = int(self.files_of(sample))
-        return file, int(sample - self.file_starts[file])
+        path, name = self.paths[file], self.source_name(sample)
+        if self.format == "folder":
+            return f"{path}/{name}"
+        place = f"{path}, record {sample - self.file_starts[file]}"
+        return f"{name} in {place}" if name else place
+
+    def source_name(self, sample: int) -> str | None:
+        """Returns the name of the file that a sample was prepared from, or None if it is not known."""
+        file = int(self.files_of(sample))
+        path, record = self.paths[file], int(sample - self.file_starts[file])
+        try:
+            return _kept_name(path, record) or self.kind.source_name(path, self.entries[file], record)
+        except (OSError, ValueError):
+            return None
 
 
 @dataclass(frozen=True)
@@ -294,8 +294,8 @@ def checksum_line(image: bytes, label: int, name: str | None = None) -> str:
     return f"{zlib.crc32(image):08x} {label}" + (f" {json.dumps(name)[1:-1]}" if name is not None else "") + "\n"
 
 
-def file_name(path, record: int) -> str | None:
-    """Returns the name of the file that an image of a prepared file is from, or None if it is not known."""
+def _kept_name(path, record: int) -> str | None:
+    """Returns the name that a checksum's line ends with, or None."""
     try:
         line = checksums_path(path).read_text().splitlines()[record]
         return json.loads(f'"{line.split(" ", 2)[2]}"')

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import horovod
 import pytest
+import setuptools
 from conftest import ROOT, environment, require_tool, unshare
 
 from distributed.gpus import NCCL_BUILD
@@ -149,3 +150,40 @@ def test_a_server_of_forks_that_dies_ends_the_run_with_its_log(without_nccl, tmp
     assert done.returncode and "4 failed" not in done.stdout and "passed" not in done.stdout, done.stdout
     stopped = done.stdout[done.stdout.index("Interrupted: the server of forks"):]
     assert "libnccl.so.2: cannot open shared object file" in stopped
+
+
+@pytest.fixture(scope="module")
+def pip(tmp_path_factory):
+    """Runs pip in an environment without TensorFlow, on a copy of the checkout, without a network."""
+    pytest.importorskip("ensurepip")  # in Debian, a package of its own
+    folder = tmp_path_factory.mktemp("pip")
+    listed = subprocess.check_output(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT,
+                                     text=True)
+    for name in filter(None, listed.split("\0")):
+        if not name.startswith(("tests/", "docs/")) and (ROOT / name).is_file():
+            (folder / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / "copy" / name)
+    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
+    (folder / "path").mkdir()
+    (folder / "path" / "setuptools").symlink_to(Path(setuptools.__file__).parent)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHON"))}
+
+    def run(*words) -> subprocess.CompletedProcess:
+        command = [folder / "venv" / "bin" / "pip", "install", "--no-index", "--no-build-isolation", *words]
+        return subprocess.run(command, cwd=folder / "copy", text=True, capture_output=True, timeout=120,
+                              env=kept | {"PYTHONPATH": str(folder / "path")})
+
+    return run
+
+
+@pytest.mark.parametrize("words", [["."], ["--editable", "."]])
+def test_pip_names_the_command_that_works(pip, words):
+    done = pip(*words)
+    assert done.returncode and "pip install --target .uv uv && .uv/bin/uv sync" in done.stderr, done.stderr[-3000:]
+    assert "Traceback" not in done.stderr and "horovod" not in done.stdout.lower()
+
+
+def test_pip_installs_lars_alone(pip, tmp_path):
+    done = pip("--no-deps", "--target", tmp_path, ".")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "optim" / "lars.py").read_text() == (ROOT / "optim" / "lars.py").read_text()

@@ -13,6 +13,8 @@ Each module has
     records(path, index, samples)   yields (encoded image, label) of these samples
     example(stored)             returns a tf.train.Example of a record as it is stored. Raises ValueError. Only formats
                                 whose index tells where each record lies have it
+    source_name(path, index, sample)    returns the name that the shard has for the file that a sample is from, or None.
+                                Raises OSError, ValueError
     stored_sizes(index)         returns the size of each sample in the shard, in bytes: not less than its image's
     reader(slices, scratch)     returns a function for DALI's graph that returns the encoded images and their labels
 `slices` is a list, to be read in order. Each is a path, its index, and the numbers of the samples in it.

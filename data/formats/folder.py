@@ -104,6 +104,10 @@ def read_index(path) -> Listing:
     return Listing(path)
 
 
+def source_name(path, index: Listing, sample: int) -> str:
+    return index.files[sample]
+
+
 def records(path, index: Listing, samples) -> Iterator[tuple[bytes, int]]:
     for number in samples:
         yield (Path(path) / index.files[number]).read_bytes(), int(index.labels[number])

@@ -1,7 +1,7 @@
 """LMDB with Caffe's Datum, as Caffe's convert_imageset --encoded writes it: a folder with data.mdb.
 
-The keys are the sample numbers in eight digits; Caffe adds the name of the image. Samples are numbered in the order of
-their keys.
+The keys are as Caffe's: the sample number in eight digits, "_" and the name of the image's file, if there is one.
+Samples are numbered in the order of their keys.
 """
 import errno
 import os
@@ -17,6 +17,7 @@ SUFFIX = ".lmdb"
 ANY_ORDER = False
 MAP_SIZE = 1 << 40  # maximum size in bytes; reserves addresses, not disk space
 BATCH = 256  # samples per transaction
+KEY_SIZE = 511  # bytes of a key, at most
 FULL = 1 << 20  # free bytes below which a disk counts as full
 
 
@@ -34,8 +35,8 @@ def write(path, samples: Iterable[tuple]) -> None:
     with lmdb.open(str(path), map_size=MAP_SIZE, lock=False, sync=False) as database:
         try:
             transaction = database.begin(write=True)
-            for number, (image, label, *_) in enumerate(samples):
-                transaction.put(b"%08d" % number, messages.datum(image, label), append=True)
+            for number, (image, label, *name) in enumerate(samples):
+                transaction.put(_key(number, *name), messages.datum(image, label), append=True)
                 if number % BATCH == BATCH - 1:
                     transaction.commit()
                     transaction = database.begin(write=True)
@@ -64,6 +65,10 @@ def read_index(path) -> np.ndarray:
         raise ValueError(f"{path}: {error}") from None
 
 
+def source_name(path, index: np.ndarray, sample: int) -> str | None:
+    return index["key"][sample].partition(b"_")[2].decode(errors="surrogateescape") or None
+
+
 def stored_sizes(index: np.ndarray) -> np.ndarray:
     return index["size"]
 
@@ -87,6 +92,11 @@ def reader(slices, scratch: Path, **options):
         return sequential.labelled(*fn.readers.caffe(**arguments))
 
     return read
+
+
+def _key(number: int, name: str | None = None) -> bytes:
+    key = b"%08d" % number
+    return key if name is None else (key + b"_" + name.encode(errors="surrogateescape"))[:KEY_SIZE]
 
 
 def _opened(path):

@@ -43,10 +43,22 @@ def example(image: bytes, label: int, name: str | None = None) -> bytes:
 
 def image_of(example: bytes) -> bytes:
     """Returns the encoded image of an Example. Raises ValueError."""
+    if (image := _bytes_of(example, IMAGE)) is None:
+        raise ValueError(f"is not an Example with {IMAGE}")
+    return image
+
+
+def name_of(example: bytes) -> str | None:
+    """Returns the name of the file that an Example's image is from, or None. Raises ValueError."""
+    name = _bytes_of(example, NAME)
+    return name and name.decode(errors="surrogateescape")
+
+
+def _bytes_of(example: bytes, key: str) -> bytes | None:
     for entry in _parse("Example", example).features.feature:
-        if entry.key == IMAGE and entry.value.bytes_list.value:
+        if entry.key == key and entry.value.bytes_list.value:
             return entry.value.bytes_list.value[0]
-    raise ValueError(f"is not an Example with {IMAGE}")
+    return None
 
 
 def _parse(name, value):

@@ -92,6 +92,10 @@ def stored_sizes(index: np.ndarray) -> np.ndarray:
     return index[:, 1]
 
 
+def source_name(path, index, sample: int) -> None:
+    """im2rec keeps the names in its list of images, outside the records."""
+
+
 def records(path, index, samples) -> Iterator[tuple[bytes, int]]:
     """Raises ValueError if a record is damaged."""
     with ranges(path) as read:

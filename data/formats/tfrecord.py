@@ -101,6 +101,12 @@ def example(stored: bytes) -> bytes:
     return stored[12:-4]
 
 
+def source_name(path, index, sample: int) -> str | None:
+    offset, size = index[sample].tolist()
+    with ranges(path) as read:
+        return messages.name_of(example(read(offset, offset + size)))
+
+
 def stored_sizes(index: np.ndarray) -> np.ndarray:
     return index[:, 1]
 

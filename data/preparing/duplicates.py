@@ -38,5 +38,8 @@ def notes(dataset: Dataset) -> list[str]:
 
 
 def _names(dataset, groups) -> list[str]:
-    return [" = ".join(getattr(dataset, split).source_name(sample) for split, sample, _ in group[:SHOWN])
-            for group in groups]
+    def name(split, sample, _):
+        part = getattr(dataset, split)
+        return part.source_name(sample) or part.name(sample)
+
+    return [" = ".join(name(*image) for image in group[:SHOWN]) for group in groups]

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import UserError
-from data.dataset import Split, checksums_path, file_name, open_dataset
+from data.dataset import Split, checksums_path, open_dataset
 from data.images import Rejected, check
 from data.team import Team, error_message
 
@@ -86,10 +86,10 @@ def _check(part, dataset, team) -> list[tuple[str, str]]:
         else:
             problem = checksum_problem(number, *record) or _other_problem(*record, dataset)
         if problem:
-            name = part.path.relative_to(dataset.folder)
-            source = file_name(part.path, number)
-            rows.append((f"{part.path}/{part.split.entries[part.file].files[number]}" if dataset.format == "folder" else
-                         f"{name}, record {number}", f"{source}: {problem}" if source else problem))
+            sample = int(part.split.file_starts[part.file]) + number
+            place, source = f"{part.path.relative_to(dataset.folder)}, record {number}", part.split.source_name(sample)
+            rows.append((part.split.name(sample), problem) if dataset.format == "folder" else
+                        (place, f"{source}: {problem}" if source else problem))
         team.beat(1)
     return rows
 

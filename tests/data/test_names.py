@@ -1,11 +1,13 @@
 """Prepared images keep the names of their files, and images that are there more than once are named."""
 import shutil
 
+import lmdb
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from data.dataset import open_dataset
+from data.formats import lmdb as lmdb_format
 from tests.rigs.pictures import command, fill
 
 FLAGS = ("--validation_fraction=0.25", "--shard_samples=5")
@@ -32,6 +34,33 @@ def test_each_image_has_the_name_of_its_file(name, source, tmp_path):
             assert split.name(sample).startswith(f"{named} in {tmp_path}/o/")
             found.append(named)
     assert sorted(found) == sorted(str(path.relative_to(source)) for path in source.rglob("*.*"))
+
+
+@pytest.mark.parametrize("name", ["tfrecord", "lmdb", "recordio"])
+def test_the_shard_itself_has_it_where_its_format_can(name, source, tmp_path):
+    """Without the files of checksums, as a dataset that other tools wrote. RecordIO has no place for it."""
+    assert command(f"--source={source}", *FLAGS, f"--output={tmp_path}/o", f"--format={name}") == 0
+    split = open_dataset(tmp_path / "o").train
+    expected = [split.source_name(sample) for sample in range(split.samples)]
+    for path in (tmp_path / "o").glob("*.crc32"):
+        path.unlink()
+    found = [split.source_name(sample) for sample in range(split.samples)]
+    assert found == ([None] * len(expected) if name == "recordio" else expected)
+
+
+def test_an_lmdb_has_caffes_keys(source, tmp_path):
+    assert command(f"--source={source}", *FLAGS, f"--output={tmp_path}/o", "--format=lmdb") == 0
+    split = open_dataset(tmp_path / "o").train
+    with lmdb.open(str(split.paths[0]), readonly=True, lock=False) as database, database.begin() as transaction:
+        keys = [key.decode() for key in transaction.cursor().iternext(values=False)]
+    assert keys == [f"{number:08}_{split.source_name(number)}" for number in range(5)]
+
+
+def test_a_long_name_is_cut_in_an_lmdb(tmp_path):
+    lmdb_format.write(tmp_path / "a.lmdb", [(b"image", 0, "x" * 1000), (b"image", 1)])
+    index = lmdb_format.read_index(tmp_path / "a.lmdb")
+    assert [lmdb_format.source_name(None, index, sample) for sample in (0, 1)] == ["x" * 502, None]
+    assert list(lmdb_format.records(tmp_path / "a.lmdb", index, np.arange(2))) == [(b"image", 0), (b"image", 1)]
 
 
 def test_a_tfrecord_holds_it_as_others_expect(source, tmp_path):
