@@ -43,13 +43,13 @@ recipe_flags() {
 }
 
 # micro_batch_flag WORKERS [flags of train.py]: prints the --micro_batch_size for the GPUs of this host, if it has any.
-# `inside` holds the words that start a program in the container of the training.
+# `inside` and `python` hold the words that start Python in the container of the training.
 inside=()
 # shellcheck disable=SC2154 # launch/env.sh sets python
 micro_batch_flag() {
     local workers=$1
     shift
-    ! command -v nvidia-smi >/dev/null || "${inside[@]}" "$python" -m launch.micro_batch "--workers=$workers" "$@"
+    ! command -v nvidia-smi >/dev/null || "${inside[@]}" "${python[@]}" -m launch.micro_batch "--workers=$workers" "$@"
 }
 
 # Runs mpirun or srun. SIGTERM and SIGUSR1 to this script reach the workers as SIGUSR1, on which they save and exit with

@@ -15,12 +15,14 @@ cancel the job goes to standard error.
   --partition P, --account A, --qos Q, --gres G, --constraint C, --mem M and the like
                                as for sbatch
   --cpus-per-task N, --cpus-per-gpu N
-                               as for sbatch; the job then shares its nodes. Otherwise it has them alone
+                               as for sbatch. Default: as many of a node's processors, and as much of its memory, as the
+                               job takes of its GPUs. A job that takes all of them, or none, has its nodes alone
+  --exclusive                  take whole nodes
   --sbatch=OPTION              any other option for sbatch. Can be repeated
   --array 0-2                  submit one job per seed, or per run of a sweep if RECIPE is SWEEP/%a.flags, which
                                \`python -m experiments.sweep --dry_run\` writes
   --launcher auto|mpirun|srun  program that starts the workers. auto: the one whose workers find each other
-  --container-image IMAGE      run the workers in a container, with Pyxis
+  --container-image IMAGE      run the workers in a container: a file *.sif with Apptainer, others with Pyxis
   --container-mounts A:B,...   mounts in addition to the checkout and the current folder
   --setup FILE                 source FILE in the job first, such as one that loads modules
   --no-preflight               do not check the nodes first
@@ -29,14 +31,15 @@ cancel the job goes to standard error.
 RECIPE is a file of flags, or its name in launch/recipes. The script and the output of rank 0 go to runs/slurm/, the run
 to runs/slurm-JOB (or --output_dir), and the output of the other ranks to runs/slurm-JOB-logs/."
 
-nodes='' gpus='' workers='' signal_before=180 array='' launcher=auto no_preflight='' image='' mounts='' setup=''
-options=() exclusive=yes
+nodes='' gpus='' workers='' signal_before=180 array='' partition='' options=() exclusive='' shared=''
+launcher=auto no_preflight='' image='' mounts='' setup=''
 [ $# -gt 0 ] || { echo "$usage" >&2 && exit 2; }
 take_dry_run "$@"
 set -- "${words[@]}"
 while [ $# -gt 0 ]; do
     case "$1" in
         --no-preflight) no_preflight=yes && shift && continue ;;
+        --exclusive) exclusive=yes && shift && continue ;;
         -h | --help) echo "$usage" && exit ;;
         --*=*) option=${1%%=*} value=${1#*=} && shift ;;
         --*) option=$1 value=${2-} && shift && { shift || fail 2 "$option needs a value"; } ;;
@@ -52,8 +55,9 @@ while [ $# -gt 0 ]; do
         --container-image) image=$value ;;
         --container-mounts) mounts=$value ;;
         --setup) setup=$(readlink -e -- "$value") || fail 2 "--setup: there is no file $value" ;;
-        --cpus-per-task | --cpus-per-gpu) exclusive='' && options+=("$option=$value") ;;
-        --time | --partition | --account | --qos | --gres | --constraint | --mem | --mem-per-cpu | --mem-per-gpu | \
+        --cpus-per-task | --cpus-per-gpu) shared=yes && options+=("$option=$value") ;;
+        --partition) partition=$value && options+=("$option=$value") ;;
+        --time | --account | --qos | --gres | --constraint | --mem | --mem-per-cpu | --mem-per-gpu | \
             --nodelist | --exclude | --reservation | --dependency | --begin | --nice | --licenses | --switches | --tmp | \
             --comment | --mail-type | --mail-user | --export) options+=("$option=$value") ;;
         --sbatch) options+=("$value") ;;
@@ -76,6 +80,31 @@ shift
 export BIGBATCH_CONTAINER_IMAGE=$image
 # shellcheck source=../env.sh
 . "$root/launch/env.sh"
+
+# Prints the options that give the job the same share of a node's processors and memory as of its GPUs. Fails if it
+# takes all or none of them, or if Slurm does not tell how many a node has.
+shares() {
+    local name cpus memory gres all each taken=${gpus##*:} pattern='gpu:([^:,(]+:)?([0-9]+)'
+    [[ "$gpus" != *:* ]] || pattern="gpu:(${gpus%:*}:)([0-9]+)"
+    while read -r name cpus memory gres; do
+        [[ "${partition:+yes}$name" =~ ^yes|\*$ ]] || continue # without --partition, the default one has an asterisk
+        [[ "$gres" =~ $pattern ]] || continue
+        all=${BASH_REMATCH[2]}
+        [ "$taken" -lt "$all" ] || return
+        each=$((cpus * taken / all / workers))
+        echo "--cpus-per-task=$((each > 0 ? each : 1))"
+        [[ " ${options[*]}" = *" --mem"* ]] || echo "--mem=$((memory * taken / all))M"
+        return
+    done < <(timeout 20 sinfo --noheader --exact ${partition:+"--partition=$partition"} --format='%P %c %m %G' 2>/dev/null)
+    return 1
+}
+if [ -z "$shared$exclusive" ] && [ "${gpus:-0}" != 0 ] && own=$(shares); then
+    mapfile -t own <<<"$own"
+    options+=("${own[@]}")
+    echo "submit.sh: the job shares its nodes (${own[*]}); --exclusive takes whole ones" >&2
+elif [ -z "$shared" ]; then
+    exclusive=yes
+fi
 
 world=$((nodes * workers))
 plan=''

@@ -287,6 +287,58 @@ def test_options_of_sbatch_and_typed_gpus_reach_the_script(options, exclusive, t
             } <= {*lines} and ("--exclusive" in lines) == exclusive
 
 
+def test_a_job_takes_of_a_node_what_it_takes_of_its_gpus(slurm, tmp_path):
+    """Nodes of 2 processors, 4,000 MB and 4 GPUs, of which Slurm knows only the number. Two such jobs share one."""
+    def script(*options) -> tuple[str, set[str]]:
+        done = slurm.run(SUBMIT, "--nodes=1", *options, "--nodelist=node1", "--dry-run", "digits", cwd=tmp_path)
+        assert done.returncode == 0 and "to start at" in done.stderr, done.stderr
+        [path] = (tmp_path / "runs" / "slurm").glob("*.sbatch")
+        lines = [line for line in path.read_text().splitlines() if line.startswith("#SBATCH ")]
+        path.unlink()
+        return "\n".join(["#!/bin/sh", *lines, "sleep 60"]), {line.split()[1] for line in lines}
+
+    half = ("--gpus-per-node=2", "--workers-per-node=1")
+    job, options = script(*half)
+    assert {"--cpus-per-task=1", "--mem=2000M"} <= options and "--exclusive" not in options
+    own = script(*half, "--mem-per-cpu=1G")[1]
+    assert {"--cpus-per-task=1", "--mem-per-cpu=1G"} <= own and "--mem=2000M" not in own
+    for whole in (("--gpus-per-node=a100:4", "--workers-per-node=2"), (*half, "--exclusive"), ("--workers-per-node=1",)):
+        assert "--exclusive" in script(*whole)[1]
+    (tmp_path / "job").write_text(job)
+    jobs = [slurm.run("sbatch", "--parsable", "job", cwd=tmp_path).stdout.strip() for _ in range(2)]
+    slurm.wait_for(lambda: [slurm.jobs(job)[0]["JobState"] for job in jobs] == ["RUNNING"] * 2, "two jobs", 60)
+    assert [slurm.jobs(job)[0]["NodeList"] for job in jobs] == ["node1"] * 2
+    slurm.run("scancel", *jobs)
+
+
+def test_apptainer_starts_the_workers_of_a_sif_file(tmp_path):
+    """There is no Apptainer here: what would run is printed."""
+    done = subprocess.run([SUBMIT, "--nodes=2", "--gpus-per-node=8", "--container-image=/images/bigbatch.sif",
+                           "--container-mounts=/data:/data", "--dry-run", "digits", "--batch_size=256"], cwd=tmp_path,
+                          text=True, capture_output=True, timeout=60, env=scripts_environment())
+    assert done.returncode == 0, done.stderr
+    [script] = (tmp_path / "runs" / "slurm").glob("*.sbatch")
+    first = started_in_a_container(tmp_path, script.read_text())
+    inside = first.partition(" apptainer ")[2].split()
+    mounts = f"{ROOT}:{ROOT},{tmp_path}:{tmp_path},/data:/data"
+    assert inside[:6] == ["exec", "--nv", f"--bind={mounts}", f"--pwd={tmp_path}", "/images/bigbatch.sif",
+                          "/opt/bigbatch/.venv/bin/python"] and "--container" not in first
+
+
+def started_in_a_container(folder: Path, body: str) -> str:
+    """What a job would do on its node up to the start of its workers, as the words after CUDA_CACHE_PATH and srun."""
+    node = folder / "bin"
+    node.mkdir()
+    (node / "srun").write_text('#!/bin/sh\necho "$CUDA_CACHE_PATH $*" >&2\n'
+                               'case "$*" in *" -m launch.workers "*) echo 8 ;; esac\n')
+    (node / "srun").chmod(0o755)
+    done = subprocess.run(["bash", "-c", body], cwd=folder, text=True, capture_output=True, timeout=60,
+                          env={"PATH": f"{node}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_NTASKS": "8",
+                               "SLURM_NODELIST": "n1", "HOME": str(folder)})
+    assert "run 'uv sync'" not in done.stderr, done.stderr
+    return next(line for line in done.stderr.splitlines() if "-m launch.preflight" in line)
+
+
 def test_without_arguments_it_shows_its_help(tmp_path):
     done = subprocess.run([SUBMIT], cwd=tmp_path, text=True, capture_output=True, timeout=60, env=scripts_environment())
     assert done.returncode == 2 and done.stderr.startswith("launch/slurm/submit.sh --nodes N") and done.stdout == ""
@@ -303,18 +355,7 @@ def test_with_a_container_the_host_needs_no_python_of_ours(tmp_path):
     done = submitted("--container-image=/images/bigbatch.sqsh")
     assert done.returncode == 0 and done.stdout == "" and "checks the flags when it starts" in done.stderr
     [script] = (tmp_path / "runs" / "slurm").glob("*.sbatch")
-    body = script.read_text()
-    # What the job would do on its node, up to the workers' start: there is no Pyxis here.
-    node = tmp_path / "bin"
-    node.mkdir()
-    (node / "srun").write_text('#!/bin/sh\necho "$CUDA_CACHE_PATH $*" >&2\n'
-                               'case "$*" in *" -m launch.workers "*) echo 8 ;; esac\n')
-    (node / "srun").chmod(0o755)
-    done = subprocess.run(["bash", "-c", body], cwd=tmp_path, text=True, capture_output=True, timeout=60,
-                          env={"PATH": f"{node}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_NTASKS": "8",
-                               "SLURM_NODELIST": "n1", "HOME": str(tmp_path)})
-    assert "run 'uv sync'" not in done.stderr, done.stderr
-    first = next(line for line in done.stderr.splitlines() if "-m launch.preflight" in line)
+    first = started_in_a_container(tmp_path, script.read_text())  # there is no Pyxis here
     assert first.startswith(f"{tmp_path}/runs/cuda-cache --mpi=pmix")
     assert "--container-image=/images/bigbatch.sqsh" in first and "/opt/bigbatch/.venv/bin/python -m launch" in first
     done = submitted()

@@ -46,6 +46,7 @@ ReturnToService=2
 SlurmdTimeout=10
 KillWait=30
 MinJobAge=3600
+GresTypes=gpu
 {nodes}
 PartitionName=normal Nodes=ALL Default=YES PriorityTier=1 GraceTime=30
 PartitionName=urgent Nodes=ALL PriorityTier=2 PreemptMode=OFF
@@ -101,10 +102,13 @@ class Slurm:
             local = False
         # daemons would listen on the address of the host's name, where jobs do not look for them
         addresses = "CommunicationParameters=NoCtldInAddrAny,NoInAddrAny" if local else ""
-        nodes = [f"NodeName={name} NodeHostname={name} NodeAddr=127.0.0.1 Port={port} CPUs={self._cpus} RealMemory=4000"
+        nodes = [f"NodeName={name} NodeHostname={name} NodeAddr=127.0.0.1 Port={port} CPUs={self._cpus} "
+                 "RealMemory=4000 Gres=gpu:a100:4"
                  for name, port in zip(self.nodes, ports[1:], strict=True)]
         (self.top / "slurm.conf").write_text(CONFIGURATION.format(
             top=self.top, host=host, port=ports[0], addresses=addresses, nodes="\n".join(nodes)))
+        (self.top / "gres.conf").write_text(  # any four devices
+            "AutoDetect=off\nName=gpu Type=a100 File=/dev/null,/dev/zero,/dev/full,/dev/random\n")
         (self.top / "mpi.conf").write_text(f"PMIxCliTmpDirBase={self.top}/pmix\n")
         (self.top / "hosts").write_text(f"127.0.0.1 localhost {host} {' '.join(self.nodes)}\n")
 
