@@ -93,7 +93,8 @@ shares() {
         [ "$taken" -lt "$all" ] || return
         each=$((cpus * taken / all / workers))
         echo "--cpus-per-task=$((each > 0 ? each : 1))"
-        [[ " ${options[*]}" = *" --mem"* ]] || echo "--mem=$((memory * taken / all))M"
+        memory=$((memory * taken / all)) # 0 where Slurm does not count it
+        [[ "$memory" = 0 || " ${options[*]}" = *" --mem"* ]] || echo "--mem=${memory}M"
         return
     done < <(timeout 20 sinfo --noheader --exact ${partition:+"--partition=$partition"} --format='%P %c %m %G' 2>/dev/null)
     return 1
