@@ -24,8 +24,8 @@ DEFINITIONS = [re.compile(pattern) for pattern in (
 ARGUMENT = re.compile(r"(?:^|,)\s*\**(?!self\b)(\w+)")
 TRAINS = flags.define()
 OF_ABSL = {"help", "helpfull", "flagfile"}
-# Of Slurm, docker, Kubernetes and uv.
-FOREIGN_FLAGS = {"batch", "build-arg", "compile-bytecode", "follow", "mpi", "no-cache", "no-deps",
+# Of Slurm, docker, Apptainer, Kubernetes and uv.
+FOREIGN_FLAGS = {"batch", "build-arg", "compile-bytecode", "follow", "mpi", "no-cache", "no-deps", "nv",
                  "reinstall-package", "wheel"}
 FOREIGN = {  # of Keras, Horovod, Kubernetes, Linux and CUDA, and files that a reader writes
     "DistributedOptimizer", "Model", "PYTHONDONTWRITEBYTECODE", "ReadOnlyMany", "ReadWriteMany", "compile",
