@@ -287,10 +287,16 @@ def test_options_of_sbatch_and_typed_gpus_reach_the_script(options, exclusive, t
             } <= {*lines} and ("--exclusive" in lines) == exclusive
 
 
-def test_a_job_takes_of_a_node_what_it_takes_of_its_gpus(slurm, tmp_path):
-    """Nodes of 2 processors, 4,000 MB and 4 GPUs, of which Slurm knows only the number. Two such jobs share one."""
+@pytest.fixture
+def gpu_node():
+    with Slurm(nodes=1, cpus=2, has_gpus=True) as cluster:
+        yield cluster
+
+
+def test_a_job_takes_of_a_node_what_it_takes_of_its_gpus(gpu_node, tmp_path):
+    """A node of 2 processors, 4,000 MB and 4 GPUs. Two jobs of half of it run at a time."""
     def script(*options) -> tuple[str, set[str]]:
-        done = slurm.run(SUBMIT, "--nodes=1", *options, "--nodelist=node1", "--dry-run", "digits", cwd=tmp_path)
+        done = gpu_node.run(SUBMIT, "--nodes=1", *options, "--dry-run", "digits", cwd=tmp_path)
         assert done.returncode == 0 and "to start at" in done.stderr, done.stderr
         [path] = (tmp_path / "runs" / "slurm").glob("*.sbatch")
         lines = [line for line in path.read_text().splitlines() if line.startswith("#SBATCH ")]
@@ -302,13 +308,13 @@ def test_a_job_takes_of_a_node_what_it_takes_of_its_gpus(slurm, tmp_path):
     assert {"--cpus-per-task=1", "--mem=2000M"} <= options and "--exclusive" not in options
     own = script(*half, "--mem-per-cpu=1G")[1]
     assert {"--cpus-per-task=1", "--mem-per-cpu=1G"} <= own and "--mem=2000M" not in own
-    for whole in (("--gpus-per-node=a100:4", "--workers-per-node=2"), (*half, "--exclusive"), ("--workers-per-node=1",)):
+    all_gpus = "--gpus-per-node=a100:4", "--workers-per-node=2"
+    for whole in (all_gpus, (*half, "--exclusive"), ("--workers-per-node=1",)):
         assert "--exclusive" in script(*whole)[1]
     (tmp_path / "job").write_text(job)
-    jobs = [slurm.run("sbatch", "--parsable", "job", cwd=tmp_path).stdout.strip() for _ in range(2)]
-    slurm.wait_for(lambda: [slurm.jobs(job)[0]["JobState"] for job in jobs] == ["RUNNING"] * 2, "two jobs", 60)
-    assert [slurm.jobs(job)[0]["NodeList"] for job in jobs] == ["node1"] * 2
-    slurm.run("scancel", *jobs)
+    jobs = [gpu_node.run("sbatch", "--parsable", "job", cwd=tmp_path).stdout.strip() for _ in range(2)]
+    gpu_node.wait_for(lambda: [gpu_node.jobs(job)[0]["JobState"] for job in jobs] == ["RUNNING"] * 2, "two jobs", 60)
+    gpu_node.run("scancel", *jobs)
 
 
 def test_apptainer_starts_the_workers_of_a_sif_file(tmp_path):

@@ -46,7 +46,6 @@ ReturnToService=2
 SlurmdTimeout=10
 KillWait=30
 MinJobAge=3600
-GresTypes=gpu
 {nodes}
 PartitionName=normal Nodes=ALL Default=YES PriorityTier=1 GraceTime=30
 PartitionName=urgent Nodes=ALL PriorityTier=2 PreemptMode=OFF
@@ -56,14 +55,15 @@ NODE = """hostname {name} && mount --bind {top}/hosts /etc/hosts && mount --bind
 
 
 class Slurm:
-    """Context: a cluster of node1, node2, ..., all idle."""
+    """Context: a cluster of node1, node2, ..., all idle. has_gpus: each has four GPUs, which are none."""
 
-    def __init__(self, nodes: int = 2, cpus: int = 2):
+    def __init__(self, nodes: int = 2, cpus: int = 2, has_gpus: bool = False):
         for tool in TOOLS:
             require_tool(tool, f"/usr/sbin/{tool}")
         if os.geteuid():
             skip("needs root: the daemons of this Slurm run as root")
         self.nodes, self._cpus, self._processes = [f"node{n + 1}" for n in range(nodes)], cpus, {}
+        self._has_gpus = has_gpus
         self.top = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))  # a short name, for its sockets
         self.environment = {key: value for key, value in os.environ.items() if not OWN.match(key)} | {
             "PATH": f"{BIN}:{SEARCH}", "BIGBATCH_PYTHON": warm_python(), "SLURM_CONF": str(self.top / "slurm.conf"),
@@ -103,12 +103,13 @@ class Slurm:
         # daemons would listen on the address of the host's name, where jobs do not look for them
         addresses = "CommunicationParameters=NoCtldInAddrAny,NoInAddrAny" if local else ""
         nodes = [f"NodeName={name} NodeHostname={name} NodeAddr=127.0.0.1 Port={port} CPUs={self._cpus} "
-                 "RealMemory=4000 Gres=gpu:a100:4"
+                 f"RealMemory=4000{' Gres=gpu:a100:4' if self._has_gpus else ''}"
                  for name, port in zip(self.nodes, ports[1:], strict=True)]
         (self.top / "slurm.conf").write_text(CONFIGURATION.format(
-            top=self.top, host=host, port=ports[0], addresses=addresses, nodes="\n".join(nodes)))
-        (self.top / "gres.conf").write_text(  # any four devices
-            "AutoDetect=off\nName=gpu Type=a100 File=/dev/null,/dev/zero,/dev/full,/dev/random\n")
+            top=self.top, host=host, port=ports[0], addresses=addresses, nodes="\n".join(["GresTypes=gpu", *nodes])))
+        if self._has_gpus:  # any four devices
+            (self.top / "gres.conf").write_text(
+                "AutoDetect=off\nName=gpu Type=a100 File=/dev/null,/dev/zero,/dev/full,/dev/random\n")
         (self.top / "mpi.conf").write_text(f"PMIxCliTmpDirBase={self.top}/pmix\n")
         (self.top / "hosts").write_text(f"127.0.0.1 localhost {host} {' '.join(self.nodes)}\n")
 
