@@ -102,14 +102,14 @@ class Slurm:
             local = False
         # daemons would listen on the address of the host's name, where jobs do not look for them
         addresses = "CommunicationParameters=NoCtldInAddrAny,NoInAddrAny" if local else ""
-        nodes = [f"NodeName={name} NodeHostname={name} NodeAddr=127.0.0.1 Port={port} CPUs={self._cpus} "
-                 f"RealMemory=4000{' Gres=gpu:a100:4' if self._has_gpus else ''}"
+        nodes = [f"NodeName={name} NodeHostname={name} NodeAddr=127.0.0.1 Port={port} CPUs={self._cpus} RealMemory=4000"
                  for name, port in zip(self.nodes, ports[1:], strict=True)]
-        (self.top / "slurm.conf").write_text(CONFIGURATION.format(
-            top=self.top, host=host, port=ports[0], addresses=addresses, nodes="\n".join(["GresTypes=gpu", *nodes])))
-        if self._has_gpus:  # any four devices
-            (self.top / "gres.conf").write_text(
+        if self._has_gpus:
+            nodes = ["GresTypes=gpu", *(f"{node} Gres=gpu:a100:4" for node in nodes)]
+            (self.top / "gres.conf").write_text(  # any four devices
                 "AutoDetect=off\nName=gpu Type=a100 File=/dev/null,/dev/zero,/dev/full,/dev/random\n")
+        (self.top / "slurm.conf").write_text(CONFIGURATION.format(
+            top=self.top, host=host, port=ports[0], addresses=addresses, nodes="\n".join(nodes)))
         (self.top / "mpi.conf").write_text(f"PMIxCliTmpDirBase={self.top}/pmix\n")
         (self.top / "hosts").write_text(f"127.0.0.1 localhost {host} {' '.join(self.nodes)}\n")
 
