@@ -18,8 +18,9 @@ bigbatch: pip cannot compile Horovod and DALI's TensorFlow plugin, because Tenso
 
 def installs_dependencies() -> bool:
     """Whether pip runs this file and will install what bigbatch requires."""
-    words = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode(errors="replace").split("\0")
-    return "PIP_BUILD_TRACKER" in os.environ and "--no-deps" not in words and "PIP_NO_DEPS" not in os.environ
+    if "PIP_BUILD_TRACKER" not in os.environ or "PIP_NO_DEPS" in os.environ:
+        return False
+    return b"--no-deps" not in Path(f"/proc/{os.getppid()}/cmdline").read_bytes().split(b"\0")
 
 
 if installs_dependencies() and importlib.util.find_spec("tensorflow") is None:

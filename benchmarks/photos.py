@@ -29,18 +29,24 @@ def make(folder: Path, count: int, sizes: tuple[tuple[int, int], ...] = SIZES) -
     for number in range(count):
         random = np.random.Generator(np.random.Philox(number))
         source, (width, height) = sources[number % len(sources)], sizes[number % len(sizes)]
-        scale = random.uniform(0.5, 1.0) * min(source.width / width, source.height / height)
-        crop_width, crop_height = width * scale, height * scale
-        left = random.uniform(0, source.width - crop_width)
-        top = random.uniform(0, source.height - crop_height)
-        photo = source.resize((width, height), Image.Resampling.BICUBIC,
-                              (left, top, left + crop_width, top + crop_height))
+        photo = random_part(random, source, width, height, 0.5)
         if random.random() < 0.5:
             photo = photo.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         path = folder / f"class {number % CLASSES}" / f"{number:06d}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         photo.save(path, "JPEG", quality=QUALITY)
     return folder
+
+
+def random_part(random, photo, width: int, height: int, least: float):
+    """Returns a random part of a photograph in this size. least: its side, as a fraction of the largest possible."""
+    from PIL import Image
+
+    scale = random.uniform(least, 1.0) * min(photo.width / width, photo.height / height)
+    left = random.uniform(0, photo.width - width * scale)
+    top = random.uniform(0, photo.height - height * scale)
+    box = left, top, left + width * scale, top + height * scale
+    return photo.resize((width, height), Image.Resampling.BICUBIC, box)
 
 
 def originals() -> list:

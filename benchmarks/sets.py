@@ -16,8 +16,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from benchmarks.photos import originals
+from benchmarks.photos import originals, random_part
 from data.sources import idx
+from data.sources.fashion import FOLDERS
 
 WIDTH, HEIGHT, VALIDATION = 240, 180, 50
 FONTS = (  # of packages fonts-NAME
@@ -28,7 +29,6 @@ FONTS = (  # of packages fonts-NAME
     "tomsontalks urw-base35 vollkorn yanone-kaffeesatz")
 SYMBOLS = ("D050000L", "StandardSymbolsPS")  # fonts without digits
 STAMPS = ("animals/mammals", "animals/birds", "food/fruit", "plants/flowers", "town/houses")
-FASHION = "/usr/share/datasets/fashion-mnist"
 HELD_OUT = 4  # each fourth package of fonts and each fourth stamp is for validation
 
 
@@ -106,9 +106,7 @@ def photographs() -> list[Image.Image]:
 def over_a_photograph(random, image: Image.Image) -> Image.Image:
     """Puts an image with transparency, of any size and angle, anywhere on a part of a photograph."""
     photograph = photographs()[random.integers(len(photographs()))]
-    scale = random.uniform(0.4, 1.0) * min(photograph.width / WIDTH, photograph.height / HEIGHT)
-    left, top = random.uniform(0, [photograph.width - WIDTH * scale, photograph.height - HEIGHT * scale])
-    picture = photograph.resize((WIDTH, HEIGHT), Image.BICUBIC, (left, top, left + WIDTH * scale, top + HEIGHT * scale))
+    picture = random_part(random, photograph, WIDTH, HEIGHT, 0.4)
     image = image.crop(image.getchannel("A").getbbox())
     image.thumbnail([random.uniform(70, 140)] * 2)
     image = image.rotate(random.uniform(-15, 15), Image.BICUBIC, expand=True)
@@ -118,7 +116,7 @@ def over_a_photograph(random, image: Image.Image) -> Image.Image:
 
 
 def digits(random, label: int, split: str) -> Image.Image:
-    """A digit of any colour in one of some 390 fonts."""
+    """A digit of any colour in one of some 380 fonts."""
     packages = tuple(f"fonts-{name}" for name in chosen(FONTS.split(), split))
     fonts = [path for path in files_of(packages, (".ttf", ".otf")) if path.stem not in SYMBOLS]
     font = ImageFont.truetype(str(fonts[random.integers(len(fonts))]), 160)
@@ -138,7 +136,7 @@ def stamps(random, label: int, split: str) -> Image.Image:
 @cache
 def fashion(split: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns the pictures, uint8 (n, 28, 28), and labels of a split of Fashion-MNIST."""
-    return idx.read(Path(FASHION))["train" if split == "train" else "validation"]
+    return idx.read(Path(FOLDERS[-1]))["train" if split == "train" else "validation"]
 
 
 def clothes(random, label: int, split: str) -> Image.Image:

@@ -30,7 +30,7 @@ TUTORIAL = {"keras": (), "keras_augmented": ("--augment",)}
 
 
 def measured(*command) -> tuple[str, float]:
-    """Runs a Python program. Returns the last line of its standard output and its processor seconds."""
+    """Runs a Python program. Returns its standard output and its processor seconds."""
     before = os.times()
     done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
     after = os.times()

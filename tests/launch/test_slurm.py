@@ -264,15 +264,20 @@ def test_a_dry_run_submits_nothing_however_it_is_spelled(slurm, tmp_path, spelli
         assert spelling not in (tmp_path / "runs" / "slurm" / f"digits-{nodes}x1.sbatch").read_text()
 
 
-def test_a_container_is_started_by_pyxis(tmp_path):
-    """There is no Pyxis here: what can be seen is the script."""
-    done = subprocess.run([SUBMIT, "--nodes=2", "--gpus-per-node=8", "--container-image=/images/bigbatch.sqsh",
-                           "--container-mounts=/data:/data", "--dry-run", "digits", "--batch_size=256"], cwd=tmp_path,
+def script_for_a_container(folder: Path, image: str) -> str:
+    done = subprocess.run([SUBMIT, "--nodes=2", "--gpus-per-node=8", f"--container-image={image}",
+                           "--container-mounts=/data:/data", "--dry-run", "digits", "--batch_size=256"], cwd=folder,
                           text=True, capture_output=True, timeout=60, env=scripts_environment())
     assert done.returncode == 0, done.stderr
-    [script] = (tmp_path / "runs" / "slurm").glob("*.sbatch")
-    assert "export BIGBATCH_CONTAINER_IMAGE=/images/bigbatch.sqsh\n" in script.read_text()
-    assert "export BIGBATCH_CONTAINER_MOUNTS=/data:/data\n" in script.read_text()
+    [script] = (folder / "runs" / "slurm").glob("*.sbatch")
+    return script.read_text()
+
+
+def test_a_container_is_started_by_pyxis(tmp_path):
+    """There is no Pyxis here: what can be seen is the script."""
+    script = script_for_a_container(tmp_path, "/images/bigbatch.sqsh")
+    assert "export BIGBATCH_CONTAINER_IMAGE=/images/bigbatch.sqsh\n" in script
+    assert "export BIGBATCH_CONTAINER_MOUNTS=/data:/data\n" in script
 
 
 @pytest.mark.parametrize(("options", "exclusive"), [(["--qos=high", "--constraint", "ib"], True),
@@ -319,12 +324,8 @@ def test_a_job_takes_of_a_node_what_it_takes_of_its_gpus(gpu_node, tmp_path):
 
 def test_apptainer_starts_the_workers_of_a_sif_file(tmp_path):
     """There is no Apptainer here: what would run is printed."""
-    done = subprocess.run([SUBMIT, "--nodes=2", "--gpus-per-node=8", "--container-image=/images/bigbatch.sif",
-                           "--container-mounts=/data:/data", "--dry-run", "digits", "--batch_size=256"], cwd=tmp_path,
-                          text=True, capture_output=True, timeout=60, env=scripts_environment())
-    assert done.returncode == 0, done.stderr
-    [script] = (tmp_path / "runs" / "slurm").glob("*.sbatch")
-    first = started_in_a_container(tmp_path, script.read_text())
+    script = script_for_a_container(tmp_path, "/images/bigbatch.sif")
+    first = started_in_a_container(tmp_path, script)
     inside = first.partition(" apptainer ")[2].split()
     mounts = f"{ROOT}:{ROOT},{tmp_path}:{tmp_path},/data:/data"
     assert inside[:6] == ["exec", "--nv", f"--bind={mounts}", f"--pwd={tmp_path}", "/images/bigbatch.sif",
