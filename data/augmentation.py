@@ -20,6 +20,7 @@ class Augmentation:
     area, aspect: ranges of the crop's area, as a fraction of the image, and of its width / height (arXiv:1409.4842,
         section 6). If area is None, the crop is a square of the image's shorter side / `enlarge`.
     enlarge: divisor of the shorter side for the central crop of validation. 256 / 224 means "resize to 256, crop 224".
+        If it is None, images are stretched to squares first, so that validation sees the whole of each.
     rescale: range from which training draws the divisor instead.
     shift: crop at a random offset in training.
     flip: flip each image horizontally with probability 0.5.
@@ -31,7 +32,7 @@ class Augmentation:
 
     area: tuple[float, float] | None = None
     aspect: tuple[float, float] = (3 / 4, 4 / 3)
-    enlarge: float = 1.0
+    enlarge: float | None = 1.0
     rescale: tuple[float, float] | None = None
     shift: bool = False
     flip: bool = False
@@ -51,8 +52,8 @@ AUGMENTATIONS = {
     "crop": Augmentation(area=(0.7, 1.0), aspect=(0.85, 1.18)),
     # GoogLeNet's: random-resized crop and flip; validation resizes to 256/224, centre crop
     "crop_flip": Augmentation(area=(0.08, 1.0), flip=True, enlarge=256 / 224),
-    # mild random-resized crop and flip, for few photographs
-    "crop_flip_mild": Augmentation(area=(0.5, 1.0), flip=True),
+    # mild random-resized crop and flip of the stretched image, for few photographs
+    "crop_flip_mild": Augmentation(area=(0.7, 1.0), aspect=(0.85, 1.18), flip=True, enlarge=None),
     # ResNet's (arXiv:1512.03385, 3.4): resize to 256/224 to 480/224, random crop, flip, colour
     "resnet": Augmentation(rescale=(256 / 224, 480 / 224), shift=True, flip=True, colour=True, enlarge=256 / 224),
     # Caffe's for 224 pixels: resize to 256/224, random crop, flip

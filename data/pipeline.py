@@ -126,24 +126,27 @@ def crop(sides, columns, augmentation):
 
     With `area`, the aspect ratio is sampled first, then the area among those that fit, as in TensorFlow's
     sample_distorted_bounding_box. There are no retries, so that the crop is a function of the sample's numbers.
-    Without it, the crop is a square of the shorter side / `enlarge`, or / a divisor sampled from `rescale`.
+    Without it, the crop is a square of the shorter side / `enlarge`, or / a divisor sampled from `rescale`. If
+    `enlarge` is None, all of this is done with a square, which is then stretched to the image.
     """
     from nvidia.dali import math
 
-    height, width = sides[0], sides[1]
+    shorter = math.min(sides[0], sides[1])
+    frame = sides * 0 + shorter if augmentation.enlarge is None else sides
+    height, width = frame[0], frame[1]
     if columns and augmentation.area:
-        room = sides / columns["sides"]
+        room = frame / columns["sides"]
         least, most = augmentation.area
         largest = math.min(math.pow(math.min(room[0], room[1]), 2) / (height * width), most)
         area = math.min(largest, least + (largest - least) * columns["area"])
         size = math.sqrt(area * height * width) * columns["sides"]
     else:
-        enlarge = augmentation.enlarge
+        enlarge = augmentation.enlarge or 1.0
         if columns and augmentation.rescale:
             low, high = augmentation.rescale
             enlarge = low + (high - low) * columns["area"]
-        size = math.min(height, width) / enlarge + sides * 0
-    size = math.clamp(math.floor(size + 0.5), 1, sides)
+        size = shorter / enlarge + frame * 0
+    size = math.clamp(math.floor(size * (sides / frame) + 0.5), 1, sides)
     offset = columns["offset"] if columns and (augmentation.area or augmentation.shift) else 0.5
     return math.floor((sides - size) * offset + 0.5), size
 

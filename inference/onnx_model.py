@@ -8,7 +8,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from common.files import write_atomically
-from inference.preprocessing import central_square, resized
+from inference.preprocessing import central_part, resized
 from inference.trained import Trained
 
 INPUT = "images"
@@ -26,8 +26,8 @@ def is_available() -> bool:
 def write_onnx(trained: Trained, path: Path) -> None:
     """Writes an ONNX file atomically. Raises OSError.
 
-    Input `images`: uint8 (batch, height, width, 3), RGB, upright, of any size: the model takes the central square and
-    resizes it, as the evaluation does. Output `probabilities`: float32 (batch, classes), in label order. The metadata
+    Input `images`: uint8 (batch, height, width, 3), RGB, upright, of any size: the model takes the part that the
+    evaluation takes, and resizes it. Output `probabilities`: float32 (batch, classes), in label order. The metadata
     have the class names, as a JSON list, and the size of the network's input.
     """
     write_atomically(path, converted(trained).SerializeToString())
@@ -44,7 +44,7 @@ def converted(trained: Trained):
         logging.getLogger(name).setLevel(logging.ERROR)
     @tf.function(input_signature=[tf.TensorSpec([None, None, None, 3], tf.uint8, INPUT)], autograph=False)
     def whole(images):
-        return trained.probabilities(resized(central_square(images, trained.enlarge), trained.image_size))
+        return trained.probabilities(resized(central_part(images, trained.enlarge), trained.image_size))
 
     frozen = convert_variables_to_constants_v2(whole.get_concrete_function(), lower_control_flow=False)
     [given], [result] = frozen.inputs, frozen.outputs

@@ -32,7 +32,7 @@ class Trained:
     model: Any
     classes: tuple[str, ...]
     image_size: int
-    enlarge: float
+    enlarge: float | None
     epoch: float
     weights: str
 

@@ -52,6 +52,7 @@ ZOO = {
     # as in the LARS authors' file
     "resnet50_nvcaffe": ModelInfo("model_zoo.resnet", "resnet50_nvcaffe", 224, input_scale=1 / 256),
     "resnet20": ModelInfo("model_zoo.resnet", "resnet20", 32),  # arXiv:1512.03385, section 4.2
+    "resnet10_narrow": ModelInfo("model_zoo.resnet", "resnet10_narrow", 64),
     **{name: ModelInfo("model_zoo.convnet", name, 32, any_image_size=False, least_image_size=8)
        for name in ("convnet", "convnet_bn")},
 }

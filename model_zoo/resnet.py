@@ -66,16 +66,16 @@ def _bottleneck(build, x, channels, stride, version):
     return layers.ReLU()(y + build.projection(x, 4 * channels, stride))
 
 
-DEPTHS = {18: (_basic_block, (2, 2, 2, 2)), 34: (_basic_block, (3, 4, 6, 3)), 50: (_bottleneck, (3, 4, 6, 3)),
-          101: (_bottleneck, (3, 4, 23, 3)), 152: (_bottleneck, (3, 8, 36, 3))}
+DEPTHS = {10: (_basic_block, (1, 1, 1, 1)), 18: (_basic_block, (2, 2, 2, 2)), 34: (_basic_block, (3, 4, 6, 3)),
+          50: (_bottleneck, (3, 4, 6, 3)), 101: (_bottleneck, (3, 4, 23, 3)), 152: (_bottleneck, (3, 8, 36, 3))}
 
 
-def _stages(build, x, depth, version):
-    """Applies the four stages of table 1 (conv2_x to conv5_x) and global average pooling."""
+def _stages(build, x, depth, version, channels=64):
+    """Applies the four stages of table 1 (conv2_x to conv5_x) and global average pooling. channels: of the first."""
     block, repeats = DEPTHS[depth]
     for stage, count in enumerate(repeats):
         for index in range(count):
-            x = block(build, x, 64 * 2 ** stage, 2 if stage and index == 0 else 1, version)
+            x = block(build, x, channels * 2 ** stage, 2 if stage and index == 0 else 1, version)
     return layers.GlobalAveragePooling2D()(x)
 
 
@@ -103,7 +103,18 @@ def resnet50_nvcaffe(x, classes, batch_norm_momentum, seed, last_gamma=1.0):
     return build.dense(x, classes, deviation=None)
 
 
-resnet18, resnet34, resnet50, resnet101, resnet152 = (partial(resnet, depth, "v1.5") for depth in DEPTHS)
+def resnet10_narrow(x, classes, batch_norm_momentum, seed, last_gamma=1.0):
+    """A residual network for few photographs of 64 pixels: a quarter of ResNet-18's channels, and half of its blocks.
+
+    Its first convolution is 5x5 with stride 2, without pooling, so that the four stages have 32, 16, 8 and 4 pixels.
+    """
+    build = _Builder(batch_norm_momentum, seed, last_gamma)
+    x = layers.ReLU()(build.norm(build.convolution(x, 16, 5, 2)))
+    return build.dense(_stages(build, x, 10, "v1.5", 16), classes)
+
+
+resnet18, resnet34, resnet50, resnet101, resnet152 = (
+    partial(resnet, depth, "v1.5") for depth in (18, 34, 50, 101, 152))
 resnet50_v1, resnet101_v1, resnet152_v1 = (partial(resnet, depth, "v1") for depth in (50, 101, 152))
 
 

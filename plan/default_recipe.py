@@ -13,9 +13,11 @@ from plan.run_folder import CHECKPOINTS, FLAGS
 from plan.values import sizes as parse_sizes
 
 DIGITS, SMALL, LARGE = (RECIPES / name for name in ("digits.flags", "small_images.flags", "images.flags"))
-LARGE_SAMPLES = 10_000
+LARGE_SAMPLES = 50_000
+GENTLE_RATE = "--learning_rate=0.0003"  # with which small_images.flags continues from trained weights
 SPAN_GIVES_WAY = "--batch_norm_span=auto"
-EPOCHS = ((100, 24), (1_000, 16), (LARGE_SAMPLES, 12))  # of sets with fewer samples than this
+EPOCHS, FEW = 40, 1_000  # epochs of at most FEW samples; more samples have as many updates,
+FEWEST_EPOCHS = 16  # but not fewer epochs than that
 
 
 def default_recipe(values) -> tuple[Path, list[str]]:
@@ -48,19 +50,20 @@ def _chosen(values) -> tuple[Path, list[str]]:
     if samples >= LARGE_SAMPLES:
         return LARGE, [*own_size, *of_initial_weights(values)]
     epochs = values.epochs if values["epochs"].present else None
-    return SMALL, [*fitted(samples, epochs), *own_size, *of_initial_weights(values), *gentle_rate(values)]
+    is_trained = bool(values.pretrained or values.init_checkpoint)
+    return SMALL, [*fitted(samples, epochs, is_trained), *own_size, *of_initial_weights(values),
+                   *([GENTLE_RATE] if is_trained else [])]
 
 
-def fitted(samples: int, epochs: float | None = None) -> list[str]:
+def fitted(samples: int, epochs: float | None = None, is_trained: bool = False) -> list[str]:
     """Returns the flags that small_images.flags leaves to the number of training samples.
 
-    A batch is at most an eighth of them, and batch norm covers it. Larger sets need fewer epochs. There are about six
-    evaluations.
+    A batch is at most an eighth of them, and batch norm covers it. There are about six evaluations.
 
-    epochs: number that the user has chosen, or None.
+    epochs: number that the user has chosen, or None. is_trained: training continues from trained weights.
     """
-    batch = min(32 if samples >= 1_000 else 16, 2 ** int(math.log2(max(1, samples // 8))))
-    epochs = epochs or next(epochs for most, epochs in EPOCHS if samples < most)
+    batch = min(32, 2 ** int(math.log2(max(1, samples // 8))))
+    epochs = epochs or max(FEWEST_EPOCHS, min(EPOCHS, EPOCHS * FEW // samples)) // (2 if is_trained else 1)
     return [f"--batch_size={batch}", f"--batch_norm_span={batch}", f"--epochs={epochs:g}",
             f"--evaluate_every={max(1, int(epochs) // 6)}"]
 
@@ -72,11 +75,6 @@ def of_initial_weights(values) -> list[str]:
     theirs = flags_in(flags_of_run(values.init_checkpoint, "--init_checkpoint").read_text())
     sizes = theirs.get("image_size", str(model_zoo.MODELS[theirs["model"]].image_size))
     return [f"--model={theirs['model']}", f"--image_size={Piecewise.parse(sizes, int).values[-1]}"]
-
-
-def gentle_rate(values) -> list[str]:
-    """Returns the learning rate with which small_images.flags continues from trained weights."""
-    return ["--learning_rate=0.0003"] if values.pretrained or values.init_checkpoint else []
 
 
 def flags_of_run(checkpoint: str, flag: str) -> Path:

@@ -143,7 +143,7 @@ def forecast(job: Job) -> list[str]:
     minutes = images * BACKWARD * counted(model).multiply_adds / (CORE * cores) / 60
     if minutes < LONG:
         return [f"forecast: about {max(1, round(minutes))} min on {cores} CPU cores"]
-    faster = "--model=resnet20 --image_size=64"
+    faster = "--model=resnet10_narrow --image_size=64"
     if job.settings.recipe.precision == "float32" and has_bfloat16():
         faster += " or --precision=mixed_bfloat16"
     return [f"forecast: about {round(minutes / 60):,} h on {cores} CPU cores; without a GPU, {faster} is faster"]

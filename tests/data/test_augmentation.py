@@ -145,7 +145,11 @@ def test_the_part_that_is_decoded_against_numpy(name):
     sizes = np.repeat(SIZES, 200, axis=0)
     rows = random_numbers(recipe, 224, 5, np.arange(len(sizes)))
     numbers, shorter = columns(rows.astype(np.float64)), sizes.min(axis=1, keepdims=True).astype(np.float64)
-    if recipe.area:
+    if recipe.enlarge is None:  # of a square of one pixel, stretched to the image
+        largest = np.minimum(recipe.area[1], (1 / numbers["sides"]).min(axis=1) ** 2)
+        area = np.minimum(largest, recipe.area[0] + (largest - recipe.area[0]) * numbers["area"][:, 0])
+        exact = np.sqrt(area)[:, None] * numbers["sides"] * sizes
+    elif recipe.area:
         pixels = sizes.astype(np.float64).prod(axis=1)
         largest = np.minimum(recipe.area[1], (sizes / numbers["sides"]).min(axis=1) ** 2 / pixels)
         area = np.minimum(largest, recipe.area[0] + (largest - recipe.area[0]) * numbers["area"][:, 0])
@@ -214,16 +218,18 @@ def test_each_field_alone_changes_the_images(digits, field):
     assert (images[0] != images[1]).any(axis=(1, 2, 3)).sum() > 4
 
 
-def test_validation_takes_the_centre():
+@pytest.mark.parametrize(("name", "corner", "size"), [
+    ("alexnet", [21, 84], [333, 333]), ("crop", [0, 63], [375, 375]), ("crop_flip_mild", [0, 0], [375, 500])])
+def test_validation_takes_the_centre_or_all(name, corner, size):
     """227 of 256: the square of side 375 / (256 / 227) = 332.5 in the middle of 375 x 500."""
     from nvidia.dali import Pipeline, fn
 
     graph = Pipeline(batch_size=1, num_threads=1, device_id=None)
     with graph:
         sides = fn.external_source(source=itertools.repeat([SIZES[0]]), batch=True)
-        graph.set_outputs(*pipeline.crop(sides, None, AUGMENTATIONS["alexnet"]))
+        graph.set_outputs(*pipeline.crop(sides, None, AUGMENTATIONS[name]))
     graph.build()
-    assert [np.array(output.as_array()).tolist() for output in graph.run()] == [[[21, 84]], [[333, 333]]]
+    assert [np.array(output.as_array()).tolist() for output in graph.run()] == [[corner], [size]]
 
 
 def operators(pipe):

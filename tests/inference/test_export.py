@@ -99,9 +99,10 @@ def test_every_model(name, tmp_path, request):
         assert ours == [[CLASSES[label] for label in row] for row in order]
 
 
-def test_onnx_takes_the_centre_and_resizes_it_as_the_evaluation_does(tmp_path, narrow):
+@pytest.mark.parametrize("enlarge", [1.14, None])
+def test_onnx_takes_the_part_that_evaluation_takes_and_resizes_it(tmp_path, narrow, enlarge):
     """As inference/preprocessing.py, which test_preprocessing.py compares with DALI: pictures that shrink and grow."""
-    model = dataclasses.replace(trained("convnet", 32)[0], enlarge=1.14)
+    model = dataclasses.replace(trained("convnet", 32)[0], enlarge=enlarge)
     export(model, tmp_path)
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     signature = tf.saved_model.load(tmp_path / "saved_model").signatures["all_classes"]

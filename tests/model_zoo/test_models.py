@@ -45,6 +45,16 @@ def test_resnet20_has_its_published_size():
     assert sum(len(v.shape) == 4 for v in model.trainable_variables) == 19
 
 
+def test_the_size_of_resnet10_narrow():
+    """By hand: the first convolution, then each stage's two convolutions, norms and projection, and the dense layer."""
+    model = model_zoo.create_model("resnet10_narrow", 10, 64)
+    stages = [2 * 2304 + 64, 4608 + 9216 + 128 + 512 + 64, 18432 + 36864 + 256 + 2048 + 128,
+              73728 + 147456 + 512 + 8192 + 256]
+    assert size(model) == 1200 + 32 + sum(stages) + 1290
+    sizes = [layer.output_shape[1] for layer in model.layers if "operators" in layer.name]  # after each block's sum
+    assert sizes == [32, 16, 8, 4]
+
+
 @pytest.mark.parametrize(("name", "sizes"), [("resnet50", [112, 56, 56, 28, 14, 7]), ("alexnet", [55, 27, 13, 6])])
 def test_feature_maps_shrink_as_published(name, sizes):
     """arXiv:1512.03385, table 1; AlexNet's 55, 27, 13 and 6."""

@@ -31,9 +31,9 @@ def photos(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("samples", "recipe", "batch", "epochs"), [
-    (3, "small_images", 1, 24), (30, "small_images", 2, 24), (99, "small_images", 8, 24),
-    (300, "small_images", 16, 16), (3_000, "small_images", 32, 12), (9_999, "small_images", 32, 12),
-    (10_000, "images", 256, 90), (1_281_167, "images", 256, 90)])
+    (3, "small_images", 1, 40), (30, "small_images", 2, 40), (99, "small_images", 8, 40),
+    (300, "small_images", 32, 40), (2_000, "small_images", 32, 20),
+    (49_999, "small_images", 32, 16), (50_000, "images", 256, 90), (1_281_167, "images", 256, 90)])
 def test_the_recipe_fits_the_number_of_images(samples, recipe, batch, epochs, photos):
     found = parsed(f"--data_dir={photos}", f"--train_samples={samples}", "--dry_run")
     assert found.source.stem == recipe
@@ -45,7 +45,7 @@ def test_the_recipe_fits_the_number_of_images(samples, recipe, batch, epochs, ph
 
 def test_flags_on_the_command_line_override_what_fits(photos):
     found = parsed(f"--data_dir={photos}", "--batch_size=4", "--epochs=3")
-    assert (found.recipe.batch_size.values, found.recipe.epochs, found.recipe.model) == ([4], 3.0, "resnet20")
+    assert (found.recipe.batch_size.values, found.recipe.epochs, found.recipe.model) == ([4], 3.0, "resnet10_narrow")
     assert found.fitted == ("--batch_norm_span=2", "--evaluate_every=1")  # what the line about the recipe shows
     own_size = parsed(f"--data_dir={photos}", "--model=keras:MobileNetV3Small")
     assert own_size.recipe.final_image_size == 224
@@ -89,8 +89,8 @@ def test_the_defaults_train_and_a_resume_reads_them_back(photos, tmp_path):
     first = run(*command, "--stop_at_target", "--target_top1=0.01", cold=True)
     assert first.returncode == 0, first.stderr
     lines = first.stderr.splitlines()
-    assert (f"recipe: {ROOT}/launch/recipes/small_images.flags --batch_size=2 --batch_norm_span=2 --epochs=24 "
-            "--evaluate_every=4") in lines
+    assert (f"recipe: {ROOT}/launch/recipes/small_images.flags --batch_size=2 --batch_norm_span=2 --epochs=40 "
+            "--evaluate_every=6") in lines
     assert any(line.startswith("forecast: about ") and line.endswith("CPU cores") for line in lines)
     assert max(map(len, (line for line in lines if line.startswith("epoch ")))) <= 80
     settings = parsed(*command[3:])
@@ -98,11 +98,11 @@ def test_the_defaults_train_and_a_resume_reads_them_back(photos, tmp_path):
     assert settings.recipe == parsed(f"--data_dir={photos}").recipe
 
     new = run("python", 1, ROOT / "train.py", "--flagfile=digits", f"--init_checkpoint={tmp_path}/run/checkpoints",
-              "--model=resnet20", "--dry_run")
+              "--model=resnet10_narrow", "--dry_run")
     assert json.loads(new.stdout)["epochs"] == 12
     for data in ((), (f"--data_dir={photos}",)):
         tuned = parsed(*data, f"--init_checkpoint={tmp_path}/run/checkpoints")
-        assert tuned.recipe.model == "resnet20" and tuned.recipe.final_image_size == 64
+        assert tuned.recipe.model == "resnet10_narrow" and tuned.recipe.final_image_size == 64
 
 
 def test_a_batch_is_at_most_an_eighth():
