@@ -16,7 +16,7 @@ DIGITS, SMALL, LARGE = (RECIPES / name for name in ("digits.flags", "small_image
 LARGE_SAMPLES = 50_000
 GENTLE_RATE = "--learning_rate=0.0003"  # with which small_images.flags continues from trained weights
 SPAN_GIVES_WAY = "--batch_norm_span=auto"
-EPOCHS, FEW = 40, 1_000  # epochs of at most FEW samples; more samples have as many updates,
+EPOCHS, FEW = 80, 500  # epochs of at most FEW samples; more samples have as many updates,
 FEWEST_EPOCHS = 16  # but not fewer epochs than that
 
 
