@@ -16,8 +16,8 @@ DIGITS, SMALL, LARGE = (RECIPES / name for name in ("digits.flags", "small_image
 LARGE_SAMPLES = 50_000
 GENTLE_RATE = "--learning_rate=0.0003"  # with which small_images.flags continues from trained weights
 SPAN_GIVES_WAY = "--batch_norm_span=auto"
-EPOCHS, FEW = 80, 500  # epochs of at most FEW samples; more samples have as many updates,
-FEWEST_EPOCHS = 16  # but not fewer epochs than that
+VERY_FEW = 200  # samples: a network would soon know them by heart
+VISITS = 40_000  # of samples, in all epochs
 
 
 def default_recipe(values) -> tuple[Path, list[str]]:
@@ -63,7 +63,7 @@ def fitted(samples: int, epochs: float | None = None, is_trained: bool = False) 
     epochs: number that the user has chosen, or None. is_trained: training continues from trained weights.
     """
     batch = min(32, 2 ** int(math.log2(max(1, samples // 8))))
-    epochs = epochs or max(FEWEST_EPOCHS, min(EPOCHS, EPOCHS * FEW // samples)) // (2 if is_trained else 1)
+    epochs = epochs or (40 if samples < VERY_FEW else max(16, min(80, VISITS // samples))) // (2 if is_trained else 1)
     return [f"--batch_size={batch}", f"--batch_norm_span={batch}", f"--epochs={epochs:g}",
             f"--evaluate_every={max(1, int(epochs) // 6)}"]
 

@@ -31,7 +31,7 @@ def photos(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("samples", "recipe", "batch", "epochs"), [
-    (3, "small_images", 1, 80), (30, "small_images", 2, 80), (99, "small_images", 8, 80),
+    (3, "small_images", 1, 40), (30, "small_images", 2, 40), (99, "small_images", 8, 40),
     (300, "small_images", 32, 80), (1_000, "small_images", 32, 40), (2_000, "small_images", 32, 20),
     (49_999, "small_images", 32, 16), (50_000, "images", 256, 90), (1_281_167, "images", 256, 90)])
 def test_the_recipe_fits_the_number_of_images(samples, recipe, batch, epochs, photos):
@@ -89,8 +89,8 @@ def test_the_defaults_train_and_a_resume_reads_them_back(photos, tmp_path):
     first = run(*command, "--stop_at_target", "--target_top1=0.01", cold=True)
     assert first.returncode == 0, first.stderr
     lines = first.stderr.splitlines()
-    assert (f"recipe: {ROOT}/launch/recipes/small_images.flags --batch_size=2 --batch_norm_span=2 --epochs=80 "
-            "--evaluate_every=13") in lines
+    assert (f"recipe: {ROOT}/launch/recipes/small_images.flags --batch_size=2 --batch_norm_span=2 --epochs=40 "
+            "--evaluate_every=6") in lines
     assert any(line.startswith("forecast: about ") and line.endswith("CPU cores") for line in lines)
     assert max(map(len, (line for line in lines if line.startswith("epoch ")))) <= 80
     settings = parsed(*command[3:])
