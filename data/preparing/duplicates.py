@@ -31,10 +31,9 @@ def notes(dataset: Dataset) -> list[str]:
     groups = duplicates(dataset)
     twice = [group for group in groups if len({label for *_, label in group}) > 1]
     leaked = [group for group in groups if len({split for split, *_ in group}) > 1]
-    told = (("note: {} identical to others", groups), ("warning: {} more than one label", twice),
-            ("warning: {} in both splits, so the validation accuracy is too high", leaked))
-    return [f"{text.format(f'{len(which)} images {verb}')}: {'; '.join(_names(dataset, which[:SHOWN]))}"
-            for (text, which), verb in zip(told, ("are", "have", "are"), strict=True) if which]
+    told = (("note: identical images", groups), ("warning: identical images with different labels", twice),
+            ("warning: identical images in both splits, so the validation accuracy is too high", leaked))
+    return [f"{text} ({len(which)}): {'; '.join(_names(dataset, which[:SHOWN]))}" for text, which in told if which]
 
 
 def _names(dataset, groups) -> list[str]:
