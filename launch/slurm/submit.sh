@@ -9,7 +9,7 @@ usage="launch/slurm/submit.sh --nodes N --gpus-per-node G [options] RECIPE [flag
 Submits the training of RECIPE as a Slurm job. Prints the job's number, or the plan with --dry-run. How to watch and
 cancel the job goes to standard error.
 
-  --workers-per-node N         workers per node. Default: one per GPU
+  --workers-per-node N         workers per node, on nodes without GPUs, too. Default: one per GPU
   --time LIMIT                 time limit, as for sbatch
   --signal-before SECONDS      save and requeue the job this long before the time limit. Default: 180
   --partition P, --account A, --qos Q, --gres G, --constraint C, --mem M and the like
@@ -66,7 +66,7 @@ while [ $# -gt 0 ]; do
 done
 workers=${workers:-${gpus##*:}}
 for number in "--nodes:$nodes" "--gpus-per-node or --workers-per-node:$workers" "--signal-before:$signal_before"; do
-    [[ "${number##*:}" =~ ^[1-9][0-9]*$ ]] || fail 2 "${number%:*} takes a number, not '${number##*:}'"
+    [[ "${number##*:}" =~ ^[1-9][0-9]*$ ]] || fail 2 "${number%:*} takes a number above 0, not '${number##*:}'"
 done
 [[ "$gpus" =~ ^([A-Za-z][A-Za-z0-9_.-]*:)?[0-9]*$ ]] ||
     fail 2 "--gpus-per-node takes a number, or TYPE:NUMBER such as a100:4, not '$gpus'"
