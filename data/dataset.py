@@ -221,7 +221,7 @@ def open_dataset(folder, check_files: bool = True) -> Dataset:
             train = folder / "train" if (folder / "train").is_dir() else folder
             raise UserError(f"--data_dir: {folder} has no validation images in val/; "
                             + class_folders.conversion(folder, "--format=tfrecord", "--validation_fraction="
-                                                       + class_folders.suggested_fraction(train))
+                                                       + class_folders.suggested_fraction(train), "--verify")
                             ) from None
         raise UserError(f"--data_dir: {folder} contains neither dataset.json (data.prepare writes it) nor train/ and "
                         "val/ with one folder of images per class") from None

@@ -26,8 +26,8 @@ class Recipe:
         images (train/CLASS/* and val/CLASS/*), a built-in dataset (digits, glyphs, fashion), or synthetic:SAMPLES for
         random data that stays on the device.
     model: Model to train. ResNets are v1.5; names with _v1 are as first published. resnet50_nvcaffe and alexnet_bn*
-        follow the files of the LARS authors. resnet10_narrow, resnet20, convnet and convnet_bn are for small images.
-        keras:NAME is a network of Keras. MODULE:FUNCTION is your own.
+        follow the LARS authors' files. resnet20, resnet10_narrow and convnet* are for small images. keras:NAME is a
+        network of Keras. MODULE:FUNCTION is your own.
     pretrained: Start from the ImageNet weights of a keras:NAME model, which Keras downloads. The last layer is new.
     last_gamma: Initial gamma of the last batch norm of each residual branch of a ResNet: 0 (arXiv:1706.02677, section
         5.1) or 1 (as first published). Default: 0 for v1.5, 1 for the others.
@@ -84,9 +84,9 @@ class Recipe:
     batch_norm_statistics: Batch-norm statistics for evaluation. moving: the moving averages. exact: statistics measured
         on training batches before each evaluation (arXiv:1811.05233, section 3.2).
     augmentation: Training augmentation. none: resize, centre crop. crop: mild random-resized crop. crop_flip_mild: the
-        same with flip, of the image stretched to a square, and validation sees the whole image. crop_flip:
-        random-resized crop and flip (GoogLeNet). resnet: scale, crop, flip and colour (arXiv:1512.03385). caffe,
-        alexnet: random crop and flip. nnabla: warp, brightness, contrast and noise of arXiv:1811.05233.
+        same with flip, of images stretched to squares, which validation sees whole. crop_flip: random-resized crop and
+        flip (GoogLeNet). resnet: scale, crop, flip and colour (arXiv:1512.03385). caffe, alexnet: random crop and flip.
+        nnabla: warp, brightness, contrast and noise of arXiv:1811.05233.
     order: Order of the samples. global: shuffled, the same on any number of workers. file: as DALI reads LMDB and
         RecordIO. This saves a copy of each sample, but the order within a file is fixed, and the number of workers
         changes the batches.

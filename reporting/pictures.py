@@ -41,10 +41,11 @@ def worst(made: dict) -> list[str]:
         label, predicted = (html.escape(made["classes"][sample[name]]) for name in ("label", "predicted"))
         small = ' class="pixels"' if sample["width"] < 64 else ""
         name = html.escape(sample["name"])
+        file = name.rpartition(" in ")[0] or name.rpartition("/")[2]
         shown.append(
             f'<figure><img{small} src="{html.escape(sample["image"])}" alt="{label}, predicted as {predicted}" '
             f'title="{name}"><figcaption><b>{label}</b>, predicted as <b>{predicted}</b>, loss '
-            f'{number(sample["loss"])}<br><span class="muted">{name.rpartition("/")[2]}</span></figcaption></figure>')
+            f'{number(sample["loss"])}<br><span class="muted">{file}</span></figcaption></figure>')
     return ["<h3>Worst errors</h3><p>The wrongly classified images with the highest losses.</p>"
             f'<div class="pictures">{"".join(shown)}</div>'] if shown else []
 

@@ -66,6 +66,7 @@ while [ $# -gt 0 ]; do
 done
 workers=${workers:-${gpus##*:}}
 for number in "--nodes:$nodes" "--gpus-per-node or --workers-per-node:$workers" "--signal-before:$signal_before"; do
+    [ -n "${number##*:}" ] || fail 2 "${number%:*} is missing"
     [[ "${number##*:}" =~ ^[1-9][0-9]*$ ]] || fail 2 "${number%:*} takes a number above 0, not '${number##*:}'"
 done
 [[ "$gpus" =~ ^([A-Za-z][A-Za-z0-9_.-]*:)?[0-9]*$ ]] ||

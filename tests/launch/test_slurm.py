@@ -370,7 +370,7 @@ def test_with_a_container_the_host_needs_no_python_of_ours(tmp_path):
 
 
 @pytest.mark.parametrize("arguments, code, message", [
-    (["--nodes", "2", "digits"], 2, "--gpus-per-node or --workers-per-node takes a number"),
+    (["--nodes", "2", "digits"], 2, "--gpus-per-node or --workers-per-node is missing"),
     (["--nodes", "many", "--gpus-per-node", "4", "digits"], 2, "--nodes takes a number above 0, not 'many'"),
     (["--nodes", "2", "--gpus-per-node=0", "digits"], 2, "--workers-per-node takes a number above 0, not '0'"),
     (["--nodes"], 2, "--nodes needs a value"),

@@ -49,6 +49,7 @@ def test_flags_on_the_command_line_override_what_fits(photos):
     assert found.fitted == ("--batch_norm_span=2", "--evaluate_every=1")  # what the line about the recipe shows
     own_size = parsed(f"--data_dir={photos}", "--model=keras:MobileNetV3Small")
     assert own_size.recipe.final_image_size == 224
+    assert parsed(f"--data_dir={photos}", "--model=nets:own").recipe.final_image_size == 64  # which has no size
     tuned = parsed(f"--data_dir={photos}", "--model=keras:MobileNetV3Small", "--pretrained", "--image_size=96")
     assert tuned.recipe.final_image_size == 96 and not any("image_size" in flag for flag in tuned.fitted)
     assert tuned.recipe.learning_rate.values[0] < 0.001 and (own_size.recipe.epochs, tuned.recipe.epochs) == (40, 20)
