@@ -296,3 +296,15 @@ def test_an_image_is_no_markup(tmp_path):
     write_json(folder / "outcomes.json", outcomes)
     page = write_report(folder).read_text()
     assert "<b>bold" not in page and 'src="data:,&quot;&gt;&lt;b&gt;bold&lt;/b&gt;"' in page
+
+
+@pytest.mark.parametrize(("name", "shown"), [
+    ("cats/tom in hat.jpg in /d/validation-00000-of-00001.tfrecord, record 3", "cats/tom in hat.jpg"),
+    ("/d/validation-00000-of-00001.tfrecord, record 3", "validation-00000-of-00001.tfrecord, record 3"),
+    ("/d/val/cats/tom.jpg", "tom.jpg")])
+def test_worst_errors_show_the_file_that_the_user_has(tmp_path, name, shown):
+    folder = whole(tmp_path / "run")
+    outcomes = json.loads((folder / "outcomes.json").read_text())
+    outcomes["worst"][0]["name"] = name
+    write_json(folder / "outcomes.json", outcomes)
+    assert f'<span class="muted">{shown}</span>' in write_report(folder).read_text()
