@@ -8,7 +8,7 @@ Horovod pairs messages by name. TensorFlow puts the names of loops and condition
 them, and the steps of workers with different numbers of micro-batches have different ones: hence ignore_name_scope.
 """
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
@@ -17,7 +17,6 @@ from distributed import float16
 from distributed.fixed_point import FLOAT32, FixedPoint, Float32
 from distributed.hierarchical import Hierarchical
 from distributed.torus import AllToAll, ProcessSets, Stepwise
-from distributed.world import on_one_vector
 from optim.stacks import largest_of, norms_of
 from plan.allreduce import ALL_TO_ALL, NCCL, NCCL_AND_MPI, PROCESS_SETS, RING, AllreducePlan
 
@@ -139,6 +138,17 @@ class GradientExchange:
             summed = self._collectives.sum([tensors[number] for number in bucket], compression, f"{name}_{order}")
             sums |= zip(bucket, summed, strict=True)
         return [sums[number] for number in range(len(tensors))]
+
+
+def on_one_vector(tensors: Sequence[tf.Tensor], function: Callable) -> list[tf.Tensor]:
+    """Applies a function of a vector to all tensors at once, as one vector. Returns tensors of their shapes.
+
+    The vector is float32, or int64 if all tensors are.
+    """
+    dtype = tf.int64 if all(t.dtype == tf.int64 for t in tensors) else tf.float32
+    flat = function(tf.concat([tf.reshape(tf.cast(t, dtype), [-1]) for t in tensors], axis=0))
+    flats = tf.split(flat, [t.shape.num_elements() for t in tensors])
+    return [tf.reshape(part, t.shape) for part, t in zip(flats, tensors, strict=True)]
 
 
 def dense_buckets(tensors, limit: int) -> list[list[int]]:

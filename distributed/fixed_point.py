@@ -1,20 +1,25 @@
 """Sums whose bits do not depend on the order of the terms (--deterministic).
 
 Rounding makes a sum of floating-point numbers depend on its order. Integers have no rounding, so micro-batches and
-workers may add them in any order, by any all-reduce. A term x is two integers of 64 bits:
+workers may add them in any order, by any all-reduce. A term x is several words, integers of 64 bits, each of which
+represents what the ones before it leave:
 
-    first = round(x * 2**e)    second = round((x * 2**e - first) * 2**(b + 1))    e = b - 32
+    rest_0 = x    word_k = round(rest_k / unit_k)    rest_k+1 = rest_k - word_k unit_k
+    unit_k = 2**(e - b - k (b + 1))
 
-With at most t terms, b = 62 - ceil(log2(t)) bits of each are used, so that no sum wraps. Magnitudes below 2**32 fit,
-and the second integer resolves 2**-(2 b - 31): 7e-27 for 8 terms, 2e-21 for 4,096. A term that does not fit, or is not
-finite, is counted in a third integer, which makes the sum NaN.
+With at most t terms, b = 62 - ceil(log2(t)) bits of each are used, so that no sum wraps. Magnitudes below 2**e fit. A
+term that does not fit, or is not finite, is counted in one more integer, which makes the sum NaN.
+
+Gradients have two words, and e = 32: the second resolves 2**-(2 b - 31), which is 7e-27 for 8 terms and 2e-21 for
+4,096. All else, such as the statistics of batch norm, has few values, and as many words as float32 numbers need.
 """
 import math
 from dataclasses import dataclass
 
 import tensorflow as tf
 
-LARGEST = 2.0**32  # magnitudes from here on do not fit
+EXPONENT, WORDS = 32, 2  # of gradients
+FLOAT32_EXPONENT, FLOAT32_LEAST = 128, -149  # powers of two: the first that float32 lacks, and the smallest that it has
 
 
 @dataclass(frozen=True)
@@ -40,32 +45,51 @@ FLOAT32 = Float32()
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """Sums of float32 tensors in fixed point. A term or a sum of n values is a vector, int64 (2 n + 1,).
+    """Sums of float32 tensors in fixed point. A term or a sum of n values is a vector, int64 (words n + 1,).
 
-    terms: most terms that a sum has. It determines the result, too.
+    terms: most terms that a sum has. It determines the result, too. exponent: e. words: integers per value.
     """
 
     terms: int
+    exponent: int = EXPONENT
+    words: int = WORDS
+
+    @classmethod
+    def lossless(cls, terms: int) -> "FixedPoint":
+        """Returns the form in which all finite float32 numbers fit, and only the sum is rounded, to float32."""
+        bits = cls(terms)._bits
+        return cls(terms, FLOAT32_EXPONENT, math.ceil((FLOAT32_EXPONENT - FLOAT32_LEAST + 1) / (bits + 1)))
 
     @property
     def _bits(self) -> int:
         return 62 - math.ceil(math.log2(self.terms))
 
+    @property
+    def _units(self) -> list[float]:
+        return [2.0**(self.exponent - self._bits - word * (self._bits + 1)) for word in range(self.words)]
+
     def zero(self, shape) -> tf.Tensor:
-        return tf.zeros([2 * tf.TensorShape(shape).num_elements() + 1], tf.int64)
+        return tf.zeros([self.words * tf.TensorShape(shape).num_elements() + 1], tf.int64)
 
     def term(self, tensor: tf.Tensor) -> tf.Tensor:
-        """IndexedSlices become dense. Each step but the rounding is exact: powers of two change no digit."""
-        flat = tf.reshape(tf.convert_to_tensor(tensor), [-1])
-        fits = tf.abs(flat) < LARGEST  # false for NaN
-        scaled = tf.where(fits, flat, tf.zeros_like(flat)) * 2.0**(self._bits - 32)
-        first = tf.round(scaled)
-        second = tf.round((scaled - first) * 2.0**(self._bits + 1))
-        misfits = flat.shape[0] - tf.math.count_nonzero(fits, keepdims=True)
-        return tf.concat([tf.cast(first, tf.int64), tf.cast(second, tf.int64), misfits], axis=0)
+        """IndexedSlices become dense. Each step but the last rounding is exact: powers of two change no digit."""
+        rest = tf.reshape(tf.convert_to_tensor(tensor), [-1])
+        if self.exponent > EXPONENT:  # float32 has no power of two beyond all of its numbers
+            rest = tf.cast(rest, tf.float64)
+        fits = tf.abs(rest) < 2.0**self.exponent  # false for NaN
+        rest = tf.where(fits, rest, tf.zeros_like(rest))
+        words = []
+        for unit in self._units:
+            word = tf.round(rest * (1 / unit))
+            rest -= word * unit
+            words.append(tf.cast(word, tf.int64))
+        misfits = rest.shape[0] - tf.math.count_nonzero(fits, keepdims=True)
+        return tf.concat([*words, misfits], axis=0)
 
     def total(self, summed: tf.Tensor, shape) -> tf.Tensor:
-        first, second = tf.split(tf.cast(summed[:-1], tf.float64), 2)
-        value = (first + second * 2.0**-(self._bits + 1)) * 2.0**(32 - self._bits)
+        words = tf.split(tf.cast(summed[:-1], tf.float64), self.words)
+        value = tf.zeros_like(words[0])
+        for word, unit in reversed([*zip(words, self._units, strict=True)]):
+            value += word * unit
         value = tf.where(summed[-1] > 0, tf.constant(math.nan, tf.float64), value)
         return tf.reshape(tf.cast(value, tf.float32), shape)

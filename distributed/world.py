@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import os
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,12 +83,6 @@ class World:
     def sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """Returns the sum over the workers."""
         return tensor if self.size == 1 else hvd.allreduce(tensor, op=hvd.Sum, name=name)
-
-    def sums(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
-        """Returns the sum of each tensor over the workers, in float32, with one all-reduce."""
-        if self.size == 1:
-            return [tf.cast(t, tf.float32) for t in tensors]
-        return on_one_vector(tensors, lambda flat: hvd.allreduce(flat, op=hvd.Sum, name=name))
 
     def any(self, *flags: bool, name: str = "any") -> list[bool]:
         """Returns whether each flag is set on any worker."""
@@ -170,17 +164,6 @@ def unpickled(data: np.ndarray, sizes: np.ndarray) -> list:
 def parts(size: int, largest: int) -> list[slice]:
     """Returns the slices of at most `largest` bytes that cover so many bytes."""
     return [slice(start, min(start + largest, size)) for start in range(0, size, largest)]
-
-
-def on_one_vector(tensors: Sequence[tf.Tensor], function: Callable) -> list[tf.Tensor]:
-    """Applies a function of a vector to all tensors at once, as one vector. Returns tensors of their shapes.
-
-    The vector is float32, or int64 if all tensors are.
-    """
-    dtype = tf.int64 if all(t.dtype == tf.int64 for t in tensors) else tf.float32
-    flat = function(tf.concat([tf.reshape(tf.cast(t, dtype), [-1]) for t in tensors], axis=0))
-    flats = tf.split(flat, [t.shape.num_elements() for t in tensors])
-    return [tf.reshape(part, t.shape) for part, t in zip(flats, tensors, strict=True)]
 
 
 def start(seed: int, deterministic: bool = False, process_sets=None, fusion_mb: float | None = None,

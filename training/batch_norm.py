@@ -6,7 +6,7 @@ model.
 """
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -16,6 +16,7 @@ from data import order
 from data.feed import OpenPipeline
 from distributed.fixed_point import FixedPoint
 from distributed.neighbours import Neighbours
+from distributed.world import World
 from model_zoo.layers import masks_at
 from plan.plan import Phase
 from training.bad_input import bad_input_is_user_error
@@ -126,11 +127,11 @@ def flat_statistics(observed: dict[int, tf.Tensor]) -> tf.Tensor:
 class ExactStatistics:
     """Sets a model's moving mean and variance to the statistics of training batches under the current weights.
 
-    sum_over_workers: a function of (tensors, name) that returns the sum of each.
+    Their sums are exact, so they have the same bits on any number of workers.
     """
 
-    def __init__(self, model, sum_over_workers: Callable):
-        self._sum_over_workers = sum_over_workers
+    def __init__(self, model, world: World):
+        self._world = world
         self._model = model
         self._layers = norms(model)
         self._traced = {}
@@ -163,15 +164,16 @@ class ExactStatistics:
             return measured
 
         micro_batches = steps * batch_size // micro_batch_size
-        form = FixedPoint(micro_batches)  # which any number of workers may add in any order
-        shapes = [(2, *layer.moving_mean.shape) for layer in self._layers]
-        sums = [*map(form.zero, shapes)]
+        form = FixedPoint.lossless(micro_batches)
+        sizes = [2 * layer.moving_mean.shape[0] for layer in self._layers]
+        summed = form.zero([sum(sizes)])
         for _ in range(steps * own):
-            sums = [a + form.term(b) for a, b in zip(sums, moments(), strict=True)]
+            summed += form.term(moments())
         with activity.during(OTHERS):
-            sums = self._sum_over_workers(sums, "batch_norm_statistics")
-        for layer, summed, shape in zip(self._layers, sums, shapes, strict=True):
-            mean, squares = tf.unstack(form.total(summed, shape) / micro_batches)
+            summed = self._world.sum(summed, "batch_norm_statistics")
+        means = form.total(summed, [sum(sizes)]) / micro_batches
+        for layer, values in zip(self._layers, tf.split(means, sizes), strict=True):
+            mean, squares = tf.split(values, 2)
             layer.moving_mean.assign(mean)
             layer.moving_variance.assign(tf.maximum(squares - tf.square(mean), 0))
 
@@ -193,7 +195,7 @@ class ExactStatistics:
     def _trace(self, span):
         """Returns a compiled function that reads a micro-batch and measures the input of each layer.
 
-        It returns the mean and the mean of squares of each input, float32 (2, channels).
+        It returns the mean and the mean of squares of each input, one after another, float32 (2 x all channels,).
         """
         marked = marks()
 
@@ -203,9 +205,9 @@ class ExactStatistics:
             with span.applied_to(self._model), masks_at(self._model, tf.constant(0, tf.int64)):
                 inputs = tf.nest.flatten(self._inputs(images, training=True))
             inputs = [tf.cast(x, tf.float32) for x in inputs]
-            means = [tf.stack([tf.reduce_mean(f, axis=list(range(len(x.shape) - 1))) for f in (x, tf.square(x))])
-                     for x in inputs]
-            marked.set_computed(means)
+            means = tf.concat([tf.reduce_mean(f, axis=list(range(len(x.shape) - 1)))
+                               for x in inputs for f in (x, tf.square(x))], axis=0)
+            marked.set_computed([means])
             return means
 
         return moments

@@ -80,7 +80,7 @@ def make_job(settings: Settings, plan: Plan, world: World, feed, state: State, e
     marks().restart()
     exact = None
     if recipe.batch_norm_statistics == "exact":
-        exact = ExactStatistics(state.model, exchange.sum)
+        exact = ExactStatistics(state.model, world)
 
     @functools.cache
     def train_step(phase: Phase):

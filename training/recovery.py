@@ -17,7 +17,7 @@ from training.divergence import Diverged, WeightsDiffer
 from training.state import Progress, Snapshot
 from training.stopping import StopRequest
 from training.summary import milestones, summarized_divergence
-from training.weight_check import difference
+from training.weight_check import difference, not_finite
 
 
 class Due(enum.Enum):
@@ -90,7 +90,7 @@ class Recovery:
         job = self._job
         try:
             begun = self.snapshot()
-        except WeightsDiffer as problem:
+        except Diverged as problem:
             raise UserError(f"{problem}; {problem.advice}", on_all_ranks=True) from None
         if self._hosts:
             self.committed = begun
@@ -230,13 +230,15 @@ class Recovery:
     def snapshot(self) -> Snapshot:
         """Returns a snapshot of the state. All workers have to call it at once.
 
-        Raises WeightsDiffer on all of them unless all have the same state.
+        Raises WeightsDiffer on all of them unless all have the same state, and Diverged if it is not finite.
         """
-        world = self._job.world
+        world, plan = self._job.world, self._job.plan
         snapshot = self._job.state.snapshot(world)
+        step, epoch = snapshot.progress.step, self._position / plan.train_samples
         if not world.is_equal([*snapshot.checksums.values()], "checksums"):
-            raise WeightsDiffer(difference(world, snapshot.tensors), snapshot.progress.step,
-                                self._position / self._job.plan.train_samples)
+            raise WeightsDiffer(difference(world, snapshot.tensors), step, epoch)
+        if broken := not_finite(snapshot.tensors):
+            raise Diverged(f"{broken} is infinite or NaN", max(0, step - 1), epoch, plan.learning_rate(epoch))
         return snapshot
 
     @property

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from data import mixing
 from distributed.exchange import GradientExchange
-from distributed.fixed_point import FLOAT32, FixedPoint, Float32
+from distributed.fixed_point import FLOAT32, FixedPoint
 from distributed.optimizer import assign_rates, inner, scale
 from model_zoo.layers import masks_at
 from optim.stacks import norms_of
@@ -124,8 +124,9 @@ def make_train_step(parts: TrainStep):
                    tf.TensorShape(moving.size if moving else 0),
                    tf.TensorShape(len(variables) if parts.measures_noise else 0))
     micro_batches = parts.micro_batches or parts.accumulation_steps * exchange.workers
-    form = FixedPoint(micro_batches) if parts.exact else FLOAT32
-    terms_of = accumulated(make_micro_batch(parts), shapes, parts.accumulation_steps, form)
+    form, rest = (FixedPoint(micro_batches), FixedPoint.lossless(micro_batches)) if parts.exact else (FLOAT32, FLOAT32)
+    forms = Terms([form] * len(variables), rest, rest, rest)
+    terms_of = accumulated(make_micro_batch(parts), shapes, parts.accumulation_steps, forms)
     watch = marks()
 
     @tf.function(autograph=False)
@@ -139,8 +140,8 @@ def make_train_step(parts: TrainStep):
         assign_rates(optimizer, learning_rate, momentum)
         updates = inner(optimizer).iterations.read_value()
         is_updated = apply(optimizer, gradients, norms, variables, parts.clip_norm, parts.xla)
-        summed = exchange.sum([form.term(tf.convert_to_tensor(signals)), *terms[1:]], "results")
-        signals, results, statistics, squares = map(form.total, summed, ([len(NO_SIGNALS)], *shapes[1:]))
+        summed = exchange.sum([rest.term(tf.convert_to_tensor(signals)), *terms[1:]], "results")
+        signals, results, statistics, squares = map(rest.total, summed, ([len(NO_SIGNALS)], *shapes[1:]))
         parts.totals.add(results)
         if moving:
             moving.move(statistics / micro_batches, updates, is_updated)
@@ -189,8 +190,8 @@ def make_micro_batch(parts: TrainStep):
     return micro_batch
 
 
-def accumulated(micro_batch, shapes: Terms, accumulation_steps: int, form: Float32 | FixedPoint):
-    """Returns a function that runs `micro_batch` accumulation_steps times and adds its terms, as `form` adds them.
+def accumulated(micro_batch, shapes: Terms, accumulation_steps: int, forms: Terms):
+    """Returns a function that runs `micro_batch` accumulation_steps times and adds its terms, as their forms add them.
 
     It replaces Horovod's backward_passes_per_step, so that the number of steps can change and an update is one
     iteration of the optimizer. All micro-batches except the last run in a loop. The last runs after the loop, so that
@@ -198,15 +199,16 @@ def accumulated(micro_batch, shapes: Terms, accumulation_steps: int, form: Float
     """
     def terms_of(number, iterator, position, lap, clock):
         terms, lap = micro_batch(number, iterator, position, lap, clock)
-        return tf.nest.map_structure(form.term, terms), lap
+        return tf.nest.map_structure(lambda form, term: form.term(term), forms, terms), lap
 
     def summed(iterator, position, lap, clock):
         def added(number, partial, lap):
             terms, lap = terms_of(number, iterator, position, lap, clock)
             return number + 1, tf.nest.map_structure(lambda a, b: a + b, partial, terms), lap
 
+        zero = tf.nest.map_structure(lambda form, shape: form.zero(shape), forms, shapes)
         number, partial, lap = tf.while_loop(lambda number, *_: number < accumulation_steps - 1, added,
-                                             (tf.constant(0), tf.nest.map_structure(form.zero, shapes), lap))
+                                             (tf.constant(0), zero, lap))
         _, partial, lap = added(number, partial, lap)
         return partial, lap
 

@@ -1,4 +1,4 @@
-"""Whether all workers hold the same state. A fault in a worker's memory would otherwise go unnoticed and be saved.
+"""Whether all workers hold the same state, of finite numbers. Otherwise, damage would go unnoticed and be saved.
 
 Tensors have a checksum of 64 bits: the sum, modulo 2^64, of each value's bits times an odd number of its position. Sums
 of integers have no order, so it does not depend on threads or devices. An odd number times a single flipped bit is not
@@ -16,6 +16,7 @@ from distributed.world import World
 
 PIECE = 2**20  # values that become int64 at once: a large layer as int64 would take gigabytes
 INTEGERS = {1: tf.int8, 2: tf.int16, 4: tf.int32, 8: tf.int64}  # by size in bytes
+GROUPS = ("model/", "ema/")  # in which no number is infinite or NaN
 SHOWN = 8  # ranks in a message
 DIFFER = "differ from"  # in the message about a state that differs
 
@@ -58,6 +59,14 @@ def checksums(tensors: Mapping[str, tf.Tensor]) -> dict[str, int]:
     """Returns the checksum of each group, such as `model`. tensors: by name, GROUP/NAME, groups one after another."""
     return {group: int(checksum([tensors[name] for name in names]))
             for group, names in itertools.groupby(tensors, key=lambda name: name.partition("/")[0])}
+
+
+def not_finite(tensors: Mapping[str, tf.Tensor]) -> str | None:
+    """Returns the name of the first weight or statistic of batch norm that is infinite or NaN, also of their average.
+    """
+    names = [name for name, tensor in tensors.items() if name.startswith(GROUPS) and tensor.dtype.is_floating]
+    are_finite = tf.stack([tf.reduce_all(tf.math.is_finite(tensors[name])) for name in names]).numpy()
+    return next((name for name, is_finite in zip(names, are_finite, strict=True) if not is_finite), None)
 
 
 def in_hexadecimal(number: int) -> str:

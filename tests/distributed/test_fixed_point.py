@@ -1,9 +1,11 @@
 """Sums in fixed point: the same bits in any order, at least as exact as float32, and never a number that is wrong."""
+from fractions import Fraction
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from distributed.fixed_point import LARGEST, FixedPoint
+from distributed.fixed_point import EXPONENT, FixedPoint
 
 TERMS = (1, 2, 3, 8, 12, 64, 1000)
 
@@ -16,8 +18,8 @@ def numbers(terms, scale=1.0, seed=0):
     return made.astype(np.float32)
 
 
-def total(values, terms=None) -> np.ndarray:
-    form = FixedPoint(terms or len(values))
+def total(values, terms=None, form=None) -> np.ndarray:
+    form = form or FixedPoint(terms or len(values))
     summed = form.zero(values.shape[1:])
     for value in values:
         summed += form.term(tf.constant(value))
@@ -50,14 +52,14 @@ def test_the_error_is_at_most_that_of_float32(terms, scale):
 
 
 def test_terms_that_are_as_large_as_can_be_do_not_wrap():
-    values = np.full((4096, 2), np.nextafter(np.float32(LARGEST), np.float32(0)))
+    values = np.full((4096, 2), np.nextafter(np.float32(2**EXPONENT), np.float32(0)))
     values[:, 1] *= -1
     expected = values.astype(np.float64).sum(axis=0)
     np.testing.assert_allclose(total(values), expected, rtol=1e-7)
     assert (total(values) > 0).tolist() == [True, False]
 
 
-@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, LARGEST, -3e38])
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, 2.0**EXPONENT, -3e38])
 def test_what_does_not_fit_makes_the_sum_of_its_tensor_nan(bad):
     values = np.ones((3, 5), np.float32)
     values[1, 2] = bad
@@ -70,3 +72,24 @@ def test_a_hand_computed_term():
     """8 terms: 59 bits, so the first integer counts in units of 2**-27 and the second in units of 2**-87."""
     term = FixedPoint(8).term(tf.constant([1.5, -(2.0**-30)])).numpy()
     assert term.tolist() == [3 * 2**26, 0, 0, -(2**57), 0]
+
+
+@pytest.mark.parametrize("terms", [*TERMS, 4096, 100_000])
+def test_lossless_sums_are_rounded_once(terms):
+    """Against Python's fractions: numbers of all magnitudes, which cancel, and the least and largest of float32."""
+    random = np.random.default_rng(terms)
+    values = (random.choice([-1, 1], (9, 40)) * 2.0 ** random.uniform(-126, 124, (9, 40))).astype(np.float32)
+    values[3] = -values[5]
+    values[0, :4] = np.finfo(np.float32).max, np.finfo(np.float32).tiny, 2.0**48, 65_536.0**2
+    values[1:, :4] = 0
+    exact = [sum(map(Fraction, column)) for column in values.T.tolist()]
+    found = total(values, form=FixedPoint.lossless(max(terms, len(values))))
+    np.testing.assert_allclose(found, np.array([*map(float, exact)]), rtol=6e-8)
+    assert found[:4].tolist() == values[0, :4].tolist()
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_only_what_is_not_finite_has_no_lossless_sum(bad):
+    form = FixedPoint.lossless(3)
+    assert np.isnan(total(np.array([[1, 2], [3, bad], [5, 6]], np.float32), form=form)).all()
+    assert total(np.array([[1, 3e38], [3, -3e38], [5, 7]], np.float32), form=form).tolist() == [9, 7]

@@ -109,7 +109,7 @@ def test_exact_statistics_are_those_of_what_each_batch_norm_gets(name, size):
     train = SimpleNamespace(samples=16, any_order=False)
     feed = SimpleNamespace(dataset=SimpleNamespace(train=train), shard=0, shards=1, prepare=lambda *_, **__: None,
                            open=lambda _: contextlib.nullcontext(batches))
-    ExactStatistics(model, World().sums).measure(feed, [0], 16, 16)
+    ExactStatistics(model, World()).measure(feed, [0], 16, 16)
     assert len(seen) == len(layers) > 10
     for layer in layers:
         values = seen[layer.name].reshape(-1, seen[layer.name].shape[-1])

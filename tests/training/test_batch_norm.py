@@ -36,7 +36,7 @@ def test_exact_statistics_are_those_of_the_training_batches(digits):
     with feed.train(500, steps, 192, 64) as batches:
         seen = [[x.numpy().astype(np.float64) for x in inputs(next(batches)[0], training=True)]
                 for _ in range(3 * steps)]
-    ExactStatistics(model, World().sums).measure(feed, [500], 192, 64)
+    ExactStatistics(model, World()).measure(feed, [500], 192, 64)
     for layer, values in ((norms[0], [x for x, _ in seen]), (norms[7], [x for _, x in seen])):
         values = np.concatenate(values).reshape(-1, values[0].shape[-1])
         np.testing.assert_allclose(layer.moving_mean, values.mean(axis=0), rtol=1e-3, atol=1e-4)
@@ -101,7 +101,7 @@ def test_in_keras_fit_the_layer_moves_its_own_statistics():
 
 def test_a_model_without_batch_norm_has_nothing_to_measure(digits):
     model = model_zoo.create_model("convnet", 10, 32)
-    ExactStatistics(model, World().sums).measure(Feed(open_dataset(digits), 32, "none", seed=3), [0], 64, 64)
+    ExactStatistics(model, World()).measure(Feed(open_dataset(digits), 32, "none", seed=3), [0], 64, 64)
 
 
 def test_measuring_is_the_same_with_dropout_each_time(digits):
@@ -111,7 +111,7 @@ def test_measuring_is_the_same_with_dropout_each_time(digits):
     model = tf.keras.Model(inputs, tf.keras.layers.BatchNormalization()(Dropout(0.5, seed=1)(x)))
     feed, measured = Feed(open_dataset(digits), 32, "none", seed=3), []
     for _ in range(2):
-        ExactStatistics(model, World().sums).measure(feed, [0], 64, 64)
+        ExactStatistics(model, World()).measure(feed, [0], 64, 64)
         measured.append(model.layers[-1].moving_variance.numpy())
     np.testing.assert_array_equal(*measured)
 
@@ -122,7 +122,7 @@ def test_a_damaged_image_met_while_measuring_is_named(digits, tmp_path):
     image, _ = next(split.kind.records(split.paths[0], split.entries[0], [number]))
     for path in digits.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes().replace(image, bytes(len(image))))
-    statistics = ExactStatistics(model_zoo.create_model("resnet20", 10, 32), World().sums)
+    statistics = ExactStatistics(model_zoo.create_model("resnet20", 10, 32), World())
     with pytest.raises(UserError, match="measuring batch-norm statistics stopped: ") as raised:
         statistics.measure(Feed(open_dataset(tmp_path), 32, "none", seed=3), [0], 64, 64)
     name = described["train"]["files"][0]["path"]
