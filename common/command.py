@@ -7,6 +7,10 @@ from dataclasses import dataclass
 
 from common.errors import ExitCode, UserError, complain, one_line
 
+# TensorFlow loads Keras, which would take the layout of images, the dtype and epsilon from a user's keras.json, or stop
+# because that says bfloat16. No file lies under /dev/null. The other variable asks for a package that is not there.
+PLAIN_KERAS = {"KERAS_HOME": os.devnull, "TF_USE_LEGACY_KERAS": "0"}
+
 
 @dataclass
 class Ending:
@@ -25,6 +29,7 @@ def shell(program: str, barrier: Callable[[], None] = lambda: None, prints_error
     prints_errors: whether this process prints the line.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # hides TensorFlow's startup messages
+    os.environ |= PLAIN_KERAS
     ending = Ending()
     problem = None
     try:

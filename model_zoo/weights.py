@@ -1,5 +1,4 @@
 """Whether Keras can load ImageNet's weights here. Imports no TensorFlow, so that an error shows at once."""
-import os
 import re
 import urllib.error
 import urllib.request
@@ -13,7 +12,7 @@ SECONDS = 5
 
 def check_weights(model: str) -> None:
     """Raises UserError if neither ~/.keras/models has weights of a network keras:NAME nor its server answers."""
-    folder = Path(os.environ.get("KERAS_HOME", Path.home() / ".keras")) / "models"
+    folder = Path.home() / ".keras" / "models"  # where Keras 2.15 keeps weights, whatever KERAS_HOME says
     name = model.partition(":")[2].lower()
     if any(name in re.sub(r"\W|_", "", path.name.lower()) for path in folder.glob("*.h5")):
         return

@@ -5,8 +5,9 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import DIGITS, ROOT, TINY, printed_json, run, train, weights
+from conftest import DIGITS, ROOT, TINY, printed_json, rows, run, train, weights
 
+from tests.rigs.bn_train import PROGRAM
 from tests.rigs.making import CUTS, write_shards
 from training.checkpoints import differing_classes, intact, same_classes
 
@@ -75,6 +76,20 @@ def earlier(folder, target):
         tf.raw_ops.SaveV2(prefix=str(path / "variables"), tensor_names=list(tensors), tensors=list(tensors.values()),
                           shape_and_slices=[""] * len(tensors))
     return target
+
+
+def test_exact_statistics_that_are_measured_again_have_the_bits_of_the_training(train_once):
+    """On one worker and on two. The training evaluated after epoch 1, another one did not."""
+    flags = (DIGITS, "--model=bn_convnet", "--image_size=8", "--augmentation=none", "--epochs=2",
+             "--checkpoint_every=1", "--batch_norm_statistics=exact", "--batch_norm_span=auto", "--micro_batch_size=32",
+             "--deterministic")
+    seldom, often = (train_once(*flags, f"--evaluate_every={every}", program=PROGRAM) for every in (2, 1))
+    checkpoint = min((seldom / "checkpoints").glob("step-*"))
+    for kind, workers in (("python", 1), ("mpirun", 2)):
+        done = train("--mode=evaluate", f"--checkpoint={checkpoint}", kind=kind, workers=workers, program=PROGRAM)
+        assert "measured again" in done.stderr
+        assert {name: printed_json(done)[name] for name in METRICS[:3]} == (
+            {name: rows(often)[0][name] for name in METRICS[:3]}), (kind, workers)
 
 
 def test_an_evaluation_normalizes_as_training_did(trained, data, other, tmp_path):

@@ -205,15 +205,15 @@ def test_who_has_chosen_a_network_is_not_told_of_another(words, photos):
 def test_without_a_network_pretrained_weights_fail_before_tensorflow_is_loaded(photos, tmp_path, monkeypatch):
     """A proxy that nobody is behind stands for no network. Weights on disk need none."""
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
-    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
     program = ("import sys, train; code = train.main(['train.py', *sys.argv[1:]]); "
                "sys.exit(99 if 'tensorflow' in sys.modules else code)")
     done = run("python", 1, "-c", program, f"--data_dir={photos}", "--model=keras:MobileNetV3Small", "--pretrained",
                f"--output_dir={tmp_path}/run", cold=True)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
-    assert f"--pretrained: {tmp_path}/models has no weights of keras:MobileNetV3Small, and https://" in done.stderr
-    (tmp_path / "models").mkdir()
-    (tmp_path / "models" / "weights_mobilenet_v3_small_224_1.0_float.h5").touch()
+    assert f"--pretrained: {tmp_path}/.keras/models has no weights of keras:MobileNetV3Small, and https://" in done.stderr
+    (tmp_path / ".keras" / "models").mkdir(parents=True)
+    (tmp_path / ".keras" / "models" / "weights_mobilenet_v3_small_224_1.0_float.h5").touch()
     check_weights("keras:MobileNetV3Small")
     with pytest.raises(UserError, match="has no weights of keras:VGG16"):
         check_weights("keras:VGG16")

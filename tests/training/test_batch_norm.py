@@ -43,6 +43,22 @@ def test_exact_statistics_are_those_of_the_training_batches(digits):
         np.testing.assert_allclose(layer.moving_variance, values.var(axis=0), rtol=1e-3, atol=1e-4)
 
 
+def test_one_large_value_leaves_the_other_statistics_as_they_are(digits):
+    """Activations of 1e9, whose squares have no float32 neighbour closer than 1e11, beside those of other layers."""
+    feed = Feed(open_dataset(digits), 32, "none", seed=3)
+    model = model_zoo.create_model("resnet20", 10, 32, seed=1)
+    measured = []
+    for factor in (1, 1e7):
+        model.layers[2].kernel.assign(model.layers[2].kernel * factor)
+        ExactStatistics(model, World()).measure(feed, [0], 64, 64)
+        measured.append([values.numpy() for values in model.non_trainable_variables])
+    (mean, variance, *others), (large_mean, large_variance, *same) = measured
+    np.testing.assert_allclose(large_mean, mean * 1e7, rtol=1e-4)
+    np.testing.assert_allclose(large_variance, variance * 1e14, rtol=1e-4)
+    for one, other in zip(others, same, strict=True):  # batch norm undoes the factor, but for epsilon
+        np.testing.assert_allclose(one, other, rtol=0.02, atol=1e-3)
+
+
 @pytest.mark.parametrize(("accumulation", "groups"), [(1, 1), (2, 1), (1, 2), (4, 2)])
 def test_moving_statistics_move_once_per_update(accumulation, groups):
     """Against NumPy in float64: means over the groups of each global batch, weighted by momentum ** age."""

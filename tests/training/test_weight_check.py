@@ -4,7 +4,7 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import DIGITS, TINY, run, train
+from conftest import DIGITS, TINY, run, train, weights
 
 from experiments.verify import TIMES
 from training import weight_check
@@ -37,6 +37,8 @@ def flipped(self, signals):
             one = variable(self._job.state, flip[2])
             values = np.array(one.numpy())
             values.reshape(-1).view(np.uint8)[values.itemsize // 2] ^= 64
+            if flip[3:]:  # instead, on this only worker
+                values[-1] = float(flip[3])
             one.assign(values)
     return is_due_after(self, signals)
 
@@ -181,6 +183,19 @@ def test_a_training_does_not_begin_with_states_that_differ(tmp_path):
                f"--output_dir={tmp_path}/run")
     assert done.returncode == 1 and done.stderr.count("after step 0 (epoch 0.000), the weights of rank 0") == 2
     assert not [*(tmp_path / "run" / "checkpoints").glob("step-*")]
+
+
+@pytest.mark.parametrize(("kind", "number", "named"), [
+    ("moving", "inf", "moving_variance"), ("average", "nan", "ema/000"), ("weight", "-inf", "model/001")])
+def test_no_state_that_is_not_finite_is_saved(kind, number, named, tmp_path):
+    """Each change comes after step 14, which a checkpoint follows. The loss of the next step may still be finite."""
+    done = run("python", 1, "-c", FLIPPING, f"0:14:{kind}:{number}", *ALL_KINDS, "--on_divergence=rollback",
+               "--checkpoint_every=0.2", "--epochs=1", f"--output_dir={tmp_path}")
+    [said] = [line for line in done.stderr.splitlines() if "rolled back to" in line]
+    assert done.returncode == 0 and "training diverged at step 13 (epoch 0.6" in said, done.stderr
+    assert named in said and " is infinite or NaN; rolled back to " in said and "/step-00000010 (1 of 3)" in said
+    saved = [values for name, values in weights(tmp_path).items() if name.startswith(("model", "ema", "totals"))]
+    assert len(saved) > 30 and all(np.isfinite(values).all() for values in saved)
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.campaign) for seed in range(1, 50))])
