@@ -211,7 +211,8 @@ def test_without_a_network_pretrained_weights_fail_before_tensorflow_is_loaded(p
     done = run("python", 1, "-c", program, f"--data_dir={photos}", "--model=keras:MobileNetV3Small", "--pretrained",
                f"--output_dir={tmp_path}/run", cold=True)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
-    assert f"--pretrained: {tmp_path}/.keras/models has no weights of keras:MobileNetV3Small, and https://" in done.stderr
+    assert (f"--pretrained: {tmp_path}/.keras/models has no weights of keras:MobileNetV3Small, and https://"
+            in done.stderr)
     (tmp_path / ".keras" / "models").mkdir(parents=True)
     (tmp_path / ".keras" / "models" / "weights_mobilenet_v3_small_224_1.0_float.h5").touch()
     check_weights("keras:MobileNetV3Small")
