@@ -57,7 +57,7 @@ class SGD(tf.keras.optimizers.Optimizer):
 
     def _internal_apply_gradients(self, grads_and_vars):
         """Overrides the Keras hook that gets all gradients before `update_step`, to process them in stacks."""
-        learning_rate, momentum = map(tf.convert_to_tensor, (self.learning_rate, self.momentum))
+        learning_rate, momentum = (tf.cast(value, tf.float32) for value in (self.learning_rate, self.momentum))
         plain = []
         others = []
         for gradient, variable in grads_and_vars:

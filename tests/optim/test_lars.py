@@ -57,12 +57,27 @@ def run(optimizer, weights, gradients, xla=False):
 
     @tf.function(jit_compile=xla, autograph=False)
     def step(gradient, rate):
-        optimizer.learning_rate.assign(rate)
+        optimizer.learning_rate.assign(tf.cast(rate, optimizer.learning_rate.dtype))
         optimizer.apply_gradients([(gradient[name], variables[name]) for name in variables])
 
     for number, gradient in enumerate(gradients):
         step({name: tf.constant(value) for name, value in gradient.items()}, tf.constant(rate_at(number)))
     return {name: variable.numpy() for name, variable in variables.items()}
+
+
+@pytest.mark.parametrize(("floatx", "tolerance"), [("float64", 1e-6), ("float16", 0.05)])
+def test_variables_and_rate_may_have_the_dtype_of_a_users_keras_json(floatx, tolerance):
+    weights, gradients = start(3)
+    tf.keras.backend.set_floatx(floatx)
+    try:
+        initial, *given = ({name: value.astype(floatx) for name, value in one.items()}
+                           for one in (weights, *gradients[:10]))
+        found = run(LARS(0.0, weight_decay=1e-4), initial, given)
+    finally:
+        tf.keras.backend.set_floatx("float32")
+    for name, value in reference(weights, gradients[:10], 0.9, 1e-4, trust=0.001).items():
+        assert found[name].dtype == floatx
+        np.testing.assert_allclose(found[name], value, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("options", [
