@@ -1,4 +1,4 @@
-"""The house: what each room may import, where the list of rooms stands, and the way from main to the step."""
+"""The house: what each room may import, and where the list of rooms stands."""
 import configparser
 import json
 import subprocess
@@ -26,34 +26,6 @@ def test_rooms_are_packaged_and_known_to_the_linter_to_preflight_and_the_image()
                            for path in (ROOT / room).rglob("*.py")}
     assert {*facts.ROOMS} == {*ROOMS} == {*layers}
     assert {f"!{room}" for room in ROOMS} <= {*(ROOT / ".dockerignore").read_text().split()}
-
-
-WAY = """
-import json, sys, traceback
-import train
-from training import build
-made = build.make_train_step
-def make_train_step(*arguments, **options):
-    step = made(*arguments, **options)
-    def counted(*inputs):
-        way.append([f"{frame.filename}:{frame.name}" for frame in traceback.extract_stack()])
-        return step(*inputs)
-    counted.get_concrete_function = step.get_concrete_function
-    return counted
-build.make_train_step, way = make_train_step, []
-code = train.main(["train.py", "--model=convnet", "--epochs=0.05", "--warmup=none", *sys.argv[1:]])
-print(json.dumps(way[0]), file=sys.stderr)
-sys.exit(code)
-"""
-
-
-def test_the_step_is_five_frames_from_main(tmp_path):
-    done = run("python", 1, "-c", WAY, f"--output_dir={tmp_path}")
-    assert done.returncode == 0, done.stderr
-    frames = json.loads(done.stderr.splitlines()[-1])
-    ours = [frame.rpartition("/")[2] for frame in frames if frame.startswith(str(ROOT)) and ".venv" not in frame]
-    ours = ours[ours.index("train.py:main"):]
-    assert ours == ["train.py:main", "train.py:train", "run.py:attempt", "loop.py:follow_plan"], frames  # then the step
 
 
 def test_dry_run_imports_neither_tensorflow_nor_horovod():

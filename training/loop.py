@@ -1,20 +1,30 @@
-"""The training loop. It trains the intervals of the plan one by one.
+"""The training loop: the updates of each interval of the plan, then its evaluation.
 
 It replaces Keras's `fit`, which needs the same number of steps in each epoch and one input for all of them. Here a
 phase can change the batch size, an evaluation follows each epoch of samples, and a run can resume at any step.
+
+The host is one step ahead of the device: it launches a step before it knows the results of the one before. Only a timed
+step runs alone, and the results of the first step of all and of the last step of an interval are known before anything
+else happens.
 """
+import contextlib
 import functools
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 
 from common.activity import OBSERVERS, activity
+from common.startup import startup
 from plan.plan import Interval
 from plan.run_folder import top1_of
+from training.bad_input import bad_input_is_user_error
 from training.batch_norm import Span
-from training.breakdown import breakdown_of
+from training.breakdown import TIMED_ONE_IN, breakdown_of
 from training.build import Job
+from training.marks import marks
 from training.observer import Evaluation, Observer
+from training.reading import TrainingInput
 from training.recovery import Recovery
-from training.updates import Updates
+from training.results import Results, Step
 from training.weight_check import in_hexadecimal
 
 
@@ -24,25 +34,93 @@ def follow_plan(job: Job, recovery: Recovery, observers: Sequence[Observer] = ()
     Raises Diverged and Stopped on all workers at once, and UserError if training cannot continue.
     """
     metrics = None
-    with Updates(job, recovery, observers) as updates:
+    with TrainingInput(job) as data, Results(job, observers) as results:
         for interval in job.plan.intervals():
             if target_is_reached(job):
                 break
-            for step in updates.of(interval):
-                with updates.launching(step) as (train_step, arguments):
-                    packed = train_step(*arguments)
-                updates.add(step, packed)
+            train(interval, job, data, results, recovery)
             if interval.evaluates and job.state.progress.evaluations < interval.evaluations:
-                metrics = validate(interval, updates)
+                metrics = validate(interval, job, results, recovery)
     return metrics or job.evaluate().metrics
 
 
-def validate(interval: Interval, updates: Updates) -> dict:
+def train(interval: Interval, job: Job, data: TrainingInput, results: Results, recovery: Recovery) -> None:
+    """Makes the updates that are left of an interval. Saves a checkpoint or stops where that is due.
+
+    Raises Diverged for the first step that diverged, Stopped, also if the phase needs other workers, and UserError for
+    data that cannot be read.
+    """
+    progress, phase, first = job.state.progress, interval.phase, job.state.progress.step
+    if first >= interval.end:
+        return
+    if phase.workers != job.world.size:
+        recovery.hand_over(phase.workers)
+    micro_batches = len(phase.micro_batches_of(job.world.rank, job.world.size))
+    train_step, batches = job.train_step(phase), data.read_on(interval)
+    inside = functools.partial(marks().in_update, phase.neighbours > 1)
+    with activity.during("training", inside):
+        while progress.step < interval.end:
+            began = time.perf_counter()
+            step = next_step(job, interval, first)
+            activity.step = step.number
+            signals = results.settle(leaving=0 if step.timed else 1)
+            launched = time.perf_counter()
+            with launching(step, batches, data.samples_before(step.number, interval), results.observers):
+                admitted = batches.admit(micro_batches)
+                arguments = batches.iterator, *step.arguments, recovery.signals(), step.records
+                packed = train_step(*arguments) if not startup.is_open else traced(train_step, arguments, inside)
+            progress.step += 1
+            progress.samples += step.batch_size
+            results.add(step, packed, launched, admitted)
+            signals += results.settle(leaving=0 if step.timed or step.is_last or not step.number else 1)
+            seconds = time.perf_counter() - began
+            progress.trained_seconds += seconds
+            results.times.add(step.batch_size, seconds, admitted)
+            if recovery.is_due_after(signals):
+                signals += results.settle()
+                recovery.after_step(signals, before_evaluation=step.is_last and interval.evaluates)
+
+
+def next_step(job: Job, interval: Interval, first: int) -> Step:
+    """Returns the step after the last one launched. first: the step at which reading of the interval starts.
+
+    The second step is timed, and every TIMED_ONE_IN-th after it. The first may have to wait until all workers begin.
+    """
+    plan, phase = job.plan, interval.phase
+    number = job.state.progress.step
+    epoch = plan.epoch_of(number)
+    is_timed = (number - first) % TIMED_ONE_IN == min(1, interval.end - first - 1)
+    return Step(number, plan.position(number) + job.state.progress.skipped, epoch, plan.learning_rate(epoch),
+                plan.step_momentum(number), phase.global_batch_size, phase.micro_batch_size,
+                is_timed or job.settings.run.timeline is not None, number + 1 == interval.end)
+
+
+@contextlib.contextmanager
+def launching(step: Step, batches, read: int, observers: Sequence[Observer]) -> Iterator[None]:
+    """Context manager for the launch of a step, in which data that cannot be read raises UserError.
+
+    read: number of samples of `batches` read before.
+    """
+    with bad_input_is_user_error(f"training stopped at epoch {step.epoch:.3f}", batches, read), \
+            contextlib.ExitStack() as held:
+        for observer in observers:
+            held.enter_context(observer.launching(step.number))
+        yield
+
+
+def traced(train_step, arguments: tuple, inside):
+    """Traces a compiled step and calls it, as stages of the start-up. inside: see common.activity."""
+    with startup.stage("tracing a step"):
+        train_step.get_concrete_function(*arguments)
+    with startup.stage("the first step", inside):
+        return train_step(*arguments)
+
+
+def validate(interval: Interval, job: Job, results: Results, recovery: Recovery) -> dict:
     """Evaluates after an interval, notifies the observers and saves a checkpoint if one is due; returns the metrics.
 
     Raises WeightsDiffer, before an observer learns of the evaluation.
     """
-    job, recovery = updates.job, updates.recovery
     state, phase, world = job.state, interval.phase, job.world
     measure = functools.partial(
         job.exact.measure, job.feed, measured_after(job, interval), phase.global_batch_size, phase.micro_batch_size,
@@ -53,15 +131,15 @@ def validate(interval: Interval, updates: Updates) -> dict:
         recovery.stop()
     weights = in_hexadecimal(recovery.snapshot().checksums["model"])
     row = row_of(job, interval, validation.metrics) | {
-        "weights": weights, "images_per_second": updates.times.images_per_second(), "seconds": state.progress.seconds}
-    workers = updates.times.gather(world)
+        "weights": weights, "images_per_second": results.times.images_per_second(), "seconds": state.progress.seconds}
+    workers = results.times.gather(world)
     layers = job.layers()
-    slow = updates.slow.add(workers, [len(phase.micro_batches_of(rank, world.size)) for rank in range(world.size)])
+    slow = results.slow.add(workers, [len(phase.micro_batches_of(rank, world.size)) for rank in range(world.size)])
     noise = state.noise.collect([*layers], [ratio for *_, ratio in layers.values()]) if state.noise else {}
     evaluation = Evaluation(row, layers, breakdown_of(workers), validation.outcomes, noise, workers.hosts,
                             workers.means, slow)
     with world.raise_on_all_ranks(), activity.during(OBSERVERS):
-        for observer in updates.observers:
+        for observer in results.observers:
             observer.evaluation(evaluation)
     state.progress.add_evaluation(interval.epoch, top1_of(row), row["seconds"])
     state.progress.statistics_step = state.progress.step if job.exact else None

@@ -2,7 +2,9 @@
 
 `--observer=MODULE:NAME` adds a class of the user's own. All observers live on rank 0. They change nothing.
 """
+import contextlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,6 +84,10 @@ class Observer:
 
     def start(self, run: RunInfo) -> None:
         """Called before the first update of a process."""
+
+    def launching(self, number: int) -> AbstractContextManager:
+        """Returns a context manager for the launch of a step."""
+        return contextlib.nullcontext()
 
     def step(self, update: Update) -> None:
         """Called after each update, in order, about one step late."""

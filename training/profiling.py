@@ -1,7 +1,5 @@
 """--profile: a profile of some steps of rank 0, for TensorBoard's profile plugin."""
 import contextlib
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
 
 import tensorflow as tf
 
@@ -67,9 +65,3 @@ class Profile(Observer):
         else:
             complain(f"profile of steps {self._profiled[0]} to {self._profiled[-1]}: tensorboard "
                      f"--logdir={self._folder}")
-
-
-def profiled(observers: Sequence[Observer], number: int) -> AbstractContextManager:
-    """Returns the context manager for the launch of a step: that of the observer that has one."""
-    launching = [observer.launching for observer in observers if hasattr(observer, "launching")]
-    return launching[0](number) if launching else contextlib.nullcontext()

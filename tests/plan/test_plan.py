@@ -14,7 +14,7 @@ from data.dataset import Split
 from optim.lars import SGD
 from plan.micro_batches import divisors
 from tests.rigs.plans import plan
-from training.updates import next_step
+from training.loop import next_step
 
 
 def test_by_hand():

@@ -5,10 +5,10 @@ The environment's POISONED_SAMPLES name their positions.
 import dataclasses
 import os
 
-from training import updates
+from training import loop
 
 POISONED = [int(position) for position in os.environ["POISONED_SAMPLES"].split(",")]
-next_step = updates.next_step
+next_step = loop.next_step
 
 
 def poisoned(job, interval, first):
@@ -20,4 +20,4 @@ def poisoned(job, interval, first):
 
 class Poison:
     def start(self, run):
-        updates.next_step = poisoned
+        loop.next_step = poisoned

@@ -19,6 +19,7 @@ from plan.plan import plan_for
 from plan.run_folder import RunFolder
 from training import divergence
 from training.checkpoints import Checkpoints
+from training.observer import Observer
 from training.stopping import StopRequest
 
 NAMES = ["first/kernel", "second/kernel", "third/kernel"]
@@ -105,7 +106,8 @@ def rolled_back(tmp_path, poison, rollbacks=3):
     model = build.make_model(settings.recipe, dataset)
     state = State(model, build.make_optimizer(settings.recipe, model))
     seen = []
-    observer = SimpleNamespace(step=lambda update: None, evaluation=lambda evaluation: seen.append(evaluation.row),
+    observer = SimpleNamespace(step=lambda update: None, launching=Observer().launching,
+                               evaluation=lambda evaluation: seen.append(evaluation.row),
                                rewind=lambda progress: seen.append((dataclasses.replace(progress), made.committed)))
     (tmp_path / "checkpoints").mkdir()
     job = build.make_job(settings, plan_for(settings, 1, 1, 640), World(), feed, state, GradientExchange())

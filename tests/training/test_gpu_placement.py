@@ -85,7 +85,7 @@ ARGUMENTS = """
 import tensorflow as tf
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-from training.updates import Step
+from training.results import Step
 from training.recovery import Recovery
 from types import SimpleNamespace
 recovery = SimpleNamespace(_stop=SimpleNamespace(received=False), _is_possible_now=lambda: True)

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from conftest import TINY, train
 
-from training.profiling import Profile, profiled
+from training.profiling import Profile
 
 
 def spaces(folder: Path) -> list:
@@ -52,7 +52,7 @@ def trained(profile, calls, steps, resumed_at=0, in_all=100):
     profile.start(SimpleNamespace(folder=Path("/nowhere"), plan={"steps": in_all},
                                   progress=SimpleNamespace(step=resumed_at)))
     for number in range(resumed_at, steps):
-        with profiled([object(), profile], number):
+        with profile.launching(number):
             calls.append(number)
         if number > resumed_at:
             profile.step(SimpleNamespace(number=number - 1))
@@ -76,8 +76,3 @@ def test_a_training_that_is_too_short_says_so_at_once(calls, capsys):
     assert trained(Profile(2, 5), calls, 2, in_all=2) == [0, 1]
     assert capsys.readouterr().err == ("train.py: warning: --profile=2:5: no profile is written, because the last step "
                                        "is 1\n")
-
-
-def test_without_a_profile_a_launch_is_only_a_launch():
-    with profiled([], 3):
-        pass

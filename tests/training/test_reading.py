@@ -18,6 +18,7 @@ from plan.plan import plan_for
 from tests.rigs import bn_train
 from tests.rigs.plans import plan
 from training import build, loop, reading
+from training.observer import Observer
 from training.reading import grouped
 from training.state import Snapshot, State
 
@@ -63,7 +64,7 @@ def trained(folder, *more):
     recovery = SimpleNamespace(signals=lambda: (0.0, 0.0), is_due_after=lambda signals: False,
                                snapshot=lambda: Snapshot({}, state.progress, {"model": 0}),
                                stop_is_asked=lambda: False, after_evaluation=lambda *_: None)
-    observer = SimpleNamespace(step=lambda update: None,
+    observer = SimpleNamespace(step=lambda update: None, launching=Observer().launching,
                                evaluation=lambda one: found.append((one.row["val_loss"], one.outcomes)))
     loop.follow_plan(job, recovery, [observer])
     return [v.numpy() for v in model.variables], found, dict(Counted.opened)
