@@ -21,7 +21,7 @@ from distributed.optimizer import build, wrap
 from model_zoo import create_model
 from optim.lars import LARS
 from optim.schedules import LearningRate, Piecewise
-from training.update import apply, average
+from training.step import apply, average
 from training.weight_check import checksum, in_hexadecimal
 
 EPOCHS, BATCH, MICRO_BATCH, SIZE, SEED = 15, 128, 16, 16, 0  # BATCH: over all workers

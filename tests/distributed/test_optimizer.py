@@ -10,8 +10,7 @@ from distributed import optimizer as distributed
 from distributed.exchange import GradientExchange
 from training.batch_norm import MovingStatistics
 from training.state import Totals
-from training.step import TrainStep, make_train_step
-from training.update import apply, average
+from training.step import TrainStep, apply, average, make_train_step
 
 START = np.array([0.5, -0.25, 1.0], np.float32)
 RATE, DECAY = 0.125, 0.0625

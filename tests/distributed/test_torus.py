@@ -13,7 +13,7 @@ from distributed.exchange import GradientExchange, buckets
 from distributed.optimizer import build, wrap
 from optim.lars import SGD
 from plan.grids import grids
-from training.update import average
+from training.step import average
 
 CASES = ROOT / "tests" / "rigs" / "torus_cases.py"
 CAMPAIGN = pytest.mark.campaign
@@ -90,7 +90,7 @@ import horovod.tensorflow as hvd, numpy as np, tensorflow as tf
 from distributed.exchange import COMPRESSIONS, GradientExchange, Ring
 from distributed.optimizer import build, wrap
 from optim.lars import SGD
-from training.update import average
+from training.step import average
 
 class Counted(Ring):
     def sum(self, tensors, compression, name):
@@ -170,7 +170,7 @@ from distributed.exchange import GradientExchange
 from distributed.optimizer import build, wrap
 from distributed.torus import ProcessSets
 from optim.lars import SGD
-from training.update import average
+from training.step import average
 
 way, compression, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 exchange = GradientExchange(ProcessSets(*map(int, way.split("x"))) if way != "ring" else None, compression)

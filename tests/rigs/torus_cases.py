@@ -21,7 +21,7 @@ from distributed.optimizer import build, wrap
 from distributed.torus import AllToAll, ProcessSets
 from optim.lars import SGD
 from plan import grids
-from training.update import average
+from training.step import average
 
 WORKERS = int(os.environ.get("HOROVOD_SIZE") or os.environ.get("OMPI_COMM_WORLD_SIZE", 1))
 SHAPES = ((), (1,), (3, 3, 4, 5), (17,), (1000, 3), (2, 1), (129,))
