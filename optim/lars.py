@@ -2,8 +2,7 @@
 import tensorflow as tf
 
 from optim.exclusion import check_exclusion, is_excluded
-from optim.scaled import Scaled
-from optim.stacks import in_order, norms, spread, stack_order, stacked, stacks_of, unstacked
+from optim.stacks import Scaled, in_order, norms, spread, stack_order, stacked, stacks_of, unstacked
 
 
 @tf.keras.saving.register_keras_serializable("bigbatch")
@@ -18,7 +17,7 @@ class SGD(tf.keras.optimizers.Optimizer):
     new rate applies only to new gradients. Keras's own SGD decouples weight decay from momentum.
 
     Norms and updates are computed in the dtype of the variables, which is float32 under mixed precision, too. The
-    optimizer expects gradients that are averaged over the workers and unscaled, as tensors or as optim.scaled.Scaled.
+    optimizer expects gradients that are averaged over the workers and unscaled, as tensors or as optim.stacks.Scaled.
 
     learning_rate, momentum, weight_decay: gamma, mu and beta in arXiv:1708.03888.
     nesterov: w <- w - momentum * v - learning_rate * (g + weight_decay * w), with the updated v.
@@ -56,7 +55,11 @@ class SGD(tf.keras.optimizers.Optimizer):
         return super().aggregate_gradients(grads_and_vars) if tf.distribute.has_strategy() else grads_and_vars
 
     def _internal_apply_gradients(self, grads_and_vars):
-        """Overrides the Keras hook that gets all gradients before `update_step`, to process them in stacks."""
+        """Overrides the Keras hook that gets all gradients before `update_step`, to process them in stacks.
+
+        Keras hands what stands in a gradient's place to `update_step` as it is. A variable's own learning rate gets
+        there in a triple (gradient, learning rate, momentum).
+        """
         learning_rate, momentum = (tf.cast(value, tf.float32) for value in (self.learning_rate, self.momentum))
         plain = []
         others = []
@@ -100,7 +103,7 @@ class SGD(tf.keras.optimizers.Optimizer):
         return tf.fill([len(stack_order(stacks))], learning_rate)
 
     def update_step(self, gradient, variable):
-        """Updates a variable by steps 4 and 5, in one kernel. gradient: a tuple (gradient, learning rate, momentum)."""
+        """Updates a variable by steps 4 and 5, in one kernel. gradient: the triple."""
         gradient, learning_rate, momentum = gradient
         buffer = self._buffers[self._index_dict[self._var_key(variable)]]
         tf.raw_ops.ResourceApplyKerasMomentum(
@@ -129,6 +132,10 @@ class LARS(SGD):
         g     <- g + weight_decay * w
         v     <- momentum * v + rate * g
         w     <- w - v
+
+    At the start of AlexNet, |w| / |g| is 5.76 for the first convolution and 1,345 for the first dense layer (table 4):
+    one rate is too large for the one or too small for the other. Step 1 makes each layer's update a fraction of its
+    weights, and this fraction does not depend on the size of the gradient.
 
     The L2 norms are computed per variable. The paper's symbols: trust_coefficient is l, learning_rate gamma, momentum
     mu, weight_decay beta. trust_coefficient and momentum default to the paper's values. The paper's weight decay is

@@ -17,8 +17,7 @@ from distributed.fixed_point import FLOAT32, FixedPoint, Float32
 from distributed.optimizer import LossScaleOptimizer, assign_rates, has_dynamic_scale, inner, scale
 from model_zoo.layers import masks_at
 from optim.lars import SGD
-from optim.scaled import Scaled
-from optim.stacks import norms_of
+from optim.stacks import Scaled, norms_of
 from training.batch_norm import MICRO_BATCH, MovingStatistics, Span, flat_statistics
 from training.breakdown import NAMES, Clock
 from training.layer_statistics import LayerStatistics

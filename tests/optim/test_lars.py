@@ -12,8 +12,7 @@ from distributed.optimizer import build
 from optim.adam import AdamW
 from optim.lamb import LAMB
 from optim.lars import LARS, SGD
-from optim.scaled import Scaled
-from optim.stacks import norms, stacked, stacks_of
+from optim.stacks import Scaled, norms, stacked, stacks_of
 from tests.rigs.launches import launched
 
 SHAPES = {"conv/kernel": (3, 3, 4, 8), "dense/kernel": (16, 5), "dense/bias": (5,), "norm/gamma": (8,)}
