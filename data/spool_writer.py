@@ -27,6 +27,7 @@ HEADER = struct.Struct("<QI")  # a TFRecord's length, and a checksum that DALI d
 
 
 def main() -> None:
+    sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")  # an error may name a file
     layout, again = pickle.load(sys.stdin.buffer)
     requests = Requests(sys.stdin.buffer)
     code = 0

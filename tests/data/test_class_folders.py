@@ -1,5 +1,6 @@
 """Folders of images as people have them: what is read of them, the same by every program, and what is said about it."""
 import hashlib
+import os
 import shutil
 
 import numpy as np
@@ -9,14 +10,16 @@ from common.errors import UserError
 from data import prepare
 from data.balance import notes
 from data.dataset import open_dataset
-from data.formats.folder import count, layout
+from data.formats.folder import class_names, count, layout
 from data.preparing.run import make_preparation
 from data.stage import stage
 from data.team import Team
 from inference.predict import image_files
-from tests.rigs.pictures import CLASSES, command, fill, stored
+from plan import flags
+from tests.rigs.pictures import CLASSES, command, encode, fill, picture, stored
 
 SYSTEMS = ("__MACOSX", "@eaDir", "lost+found", "$RECYCLE.BIN", ".AppleDouble", ".ipynb_checkpoints")
+LATIN1 = b"caf\xe9.jpg"
 
 
 def touch(*paths):
@@ -188,3 +191,38 @@ def test_validation_images_without_class_folders(tmp_path, capfd):
             open_dataset(tmp_path, check_files)
     assert command(f"--source={tmp_path}", "--output=/tmp/never") == 1
     assert capfd.readouterr().err == f"data.prepare: --source: {said}\n"
+
+
+def latin1(folder: bytes, name: bytes, number: int) -> None:
+    os.makedirs(folder, exist_ok=True)
+    with open(folder + b"/" + name, "wb") as file:
+        file.write(encode(picture(number)))
+
+
+def test_names_that_are_not_utf8(tmp_path, capfd):
+    """DALI takes none. Prepared, they are read; the file that is named is the first."""
+    source = tmp_path / "source"
+    for number, place in enumerate((b"train/dog", b"train/ch\xe2t", b"val/dog", b"val/ch\xe2t")):
+        latin1(os.fsencode(source) + b"/" + place, LATIN1, number)
+    escaped = rf"{source}/train/ch\\xe2t/caf\\xe9.jpg: DALI does not read names that are not UTF-8; run "
+    with pytest.raises(UserError, match=escaped) as refused:
+        open_dataset(source)
+    assert command("--adopt", f"--output={source}") == 1
+    assert str(refused.value) in capfd.readouterr().err and not (source / "dataset.json").exists()
+    assert command(f"--source={source}", f"--output={tmp_path}/o") == 0
+    prepared = open_dataset(tmp_path / "o")
+    assert [os.fsencode(name) for name in prepared.classes] == [b"ch\xe2t", b"dog"]
+    for name in (prepared.validation.source_name(sample) for sample in range(2)):
+        assert os.fsencode(name).endswith(LATIN1) and (source / name).is_file()
+    assert class_names(source / "train") == [*prepared.classes]
+
+
+@pytest.mark.parametrize("name", ["data_dir", "output_dir"])
+def test_folders_that_are_not_utf8(name, tmp_path, capfd):
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/f\xfcr")
+    with pytest.raises(UserError, match=rf"--{name}={tmp_path}/f\\xfcr is not UTF-8"):
+        flags.parse(["train.py", "--flagfile=digits", f"--{name}={folder}"])
+    fill(tmp_path / "source", 2)
+    assert command(f"--source={tmp_path}/source", f"--output={folder}", "--validation_fraction=0.5") == 2
+    assert capfd.readouterr().err.startswith(rf"data.prepare: --output={tmp_path}/f\xfcr is not UTF-8")
+    assert not os.path.exists(folder)
