@@ -4,7 +4,6 @@ import os
 import shlex
 import zlib
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -60,10 +59,13 @@ def _entries(path, chain) -> tuple[list[tuple[str, tuple | None]], int]:
     for entry in found:
         if entry.name.startswith(".") or entry.name.lower() in LEFT_BEHIND:
             continue
-        with suppress(OSError):  # of a link to itself
+        try:
             folder = _identity(entry) if entry.is_dir() else None
             if folder not in chain if folder else entry.is_file():
                 kept.append((entry.name, folder))
+        except OSError:
+            if not entry.is_symlink():  # such as one that leads to itself
+                raise
     return kept, len(found) - len(kept)
 
 
