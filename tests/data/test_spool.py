@@ -136,7 +136,7 @@ def test_a_damaged_record_whose_name_is_not_utf8_is_named(tmp_path, monkeypatch)
     monkeypatch.setenv("PYTHONIOENCODING", "utf-8")  # as in most languages, where this name is no text
     (tmp_path / "disk" / "window").mkdir(parents=True)
     split = replace(split, window=Window(tmp_path / "disk" / "window", 1 << 30, 1 << 20, 1, 0))
-    with pytest.raises(spool.SpoolEnded, match=r"^dog/caf\\udce9.jpg in .*, record \d is not a TFRecord$"), \
+    with pytest.raises(spool.SpoolEnded, match=r"^dog/caf\\xe9.jpg in .*, record \d is not a TFRecord$"), \
             spool.opened_reader(split, np.arange(split.samples), 1):
         pass
 
