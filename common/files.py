@@ -25,7 +25,7 @@ def write_atomically(path, content: str | bytes, durable: bool = False) -> None:
     """
     scratch = Path(f"{path}.part")
     try:
-        scratch.write_bytes(content.encode() if isinstance(content, str) else content)
+        scratch.write_bytes(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
         if durable:
             flush(scratch)
         scratch.replace(path)

@@ -3,6 +3,7 @@ import numpy as np
 
 from common.errors import UserError
 from data.dataset import Dataset, Split, read_labels
+from data.formats.folder import remarks
 
 NOTABLE = 1.5  # times 1 / classes: a most frequent class with at least this share of the validation images is a note
 SHOWN = 5  # names in a line
@@ -16,7 +17,7 @@ def check_classes(folder, classes) -> None:
 
 
 def notes(dataset: Dataset) -> list[str]:
-    """Returns what to tell the user about the classes of a dataset.
+    """Returns what to tell the user about the classes of a dataset, and how a folder of images was read.
 
     It reads no image: labels are known for a folder of images, and where data.prepare stored them with the checksums.
     Of other datasets and of those in a bucket, nothing is told.
@@ -25,7 +26,8 @@ def notes(dataset: Dataset) -> list[str]:
                          for split in (dataset.train, dataset.validation))
     if train is None or validation is None:
         return []
-    lines = []
+    lines = remarks(dataset.folder, [*dataset.train.entries, *dataset.validation.entries]) if (
+        dataset.format == "folder") else []
     for name, counts in (("training", train), ("validation", validation)):
         empty = [repr(dataset.classes[label]) for label in np.flatnonzero(counts == 0)]
         if empty:

@@ -6,7 +6,6 @@ from data.augmentation import AUGMENTATIONS
 from data.dataset import Split
 from data.formats import folder as class_folders
 from data.pipeline import Transform, decoded
-from data.spool import opened_reader
 
 
 def input_reason(error, batches, read: int) -> str:
@@ -14,30 +13,35 @@ def input_reason(error, batches, read: int) -> str:
 
     batches: data.feed.Batches. read: number of samples read so far.
     """
-    name = batches.blame(read) if "dali" in str(error).lower() else None
-    if name and batches.split.format == "folder":
+    damage = batches.blame(read) if "dali" in str(error).lower() else None
+    if damage and batches.split.format == "folder":
         commands = class_folders.conversion(batches.split.paths[0].parent, "--format=tfrecord", "--verify")
-        return f"{name} cannot be decoded; to convert or leave out such files, {commands}"
-    return f"{name} cannot be decoded; `data.prepare --verify` lists all damaged records" if name else reason(error)
+        return f"{damage}; to convert or leave out such files, {commands}"
+    return f"{damage}; `data.prepare --verify` lists all damaged records" if damage else reason(error)
 
 
 def first_damaged(split: Split, samples: np.ndarray) -> str | None:
-    """Returns the name of the first of these samples that DALI cannot read or decode, or None.
+    """Returns the name of the first of these samples that cannot be read or decoded, and which of the two, or None.
 
-    Reads one sample at a time, to identify the one that fails.
+    Decodes one sample at a time. DALI's own reader is not asked, because it fails on a sample that comes later.
     """
-    from nvidia.dali import Pipeline
+    from nvidia.dali import Pipeline, fn, types
 
+    pipeline = Pipeline(batch_size=1, num_threads=1, device_id=None, exec_async=False, exec_pipelined=False)
+    with pipeline:
+        encoded = fn.external_source(name="encoded", dtype=types.UINT8, ndim=1)
+        pipeline.set_outputs(decoded(encoded, None, Transform(0, AUGMENTATIONS["none"])))
+    pipeline.build()
     done = 0
-    with opened_reader(split, samples, len(samples)) as (read, _):
-        pipeline = Pipeline(batch_size=1, num_threads=1, device_id=None, exec_async=False, exec_pipelined=False)
-        with pipeline:
-            encoded, _ = read()
-            pipeline.set_outputs(decoded(encoded, None, Transform(0, AUGMENTATIONS["none"])))
-        try:
-            pipeline.build()
-            for done in range(len(samples)):  # noqa: B007
-                pipeline.run()
-        except RuntimeError:
-            return split.name(samples[done])
+    try:
+        for image, _ in split.records(samples):
+            if not image:
+                return f"{split.name(samples[done])} is empty"
+            pipeline.feed_input("encoded", [np.frombuffer(image, np.uint8)])
+            pipeline.run()
+            done += 1
+    except OSError as error:
+        return f"{split.name(samples[done])} cannot be read: {error.strerror or error}"
+    except Exception:  # from DALI, LMDB or protocol buffers
+        return f"{split.name(samples[done])} cannot be decoded"
     return None

@@ -20,7 +20,6 @@ from data.remote import Missing, RemotePath, is_remote, located
 
 IMAGENET_MEAN = (123.675, 116.28, 103.53)  # used if a folder's own are unknown
 IMAGENET_STD = (58.395, 57.12, 57.375)
-VALIDATION_FOLDERS = ("val", "validation")
 ORDERS = ("global", "file")  # of the samples; see data.order
 REQUESTS = 32  # at a time, for sizes and indexes of objects
 
@@ -217,8 +216,8 @@ def open_dataset(folder, check_files: bool = True) -> Dataset:
     except Missing as error:
         raise UserError(f"--data_dir: {error}; data.prepare writes it") from None
     except FileNotFoundError:
-        if class_folders.has_images(folder):
-            train = folder / "train" if (folder / "train").is_dir() else folder
+        train = class_folders.layout(folder)[0]
+        if class_folders.has_images(train):
             raise UserError(f"--data_dir: {folder} has no validation images in val/; "
                             + class_folders.conversion(folder, "--format=tfrecord", "--validation_fraction="
                                                        + class_folders.suggested_fraction(train), "--verify")
@@ -241,7 +240,7 @@ def open_dataset(folder, check_files: bool = True) -> Dataset:
     for name, samples in claimed.items():
         dataset = replace(dataset, **{name: _checked(folder, name, samples, getattr(dataset, name))})
     if dataset.format == "folder":
-        _check_class_folders(dataset)
+        check_class_folders(dataset)
     return dataset
 
 
@@ -303,42 +302,36 @@ def _kept_name(path, record: int) -> str | None:
         return None
 
 
-def validation_folder(folder: Path) -> Path | None:
-    """Returns the folder of validation images next to train/, or None."""
-    return next((folder / name for name in VALIDATION_FOLDERS if (folder / name).is_dir()), None)
-
-
 def _class_folders(folder, check_files) -> Dataset | None:
     """Opens a dataset of one folder of images per class. Returns None if the folder has another layout."""
-    validation = validation_folder(folder)
-    if not validation or not (folder / "train").is_dir():
-        return None
     splits = []
     try:
-        classes = class_folders.class_names(folder / "train")
-        for path in (folder / "train", validation):
+        train, validation, _ = class_folders.layout(folder)
+        if not validation:
+            return None
+        classes = class_folders.class_names(train)
+        for path in (train, validation):
             listing = class_folders.read_index(path) if check_files else ()
+            if not (len(listing) if check_files else class_folders.class_names(path)):
+                raise UserError(f"--data_dir: {class_folders.NO_IMAGES.format(path)}")
             splits.append(Split("folder", (path,), (len(listing),), (listing,) if check_files else None))
     except OSError as error:
         raise UserError(f"--data_dir: {error}") from None
     dataset = Dataset(folder, "folder", tuple(classes), *splits, mean=IMAGENET_MEAN, std=IMAGENET_STD)
-    for split in splits if check_files else ():
-        if not split.samples:
-            raise UserError(f"--data_dir: {split.paths[0]} contains no images in class folders")
-    _check_class_folders(dataset)
+    check_class_folders(dataset)
     return dataset
 
 
-def _check_class_folders(dataset):
+def check_class_folders(dataset: Dataset) -> None:
+    """Raises UserError if the splits of a folder of images have different classes, or a file is not for DALI."""
     for split in (dataset.train, dataset.validation):
         differing = set(dataset.classes) ^ set(class_folders.class_names(split.paths[0]))
         if differing:
             raise UserError(f"{dataset.folder}: class {min(differing)!r} must have a folder in each split; create the "
                             "missing folder (it may be empty)")
         for path, listing in zip(split.paths, split.indexes or (), strict=False):
-            if file := listing.unread(path):
-                raise UserError(f"--data_dir: {file}: DALI does not read {class_folders.UNREAD}; "
-                                + class_folders.conversion(dataset.folder, "--format=tfrecord"))
+            if problem := listing.unread(path):
+                raise UserError(f"{problem}; " + class_folders.conversion(dataset.folder, "--format=tfrecord"))
 
 
 def _check_words(dataset, classes):

@@ -16,6 +16,7 @@ from common import command, flags
 from common.errors import ExitCode, UsageError, UserError
 from common.flags import flag
 from data import formats
+from data.formats.folder import shown
 from data.sources import BUILT_IN
 from data.team import PROGRAM, Team, error_message
 
@@ -113,6 +114,8 @@ def _check(options: Options) -> None:
     wrong = None
     if not options.output:
         wrong = "--output is missing; give the folder of the dataset"
+    elif shown(options.output) != options.output:
+        wrong = f"--output={shown(options.output)} is not UTF-8, which DALI needs; choose another folder"
     elif options.adopt and options.source:
         wrong = "--adopt uses the dataset in --output; remove --source"
     elif not options.source and not options.adopt and not options.verify:

@@ -19,6 +19,7 @@ import numpy as np
 
 from common.errors import UserError, one_line
 from data.formats import messages
+from data.formats.folder import shown
 from data.spool import Layout
 from data.window import Blocks, remove_unused
 
@@ -33,7 +34,7 @@ def main() -> None:
     try:
         write_ahead(layout, again, requests)
     except (OSError, ValueError, UserError) as error:
-        print(f"error {one_line(error)}", flush=True)
+        print(f"error {shown(one_line(error))}", flush=True)
         requests.wait(lambda: False)  # the reader still needs the files that are there
     except Exception:
         traceback.print_exc()

@@ -8,6 +8,7 @@ from common.errors import UserError
 from common.files import flush, locked, private_folder
 from common.startup import startup
 from data.dataset import Dataset, Split
+from data.formats.folder import walk
 
 CHUNK = 16 << 20
 
@@ -60,7 +61,7 @@ def files(dataset: Dataset) -> dict[str, tuple[int, int]]:
 
 def _shard_files(split: Split, path: Path) -> list[Path]:
     if path.is_dir():
-        return sorted(file for file in path.rglob("*") if file.is_file() and file.name != "lock.mdb")
+        return [path / file for file in walk(path)[0] if file != "lock.mdb"]
     index = split.kind.index_path(path)
     return [path, index] if index else [path]
 

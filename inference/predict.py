@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from common.errors import UserError, complain, one_line, reason
-from data.formats.folder import IMAGE_SUFFIXES
+from data.formats.folder import IMAGE_SUFFIXES, walk
 from data.images import READ, Rejected, Rules, store
 from inference.preprocessing import preprocess
 from inference.trained import TOP, Trained
@@ -28,8 +28,7 @@ def image_files(names) -> list[Path]:
         if not path.is_dir():
             files.append(path)
             continue
-        images = sorted(file for file in path.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file()
-                        and not any(part.startswith(".") for part in file.relative_to(path).parts))
+        images = [file for file in map(path.joinpath, walk(path)[0]) if file.suffix.lower() in IMAGE_SUFFIXES]
         if not images:
             raise UserError(f"--image: {path} contains no images; their names have to end in .jpg, .png or another "
                             f"suffix of {', '.join(READ)}")

@@ -25,7 +25,7 @@ class Classifier(tf.Module):
         self.weights = [*trained.model.variables, *input_numbers(trained.model)]
         self._size = trained.image_size
         self._enlarge = trained.enlarge
-        self._names = trained.classes
+        self._names = [name.encode(errors="surrogateescape") for name in trained.classes]
 
     @tf.function(input_signature=[IMAGES], autograph=False)
     def classify(self, image_bytes):

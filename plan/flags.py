@@ -12,6 +12,7 @@ import optim
 from common import command, flags
 from common.errors import UsageError, UserError
 from data import named
+from data.formats.folder import shown
 from optim.schedules import ENDING, Piecewise
 from plan.default_recipe import default_recipe
 from plan.launcher import ELASTIC
@@ -89,6 +90,9 @@ def parse(argv: Sequence[str]) -> Settings:
     recipe = with_image_size(recipe)
     sizes = recipe.image_size
     values_given = {name: values[name].value for group in GROUPS.values() for name in flags.names(group)}
+    for name, given in values_given.items():
+        if name != "image" and shown(str(given)) != str(given):
+            raise UsageError(f"--{name}={shown(given)} is not UTF-8, which TensorFlow and DALI need; rename it")
     values_given["image_size"] = sizes.values[0] if len(sizes.pairs) == 1 else str(sizes)
     file = source or Path(recipes[0].partition("=")[2])
     settings = Settings(recipe, launch, run, values_given, text, source, tuple(fitted), file,

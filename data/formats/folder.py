@@ -3,15 +3,21 @@ import math
 import os
 import shlex
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 SUFFIX = ""
 ANY_ORDER = True
+NO_IMAGES = "{} contains no images in class folders"
 UNREAD = "GIF, HEIC and AVIF"  # of the formats that data.prepare reads, those that DALI does not
 VALIDATED = 100  # images, on which an accuracy has a 95 % interval of 20 points
+TRAIN, VALIDATION = ("train", "training"), ("val", "valid", "validation", "test", "testing")  # best first, any case
+KNOWN = {"train", "val", "validation"}  # these names mean a split whatever is in it
+LEFT_BEHIND = {  # in lower case: of macOS, of Windows, of the network disks of Synology and QNAP, and of ext4
+    "__macosx", "icon\r", "thumbs.db", "ehthumbs.db", "desktop.ini", "$recycle.bin", "system volume information",
+    "@eadir", "#recycle", "@recycle", "lost+found"}
 UNREAD_SUFFIXES = {".gif", ".heic", ".heif", ".hif", ".avif"}
 IMAGE_SUFFIXES = UNREAD_SUFFIXES | {".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm",
                                     ".jp2"}
@@ -22,21 +28,99 @@ def index_path(path) -> None:
 
 
 def class_names(path) -> list[str]:
-    """Returns the classes of a split: the sorted names of its folders, except hidden ones."""
-    with os.scandir(path) as entries:  # knows what is a folder without a call for each
-        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    """Returns the classes of a split: the sorted names of its folders, without those that `walk` leaves out."""
+    return [name for name, folder in _entries(path, _chain(path))[0] if folder]
 
 
-def image_files(folder) -> list[Path]:
-    """Returns the sorted files of a class, with those in its subfolders, except hidden ones."""
-    return sorted(path for path in Path(folder).rglob("*") if path.is_file() and not path.name.startswith("."))
+def walk(path, chain: frozenset | None = None) -> tuple[list[str], int]:
+    """Returns the files in a folder and below it, and how many files and folders are left out. Raises OSError.
+
+    The files are relative to the folder, as pathlib sorts them. Links are followed. Left out is what is hidden, what is
+    LEFT_BEHIND, and links that lead nowhere or back. chain: identities of the folder and of all that contain it.
+    """
+    chain = chain or _chain(path)
+    entries, left_out = _entries(path, chain)
+    files = []
+    for name, folder in entries:
+        if folder:
+            below, more = walk(f"{path}/{name}", chain | {folder})
+            files += (f"{name}/{file}" for file in below)
+            left_out += more
+        else:
+            files.append(name)
+    return files, left_out
+
+
+def _entries(path, chain) -> tuple[list[tuple[str, tuple | None]], int]:
+    """Returns the sorted (name, identity of a folder or None) of what is in a folder, and how many are left out."""
+    with os.scandir(path) as scanned:  # knows what is a folder without a call for each
+        found = sorted(scanned, key=lambda entry: entry.name)
+    kept = []
+    for entry in found:
+        if entry.name.startswith(".") or entry.name.lower() in LEFT_BEHIND:
+            continue
+        try:
+            folder = _identity(entry) if entry.is_dir() else None
+            if folder not in chain if folder else entry.is_file():
+                kept.append((entry.name, folder))
+        except OSError:
+            if not entry.is_symlink():  # such as one that leads to itself
+                raise
+    return kept, len(found) - len(kept)
+
+
+def _identity(path) -> tuple[int, int]:
+    state = os.stat(path)
+    return state.st_dev, state.st_ino
+
+
+def _chain(path) -> frozenset:
+    return frozenset(map(_identity, (path, *Path(path).absolute().parents)))
+
+
+def layout(folder: Path) -> tuple[Path, Path | None, list[Path]]:
+    """Finds the splits by the names of folders: in a folder, or in the one folder in it that holds both.
+
+    Returns where the class folders of training and of validation are (None if there are none), and folders with a name
+    for a split that are not used. Raises OSError.
+    """
+    if found := _splits(folder):
+        return found
+    inside = [found for name in class_names(folder) if not _holds_images(folder / name)
+              and (found := _splits(folder / name)) and found[1]]
+    return inside[0] if len(inside) == 1 else (folder, None, [])
+
+
+def _splits(folder) -> tuple[Path, Path | None, list[Path]] | None:
+    """Returns what `layout` does for a folder, or None if the folders in it are classes.
+
+    A class may be called train or test, too. So a name counts if it is in KNOWN, or has class folders.
+    """
+    names = class_names(folder)
+    like = [[folder / name for word in words for name in reversed(names) if name.lower() == word]  # train before Train
+            for words in (TRAIN, VALIDATION)]
+    train, validation = (next((path for path in paths if path.name in KNOWN or _has_classes(path)), None)
+                         for paths in like)
+    has_others = len(names) > sum(map(len, like))
+    if not train or not (validation or not has_others or (train.name in KNOWN and _has_classes(train))):
+        return None
+    return train, validation, [path for paths in like for path in paths if path not in (train, validation)]
+
+
+def _has_classes(path) -> bool:
+    return any(walk(path / name)[0] for name in class_names(path))
+
+
+def _holds_images(path) -> bool:
+    with os.scandir(path) as entries:
+        return any(os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES for entry in entries)
 
 
 def count(path, most: int) -> int:
     """Returns the number of files in class folders. It stops after the class with which it reaches `most`."""
     files = 0
     for name in class_names(path):
-        files += len(image_files(Path(path) / name))
+        files += len(walk(f"{path}/{name}")[0])
         if files >= most:
             break
     return files
@@ -48,15 +132,19 @@ def suggested_fraction(path) -> str:
     return f"{min(0.2, max(0.1, math.ceil(100 * VALIDATED / images) / 100)):g}"
 
 
+def shown(name: str) -> str:
+    """Returns the name of a file with its bytes that are not UTF-8 escaped."""
+    return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
 def is_unread(encoded: bytes) -> bool:
     """Returns whether an image, of which the first 8 bytes are enough, is in one of the formats UNREAD."""
     return encoded.startswith(b"GIF8") or encoded[4:8] == b"ftyp"
 
 
 def has_images(folder: Path) -> bool:
-    """Returns whether a folder, or its subfolder train, contains folders of images."""
-    return any(path.suffix.lower() in IMAGE_SUFFIXES for pattern in ("[!.]*/*", "train/[!.]*/*")
-               for path in folder.glob(pattern))
+    """Returns whether a folder contains folders of images."""
+    return any(_holds_images(folder / name) for name in class_names(folder))
 
 
 def conversion(folder: Path, *flags: str) -> str:
@@ -69,14 +157,12 @@ def conversion(folder: Path, *flags: str) -> str:
 class Listing:
     """The files of a split, relative to its folder, and their labels. Classes are in the order of their names."""
 
-    def __init__(self, path):
-        self.files = []
-        labels = []
-        for label, name in enumerate(class_names(path)):
-            files = image_files(Path(path) / name)
-            self.files += (str(file.relative_to(path)) for file in files)
-            labels += [label] * len(files)
-        self.labels = np.array(labels, np.int64)
+    def __init__(self, path, classes: Sequence[str] | None = None):
+        """classes: names in label order. Default: the folders. Raises OSError."""
+        labels = {name: label for label, name in enumerate(classes or class_names(path))}
+        files, self.left_out = walk(path)
+        self.files = [file for file in files if "/" in file]
+        self.labels = np.array([labels[file.partition("/")[0]] for file in self.files], np.int64)
 
     def __len__(self):
         return len(self.files)
@@ -90,14 +176,31 @@ class Listing:
         self.files = zlib.decompress(files).decode(errors="surrogateescape").split("\0") if counts.sum() else []
         self.labels = np.repeat(np.arange(len(counts)), counts)
 
-    def unread(self, path) -> Path | None:
-        """Returns the first file, among those whose name says so, that DALI does not read. path: of the split."""
+    def unread(self, path) -> str | None:
+        """Returns the first file, among those whose name says so, that DALI does not read, and why. path: of the split.
+        """
         for name in self.files:
+            if shown(name) != name:
+                return f"{path}/{shown(name)}: DALI does not read names that are not UTF-8"
             if os.path.splitext(name)[1].lower() in UNREAD_SUFFIXES:
                 with open(Path(path, name), "rb") as file:
                     if is_unread(file.read(8)):
-                        return Path(path, name)
+                        return f"{path}/{name}: DALI does not read {UNREAD}"
         return None
+
+
+def remarks(folder: Path, listings: Collection[Listing]) -> list[str]:
+    """Returns what to tell the user about how a folder was read."""
+    train, validation, unused = layout(folder)
+    levels = max((file.count("/") for listing in listings for file in listing.files), default=1)
+    left_out = sum(listing.left_out for listing in listings)
+    said = [
+        (validation and not {train, validation} <= {folder / name for name in KNOWN},
+         f"{train} has the training images, and {validation} the validation images"),
+        (unused, f"not used: {', '.join(map(str, unused))}"),
+        (levels > 1, f"classes have subfolders; {levels} levels of folders were read, and the outermost is the class"),
+        (left_out, f"left out {left_out:,} hidden files, system files (such as Thumbs.db) and links that lead nowhere")]
+    return [f"note: {text}" for is_said, text in said if is_said]
 
 
 def read_index(path) -> Listing:

@@ -16,7 +16,8 @@ import numpy as np
 from common.errors import UserError
 from common.files import write_json
 from data import formats
-from data.dataset import Dataset, Split, describe, validation_folder
+from data.dataset import Dataset, Split, check_class_folders, describe
+from data.formats import folder as class_folders
 from data.formats.tfrecord import IMAGE, LABEL, examples
 from data.images import Rejected, Rules, added, store
 from data.preparing.run import moments
@@ -79,14 +80,13 @@ def _find(folder) -> tuple[str, dict[str, list[Path]]]:
     recordio, tfrecord = ({name: [path for path in files if path.name.startswith(word)
                                   and (path.suffix == ".rec") == wanted] for name, word in SPLITS.items()}
                           for wanted in (True, False))
-    validation = validation_folder(folder)
-    classes = validation and (folder / "train").is_dir() and any(path.is_dir() for path in (folder / "train").iterdir())
+    train, validation, _ = class_folders.layout(folder)
     if all(databases.values()):
         return "lmdb", databases
     if all(recordio.values()):
         return "recordio", recordio
-    if classes:
-        return "folder", {"train": [folder / "train"], "validation": [validation]}
+    if validation and class_folders.class_names(train):
+        return "folder", {"train": [train], "validation": [validation]}
     if all(tfrecord.values()):
         return "tfrecord", tfrecord
     raise UserError(f"--adopt: {folder} contains no dataset of a known format: TFRecord (train*, val*), RecordIO "
@@ -180,10 +180,15 @@ def _write_description(folder, kind, splits, train, validation, classes_file) ->
     if not train.histogram:
         raise UserError(f"--adopt: none of {MEASURED} sampled training images in {folder} can be decoded")
     mean, std = moments(train.histogram)
+    splits = {name: split.with_indexes() for name, split in splits.items()}
     dataset = Dataset(folder, kind, classes, **splits, mean=mean, std=std, first_label=first)
+    lines = []
+    if kind == "folder":
+        check_class_folders(dataset)
+        lines = class_folders.remarks(folder, [*dataset.train.entries, *dataset.validation.entries])
     write_json(folder / "dataset.json", describe(dataset), durable=True)
     empty = [name for label, name in enumerate(classes, first) if label not in train.labels]
-    return [f"warning: no training images in class {name!r}" for name in empty[:3]] + [
+    return lines + [f"warning: no training images in class {name!r}" for name in empty[:3]] + [
         f"{folder}: adopted {dataset.train.samples:,} training and {dataset.validation.samples:,} validation images of "
         f"{len(classes)} classes in {sum(len(split.paths) for split in splits.values())} files ({kind})"]
 
@@ -195,12 +200,7 @@ def _named(kind, splits, classes_file) -> tuple[str, ...] | None:
                      if line.strip())
     if kind != "folder":
         return None
-    module = formats.get("folder")
-    train, validation = (module.class_names(split.paths[0]) for split in splits.values())
-    if differing := set(train) ^ set(validation):
-        raise UserError(f"--adopt: class {min(differing)!r} must have a folder in both train/ and "
-                        f"{splits['validation'].paths[0].name}/; create the missing folder (it may be empty)")
-    return tuple(train)
+    return tuple(class_folders.class_names(splits["train"].paths[0]))
 
 
 def _described(texts, labels) -> tuple[str, ...]:

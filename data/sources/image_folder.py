@@ -4,44 +4,50 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import UserError
-from data.dataset import validation_folder
 from data.formats import folder as class_folders
 from data.sources.items import Listed, files
 from data.team import Team
 
 
 def image_folder(source: Path, fraction: float, seed: int, team: Team) -> Listed:
-    """Lists the images. The ranks split the classes' folders among them.
+    """Lists the images.
 
     fraction: fraction of each class for validation, if the source has no validation folder. Raises UserError.
     """
-    splits, classes = team.on_rank_0(lambda: _layout(source, fraction))
-    folders = [(top / name, label) for top in splits.values() for label, name in enumerate(classes)]
-    found = team.map(folders, lambda entry: _names(source, *entry))
-    listed, per_split = {}, len(classes)
-    for number, split in enumerate(splits):
-        rows = [row for part in found[number * per_split:(number + 1) * per_split] for row in part]
-        listed[split] = files(str(source), [name for name, _ in rows], [label for _, label in rows])
+    classes, splits, listings, lines = team.on_rank_0(lambda: _read(source, fraction))
+    for line in lines:
+        team.log(line)
+    listed = {}
+    for split, listing in listings.items():
+        prefix = str(splits[split] / "_")[len(str(source / "_")) - 1:-1]  # such as train/
+        listed[split] = files(str(source), [prefix + name for name in listing.files], listing.labels)
     if "validation" not in listed:
         listed = _divided(listed["train"], fraction, seed)
     for split, items in listed.items():
         if not len(items):
             where = splits.get(split)
-            raise UserError(f"--source: {where} contains no images in class folders" if where else
+            raise UserError(f"--source: {class_folders.NO_IMAGES.format(where)}" if where else
                             f"--validation_fraction={fraction:g} selects no image from {source}; give a larger "
                             "fraction")
     return Listed(classes, listed)
 
 
+def _read(source, fraction) -> tuple:
+    """Returns the classes, the folder of each split that the source has, its listing, and what to tell the user."""
+    splits, classes = _layout(source, fraction)
+    listings = {split: class_folders.Listing(top, classes) for split, top in splits.items()}
+    return classes, splits, listings, class_folders.remarks(source, listings.values())
+
+
 def _layout(source, fraction) -> tuple[dict[str, Path], tuple[str, ...]]:
     """Returns the folder of each split that the source has, and the classes."""
-    validation = validation_folder(source)
-    train = source / "train" if (source / "train").is_dir() else source
-    if validation and train == source:
-        raise UserError(f"--source: {source} contains {validation.name}/ but no train/")
+    train, validation, _ = class_folders.layout(source)
+    for name in ("val", "validation"):
+        if train == source and (source / name).is_dir():
+            raise UserError(f"--source: {source} contains {name}/ but no train/")
     if validation and fraction:
         raise UserError(f"--validation_fraction: {source} already has validation images in {validation.name}/; "
-                        "remove this flag")
+                        f"remove this flag, or prepare {train} alone")
     classes = class_folders.class_names(train)
     if not classes:
         raise UserError(f"--source: {train} contains no class folders")
@@ -51,15 +57,8 @@ def _layout(source, fraction) -> tuple[dict[str, Path], tuple[str, ...]]:
                             f"for validation, such as --validation_fraction={class_folders.suggested_fraction(train)}")
         return {"train": train}, tuple(classes)
     if unknown := sorted(set(class_folders.class_names(validation)) - set(classes)):
-        raise UserError(f"--source: class {unknown[0]!r} has a folder in {validation.name}/ but not in train/")
+        raise UserError(f"--source: class {unknown[0]!r} has a folder in {validation.name}/ but not in {train.name}/")
     return {"train": train, "validation": validation}, tuple(classes)
-
-
-def _names(source, folder, label) -> list[tuple[str, int]]:
-    if not folder.is_dir():  # validation lacks this class
-        return []
-    start = len(str(source / "_")) - 1  # where the path within the source starts
-    return [(str(path)[start:], label) for path in class_folders.image_files(folder)]
 
 
 def _divided(items, fraction, seed) -> dict:

@@ -1,5 +1,7 @@
 """A record that is damaged all the same is named, in every format."""
+import copy
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ DAMAGES = {
     "truncated": lambda image: image[:len(image) // 2],
     "header": lambda image: image[:4] + bytes(200) + image[204:],
     "not an image": lambda image: b"<html>404</html>" + bytes(300),
+    "empty": lambda image: b"",
 }
 
 
@@ -44,12 +47,10 @@ def damaged(request, in_format, digit_records, tmp_path):
     return make
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_the_record_is_named(damaged, damage):
+def what_is_told(dataset) -> str:
+    """The reason with which a training stops that reads the damaged sample as the 101st."""
     import tensorflow as tf
 
-    folder, name = damaged(damage)
-    dataset = open_dataset(folder)
     stream = order.stream(dataset.train, 0, np.arange(1437))
     first = max(0, int(np.flatnonzero(stream == 777)[0]) - 100)
     with Feed(dataset, 24, "crop", 0).train(first, 20, 32, 32) as batches:
@@ -59,15 +60,38 @@ def test_the_record_is_named(damaged, damage):
                 next(batches)
                 read += 32
         assert read <= 128
-        told = input_reason(caught.value, batches, read)
+        return input_reason(caught.value, batches, read)
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES][:3])
+def test_the_record_is_named(damaged, damage):
+    folder, name = damaged(damage)
+    dataset = open_dataset(folder)
+    told = what_is_told(dataset)
     cure = "`data.prepare --verify` lists all damaged records" if dataset.format != "folder" else (
         f"to convert or leave out such files, {conversion(folder, '--format=tfrecord', '--verify')}")
     assert told == f"{name} cannot be decoded; {cure}"
 
 
+@pytest.mark.parametrize("damaged", ["folder"], indirect=True)
+def test_a_file_of_zero_bytes_is_named_and_not_one_before_it(damaged):
+    """DALI's reader, which reads ahead, fails on it before the files before it are decoded."""
+    folder, name = damaged("empty")
+    assert what_is_told(open_dataset(folder)).startswith(f"{name} is empty; to convert or leave out such files, ")
+
+
 def test_a_sound_dataset_has_nothing_to_name(in_format):
     split = open_dataset(in_format("recordio")).train
     assert first_damaged(split, np.arange(480, 520)) is None
+
+
+def test_a_file_that_is_gone_is_named(in_format):
+    """The 100th of the samples from here on. Its neighbours are there."""
+    split = open_dataset(in_format("folder")).train
+    listing = copy.copy(split.entries[0])
+    listing.files = [f"{name}.gone" if number == 599 else name for number, name in enumerate(listing.files)]
+    assert first_damaged(replace(split, indexes=(listing,)), np.arange(500, 700)) == (
+        f"{split.paths[0]}/{listing.files[599]} cannot be read: No such file or directory")
 
 
 @pytest.mark.parametrize(("kind", "workers"), [("python", 1), ("mpirun", 2)])

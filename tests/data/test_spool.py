@@ -1,6 +1,8 @@
 """The spool: LMDB and RecordIO in any order, in bounded space, and what becomes of it when something fails."""
+import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +11,11 @@ import pytest
 from conftest import ROOT, SmallDisk
 
 from data import order, spool
-from data.dataset import ORDERS, Split, open_dataset
+from data.dataset import ORDERS, Split, Window, open_dataset
 from data.feed import Feed
 from data.mixing import Mixing
 from data.spool_writer import write_file
+from tests.rigs.pictures import command, fill
 from tests.rigs.plans import plan
 
 PAGE = 4096  # bytes
@@ -115,6 +118,27 @@ def test_a_process_that_is_killed_ends_the_training_with_a_line(in_format, small
         with pytest.raises(spool.SpoolEnded, match="that copies the samples for DALI ended with exit code -9"):
             for _ in range(178):
                 next(batches)
+
+
+def test_a_damaged_record_whose_name_is_not_utf8_is_named(tmp_path, monkeypatch):
+    """The process that copies tells the training, through a pipe."""
+    fill(tmp_path / "source", 4, classes=("cat", "dog"))
+    (tmp_path / "source" / "dog" / "0 ü.jpg").rename(os.fsdecode(os.fsencode(tmp_path) + b"/source/dog/caf\xe9.jpg"))
+    assert command(f"--source={tmp_path}/source", f"--output={tmp_path}/o", "--validation_fraction=0.25") == 0
+    dataset = open_dataset(tmp_path / "o")
+    split = next(split for split in (dataset.train, dataset.validation)
+                 if any("caf" in split.source_name(sample) for sample in range(split.samples)))
+    sample = next(sample for sample in range(split.samples) if "caf" in split.source_name(sample))
+    offset, _ = split.entries[0][sample].tolist()
+    with open(split.paths[0], "r+b") as file:
+        file.seek(offset)
+        file.write(bytes(8))  # its length
+    monkeypatch.setenv("PYTHONIOENCODING", "utf-8")  # as in most languages, where this name is no text
+    (tmp_path / "disk" / "window").mkdir(parents=True)
+    split = replace(split, window=Window(tmp_path / "disk" / "window", 1 << 30, 1 << 20, 1, 0))
+    with pytest.raises(spool.SpoolEnded, match=r"^dog/caf\\xe9.jpg in .*, record \d is not a TFRecord$"), \
+            spool.opened_reader(split, np.arange(split.samples), 1):
+        pass
 
 
 @pytest.mark.parametrize("by", ORDERS)

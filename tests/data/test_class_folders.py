@@ -1,0 +1,228 @@
+"""Folders of images as people have them: what is read of them, the same by every program, and what is said about it."""
+import hashlib
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+from common.errors import UserError
+from data import prepare
+from data.balance import notes
+from data.dataset import open_dataset
+from data.formats.folder import class_names, count, layout
+from data.preparing.run import make_preparation
+from data.stage import stage
+from data.team import Team
+from inference.predict import image_files
+from plan import flags
+from tests.rigs.pictures import CLASSES, command, encode, fill, picture, stored
+
+SYSTEMS = ("__MACOSX", "@eaDir", "lost+found", "$RECYCLE.BIN", ".AppleDouble", ".ipynb_checkpoints")
+LATIN1 = b"caf\xe9.jpg"
+
+
+def touch(*paths):
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+
+@pytest.fixture
+def messy(tmp_path):
+    """train/ and val/ of two classes, with links and with what is no image of theirs; and the images to be read."""
+    folder = tmp_path / "messy"
+    fill(folder / "train", 3, classes=("cat", "dog"))
+    fill(folder / "val", 2, first=100, classes=("cat", "dog"))
+    fill(tmp_path, 2, first=200, classes=("elsewhere",))
+    cat = folder / "train" / "cat"
+    (cat / "more").symlink_to(tmp_path / "elsewhere")
+    (cat / "again").symlink_to(tmp_path / "elsewhere")
+    (cat / "z.jpg").symlink_to(folder / "val" / "dog" / "0 ü.jpg")
+    (cat / "deep" / "deeper").mkdir(parents=True)
+    shutil.copy(tmp_path / "elsewhere" / "0 ü.jpg", cat / "deep" / "deeper" / "Thumbs.db.jpg")
+    wanted = sorted(path for name in ("", "more", "again", "deep/deeper") for path in (cat / name).glob("*.jpg"))
+    (cat / "up").symlink_to(cat)  # eight to be left out
+    (cat / "deep" / "top").symlink_to(folder)
+    (cat / "gone.jpg").symlink_to(tmp_path / "nowhere")
+    (cat / "round.jpg").symlink_to("round.jpg")
+    touch(cat / ".DS_Store", cat / "THUMBS.DB", cat / "deep" / "desktop.ini", cat / "Icon\r")
+    for name in SYSTEMS:  # twelve more
+        for place in (folder / "train", cat / "deep"):
+            touch(place / name / "1.jpg")
+    return folder, wanted
+
+
+def test_files_are_sorted_as_pathlib_sorts_them(tmp_path):
+    """The permutation of an epoch is one of this order. Names sort otherwise than paths as strings do."""
+    names = ("a", "a!", "a b", "a.b", "B", "b", "é", "ü", "10", "9", "a/b", "a/a", "a!/c", "c/d/e", "c/d!", "c/d/a/x")
+    for name in ("dog", "cat", "dog 2"):
+        touch(*(tmp_path / "train" / name / f"{file}.jpg" for file in names), tmp_path / "val" / name / "1.jpg")
+    expected = [str(path.relative_to(tmp_path / "train")) for path in sorted(
+        path for path in (tmp_path / "train").rglob("*") if path.is_file())]
+    assert expected != sorted(expected)
+    [listing] = open_dataset(tmp_path).train.entries
+    assert listing.files == expected and listing.labels.tolist() == [0] * 16 + [1] * 16 + [2] * 16
+
+
+def test_a_prepared_dataset_is_recognized_by_the_same_listing(tmp_path):
+    """The hash by which an interrupted preparation goes on, from pathlib's list of files."""
+    fill(tmp_path / "source", 2)
+    touch(tmp_path / "source" / "dog" / "deep" / "1.jpg")
+    options = prepare.Options(source=str(tmp_path / "source"), output=str(tmp_path / "o"), validation_fraction=0.25)
+    preparation, terms = make_preparation(options, Team(single_process=True))
+    files = sorted(path for path in (tmp_path / "source").rglob("*") if path.is_file())
+    items = preparation.source.splits
+    assert sorted(items["train"].names + items["validation"].names) == [
+        str(path.relative_to(tmp_path / "source")) for path in files]
+    digest = hashlib.sha256(repr(CLASSES).encode())
+    for split in ("train", "validation"):
+        names, labels = items[split].names, items[split].labels
+        hashed = hashlib.sha256("\0".join(names).encode())
+        for column in (np.zeros(len(names), np.int64), np.full(len(names), -1, np.int64), labels.astype(np.int32)):
+            hashed.update(column.tobytes())
+        digest.update(hashed.digest())
+    assert terms["listing"] == digest.hexdigest()
+
+
+def test_every_program_reads_the_same_images(messy, tmp_path, capfd):
+    folder, wanted = messy
+    dataset = open_dataset(folder)
+    train = dataset.train
+    listed = [train.paths[0] / name for name in train.entries[0].files]
+    assert listed[:len(wanted)] == wanted and len(listed) == len(wanted) + 3 and dataset.classes == ("cat", "dog")
+    assert image_files([folder / "train" / "cat"]) == wanted
+    assert count(folder / "train", 10**6) == len(listed)
+    lines = notes(dataset)
+    assert lines[:2] == [
+        "note: classes have subfolders; 3 levels of folders were read, and the outermost is the class",
+        "note: left out 20 hidden files, system files (such as Thumbs.db) and links that lead nowhere"]
+    assert command(f"--source={folder}", f"--output={tmp_path}/o") == 0
+    told = [line.removeprefix("data.prepare: ") for line in capfd.readouterr().err.splitlines()]
+    assert told[:2] == lines[:2]
+    pairs = stored(tmp_path / "o")["train"]
+    assert sorted(pairs) == sorted((path.read_bytes(), path.relative_to(folder / "train").parts[0]) for path in listed)
+    assert command("--adopt", f"--output={folder}") == 0
+    told = [line.removeprefix("data.prepare: ") for line in capfd.readouterr().err.splitlines()]
+    assert told[:2] == lines[:2] and open_dataset(folder).train.samples == len(listed)
+
+
+def test_a_staged_copy_has_what_links_lead_to(messy, tmp_path):
+    folder, _ = messy
+    dataset = open_dataset(folder)
+    copy = stage(dataset, tmp_path / "disk")
+    samples = np.arange(dataset.train.samples)
+    assert [*copy.train.records(samples)] == [*dataset.train.records(samples)]
+
+
+def test_clean_folders_need_no_line(tmp_path):
+    fill(tmp_path / "train", 2)
+    fill(tmp_path / "validation", 2, first=50)
+    assert notes(open_dataset(tmp_path)) == []
+
+
+def of_classes(*folders) -> list[str]:
+    return [f"{folder}/{name}/1.jpg" for folder in folders for name in ("cat", "dog")]
+
+
+def flat(*folders) -> list[str]:
+    return [f"{folder}/1.jpg" for folder in folders]
+
+
+@pytest.mark.parametrize(("files", "train", "validation", "unused"), [
+    (of_classes("train", "val"), "train", "val", []),
+    (of_classes("Training", "Testing"), "Training", "Testing", []),
+    (of_classes("training", "validation"), "training", "validation", []),
+    (of_classes("Train", "Test"), "Train", "Test", []),
+    (of_classes("TRAIN", "VALID", "TEST"), "TRAIN", "VALID", ["TEST"]),
+    (of_classes("train", "val", "test"), "train", "val", ["test"]),
+    (of_classes("train", "Train", "val"), "train", "val", ["Train"]),
+    (of_classes("images/train", "images/val"), "images/train", "images/val", []),
+    ([*of_classes("images/Train", "images/Test"), "labels/1.xml", "images/x.txt"], "images/Train", "images/Test", []),
+    (of_classes("__MACOSX/train", "__MACOSX/val", "data/train", "data/val"), "data/train", "data/val", []),
+    ([*of_classes("train"), *flat("test")], "train", None, ["test"]),
+    ([*of_classes("Train"), *flat("Test")], "Train", None, ["Test"]),
+    ([*of_classes("train"), *flat("val", "devkit")], "train", "val", []),
+    (flat("train", "test"), "train", None, ["test"]),
+    ([*of_classes("train"), "notes/x.txt"], "train", None, []),
+    # classes
+    (flat("cat", "dog"), ".", None, []),
+    (flat("test", "training", "exam"), ".", None, []),
+    ([*flat("test", "exam"), "training/patient1/1.jpg"], ".", None, []),
+    (flat("train", "bus", "car"), ".", None, []),
+    (flat("cat/train", "cat/val", "dog/train", "dog/val"), ".", None, []),
+])
+def test_names_decide_which_folders_are_splits(files, train, validation, unused, tmp_path):
+    touch(*(tmp_path / file for file in files))
+    expected = tmp_path / train, validation and tmp_path / validation, [tmp_path / name for name in unused]
+    assert layout(tmp_path) == expected
+
+
+@pytest.mark.parametrize(("train", "validation", "unused"), [
+    ("Training", "Testing", []), ("images/train", "images/val", ["images/test"])])
+def test_splits_by_other_names(train, validation, unused, tmp_path, capfd):
+    source = tmp_path / "source"
+    for number, (name, images) in enumerate(((train, 3), (validation, 2), *((name, 1) for name in unused))):
+        fill(source / name, images, first=100 * number)
+    lines = [f"note: {source}/{train} has the training images, and {source}/{validation} the validation images",
+             *(f"note: not used: {source}/{name}" for name in unused)]
+    dataset = open_dataset(source)
+    assert (dataset.classes, dataset.train.samples, dataset.validation.samples) == (CLASSES, 9, 6)
+    assert notes(dataset) == lines
+    assert command(f"--source={source}", f"--output={tmp_path}/o") == 0
+    told = [line.removeprefix("data.prepare: ") for line in capfd.readouterr().err.splitlines()]
+    assert told[:-1] == lines
+    prepared = open_dataset(tmp_path / "o")
+    assert (prepared.classes, prepared.train.samples, prepared.validation.samples) == (CLASSES, 9, 6)
+    assert command("--adopt", f"--output={source}") == 0
+    adopted = open_dataset(source)
+    assert [split.paths for split in (adopted.train, adopted.validation)] == [(source / train,), (source / validation,)]
+    assert command(f"--source={source}", f"--output={tmp_path}/p", "--validation_fraction=0.5") == 1
+    assert f"remove this flag, or prepare {source}/{train} alone" in capfd.readouterr().err
+
+
+def test_validation_images_without_class_folders(tmp_path, capfd):
+    """As ImageNet's are when they are unpacked. Both programs say the same."""
+    fill(tmp_path / "train", 2)
+    fill(tmp_path, 2, classes=("val",))
+    said = f"{tmp_path}/val contains no images in class folders"
+    for check_files in (True, False):
+        with pytest.raises(UserError, match=f"^--data_dir: {said}$"):
+            open_dataset(tmp_path, check_files)
+    assert command(f"--source={tmp_path}", "--output=/tmp/never") == 1
+    assert capfd.readouterr().err == f"data.prepare: --source: {said}\n"
+
+
+def latin1(folder: bytes, name: bytes, number: int) -> None:
+    os.makedirs(folder, exist_ok=True)
+    with open(folder + b"/" + name, "wb") as file:
+        file.write(encode(picture(number)))
+
+
+def test_names_that_are_not_utf8(tmp_path, capfd):
+    """DALI takes none. Prepared, they are read; the file that is named is the first."""
+    source = tmp_path / "source"
+    for number, place in enumerate((b"train/dog", b"train/ch\xe2t", b"val/dog", b"val/ch\xe2t")):
+        latin1(os.fsencode(source) + b"/" + place, LATIN1, number)
+    escaped = rf"{source}/train/ch\\xe2t/caf\\xe9.jpg: DALI does not read names that are not UTF-8; run "
+    with pytest.raises(UserError, match=escaped) as refused:
+        open_dataset(source)
+    assert command("--adopt", f"--output={source}") == 1
+    assert str(refused.value) in capfd.readouterr().err and not (source / "dataset.json").exists()
+    assert command(f"--source={source}", f"--output={tmp_path}/o") == 0
+    prepared = open_dataset(tmp_path / "o")
+    assert [os.fsencode(name) for name in prepared.classes] == [b"ch\xe2t", b"dog"]
+    for name in (prepared.validation.source_name(sample) for sample in range(2)):
+        assert os.fsencode(name).endswith(LATIN1) and (source / name).is_file()
+    assert class_names(source / "train") == [*prepared.classes]
+
+
+@pytest.mark.parametrize("name", ["data_dir", "output_dir"])
+def test_folders_that_are_not_utf8(name, tmp_path, capfd):
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/f\xfcr")
+    with pytest.raises(UserError, match=rf"--{name}={tmp_path}/f\\xfcr is not UTF-8"):
+        flags.parse(["train.py", "--flagfile=digits", f"--{name}={folder}"])
+    fill(tmp_path / "source", 2)
+    assert command(f"--source={tmp_path}/source", f"--output={folder}", "--validation_fraction=0.5") == 2
+    assert capfd.readouterr().err.startswith(rf"data.prepare: --output={tmp_path}/f\xfcr is not UTF-8")
+    assert not os.path.exists(folder)
