@@ -81,7 +81,7 @@ def _read(file: Path, pixels_of) -> tuple[np.ndarray | None, str]:
     Formats that DALI does not read are converted to JPEG, as data.prepare does.
     """
     try:
-        return pixels_of(store(file.read_bytes(), ".png", Rules()).encoded).numpy(), ""
+        return pixels_of(store(file.read_bytes(), Rules()).encoded).numpy(), ""
     except (OSError, Rejected) as error:
         return None, getattr(error, "strerror", None) or one_line(error)
     except tf.errors.OpError as error:

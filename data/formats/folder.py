@@ -13,8 +13,8 @@ ANY_ORDER = True
 UNREAD = "GIF, HEIC and AVIF"  # of the formats that data.prepare reads, those that DALI does not
 VALIDATED = 100  # images, on which an accuracy has a 95 % interval of 20 points
 UNREAD_SUFFIXES = {".gif", ".heic", ".heif", ".hif", ".avif"}
-IMAGE_SUFFIXES = UNREAD_SUFFIXES | {".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm",
-                                    ".jp2"}
+RARE_SUFFIXES = {".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2"}  # of formats that DALI reads in part
+IMAGE_SUFFIXES = UNREAD_SUFFIXES | RARE_SUFFIXES | {".jpg", ".jpeg", ".jpe", ".png"}
 
 
 def index_path(path) -> None:
@@ -98,6 +98,11 @@ class Listing:
                     if is_unread(file.read(8)):
                         return Path(path, name)
         return None
+
+    def of_rare_kinds(self, path) -> list[Path]:
+        """Returns the first file of each suffix in RARE_SUFFIXES. path: of the split."""
+        first = {name[name.rfind("."):].lower(): name for name in reversed(self.files)}
+        return [Path(path, first[suffix]) for suffix in sorted(first.keys() & RARE_SUFFIXES)]
 
 
 def read_index(path) -> Listing:

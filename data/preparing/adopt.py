@@ -124,7 +124,7 @@ def _scan(part: Part, stride: int, folder, team) -> Seen:
         position = before + number
         if stride and position % stride == 0 and position // stride < MEASURED:
             with contextlib.suppress(Rejected):  # --verify reports it
-                seen.histogram = added(seen.histogram, store(image(), "", Rules(), measure=True).histogram)
+                seen.histogram = added(seen.histogram, store(image(), Rules(), measure=True).histogram)
         team.beat(1)
     return seen
 
