@@ -112,26 +112,19 @@ def stored_sizes(index: np.ndarray) -> np.ndarray:
 
 
 def records(path, index, samples) -> Iterator[tuple[bytes, int]]:
-    """Raises ValueError if a record is not an Example with an image and a label."""
-    for features in examples(path, index, samples):
-        yield features[IMAGE].bytes_list.value[0], features[LABEL].int64_list.value[0]
+    """Raises ValueError if a record is not an Example with one image and one label."""
+    for image, label, _ in examples(path, index, samples):
+        yield image, label
 
 
-def examples(path, index, samples) -> Iterator:
-    """Yields the features of these records, by name. Raises ValueError if there is no image or no label."""
-    import tensorflow as tf
-    from google.protobuf.message import DecodeError
-
+def examples(path, index, samples) -> Iterator[tuple]:
+    """Yields (image, label, features by name) of these records. Raises ValueError, as messages.checked does."""
     with ranges(path) as read:
-        for offset, size in index[samples].tolist():
+        for sample, (offset, size) in zip(samples, index[samples].tolist(), strict=True):
             try:
-                features = tf.train.Example.FromString(read(offset, offset + size)[12:-4]).features.feature
-                sound = features[IMAGE].bytes_list.value and features[LABEL].int64_list.value
-            except DecodeError:
-                sound = False
-            if not sound:
-                raise ValueError(f"{path}: the record at byte {offset} is not an Example with {IMAGE} and {LABEL}")
-            yield features
+                yield messages.read_example(read(offset, offset + size)[12:-4])
+            except ValueError as error:
+                raise ValueError(f"{path}: record {sample}, at byte {offset}, {error}") from None
 
 
 def reader(slices, scratch: Path, **options):

@@ -17,7 +17,7 @@ from common.errors import UserError
 from common.files import write_json
 from data import formats
 from data.dataset import Dataset, Split, describe, validation_folder
-from data.formats.tfrecord import IMAGE, LABEL, examples
+from data.formats.tfrecord import examples
 from data.images import Rejected, Rules, added, store
 from data.preparing.run import moments
 from data.preparing.shards import MEASURED
@@ -150,11 +150,11 @@ def _labelled(part) -> Iterator[tuple]:
 def _examples(part) -> Iterator[tuple]:
     numbers = np.arange(part.start, part.stop)
     try:
-        for number, features in zip(numbers, examples(part.path, part.split.entries[part.file], numbers), strict=True):
+        for number, (image, label, features) in zip(
+                numbers, examples(part.path, part.split.entries[part.file], numbers), strict=True):
             texts = {name: features[name].bytes_list.value[0].decode(errors="replace") for name in TEXTS
                      if features[name].bytes_list.value}
-            image = features[IMAGE].bytes_list.value[0]
-            yield int(number), features[LABEL].int64_list.value[0], texts, lambda image=image: image
+            yield int(number), label, texts, lambda image=image: image
     except ValueError as error:
         raise UserError(f"--adopt: {error}") from None
 
