@@ -1,7 +1,11 @@
 """Datasets made elsewhere are adopted where they lie, or refused in one line: each here is written by other code."""
+import gzip
+import io
 import itertools
 import json
 import struct
+import tarfile
+import zlib
 
 import numpy as np
 import pytest
@@ -218,6 +222,33 @@ def test_adopting_and_verifying_refuse_what_training_cannot_read(tmp_path, capsy
     *lines, total = capsys.readouterr().err.splitlines()
     assert len(lines) == (3 if maker is slim else 2) and f" {len(lines)} of 18 records cannot be used" in total
     assert all(", record 3: " in line and problem in line for line in lines)
+
+
+def tar(content) -> bytes:
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w") as archive:
+        entry = tarfile.TarInfo("a.jpg")
+        entry.size = len(content)
+        archive.addfile(entry, io.BytesIO(content))
+    return written.getvalue()
+
+
+FOREIGN = {
+    "is compressed with gzip; ": gzip.compress, "is compressed with zlib; ": zlib.compress,
+    "is a tar archive; ": tar, "is a zip archive; ": lambda content: b"PK\3\4" + content,
+    "is a Parquet file; ": lambda content: b"PAR1" + content, "is not a TFRecord, ": lambda content: b"no record " * 9,
+    "is truncated; it ends inside record 0": lambda content: content[:100],
+    "is truncated; it ends inside record 5": lambda content: content[:-1],
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_what_is_no_tfrecord_is_called_by_its_name(tmp_path, capsys, kind):
+    file = first_file(slim(tmp_path), "tfrecord")
+    file.write_bytes(FOREIGN[kind](file.read_bytes()))
+    assert command("--adopt", f"--output={tmp_path}") == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"{file} {kind}" in line
 
 
 def test_a_first_class_without_images_keeps_its_label(tmp_path):
