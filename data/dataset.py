@@ -16,6 +16,7 @@ import numpy as np
 from common.errors import UserError
 from data import formats
 from data.formats import folder as class_folders
+from data.images import Rejected, check
 from data.remote import Missing, RemotePath, is_remote, located
 
 IMAGENET_MEAN = (123.675, 116.28, 103.53)  # used if a folder's own are unknown
@@ -332,6 +333,11 @@ def check_class_folders(dataset: Dataset) -> None:
         for path, listing in zip(split.paths, split.indexes or (), strict=False):
             if problem := listing.unread(path):
                 raise UserError(f"{problem}; " + class_folders.conversion(dataset.folder, "--format=tfrecord"))
+            for file in listing.of_rare_kinds(path):  # one of each: sets have images of one kind
+                try:
+                    check(file.read_bytes())
+                except Rejected as error:
+                    raise UserError(f"--data_dir: {file}: {error}") from None
 
 
 def _check_words(dataset, classes):

@@ -1,22 +1,27 @@
-"""Prepares an image for storage: copies it if every decoder can read it, otherwise converts or resizes it."""
+"""Prepares an image for storage: copies it if every decoder reads it alike, otherwise converts or resizes it."""
 import functools
 import io
 import warnings
 from dataclasses import dataclass
 
-from data.formats.folder import UNREAD, is_unread
+from data.augmentation import Augmentation
+from data.pipeline import Transform, decoded
 
 # Formats found in image collections. Some of Pillow's other readers accept almost any file (TGA) or start a program
 # (EPS).
 READ = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
+JPEGS = ("JPEG", "MPO")  # an MPO is a JPEG followed by more JPEGs
 QUALITY = 95
+ROUNDING = 1  # by which DALI's pixels may differ: of colours of 16 bits in TIFF, and of YCbCr and CMYK
 # JPEG markers. Frames: baseline, extended, progressive. Segments: tables, application data, comment.
 START_OF_SCAN = 0xDA
 HUFFMAN_FRAMES = {0xC0, 0xC1, 0xC2}
 SEGMENTS = HUFFMAN_FRAMES | {0xC4, 0xDB, 0xDD, 0xFE} | set(range(0xE0, 0xF0))
+PNG_END = b"IEND\xaeB`\x82"  # the name and the checksum of a PNG's last chunk
 BITS = 258  # tags of a TIFF: number of bits of each channel
 PHOTOMETRIC = 262  # which end of the grey values is white
-SOUND_PNG = {(8, 0), (8, 2)}  # bit depth and colour type: 8-bit grey and RGB
+CONVERT = "prepare the images with data.prepare, which converts it"
+PHOTOS = ("HEIF", "AVIF")  # stored as JPEG. Others are stored without loss, because DALI or the SavedModel reads them
 
 
 class Rejected(Exception):
@@ -29,12 +34,13 @@ class Rules:
 
     resize_shorter: larger images are shrunk so that their shorter side has this many pixels; 0: no resizing. resize:
     width and height to which all images are resized, whatever their aspect; None: no resizing. verify: whether every
-    image is decoded.
+    image is decoded. for_tensorflow: whether TensorFlow's decoders have to read them, too, which lack WebP.
     """
 
     resize_shorter: int = 0
     verify: bool = False
     resize: tuple[int, int] | None = None
+    for_tensorflow: bool = False
 
     def new_size(self, size: tuple[int, int]) -> tuple[int, int] | None:
         """Returns the width and height that an upright image of this size gets, or None if it keeps them."""
@@ -57,7 +63,7 @@ class Stored:
     histogram: list[int] | None = None
 
 
-def store(encoded: bytes, name: str, rules: Rules, measure: bool = False) -> Stored:
+def store(encoded: bytes, rules: Rules, measure: bool = False) -> Stored:
     """Returns an image as it is to be stored.
 
     Raises Rejected if the bytes are not an image, or if it is damaged and has to be decoded (to convert, verify or
@@ -70,11 +76,42 @@ def store(encoded: bytes, name: str, rules: Rules, measure: bool = False) -> Sto
         warnings.simplefilter("ignore")  # about large images and odd metadata, which are read anyway
         try:
             with Image.open(io.BytesIO(encoded), formats=READ) as image:
-                return _store(image, encoded, name, rules, measure)
+                return _store(image, encoded, rules, measure)
         except Image.UnidentifiedImageError:
             raise Rejected("not an image of a known format") from None
         except Exception as error:  # Pillow raises errors of any type for a damaged header
             raise Rejected(" ".join(str(error).split()) or type(error).__name__) from None
+
+
+def check(encoded: bytes) -> None:
+    """Decodes an image of a dataset. Raises Rejected, also if DALI decodes it otherwise than what is stored of it."""
+    import numpy as np
+
+    stored = store(encoded, Rules(verify=True))
+    if not stored.converted:
+        return
+    pipeline = _decoder()
+    try:
+        pipeline.feed_input("encoded", [np.frombuffer(content, np.uint8) for content in (encoded, stored.encoded)])
+        found, meant = (np.array(image, int) for image in pipeline.run()[0])
+    except RuntimeError:
+        _decoder.cache_clear()  # after an error, a pipeline is of no use
+        raise Rejected(f"DALI does not decode it; {CONVERT}") from None
+    if found.shape != meant.shape or np.abs(found - meant).max() > ROUNDING:
+        raise Rejected(f"DALI makes other pixels of it than data.prepare and --mode=predict; {CONVERT}")
+
+
+@functools.cache
+def _decoder():
+    """Returns a DALI pipeline that decodes the two images that its input `encoded` gets."""
+    from nvidia.dali import Pipeline, fn
+
+    pipeline = Pipeline(batch_size=2, num_threads=1, device_id=None, exec_async=False, exec_pipelined=False)
+    with pipeline:
+        encoded = fn.external_source(name="encoded")
+        pipeline.set_outputs(decoded(encoded, None, Transform(0, Augmentation(enlarge=None))))
+    pipeline.build()
+    return pipeline
 
 
 @functools.cache
@@ -92,38 +129,32 @@ def added(histogram: list[int], other: list[int] | None) -> list[int]:
     return [a + b for a, b in zip(histogram, other, strict=True)]
 
 
-def check(encoded: bytes) -> None:
-    """Decodes an image of a dataset. Raises Rejected, also if DALI cannot decode it."""
-    store(encoded, ".png", Rules(verify=True))
-    if is_unread(encoded):
-        raise Rejected(f"DALI does not read {UNREAD}; prepare the images with data.prepare, which converts them")
-
-
-def _store(image, encoded, name, rules, measure) -> Stored:
+def _store(image, encoded, rules, measure) -> Stored:
     is_resized = rules.new_size(image.size) is not None
-    copied = _copied(image, encoded, name)
+    copied = _copied(image, encoded, rules)
     if is_resized or not copied:
+        kind = "JPEG" if is_resized or image.format in PHOTOS else "PNG"
         pixels = _pixels(image, rules)
-        if not copied:
-            pixels = pixels.convert("RGB")
-        return Stored(_jpeg(pixels), not copied, is_resized, _histogram(pixels) if measure else None)
+        return Stored(_encoded(pixels, kind), not copied, is_resized, _histogram(pixels) if measure else None)
     if measure:
-        return Stored(encoded, histogram=_histogram(image))
+        return Stored(encoded, histogram=_histogram(_pixels(image, rules)))
     if rules.verify:
         _decode(image, encoded)
     return Stored(encoded)
 
 
-def _copied(image, encoded, name) -> bool:
+def _copied(image, encoded, rules) -> bool:
     """Returns whether the bytes are stored unchanged.
 
-    They are if DALI and TensorFlow decode them alike. The name of a PNG also has to end in .png.
+    They are if the decoders read them alike on every device. DALI needs the end of a PNG, takes another image for one
+    that stands in front of an animation, and reads no WebP with EXIF. Many programs show grey of 16 bits as white.
     """
-    if image.format in ("JPEG", "MPO"):  # an MPO is a JPEG followed by more JPEGs
+    if image.format in JPEGS:
         return image.mode in ("L", "RGB") and _has_sound_header(encoded)
-    return (image.format == "PNG" and name.lower().endswith(".png") and encoded[12:16] == b"IHDR"
-            and (encoded[24], encoded[25]) in SOUND_PNG and image.mode in ("L", "RGB")
-            and "transparency" not in image.info and getattr(image, "n_frames", 1) == 1)
+    if image.format == "WEBP":
+        return not rules.for_tensorflow and image.mode == "RGB" and image.n_frames == 1 and not image.getexif()
+    return (image.format == "PNG" and encoded[12:16] == b"IHDR" and PNG_END in encoded
+            and "default_image" not in image.info and not image.mode.startswith("I"))
 
 
 def _has_sound_header(jpeg) -> bool:
@@ -152,7 +183,7 @@ def _decode(image, encoded) -> None:
     """
     from PIL import Image
 
-    if image.format in ("JPEG", "MPO"):
+    if image.format in JPEGS:
         image.draft("L", (1, 1))
         try:
             return image.load()
@@ -171,7 +202,14 @@ def _pixels(image, rules: Rules):
     whole = image.size
     if size := rules.new_size(whole):  # decodes a JPEG at 1/2, 1/4 or 1/8 of its size if that is large enough
         image.draft(None, (2 * max(size),) * 2 if rules.resize else tuple(2 * side for side in size))
+    kind, tiles = image.format, image.tile
     image = _upright(image)
+    if image.mode == "CMYK":
+        image = _without_inks(image, kind in JPEGS and "adobe" not in image.info)  # Pillow inverts all JPEGs
+    if kind == "GIF":  # as TensorFlow does: what is transparent or outside the frame is black
+        frame = image.convert("RGBA").crop(tiles[0].extents)
+        image = Image.new("RGB", image.size)
+        image.paste(frame, tiles[0].extents, frame)
     if white:
         image = _eight_bits(image, white)
     if image.mode != "L":
@@ -192,6 +230,15 @@ def _upright(image):
         return ImageOps.exif_transpose(image)
     except Exception:  # damaged metadata do not make the image unusable
         return image
+
+
+def _without_inks(image, is_inverted: bool):
+    """Converts CMYK to RGB, to the bit as DALI and TensorFlow do. is_inverted: whether 0 is full ink."""
+    import numpy as np
+    from PIL import Image, ImageChops
+
+    light = np.asarray(image if is_inverted else ImageChops.invert(image), np.int32)
+    return Image.fromarray((light[..., :3] * light[..., 3:] // 255).astype(np.uint8))
 
 
 def _white(image) -> float | None:
@@ -226,8 +273,8 @@ def _histogram(image) -> list[int]:
     return (image if image.mode == "RGB" else image.convert("RGB")).histogram()
 
 
-def _jpeg(pixels) -> bytes:
+def _encoded(pixels, kind) -> bytes:
     pixels.info = {}  # drops comments and other metadata
     written = io.BytesIO()
-    pixels.save(written, "JPEG", quality=QUALITY)
+    pixels.save(written, kind, quality=QUALITY, compress_level=1)
     return written.getvalue()

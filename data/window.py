@@ -183,11 +183,10 @@ class Blocks:
         offset, size = map(int, self.split.entries[file][sample - self.split.file_starts[file]][:2])
         start, content = self._asked[block].result()
         example = self.split.kind.example(content[offset - start:offset - start + size])
+        image = messages.read_example(example)[0]
         checksums = self.split.checksums and self.split.checksums[file]
-        if checksums is not None:
-            expected = checksums[sample - self.split.file_starts[file]]
-            if zlib.crc32(messages.image_of(example)) != expected:
-                raise ValueError("has another checksum than data.prepare stored")
+        if checksums is not None and zlib.crc32(image) != checksums[sample - self.split.file_starts[file]]:
+            raise ValueError("has another checksum than data.prepare stored")
         return example
 
     def _range(self, block: int) -> tuple[int, int]:

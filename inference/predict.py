@@ -77,10 +77,10 @@ def as_line(row: dict) -> str:
 def _read(file: Path, pixels_of) -> tuple[np.ndarray | None, str]:
     """Returns the pixels of a file and what is wrong with it: one of the two.
 
-    Formats that DALI does not read are converted to JPEG, as data.prepare does.
+    Formats that TensorFlow does not read are converted as data.prepare converts them.
     """
     try:
-        return pixels_of(store(file.read_bytes(), ".png", Rules()).encoded).numpy(), ""
+        return pixels_of(store(file.read_bytes(), Rules(for_tensorflow=True)).encoded).numpy(), ""
     except (OSError, Rejected) as error:
         return None, getattr(error, "strerror", None) or one_line(error)
     except tf.errors.OpError as error:

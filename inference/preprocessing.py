@@ -1,8 +1,12 @@
 """From an encoded image to the pixels that the model sees in evaluation, in operations that a SavedModel can hold.
 
 The same steps as data/pipeline.py, which runs in DALI: decode, turn upright, take the centre, resize. On a CPU, the
-decoded pixels are the same. After resizing, about 2 in a million values differ, by 1; of images that are
-stretched, up to 1 in 100, because DALI rounds some halves otherwise.
+decoded pixels are the same, except that some or all differ by 1 in a CMYK JPEG that has to be turned, and between
+prediction and DALI in a TIFF of YCbCr, with a palette or of 16 bits per colour. After resizing, about 2 in a million
+values differ, by 1; of images that are stretched, up to 1 in 100, because DALI rounds some halves otherwise.
+
+All this holds for a file in place, as data.prepare stores it, in prediction and in a SavedModel. Alpha is dropped. What
+is transparent in a GIF is black. data.images.check finds the images that DALI decodes otherwise, or does not.
 """
 import numpy as np
 import tensorflow as tf
@@ -26,7 +30,11 @@ def preprocess(encoded, image_size: int, enlarge: float | None) -> tf.Tensor:
 def _decoded(encoded) -> tf.Tensor:
     """Returns all pixels of an image, uint8 (height, width, 3). Of an animated GIF, it decodes the first frame."""
     def gif():
-        return tf.ensure_shape(tf.io.decode_image(encoded, channels=3, expand_animations=False), (None, None, 3))
+        image = tf.io.decode_image(encoded, channels=3, expand_animations=False)
+        screen = tf.cast(tf.io.decode_raw(tf.strings.substr(encoded, 6, 4), tf.uint16), tf.int32)
+        # TensorFlow shifts frames if none fills the screen
+        tf.debugging.assert_equal(tf.shape(image)[1::-1], screen, "no frame of the GIF fills its screen")
+        return tf.ensure_shape(image, (None, None, 3))
 
     def png():  # 16 bits are rounded to 8, as in DALI; TensorFlow would cut them off
         return tf.cast((tf.cast(tf.io.decode_png(encoded, 3, tf.uint16), tf.int32) + 128) // 257, tf.uint8)

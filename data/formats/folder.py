@@ -19,8 +19,8 @@ LEFT_BEHIND = {  # in lower case: of macOS, of Windows, of the network disks of 
     "__macosx", "icon\r", "thumbs.db", "ehthumbs.db", "desktop.ini", "$recycle.bin", "system volume information",
     "@eadir", "#recycle", "@recycle", "lost+found"}
 UNREAD_SUFFIXES = {".gif", ".heic", ".heif", ".hif", ".avif"}
-IMAGE_SUFFIXES = UNREAD_SUFFIXES | {".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm",
-                                    ".jp2"}
+RARE_SUFFIXES = {".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2"}  # of formats that DALI reads in part
+IMAGE_SUFFIXES = UNREAD_SUFFIXES | RARE_SUFFIXES | {".jpg", ".jpeg", ".jpe", ".png"}
 
 
 def index_path(path) -> None:
@@ -187,6 +187,11 @@ class Listing:
                     if is_unread(file.read(8)):
                         return f"{path}/{name}: DALI does not read {UNREAD}"
         return None
+
+    def of_rare_kinds(self, path) -> list[Path]:
+        """Returns the first file of each suffix in RARE_SUFFIXES. path: of the split."""
+        first = {name[name.rfind("."):].lower(): name for name in reversed(self.files)}
+        return [Path(path, first[suffix]) for suffix in sorted(first.keys() & RARE_SUFFIXES)]
 
 
 def remarks(folder: Path, listings: Collection[Listing]) -> list[str]:

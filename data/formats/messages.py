@@ -1,4 +1,5 @@
 """The protocol buffers of Caffe and TensorFlow, as messages.pbtxt describes them, without these libraries."""
+from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
@@ -26,7 +27,22 @@ def read_datum(value: bytes) -> tuple[bytes, int]:
     message = _parse("Datum", value)
     if not message.encoded or not message.data:
         raise ValueError("is not a Datum with an encoded image, as convert_imageset --encoded writes it")
-    return message.data, message.label
+    return checked([message.data], [message.label] if message.HasField("label") else [])
+
+
+def checked(images, labels, names=("image", "label")) -> tuple[bytes, int]:
+    """Returns the image and the label of a record, in any format. Raises ValueError if it is not one that DALI reads.
+
+    names: what they are called in the format.
+    """
+    for name, values in zip(names, (images, labels), strict=True):
+        if len(values) != 1:
+            raise ValueError(f"has {len(values)} values of {name} instead of one; write the dataset again, with one "
+                             "image and one label in each record")
+    if not images[0] or not float(labels[0]).is_integer():
+        raise ValueError(f"has no image or no whole number as its label ({len(images[0])} bytes, label {labels[0]:g}); "
+                         "write the dataset again")
+    return images[0], int(labels[0])
 
 
 def example(image: bytes, label: int, name: str | None = None) -> bytes:
@@ -41,24 +57,22 @@ def example(image: bytes, label: int, name: str | None = None) -> bytes:
     return kinds["Example"](features={"feature": entries}).SerializeToString()
 
 
-def image_of(example: bytes) -> bytes:
-    """Returns the encoded image of an Example. Raises ValueError."""
-    if (image := _bytes_of(example, IMAGE)) is None:
-        raise ValueError(f"is not an Example with {IMAGE}")
-    return image
+def read_example(value: bytes) -> tuple[bytes, int, dict]:
+    """Returns the image, the label and all features by name. Raises ValueError, as `checked` does."""
+    features = _features(value)
+    return *checked(features[IMAGE].bytes_list.value, features[LABEL].int64_list.value,
+                    (f"{IMAGE} (bytes)", f"{LABEL} (int64)")), features
 
 
 def name_of(example: bytes) -> str | None:
     """Returns the name of the file that an Example's image is from, or None. Raises ValueError."""
-    name = _bytes_of(example, NAME)
-    return name and name.decode(errors="surrogateescape")
+    names = _features(example)[NAME].bytes_list.value
+    return names[0].decode(errors="surrogateescape") if names else None
 
 
-def _bytes_of(example: bytes, key: str) -> bytes | None:
-    for entry in _parse("Example", example).features.feature:
-        if entry.key == key and entry.value.bytes_list.value:
-            return entry.value.bytes_list.value[0]
-    return None
+def _features(example) -> dict:
+    features = defaultdict(_classes()["Feature"])
+    return features | {entry.key: entry.value for entry in _parse("Example", example).features.feature}
 
 
 def _parse(name, value):
@@ -67,4 +81,4 @@ def _parse(name, value):
     try:
         return _classes()[name].FromString(bytes(value))
     except DecodeError:
-        raise ValueError(f"is not a {name}") from None
+        raise ValueError(f"is not a valid {name}") from None

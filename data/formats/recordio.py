@@ -101,21 +101,24 @@ def records(path, index, samples) -> Iterator[tuple[bytes, int]]:
     with ranges(path) as read:
         for offset, size in index[samples].tolist():
             data, _ = _parsed(read(offset, offset + size), path, offset)
-            yield _image_and_label(data, f"{path}: the record at byte {offset}")
+            try:
+                yield _image_and_label(data)
+            except ValueError as error:
+                raise ValueError(f"{path}: the record at byte {offset} {error}") from None
 
 
 def example(stored: bytes) -> bytes:
     data, _ = _parsed(stored, "it", 0)
-    return messages.example(*_image_and_label(data, "it"))
+    return messages.example(*_image_and_label(data))
 
 
-def _image_and_label(data: bytes, name: str) -> tuple[bytes, int]:
+def _image_and_label(data: bytes) -> tuple[bytes, int]:
     if len(data) < HEADER.size:
-        raise ValueError(f"{name} contains no image")
+        raise ValueError("contains no image")
     flag, label, _, _ = HEADER.unpack_from(data)
     if flag:
-        raise ValueError(f"{name} has a list of {flag} labels instead of one")
-    return data[HEADER.size:], int(label)
+        raise ValueError(f"has a list of {flag} labels instead of one; write the dataset again with one label each")
+    return messages.checked([data[HEADER.size:]], [label])
 
 
 def reader(slices, scratch: Path, **options):

@@ -1,4 +1,5 @@
 """TFRecord shards, each with the index that DALI reads: one line `offset size` per record, in bytes."""
+import re
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,6 +13,16 @@ from data.remote import RemotePath, located, ranges
 SUFFIX = ".tfrecord"
 ANY_ORDER = True
 FRAMING = 16  # bytes per record besides its data: length 8, its checksum 4, the data's checksum 4
+FOLDERS = "one folder per class, and run data.prepare with --source"
+FOREIGN = {  # how files begin that are no TFRecords, and what to do
+    rb"\x1f\x8b": "is compressed with gzip; decompress it with `gunzip -c`",
+    rb"\x78[\x01\x5e\x9c\xda]": "is compressed with zlib; read its records with tf.data.TFRecordDataset(file, 'ZLIB') "
+                                "and write them with tf.io.TFRecordWriter",
+    rb".{257}ustar": f"is a tar archive; unpack its images into {FOLDERS}",
+    rb"PK\x03\x04": f"is a zip archive; unpack its images into {FOLDERS}",
+    rb"PAR1": f"is a Parquet file; write its images into {FOLDERS}",
+    rb"": "is not a TFRecord, because the checksum of the first length is wrong; if it does not belong to the dataset, "
+          "move it to another folder"}
 
 
 def index_path(path) -> Path | RemotePath:
@@ -35,7 +46,7 @@ def make_index(path) -> None:
 def scan(path) -> np.ndarray:
     """Returns the (offset, size) of each record in a shard, int64 (records, 2), by following the record lengths.
 
-    Raises ValueError if the file ends inside a record.
+    Raises ValueError if the file ends inside a record or is something else.
     """
     size = Path(path).stat().st_size
     offset = 0
@@ -44,12 +55,22 @@ def scan(path) -> np.ndarray:
         while offset < size:
             file.seek(offset)
             header = file.read(8)
-            length = struct.unpack("<Q", header)[0] + FRAMING if len(header) == 8 else FRAMING
+            length = int.from_bytes(header, "little") + FRAMING
             if offset + length > size:
-                raise ValueError(f"{path} is truncated; it ends inside record {len(entries)}")
+                foreign = _foreign(header + file.read(256)) if not entries else None
+                raise ValueError(f"{path} {foreign or f'is truncated; it ends inside record {len(entries)}'}")
             entries.append((offset, length))
             offset += length
     return np.array(entries, np.int64).reshape(-1, 2)
+
+
+def _foreign(start: bytes) -> str | None:
+    """Returns what a file is that begins with these bytes, and what to do, or None if it begins with a TFRecord."""
+    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+
+    if start[8:12] == struct.pack("<I", masked_crc32c(start[:8])):
+        return None
+    return next(text for pattern, text in FOREIGN.items() if re.match(pattern, start, re.DOTALL))
 
 
 def write_index(path, entries: np.ndarray) -> None:
@@ -112,26 +133,19 @@ def stored_sizes(index: np.ndarray) -> np.ndarray:
 
 
 def records(path, index, samples) -> Iterator[tuple[bytes, int]]:
-    """Raises ValueError if a record is not an Example with an image and a label."""
-    for features in examples(path, index, samples):
-        yield features[IMAGE].bytes_list.value[0], features[LABEL].int64_list.value[0]
+    """Raises ValueError if a record is not an Example with one image and one label."""
+    for image, label, _ in examples(path, index, samples):
+        yield image, label
 
 
-def examples(path, index, samples) -> Iterator:
-    """Yields the features of these records, by name. Raises ValueError if there is no image or no label."""
-    import tensorflow as tf
-    from google.protobuf.message import DecodeError
-
+def examples(path, index, samples) -> Iterator[tuple]:
+    """Yields (image, label, features by name) of these records. Raises ValueError, as messages.checked does."""
     with ranges(path) as read:
-        for offset, size in index[samples].tolist():
+        for sample, (offset, size) in zip(samples, index[samples].tolist(), strict=True):
             try:
-                features = tf.train.Example.FromString(read(offset, offset + size)[12:-4]).features.feature
-                sound = features[IMAGE].bytes_list.value and features[LABEL].int64_list.value
-            except DecodeError:
-                sound = False
-            if not sound:
-                raise ValueError(f"{path}: the record at byte {offset} is not an Example with {IMAGE} and {LABEL}")
-            yield features
+                yield messages.read_example(read(offset, offset + size)[12:-4])
+            except ValueError as error:
+                raise ValueError(f"{path}: record {sample}, at byte {offset}, {error}") from None
 
 
 def reader(slices, scratch: Path, **options):

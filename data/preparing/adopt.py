@@ -18,7 +18,7 @@ from common.files import write_json
 from data import formats
 from data.dataset import Dataset, Split, check_class_folders, describe
 from data.formats import folder as class_folders
-from data.formats.tfrecord import IMAGE, LABEL, examples
+from data.formats.tfrecord import examples
 from data.images import Rejected, Rules, added, store
 from data.preparing.run import moments
 from data.preparing.shards import MEASURED
@@ -124,7 +124,7 @@ def _scan(part: Part, stride: int, folder, team) -> Seen:
         position = before + number
         if stride and position % stride == 0 and position // stride < MEASURED:
             with contextlib.suppress(Rejected):  # --verify reports it
-                seen.histogram = added(seen.histogram, store(image(), "", Rules(), measure=True).histogram)
+                seen.histogram = added(seen.histogram, store(image(), Rules(), measure=True).histogram)
         team.beat(1)
     return seen
 
@@ -150,11 +150,11 @@ def _labelled(part) -> Iterator[tuple]:
 def _examples(part) -> Iterator[tuple]:
     numbers = np.arange(part.start, part.stop)
     try:
-        for number, features in zip(numbers, examples(part.path, part.split.entries[part.file], numbers), strict=True):
+        for number, (image, label, features) in zip(
+                numbers, examples(part.path, part.split.entries[part.file], numbers), strict=True):
             texts = {name: features[name].bytes_list.value[0].decode(errors="replace") for name in TEXTS
                      if features[name].bytes_list.value}
-            image = features[IMAGE].bytes_list.value[0]
-            yield int(number), features[LABEL].int64_list.value[0], texts, lambda image=image: image
+            yield int(number), label, texts, lambda image=image: image
     except ValueError as error:
         raise UserError(f"--adopt: {error}") from None
 

@@ -148,7 +148,7 @@ def _stored(items, number, rules, measure) -> Stored:
         encoded = items.read(number)
     except OSError as error:
         raise Rejected(f"cannot be read: {error.strerror or one_line(error)}") from None
-    return store(encoded, items.names[number], rules, measure)
+    return store(encoded, rules, measure)
 
 
 def _count(stored, written):

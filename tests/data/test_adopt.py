@@ -1,6 +1,11 @@
 """Datasets made elsewhere are adopted where they lie, or refused in one line: each here is written by other code."""
+import gzip
+import io
+import itertools
 import json
 import struct
+import tarfile
+import zlib
 
 import numpy as np
 import pytest
@@ -19,7 +24,12 @@ def images(split):
     return [(encode(picture(1000 * (split == "validation") + number)), number % 3) for number in range(COUNTS[split])]
 
 
-def slim(folder, texts=lambda label: {"image/class/text": f"class {label}", "image/class/synset": f"n{label}"}):
+def unchanged(number, *record):
+    return record
+
+
+def slim(folder, texts=lambda label: {"image/class/text": f"class {label}", "image/class/synset": f"n{label}"},
+         change=unchanged):
     """ImageNet as TF-slim writes it, small: labels from 1, no suffix, no index."""
     import tensorflow as tf
 
@@ -27,31 +37,37 @@ def slim(folder, texts=lambda label: {"image/class/text": f"class {label}", "ima
         pairs = images(split)
         for shard in range(shards):
             with tf.io.TFRecordWriter(str(folder / f"{split}-{shard:05d}-of-{shards:05d}")) as writer:
-                for image, label in pairs[shard::shards]:
-                    feature = {"image/encoded": tf.train.Feature(bytes_list=tf.train.BytesList(value=[image])),
-                               "image/class/label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label + 1]))}
+                for number, (image, label) in enumerate(pairs[shard::shards]):
+                    pictures, labels = change(number, [image], [label + 1])
+                    kind = tf.train.Feature(int64_list=tf.train.Int64List(value=labels)) if (
+                        [*map(type, labels)] == [int] * len(labels)) else tf.train.Feature(
+                            float_list=tf.train.FloatList(value=labels))
+                    feature = {"image/encoded": tf.train.Feature(bytes_list=tf.train.BytesList(value=pictures)),
+                               "image/class/label": kind}
                     feature |= {name: tf.train.Feature(bytes_list=tf.train.BytesList(value=[text.encode()]))
                                 for name, text in texts(label + 1).items()}
                     writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
     return folder
 
 
-def caffe(folder, value=messages.datum, names=("ilsvrc12_train_lmdb", "ilsvrc12_val_lmdb")):
+def caffe(folder, value=messages.datum, change=unchanged):
     """LMDB as convert_imageset writes it: the keys hold the files' names, and there is a lock file."""
     import lmdb
 
-    for split, name in zip(COUNTS, names, strict=True):
+    for split, name in zip(COUNTS, ("ilsvrc12_train_lmdb", "ilsvrc12_val_lmdb"), strict=True):
         with lmdb.open(str(folder / name), map_size=1 << 26) as database, database.begin(write=True) as transaction:
             for number, (image, label) in enumerate(images(split)):
-                transaction.put(f"{number:08d}_n{label}/{number}.JPEG".encode(), value(image, label))
+                key = f"{number:08d}_n{label}/{number}.JPEG".encode()
+                transaction.put(key, value(*change(number, image, label)))
     return folder
 
 
-def mxnet(folder):
+def mxnet(folder, change=unchanged):
     for split, name in zip(COUNTS, ("train.rec", "val.rec"), strict=True):
         with open(folder / name, "wb") as file:
             for number, (image, label) in enumerate(images(split)):
-                data = struct.pack("<IfQQ", 0, label, number, 0) + image
+                image, label, flag = change(number, image, label, 0)
+                data = struct.pack("<IfQQ", flag, label, number, 0) + image
                 file.write(struct.pack("<II", 0xced7230a, len(data)) + data + bytes(-len(data) % 4))
     return folder
 
@@ -165,7 +181,7 @@ def test_what_is_no_dataset(tmp_path, capsys):
 
     refused(tmp_path / "none", "there is no folder")
     refused(make(tmp_path / "empty"), "no dataset of a known format")
-    refused(caffe(make(tmp_path / "raw"), lambda image, label: messages.datum(image, label)[:9]), "is not a Datum")
+    refused(caffe(make(tmp_path / "raw"), lambda image, label: messages.datum(image, label)[:9]), "not a valid Datum")
     refused(caffe(make(tmp_path / "Caffe2's"), lambda image, label: CAFFE2), "is not a Datum with an encoded image")
     pixels = messages._classes()["Datum"](channels=3, height=1, width=1, data=b"abc", label=1).SerializeToString()
     refused(caffe(make(tmp_path / "raw pixels"), lambda image, label: pixels), "--encoded")
@@ -174,6 +190,65 @@ def test_what_is_no_dataset(tmp_path, capsys):
     held_out = dict(images("validation"))
     caffe(beyond, lambda image, label: messages.datum(image, label + (label == 2 and image in held_out)))
     refused(beyond, "the validation split contains label 3")
+
+
+BAD = [  # what record 3 of each file has instead of an image and a label
+    (slim, lambda image, label: (image, [1, 2]), "has 2 values of image/class/label (int64)"),
+    (slim, lambda image, label: (image, []), "has 0 values of image/class/label (int64)"),
+    (slim, lambda image, label: (image, [1.0]), "has 0 values of image/class/label (int64)"),
+    (slim, lambda image, label: (image * 2, label), "has 2 values of image/encoded (bytes)"),
+    (slim, lambda image, label: ([], label), "has 0 values of image/encoded (bytes)"),
+    (slim, lambda image, label: ([b""], label), "(0 bytes, "),
+    (mxnet, lambda image, label, flag: (image, 0.5, flag), "label 0.5)"),
+    (mxnet, lambda image, label, flag: (image, np.nan, flag), "label nan)"),
+    (mxnet, lambda image, label, flag: (b"abcdefgh" + image, label, 2), "a list of 2 labels"),
+    (mxnet, lambda image, label, flag: (b"", label, flag), "(0 bytes, "),
+    (caffe, lambda image, label: (image, None), "has 0 values of label"),
+    (caffe, lambda image, label: (b"", label), "is not a Datum with an encoded image"),
+]
+
+
+@pytest.mark.parametrize(("maker", "bad", "problem"), BAD, ids=itertools.count())
+def test_adopting_and_verifying_refuse_what_training_cannot_read(tmp_path, capsys, maker, bad, problem):
+    """DALI reads such a TFRecord with any label, stops or crashes."""
+    folder = maker(make(tmp_path / "bad"), change=lambda number, *record: bad(*record) if number == 3 else record)
+    assert command("--adopt", f"--output={folder}") == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("data.prepare: --adopt: ") and "record 3" in line and problem in line
+    assert command("--adopt", f"--output={maker(make(tmp_path / 'good'))}") == 0
+    (folder / "dataset.json").write_bytes((tmp_path / "good" / "dataset.json").read_bytes())
+    capsys.readouterr()
+    assert command("--verify", f"--output={folder}") == 1
+    *lines, total = capsys.readouterr().err.splitlines()
+    assert len(lines) == (3 if maker is slim else 2) and f" {len(lines)} of 18 records cannot be used" in total
+    assert all(", record 3: " in line and problem in line for line in lines)
+
+
+def tar(content) -> bytes:
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w") as archive:
+        entry = tarfile.TarInfo("a.jpg")
+        entry.size = len(content)
+        archive.addfile(entry, io.BytesIO(content))
+    return written.getvalue()
+
+
+FOREIGN = {
+    "is compressed with gzip; ": gzip.compress, "is compressed with zlib; ": zlib.compress,
+    "is a tar archive; ": tar, "is a zip archive; ": lambda content: b"PK\3\4" + content,
+    "is a Parquet file; ": lambda content: b"PAR1" + content, "is not a TFRecord, ": lambda content: b"no record " * 9,
+    "is truncated; it ends inside record 0": lambda content: content[:100],
+    "is truncated; it ends inside record 5": lambda content: content[:-1],
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_what_is_no_tfrecord_is_called_by_its_name(tmp_path, capsys, kind):
+    file = first_file(slim(tmp_path), "tfrecord")
+    file.write_bytes(FOREIGN[kind](file.read_bytes()))
+    assert command("--adopt", f"--output={tmp_path}") == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"{file} {kind}" in line
 
 
 def test_a_first_class_without_images_keeps_its_label(tmp_path):

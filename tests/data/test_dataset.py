@@ -116,13 +116,26 @@ def test_a_format_that_dali_does_not_read_names_the_file_and_the_commands(tmp_pa
     assert command(*prepare) == 0 and open_dataset(training[0].partition("=")[2]).validation.samples == 11
 
 
+def test_what_dali_would_misread_is_refused_before_training(tmp_path):
+    """A PPM whose white is 4095. The content counts, and one file of each suffix is looked at, not each file."""
+    fill(tmp_path / "train", 3)
+    fill(tmp_path / "val", 3, first=100)
+    for name in ("a.ppm", "b.bmp"):
+        (tmp_path / "train" / "dog" / name).write_bytes(encode(picture(7), "BMP"))
+    assert open_dataset(tmp_path).train.samples == 11
+    file = tmp_path / "train" / "dog" / "a.ppm"
+    file.write_bytes(b"P6\n2 1\n4095\n" + bytes([0, 9, 3, 7] * 3))
+    with pytest.raises(UserError, match=f"--data_dir: {file}: DALI makes other pixels of it .*; prepare the images"):
+        open_dataset(tmp_path)
+
+
 def test_a_gif_under_another_name_is_found_by_verifying(tmp_path, capsys):
     fill(tmp_path / "train", 3)
     fill(tmp_path / "val", 3, first=100)
     (tmp_path / "val" / "dog" / "x.jpg").write_bytes(encode(picture(8), "GIF"))
     assert command("--verify", f"--output={tmp_path}") == 1
     told, total = capsys.readouterr().err.splitlines()
-    assert "dog/x.jpg: DALI does not read GIF" in told and total.endswith("1 of 19 records cannot be used")
+    assert "dog/x.jpg: DALI does not decode it; prepare" in told and total.endswith("1 of 19 records cannot be used")
 
 
 def test_what_the_labels_tell(tmp_path, capsys):
