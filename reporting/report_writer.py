@@ -81,14 +81,14 @@ class ReportWriter(Observer):
     def _submit(self, action, *arguments) -> Future:
         return self._thread.submit(self._guarded, action, *arguments)
 
-    def _guarded(self, action, *arguments) -> None:
+    def _guarded(self, action, *arguments, written: str = PAGE) -> None:
         """Runs an action on the thread. A failure is a line on standard error, and the next one only if it differs."""
         try:
             action(*arguments)
         except Exception as error:
             problem = one_line(error) or type(error).__name__
             if problem != self._problem:
-                complain(f"{PAGE} could not be written: {problem}")
+                complain(f"{written} could not be written: {problem}")
             self._problem = problem
 
     def _begin(self):
@@ -116,7 +116,7 @@ class ReportWriter(Observer):
 
     def _draw(self):
         self._is_drawn = False
-        self._record_outcomes()
+        self._guarded(self._record_outcomes, written=OUTCOMES)  # without it, the page still says how the run ended
         self._files.save()
         write_report(self._files.path)
         self._is_drawn = True

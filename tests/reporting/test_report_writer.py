@@ -149,6 +149,40 @@ def test_a_whole_training(info, found, capsys):
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("report")]
 
 
+@pytest.mark.parametrize(("name", "order"), [("tfrecord", "global"), ("lmdb", "file"), ("recordio", "file")])
+def test_a_validation_without_an_error_is_shown_to_the_end(name, order, in_format, info, found, capsys):
+    dataset = open_dataset(in_format(name)).in_order(order) if order == "file" else info.dataset
+    found = found[:dataset.validation.samples]
+    found[:, 1] = found[:, 0]
+    writer = ReportWriter(RunFolder(info.folder))
+    writer.start(replace(info, dataset=dataset))
+    writer.evaluation(Evaluation(row(1), {}, {}, found))
+    (info.folder / "metrics.jsonl").write_text(json.dumps(row(1)) + "\n")
+    write_json(info.folder / "summary.json", row(1) | {"epochs": 3, "world_size": 1})
+    writer.end({})
+    writer.close()
+    assert capsys.readouterr().err == f"report: {info.folder}/report.html\n"
+    made, page = (info.folder / "outcomes.json").read_text(), (info.folder / "report.html").read_text()
+    assert json.loads(made)["worst"] == []
+    assert sum(count for *_, count in json.loads(made)["confusion"]) == dataset.validation.samples
+    assert f"0 of {dataset.validation.samples} validation images" in page
+    assert "In progress" not in page and "refresh" not in page
+
+
+def test_a_page_without_its_pictures_still_says_how_the_run_ended(info, found, capsys):
+    """The validation images have gone."""
+    gone = replace(info.dataset, validation=replace(info.dataset.validation, paths=(info.folder / "gone.tfrecord",)))
+    writer = ReportWriter(RunFolder(info.folder))
+    writer.start(replace(info, dataset=gone))
+    writer.evaluation(Evaluation(row(1), {}, {}, found))
+    write_json(info.folder / "summary.json", row(1) | {"epochs": 3, "world_size": 1})
+    writer.end({})
+    writer.close()
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2 and "outcomes.json could not be written: " in lines[0] and "gone.tfrecord" in lines[0]
+    assert "In progress" not in (info.folder / "report.html").read_text()
+
+
 def test_drawings_that_wait_are_dropped_and_training_does_not(info, found, monkeypatch):
     """28 evaluations return while a drawing is blocked. One drawing of the newest follows, in 10 s or at the end."""
     drawn, is_blocked, is_released = [], threading.Event(), threading.Event()
