@@ -6,6 +6,7 @@ On SIGTERM or SIGUSR1, the workers save a checkpoint and end. On SIGINT or SIGHU
 """
 import argparse
 import itertools
+import os
 import shlex
 import signal
 import subprocess
@@ -97,7 +98,7 @@ def _options(argv):
     parser = Parser(prog="launch/horovodrun.sh", description="Trains a recipe on one or more hosts, over ssh.")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("-H", "--hosts", help="hosts and their numbers of workers, such as h1:8,h2:8")
-    where.add_argument("--hostfile", help="file with a line 'h1 slots=8' for each host")
+    where.add_argument("--hostfile", type=os.path.expanduser, help="file with a line 'h1 slots=8' for each host")
     parser.add_argument("-np", type=int, help="number of workers (default: all slots of the hosts)")
     parser.add_argument("--network-interfaces", help="network interfaces that all hosts share")
     parser.add_argument("--wait", action="store_true", help="wait until all hosts answer")
