@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from common import command
+from common import command, streams
 from common.errors import ExitCode, Stopped, UsageError, complain
 from distributed import gpus
 from launch import hosts as host_lists
@@ -56,6 +56,7 @@ def main(argv) -> int:
 
 def run(options) -> int:
     """Trains, or prints the plan; returns the exit code. Raises UserError."""
+    streams.output_is_kept()  # the workers must not wait for a reader that has ended
     arguments = [*recipe_flags(recipe_path(options.recipe)), *options.flags]
     settings = flags.parse(["train.py", *arguments])
     hosts = _hosts(options)

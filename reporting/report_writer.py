@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 
 from common.errors import complain, one_line
+from common.streams import problem_of_error
 from plan.run_folder import COLUMNS, OUTCOMES, PAGE, ROWS, RUN, SAMPLES, RunFolder
 from reporting.about import about
 from reporting.outcomes import summarized
@@ -93,7 +94,6 @@ class ReportWriter(Observer):
 
     def _begin(self):
         self._about = about(self._run) | {"sample_classes": self._files.read(RUN).get("sample_classes")}
-        self._files.write(RUN, self._about)
         self._draw()
 
     def _sample(self):
@@ -102,11 +102,9 @@ class ReportWriter(Observer):
                 pictures, names = self._run.images(COLUMNS * ROWS, LARGE)
                 self._files.write(SAMPLES, picture(pictures))
                 self._about["sample_classes"] = names
-                self._files.write(RUN, self._about)
 
     def _record_stop(self, reason: str, next_workers: int | None):
-        self._files.write(RUN, self._about | {"stopped": reason} | (
-            {"next_workers": next_workers} if next_workers else {}))
+        self._about |= {"stopped": reason} | ({"next_workers": next_workers} if next_workers else {})
         self._draw()
 
     def _draw_when_due(self):
@@ -117,6 +115,9 @@ class ReportWriter(Observer):
     def _draw(self):
         self._is_drawn = False
         self._guarded(self._record_outcomes, written=OUTCOMES)  # without it, the page still says how the run ended
+        if lost := problem_of_error():
+            self._about["standard_error"] = f"partly lost: {lost}"
+        self._files.write(RUN, self._about)
         self._files.save()
         write_report(self._files.path)
         self._is_drawn = True

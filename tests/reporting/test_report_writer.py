@@ -13,6 +13,7 @@ import pytest
 from conftest import ROOT
 from PIL import Image
 
+from common import streams
 from common.files import write_json
 from data.dataset import open_dataset
 from plan.flags import parse
@@ -231,6 +232,22 @@ def test_a_failure_is_one_line_and_training_goes_on(info, found, capsys):
     writer.close()
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("train.py: report.html could not be written: ") and "plan.json" in line
+
+
+def test_the_run_says_that_messages_were_lost(info, monkeypatch):
+    """Those of a training whose standard error is on a full disk, and which then ends with an error."""
+    with streams._Raw("/dev/full", "w") as error:
+        monkeypatch.setattr(streams, "_error", error)
+        writer = ReportWriter(RunFolder(info.folder))
+        writer.start(info)
+        assert error.write(b"message") == 7
+        try:
+            raise ValueError("training diverged")
+        except ValueError:
+            writer.close()
+    made = json.loads((info.folder / "run.json").read_text())
+    assert made["standard_error"] == "partly lost: no space left on device" and made["stopped"] == "training diverged"
+    assert made["standard_error"] in (info.folder / "report.html").read_text()
 
 
 def test_a_training_that_ends_early_says_why(info, capsys):
