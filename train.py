@@ -71,7 +71,7 @@ def train(settings: Settings) -> dict:
     """Trains; returns the content of summary.json."""
     stop, launched, plan = StopRequest(), launcher.launched(), None
     stop.listen()
-    streams.output_is_kept()
+    streams.Output.is_kept = True  # in summary.json
     startup.begin(launched.rank)
     if launched.rank == 0:  # other ranks may have no access
         output_dir.check(settings)

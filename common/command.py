@@ -81,7 +81,7 @@ def json_only_on_stdout() -> Iterator[None]:
     original = sys.stdout
     os.dup2(2, 1)
     try:
-        with streams.output(os.dup(ours)) as sys.stdout:
+        with streams.text(streams.Output(os.dup(ours), "w")) as sys.stdout:
             yield
     finally:
         sys.stdout = original

@@ -9,71 +9,60 @@ import sys
 
 from common.errors import UserError
 
-_output: "_Raw | None" = None
-_error: "_Raw | None" = None
-
 
 class Unwritten(UserError):
     """Standard output cannot be written. If its reader has ended, there is no message, because nobody is to be told."""
 
 
-class _Raw(io.FileIO):
-    """A descriptor. is_needed: whether the first failure raises Unwritten. problem: why it could not be written."""
+class Errors(io.FileIO):
+    """Standard error. problem: why something was dropped, or an empty text. It is the process's."""
 
-    is_needed = False
     problem = ""
+
+    def write(self, data) -> int:
+        try:
+            return super().write(data) or len(data)  # None: a terminal would block
+        except OSError as error:
+            Errors.problem = error.strerror.lower()
+            return len(data)
+
+
+class Output(io.FileIO):
+    """Standard output. It raises Unwritten once: what is left in a buffer must not raise it again.
+
+    is_kept: whether a file has what is printed, too, so that it may be dropped. It is the process's.
+    """
+
+    is_kept = has_failed = False
 
     def write(self, data) -> int | None:
         try:
-            if not (self.is_needed and self.problem):  # a later success would leave a gap
-                written = super().write(data)
-                return written if self.is_needed else written or len(data)  # None: it would block
+            return len(data) if self.has_failed else super().write(data)
         except OSError as error:
-            self.problem = error.strerror.lower()
-            if self.is_needed:
-                raise Unwritten("" if isinstance(error, BrokenPipeError) else
-                                f"standard output cannot be written: {self.problem}") from None
-        return len(data)
+            self.has_failed = True
+            if self.is_kept:
+                return len(data)
+            raise Unwritten("" if isinstance(error, BrokenPipeError) else
+                            f"standard output cannot be written: {error.strerror.lower()}") from None
+
+
+def text(raw: io.FileIO) -> io.TextIOWrapper:
+    """Returns a text stream. Names of files that are not UTF-8 are escaped, as in JSON."""
+    return io.TextIOWrapper(io.BufferedWriter(raw), errors="backslashreplace", line_buffering=True)
 
 
 def secure() -> None:
-    """Replaces Python's standard streams by those described above.
+    """Replaces Python's standard streams by those above.
 
     Opens those that are closed: otherwise the next file that is opened gets the number of one, and what a library
     prints is written to it.
     """
-    global _error
     for descriptor, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):  # a result still cannot be written
         try:
             os.fstat(descriptor)
         except OSError:
             os.set_inheritable(os.open(os.devnull, mode), True)
     if sys.stdout is sys.__stdout__:
-        sys.stdout = output(1)
+        sys.stdout = text(Output(1, "w", closefd=False))
     if sys.stderr is sys.__stderr__:
-        _error = _Raw(2, "w", closefd=False)
-        sys.stderr = _text(_error)
-
-
-def output(descriptor: int) -> io.TextIOWrapper:
-    """Returns a stream for results. It raises Unwritten once, and closes the descriptor unless it is a standard one."""
-    global _output
-    _output = _Raw(descriptor, "w", closefd=descriptor > 2)
-    _output.is_needed = True
-    return _text(_output)
-
-
-def output_is_kept() -> None:
-    """A file has what is printed, too. From now on, what standard output cannot take is dropped."""
-    if _output:
-        _output.is_needed = False
-
-
-def problem_of_error() -> str:
-    """Returns why standard error could not be written, or an empty text."""
-    return _error.problem if _error else ""
-
-
-def _text(raw: _Raw) -> io.TextIOWrapper:
-    """Returns a text stream. Names of files that are not UTF-8 are escaped, as in JSON."""
-    return io.TextIOWrapper(io.BufferedWriter(raw), errors="backslashreplace", line_buffering=True)
+        sys.stderr = text(Errors(2, "w", closefd=False))

@@ -30,7 +30,6 @@ from pathlib import Path
 from common import command, flags
 from common.errors import UsageError
 from common.files import as_json
-from common.flags import flag
 from experiments.planned import Planned, checked, flags_of_line, lines_of, named_values, settings_of, train_samples
 from experiments.rehearsal import BATCH, IMAGE_SIZE, WARMUP, Rehearsal, rehearsal, small_network
 from experiments.sweep import Sweep, alone_in
@@ -59,8 +58,8 @@ class Options:
     data_dir: Small dataset of the rehearsals. The references of another one are its own.
     """
 
-    output_dir: str = flag("runs/rehearsal", path=True)
-    data_dir: str = flag("fashion", path=True)
+    output_dir: str = flags.flag("runs/rehearsal", path=True)
+    data_dir: str = flags.flag("fashion", path=True)
 
 
 class Stage:

@@ -6,7 +6,6 @@ On SIGTERM or SIGUSR1, the workers save a checkpoint and end. On SIGINT or SIGHU
 """
 import argparse
 import itertools
-import os
 import shlex
 import signal
 import subprocess
@@ -56,7 +55,7 @@ def main(argv) -> int:
 
 def run(options) -> int:
     """Trains, or prints the plan; returns the exit code. Raises UserError."""
-    streams.output_is_kept()  # the workers must not wait for a reader that has ended
+    streams.Output.is_kept = True  # in summary.json; the workers must not wait for a reader that has ended
     arguments = [*recipe_flags(recipe_path(options.recipe)), *options.flags]
     settings = flags.parse(["train.py", *arguments])
     hosts = _hosts(options)
@@ -99,7 +98,7 @@ def _options(argv):
     parser = Parser(prog="launch/horovodrun.sh", description="Trains a recipe on one or more hosts, over ssh.")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("-H", "--hosts", help="hosts and their numbers of workers, such as h1:8,h2:8")
-    where.add_argument("--hostfile", type=os.path.expanduser, help="file with a line 'h1 slots=8' for each host")
+    where.add_argument("--hostfile", help="file with a line 'h1 slots=8' for each host")
     parser.add_argument("-np", type=int, help="number of workers (default: all slots of the hosts)")
     parser.add_argument("--network-interfaces", help="network interfaces that all hosts share")
     parser.add_argument("--wait", action="store_true", help="wait until all hosts answer")

@@ -188,8 +188,7 @@ def origin(run: RunData) -> str:
         "training images": data.get("train_samples", run.plan.get("train_samples")),
         "validation images": data.get("validation_samples", run.result.get("val_samples")),
         "classes": data.get("classes"), "git revision": revision} | made.get("versions", {}) | {
-        "standard error": made.get("standard_error"), "folder": str(run.folder),
-        "page written": time.strftime("%Y-%m-%d %H:%M:%S %z")}
+        "folder": str(run.folder), "page written": time.strftime("%Y-%m-%d %H:%M:%S %z")}
     return facts(about)
 
 

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 
 from common.errors import complain, one_line
-from common.streams import problem_of_error
+from common.streams import Errors
 from plan.run_folder import COLUMNS, OUTCOMES, PAGE, ROWS, RUN, SAMPLES, RunFolder
 from reporting.about import about
 from reporting.outcomes import summarized
@@ -115,8 +115,8 @@ class ReportWriter(Observer):
     def _draw(self):
         self._is_drawn = False
         self._guarded(self._record_outcomes, written=OUTCOMES)  # without it, the page still says how the run ended
-        if lost := problem_of_error():
-            self._about["standard_error"] = f"partly lost: {lost}"
+        if Errors.problem:
+            self._about["standard_error"] = f"partly lost: {Errors.problem}"
         self._files.write(RUN, self._about)
         self._files.save()
         write_report(self._files.path)

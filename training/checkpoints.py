@@ -82,11 +82,9 @@ class Checkpoints:
             note_normalization(path, tensors, variables)
             self.newest = path
             return Snapshot(tensors, Progress(**described["progress"]))
-        if listed := _listed(self._folder):
-            has_files = all((path / name).exists() for path in listed for name in FILES)
-            advice = ("start over with --resume=never" if has_files else
-                      "restore the missing files, or choose another --output_dir")
-            raise UserError(f"no checkpoint in {self._folder} can be read; {advice}")
+        if any(_listed(self._folder)):
+            raise UserError(f"no checkpoint in {self._folder} can be read; choose another --output_dir, or restore the "
+                            "files from a copy")
         return None
 
     def _check_recipe(self, path, recorded):

@@ -10,7 +10,7 @@ from common.errors import UserError
 from data import prepare
 from experiments import benchmark, planned, rehearse, verify
 from experiments.trainings import all_flags
-from launch import horovodrun, scaling
+from launch import hosts, scaling
 from plan import flags as train_flags
 from plan.recipe_file import recipe_path
 from reporting import report
@@ -59,7 +59,8 @@ def test_a_tilde_is_the_home_folder_in_launchers(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "own.flags").touch()
     assert recipe_path("~/own.flags") == tmp_path / "own.flags"
-    assert horovodrun._options(["", "--hostfile=~/hosts", "own"]).hostfile == f"{tmp_path}/hosts"
+    (tmp_path / "hosts").write_text("h1 slots=2\n")
+    assert [host.name for host in hosts.read("~/hosts")] == ["h1"]
     with pytest.raises(UserError, match="there is no recipe ~/none"):
         recipe_path("~/none")
     script = (". launch/common.sh; recipe_path '~/own.flags'; "

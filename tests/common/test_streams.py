@@ -68,17 +68,18 @@ def test_a_result_is_written_or_missed_whatever_becomes_of_messages(redirected, 
     (without_reader, ""),
     (lambda: os.open("/dev/full", os.O_WRONLY), "standard output cannot be written: no space left on device"),
     (lambda: os.open(os.devnull, os.O_RDONLY), "standard output cannot be written: bad file descriptor")])
-def test_output_raises_once_and_what_is_left_in_its_buffer_does_not(opened, message):
-    with streams.output(opened()) as output:
+def test_output_raises_once_and_what_is_left_in_its_buffer_does_not(opened, message, monkeypatch):
+    monkeypatch.setattr(streams.Output, "is_kept", False)
+    with streams.text(streams.Output(opened(), "w")) as output:
         with pytest.raises(Unwritten) as raised:
             print("result", file=output)
         assert str(raised.value) == message
         print("more", file=output)
 
 
-def test_output_that_a_file_has_too_may_be_lost():
-    with streams.output(without_reader()) as output:
-        streams.output_is_kept()
+def test_output_that_a_file_has_too_may_be_lost(monkeypatch):
+    monkeypatch.setattr(streams.Output, "is_kept", True)
+    with streams.text(streams.Output(without_reader(), "w")) as output:
         print("result", file=output)
 
 
@@ -88,10 +89,10 @@ def test_help_to_a_full_disk_is_one_line():
                                                  "device\n")
 
 
-def test_workers_do_not_wait_for_a_reader_that_has_ended():
+def test_workers_do_not_wait_for_a_reader_that_has_ended(monkeypatch):
     """More than a pipe holds. They would be killed after 20 s."""
-    with streams.output(without_reader()) as output:
-        streams.output_is_kept()
+    monkeypatch.setattr(streams.Output, "is_kept", True)
+    with streams.text(streams.Output(without_reader(), "w")) as output:
         words = ["timeout", "20", "bash", "-c", "for i in {1..4000}; do echo '[0]<stdout>:a line of rank 0'; done"]
         assert Running(words, output, "localhost").wait() == 0
 
@@ -111,5 +112,4 @@ def test_a_training_outlives_the_reader_of_its_messages(tmp_path):
             assert len(done.stdout.splitlines()) == 3
         told = json.loads((folder / "run.json").read_text())["standard_error"]
         assert told == "partly lost: " + {"disk": "no space left on device", "reader": "broken pipe"}[name]
-        page = (folder / "report.html").read_text()
-        assert told in page and "In progress" not in page
+        assert "In progress" not in (folder / "report.html").read_text()

@@ -144,7 +144,7 @@ def test_where_all_are_damaged_it_is_an_error(tmp_path):
     (tmp_path / "step-00000001" / "variables.index").write_bytes(b"")
     with pytest.raises(Damaged):
         read(tmp_path / "step-00000001")
-    with pytest.raises(UserError, match="--resume=never"):
+    with pytest.raises(UserError, match="can be read; choose another --output_dir, or restore"):
         Checkpoints(tmp_path, RECIPE).load(VARIABLES)
 
 
@@ -181,7 +181,7 @@ def test_what_could_not_be_opened_is_neither_damaged_nor_to_be_deleted(tmp_path,
     saved(tmp_path, [1])
     index = tmp_path / "step-00000001" / FILES[0]
     index.rename(tmp_path / "moved")
-    with pytest.raises(UserError, match="restore the missing files, or choose another --output_dir") as raised:
+    with pytest.raises(UserError, match="choose another --output_dir, or restore the files") as raised:
         Checkpoints(tmp_path, RECIPE).load(VARIABLES)
     stderr = capfd.readouterr().err
     assert stderr.endswith(f"skipped: {FILES[0]} was not found\n") and "never" not in str(raised.value)
