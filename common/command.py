@@ -28,6 +28,7 @@ def shell(program: str, barrier: Callable[[], None] = lambda: None, prints_error
     """
     streams.secure()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # hides TensorFlow's startup messages
+    os.environ.setdefault("UCX_DEBUG_SIGNO", "0")  # UCX takes SIGHUP, with which a closed terminal ends a command
     ending = Ending()
     problem = None
     try:

@@ -1,6 +1,8 @@
 """Readers that end, full disks and closed streams. Programs run under a shell, as users redirect them."""
 import json
 import os
+import pty
+import signal
 import subprocess
 import sys
 
@@ -113,3 +115,16 @@ def test_a_training_outlives_the_reader_of_its_messages(tmp_path):
         told = json.loads((folder / "run.json").read_text())["standard_error"]
         assert told == "partly lost: " + {"disk": "no space left on device", "reader": "broken pipe"}[name]
         assert "In progress" not in (folder / "report.html").read_text()
+
+
+@pytest.mark.trainings
+def test_a_closed_terminal_ends_a_training(tmp_path):
+    """By SIGHUP, as it ends other programs: what is written to it would be dropped."""
+    process, terminal = pty.fork()
+    if not process:
+        os.execv(sys.executable, [sys.executable, TRAIN, DIGITS, *TINY, "--epochs=500", f"--output_dir={tmp_path}"])
+    shown = b""
+    while b"epoch 1/" not in shown:
+        shown += os.read(terminal, 4096)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == -signal.SIGHUP
