@@ -21,7 +21,7 @@ import gc
 import sys
 from pathlib import Path
 
-from common import VERSION, command
+from common import VERSION, command, streams
 from common.errors import ExitCode, UserError, complain
 from common.files import as_json
 from common.startup import on_terminal, startup
@@ -71,6 +71,7 @@ def train(settings: Settings) -> dict:
     """Trains; returns the content of summary.json."""
     stop, launched, plan = StopRequest(), launcher.launched(), None
     stop.listen()
+    streams.Output.is_kept = True  # in summary.json
     startup.begin(launched.rank)
     if launched.rank == 0:  # other ranks may have no access
         output_dir.check(settings)

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from common import streams
 from common.errors import ExitCode, UserError, complain, one_line
 
 # TensorFlow loads Keras, which would take the layout of images, the dtype and epsilon from a user's keras.json, or stop
@@ -23,25 +24,29 @@ class Ending:
 def shell(program: str, barrier: Callable[[], None] = lambda: None, prints_errors: bool = True) -> Iterator[Ending]:
     """Context manager that turns UserError, OSError and Ctrl-C into one line on standard error and an exit code.
 
-    Other errors keep their traceback.
+    Other errors keep their traceback. A command whose standard output has no reader any more ends without a line. See
+    common.streams.
 
     barrier: waits for the other ranks after an error that all of them raise, because mpirun kills all when one exits.
     prints_errors: whether this process prints the line.
     """
+    streams.secure()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # hides TensorFlow's startup messages
     os.environ |= PLAIN_KERAS
+    os.environ.setdefault("UCX_DEBUG_SIGNO", "0")  # UCX takes SIGHUP, with which a closed terminal ends a command
     ending = Ending()
     problem = None
     try:
         yield ending
+        sys.stdout.flush()
     except (UserError, OSError) as error:
         problem = error
         ending.code = getattr(error, "exit_code", ExitCode.WRONG)
     except KeyboardInterrupt as interrupt:
         problem = str(interrupt) or "interrupted"
         ending.code = ExitCode.INTERRUPTED
-    if problem and prints_errors:
-        complain(one_line(problem), program)
+    if problem and prints_errors and (line := one_line(problem)):
+        complain(line, program)
     if getattr(problem, "on_all_ranks", False):
         with contextlib.suppress(Exception):  # a rank may have exited already
             barrier()
@@ -52,11 +57,11 @@ def asks_for_help(argv: Sequence[str]) -> bool:
 
 
 def print_help(*paragraphs: str) -> None:
-    """Prints paragraphs to standard output. A reader that stops early, such as `head`, causes no error."""
-    try:
-        print(*paragraphs, sep="\n", flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """Prints paragraphs to standard output. Ends the program if they cannot be written."""
+    with shell(os.path.basename(sys.argv[0])) as ending:
+        print(*paragraphs, sep="\n")
+    if ending.code:
+        sys.exit(ending.code)
 
 
 def table(rows: Sequence[dict[str, str]], align: Callable[[str, int], str] = str.ljust) -> list[str]:
@@ -82,7 +87,7 @@ def json_only_on_stdout() -> Iterator[None]:
     original = sys.stdout
     os.dup2(2, 1)
     try:
-        with open(os.dup(ours), "w", errors="backslashreplace") as sys.stdout:  # JSON's escape of a damaged name
+        with streams.text(streams.Output(os.dup(ours), "w")) as sys.stdout:
             yield
     finally:
         sys.stdout = original

@@ -2,6 +2,7 @@
 import dataclasses
 import difflib
 import math
+import os
 import re
 import types
 import typing
@@ -15,7 +16,14 @@ from common.errors import UsageError, one_line
 KINDS = {str: "string", int: "integer", float: "float", bool: "bool"}
 PARAGRAPH = re.compile(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
 PLAIN = {"choices": (), "low": None, "high": None, "parse": None, "alias": None, "switch": False, "own": False,
-         "repeated": False}
+         "repeated": False, "path": False}
+
+
+class Path(absl_flags.ArgumentParser):
+    """Parses a path. Its ~ is the home folder, also where a shell leaves it as it is."""
+
+    def parse(self, argument: str) -> str:
+        return os.path.expanduser(argument)
 
 
 class Switch(absl_flags.EnumFlag):
@@ -50,7 +58,8 @@ def flag(default=None, choices: Sequence[str] = (), **options):
     parse: converts the given text, or list of texts, to the field's value; raises ValueError. alias: another name of
     the flag. switch: whether the flag may be given without a value, which means `true`. own: whether MODULE:NAME is
     allowed, too. repeated: whether the flag is given once for each value of a list. Otherwise commas separate the
-    values. A list with choices is always repeated.
+    values. A list with choices is always repeated. path: whether the text, or each of a list, may be a path, in which ~
+    is the home folder.
     """
     parse = options.get("parse")
     value = parse(default) if parse and default is not None else default
@@ -87,6 +96,8 @@ def _define(values, field, text):
         absl_flags.DEFINE_flag(kind(field.name, default, text, enum_values=options["choices"]), values)
     else:
         getattr(absl_flags, f"DEFINE_{kind}")(field.name, default, **more)
+    if options["path"]:
+        values[field.name].parser = Path()
     if options["alias"]:
         absl_flags.DEFINE_alias(options["alias"], field.name, flag_values=values)
 
@@ -140,12 +151,12 @@ def read(values: absl_flags.FlagValues, argv: Sequence[str]) -> absl_flags.FlagV
 
 def read_with_arguments(values: absl_flags.FlagValues, argv: Sequence[str],
                         elsewhere: Mapping[str, str] = MappingProxyType({})) -> list[str]:
-    """Sets the values from a command line and returns the arguments that are not flags. Raises UsageError.
+    """Sets the values from a command line and returns the arguments that are not flags, as paths. Raises UsageError.
 
     elsewhere: what to say about unknown flags that other programs have, and values that they call otherwise.
     """
     try:
-        return values(argv)[1:]
+        return [Path().parse(argument) for argument in values(argv)[1:]]
     except (absl_flags.Error, UnicodeDecodeError) as error:
         text = one_line(error).partition(". Did you mean")[0]  # absl's compares only a name's first letters
         raise UsageError(folded(text)[:1000] + (

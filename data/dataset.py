@@ -121,7 +121,7 @@ class Split:
             cuts |= np.diff(samples, prepend=-2) != 1
         starts = np.flatnonzero(cuts)
         return [(self.paths[file], self.entries[file], samples[start:end] - self.file_starts[file])
-                for file, start, end in zip(files[starts], starts, [*starts[1:], len(samples)], strict=True)]
+                for file, start, end in zip(files[starts], starts, np.append(starts, len(samples))[1:], strict=True)]
 
     def records(self, samples: np.ndarray) -> Iterator[tuple[bytes, int]]:
         """Yields the encoded image and the label of these samples."""

@@ -51,8 +51,8 @@ class Options:
     seed: Random seed for the image order and the validation split.
     """
 
-    source: str | None = None
-    output: str | None = None
+    source: str | None = flag(path=True)
+    output: str | None = flag(path=True)
     format: str = flag("tfrecord", formats.WRITTEN)
     validation_fraction: float = flag(0.0, low=0.0, high=1.0)
     resize_shorter: int = flag(0, low=0)
@@ -60,7 +60,7 @@ class Options:
     verify: bool = False
     strict: bool = False
     adopt: bool = False
-    classes: str | None = None
+    classes: str | None = flag(path=True)
     shard_samples: int = flag(0, low=0)
     seed: int = flag(0, low=0)
 

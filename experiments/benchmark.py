@@ -76,9 +76,9 @@ class Options:
     dali_threads: tuple[int, ...] = flag([], parse=_threads)
     micro_batch_size: int = flag(64, low=1, high=2**20)
     global_batch_size: tuple[int, ...] = flag([], parse=_batches)
-    topology: str | None = None
+    topology: str | None = flag(path=True)
     seconds: float = flag(5.0, low=0.01, high=1e6)
-    output_dir: str | None = None
+    output_dir: str | None = flag(path=True)
     json: bool = False
 
 

@@ -63,11 +63,11 @@ class Options:
     """
 
     sweep: tuple[tuple[str, tuple[str, ...]], ...] = flag([], parse=swept, repeated=True)
-    runs: str | None = None
+    runs: str | None = flag(path=True)
     seeds: int = flag(1, low=1, high=10_000)
     search_rate: bool = False
-    search_data_dir: str | None = None
-    output_dir: str = "runs/sweep"
+    search_data_dir: str | None = flag(path=True)
+    output_dir: str = flag("runs/sweep", path=True)
     dry_run: bool = False
 
 

@@ -58,8 +58,8 @@ class Options:
     data_dir: Small dataset of the rehearsals. The references of another one are its own.
     """
 
-    output_dir: str = "runs/rehearsal"
-    data_dir: str = "fashion"
+    output_dir: str = flags.flag("runs/rehearsal", path=True)
+    data_dir: str = flags.flag("fashion", path=True)
 
 
 class Stage:

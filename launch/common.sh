@@ -21,10 +21,15 @@ take_dry_run() {
     done
 }
 
+# expanded PATH: prints a path with the home folder in place of ~, which a shell leaves in quotes and after a `=`.
+expanded() {
+    [[ $1 = \~ || $1 = \~/* ]] && printf '%s\n' "$HOME${1#\~}" || printf '%s\n' "$1"
+}
+
 # Prints the file of a recipe, given by its path or by its name in launch/recipes.
 recipe_path() {
     local name
-    for name in "$1" "$root/launch/recipes/$1" "$root/launch/recipes/$1.flags"; do
+    for name in "$(expanded "$1")" "$root/launch/recipes/$1" "$root/launch/recipes/$1.flags"; do
         if [ -f "$name" ]; then
             realpath -- "$name"
             return

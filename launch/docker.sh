@@ -52,8 +52,9 @@ while [[ ${1-} == -* ]]; do
 done
 [[ $# -gt 0 ]] || fail 2 "the recipe is missing; see --help"
 recipe=$(recipe_path "$1")
+data=$(expanded "$data")
 [[ -z $data || -d $data ]] || fail 1 "--data: the folder $data does not exist"
-output=$(realpath -m -- "$output")
+output=$(realpath -m -- "$(expanded "$output")")
 shift
 
 # mount HOST-PATH PATH [readonly]: unlike --volume, it allows a colon in a path, and fails if the path is missing.
@@ -64,11 +65,13 @@ mount() {
 
 # Prints the path of an --output_dir in the container, which has to be inside the output folder.
 inside() {
-    case $1 in
-        /output | /output/*) echo "$1" ;;
-        "$output" | "$output"/*) echo "/output${1#"$output"}" ;;
+    local path
+    path=$(expanded "$1")
+    case $path in
+        /output | /output/*) echo "$path" ;;
+        "$output" | "$output"/*) echo "/output${path#"$output"}" ;;
         /*) fail 2 "--output_dir=$1 is lost with the container; give a relative path, and its folder as --output" ;;
-        *) echo "/output/${1#runs/}" ;;
+        *) echo "/output/${path#runs/}" ;;
     esac
 }
 

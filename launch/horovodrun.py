@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from common import command
+from common import command, streams
 from common.errors import ExitCode, Stopped, UsageError, complain
 from distributed import gpus
 from launch import hosts as host_lists
@@ -55,6 +55,7 @@ def main(argv) -> int:
 
 def run(options) -> int:
     """Trains, or prints the plan; returns the exit code. Raises UserError."""
+    streams.Output.is_kept = True  # in summary.json; the workers must not wait for a reader that has ended
     arguments = [*recipe_flags(recipe_path(options.recipe)), *options.flags]
     settings = flags.parse(["train.py", *arguments])
     hosts = _hosts(options)

@@ -39,7 +39,7 @@ def parse(text: str) -> list[Host]:
 def read(path: str) -> list[Host]:
     """Reads a file with a line `host slots=8` per host; # starts a comment. Raises UserError."""
     try:
-        lines = [line.partition("#")[0].split() for line in Path(path).read_text().splitlines()]
+        lines = [line.partition("#")[0].split() for line in Path(path).expanduser().read_text().splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--hostfile: {path} cannot be read: {getattr(error, 'strerror', error)}") from None
     wrong = [" ".join(words) for words in lines if words[2:] or (words[1:] and not words[1].startswith("slots="))]

@@ -54,7 +54,7 @@ class Options:
     """
 
     workers: tuple[int, ...] = flag([], parse=_numbers)
-    topology: str = "abci"
+    topology: str = flag("abci", path=True)
     allreduce: tuple[str, ...] = flag(list(ALLREDUCES), ALLREDUCES)
     overlap: float | None = flag(low=0.0, high=1.0)
     json: bool = False

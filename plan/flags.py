@@ -167,16 +167,9 @@ def _read(argv: Sequence[str]) -> absl_flags.FlagValues:
     if values.data_dir == "":
         raise UsageError("--data_dir is empty; give the folder of a dataset, or omit the flag for the digits")
     values.image = [*values.image, *images]
-    for name in PATHS:
-        given = values[name].value
-        if isinstance(given, list):
-            values[name].value = [os.path.expanduser(path) for path in given]
-        elif given:
-            values[name].value = os.path.expanduser(given)
     return values
 
 
-PATHS = ("data_dir", "output_dir", "checkpoint", "init_checkpoint", "image", "stage_dir", "timeline")
 READ_BY = {  # flag -> (another flag, the values of that one with which the first has an effect)
     **dict.fromkeys(("warmup_epochs", "warmup_learning_rate"), ("warmup", ("gradual", "constant"))),
     "lr_boundaries": ("lr_schedule", ("multistep",)),

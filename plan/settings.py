@@ -98,7 +98,7 @@ class Recipe:
     seed: Seed of the initial weights, the order of samples and the augmentation.
     """
 
-    data_dir: str = "digits"
+    data_dir: str = flag("digits", path=True)
     model: str = flag("resnet20", model_zoo.MODELS, own=True)
     pretrained: bool = False
     last_gamma: float | None = flag(low=0.0, high=1.0)
@@ -195,7 +195,7 @@ class Launch:
     dali_threads: int | None = flag(low=1)
     hw_decoder_load: float = flag(0.65, low=0.0, high=1.0)
     mmap: str = flag("auto", ("auto", "true", "false"), switch=True)
-    stage_dir: str | None = None
+    stage_dir: str | None = flag(path=True)
     stage_gb: float | None = flag(low=1e-3)
     allreduce: str = flag("ring", ALLREDUCES)
     torus_grid: tuple[int, int] | None = flag("auto", parse=parse_grid)
@@ -266,10 +266,10 @@ class Run:
     """
 
     mode: str = flag("train", ("train", "evaluate", "export", "predict"))
-    output_dir: str | None = None
-    checkpoint: str | None = None
-    image: tuple[str, ...] = flag([], parse=tuple, repeated=True)
-    init_checkpoint: str | None = None
+    output_dir: str | None = flag(path=True)
+    checkpoint: str | None = flag(path=True)
+    image: tuple[str, ...] = flag([], parse=tuple, repeated=True, path=True)
+    init_checkpoint: str | None = flag(path=True)
     resume: str = flag("auto", ("auto", "never"))
     checkpoint_every: values.Every = flag("auto", parse=values.Every.parse)
     target_top1: float | None = flag(parse=values.fraction)
@@ -279,7 +279,7 @@ class Run:
     log_trust_ratios: bool = False
     log_noise_scale: bool = False
     save_augmentations: bool = False
-    timeline: str | None = None
+    timeline: str | None = flag(path=True)
     profile: tuple[int, int] | None = flag(parse=values.range_of_steps)
     observer: tuple[str, ...] = flag([], parse=values.names_in_modules, repeated=True)
     dry_run: bool = False

@@ -179,7 +179,7 @@ def ticks(low: float, high: float, most: int = 5, least: float = 0) -> list[floa
     power = 10.0 ** math.floor(math.log10(rough))
     step = max(least, next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999))
     first = math.ceil(low / step - 1e-9)
-    return [round(n * step, 12) for n in range(first, math.floor(high / step + 1e-9) + 1)]
+    return [float(f"{n * step:.12g}") for n in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
 def log_ticks(low: float, high: float) -> list[float]:

@@ -38,7 +38,7 @@ class Options:
         each run reached it.
     """
 
-    output: str | None = None
+    output: str | None = flag(path=True)
     target_top1: float | None = flag(low=0.0, high=1.0)
 
 

@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 
 from common.errors import complain, one_line
+from common.streams import Errors
 from plan.run_folder import COLUMNS, OUTCOMES, PAGE, ROWS, RUN, SAMPLES, RunFolder
 from reporting.about import about
 from reporting.outcomes import summarized
@@ -81,19 +82,18 @@ class ReportWriter(Observer):
     def _submit(self, action, *arguments) -> Future:
         return self._thread.submit(self._guarded, action, *arguments)
 
-    def _guarded(self, action, *arguments) -> None:
+    def _guarded(self, action, *arguments, written: str = PAGE) -> None:
         """Runs an action on the thread. A failure is a line on standard error, and the next one only if it differs."""
         try:
             action(*arguments)
         except Exception as error:
             problem = one_line(error) or type(error).__name__
             if problem != self._problem:
-                complain(f"{PAGE} could not be written: {problem}")
+                complain(f"{written} could not be written: {problem}")
             self._problem = problem
 
     def _begin(self):
         self._about = about(self._run) | {"sample_classes": self._files.read(RUN).get("sample_classes")}
-        self._files.write(RUN, self._about)
         self._draw()
 
     def _sample(self):
@@ -102,11 +102,9 @@ class ReportWriter(Observer):
                 pictures, names = self._run.images(COLUMNS * ROWS, LARGE)
                 self._files.write(SAMPLES, picture(pictures))
                 self._about["sample_classes"] = names
-                self._files.write(RUN, self._about)
 
     def _record_stop(self, reason: str, next_workers: int | None):
-        self._files.write(RUN, self._about | {"stopped": reason} | (
-            {"next_workers": next_workers} if next_workers else {}))
+        self._about |= {"stopped": reason} | ({"next_workers": next_workers} if next_workers else {})
         self._draw()
 
     def _draw_when_due(self):
@@ -116,7 +114,10 @@ class ReportWriter(Observer):
 
     def _draw(self):
         self._is_drawn = False
-        self._record_outcomes()
+        self._guarded(self._record_outcomes, written=OUTCOMES)  # without it, the page still says how the run ended
+        if Errors.problem:
+            self._about["standard_error"] = f"partly lost: {Errors.problem}"
+        self._files.write(RUN, self._about)
         self._files.save()
         write_report(self._files.path)
         self._is_drawn = True

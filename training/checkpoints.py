@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -34,10 +35,11 @@ MEANING = 4
 DEFAULTS = defaults(Recipe)  # for flags that earlier versions lacked
 ALIKE = 0.01  # relative difference of two means over the same images, at most
 DESCRIPTION = "description"  # name of the tensor that holds, as JSON, everything except the variables
+FILES = "variables.index", "variables.data-00000-of-00001"
 
 
 class Damaged(Exception):
-    """Raised for a checkpoint that cannot be read."""
+    """Raised for a checkpoint whose files can be opened, but not read."""
 
 
 class Checkpoints:
@@ -60,13 +62,14 @@ class Checkpoints:
         self.newest = listed[0] if listed else None
         self._top1 = {}  # by name, for checkpoints on disk that follow an evaluation
         for path in listed:
-            with contextlib.suppress(Damaged):
+            with contextlib.suppress(Damaged, OSError):
                 self._top1[path.name] = describe(path)["top1"]
 
     def load(self, variables: dict) -> Snapshot | None:
         """Returns the newest intact checkpoint, or None if there are none. Names damaged ones on standard error.
 
-        variables: what the checkpoint has to fit. Raises UserError if it does not, or if all are damaged.
+        variables: what the checkpoint has to fit. Raises UserError if it does not, or if none can be read, and OSError
+        if it cannot be opened.
         """
         self.wait()
         for path, tensors, described in intact(self._folder):
@@ -80,7 +83,8 @@ class Checkpoints:
             self.newest = path
             return Snapshot(tensors, Progress(**described["progress"]))
         if any(_listed(self._folder)):
-            raise UserError(f"no checkpoint in {self._folder} can be read; start over with --resume=never")
+            raise UserError(f"no checkpoint in {self._folder} can be read; choose another --output_dir, or restore the "
+                            "files from a copy")
         return None
 
     def _check_recipe(self, path, recorded):
@@ -170,36 +174,48 @@ def write(path: Path, snapshot: Snapshot, about: dict) -> None:
 
 
 def read(path: Path) -> tuple[dict, dict]:
-    """Returns (tensors by name, description) of a checkpoint folder. Raises Damaged."""
-    with _damage_known():
-        reader = tf.train.load_checkpoint(str(path / "variables"))
+    """Returns (tensors by name, description) of a checkpoint folder. Raises Damaged, and OSError as `_opened`."""
+    with _opened(path) as reader:
         names = [name for name in reader.get_variable_to_shape_map() if name != DESCRIPTION]
         return {name: reader.get_tensor(name) for name in names}, json.loads(reader.get_tensor(DESCRIPTION))
 
 
 def describe(path: Path) -> dict:
-    """Returns the description in a checkpoint folder: everything except the variables. Raises Damaged."""
-    with _damage_known():
-        return json.loads(tf.train.load_checkpoint(str(path / "variables")).get_tensor(DESCRIPTION))
+    """Returns the description in a checkpoint folder: everything except the variables. Raises as `read`."""
+    with _opened(path) as reader:
+        return json.loads(reader.get_tensor(DESCRIPTION))
 
 
 @contextlib.contextmanager
-def _damage_known():
+def _opened(path: Path) -> Iterator:
+    """Context manager for TensorFlow's reader of a checkpoint. Raises Damaged, and OSError if a file cannot be opened.
+
+    TensorFlow takes a path for a pattern, in which [ and \\ are special. So the reader gets the folder's descriptor.
+    """
+    for name in FILES:
+        open(path / name, "rb").close()
+    descriptor = os.open(path, os.O_RDONLY)
+    folder = f"/proc/self/fd/{descriptor}"
     try:
-        yield
+        yield tf.train.load_checkpoint(f"{folder}/variables")
     except (tf.errors.OpError, ValueError, IndexError, RuntimeError, SystemError) as error:
-        raise Damaged(one_line(error)[:200]) from None
+        raise Damaged(one_line(error).replace(folder, str(path))[:200]) from None
+    finally:
+        os.close(descriptor)
 
 
 def intact(path: Path) -> Iterator[tuple[Path, dict, dict]]:
-    """Yields (path, tensors, description) of each intact checkpoint, newest first. Names damaged ones.
+    """Yields (path, tensors, description) of each intact checkpoint, newest first. Names damaged and incomplete ones.
 
-    path: a run's folder, its checkpoints/, or one checkpoint in it.
+    path: a run's folder, its checkpoints/, or one checkpoint in it. Raises OSError for one that cannot be opened, which
+    may be intact and newer than the next.
     """
     within = path / CHECKPOINTS if (path / CHECKPOINTS).is_dir() else path
     for candidate in [path] if (path / "variables.index").exists() else _listed(within):
         try:
             yield candidate, *read(candidate)
+        except FileNotFoundError as error:
+            complain(f"the checkpoint {candidate} was skipped: {Path(error.filename).name} was not found")
         except Damaged as error:
             complain(f"the checkpoint {candidate} is damaged and was skipped: {error}")
 

@@ -52,9 +52,9 @@ while [ $# -gt 0 ]; do
         --signal-before) signal_before=$value ;;
         --array) array=$value ;;
         --launcher) launcher=$value ;;
-        --container-image) image=$value ;;
+        --container-image) image=$(expanded "$value") ;;
         --container-mounts) mounts=$value ;;
-        --setup) setup=$(readlink -e -- "$value") || fail 2 "--setup: there is no file $value" ;;
+        --setup) setup=$(readlink -e -- "$(expanded "$value")") || fail 2 "--setup: there is no file $value" ;;
         --cpus-per-task | --cpus-per-gpu) shared=yes && options+=("$option=$value") ;;
         --partition) partition=$value && options+=("$option=$value") ;;
         --time | --account | --qos | --gres | --constraint | --mem | --mem-per-cpu | --mem-per-gpu | \

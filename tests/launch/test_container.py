@@ -95,6 +95,15 @@ def test_folders_and_files_of_the_host_are_mounted(dry_run, tmp_path):
     assert words[-5:] == ["mine", "launch/dgx1.sh", "/recipe/my own.flags", "--data_dir=/data", "--data_dir=digits"]
 
 
+def test_a_tilde_in_quotes_is_the_home_folder(dry_run, tmp_path):
+    (tmp_path / "own.flags").touch()
+    words = dry_run("--data=~", "--output", "~/out", "~/own.flags", "--output_dir=~/out/a", HOME=str(tmp_path))
+    assert after("--mount", words) == [f"type=bind,source={tmp_path},target=/data,readonly",
+                                       f"type=bind,source={tmp_path}/out,target=/output",
+                                       f"type=bind,source={tmp_path}/own.flags,target=/recipe/own.flags,readonly"]
+    assert words[-1] == "--output_dir=/output/a"
+
+
 @pytest.mark.parametrize("given, inside", [
     (["--output_dir=a/b"], ["--output_dir=/output/a/b"]), (["--output_dir", "a"], ["--output_dir", "/output/a"]),
     (["--output_dir=runs/a"], ["--output_dir=/output/a"]), (["--output_dir=/output/a"], ["--output_dir=/output/a"]),

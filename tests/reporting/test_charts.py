@@ -89,7 +89,7 @@ def test_the_round_numbers_of_an_axis():
 
 def test_a_logarithmic_axis_has_three_ticks_or_more():
     """Also if its ends are close to each other, which no power of ten or 2 or 5 times one may lie between."""
-    for low in (0.011, 0.9, 1.1, 2.01, 6.3, 1e5):
+    for low in (1.2e-13, 0.011, 0.9, 1.1, 2.01, 6.3, 1e5):  # the first: one of a million images has a loss
         for ratio in (1.5, 1.9, 3, 4.4, 9, 99, 1.01e4, 1e9):
             marks = charts.log_ticks(low, ratio * low)
             assert 3 <= len(marks) <= 14 and low * 0.999 <= marks[0] < marks[-1] <= ratio * low * 1.001, (low, ratio)

@@ -14,6 +14,7 @@ from conftest import ROOT
 from PIL import Image
 
 from common.files import write_json
+from common.streams import Errors
 from data.dataset import open_dataset
 from plan.flags import parse
 from plan.run_folder import RunFolder
@@ -149,6 +150,40 @@ def test_a_whole_training(info, found, capsys):
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("report")]
 
 
+@pytest.mark.parametrize(("name", "order"), [("tfrecord", "global"), ("lmdb", "file"), ("recordio", "file")])
+def test_a_validation_without_an_error_is_shown_to_the_end(name, order, in_format, info, found, capsys):
+    dataset = open_dataset(in_format(name)).in_order(order) if order == "file" else info.dataset
+    found = found[:dataset.validation.samples]
+    found[:, 1] = found[:, 0]
+    writer = ReportWriter(RunFolder(info.folder))
+    writer.start(replace(info, dataset=dataset))
+    writer.evaluation(Evaluation(row(1), {}, {}, found))
+    (info.folder / "metrics.jsonl").write_text(json.dumps(row(1)) + "\n")
+    write_json(info.folder / "summary.json", row(1) | {"epochs": 3, "world_size": 1})
+    writer.end({})
+    writer.close()
+    assert capsys.readouterr().err == f"report: {info.folder}/report.html\n"
+    made, page = (info.folder / "outcomes.json").read_text(), (info.folder / "report.html").read_text()
+    assert json.loads(made)["worst"] == []
+    assert sum(count for *_, count in json.loads(made)["confusion"]) == dataset.validation.samples
+    assert f"0 of {dataset.validation.samples} validation images" in page
+    assert "In progress" not in page and "refresh" not in page
+
+
+def test_a_page_without_its_pictures_still_says_how_the_run_ended(info, found, capsys):
+    """The validation images have gone."""
+    gone = replace(info.dataset, validation=replace(info.dataset.validation, paths=(info.folder / "gone.tfrecord",)))
+    writer = ReportWriter(RunFolder(info.folder))
+    writer.start(replace(info, dataset=gone))
+    writer.evaluation(Evaluation(row(1), {}, {}, found))
+    write_json(info.folder / "summary.json", row(1) | {"epochs": 3, "world_size": 1})
+    writer.end({})
+    writer.close()
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2 and "outcomes.json could not be written: " in lines[0] and "gone.tfrecord" in lines[0]
+    assert "In progress" not in (info.folder / "report.html").read_text()
+
+
 def test_drawings_that_wait_are_dropped_and_training_does_not(info, found, monkeypatch):
     """28 evaluations return while a drawing is blocked. One drawing of the newest follows, in 10 s or at the end."""
     drawn, is_blocked, is_released = [], threading.Event(), threading.Event()
@@ -197,6 +232,21 @@ def test_a_failure_is_one_line_and_training_goes_on(info, found, capsys):
     writer.close()
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("train.py: report.html could not be written: ") and "plan.json" in line
+
+
+def test_the_run_says_that_messages_were_lost(info, monkeypatch):
+    """Those of a training whose standard error is on a full disk, and which then ends with an error."""
+    monkeypatch.setattr(Errors, "problem", "")
+    with Errors("/dev/full", "w") as error:
+        writer = ReportWriter(RunFolder(info.folder))
+        writer.start(info)
+        assert error.write(b"message") == 7
+        try:
+            raise ValueError("training diverged")
+        except ValueError:
+            writer.close()
+    made = json.loads((info.folder / "run.json").read_text())
+    assert made["standard_error"] == "partly lost: no space left on device" and made["stopped"] == "training diverged"
 
 
 def test_a_training_that_ends_early_says_why(info, capsys):

@@ -22,7 +22,7 @@ from plan.run_folder import RunFolder
 from plan.values import Every
 from reporting.run_log import RunLog
 from tests.rigs.trainings import newest_step
-from training.checkpoints import MEANING, Checkpoints, Damaged, intact, load_model, read
+from training.checkpoints import FILES, MEANING, Checkpoints, Damaged, intact, load_model, read
 from training.observer import Evaluation, Update
 from training.run import Training
 from training.state import Progress, Snapshot
@@ -132,7 +132,8 @@ def test_damage_is_noticed_wherever_it_is(tmp_path, capfd):
             assert "," in what
             np.testing.assert_array_equal(loaded.tensors["model/000/kernel"], snapshot(2).tensors["model/000/kernel"])
         else:
-            assert str(newest) in stderr and "damaged" in stderr and len(stderr.splitlines()) == 1, (what, stderr)
+            told = "skipped: " + what.replace(" gone", " was not found") if " gone" in what else "damaged"
+            assert str(newest) in stderr and told in stderr and len(stderr.splitlines()) == 1, (what, stderr)
         for file, content in files.items():
             file.write_bytes(content)
     assert read(newest)[1]["progress"]["step"] == 2
@@ -143,8 +144,53 @@ def test_where_all_are_damaged_it_is_an_error(tmp_path):
     (tmp_path / "step-00000001" / "variables.index").write_bytes(b"")
     with pytest.raises(Damaged):
         read(tmp_path / "step-00000001")
-    with pytest.raises(UserError, match="--resume=never"):
+    with pytest.raises(UserError, match="can be read; choose another --output_dir, or restore"):
         Checkpoints(tmp_path, RECIPE).load(VARIABLES)
+
+
+@pytest.mark.parametrize("name", ["lr[0.1]", "[a-z]", "a]", "a*", "a?", "a\\b", "a\\", "a b", "50%", "a\nb", "{a,b}"])
+def test_a_path_is_not_a_pattern(name, tmp_path, capfd):
+    """TensorFlow found no file for some of these. The checkpoints were called damaged, and --resume=never deletes them.
+    """
+    saved(tmp_path / "a" / "b", [1])  # what some patterns match
+    folder = tmp_path / name / "checkpoints"
+    saved(folder, [1, 2], top1={1: 0.9, 2: 0.8})
+    checkpoints = Checkpoints(folder, RECIPE)
+    assert checkpoints.load(VARIABLES).progress.step == 2
+    checkpoints.save(snapshot(3), 0.3, top1=0.7)
+    assert checkpoints.wait() and (folder / "best").resolve().name == "step-00000001"  # describes those on disk
+    assert checkpoints.last_good(3).name == "step-00000002" and checkpoints.load(VARIABLES).progress.step == 2
+    for given in (tmp_path / name, folder, folder / "step-00000002", folder / "best"):
+        _, tensors, described = next(intact(given))
+        np.testing.assert_array_equal(tensors["model/000/kernel"],
+                                      snapshot(described["progress"]["step"]).tensors["model/000/kernel"])
+    assert not capfd.readouterr().err
+
+
+def test_damage_is_named_with_its_file(tmp_path, capfd):
+    folder = tmp_path / "lr[0.1]"
+    saved(folder, [1, 2])
+    (folder / "step-00000002" / FILES[1]).write_bytes(b"")
+    assert Checkpoints(folder, RECIPE).load(VARIABLES).progress.step == 1
+    stderr = capfd.readouterr().err
+    assert f"{folder}/step-00000002 is damaged" in stderr and "/proc/" not in stderr
+
+
+def test_what_could_not_be_opened_is_neither_damaged_nor_to_be_deleted(tmp_path, capfd):
+    """A missing file, and one that cannot be opened: a folder, because root may open any file."""
+    saved(tmp_path, [1])
+    index = tmp_path / "step-00000001" / FILES[0]
+    index.rename(tmp_path / "moved")
+    with pytest.raises(UserError, match="choose another --output_dir, or restore the files") as raised:
+        Checkpoints(tmp_path, RECIPE).load(VARIABLES)
+    stderr = capfd.readouterr().err
+    assert stderr.endswith(f"skipped: {FILES[0]} was not found\n") and "never" not in str(raised.value)
+    index.mkdir()
+    with pytest.raises(IsADirectoryError, match=FILES[0]):
+        Checkpoints(tmp_path, RECIPE).load(VARIABLES)
+    index.rmdir()
+    (tmp_path / "moved").rename(index)
+    assert Checkpoints(tmp_path, RECIPE).load(VARIABLES).progress.step == 1 and not capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("variables", "message"), [

@@ -1,0 +1,68 @@
+"""Standard output and standard error whose reader may end, whose disk may be full, or which are closed from the start.
+
+A command does not depend on standard error: what cannot be written there is dropped. Its result is on standard output.
+If that cannot be written, the command ends with an error, unless a file has the result, too.
+"""
+import io
+import os
+import sys
+
+from common.errors import UserError
+
+
+class Unwritten(UserError):
+    """Standard output cannot be written. If its reader has ended, there is no message, because nobody is to be told."""
+
+
+class Errors(io.FileIO):
+    """Standard error. problem: why something was dropped, or an empty text. It is the process's."""
+
+    problem = ""
+
+    def write(self, data) -> int:
+        try:
+            return super().write(data) or len(data)  # None: a terminal would block
+        except OSError as error:
+            Errors.problem = error.strerror.lower()
+            return len(data)
+
+
+class Output(io.FileIO):
+    """Standard output. It raises Unwritten once: what is left in a buffer must not raise it again.
+
+    is_kept: whether a file has what is printed, too, so that it may be dropped. It is the process's.
+    """
+
+    is_kept = has_failed = False
+
+    def write(self, data) -> int | None:
+        try:
+            return len(data) if self.has_failed else super().write(data)
+        except OSError as error:
+            self.has_failed = True
+            if self.is_kept:
+                return len(data)
+            raise Unwritten("" if isinstance(error, BrokenPipeError) else
+                            f"standard output cannot be written: {error.strerror.lower()}") from None
+
+
+def text(raw: io.FileIO) -> io.TextIOWrapper:
+    """Returns a text stream. Names of files that are not UTF-8 are escaped, as in JSON."""
+    return io.TextIOWrapper(io.BufferedWriter(raw), errors="backslashreplace", line_buffering=True)
+
+
+def secure() -> None:
+    """Replaces Python's standard streams by those above.
+
+    Opens those that are closed: otherwise the next file that is opened gets the number of one, and what a library
+    prints is written to it.
+    """
+    for descriptor, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):  # a result still cannot be written
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, mode), True)
+    if sys.stdout is sys.__stdout__:
+        sys.stdout = text(Output(1, "w", closefd=False))
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = text(Errors(2, "w", closefd=False))

@@ -1,0 +1,70 @@
+"""Flags that hold paths."""
+import dataclasses
+import subprocess
+
+import pytest
+from conftest import ROOT
+
+from common import flags
+from common.errors import UserError
+from data import prepare
+from experiments import benchmark, planned, rehearse, verify
+from experiments.trainings import all_flags
+from launch import hosts, scaling
+from plan import flags as train_flags
+from plan.recipe_file import recipe_path
+from reporting import report
+
+PROGRAMS = {  # each program's dataclasses of flags -> function that defines all of its flags
+    "train": ((*train_flags.GROUPS.values(),), train_flags.define),
+    "data.prepare": ((prepare.Options,), lambda: flags.define(prepare.Options)),
+    "experiments.sweep": ((planned.Options,), lambda: all_flags(planned.Options)),
+    "experiments.rehearse": ((rehearse.Options,), lambda: all_flags(rehearse.Options)),
+    "experiments.verify": ((verify.Options,), lambda: all_flags(verify.Options)),
+    "experiments.benchmark": ((benchmark.Options,), benchmark.all_flags),
+    "reporting.report": ((report.Options,), lambda: flags.define(report.Options)),
+    "launch.scaling": ((scaling.Options,), lambda: scaling.all_flags(has_recipe=True))}
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/mine")
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_tilde_is_the_home_folder_in_every_flag_that_is_a_free_text(program):
+    """A text that is neither one of some choices nor parsed is the name of a file or folder, in all programs."""
+    groups, define = PROGRAMS[program]
+    named = [field.name for group in groups for field in dataclasses.fields(group) if field.type in (str, str | None)
+             and not field.metadata.get("choices") and not field.metadata.get("parse")]
+    given = [name for name in (*named, "data_dir", "output_dir", "image") if name in define()]
+    values = flags.read(define(), ["program", *(f"--{name}=~/a/~" for name in given)])
+    assert given or program == "experiments.verify"
+    for name in given:
+        assert values[name].value == (["/home/mine/a/~"] if name == "image" else "/home/mine/a/~")
+        assert "--" + name + "=/home/mine/a/~" in values[name].serialize()  # what flags.txt records
+
+
+def test_a_tilde_is_the_home_folder_in_arguments():
+    values = flags.define(report.Options)
+    values.set_gnu_getopt(True)
+    assert flags.read_with_arguments(values, ["report", "~/a", "--output=~", "b~"]) == ["/home/mine/a", "b~"]
+    assert values.output == "/home/mine"
+    assert train_flags.parse(["train.py", "--mode=predict", "--image=~/1.png", "~/2.png", "--data_dir=digits",
+                              f"--flagfile={ROOT}/launch/recipes/digits.flags", "--checkpoint=~/run"]
+                             ).run.image == ("/home/mine/1.png", "/home/mine/2.png")
+
+
+def test_a_tilde_is_the_home_folder_in_launchers(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "own.flags").touch()
+    assert recipe_path("~/own.flags") == tmp_path / "own.flags"
+    (tmp_path / "hosts").write_text("h1 slots=2\n")
+    assert [host.name for host in hosts.read("~/hosts")] == ["h1"]
+    with pytest.raises(UserError, match="there is no recipe ~/none"):
+        recipe_path("~/none")
+    script = (". launch/common.sh; recipe_path '~/own.flags'; "
+              "for path in '~' '~/a b' '~other/a' 'a/~' '-n' ''; do expanded \"$path\"; done")
+    done = subprocess.run(["bash", "-euc", script], cwd=ROOT, text=True, capture_output=True, check=True)
+    assert done.stdout.splitlines() == [f"{tmp_path}/own.flags", str(tmp_path), f"{tmp_path}/a b", "~other/a", "a/~",
+                                        "-n", ""]
