@@ -207,6 +207,7 @@ def checked(made: Planned, settings: train_flags.Settings, output_dir: Path, pla
     """Returns a run. Raises UserError if it has no plan on one worker, or its folder in output_dir other flags."""
     if plans:
         try:
+            train_flags.check_own(settings)
             plan_for(settings, 1, 1, train_samples(settings.recipe.data_dir))
         except UserError as error:
             raise UserError(f"{made.name}: {error}") from None
