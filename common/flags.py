@@ -2,10 +2,12 @@
 import dataclasses
 import difflib
 import math
+import os
 import re
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 
 from absl import flags as absl_flags
@@ -145,13 +147,49 @@ def read_with_arguments(values: absl_flags.FlagValues, argv: Sequence[str],
     elsewhere: what to say about unknown flags that other programs have, and values that they call otherwise.
     """
     try:
-        return values(argv)[1:]
-    except (absl_flags.Error, UnicodeDecodeError) as error:
+        return values([argv[0], *with_files(argv[1:])])[1:]
+    except absl_flags.Error as error:
         text = one_line(error).partition(". Did you mean")[0]  # absl's compares only a name's first letters
         raise UsageError(folded(text)[:1000] + (
             nearest_value(text, elsewhere) or nearest_flag(text, values, elsewhere))) from None
     except RecursionError:  # absl's search for a similar flag recurses once per letter
         raise UsageError("a flag name is too long; --help lists all flags") from None
+
+
+def with_files(words: Sequence[str], outer: tuple[str, ...] = ()) -> list[str]:
+    """Returns a command line with the lines of flag files, without comments, in place of --flagfile. Raises UsageError.
+
+    absl's own reader fails at a byte order mark, and does not name a file that is not UTF-8. outer: the files that
+    these words are in.
+    """
+    left, read = [*words], []
+    while left:
+        word = left.pop(0)
+        name, separator, file = word.partition("=")
+        if word == "--" and not outer:
+            return [*read, word, *left]
+        if name not in ("--flagfile", "-flagfile"):
+            read.append(word)
+            continue
+        file = os.path.expanduser(file if separator or not left else left.pop(0))
+        if file in outer:
+            raise UsageError(f"--flagfile: {file} includes itself; remove the line")
+        try:
+            lines = file_text(file).split("\n")
+        except (OSError, ValueError) as error:  # such as a NUL in its name
+            raise UsageError(f"--flagfile: {one_line(error)}") from None
+        inner = [line.strip() for line in lines if line.strip() and not line.startswith(("#", "//"))]
+        read += with_files(inner, (*outer, file))
+    return read
+
+
+def file_text(file) -> str:
+    """Returns the text of a flag file: UTF-8, with or without a byte order mark. Raises UsageError, and OSError."""
+    try:
+        return Path(file).read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise UsageError(f"{file}, line {line}, is not UTF-8; save the file as UTF-8") from None
 
 
 def folded(choices: str) -> str:

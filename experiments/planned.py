@@ -139,7 +139,7 @@ def number_or_text(text: str) -> int | float | str:
 def lines_of(file: str) -> list[dict[str, str]]:
     """Returns the flags of each line of a --runs file. Raises UsageError, and OSError if there is no such file."""
     lines = []
-    for number, text in enumerate(Path(file).read_text(errors="replace").splitlines(), 1):
+    for number, text in enumerate(flags.file_text(file).splitlines(), 1):
         try:
             line = flags_of_line(shlex.split(text, comments=True))
         except (ValueError, UsageError) as error:

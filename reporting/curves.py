@@ -104,5 +104,5 @@ def between_updates(run: RunData) -> str:
         before = row["samples"]
     if not total or trained > total:
         return ""
-    return (f" The updates took {duration(trained)} of the {duration(total)} after the network was built. The rest went "
-            "to opening the data, evaluation and checkpoints.")
+    return (f" The updates took {duration(trained)} of the {duration(total)} after the network was built. The rest "
+            "went to opening the data, evaluation and checkpoints.")
