@@ -1,0 +1,20 @@
+"""Flags with which experiments.verify would train something else: refused by the run's name, before any training."""
+import pytest
+
+from common.errors import UserError
+from experiments.verify import verified
+from tests.rigs.run_files import whole
+
+
+@pytest.mark.parametrize(("flag", "message"), [
+    ("--learning_rate=1", "was trained with --learning_rate=2; --learning_rate=1 makes another training, so remove it"),
+    ("--epochs=4", "was trained with --epochs=3; --epochs=4.0 makes another training"),
+    ("--data_dir=synthetic:500", "synthetic:500 has 500 training images, but .* was trained on 1,000; give its dataset"),
+    ("--dry_run", "--mode and --dry_run have no use here"),
+    ("--learning_rate=2.0", "no evaluation follows a checkpoint"), ("--seed=0", "no evaluation follows a checkpoint")])
+def test_another_training_is_refused(flag, message, tmp_path):
+    """Not by the name of the temporary copy, whose training would advise to choose another --output_dir."""
+    folder = whole(tmp_path / "run", model="convnet", image_size="32", data_dir="synthetic:1000", deterministic="true")
+    with pytest.raises(UserError, match=message) as raised:
+        verified(str(folder), None, [flag])
+    assert "output_dir" not in str(raised.value)
