@@ -9,7 +9,7 @@ from tests.rigs.run_files import whole
 @pytest.mark.parametrize(("flag", "message"), [
     ("--learning_rate=1", "was trained with --learning_rate=2; --learning_rate=1 makes another training, so remove it"),
     ("--epochs=4", "was trained with --epochs=3; --epochs=4.0 makes another training"),
-    ("--data_dir=synthetic:500", "synthetic:500 has 500 training images, but .* was trained on 1,000; give its dataset"),
+    ("--data_dir=synthetic:500", "synthetic:500 has 500 training images, but .* was trained on 1,000; give its"),
     ("--dry_run", "--mode and --dry_run have no use here"),
     ("--learning_rate=2.0", "no evaluation follows a checkpoint"), ("--seed=0", "no evaluation follows a checkpoint")])
 def test_another_training_is_refused(flag, message, tmp_path):
