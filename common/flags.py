@@ -156,30 +156,21 @@ def read_with_arguments(values: absl_flags.FlagValues, argv: Sequence[str],
         raise UsageError("a flag name is too long; --help lists all flags") from None
 
 
-def with_files(words: Sequence[str], outer: tuple[str, ...] = ()) -> list[str]:
-    """Returns a command line with the lines of flag files, without comments, in place of --flagfile. Raises UsageError.
+def with_files(words: Iterable[str], outer: tuple[str, ...] = ()) -> list[str]:
+    """Returns a command line with the lines of flag files, without comments, in place of --flagfile=FILE.
 
-    absl's own reader fails at a byte order mark, and does not name a file that is not UTF-8. outer: the files that
-    these words are in.
+    absl's own reader fails at a byte order mark, and does not name a file that is not UTF-8. It gets what is no file.
+    outer: the files that these words are in. Raises UsageError.
     """
-    left, read = [*words], []
-    while left:
-        word = left.pop(0)
-        name, separator, file = word.partition("=")
-        if word == "--" and not outer:
-            return [*read, word, *left]
-        if name not in ("--flagfile", "-flagfile"):
+    read = []
+    for word in words:
+        name, _, file = word.partition("=")
+        file = os.path.expanduser(file)
+        if name not in ("--flagfile", "-flagfile") or not os.path.isfile(file):
             read.append(word)
-            continue
-        file = os.path.expanduser(file if separator or not left else left.pop(0))
-        if file in outer:
-            raise UsageError(f"--flagfile: {file} includes itself; remove the line")
-        try:
-            lines = file_text(file).split("\n")
-        except (OSError, ValueError) as error:  # such as a NUL in its name
-            raise UsageError(f"--flagfile: {one_line(error)}") from None
-        inner = [line.strip() for line in lines if line.strip() and not line.startswith(("#", "//"))]
-        read += with_files(inner, (*outer, file))
+        elif file not in outer:
+            lines = [line.strip() for line in file_text(file).split("\n") if not line.startswith(("#", "//"))]
+            read += with_files(filter(None, lines), (*outer, file))
     return read
 
 

@@ -3,7 +3,6 @@ import ast
 import os
 import re
 import sys
-from collections.abc import Iterator
 
 from common.errors import UserError
 
@@ -18,45 +17,29 @@ def search_here() -> None:
 
 
 def check(flag: str, name: str) -> None:
-    """Raises UserError if there is no module of MODULE:NAME, or if it binds no such name.
+    """Raises UserError if there is no module of MODULE:NAME, or if no such name occurs in it.
 
     It reads the sources and executes nothing. What they do not tell, such as what a compiled module has, is left to the
     import.
     """
     search_here()
-    if problem := _problem(*name.split(":")):
-        raise UserError(f"{flag}={name}: {problem}")
-
-
-def _problem(module, attribute) -> str | None:
-    source, path, parts = "", None, module.split(".")
-    for depth in range(1, len(parts) + 1):
-        name = ".".join(parts[:depth])
+    module, attribute = name.split(":")
+    source, path, whole = "", None, ""
+    for part in module.split("."):
+        whole += f".{part}" if whole else part
         try:
-            spec = next(filter(None, (finder.find_spec(name, path) for finder in sys.meta_path)), None)
-            found = spec and (spec.loader.get_source(name) if spec.loader else "")  # "": a folder without __init__.py
+            spec = next(filter(None, (finder.find_spec(whole, path) for finder in sys.meta_path)), None)
+            found = spec.loader.get_source(whole) if spec and spec.loader else ""  # "": a folder without __init__.py
+            tree = ast.parse(found or "")
         except Exception:  # such as KeyError for folders without __init__.py in one another
-            return None
-        if not spec and not DYNAMIC.search(source):
-            return f"ModuleNotFoundError: No module named {name!r} in Python's path or the current folder"
-        if found is None:
-            return None
+            return
+        if found is None or (not spec and DYNAMIC.search(source)):
+            return
+        if not spec:
+            raise UserError(f"{flag}={name}: ModuleNotFoundError: No module named {whole!r} in Python's path or the "
+                            "current folder")
         source, path = found, spec.submodule_search_locations or []
-    try:
-        is_bound = DYNAMIC.search(source) or attribute.partition(".")[0] in _bound(ast.parse(source, spec.origin or ""))
-    except SyntaxError as error:
-        return f"SyntaxError: {error}"
-    return None if is_bound else f"AttributeError: module {module!r} has no attribute {attribute!r}"
-
-
-def _bound(tree: ast.AST) -> Iterator[str]:
-    """Yields the names that a module binds, and those that its functions do."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
-        elif isinstance(node, ast.alias):
-            yield (node.asname or node.name).partition(".")[0]
-        elif isinstance(node, ast.ImportFrom):  # a package's own module is its attribute then
-            yield (node.module or "").partition(".")[0]
-        else:
-            yield getattr(node, "name", "")
+    names = {str(getattr(node, field, "")).partition(".")[0] for node in ast.walk(tree)
+             for field in ("id", "name", "asname", "module")}
+    if attribute.partition(".")[0] not in names and not DYNAMIC.search(source):
+        raise UserError(f"{flag}={name}: AttributeError: module {module!r} has no attribute {attribute!r}")

@@ -105,18 +105,12 @@ def verified(checkpoint: str, asked: int | None, given: Sequence[str]) -> dict:
 
 
 def check_same_training(run: RunData, settings: Settings) -> None:
-    """Raises UserError if the flags make another training than the run, which train.py would say of a temporary copy.
+    """Raises UsageError if flags make another training, of which train.py would speak as of that in a temporary folder.
     """
-    if not settings.trains:
-        raise UsageError("--mode and --dry_run have no use here; remove them")
-    if changed := changed_flag(run.folder, settings):
-        name, before, now = changed
-        raise UsageError(f"{run.folder} was trained with --{name}={before}; --{name}={now} makes another training, so "
-                         "remove it")
-    samples, recorded = open_named(settings.recipe.data_dir).train.samples, run.plan["train_samples"]
-    if samples != recorded:
-        raise UserError(f"{settings.recipe.data_dir} has {samples:,} training images, but {run.folder} was trained on "
-                        f"{recorded:,}; give its dataset with --data_dir")
+    samples = "train_samples", run.plan["train_samples"], open_named(settings.recipe.data_dir).train.samples
+    name, before, now = changed_flag(run.folder, settings) or samples
+    if before != now:
+        raise UsageError(f"{run.folder} was trained with {name} {before}, and not with {now}; give what the run had")
 
 
 def newest_with_evaluation(checkpoint: str, rows: list[dict]) -> Recorded:

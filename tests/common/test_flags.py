@@ -43,16 +43,9 @@ def test_what_is_not_utf_8_is_named_with_its_line(kind, tmp_path):
         assert str(raised.value) == f"{path}, line {line}, is not UTF-8; save the file as UTF-8"
 
 
-def test_a_file_that_includes_itself_is_named(tmp_path):
-    (tmp_path / "a").write_text(f"--flagfile={tmp_path}/b\n")
-    (tmp_path / "b").write_text(f"--flagfile={tmp_path}/a\n")
-    with pytest.raises(UsageError, match=f"{tmp_path}/a includes itself"):
-        flags.with_files([f"--flagfile={tmp_path}/a"])
-
-
 lines = st.one_of(st.sampled_from(["", "  ", "# note", "// note", " # ", "--x=1", " --y ", "word", "--flagfile={inner}",
-                                   "--"]),
-                  st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]), max_size=9))
+                                   "--", "--flagfile={outer}"]),
+                  st.text(st.characters(exclude_characters="\r\n{}", exclude_categories=["Cs"]), max_size=9))
 
 
 @given(content=st.lists(lines, max_size=6), words=st.sampled_from(
@@ -60,6 +53,7 @@ lines = st.one_of(st.sampled_from(["", "  ", "# note", "// note", " # ", "--x=1"
 def test_a_command_line_reads_as_with_absl(content, words, tmp_path_factory):
     folder = tmp_path_factory.getbasetemp()
     (folder / "inner").write_text("--z=3\n# note\n")
-    (folder / "outer").write_text("\n".join(content).replace("{inner}", f"{folder}/inner"))
+    (folder / "outer").write_text("\n".join(content).replace("{", f"{folder}/").replace("}", ""))
     argv = ["--a=1", *words.format(outer=folder / "outer").split(), "b"]
-    assert flags.with_files(argv) == absl_flags.FlagValues().read_flags_from_files(argv)
+    read = absl_flags.FlagValues().read_flags_from_files
+    assert read(flags.with_files(argv)) == read(argv)
