@@ -1,11 +1,12 @@
 """What all commands share: errors as one line and an exit code, help, and standard output reserved for JSON."""
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from common import streams
+from common import end_at_once, streams
 from common.errors import ExitCode, UserError, complain, one_line
 
 # TensorFlow loads Keras, which would take the layout of images, the dtype and epsilon from a user's keras.json, or stop
@@ -37,6 +38,8 @@ def shell(program: str, barrier: Callable[[], None] = lambda: None, prints_error
     ending = Ending()
     problem = None
     try:
+        if signal.getsignal(signal.SIGINT) is end_at_once:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         yield ending
         sys.stdout.flush()
     except (UserError, OSError) as error:

@@ -55,7 +55,8 @@ def one_line(error) -> str:
     """Returns what to tell the user about an error."""
     text = " ".join(str(error).split())
     if getattr(error, "errno", None) == errno.ENOSPC or "No space left on device" in text:
-        return "no space left on device; make room and run the same command again to continue"
+        where = f"{error.filename}: " if getattr(error, "filename", None) else ""
+        return f"{where}no space left on device; make room and run the same command again to continue"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return text

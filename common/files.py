@@ -1,5 +1,6 @@
 """Atomic file writes, strict JSON, fsync, locks on files and folders, and folders that other users cannot change."""
 import contextlib
+import errno
 import fcntl
 import json
 import math
@@ -25,12 +26,28 @@ def write_atomically(path, content: str | bytes, durable: bool = False) -> None:
     """
     scratch = Path(f"{path}.part")
     try:
-        scratch.write_bytes(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
-        if durable:
-            flush(scratch)
-        scratch.replace(path)
+        with full_disk_named(path):
+            scratch.write_bytes(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
+            if durable:
+                flush(scratch)
+            scratch.replace(path)
     except OSError:
         scratch.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def full_disk_named(path) -> Iterator[None]:
+    """Context manager in which the error of a full disk or quota names a path: those of TensorFlow and `write` do not.
+
+    It raises OSError.
+    """
+    try:
+        yield
+    except Exception as error:
+        for number in (errno.ENOSPC, errno.EDQUOT):
+            if os.strerror(number) in str(error) and not getattr(error, "filename", None):
+                raise OSError(number, os.strerror(number), str(path)) from None
         raise
 
 

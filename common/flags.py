@@ -7,6 +7,7 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 
 from absl import flags as absl_flags
@@ -19,7 +20,7 @@ PLAIN = {"choices": (), "low": None, "high": None, "parse": None, "alias": None,
          "repeated": False, "path": False}
 
 
-class Path(absl_flags.ArgumentParser):
+class PathParser(absl_flags.ArgumentParser):
     """Parses a path. Its ~ is the home folder, also where a shell leaves it as it is."""
 
     def parse(self, argument: str) -> str:
@@ -97,7 +98,7 @@ def _define(values, field, text):
     else:
         getattr(absl_flags, f"DEFINE_{kind}")(field.name, default, **more)
     if options["path"]:
-        values[field.name].parser = Path()
+        values[field.name].parser = PathParser()
     if options["alias"]:
         absl_flags.DEFINE_alias(options["alias"], field.name, flag_values=values)
 
@@ -156,13 +157,40 @@ def read_with_arguments(values: absl_flags.FlagValues, argv: Sequence[str],
     elsewhere: what to say about unknown flags that other programs have, and values that they call otherwise.
     """
     try:
-        return [Path().parse(argument) for argument in values(argv)[1:]]
-    except (absl_flags.Error, UnicodeDecodeError) as error:
+        return [PathParser().parse(argument) for argument in values([argv[0], *with_files(argv[1:])])[1:]]
+    except absl_flags.Error as error:
         text = one_line(error).partition(". Did you mean")[0]  # absl's compares only a name's first letters
         raise UsageError(folded(text)[:1000] + (
             nearest_value(text, elsewhere) or nearest_flag(text, values, elsewhere))) from None
     except RecursionError:  # absl's search for a similar flag recurses once per letter
         raise UsageError("a flag name is too long; --help lists all flags") from None
+
+
+def with_files(words: Iterable[str], outer: tuple[str, ...] = ()) -> list[str]:
+    """Returns a command line with the lines of flag files, without comments, in place of --flagfile=FILE.
+
+    absl's own reader fails at a byte order mark, and does not name a file that is not UTF-8. It gets what is no file.
+    outer: the files that these words are in. Raises UsageError.
+    """
+    read = []
+    for word in words:
+        name, _, file = word.partition("=")
+        file = os.path.expanduser(file)
+        if name not in ("--flagfile", "-flagfile") or not os.path.isfile(file):
+            read.append(word)
+        elif file not in outer:
+            lines = [line.strip() for line in file_text(file).split("\n") if not line.startswith(("#", "//"))]
+            read += with_files(filter(None, lines), (*outer, file))
+    return read
+
+
+def file_text(file) -> str:
+    """Returns the text of a flag file: UTF-8, with or without a byte order mark. Raises UsageError, and OSError."""
+    try:
+        return Path(file).read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise UsageError(f"{file}, line {line}, is not UTF-8; save the file as UTF-8") from None
 
 
 def folded(choices: str) -> str:

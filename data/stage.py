@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from common.errors import UserError
-from common.files import flush, locked, private_folder
+from common.files import flush, full_disk_named, locked, private_folder
 from common.startup import startup
 from data.dataset import Dataset, Split
 from data.formats.folder import walk
@@ -29,7 +29,7 @@ def stage(dataset: Dataset, folder: Path, sizes: dict[str, tuple[int, int]] | No
     digest = hashlib.sha256(f"{dataset.folder.resolve()}\n{identity}".encode(errors="surrogateescape")).hexdigest()
     target = private_folder(folder) / f"{dataset.folder.name}-{digest[:12]}"
     target.mkdir(exist_ok=True)
-    with locked(target, wait=True):
+    with locked(target, wait=True), full_disk_named(folder):
         missing = {file: size - _copied(target, file) for file, (size, _) in sizes.items()
                    if not (target / file).exists()}
         needed = sum(missing.values())

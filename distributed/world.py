@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from common.activity import OTHERS, activity
+from common.cores import cores_of_worker
 from common.errors import UserError, one_line, reason
 from distributed import gpus, rdma
 from distributed.lost import is_lost
@@ -183,8 +184,9 @@ def start(seed: int, deterministic: bool = False, process_sets=None, fusion_mb: 
     if hvd.size() != expected and launcher.ELASTIC not in os.environ:
         raise UserError(f"the launcher started {expected} workers, but Horovod sees {hvd.size()}; start them with "
                         "horovodrun --gloo or mpirun from this environment")
-    gpu, cores = _own_gpu(device), _own_cores()
+    gpu, cores = _own_gpu(device), cores_of_worker(hvd.local_size())
     tf.config.threading.set_intra_op_parallelism_threads(threads or cores)
+    tf.config.threading.set_inter_op_parallelism_threads(max(2, cores))  # TensorFlow knows neither workers nor quotas
     # Grappler reorders the terms of a sum in each process, so workers and resumed runs would differ in the last bit.
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
     tf.keras.utils.set_random_seed(seed)
@@ -249,11 +251,6 @@ def _usable_gpus(device: str) -> list:
     """Returns the GPUs that TensorFlow sees, in the order of their PCI bus IDs, as in distributed.gpus."""
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     return [] if device == "cpu" else tf.config.list_physical_devices("GPU")
-
-
-def _own_cores() -> int:
-    cores = len(os.sched_getaffinity(0))
-    return max(1, cores // hvd.local_size()) if cores == os.cpu_count() else cores  # all cores: the worker is not bound
 
 
 def sees_gpus(device: str = "auto") -> bool:

@@ -139,7 +139,7 @@ def number_or_text(text: str) -> int | float | str:
 def lines_of(file: str) -> list[dict[str, str]]:
     """Returns the flags of each line of a --runs file. Raises UsageError, and OSError if there is no such file."""
     lines = []
-    for number, text in enumerate(Path(file).read_text(errors="replace").splitlines(), 1):
+    for number, text in enumerate(flags.file_text(file).splitlines(), 1):
         try:
             line = flags_of_line(shlex.split(text, comments=True))
         except (ValueError, UsageError) as error:
@@ -207,6 +207,7 @@ def checked(made: Planned, settings: train_flags.Settings, output_dir: Path, pla
     """Returns a run. Raises UserError if it has no plan on one worker, or its folder in output_dir other flags."""
     if plans:
         try:
+            train_flags.check_own(settings)
             plan_for(settings, 1, 1, train_samples(settings.recipe.data_dir))
         except UserError as error:
             raise UserError(f"{made.name}: {error}") from None

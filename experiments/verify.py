@@ -23,9 +23,11 @@ from common import command, flags
 from common.errors import ExitCode, Stopped, UsageError, UserError
 from common.files import as_json
 from common.flags import flag
+from data.named import open_named
 from experiments.trainings import TRAIN, all_flags, passed_on, started, stops_passed_on
 from plan import flags as train_flags
 from plan.default_recipe import run_folder
+from plan.output_dir import changed_flag
 from plan.run_folder import CHECKPOINTS, FLAGS, METRICS, RunFolder
 from plan.settings import Settings
 from plan.summary import ties_to_workers
@@ -83,6 +85,7 @@ def verified(checkpoint: str, asked: int | None, given: Sequence[str]) -> dict:
         raise UserError(f"{run.folder} was trained with --elastic or without --deterministic: it does not give the "
                         "same bits again")
     settings = train_flags.parse(["train.py", f"--flagfile={run.folder / FLAGS}", *given])
+    check_same_training(run, settings)
     recorded = newest_with_evaluation(checkpoint, run.rows)
     workers = asked or recorded.progress["workers"]
     own = flags_for(settings, run.plan, recorded, workers)
@@ -99,6 +102,15 @@ def verified(checkpoint: str, asked: int | None, given: Sequence[str]) -> dict:
         words = [f"--flagfile={recipe}", *own, *given, f"--output_dir={files.path}"]
         row = next_evaluation(files.path, recorded, [*on_workers(workers), *words])
     return compared(recorded, row)
+
+
+def check_same_training(run: RunData, settings: Settings) -> None:
+    """Raises UsageError if flags make another training, of which train.py would speak as of that in a temporary folder.
+    """
+    samples = "train_samples", run.plan["train_samples"], open_named(settings.recipe.data_dir).train.samples
+    name, before, now = changed_flag(run.folder, settings) or samples
+    if before != now:
+        raise UsageError(f"{run.folder} was trained with {name} {before}, and not with {now}; give what the run had")
 
 
 def newest_with_evaluation(checkpoint: str, rows: list[dict]) -> Recorded:

@@ -1,6 +1,5 @@
 """Predicts the classes of image files (--mode=predict)."""
 import functools
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
+from common.cores import cores_of_worker
 from common.errors import UserError, complain, one_line, reason
 from data.formats.folder import IMAGE_SUFFIXES, walk
 from data.images import READ, Rejected, Rules, store
@@ -46,7 +46,7 @@ def predict(trained: Trained, files: list[Path]) -> Iterator[dict]:
                             input_signature=[tf.TensorSpec([], tf.string)], autograph=False)
     unread = 0
     batches = [files[start:start + BATCH_SIZE] for start in range(0, len(files), BATCH_SIZE)]
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(cores_of_worker(1)) as pool:
         reading = [pool.submit(_read, file, pixels_of) for file in batches[0]]
         for batch, following in zip(batches, [*batches[1:], []], strict=True):
             found = [(file, *one.result()) for file, one in zip(batch, reading, strict=True)]

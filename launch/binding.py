@@ -18,6 +18,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
+from common.cores import cores_of_quota
 from distributed import gpus
 from plan.launcher import Launched, launched
 
@@ -134,13 +135,14 @@ def ranges(numbers: Iterable[int]) -> str:
     return ",".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
 
 
-def table(title: str, workers: int, cores: Sequence[Core], node_of_gpu: dict[int, int]) -> str:
-    """Formats a title, the heads of the columns, and a line per worker."""
+def table(title: str, workers: int, cores: Sequence[Core], node_of_gpu: dict[int, int], quota: int = 1 << 20) -> str:
+    """Formats a title, the heads of the columns, and a line per worker. quota: cores of a worker; see common.cores."""
     lines = [title, "worker  GPU  NUMA nodes  DALI threads  OpenMP threads  cores"]
     numbers = in_turn(workers, [*node_of_gpu])
     for rank, (gpu, share) in enumerate(zip(numbers, shares(cores, [*map(node_of_gpu.get, numbers)]), strict=True)):
-        lines.append(f"{rank:>6}  {'-' if gpu is None else gpu:>3}  {ranges(nodes_of(share)):>10}  "
-                     f"{len(threads_of(share)):>12}  {len(share):>14}  {ranges(threads_of(share))}")
+        dali, openmp = (min(quota, len(found)) for found in (threads_of(share), share))
+        lines.append(f"{rank:>6}  {'-' if gpu is None else gpu:>3}  {ranges(nodes_of(share)):>10}  {dali:>12}  "
+                     f"{openmp:>14}  {ranges(threads_of(share))}")
     return "\n".join(lines)
 
 
@@ -155,7 +157,7 @@ def run_bound(command: list[str]) -> None:
         os.dup2(log, sys.stdout.fileno())
         os.dup2(log, sys.stderr.fileno())
     share = share_here(worker)
-    os.environ.setdefault("OMP_NUM_THREADS", str(len(share)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(min(len(share), cores_of_quota(worker.local_size))))
     os.sched_setaffinity(0, threads_of(share))
     try:
         command = [*memory_binding(nodes_of(share)), *command]
@@ -181,7 +183,8 @@ def main(argv) -> None:
     elif argv[1:2] == ["--print"]:
         asked = [int(word.partition("=")[2]) for word in argv[2:] if word.startswith("--workers=")]
         here = {number: numa_node(device) for number, device in gpus_here().items()}
-        tables = [table("This machine:", asked[0] if asked else workers_here(), cores_here(), here)]
+        workers = asked[0] if asked else workers_here()
+        tables = [table("This machine:", workers, cores_here(), here, cores_of_quota(workers))]
         for title, name in KNOWN.items():
             cores, node_of_gpu = known_machine(name)
             workers = len(node_of_gpu) * int(os.environ.get(PER_GPU, 1))

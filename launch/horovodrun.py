@@ -14,6 +14,7 @@ from pathlib import Path
 
 from common import command, streams
 from common.errors import ExitCode, Stopped, UsageError, complain
+from common.flags import file_text
 from distributed import gpus
 from launch import hosts as host_lists
 from launch import preflight
@@ -126,7 +127,7 @@ def recipe_flags(recipe: Path) -> list[str]:
     launch = recipe.with_suffix(".launch")
     if not launch.is_file():
         return [f"--flagfile={recipe}"]
-    added = " ".join(line for line in launch.read_text().splitlines() if line.startswith("--"))
+    added = " ".join(line for line in file_text(launch).splitlines() if line.startswith("--"))
     complain(f"{launch.name} adds {added}", PROGRAM)
     return [f"--flagfile={recipe}", f"--flagfile={launch}"]
 

@@ -3,10 +3,9 @@
 Listing the names, or checking a flag against them, does not import TensorFlow.
 """
 import importlib
-import os
-import sys
 from dataclasses import dataclass
 
+from common import own
 from common.errors import UserError, one_line
 
 
@@ -16,7 +15,8 @@ class ModelInfo:
 
     input_scale: factor of the pixels after the mean is subtracted. None: 1 / the dataset's standard deviation.
     any_image_size: whether the same weights can process images of any size. least_image_size: of which pooling leaves
-    something. last_gamma: initial gamma of the last batch norm of each residual branch of a ResNet.
+    something. last_gamma: initial gamma of the last batch norm of each residual branch of a ResNet. has_max_pooling:
+    whether it has max pooling, as far as that is known without building it.
     """
 
     module: str
@@ -26,6 +26,7 @@ class ModelInfo:
     any_image_size: bool = True
     least_image_size: int = 1
     last_gamma: float = 1.0
+    has_max_pooling: bool = True
 
     @property
     def is_residual(self) -> bool:
@@ -51,8 +52,8 @@ ZOO = {
     **{name: ModelInfo("model_zoo.resnet", name, 224) for name in ("resnet50_v1", "resnet101_v1", "resnet152_v1")},
     # as in the LARS authors' file
     "resnet50_nvcaffe": ModelInfo("model_zoo.resnet", "resnet50_nvcaffe", 224, input_scale=1 / 256),
-    "resnet20": ModelInfo("model_zoo.resnet", "resnet20", 32),  # arXiv:1512.03385, section 4.2
-    "resnet10_narrow": ModelInfo("model_zoo.resnet", "resnet10_narrow", 64),
+    "resnet20": ModelInfo("model_zoo.resnet", "resnet20", 32, has_max_pooling=False),  # arXiv:1512.03385, section 4.2
+    "resnet10_narrow": ModelInfo("model_zoo.resnet", "resnet10_narrow", 64, has_max_pooling=False),
     **{name: ModelInfo("model_zoo.convnet", name, 32, any_image_size=False, least_image_size=8)
        for name in ("convnet", "convnet_bn")},
 }
@@ -69,6 +70,7 @@ APPLICATIONS = {  # image size -> networks of tf.keras.applications
     299: "InceptionResNetV2 InceptionV3 Xception", 300: "EfficientNetB3 EfficientNetV2B3", 331: "NASNetLarge",
     380: "EfficientNetB4", 384: "EfficientNetV2S", 456: "EfficientNetB5", 480: "EfficientNetV2L EfficientNetV2M",
     528: "EfficientNetB6", 600: "EfficientNetB7"}
+MAX_POOLED = ("DenseNet", "Inception", "NASNet", "ResNet1", "ResNet5", "VGG", "Xception")  # families; no ResNetRS
 LEAST = {"InceptionResNetV2": 75, "InceptionV3": 75, "Xception": 71}  # image size; 32 for the others
 
 
@@ -79,13 +81,13 @@ class Models(dict):
         module, separator, function = name.partition(":")
         if not separator:
             raise KeyError(name)
-        return ModelInfo(module, function, OWN_SIZE)
+        return ModelInfo(module, function, OWN_SIZE, has_max_pooling=False)
 
 
 OWN_SIZE = 224
 MODELS = Models({**ZOO, **{
     f"{KERAS}{name}": ModelInfo("model_zoo.applications", "application", size, any_image_size=False,
-                                least_image_size=LEAST.get(name, 32))
+                                least_image_size=LEAST.get(name, 32), has_max_pooling=name.startswith(MAX_POOLED))
     for size, names in APPLICATIONS.items() for name in names.split()}})
 
 
@@ -124,8 +126,7 @@ def create_model(name: str, classes: int, image_size: int | None, batch_norm_mom
 
 def _own(name, info):
     """Returns the function MODULE:FUNCTION. The current folder is searched for modules last. Raises UserError."""
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+    own.search_here()
     try:
         return getattr(importlib.import_module(info.module), info.function)
     except Exception as error:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import model_zoo
 from common.errors import UserError
+from common.flags import file_text
 from data import named
 from data.sources import BUILT_IN
 from optim.schedules import Piecewise
@@ -27,7 +28,7 @@ def default_recipe(values) -> tuple[Path, list[str]]:
     or micro-batch that it does not divide.
     """
     path, fitted_flags = _chosen(values)
-    span = flags_in("\n".join([path.read_text(), *fitted_flags])).get("batch_norm_span")
+    span = flags_in("\n".join([file_text(path), *fitted_flags])).get("batch_norm_span")
     sizes = [size for name in ("batch_size", "micro_batch_size") if values[name].present
              for size in parse_sizes(values[name].value).values]
     if path in (DIGITS, SMALL, LARGE) and not values["batch_norm_span"].present and any(
@@ -73,7 +74,7 @@ def of_initial_weights(values) -> list[str]:
     """Returns model and image size of the run of --init_checkpoint, unless --model is given."""
     if not values.init_checkpoint or values["model"].present:
         return []
-    theirs = flags_in(flags_of_run(values.init_checkpoint, "--init_checkpoint").read_text())
+    theirs = flags_in(file_text(flags_of_run(values.init_checkpoint, "--init_checkpoint")))
     sizes = theirs.get("image_size", str(model_zoo.MODELS[theirs["model"]].image_size))
     return [f"--model={theirs['model']}", f"--image_size={Piecewise.parse(sizes, int).values[-1]}"]
 

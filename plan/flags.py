@@ -9,7 +9,7 @@ from absl import flags as absl_flags
 
 import model_zoo
 import optim
-from common import command, flags
+from common import command, flags, own
 from common.errors import UsageError, UserError
 from data import named
 from data.formats.folder import shown
@@ -65,6 +65,10 @@ RULES = (  # (whether a command line breaks the rule, what to say)
      "--warmup_epochs is longer than --epochs; give a shorter warm-up or train longer"),
     (lambda s: s.launch.elastic and s.launch.allreduce == "hierarchical",
      "--allreduce=hierarchical needs Horovod process sets, which --elastic rules out; use --allreduce=torus or ring"),
+    (lambda s: s.run.mode == "train" and s.launch.xla == "true" and s.launch.is_deterministic
+     and model_zoo.MODELS[s.recipe.model].has_max_pooling,
+     "--xla has no deterministic gradient of max pooling, which this --model has; use --xla=auto, or remove --xla or "
+     "--deterministic"),
     (lambda s: s.launch.workers_schedule and s.launch.elastic,
      "--workers_schedule plans the number of workers, which --elastic finds out; remove one of them"),
 )
@@ -104,6 +108,14 @@ def parse(argv: Sequence[str]) -> Settings:
         if is_broken(settings):
             raise UsageError(problem)
     return settings
+
+
+def check_own(settings: Settings, observers: bool = True) -> None:
+    """Raises UserError if a MODULE:NAME is not there. observers: on rank 0, which alone imports them."""
+    if settings.recipe.model not in model_zoo.MODELS:
+        own.check("--model", settings.recipe.model)
+    for name in settings.run.observer if observers else ():
+        own.check("--observer", name)
 
 
 def with_image_size(recipe: Recipe) -> Recipe:

@@ -3,6 +3,7 @@ import os
 from pathlib import Path
 
 from common.errors import UserError, complain
+from common.flags import file_text
 from plan.recipe_file import flags_in
 from plan.run_folder import CHECKPOINTS, FLAGS
 from plan.settings import Settings
@@ -29,7 +30,7 @@ def changed_flag(folder: Path, settings: Settings) -> tuple[str, str, str] | Non
     """Returns (name, value in the run, value now) of a flag of the recipe that differs from the run in a folder."""
     if not (folder / FLAGS).is_file():
         return None
-    before, now = flags_in((folder / FLAGS).read_text()), flags_in(settings.text)
+    before, now = flags_in(file_text(folder / FLAGS)), flags_in(settings.text)
     return next(((name, before[name], now[name]) for name in settings.identity
                  if name in before and name in now and not same(before[name], now[name])), None)
 
@@ -60,7 +61,7 @@ def check(settings: Settings) -> None:
         raise UserError(f"{folder} has checkpoints of another training: {name} was {before} and is now {now}; "
                         f"{instead}, or start over with --resume=never")
     if settings.recipe.precision != "float32" and (folder / FLAGS).is_file():
-        was = flags_in((folder / FLAGS).read_text()).get(PERSISTENT, "false")  # runs from before the flag lack it
+        was = flags_in(file_text(folder / FLAGS)).get(PERSISTENT, "false")  # runs from before the flag lack it
         now = str(settings.launch.persistent_batch_norm).lower()
         if was != now:
             complain(f"--{PERSISTENT} was {was} and is now {now}: on GPUs, results will differ from an unstopped run's")

@@ -82,7 +82,8 @@ class Plan:
 
     train_samples: size of the training set. samples: number of samples that all steps process. evaluate_every: number
     of epochs. reads_by_file: whether each epoch is divided among the workers for itself, as --order=file needs.
-    momentum_correction: see step_momentum. workers_change: whether phases have numbers of workers of their own.
+    momentum_correction: see step_momentum. workers_change: whether phases have numbers of workers of their own. model:
+    its name.
     """
 
     workers: int
@@ -97,6 +98,7 @@ class Plan:
     reads_by_file: bool = False
     momentum_correction: bool = False
     workers_change: bool = False
+    model: str = ""
 
     @property
     def steps(self) -> int:
@@ -148,8 +150,9 @@ class Plan:
 
     def as_json(self) -> dict:
         return {
-            "workers": self.workers, "train_samples": self.train_samples, "epochs": self.epochs, "steps": self.steps,
-            "peak_learning_rate": self.learning_rate.peak, "exchange": self.allreduce.as_json(),
+            "workers": self.workers, "model": self.model, "train_samples": self.train_samples, "epochs": self.epochs,
+            "steps": self.steps, "peak_learning_rate": self.learning_rate.peak,
+            "exchange": self.allreduce.as_json(),
             "phases": [{name: value for name, value in vars(phase).items()
                         if name not in APART and (name != "workers" or self.workers_change)} for phase in self.phases],
             **{name: [getattr(phase, name) for phase in self.phases] for name in APART},
@@ -245,7 +248,7 @@ def make_plan(recipe: Recipe, micro_batch_size: int | None, workers: int, train_
                         "--warmup_learning_rate")
     plan = Plan(workers, train_samples, epochs, learning_rate, recipe.momentum_schedule, recipe.momentum, phases,
                 allreduce, recipe.evaluate_every, recipe.order == "file", recipe.momentum_correction,
-                bool(workers_schedule))
+                bool(workers_schedule), recipe.model)
     try:
         plan.as_json()
     except ValueError as error:

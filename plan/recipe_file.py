@@ -3,6 +3,7 @@ import difflib
 from pathlib import Path
 
 from common.errors import UsageError
+from common.flags import file_text
 
 RECIPES = Path(__file__).parents[1] / "launch" / "recipes"
 
@@ -21,7 +22,7 @@ def recipe_path(name: str) -> Path:
 def read(path: Path) -> dict[str, str]:
     """Reads a recipe: its title, the fields of its comment (Row, Reported, Rehearsed, ...), its flags."""
     fields, last = {}, "title"
-    for line in path.read_text().splitlines():
+    for line in file_text(path).splitlines():
         if line.startswith("--"):
             name, _, value = line[2:].partition("=")
             fields[name] = value

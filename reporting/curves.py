@@ -91,7 +91,10 @@ def slow_workers(rows: list[dict]) -> list[str]:
 
 
 def between_updates(run: RunData) -> str:
-    """Returns how much of the whole time the updates took, as a sentence, or an empty string if it is not known."""
+    """Returns how much of the time the updates took, as a sentence, or an empty string if it is not known.
+
+    The clock of a training starts when its network is built: loading TensorFlow is not in it.
+    """
     trained = 0.0
     before = 0
     total = run.result.get("seconds")
@@ -101,5 +104,5 @@ def between_updates(run: RunData) -> str:
         before = row["samples"]
     if not total or trained > total:
         return ""
-    return (f" The updates took {duration(trained)} of {duration(total)}. The rest went to evaluation, checkpoints and "
-            "starting.")
+    return (f" The updates took {duration(trained)} of the {duration(total)} after the network was built. The rest "
+            "went to opening the data, evaluation and checkpoints.")

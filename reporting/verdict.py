@@ -9,7 +9,7 @@ def interval(accuracy: float, samples: int) -> tuple[float, float]:
     square = QUANTILE**2 / samples
     centre = accuracy + square / 2
     half = QUANTILE * math.sqrt(accuracy * (1 - accuracy) / samples + square / (4 * samples))
-    return (centre - half) / (1 + square), (centre + half) / (1 + square)
+    return max(0.0, (centre - half) / (1 + square)), min(1.0, (centre + half) / (1 + square))  # but for rounding
 
 
 def in_words(accuracy: float, samples: int) -> str:

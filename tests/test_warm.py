@@ -101,7 +101,7 @@ def test_a_fork_trains_the_same_weights(tmp_path):
     with subprocess.Popen([warm_python(), ROOT / "train.py", *flags, f"--output_dir={tmp_path / 'fork'}"], text=True,
                           env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         [seconds] = next(filter(None, (re.findall(r"^start-up: ([\d.]+) s", line) for line in process.stderr)))
-        assert float(seconds) < time.monotonic() - began
+        assert float(seconds) - 0.05 <= time.monotonic() - began  # it is rounded
         process.stderr.read()
     assert process.returncode == 0 and differences(tmp_path / "python", tmp_path / "fork") == []
 

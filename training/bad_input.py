@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import tensorflow as tf
 
-from common.errors import UserError
+from common.errors import UserError, reason
 from data.damage import input_reason
 from data.spool import SpoolEnded
 from distributed.lost import is_lost
@@ -26,4 +26,6 @@ def bad_input_is_user_error(stopped: str, batches, read: int, size_flag: str = "
             raise
         if isinstance(error, tf.errors.ResourceExhaustedError):
             raise UserError(f"{stopped}: the device ran out of memory; use a smaller {size_flag}") from None
+        if "deterministic XLA" in str(error):
+            raise UserError(f"{stopped}: {reason(error)} Use --xla=auto, or remove --xla or --deterministic") from None
         raise UserError(f"{stopped}: {input_reason(error, batches, read)}") from None

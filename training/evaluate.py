@@ -92,7 +92,7 @@ class Evaluator:
                 return None
             if start >= samples:
                 continue
-            with bad_input_is_user_error(f"evaluation stopped at sample {start}", batches, start):
+            with bad_input_is_user_error(f"evaluation stopped after {start} of {samples} samples", batches, start):
                 batches.admit(1)
                 outcomes.append(self._step(batches.iterator)[:samples - start])
         if not (samples and batches.repeats):

@@ -3,7 +3,6 @@ import contextlib
 import dataclasses
 import functools
 import importlib
-import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from common import own
 from common.errors import UserError, complain, one_line
 from data.pipeline import DecoderSettings
 from model_zoo.cost import counted
@@ -88,9 +88,8 @@ def load_observers(names: Sequence[str]) -> list[UserObserver]:
 
     Raises UserError for whatever goes wrong, in the user's code, too.
     """
-    folder = os.getcwd()
-    if names and folder not in sys.path:
-        sys.path.append(folder)
+    if names:
+        own.search_here()
     return [UserObserver(name, _load(name)) for name in names]
 
 

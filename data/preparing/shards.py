@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import UserError, one_line
-from common.files import flush, write_json
+from common.files import flush, full_disk_named, write_json
 from data import formats
 from data.dataset import checksum_line, checksums_path
 from data.images import Rejected, Rules, Stored, added, store
@@ -94,9 +94,11 @@ def write_shard(preparation: Preparation, shard: Shard, folder: Path, beat: Call
     try:
         path = scratch / shard.name
         pairs = images_and_labels(preparation, shard, written, beat)
-        formats.get(preparation.format).write(path, _recorded(pairs, written, checksums))
+        with full_disk_named(folder):
+            formats.get(preparation.format).write(path, _recorded(pairs, written, checksums))
+            if written.samples:
+                _finish(path, preparation.format, written.samples, checksums)
         if written.samples:
-            _finish(path, preparation.format, written.samples, checksums)
             for part in (checksums_path(path), formats.get(preparation.format).index_path(path)):
                 if part:
                     part.replace(folder / part.name)

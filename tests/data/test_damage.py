@@ -1,18 +1,22 @@
 """A record that is damaged all the same is named, in every format."""
 import copy
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from conftest import DIGITS, ROOT, run
 
+from common.errors import UserError
 from data import formats, order
 from data.damage import input_reason
 from data.dataset import open_dataset
 from data.feed import Feed, first_damaged
 from data.formats.folder import conversion
+from distributed.world import World
 from tests.rigs.making import record, write_class_folders, write_shards
+from training.evaluate import Evaluator
 
 DAMAGES = {
     "truncated": lambda image: image[:len(image) // 2],
@@ -94,16 +98,32 @@ def test_a_file_that_is_gone_is_named(in_format):
         f"{split.paths[0]}/{listing.files[599]} cannot be read: No such file or directory")
 
 
+def with_damage(digits, split, sample, folder):
+    """Writes a copy of the digits in which an image's bytes are zeros. Returns the copy and the record's name."""
+    image, _ = record(getattr(open_dataset(digits), split), sample)
+    for path in digits.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes().replace(image, bytes(len(image))))
+    [file] = json.loads((digits / "dataset.json").read_text())[split]["files"]
+    return open_dataset(folder), f"{folder}/{file['path']}, record {sample}"
+
+
+def test_an_evaluation_says_how_far_it_came_and_names_the_record(digits, tmp_path):
+    import tensorflow as tf
+
+    dataset, name = with_damage(digits, "validation", 213, tmp_path)
+    model = tf.keras.Sequential([tf.keras.layers.Flatten(input_shape=(8, 8, 3)), tf.keras.layers.Dense(10)])
+    with pytest.raises(UserError) as raised:
+        Evaluator(model, Feed(dataset, 8, "none", 0), 32, World())()
+    told = re.fullmatch(r"evaluation stopped after (\d+) of 360 samples: (.*) cannot be decoded; .*", str(raised.value))
+    assert told[2] == name and int(told[1]) in range(0, 214, 32)  # DALI reads ahead
+
+
 @pytest.mark.parametrize(("kind", "workers"), [("python", 1), ("mpirun", 2)])
 def test_training_ends_and_names_it(digits, tmp_path, kind, workers):
-    split, described = open_dataset(digits).train, json.loads((digits / "dataset.json").read_text())
-    image, _ = record(split, 500)
-    for path in digits.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes().replace(image, bytes(len(image))))
+    _, name = with_damage(digits, "train", 500, tmp_path)
     done = run(kind, workers, ROOT / "train.py", DIGITS, f"--data_dir={tmp_path}", "--model=convnet", "--epochs=2",
                f"--output_dir={tmp_path}/run")
     assert done.returncode == 1
     errors = [line for line in done.stderr.splitlines() if "train.py: " in line]
-    assert any(f"{tmp_path}/{described['train']['files'][0]['path']}, record 500 cannot be decoded" in line
-               for line in errors)
+    assert any(f"{name} cannot be decoded" in line for line in errors)
     assert "Traceback" not in done.stderr

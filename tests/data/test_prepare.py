@@ -225,7 +225,8 @@ def test_a_full_disk_and_room_made(source, prepared, capsys, name):
         flags = [f"--source={source}", f"--output={folder}", f"--format={name}", "--verify", SMALL]
         assert command(*flags) == 1
         lines = capsys.readouterr().err.splitlines()
-        assert "no space left on device; make room" in lines[-1] and "Traceback" not in "".join(lines)
+        assert lines[-1].startswith(f"data.prepare: {folder}") and "Traceback" not in "".join(lines)
+        assert ": no space left on device; make room" in lines[-1]
         kept = {path: path.stat().st_ino for path in folder.glob(f"*{formats.get(name).SUFFIX}")}
         assert kept and not (folder / "dataset.json").exists()
         disk.remount(f"size={total * 4}")

@@ -5,11 +5,11 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, SmallDisk
 
-from common.errors import UserError
+from common.errors import UserError, one_line
 from data.dataset import open_dataset
-from data.stage import stage
+from data.stage import files, stage
 
 FORMATS = ["tfrecord", "lmdb", "recordio", "folder"]
 
@@ -87,3 +87,15 @@ def test_a_disk_too_small_is_refused_before_a_byte_is_copied(copy, tmp_path, mon
     with pytest.raises(UserError, match=r"0.000 GB free, but the copy of .* still needs 0.001 GB"):
         stage(open_dataset(copy), tmp_path / "disk")
     assert not [path for path in (tmp_path / "disk").rglob("*") if path.is_file() and path.suffix != ".lock"]
+
+
+def test_a_disk_that_fills_is_named(in_format):
+    """Small files take more room than their bytes."""
+    source = open_dataset(in_format("folder"))
+    size = sum(size for size, _ in files(source).values())
+    with SmallDisk(f"size={size + 200_000}") as disk:
+        with pytest.raises(OSError) as raised:
+            stage(source, disk.path)
+        assert one_line(raised.value).startswith(f"{disk.path}: no space left on device; make room")
+        disk.remount("size=32m")
+        assert content(stage(source, disk.path).folder) == content(source.folder)

@@ -64,6 +64,11 @@ def test_a_gpu_at_a_node_without_cores_of_ours_takes_those_there_are():
     assert shares([Core(1, 1, (4,)), Core(1, 1, (5,))], [0, -1]) == [[Core(1, 1, (4,))], [Core(1, 1, (5,))]]
 
 
+def test_a_quota_limits_the_threads_and_not_the_cores():
+    _, _, line, _ = binding.table("A DGX-1:", 2, DGX1, V100S, quota=3).splitlines()
+    assert line.split() == ["0", "0", "0", "3", "3", "0-9,40-49"]
+
+
 def test_this_machine_is_what_linux_says():
     assert threads_of(binding.cores_here()) == sorted(os.sched_getaffinity(0))
 

@@ -65,8 +65,9 @@ def test_a_network_computes_what_keras_computes(name, size, monkeypatch):
     pixels = np.random.default_rng(1).uniform(0, 255, (2, size, size, 3)).astype(np.float32)
     scaled = sys.modules[getattr(APPLICATIONS, name).__module__].preprocess_input(pixels.copy())
     np.testing.assert_allclose(ours(pixels), theirs(scaled), rtol=1e-3, atol=2e-4)
-    assert not [layer for layer in ours.layers if type(layer) in (
-        tf.keras.layers.BatchNormalization, tf.keras.layers.Dropout)]
+    kinds = {type(layer) for layer in ours.layers}
+    assert not kinds & {tf.keras.layers.BatchNormalization, tf.keras.layers.Dropout}
+    assert model_zoo.MODELS[f"keras:{name}"].has_max_pooling == (tf.keras.layers.MaxPooling2D in kinds)
 
 
 def test_at_another_size_the_dense_layer_that_depends_on_it_is_new(monkeypatch, capfd):

@@ -23,6 +23,10 @@ def size(model):
     return sum(v.shape.num_elements() for v in model.trainable_variables)
 
 
+def has_max_pooling(model):
+    return any(isinstance(layer, tf.keras.layers.MaxPooling2D) for layer in model.layers)
+
+
 def marked(name):
     return pytest.param(name, marks=pytest.mark.campaign) if name.startswith(("resnet101", "resnet152")) else name
 
@@ -32,6 +36,7 @@ def test_published_sizes(name):
     model = model_zoo.create_model(name, 1000, model_zoo.MODELS[name].image_size)
     assert size(model) == PUBLISHED[name]
     assert model.output_shape == (None, 1000) and model.output.dtype == "float32"
+    assert model_zoo.MODELS[name].has_max_pooling == has_max_pooling(model)
 
 
 def test_resnet20_has_its_published_size():
@@ -43,6 +48,7 @@ def test_resnet20_has_its_published_size():
     model = model_zoo.create_model("resnet20", 10, 32)
     assert size(model) == 432 + 13824 + 50688 + 202752 + 2 * (7 * 16 + 6 * 32 + 6 * 64) + 650 == 269722
     assert sum(len(v.shape) == 4 for v in model.trainable_variables) == 19
+    assert model_zoo.MODELS["resnet20"].has_max_pooling == has_max_pooling(model)
 
 
 def test_the_size_of_resnet10_narrow():
@@ -53,6 +59,7 @@ def test_the_size_of_resnet10_narrow():
     assert size(model) == 1200 + 32 + sum(stages) + 1290
     sizes = [layer.output_shape[1] for layer in model.layers if "operators" in layer.name]  # after each block's sum
     assert sizes == [32, 16, 8, 4]
+    assert model_zoo.MODELS["resnet10_narrow"].has_max_pooling == has_max_pooling(model)
 
 
 @pytest.mark.parametrize(("name", "sizes"), [("resnet50", [112, 56, 56, 28, 14, 7]), ("alexnet", [55, 27, 13, 6])])

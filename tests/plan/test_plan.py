@@ -23,7 +23,7 @@ def test_by_hand():
     assert (phase.micro_batch_size, phase.accumulation_steps, phase.steps) == (128, 4, 16)  # 12 * 1437 / 1024 = 16.8
     assert made.as_json()["schedule"][6] == {
         "epoch": 6, "learning_rate": 1.25, "momentum": 0.9, "global_batch_size": 1024}
-    assert len(made.as_json()["schedule"]) == 12
+    assert len(made.as_json()["schedule"]) == 12 and plan(model="resnet50").as_json()["model"] == "resnet50"
 
 
 def test_two_phases_of_imagenet():

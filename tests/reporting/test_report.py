@@ -88,7 +88,7 @@ def test_where_the_time_went(tmp_path):
     """3,000 images at 125 a second are 24 of 30 s."""
     page = page_of(whole(tmp_path / "run"))
     assert "70.0% went to computing, 20.0% to waiting for data and 10.0% to exchanging gradients" in page
-    assert "The updates took 24 s of 30 s." in page
+    assert "The updates took 24 s of the 30 s after the network was built." in page
 
 
 def test_who_was_slow_last_is_named(tmp_path):

@@ -17,6 +17,13 @@ def test_the_interval_is_wilsons(hits, samples):
     assert interval(hits / samples, samples) == pytest.approx((expected.low, expected.high), abs=1e-6)
 
 
+def test_no_right_answer_has_no_negative_zero():
+    """0 of 18 was one, as with 23 other sizes up to 100."""
+    for samples in range(1, 101):
+        assert in_words(0.0, samples).startswith("95% interval 0.0% to ")
+        assert in_words(1.0, samples).endswith(" to 100.0%") and interval(1.0, samples)[1] <= 1
+
+
 def test_chance_is_called_so():
     """10.7 % of 1,000 images of ten classes; 12 % would be better, and so is 7 of 7 where half are of one class."""
     assert is_guessing(0.107, 1000, 0.1) and not is_guessing(0.13, 1000, 0.1)
