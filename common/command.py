@@ -59,10 +59,10 @@ def asks_for_help(argv: Sequence[str]) -> bool:
     return bool({"--help", "-help", "-h", "--helpfull", "-helpfull"} & set(argv[1:]))
 
 
-def print_help(*paragraphs: str) -> None:
-    """Prints paragraphs to standard output. Ends the program if they cannot be written."""
+def print_help(*paragraphs: str | None) -> None:
+    """Prints paragraphs to standard output. Ends the program if they cannot be written. `python -OO` has no __doc__."""
     with shell(os.path.basename(sys.argv[0])) as ending:
-        print(*paragraphs, sep="\n")
+        print(*filter(None, paragraphs), sep="\n")
     if ending.code:
         sys.exit(ending.code)
 

@@ -1,4 +1,4 @@
-"""Flags declared as dataclasses. Each field is a flag, and its paragraph in the class's docstring is its help."""
+"""Flags declared as dataclasses. Each field is a flag."""
 import dataclasses
 import difflib
 import math
@@ -15,7 +15,6 @@ from absl import flags as absl_flags
 from common.errors import UsageError, one_line
 
 KINDS = {str: "string", int: "integer", float: "float", bool: "bool"}
-PARAGRAPH = re.compile(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
 PLAIN = {"choices": (), "low": None, "high": None, "parse": None, "alias": None, "switch": False, "own": False,
          "repeated": False, "path": False}
 
@@ -52,34 +51,33 @@ def is_own(text: str, choices: Iterable[str]) -> bool:
                 and not any(choice.startswith(f"{module}:") for choice in choices))
 
 
-def flag(default=None, choices: Sequence[str] = (), **options):
-    """Declares a field that needs more than a type and a default.
+def flag(default, help: str, choices: Sequence[str] = (), **options):
+    """Declares a field.
 
-    choices: allowed values. If the default is a list, several values may be given. low, high: bounds of a number.
-    parse: converts the given text, or list of texts, to the field's value; raises ValueError. alias: another name of
-    the flag. switch: whether the flag may be given without a value, which means `true`. own: whether MODULE:NAME is
-    allowed, too. repeated: whether the flag is given once for each value of a list. Otherwise commas separate the
-    values. A list with choices is always repeated. path: whether the text, or each of a list, may be a path, in which ~
-    is the home folder.
+    help: what --help says of it. choices: allowed values. If the default is a list, several values may be given. low,
+    high: bounds of a number. parse: converts the given text, or list of texts, to the field's value; raises ValueError.
+    alias: another name of the flag. switch: whether the flag may be given without a value, which means `true`. own:
+    whether MODULE:NAME is allowed, too. repeated: whether the flag is given once for each value of a list. Otherwise
+    commas separate the values. A list with choices is always repeated. path: whether the text, or each of a list, may
+    be a path, in which ~ is the home folder. Other options are kept in the field's metadata.
     """
     parse = options.get("parse")
     value = parse(default) if parse and default is not None else default
     return dataclasses.field(default=tuple(value) if isinstance(value, list) else value,
-                             metadata=PLAIN | {"given": default, "choices": tuple(choices)} | options)
+                             metadata=PLAIN | {"given": default, "help": help, "choices": tuple(choices)} | options)
 
 
 def define(*groups: type) -> absl_flags.FlagValues:
     """Defines all flags of these dataclasses, with their defaults."""
     values = absl_flags.FlagValues()
     for group in groups:
-        texts = {name: " ".join(text.split()) for name, text in PARAGRAPH.findall(group.__doc__)}
         for field in dataclasses.fields(group):
-            _define(values, field, texts[field.name])
+            _define(values, field)
     return values
 
 
-def _define(values, field, text):
-    options = PLAIN | {"given": field.default} | field.metadata
+def _define(values, field):
+    options, text = field.metadata, field.metadata["help"]
     default = options["given"]
     more = {"help": text, "flag_values": values}
     if options["choices"]:
@@ -115,7 +113,7 @@ def _define(values, field, text):
 
 def value(field: dataclasses.Field, given):
     """Converts a flag's value as absl parsed it to the field's value."""
-    parse = field.metadata.get("parse")
+    parse = field.metadata["parse"]
     return parse(given) if parse and given is not None else given
 
 
@@ -134,7 +132,7 @@ def parsed(values: absl_flags.FlagValues, group: type, only: Sequence[str] = ())
 
 def defaults(group: type) -> dict:
     """Returns each flag's default, before parsing."""
-    return {field.name: field.metadata.get("given", field.default) for field in dataclasses.fields(group)}
+    return {field.name: field.metadata["given"] for field in dataclasses.fields(group)}
 
 
 def names(group: type) -> list[str]:

@@ -33,36 +33,30 @@ def parse_size(text: str) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class Options:
-    """This command's flags.
+    """This command's flags."""
 
-    source: Images to prepare: a folder of images, a folder with ImageNet's original tar files, a folder with MNIST's
-        four files or those of a set like it, or a built-in source (digits, glyphs, fashion, fashion_holdout).
-    output: Folder of the dataset.
-    format: Format to write: TFRecord with tf.train.Example, LMDB with Caffe's Datum, or MXNet's RecordIO.
-    validation_fraction: Fraction of each class for validation, if the source has no validation images.
-    resize_shorter: Shrink larger images so that their shorter side has this many pixels. 0: do not resize.
-    resize: Width and height to which all images are resized, such as 256x256, whatever their aspect ratio, as Caffe's
-        script for ImageNet does. none: do not resize.
-    verify: Decode every image. Without --source: check a prepared dataset.
-    strict: Stop at the first image that cannot be used. Default: list it in rejected.jsonl and continue.
-    adopt: Use the dataset in --output, which was made elsewhere. Write the missing indexes and dataset.json.
-    classes: File with the names of the classes, one per line, in label order. Only with --adopt.
-    shard_samples: Number of images per file. 0: 1024, or a single file per split for a built-in source.
-    seed: Random seed for the image order and the validation split.
-    """
-
-    source: str | None = flag(path=True)
-    output: str | None = flag(path=True)
-    format: str = flag("tfrecord", formats.WRITTEN)
-    validation_fraction: float = flag(0.0, low=0.0, high=1.0)
-    resize_shorter: int = flag(0, low=0)
-    resize: tuple[int, int] | None = flag("none", parse=parse_size)
-    verify: bool = False
-    strict: bool = False
-    adopt: bool = False
-    classes: str | None = flag(path=True)
-    shard_samples: int = flag(0, low=0)
-    seed: int = flag(0, low=0)
+    source: str | None = flag(None, "Images to prepare: a folder of images, a folder with ImageNet's original tar "
+        "files, a folder with MNIST's four files or those of a set like it, or a built-in source (digits, glyphs, "
+        "fashion, fashion_holdout).", path=True)
+    output: str | None = flag(None, "Folder of the dataset.", path=True)
+    format: str = flag("tfrecord", "Format to write: TFRecord with tf.train.Example, LMDB with Caffe's Datum, or "
+        "MXNet's RecordIO.", formats.WRITTEN)
+    validation_fraction: float = flag(0.0, "Fraction of each class for validation, if the source has no validation "
+        "images.", low=0.0, high=1.0)
+    resize_shorter: int = flag(0, "Shrink larger images so that their shorter side has this many pixels. 0: do not "
+        "resize.", low=0)
+    resize: tuple[int, int] | None = flag("none", "Width and height to which all images are resized, such as 256x256, "
+        "whatever their aspect ratio, as Caffe's script for ImageNet does. none: do not resize.", parse=parse_size)
+    verify: bool = flag(False, "Decode every image. Without --source: check a prepared dataset.")
+    strict: bool = flag(False, "Stop at the first image that cannot be used. Default: list it in rejected.jsonl and "
+        "continue.")
+    adopt: bool = flag(False, "Use the dataset in --output, which was made elsewhere. Write the missing indexes and "
+        "dataset.json.")
+    classes: str | None = flag(None, "File with the names of the classes, one per line, in label order. Only with "
+        "--adopt.", path=True)
+    shard_samples: int = flag(0, "Number of images per file. 0: 1024, or a single file per split for a built-in "
+        "source.", low=0)
+    seed: int = flag(0, "Random seed for the image order and the validation split.", low=0)
 
 
 def main(argv) -> int:

@@ -59,27 +59,19 @@ def _batches(texts: list[str]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Options:
-    """This command's own flags.
+    """This command's own flags."""
 
-    dali_threads: Number of DALI threads. Several numbers, such as 1,2,4, are measured one after another. Default: the
-        number of cores.
-    micro_batch_size: Micro-batch size. With --global_batch_size, the largest one.
-    global_batch_size: Global batch sizes to measure on all workers, such as 512,4096. Default on several workers:
-        workers * --micro_batch_size.
-    topology: Cluster whose forecast is shown next to the measurements, as in launch.scaling.
-    seconds: Total time to measure each stage or batch size, in seconds.
-    output_dir: Folder for benchmark.json and benchmark.html, a bar chart. On several workers: speed.json and
-        speed.html.
-    json: Print JSON on standard output instead of the table.
-    """
-
-    dali_threads: tuple[int, ...] = flag([], parse=_threads)
-    micro_batch_size: int = flag(64, low=1, high=2**20)
-    global_batch_size: tuple[int, ...] = flag([], parse=_batches)
-    topology: str | None = flag(path=True)
-    seconds: float = flag(5.0, low=0.01, high=1e6)
-    output_dir: str | None = flag(path=True)
-    json: bool = False
+    dali_threads: tuple[int, ...] = flag([], "Number of DALI threads. Several numbers, such as 1,2,4, are measured one "
+        "after another. Default: the number of cores.", parse=_threads)
+    micro_batch_size: int = flag(64, "Micro-batch size. With --global_batch_size, the largest one.", low=1, high=2**20)
+    global_batch_size: tuple[int, ...] = flag([], "Global batch sizes to measure on all workers, such as 512,4096. "
+        "Default on several workers: workers * --micro_batch_size.", parse=_batches)
+    topology: str | None = flag(None, "Cluster whose forecast is shown next to the measurements, as in launch.scaling.",
+        path=True)
+    seconds: float = flag(5.0, "Total time to measure each stage or batch size, in seconds.", low=0.01, high=1e6)
+    output_dir: str | None = flag(None, "Folder for benchmark.json and benchmark.html, a bar chart. On several "
+        "workers: speed.json and speed.html.", path=True)
+    json: bool = flag(False, "Print JSON on standard output instead of the table.")
 
 
 def all_flags():

@@ -49,26 +49,20 @@ def swept(texts: list[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 @dataclass(frozen=True)
 class Options:
-    """This command's own flags.
+    """This command's own flags."""
 
-    sweep: Flag of train.py and its values, such as learning_rate=5,10,20. Can be given several times. Every combination
-        is trained.
-    runs: File whose lines are the flags of runs. Each line is combined with the values of --sweep.
-    seeds: Number of seeds for each combination. They count up from --seed.
-    search_rate: Search the best learning rate of each combination, then train it with all seeds.
-    search_data_dir: Dataset of --search_rate, such as fashion_holdout, so that no rate is chosen on the validation
-        images of --data_dir, on which the best ones are then trained. Default: --data_dir.
-    output_dir: Folder for the runs, sweep.json and sweep.html.
-    dry_run: Check the flags, and write those of each run to a file and the results so far, but train nothing.
-    """
-
-    sweep: tuple[tuple[str, tuple[str, ...]], ...] = flag([], parse=swept, repeated=True)
-    runs: str | None = flag(path=True)
-    seeds: int = flag(1, low=1, high=10_000)
-    search_rate: bool = False
-    search_data_dir: str | None = flag(path=True)
-    output_dir: str = flag("runs/sweep", path=True)
-    dry_run: bool = False
+    sweep: tuple[tuple[str, tuple[str, ...]], ...] = flag([], "Flag of train.py and its values, such as "
+        "learning_rate=5,10,20. Can be given several times. Every combination is trained.", parse=swept, repeated=True)
+    runs: str | None = flag(None, "File whose lines are the flags of runs. Each line is combined with the values of "
+        "--sweep.", path=True)
+    seeds: int = flag(1, "Number of seeds for each combination. They count up from --seed.", low=1, high=10_000)
+    search_rate: bool = flag(False, "Search the best learning rate of each combination, then train it with all seeds.")
+    search_data_dir: str | None = flag(None, "Dataset of --search_rate, such as fashion_holdout, so that no rate is "
+        "chosen on the validation images of --data_dir, on which the best ones are then trained. Default: --data_dir.",
+        path=True)
+    output_dir: str = flag("runs/sweep", "Folder for the runs, sweep.json and sweep.html.", path=True)
+    dry_run: bool = flag(False, "Check the flags, and write those of each run to a file and the results so far, but "
+        "train nothing.")
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from pathlib import Path
 from common import command, flags
 from common.errors import UsageError
 from common.files import as_json
+from common.flags import flag
 from experiments.planned import Planned, checked, flags_of_line, lines_of, named_values, settings_of, train_samples
 from experiments.rehearsal import BATCH, IMAGE_SIZE, WARMUP, Rehearsal, rehearsal, small_network
 from experiments.sweep import Sweep, alone_in
@@ -52,14 +53,11 @@ REFERENCE = {  # flags in place of those of digits.flags
 
 @dataclass(frozen=True)
 class Options:
-    """This command's own flags.
+    """This command's own flags."""
 
-    output_dir: Folder for the runs, sweep.json and sweep.html.
-    data_dir: Small dataset of the rehearsals. The references of another one are its own.
-    """
-
-    output_dir: str = flags.flag("runs/rehearsal", path=True)
-    data_dir: str = flags.flag("fashion", path=True)
+    output_dir: str = flag("runs/rehearsal", "Folder for the runs, sweep.json and sweep.html.", path=True)
+    data_dir: str = flag("fashion", "Small dataset of the rehearsals. The references of another "
+        "one are its own.", path=True)
 
 
 class Stage:

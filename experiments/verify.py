@@ -40,12 +40,9 @@ POLL = 0.1  # seconds between two looks for the evaluation
 
 @dataclass(frozen=True)
 class Options:
-    """This command's own flags.
+    """This command's own flags."""
 
-    workers: Number of workers to train on. Default: that of the run.
-    """
-
-    workers: int | None = flag(low=1)
+    workers: int | None = flag(None, "Number of workers to train on. Default: that of the run.", low=1)
 
 
 @dataclass(frozen=True)

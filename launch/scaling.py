@@ -44,20 +44,16 @@ def _numbers(texts: list[str]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Options:
-    """This command's own flags.
+    """This command's own flags."""
 
-    workers: Numbers of workers, such as 256 or 4,1024,4096.
-    topology: Cluster: the name of a file in launch/topologies, or the path of a JSON file like those.
-    allreduce: All-reduce algorithms to compare. Can be repeated. Default: all.
-    overlap: Fraction of the last backward pass that can hide the transfer of the gradients. Default: the topology's.
-    json: Print JSON on standard output instead of the table.
-    """
-
-    workers: tuple[int, ...] = flag([], parse=_numbers)
-    topology: str = flag("abci", path=True)
-    allreduce: tuple[str, ...] = flag(list(ALLREDUCES), ALLREDUCES)
-    overlap: float | None = flag(low=0.0, high=1.0)
-    json: bool = False
+    workers: tuple[int, ...] = flag([], "Numbers of workers, such as 256 or 4,1024,4096.", parse=_numbers)
+    topology: str = flag("abci", "Cluster: the name of a file in launch/topologies, or the path of a JSON file like "
+        "those.", path=True)
+    allreduce: tuple[str, ...] = flag(list(ALLREDUCES), "All-reduce algorithms to compare. Can be repeated. Default: "
+        "all.", ALLREDUCES)
+    overlap: float | None = flag(None, "Fraction of the last backward pass that can hide the transfer of the "
+        "gradients. Default: the topology's.", low=0.0, high=1.0)
+    json: bool = flag(False, "Print JSON on standard output instead of the table.")
 
 
 @dataclass(frozen=True)

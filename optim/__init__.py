@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class OptimizerInfo:
-    """An entry of the registry: the optimizer's module and class name, and the flags that it reads."""
+    """An entry of the registry: the optimizer's module and class name, and the options that it reads."""
 
     module: str
     name: str
@@ -24,10 +24,11 @@ OPTIMIZERS = {
     "adam": OptimizerInfo("optim.adam", "AdamW", ()),
     "adamw": OptimizerInfo("optim.adam", "AdamW", ("weight_decay", "exclude")),
 }
-FLAGS = {  # option of an optimizer -> the flags of train.py that matter only with it
-    "momentum": ("momentum", "momentum_schedule", "momentum_correction"), "weight_decay": ("weight_decay",),
-    "trust_coefficient": ("trust_coefficient",), "epsilon": ("lars_epsilon",), "exclude": ("exclude",),
-    "nesterov": ("nesterov",), "clip": ("lars_clip",)}
+
+
+def with_option(option: str) -> list[str]:
+    """Returns the names of the optimizers that read an option."""
+    return [name for name, info in OPTIMIZERS.items() if option in info.options]
 
 
 def create_optimizer(name: str, learning_rate: float, **options):

@@ -8,23 +8,16 @@ from pathlib import Path
 from absl import flags as absl_flags
 
 import model_zoo
-import optim
 from common import command, flags, own
 from common.errors import UsageError, UserError
 from data import named
 from data.formats.folder import shown
-from optim.schedules import ENDING, Piecewise
+from optim.schedules import Piecewise
 from plan.default_recipe import default_recipe
 from plan.launcher import ELASTIC
 from plan.recipe_file import recipe_path
 from plan.settings import Launch, Recipe, Run, Settings
 
-FIRST_SCREEN = {
-    "Data and model": ("data_dir", "augmentation", "model", "image_size"),
-    "Training": ("epochs", "batch_size", "optimizer", "learning_rate", "weight_decay", "precision"),
-    "Run": ("output_dir", "resume", "checkpoint_every", "mode", "checkpoint", "dry_run"),
-    "Device": ("device", "micro_batch_size"),
-}
 ELSEWHERE = {  # what other programs call a flag or a value -> what to say here
     "lr": "the learning rate is --learning_rate", "wd": "the weight decay is --weight_decay",
     "bs": "the batch size of all workers is --batch_size", "resize": "the size of the images is --image_size",
@@ -35,9 +28,8 @@ NEEDED = {  # mode -> the flags that it needs, each with an example
     "export": {"checkpoint": "RUN/checkpoints", "output_dir": "FOLDER"},
     "predict": {"checkpoint": "RUN/checkpoints", "image": "FILE"},
 }
-# Flags of Run that flags.txt records, as those of Recipe and Launch: they decide on weights and what checkpoints hold.
-REPRODUCED = ("init_checkpoint", "on_divergence", "max_rollbacks", "log_trust_ratios", "log_noise_scale")
 GROUPS = {"Recipe": Recipe, "Launch": Launch, "Run": Run}
+FLAGS = {field.name: field.metadata for group in GROUPS.values() for field in dataclasses.fields(group)}
 RULES = (  # (whether a command line breaks the rule, what to say)
     (lambda s: s.run.workers is not None and not s.run.dry_run,
      "--workers only sets what to plan for; use it with --dry_run"),
@@ -86,8 +78,8 @@ def parse(argv: Sequence[str]) -> Settings:
     values = _read([argv[0], *(recipes or [f"--flagfile={source}", *fitted]), *given])
     values.data_dir = named.absolute(values.data_dir)  # flags.txt has to mean the same from any folder
     values.init_checkpoint = values.init_checkpoint and str(Path(values.init_checkpoint).absolute())
-    recorded = [name for name in (*flags.names(Recipe), *flags.names(Launch), *REPRODUCED)
-                if values[name].value not in (None, [])]
+    recorded = [name for name, about in FLAGS.items() if values[name].value not in (None, [])
+                and (about.get("recorded") or name not in flags.names(Run))]
     text = "\n".join(values[name].serialize() for name in recorded) + "\n"
     origins = {name: "command line" if typed[name].present else "recipe" for name in recorded if values[name].present}
     recipe, launch, run = (flags.parsed(values, group) for group in GROUPS.values())
@@ -144,13 +136,22 @@ def help_text(argv: Sequence[str], full: bool = False) -> str:
     """
     values = with_recipe(argv)
     lines = ["train.py trains a convolutional network, evaluates it and writes a report.", ""]
-    groups = {f"{title} flags": flags.names(group) for title, group in GROUPS.items()} if full else FIRST_SCREEN
+    groups = {f"{title} flags": flags.names(group) for title, group in GROUPS.items()} if full else first_screen()
     for title, names in groups.items():
         lines += [f"{title}:", *flags.described(values, names), ""]
     lines.append("--flagfile=RECIPE reads flags from a file, or from a recipe of launch/recipes by its name.")
     if not full:
-        lines.append(f"--helpfull lists all {sum(len(flags.names(group)) for group in GROUPS.values())} flags.")
+        lines.append(f"--helpfull lists all {len(FLAGS)} flags.")
     return "\n".join(lines)
+
+
+def first_screen() -> dict[str, list[str]]:
+    """Returns the titles of the first screen of the help, and the flags under each."""
+    groups = {}
+    for name, about in FLAGS.items():
+        if title := about.get("screen"):
+            groups.setdefault(title, []).append(name)
+    return groups
 
 
 def with_recipe(argv: Sequence[str]) -> absl_flags.FlagValues:
@@ -182,40 +183,24 @@ def _read(argv: Sequence[str]) -> absl_flags.FlagValues:
     return values
 
 
-READ_BY = {  # flag -> (another flag, the values of that one with which the first has an effect)
-    **dict.fromkeys(("warmup_epochs", "warmup_learning_rate"), ("warmup", ("gradual", "constant"))),
-    "lr_boundaries": ("lr_schedule", ("multistep",)),
-    "poly_power": ("lr_schedule", ("poly",)),
-    **dict.fromkeys(("end_learning_rate", "decay_from"), ("lr_schedule", ENDING)),
-    "base_batch_size": ("lr_scaling", ("linear", "sqrt")),
-    **{name: ("optimizer", [optimizer for optimizer, info in optim.OPTIMIZERS.items() if option in info.options])
-       for option, names in optim.FLAGS.items() for name in names},
-    "last_gamma": ("model", [name for name, info in model_zoo.MODELS.items() if info.is_residual]),
-    "loss_scale": ("precision", ("mixed_float16",)),
-    "persistent_batch_norm": ("precision", ("mixed_float16", "mixed_bfloat16")),
-    "torus_grid": ("allreduce", ("torus",)),
-    "max_rollbacks": ("on_divergence", ("rollback",)),
-}
-MODES = {"image": ("predict",), "init_checkpoint": ("train",), "output_dir": ("train", "evaluate", "export")}
-
-
 def without_effect(values: absl_flags.FlagValues, typed: absl_flags.FlagValues) -> tuple[str, ...]:
     """Returns a sentence for each flag on the command line that has no effect. Raises UsageError for a flag that the
     mode has no use for.
 
     typed: the flags of the command line alone, without a recipe.
     """
-    for name, modes in MODES.items():
-        if typed[name].present and values.mode not in modes:
+    present = {name: about for name, about in FLAGS.items() if typed[name].present}
+    for name, about in present.items():
+        if values.mode not in about.get("modes", (values.mode,)):
             raise UsageError(f"--{name} has no effect with --mode={values.mode}; remove it")
     given = {name: values[name].value for name in values}
-    return tuple(f"--{name} has no effect with --{other}={given[other]}" for name, (other, _) in READ_BY.items()
-                 if typed[name].present and not has_effect(name, given))
+    return tuple(f"--{name} has no effect with --{about['used_with'][0]}={given[about['used_with'][0]]}"
+                 for name, about in present.items() if not has_effect(name, given))
 
 
 def has_effect(name: str, given: Mapping[str, str]) -> bool:
     """Whether a flag has an effect with the values of the others. given: value of each flag."""
-    other, needed = READ_BY.get(name, (name, [given[name]]))
+    other, needed = FLAGS[name].get("used_with", (name, [given[name]]))
     return given[other] in needed
 
 

@@ -31,15 +31,12 @@ NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
 
 @dataclass(frozen=True)
 class Options:
-    """This command's flags.
+    """This command's flags."""
 
-    output: File to write. Default: RUN/report.html for one run, report.html for several.
-    target_top1: Validation top-1, such as 0.75. The comparison of several runs says after how many epochs and how long
-        each run reached it.
-    """
-
-    output: str | None = flag(path=True)
-    target_top1: float | None = flag(low=0.0, high=1.0)
+    output: str | None = flag(None, "File to write. Default: RUN/report.html for one run, report.html for several.",
+        path=True)
+    target_top1: float | None = flag(None, "Validation top-1, such as 0.75. The comparison of several runs says after "
+        "how many epochs and how long each run reached it.", low=0.0, high=1.0)
 
 
 def main(argv) -> int:

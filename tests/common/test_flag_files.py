@@ -1,7 +1,7 @@
 """Flag files as editors and shells write them, against absl's own reader of plain ones."""
 import pytest
 from absl import flags as absl_flags
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common import flags
@@ -48,6 +48,7 @@ lines = st.one_of(st.sampled_from(["", "  ", "# note", "// note", " # ", "--x=1"
                   st.text(st.characters(exclude_characters="\r\n{}", exclude_categories=["Cs"]), max_size=9))
 
 
+@settings(deadline=None)
 @given(content=st.lists(lines, max_size=6), words=st.sampled_from(
     ["--flagfile={outer}", "--flagfile {outer}", "-flagfile={outer}"]))
 def test_a_command_line_reads_as_with_absl(content, words, tmp_path_factory):

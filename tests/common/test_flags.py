@@ -3,7 +3,7 @@ import dataclasses
 import subprocess
 
 import pytest
-from conftest import ROOT
+from conftest import BIN, ROOT
 
 from common import flags
 from common.errors import UserError
@@ -68,3 +68,13 @@ def test_a_tilde_is_the_home_folder_in_launchers(tmp_path, monkeypatch):
     done = subprocess.run(["bash", "-euc", script], cwd=ROOT, text=True, capture_output=True, check=True)
     assert done.stdout.splitlines() == [f"{tmp_path}/own.flags", str(tmp_path), f"{tmp_path}/a b", "~other/a", "a/~",
                                         "-n", ""]
+
+
+@pytest.mark.parametrize("program", ["train.py", "data.prepare", "experiments.sweep", "launch.scaling"])
+def test_help_does_not_need_docstrings(program):
+    """Python removes them with -OO, or PYTHONOPTIMIZE=2."""
+    words = [program] if program.endswith(".py") else ["-m", program]
+    done = [subprocess.run([BIN / "python", *option, *words, "--help"], cwd=ROOT, text=True, capture_output=True)
+            for option in ([], ["-OO"])]
+    shown = [{line.split(":")[0] for line in one.stdout.splitlines() if line.startswith("  --")} for one in done]
+    assert done[1].returncode == 0 and not done[1].stderr and shown[0] == shown[1] and len(shown[0]) > 4

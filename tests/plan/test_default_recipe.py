@@ -178,7 +178,7 @@ def test_one_line_says_what_has_no_effect():
                "--dry_run", "--workers=2")
     assert done.returncode == 0 and json.loads(done.stdout)["workers"] == 2
     assert [line for line in done.stderr.splitlines() if line.startswith("train.py: ")] == [
-        "train.py: --weight_decay has no effect with --optimizer=adam; --nesterov has no effect with --optimizer=adam"]
+        "train.py: --nesterov has no effect with --optimizer=adam; --weight_decay has no effect with --optimizer=adam"]
 
 
 @pytest.mark.parametrize(("words", "message"), [
