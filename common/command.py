@@ -32,6 +32,10 @@ def shell(program: str, barrier: Callable[[], None] = lambda: None, prints_error
     prints_errors: whether this process prints the line.
     """
     streams.secure()
+    if sys.flags.optimize > 1 and not asks_for_help(sys.argv):
+        complain("TensorFlow does not load without docstrings, which PYTHONOPTIMIZE=2 and python -OO remove; unset "
+                 "PYTHONOPTIMIZE", program)
+        sys.exit(ExitCode.WRONG)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # hides TensorFlow's startup messages
     os.environ |= PLAIN_KERAS
     os.environ.setdefault("UCX_DEBUG_SIGNO", "0")  # UCX takes SIGHUP, with which a closed terminal ends a command

@@ -72,9 +72,11 @@ def test_a_tilde_is_the_home_folder_in_launchers(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("program", ["train.py", "data.prepare", "experiments.sweep", "launch.scaling"])
 def test_help_does_not_need_docstrings(program):
-    """Python removes them with -OO, or PYTHONOPTIMIZE=2."""
+    """Python removes them with -OO, or PYTHONOPTIMIZE=2. TensorFlow needs them."""
     words = [program] if program.endswith(".py") else ["-m", program]
     done = [subprocess.run([BIN / "python", *option, *words, "--help"], cwd=ROOT, text=True, capture_output=True)
             for option in ([], ["-OO"])]
     shown = [{line.split(":")[0] for line in one.stdout.splitlines() if line.startswith("  --")} for one in done]
     assert done[1].returncode == 0 and not done[1].stderr and shown[0] == shown[1] and len(shown[0]) > 4
+    done = subprocess.run([BIN / "python", "-OO", *words], cwd=ROOT, text=True, capture_output=True)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "unset PYTHONOPTIMIZE" in done.stderr, done.stderr
