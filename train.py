@@ -18,6 +18,7 @@ except ImportError:
     raise SystemExit("train.py: this Python lacks the packages; start it with `uv run train.py`") from None
 
 import gc
+import os
 import sys
 from pathlib import Path
 
@@ -91,6 +92,9 @@ def train(settings: Settings) -> dict:
         from training.build import set_variables
         from training.run import make_training
 
+    if launched.rank == 0 and not os.path.exists(sys.modules["tensorflow"].__spec__.cached):
+        print("start-up: most of loading TensorFlow is that Python compiles it, in each command, because it may not "
+              "write bytecode; `uv sync --compile-bytecode` does that once", file=sys.stderr)
     set_variables(settings)
     if launched.rank == 0 and sees_gpus(settings.launch.device):
         memory = min((gpu.memory for gpu in gpus.visible()), default=None)

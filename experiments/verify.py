@@ -102,8 +102,7 @@ def verified(checkpoint: str, asked: int | None, given: Sequence[str]) -> dict:
 
 
 def check_same_training(run: RunData, settings: Settings) -> None:
-    """Raises UsageError if flags make another training, of which train.py would speak as of that in a temporary folder.
-    """
+    """Raises UsageError for flags of another training, which train.py would report of the temporary copy of the run."""
     samples = "train_samples", run.plan["train_samples"], open_named(settings.recipe.data_dir).train.samples
     name, before, now = changed_flag(run.folder, settings) or samples
     if before != now:

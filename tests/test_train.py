@@ -5,7 +5,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from conftest import BIN, ROOT, launcher, printed_json, require_tool, rows, run, train, weights
+from conftest import BIN, ROOT, TINY, launcher, printed_json, require_tool, rows, run, train, weights
 
 from common.flags import names
 from plan.settings import Launch, Recipe, Run
@@ -330,6 +330,17 @@ def test_only_training_needs_an_elastic_launcher(tmp_path):
 def test_a_plan_under_a_launcher_is_for_its_workers():
     done = run("mpirun", 2, ROOT / "train.py", "--dry_run")
     assert printed_json_of_plan(done)["workers"] == 2
+
+
+@pytest.mark.trainings
+def test_a_start_without_bytecode_says_how_to_save_its_seconds(tmp_path, monkeypatch):
+    """In a folder of its own, so that the environment's is neither seen nor written. The second start writes it."""
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path / "cache"))
+    for variable, said in (("1", True), ("", False)):
+        monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", variable)
+        done = train(*TINY, "--epochs=0.1", "--data_dir=synthetic:64", "--batch_size=8", "--batch_norm_span=8",
+                     f"--output_dir={tmp_path}/{variable}", cold=True)
+        assert ("`uv sync --compile-bytecode` does that once" in done.stderr) == said
 
 
 @pytest.mark.trainings

@@ -333,6 +333,7 @@ def serve(listener: int) -> None:
         traceback.print_exc()
         os._exit(1)  # at once: TensorFlow's end takes longer than a test that has lost its server
     del sys.path[0]
+    sys.modules["tensorflow"].__spec__.cached = __file__  # a fork compiles nothing, whatever the environment has
     gc.collect()
     gc.freeze()
     Server(socket.socket(fileno=listener)).serve()
