@@ -22,8 +22,8 @@ import os
 import sys
 from pathlib import Path
 
-from common import VERSION, command, streams
-from common.errors import ExitCode, UserError, complain
+from common import command, streams
+from common.errors import UserError, complain
 from common.files import as_json
 from common.startup import on_terminal, startup
 from data.balance import check_classes, notes
@@ -41,32 +41,27 @@ from plan.summary import summary
 PAPERS_NODE = 4  # default workers per node of a cluster planned with --workers, as in arXiv:1811.05233
 
 
-def main(argv) -> int:
-    """Runs a command line; returns the exit code."""
+@command.program("train.py", None, lambda argv: [flags.help_text(argv)], lambda: finish())
+@command.json_only_on_stdout()
+@explain_horovods_errors()
+def main(argv) -> None:
+    """Runs a command line."""
     launcher.end_with_launcher()
-    if command.asks_for_help(argv):
-        command.print_help(flags.help_text(argv, full=any("helpfull" in word for word in argv[1:])))
-        return ExitCode.DONE
-    if "--version" in argv[1:]:
-        command.print_help(f"bigbatch {VERSION}")
-        return ExitCode.DONE
-    with command.shell("train.py", barrier=finish) as ending, command.json_only_on_stdout(), explain_horovods_errors():
-        settings = flags.parse(argv)
-        run = settings.run
-        flags.check_own(settings, observers=launcher.launched().rank == 0)
-        if settings.without_effect and launcher.launched().rank == 0:
-            complain("; ".join(settings.without_effect))
-        if run.timeline and not Path(run.timeline).parent.is_dir():
-            raise UserError(f"--timeline: the folder of {run.timeline} does not exist; create it first")
-        if run.dry_run:
-            dry_run(settings)
-        elif run.mode == "train":
-            finish(train(settings))
-        elif run.mode == "evaluate":
-            evaluate(settings)
-        else:
-            use(settings)
-    return ending.code
+    settings = flags.parse(argv)
+    run = settings.run
+    flags.check_own(settings, observers=launcher.launched().rank == 0)
+    if settings.without_effect and launcher.launched().rank == 0:
+        complain("; ".join(settings.without_effect))
+    if run.timeline and not Path(run.timeline).parent.is_dir():
+        raise UserError(f"--timeline: the folder of {run.timeline} does not exist; create it first")
+    if run.dry_run:
+        dry_run(settings)
+    elif run.mode == "train":
+        finish(train(settings))
+    elif run.mode == "evaluate":
+        evaluate(settings)
+    else:
+        use(settings)
 
 
 def train(settings: Settings) -> dict:

@@ -1,17 +1,43 @@
 """What all commands share: errors as one line and an exit code, help, and standard output reserved for JSON."""
 import contextlib
+import functools
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from common import end_at_once, streams
+from common import VERSION, end_at_once, streams
 from common.errors import ExitCode, UserError, complain, one_line
 
 # TensorFlow loads Keras, which would take the layout of images, the dtype and epsilon from a user's keras.json, or stop
 # because that says bfloat16. No file lies under /dev/null. The other variable asks for a package that is not there.
 PLAIN_KERAS = {"KERAS_HOME": os.devnull, "TF_USE_LEGACY_KERAS": "0"}
+
+
+def program(name: str, doc: str | None = None, described: Callable[[Sequence[str]], Iterable[str]] = lambda argv: (),
+            barrier: Callable[[], None] = lambda: None, is_heard: bool = True) -> Callable:
+    """Decorator that makes the `main` of a program: a function of the command line that returns the exit code.
+
+    --help prints `doc` and what `described` returns for the command line, such as a line per flag. --version prints the
+    version. Otherwise the decorated function runs in `shell`. It returns an exit code; None is 0.
+
+    is_heard: whether this process prints help, version and errors. barrier: as in `shell`.
+    """
+    def decorator(run: Callable[[Sequence[str]], int | None]) -> Callable[[Sequence[str]], int]:
+        @functools.wraps(run)
+        def main(argv: Sequence[str]) -> int:
+            with shell(name, barrier, is_heard) as ending:
+                if not asks_for_help(argv) and "--version" not in argv[1:]:
+                    ending.code = run(argv) or ExitCode.DONE
+                elif is_heard:
+                    lines = [doc, *described(argv)] if asks_for_help(argv) else [f"bigbatch {VERSION}"]
+                    print(*filter(None, lines), sep="\n")  # `python -OO` has no doc
+            return ending.code
+
+        return main
+
+    return decorator
 
 
 @dataclass
@@ -61,14 +87,6 @@ def shell(program: str, barrier: Callable[[], None] = lambda: None, prints_error
 
 def asks_for_help(argv: Sequence[str]) -> bool:
     return bool({"--help", "-help", "-h", "--helpfull", "-helpfull"} & set(argv[1:]))
-
-
-def print_help(*paragraphs: str | None) -> None:
-    """Prints paragraphs to standard output. Ends the program if they cannot be written. `python -OO` has no __doc__."""
-    with shell(os.path.basename(sys.argv[0])) as ending:
-        print(*filter(None, paragraphs), sep="\n")
-    if ending.code:
-        sys.exit(ending.code)
 
 
 def table(rows: Sequence[dict[str, str]], align: Callable[[str, int], str] = str.ljust) -> list[str]:

@@ -70,6 +70,7 @@ def flag(default, help: str, choices: Sequence[str] = (), **options):
 def define(*groups: type) -> absl_flags.FlagValues:
     """Defines all flags of these dataclasses, with their defaults."""
     values = absl_flags.FlagValues()
+    values.set_gnu_getopt(True)  # flags may follow arguments
     for group in groups:
         for field in dataclasses.fields(group):
             _define(values, field)
@@ -219,10 +220,10 @@ def nearest_flag(problem: str, values: Iterable[str], elsewhere: Mapping[str, st
     return f"; did you mean --{close[0]}?" if close else ""
 
 
-def described(values: absl_flags.FlagValues, names: Sequence[str]) -> list[str]:
-    """Returns the help text of each of these flags."""
+def described(values: absl_flags.FlagValues, names: Sequence[str] = ()) -> list[str]:
+    """Returns the help text of each of these flags, or of all."""
     lines = []
-    for name in names:
+    for name in names or values:
         meaning, choices = explained(values[name])
         listed = f" ({' | '.join(choices)})" if choices else ""
         default = f" (default: {text})" if (text := default_text(values[name])) else ""

@@ -62,22 +62,21 @@ class Options:
 def main(argv) -> int:
     """Runs a command line and returns the exit code."""
     team = Team()
-    if command.asks_for_help(argv):
-        if team.rank == 0:
-            command.print_help(__doc__, *flags.described(flags.define(Options), flags.names(Options)))
-        return ExitCode.DONE
-    with command.shell(PROGRAM, barrier=team.barrier, prints_errors=team.rank == 0) as ending:
+
+    @command.program(PROGRAM, __doc__, lambda _: flags.described(flags.define(Options)), team.barrier, team.rank == 0)
+    def prepare(argv) -> int:
         try:
             options = flags.parsed(flags.read(flags.define(Options), argv), Options)
             _check(options)
-            ending.code = _run(options, team)
+            return _run(options, team)
         except UserError as error:
             error.on_all_ranks = True  # every rank raises it, or receives it from rank 0
             raise
         except Exception as error:  # the other ranks must not wait for this one
             team.abort(error_message(error))
-            ending.code = ExitCode.WRONG
-    return ending.code
+            return ExitCode.WRONG
+
+    return prepare(argv)
 
 
 def _run(options: Options, team: Team) -> int:

@@ -84,23 +84,28 @@ def all_flags():
     return values
 
 
-def main(argv) -> int:
-    """Runs a command line; returns the exit code."""
+def wait_for_all() -> None:
+    """Barrier after an error of all ranks, because mpirun kills all ranks when one exits."""
+    from distributed.world import World
+
+    World().renumbered().barrier()
+
+
+@command.program("experiments.benchmark", __doc__, lambda _: flags.described(
+    all_flags(), (*BORROWED, *flags.names(Options))), wait_for_all)
+@command.json_only_on_stdout()
+@explain_horovods_errors()
+def main(argv) -> None:
+    """Runs a command line."""
     launcher.end_with_launcher()
-    if command.asks_for_help(argv):
-        command.print_help(__doc__, *flags.described(all_flags(), (*BORROWED, *flags.names(Options))))
-        return 0
-    with (command.shell("experiments.benchmark", barrier=wait_for_all) as ending, command.json_only_on_stdout(),
-          explain_horovods_errors()):
-        values = flags.read(all_flags(), argv)
-        options = flags.parsed(values, Options)
-        for name in (*EXCHANGE, "topology"):
-            if values[name].present and not on_all_workers(options):
-                raise UsageError(f"--{name} only has an effect on training steps; start several workers or give "
-                                 "--global_batch_size")
-        recipe = with_image_size(flags.parsed(values, Recipe, BORROWED))
-        run(recipe, flags.parsed(values, Launch, BORROWED), options)
-    return ending.code
+    values = flags.read(all_flags(), argv)
+    options = flags.parsed(values, Options)
+    for name in (*EXCHANGE, "topology"):
+        if values[name].present and not on_all_workers(options):
+            raise UsageError(f"--{name} only has an effect on training steps; start several workers or give "
+                             "--global_batch_size")
+    recipe = with_image_size(flags.parsed(values, Recipe, BORROWED))
+    run(recipe, flags.parsed(values, Launch, BORROWED), options)
 
 
 def on_all_workers(options: Options) -> bool:
@@ -149,13 +154,6 @@ def show_steps(result: dict, options: Options) -> list[str]:
         if folder:
             print(f"report: {speed.write_speed(folder, result['rows'])}", file=sys.stderr)
     return speed.lines(result["rows"])
-
-
-def wait_for_all() -> None:
-    """Barrier after an error of all ranks, because mpirun kills all ranks when one exits."""
-    from distributed.world import World
-
-    World().renumbered().barrier()
 
 
 if __name__ == "__main__":

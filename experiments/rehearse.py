@@ -23,7 +23,6 @@ val_top1, reference_top1, and seconds.
 """
 import math
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +33,7 @@ from common.flags import flag
 from experiments.planned import Planned, checked, flags_of_line, lines_of, named_values, settings_of, train_samples
 from experiments.rehearsal import BATCH, IMAGE_SIZE, WARMUP, Rehearsal, rehearsal, small_network
 from experiments.sweep import Sweep, alone_in
-from experiments.trainings import Result, all_flags, passed_on
+from experiments.trainings import Result, all_flags, help_of, passed_on
 from optim.schedules import Piecewise
 from plan.default_recipe import DIGITS
 from plan.recipe_file import recipe_path
@@ -149,10 +148,10 @@ def say(*lines: str) -> None:
     print(*(f"  {line}" for line in lines), sep="\n", file=sys.stderr, flush=True)
 
 
-def run(argv: Sequence[str]) -> None:
-    """Rehearses the recipes of a command line. Raises UserError, and OSError if there is no such file."""
+@command.program(PROGRAM, __doc__, lambda _: help_of(Options))
+def main(argv) -> None:
+    """Rehearses the recipes of a command line."""
     words = all_flags(Options)
-    words.set_gnu_getopt(True)  # flags may follow the recipes
     names, options = flags.read_with_arguments(words, argv), flags.parsed(words, Options)
     if not names:
         raise UsageError("give at least one RECIPE: a file, or a name of launch/recipes")
@@ -170,17 +169,6 @@ def run(argv: Sequence[str]) -> None:
         for values in recipes:
             stage.rehearse(values)
     print(f"report: {folder}/sweep.html", file=sys.stderr)
-
-
-def main(argv) -> int:
-    """Runs a command line; returns the exit code."""
-    if command.asks_for_help(argv):
-        command.print_help(__doc__, *flags.described(all_flags(Options), flags.names(Options)), "",
-                           "`uv run train.py --helpfull` lists the flags of train.py.")
-        return 0
-    with command.shell(PROGRAM) as ending:
-        run(argv)
-    return ending.code
 
 
 if __name__ == "__main__":

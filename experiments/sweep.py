@@ -33,12 +33,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from common import command, flags
+from common import command
 from common.errors import UsageError, UserError
 from common.files import as_json, locked
 from data import named
 from experiments.planned import Options, Planned, planned, read, settings_of, write_flags
-from experiments.trainings import Result, all_flags, train_once
+from experiments.trainings import Result, help_of, train_once
 from optim.schedules import Piecewise
 from plan.run_folder import top1_of
 from reporting.sweep import write_sweep
@@ -167,15 +167,10 @@ def described(result: Result) -> str:
     return f"{ended}{best}, {result.seconds:.0f} s"
 
 
-def main(argv) -> int:
-    """Runs a command line; returns the exit code."""
-    if command.asks_for_help(argv):
-        command.print_help(__doc__, *flags.described(all_flags(Options), flags.names(Options)), "",
-                           "`uv run train.py --helpfull` lists the flags of train.py.")
-        return 0
-    with command.shell("experiments.sweep") as ending:
-        print(as_json(run(argv)), flush=True)
-    return ending.code
+@command.program("experiments.sweep", __doc__, lambda _: help_of(Options))
+def main(argv) -> None:
+    """Runs a command line."""
+    print(as_json(run(argv)), flush=True)
 
 
 if __name__ == "__main__":

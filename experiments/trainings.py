@@ -87,6 +87,11 @@ def all_flags(options: type) -> absl_flags.FlagValues:
     return values
 
 
+def help_of(options: type) -> list[str]:
+    """Returns the help on the flags of a program that has those of a dataclass and those of train.py."""
+    return [*flags.described(flags.define(options)), "`uv run train.py --helpfull` lists the flags of train.py."]
+
+
 def passed_on(values: absl_flags.FlagValues, options: type) -> list[str]:
     """Returns the flags of train.py on the command line of a program with flags of its own."""
     ours = {*flags.names(options)}

@@ -194,22 +194,18 @@ def conclusion(result: dict) -> str:
     return f"{epochs} not reproduced: {key} was {before} and is now {now}"
 
 
+@command.program(PROGRAM, __doc__, lambda _: flags.described(flags.define(Options)))
+@command.json_only_on_stdout()
 def main(argv) -> int:
     """Runs a command line; returns the exit code."""
-    if command.asks_for_help(argv):
-        command.print_help(__doc__, *flags.described(flags.define(Options), flags.names(Options)))
-        return ExitCode.DONE
-    with command.shell(PROGRAM) as ending, command.json_only_on_stdout():
-        values = all_flags(Options)
-        values.set_gnu_getopt(True)  # flags may follow the run
-        runs = flags.read_with_arguments(values, argv)
-        if len(runs) != 1:
-            raise UsageError("give the folder of one run, such as runs/NAME")
-        result = verified(runs[0], flags.parsed(values, Options).workers, passed_on(values, Options))
-        print(conclusion(result), file=sys.stderr)
-        print(as_json(result), flush=True)
-        ending.code = ExitCode.DONE if result["reproduced"] else ExitCode.WRONG
-    return ending.code
+    values = all_flags(Options)
+    runs = flags.read_with_arguments(values, argv)
+    if len(runs) != 1:
+        raise UsageError("give the folder of one run, such as runs/NAME")
+    result = verified(runs[0], flags.parsed(values, Options).workers, passed_on(values, Options))
+    print(conclusion(result), file=sys.stderr)
+    print(as_json(result), flush=True)
+    return ExitCode.DONE if result["reproduced"] else ExitCode.WRONG
 
 
 if __name__ == "__main__":

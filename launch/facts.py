@@ -103,8 +103,12 @@ def _existing(folder: Path) -> Path:
     return next(path for path in (folder, *folder.parents) if path.exists())
 
 
+@command.program("launch.facts", __doc__)
+def main(argv) -> None:
+    """Runs a command line."""
+    settings = flags.parse(argv)
+    print(json.dumps(gather(settings.recipe.data_dir, settings.run.output_dir, settings.launch.device)))
+
+
 if __name__ == "__main__":
-    with command.shell("launch.facts") as ending:
-        settings = flags.parse(sys.argv)
-        print(json.dumps(gather(settings.recipe.data_dir, settings.run.output_dir, settings.launch.device)))
-    sys.exit(ending.code)
+    sys.exit(main(sys.argv))

@@ -31,31 +31,22 @@ DRY_RUN = ("--dry-run", "--dry_run", "--dry-run=true", "--dry_run=true", "-dry-r
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises UsageError instead of exiting. Its --dry-run may also stand after the recipe, as in launch/common.sh."""
+    """Raises UsageError instead of exiting."""
 
     def error(self, message):
         raise UsageError(message)
 
-    def parse(self, argv) -> argparse.Namespace:
-        """Returns the options of a command line that has --dry-run."""
-        words = [word for word in argv[1:] if word not in DRY_RUN]
-        return self.parse_args(words if len(words) == len(argv) - 1 else ["--dry-run", *words])
 
-
+@command.program(PROGRAM, described=lambda _: [_parser().format_help().rstrip()])
 def main(argv) -> int:
-    """Runs a command line; returns the exit code."""
+    """Trains, or prints the plan; returns the exit code."""
     def stop(*_):
         raise Stopped(REQUESTED)
 
-    with command.shell(PROGRAM) as ending:
-        for number in SAVING:
-            signal.signal(number, stop)
-        ending.code = run(_options(argv))
-    return ending.code
-
-
-def run(options) -> int:
-    """Trains, or prints the plan; returns the exit code. Raises UserError."""
+    for number in SAVING:
+        signal.signal(number, stop)
+    words = [word for word in argv[1:] if word not in DRY_RUN]  # also after the recipe, as in launch/common.sh
+    options = _parser().parse_args(words if len(words) == len(argv) - 1 else ["--dry-run", *words])
     streams.Output.is_kept = True  # in summary.json; the workers must not wait for a reader that has ended
     arguments = [*recipe_flags(recipe_path(options.recipe)), *options.flags]
     settings = flags.parse(["train.py", *arguments])
@@ -95,7 +86,7 @@ def run(options) -> int:
         workers = following
 
 
-def _options(argv):
+def _parser():
     parser = Parser(prog="launch/horovodrun.sh", description="Trains a recipe on one or more hosts, over ssh.")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("-H", "--hosts", help="hosts and their numbers of workers, such as h1:8,h2:8")
@@ -108,7 +99,7 @@ def _options(argv):
                         help="print the plan, and the command on standard error; also after the recipe")
     parser.add_argument("recipe", help="file of flags, or its name in launch/recipes")
     parser.add_argument("flags", nargs=argparse.REMAINDER, help="flags of train.py, which override the recipe")
-    return parser.parse(argv)
+    return parser
 
 
 def _hosts(options):

@@ -46,14 +46,13 @@ def _fits(settings, size, workers) -> bool:
     return all(phase.neighbours == 1 for phase in found.phases)  # workers should not share statistics for its sake
 
 
-def main(argv) -> int:
-    """Runs a command line; returns the exit code."""
-    with command.shell("launch.micro_batch") as ending:
-        workers, settings = parse(argv)
-        memory = min((gpu.memory for gpu in gpus.visible(settings.launch.device)), default=None)
-        for flag in micro_batch_flags(settings, workers, memory):
-            print(flag)
-    return ending.code
+@command.program("launch.micro_batch", __doc__)
+def main(argv) -> None:
+    """Runs a command line."""
+    workers, settings = parse(argv)
+    memory = min((gpu.memory for gpu in gpus.visible(settings.launch.device)), default=None)
+    for flag in micro_batch_flags(settings, workers, memory):
+        print(flag)
 
 
 if __name__ == "__main__":

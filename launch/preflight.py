@@ -226,28 +226,25 @@ def seen_by_all(world, folder: Path) -> list[bool]:
     return seen
 
 
+@command.program("preflight", __doc__)
+@explain_horovods_errors()
 def main(argv) -> int:
     """Runs a command line; returns the exit code."""
     launcher.end_with_launcher()
-    if command.asks_for_help(argv):
-        command.print_help(__doc__)
-        return 0
-    with command.shell("preflight") as ending, explain_horovods_errors():
-        settings = flags.parse(argv)
-        from distributed.world import World  # imported before the timer starts: Horovod takes seconds to load
+    settings = flags.parse(argv)
+    from distributed.world import World  # imported before the timer starts: Horovod takes seconds to load
 
-        limit = time_limit(launcher.launched().size, bool(gpus.visible(settings.launch.device)))
-        watch = threading.Timer(limit, _end, [limit])
-        watch.daemon = True
-        watch.start()
-        hosts, wrong = examine(settings)
-        ending.code = int(bool(wrong))
-        if launcher.launched().rank == 0:
-            report(hosts, wrong, sys.stdout)
-            sys.stdout.flush()
-        World().renumbered().barrier()
-        watch.cancel()
-    return ending.code
+    limit = time_limit(launcher.launched().size, bool(gpus.visible(settings.launch.device)))
+    watch = threading.Timer(limit, _end, [limit])
+    watch.daemon = True
+    watch.start()
+    hosts, wrong = examine(settings)
+    if launcher.launched().rank == 0:
+        report(hosts, wrong, sys.stdout)
+        sys.stdout.flush()
+    World().renumbered().barrier()
+    watch.cancel()
+    return int(bool(wrong))
 
 
 def time_limit(workers: int, has_gpus: bool) -> float:

@@ -81,25 +81,22 @@ class Steps:
     workers: int
 
 
-def main(argv) -> int:
-    """Runs a command line; returns the exit code."""
-    if command.asks_for_help(argv):
-        values = all_flags(has_recipe=False)
-        command.print_help(__doc__, *flags.described(values, (*flags.names(Options), *BORROWED)),
-                           "--flagfile=RECIPE forecasts that recipe's training.")
-        return 0
-    with command.shell("launch.scaling") as ending, command.json_only_on_stdout():
-        options, training = parse(argv)
-        topology = topologies.load(options.topology, options.overlap)
-        model = model_cost(training.recipe.model, training.classes, training.recipe.final_image_size)
-        rows = forecast(options, training, model, topology)
-        if not rows:
-            raise UserError("--allreduce=hierarchical needs full nodes; give multiples of "
-                            f"{topology.network.local_size} workers")
-        published = published_results(options.topology, training.recipe.model)
-        about = assumptions(training, model, topology)
-        print(json.dumps(rows) if options.json else "\n".join(lines(about, rows, published)), flush=True)
-    return ending.code
+@command.program("launch.scaling", __doc__, lambda _: [
+    *flags.described(all_flags(has_recipe=False), (*flags.names(Options), *BORROWED)),
+    "--flagfile=RECIPE forecasts that recipe's training."])
+@command.json_only_on_stdout()
+def main(argv) -> None:
+    """Runs a command line."""
+    options, training = parse(argv)
+    topology = topologies.load(options.topology, options.overlap)
+    model = model_cost(training.recipe.model, training.classes, training.recipe.final_image_size)
+    rows = forecast(options, training, model, topology)
+    if not rows:
+        raise UserError("--allreduce=hierarchical needs full nodes; give multiples of "
+                        f"{topology.network.local_size} workers")
+    published = published_results(options.topology, training.recipe.model)
+    about = assumptions(training, model, topology)
+    print(json.dumps(rows) if options.json else "\n".join(lines(about, rows, published)), flush=True)
 
 
 def assumptions(training: Training, model: ModelCost, topology: Topology) -> dict[str, str]:

@@ -41,16 +41,15 @@ def parse(argv) -> tuple[int, Settings]:
     return int(words[0].partition("=")[2]), settings
 
 
-def main(argv) -> int:
-    """Runs a command line; returns the exit code."""
-    with command.shell("launch.workers") as ending:
-        if "--next" in argv:
-            settings = flags.parse(["train.py", *(word for word in argv[1:] if word != "--next")])
-            print(next_workers(settings) or "", end="")
-        else:
-            workers, settings = parse(argv)
-            print(workers_now(settings, workers))
-    return ending.code
+@command.program("launch.workers", __doc__)
+def main(argv) -> None:
+    """Runs a command line."""
+    if "--next" in argv:
+        settings = flags.parse(["train.py", *(word for word in argv[1:] if word != "--next")])
+        print(next_workers(settings) or "", end="")
+    else:
+        workers, settings = parse(argv)
+        print(workers_now(settings, workers))
 
 
 if __name__ == "__main__":

@@ -129,12 +129,12 @@ def define() -> absl_flags.FlagValues:
     return flags.define(*GROUPS.values())
 
 
-def help_text(argv: Sequence[str], full: bool = False) -> str:
-    """Returns the help for the flags that most people need, or for all flags.
+def help_text(argv: Sequence[str]) -> str:
+    """Returns the help for the flags that most people need, or with --helpfull for all flags.
 
     Defaults are those of the recipe that the command line would read.
     """
-    values = with_recipe(argv)
+    values, full = with_recipe(argv), any("helpfull" in word for word in argv[1:])
     lines = ["train.py trains a convolutional network, evaluates it and writes a report.", ""]
     groups = {f"{title} flags": flags.names(group) for title, group in GROUPS.items()} if full else first_screen()
     for title, names in groups.items():
@@ -173,7 +173,6 @@ def _read(argv: Sequence[str]) -> absl_flags.FlagValues:
     In --mode=predict, arguments that are not flags are further images, because a shell puts them there for *.jpg.
     """
     values = define()
-    values.set_gnu_getopt(True)  # flags may follow them
     images = flags.read_with_arguments(values, argv, ELSEWHERE)
     if images and values.mode != "predict":
         raise UsageError(f"'{images[0]}' is not a flag; --help lists all flags")

@@ -39,27 +39,22 @@ class Options:
         "how many epochs and how long each run reached it.", low=0.0, high=1.0)
 
 
-def main(argv) -> int:
-    """Runs a command line; returns the exit code."""
-    if command.asks_for_help(argv):
-        command.print_help(__doc__, *flags.described(flags.define(Options), flags.names(Options)))
-        return 0
-    with command.shell("reporting.report") as ending:
-        values = flags.define(Options)
-        values.set_gnu_getopt(True)  # flags may follow the folders
-        folders = flags.read_with_arguments(values, argv)
-        if not folders:
-            raise UsageError("give the folder of a run, such as runs/20261122-104501-resnet20-4711")
-        runs = [RunData.read(run) for folder in folders for run in runs_in(Path(folder))]
-        if values.target_top1 is not None and len(runs) == 1:
-            raise UsageError("--target_top1 compares runs; give the folders of several")
-        default = PAGE if len(runs) > 1 else runs[0].folder / PAGE
-        path = Path(values.output or default).absolute()
-        if not path.parent.is_dir():
-            raise UserError(f"--output: the folder of {path} does not exist; create it first")
-        write_atomically(path, comparison(runs, values.target_top1) if len(runs) > 1 else report(runs[0]))
-        print(path, flush=True)
-    return ending.code
+@command.program("reporting.report", __doc__, lambda _: flags.described(flags.define(Options)))
+def main(argv) -> None:
+    """Runs a command line."""
+    values = flags.define(Options)
+    folders = flags.read_with_arguments(values, argv)
+    if not folders:
+        raise UsageError("give the folder of a run, such as runs/20261122-104501-resnet20-4711")
+    runs = [RunData.read(run) for folder in folders for run in runs_in(Path(folder))]
+    if values.target_top1 is not None and len(runs) == 1:
+        raise UsageError("--target_top1 compares runs; give the folders of several")
+    default = PAGE if len(runs) > 1 else runs[0].folder / PAGE
+    path = Path(values.output or default).absolute()
+    if not path.parent.is_dir():
+        raise UserError(f"--output: the folder of {path} does not exist; create it first")
+    write_atomically(path, comparison(runs, values.target_top1) if len(runs) > 1 else report(runs[0]))
+    print(path, flush=True)
 
 
 def runs_in(folder: Path) -> list[Path]:
