@@ -30,7 +30,7 @@ from data.balance import check_classes, notes
 from data.named import open_named
 from distributed import gpus
 from distributed.lost import explain_horovods_errors
-from launch.micro_batch import micro_batch_flags
+from launch.workers import micro_batch_flags
 from model_zoo.weights import check_weights
 from plan import flags, launcher, output_dir
 from plan.allreduce import check_nodes

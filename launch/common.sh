@@ -54,7 +54,8 @@ inside=()
 micro_batch_flag() {
     local workers=$1
     shift
-    ! command -v nvidia-smi >/dev/null || "${inside[@]}" "${python[@]}" -m launch.micro_batch "--workers=$workers" "$@"
+    ! command -v nvidia-smi >/dev/null ||
+        "${inside[@]}" "${python[@]}" -m launch.workers --micro_batch "--workers=$workers" "$@"
 }
 
 # Runs mpirun or srun. SIGTERM and SIGUSR1 to this script reach the workers as SIGUSR1, on which they save and exit with

@@ -20,9 +20,8 @@ from launch import hosts as host_lists
 from launch import preflight
 from launch.binding import workers_here
 from launch.facts import of_gpus as facts_of_gpus
-from launch.micro_batch import micro_batch_flags
 from launch.running import MARK, PROGRAM, REQUESTED, SAVING, Running
-from launch.workers import next_workers, workers_now
+from launch.workers import micro_batch_flags, next_workers, workers_now
 from plan import flags
 from plan.recipe_file import recipe_path
 
