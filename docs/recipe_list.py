@@ -2,7 +2,7 @@
 import re
 from pathlib import Path
 
-from plan.recipe_file import read
+from plan.recipes import read
 
 RECIPES = Path(__file__).parents[1] / "launch" / "recipes"
 PAPERS = {

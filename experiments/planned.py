@@ -17,7 +17,7 @@ from experiments.trainings import Result, all_flags, passed_on
 from plan import flags as train_flags
 from plan.output_dir import changed_flag
 from plan.plan import plan_for
-from plan.recipe_file import RECIPES, flags_in
+from plan.recipes import RECIPES, flags_in
 
 GROUPS = train_flags.GROUPS
 SWEPT = (*(name for name in (*flags.names(GROUPS["Recipe"]), *flags.names(GROUPS["Launch"])) if name != "seed"),

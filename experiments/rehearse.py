@@ -35,8 +35,7 @@ from experiments.rehearsal import BATCH, IMAGE_SIZE, WARMUP, Rehearsal, rehearsa
 from experiments.sweep import Sweep, alone_in
 from experiments.trainings import Result, all_flags, help_of, passed_on
 from optim.schedules import Piecewise
-from plan.default_recipe import DIGITS
-from plan.recipe_file import recipe_path
+from plan.recipes import DIGITS, recipe_path
 from plan.run_folder import METRICS, RunFolder, top1_of
 from plan.settings import Recipe
 from plan.values import same

@@ -26,9 +26,8 @@ from common.flags import flag
 from data.named import open_named
 from experiments.trainings import TRAIN, all_flags, passed_on, started, stops_passed_on
 from plan import flags as train_flags
-from plan.default_recipe import run_folder
 from plan.output_dir import changed_flag
-from plan.run_folder import CHECKPOINTS, FLAGS, METRICS, RunFolder
+from plan.run_folder import CHECKPOINTS, FLAGS, METRICS, RunFolder, folder_of
 from plan.settings import Settings
 from plan.summary import ties_to_workers
 from reporting.run_data import RunData
@@ -77,7 +76,7 @@ def verified(checkpoint: str, asked: int | None, given: Sequence[str]) -> dict:
     """
     if not Path(checkpoint).exists():
         raise UserError(f"{checkpoint} does not exist; give the folder of a run, such as runs/NAME")
-    run = RunData.read(run_folder(checkpoint), PROGRAM)
+    run = RunData.read(folder_of(checkpoint), PROGRAM)
     if run.flags.get("elastic") == "true" or run.flags.get("deterministic", "false") == "false":
         raise UserError(f"{run.folder} was trained with --elastic or without --deterministic: it does not give the "
                         "same bits again")

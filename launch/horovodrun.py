@@ -23,7 +23,7 @@ from launch.facts import of_gpus as facts_of_gpus
 from launch.running import MARK, PROGRAM, REQUESTED, SAVING, Running
 from launch.workers import micro_batch_flags, next_workers, workers_now
 from plan import flags
-from plan.recipe_file import recipe_path
+from plan.recipes import recipe_path
 
 ROOT = Path(__file__).parents[1]
 DRY_RUN = ("--dry-run", "--dry_run", "--dry-run=true", "--dry_run=true", "-dry-run", "-dry_run")

@@ -13,9 +13,8 @@ from common.errors import UsageError, UserError
 from data import named
 from data.formats.folder import shown
 from optim.schedules import Piecewise
-from plan.default_recipe import default_recipe
 from plan.launcher import ELASTIC
-from plan.recipe_file import recipe_path
+from plan.recipes import default_recipe, recipe_path
 from plan.settings import Launch, Recipe, Run, Settings
 
 ELSEWHERE = {  # what other programs call a flag or a value -> what to say here
@@ -70,7 +69,7 @@ def parse(argv: Sequence[str]) -> Settings:
     """Returns the settings of a command line. argv[0] is the program. Raises UsageError, UserError.
 
     A recipe is read first, and the flags on the command line override it. The recipe is the file of --flagfile, or
-    plan.default_recipe chooses one.
+    plan.recipes chooses one.
     """
     recipes, given = recipes_first(argv[1:])
     typed = _read([argv[0], *given])

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from common.errors import UserError, complain
 from common.flags import file_text
-from plan.recipe_file import flags_in
-from plan.run_folder import CHECKPOINTS, FLAGS
+from plan.recipes import flags_in
+from plan.run_folder import CHECKPOINTS, FLAGS, has_checkpoints
 from plan.settings import Settings
 from plan.values import same
 
@@ -20,10 +20,6 @@ def create(folder: Path) -> None:
         raise UserError(f"--output_dir: {folder} cannot be created: {error.strerror}; choose another one") from None
     if not os.access(folder, os.W_OK):
         raise UserError(f"--output_dir: {folder} is not writable; choose another folder")
-
-
-def has_checkpoints(folder: Path) -> bool:
-    return any((folder / CHECKPOINTS).glob("step-*"))
 
 
 def changed_flag(folder: Path, settings: Settings) -> tuple[str, str, str] | None:

@@ -26,6 +26,20 @@ COLUMNS, ROWS = 8, 2  # of training images in samples.jpg
 LOCK = ".lock"  # held by the training that writes to the folder
 
 
+def has_checkpoints(folder: Path) -> bool:
+    return any((folder / CHECKPOINTS).glob("step-*"))
+
+
+def folder_of(checkpoint: str) -> Path:
+    """Returns the run folder RUN of a --checkpoint, which is RUN, RUN/checkpoints, or one checkpoint in it."""
+    path = Path(checkpoint).absolute()
+    if (path / CHECKPOINTS).is_dir():
+        return path
+    if path.name == CHECKPOINTS:
+        return path.parent
+    return path.parent.parent if (path.parent.parent / FLAGS).is_file() else path
+
+
 class Log:
     """A text file that grows by lines. What could not be written, as on a full disk, is written by a later `save`.
 

@@ -1,6 +1,6 @@
 """A plan in words: for a person at a terminal, and what in it can hardly be meant."""
-from plan.default_recipe import SMALL, SPAN_GIVES_WAY
 from plan.plan import Plan
+from plan.recipes import SMALL, SPAN_GIVES_WAY
 from plan.settings import Settings
 
 

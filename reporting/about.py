@@ -9,7 +9,7 @@ import time
 from importlib import metadata
 from pathlib import Path
 
-from plan import recipe_file
+from plan import recipes
 from training.observer import RunInfo
 
 ROOT = Path(__file__).parents[1]
@@ -33,7 +33,7 @@ def recipe(path: Path | None) -> dict | None:
     """Returns path, flags, and what the paper reports (None unless a comment says it) of the recipe that was read."""
     if not path:
         return None
-    fields = recipe_file.read(path)
+    fields = recipes.read(path)
     comments = {name: fields.pop(name, None) for name in COMMENTS}
     return {"path": str(path), "row": comments["Row"], "reported": comments["Reported"], "flags": fields}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from common import files
 from common.errors import UserError
-from plan import recipe_file, run_folder
+from plan import recipes, run_folder
 from plan.run_folder import top1_of
 from plan.values import same
 
@@ -59,7 +59,7 @@ class RunData:
     @cached_property
     def flags(self) -> dict[str, str]:
         """Value of each flag in flags.txt, as text."""
-        return recipe_file.flags_in(self.flags_text)
+        return recipes.flags_in(self.flags_text)
 
     @property
     def name(self) -> str:

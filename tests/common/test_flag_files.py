@@ -8,7 +8,7 @@ from common import flags
 from common.errors import UsageError
 from experiments.planned import lines_of
 from plan import flags as train_flags
-from plan import recipe_file
+from plan import recipes
 
 TEXT = "# Title\n--epochs=3\n--data_dir=digits\n"
 ENCODED = {"plain": TEXT.encode(), "marked": TEXT.encode("utf-8-sig"), "Windows": TEXT.replace("\n", "\r\n").encode(
@@ -25,7 +25,7 @@ def test_a_byte_order_mark_changes_nothing(kind, tmp_path):
     outer.write_text(f"--flagfile={path}\n--seed=5\n")
     found, within = (train_flags.parse(["train.py", f"--flagfile={file}"]) for file in (path, outer))
     assert found.recipe.epochs == within.recipe.epochs == 3 and within.recipe.seed == 5
-    assert recipe_file.read(path) == {"title": "Title", "epochs": "3", "data_dir": "digits"}
+    assert recipes.read(path) == {"title": "Title", "epochs": "3", "data_dir": "digits"}
     path.write_bytes(ENCODED[kind].replace(b"# Title", b"").replace(b"--data_dir=digits", b""))
     assert lines_of(str(path)) == [{"epochs": "3.0"}]
 
@@ -37,7 +37,7 @@ def test_what_is_not_utf_8_is_named_with_its_line(kind, tmp_path):
     path.write_bytes(content)
     outer.write_text(f"--flagfile={path}\n")
     for reads in (lambda: train_flags.parse(["train.py", f"--flagfile={path}"]), lambda: lines_of(str(path)),
-                  lambda: train_flags.parse(["train.py", f"--flagfile={outer}"]), lambda: recipe_file.read(path)):
+                  lambda: train_flags.parse(["train.py", f"--flagfile={outer}"]), lambda: recipes.read(path)):
         with pytest.raises(UsageError) as raised:
             reads()
         assert str(raised.value) == f"{path}, line {line}, is not UTF-8; save the file as UTF-8"

@@ -12,7 +12,7 @@ from experiments import benchmark, planned, rehearse, verify
 from experiments.trainings import all_flags
 from launch import hosts, scaling
 from plan import flags as train_flags
-from plan.recipe_file import recipe_path
+from plan.recipes import recipe_path
 from reporting import report
 
 PROGRAMS = {  # each program's dataclasses of flags -> function that defines all of its flags

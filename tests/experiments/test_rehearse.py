@@ -12,7 +12,7 @@ from experiments import rehearsal, rehearse, sweep, trainings
 from experiments.planned import settings_of
 from plan.flags import parse
 from plan.plan import make_plan
-from plan.recipe_file import RECIPES, recipe_path
+from plan.recipes import RECIPES, recipe_path
 
 SMALL = "synthetic:60000"  # as many as Fashion-MNIST has
 SONY = "sony_1811.05233/table3-experiment"

@@ -16,7 +16,7 @@ from conftest import BIN, ROOT, TINY, emulated_hosts, rows, scripts_environment
 
 from common.errors import UserError
 from launch import hosts as host_lists
-from plan.recipe_file import recipe_path
+from plan.recipes import recipe_path
 from tests.rigs.gpus import gpu, pretend
 from tests.rigs.hosts import WORKER
 from tests.rigs.trainings import wait_for

@@ -9,8 +9,7 @@ from PIL import Image
 from common.errors import UserError
 from model_zoo.weights import check_weights
 from plan import flags
-from plan.default_recipe import fitted
-from plan.recipe_file import recipe_path
+from plan.recipes import fitted, recipe_path
 
 
 def parsed(*words):

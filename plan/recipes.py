@@ -1,24 +1,67 @@
-"""The recipe that is read without --flagfile: that of a run, of the digits, or one that fits the dataset."""
+"""Recipes: flag files whose comments say where their settings come from and what the paper reports.
+
+Without --flagfile, a command reads the recipe of a run, of the digits, or one that fits the dataset.
+"""
+import difflib
 import math
 from pathlib import Path
 
 import model_zoo
-from common.errors import UserError
+from common.errors import UsageError, UserError
 from common.flags import file_text
 from data import named
 from data.sources import BUILT_IN
 from optim.schedules import Piecewise
-from plan.output_dir import has_checkpoints
-from plan.recipe_file import RECIPES, flags_in
-from plan.run_folder import CHECKPOINTS, FLAGS
+from plan.run_folder import FLAGS, folder_of, has_checkpoints
 from plan.values import sizes as parse_sizes
 
+RECIPES = Path(__file__).parents[1] / "launch" / "recipes"
 DIGITS, SMALL, LARGE = (RECIPES / name for name in ("digits.flags", "small_images.flags", "images.flags"))
 LARGE_SAMPLES = 50_000
 GENTLE_RATE = "--learning_rate=0.0003"  # with which small_images.flags continues from trained weights
 SPAN_GIVES_WAY = "--batch_norm_span=auto"
 VERY_FEW = 200  # samples: a network would soon know them by heart
 VISITS = 40_000  # of samples, in all epochs
+
+
+def recipe_path(name: str) -> Path:
+    """Returns the file of a recipe: `name` is a file, or its name in launch/recipes. Raises UsageError."""
+    for path in (Path(name).expanduser(), RECIPES / name, RECIPES / f"{name}.flags"):
+        if path.is_file():
+            return path.absolute()
+    names = {path.stem: str(path.relative_to(RECIPES).with_suffix("")) for path in RECIPES.rglob("*.flags")}
+    close = difflib.get_close_matches(Path(name).stem, names, 1, 0.5)
+    suggestion = f"did you mean {names[close[0]]}?" if close else "launch/recipes/README.md lists the recipes"
+    raise UsageError(f"there is no recipe {name}; {suggestion}")
+
+
+def read(path: Path) -> dict[str, str]:
+    """Reads a recipe: its title, the fields of its comment (Row, Reported, Rehearsed, ...), its flags."""
+    fields, last = {}, "title"
+    for line in file_text(path).splitlines():
+        if line.startswith("--"):
+            name, _, value = line[2:].partition("=")
+            fields[name] = value
+        elif line.startswith("#   "):
+            fields[last] = f"{fields.get(last, '')} {line[4:]}".strip()
+        elif line.startswith("# "):
+            last, separator, value = line[2:].partition(": ")
+            if not fields or not separator:
+                last, value = "title", line[2:]
+            fields[last] = value
+    return fields
+
+
+def flags_in(text: str) -> dict[str, str]:
+    """Returns the value of each flag in the text of a run's flags.txt."""
+    values = {}
+    for line in text.splitlines():
+        name, separator, value = line.strip().removeprefix("--").partition("=")
+        if line.startswith("--") and separator:
+            values[name] = value
+        elif line.startswith("--"):
+            values[name.removeprefix("no")] = str(not name.startswith("no")).lower()
+    return values
 
 
 def default_recipe(values) -> tuple[Path, list[str]]:
@@ -81,18 +124,8 @@ def of_initial_weights(values) -> list[str]:
 
 def flags_of_run(checkpoint: str, flag: str) -> Path:
     """Returns flags.txt of the run of a checkpoint. Raises UserError if there is none."""
-    recorded = run_folder(checkpoint) / FLAGS
+    recorded = folder_of(checkpoint) / FLAGS
     if not recorded.is_file():
         raise UserError(f"{flag}: {checkpoint} is not in a run folder: {recorded} does not exist; give "
                         "RUN/checkpoints, or the recipe with --flagfile")
     return recorded
-
-
-def run_folder(checkpoint: str) -> Path:
-    """Returns the run folder RUN of a --checkpoint, which is RUN, RUN/checkpoints, or one checkpoint in it."""
-    path = Path(checkpoint).absolute()
-    if (path / CHECKPOINTS).is_dir():
-        return path
-    if path.name == CHECKPOINTS:
-        return path.parent
-    return path.parent.parent if (path.parent.parent / FLAGS).is_file() else path
