@@ -87,8 +87,8 @@ def test_output_that_a_file_has_too_may_be_lost(monkeypatch):
 
 def test_help_to_a_full_disk_is_one_line():
     done = shell('"$@" >/dev/full', sys.executable, "-m", "reporting.report", "--help")
-    assert (done.returncode, done.stderr) == (1, "report.py: standard output cannot be written: no space left on "
-                                                 "device\n")
+    assert (done.returncode, done.stderr) == (1, "reporting.report: standard output cannot be written: no space "
+                                                 "left on device\n")
 
 
 def test_workers_do_not_wait_for_a_reader_that_has_ended(monkeypatch):
