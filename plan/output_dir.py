@@ -1,25 +1,24 @@
-"""Checks --output_dir before TensorFlow is imported, which takes seconds. Plain Python."""
+"""Who may write to --output_dir: a training that can continue the run there, and one at a time."""
+import contextlib
+import json
 import os
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from common import files
 from common.errors import UserError, complain
 from common.flags import file_text
 from plan.recipes import flags_in
-from plan.run_folder import CHECKPOINTS, FLAGS, has_checkpoints
+from plan.run_folder import CHECKPOINTS, FLAGS, LOCK, has_checkpoints
 from plan.settings import Settings
 from plan.values import same
 
 PERSISTENT = "persistent_batch_norm"
-
-
-def create(folder: Path) -> None:
-    """Creates the folder of a run if it is missing. Raises UserError if it cannot be written."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--output_dir: {folder} cannot be created: {error.strerror}; choose another one") from None
-    if not os.access(folder, os.W_OK):
-        raise UserError(f"--output_dir: {folder} is not writable; choose another folder")
+LEASE = 120  # seconds; NFS 4 servers free the locks of a lost host after 90, unless configured otherwise
+POLL = 1.0  # seconds
 
 
 def changed_flag(folder: Path, settings: Settings) -> tuple[str, str, str] | None:
@@ -40,7 +39,7 @@ def resumes(settings: Settings) -> bool:
 def check(settings: Settings) -> None:
     """Raises UserError if a training cannot write to its --output_dir or cannot continue the run in it.
 
-    It creates nothing, because other errors may follow.
+    It comes before TensorFlow is imported, which takes seconds. It creates nothing, because other errors may follow.
     """
     if not settings.run.output_dir:
         return
@@ -61,3 +60,81 @@ def check(settings: Settings) -> None:
         now = str(settings.launch.persistent_batch_norm).lower()
         if was != now:
             complain(f"--{PERSISTENT} was {was} and is now {now}: on GPUs, results will differ from an unstopped run's")
+
+
+def create(folder: Path) -> None:
+    """Creates the folder of a run if it is missing. Raises UserError if it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--output_dir: {folder} cannot be created: {error.strerror}; choose another one") from None
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"--output_dir: {folder} is not writable; choose another folder")
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The process that holds a lock. job: its Slurm job, or "". start: how often the job was requeued before."""
+
+    host: str
+    pid: int
+    job: str
+    start: str
+
+    def __str__(self):
+        return f"process {self.pid} on {self.host}" + (f", Slurm job {self.job}" if self.job else "")
+
+    def may_be_lost(self) -> bool:
+        """Whether the holder's host may be lost, or the holder is an earlier start of this process's Slurm job."""
+        here = this_process()
+        return self.host != here.host or (bool(self.job) and self.job == here.job and self.start != here.start)
+
+
+def this_process() -> Holder:
+    return Holder(socket.gethostname(), os.getpid(), os.environ.get("SLURM_JOB_ID", ""),
+                  os.environ.get("SLURM_RESTART_COUNT", "0"))
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Context manager that locks a run's folder. Waits up to LEASE seconds for a holder that may be lost.
+
+    A network file system frees the lock of a host that is lost only when the host's lease ends. The lock's file
+    therefore names its holder. Raises UserError, which names the holder, if another training holds the lock.
+    """
+    with contextlib.ExitStack() as held:
+        descriptor = _wait(held, folder)
+        if descriptor is None:
+            complain(f"warning: the file system of {folder} has no locks; start no other training run there")
+        else:
+            with contextlib.suppress(OSError):  # the disk is full
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, json.dumps(asdict(this_process())).encode(), 0)
+                os.fsync(descriptor)
+        yield
+
+
+def _wait(held, folder) -> int | None:
+    """Enters the lock into `held`; returns its descriptor, or None if the file system has no locks."""
+    began = time.monotonic()
+    announced = None
+    while True:
+        try:
+            return held.enter_context(files.locked(folder / LOCK))
+        except BlockingIOError:
+            holder = _holder(folder)
+        if (holder and not holder.may_be_lost()) or time.monotonic() - began > LEASE:
+            raise UserError(f"--output_dir: another training run ({holder or 'unknown'}) writes to {folder}; choose "
+                            "another folder, or wait until that run has ended")
+        if holder and holder != announced:
+            announced = holder
+            complain(f"another training run ({holder}) holds the lock on {folder}; waiting for up to {LEASE} s, after "
+                     "which the lock of a lost host is free")
+        time.sleep(POLL)
+
+
+def _holder(folder) -> Holder | None:
+    """Returns the holder in the lock's file, or None while it is being written."""
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return Holder(**json.loads((folder / LOCK).read_text()))
+    return None

@@ -21,7 +21,7 @@ from plan import launcher, output_dir
 from plan.plan import Plan, allreduce_for, plan_for
 from plan.run_folder import CHECKPOINTS, RunFolder
 from plan.settings import Run, Settings
-from training import build, run_lock
+from training import build
 from training.beginning import DIFFERENT_FLAGS, report_start
 from training.build import Job
 from training.checkpoints import Checkpoints
@@ -197,7 +197,7 @@ class Training:
         """
         folder, dataset = self._folder.path, self._dataset
         output_dir.create(folder)
-        held.enter_context(run_lock.locked(folder))
+        held.enter_context(output_dir.locked(folder))
         if self._settings.run.resume == "never" and is_new:
             self._folder.clear()
         recipe = self._settings.identity | {"train_samples": dataset.train.samples}

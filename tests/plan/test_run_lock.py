@@ -15,13 +15,13 @@ import pytest
 from conftest import ROOT
 
 from common.errors import UserError
-from training import run_lock
+from plan import output_dir
 
 LOCKS = """
 import sys
 from pathlib import Path
-from training import run_lock
-with run_lock.locked(Path(sys.argv[1])):
+from plan import output_dir
+with output_dir.locked(Path(sys.argv[1])):
     print("locked", flush=True)
     sys.stdin.read()
 """
@@ -59,12 +59,12 @@ def test_the_lock_of_a_lost_host_is_waited_for(tmp_path):
 
 
 def test_a_training_that_lives_on_another_host_is_an_error_in_the_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_lock, "LEASE", 0)
+    monkeypatch.setattr(output_dir, "LEASE", 0)
     lives = {"host": "node7", "pid": 12, "job": "", "start": "0"}
     with process(ELSEWHERE, tmp_path, json.dumps(lives)) as holder:
         assert holder.stdout.readline() == "locked\n"
         with pytest.raises(UserError, match=r"another training run \(process 12 on node7\) writes to"), \
-                run_lock.locked(tmp_path):
+                output_dir.locked(tmp_path):
             pass
 
 
@@ -72,7 +72,7 @@ def test_a_training_that_lives_on_this_host_is_an_error_at_once(tmp_path, capsys
     with process(LOCKS, tmp_path, SLURM_JOB_ID="34") as holder:
         assert holder.stdout.readline() == "locked\n"
         named = rf"\(process {holder.pid} on {socket.gethostname()}, Slurm job 34\)"
-        with pytest.raises(UserError, match=named), run_lock.locked(tmp_path):
+        with pytest.raises(UserError, match=named), output_dir.locked(tmp_path):
             pass
     assert capsys.readouterr().err == ""
 
@@ -82,7 +82,7 @@ def test_a_training_that_lives_on_this_host_is_an_error_at_once(tmp_path, capsys
 def test_a_process_of_this_host_may_be_an_earlier_start_of_this_job(job, start, may_be, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "34")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert run_lock.Holder(socket.gethostname(), 12, job, start).may_be_lost() == may_be
+    assert output_dir.Holder(socket.gethostname(), 12, job, start).may_be_lost() == may_be
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
@@ -91,6 +91,6 @@ def test_a_file_system_without_locks_is_a_line(number, tmp_path, monkeypatch, ca
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with run_lock.locked(tmp_path):
+    with output_dir.locked(tmp_path):
         assert (tmp_path / ".lock").read_bytes() == b""
     assert f"warning: the file system of {tmp_path} has no locks" in capsys.readouterr().err
