@@ -19,7 +19,7 @@ from distributed.neighbours import Neighbours, distinct
 from distributed.world import World
 from plan import launcher, output_dir
 from plan.plan import Plan, allreduce_for, plan_for
-from plan.run_folder import CHECKPOINTS, RunFolder
+from plan.run_folder import CHECKPOINTS, RunFolder, has_checkpoints
 from plan.settings import Run, Settings
 from training import build
 from training.beginning import DIFFERENT_FLAGS, report_start
@@ -116,7 +116,7 @@ class Training:
         try:
             yield
         except KeyboardInterrupt:
-            if not (self._folder and output_dir.has_checkpoints(self._folder.path)):
+            if not (self._folder and has_checkpoints(self._folder.path)):
                 raise KeyboardInterrupt("interrupted before the first checkpoint") from None
             raise KeyboardInterrupt("interrupted; continue from the newest checkpoint with "
                                     f"--output_dir={self._folder.path}") from None

@@ -11,7 +11,7 @@ from conftest import DIGITS, ROOT, TINY, TRAIN, environment, warm_python
 
 from common import streams
 from common.streams import Unwritten
-from launch.running import Running
+from launch.horovodrun import Running
 
 # Its result is a line. It opens a file before a library prints, which does not mind errors.
 PROGRAM = """
