@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import nnls
 
-from launch import cost, topology
+from launch import topology
 from launch.topology import Compute, StepWork, Topology
 from model_zoo.cost import RESNET50
 
@@ -59,7 +59,7 @@ def solved(start: Topology, given: dict) -> Topology:
     batch = given["micro_batch_size"]
     work = StepWork(RESNET50, batch, given["bytes_per_gradient"] * RESNET50.parameters)
     idle = dataclasses.replace(start.network, slowdown=1.0)
-    costs = [cost.cost(work.bytes, *row["grid"], idle) for row in given["rows"]]
+    costs = [topology.cost(work.bytes, *row["grid"], idle) for row in given["rows"]]
     steps = [math.prod(row["grid"]) * batch / row["images_per_second"] for row in given["rows"]]
     now, slowdown, fixed = start, start.network.slowdown, start.compute["resnet50"].fixed
     for _ in range(100):

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks import calibrate
 from benchmarks.allreduce import LAUNCHERS
-from launch.cost import Link, Network, cost
+from launch.topology import Link, Network, cost
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent

@@ -7,8 +7,8 @@ efficiency: the speed of a worker relative to its speed on one node with the sam
 processes --micro_batch_size images per step (default: 32). Published results follow, with a forecast for each whose
 cluster is known.
 
-launch/cost.py and launch/topology.py explain the model. The file of a topology in launch/topologies gives the source of
-each figure. benchmarks/scaling_here.py writes such a file for this machine.
+launch/topology.py explains the model. The file of a topology in launch/topologies gives the source of each figure.
+benchmarks/scaling_here.py writes such a file for this machine.
 """
 import json
 import sys

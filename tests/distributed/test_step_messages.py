@@ -5,7 +5,7 @@ import pytest
 from conftest import emulated_hosts, warm_python
 
 from benchmarks.allreduce_hosts import start
-from launch.cost import Link, Network, cost
+from launch.topology import Link, Network, cost
 
 pytestmark = pytest.mark.launchers
 

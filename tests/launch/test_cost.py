@@ -2,8 +2,8 @@
 import numpy as np
 import pytest
 
-from launch import cost as costs
-from launch.cost import Link, Network
+from launch import topology
+from launch.topology import Link, Network
 from plan import grids
 from plan.allreduce import plan_allreduce
 
@@ -52,7 +52,7 @@ def test_steps_and_bytes_are_those_of_rings_that_pass_numbers(horizontal, vertic
     data = np.random.default_rng(0).integers(0, 100, (horizontal * vertical, SIZE)).astype(float)
     reduced, steps, sent = all_reduce(data, horizontal, vertical)
     assert (reduced == data.sum(axis=0)).all()  # what was counted is an all-reduce
-    cost = costs.cost(SIZE, horizontal, vertical, Network(4, Link(1, 1), Link(1, 1)))
+    cost = topology.cost(SIZE, horizontal, vertical, Network(4, Link(1, 1), Link(1, 1)))
     assert cost.steps == steps == 2 * (horizontal - 1) + 2 * (vertical - 1)
     workers = horizontal * vertical
     assert cost.sent == pytest.approx(sent) == pytest.approx(2 * (workers - 1) / workers * SIZE)
@@ -66,41 +66,41 @@ def test_the_latency_of_a_ring_is_that_of_its_last_message(workers, local_size):
     for _ in range(workers - 1):  # the reduce-scatter; the all-gather is as long
         hops = [1.0 if (rank - 1) % workers // local_size == rank // local_size else 10.0 for rank in range(workers)]
         clocks = np.maximum(clocks, np.roll(clocks, 1) + hops)
-    assert costs.cost(0, workers, 1, network).latency == pytest.approx(3 * 2 * clocks.max())
+    assert topology.cost(0, workers, 1, network).latency == pytest.approx(3 * 2 * clocks.max())
 
 
 def test_transfer_by_hand():
     network = Network(2, Link(0, 50.0), Link(0, 10.0))
     # One node: both ranks send 100 bytes at 50 a second.
-    assert costs.cost(100, 2, 1, network).transfer == pytest.approx(2)
+    assert topology.cost(100, 2, 1, network).transfer == pytest.approx(2)
     # A ring over two nodes: 2 * 3/4 * 100 bytes, one ring leaves each node at 10 a second.
-    assert costs.cost(100, 4, 1, network).transfer == pytest.approx(15)
+    assert topology.cost(100, 4, 1, network).transfer == pytest.approx(15)
     # Rows are the nodes: 100 bytes at 50; then half of them, 50, in two columns that share 10 a second.
-    assert costs.cost(100, 2, 2, network).transfer == pytest.approx(2 + 10)
+    assert topology.cost(100, 2, 2, network).transfer == pytest.approx(2 + 10)
     # Columns of consecutive nodes: the same bytes, in rows that are one rank.
-    assert costs.cost(100, 1, 4, network).transfer == pytest.approx(15)
-    assert costs.cost(100, 1, 1, network).transfer == 0
+    assert topology.cost(100, 1, 4, network).transfer == pytest.approx(15)
+    assert topology.cost(100, 1, 1, network).transfer == 0
 
 
 def test_what_is_hidden_is_transfer_never_latency():
-    cost = costs.cost(100, 4, 1, Network(2, Link(1, 50.0), Link(2, 10.0)))
+    cost = topology.cost(100, 4, 1, Network(2, Link(1, 50.0), Link(2, 10.0)))
     assert cost.latency == 2 * (2 * 2 + 1)  # a pass: two hops between nodes, one within
     assert [cost.seconds(hidden) for hidden in (0, 5, 15, 99)] == pytest.approx([25, 20, 10, 10])
 
 
 def test_hierarchical_has_rows_that_are_nodes():
-    assert costs.grid_of("hierarchical", 32, 4) == (4, 8)
-    assert costs.grid_of("hierarchical", 3, 4) == (3, 1)
-    assert costs.grid_of("hierarchical", 30, 4) is None
-    assert costs.grid_of("ring", 30, 4) == (30, 1)
+    assert topology.grid_of("hierarchical", 32, 4) == (4, 8)
+    assert topology.grid_of("hierarchical", 3, 4) == (3, 1)
+    assert topology.grid_of("hierarchical", 30, 4) is None
+    assert topology.grid_of("ring", 30, 4) == (30, 1)
 
 
 @pytest.mark.parametrize("local_size", [1, 4, 8])
 def test_the_forecast_is_of_the_grid_that_training_takes(local_size):
     for workers in range(2, 4097, 7):
         planned = plan_allreduce("torus", None, workers, local_size)
-        assert costs.grid_of("torus", workers, local_size) == (planned.grid or (workers, 1))
-        if grid := costs.grid_of("hierarchical", workers, local_size):
+        assert topology.grid_of("torus", workers, local_size) == (planned.grid or (workers, 1))
+        if grid := topology.grid_of("hierarchical", workers, local_size):
             assert grid == (plan_allreduce("hierarchical", None, workers, local_size).grid or (workers, 1))
 
 
@@ -129,8 +129,8 @@ def test_hierarchical_has_the_steps_of_masters_that_pass_numbers(local_size, nod
     reduced, steps, sent = by_masters(data, local_size)
     assert (reduced == data.sum(axis=0)).all()  # what was counted is an all-reduce
     network = Network(local_size, Link(1, 1), Link(1, 1))
-    cost = costs.cost(SIZE, local_size, nodes, network, "hierarchical")
-    torus = costs.cost(SIZE, local_size, nodes, network)
+    cost = topology.cost(SIZE, local_size, nodes, network, "hierarchical")
+    torus = topology.cost(SIZE, local_size, nodes, network)
     assert cost.steps == steps == torus.steps  # arXiv:1811.05233, 2.2: the same amount of GPU-to-GPU operations
     assert cost.latency == torus.latency
     assert cost.sent == pytest.approx(sent) == pytest.approx(SIZE + 2 * (nodes - 1) / nodes * SIZE)
@@ -139,28 +139,29 @@ def test_hierarchical_has_the_steps_of_masters_that_pass_numbers(local_size, nod
 def test_transfer_of_hierarchical_by_hand():
     network = Network(2, Link(0, 50.0), Link(0, 10.0))
     # 100 bytes at 50 to the master and as many back; two masters exchange 2 * 1/2 * 100 bytes at 10.
-    assert costs.cost(100, 2, 2, network, "hierarchical").transfer == pytest.approx(2 + 10 + 2)
+    assert topology.cost(100, 2, 2, network, "hierarchical").transfer == pytest.approx(2 + 10 + 2)
     # A master sends no faster than its own link, though its node has more.
-    assert costs.cost(100, 2, 2, Network(2, Link(0, 50.0), Link(0, 100.0)), "hierarchical").transfer == pytest.approx(6)
+    wide = Network(2, Link(0, 50.0), Link(0, 100.0))
+    assert topology.cost(100, 2, 2, wide, "hierarchical").transfer == pytest.approx(6)
     # One node: a ring.
-    assert costs.cost(100, 2, 1, network, "hierarchical") == costs.cost(100, 2, 1, network)
+    assert topology.cost(100, 2, 1, network, "hierarchical") == topology.cost(100, 2, 1, network)
 
 
 def test_the_grid_is_the_one_that_messages_pass_in_the_least_time():
     for workers in (12, 48, 7):
         network = Network(4, Link(grids.NVLINK_LATENCY, np.inf), Link(grids.NETWORK_LATENCY, np.inf))
-        times = {grid: costs.cost(0, *grid, network).latency for grid in grids.grids(workers)}
-        assert times[costs.grid_of("torus", workers, 4)] == pytest.approx(min(times.values()))
+        times = {grid: topology.cost(0, *grid, network).latency for grid in grids.grids(workers)}
+        assert times[topology.grid_of("torus", workers, 4)] == pytest.approx(min(times.values()))
 
 
 def test_ring_hierarchical_and_torus_at_the_papers_size():
     """2.2: a ring's latency grows with the number of ranks, the torus's with its sides: 2046 messages against 124."""
     network = Network(4, Link(1e-6, np.inf), Link(1e-5, np.inf))
     exchanges = [("ring", (1024, 1)), ("hierarchical", (4, 256)), ("torus", (4, 256)), ("torus", (32, 32))]
-    assert [costs.cost(1, *grid, network, name).steps for name, grid in exchanges] == [2046, 516, 516, 124]
+    assert [topology.cost(1, *grid, network, name).steps for name, grid in exchanges] == [2046, 516, 516, 124]
 
 
 def test_in_the_vertical_step_hierarchical_sends_x_times_what_the_torus_does():
     """arXiv:1811.05233, 2.2. But one rank of each node sends it, where all X of the torus do."""
-    between = costs.cost(1, 4, 256, Network(4, Link(0, 1), Link(0, 1)), "hierarchical").sent - 1
+    between = topology.cost(1, 4, 256, Network(4, Link(0, 1), Link(0, 1)), "hierarchical").sent - 1
     assert between == pytest.approx(4 * grids.sent(4, 256)[1]) == pytest.approx(grids.sent_by_node(4, 256, 4))

@@ -8,9 +8,8 @@ from conftest import ROOT, run
 from scipy.optimize import fsolve
 
 from benchmarks import calibrate, scaling_here
-from launch import cost, scaling, topology
-from launch.cost import Link, Network
-from launch.topology import StepWork
+from launch import scaling, topology
+from launch.topology import Link, Network, StepWork
 from model_zoo.cost import RESNET50, ModelCost
 from plan import flags
 from plan.allreduce import ALLREDUCES
@@ -302,7 +301,7 @@ def test_a_topology_of_ones_own(tmp_path, capfd):
 def test_what_this_machines_times_tell():
     """The line through times that the model itself gives finds its link again."""
     link = Link(1e-3, 5e8)
-    times = {size: cost.cost(size, 2, 1, Network(2, link, link)).seconds() for size in (2**12, 2**18, 2**24)}
+    times = {size: topology.cost(size, 2, 1, Network(2, link, link)).seconds() for size in (2**12, 2**18, 2**24)}
     found = scaling_here.fitted(times)
     assert (found.latency, found.bandwidth) == pytest.approx((link.latency, link.bandwidth))
 
