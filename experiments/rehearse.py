@@ -4,7 +4,12 @@ A rehearsal trains a recipe on a small network and small images, at the recipe's
 are spent. RECIPE is a file, a recipe of launch/recipes by its name, or a .runs file of experiments.sweep. Flags of
 train.py replace those of the recipes, such as --trust_coefficient=0.01.
 
-The rule of experiments/rehearsal.py is the same for every recipe. Each change is printed.
+The rule is the same for every recipe, and each change is printed. These stay: the optimizer, all rates, the form of the
+decay, momentum, weight decay, trust coefficient, epsilon, exclusions, label smoothing, and the batch-norm span in
+samples. These change: the network (resnet20 for a ResNet, convnet_bn for AlexNet-BN), the dataset (Fashion-MNIST at 16
+pixels, without augmentation), the batch size (256 in the first phase, then in the recipe's ratios, in multiples of the
+span), the precision (float32), and the number of updates: at most 300 in warm-up, where a shorter one keeps its
+updates, and 750 in all.
 
 The verdicts:
   trains                   the top-1 is at least 80 % of that of a fixed training with SGD
@@ -21,9 +26,13 @@ The runs are those of a sweep in --output_dir: its page is sweep.html, and the s
 output has a line of JSON for each recipe: recipe, verdict, trains (null if the rehearsal cannot tell), diverged_at,
 val_top1, reference_top1, and seconds.
 """
+import dataclasses
+import itertools
 import math
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from common import command, flags
@@ -31,16 +40,20 @@ from common.errors import UsageError
 from common.files import as_json
 from common.flags import flag
 from experiments.planned import Planned, checked, flags_of_line, lines_of, named_values, settings_of, train_samples
-from experiments.rehearsal import BATCH, IMAGE_SIZE, WARMUP, Rehearsal, rehearsal, small_network
 from experiments.sweep import Sweep, alone_in
 from experiments.trainings import Result, all_flags, help_of, passed_on
-from optim.schedules import Piecewise
+from model_zoo import MODELS
+from optim.schedules import ENDING, LearningRate, Piecewise
+from plan.plan import Phase, Plan, make_plan
 from plan.recipes import DIGITS, recipe_path
 from plan.run_folder import METRICS, RunFolder, top1_of
 from plan.settings import Recipe
 from plan.values import same
 
 PROGRAM = "experiments.rehearse"
+UPDATES, WARMUP, BATCH, IMAGE_SIZE = 750, 300, 256, 16
+GRAIN = 32  # batches are multiples of it if there is no batch-norm span
+TURNS = 60  # of a cosine from epoch 0, whose clock warm-up changes
 TRAINS = 0.8  # of the reference's top-1
 FACTORS = (2, 4, 8, 16)  # of the rates
 REFERENCE = {  # flags in place of those of digits.flags
@@ -54,8 +67,121 @@ class Options:
     """This command's own flags."""
 
     output_dir: str = flag("runs/rehearsal", "Folder for the runs, sweep.json and sweep.html.", path=True)
-    data_dir: str = flag("fashion", "Small dataset of the rehearsals. The references of another "
-        "one are its own.", path=True)
+    data_dir: str = flag("fashion", "Small dataset of the rehearsals. The references of another one are its own.",
+        path=True)
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """How a recipe is rehearsed.
+
+    flags: those that replace the recipe's. updates, warmup: numbers of updates in the recipe and in the rehearsal.
+    """
+
+    flags: dict[str, object]
+    updates: tuple[float, float]
+    warmup: tuple[float, float]
+
+
+def small_network(model: str) -> str | None:
+    """Returns the network that stands for another one, or None if none does: AlexNet's LRN wants unscaled pixels."""
+    if MODELS[model].is_residual:
+        return "resnet20"
+    return "convnet_bn" if model.startswith("alexnet_bn") else model if model.startswith("convnet") else None
+
+
+def rehearsal(recipe: Recipe, samples: int, data_dir: str, small_samples: int, longest_warmup: float = WARMUP
+              ) -> Rehearsal:
+    """Returns the rehearsal of a recipe by the rule above. Raises UserError if the recipe has no plan.
+
+    samples, small_samples: numbers of training samples of the recipe's dataset and of data_dir. longest_warmup: in
+    updates. Momentum is that of the recipe's first phase.
+    """
+    plan = make_plan(recipe, None, 1, samples)
+    small = Compression(plan, GRAIN if recipe.batch_norm_span is None else None, small_samples, longest_warmup)
+    changed = {"data_dir": data_dir, "model": small_network(recipe.model), "image_size": IMAGE_SIZE,
+               "augmentation": "none", "precision": "float32", "epochs": small.epoch(plan.epochs),
+               "learning_rate": small.schedule(rates(plan.learning_rate, small.warm)),
+               "batch_size": small.schedule((phase.start_epoch, small.batch(phase)) for phase in plan.phases),
+               "lr_scaling": "none", "momentum": plan.momentum_of(plan.phases[0]), "momentum_schedule": "constant",
+               "evaluate_every": 1, "stop_at_target": "false"}
+    if small.warm:
+        changed |= {"warmup_epochs": small.epoch(small.warm), "decay_from": "warmup_end"}
+    if recipe.lr_boundaries:
+        changed["lr_boundaries"] = ",".join(f"{small.epoch(epoch):.9g}" for epoch in recipe.lr_boundaries)
+    if recipe.batch_norm_span:
+        changed["batch_norm_span"] = small.schedule(recipe.batch_norm_span.pairs)
+    if recipe.last_gamma is None and MODELS[recipe.model].last_gamma != MODELS["resnet20"].last_gamma:
+        changed["last_gamma"] = MODELS[recipe.model].last_gamma
+    return Rehearsal(changed, (small.before + small.after, small.warmup + small.rest), (small.before, small.warmup))
+
+
+def rates(rate: LearningRate, warm: float) -> list[tuple[float, float]]:
+    """Returns the pairs (epoch, rate) of a decay that counts from the end of warm-up and equals the recipe's.
+
+    warm: the epoch at which warm-up ends. A cosine from epoch 0 has TURNS pairs, a power of the time left a factor.
+    """
+    final = rate.end if rate.decay in ENDING else 0.0
+    whole = dataclasses.replace(rate, base=Piecewise(((0, 1),)), end=0)
+    late = dataclasses.replace(whole, decay_from="warmup_end")
+
+    def lost(epoch):
+        """What the rate has lost to a decay that counts from epoch 0, as a factor."""
+        return whole(epoch) / late(epoch) if rate.decay in ENDING and warm <= epoch < rate.epochs else 1.0
+
+    turns = TURNS if rate.decay == "cosine" else 1
+    cuts = {warm + (rate.epochs - warm) * turn / turns for turn in range(turns) if lost(warm) < 1}
+    cuts = sorted(cuts.union(rate.base.boundaries))
+    return [(epoch, final + (rate.base(epoch) - final) * lost(epoch)) for epoch in cuts]
+
+
+class Compression:
+    """A recipe's epochs as epochs of its rehearsal: warm-up and the rest are each a linear map of updates.
+
+    grain: batches are multiples of it. None: of the batch-norm span of their phase. small_samples: number of training
+    samples of the rehearsal. longest_warmup: in updates. warm: the recipe's epoch at which warm-up ends. before, after:
+    updates until then and from then on; warmup, rest: the same in the rehearsal.
+    """
+
+    def __init__(self, plan: Plan, grain: int | None, small_samples: int, longest_warmup: float):
+        self._plan, self._grain, self._small_samples = plan, grain, small_samples
+        rate = plan.learning_rate
+        self.warm = min(rate.warmup_epochs, plan.epochs) if rate.warmup != "none" else 0
+        self.before = sum(self._updates(part) for part in self._parts if part[0] < self.warm)
+        self.after = sum(self._updates(part) for part in self._parts if part[0] >= self.warm)
+        self.warmup = min(self.before, longest_warmup)
+        self.rest = min(self.after, UPDATES - min(self.before, WARMUP))
+
+    @cached_property
+    def _parts(self) -> list[tuple[float, float, Phase]]:
+        """The first and last epoch of each part of the recipe's phases, which lies in warm-up or after it."""
+        cuts = sorted({0, self.warm, self._plan.epochs, *(phase.start_epoch for phase in self._plan.phases)})
+        return [(*pair, self._plan.phase_at(pair[0])) for pair in itertools.pairwise(cuts)]
+
+    def _updates(self, part: tuple[float, float, Phase]) -> float:
+        start, stop, phase = part
+        return (stop - start) * self._plan.train_samples / phase.global_batch_size
+
+    def batch(self, phase: Phase) -> int:
+        """Returns the rehearsal's batch size in a phase of the recipe."""
+        grain = self._grain or phase.batch_norm_span
+        growth = phase.global_batch_size / self._plan.phases[0].global_batch_size
+        return grain * max(1, round(BATCH * growth / grain))
+
+    def epoch(self, epoch: float) -> float:
+        """Returns the rehearsal's epoch at an epoch of the recipe."""
+        epochs = 0
+        for start, stop, phase in self._parts:
+            if start < epoch:
+                share = self.warmup / self.before if start < self.warm else self.rest / self.after
+                updates = self._updates((start, min(stop, epoch), phase)) * share
+                epochs += updates * self.batch(phase) / self._small_samples
+        return round(epochs, 6)
+
+    def schedule(self, pairs: Iterable[tuple[float, float]]) -> str:
+        """Returns a flag's value: a number, or `EPOCH:NUMBER,...` in the rehearsal's epochs. pairs: in the recipe's."""
+        values = {self.epoch(epoch): f"{value:.12g}" for epoch, value in pairs}
+        return ",".join(f"{epoch:.9g}:{value}" for epoch, value in values.items()) if len(values) > 1 else values[0]
 
 
 class Stage:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import DIGITS, ROOT, environment, rows, warm_python
 
-from experiments import rehearsal, rehearse, sweep, trainings
+from experiments import rehearse, sweep, trainings
 from experiments.planned import settings_of
 from plan.flags import parse
 from plan.plan import make_plan
@@ -21,12 +21,12 @@ STAYING = ("optimizer", "lr_schedule", "poly_power", "end_learning_rate", "warmu
            "label_smoothing", "batch_norm_momentum", "batch_norm_statistics", "seed")
 
 
-def rehearsed(name, *words, longest_warmup=rehearsal.WARMUP):
+def rehearsed(name, *words, longest_warmup=rehearse.WARMUP):
     """A recipe's plan, its rehearsal, and the recipe and the plan of the rehearsal."""
     values = {"flagfile": str(recipe_path(name))} | dict(word.removeprefix("--").split("=") for word in words)
     before, _ = settings_of([], values)
     samples = before.run.train_samples or 1_281_167
-    made = rehearsal.rehearsal(before.recipe, samples, SMALL, 60_000, longest_warmup)
+    made = rehearse.rehearsal(before.recipe, samples, SMALL, 60_000, longest_warmup)
     after, _ = settings_of([], values, *(f"--{name}={value}" for name, value in made.flags.items()))
     assert all(before.given[name] == after.given[name] for name in STAYING)
     return (make_plan(before.recipe, None, 1, samples), made, after.recipe, make_plan(after.recipe, None, 1, 60_000))
@@ -42,7 +42,7 @@ def images(phases, epochs, samples):
 
 
 TRANSFERABLE = [path for path in sorted(RECIPES.rglob("*.flags"))
-                if rehearsal.small_network(settings_of([], {"flagfile": str(path)})[0].recipe.model)]
+                if rehearse.small_network(settings_of([], {"flagfile": str(path)})[0].recipe.model)]
 
 
 @pytest.mark.parametrize("path", TRANSFERABLE, ids=lambda path: path.stem)
