@@ -22,8 +22,7 @@ from launch import topology as topologies
 from model_zoo.cost import model_cost
 from optim.schedules import Piecewise
 from plan import launcher
-from plan.micro_batches import divisors
-from plan.plan import Phase, Plan, allreduce_for, make_plan
+from plan.plan import Phase, Plan, allreduce_for, divisors, make_plan
 from plan.settings import Settings
 from reporting import speed
 from training import build

@@ -17,14 +17,13 @@ from pathlib import Path
 from common import command
 from common.errors import UsageError, UserError
 from distributed import gpus
-from plan import flags, micro_batches
-from plan.micro_batches import divisors
-from plan.plan import make_plan
+from plan import flags
+from plan.plan import LARGEST_MICRO_BATCH, divisors, make_plan
 from plan.run_folder import RUN, RunFolder
 from plan.settings import Settings
 
 # The largest micro-batch by the GPU's memory in GiB. ResNet-50 in float32 takes about 85 MB per image.
-LARGEST = ((30, 256), (14, 128), (0, micro_batches.LARGEST))
+LARGEST = ((30, 256), (14, 128), (0, LARGEST_MICRO_BATCH))
 
 SAMPLES = 1_281_167  # any number: whether a size divides the batch does not depend on the dataset
 
@@ -53,12 +52,12 @@ def micro_batch_flags(settings: Settings, workers: int, memory: float | None) ->
     launch = settings.launch
     if memory is None or launch.device == "cpu" or launch.micro_batch_size or launch.elastic:
         return []
-    if (span := settings.recipe.batch_norm_span) and min(span.values) >= micro_batches.LARGEST:
+    if (span := settings.recipe.batch_norm_span) and min(span.values) >= LARGEST_MICRO_BATCH:
         return []
     largest = next(size for least, size in LARGEST if memory >= least)
     batches = settings.recipe.batch_size.values
     for size in reversed(divisors(max(1, batches[0] // workers))):
-        if micro_batches.LARGEST < size <= largest and _fits(settings, size, workers):
+        if LARGEST_MICRO_BATCH < size <= largest and _fits(settings, size, workers):
             return [f"--micro_batch_size={size}"]
     return []
 

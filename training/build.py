@@ -26,9 +26,8 @@ from distributed import optimizer as distributed
 from distributed.exchange import GradientExchange, make_collectives
 from distributed.world import World
 from optim.average import WeightAverage
-from plan import micro_batches
 from plan.allreduce import AllreducePlan
-from plan.plan import Phase, Plan
+from plan.plan import LARGEST_MICRO_BATCH, Phase, Plan
 from plan.settings import Launch, Recipe, Settings
 from training.batch_norm import ExactStatistics, MovingStatistics, Span
 from training.divergence import divergence_reason
@@ -225,4 +224,4 @@ def make_average(recipe: Recipe, model) -> WeightAverage | None:
 
 
 def make_evaluator(launch: Launch, model, feed, world: World, average: WeightAverage | None = None) -> Evaluator:
-    return Evaluator(model, feed, launch.micro_batch_size or micro_batches.LARGEST, world, average)
+    return Evaluator(model, feed, launch.micro_batch_size or LARGEST_MICRO_BATCH, world, average)

@@ -12,7 +12,7 @@ from common.errors import UserError
 from data import order
 from data.dataset import Split
 from optim.lars import SGD
-from plan.micro_batches import divisors
+from plan.plan import divisors
 from tests.rigs.plans import plan
 from training.loop import next_step
 
