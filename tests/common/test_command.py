@@ -8,7 +8,7 @@ from common import VERSION
 
 ROOMS = ("data", "reporting", "experiments", "launch")
 PROGRAMS = ["train", *(".".join(path.relative_to(ROOT).with_suffix("").parts) for room in ROOMS
-                       for path in sorted((ROOT / room).rglob("*.py")) if '__name__ == "__main__"' in path.read_text())]
+                       for path in sorted((ROOT / room).rglob("*.py")) if "main(sys.argv)" in path.read_text())]
 PROGRAMS.remove("launch.binding")  # runs any command, whose flags are its own
 
 
