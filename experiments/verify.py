@@ -116,11 +116,7 @@ def newest_with_evaluation(checkpoint: str, rows: list[dict]) -> Recorded:
         check_meaning(path, described)  # such as that of a row's `weights`
         progress = described["progress"]
         before = [row for row in rows if row["samples"] <= progress["evaluated"]]
-        row = next(iter(rows[len(before):]), None)
-        if row and "weights" not in row:
-            raise UserError("metrics.jsonl has no checksum of the weights, because an earlier version of Bigbatch "
-                            "wrote it")
-        if row:
+        if row := next(iter(rows[len(before):]), None):
             return Recorded(path.resolve(), described["epoch"], progress, before, row)
     raise UserError(f"no evaluation follows a checkpoint in {checkpoint}; train with --checkpoint_every=1, which saves "
                     "one after each epoch")
