@@ -76,10 +76,7 @@ class Options:
 
 def all_flags():
     """Returns this command's own flags and those that it shares with train.py."""
-    values = flags.define(Options)
-    borrowed = define()
-    for name in BORROWED:
-        values[name] = borrowed[name]
+    values = define(Options, borrowed=BORROWED)
     values.set_default("augmentation", "crop_flip")
     return values
 

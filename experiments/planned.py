@@ -13,7 +13,7 @@ from common.errors import UsageError, UserError
 from common.files import write_atomically
 from common.flags import flag
 from data import named
-from experiments.trainings import Result, all_flags, passed_on
+from experiments.trainings import Result, passed_on
 from plan import flags as train_flags
 from plan.output_dir import changed_flag
 from plan.plan import plan_for
@@ -92,7 +92,7 @@ def read(argv: Sequence[str]) -> tuple[Options, list[str], list[dict[str, str]]]
     Raises UsageError, also for a line of --runs, and OSError if there is no such file.
     """
     recipes, given = train_flags.recipes_first(argv[1:])
-    values = flags.read(all_flags(Options), [argv[0], *given])
+    values = flags.read(train_flags.define(Options), [argv[0], *given])
     options = flags.parsed(values, Options)
     if not (options.sweep or options.runs or options.search_rate) and options.seeds == 1:
         raise UsageError("there is nothing to sweep; give --sweep=FLAG=VALUES, such as --sweep=learning_rate=5,10,20, "

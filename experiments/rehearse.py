@@ -41,9 +41,10 @@ from common.files import as_json
 from common.flags import flag
 from experiments.planned import Planned, checked, flags_of_line, lines_of, named_values, settings_of, train_samples
 from experiments.sweep import Sweep, alone_in
-from experiments.trainings import Result, all_flags, help_of, passed_on
+from experiments.trainings import Result, help_of, passed_on
 from model_zoo import MODELS
 from optim.schedules import ENDING, LearningRate, Piecewise
+from plan import flags as train_flags
 from plan.plan import Phase, Plan, make_plan
 from plan.recipes import DIGITS, recipe_path
 from plan.run_folder import METRICS, RunFolder, top1_of
@@ -276,7 +277,7 @@ def say(*lines: str) -> None:
 @command.program(PROGRAM, __doc__, lambda _: help_of(Options))
 def main(argv) -> None:
     """Rehearses the recipes of a command line."""
-    words = all_flags(Options)
+    words = train_flags.define(Options)
     names, options = flags.read_with_arguments(words, argv), flags.parsed(words, Options)
     if not names:
         raise UsageError("give at least one RECIPE: a file, or a name of launch/recipes")

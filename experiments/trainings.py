@@ -77,16 +77,6 @@ def train_once(folder: Path, words: Sequence[str]) -> Result:
     raise UserError(f"{folder.name} failed: {problem}; its output is in {log}")
 
 
-def all_flags(options: type) -> absl_flags.FlagValues:
-    """Returns the flags of a program's own dataclass, and those of train.py that it does not replace."""
-    values = flags.define(options)
-    others = train_flags.define()
-    for name in others:
-        if name not in values:
-            values[name] = others[name]
-    return values
-
-
 def help_of(options: type) -> list[str]:
     """Returns the help on the flags of a program that has those of a dataclass and those of train.py."""
     return [*flags.described(flags.define(options)), "`uv run train.py --helpfull` lists the flags of train.py."]

@@ -24,7 +24,7 @@ from common.errors import ExitCode, Stopped, UsageError, UserError
 from common.files import as_json
 from common.flags import flag
 from data.named import open_named
-from experiments.trainings import TRAIN, all_flags, passed_on, started, stops_passed_on
+from experiments.trainings import TRAIN, passed_on, started, stops_passed_on
 from plan import flags as train_flags
 from plan.output_dir import changed_flag
 from plan.run_folder import CHECKPOINTS, FLAGS, METRICS, RunFolder, folder_of
@@ -193,7 +193,7 @@ def conclusion(result: dict) -> str:
 @command.json_only_on_stdout()
 def main(argv) -> int:
     """Runs a command line; returns the exit code."""
-    values = all_flags(Options)
+    values = train_flags.define(Options)
     runs = flags.read_with_arguments(values, argv)
     if len(runs) != 1:
         raise UsageError("give the folder of one run, such as runs/NAME")

@@ -246,10 +246,7 @@ def parse(argv) -> tuple[Options, Training]:
 
 def all_flags(has_recipe: bool):
     """Defines this command's own flags, and the flags of train.py that a recipe or a run's flags.txt may hold."""
-    values = flags.define(Options)
-    others = define()
-    for name in {*flags.names(Recipe), *flags.names(Launch), "train_samples"} - {*flags.names(Options)}:
-        values[name] = others[name]
+    values = define(Options, borrowed=(*flags.names(Recipe), *flags.names(Launch), "train_samples"))
     values["micro_batch_size"].help = f"Images per worker and step. Default: the recipe's, or {MICRO_BATCH_SIZE}."
     values["train_samples"].help = "Number of training samples of the recipe, if its dataset is not available."
     if not has_recipe:

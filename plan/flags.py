@@ -2,7 +2,7 @@
 import contextlib
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from absl import flags as absl_flags
@@ -123,9 +123,19 @@ def with_image_size(recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, image_size=sizes)
 
 
-def define() -> absl_flags.FlagValues:
-    """Returns all flags, with their defaults."""
-    return flags.define(*GROUPS.values())
+def define(own: type | None = None, borrowed: Iterable[str] = ()) -> absl_flags.FlagValues:
+    """Returns all flags, with their defaults.
+
+    own: the flags of another program, which replace those of the same name. borrowed: names of those of train.py that
+    it has, too. Default: all.
+    """
+    values = flags.define(*GROUPS.values())
+    if own:
+        theirs, values = values, flags.define(own)
+        for name in borrowed or theirs:
+            if name not in values:
+                values[name] = theirs[name]
+    return values
 
 
 def help_text(argv: Sequence[str]) -> str:

@@ -9,7 +9,6 @@ from common import flags
 from common.errors import UserError
 from data import prepare
 from experiments import benchmark, planned, rehearse, verify
-from experiments.trainings import all_flags
 from launch import hosts, scaling
 from plan import flags as train_flags
 from plan.recipes import recipe_path
@@ -18,9 +17,9 @@ from reporting import report
 PROGRAMS = {  # each program's dataclasses of flags -> function that defines all of its flags
     "train": ((*train_flags.GROUPS.values(),), train_flags.define),
     "data.prepare": ((prepare.Options,), lambda: flags.define(prepare.Options)),
-    "experiments.sweep": ((planned.Options,), lambda: all_flags(planned.Options)),
-    "experiments.rehearse": ((rehearse.Options,), lambda: all_flags(rehearse.Options)),
-    "experiments.verify": ((verify.Options,), lambda: all_flags(verify.Options)),
+    "experiments.sweep": ((planned.Options,), lambda: train_flags.define(planned.Options)),
+    "experiments.rehearse": ((rehearse.Options,), lambda: train_flags.define(rehearse.Options)),
+    "experiments.verify": ((verify.Options,), lambda: train_flags.define(verify.Options)),
     "experiments.benchmark": ((benchmark.Options,), benchmark.all_flags),
     "reporting.report": ((report.Options,), lambda: flags.define(report.Options)),
     "launch.scaling": ((scaling.Options,), lambda: scaling.all_flags(has_recipe=True))}
@@ -47,7 +46,6 @@ def test_a_tilde_is_the_home_folder_in_every_flag_that_is_a_free_text(program):
 
 def test_a_tilde_is_the_home_folder_in_arguments():
     values = flags.define(report.Options)
-    values.set_gnu_getopt(True)
     assert flags.read_with_arguments(values, ["report", "~/a", "--output=~", "b~"]) == ["/home/mine/a", "b~"]
     assert values.output == "/home/mine"
     assert train_flags.parse(["train.py", "--mode=predict", "--image=~/1.png", "~/2.png", "--data_dir=digits",
