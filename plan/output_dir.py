@@ -4,7 +4,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,17 +16,19 @@ from plan.run_folder import CHECKPOINTS, FLAGS, LOCK, has_checkpoints
 from plan.settings import Settings
 from plan.values import same
 
-PERSISTENT = "persistent_batch_norm"
 LEASE = 120  # seconds; NFS 4 servers free the locks of a lost host after 90, unless configured otherwise
 POLL = 1.0  # seconds
 
 
-def changed_flag(folder: Path, settings: Settings) -> tuple[str, str, str] | None:
-    """Returns (name, value in the run, value now) of a flag of the recipe that differs from the run in a folder."""
+def changed_flag(folder: Path, settings: Settings, names: Iterable[str] = ()) -> tuple[str, str, str] | None:
+    """Returns (name, value in the run, value now) of a flag that differs from the run in a folder.
+
+    names: those that are compared. Default: the recipe's.
+    """
     if not (folder / FLAGS).is_file():
         return None
     before, now = flags_in(file_text(folder / FLAGS)), flags_in(settings.text)
-    return next(((name, before[name], now[name]) for name in settings.identity
+    return next(((name, before[name], now[name]) for name in names or settings.identity
                  if name in before and name in now and not same(before[name], now[name])), None)
 
 
@@ -55,14 +57,13 @@ def check(settings: Settings) -> None:
                    if name == "epochs" else "choose another --output_dir")
         raise UserError(f"{folder} has checkpoints of another training: {name} was {before} and is now {now}; "
                         f"{instead}, or start over with --resume=never")
-    if settings.recipe.precision != "float32" and (folder / FLAGS).is_file():
-        was = flags_in(file_text(folder / FLAGS)).get(PERSISTENT, "false")  # runs from before the flag lack it
-        now = str(settings.launch.persistent_batch_norm).lower()
-        if was != now:
-            complain(f"--{PERSISTENT} was {was} and is now {now}: on GPUs, results will differ from an unstopped run's")
+    if settings.recipe.precision != "float32" and (
+            changed := changed_flag(folder, settings, ["persistent_batch_norm"])):
+        name, before, now = changed
+        complain(f"--{name} was {before} and is now {now}: on GPUs, results will differ from an unstopped run's")
 
 
-def create(folder: Path) -> None:
+def _create(folder: Path) -> None:
     """Creates the folder of a run if it is missing. Raises UserError if it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -97,11 +98,13 @@ def this_process() -> Holder:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Context manager that locks a run's folder. Waits up to LEASE seconds for a holder that may be lost.
+    """Context manager that creates a run's folder if it is missing, and locks it.
 
-    A network file system frees the lock of a host that is lost only when the host's lease ends. The lock's file
-    therefore names its holder. Raises UserError, which names the holder, if another training holds the lock.
+    It waits up to LEASE seconds for a holder that may be lost. A network file system frees the lock of a host that is
+    lost only when the host's lease ends. The lock's file therefore names its holder. Raises UserError if the folder
+    cannot be written, or, with the holder, if another training holds the lock.
     """
+    _create(folder)
     with contextlib.ExitStack() as held:
         descriptor = _wait(held, folder)
         if descriptor is None:

@@ -196,7 +196,6 @@ class Training:
         is_new: whether no worker has a state in memory. Otherwise the folder holds this training's own checkpoints.
         """
         folder, dataset = self._folder.path, self._dataset
-        output_dir.create(folder)
         held.enter_context(output_dir.locked(folder))
         if self._settings.run.resume == "never" and is_new:
             self._folder.clear()

@@ -6,12 +6,12 @@ from plan.flags import parse
 
 
 @pytest.mark.parametrize(("flags", "earlier", "says"), [
-    (["--precision=mixed_float16"], ("--persistent_batch_norm\n", ""), "was false and is now true"),
+    (["--precision=mixed_float16"], ("--persistent", "--nopersistent"), "was false and is now true"),
     (["--precision=mixed_float16", "--nopersistent_batch_norm"], ("--nopersistent", "--persistent"),
      "was true and is now false"),
     (["--precision=mixed_float16"], ("", ""), None),
-    (["--precision=mixed_float16", "--resume=never"], ("--persistent_batch_norm\n", ""), None),
-    (["--precision=float32"], ("--persistent_batch_norm\n", ""), None)])
+    (["--precision=mixed_float16", "--resume=never"], ("--persistent", "--nopersistent"), None),
+    (["--precision=float32"], ("--persistent", "--nopersistent"), None)])
 def test_another_batch_norm_on_gpus_is_one_line(flags, earlier, says, tmp_path, capsys):
     settings = parse(["train.py", f"--output_dir={tmp_path}", *flags])
     (tmp_path / "flags.txt").write_text(settings.text.replace(*earlier))
