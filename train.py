@@ -53,7 +53,7 @@ def main(argv) -> int:
     with command.shell("train.py", barrier=finish) as ending, command.json_only_on_stdout(), explain_horovods_errors():
         settings = flags.parse(argv)
         run = settings.run
-        flags.check_own(settings, observers=launcher.launched().rank == 0)
+        flags.check_own(settings, observers=launcher.launched().size == 1)
         if settings.without_effect and launcher.launched().rank == 0:
             complain("; ".join(settings.without_effect))
         if run.timeline and not Path(run.timeline).parent.is_dir():

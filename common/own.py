@@ -24,6 +24,8 @@ def check(flag: str, name: str) -> None:
     """
     search_here()
     module, attribute = name.split(":")
+    if module in sys.modules:
+        return
     source, path, whole = "", None, ""
     for part in module.split("."):
         whole += f".{part}" if whole else part

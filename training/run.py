@@ -26,12 +26,12 @@ from training.beginning import DIFFERENT_FLAGS, report_start
 from training.build import Job
 from training.checkpoints import Checkpoints
 from training.divergence import Diverged
-from training.initial_weights import initialize
 from training.loop import follow_plan
 from training.observer import Observer
 from training.observing import load_observers, start_observers
 from training.profiling import Profile
 from training.recovery import Recovery
+from training.restoring import initialize
 from training.state import Progress, Snapshot, State
 from training.stopping import StopRequest
 from training.summary import milestones, summarized

@@ -22,8 +22,9 @@ from plan.run_folder import RunFolder
 from plan.values import Every
 from reporting.run_log import RunLog
 from tests.rigs.trainings import newest_step
-from training.checkpoints import FILES, MEANING, Checkpoints, Damaged, intact, load_model, read
+from training.checkpoints import Checkpoints
 from training.observer import Evaluation, Update
+from training.restoring import FILES, MEANING, Damaged, intact, load_model, read
 from training.run import Training
 from training.state import Progress, Snapshot
 
