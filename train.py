@@ -132,7 +132,7 @@ def dry_run(settings: Settings) -> None:
     """Prints the plan."""
     run, launched = settings.run, launcher.launched()
     if launched.size > 1:  # a worker that trains would wait for this one forever
-        from training.beginning import start_and_check_flags
+        from training.build import start_and_check_flags
 
         start_and_check_flags(settings)
     samples = run.train_samples or open_named(settings.recipe.data_dir).train.samples

@@ -17,7 +17,7 @@ from plan.settings import Settings
 from reporting.progress import validation_line
 from training import build
 from training.batch_norm import ExactStatistics
-from training.beginning import start_and_check_flags
+from training.build import start_and_check_flags
 from training.restoring import has_statistics, labels_of, load_model
 from training.summary import summarized
 

@@ -14,7 +14,7 @@ from optim.schedules import Piecewise
 from plan.settings import Settings
 from training import build
 from training.batch_norm import norms
-from training.beginning import start_and_check_flags
+from training.build import start_and_check_flags
 from training.restoring import differing_classes, load_model
 
 TOP = 5  # classes that are named for an image
