@@ -19,11 +19,13 @@ def search_here() -> None:
 def check(flag: str, name: str) -> None:
     """Raises UserError if there is no module of MODULE:NAME, or if no such name occurs in it.
 
-    It reads the sources and executes nothing. What they do not tell, such as what a compiled module has, is left to the
-    import.
+    It reads the sources and executes nothing. What they do not tell, such as what a compiled module has, or one that is
+    imported already, is left to the import.
     """
     search_here()
     module, attribute = name.split(":")
+    if module in sys.modules:
+        return
     source, path, whole = "", None, ""
     for part in module.split("."):
         whole += f".{part}" if whole else part
