@@ -1,11 +1,12 @@
 """Which recipe is read without --flagfile, and what fits it to the data."""
 import json
-from importlib import metadata
+import subprocess
 
 import pytest
 from conftest import ROOT, run
 from PIL import Image
 
+from common import VERSION
 from common.errors import UserError
 from model_zoo.weights import check_weights
 from plan import flags
@@ -153,7 +154,10 @@ def test_a_flag_that_resembles_none_gets_no_suggestion():
 
 def test_the_version():
     done = run("python", 1, ROOT / "train.py", "--version")
-    assert (done.returncode, done.stdout) == (0, f"bigbatch {metadata.version('bigbatch')}\n")
+    assert done.returncode == 0 and done.stdout.startswith(f"bigbatch {VERSION}") and len(done.stdout.splitlines()) == 1
+    if (ROOT / ".git").exists():
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True, capture_output=True).stdout.strip()
+        assert head and f"{VERSION} (git {head}" in done.stdout
 
 
 @pytest.mark.parametrize(("words", "found"), [
