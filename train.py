@@ -22,7 +22,7 @@ import os
 import sys
 from pathlib import Path
 
-from common import VERSION, command, streams
+from common import command, streams
 from common.errors import ExitCode, UserError, complain
 from common.files import as_json
 from common.startup import on_terminal, startup
@@ -48,7 +48,9 @@ def main(argv) -> int:
         command.print_help(flags.help_text(argv, full=any("helpfull" in word for word in argv[1:])))
         return ExitCode.DONE
     if "--version" in argv[1:]:
-        command.print_help(f"bigbatch {VERSION}")
+        from reporting.about import version
+
+        command.print_help(f"bigbatch {version()}")
         return ExitCode.DONE
     with command.shell("train.py", barrier=finish) as ending, command.json_only_on_stdout(), explain_horovods_errors():
         settings = flags.parse(argv)
@@ -148,7 +150,7 @@ def dry_run(settings: Settings) -> None:
 
 
 def finish(summary: dict | None = None) -> None:
-    """Prints a summary on rank 0. All ranks wait for each other, because mpirun kills all ranks when one exits."""
+    """Waits for all ranks, because mpirun kills all of them when one exits. Before that, rank 0 prints the summary."""
     from distributed.world import World
 
     world = World().renumbered()

@@ -3,7 +3,7 @@ import os
 import signal
 import sys
 
-VERSION = "0.2.0"
+VERSION = "0.9.0"
 TRAIN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "train.py")
 
 

@@ -198,8 +198,8 @@ def check_meaning(path: Path, described: dict) -> None:
     """Raises UserError for a checkpoint of another MEANING."""
     if (theirs := described.get("meaning", 1)) != MEANING:
         raise UserError(f"{path} belongs to a training in which flags have another meaning (version {theirs}, here "
-                        f"{MEANING}; see CHANGELOG.md); continue it with the code that started it, or start over with "
-                        "--resume=never")
+                        f"{MEANING}; see CHANGELOG.md); continue it with the code that started it, or train anew in "
+                        "another --output_dir")
 
 
 def note_normalization(path: Path, tensors: dict, variables: dict) -> None:
