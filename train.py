@@ -49,7 +49,7 @@ def main(argv) -> None:
     launcher.end_with_launcher()
     settings = flags.parse(argv)
     run = settings.run
-    flags.check_own(settings, observers=launcher.launched().rank == 0)
+    flags.check_own(settings, observers=launcher.launched().size == 1)
     if settings.without_effect and launcher.launched().rank == 0:
         complain("; ".join(settings.without_effect))
     if run.timeline and not Path(run.timeline).parent.is_dir():
@@ -127,7 +127,7 @@ def dry_run(settings: Settings) -> None:
     """Prints the plan."""
     run, launched = settings.run, launcher.launched()
     if launched.size > 1:  # a worker that trains would wait for this one forever
-        from training.beginning import start_and_check_flags
+        from training.build import start_and_check_flags
 
         start_and_check_flags(settings)
     samples = run.train_samples or open_named(settings.recipe.data_dir).train.samples
@@ -143,7 +143,7 @@ def dry_run(settings: Settings) -> None:
 
 
 def finish(summary: dict | None = None) -> None:
-    """Prints a summary on rank 0. All ranks wait for each other, because mpirun kills all ranks when one exits."""
+    """Waits for all ranks, because mpirun kills all of them when one exits. Before that, rank 0 prints the summary."""
     from distributed.world import World
 
     world = World().renumbered()

@@ -7,8 +7,9 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from common import VERSION, end_at_once, streams
+from common import end_at_once, streams
 from common.errors import ExitCode, UserError, complain, one_line
+from common.version import version
 
 # TensorFlow loads Keras, which would take the layout of images, the dtype and epsilon from a user's keras.json, or stop
 # because that says bfloat16. No file lies under /dev/null. The other variable asks for a package that is not there.
@@ -31,7 +32,7 @@ def program(name: str, doc: str | None = None, described: Callable[[Sequence[str
                 if not asks_for_help(argv) and "--version" not in argv[1:]:
                     ending.code = run(argv) or ExitCode.DONE
                 elif is_heard:
-                    lines = [doc, *described(argv)] if asks_for_help(argv) else [f"bigbatch {VERSION}"]
+                    lines = [doc, *described(argv)] if asks_for_help(argv) else [f"bigbatch {version()}"]
                     print(*filter(None, lines), sep="\n")  # `python -OO` has no doc
             return ending.code
 

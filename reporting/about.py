@@ -1,21 +1,20 @@
 """run.json: what a run was made with: command, recipe, origin of each flag, dataset, hosts, versions, git revision."""
 import contextlib
-import os
 import platform
 import shlex
-import subprocess
 import sys
 import time
 from importlib import metadata
 from pathlib import Path
 
+from common import VERSION
+from common.version import ROOT, git_revision
 from plan import recipes
 from training.observer import RunInfo
 
-ROOT = Path(__file__).parents[1]
 COMMENTS = ("title", "Row", "Reported", "Sources", "Left open", "Workers")  # of a recipe
-PACKAGES = {"bigbatch": "bigbatch", "TensorFlow": "tensorflow", "Keras": "keras", "Horovod": "horovod",
-            "DALI": "nvidia-dali-cuda120", "NumPy": "numpy"}
+PACKAGES = {"TensorFlow": "tensorflow", "Keras": "keras", "Horovod": "horovod", "DALI": "nvidia-dali-cuda120",
+            "NumPy": "numpy"}
 
 
 def about(run: RunInfo) -> dict:
@@ -39,23 +38,8 @@ def recipe(path: Path | None) -> dict | None:
 
 
 def versions() -> dict[str, str]:
-    numbers = {"Python": platform.python_version()}
+    numbers = {"Python": platform.python_version(), "bigbatch": VERSION}
     for name, package in PACKAGES.items():
         with contextlib.suppress(metadata.PackageNotFoundError):
             numbers[name] = metadata.version(package)
     return numbers
-
-
-def git_revision(folder: Path) -> dict | None:
-    """Returns revision and changed (whether tracked files differ from it), or None if no checkout starts here."""
-    def git(*words):
-        return subprocess.run(["git", "-C", folder, *words], capture_output=True, text=True, timeout=20, check=True,
-                              stdin=subprocess.DEVNULL, env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"}).stdout.strip()
-
-    try:
-        if Path(git("rev-parse", "--show-toplevel")).resolve() != folder.resolve():
-            return None  # an installed package in a folder of another project
-        return {"revision": git("rev-parse", "HEAD"),
-                "changed": bool(git("status", "--porcelain", "--untracked-files=no"))}
-    except (OSError, subprocess.SubprocessError):
-        return None

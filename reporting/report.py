@@ -14,6 +14,7 @@ from common import command, flags
 from common.errors import UsageError, UserError
 from common.files import write_atomically
 from common.flags import flag
+from common.version import revision_text
 from plan.run_folder import PAGE, PLAN
 from reporting import heat_map, sentences
 from reporting.charts import number
@@ -172,14 +173,13 @@ def origin(run: RunData) -> str:
     """Returns what the run was made with and on."""
     made = run.run
     data, git, recipe = (made.get(name) or {} for name in ("dataset", "git", "recipe"))
-    revision = f"{git['revision']}{', with uncommitted changes' if git.get('changed') else ''}" if git else None
     about = {
         "command": made.get("command"), "recipe": recipe.get("path"), "started": made.get("started"),
         "hosts": ", ".join(f"{host} ({plural(count, 'worker')})" for host, count in made.get("hosts", {}).items()),
         "dataset": data.get("folder"), "format": data.get("format"),
         "training images": data.get("train_samples", run.plan.get("train_samples")),
         "validation images": data.get("validation_samples", run.result.get("val_samples")),
-        "classes": data.get("classes"), "git revision": revision} | made.get("versions", {}) | {
+        "classes": data.get("classes"), "git revision": revision_text(git)} | made.get("versions", {}) | {
         "folder": str(run.folder), "page written": time.strftime("%Y-%m-%d %H:%M:%S %z")}
     return facts(about)
 

@@ -23,6 +23,7 @@ from data.spool import AHEAD
 from data.synthetic import SyntheticFeed
 from data.window import kept_folder, name_of, window_folder
 from distributed import optimizer as distributed
+from distributed import world as worlds
 from distributed.exchange import GradientExchange, make_collectives
 from distributed.world import World
 from optim.average import WeightAverage
@@ -38,6 +39,7 @@ from training.state import State
 from training.step import TrainStep, make_train_step
 
 PERSISTENT = "TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"  # batch norm of 16 bits and channels last needs no transpose
+DIFFERENT_FLAGS = "the workers were started with different flags"
 DIRECT = 10**9  # bytes of the window on each node without --stage_gb
 
 
@@ -72,6 +74,17 @@ def set_variables(settings: Settings) -> None:
         os.environ[PERSISTENT] = str(int(settings.launch.persistent_batch_norm))
     if settings.launch.xla == "auto":
         os.environ["TF_XLA_FLAGS"] = f"{os.environ.get('TF_XLA_FLAGS', '')} --tf_xla_auto_jit=2 --tf_xla_cpu_global_jit"
+
+
+def start_and_check_flags(settings: Settings) -> World:
+    """Starts Horovod without a gradient exchange. Raises UserError unless all ranks have the same flags."""
+    launch, timeline = settings.launch, settings.run.timeline
+    set_variables(settings)
+    world = worlds.start(settings.recipe.seed, launch.is_deterministic, timeline=timeline, device=launch.device,
+                         threads=launch.threads)
+    world.agree(settings.flags, DIFFERENT_FLAGS)
+    worlds.check_gpus(world, launch.device_policy)
+    return world
 
 
 def make_job(settings: Settings, plan: Plan, world: World, feed, state: State, exchange: GradientExchange) -> Job:

@@ -16,9 +16,10 @@ PROGRAMS.remove("launch.binding")  # runs any command, whose flags are its own
 def test_every_program_says_what_it_does_and_its_version(name, capsys):
     program = importlib.import_module(name)
     assert program.main([name, "--version"]) == 0
-    assert capsys.readouterr() == (f"bigbatch {VERSION}\n", "")
+    shown, errors = capsys.readouterr()
+    assert shown.split()[:2] == ["bigbatch", VERSION] and not errors
     assert program.main([name, "--help"]) == 0
     shown, errors = capsys.readouterr()
     assert not errors and len(shown.splitlines()) > 3
-    if program.__doc__ and name not in ("train", "launch.horovodrun"):  # whose flags say it
+    if name not in ("train", "launch.horovodrun"):  # whose flags say it
         assert shown.startswith(program.__doc__)

@@ -13,8 +13,10 @@ import pytest
 from conftest import ROOT
 from PIL import Image
 
+from common import VERSION
 from common.files import write_json
 from common.streams import Errors
+from common.version import git_revision
 from data.dataset import open_dataset
 from plan.flags import parse
 from plan.run_folder import RunFolder
@@ -86,7 +88,8 @@ def test_run_json_holds_the_papers_figure(info):
     assert made["recipe"]["row"] == "table 3, experiment 1" and made["recipe"]["flags"]["warmup_epochs"] == "34"
     assert made["dataset"] == {"folder": str(info.dataset.folder), "format": "tfrecord", "classes": 10,
                                "train_samples": 1437, "validation_samples": 360}
-    assert made["hosts"] == {"node1": 1} and made["versions"]["NumPy"] == np.__version__
+    assert made["hosts"] == {"node1": 1}
+    assert (made["versions"]["bigbatch"], made["versions"]["NumPy"]) == (VERSION, np.__version__)
 
 
 def test_the_recipe_is_the_first_flagfile_or_the_default(tmp_path):
@@ -111,17 +114,17 @@ def test_where_each_flag_comes_from(tmp_path, digits):
 
 
 def test_the_git_revision(tmp_path):
-    assert about.git_revision(tmp_path) is None
+    assert git_revision(tmp_path) is None
     git = ["git", "-C", tmp_path, "-c", "user.name=x", "-c", "user.email=x@example.org"]
     (tmp_path / "file").write_text("1")
     for words in (["init", "-q"], ["add", "file"], ["commit", "-qm", "x"]):
         subprocess.run([*git, *words], check=True)
     head = subprocess.run([*git, "rev-parse", "HEAD"], text=True, capture_output=True, check=True).stdout.strip()
-    assert about.git_revision(tmp_path) == {"revision": head, "changed": False}
+    assert git_revision(tmp_path) == {"revision": head, "changed": False}
     (tmp_path / "file").write_text("2")
-    assert about.git_revision(tmp_path)["changed"]
+    assert git_revision(tmp_path)["changed"]
     (tmp_path / "package").mkdir()
-    assert about.git_revision(tmp_path / "package") is None  # installed below another project
+    assert git_revision(tmp_path / "package") is None  # installed below another project
 
 
 def test_a_whole_training(info, found, capsys):
