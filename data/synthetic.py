@@ -35,7 +35,7 @@ def synthetic_dataset(data_dir: str) -> Dataset:
 class Resident:
     """Replaces data.feed.Batches: returns the same tensors again and again."""
 
-    repeats = True
+    samples = ()
 
     def __init__(self, batch):
         self._batch = batch
@@ -50,9 +50,6 @@ class Resident:
     def admit(self, batches: int) -> Admitted:
         """Returns at once, because nothing is read."""
         return Admitted()
-
-    def blame(self, read: int) -> None:
-        """Returns None, because nothing is read."""
 
 
 @dataclass(frozen=True)
