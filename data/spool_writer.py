@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from common.errors import UserError, one_line
+from common.files import remove_unheld
 from data.formats import messages
 from data.formats.folder import shown
 from data.spool import Layout
-from data.window import Blocks, remove_unused
+from data.window import Blocks
 
 FILES_ASKED = 3  # those whose blocks are fetched at the same time
 HEADER = struct.Struct("<QI")  # a TFRecord's length, and a checksum that DALI does not check
@@ -42,7 +43,7 @@ def main() -> None:
     finally:
         shutil.rmtree(layout.folder, ignore_errors=True)
         if layout.split.window and not layout.split.window.is_kept:
-            remove_unused(layout.split.window.folder.parent, seconds=5)  # the reader may be ending
+            remove_unheld(layout.split.window.folder.parent, seconds=5)  # the reader may be ending
         os._exit(code)  # a thread may still read standard input, or a block
 
 

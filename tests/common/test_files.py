@@ -1,4 +1,5 @@
 """Folders in places where other users write, too."""
+import errno
 import os
 import shutil
 import signal
@@ -75,6 +76,18 @@ def test_two_that_remove_the_same_folder_leave_nothing(shared_disk, killed, monk
     monkeypatch.setattr(files, "_is_own_folder", lambda left: shutil.rmtree(left) or True)
     with scratch_folder(shared_disk) as folder:
         assert list(shared_disk.iterdir()) == [folder]
+
+
+def test_without_locks_no_folder_is_taken_for_one_that_was_left(shared_disk, killed, monkeypatch):
+    left = killed(shared_disk)
+
+    def flock(descriptor, operation):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(files.fcntl, "flock", flock)
+    with scratch_folder(shared_disk) as folder, scratch_folder(shared_disk) as second:
+        assert {*shared_disk.iterdir()} == {left, folder, second}
+    assert list(shared_disk.iterdir()) == [left]
 
 
 def test_what_is_not_ours_is_left_alone(shared_disk, as_another_user):
