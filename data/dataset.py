@@ -17,7 +17,7 @@ from common.errors import UserError
 from data import formats
 from data.formats import folder as class_folders
 from data.images import Rejected, check
-from data.remote import Missing, RemotePath, is_remote, located
+from data.staging.remote import Missing, RemotePath, is_remote, located
 
 IMAGENET_MEAN = (123.675, 116.28, 103.53)  # used if a folder's own are unknown
 IMAGENET_STD = (58.395, 57.12, 57.375)

@@ -12,7 +12,7 @@ from data import augmentation, order
 from data.dataset import Dataset, Split
 from data.mixing import NOT_MIXED, Mixing
 from data.pipeline import DecoderSettings, Readers, Transform, build_pipeline, matrix_reader
-from data.spool import Admitted, Spool, opened_reader
+from data.staging.spool import Admitted, Spool, opened_reader
 
 CPU = DecoderSettings()
 READ_AHEAD = 16  # batches; more than DALI and TensorFlow hold between the reader and the model

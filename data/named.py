@@ -7,8 +7,8 @@ from common.startup import startup
 from data import sources
 from data.dataset import Dataset, open_dataset
 from data.formats import folder
-from data.remote import is_remote
 from data.sources import BUILT_IN
+from data.staging.remote import is_remote
 from data.synthetic import is_synthetic, synthetic_dataset
 
 

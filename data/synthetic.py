@@ -10,7 +10,7 @@ from common.errors import UsageError
 from data import order
 from data.dataset import Dataset, Split
 from data.mixing import NOT_MIXED, Mixing
-from data.spool import Admitted
+from data.staging.spool import Admitted
 
 NAME = "synthetic"
 CLASSES = 1000

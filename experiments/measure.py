@@ -225,7 +225,7 @@ def stages(job: Job, feeds: dict[int, Feed], held: contextlib.ExitStack) -> list
 
 
 def stage_call(pipeline, spool, batch_size: int) -> Callable:
-    """Returns a function that runs a DALI pipeline once. spool: data.spool.Spool, or None."""
+    """Returns a function that runs a DALI pipeline once. spool: data.staging.spool.Spool, or None."""
     def run():
         if spool:
             spool.admit(batch_size)

@@ -11,7 +11,7 @@ from data.dataset import Split
 from data.feed import READ_AHEAD
 from data.formats import folder as class_folders
 from data.pipeline import decoder
-from data.spool import SpoolEnded
+from data.staging.spool import SpoolEnded
 from distributed.lost import is_lost
 
 

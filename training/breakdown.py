@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from data.spool import Admitted
+from data.staging.spool import Admitted
 from distributed.world import World
 from training.marks import Marks
 

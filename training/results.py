@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from common.activity import OBSERVERS, activity
-from data.spool import Admitted
+from data.staging.spool import Admitted
 from training.breakdown import StepTimes, on_host
 from training.build import Job
 from training.divergence import Diverged

@@ -3,8 +3,8 @@
 Each module has
     SUFFIX              the suffix of a shard's name
     ANY_ORDER           whether its DALI reader can follow any order. Otherwise it reads the records of each file as
-                        written, and only the order of the files and the start position can be chosen. data.spool
-                        lets DALI follow any order there, too
+                        written, and only the order of the files and the start position can be chosen.
+                        data.staging.spool lets DALI follow any order there, too
     write(path, samples)        writes a shard of (encoded image, label), or (encoded image, label, name of its file),
                                 and its index if the format has one
     make_index(path)            writes the index of a shard made elsewhere

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from data.formats import messages, sequential
-from data.remote import RemotePath, located, ranges
+from data.staging.remote import RemotePath, located, ranges
 
 SUFFIX = ".rec"
 ANY_ORDER = False

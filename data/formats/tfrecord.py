@@ -8,7 +8,7 @@ import numpy as np
 
 from data.formats import messages
 from data.formats.messages import IMAGE, LABEL
-from data.remote import RemotePath, located, ranges
+from data.staging.remote import RemotePath, located, ranges
 
 SUFFIX = ".tfrecord"
 ANY_ORDER = True

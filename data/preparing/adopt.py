@@ -22,8 +22,8 @@ from data.formats.tfrecord import examples
 from data.images import Rejected, Rules, added, store
 from data.preparing.run import moments
 from data.preparing.shards import MEASURED
+from data.preparing.team import Team
 from data.preparing.verify import Part, parts, records
-from data.team import Team
 
 SPLITS = {"train": "train", "validation": "val"}  # file names start with these; names of LMDB folders contain them
 SIDECAR_SUFFIXES = (".idx", ".json", ".jsonl", ".txt", ".lst", ".crc32", ".md5", ".csv")  # of files without records

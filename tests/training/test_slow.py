@@ -20,7 +20,8 @@ FLAGS = ("--flagfile=launch/recipes/digits.flags", "--model=convnet", "--batch_s
 SLOW_RANK_1 = f"""
 import os, runpy, sys, time
 import tensorflow as tf
-from data import feed, spool
+from data import feed
+from data.staging import spool
 from training import step
 
 SECONDS, cross_entropy = 0.08, step.cross_entropy

@@ -25,7 +25,7 @@ from common.files import hold, is_held, locked, private_folder, remove_unheld, w
 from data import order
 from data.dataset import Dataset, Split, Window
 from data.formats import messages
-from data.remote import RemotePath, ranges
+from data.staging.remote import RemotePath, ranges
 
 REQUESTS = 8  # at a time, of one worker
 RESERVED = "reserved"  # file in a window's folder with the bytes that its trainings may take
@@ -116,7 +116,7 @@ class Blocks:
         self._order: dict[int, np.ndarray] = {}  # position of each block in the order of an epoch
         self._now = (0, 0)  # epoch, and position in its order
         self._has_complained = False
-        self.requests = self.fetched = self.hits = 0  # as in data.spool.Admitted, since the start
+        self.requests = self.fetched = self.hits = 0  # as in data.staging.spool.Admitted, since the start
         if not self._fits:
             self._delete(lambda used: window.size)  # an earlier training may have had more
 
