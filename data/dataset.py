@@ -27,10 +27,10 @@ REQUESTS = 32  # at a time, for sizes and indexes of objects
 
 @dataclass(frozen=True)
 class Window:
-    """Where the blocks of a split are kept that were fetched, for all workers of a node.
+    """A folder on a node's disk that keeps the fetched blocks of a split. All workers of the node share it.
 
-    size: bytes that they may take. room: bytes that a spool may write ahead. block: samples in a block, at most. seed:
-    of the order of the blocks; None if each pass reads them in the order of the dataset. is_shared: whether several
+    size: bytes that the blocks may take. room: bytes that a spool may write ahead. block: maximum samples in a block.
+    seed: of the order of the blocks; None if each pass reads them in the order of the dataset. is_shared: whether several
     workers of the node read from it. is_kept: whether it stays for the next training.
     """
 
@@ -48,8 +48,8 @@ class Split:
     """The shards of one split. Sample numbers run through the first file, then through the second, and so on.
 
     indexes: the index of each file, or None if they have not been read. checksums: CRC-32 of the images of each file,
-    uint32 (samples,); None for a file without them, or if they have not been read. order: one of ORDERS. window: where
-    what is far away is kept, or None if the files are read as they are.
+    uint32 (samples,); None for a file without them, or if they have not been read. order: one of ORDERS. window: keeps
+    what was fetched; None if the files are read where they are.
     """
 
     format: str
@@ -72,7 +72,7 @@ class Split:
 
     @property
     def is_spooled(self) -> bool:
-        """Whether a spool lets DALI follow the order, which its own reader of the format cannot."""
+        """Whether DALI reads a copy in reading order, because the files are far away or its reader has its own order."""
         return bool(self.paths) and (self.window is not None or (self.any_order and not self.kind.ANY_ORDER))
 
     @property

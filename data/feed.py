@@ -109,14 +109,12 @@ class Feed:
         samples = order.stream(split, self.seed, positions, self.shuffle_block, self.shuffle_group)
         return Prepared(split, samples, micro_batch_size, image_size, numbers, mixing, positions // split.samples)
 
-    @contextmanager
-    def train(self, position: int, steps: int, *arguments, **options) -> Iterator[Batches]:
+    def train(self, position: int, steps: int, *arguments, **options) -> AbstractContextManager[Batches]:
         """Opens this shard's micro-batches of the next `steps` global batches from a position of the stream.
 
         arguments, options: as for `prepare`.
         """
-        with self.open(self.prepare([(position, steps)], *arguments, **options)) as batches:
-            yield batches
+        return self.open(self.prepare([(position, steps)], *arguments, **options))
 
     @contextmanager
     def validation(self, batch_size: int) -> Iterator[tuple[Batches, int]]:

@@ -208,8 +208,7 @@ def remarks(folder: Path, listings: Collection[Listing]) -> list[str]:
     return [f"note: {text}" for is_said, text in said if is_said]
 
 
-def read_index(path) -> Listing:
-    return Listing(path)
+read_index = Listing
 
 
 def source_name(path, index: Listing, sample: int) -> str:

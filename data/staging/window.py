@@ -31,6 +31,7 @@ REQUESTS = 8  # at a time, of one worker
 RESERVED = "reserved"  # file in a window's folder with the bytes that its trainings may take
 CHECKSUM = struct.Struct("<I")
 FULL = 0.98  # fraction of a window that is used, at most, before blocks are deleted
+complain_once = cache(complain)
 
 
 @cache
@@ -115,7 +116,6 @@ class Blocks:
         self._unlisted = window.size  # bytes stored since the folder was listed; at first, as much as there may be
         self._order: dict[int, np.ndarray] = {}  # position of each block in the order of an epoch
         self._now = (0, 0)  # epoch, and position in its order
-        self._has_complained = False
         self.requests = self.fetched = self.hits = 0  # as in data.staging.spool.Admitted, since the start
         if not self._fits:
             self._delete(lambda used: window.size)  # an earlier training may have had more
@@ -210,12 +210,10 @@ class Blocks:
         except OSError as error:
             part.unlink(missing_ok=True)
             with self._mutex:
-                self._complain(error)
+                self._complain(error.strerror)
 
-    def _complain(self, error: OSError) -> None:
-        if not self._has_complained:
-            complain(f"{self._window.folder}: {error.strerror}; what does not fit is fetched again", "data")
-        self._has_complained = True
+    def _complain(self, problem: str) -> None:
+        complain_once(f"{self._window.folder}: {problem}; what does not fit is fetched again", "data")
 
     def shrink(self, size: int) -> bool:
         """Deletes blocks of this size in all, because the disk is full. Returns whether there were any.
@@ -223,7 +221,7 @@ class Blocks:
         They are those that will be needed last. If this split has none, they are any of the other.
         """
         with self._mutex:
-            self._complain(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+            self._complain(os.strerror(errno.ENOSPC))
             if self._delete(lambda used: used - size):
                 return True
         others = list(self._window.folder.parent.glob("*/[0-9]*[0-9]"))
