@@ -13,8 +13,7 @@ from data.dataset import Dataset, Split, describe
 from data.images import Rules
 from data.preparing.shards import SCRATCH, Preparation, Written, finished, shards, write_shard
 from data.preparing.team import Team
-from data.sources.items import Listed
-from data.sources.source import Source
+from data.sources.source import Listed, Source
 
 SMALLEST_STD = 1.0  # images of one colour have a std of 0, and pixels are divided by it
 
