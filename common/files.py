@@ -196,10 +196,13 @@ def hold(folder: Path) -> int:
     """
     while True:
         folder.mkdir(mode=0o700, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # another process may remove it before it is locked
+        # Another process may remove it before it is locked.
+        with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as unless_held:
             descriptor = os.open(folder, os.O_RDONLY)
+            unless_held.callback(os.close, descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_SH)
             if os.path.samestat(os.fstat(descriptor), os.stat(folder)):
+                unless_held.pop_all()
                 return descriptor
 
 

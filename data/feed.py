@@ -15,7 +15,6 @@ from data.pipeline import DecoderSettings, Readers, Transform, build_pipeline, m
 from data.staging.spool import Admitted, Spool, opened_reader
 
 CPU = DecoderSettings()
-READ_AHEAD = 16  # batches; more than DALI and TensorFlow hold between the reader and the model
 PART = 65_536  # samples whose random numbers are generated at a time
 UPLOADED = 2  # batches prefetched to the model's device
 

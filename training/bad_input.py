@@ -8,11 +8,12 @@ import tensorflow as tf
 from common.errors import UserError, reason
 from data.augmentation import AUGMENTATIONS
 from data.dataset import Split
-from data.feed import READ_AHEAD
 from data.formats import folder as class_folders
 from data.pipeline import decoder
 from data.staging.spool import SpoolEnded
 from distributed.lost import is_lost
+
+READ_AHEAD = 16  # batches; more than DALI and TensorFlow hold between the reader and the model
 
 
 @contextmanager
