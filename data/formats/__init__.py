@@ -7,7 +7,8 @@ Each module has
                         data.staging.spool lets DALI follow any order there, too
     write(path, samples)        writes a shard of (encoded image, label), or (encoded image, label, name of its file),
                                 and its index if the format has one
-    make_index(path)            writes the index of a shard made elsewhere. Only formats with an index have it
+    make_index(path)            writes the index of a shard made elsewhere, atomically. Only formats with an index
+                                have it. Raises ValueError
     index_path(path)            returns the path of the shard's index, or None
     read_index(path)            returns a sequence with one element per sample; cheap. Raises OSError, ValueError
     records(path, index, samples)   yields (encoded image, label) of these samples

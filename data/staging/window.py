@@ -25,7 +25,7 @@ from common.files import hold, is_held, locked, private_folder, remove_unheld, w
 from data import order
 from data.dataset import Dataset, Split, Window
 from data.formats import messages
-from data.staging.remote import RemotePath, ranges
+from data.staging.remote import ranges
 
 REQUESTS = 8  # at a time, of one worker
 RESERVED = "reserved"  # file in a window's folder with the bytes that its trainings may take
@@ -85,16 +85,9 @@ def kept_folder(place: Path, name: str, size: int, most: int) -> Path:
 
 def name_of(dataset: Dataset, block: int) -> str:
     """Returns a digest of the files of a dataset, their sizes and tags, and the size of a block. Raises OSError."""
-    files = [(samples, str(path), *_state(path)) for split in (dataset.train, dataset.validation)
-             for path, samples in zip(split.paths, split.file_samples, strict=True)]
+    files = [(samples, str(path), state.st_size, state.st_mtime_ns) for split in (dataset.train, dataset.validation)
+             for path, samples in zip(split.paths, split.file_samples, strict=True) for state in [path.stat()]]
     return hashlib.sha256(repr((block, files)).encode()).hexdigest()[:16]
-
-
-def _state(path: Path | RemotePath) -> tuple:
-    if isinstance(path, RemotePath):
-        return path.size, path.tag
-    state = path.stat()
-    return state.st_size, state.st_mtime_ns
 
 
 class Blocks:
