@@ -23,9 +23,9 @@ import sys
 from pathlib import Path
 
 from common import VERSION, command, streams
+from common.activity import on_terminal, startup
 from common.errors import ExitCode, UserError, complain
 from common.files import as_json
-from common.startup import on_terminal, startup
 from data.balance import check_classes, notes
 from data.named import open_named
 from distributed import gpus

@@ -10,8 +10,8 @@ import threading
 import time
 from collections.abc import Iterator
 
+from common.activity import on_terminal, startup
 from common.errors import complain
-from common.startup import on_terminal, startup
 from plan.run_folder import top1_of
 from reporting.verdict import in_words, is_guessing
 from training.observer import Evaluation, Observer, RunInfo, Update

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 import model_zoo
 import optim
+from common.activity import startup
 from common.errors import UserError
 from common.files import in_memory
-from common.startup import startup
 from data import stage as staging
 from data.dataset import Dataset, Window
 from data.feed import Feed

@@ -12,8 +12,7 @@ import functools
 import time
 from collections.abc import Iterator, Sequence
 
-from common.activity import OBSERVERS, activity
-from common.startup import startup
+from common.activity import OBSERVERS, activity, startup
 from plan.plan import Interval
 from plan.run_folder import top1_of
 from training.bad_input import bad_input_is_user_error

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 
-from common.activity import OBSERVERS, activity
-from common.startup import startup
+from common.activity import OBSERVERS, activity, startup
 from data.dataset import Dataset
 from distributed import elastic
 from distributed import world as worlds
