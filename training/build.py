@@ -31,9 +31,9 @@ from plan.allreduce import AllreducePlan
 from plan.plan import Phase, Plan
 from plan.settings import Launch, Recipe, Settings
 from training.batch_norm import ExactStatistics, MovingStatistics, Span
+from training.clock import marks
 from training.divergence import divergence_reason
 from training.evaluate import Evaluator
-from training.marks import marks
 from training.noise_scale import NoiseScale
 from training.state import State
 from training.step import TrainStep, make_train_step
