@@ -17,9 +17,10 @@ LARGEST = 4096  # pixels, their largest size
 
 
 def observers_of(run: Run, folder: RunFolder) -> list[Observer]:
-    """Returns the observers of a run that writes to a folder."""
-    return [RunLog(folder), ProgressDisplay(), *([Augmentations(folder)] if run.save_augmentations else []),
-            TensorBoard(folder), ReportWriter(folder)]
+    """Returns the observers of a run that writes to a folder, in the order in which they are called."""
+    observers = [RunLog(folder), ProgressDisplay(), *([Augmentations(folder)] if run.save_augmentations else []),
+                 TensorBoard(folder), ReportWriter(folder)]
+    return sorted(observers, key=lambda observer: observer.reads_folder)
 
 
 class Augmentations(Observer):
@@ -32,6 +33,7 @@ class Augmentations(Observer):
         if run.images:
             images, _ = run.images(SHOWN, LARGEST)
             self._folder.write(AUGMENTATIONS, grid(images))
+            self._folder.save()
 
 
 def grid(images: np.ndarray) -> bytes:

@@ -1,6 +1,6 @@
 """What the report shows of a run's folder."""
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -17,10 +17,9 @@ class RunData:
 
     The run may be in progress, or of version 0.2.0, which wrote no run.json, steps.jsonl and outcomes.json.
 
-    rows: of metrics.jsonl. times, layers, steps, noise: of times.jsonl, trust_ratios.jsonl, steps.jsonl,
-    noise_scale.jsonl. run: of run.json.
-    outcomes: of outcomes.json. summary: summary.json of a run that reached its end. divergence: that of one that ended
-    because it diverged: diverged_at (step, epoch), classes, seconds.
+    rows, times, layers, steps, noise: of the logs, in the order of run_folder.LOGS. run: of run.json. outcomes: of
+    outcomes.json. summary: summary.json of a run that reached its end. divergence: that of one that ended because it
+    diverged: diverged_at (step, epoch), classes, seconds.
     """
 
     folder: Path
@@ -30,11 +29,11 @@ class RunData:
     times: list[dict]
     layers: list[dict]
     steps: list[dict]
+    noise: list[dict]
     run: dict
     outcomes: dict
     summary: dict | None
-    divergence: dict | None = None
-    noise: list[dict] = field(default_factory=list)
+    divergence: dict | None
 
     @classmethod
     def read(cls, folder, reader: str = "reporting.report") -> "RunData":
@@ -49,12 +48,10 @@ class RunData:
         files = run_folder.RunFolder(folder, reader)
         summary = files.read(run_folder.SUMMARY) or None
         has_diverged = bool(summary and summary.get("diverged"))
-        metrics, times, layers, steps, noise = map(files.rows, (
-            run_folder.METRICS, run_folder.TIMES, run_folder.LAYERS, run_folder.STEPS, run_folder.NOISE))
         plan = files.read(run_folder.PLAN, required=True)
-        return cls(folder, plan, "".join(files.log(run_folder.FLAGS).lines), metrics, times, layers, steps,
+        return cls(folder, plan, "".join(files.log(run_folder.FLAGS).lines), *map(files.rows, run_folder.LOGS),
                    files.read(run_folder.RUN), files.read(run_folder.OUTCOMES),
-                   None if has_diverged else summary, summary if has_diverged else None, noise)
+                   None if has_diverged else summary, summary if has_diverged else None)
 
     @cached_property
     def flags(self) -> dict[str, str]:

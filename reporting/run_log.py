@@ -3,7 +3,7 @@ import contextlib
 import time
 
 from common.errors import complain
-from plan.run_folder import FLAGS, LAYERS, METRICS, NOISE, PLAN, STEPS, SUMMARY, TIMES, RunFolder
+from plan.run_folder import FLAGS, LAYERS, LOGS, METRICS, NOISE, PLAN, STEPS, SUMMARY, TIMES, RunFolder
 from training.observer import Evaluation, Observer, RunInfo, Update
 
 STEP_ROWS = 1000  # about so many rows of steps.jsonl in a whole training
@@ -33,9 +33,13 @@ class RunLog(Observer):
 
     def rewind(self, progress) -> None:
         """Removes the rows after this progress."""
-        self._files.keep(STEPS, lambda row: row["step"] < progress.step)
-        for name in (METRICS, TIMES, LAYERS, NOISE):
-            self._files.keep(name, lambda row: progress.step and row["samples"] <= progress.evaluated)
+        def is_before(row):
+            if "step" in row:
+                return row["step"] < progress.step
+            return progress.step and row["samples"] <= progress.evaluated
+
+        for name in LOGS:
+            self._files.keep(name, is_before)
         if (lacking := progress.evaluations - len(self._files.rows(METRICS))) > 0:
             complain(f"warning: {self._files.path / METRICS} lacks {lacking} of the {progress.evaluations} evaluations "
                      "before this checkpoint; training continues without them")

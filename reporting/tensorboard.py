@@ -27,11 +27,13 @@ EVENTS = "events.out.tfevents.*"
 
 
 class TensorBoard(Observer):
-    """Writes the rows of the logs to FOLDER/tensorboard. Has to come after RunLog, which logs them.
+    """Writes the rows of the logs to FOLDER/tensorboard.
 
     If the events cannot be written, as on a full disk, one line says so. They are written again, from the rows, after
     the next evaluation or at the end.
     """
+
+    reads_folder = True
 
     def __init__(self, files: RunFolder):
         self._files = files

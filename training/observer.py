@@ -80,7 +80,12 @@ class Evaluation:
 
 
 class Observer:
-    """Base class of observers. Every method does nothing; override those that you need."""
+    """Base class of observers. Every method does nothing; override those that you need.
+
+    reads_folder: whether it reads what others write to the run's folder. It is then called after them.
+    """
+
+    reads_folder = False
 
     def start(self, run: RunInfo) -> None:
         """Called before the first update of a process."""

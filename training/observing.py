@@ -27,21 +27,23 @@ METHODS = ("start", "step", "evaluation", "rewind", "end", "close")
 
 
 class UserObserver(Observer):
-    """An observer of the user's own. It does not have to have all methods.
+    """An observer of the user's own. It declares what it wants by the methods that it has.
 
     An exception in `start` ends training before the first step. Later exceptions are reported once for each method, and
     training continues.
+
+    methods: those of METHODS that it has, by name.
     """
 
     def __init__(self, name: str, observer):
         self._name = name
-        self._observer = observer
+        self.methods = {method: call for method in METHODS if callable(call := getattr(observer, method, None))}
         self._failed = set()
         self._is_started = False
 
     def start(self, run) -> None:
         try:
-            getattr(self._observer, "start", _ignore)(run)
+            self.methods.get("start", _ignore)(run)
         except Exception as error:
             raise UserError(f"--observer={self._name}: {described(error)}") from None
         self._is_started = True
@@ -64,7 +66,7 @@ class UserObserver(Observer):
 
     def _call(self, method, *arguments):
         try:
-            getattr(self._observer, method, _ignore)(*arguments)
+            self.methods.get(method, _ignore)(*arguments)
         except Exception as error:
             if method not in self._failed:
                 complain(f"warning: --observer={self._name}: {method}() failed, training continues: "
@@ -90,22 +92,22 @@ def load_observers(names: Sequence[str]) -> list[UserObserver]:
     """
     if names:
         own.search_here()
-    return [UserObserver(name, _load(name)) for name in names]
+    return [_load(name) for name in names]
 
 
-def _load(name):
+def _load(name) -> UserObserver:
     module, _, attribute = name.partition(":")
     try:
         made = importlib.import_module(module)
         for part in attribute.split("."):
             made = getattr(made, part)
-        made = made()
+        observer = UserObserver(name, made())
     except Exception as error:
         raise UserError(f"--observer={name}: {described(error)}") from None
-    if not any(callable(getattr(made, method, None)) for method in METHODS):
+    if not observer.methods:
         raise UserError(f"--observer={name}: {attribute}() has none of the methods {', '.join(METHODS)}; see "
                         "docs/observers.md")
-    return made
+    return observer
 
 
 def start_observers(job: Job, folder: RunFolder, hosts: dict[str, int], observers: Sequence[Observer],
