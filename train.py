@@ -88,7 +88,7 @@ def train(settings: Settings) -> dict:
         plan = plan_for(settings, launched.size, launched.local_size, dataset.train.samples)
     with startup.stage("loading TensorFlow"):
         from distributed.world import sees_gpus
-        from reporting.observers import observers_of
+        from reporting.run_log import observers_of
         from training.build import set_variables
         from training.run import make_training
 

@@ -27,9 +27,8 @@ from training.checkpoints import Checkpoints
 from training.divergence import Diverged
 from training.initial_weights import initialize
 from training.loop import follow_plan
-from training.observer import Observer
-from training.observing import load_observers, start_observers
-from training.profiling import Profile
+from training.monitoring import Profile, start_observers
+from training.observer import Observer, load_observers
 from training.recovery import Recovery
 from training.state import Progress, Snapshot, State
 from training.stopping import StopRequest

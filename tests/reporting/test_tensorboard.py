@@ -8,8 +8,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from plan.run_folder import RunFolder
-from reporting.observers import Augmentations, observers_of
-from reporting.run_log import RunLog
+from reporting.run_log import Augmentations, RunLog, observers_of
 from reporting.tensorboard import TensorBoard, markdown
 from training.observer import Evaluation, Update
 from training.state import Progress
