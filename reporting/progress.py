@@ -13,11 +13,10 @@ from collections.abc import Iterator
 from common.activity import on_terminal, startup
 from common.errors import complain
 from plan.run_folder import top1_of
-from reporting.verdict import in_words, is_guessing
+from reporting.sentences import STORAGE_LIMITS, in_words, is_guessing
 from training.observer import Evaluation, Observer, RunInfo, Update
 
 REDRAWN_EVERY = 0.5  # seconds
-STORAGE_LIMITS = 0.05  # fraction of the steps from which waiting for storage is named
 KEPT = 0.95  # weight of the past in the averages, per step
 COLUMNS = 80  # of the line of an evaluation
 FORECAST_AFTER = 10.0  # seconds from the first step, without a terminal

@@ -18,12 +18,10 @@ from plan.run_folder import PAGE, PLAN
 from reporting import heat_map, sentences
 from reporting.charts import number
 from reporting.compare import comparison
-from reporting.curves import curves, times
-from reporting.noise_scale import noise_scale
 from reporting.page import details, duration, facts, page, plural, table, tiles
-from reporting.pictures import mistakes, samples
 from reporting.run_data import RunData
-from reporting.verdict import in_words
+from reporting.sections import curves, mistakes, noise_scale, samples, times
+from reporting.sentences import in_words
 
 RELOADS = 5, 60  # seconds, at least and at most
 NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)")

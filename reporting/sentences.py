@@ -1,14 +1,15 @@
-"""The sentences of a run's report: the result, the paper's figure, its state, and the wait for storage."""
+"""What is said of a run in words: its result and what that is worth, the paper's figure, its state, storage."""
 import html
+import math
 import time
 
 from reporting.charts import number
 from reporting.heat_map import class_totals
 from reporting.page import duration, plural
-from reporting.progress import STORAGE_LIMITS
 from reporting.run_data import RunData
-from reporting.verdict import in_words, is_guessing
 
+STORAGE_LIMITS = 0.05  # fraction of the steps from which waiting for storage is named
+QUANTILE = 1.959964  # of the normal distribution, two-sided 95 %
 IMBALANCE = 0.05  # what guessing has to gain from the most frequent class to be worth a sentence
 
 
@@ -115,3 +116,21 @@ def state(run: RunData) -> str:
         left = f", about {duration(run.rows[-1]['seconds'] * (run.epochs - run.epoch) / run.epoch)} left"
     return (f'<div class="status"><b>In progress</b>: {where}{left}. This page, of '
             f"{time.strftime('%Y-%m-%d %H:%M:%S')}, reloads itself.{bar}</div>")
+
+
+def interval(accuracy: float, samples: int) -> tuple[float, float]:
+    """Returns the bounds of Wilson's 95 % interval of an accuracy that was measured on so many samples, from 0 to 1."""
+    square = QUANTILE**2 / samples
+    centre = accuracy + square / 2
+    half = QUANTILE * math.sqrt(accuracy * (1 - accuracy) / samples + square / (4 * samples))
+    return max(0.0, (centre - half) / (1 + square)), min(1.0, (centre + half) / (1 + square))  # but for rounding
+
+
+def in_words(accuracy: float, samples: int) -> str:
+    low, high = interval(accuracy, samples)
+    return f"95% interval {low:.1%} to {high:.1%}"
+
+
+def is_guessing(accuracy: float, samples: int, guess: float) -> bool:
+    """Whether an accuracy may be one of guessing. guess: that of always naming the most frequent class."""
+    return interval(accuracy, samples)[0] <= guess

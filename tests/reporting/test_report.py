@@ -11,7 +11,7 @@ from conftest import ROOT
 
 from common.files import as_json, write_json
 from plan.values import same
-from reporting import curves, heat_map, report
+from reporting import heat_map, report, sections
 from reporting.compare import comparison
 from reporting.report import write_report
 from reporting.run_data import RunData
@@ -136,10 +136,10 @@ def test_the_planned_learning_rate_jumps_where_it_does(tmp_path):
     run = RunData.read(whole(tmp_path / "run", epochs=4))
     run.plan["learning_rate_breakpoints"] = [[0, 0.5], [1.4999, 5.0], [1.5, 0.5], [4, 0.0]]
     rates = {row["epoch"]: row["learning_rate"] for row in run.plan["schedule"]}
-    planned = curves.schedule(run, "learning_rate", 2)
+    planned = sections.planned_line(run, "learning_rate", 2)
     assert planned.kind == "dashed" and [*zip(planned.x, planned.y, strict=True)] == [
         (0, 0.5), (0, rates[0]), (1, rates[1]), (1.4999, 5.0), (1.5, 0.5), (2, rates[2])]
-    assert curves.schedule(run, "momentum", 4).x == (0, 1, 2, 3, 4)
+    assert sections.planned_line(run, "momentum", 4).x == (0, 1, 2, 3, 4)
 
 
 HOLDER = """
