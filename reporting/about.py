@@ -9,12 +9,13 @@ import time
 from importlib import metadata
 from pathlib import Path
 
+from common import VERSION
 from plan import recipe_file
 from training.observer import RunInfo
 
 ROOT = Path(__file__).parents[1]
 COMMENTS = ("title", "Row", "Reported", "Sources", "Left open", "Workers")  # of a recipe
-PACKAGES = {"bigbatch": "bigbatch", "TensorFlow": "tensorflow", "Keras": "keras", "Horovod": "horovod",
+PACKAGES = {"TensorFlow": "tensorflow", "Keras": "keras", "Horovod": "horovod",
             "DALI": "nvidia-dali-cuda120", "NumPy": "numpy"}
 
 
@@ -39,7 +40,7 @@ def recipe(path: Path | None) -> dict | None:
 
 
 def versions() -> dict[str, str]:
-    numbers = {"Python": platform.python_version()}
+    numbers = {"Python": platform.python_version(), "bigbatch": VERSION}
     for name, package in PACKAGES.items():
         with contextlib.suppress(metadata.PackageNotFoundError):
             numbers[name] = metadata.version(package)

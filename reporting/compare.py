@@ -12,7 +12,7 @@ from reporting.run_data import RunData
 
 def gap(row: dict) -> float | None:
     """Returns the generalization gap of a row of metrics.jsonl: train top-1 minus validation top-1."""
-    accuracies = row.get("train_top1"), row.get("val_top1")
+    accuracies = row["train_top1"], row["val_top1"]
     return None if None in accuracies else accuracies[0] - accuracies[1]
 
 
@@ -91,10 +91,10 @@ def published(names: list[str], runs: list[RunData]) -> list[str]:
     """Returns a table of what the papers report for the runs' recipes, next to ours."""
     listed = []
     for name, run in zip(names, runs, strict=True):
-        recipe = run.run.get("recipe") or {}
+        recipe = run.run["recipe"] or {}
         columns = result(name, run)
         if recipe.get("reported"):
-            listed.append({"run": name, "row": recipe.get("row") or "", "the paper reports": recipe["reported"]} | {
+            listed.append({"run": name, "row": recipe["row"] or "", "the paper reports": recipe["reported"]} | {
                 column: columns[column] for column in ("last top-1", "peak top-1", "time")} | {
                 "differs from the recipe": run.changes or "no"})
     return ["<h2>The papers' figures</h2>", table(

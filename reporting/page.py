@@ -59,10 +59,10 @@ def over_epochs_and_time(rows: Sequence[dict], epochs: float, draw: Callable[[XA
 
     rows: all that are drawn, with `epoch` and `seconds`. epochs: end of the axis. draw: returns the charts over it.
     """
-    seconds = max((row.get("seconds") or 0 for row in rows), default=0)
+    seconds = max((row["seconds"] for row in rows), default=0)
     unit, length = ("hours", 3600) if seconds > 7200 else ("minutes", 60) if seconds > 120 else ("seconds", 1)
     by_epoch = draw(XAxis("epoch", end=epochs))
-    by_time = draw(XAxis(unit, lambda row: row.get("seconds", 0) / length, seconds / length))
+    by_time = draw(XAxis(unit, lambda row: row["seconds"] / length, seconds / length))
     return ('<div class="axes"><input type="radio" name="axis" id="by-epoch" checked><label for="by-epoch">over epochs'
             '</label><input type="radio" name="axis" id="by-time"><label for="by-time">over time</label>'
             f'<div class="charts epochs">{"".join(by_epoch)}</div>'

@@ -68,9 +68,9 @@ def planned_line(run: RunData, column: str, end: float) -> Line:
     """Returns a planned value up to an epoch: at whole epochs, and the learning rate also where it jumps or turns."""
     holds = column != "learning_rate"
     points = [(row["epoch"], row[column]) for row in run.plan["schedule"]]
-    between = [(run.epochs, points[-1][1])] if holds else run.plan.get("learning_rate_breakpoints", [])
+    between = [(run.epochs, points[-1][1])] if holds else run.plan["learning_rate_breakpoints"]
     epochs, values = zip(*sorted({(epoch, value) for epoch, value in points + between if epoch <= end}), strict=True)
-    return Line("planned", epochs, values, colour=1, kind="dashed" if between else "dots", steps=holds)
+    return Line("planned", epochs, values, colour=1, kind="dashed", steps=holds)
 
 
 def times(run: RunData) -> list[str]:
@@ -199,12 +199,11 @@ def worst(made: dict) -> list[str]:
 
 def samples(run: RunData) -> list[str]:
     """Returns some training images as the model sees them."""
-    picture = run.folder / SAMPLES
-    if not picture.is_file():
+    picture, names = run.folder / SAMPLES, run.run["sample_classes"]
+    if not names or not picture.is_file():
         return []
     source = f"data:image/jpeg;base64,{base64.b64encode(picture.read_bytes()).decode()}"
-    after = html.escape(run.flags.get("augmentation", "none"))
-    names = run.run.get("sample_classes") or ["training image"] * COLUMNS * ROWS  # of an earlier version
+    after = html.escape(run.flags["augmentation"])
     cut = [f'<figure><div role="img" aria-label="{html.escape(name)}" style="background-position:'
            f'{100 * (index % COLUMNS) / (COLUMNS - 1):.2f}% {100 * (index // COLUMNS) / (ROWS - 1):.2f}%"></div>'
            f"<figcaption>{html.escape(name)}</figcaption></figure>" for index, name in enumerate(names)]

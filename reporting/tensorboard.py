@@ -103,7 +103,7 @@ class TensorBoard(Observer):
             tf.summary.text("plan", "\n\n".join(map(markdown, (
                 [{name: value for name, value in run.plan.items() if not isinstance(value, list)}],
                 run.plan["phases"], run.plan["schedule"]))))
-            if run.flags.get("save_augmentations") and images.is_file():
+            if run.flags["save_augmentations"] and images.is_file():
                 tf.summary.image("augmentations", tf.io.decode_png(images.read_bytes())[None])
 
     def close(self) -> None:
