@@ -18,7 +18,7 @@ from plan.run_folder import PAGE, PLAN
 from reporting import heat_map, sentences
 from reporting.charts import number
 from reporting.compare import comparison
-from reporting.page import details, duration, facts, page, plural, table, tiles
+from reporting.page import details, duration, facts, html_table, page, plural, tiles
 from reporting.run_data import RunData
 from reporting.sections import curves, mistakes, noise_scale, samples, times
 from reporting.sentences import in_words
@@ -83,8 +83,8 @@ def report(run: RunData) -> str:
         f'<p class="result">{sentences.result(run)}</p>', sentences.published(run), sentences.state(run), figures(run),
         "<h2>Curves</h2>", curves(run), *times(run), *noise_scale(run), *layers(run), *mistakes(run), *samples(run),
         "<h2>Plan</h2>", phases(run), *settings(run),
-        "<h2>Evaluations</h2>", details("All evaluations", table(run.rows)), "<h2>This run</h2>", origin(run)]
-    return page(run.name, sections, reload_seconds(run))
+        "<h2>Evaluations</h2>", details("All evaluations", html_table(run.rows)), "<h2>This run</h2>", origin(run)]
+    return page(run.folder.name, sections, reload_seconds(run))
 
 
 def reload_seconds(run: RunData) -> int | None:
@@ -128,23 +128,24 @@ def layers(run: RunData) -> list[str]:
         note = f" {plural(without, 'variable')} without a trust ratio {'is' if without == 1 else 'are'} left out."
         shown = [f"<p>The trust ratio scales the learning rate of a variable.{note if without else ''}</p>",
                  heat_map.trust_ratios([row["epoch"] for row in run.layers], run.trust_ratios)]
-    return ["<h2>Layer by layer</h2>", *shown, details("Norms and trust ratios, first step and end", table(listed))]
+    return ["<h2>Layer by layer</h2>", *shown,
+            details("Norms and trust ratios, first step and end", html_table(listed))]
 
 
 def norms(when: str, weight: float | None, gradient: float | None, ratio: float | None) -> dict:
-    """Returns columns of the table of layers. The names say when, because table() needs each once."""
+    """Returns columns of the table of layers. The names say when, because html_table() needs each once."""
     return {f"weight norm, {when}": weight, f"gradient norm, {when}": gradient,
             f"weight / gradient, {when}": weight / gradient if weight and gradient else "",
             f"trust ratio, {when}": ratio}
 
 
 def phases(run: RunData) -> str:
-    """Returns the phases of the plan as a table, with the lists that plan.json keeps outside of them."""
+    """Returns a table of the plan's phases. plan.json lists some of their columns apart from `phases`."""
     listed = [dict(phase) for phase in run.plan["phases"]]
     for name in ("batch_norm_span", "image_size"):
         for phase, value in zip(listed, run.plan[name], strict=True):
             phase[name] = "the model's own" if value is None else value
-    return table(listed)
+    return html_table(listed)
 
 
 def settings(run: RunData) -> list[str]:
@@ -163,8 +164,8 @@ def settings(run: RunData) -> list[str]:
     listed = sorted(({"setting": f"--{name}", "value": value, "from": run.run["origins"].get(name, "default")}
                      for name, value in run.flags.items()), key=lambda row: row["from"])
     given, rest = ([row for row in listed if (row["from"] == "default") is unset] for unset in (False, True))
-    return [table([*planned, *given], ("value", "from")),
-            details(f"{len(rest)} flags at their defaults", table(rest, ("value", "from")))]
+    return [html_table([*planned, *given], ("value", "from")),
+            details(f"{len(rest)} flags at their defaults", html_table(rest, ("value", "from")))]
 
 
 def origin(run: RunData) -> str:

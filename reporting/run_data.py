@@ -9,10 +9,12 @@ from plan import recipe_file, run_folder
 from plan.run_folder import top1_of
 from plan.values import same
 
-FORM = {  # files that each run has, and what the report needs of them
-    run_folder.RUN: {"command", "started", "hosts", "recipe", "origins", "dataset", "versions", "git", "sample_classes"},
-    run_folder.PLAN: {"workers", "epochs", "steps", "peak_learning_rate", "exchange", "phases", "batch_norm_span",
-                      "image_size", "learning_rate_breakpoints", "schedule"}}
+FORM = {  # of the files that each run has: what the report needs
+    run_folder.RUN: {
+        "command", "started", "hosts", "recipe", "origins", "dataset", "versions", "git", "sample_classes"},
+    run_folder.PLAN: {
+        "workers", "epochs", "steps", "peak_learning_rate", "exchange", "phases", "batch_norm_span", "image_size",
+        "learning_rate_breakpoints", "schedule"}}
 
 
 @dataclass(frozen=True)
@@ -67,10 +69,6 @@ class RunData:
     def flags(self) -> dict[str, str]:
         """Value of each flag in flags.txt, as text."""
         return recipe_file.flags_in(self.flags_text)
-
-    @property
-    def name(self) -> str:
-        return self.folder.name
 
     @property
     def epochs(self) -> float:

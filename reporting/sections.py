@@ -13,7 +13,7 @@ from plan.flags import has_effect
 from plan.run_folder import COLUMNS, ROWS, SAMPLES
 from reporting import charts, heat_map, sentences
 from reporting.charts import Line, XAxis, number
-from reporting.page import constant_values, details, duration, over_epochs_and_time, table
+from reporting.page import constant_values, details, duration, html_table, over_epochs_and_time
 from reporting.run_data import RunData
 
 TIMES = {"compute": COMPUTING, "data": DATA, "exchange": "exchanging gradients"}
@@ -83,7 +83,7 @@ def times(run: RunData) -> list[str]:
     parts = f"{', '.join(some)} and {last}".replace(" to", " went to", 1)
     chart = charts.stacked_bars("Step time", "epoch", [row["epoch"] for row in rows], {
         label: [row[name] for row in rows] for name, label in TIMES.items()})
-    listed = table([{"epoch": row["epoch"]} | {label: f"{row[name]:.2%}" for name, label in TIMES.items()}
+    listed = html_table([{"epoch": row["epoch"]} | {label: f"{row[name]:.2%}" for name, label in TIMES.items()}
                     for row in rows])
     return ["<h2>Where the time went</h2>",
             f"<p>Of the time of an update, {parts}.{between_updates(run)}"
@@ -125,7 +125,7 @@ def noise_scale(run: RunData) -> list[str]:
     chart = charts.lines("Gradient noise scale, samples", x, [
         charts.line("noise scale", run.noise, x, "noise_scale"),
         charts.line("batch size", run.noise, x, "batch_size", steps=True)], charts.LOGARITHMIC)
-    listed = table([{name: value for name, value in row.items() if name != "layers"} for row in run.noise])
+    listed = html_table([{name: value for name, value in row.items() if name != "layers"} for row in run.noise])
     return ["<h2>What a batch size is worth</h2>", f"<p>{noise_in_words(run.noise, certain)}</p>",
             f'<div class="charts">{chart}</div>', details("Estimates", listed)]
 
@@ -176,7 +176,7 @@ def mistakes(run: RunData) -> list[str]:
                "of the class": f"{count / totals[label]:.1%}"}
               for (label, predicted), count in wrong.most_common(MOST_PAIRS)]
     if listed:
-        listed = table(listed, ("true class", "predicted as"))
+        listed = html_table(listed, ("true class", "predicted as"))
         drawn.append(f"<div><h3>Classes that are confused most</h3>{listed}</div>")
     return [*drawn, "</div>", *worst(made)]
 
