@@ -9,12 +9,7 @@ from plan import recipe_file, run_folder
 from plan.run_folder import top1_of
 from plan.values import same
 
-FORM = {  # of the files that each run has: what the report needs
-    run_folder.RUN: {
-        "command", "started", "hosts", "recipe", "origins", "dataset", "versions", "git", "sample_classes"},
-    run_folder.PLAN: {
-        "workers", "epochs", "steps", "peak_learning_rate", "exchange", "phases", "batch_norm_span", "image_size",
-        "learning_rate_breakpoints", "schedule"}}
+NEWEST = {run_folder.RUN: "origins", run_folder.PLAN: "learning_rate_breakpoints"}  # keys that older forms lack
 
 
 @dataclass(frozen=True)
@@ -56,12 +51,12 @@ class RunData:
         files = run_folder.RunFolder(folder, reader)
         summary = files.read(run_folder.SUMMARY) or None
         ending = (None, summary) if summary and summary.get("diverged") else (summary, None)
-        run, plan = (files.read(name, required=True) for name in FORM)
-        for content, (name, keys) in zip((run, plan), FORM.items(), strict=True):
-            if lacking := sorted(keys - content.keys()):
+        run, plan = (files.read(name, required=True) for name in NEWEST)
+        for content, (name, key) in zip((run, plan), NEWEST.items(), strict=True):
+            if key not in content:
                 theirs = run.get("versions", {}).get("bigbatch", "of another version")
                 raise UserError(f"{folder} is a run of Bigbatch {theirs}, which {VERSION} does not read: {name} lacks "
-                                f"{', '.join(lacking)}; use the version that wrote it")
+                                f"{key}; use the version that wrote it")
         return cls(folder, plan, "".join(files.log(run_folder.FLAGS).lines), *map(files.rows, run_folder.LOGS),
                    run, files.read(run_folder.OUTCOMES), *ending)
 

@@ -183,7 +183,7 @@ def test_a_run_before_its_first_evaluation(tmp_path):
 
 
 def test_a_run_of_another_form_is_refused_with_both_versions(tmp_path):
-    for name, key in (("run.json", "origins"), ("plan.json", "exchange")):
+    for name, key in (("run.json", "origins"), ("plan.json", "learning_rate_breakpoints")):
         folder = whole(tmp_path / name)
         write_json(folder / name, {
             other: value for other, value in json.loads((folder / name).read_text()).items() if other != key})
