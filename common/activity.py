@@ -16,6 +16,8 @@ COMPUTING = "computing"
 DATA = "waiting for data"
 OTHERS = "waiting for the other workers"
 OBSERVERS = "writing logs and reports"
+PARTS = {"compute": COMPUTING, "data": DATA, "exchange": "exchanging gradients"}  # of a step's time, as logs name them
+WAITS = "data", "exchange"  # those that keep a step from computing
 SHORTEST = 0.1  # seconds; shorter stages are not shown
 ANNOUNCED_AFTER = 30.0  # seconds; without a terminal, a stage that takes longer shows what the process waits for
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from common.activity import on_terminal, startup
+from common.activity import WAITS, on_terminal, startup
 from common.errors import complain
 from plan.run_folder import top1_of
 from reporting.sentences import STORAGE_LIMITS, in_words, is_guessing
@@ -200,7 +200,7 @@ class ProgressDisplay(Observer):
             complain(f"warning: {sentence}")
 
     def _line(self, row, breakdown) -> str:
-        waits = [f"{name} {breakdown[name]:.0%}" for name in ("data", "exchange") if breakdown]
+        waits = [f"{name} {breakdown[name]:.0%}" for name in WAITS if breakdown]
         if breakdown.get("storage", 0.0) > STORAGE_LIMITS:
             waits.insert(0, f"storage {breakdown['storage']:.0%}")
         average = f"ema {row['ema_val_top1']:.2%}" if "ema_val_top1" in row else ""

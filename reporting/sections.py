@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from functools import partial
 
-from common.activity import COMPUTING, DATA
+from common.activity import PARTS
 from plan.flags import has_effect
 from plan.run_folder import COLUMNS, ROWS, SAMPLES
 from reporting import charts, heat_map, sentences
@@ -16,7 +16,6 @@ from reporting.charts import Line, XAxis, number
 from reporting.page import constant_values, details, duration, html_table, over_epochs_and_time
 from reporting.run_data import RunData
 
-TIMES = {"compute": COMPUTING, "data": DATA, "exchange": "exchanging gradients"}
 ACCURACIES = {"train_top1": "train top-1", "val_top1": "validation top-1", "val_top5": "validation top-5",
               "ema_val_top1": "average of the weights, top-1", "ema_val_top5": "average of the weights, top-5"}
 LOSSES = {"train_loss": "train", "val_loss": "validation", "ema_val_loss": "average of the weights"}
@@ -78,13 +77,13 @@ def times(run: RunData) -> list[str]:
     rows = [row for row in run.times if "compute" in row]  # an evaluation without a step before it has none
     if not rows:
         return []
-    means = {name: sum(row[name] for row in rows) / len(rows) for name in TIMES}
-    *some, last = [f"{means[name]:.1%} to {label}" for name, label in TIMES.items()]
+    means = {name: sum(row[name] for row in rows) / len(rows) for name in PARTS}
+    *some, last = [f"{means[name]:.1%} to {label}" for name, label in PARTS.items()]
     parts = f"{', '.join(some)} and {last}".replace(" to", " went to", 1)
     chart = charts.stacked_bars("Step time", "epoch", [row["epoch"] for row in rows], {
-        label: [row[name] for row in rows] for name, label in TIMES.items()})
-    listed = html_table([{"epoch": row["epoch"]} | {label: f"{row[name]:.2%}" for name, label in TIMES.items()}
-                    for row in rows])
+        label: [row[name] for row in rows] for name, label in PARTS.items()})
+    listed = html_table([{"epoch": row["epoch"]} | {label: f"{row[name]:.2%}" for name, label in PARTS.items()}
+                         for row in rows])
     return ["<h2>Where the time went</h2>",
             f"<p>Of the time of an update, {parts}.{between_updates(run)}"
             f"{sentences.storage(run)}</p>",

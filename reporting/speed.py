@@ -11,6 +11,7 @@ import operator
 from pathlib import Path
 
 from common import command
+from common.activity import PARTS
 from common.files import write_atomically, write_json
 from reporting import charts
 from reporting.charts import Line, XAxis
@@ -21,7 +22,6 @@ STAGES = {"read": "file reading", "decode": "+ decoding", "augment": "+ augmenta
 ADDED = {"read": "file reading", "decode": "decoding", "augment": "augmentation",
          "pipeline": "passing batches to TensorFlow"}  # the work that a stage of the pipeline adds
 CLOSE = 0.9  # training at this fraction of the model's own speed does not wait for its input
-PARTS = ("compute", "data", "exchange")
 # Rows are compared only if all of these agree.
 WHAT = ("data_dir", "device", "model", "image_size", "precision", "augmentation", "compression", "allreduce")
 WHICH = (*WHAT, "workers", "workers_per_node", "global_batch_size", "micro_batch_size", "grid")

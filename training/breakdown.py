@@ -15,15 +15,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from common.activity import PARTS
 from data.spool import Admitted
 from distributed.world import World
-from training.clock import NAMES
 
 NOT_READ = Admitted()
 READ = Admitted._fields
 # Sums of a worker: the number of timed steps and their seconds, the sum of their squared own times (computing and
 # waiting for data), the seconds of all steps, and what they read.
-COLUMNS = ("steps", "compute", *NAMES, "squares", "trained", *READ)
+COLUMNS = ("steps", *PARTS, "squares", "trained", *READ)
 LIMIT = 0.15  # of the median, by which the own time of a slow worker exceeds it
 CERTAIN = 3.0  # standard errors, by which it does so at least
 LEAST_STEPS = 4  # timed steps that are compared; evaluations with fewer between them are taken together
@@ -46,7 +46,7 @@ class WorkerTimes:
     @property
     def means(self) -> list[list[float]]:
         """Mean seconds of a timed step of each worker: computing, waiting for data, exchange."""
-        return (self.columns("compute", *NAMES) / np.maximum(1, self.columns("steps"))).tolist()
+        return (self.columns(*PARTS) / np.maximum(1, self.columns("steps"))).tolist()
 
 
 class StepTimes:
@@ -68,7 +68,7 @@ class StepTimes:
             self._add(name, value)
 
     def add_timed(self, seconds: float, waited) -> dict[str, float]:
-        """Adds a timed step. waited: how many of these seconds it waited for each of NAMES. Returns the fractions."""
+        """Adds a timed step. waited: how many of these seconds it waited for each of WAITS. Returns the fractions."""
         data, exchange = map(float, waited)
         for name, value in (("steps", 1), ("compute", seconds - data - exchange), ("data", data),
                             ("exchange", exchange), ("squares", (seconds - exchange) ** 2)):
@@ -96,10 +96,10 @@ def breakdown_of(workers: WorkerTimes) -> dict[str, float]:
     has the fraction of all steps that workers waited for it, storage, and the sums of the rest of Admitted.
     """
     sums = dict(zip(COLUMNS, workers.sums.sum(axis=0).tolist(), strict=True))
-    seconds = sum(sums[name] for name in ("compute", *NAMES))
+    seconds = sum(sums[name] for name in PARTS)
     if not seconds:
         return {}
-    breakdown = {name: sums[name] / seconds for name in ("compute", *NAMES)}
+    breakdown = {name: sums[name] / seconds for name in PARTS}
     storage, *traffic = READ
     if sums[storage]:
         breakdown["storage"] = sums[storage] / sums["trained"]

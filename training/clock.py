@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from common.activity import COMPUTING, DATA, OTHERS
 
-NAMES = ("data", "exchange")  # what a step waits for
 TIMED_ONE_IN = 20
 
 
@@ -25,7 +24,7 @@ class Lap(NamedTuple):
 
     @property
     def waited(self) -> tf.Tensor:
-        """The seconds waited for each of NAMES, float32."""
+        """The seconds waited for each of WAITS, float32."""
         return tf.cast(tf.stack([self.data, self.exchange]), tf.float32)
 
 

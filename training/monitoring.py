@@ -20,7 +20,6 @@ from training.observer import Observer, RunInfo, Update
 # Assumed: multiply-adds per second of a CPU core, and the cost of an update relative to that of a forward pass.
 CORE, BACKWARD = 20e9, 3
 LONG = 60  # minutes
-PROCESSORS = Path("/proc/cpuinfo")
 
 
 def start_observers(job: Job, folder: RunFolder, hosts: dict[str, int], observers: Sequence[Observer],
@@ -63,7 +62,7 @@ def estimated_time(job: Job) -> list[str]:
     return [f"forecast: about {round(minutes / 60):,} h on {cores} CPU cores; without a GPU, {faster} is faster"]
 
 
-def has_bfloat16(about: Path = PROCESSORS) -> bool:
+def has_bfloat16(about: Path = Path("/proc/cpuinfo")) -> bool:
     """Whether the processor multiplies bfloat16. oneDNN then trains ResNet-50 in 0.6 of float32's time."""
     return about.exists() and bool({"avx512_bf16", "amx_bf16"} & {*about.read_text().split()})
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from common.activity import WAITS
 from data import mixing
 from distributed.exchange import GradientExchange
 from distributed.fixed_point import FLOAT32, FixedPoint, Float32
@@ -19,7 +20,7 @@ from model_zoo.layers import masks_at
 from optim.lars import SGD
 from optim.stacks import Scaled, norms_of
 from training.batch_norm import MICRO_BATCH, MovingStatistics, Span, flat_statistics
-from training.clock import NAMES, Clock, marks
+from training.clock import Clock, marks
 from training.layer_statistics import LayerStatistics
 from training.losses import cross_entropy, rivals_of
 from training.state import Totals
@@ -46,7 +47,7 @@ class StepResult(NamedTuple):
 
     All except `waited` are the same on all workers. signals: their sum over the workers. means: loss and top-1 over the
     global batch. norms: of the averaged gradients. squares: mean over the micro-batches of the squared norm of each
-    variable's gradient, or empty. waited: seconds that this worker has waited for each of clock.NAMES, or zeros if
+    variable's gradient, or empty. waited: seconds that this worker has waited for each of activity.WAITS, or zeros if
     the step was not timed.
     """
 
@@ -59,7 +60,7 @@ class StepResult(NamedTuple):
     @classmethod
     def shapes(cls, variables: int, measures_noise: bool = False) -> "StepResult":
         """Returns the shapes for a number of trainable variables."""
-        return cls((len(NO_SIGNALS),), (2,), (variables,), (variables * measures_noise,), (len(NAMES),))
+        return cls((len(NO_SIGNALS),), (2,), (variables,), (variables * measures_noise,), (len(WAITS),))
 
     def packed(self) -> tf.Tensor:
         """Returns one vector, float32, which a single copy brings to the host."""
