@@ -4,7 +4,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from common.startup import startup
+from common.activity import startup
 from data import sources
 from data.dataset import Dataset, open_dataset
 from data.formats import folder

@@ -20,7 +20,7 @@ from distributed.world import World
 from model_zoo.layers import masks_at
 from plan.plan import Phase
 from training.bad_input import bad_input_is_user_error
-from training.marks import marks
+from training.clock import marks
 
 SAMPLES = 2048  # minimum number of training samples to measure, over all workers, or the whole set if it is smaller
 

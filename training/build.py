@@ -10,9 +10,9 @@ import tensorflow as tf
 
 import model_zoo
 import optim
+from common.activity import startup
 from common.errors import UserError
 from common.files import in_memory
-from common.startup import startup
 from data import stage as staging
 from data.dataset import Dataset, Window
 from data.feed import Feed
@@ -32,9 +32,9 @@ from plan.allreduce import AllreducePlan
 from plan.plan import Phase, Plan
 from plan.settings import Launch, Recipe, Settings
 from training.batch_norm import ExactStatistics, MovingStatistics, Span
+from training.clock import marks
 from training.divergence import divergence_reason
 from training.evaluate import Evaluator
-from training.marks import marks
 from training.noise_scale import NoiseScale
 from training.state import State
 from training.step import TrainStep, make_train_step
