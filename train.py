@@ -22,10 +22,10 @@ import os
 import sys
 from pathlib import Path
 
-from common import VERSION, command, streams
+from common import command, streams
+from common.activity import on_terminal, startup
 from common.errors import ExitCode, UserError, complain
 from common.files import as_json
-from common.startup import on_terminal, startup
 from data.balance import check_classes, notes
 from data.named import open_named
 from distributed import gpus
@@ -48,12 +48,14 @@ def main(argv) -> int:
         command.print_help(flags.help_text(argv, full=any("helpfull" in word for word in argv[1:])))
         return ExitCode.DONE
     if "--version" in argv[1:]:
-        command.print_help(f"bigbatch {VERSION}")
+        from reporting.about import version
+
+        command.print_help(f"bigbatch {version()}")
         return ExitCode.DONE
     with command.shell("train.py", barrier=finish) as ending, command.json_only_on_stdout(), explain_horovods_errors():
         settings = flags.parse(argv)
         run = settings.run
-        flags.check_own(settings, observers=launcher.launched().rank == 0)
+        flags.check_own(settings, observers=launcher.launched().size == 1)
         if settings.without_effect and launcher.launched().rank == 0:
             complain("; ".join(settings.without_effect))
         if run.timeline and not Path(run.timeline).parent.is_dir():
@@ -88,7 +90,7 @@ def train(settings: Settings) -> dict:
         plan = plan_for(settings, launched.size, launched.local_size, dataset.train.samples)
     with startup.stage("loading TensorFlow"):
         from distributed.world import sees_gpus
-        from reporting.observers import observers_of
+        from reporting.run_log import observers_of
         from training.build import set_variables
         from training.run import make_training
 
@@ -132,7 +134,7 @@ def dry_run(settings: Settings) -> None:
     """Prints the plan."""
     run, launched = settings.run, launcher.launched()
     if launched.size > 1:  # a worker that trains would wait for this one forever
-        from training.beginning import start_and_check_flags
+        from training.build import start_and_check_flags
 
         start_and_check_flags(settings)
     samples = run.train_samples or open_named(settings.recipe.data_dir).train.samples
@@ -148,7 +150,7 @@ def dry_run(settings: Settings) -> None:
 
 
 def finish(summary: dict | None = None) -> None:
-    """Prints a summary on rank 0. All ranks wait for each other, because mpirun kills all ranks when one exits."""
+    """Waits for all ranks, because mpirun kills all of them when one exits. Before that, rank 0 prints the summary."""
     from distributed.world import World
 
     world = World().renumbered()

@@ -3,26 +3,22 @@ import os
 import signal
 import sys
 
-VERSION = "0.2.0"
-COMMANDS = ("data", "distributed", "experiments", "launch", "reporting")  # rooms with programs for python -m
+VERSION = "0.9.0"
 TRAIN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "train.py")
+
+
+def command_of(main) -> str | None:
+    """Returns the name of the command whose module `__main__` is, or None if another program imports Bigbatch."""
+    if spec := getattr(main, "__spec__", None):
+        return spec.name if spec.parent in ("data", "distributed", "experiments", "launch", "reporting") else None
+    return "train.py" if getattr(main, "__file__", None) == TRAIN else None
 
 
 def end_at_once(*_):
     """Ends a command that Ctrl-C reaches while it imports its modules, which takes up to half a second."""
-    try:
-        os.write(2, f"{COMMAND}: interrupted\n".encode())
-    finally:
-        os._exit(130)
+    os.write(2, f"{command_of(sys.modules['__main__'])}: interrupted\n".encode())
+    os._exit(130)
 
 
-def _command(main) -> str | None:
-    """Returns the name of this process's command, or None if another program imports Bigbatch."""
-    if spec := getattr(main, "__spec__", None):
-        return spec.name if spec.parent in COMMANDS else None
-    return "train.py" if getattr(main, "__file__", None) == TRAIN else None
-
-
-COMMAND = _command(sys.modules["__main__"])
-if COMMAND and signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it is ignored in the background
-    signal.signal(signal.SIGINT, end_at_once)  # until command.shell
+if command_of(sys.modules["__main__"]) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, end_at_once)  # until command.shell; it is ignored in the background

@@ -4,10 +4,7 @@ import math
 import os
 from pathlib import Path
 
-GROUPS = Path("/proc/self/cgroup")
-MOUNTED = Path("/sys/fs/cgroup")
-VERSION_1 = "cpu.cfs_quota_us", "cpu.cfs_period_us"
-VERSION_2 = ("cpu.max",)  # both in one file
+QUOTAS = {1: ("cpu.cfs_quota_us", "cpu.cfs_period_us"), 2: ("cpu.max",)}  # version of control groups -> files
 
 
 def cores_of_worker(workers: int) -> int:
@@ -19,7 +16,8 @@ def cores_of_worker(workers: int) -> int:
     return max(1, min(own // workers if own == os.cpu_count() else own, cores_of_quota(workers)))
 
 
-def cores_of_quota(workers: int, groups: Path = GROUPS, mounted: Path = MOUNTED) -> int:
+def cores_of_quota(workers: int, groups: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")
+                   ) -> int:
     """Returns a worker's share of this process's CPU quota, rounded up, at least 1. Without a quota: all cores.
 
     groups, mounted: the process's control groups as Linux lists them, and their folders, of version 1, 2 or both. The
@@ -29,12 +27,11 @@ def cores_of_quota(workers: int, groups: Path = GROUPS, mounted: Path = MOUNTED)
     limits = []
     for line in os.fsdecode(groups.read_bytes()).splitlines() if groups.is_file() else ():
         _, controllers, path = line.split(":", 2)
-        if not {"", "cpu"} & {*controllers.split(",")}:
-            continue
         parts = [part for part in path.split("/") if part and part != ".."]
-        roots, names = ((controllers, "cpu"), VERSION_1) if controllers else (("", "unified"), VERSION_2)
+        roots = (controllers, "cpu") if "cpu" in controllers.split(",") else () if controllers else ("", "unified")
         for folder in (mounted.joinpath(root, *parts[:depth]) for root in roots for depth in range(len(parts) + 1)):
             with contextlib.suppress(OSError, ValueError):  # there is no such file, or it says `max`
-                quota, period = map(int, " ".join((folder / name).read_text() for name in names).split())
+                texts = [(folder / name).read_text() for name in QUOTAS[1 if controllers else 2]]
+                quota, period = map(int, " ".join(texts).split())
                 limits += [math.ceil(quota / period)] if quota > 0 else []  # -1: none
     return max(1, min(limits) // workers) if limits else os.cpu_count()

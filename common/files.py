@@ -46,9 +46,9 @@ def full_disk_named(path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        for number in (errno.ENOSPC, errno.EDQUOT):
-            if os.strerror(number) in str(error) and not getattr(error, "filename", None):
-                raise OSError(number, os.strerror(number), str(path)) from None
+        full = [number for number in (errno.ENOSPC, errno.EDQUOT) if os.strerror(number) in str(error)]
+        if full and not getattr(error, "filename", None):
+            raise OSError(full[0], os.strerror(full[0]), str(path)) from None
         raise
 
 

@@ -1,5 +1,6 @@
 """MODULE:NAME, what a user has written: whether it is there, found without executing it."""
 import ast
+import itertools
 import os
 import re
 import sys
@@ -19,27 +20,25 @@ def search_here() -> None:
 def check(flag: str, name: str) -> None:
     """Raises UserError if there is no module of MODULE:NAME, or if no such name occurs in it.
 
-    It reads the sources and executes nothing. What they do not tell, such as what a compiled module has, is left to the
-    import.
+    It reads the sources and executes nothing. What they do not tell, such as what a compiled module has, or one that is
+    imported already, is left to the import.
     """
     search_here()
     module, attribute = name.split(":")
-    source, path, whole = "", None, ""
-    for part in module.split("."):
-        whole += f".{part}" if whole else part
-        try:
-            spec = next(filter(None, (finder.find_spec(whole, path) for finder in sys.meta_path)), None)
-            found = spec.loader.get_source(whole) if spec and spec.loader else ""  # "": a folder without __init__.py
-            tree = ast.parse(found or "")
-        except Exception:  # such as KeyError for folders without __init__.py in one another
-            return
-        if found is None or (not spec and DYNAMIC.search(source)):
-            return
-        if not spec:
-            raise UserError(f"{flag}={name}: ModuleNotFoundError: No module named {whole!r} in Python's path or the "
-                            "current folder")
-        source, path = found, spec.submodule_search_locations or []
-    names = {str(getattr(node, field, "")).partition(".")[0] for node in ast.walk(tree)
-             for field in ("id", "name", "asname", "module")}
-    if attribute.partition(".")[0] not in names and not DYNAMIC.search(source):
-        raise UserError(f"{flag}={name}: AttributeError: module {module!r} has no attribute {attribute!r}")
+    source, path = "", None
+    try:
+        for part in itertools.accumulate(module.split("."), "{}.{}".format):
+            spec = next(filter(None, (finder.find_spec(part, path) for finder in sys.meta_path)), None)
+            if not spec:
+                break
+            source = spec.loader.get_source(part) if spec.loader else ""  # a folder without __init__.py
+            path = spec.submodule_search_locations or []
+        names = {str(getattr(node, field, "")).partition(".")[0] for node in ast.walk(ast.parse(source))
+                 for field in ("id", "name", "asname", "module")}
+    except Exception:  # such as TypeError for a compiled module, KeyError for nested folders without __init__.py
+        return
+    if module in sys.modules or DYNAMIC.search(source) or (spec and attribute.partition(".")[0] in names):
+        return
+    raise UserError(f"{flag}={name}: " + (
+        f"AttributeError: module {module!r} has no attribute {attribute!r}" if spec else
+        f"ModuleNotFoundError: No module named {part!r} in Python's path or the current folder"))

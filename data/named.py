@@ -3,7 +3,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from common.startup import startup
+from common.activity import startup
 from data import sources
 from data.dataset import Dataset, open_dataset
 from data.formats import folder

@@ -1,8 +1,9 @@
 """The gradient exchange: sums gradients over the workers.
 
-It makes one pass over buckets of gradients. It sums each bucket over the workers (ring, torus or hierarchical).
-Whoever uses the sums multiplies them to get means. If gradients are compressed to float16, each is scaled to fit
-(float16.py). As a callable, it is what Horovod's DistributedOptimizer averages gradients with in Keras's `fit`.
+It groups the gradients into buckets and sums each bucket over the workers (ring, torus or hierarchical). It returns
+sums, each with the factor that makes it a mean, and the optimizer applies that factor (optim.stacks.Scaled). If
+gradients are compressed to float16, each is scaled to fit (float16.py). As a callable, it is what Horovod's
+DistributedOptimizer averages gradients with in Keras's `fit`.
 
 Horovod pairs messages by name. TensorFlow puts the names of loops and conditions before those of operations, and counts
 them, and the steps of workers with different numbers of micro-batches have different ones: hence ignore_name_scope.

@@ -8,7 +8,8 @@ as far as possible. Each bucket of gradients, S bytes, is summed in three steps:
     3. all-gather along rows: each rank gets the X - 1 parts that it lacks       sends S * (X - 1) / X
 
 In total, each rank sends S * 2 (N - 1) / N, as in a ring. But there are 2 (X - 1) + 2 (Y - 1) consecutive messages
-instead of a ring's 2 (N - 1), and those along a column carry an X-th of what a ring between nodes would.
+instead of a ring's 2 (N - 1), and those along a column carry an X-th of what a ring between nodes would. The paper
+claims that with over a thousand GPUs, a ring spends so long on its many messages that it cannot use the bandwidth.
 
 A bucket (--fusion_mb) holds gradients in the order in which the backward pass computes them. It is padded with zeros to
 a multiple of N, and can be sent as soon as its own gradients are ready. Tensors keep the compressed dtype between the

@@ -28,8 +28,9 @@ from plan.settings import Settings
 from reporting import speed
 from training import build
 from training.bad_input import bad_input_is_user_error
-from training.breakdown import StepTimes, breakdown_of, on_host
+from training.breakdown import StepTimes, breakdown_of
 from training.build import Job
+from training.clock import on_host
 from training.step import StepResult
 
 ROUNDS = 5

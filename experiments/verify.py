@@ -111,7 +111,7 @@ def check_same_training(run: RunData, settings: Settings) -> None:
 
 def newest_with_evaluation(checkpoint: str, rows: list[dict]) -> Recorded:
     """Returns the newest intact checkpoint that an evaluation followed. Raises UserError."""
-    from training.checkpoints import check_meaning, intact
+    from training.restoring import check_meaning, intact
 
     for path, _, described in intact(Path(checkpoint)):
         check_meaning(path, described)  # such as that of a row's `weights`

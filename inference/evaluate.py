@@ -17,8 +17,8 @@ from plan.settings import Settings
 from reporting.progress import validation_line
 from training import build
 from training.batch_norm import ExactStatistics
-from training.beginning import start_and_check_flags
-from training.checkpoints import has_statistics, labels_of, load_model
+from training.build import start_and_check_flags
+from training.restoring import has_statistics, labels_of, load_model
 from training.summary import summarized
 
 
@@ -36,7 +36,7 @@ def evaluate_checkpoint(settings: Settings, dataset: Dataset) -> dict:
         model = build.make_model(recipe, dataset)
         average = build.make_average(recipe, model)
         described = load_model(run.checkpoint, model, average, classes=dataset.classes, is_quiet=world.rank > 0)
-        model = in_order(model, described.get("classes", []), dataset.classes)
+        model = in_order(model, described["classes"], dataset.classes)
         measure = measurement(settings, described, model, feed, world)
     evaluator = build.make_evaluator(launch, model, feed, world, average)
     begun = time.perf_counter()

@@ -14,8 +14,8 @@ from optim.schedules import Piecewise
 from plan.settings import Settings
 from training import build
 from training.batch_norm import norms
-from training.beginning import start_and_check_flags
-from training.checkpoints import differing_classes, load_model
+from training.build import start_and_check_flags
+from training.restoring import differing_classes, load_model
 
 TOP = 5  # classes that are named for an image
 
@@ -65,7 +65,7 @@ def load_trained(settings: Settings) -> Trained:
     average = build.make_average(recipe, model)
     needs_statistics = recipe.batch_norm_statistics == "exact" and bool(norms(model))
     described = load_model(settings.run.checkpoint, model, average, needs_statistics)
-    classes = described.get("classes", dataset.classes)
+    classes = described["classes"]
     if difference := differing_classes(classes, dataset.classes):
         complain(f"{difference}; the names are the checkpoint's")
     if average:

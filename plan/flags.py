@@ -103,7 +103,11 @@ def parse(argv: Sequence[str]) -> Settings:
 
 
 def check_own(settings: Settings, observers: bool = True) -> None:
-    """Raises UserError if a MODULE:NAME is not there. observers: on rank 0, which alone imports them."""
+    """Raises UserError if a MODULE:NAME is not there.
+
+    observers: not among several workers. Rank 0 alone imports them, and an mpirun whose other workers are in MPI_Init
+    may hang when it exits.
+    """
     if settings.recipe.model not in model_zoo.MODELS:
         own.check("--model", settings.recipe.model)
     for name in settings.run.observer if observers else ():

@@ -142,7 +142,8 @@ class Plan:
         """Returns the momentum of a step.
 
         With momentum correction (arXiv:1706.02677, section 3.1), it is multiplied by the learning rate / that of the
-        step before, unless that is 0, because the buffer contains the rates of earlier steps.
+        step before, unless that is 0, because the buffer contains the rates of earlier steps. The paper claims that
+        otherwise, where the rate rises fast, earlier gradients count too little, which makes training unstable.
         """
         _, phase = self._phase_of(step)
         rate, before = (self.learning_rate(self.epoch_of(number)) for number in (step, max(0, step - 1)))

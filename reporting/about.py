@@ -9,13 +9,14 @@ import time
 from importlib import metadata
 from pathlib import Path
 
+from common import VERSION
 from plan import recipe_file
 from training.observer import RunInfo
 
 ROOT = Path(__file__).parents[1]
 COMMENTS = ("title", "Row", "Reported", "Sources", "Left open", "Workers")  # of a recipe
-PACKAGES = {"bigbatch": "bigbatch", "TensorFlow": "tensorflow", "Keras": "keras", "Horovod": "horovod",
-            "DALI": "nvidia-dali-cuda120", "NumPy": "numpy"}
+PACKAGES = {"TensorFlow": "tensorflow", "Keras": "keras", "Horovod": "horovod", "DALI": "nvidia-dali-cuda120",
+            "NumPy": "numpy"}
 
 
 def about(run: RunInfo) -> dict:
@@ -39,11 +40,22 @@ def recipe(path: Path | None) -> dict | None:
 
 
 def versions() -> dict[str, str]:
-    numbers = {"Python": platform.python_version()}
+    numbers = {"Python": platform.python_version(), "bigbatch": VERSION}
     for name, package in PACKAGES.items():
         with contextlib.suppress(metadata.PackageNotFoundError):
             numbers[name] = metadata.version(package)
     return numbers
+
+
+def version() -> str:
+    """Returns Bigbatch's version, and the git revision if this is a checkout."""
+    revision = revision_text(git_revision(ROOT))
+    return f"{VERSION} (git {revision})" if revision else VERSION
+
+
+def revision_text(git: dict | None) -> str | None:
+    """Returns what git_revision has returned as a text, or None."""
+    return f"{git['revision']}{', with uncommitted changes' if git.get('changed') else ''}" if git else None
 
 
 def git_revision(folder: Path) -> dict | None:

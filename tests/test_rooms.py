@@ -1,6 +1,7 @@
 """The house: what each room may import, and where the list of rooms stands."""
 import configparser
 import json
+import re
 import subprocess
 
 from conftest import BIN, ROOT, run
@@ -26,6 +27,22 @@ def test_rooms_are_packaged_and_known_to_the_linter_to_preflight_and_the_image()
                            for path in (ROOT / room).rglob("*.py")}
     assert {*facts.ROOMS} == {*ROOMS} == {*layers}
     assert {f"!{room}" for room in ROOMS} <= {*(ROOT / ".dockerignore").read_text().split()}
+
+
+def test_readme_and_development_list_the_rooms_from_the_lowest_up():
+    layers = CONFIGURATION["importlinter:contract:layers"]["layers"].split("\n")
+    level = {room.strip(): -number for number, line in enumerate(layers) for room in line.split("|")}
+    for page, pattern in (("README.md", r"^(\w+)/  +\w"), ("docs/development.md", r"^\| `(\w+)/` \|")):
+        listed = re.findall(pattern, (ROOT / page).read_text(), re.MULTILINE)
+        assert sorted(listed) == sorted(ROOMS) and listed == sorted(listed, key=level.get), page
+
+
+def test_the_reading_path_is_as_long_as_it_says():
+    page = (ROOT / "docs" / "development.md").read_text()
+    path = re.findall(r"^\d+\. `([\w/]+\.py)`:", page, re.MULTILINE)
+    [said] = re.findall(r"about ([\d,]+) lines", page)
+    lines = sum(len((ROOT / name).read_text().splitlines()) for name in path)
+    assert len(path) > 9 and abs(int(said.replace(",", "")) / lines - 1) < 0.1, lines
 
 
 def test_dry_run_imports_neither_tensorflow_nor_horovod():

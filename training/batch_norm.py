@@ -1,8 +1,8 @@
 """Batch norm: the samples that its statistics cover, moving statistics, and exact statistics for an evaluation.
 
-The last follow "Batch Normalization without Moving Average" (arXiv:1711.04325, section 3), which arXiv:1811.05233
-uses (section 3.2). The mean and the mean of squares are averaged over the workers in float32 for any precision of the
-model.
+The last follow "Batch Normalization without Moving Average" (arXiv:1711.04325, section 3), which claims that moving
+averages become inaccurate with very large batches. arXiv:1811.05233 uses it, too (section 3.2), and averages mean and
+mean of squares in float32, because float16 lacks the range. Here they are float32 for any precision of the model.
 """
 import contextlib
 import functools
@@ -20,7 +20,7 @@ from distributed.world import World
 from model_zoo.layers import masks_at
 from plan.plan import Phase
 from training.bad_input import bad_input_is_user_error
-from training.marks import marks
+from training.clock import marks
 
 SAMPLES = 2048  # minimum number of training samples to measure, over all workers, or the whole set if it is smaller
 

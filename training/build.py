@@ -10,9 +10,9 @@ import tensorflow as tf
 
 import model_zoo
 import optim
+from common.activity import startup
 from common.errors import UserError
 from common.files import in_memory
-from common.startup import startup
 from data.dataset import Dataset, Window
 from data.feed import Feed
 from data.mixing import Mixing
@@ -23,6 +23,7 @@ from data.staging.spool import AHEAD
 from data.staging.window import kept_folder, name_of, window_folder
 from data.synthetic import SyntheticFeed
 from distributed import optimizer as distributed
+from distributed import world as worlds
 from distributed.exchange import GradientExchange, make_collectives
 from distributed.world import World
 from optim.average import WeightAverage
@@ -31,14 +32,15 @@ from plan.allreduce import AllreducePlan
 from plan.plan import Phase, Plan
 from plan.settings import Launch, Recipe, Settings
 from training.batch_norm import ExactStatistics, MovingStatistics, Span
+from training.clock import marks
 from training.divergence import divergence_reason
 from training.evaluate import Evaluator
-from training.marks import marks
 from training.noise_scale import NoiseScale
 from training.state import State
 from training.step import TrainStep, make_train_step
 
 PERSISTENT = "TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"  # batch norm of 16 bits and channels last needs no transpose
+DIFFERENT_FLAGS = "the workers were started with different flags"
 DIRECT = 10**9  # bytes of the window on each node without --stage_gb
 
 
@@ -73,6 +75,17 @@ def set_variables(settings: Settings) -> None:
         os.environ[PERSISTENT] = str(int(settings.launch.persistent_batch_norm))
     if settings.launch.xla == "auto":
         os.environ["TF_XLA_FLAGS"] = f"{os.environ.get('TF_XLA_FLAGS', '')} --tf_xla_auto_jit=2 --tf_xla_cpu_global_jit"
+
+
+def start_and_check_flags(settings: Settings) -> World:
+    """Starts Horovod without a gradient exchange. Raises UserError unless all ranks have the same flags."""
+    launch, timeline = settings.launch, settings.run.timeline
+    set_variables(settings)
+    world = worlds.start(settings.recipe.seed, launch.is_deterministic, timeline=timeline, device=launch.device,
+                         threads=launch.threads)
+    world.agree(settings.flags, DIFFERENT_FLAGS)
+    worlds.check_gpus(world, launch.device_policy)
+    return world
 
 
 def make_job(settings: Settings, plan: Plan, world: World, feed, state: State, exchange: GradientExchange) -> Job:

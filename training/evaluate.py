@@ -11,8 +11,8 @@ from common.activity import activity
 from data.feed import OpenPipeline
 from distributed.world import World
 from training.bad_input import bad_input_is_user_error
+from training.clock import marks
 from training.losses import cross_entropy, rivals_of
-from training.marks import marks
 
 BATCHES_UNASKED = 16  # batches from one check for a request to stop to the next
 

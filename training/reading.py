@@ -4,7 +4,7 @@ import functools
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from common.startup import startup
+from common.activity import startup
 from data.feed import OpenPipeline
 from plan.plan import Interval
 from training.build import Job

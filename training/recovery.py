@@ -10,9 +10,9 @@ from common.errors import Stopped, UserError, complain
 from distributed.elastic import COMMIT_STEPS
 from plan.run_folder import SUMMARY, RunFolder
 from plan.values import Every
-from training.breakdown import on_host
 from training.build import Job
 from training.checkpoints import Checkpoints
+from training.clock import on_host
 from training.divergence import Diverged, WeightsDiffer
 from training.state import Progress, Snapshot
 from training.stopping import StopRequest
@@ -21,7 +21,7 @@ from training.weight_check import difference, not_finite
 
 
 class Due(enum.Enum):
-    """What becomes of a checkpoint whose epoch has come."""
+    """When a checkpoint that is due by epochs is saved."""
 
     NOW = enum.auto()
     LATER = enum.auto()  # as soon as the one before is written
@@ -56,7 +56,7 @@ class CheckpointSchedule:
         return self._every.is_due(self._position, position, self._train_samples)
 
     def by_epochs(self, is_writing: bool) -> Due:
-        """Returns what becomes of a checkpoint that is due by epochs. is_writing: whether the one before is written."""
+        """Returns when a checkpoint due by epochs is saved. is_writing: whether the one before is being written."""
         if time.monotonic() - self._time < 60 * self._every.least_minutes:
             return Due.SKIPPED
         return Due.LATER if is_writing else Due.NOW
@@ -117,8 +117,8 @@ class Recovery:
     def after_step(self, signals, before_evaluation: bool) -> None:
         """Saves, commits or stops, if due. Raises Stopped, and HostsUpdatedInterrupt after a commit.
 
-        signals: those of Pending.settle; positive if any worker has set them. before_evaluation: whether an evaluation
-        follows. If so, `after_evaluation` saves and commits.
+        signals: as training.results.Results.settle returns them, positive if any worker has set them.
+        before_evaluation: whether an evaluation follows. If so, `after_evaluation` saves and commits.
         """
         stop, is_possible = signals
         if stop:

@@ -2,13 +2,14 @@
 import contextlib
 import os
 import socket
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 
-from common.activity import OBSERVERS, activity
-from common.startup import startup
+from common.activity import OBSERVERS, activity, startup
+from common.errors import complain
 from data.dataset import Dataset
 from distributed import elastic
 from distributed import world as worlds
@@ -22,16 +23,14 @@ from plan.plan import Plan, allreduce_for, plan_for
 from plan.run_folder import CHECKPOINTS, RunFolder
 from plan.settings import Run, Settings
 from training import build, run_lock
-from training.beginning import DIFFERENT_FLAGS, report_start
-from training.build import Job
+from training.build import DIFFERENT_FLAGS, Job
 from training.checkpoints import Checkpoints
 from training.divergence import Diverged
-from training.initial_weights import initialize
 from training.loop import follow_plan
-from training.observer import Observer
-from training.observing import load_observers, start_observers
-from training.profiling import Profile
+from training.monitoring import Profile, start_observers
+from training.observer import Observer, load_observers
 from training.recovery import Recovery
+from training.restoring import initialize
 from training.state import Progress, Snapshot, State
 from training.stopping import StopRequest
 from training.summary import milestones, summarized
@@ -216,3 +215,30 @@ class Training:
             for observer in observers:
                 observer.end(summary)
         return summary
+
+
+def report_start(job: Job, workers_before: int | None) -> None:
+    """Begins a new slice of the stream if the number of workers has changed, and reports where training continues.
+
+    workers_before: number of workers of the loaded snapshot, or None at the start of a training.
+    """
+    progress, world, plan = job.state.progress, job.world, job.plan
+    lines, where = [], ""
+    if plan.allreduce.is_fallback:
+        lines.append(f"--allreduce={job.settings.launch.allreduce} continues with a "
+                     f"{plan.allreduce.allreduce}: {plan.allreduce.why}")
+    by_file = not job.feed.dataset.train.any_order
+    if by_file:
+        what = "batches, and the pairs of --mixup and --cutmix," if job.feed.mixing else "batches"
+        lines.append(f"--order=file: the order within a file is fixed, and {what} depend on the number of workers")
+    if workers_before not in (None, world.size):
+        where = f", on {world.size} workers instead of {workers_before}"
+        if progress.step > progress.reshard_step and by_file:
+            lines.append(f"--order=file: with {world.size} workers instead of {workers_before}, some samples of "
+                         "this epoch are read twice and others not at all")
+        progress.reshard_step = progress.step
+    if world.rank == 0:
+        for line in lines:
+            complain(line)
+        if workers_before:
+            print(f"resumed after step {progress.step} of {plan.steps}{where}", file=sys.stderr)

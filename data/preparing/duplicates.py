@@ -7,7 +7,6 @@ import numpy as np
 from data.dataset import Dataset, read_checksums
 
 SHOWN = 3  # pairs of names in a line
-SPLIT, LABEL = 0, 2  # indices in an image's tuple
 
 
 def duplicates(dataset: Dataset) -> list[list[tuple[str, int, int]]]:
@@ -30,15 +29,13 @@ def duplicates(dataset: Dataset) -> list[list[tuple[str, int, int]]]:
 def notes(dataset: Dataset) -> list[str]:
     """Returns what to tell the user about them: what is wrong with them, or that they are there."""
     groups = duplicates(dataset)
-    twice, leaked = ([group for group in groups if _differs(group, field)] for field in (LABEL, SPLIT))
-    plain = [group for group in groups if not _differs(group, LABEL) and not _differs(group, SPLIT)]
+    twice = [group for group in groups if len({label for *_, label in group}) > 1]
+    leaked = [group for group in groups if len({split for split, *_ in group}) > 1]
+    warned = {id(group) for group in (*twice, *leaked)}
+    plain = [group for group in groups if id(group) not in warned]
     told = (("note: identical images", plain), ("warning: identical images with different labels", twice),
             ("warning: identical images in both splits, so the validation accuracy is too high", leaked))
     return [f"{text} ({len(which)}): {'; '.join(_names(dataset, which[:SHOWN]))}" for text, which in told if which]
-
-
-def _differs(group, field) -> bool:
-    return len({image[field] for image in group}) > 1
 
 
 def _names(dataset, groups) -> list[str]:

@@ -14,7 +14,8 @@ from common.errors import UserError
 from experiments.verify import flags_for, newest_with_evaluation, verified
 from plan.flags import parse
 from tests.rigs.making import write_shards
-from training.checkpoints import MEANING, read, write
+from training.checkpoints import write
+from training.restoring import MEANING, read
 from training.state import Progress, Snapshot
 
 pytestmark = pytest.mark.trainings

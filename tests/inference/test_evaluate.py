@@ -4,12 +4,11 @@ import shutil
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from conftest import DIGITS, ROOT, TINY, printed_json, rows, run, train, weights
 
 from tests.rigs.bn_train import PROGRAM
 from tests.rigs.making import CUTS, write_shards
-from training.checkpoints import differing_classes, intact, same_classes
+from training.restoring import differing_classes, same_classes
 
 FLAGS = (DIGITS, *TINY, "--epochs=1", "--batch_size=32", "--learning_rate=0.02", "--checkpoint_every=0.4",
          "--deterministic")
@@ -67,17 +66,6 @@ def evaluated(folder, data, **options) -> tuple[dict, list[str]]:
     return printed_json(done), [line for line in done.stderr.splitlines() if line.startswith("train.py: ")]
 
 
-def earlier(folder, target):
-    """A copy of a run as an earlier version wrote it, without normalization and class names."""
-    shutil.copytree(folder, target, symlinks=True)
-    for path, tensors, described in list(intact(target)):
-        del tensors["input/000/input_normalization/numbers"], described["classes"]
-        tensors["description"] = json.dumps(described)
-        tf.raw_ops.SaveV2(prefix=str(path / "variables"), tensor_names=list(tensors), tensors=list(tensors.values()),
-                          shape_and_slices=[""] * len(tensors))
-    return target
-
-
 def test_exact_statistics_that_are_measured_again_have_the_bits_of_the_training(train_once):
     """On one worker and on two. The training evaluated after epoch 1, another one did not."""
     flags = (DIGITS, "--model=bn_convnet", "--image_size=8", "--augmentation=none", "--epochs=2",
@@ -98,11 +86,6 @@ def test_an_evaluation_normalizes_as_training_did(trained, data, other, tmp_path
     theirs, [line] = evaluated(trained, other, kind="mpirun", workers=2)
     assert [theirs[name] for name in METRICS] == [ours[name] for name in METRICS]
     assert "with mean 60 80 100 and divisor 90 80 70, not as in the dataset, with 110 110 110 and 9 9 9" in line
-    # What an earlier version has written is read as it was then.
-    before = earlier(trained, tmp_path / "earlier")
-    assert evaluated(before, data) == (ours | {"seconds": pytest.approx(0, abs=1e9),
-                                               "images_per_second": pytest.approx(0, abs=1e9)}, [])
-    assert evaluated(before, other)[0]["val_loss"] != ours["val_loss"]
 
 
 def test_a_resumed_run_normalizes_as_before(trained, other, copies, tmp_path):

@@ -18,7 +18,7 @@ from model_zoo import applications
 from model_zoo.layers import BatchNormalization, Dropout, last_layer, masks_at
 from tests.rigs.trainings import differences
 from training.batch_norm import ExactStatistics
-from training.initial_weights import initialize
+from training.restoring import initialize
 
 APPLICATIONS = tf.keras.applications
 # a network of each way to scale pixels and of each kind of layer that is replaced; sizes in pixels

@@ -13,6 +13,7 @@ import pytest
 from conftest import ROOT
 from PIL import Image
 
+from common import VERSION
 from common.files import write_json
 from common.streams import Errors
 from data.dataset import open_dataset
@@ -86,7 +87,8 @@ def test_run_json_holds_the_papers_figure(info):
     assert made["recipe"]["row"] == "table 3, experiment 1" and made["recipe"]["flags"]["warmup_epochs"] == "34"
     assert made["dataset"] == {"folder": str(info.dataset.folder), "format": "tfrecord", "classes": 10,
                                "train_samples": 1437, "validation_samples": 360}
-    assert made["hosts"] == {"node1": 1} and made["versions"]["NumPy"] == np.__version__
+    assert made["hosts"] == {"node1": 1}
+    assert (made["versions"]["bigbatch"], made["versions"]["NumPy"]) == (VERSION, np.__version__)
 
 
 def test_the_recipe_is_the_first_flagfile_or_the_default(tmp_path):

@@ -56,7 +56,7 @@ def differences(one: Path, other: Path) -> list[str]:
 
     Times in metrics.jsonl may differ.
     """
-    from training.checkpoints import intact
+    from training.restoring import intact
 
     (_, ours, _), (_, theirs, _) = (next(intact(folder)) for folder in (one, other))
     found = [name for name in sorted(ours.keys() | theirs.keys())

@@ -22,8 +22,9 @@ from plan.run_folder import RunFolder
 from plan.values import Every
 from reporting.run_log import RunLog
 from tests.rigs.trainings import newest_step
-from training.checkpoints import FILES, MEANING, Checkpoints, Damaged, intact, load_model, read
+from training.checkpoints import Checkpoints
 from training.observer import Evaluation, Update
+from training.restoring import FILES, MEANING, Damaged, intact, load_model, read
 from training.run import Training
 from training.state import Progress, Snapshot
 
@@ -226,8 +227,9 @@ def test_a_checkpoint_whose_flags_mean_something_else_is_refused(tmp_path, chang
     """It would mix two trainings in silence. Its weights can be used, which is another matter."""
     path = saved(tmp_path, [3]).newest
     rewritten(path, change)
-    with pytest.raises(UserError, match=rf"step-00000003 .*\(version {version}, here {MEANING};"):
+    with pytest.raises(UserError, match=rf"step-00000003 .*\(version {version}, here {MEANING};") as refused:
         Checkpoints(tmp_path, RECIPE).load(VARIABLES)
+    assert "--resume=never" not in str(refused.value)  # which would delete what the older code can still continue
     model = SimpleNamespace(variables=[tf.Variable(tf.zeros(1000), name="kernel")], layers=[])
     assert load_model(str(path), model)["progress"]["step"] == 3
     assert float(tf.norm(model.variables[0])) > 0

@@ -8,7 +8,8 @@ from conftest import DIGITS, ROOT, printed_json, rows, run, train, weights
 from experiments.trainings import Result
 from reporting.run_data import RunData
 from tests.rigs.bn_train import PROGRAM
-from training.checkpoints import intact, write
+from training.checkpoints import write
+from training.restoring import intact
 from training.state import Progress, Snapshot
 
 pytestmark = pytest.mark.trainings

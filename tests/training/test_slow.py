@@ -10,8 +10,7 @@ from conftest import ROOT, rows, start, train, trainers
 
 from distributed.world import World
 from tests.rigs.trainings import wait_for
-from training.breakdown import StepTimes, WorkerTimes
-from training.slow import SlowWorkers
+from training.breakdown import SlowWorkers, StepTimes, WorkerTimes
 
 FLAGS = ("--flagfile=launch/recipes/digits.flags", "--model=convnet", "--batch_size=16", "--learning_rate=0.5",
          "--warmup_epochs=1")

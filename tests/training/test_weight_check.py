@@ -193,7 +193,8 @@ def test_no_state_that_is_not_finite_is_saved(kind, number, named, tmp_path):
                "--checkpoint_every=0.2", "--epochs=1", f"--output_dir={tmp_path}")
     [said] = [line for line in done.stderr.splitlines() if "rolled back to" in line]
     assert done.returncode == 0 and "training diverged at step 13 (epoch 0.6" in said, done.stderr
-    assert named in said and " is infinite or NaN; rolled back to " in said and "/step-00000010 (1 of 3)" in said
+    assert named in said and " is infinite or NaN; rolled back to " in said and "(1 of 3)" in said
+    assert int(said.partition("/step-")[2][:8]) in (5, 10)  # a slow disk leaves one out
     saved = [values for name, values in weights(tmp_path).items() if name.startswith(("model", "ema", "totals"))]
     assert len(saved) > 30 and all(np.isfinite(values).all() for values in saved)
 
