@@ -23,9 +23,9 @@ import sys
 from pathlib import Path
 
 from common import command, streams
+from common.activity import on_terminal, startup
 from common.errors import UserError, complain
 from common.files import as_json
-from common.startup import on_terminal, startup
 from data.balance import check_classes, notes
 from data.named import open_named
 from distributed import gpus
@@ -83,7 +83,7 @@ def train(settings: Settings) -> dict:
         plan = plan_for(settings, launched.size, launched.local_size, dataset.train.samples)
     with startup.stage("loading TensorFlow"):
         from distributed.world import sees_gpus
-        from reporting.observers import observers_of
+        from reporting.run_log import observers_of
         from training.build import set_variables
         from training.run import make_training
 

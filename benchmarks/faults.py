@@ -223,7 +223,7 @@ class Campaign:
                     "launcher": lambda: [psutil.Process(launcher.pid)],
                     "all": lambda: [psutil.Process(launcher.pid), *workers],
                     "data": lambda: [self._real(child) for child in workers[worker].children(recursive=True)
-                                     if "data.spool_writer" in child.cmdline()],
+                                     if "data.staging.spool_writer" in child.cmdline()],
                 }[kind.target]()
         return []
 

@@ -16,7 +16,7 @@ GPU = "/device:GPU:"
 HOST = "/host:CPU"
 TRANSPOSES = re.compile("transpose|nchwtonhwc|nhwctonchw|swapdimension", re.IGNORECASE)
 OPERATION = re.compile(r"[^:]:(\w+)$")  # in the name of an event on a CPU, such as conv2d/Conv2D:Conv2D
-STEP = "train"  # the name that training/profiling.py gives to a step
+STEP = "train"  # the name that training/monitoring.py gives to a step
 
 
 def counted(folder: Path) -> dict:

@@ -1,4 +1,4 @@
-"""Atomic file writes, strict JSON, fsync, locks on files and folders, and folders that other users cannot change."""
+"""Atomic file writes, strict JSON, fsync, locks, and folders that last as long as the processes that hold them."""
 import contextlib
 import errno
 import fcntl
@@ -8,6 +8,7 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -173,22 +174,57 @@ def private_folder(place) -> Path:
 def scratch_folder(place=None) -> Iterator[Path]:
     """Context manager for a new folder that only this user can open. Also removes those that killed processes left.
 
-    place: the folder that contains it. Default: that of temporary files. A process holds the lock of its folder. Where
-    there are no locks, the folders of killed processes stay.
+    place: the folder that contains it. Default: that of temporary files. Where there are no locks, the folders of
+    killed processes stay.
     """
     place = Path(place or tempfile.gettempdir())
     for left in place.glob("bigbatch-scratch-*"):
-        with contextlib.suppress(OSError):
-            if _is_own_folder(left):
-                with locked(f"{left}/"):  # with a slash, no file is created if another process has just removed it
-                    shutil.rmtree(left)
-    folder = Path(tempfile.mkdtemp(prefix="bigbatch-new-", dir=place))
+        remove_unheld(left)
+    folder = Path(tempfile.mkdtemp(prefix="bigbatch-scratch-", dir=place))
     with contextlib.ExitStack() as held:
-        held.callback(lambda: shutil.rmtree(folder, ignore_errors=True))
+        held.callback(shutil.rmtree, folder, ignore_errors=True)
         with contextlib.suppress(OSError):
-            held.enter_context(locked(folder, wait=True))
-            folder = folder.rename(place / folder.name.replace("new", "scratch", 1))
+            held.callback(os.close, hold(folder))
         yield folder
+
+
+def hold(folder: Path) -> int:
+    """Creates a folder if it does not exist, and holds it until the descriptor that it returns is closed.
+
+    Several processes can hold it. However a process ends, it no longer holds the folder. Raises OSError if the file
+    system has no locks.
+    """
+    while True:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        # Another process may remove it before it is locked.
+        with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as unless_held:
+            descriptor = os.open(folder, os.O_RDONLY)
+            unless_held.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            if os.path.samestat(os.fstat(descriptor), os.stat(folder)):
+                unless_held.pop_all()
+                return descriptor
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a process holds a folder. True if the file system cannot tell. Raises OSError if there is none."""
+    try:
+        with locked(f"{folder}/") as descriptor:  # with a slash, no file is created if there is no folder
+            return descriptor is None
+    except BlockingIOError:
+        return True
+
+
+def remove_unheld(folder: Path, seconds: float = 0) -> None:
+    """Removes a folder of this user, unless a process holds it. seconds: to wait for the end of those that do."""
+    end = time.monotonic() + seconds
+    with contextlib.suppress(OSError):  # another process may have removed it
+        while time.monotonic() < end and is_held(folder):
+            time.sleep(0.1)
+        if _is_own_folder(folder):
+            with locked(f"{folder}/") as descriptor:
+                if descriptor is not None:
+                    shutil.rmtree(folder)
 
 
 def _is_own_folder(path: Path) -> bool:

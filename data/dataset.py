@@ -17,7 +17,7 @@ from common.errors import UserError
 from data import formats
 from data.formats import folder as class_folders
 from data.images import Rejected, check
-from data.remote import Missing, RemotePath, is_remote, located
+from data.staging.remote import Missing, RemotePath, is_remote, located
 
 IMAGENET_MEAN = (123.675, 116.28, 103.53)  # used if a folder's own are unknown
 IMAGENET_STD = (58.395, 57.12, 57.375)
@@ -27,11 +27,11 @@ REQUESTS = 32  # at a time, for sizes and indexes of objects
 
 @dataclass(frozen=True)
 class Window:
-    """Where the blocks of a split are kept that were fetched, for all workers of a node.
+    """A folder on a node's disk that keeps the fetched blocks of a split. All workers of the node share it.
 
-    size: bytes that they may take. room: bytes that a spool may write ahead. block: samples in a block, at most. seed:
-    of the order of the blocks; None if each pass reads them in the order of the dataset. is_shared: whether several
-    workers of the node read from it. is_kept: whether it stays for the next training.
+    size: bytes that the blocks may take. room: bytes that a spool may write ahead. block: maximum samples in a block.
+    seed: of the order of the blocks; None if each pass reads them in the order of the dataset. is_shared: whether
+    several workers of the node read from it. is_kept: whether it stays for the next training.
     """
 
     folder: Path
@@ -48,8 +48,8 @@ class Split:
     """The shards of one split. Sample numbers run through the first file, then through the second, and so on.
 
     indexes: the index of each file, or None if they have not been read. checksums: CRC-32 of the images of each file,
-    uint32 (samples,); None for a file without them, or if they have not been read. order: one of ORDERS. window: where
-    what is far away is kept, or None if the files are read as they are.
+    uint32 (samples,); None for a file without them, or if they have not been read. order: one of ORDERS. window: keeps
+    what was fetched; None if the files are read where they are.
     """
 
     format: str
@@ -72,7 +72,7 @@ class Split:
 
     @property
     def is_spooled(self) -> bool:
-        """Whether a spool lets DALI follow the order, which its own reader of the format cannot."""
+        """Whether samples are copied in reading order for DALI, which cannot fetch them or follow the order itself."""
         return bool(self.paths) and (self.window is not None or (self.any_order and not self.kind.ANY_ORDER))
 
     @property
@@ -272,21 +272,24 @@ def checksums_path(path) -> Path | RemotePath:
     return path.with_name(f"{path.name}.crc32")
 
 
+def _checksum_lines(path) -> list[list[str]]:
+    """Returns the parts of each line. Raises OSError if there are none: Missing for an object."""
+    return [line.split(" ", 2) for line in checksums_path(path).read_text().splitlines()]
+
+
 def read_checksums(path) -> np.ndarray | None:
     """Returns the CRC-32 of each image of an object, uint32 (samples,), or None if none are stored."""
     try:
-        lines = checksums_path(path).read_text().splitlines()
+        return np.array([int(checksum, 16) for checksum, *_ in _checksum_lines(path)], np.uint32)
     except Missing:
         return None
-    return np.array([int(line.split()[0], 16) for line in lines], np.uint32)
 
 
 def read_labels(path) -> np.ndarray | None:
     """Returns the label of each image of a file on a disk, int64 (samples,), or None if no checksums are stored."""
     try:
-        lines = checksums_path(path).read_text().splitlines() if not is_remote(path) else None
-        return lines and np.array([line.split(" ", 2)[1] for line in lines], np.int64)
-    except (OSError, ValueError, IndexError):
+        return None if is_remote(path) else np.array([label for _, label, *_ in _checksum_lines(path)], np.int64)
+    except (OSError, ValueError):
         return None
 
 
@@ -297,9 +300,8 @@ def checksum_line(image: bytes, label: int, name: str | None = None) -> str:
 def _kept_name(path, record: int) -> str | None:
     """Returns the name that a checksum's line ends with, or None."""
     try:
-        line = checksums_path(path).read_text().splitlines()[record]
-        return json.loads(f'"{line.split(" ", 2)[2]}"')
-    except (Missing, OSError, ValueError, IndexError):
+        return json.loads(f'"{_checksum_lines(path)[record][2]}"')
+    except (OSError, ValueError, IndexError):
         return None
 
 

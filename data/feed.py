@@ -9,14 +9,12 @@ import numpy as np
 
 from common.files import scratch_folder
 from data import augmentation, order
-from data.damage import first_damaged
 from data.dataset import Dataset, Split
 from data.mixing import NOT_MIXED, Mixing
 from data.pipeline import DecoderSettings, Readers, Transform, build_pipeline, matrix_reader
-from data.spool import Admitted, Spool, opened_reader
+from data.staging.spool import Admitted, Spool, opened_reader
 
 CPU = DecoderSettings()
-READ_AHEAD = 16  # batches; more than DALI and TensorFlow hold between the reader and the model
 PART = 65_536  # samples whose random numbers are generated at a time
 UPLOADED = 2  # batches prefetched to the model's device
 
@@ -36,11 +34,6 @@ class Batches:
     batch_size: int
     spool: Spool | None = None
 
-    @property
-    def repeats(self) -> bool:
-        """Whether these samples start again after the last one. A format read file by file goes on with others."""
-        return self.split.any_order
-
     def __next__(self):
         self.admit(1)
         return next(self.iterator)
@@ -51,14 +44,6 @@ class Batches:
         Raises SpoolEnded if they cannot be read.
         """
         return self.spool.admit(batches * self.batch_size) if self.spool else Admitted()
-
-    def blame(self, read: int) -> str | None:
-        """Returns the name of the record that DALI cannot read or decode, among those that follow the first `read`.
-
-        DALI reads ahead by a few batches, and starts again after the last sample.
-        """
-        read %= len(self.samples)
-        return first_damaged(self.split, self.samples[read:read + READ_AHEAD * self.batch_size])
 
 
 class Prepared(NamedTuple):
@@ -123,14 +108,12 @@ class Feed:
         samples = order.stream(split, self.seed, positions, self.shuffle_block, self.shuffle_group)
         return Prepared(split, samples, micro_batch_size, image_size, numbers, mixing, positions // split.samples)
 
-    @contextmanager
-    def train(self, position: int, steps: int, *arguments, **options) -> Iterator[Batches]:
+    def train(self, position: int, steps: int, *arguments, **options) -> AbstractContextManager[Batches]:
         """Opens this shard's micro-batches of the next `steps` global batches from a position of the stream.
 
         arguments, options: as for `prepare`.
         """
-        with self.open(self.prepare([(position, steps)], *arguments, **options)) as batches:
-            yield batches
+        return self.open(self.prepare([(position, steps)], *arguments, **options))
 
     @contextmanager
     def validation(self, batch_size: int) -> Iterator[tuple[Batches, int]]:
@@ -195,24 +178,21 @@ class OpenPipeline:
 
     def __init__(self):
         self._held = ExitStack()
-        self._upcoming = iter(())
-        self._batches = None
+        self._batches, self._upcoming = None, iter(())
 
-    def read(self, wanted, opening: Callable[[], AbstractContextManager], upcoming: Iterable = ()) -> tuple[Any, bool]:
-        """Returns (what `opening` yields, whether it was opened now). What is `wanted` comes next in it.
+    def read(self, wanted: Iterable, opening: Callable[[], AbstractContextManager]) -> Any:
+        """Returns what `opening` has yielded. The first of what is `wanted` comes next in it.
 
-        opening: opens another pipeline if the one that is open reads something else next. upcoming: what that one
-        reads after `wanted`.
+        opening: opens another pipeline if the one that is open reads something else next. It reads all of `wanted`.
         """
-        is_new = self._batches is None or next(self._upcoming, None) != wanted
-        if is_new:
+        wanted = iter(wanted)
+        if next(wanted) != next(self._upcoming, None):
             self.close()
-            self._batches = self._held.enter_context(opening())
-            self._upcoming = iter(upcoming)
-        return self._batches, is_new
+            self._batches, self._upcoming = self._held.enter_context(opening()), wanted
+        return self._batches
 
     def close(self) -> None:
-        self._batches = None
+        self._batches, self._upcoming = None, iter(())
         self._held.close()
 
 

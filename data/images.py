@@ -5,7 +5,7 @@ import warnings
 from dataclasses import dataclass
 
 from data.augmentation import Augmentation
-from data.pipeline import Transform, decoded
+from data.pipeline import decoder
 
 # Formats found in image collections. Some of Pillow's other readers accept almost any file (TGA) or start a program
 # (EPS).
@@ -103,15 +103,7 @@ def check(encoded: bytes) -> None:
 
 @functools.cache
 def _decoder():
-    """Returns a DALI pipeline that decodes the two images that its input `encoded` gets."""
-    from nvidia.dali import Pipeline, fn
-
-    pipeline = Pipeline(batch_size=2, num_threads=1, device_id=None, exec_async=False, exec_pipelined=False)
-    with pipeline:
-        encoded = fn.external_source(name="encoded")
-        pipeline.set_outputs(decoded(encoded, None, Transform(0, Augmentation(enlarge=None))))
-    pipeline.build()
-    return pipeline
+    return decoder(Augmentation(enlarge=None))
 
 
 @functools.cache

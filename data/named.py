@@ -1,15 +1,14 @@
 """Resolves --data_dir: a prepared dataset, a folder of images per class, a built-in dataset or synthetic data."""
 import os
-import shutil
 import tempfile
 from pathlib import Path
 
-from common.startup import startup
+from common.activity import startup
 from data import sources
 from data.dataset import Dataset, open_dataset
 from data.formats import folder
-from data.remote import is_remote
 from data.sources import BUILT_IN
+from data.staging.remote import is_remote
 from data.synthetic import is_synthetic, synthetic_dataset
 
 
@@ -50,15 +49,13 @@ def built_in(name: str) -> Path:
         from data.preparing.run import write_built_in
 
         cache.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=cache))
         try:
-            with startup.stage(f"making {name}"):
-                write_built_in(name, scratch)
-            scratch.chmod(0o755)
-            scratch.rename(folder)
+            with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=cache, ignore_cleanup_errors=True) as made:
+                with startup.stage(f"making {name}"):
+                    write_built_in(name, Path(made))
+                os.chmod(made, 0o755)
+                os.rename(made, folder)
         except OSError:
             if not folder.is_dir():
                 raise
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
     return folder

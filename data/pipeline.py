@@ -121,6 +121,17 @@ def decoded(encoded, columns, transform):
     return fn.decoders.image_slice(encoded, _as_int(corner), _as_int(size), axis_names="HW", **options)
 
 
+def decoder(augmentation: Augmentation):
+    """Builds a pipeline that decodes the images given to its input `encoded`, one or two at a time, on the CPU."""
+    from nvidia.dali import Pipeline, fn
+
+    pipeline = Pipeline(batch_size=2, num_threads=1, device_id=None, exec_async=False, exec_pipelined=False)
+    with pipeline:
+        pipeline.set_outputs(decoded(fn.external_source(name="encoded"), None, Transform(0, augmentation)))
+    pipeline.build()
+    return pipeline
+
+
 def crop(sides, columns, augmentation):
     """Returns the upper left corner and the size of the crop, for images of `sides`; all (height, width).
 

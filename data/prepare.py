@@ -17,8 +17,8 @@ from common.errors import ExitCode, UsageError, UserError
 from common.flags import flag
 from data import formats
 from data.formats.folder import shown
+from data.preparing.team import PROGRAM, Team, error_message
 from data.sources import BUILT_IN
-from data.team import PROGRAM, Team, error_message
 
 
 def parse_size(text: str) -> tuple[int, int] | None:

@@ -1,6 +1,6 @@
 """Random data that never leaves the device, `synthetic:SIZE`. It shows a model's own speed, without any input."""
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from common.errors import UsageError
 from data import order
 from data.dataset import Dataset, Split
 from data.mixing import NOT_MIXED, Mixing
-from data.spool import Admitted
+from data.staging.spool import Admitted
 
 NAME = "synthetic"
 CLASSES = 1000
@@ -35,14 +35,11 @@ def synthetic_dataset(data_dir: str) -> Dataset:
 class Resident:
     """Replaces data.feed.Batches: returns the same tensors again and again."""
 
-    repeats = True
+    samples = ()
 
     def __init__(self, batch):
         self._batch = batch
-
-    @property
-    def iterator(self):
-        return self
+        self.iterator = self
 
     def __next__(self):
         return self._batch
@@ -50,9 +47,6 @@ class Resident:
     def admit(self, batches: int) -> Admitted:
         """Returns at once, because nothing is read."""
         return Admitted()
-
-    def blame(self, read: int) -> None:
-        """Returns None, because nothing is read."""
 
 
 @dataclass(frozen=True)
@@ -71,20 +65,16 @@ class SyntheticFeed:
                 neighbours: int = 1, image_size: int | None = None) -> tuple:
         return micro_batch_size, image_size or self.image_size, self.mixing
 
-    @contextmanager
-    def open(self, prepared: tuple, again: bool = False) -> Iterator:
-        yield self._batches(*prepared)
+    def open(self, prepared: tuple, again: bool = False) -> nullcontext:
+        return nullcontext(self._batches(*prepared))
 
-    @contextmanager
-    def train(self, position: int, steps: int, *arguments, **options) -> Iterator:
-        with self.open(self.prepare([(position, steps)], *arguments, **options)) as batches:
-            yield batches
+    def train(self, position: int, steps: int, *arguments, **options) -> nullcontext:
+        return self.open(self.prepare([(position, steps)], *arguments, **options))
 
-    @contextmanager
-    def validation(self, batch_size: int) -> Iterator:
+    def validation(self, batch_size: int) -> nullcontext:
         samples = self.dataset.validation.samples
         valid = len(order.validation_shard(samples, batch_size, self.shard, self.shards))
-        yield self._batches(batch_size, self.image_size, NOT_MIXED), valid
+        return nullcontext((self._batches(batch_size, self.image_size, NOT_MIXED), valid))
 
     def _batches(self, *kind):
         if kind not in self._made:

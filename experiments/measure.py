@@ -27,8 +27,9 @@ from plan.settings import Settings
 from reporting import speed
 from training import build
 from training.bad_input import bad_input_is_user_error
-from training.breakdown import StepTimes, breakdown_of, on_host
+from training.breakdown import StepTimes, breakdown_of
 from training.build import Job
+from training.clock import on_host
 from training.step import StepResult
 
 ROUNDS = 5
@@ -224,7 +225,7 @@ def stages(job: Job, feeds: dict[int, Feed], held: contextlib.ExitStack) -> list
 
 
 def stage_call(pipeline, spool, batch_size: int) -> Callable:
-    """Returns a function that runs a DALI pipeline once. spool: data.spool.Spool, or None."""
+    """Returns a function that runs a DALI pipeline once. spool: data.staging.spool.Spool, or None."""
     def run():
         if spool:
             spool.admit(batch_size)

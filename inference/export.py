@@ -1,13 +1,26 @@
-"""Exports a trained model (--mode=export)."""
+"""Exports a trained model (--mode=export): a SavedModel and, with the packages of the extra `onnx`, an ONNX file."""
+import importlib.util
+import json
+import logging
+import os
+import shutil
 import sys
 from pathlib import Path
 
 import tensorflow as tf
 
 from common.errors import UserError, complain, reason
-from inference import onnx_model
-from inference.saved_model import write_saved_model
-from inference.trained import Trained
+from common.files import write_atomically
+from inference.preprocessing import central_part, preprocess, resized
+from inference.trained import TOP, Trained
+from model_zoo.layers import input_numbers
+
+IMAGES = tf.TensorSpec([None], tf.string, "image_bytes")
+INPUT = "images"
+OUTPUT = "probabilities"
+OPSET = 17  # of 2022; most runtimes have it
+MISSING = ("model.onnx is not written, because tf2onnx is not installed; run the same command with "
+           "`uv run --extra onnx train.py`")
 
 
 def export(trained: Trained, folder: Path) -> dict:
@@ -22,11 +35,11 @@ def export(trained: Trained, folder: Path) -> dict:
         write_saved_model(trained, saved_model)
         print(f"saved model: {saved_model}", file=sys.stderr)
         onnx.unlink(missing_ok=True)  # of an earlier export, with other weights
-        if onnx_model.is_available():
-            onnx_model.write_onnx(trained, onnx)
+        if has_onnx():
+            write_onnx(trained, onnx)
             print(f"onnx: {onnx}", file=sys.stderr)
         else:
-            complain(onnx_model.MISSING)
+            complain(MISSING)
     except tf.errors.OpError as error:
         raise UserError(f"--output_dir: {folder} cannot be written: {reason(error)}") from None
     except OSError as error:
@@ -34,3 +47,104 @@ def export(trained: Trained, folder: Path) -> dict:
     return {"saved_model": str(saved_model), "onnx": str(onnx) if onnx.exists() else None,
             "classes": len(trained.classes), "image_size": trained.image_size, "epoch": trained.epoch,
             "weights": trained.weights}
+
+
+class Classifier(tf.Module):
+    """What is saved. Its functions take encoded images, string (batch,): JPEG, PNG or GIF.
+
+    They return `classes` (names, string) and `probabilities` (float32), both (batch, classes), the most probable class
+    first.
+    """
+
+    def __init__(self, trained: Trained):
+        super().__init__()
+        self._probabilities = trained.probabilities
+        # What the functions need has to be an attribute.
+        self.weights = [*trained.model.variables, *input_numbers(trained.model)]
+        self._size = trained.image_size
+        self._enlarge = trained.enlarge
+        self._names = [name.encode(errors="surrogateescape") for name in trained.classes]
+
+    @tf.function(input_signature=[IMAGES], autograph=False)
+    def classify(self, image_bytes):
+        """Returns the five most probable classes."""
+        return self._most_probable(image_bytes, min(TOP, len(self._names)))
+
+    @tf.function(input_signature=[IMAGES], autograph=False)
+    def classify_all(self, image_bytes):
+        """Returns all classes."""
+        return self._most_probable(image_bytes, len(self._names))
+
+    def _most_probable(self, image_bytes, count):
+        images = tf.map_fn(lambda encoded: preprocess(encoded, self._size, self._enlarge), image_bytes,
+                           fn_output_signature=tf.TensorSpec((self._size, self._size, 3), tf.uint8))
+        probabilities, labels = tf.math.top_k(self._probabilities(images), count)
+        return {"classes": tf.gather(tf.constant(self._names), labels), "probabilities": probabilities}
+
+
+def write_saved_model(trained: Trained, path: Path) -> None:
+    """Writes a SavedModel folder atomically, in place of an earlier one. Raises OSError, tf.errors.OpError."""
+    scratch = path.with_name(f"{path.name}.part")
+    shutil.rmtree(scratch, ignore_errors=True)
+    classifier = Classifier(trained)
+    try:
+        tf.saved_model.save(classifier, str(scratch), {
+            "serving_default": classifier.classify, "all_classes": classifier.classify_all})
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+    shutil.rmtree(path, ignore_errors=True)
+    scratch.rename(path)
+
+
+def has_onnx() -> bool:
+    """Whether the packages of the extra `onnx` are installed."""
+    return all(importlib.util.find_spec(name) for name in ("onnx", "tf2onnx"))
+
+
+def write_onnx(trained: Trained, path: Path) -> None:
+    """Writes an ONNX file atomically. Raises OSError.
+
+    Input `images`: uint8 (batch, height, width, 3), RGB, upright, of any size: the model takes the part that the
+    evaluation takes, and resizes it. Output `probabilities`: float32 (batch, classes), in label order. The metadata
+    have the class names, as a JSON list, and the size of the network's input.
+    """
+    write_atomically(path, converted(trained).SerializeToString())
+
+
+def converted(trained: Trained):
+    """Returns the onnx.ModelProto."""
+    os.environ["TF2ONNX_CATCH_ERRORS"] = "FALSE"  # saves half of the time, which goes into copies to fall back on
+    import onnx
+    import tf2onnx
+    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+    for name in ("tf2onnx", "tensorflow"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    @tf.function(input_signature=[tf.TensorSpec([None, None, None, 3], tf.uint8, INPUT)], autograph=False)
+    def whole(images):
+        return trained.probabilities(resized(central_part(images, trained.enlarge), trained.image_size))
+
+    frozen = convert_variables_to_constants_v2(whole.get_concrete_function(), lower_control_flow=False)
+    [given], [result] = frozen.inputs, frozen.outputs
+    graph = frozen.graph.as_graph_def()
+    _make_added_scalars_vectors(graph, f"{trained.model.name}/")
+    model, _ = tf2onnx.convert.from_graph_def(
+        graph, trained.model.name, [given.name], [result.name], OPSET,
+        tensors_to_rename={given.name: INPUT, result.name: OUTPUT})
+    for tensor in (*model.graph.input, *model.graph.output):
+        tensor.type.tensor_type.shape.dim[0].dim_param = "batch"
+    onnx.helper.set_model_props(model, {"classes": json.dumps(trained.classes), "image_size": str(trained.image_size)})
+    onnx.checker.check_model(model)
+    return model
+
+
+def _make_added_scalars_vectors(graph, scope: str) -> None:
+    """Gives scalars that are added, as in MobileNetV3, the shape (1,): tf2onnx 1.17 fails on one after a convolution.
+
+    graph: a frozen tf.compat.v1.GraphDef, which is changed. scope: part of the names of the network's operations.
+    """
+    added = {name for node in graph.node if node.op == "AddV2" and scope in node.name for name in node.input}
+    for node in graph.node:
+        if node.op == "Const" and node.name in added and not node.attr["value"].tensor.tensor_shape.dim:
+            node.attr["value"].tensor.tensor_shape.dim.add(size=1)

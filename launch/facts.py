@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 
 from common import command
-from data.remote import is_remote
 from data.sources import BUILT_IN
+from data.staging.remote import is_remote
 from data.synthetic import is_synthetic
 from distributed import gpus, rdma
 from distributed.gpus import Gpu

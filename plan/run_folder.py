@@ -20,6 +20,7 @@ from common.errors import UserError, complain
 PLAN, FLAGS, SUMMARY, RUN, OUTCOMES = "plan.json", "flags.txt", "summary.json", "run.json", "outcomes.json"
 METRICS, TIMES, LAYERS, STEPS = "metrics.jsonl", "times.jsonl", "trust_ratios.jsonl", "steps.jsonl"
 NOISE = "noise_scale.jsonl"
+LOGS = METRICS, TIMES, LAYERS, STEPS, NOISE  # of rows
 PAGE, SAMPLES, AUGMENTATIONS = "report.html", "samples.jpg", "augmentations.png"
 CHECKPOINTS, TENSORBOARD = "checkpoints", "tensorboard"  # folders
 COLUMNS, ROWS = 8, 2  # of training images in samples.jpg
@@ -167,7 +168,7 @@ class RunFolder:
     def flush(self) -> None:
         """Writes the rows to disk, so that a checkpoint can count them. Raises OSError."""
         with self._lock:
-            logs = [self._logs[name] for name in (METRICS, TIMES, LAYERS, NOISE, STEPS) if name in self._logs]
+            logs = [self._logs[name] for name in LOGS if name in self._logs]
             for log in logs:
                 log.save()
         for log in logs:  # without the lock, because a disk may be slow
@@ -178,7 +179,7 @@ class RunFolder:
         """Deletes the run."""
         for folder in (CHECKPOINTS, TENSORBOARD):
             shutil.rmtree(self.path / folder, ignore_errors=True)
-        for name in (METRICS, TIMES, LAYERS, NOISE, STEPS, SUMMARY, RUN, OUTCOMES, PAGE, SAMPLES, AUGMENTATIONS):
+        for name in (*LOGS, SUMMARY, RUN, OUTCOMES, PAGE, SAMPLES, AUGMENTATIONS):
             (self.path / name).unlink(missing_ok=True)
 
     def _rows(self, name: str) -> Log:

@@ -6,13 +6,13 @@ from plan.run_folder import top1_of
 from plan.values import same
 from reporting import charts, heat_map
 from reporting.charts import LOGARITHMIC, NUMBERS, PERCENT, XAxis, number
-from reporting.page import constant_values, details, duration, over_epochs_and_time, page, table, without_empty_columns
+from reporting.page import constant_values, details, duration, filled_columns, html_table, over_epochs_and_time, page
 from reporting.run_data import RunData
 
 
 def gap(row: dict) -> float | None:
     """Returns the generalization gap of a row of metrics.jsonl: train top-1 minus validation top-1."""
-    accuracies = row.get("train_top1"), row.get("val_top1")
+    accuracies = row["train_top1"], row["val_top1"]
     return None if None in accuracies else accuracies[0] - accuracies[1]
 
 
@@ -37,11 +37,11 @@ def comparison(runs: list[RunData], target: float | None = None) -> str:
              for name, run in zip(names, runs, strict=True)]
     same_flags = {flag: value for flag, value in runs[0].flags.items() if flag not in differing}
     sections = [
-        f'<p class="result">{sentence(names, runs)}</p>', "<h2>Results</h2>", table(without_empty_columns(results)),
+        f'<p class="result">{sentence(names, runs)}</p>', "<h2>Results</h2>", html_table(filled_columns(results)),
         *published(names, runs), "<h2>Flags that differ</h2>",
-        table(flags) if differing else "<p>All runs have the same flags.</p>",
+        html_table(flags) if differing else "<p>All runs have the same flags.</p>",
         "<h2>Curves</h2>", curves(names, runs), f'<p class="muted">{TRAIN_TOP1}</p>', *layers(names, runs),
-        details(f"The {len(same_flags)} flags that all runs share", table(
+        details(f"The {len(same_flags)} flags that all runs share", html_table(
             [{"flag": f"--{flag}", "value": value} for flag, value in same_flags.items()], ("value",)))]
     return page(f"Comparison of {len(runs)} runs", sections)
 
@@ -91,13 +91,13 @@ def published(names: list[str], runs: list[RunData]) -> list[str]:
     """Returns a table of what the papers report for the runs' recipes, next to ours."""
     listed = []
     for name, run in zip(names, runs, strict=True):
-        recipe = run.run.get("recipe") or {}
+        recipe = run.run["recipe"] or {}
         columns = result(name, run)
         if recipe.get("reported"):
-            listed.append({"run": name, "row": recipe.get("row") or "", "the paper reports": recipe["reported"]} | {
+            listed.append({"run": name, "row": recipe["row"] or "", "the paper reports": recipe["reported"]} | {
                 column: columns[column] for column in ("last top-1", "peak top-1", "time")} | {
                 "differs from the recipe": run.changes or "no"})
-    return ["<h2>The papers' figures</h2>", table(
+    return ["<h2>The papers' figures</h2>", html_table(
         listed, ("the paper reports", "differs from the recipe"))] if listed else []
 
 

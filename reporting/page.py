@@ -1,7 +1,8 @@
 """The frame of every HTML page: one file that fetches nothing, light or dark, readable on a phone."""
 import html
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from reporting.charts import XAxis, number
 
@@ -18,7 +19,7 @@ def page(title: str, sections: Sequence[str], reload_seconds: int | None = None)
             + "\n".join(sections) + f"<script>{script}</script></body></html>\n")
 
 
-def table(rows: Sequence[dict], wide: Sequence[str] = ()) -> str:
+def html_table(rows: Sequence[dict], wide: Sequence[str] = ()) -> str:
     """Returns a table with a row for each dict, in a box of its own that scrolls. wide: columns that may wrap."""
     if not rows:
         return ""
@@ -29,7 +30,15 @@ def table(rows: Sequence[dict], wide: Sequence[str] = ()) -> str:
     return f'<div class="scroll"><table><tr>{heads}</tr>{"".join(lines)}</table></div>'
 
 
-def without_empty_columns(rows: list[dict]) -> list[dict]:
+def grouped(items: Iterable, key: Callable) -> dict[Any, list]:
+    """Returns the items with each key, in the order of their first occurrence."""
+    groups = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def filled_columns(rows: list[dict]) -> list[dict]:
     kept = [name for name in rows[0] if any(row[name] != "" for row in rows)]
     return [{name: row[name] for name in kept} for row in rows]
 
@@ -41,11 +50,11 @@ def facts(rows: dict) -> str:
     return f'<div class="scroll"><table>{lines}</table></div>'
 
 
-def tiles(values: dict[str, str], notes: dict[str, str]) -> str:
-    """Returns the most important values, large. values: name -> text. notes: name -> text below the value, small."""
+def tiles(values: dict[str, str], below: dict[str, str]) -> str:
+    """Returns the most important values, large. values: name -> text. below: name -> text below the value, small."""
     return '<dl class="tiles">' + "".join(
         f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd>"
-        f"{f'<dd>{html.escape(notes[name])}</dd>' if name in notes else ''}</div>"
+        f"{f'<dd>{html.escape(below[name])}</dd>' if name in below else ''}</div>"
         for name, value in values.items()) + "</dl>"
 
 
@@ -59,10 +68,10 @@ def over_epochs_and_time(rows: Sequence[dict], epochs: float, draw: Callable[[XA
 
     rows: all that are drawn, with `epoch` and `seconds`. epochs: end of the axis. draw: returns the charts over it.
     """
-    seconds = max((row.get("seconds") or 0 for row in rows), default=0)
+    seconds = max((row["seconds"] for row in rows), default=0)
     unit, length = ("hours", 3600) if seconds > 7200 else ("minutes", 60) if seconds > 120 else ("seconds", 1)
     by_epoch = draw(XAxis("epoch", end=epochs))
-    by_time = draw(XAxis(unit, lambda row: row.get("seconds", 0) / length, seconds / length))
+    by_time = draw(XAxis(unit, lambda row: row["seconds"] / length, seconds / length))
     return ('<div class="axes"><input type="radio" name="axis" id="by-epoch" checked><label for="by-epoch">over epochs'
             '</label><input type="radio" name="axis" id="by-time"><label for="by-time">over time</label>'
             f'<div class="charts epochs">{"".join(by_epoch)}</div>'

@@ -10,17 +10,16 @@ import threading
 import time
 from collections.abc import Iterator
 
+from common.activity import WAITS, on_terminal, startup
 from common.errors import complain
-from common.startup import on_terminal, startup
 from plan.run_folder import top1_of
-from reporting.verdict import in_words, is_guessing
+from reporting.sentences import STORAGE_LIMITS, in_words, is_guessing
 from training.observer import Evaluation, Observer, RunInfo, Update
 
 REDRAWN_EVERY = 0.5  # seconds
-STORAGE_LIMITS = 0.05  # fraction of the steps from which waiting for storage is named
 KEPT = 0.95  # weight of the past in the averages, per step
 COLUMNS = 80  # of the line of an evaluation
-FORECAST_AFTER = 10.0  # seconds from the first step, without a terminal
+SPEED_AFTER = 10.0  # seconds from the first step, without a terminal
 SMALLEST_BAR = 4  # columns
 LARGEST_BAR = 30
 SMALLEST_SCREEN = 60
@@ -134,7 +133,7 @@ class ProgressDisplay(Observer):
         self._screen = None
         self._drawn = -math.inf  # time
         self._began = None  # time of the first step
-        self._has_forecast = False
+        self._has_speed = False
         self.rewind(run.progress)
 
     def rewind(self, progress) -> None:
@@ -152,17 +151,17 @@ class ProgressDisplay(Observer):
                 self._averages[name].add(value)
         now = time.perf_counter()
         if not on_terminal():
-            self._forecast_once(now)
+            self._print_speed_once(now)
         elif now - self._drawn >= REDRAWN_EVERY:
             self._screen = self._screen or Screen()
             self._screen.draw(self._run_line(update), self._epoch_line(update))
             self._drawn = now
 
-    def _forecast_once(self, now) -> None:
+    def _print_speed_once(self, now) -> None:
         """Prints the speed and the time left if the first evaluation is late."""
         self._began = self._began or now
-        if not self._has_forecast and now - self._began > FORECAST_AFTER and self._left:
-            self._has_forecast = True
+        if not self._has_speed and now - self._began > SPEED_AFTER and self._left:
+            self._has_speed = True
             print(f"{self._pace.images_per_second:,.1f} images/s; {self._left} left", file=sys.stderr, flush=True)
 
     @property
@@ -172,7 +171,7 @@ class ProgressDisplay(Observer):
     @property
     def _left(self) -> str:
         seconds = self._pace.seconds(max(0, self._total - self._samples))
-        return "" if seconds is None else duration(seconds)
+        return "" if seconds is None else clock_time(seconds)
 
     def _run_line(self, update):
         epochs = math.ceil(self._run.plan["epochs"])
@@ -193,7 +192,7 @@ class ProgressDisplay(Observer):
     def evaluation(self, evaluation: Evaluation) -> None:
         startup.end()
         self._pace.pause()
-        self._has_forecast = True
+        self._has_speed = True
         row = evaluation.row
         self._best = max(self._best or 0.0, top1_of(row))
         print(self._line(row, evaluation.breakdown), file=sys.stderr, flush=True)
@@ -201,7 +200,7 @@ class ProgressDisplay(Observer):
             complain(f"warning: {sentence}")
 
     def _line(self, row, breakdown) -> str:
-        waits = [f"{name} {breakdown[name]:.0%}" for name in ("data", "exchange") if breakdown]
+        waits = [f"{name} {breakdown[name]:.0%}" for name in WAITS if breakdown]
         if breakdown.get("storage", 0.0) > STORAGE_LIMITS:
             waits.insert(0, f"storage {breakdown['storage']:.0%}")
         average = f"ema {row['ema_val_top1']:.2%}" if "ema_val_top1" in row else ""
@@ -250,7 +249,7 @@ def fitting(figures: list[str], columns: int) -> str:
     return shown
 
 
-def duration(seconds: float) -> str:
+def clock_time(seconds: float) -> str:
     """Returns seconds as 0:45 or 12:05:30."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

@@ -19,12 +19,10 @@ from plan.run_folder import PAGE, PLAN
 from reporting import heat_map, sentences
 from reporting.charts import number
 from reporting.compare import comparison
-from reporting.curves import curves, times
-from reporting.noise_scale import noise_scale
-from reporting.page import details, duration, facts, page, plural, table, tiles
-from reporting.pictures import mistakes, samples
+from reporting.page import details, duration, facts, html_table, page, plural, tiles
 from reporting.run_data import RunData
-from reporting.verdict import in_words
+from reporting.sections import curves, mistakes, noise_scale, samples, times
+from reporting.sentences import in_words
 
 RELOADS = 5, 60  # seconds, at least and at most
 NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
@@ -81,15 +79,15 @@ def report(run: RunData) -> str:
         f'<p class="result">{sentences.result(run)}</p>', sentences.published(run), sentences.state(run), figures(run),
         "<h2>Curves</h2>", curves(run), *times(run), *noise_scale(run), *layers(run), *mistakes(run), *samples(run),
         "<h2>Plan</h2>", phases(run), *settings(run),
-        "<h2>Evaluations</h2>", details("All evaluations", table(run.rows)), "<h2>This run</h2>", origin(run)]
-    return page(run.name, sections, reload_seconds(run))
+        "<h2>Evaluations</h2>", details("All evaluations", html_table(run.rows)), "<h2>This run</h2>", origin(run)]
+    return page(run.folder.name, sections, reload_seconds(run))
 
 
 def reload_seconds(run: RunData) -> int | None:
     """Returns how often a browser reloads the page of a run in progress: about once between two evaluations."""
     if run.state != "in progress":
         return None
-    between = run.rows[-1]["seconds"] / len(run.rows) if run.rows and run.rows[-1].get("seconds") else 10
+    between = run.rows[-1]["seconds"] / len(run.rows) if run.rows else 10
     return round(min(max(between, RELOADS[0]), RELOADS[1]))
 
 
@@ -99,7 +97,7 @@ def figures(run: RunData) -> str:
     best = run.best
     if not now:
         return ""
-    accuracies = {"validation top-1": now.get("val_top1"),
+    accuracies = {"validation top-1": now["val_top1"],
                   "validation top-5": now.get("val_top5") if run.has_top5 else None,
                   "top-1 of the average": now.get("ema_val_top1")}
     if best:
@@ -107,11 +105,9 @@ def figures(run: RunData) -> str:
     accuracies = {name: value for name, value in accuracies.items() if value is not None}
     samples = sentences.validation_samples(run)
     shown = {name: f"{value:.2%}" for name, value in accuracies.items()}
-    shown["validation loss"] = number(now.get("val_loss"))
-    if now.get("images_per_second") is not None:
-        shown["images/s"] = f"{now['images_per_second']:,.0f}"
-    notes = {name: in_words(value, samples) for name, value in accuracies.items() if samples}
-    return tiles(shown | {"time": duration(now["seconds"])}, notes)
+    shown |= {"validation loss": number(now["val_loss"]), "images/s": f"{now['images_per_second']:,.0f}",
+              "time": duration(now["seconds"])}
+    return tiles(shown, {name: in_words(value, samples) for name, value in accuracies.items()})
 
 
 def layers(run: RunData) -> list[str]:
@@ -120,7 +116,7 @@ def layers(run: RunData) -> list[str]:
         return []
     first = run.layers[0]["layers"]
     end = run.layers[-1]["layers"]
-    listed = [{"variable": name, **norms("first step", *first[name]), **norms("end", *end.get(name, [None] * 3))}
+    listed = [{"variable": name, **norms("first step", *first[name]), **norms("end", *end[name])}
               for name in first]
     shown = []
     if run.trust_ratios:
@@ -128,58 +124,56 @@ def layers(run: RunData) -> list[str]:
         note = f" {plural(without, 'variable')} without a trust ratio {'is' if without == 1 else 'are'} left out."
         shown = [f"<p>The trust ratio scales the learning rate of a variable.{note if without else ''}</p>",
                  heat_map.trust_ratios([row["epoch"] for row in run.layers], run.trust_ratios)]
-    return ["<h2>Layer by layer</h2>", *shown, details("Norms and trust ratios, first step and end", table(listed))]
+    return ["<h2>Layer by layer</h2>", *shown,
+            details("Norms and trust ratios, first step and end", html_table(listed))]
 
 
 def norms(when: str, weight: float | None, gradient: float | None, ratio: float | None) -> dict:
-    """Returns columns of the table of layers. The names say when, because table() needs each once."""
+    """Returns columns of the table of layers. The names say when, because html_table() needs each once."""
     return {f"weight norm, {when}": weight, f"gradient norm, {when}": gradient,
             f"weight / gradient, {when}": weight / gradient if weight and gradient else "",
             f"trust ratio, {when}": ratio}
 
 
 def phases(run: RunData) -> str:
-    """Returns the phases of the plan as a table, with the lists that plan.json keeps outside of them."""
-    listed = [dict(phase) for phase in run.plan.get("phases", [])]
+    """Returns a table of the plan's phases. plan.json lists some of their columns apart from `phases`."""
+    listed = [dict(phase) for phase in run.plan["phases"]]
     for name in ("batch_norm_span", "image_size"):
-        for phase, value in zip(listed, run.plan.get(name) or [], strict=False):
+        for phase, value in zip(listed, run.plan[name], strict=True):
             phase[name] = "the model's own" if value is None else value
-    return table(listed)
+    return html_table(listed)
 
 
 def settings(run: RunData) -> list[str]:
     """Returns what workers and plan make of the flags, and each flag: its value and where it comes from.
 
-    Flags at their defaults are shown on request. A run of an earlier version does not know which these are.
+    Flags at their defaults are shown on request.
     """
     made = run.plan
-    exchange = made.get("exchange") or {}
-    origins = run.run.get("origins")
-    grid = f" of {'x'.join(map(str, exchange['grid']))} workers" if exchange.get("grid") else ""
-    by = f", by {exchange['by']}" if exchange.get("by") else ""
+    exchange = made["exchange"]
+    grid = f" of {'x'.join(map(str, exchange['grid']))} workers" if exchange["grid"] else ""
+    by = f", by {exchange['by']}" if exchange["by"] else ""
     planned = [{"setting": name, "value": value, "from": source} for name, value, source in (
         ("workers", made["workers"], "launch"), ("updates", made["steps"], "plan"),
         ("peak learning rate", made["peak_learning_rate"], "plan"),
-        ("all-reduce", f"{exchange.get('allreduce', 'none')}{grid}{by}", exchange.get("why", "")))]
-    listed = sorted(({"setting": f"--{name}", "value": value,
-                      "from": "" if origins is None else origins.get(name, "default")}
+        ("all-reduce", f"{exchange['allreduce']}{grid}{by}", exchange["why"]))]
+    listed = sorted(({"setting": f"--{name}", "value": value, "from": run.run["origins"].get(name, "default")}
                      for name, value in run.flags.items()), key=lambda row: row["from"])
     given, rest = ([row for row in listed if (row["from"] == "default") is unset] for unset in (False, True))
-    return [table([*planned, *given], ("value", "from")),
-            details(f"{len(rest)} flags at their defaults", table(rest, ("value", "from"))) if rest else ""]
+    return [html_table([*planned, *given], ("value", "from")),
+            details(f"{len(rest)} flags at their defaults", html_table(rest, ("value", "from")))]
 
 
 def origin(run: RunData) -> str:
     """Returns what the run was made with and on."""
     made = run.run
-    data, git, recipe = (made.get(name) or {} for name in ("dataset", "git", "recipe"))
+    data, git = made["dataset"], made["git"]
     about = {
-        "command": made.get("command"), "recipe": recipe.get("path"), "started": made.get("started"),
-        "hosts": ", ".join(f"{host} ({plural(count, 'worker')})" for host, count in made.get("hosts", {}).items()),
-        "dataset": data.get("folder"), "format": data.get("format"),
-        "training images": data.get("train_samples", run.plan.get("train_samples")),
-        "validation images": data.get("validation_samples", run.result.get("val_samples")),
-        "classes": data.get("classes"), "git revision": revision_text(git)} | made.get("versions", {}) | {
+        "command": made["command"], "recipe": (made["recipe"] or {}).get("path"), "started": made["started"],
+        "hosts": ", ".join(f"{host} ({plural(count, 'worker')})" for host, count in made["hosts"].items()),
+        "dataset": data["folder"], "format": data["format"], "training images": data["train_samples"],
+        "validation images": data["validation_samples"], "classes": data["classes"],
+        "git revision": revision_text(git)} | made["versions"] | {
         "folder": str(run.folder), "page written": time.strftime("%Y-%m-%d %H:%M:%S %z")}
     return facts(about)
 

@@ -29,6 +29,8 @@ LARGE = 128  # and at most
 class ReportWriter(Observer):
     """Writes report.html at the start, after evaluations and at the end."""
 
+    reads_folder = True
+
     def __init__(self, files: RunFolder):
         self._files = files
         self._thread = ThreadPoolExecutor(1, "report")

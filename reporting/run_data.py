@@ -1,26 +1,26 @@
 """What the report shows of a run's folder."""
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from common import files
+from common import VERSION, files
 from common.errors import UserError
 from plan import recipes, run_folder
 from plan.run_folder import top1_of
 from plan.values import same
+
+NEWEST = {run_folder.RUN: "origins", run_folder.PLAN: "learning_rate_breakpoints"}  # keys that older forms lack
 
 
 @dataclass(frozen=True)
 class RunData:
     """The content of a run's folder, for the report. What is missing is empty, or None for the summaries.
 
-    The run may be in progress, or of version 0.2.0, which wrote no run.json, steps.jsonl and outcomes.json.
+    The run may be in progress.
 
-    rows: of metrics.jsonl. times, layers, steps, noise: of times.jsonl, trust_ratios.jsonl, steps.jsonl,
-    noise_scale.jsonl. run: of run.json.
-    outcomes: of outcomes.json. summary: summary.json of a run that reached its end. divergence: that of one that ended
-    because it diverged: diverged_at (step, epoch), classes, seconds.
+    rows, times, layers, steps, noise: of the logs, in the order of run_folder.LOGS. run: of run.json. outcomes: of
+    outcomes.json. summary: summary.json of a run that reached its end. divergence: that of one that ended because it
+    diverged: diverged_at (step, epoch), classes, seconds.
     """
 
     folder: Path
@@ -30,40 +30,40 @@ class RunData:
     times: list[dict]
     layers: list[dict]
     steps: list[dict]
+    noise: list[dict]
     run: dict
     outcomes: dict
     summary: dict | None
-    divergence: dict | None = None
-    noise: list[dict] = field(default_factory=list)
+    divergence: dict | None
 
     @classmethod
     def read(cls, folder, reader: str = "reporting.report") -> "RunData":
-        """Names what is damaged on standard error and skips it. Raises UserError if the folder is not that of a run.
+        """Names what is damaged on standard error and skips it.
+
+        Raises UserError if the folder is not that of a run, or that of a version whose runs have another form.
 
         reader: name of the program that reads it.
         """
         folder = Path(folder).absolute()
-        for name in (run_folder.PLAN, run_folder.FLAGS):
+        for name in (run_folder.PLAN, run_folder.FLAGS, run_folder.RUN):
             if not (folder / name).is_file():
                 raise UserError(f"{folder} is not the folder of a run: it contains no {name}")
         files = run_folder.RunFolder(folder, reader)
         summary = files.read(run_folder.SUMMARY) or None
-        has_diverged = bool(summary and summary.get("diverged"))
-        metrics, times, layers, steps, noise = map(files.rows, (
-            run_folder.METRICS, run_folder.TIMES, run_folder.LAYERS, run_folder.STEPS, run_folder.NOISE))
-        plan = files.read(run_folder.PLAN, required=True)
-        return cls(folder, plan, "".join(files.log(run_folder.FLAGS).lines), metrics, times, layers, steps,
-                   files.read(run_folder.RUN), files.read(run_folder.OUTCOMES),
-                   None if has_diverged else summary, summary if has_diverged else None, noise)
+        ending = (None, summary) if summary and summary.get("diverged") else (summary, None)
+        run, plan = (files.read(name, required=True) for name in NEWEST)
+        for content, (name, key) in zip((run, plan), NEWEST.items(), strict=True):
+            if key not in content:
+                theirs = run.get("versions", {}).get("bigbatch", "of another version")
+                raise UserError(f"{folder} is a run of Bigbatch {theirs}, which {VERSION} does not read: {name} lacks "
+                                f"{key}; use the version that wrote it")
+        return cls(folder, plan, "".join(files.log(run_folder.FLAGS).lines), *map(files.rows, run_folder.LOGS),
+                   run, files.read(run_folder.OUTCOMES), *ending)
 
     @cached_property
     def flags(self) -> dict[str, str]:
         """Value of each flag in flags.txt, as text."""
         return recipes.flags_in(self.flags_text)
-
-    @property
-    def name(self) -> str:
-        return self.folder.name
 
     @property
     def epochs(self) -> float:
@@ -77,17 +77,17 @@ class RunData:
 
     @cached_property
     def state(self) -> str:
-        """finished, diverged, unfinished (it said why, or is of an earlier version), killed, or in progress."""
+        """finished, diverged, unfinished (it said why), killed, or in progress."""
         if self.summary or self.divergence:
             return "finished" if self.summary else "diverged"
-        if not self.run or self.run.get("stopped"):
+        if self.run.get("stopped"):
             return "unfinished"
         return "killed" if files.is_abandoned(self.folder / run_folder.LOCK) else "in progress"
 
     @property
     def has_top5(self) -> bool:
-        """Whether top-5 means something: there are more than 5 classes, or their number is not known."""
-        return (self.run.get("dataset") or {}).get("classes", math.inf) > 5
+        """Whether top-5 means something: there are more than 5 classes."""
+        return self.run["dataset"]["classes"] > 5
 
     @property
     def result(self) -> dict:
@@ -106,18 +106,18 @@ class RunData:
 
     @property
     def workers(self) -> int:
-        return (self.summary or self.plan).get("world_size", self.plan["workers"])
+        return self.summary["world_size"] if self.summary else self.plan["workers"]
 
     @property
     def trust_ratios(self) -> dict[str, list[float | None]]:
         """Trust ratio of each variable that has one, for each row of trust_ratios.jsonl."""
         names = self.layers[0]["layers"] if self.layers else ()
-        ratios = {name: [row["layers"].get(name, [None] * 3)[2] for row in self.layers] for name in names}
+        ratios = {name: [row["layers"][name][2] for row in self.layers] for name in names}
         return {name: values for name, values in ratios.items() if any(value != 1 for value in values)}
 
     @property
     def changes(self) -> str:
         """The flags that differ from those of the recipe, in words."""
-        recipe = (self.run.get("recipe") or {}).get("flags", {})
+        recipe = (self.run["recipe"] or {}).get("flags", {})
         return ", ".join(f"--{name}={self.flags[name]} instead of {value}" for name, value in recipe.items()
                          if name in self.flags and name != "data_dir" and not same(value, self.flags[name]))

@@ -1,12 +1,29 @@
-"""Writes plan, flags, logs and summary of a training to its folder."""
+"""What records and shows a training, on rank 0: the observers of every run, and those that write to its folder."""
 import contextlib
+import io
+import math
 import time
 
+import numpy as np
+
 from common.errors import complain
-from plan.run_folder import FLAGS, LAYERS, METRICS, NOISE, PLAN, STEPS, SUMMARY, TIMES, RunFolder
+from plan.run_folder import AUGMENTATIONS, FLAGS, LAYERS, LOGS, METRICS, NOISE, PLAN, STEPS, SUMMARY, TIMES, RunFolder
+from plan.settings import Run
+from reporting.progress import ProgressDisplay
+from reporting.report_writer import ReportWriter
+from reporting.tensorboard import TensorBoard
 from training.observer import Evaluation, Observer, RunInfo, Update
 
 STEP_ROWS = 1000  # about so many rows of steps.jsonl in a whole training
+SHOWN = 64  # images of augmentations.png
+LARGEST = 4096  # pixels, their largest size
+
+
+def observers_of(run: Run, folder: RunFolder) -> list[Observer]:
+    """Returns the observers of a run that writes to a folder, in the order in which they are called."""
+    observers = [RunLog(folder), ProgressDisplay(), *([Augmentations(folder)] if run.save_augmentations else []),
+                 TensorBoard(folder), ReportWriter(folder)]
+    return sorted(observers, key=lambda observer: observer.reads_folder)
 
 
 class RunLog(Observer):
@@ -33,9 +50,13 @@ class RunLog(Observer):
 
     def rewind(self, progress) -> None:
         """Removes the rows after this progress."""
-        self._files.keep(STEPS, lambda row: row["step"] < progress.step)
-        for name in (METRICS, TIMES, LAYERS, NOISE):
-            self._files.keep(name, lambda row: progress.step and row["samples"] <= progress.evaluated)
+        def is_before(row):
+            if "step" in row:
+                return row["step"] < progress.step
+            return progress.step and row["samples"] <= progress.evaluated
+
+        for name in LOGS:
+            self._files.keep(name, is_before)
         if (lacking := progress.evaluations - len(self._files.rows(METRICS))) > 0:
             complain(f"warning: {self._files.path / METRICS} lacks {lacking} of the {progress.evaluations} evaluations "
                      "before this checkpoint; training continues without them")
@@ -72,3 +93,29 @@ class RunLog(Observer):
 
     def close(self) -> None:
         self._files.save()
+
+
+class Augmentations(Observer):
+    """--save_augmentations: writes augmentations.png, training images as the model sees them."""
+
+    def __init__(self, folder: RunFolder):
+        self._folder = folder
+
+    def start(self, run: RunInfo) -> None:
+        if run.images:
+            images, _ = run.images(SHOWN, LARGEST)
+            self._folder.write(AUGMENTATIONS, grid(images))
+            self._folder.save()
+
+
+def grid(images: np.ndarray) -> bytes:
+    """Returns images, uint8 (number, height, width, 3), as one PNG with about as many rows as columns."""
+    from PIL import Image
+
+    number, height, width, channels = images.shape
+    columns = math.ceil(math.sqrt(number))
+    filled = np.pad(images, [(0, -number % columns), (0, 0), (0, 0), (0, 0)])
+    rows = filled.reshape(-1, columns, height, width, channels).swapaxes(1, 2)
+    saved = io.BytesIO()
+    Image.fromarray(rows.reshape(-1, columns * width, channels)).save(saved, "PNG")
+    return saved.getvalue()

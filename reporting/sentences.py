@@ -1,14 +1,15 @@
-"""The sentences of a run's report: the result, the paper's figure, its state, and the wait for storage."""
+"""What is said of a run in words: its result and what that is worth, the paper's figure, its state, storage."""
 import html
+import math
 import time
 
 from reporting.charts import number
 from reporting.heat_map import class_totals
 from reporting.page import duration, plural
-from reporting.progress import STORAGE_LIMITS
 from reporting.run_data import RunData
-from reporting.verdict import in_words, is_guessing
 
+STORAGE_LIMITS = 0.05  # fraction of the steps from which waiting for storage is named
+QUANTILE = 1.959964  # of the normal distribution, two-sided 95 %
 IMBALANCE = 0.05  # what guessing has to gain from the most frequent class to be worth a sentence
 
 
@@ -19,26 +20,22 @@ def result(run: RunData) -> str:
     if not run.rows and not run.summary:
         return f"{model} has not been evaluated yet."
     verb = "reaches" if run.summary else "has reached"
-    top1, top5 = (f"{now[name]:.2%}" if now.get(name) is not None else "no valid" for name in ("val_top1", "val_top5"))
-    and_top5 = f" and {top5} top-5" if run.has_top5 else ""
+    and_top5 = f" and {now['val_top5']:.2%} top-5" if run.has_top5 else ""
     batch = now.get("global_batch_size") or now["batch_size"]
-    count = validation_samples(run)
-    images = f"the {f'{count:,} ' if count else ''}validation images of {html.escape(dataset_name(run))}"
-    took = f", in {duration(now['seconds'])}" if now.get("seconds") is not None else ""
-    return (f"{model} {verb} <b>{top1}</b> top-1{and_top5} accuracy on {images} after "
+    images = f"the {validation_samples(run):,} validation images of {html.escape(dataset_name(run))}"
+    return (f"{model} {verb} <b>{now['val_top1']:.2%}</b> top-1{and_top5} accuracy on {images} after "
             f"{epochs_of(now.get('epochs') or now['epoch'])} with batch size {number(batch)} on "
-            f"{plural(run.workers, 'worker')}{took}."
-            f"{worth(run, now.get('val_top1'), count)}{baseline(run)}")
+            f"{plural(run.workers, 'worker')}, in {duration(now['seconds'])}."
+            f"{worth(run, now['val_top1'])}{baseline(run)}")
 
 
-def validation_samples(run: RunData) -> int | None:
-    return run.result.get("val_samples") or (run.run.get("dataset") or {}).get("validation_samples")
+def validation_samples(run: RunData) -> int:
+    return run.run["dataset"]["validation_samples"]
 
 
-def worth(run: RunData, top1: float | None, samples: int | None) -> str:
-    """Returns the interval of the top-1, and whether guessing does as well, as sentences, or an empty string."""
-    if top1 is None or not samples:
-        return ""
+def worth(run: RunData, top1: float) -> str:
+    """Returns the interval of the top-1, and whether guessing does as well, as sentences."""
+    samples = validation_samples(run)
     sentence = f" Top-1: {in_words(top1, samples)}."
     most, of = most_frequent(run)[1:]
     if of and is_guessing(top1, samples, most / of):
@@ -72,12 +69,12 @@ def epochs_of(epochs) -> str:
 
 def published(run: RunData) -> str:
     """Returns the paper's figure for the recipe, and what this run has changed, as paragraphs, or an empty string."""
-    recipe = run.run.get("recipe") or {}
+    recipe = run.run["recipe"] or {}
     if not recipe.get("reported"):
         return ""
     differs = run.changes
     noted = f" This run differs from the recipe: {differs}." if differs else " The recipe's flags are unchanged."
-    row = f" ({recipe['row']})" if recipe.get("row") else ""
+    row = f" ({recipe['row']})" if recipe["row"] else ""
     return (f"<p><b>The paper's figure</b>{html.escape(row)}: {html.escape(recipe['reported'])}."
             f'<span class="muted">{html.escape(noted)}</span></p>')
 
@@ -108,10 +105,26 @@ def state(run: RunData) -> str:
         return ('<div class="status problem"><b>Killed</b> after '
                 f'{where}: no process holds the lock on the folder. The same command with '
                 f'<code>--output_dir={html.escape(str(run.folder))}</code> continues the run.{bar}</div>')
-    if not run.run:
-        return f'<div class="status problem"><b>Unfinished</b>: {where}. The run has no summary.json.{bar}</div>'
     left = ""
-    if run.epoch and run.rows[-1].get("seconds"):
+    if run.epoch:
         left = f", about {duration(run.rows[-1]['seconds'] * (run.epochs - run.epoch) / run.epoch)} left"
     return (f'<div class="status"><b>In progress</b>: {where}{left}. This page, of '
             f"{time.strftime('%Y-%m-%d %H:%M:%S')}, reloads itself.{bar}</div>")
+
+
+def interval(accuracy: float, samples: int) -> tuple[float, float]:
+    """Returns the bounds of Wilson's 95 % interval of an accuracy that was measured on so many samples, from 0 to 1."""
+    square = QUANTILE**2 / samples
+    centre = accuracy + square / 2
+    half = QUANTILE * math.sqrt(accuracy * (1 - accuracy) / samples + square / (4 * samples))
+    return max(0.0, (centre - half) / (1 + square)), min(1.0, (centre + half) / (1 + square))  # but for rounding
+
+
+def in_words(accuracy: float, samples: int) -> str:
+    low, high = interval(accuracy, samples)
+    return f"95% interval {low:.1%} to {high:.1%}"
+
+
+def is_guessing(accuracy: float, samples: int, guess: float) -> bool:
+    """Whether an accuracy may be one of guessing. guess: that of always naming the most frequent class."""
+    return interval(accuracy, samples)[0] <= guess

@@ -8,21 +8,20 @@ import contextlib
 import html
 import json
 import operator
-from itertools import chain
 from pathlib import Path
 
 from common import command
+from common.activity import PARTS
 from common.files import write_atomically, write_json
 from reporting import charts
 from reporting.charts import Line, XAxis
-from reporting.page import page, table, without_empty_columns
+from reporting.page import filled_columns, grouped, html_table, page
 
 STAGES = {"read": "file reading", "decode": "+ decoding", "augment": "+ augmentation",
           "pipeline": "whole pipeline", "model": "model alone", "train": "training"}
 ADDED = {"read": "file reading", "decode": "decoding", "augment": "augmentation",
          "pipeline": "passing batches to TensorFlow"}  # the work that a stage of the pipeline adds
 CLOSE = 0.9  # training at this fraction of the model's own speed does not wait for its input
-PARTS = ("compute", "data", "exchange")
 # Rows are compared only if all of these agree.
 WHAT = ("data_dir", "device", "model", "image_size", "precision", "augmentation", "compression", "allreduce")
 WHICH = (*WHAT, "workers", "workers_per_node", "global_batch_size", "micro_batch_size", "grid")
@@ -74,8 +73,8 @@ def write_stages(folder: Path, result: dict) -> Path:
     about = {name: value for name, value in result.items() if name not in ("stages", "limit", "because")}
     path = folder / "benchmark.html"
     write_atomically(path, page("Where the time goes", [
-        f"<p><b>{html.escape(result['because'])}</b></p>", charts.bars("images/s", bars), table(rows),
-        "<h2>Measured with</h2>", table([about])]))
+        f"<p><b>{html.escape(result['because'])}</b></p>", charts.bars("images/s", bars), html_table(rows),
+        "<h2>Measured with</h2>", html_table([about])]))
     return path
 
 
@@ -129,19 +128,11 @@ def cells(row: dict) -> dict[str, str]:
 
 def lines(rows: list[dict]) -> list[str]:
     """Returns the table for a terminal, with a heading for each kind of training."""
-    columns, *texts = command.table(without_empty_columns([cells(row) for row in rows]), str.rjust)
-    grouped = {}
-    for row, text in zip(rows, texts, strict=True):
-        grouped.setdefault(headed(row), ["", headed(row), columns]).append(text)
-    return list(chain(*grouped.values()))[1:]
-
-
-def by_heading(rows: list[dict]) -> dict[str, list[dict]]:
-    """Groups the rows by what they measure, in words."""
-    grouped = {}
-    for row in rows:
-        grouped.setdefault(headed(row), []).append(row)
-    return grouped
+    columns, *texts = command.table(filled_columns([cells(row) for row in rows]), str.rjust)
+    shown = []
+    for heading, own in grouped(zip(rows, texts, strict=True), lambda pair: headed(pair[0])).items():
+        shown += ["", heading, columns, *(text for _, text in own)]
+    return shown[1:]
 
 
 def headed(row: dict) -> str:
@@ -153,9 +144,9 @@ def write_speed(folder: Path, rows: list[dict]) -> Path:
     """Writes speed.json and speed.html; returns the page's path. rows: of `merged`."""
     write_json(folder / "speed.json", rows)
     sections = [f"<p>{NOTE}</p>"]
-    for heading, own in by_heading(rows).items():
+    for heading, own in grouped(rows, headed).items():
         sections += [f"<h2>{html.escape(heading)}</h2>", f'<div class="charts">{plot(own)}{parts(own)}</div>',
-                     table(without_empty_columns([cells(row) for row in own]))]
+                     html_table(filled_columns([cells(row) for row in own]))]
     path = folder / "speed.html"
     write_atomically(path, page("Speed by workers and batch size", sections))
     return path

@@ -11,7 +11,7 @@ from plan.run_folder import top1_of
 from reporting import charts
 from reporting.charts import Line, XAxis
 from reporting.heat_map import shortened
-from reporting.page import details, duration, page, table
+from reporting.page import details, duration, grouped, html_table, page
 
 SPREAD = "± is the standard deviation over the seeds."
 SINGLE = "There is a single seed of each setting."
@@ -40,9 +40,9 @@ def write_sweep(folder: Path, rows: list[dict], planned: int | None, problem: st
     write_atomically(path, page("Sweep", [
         f'<p class="result">{ended}. {best(rows, planned is None)}</p>',
         f'<div class="status problem"><b>Stopped</b>: {html.escape(problem)}</div>' if problem else "", *plots(rows),
-        f"<h2>{'Single seeds' if single else 'Mean and spread over the seeds'}</h2>", table(summary),
+        f"<h2>{'Single seeds' if single else 'Mean and spread over the seeds'}</h2>", html_table(summary),
         f"<p>{SINGLE if single else SPREAD} {NOTE}</p>" if rows else "",
-        details("All runs", table(every))]))
+        details("All runs", html_table(every))]))
     return path
 
 
@@ -60,10 +60,7 @@ def in_order(rows: list[dict]) -> list[dict]:
 
 def by_flags(rows: list[dict]) -> list[tuple[dict, list[dict]]]:
     """Returns each combination of flags and its rows, one per seed, in the order of the sweep."""
-    grouped = {}
-    for row in rows:
-        grouped.setdefault(tuple(row["flags"].items()), []).append(row)
-    return [(dict(combination), group) for combination, group in grouped.items()]
+    return [(dict(flags), group) for flags, group in grouped(rows, lambda row: tuple(row["flags"].items())).items()]
 
 
 def mean(rows: list[dict], value: Callable[[dict], float]) -> float:

@@ -5,6 +5,7 @@ The events are made from the files of the run's folder, so that a resumed run an
 import contextlib
 import math
 
+from common.activity import PARTS
 from common.errors import complain, one_line
 from plan.run_folder import AUGMENTATIONS, LAYERS, METRICS, TENSORBOARD, TIMES, RunFolder
 from training.observer import Evaluation, Observer, RunInfo
@@ -16,22 +17,23 @@ TAGS = {  # column of metrics.jsonl -> name in TensorBoard
     "learning_rate": "schedule/learning_rate", "momentum": "schedule/momentum", "batch_size": "schedule/batch_size",
     "images_per_second": "throughput/images_per_second", "seconds": "throughput/seconds", "epoch": "throughput/epochs"}
 KINDS = ("weight_norm", "gradient_norm", "trust_ratio")
-PARTS = ("compute", "data", "exchange", "storage")
 SCALARS = {  # log -> function that returns the scalars of one of its rows, by name
     METRICS: lambda row: {TAGS.get(name, f"other/{name}"): value for name, value in row.items()
                           if name not in ("samples", "weights")},
-    TIMES: lambda row: {f"time/{part}": row[part] for part in PARTS if part in row},
+    TIMES: lambda row: {f"time/{part}": row[part] for part in (*PARTS, "storage") if part in row},
     LAYERS: lambda row: {f"{kind}/{layer}": value for layer, values in row["layers"].items()
                          for kind, value in zip(KINDS, values, strict=True)}}
 EVENTS = "events.out.tfevents.*"
 
 
 class TensorBoard(Observer):
-    """Writes the rows of the logs to FOLDER/tensorboard. Has to come after RunLog, which logs them.
+    """Writes the rows of the logs to FOLDER/tensorboard.
 
     If the events cannot be written, as on a full disk, one line says so. They are written again, from the rows, after
     the next evaluation or at the end.
     """
+
+    reads_folder = True
 
     def __init__(self, files: RunFolder):
         self._files = files
@@ -101,7 +103,7 @@ class TensorBoard(Observer):
             tf.summary.text("plan", "\n\n".join(map(markdown, (
                 [{name: value for name, value in run.plan.items() if not isinstance(value, list)}],
                 run.plan["phases"], run.plan["schedule"]))))
-            if run.flags.get("save_augmentations") and images.is_file():
+            if run.flags["save_augmentations"] and images.is_file():
                 tf.summary.image("augmentations", tf.io.decode_png(images.read_bytes())[None])
 
     def close(self) -> None:

@@ -99,8 +99,8 @@ build.make_train_step = make_marked_step
 sys.exit(train.main(["train.py", *sys.argv[1:]]))
 """
 PLACED = re.compile(r"placer\.cc:\d+\] (\S+): \((\w+)\): \S*device:([A-Z_]+):\d+")
-# Operations that may run on the CPU of a machine with GPUs: a call of Python, which is the clock of training.breakdown,
-# and those that compute nothing. int32 constants and shapes live in host memory, but count as operations of the GPU.
+# Operations that may run on the CPU of a machine with GPUs: a call of Python, which is training.clock, and those that
+# compute nothing. int32 constants and shapes live in host memory, but count as operations of the GPU.
 ON_THE_HOST = {"PyFunc", "_Arg", "_Retval", "NoOp"}
 
 

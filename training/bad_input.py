@@ -2,12 +2,18 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import tensorflow as tf
 
 from common.errors import UserError, reason
-from data.damage import input_reason
-from data.spool import SpoolEnded
+from data.augmentation import AUGMENTATIONS
+from data.dataset import Split
+from data.formats import folder as class_folders
+from data.pipeline import decoder
+from data.staging.spool import SpoolEnded
 from distributed.lost import is_lost
+
+READ_AHEAD = 16  # batches; more than DALI and TensorFlow hold between the reader and the model
 
 
 @contextmanager
@@ -29,3 +35,40 @@ def bad_input_is_user_error(stopped: str, batches, read: int, size_flag: str = "
         if "deterministic XLA" in str(error):
             raise UserError(f"{stopped}: {reason(error)} Use --xla=auto, or remove --xla or --deterministic") from None
         raise UserError(f"{stopped}: {input_reason(error, batches, read)}") from None
+
+
+def input_reason(error, batches, read: int) -> str:
+    """Returns the damaged record's name and what to do if DALI failed on one, else `reason`.
+
+    batches: data.feed.Batches. read: number of samples read so far. DALI reads ahead by a few batches, and starts again
+    after the last sample.
+    """
+    damage = None
+    if len(batches.samples) and "dali" in str(error).lower():
+        first = read % len(batches.samples)
+        damage = first_damaged(batches.split, batches.samples[first:first + READ_AHEAD * batches.batch_size])
+    if damage and batches.split.format == "folder":
+        commands = class_folders.conversion(batches.split.paths[0].parent, "--format=tfrecord", "--verify")
+        return f"{damage}; to convert or leave out such files, {commands}"
+    return f"{damage}; `data.prepare --verify` lists all damaged records" if damage else reason(error)
+
+
+def first_damaged(split: Split, samples: np.ndarray) -> str | None:
+    """Returns the name of the first of these samples that cannot be read or decoded, and which of the two, or None.
+
+    Decodes one sample at a time. DALI's own reader is not asked, because it fails on a sample that comes later.
+    """
+    pipeline = decoder(AUGMENTATIONS["none"])
+    done = 0
+    try:
+        for image, _ in split.records(samples):
+            if not image:
+                return f"{split.name(samples[done])} is empty"
+            pipeline.feed_input("encoded", [np.frombuffer(image, np.uint8)])
+            pipeline.run()
+            done += 1
+    except OSError as error:
+        return f"{split.name(samples[done])} cannot be read: {error.strerror or error}"
+    except Exception:  # from DALI, LMDB or protocol buffers
+        return f"{split.name(samples[done])} cannot be decoded"
+    return None

@@ -20,7 +20,7 @@ from distributed.world import World
 from model_zoo.layers import masks_at
 from plan.plan import Phase
 from training.bad_input import bad_input_is_user_error
-from training.marks import marks
+from training.clock import marks
 
 SAMPLES = 2048  # minimum number of training samples to measure, over all workers, or the whole set if it is smaller
 
@@ -184,13 +184,11 @@ class ExactStatistics:
         wanted = [(feed, steps, batch_size, micro_batch_size, neighbours, position) for position in positions]
 
         def opening():
+            self._read = 0
             return feed.open(feed.prepare([(position, steps) for position in positions], batch_size, micro_batch_size,
                                           neighbours=neighbours))
 
-        batches, is_new = self._pipeline.read(wanted[0], opening, wanted[1:])
-        if is_new:
-            self._read = 0
-        return batches
+        return self._pipeline.read(wanted, opening)
 
     def _trace(self, span):
         """Returns a compiled function that reads a micro-batch and measures the input of each layer.

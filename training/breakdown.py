@@ -1,4 +1,4 @@
-"""The step-time breakdown: waiting for data, exchanging gradients, and the rest, which is computing.
+"""The step-time breakdown: waiting for data, exchanging gradients, and the rest, which is computing; and slow workers.
 
 Waiting for data includes waiting for what has to be read or fetched before DALI can decode it, which is measured for
 itself, in all steps: storage.
@@ -7,98 +7,26 @@ Data and exchange count only the time that the computation waits. Loading that o
 exchange that overlaps the backward pass cost nothing. Waiting for a slower worker is part of the exchange.
 arXiv:1811.05233 and the GTC slides call the fraction of the exchange synchronisation overhead.
 
-Only one step in TIMED_ONE_IN is timed, because the clock makes a GPU and its host wait for each other.
+At each update, all workers wait for the slowest one. Its own time, which is computing and waiting for data, is long,
+and it hardly waits for the exchange. The others wait.
 """
 import socket
-import time
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
-from data.spool import Admitted
+from common.activity import PARTS
+from data.staging.spool import Admitted
 from distributed.world import World
-from training.marks import Marks
 
-NAMES = ("data", "exchange")
-TIMED_ONE_IN = 20
 NOT_READ = Admitted()
 READ = Admitted._fields
 # Sums of a worker: the number of timed steps and their seconds, the sum of their squared own times (computing and
 # waiting for data), the seconds of all steps, and what they read.
-COLUMNS = ("steps", "compute", *NAMES, "squares", "trained", *READ)
-
-
-class Lap(NamedTuple):
-    """How far a timed step has come: when it ended what it did last, and how long it has waited, float64 seconds."""
-
-    until: tf.Tensor
-    data: tf.Tensor
-    exchange: tf.Tensor
-
-    @property
-    def waited(self) -> tf.Tensor:
-        """The seconds waited for each of NAMES, float32."""
-        return tf.cast(tf.stack([self.data, self.exchange]), tf.float32)
-
-
-class Clock:
-    """Reads the time inside a compiled step, and marks what it does.
-
-    timed: bool, on the host. If it is false, nothing waits and all times are 0. marks: made where nothing is traced.
-    """
-
-    def __init__(self, timed: tf.Tensor, marks: Marks):
-        self._timed = timed
-        self._marks = marks
-
-    def start(self, tensor) -> Lap:
-        """Starts when this tensor is ready."""
-        nothing = tf.constant(0.0, tf.float64)
-        return Lap(self.after([tensor]), nothing, nothing)
-
-    def next_of(self, iterator, lap: Lap) -> tuple:
-        """Returns the next batch, which is not asked for before the lap's end, and the lap with the wait for it."""
-        with tf.control_dependencies([lap.until]):
-            images, *others = self._marks.next_of(iterator)
-        arrived = self.after([images, *others])
-        with tf.control_dependencies([arrived]):  # with one thread, the clock could be read after computing
-            images = tf.identity(images)
-        return (images, *others), lap._replace(until=arrived, data=lap.data + arrived - lap.until)
-
-    def computed(self, gradients, lap: Lap) -> Lap:
-        """Returns the lap to the end of a backward pass."""
-        self._marks.set_computed(gradients)
-        return lap._replace(until=self.after(gradients))
-
-    def exchanged(self, gradients, lap: Lap) -> Lap:
-        """Returns the lap to the end of the exchange, which one worker may see before that of its backward pass."""
-        until = self.after(gradients)
-        return lap._replace(until=until, exchange=tf.maximum(until - lap.until, 0.0))
-
-    def after(self, tensors) -> tf.Tensor:
-        """Returns the time, float64 seconds on the host's clock, at which all tensors are ready.
-
-        It calls Python, because TensorFlow refuses tf.timestamp if operations have to be deterministic. It works for a
-        GPU, too: a GPU runs its operations in order, so a value that is computed after all tensors, and copied to the
-        host, arrives when they are ready.
-        """
-        values = [tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor for tensor in tensors]
-        with tf.control_dependencies(values):
-            first = tf.reshape(values[0], [-1])[:1]
-        return tf.cond(self._timed, lambda: tf.ensure_shape(tf.numpy_function(_now, [first], tf.float64), []),
-                       lambda: tf.constant(0.0, tf.float64))
-
-
-def on_host(value, dtype: tf.DType | None = None) -> tf.Tensor:
-    """Returns an argument of a compiled step, on the host: a copy to a GPU could wait for what the GPU has to do."""
-    with tf.device("/cpu:0"):
-        return tf.constant(value, dtype)
-
-
-def _now(_):
-    return np.float64(time.perf_counter())
+COLUMNS = ("steps", *PARTS, "squares", "trained", *READ)
+LIMIT = 0.15  # of the median, by which the own time of a slow worker exceeds it
+CERTAIN = 3.0  # standard errors, by which it does so at least
+LEAST_STEPS = 4  # timed steps that are compared; evaluations with fewer between them are taken together
 
 
 @dataclass(frozen=True)
@@ -118,7 +46,7 @@ class WorkerTimes:
     @property
     def means(self) -> list[list[float]]:
         """Mean seconds of a timed step of each worker: computing, waiting for data, exchange."""
-        return (self.columns("compute", *NAMES) / np.maximum(1, self.columns("steps"))).tolist()
+        return (self.columns(*PARTS) / np.maximum(1, self.columns("steps"))).tolist()
 
 
 class StepTimes:
@@ -140,7 +68,7 @@ class StepTimes:
             self._add(name, value)
 
     def add_timed(self, seconds: float, waited) -> dict[str, float]:
-        """Adds a timed step. waited: how many of these seconds it waited for each of NAMES. Returns the fractions."""
+        """Adds a timed step. waited: how many of these seconds it waited for each of WAITS. Returns the fractions."""
         data, exchange = map(float, waited)
         for name, value in (("steps", 1), ("compute", seconds - data - exchange), ("data", data),
                             ("exchange", exchange), ("squares", (seconds - exchange) ** 2)):
@@ -168,12 +96,59 @@ def breakdown_of(workers: WorkerTimes) -> dict[str, float]:
     has the fraction of all steps that workers waited for it, storage, and the sums of the rest of Admitted.
     """
     sums = dict(zip(COLUMNS, workers.sums.sum(axis=0).tolist(), strict=True))
-    seconds = sum(sums[name] for name in ("compute", *NAMES))
+    seconds = sum(sums[name] for name in PARTS)
     if not seconds:
         return {}
-    breakdown = {name: sums[name] / seconds for name in ("compute", *NAMES)}
+    breakdown = {name: sums[name] / seconds for name in PARTS}
     storage, *traffic = READ
     if sums[storage]:
         breakdown["storage"] = sums[storage] / sums["trained"]
         breakdown |= {name: int(sums[name]) for name in traffic}
     return breakdown
+
+
+class SlowWorkers:
+    """Names workers that were slow in two comparisons running. Elastic training forgets the first when workers change.
+    """
+
+    def __init__(self):
+        self._hosts = None
+
+    def add(self, workers: WorkerTimes, micro_batches: list[int]) -> list[str]:
+        """Compares the workers if enough steps were timed. Returns a sentence on each slow one.
+
+        micro_batches: number in a global batch, by rank. Only workers with the same number are compared.
+        """
+        if workers.hosts != self._hosts:
+            self._hosts = workers.hosts
+            self._sums = 0.0
+            self._before = {}
+        self._sums += workers.columns("steps", "compute", "data", "squares")
+        if self._sums[:, 0].min() < LEAST_STEPS:
+            return []
+        before = self._before
+        self._before = self._compare(np.array(micro_batches))
+        self._sums = 0.0
+        return [sentence for rank, sentence in self._before.items() if rank in before]
+
+    def _compare(self, micro_batches: np.ndarray) -> dict[int, str]:
+        """Returns rank -> sentence for the workers that are slow now."""
+        steps, slow = self._sums[:, 0], {}
+        compute, data, squares = self._sums[:, 1:].T / steps
+        own = compute + data
+        errors = np.sqrt(np.maximum(0.0, squares - own ** 2) / (steps - 1))
+        table = np.stack([compute, data, own, errors], axis=1)
+        for number in np.unique(micro_batches):
+            peers = np.flatnonzero(micro_batches == number)
+            median = np.quantile(table[peers], 0.5, axis=0, method="lower")  # of two workers, the faster one
+            for rank in peers:
+                *more, excess, _ = table[rank] - median
+                if excess > max(LIMIT * median[2], CERTAIN * errors[rank], CERTAIN * median[3]):
+                    slow[int(rank)] = self._sentence(rank, more[0] / median[0], *more, excess)
+        return slow
+
+    def _sentence(self, rank: int, slower: float, compute: float, data: float, excess: float) -> str:
+        """Says how a worker differs from the median. slower: a fraction. Times are in seconds a step."""
+        does = f"computes {slower:.0%} slower" if compute > data else f"waits {1000 * data:.3g} ms longer for data"
+        return (f"rank {rank} on {self._hosts[rank]} {does} than the median: the others wait {1000 * excess:.3g} ms of "
+                "each step for it")

@@ -10,18 +10,18 @@ import tensorflow as tf
 
 import model_zoo
 import optim
+from common.activity import startup
 from common.errors import UserError
 from common.files import in_memory
-from common.startup import startup
-from data import stage as staging
 from data.dataset import Dataset, Window
 from data.feed import Feed
 from data.mixing import Mixing
 from data.pipeline import DecoderSettings
-from data.remote import is_remote
-from data.spool import AHEAD
+from data.staging import local_copy
+from data.staging.remote import is_remote
+from data.staging.spool import AHEAD
+from data.staging.window import kept_folder, name_of, window_folder
 from data.synthetic import SyntheticFeed
-from data.window import kept_folder, name_of, window_folder
 from distributed import optimizer as distributed
 from distributed import world as worlds
 from distributed.exchange import GradientExchange, make_collectives
@@ -31,9 +31,9 @@ from plan.allreduce import AllreducePlan
 from plan.plan import LARGEST_MICRO_BATCH, Phase, Plan
 from plan.settings import Launch, Recipe, Settings
 from training.batch_norm import ExactStatistics, MovingStatistics, Span
+from training.clock import marks
 from training.divergence import divergence_reason
 from training.evaluate import Evaluator
-from training.marks import marks
 from training.noise_scale import NoiseScale
 from training.state import State
 from training.step import TrainStep, make_train_step
@@ -140,10 +140,10 @@ def stage_dataset(dataset: Dataset, recipe: Recipe, launch: Launch, world: World
     if not launch.stage_dir:
         return dataset
     with world.raise_on_all_ranks():
-        files = staging.files(dataset) if world.rank == 0 else None
+        files = local_copy.files(dataset) if world.rank == 0 else None
     files = world.broadcast(files, "files")
     with world.raise_on_all_ranks(), startup.stage("copying the data"):
-        return staging.stage(dataset, Path(launch.stage_dir), files)
+        return local_copy.stage(dataset, Path(launch.stage_dir), files)
 
 
 def open_window(dataset: Dataset, recipe: Recipe, launch: Launch, name: str, workers: int) -> Dataset:

@@ -11,8 +11,8 @@ from common.activity import activity
 from data.feed import OpenPipeline
 from distributed.world import World
 from training.bad_input import bad_input_is_user_error
+from training.clock import marks
 from training.losses import cross_entropy, rivals_of
-from training.marks import marks
 
 BATCHES_UNASKED = 16  # batches from one check for a request to stop to the next
 
@@ -84,7 +84,7 @@ class Evaluator:
         outcomes = [tf.zeros([0, 4])]
         batches_of_all = -(-self._feed.dataset.validation.samples // self._batch_size)
         opening = functools.partial(self._feed.validation, self._batch_size)
-        (batches, samples), _ = self._pipeline.read("validation", opening, itertools.repeat("validation"))
+        batches, samples = self._pipeline.read(itertools.repeat("validation"), opening)
         for number in range(-(-batches_of_all // self._feed.shards)):
             start = number * self._batch_size
             if number % BATCHES_UNASKED == 0 and stop():
@@ -95,7 +95,7 @@ class Evaluator:
             with bad_input_is_user_error(f"evaluation stopped after {start} of {samples} samples", batches, start):
                 batches.admit(1)
                 outcomes.append(self._step(batches.iterator)[:samples - start])
-        if not (samples and batches.repeats):
+        if not self._feed.dataset.validation.any_order:  # batches of other samples would follow
             self._pipeline.close()
         return self._world.concatenate(tf.concat(outcomes, axis=0).numpy(), "outcomes")
 

@@ -12,15 +12,14 @@ import functools
 import time
 from collections.abc import Iterator, Sequence
 
-from common.activity import OBSERVERS, activity
-from common.startup import startup
+from common.activity import OBSERVERS, activity, startup
 from plan.plan import Interval
 from plan.run_folder import top1_of
 from training.bad_input import bad_input_is_user_error
 from training.batch_norm import Span
-from training.breakdown import TIMED_ONE_IN, breakdown_of
+from training.breakdown import breakdown_of
 from training.build import Job
-from training.marks import marks
+from training.clock import TIMED_ONE_IN, marks
 from training.observer import Evaluation, Observer
 from training.reading import TrainingInput
 from training.recovery import Recovery

@@ -1,9 +1,12 @@
-"""What an observer sees of a training. The run's folder and the progress display are observers.
+"""What an observer sees of a training, and --observer=MODULE:NAME, which adds a class of the user's own.
 
-`--observer=MODULE:NAME` adds a class of the user's own. All observers live on rank 0. They change nothing.
+The run's folder and the progress display are observers. All observers live on rank 0. They change nothing.
 """
 import contextlib
-from collections.abc import Callable
+import functools
+import importlib
+import traceback
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from common import own
+from common.errors import UserError, complain, one_line
 from data.dataset import Dataset
+
+METHODS = ("start", "step", "evaluation", "rewind", "end", "close")  # of a user's observer
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,12 @@ class Evaluation:
 
 
 class Observer:
-    """Base class of observers. Every method does nothing; override those that you need."""
+    """Base class of observers. Every method does nothing; override those that you need.
+
+    reads_folder: whether it reads what others write to the run's folder. It is then called after them.
+    """
+
+    reads_folder = False
 
     def start(self, run: RunInfo) -> None:
         """Called before the first update of a process."""
@@ -103,3 +115,80 @@ class Observer:
 
     def close(self) -> None:
         """Called last, also after an error, a stop or a loss of workers, if `start` was."""
+
+
+class UserObserver(Observer):
+    """An observer of the user's own. It declares what it wants by the methods that it has.
+
+    An exception in `start` ends training before the first step. Later exceptions are reported once for each method, and
+    training continues.
+
+    methods: those of METHODS that it has, by name.
+    """
+
+    def __init__(self, name: str, observer):
+        self._name = name
+        self.methods = {method: call for method in METHODS if callable(call := getattr(observer, method, None))}
+        self._failed = set()
+        self._is_started = False
+
+    def start(self, run) -> None:
+        try:
+            self.methods.get("start", _ignore)(run)
+        except Exception as error:
+            raise UserError(f"--observer={self._name}: {described(error)}") from None
+        self._is_started = True
+
+    def _call(self, method, *arguments):
+        try:
+            self.methods.get(method, _ignore)(*arguments)
+        except Exception as error:
+            if method not in self._failed:
+                complain(f"warning: --observer={self._name}: {method}() failed, training continues: "
+                         f"{described(error)}")
+            self._failed.add(method)
+
+    step = functools.partialmethod(_call, "step")
+    evaluation = functools.partialmethod(_call, "evaluation")
+    rewind = functools.partialmethod(_call, "rewind")
+    end = functools.partialmethod(_call, "end")
+
+    def close(self) -> None:
+        if self._is_started:
+            self._call("close")
+
+
+def _ignore(*_):
+    pass
+
+
+def described(error: Exception) -> str:
+    """Returns an error of the user's code, and where it was raised, on one line."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # without the frame that called it
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {one_line(error)}{where}"
+
+
+def load_observers(names: Sequence[str]) -> list[UserObserver]:
+    """Creates the observers of --observer=MODULE:NAME. The current folder is searched for modules last.
+
+    Raises UserError for whatever goes wrong, in the user's code, too.
+    """
+    if names:
+        own.search_here()
+    return [_load(name) for name in names]
+
+
+def _load(name) -> UserObserver:
+    module, _, attribute = name.partition(":")
+    try:
+        made = importlib.import_module(module)
+        for part in attribute.split("."):
+            made = getattr(made, part)
+        observer = UserObserver(name, made())
+    except Exception as error:
+        raise UserError(f"--observer={name}: {described(error)}") from None
+    if not observer.methods:
+        raise UserError(f"--observer={name}: {attribute}() has none of the methods {', '.join(METHODS)}; see "
+                        "docs/observers.md")
+    return observer

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from common.startup import startup
+from common.activity import startup
 from data.feed import OpenPipeline
 from plan.plan import Interval
 from training.build import Job
@@ -43,13 +43,8 @@ class TrainingInput:
         progress = self._job.state.progress
         progress.reshard_step = max(progress.reshard_step, interval.first_step)
         number = next(number for number, group in enumerate(self._groups) if interval.first_step < group[-1].end)
-        later = [other.first_step for other in self._groups[number] if other.first_step > interval.first_step]
-        batches, is_new = self._pipeline.read(interval.first_step, functools.partial(self._opening, number), later)
-        if is_new:
-            self._first = progress.step
-            if number + 1 < len(self._groups):
-                self._ahead[number + 1] = self._thread.submit(self._prepare, number + 1, True)
-        return batches
+        wanted = [other.first_step for other in self._groups[number] if other.first_step >= interval.first_step]
+        return self._pipeline.read(wanted, functools.partial(self._opening, number))
 
     @contextlib.contextmanager
     def _opening(self, number: int):
@@ -57,6 +52,9 @@ class TrainingInput:
             with startup.stage("opening the input"):
                 prepared = self._ahead.pop(number).result() if number in self._ahead else self._prepare(number)
                 batches = held.enter_context(self._job.feed.open(prepared))
+            self._first = self._job.state.progress.step
+            if number + 1 < len(self._groups):
+                self._ahead[number + 1] = self._thread.submit(self._prepare, number + 1, True)
             yield batches
 
     def samples_before(self, step: int, interval: Interval) -> int:

@@ -10,9 +10,9 @@ from common.errors import Stopped, UserError, complain
 from distributed.elastic import COMMIT_STEPS
 from plan.run_folder import SUMMARY, RunFolder
 from plan.values import Every
-from training.breakdown import on_host
 from training.build import Job
 from training.checkpoints import Checkpoints
+from training.clock import on_host
 from training.divergence import Diverged, WeightsDiffer
 from training.state import Progress, Snapshot
 from training.stopping import StopRequest

@@ -9,12 +9,12 @@ import numpy as np
 import tensorflow as tf
 
 from common.activity import OBSERVERS, activity
-from data.spool import Admitted
-from training.breakdown import StepTimes, on_host
+from data.staging.spool import Admitted
+from training.breakdown import SlowWorkers, StepTimes
 from training.build import Job
+from training.clock import on_host
 from training.divergence import Diverged
 from training.observer import Observer, Update
-from training.slow import SlowWorkers
 from training.step import NO_SIGNALS, StepResult
 
 

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 
-from common.activity import OBSERVERS, activity
+from common.activity import OBSERVERS, activity, startup
 from common.errors import complain
-from common.startup import startup
 from data.dataset import Dataset
 from distributed import elastic
 from distributed import world as worlds
@@ -28,9 +27,8 @@ from training.build import DIFFERENT_FLAGS, Job
 from training.checkpoints import Checkpoints
 from training.divergence import Diverged
 from training.loop import follow_plan
-from training.observer import Observer
-from training.observing import load_observers, start_observers
-from training.profiling import Profile
+from training.monitoring import Profile, start_observers
+from training.observer import Observer, load_observers
 from training.recovery import Recovery
 from training.restoring import initialize
 from training.state import Progress, Snapshot, State

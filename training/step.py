@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from common.activity import WAITS
 from data import mixing
 from distributed.exchange import GradientExchange
 from distributed.fixed_point import FLOAT32, FixedPoint, Float32
@@ -19,10 +20,9 @@ from model_zoo.layers import masks_at
 from optim.lars import SGD
 from optim.stacks import Scaled, norms_of
 from training.batch_norm import MICRO_BATCH, MovingStatistics, Span, flat_statistics
-from training.breakdown import NAMES, Clock
+from training.clock import Clock, marks
 from training.layer_statistics import LayerStatistics
 from training.losses import cross_entropy, rivals_of
-from training.marks import marks
 from training.state import Totals
 
 NO_SIGNALS = (0.0, 0.0)
@@ -47,7 +47,7 @@ class StepResult(NamedTuple):
 
     All except `waited` are the same on all workers. signals: their sum over the workers. means: loss and top-1 over the
     global batch. norms: of the averaged gradients. squares: mean over the micro-batches of the squared norm of each
-    variable's gradient, or empty. waited: seconds that this worker has waited for each of breakdown.NAMES, or zeros if
+    variable's gradient, or empty. waited: seconds that this worker has waited for each of activity.WAITS, or zeros if
     the step was not timed.
     """
 
@@ -60,7 +60,7 @@ class StepResult(NamedTuple):
     @classmethod
     def shapes(cls, variables: int, measures_noise: bool = False) -> "StepResult":
         """Returns the shapes for a number of trainable variables."""
-        return cls((len(NO_SIGNALS),), (2,), (variables,), (variables * measures_noise,), (len(NAMES),))
+        return cls((len(NO_SIGNALS),), (2,), (variables,), (variables * measures_noise,), (len(WAITS),))
 
     def packed(self) -> tf.Tensor:
         """Returns one vector, float32, which a single copy brings to the host."""
@@ -130,11 +130,10 @@ def make_train_step(parts: TrainStep):
     form, rest = (FixedPoint(micro_batches), FixedPoint.lossless(micro_batches)) if parts.exact else (FLOAT32, FLOAT32)
     forms = Terms([form] * len(variables), rest, rest, rest)
     terms_of = accumulated(make_micro_batch(parts), shapes, parts.accumulation_steps, forms)
-    watch = marks()
 
     @tf.function(autograph=False)
     def step(iterator, learning_rate, momentum, timed=False, position=0, signals=NO_SIGNALS, records=True):
-        clock = Clock(tf.convert_to_tensor(timed), watch)
+        clock = Clock(tf.convert_to_tensor(timed))
         terms, lap = terms_of(iterator, position, clock.start(learning_rate), clock)
         gradients, norms = average(exchange, optimizer, terms.gradients, variables, micro_batches, form)
         lap = clock.exchanged([gradient.tensor for gradient in gradients], lap)
@@ -162,6 +161,7 @@ def make_micro_batch(parts: TrainStep):
     """
     model, optimizer, variables = parts.model, parts.optimizer, parts.model.trainable_variables
     own = parts.own or range(parts.accumulation_steps)
+    marked = marks()
 
     @tf.function(jit_compile=parts.xla, reduce_retracing=True, autograph=False)
     def backward(images, labels, position, rows=None):
@@ -176,7 +176,7 @@ def make_micro_batch(parts: TrainStep):
         return tape.gradient(loss, variables), flat_statistics(observed if parts.moving else {}), losses, logits
 
     def micro_batch(number, iterator, position, lap, clock):
-        (images, labels, *rows), lap = clock.next_of(iterator, lap)
+        (images, labels, *rows), lap = clock.arrived(marked.next_of(iterator, lap), lap)
         labels = tf.squeeze(labels, 1)
         samples = tf.shape(labels, tf.int64)[0]
         position += samples * tf.cast(own.start + own.step * number, tf.int64)
@@ -188,6 +188,7 @@ def make_micro_batch(parts: TrainStep):
         squares = tf.zeros([0])
         if parts.measures_noise:
             squares = tf.square(norms_of(gradients) / scale(optimizer, tf.constant(1.0)))
+        marked.set_computed(gradients)
         return Terms(gradients, results, statistics, squares), clock.computed(gradients, lap)
 
     return micro_batch

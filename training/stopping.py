@@ -2,8 +2,8 @@
 import os
 import signal
 
+from common.activity import startup
 from common.errors import ExitCode, complain
-from common.startup import startup
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 

@@ -22,7 +22,7 @@ from data.dataset import Dataset, Window, open_dataset
 from data.feed import Feed
 from data.formats import tfrecord
 from data.pipeline import DecoderSettings
-from data.window import window_folder
+from data.staging.window import window_folder
 
 IMAGE_SIZE, THREADS, SHUFFLED = 224, 2, 1024
 SEED, BLOCK, GROUP = 0, 64, 16

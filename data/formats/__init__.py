@@ -3,11 +3,12 @@
 Each module has
     SUFFIX              the suffix of a shard's name
     ANY_ORDER           whether its DALI reader can follow any order. Otherwise it reads the records of each file as
-                        written, and only the order of the files and the start position can be chosen. data.spool
-                        lets DALI follow any order there, too
+                        written, and only the order of the files and the start position can be chosen.
+                        data.staging.spool lets DALI follow any order there, too
     write(path, samples)        writes a shard of (encoded image, label), or (encoded image, label, name of its file),
                                 and its index if the format has one
-    make_index(path)            writes the index of a shard made elsewhere
+    make_index(path)            writes the index of a shard made elsewhere, atomically. Only formats with an index
+                                have it. Raises ValueError
     index_path(path)            returns the path of the shard's index, or None
     read_index(path)            returns a sequence with one element per sample; cheap. Raises OSError, ValueError
     records(path, index, samples)   yields (encoded image, label) of these samples

@@ -137,11 +137,6 @@ def shown(name: str) -> str:
     return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
-def is_unread(encoded: bytes) -> bool:
-    """Returns whether an image, of which the first 8 bytes are enough, is in one of the formats UNREAD."""
-    return encoded.startswith(b"GIF8") or encoded[4:8] == b"ftyp"
-
-
 def has_images(folder: Path) -> bool:
     """Returns whether a folder contains folders of images."""
     return any(_holds_images(folder / name) for name in class_names(folder))
@@ -184,7 +179,7 @@ class Listing:
                 return f"{path}/{shown(name)}: DALI does not read names that are not UTF-8"
             if os.path.splitext(name)[1].lower() in UNREAD_SUFFIXES:
                 with open(Path(path, name), "rb") as file:
-                    if is_unread(file.read(8)):
+                    if (start := file.read(8)).startswith(b"GIF8") or start[4:] == b"ftyp":  # that of HEIC and AVIF
                         return f"{path}/{name}: DALI does not read {UNREAD}"
         return None
 
@@ -208,8 +203,7 @@ def remarks(folder: Path, listings: Collection[Listing]) -> list[str]:
     return [f"note: {text}" for is_said, text in said if is_said]
 
 
-def read_index(path) -> Listing:
-    return Listing(path)
+read_index = Listing
 
 
 def source_name(path, index: Listing, sample: int) -> str:

@@ -25,10 +25,6 @@ def index_path(path) -> None:
     return None
 
 
-def make_index(path) -> None:
-    """Does nothing, because LMDB is its own index."""
-
-
 def write(path, samples: Iterable[tuple]) -> None:
     import lmdb
 

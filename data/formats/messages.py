@@ -48,13 +48,11 @@ def checked(images, labels, names=("image", "label")) -> tuple[bytes, int]:
 def example(image: bytes, label: int, name: str | None = None) -> bytes:
     """Returns a tf.train.Example with the features of data.formats.tfrecord. name: of the file that the image is from.
     """
-    kinds = _classes()
-    entries = [kinds["Features"].Entry(key=LABEL, value=kinds["Feature"](int64_list={"value": [label]})),
-               kinds["Features"].Entry(key=IMAGE, value=kinds["Feature"](bytes_list={"value": [image]}))]
+    entries = [{"key": LABEL, "value": {"int64_list": {"value": [label]}}},
+               {"key": IMAGE, "value": {"bytes_list": {"value": [image]}}}]
     if name is not None:
-        entries.append(kinds["Features"].Entry(key=NAME, value=kinds["Feature"](
-            bytes_list={"value": [name.encode(errors="surrogateescape")]})))
-    return kinds["Example"](features={"feature": entries}).SerializeToString()
+        entries.append({"key": NAME, "value": {"bytes_list": {"value": [name.encode(errors="surrogateescape")]}}})
+    return _classes()["Example"](features={"feature": entries}).SerializeToString()
 
 
 def read_example(value: bytes) -> tuple[bytes, int, dict]:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from common.files import write_atomically
 from data.formats import messages, sequential
-from data.remote import RemotePath, located, ranges
+from data.staging.remote import RemotePath, located, ranges
 
 SUFFIX = ".rec"
 ANY_ORDER = False
@@ -175,5 +176,4 @@ def _parsed(stored: bytes, path, offset) -> tuple[bytes, int]:
 
 
 def _write_index(path, offsets) -> None:
-    with open(path, "w") as file:
-        file.writelines(f"{number}\t{offset}\n" for number, offset in enumerate(offsets))
+    write_atomically(path, "".join(f"{number}\t{offset}\n" for number, offset in enumerate(offsets)))

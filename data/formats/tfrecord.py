@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from common.files import write_atomically
 from data.formats import messages
 from data.formats.messages import IMAGE, LABEL
-from data.remote import RemotePath, located, ranges
+from data.staging.remote import RemotePath, located, ranges
 
 SUFFIX = ".tfrecord"
 ANY_ORDER = True
@@ -74,8 +75,7 @@ def _foreign(start: bytes) -> str | None:
 
 
 def write_index(path, entries: np.ndarray) -> None:
-    with open(path, "w") as file:
-        file.writelines(f"{offset} {size}\n" for offset, size in entries.tolist())
+    write_atomically(path, "".join(f"{offset} {size}\n" for offset, size in entries.tolist()))
 
 
 def index_lines(entries: np.ndarray) -> np.ndarray:

@@ -5,8 +5,6 @@ The dataset is TFRecord as TF-slim and NVIDIA write ImageNet (train-00000-of-010
 val/).
 """
 import contextlib
-import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,11 +20,12 @@ from data.formats.tfrecord import examples
 from data.images import Rejected, Rules, added, store
 from data.preparing.run import moments
 from data.preparing.shards import MEASURED
+from data.preparing.team import Team
 from data.preparing.verify import Part, parts, records
-from data.team import Team
 
 SPLITS = {"train": "train", "validation": "val"}  # file names start with these; names of LMDB folders contain them
-SIDECAR_SUFFIXES = (".idx", ".json", ".jsonl", ".txt", ".lst", ".crc32", ".md5", ".csv")  # of files without records
+# Of files without records. A killed run leaves an index that is not complete.
+SIDECAR_SUFFIXES = (".idx", ".idx.part", ".json", ".jsonl", ".txt", ".lst", ".crc32", ".md5", ".csv")
 TEXTS = ("image/class/text", "image/class/synset")  # TFRecord features that name a class
 MOST_CLASSES = 1_000_000  # a larger label is invalid
 
@@ -74,7 +73,7 @@ def _find(folder) -> tuple[str, dict[str, list[Path]]]:
     if (folder / "dataset.json").exists():
         raise UserError(f"--adopt: {folder} already contains dataset.json; remove it to adopt the dataset again")
     entries = sorted([*folder.iterdir(), *folder.glob("*/*")])
-    files = [path for path in entries if path.is_file() and path.suffix not in SIDECAR_SUFFIXES]
+    files = [path for path in entries if path.is_file() and not path.name.endswith(SIDECAR_SUFFIXES)]
     databases = {name: [path for path in entries if word in path.name.lower() and (path / "data.mdb").is_file()]
                  for name, word in SPLITS.items()}
     recordio, tfrecord = ({name: [path for path in files if path.name.startswith(word)
@@ -99,15 +98,10 @@ def _index(kind, path) -> int:
     module = formats.get(kind)
     index_file = module.index_path(path)
     if index_file and not index_file.exists():
-        # renamed when complete, so that a killed run leaves no partial index
-        with tempfile.TemporaryDirectory(prefix=".adopting.", dir=path.parent) as scratch:
-            link = Path(scratch) / path.name
-            link.symlink_to(path.absolute())
-            try:
-                module.make_index(link)
-            except ValueError as error:
-                raise UserError(f"--adopt: {str(error).replace(str(link), str(path))}") from None
-            os.replace(module.index_path(link), index_file)
+        try:
+            module.make_index(path)
+        except ValueError as error:
+            raise UserError(f"--adopt: {error}") from None
     count = len(module.read_index(path))
     if not count:
         raise UserError(f"--adopt: {path} contains no records; it is truncated, or not part of a dataset")

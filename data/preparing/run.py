@@ -12,9 +12,8 @@ from data.balance import check_classes
 from data.dataset import Dataset, Split, describe
 from data.images import Rules
 from data.preparing.shards import SCRATCH, Preparation, Written, finished, shards, write_shard
-from data.sources.items import Listed
-from data.sources.source import Source
-from data.team import Team
+from data.preparing.team import Team
+from data.sources.source import Listed, Source
 
 SMALLEST_STD = 1.0  # images of one colour have a std of 0, and pixels are divided by it
 

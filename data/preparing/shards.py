@@ -17,8 +17,7 @@ from common.files import flush, full_disk_named, write_json
 from data import formats
 from data.dataset import checksum_line, checksums_path
 from data.images import Rejected, Rules, Stored, added, store
-from data.sources.items import Items, Listed
-from data.sources.source import Source
+from data.sources.source import Items, Listed, Source
 
 SCRATCH = ".preparing"
 SHARD_SAMPLES = 1024  # about 110 MB per shard of ImageNet

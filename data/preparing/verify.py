@@ -9,7 +9,7 @@ import numpy as np
 from common.errors import UserError
 from data.dataset import Split, checksums_path, open_dataset
 from data.images import Rejected, check
-from data.team import Team, error_message
+from data.preparing.team import Team, error_message
 
 PART = 1024  # records
 TENSORFLOWS_OWN = "tfrecord"  # the only format whose records carry checksums

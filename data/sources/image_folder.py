@@ -5,8 +5,8 @@ import numpy as np
 
 from common.errors import UserError
 from data.formats import folder as class_folders
-from data.sources.items import Listed, files
-from data.team import Team
+from data.preparing.team import Team
+from data.sources.source import Listed, files
 
 
 def image_folder(source: Path, fraction: float, seed: int, team: Team) -> Listed:

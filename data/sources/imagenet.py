@@ -12,8 +12,8 @@ import tarfile
 from pathlib import Path
 
 from common.errors import UserError
-from data.sources.items import Listed, members
-from data.team import Team
+from data.preparing.team import Team
+from data.sources.source import Listed, members
 
 TRAIN, VALIDATION, KIT = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12"
 TRUTH = re.compile(r"ILSVRC20\d\d(_clsloc)?_validation_ground_truth\.txt")

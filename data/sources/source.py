@@ -1,9 +1,15 @@
-"""Sources of datasets: encoded images with labels, before they are written in a format."""
+"""What a source of a dataset gives: images that it makes, or the location and the label of images in files."""
+import functools
+import hashlib
 import io
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+
+WHOLE_FILE = -1  # as a size: the container is a folder, and the item is a file in it
 
 
 @dataclass(frozen=True)
@@ -30,3 +36,80 @@ def encode_grey(pixels: np.ndarray, format: str = "JPEG") -> bytes:
     encoded = io.BytesIO()
     Image.fromarray(np.clip(np.round(pixels), 0, 255).astype(np.uint8)).save(encoded, format, quality=95)
     return encoded.getvalue()
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list of images with one column per property, because every rank holds it and there may be millions of items.
+
+    containers: folders and archives. container: index of each item's container, int32 (items,). offset, size: position
+    and size of its bytes in the archive, int64 (items,). labels: int32 (items,). names: paths within a folder, or names
+    for messages.
+    """
+
+    containers: tuple[str, ...]
+    container: np.ndarray
+    offset: np.ndarray
+    size: np.ndarray
+    labels: np.ndarray
+    names: list[str]
+
+    def __len__(self):
+        return len(self.names)
+
+    def read(self, number: int) -> bytes:
+        """Returns an item's bytes. Raises OSError."""
+        container, size = self.containers[self.container[number]], int(self.size[number])
+        if size == WHOLE_FILE:
+            return Path(container, self.names[number]).read_bytes()
+        encoded = os.pread(_opened(container), size, int(self.offset[number]))
+        if len(encoded) != size:
+            raise OSError(f"{container} ends inside this image")
+        return encoded
+
+    def chosen(self, numbers: np.ndarray) -> "Items":
+        return Items(self.containers, self.container[numbers], self.offset[numbers], self.size[numbers],
+                     self.labels[numbers], [self.names[number] for number in numbers])
+
+    def digest(self) -> bytes:
+        """Returns a hash that identifies this listing, wherever its files are."""
+        digest = hashlib.sha256("\0".join(self.names).encode(errors="surrogateescape"))
+        for column in (self.offset, self.size, self.labels):
+            digest.update(column.tobytes())
+        return digest.digest()
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A source of images in files. splits: train and validation."""
+
+    classes: tuple[str, ...]
+    splits: dict[str, Items]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {split: len(items) for split, items in self.splits.items()}
+
+    @property
+    def digest(self) -> bytes:
+        """A hash that identifies the listing of all splits."""
+        return b"".join(items.digest() for items in self.splits.values())
+
+
+def files(folder: str, names: list[str], labels) -> Items:
+    """Lists the files of a folder, each of which is an image."""
+    count = len(names)
+    return Items((folder,), np.zeros(count, np.int32), np.zeros(count, np.int64), np.full(count, WHOLE_FILE, np.int64),
+                 np.array(labels, np.int32), names)
+
+
+def members(archive: str, rows: list[tuple[str, int, int]], labels) -> Items:
+    """Lists the members of an archive. rows: (name, offset, size) of each."""
+    columns = np.array([row[1:] for row in rows], np.int64).reshape(-1, 2)
+    return Items((archive,), np.zeros(len(rows), np.int32), columns[:, 0].copy(), columns[:, 1].copy(),
+                 np.array(labels, np.int32), [row[0] for row in rows])
+
+
+@functools.lru_cache(maxsize=8)
+def _opened(path) -> int:
+    return os.open(path, os.O_RDONLY)

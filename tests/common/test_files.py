@@ -1,10 +1,13 @@
 """Folders in places where other users write, too."""
+import errno
 import os
 import shutil
 import signal
 import stat
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,7 @@ from conftest import ROOT
 
 from common import files
 from common.errors import UserError
-from common.files import is_on_network, private_folder, scratch_folder
+from common.files import hold, is_held, is_on_network, locked, private_folder, scratch_folder
 
 SCRATCH = """
 import sys, time
@@ -75,6 +78,33 @@ def test_two_that_remove_the_same_folder_leave_nothing(shared_disk, killed, monk
     monkeypatch.setattr(files, "_is_own_folder", lambda left: shutil.rmtree(left) or True)
     with scratch_folder(shared_disk) as folder:
         assert list(shared_disk.iterdir()) == [folder]
+
+
+def test_who_waits_for_a_folder_that_is_removed_holds_the_one_that_replaces_it(tmp_path):
+    folder = tmp_path / "window"
+    folder.mkdir()
+    with ThreadPoolExecutor(1) as pool:
+        with locked(folder):
+            waiting = pool.submit(hold, folder)
+            time.sleep(0.2)
+            folder.rmdir()
+            folder.mkdir()  # by the first of those that wait
+        descriptor = waiting.result()
+    assert os.path.samestat(os.fstat(descriptor), folder.stat()) and is_held(folder)
+    os.close(descriptor)
+    assert not is_held(folder)
+
+
+def test_without_locks_no_folder_is_taken_for_one_that_was_left(shared_disk, killed, monkeypatch):
+    left = killed(shared_disk)
+
+    def flock(descriptor, operation):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(files.fcntl, "flock", flock)
+    with scratch_folder(shared_disk) as folder, scratch_folder(shared_disk) as second:
+        assert {*shared_disk.iterdir()} == {left, folder, second}
+    assert list(shared_disk.iterdir()) == [left]
 
 
 def test_what_is_not_ours_is_left_alone(shared_disk, as_another_user):

@@ -158,6 +158,14 @@ def test_truncated_files_are_refused(tmp_path, capsys, kind, left):
 
 
 @pytest.mark.parametrize("kind", ["tfrecord", "recordio"])
+def test_an_index_that_a_killed_run_left_half_written_is_no_shard(tmp_path, capsys, kind):
+    index = formats.get(kind).index_path(first_file(MAKERS[kind](tmp_path), kind))
+    index.with_name(f"{index.name}.part").write_bytes(b"0 1")
+    assert command("--adopt", f"--output={tmp_path}") == 0, capsys.readouterr().err
+    assert index.exists() and not index.with_name(f"{index.name}.part").exists()
+
+
+@pytest.mark.parametrize("kind", ["tfrecord", "recordio"])
 def test_an_index_of_another_file_is_refused(tmp_path, capsys, kind):
     """A sound one is kept as it is, byte for byte, even if it is written in another way than ours."""
     file = first_file(MAKERS[kind](tmp_path), kind)

@@ -12,8 +12,8 @@ from data.balance import notes
 from data.dataset import open_dataset
 from data.formats.folder import class_names, count, layout
 from data.preparing.run import make_preparation
-from data.stage import stage
-from data.team import Team
+from data.preparing.team import Team
+from data.staging.local_copy import stage
 from inference.predict import image_files
 from plan import flags
 from tests.rigs.pictures import CLASSES, command, encode, fill, picture, stored

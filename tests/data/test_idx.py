@@ -11,7 +11,7 @@ import train
 from data import named, prepare, sources
 from data.dataset import open_dataset
 from data.preparing.run import make_preparation
-from data.team import Team
+from data.preparing.team import Team
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 

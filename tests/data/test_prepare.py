@@ -240,7 +240,7 @@ def test_files_that_the_user_may_not_read_are_rejected(tmp_path):
     fill(tmp_path / "source", 3)
     (tmp_path / "source" / "dog" / "0 ü.jpg").chmod(0)
     program = ("import os, sys; from data import images; from data.preparing import shards\n"
-               "from data.sources.items import files\n"
+               "from data.sources.source import files\n"
                "os.setgid(65534); os.setuid(65534)\n"
                "try: shards._stored(files(sys.argv[1], ['dog/0 ü.jpg'], [0]), 0, images.Rules(), False)\n"
                "except images.Rejected as error: print(error)")

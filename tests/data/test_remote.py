@@ -15,10 +15,11 @@ import pytest
 from conftest import DIGITS, ROOT, SmallDisk, printed_json, rows, run, start, train, trainers, weights
 
 from common.errors import UserError
-from data import order, remote
+from data import order
 from data.dataset import open_dataset
-from data.remote import Missing, RemoteError, RemotePath
-from data.window import REQUESTS
+from data.staging import remote
+from data.staging.remote import Missing, RemoteError, RemotePath
+from data.staging.window import REQUESTS
 from tests.rigs.trainings import wait_for
 from tests.rigs.web import serving, tag
 

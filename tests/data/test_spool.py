@@ -10,11 +10,12 @@ import psutil
 import pytest
 from conftest import ROOT, SmallDisk
 
-from data import order, spool
+from data import order
 from data.dataset import ORDERS, Split, Window, open_dataset
 from data.feed import Feed
 from data.mixing import Mixing
-from data.spool_writer import write_file
+from data.staging import spool
+from data.staging.spool_writer import write_file
 from tests.rigs.pictures import command, fill
 from tests.rigs.plans import plan
 

@@ -9,7 +9,7 @@ from conftest import ROOT, SmallDisk
 
 from common.errors import UserError, one_line
 from data.dataset import open_dataset
-from data.stage import files, stage
+from data.staging.local_copy import files, stage
 
 FORMATS = ["tfrecord", "lmdb", "recordio", "folder"]
 
@@ -62,7 +62,8 @@ def test_a_changed_dataset_is_copied_anew(copy, tmp_path):
 
 
 def test_several_workers_make_one_copy(copy, tmp_path):
-    program = (f"from pathlib import Path; from data.dataset import open_dataset; from data.stage import stage\n"
+    program = ("from pathlib import Path\nfrom data.dataset import open_dataset\n"
+               "from data.staging.local_copy import stage\n"
                f"print(stage(open_dataset({str(copy)!r}), Path({str(tmp_path / 'disk')!r})).folder)")
     workers = [subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, text=True, stdout=subprocess.PIPE,
                                 stderr=subprocess.PIPE) for _ in range(3)]

@@ -7,7 +7,7 @@ from conftest import run
 PROGRAM = """
 import sys, time
 from common import command
-from data import team as teams
+from data.preparing import team as teams
 
 teams.PATIENCE, (hanging, *failing) = 0.5, map(int, sys.argv[1:])
 team = teams.Team()

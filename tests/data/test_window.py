@@ -11,7 +11,7 @@ from conftest import ROOT
 
 from common.errors import UserError
 from data.dataset import Window, open_dataset
-from data.window import Blocks, kept_folder, name_of
+from data.staging.window import Blocks, kept_folder, name_of
 from tests.rigs.web import serving
 
 BLOCK = 50
@@ -20,7 +20,7 @@ READER = f"""
 import json, sys, zlib
 from pathlib import Path
 from data.dataset import Window, open_dataset
-from data.window import Blocks, kept_folder, name_of
+from data.staging.window import Blocks, kept_folder, name_of
 url, place, size, most = sys.argv[1:]
 dataset = open_dataset(url)
 folder = kept_folder(Path(place), name_of(dataset, {BLOCK}), int(size), int(most))

@@ -145,7 +145,7 @@ beat.stop()
 
 STALLING = f"""
 import runpy, sys
-from data import spool
+from data.staging import spool
 from distributed import heartbeat
 
 heartbeat.STALLED, heartbeat.INTERVAL = 4.0, 0.1
@@ -170,7 +170,8 @@ def test_a_worker_whose_reader_hangs_is_named_once_and_training_goes_on(in_forma
         step = newest_step(tmp_path / "run")
         wait_for(lambda step=step: newest_step(tmp_path / "run") >= step + 12, launcher)
         [_, worker] = trainers(launcher)
-        writers = [worker_of(process) for process in worker.children() if "data.spool_writer" in process.cmdline()]
+        writers = [worker_of(process) for process in worker.children()
+                   if "data.staging.spool_writer" in process.cmdline()]
         assert writers
         for writer in writers:
             writer.suspend()

@@ -10,7 +10,7 @@ import tensorflow as tf
 from PIL import Image
 
 import model_zoo
-from inference import onnx_model
+from inference import export as exporting
 from inference.export import export
 from inference.trained import Trained, split_groups
 from model_zoo import resnet
@@ -118,7 +118,7 @@ def test_another_export_replaces_the_first(tmp_path, narrow, monkeypatch, capfd)
     """Without tf2onnx, the file of the earlier model goes, too: it would not fit the SavedModel beside it."""
     export(trained("convnet", 32)[0], tmp_path)
     (tmp_path / "saved_model" / "leftover").touch()
-    monkeypatch.setattr(onnx_model, "is_available", lambda: False)
+    monkeypatch.setattr(exporting, "has_onnx", lambda: False)
     capfd.readouterr()
     printed = export(trained("convnet", 32, ("a", "b"))[0], tmp_path)
     assert printed["onnx"] is None and printed["classes"] == 2

@@ -16,7 +16,7 @@ from PIL import Image
 from common.errors import UserError
 from data.dataset import open_dataset
 from inference import predict
-from inference.orientation import ORIENTATION
+from inference.preprocessing import ORIENTATION
 from tests.rigs.pictures import encode, picture
 
 pytestmark = pytest.mark.trainings

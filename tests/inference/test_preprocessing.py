@@ -9,8 +9,7 @@ from PIL import Image
 
 from data import pipeline
 from data.augmentation import AUGMENTATIONS
-from inference.orientation import orientation
-from inference.preprocessing import preprocess
+from inference.preprocessing import orientation, preprocess
 
 ORIENTATION = 0x0112
 LARGEST_SHARE = 5e-5  # of values that may differ, by 1; about 2e-6 do

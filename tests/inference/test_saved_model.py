@@ -3,7 +3,7 @@ import os
 
 import tensorflow as tf
 
-from inference.saved_model import write_saved_model
+from inference.export import write_saved_model
 from inference.trained import Trained
 from tests.rigs.pictures import encode, picture
 

@@ -17,7 +17,7 @@ import pytest
 from conftest import DIGITS, ROOT, TINY, environment, launcher, printed_json, run
 
 from reporting import progress
-from reporting.progress import Pace, duration, fitting
+from reporting.progress import Pace, clock_time, fitting
 
 HIDES_CURSOR = b"\x1b[?25l"
 
@@ -185,7 +185,7 @@ def test_the_line_of_an_evaluation_greps_well():
 
 def test_a_late_first_evaluation_is_announced():
     """Without a terminal: the speed and the time left, once."""
-    program = ("import reporting.progress as progress\nprogress.FORECAST_AFTER = 0.2\nshown = display()\n"
+    program = ("import reporting.progress as progress\nprogress.SPEED_AFTER = 0.2\nshown = display()\n"
                "for number in range(12):\n    shown.step(update(number))\n    time.sleep(0.05)\n")
     [line] = run("python", 1, "-c", PROGRAM + program).stderr.splitlines()
     assert re.fullmatch(r"[\d,]+\.\d images/s; \d+:\d\d left", line)
@@ -208,7 +208,7 @@ def test_time_left_counts_steps_and_evaluations(monkeypatch):
 
 
 def test_small_helpers():
-    assert [duration(seconds) for seconds in (0, 59.6, 3599, 360_000)] == ["0:00", "1:00", "59:59", "100:00:00"]
+    assert [clock_time(seconds) for seconds in (0, 59.6, 3599, 360_000)] == ["0:00", "1:00", "59:59", "100:00:00"]
     assert fitting(["abc", "", "de", "f"], 7) == "abc  de" and fitting(["abc"], 2) == ""
 
 

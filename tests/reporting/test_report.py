@@ -9,13 +9,15 @@ import sys
 import pytest
 from conftest import ROOT
 
+from common import VERSION
+from common.errors import UserError
 from common.files import as_json, write_json
 from plan.values import same
-from reporting import curves, heat_map, report
+from reporting import heat_map, report, sections
 from reporting.compare import comparison
 from reporting.report import write_report
 from reporting.run_data import RunData
-from tests.rigs.run_files import earlier_version, row, whole
+from tests.rigs.run_files import row, whole
 
 
 def page_of(folder) -> str:
@@ -66,7 +68,7 @@ def test_a_page_has_no_python_in_it(tmp_path):
 
 
 def test_each_setting_says_where_it_comes_from(tmp_path):
-    """Those of the command line first, those at their defaults last. Without a record of it, no origin is claimed."""
+    """Those of the command line first, those at their defaults last."""
     page = write_report(whole(tmp_path / "run")).read_text()
     tables = [re.findall(r"<tr><td>(.*?)</td><td class=text>(.*?)</td><td class=text>(.*?)</td></tr>", one)
               for one in re.findall(r"<tr><th>setting</th>.*?</table>", page)]
@@ -76,8 +78,6 @@ def test_each_setting_says_where_it_comes_from(tmp_path):
         ("--epochs", "3", "command line"), ("--model", "resnet50", "recipe"), ("--weight_decay", "0.0001", "recipe")]
     assert "14 flags at their defaults" in page and len(tables[1]) == 14
     assert ("--momentum", "0.9", "default") in tables[1]
-    before = page_of(earlier_version(tmp_path / "before"))
-    assert "--epochs3--" in before and "--momentum0.9--" in before and "default" not in before
 
 
 def test_momentum_is_that_of_an_optimizer_that_has_one(tmp_path):
@@ -136,10 +136,10 @@ def test_the_planned_learning_rate_jumps_where_it_does(tmp_path):
     run = RunData.read(whole(tmp_path / "run", epochs=4))
     run.plan["learning_rate_breakpoints"] = [[0, 0.5], [1.4999, 5.0], [1.5, 0.5], [4, 0.0]]
     rates = {row["epoch"]: row["learning_rate"] for row in run.plan["schedule"]}
-    planned = curves.schedule(run, "learning_rate", 2)
+    planned = sections.planned_line(run, "learning_rate", 2)
     assert planned.kind == "dashed" and [*zip(planned.x, planned.y, strict=True)] == [
         (0, 0.5), (0, rates[0]), (1, rates[1]), (1.4999, 5.0), (1.5, 0.5), (2, rates[2])]
-    assert curves.schedule(run, "momentum", 4).x == (0, 1, 2, 3, 4)
+    assert sections.planned_line(run, "momentum", 4).x == (0, 1, 2, 3, 4)
 
 
 HOLDER = """
@@ -182,10 +182,15 @@ def test_a_run_before_its_first_evaluation(tmp_path):
     assert "resnet50 has not been evaluated yet." in page and "In progress: epoch 0 of 3" in page
 
 
-def test_a_run_of_an_earlier_version(tmp_path):
-    assert "resnet50 reaches 50.20%" in page_of(earlier_version(tmp_path / "run"))
-    page = page_of(earlier_version(tmp_path / "killed", done=False))
-    assert "Unfinished: epoch 3 of 3" in page and "refresh" not in (tmp_path / "killed" / "report.html").read_text()
+def test_a_run_of_another_form_is_refused_with_both_versions(tmp_path):
+    for name, key in (("run.json", "origins"), ("plan.json", "learning_rate_breakpoints")):
+        folder = whole(tmp_path / name)
+        write_json(folder / name, {
+            other: value for other, value in json.loads((folder / name).read_text()).items() if other != key})
+        with pytest.raises(UserError) as raised:
+            RunData.read(folder)
+        assert str(raised.value) == (f"{folder} is a run of Bigbatch 0.1.0, which {VERSION} does not read: {name} "
+                                     f"lacks {key}; use the version that wrote it")
 
 
 def test_the_average_of_the_weights_has_curves_of_its_own(tmp_path):
@@ -206,7 +211,7 @@ def test_imagenet_in_full(tmp_path):
 def test_several_runs_side_by_side(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     runs = [whole(tmp_path / "one" / "run"),
-            earlier_version(tmp_path / "two" / "run", learning_rate="4.0", momentum="0.90"),
+            whole(tmp_path / "two" / "run", learning_rate="4.0", momentum="0.90"),
             whole(tmp_path / "third", rows=[row(1)], done=False)]
     assert report.main(["report", *map(str, runs)]) == 0
     assert capsys.readouterr().out == f"{tmp_path}/report.html\n"
@@ -218,9 +223,10 @@ def test_several_runs_side_by_side(tmp_path, capsys, monkeypatch):
 
 def test_runs_are_compared_with_a_target_and_with_the_papers(tmp_path):
     """top-1 is 0.5, 0.501, 0.502 after epochs of 10 s; or 0.5, 0.9, 0.6. The train top-1 is 0.4."""
-    runs = [whole(tmp_path / "a"), earlier_version(tmp_path / "b", rows=[
+    runs = [whole(tmp_path / "a"), whole(tmp_path / "b", rows=[
         row(1), row(2, val_top1=0.9), row(3, val_top1=0.6)]), whole(tmp_path / "c", rows=[row(1)], done=False)]
     write_json(runs[2] / "summary.json", {"diverged": True, "diverged_at": {"step": 6, "epoch": 1.5}, "classes": 10})
+    (runs[1] / "trust_ratios.jsonl").unlink()
     page = comparison([RunData.read(folder) for folder in runs], 0.501)
     text = html.unescape(re.sub(r"<[^>]*>", " ", page))
     results = text[text.index("Results"):text.index("The papers' figures")]
@@ -269,10 +275,11 @@ def test_heat_maps_of_a_page_have_one_scale():
     (["{tmp}/run", "{tmp}/run", "--target_top1=75"], 2, "target_top1"),
     (["{tmp}/nothing"], 1, "is not the folder of a run"), ([], 2, "give the folder of a run"),
     (["{tmp}/run", "--outptu=x"], 2, "outptu"), (["{tmp}/run", "--output={tmp}/none/x.html"], 1, "create it first"),
-    (["{tmp}/damaged"], 1, "plan.json is damaged")])
+    (["{tmp}/damaged"], 1, "plan.json is damaged"), (["{tmp}/without"], 1, "it contains no run.json")])
 def test_a_wrong_command_line_is_one_line(arguments, code, message, tmp_path, capsys):
     whole(tmp_path / "run")
-    earlier_version(tmp_path / "damaged")
+    whole(tmp_path / "damaged")
+    (whole(tmp_path / "without") / "run.json").unlink()
     (tmp_path / "damaged" / "plan.json").write_text("{")
     assert report.main(["report", *(word.format(tmp=tmp_path) for word in arguments)]) == code
     shown = capsys.readouterr()

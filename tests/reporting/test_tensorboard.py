@@ -8,8 +8,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from plan.run_folder import RunFolder
-from reporting.observers import grid
-from reporting.run_log import RunLog
+from reporting.run_log import Augmentations, RunLog, observers_of
 from reporting.tensorboard import TensorBoard, markdown
 from training.observer import Evaluation, Update
 from training.state import Progress
@@ -29,12 +28,13 @@ def logged(folder: Path, epochs, progress=(0, 0), **more):
     """The observers after so many evaluations. progress: steps and evaluations before."""
     flags = {"model": "resnet20", "exclude": [], "learning_rate": "0:29|x", "save_augmentations": True}
     run = SimpleNamespace(
-        folder=folder, flags=flags, flags_text="", progress=Progress(
+        folder=folder, flags=flags, flags_text="", images=lambda *_: (np.zeros((4, 8, 8, 3), np.uint8), []),
+        progress=Progress(
             step=progress[0], evaluations=progress[1], evaluated=1000 * progress[1]),
         plan={"workers": 2, "steps": 39, "phases": [{"steps": 30, "image_size": 16}, {"steps": 9}],
               "schedule": [{"epoch": 0}]})
     files = RunFolder(folder)
-    observers = [RunLog(files), TensorBoard(files)]
+    observers = [RunLog(files), Augmentations(files), TensorBoard(files)]
     for observer in observers:
         observer.start(run)
     for observer in observers if not progress[0] else ():
@@ -70,8 +70,7 @@ SCALARS = {"loss/train", "loss/validation", "top1/train", "top1/validation", "to
 
 
 def test_names_values_and_texts(tmp_path):
-    (tmp_path / "augmentations.png").write_bytes(grid(np.zeros((4, 8, 8, 3), np.uint8)))
-    logged(tmp_path, [1, 2], ema_val_top1=0.75, new=5.0)[1].close()
+    logged(tmp_path, [1, 2], ema_val_top1=0.75, new=5.0)[-1].close()
     found = events(tmp_path)
     assert {*found} == SCALARS | {"top1/ema", "other/new", "flags", "plan", "augmentations"}
     assert found["top1/validation"] == [(1000, pytest.approx(0.1)), (2000, pytest.approx(0.2))]
@@ -80,18 +79,24 @@ def test_names_values_and_texts(tmp_path):
 
 
 def test_a_resumed_run_and_a_rollback_rewrite_the_events_and_keep_profiles(tmp_path):
-    folder, tensorboard = logged(tmp_path, [1, 2, 3])
+    observers = logged(tmp_path, [1, 2, 3])
     before = events(tmp_path)
     profile = tmp_path / "tensorboard" / "plugins" / "profile" / "now" / "host.xplane.pb"
     profile.parent.mkdir(parents=True)
     profile.touch()
-    for observer in (folder, tensorboard):
+    for observer in observers:
         observer.rewind(Progress(step=20, evaluations=2, evaluated=2000))
     assert [step for step, _ in events(tmp_path)["loss/train"]] == [1000, 2000]
     resumed = logged(tmp_path, [3], progress=(20, 2))
-    resumed[1].close()
+    resumed[-1].close()
     assert events(tmp_path) == before and profile.exists()
     assert len([json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]) == 3
+
+
+def test_who_reads_the_folder_is_called_after_who_writes_to_it(tmp_path):
+    made = observers_of(SimpleNamespace(save_augmentations=True), RunFolder(tmp_path))
+    assert {type(one).__name__ for one in made if one.reads_folder} == {"TensorBoard", "ReportWriter"}
+    assert [one.reads_folder for one in made] == [False, False, False, True, True]
 
 
 def test_tables_in_markdown():

@@ -232,7 +232,7 @@ def _become(asked, descriptors, train_py) -> None:
         del asked["argv"][:2]
     program = asked["argv"][0]
     if os.path.exists(program) and os.path.samestat(os.stat(program), train_py):
-        from common.startup import startup
+        from common.activity import startup
 
         startup.__init__()  # the clock that train.py starts when it imports this
     else:

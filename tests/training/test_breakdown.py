@@ -85,15 +85,14 @@ def test_a_timeline_without_a_folder_is_one_line(tmp_path):
 def test_the_host_waits_for_every_tensor():
     import tensorflow as tf
 
-    from training import breakdown
-    from training.marks import marks
+    from training.clock import Clock, on_host
 
     @tf.function
     def at(timed):
         late = tf.numpy_function(lambda: (time.sleep(0.3), np.float32(1))[1], [], tf.float32)
-        clock = breakdown.Clock(timed, marks())
+        clock = Clock(timed)
         return clock.after([tf.ones([2]), tf.IndexedSlices(tf.reshape(late, [1, 1]), tf.constant([0]))])
 
     began = time.perf_counter()
-    assert at(breakdown.on_host(True)).numpy() - began >= 0.3
-    assert at(breakdown.on_host(False)).numpy() == 0
+    assert at(on_host(True)).numpy() - began >= 0.3
+    assert at(on_host(False)).numpy() == 0

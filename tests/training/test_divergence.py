@@ -13,7 +13,7 @@ from conftest import DIGITS, ROOT, TINY, rows, run
 
 from common.errors import UserError
 from data import synthetic
-from data.spool import Admitted
+from data.staging.spool import Admitted
 from plan import flags
 from plan.plan import plan_for
 from plan.run_folder import RunFolder

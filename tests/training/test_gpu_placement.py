@@ -13,8 +13,8 @@ from distributed.optimizer import build, wrap
 from plan.flags import parse
 from tests.rigs import gpu_placement
 from training.batch_norm import Span, norms
-from training.breakdown import on_host
 from training.build import set_variables
+from training.clock import on_host
 from training.evaluate import make_evaluation_step
 from training.layer_statistics import LayerStatistics
 from training.state import Totals

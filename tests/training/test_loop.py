@@ -14,7 +14,7 @@ from distributed.exchange import GradientExchange
 from distributed.world import World
 from plan import flags
 from plan.plan import plan_for
-from training import breakdown, build, loop
+from training import breakdown, build, clock, loop
 from training.divergence import Diverged
 from training.state import Snapshot, State
 
@@ -91,15 +91,15 @@ def followed(job, recovery, change=lambda number, packed: packed):
 
 def test_a_step_is_launched_before_the_result_of_the_one_before_is_known(job, monkeypatch):
     """But for the first of all, those that are timed with the one before, the last of an epoch and one to be saved."""
-    clock = []
-    monkeypatch.setattr(breakdown, "_now", lambda value: (clock.append(0), breakdown.np.float64(1.0))[1])
+    read = []
+    monkeypatch.setattr(clock, "_now", lambda value: (read.append(0), clock.np.float64(1.0))[1])
     recovery = Recovery(due={12})
     followed(job, recovery)
     timed = [1, 21, 26, 46]
     assert recovery.waited == sorted({0, *timed, *(step - 1 for step in timed), 11, 24, 49})
     assert [step for step, *_ in recovery.acted] == [12]
     assert recovery.recorded == [0, 24, 49]  # after which the statistics of layers are read
-    assert len(clock) == 4 * len(timed)  # before and after the data, after the gradients, after the exchange
+    assert len(read) == 4 * len(timed)  # before and after the data, after the gradients, after the exchange
 
 
 def test_a_step_that_diverged_is_reported_before_anything_is_saved(job):

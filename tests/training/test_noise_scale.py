@@ -11,7 +11,7 @@ import model_zoo
 from distributed.exchange import GradientExchange
 from distributed.optimizer import build, wrap
 from optim.lars import SGD
-from reporting import noise_scale
+from reporting import sections
 from training.noise_scale import NoiseScale
 from training.state import Totals
 from training.step import StepResult, TrainStep, make_train_step
@@ -140,8 +140,8 @@ def test_one_micro_batch_has_nothing_to_compare():
 def test_the_schedule_doubles_when_the_noise_does():
     measured = [{"epoch": epoch, "noise_scale": noise} for epoch, noise in
                 ((1, 18.0), (2, 109.0), (4, 100.0), (6, 850.0), (8, 400.0), (9, 3350.0))]
-    assert noise_scale.schedule(measured) == "0:16,1:64,4:512,8:2048"
-    assert noise_scale.schedule(measured[:1]) == "16"
-    assert noise_scale.about(2143.0) == "2,100"
+    assert sections.growing_batch_size(measured) == "0:16,1:64,4:512,8:2048"
+    assert sections.growing_batch_size(measured[:1]) == "16"
+    assert sections.two_digits(2143.0) == "2,100"
     unknown = [{"epoch": 1, "noise_scale": None, "updates": 66}]
-    assert "66 updates, the gradient drowns in the noise" in noise_scale.sentences(unknown, [])
+    assert "66 updates, the gradient drowns in the noise" in sections.noise_in_words(unknown, [])

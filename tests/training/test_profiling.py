@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from conftest import TINY, train
 
-from training.profiling import Profile
+from training.monitoring import Profile
 
 
 def spaces(folder: Path) -> list:

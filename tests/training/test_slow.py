@@ -10,8 +10,7 @@ from conftest import ROOT, rows, start, train, trainers
 
 from distributed.world import World
 from tests.rigs.trainings import wait_for
-from training.breakdown import StepTimes, WorkerTimes
-from training.slow import SlowWorkers
+from training.breakdown import SlowWorkers, StepTimes, WorkerTimes
 
 FLAGS = ("--flagfile=launch/recipes/digits.flags", "--model=convnet", "--batch_size=16", "--learning_rate=0.5",
          "--warmup_epochs=1")
@@ -20,7 +19,8 @@ FLAGS = ("--flagfile=launch/recipes/digits.flags", "--model=convnet", "--batch_s
 SLOW_RANK_1 = f"""
 import os, runpy, sys, time
 import tensorflow as tf
-from data import feed, spool
+from data import feed
+from data.staging import spool
 from training import step
 
 SECONDS, cross_entropy = 0.08, step.cross_entropy

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterable
 from itertools import chain
 
+from common.activity import startup
 from common.errors import UserError, complain, one_line
-from common.startup import startup
 
 LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")  # every MPI launcher sets one of these
 PROGRAM = "data.prepare"

@@ -1,9 +1,9 @@
-"""The process that writes the files of a spool: `python -m data.spool_writer`, started by data.spool.
+"""The process that writes the files of a spool: `python -m data.staging.spool_writer`, started by data.staging.spool.
 
 Standard input: a pickled (Layout, whether to start again after the last sample), then lines with two numbers: how many
 files have been read, and how many are needed. Files are counted over all passes. Standard output: `written COUNT` after
-each file, followed by `requests fetched hits` of data.spool.Admitted since the start, or `error REASON`. It ends when
-standard input does, and removes the folder, and the window if it is not kept.
+each file, followed by `requests fetched hits` of data.staging.spool.Admitted since the start, or `error REASON`. It
+ends when standard input does, and removes the folder, and the window if it is not kept.
 """
 import errno
 import os
@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from common.errors import UserError, one_line
+from common.files import remove_unheld
 from data.formats import messages
 from data.formats.folder import shown
-from data.spool import Layout
-from data.window import Blocks, remove_unused
+from data.staging.spool import Layout
+from data.staging.window import Blocks
 
 FILES_ASKED = 3  # those whose blocks are fetched at the same time
 HEADER = struct.Struct("<QI")  # a TFRecord's length, and a checksum that DALI does not check
@@ -42,7 +43,7 @@ def main() -> None:
     finally:
         shutil.rmtree(layout.folder, ignore_errors=True)
         if layout.split.window and not layout.split.window.is_kept:
-            remove_unused(layout.split.window.folder.parent, seconds=5)  # the reader may be ending
+            remove_unheld(layout.split.window.folder.parent, seconds=5)  # the reader may be ending
         os._exit(code)  # a thread may still read standard input, or a block
 
 

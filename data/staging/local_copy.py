@@ -4,9 +4,9 @@ import shutil
 import sys
 from pathlib import Path
 
+from common.activity import startup
 from common.errors import UserError
 from common.files import flush, full_disk_named, locked, private_folder
-from common.startup import startup
 from data.dataset import Dataset, Split
 from data.formats.folder import walk
 

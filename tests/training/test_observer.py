@@ -7,8 +7,8 @@ from conftest import ROOT, TINY, rows, run, train
 
 from common.errors import UserError
 from reporting.outcomes import summarized
-from training.observer import Evaluation
-from training.observing import UserObserver, has_bfloat16, load_observers
+from training.monitoring import has_bfloat16
+from training.observer import Evaluation, UserObserver, load_observers
 
 # The parts of the real packages that the examples use, with the real signatures (wandb 0.31, mlflow 3.17).
 WANDB = '''

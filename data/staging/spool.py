@@ -1,9 +1,9 @@
 """The spool: what a worker reads next, in reading order, as TFRecord files that another process writes ahead of it.
 
 DALI's readers of LMDB and RecordIO follow only the order in which a file was written. The order of the samples is known
-in advance, so `data.spool_writer` copies them in that order, and DALI's reader of TFRecords reads the copy from front
-to back. Before a batch is read, `Spool.admit` waits until the files that DALI may open for it are there. Files that
-were read are deleted.
+in advance, so `data.staging.spool_writer` copies them in that order, and DALI's reader of TFRecords reads the copy from
+front to back. Before a batch is read, `Spool.admit` waits until the files that DALI may open for it are there. Files
+that were read are deleted.
 
 DALI reads the indexes of all files when it opens, before they exist. So each record gets a slot whose size follows from
 the stored size of the sample, and which its record does not have to fill.
@@ -28,7 +28,7 @@ from common.files import in_memory, is_on_network, scratch_folder
 from data.dataset import Split
 from data.formats import tfrecord
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SMALL_FILE = 8192  # bytes that the index of a slice takes in a file system, at most
 RECORD = 112  # bytes by which a TFRecord may exceed the stored image: features' names, lengths, checksums
 FIRST_FILE = 1 << 20  # bytes; each file may be twice as large as the one before it
@@ -169,7 +169,7 @@ class Spool:
         self._sent = None  # the last request
         layout.starts  # noqa: B018 -- so that both processes have the same
         self._writer = subprocess.Popen(
-            [sys.executable, "-m", "data.spool_writer"], cwd=ROOT, stdin=subprocess.PIPE,
+            [sys.executable, "-m", "data.staging.spool_writer"], cwd=ROOT, stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, start_new_session=True)  # a request to stop must not end it before the training
         threading.Thread(target=self._listen, daemon=True).start()
         self._send(pickle.dumps((layout, again)))

@@ -59,8 +59,9 @@ class RemotePath:
         return PurePosixPath(self.url.removeprefix(f"{folder.url.rstrip('/')}/"))
 
     def stat(self) -> SimpleNamespace:
-        """Returns its size in bytes as st_size."""
-        return SimpleNamespace(st_size=(self if self.tag else self.inspected()).size)
+        """Returns its size in bytes as st_size, and its tag as st_mtime_ns."""
+        found = self if self.tag else self.inspected()
+        return SimpleNamespace(st_size=found.size, st_mtime_ns=found.tag)
 
     def inspected(self) -> "RemotePath":
         """Returns this address with the object's size and tag. Raises RemoteError."""

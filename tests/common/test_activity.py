@@ -3,8 +3,8 @@ import re
 
 import pytest
 
-from common import startup as startups
-from common.startup import StartUp
+from common import activity as startups
+from common.activity import StartUp
 
 
 @pytest.fixture

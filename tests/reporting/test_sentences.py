@@ -7,7 +7,7 @@ from scipy.stats import binomtest
 
 from reporting.progress import validation_line
 from reporting.report import write_report
-from reporting.verdict import in_words, interval, is_guessing
+from reporting.sentences import in_words, interval, is_guessing
 from tests.rigs.run_files import row, whole
 
 

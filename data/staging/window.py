@@ -6,15 +6,12 @@ In --stage_dir, the window of a dataset stays for the next training. Its name is
 and each block ends with its CRC-32.
 """
 import atexit
-import contextlib
 import errno
-import fcntl
 import hashlib
 import os
 import shutil
 import struct
 import threading
-import time
 import zlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,50 +21,51 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import UserError, complain
-from common.files import locked, private_folder, write_atomically
+from common.files import hold, is_held, locked, private_folder, remove_unheld, write_atomically
 from data import order
 from data.dataset import Dataset, Split, Window
 from data.formats import messages
-from data.remote import RemotePath, ranges
+from data.staging.remote import ranges
 
 REQUESTS = 8  # at a time, of one worker
 RESERVED = "reserved"  # file in a window's folder with the bytes that its trainings may take
 CHECKSUM = struct.Struct("<I")
 FULL = 0.98  # fraction of a window that is used, at most, before blocks are deleted
+complain_once = cache(complain)
 
 
 @cache
 def window_folder(place: Path, name: str) -> Path:
-    """Creates this user's folder of that name in a place, which stays until the last process that has it open ends.
+    """Creates this user's folder of that name in a place, which stays until the last process that holds it ends.
 
     Removes those of processes that were killed.
     """
     private = private_folder(place)
     folder = private / f"window-{name}"
     for left in set(private.glob("window-*")) - {folder}:
-        remove_unused(left)
-    descriptor = _opened(folder)
+        remove_unheld(left)
+    descriptor = hold(folder)
 
     @atexit.register
     def release():
         os.close(descriptor)
-        remove_unused(folder)
+        remove_unheld(folder)
 
     return folder
 
 
 @cache
 def kept_folder(place: Path, name: str, size: int, most: int) -> Path:
-    """Returns this user's folder of that name in a place. It stays, and this process has it open until it ends.
+    """Returns this user's folder of that name in a place. It stays, and this process holds it until it ends.
 
-    size: bytes that it will hold. most: bytes that all such folders may hold. Those that no process has open make room,
+    size: bytes that it will hold. most: bytes that all such folders may hold. Those that no process holds make room,
     the longest unused first. Raises UserError if the others leave too little.
     """
     private = private_folder(place)
     folder = private / f"blocks-{name}"
     with locked(private, wait=True):
         others = sorted(set(private.glob("blocks-*")) - {folder}, key=os.path.getmtime, reverse=True)
-        in_use = [other for other in others if _is_in_use(other)]
+        in_use = [other for other in others if is_held(other)]
         room = most - size - sum(int((other / RESERVED).read_text()) for other in in_use)
         if room < 0:
             raise UserError(f"--stage_gb: trainings on other data, which run now, may fill {place} with "
@@ -80,52 +78,16 @@ def kept_folder(place: Path, name: str, size: int, most: int) -> Path:
                     shutil.rmtree(other)
                 else:
                     room -= used
-        _opened(folder)
+        hold(folder)
         write_atomically(folder / RESERVED, str(size))  # this also sets the folder's time
     return folder
 
 
 def name_of(dataset: Dataset, block: int) -> str:
     """Returns a digest of the files of a dataset, their sizes and tags, and the size of a block. Raises OSError."""
-    files = [(samples, str(path), *_state(path)) for split in (dataset.train, dataset.validation)
-             for path, samples in zip(split.paths, split.file_samples, strict=True)]
+    files = [(samples, str(path), state.st_size, state.st_mtime_ns) for split in (dataset.train, dataset.validation)
+             for path, samples in zip(split.paths, split.file_samples, strict=True) for state in [path.stat()]]
     return hashlib.sha256(repr((block, files)).encode()).hexdigest()[:16]
-
-
-def _state(path: Path | RemotePath) -> tuple:
-    if isinstance(path, RemotePath):
-        return path.size, path.tag
-    state = path.stat()
-    return state.st_size, state.st_mtime_ns
-
-
-def _is_in_use(folder: Path) -> bool:
-    try:
-        with locked(folder) as descriptor:
-            return descriptor is None
-    except BlockingIOError:
-        return True
-
-
-def _opened(folder: Path) -> int:
-    """Creates a folder, and locks it against removal. Returns its descriptor."""
-    descriptor = None
-    while descriptor is None or not folder.exists():  # another training may take it for unused before it is locked
-        folder.mkdir(exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY)
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-    return descriptor
-
-
-def remove_unused(folder: Path, seconds: float = 0) -> None:
-    """Removes the folder of a window, unless a process has it open. seconds: to wait for that process's end."""
-    end = time.monotonic() + seconds
-    while folder.exists():
-        with contextlib.suppress(OSError), locked(folder):
-            shutil.rmtree(folder)
-        if time.monotonic() >= end:
-            break
-        time.sleep(0.1)
 
 
 class Blocks:
@@ -147,8 +109,7 @@ class Blocks:
         self._unlisted = window.size  # bytes stored since the folder was listed; at first, as much as there may be
         self._order: dict[int, np.ndarray] = {}  # position of each block in the order of an epoch
         self._now = (0, 0)  # epoch, and position in its order
-        self._has_complained = False
-        self.requests = self.fetched = self.hits = 0  # as in data.spool.Admitted, since the start
+        self.requests = self.fetched = self.hits = 0  # as in data.staging.spool.Admitted, since the start
         if not self._fits:
             self._delete(lambda used: window.size)  # an earlier training may have had more
 
@@ -242,12 +203,10 @@ class Blocks:
         except OSError as error:
             part.unlink(missing_ok=True)
             with self._mutex:
-                self._complain(error)
+                self._complain(error.strerror)
 
-    def _complain(self, error: OSError) -> None:
-        if not self._has_complained:
-            complain(f"{self._window.folder}: {error.strerror}; what does not fit is fetched again", "data")
-        self._has_complained = True
+    def _complain(self, problem: str) -> None:
+        complain_once(f"{self._window.folder}: {problem}; what does not fit is fetched again", "data")
 
     def shrink(self, size: int) -> bool:
         """Deletes blocks of this size in all, because the disk is full. Returns whether there were any.
@@ -255,14 +214,13 @@ class Blocks:
         They are those that will be needed last. If this split has none, they are any of the other.
         """
         with self._mutex:
-            self._complain(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+            self._complain(os.strerror(errno.ENOSPC))
             if self._delete(lambda used: used - size):
                 return True
         others = list(self._window.folder.parent.glob("*/[0-9]*[0-9]"))
         for path in others[:-(-len(others) // 4)]:
             path.unlink(missing_ok=True)
         return bool(others)
-
 
     def _delete(self, remaining: Callable[[int], int]) -> bool:
         """Deletes the blocks that will be needed last, until no more than `remaining(used bytes)` remain."""

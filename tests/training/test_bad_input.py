@@ -10,12 +10,12 @@ from conftest import DIGITS, ROOT, run
 
 from common.errors import UserError
 from data import formats, order
-from data.damage import input_reason
 from data.dataset import open_dataset
-from data.feed import Feed, first_damaged
+from data.feed import Feed
 from data.formats.folder import conversion
 from distributed.world import World
 from tests.rigs.making import record, write_class_folders, write_shards
+from training.bad_input import first_damaged, input_reason
 from training.evaluate import Evaluator
 
 DAMAGES = {

@@ -11,8 +11,8 @@ import optim
 from common.activity import DATA, OTHERS
 from distributed.exchange import GradientExchange
 from distributed.optimizer import build, wrap
+from training.clock import marks
 from training.evaluate import make_evaluation_step
-from training.marks import marks
 from training.state import Totals
 from training.step import TrainStep, make_train_step
 

@@ -1,0 +1,211 @@
+"""The sections of a run's report that have charts or pictures.
+
+They are the curves, where the time went, what a batch size is worth, the errors, and training images.
+"""
+import base64
+import html
+import math
+from collections import Counter
+from functools import partial
+
+from common.activity import PARTS
+from plan.flags import has_effect
+from plan.run_folder import COLUMNS, ROWS, SAMPLES
+from reporting import charts, heat_map, sentences
+from reporting.charts import Line, XAxis, number
+from reporting.page import constant_values, details, duration, html_table, over_epochs_and_time
+from reporting.run_data import RunData
+
+ACCURACIES = {"train_top1": "train top-1", "val_top1": "validation top-1", "val_top5": "validation top-5",
+              "ema_val_top1": "average of the weights, top-1", "ema_val_top5": "average of the weights, top-5"}
+LOSSES = {"train_loss": "train", "val_loss": "validation", "ema_val_loss": "average of the weights"}
+PLANNED = (  # title, column of metrics.jsonl and steps.jsonl, column of the schedule in plan.json
+    ("Learning rate", "learning_rate", "learning_rate"), ("Momentum", "momentum", "momentum"),
+    ("Global batch size", "batch_size", "global_batch_size"))
+MOST_PAIRS = 15  # confused pairs of classes
+
+
+def curves(run: RunData) -> str:
+    """Returns the curves over epochs and over time, and the values that are constant as sentences.
+
+    The axes end at twice the epochs trained so far, so that the plan is seen ahead and the curves are large.
+    """
+    rows = [*run.rows, *run.steps]
+    reached = max((row["epoch"] for row in rows), default=0)
+    end = min(math.ceil(2 * reached) or run.epochs, run.epochs)
+    planned_values = [(title, column, planned) for title, column, planned in PLANNED if has_effect(column, run.flags)]
+    same = constant_values({title: [row[column] for row in run.steps or run.rows] + [
+        row[planned] for row in run.plan["schedule"]] for title, column, planned in planned_values}, "throughout")
+    varying = [value for value in planned_values if value[0] not in same]
+    return (over_epochs_and_time(rows, end, partial(curves_over, run, varying))
+            + f"<p>{' '.join(same.values())}</p>")
+
+
+def curves_over(run: RunData, planned_values, x: XAxis) -> list[str]:
+    """Returns the curves. planned_values: those of PLANNED to draw."""
+    def present(columns):
+        return [(column, label) for column, label in columns.items() if any(column in row for row in run.rows)
+                and (run.has_top5 or "top5" not in column)]
+
+    losses = [charts.line(label, run.rows, x, column, colour=colour)
+              for colour, (column, label) in enumerate(present(LOSSES))]
+    if run.steps:
+        losses.insert(0, charts.line("train, single updates", run.steps, x, "loss", colour=0, kind="faint"))
+    accuracies = [charts.line(label, run.rows, x, column) for column, label in present(ACCURACIES)]
+    drawn = [charts.lines("Loss", x, losses, charts.LOGARITHMIC),
+             charts.lines("Accuracy", x, accuracies, charts.PERCENT)]
+    for title, column, planned in planned_values:
+        series = [charts.line("as run", run.steps or run.rows, x, column, colour=0, steps=column != "learning_rate")]
+        if x.title == "epoch":
+            series.append(planned_line(run, planned, x.end))
+        drawn.append(charts.lines(title, x, series))
+    speeds = [charts.line("images/s", run.rows, x, "images_per_second")]
+    return [*drawn, charts.lines("Training throughput, images/s", x, speeds, charts.FROM_ZERO)]
+
+
+def planned_line(run: RunData, column: str, end: float) -> Line:
+    """Returns a planned value up to an epoch: at whole epochs, and the learning rate also where it jumps or turns."""
+    holds = column != "learning_rate"
+    points = [(row["epoch"], row[column]) for row in run.plan["schedule"]]
+    between = [(run.epochs, points[-1][1])] if holds else run.plan["learning_rate_breakpoints"]
+    epochs, values = zip(*sorted({(epoch, value) for epoch, value in points + between if epoch <= end}), strict=True)
+    return Line("planned", epochs, values, colour=1, kind="dashed", steps=holds)
+
+
+def times(run: RunData) -> list[str]:
+    """Returns where the time went, as a sentence and as bars for each evaluation that add up to 1."""
+    rows = [row for row in run.times if "compute" in row]  # an evaluation without a step before it has none
+    if not rows:
+        return []
+    means = {name: sum(row[name] for row in rows) / len(rows) for name in PARTS}
+    *some, last = [f"{means[name]:.1%} to {label}" for name, label in PARTS.items()]
+    parts = f"{', '.join(some)} and {last}".replace(" to", " went to", 1)
+    chart = charts.stacked_bars("Step time", "epoch", [row["epoch"] for row in rows], {
+        label: [row[name] for row in rows] for name, label in PARTS.items()})
+    listed = html_table([{"epoch": row["epoch"]} | {label: f"{row[name]:.2%}" for name, label in PARTS.items()}
+                         for row in rows])
+    return ["<h2>Where the time went</h2>",
+            f"<p>Of the time of an update, {parts}.{between_updates(run)}"
+            f"{sentences.storage(run)}</p>",
+            f'<div class="charts">{chart}</div>', details("Numbers", listed), *slow_workers(rows)]
+
+
+def slow_workers(rows: list[dict]) -> list[str]:
+    """Returns who was slow when a worker was last slow. rows: of times.jsonl."""
+    named = [row for row in rows if row.get("slow")][-1:]
+    return [f'<p class="status problem">At epoch {number(row["epoch"])}, {html.escape(sentence)}.</p>'
+            for row in named for sentence in row["slow"]]
+
+
+def between_updates(run: RunData) -> str:
+    """Returns how much of the time the updates took, as a sentence, or an empty string if it is not known.
+
+    The clock of a training starts when its network is built: loading TensorFlow is not in it.
+    """
+    trained = 0.0
+    before = 0
+    total = run.result.get("seconds")
+    for row in run.rows:
+        if row["images_per_second"]:
+            trained += (row["samples"] - before) / row["images_per_second"]
+        before = row["samples"]
+    if not total or trained > total:
+        return ""
+    return (f" The updates took {duration(trained)} of the {duration(total)} after the network was built. The rest "
+            "went to opening the data, evaluation and checkpoints.")
+
+
+def noise_scale(run: RunData) -> list[str]:
+    """Returns the noise scale and the batch size over the epochs, in words and as a schedule of batch sizes."""
+    if not run.noise:
+        return []
+    certain = [row for row in run.noise if row["noise_scale"] is not None]
+    x = XAxis("epoch", end=run.epoch)
+    chart = charts.lines("Gradient noise scale, samples", x, [
+        charts.line("noise scale", run.noise, x, "noise_scale"),
+        charts.line("batch size", run.noise, x, "batch_size", steps=True)], charts.LOGARITHMIC)
+    listed = html_table([{name: value for name, value in row.items() if name != "layers"} for row in run.noise])
+    return ["<h2>What a batch size is worth</h2>", f"<p>{noise_in_words(run.noise, certain)}</p>",
+            f'<div class="charts">{chart}</div>', details("Estimates", listed)]
+
+
+def noise_in_words(rows: list[dict], certain: list[dict]) -> str:
+    """Returns what the estimates say. certain: those of the rows that have a noise scale."""
+    if not certain:
+        return (f"In the mean over {rows[-1]['updates']} updates, the gradient drowns in the noise, so the noise scale "
+                "is unknown. A longer training measures more of them.")
+    last = certain[-1]
+    unknown = "" if last is rows[-1] else " Since then, the gradient has drowned in the noise."
+    return (f"At epoch {number(last['epoch'])}, the gradient noise is about {two_digits(last['noise_scale'])} samples: "
+            "batches up to that size save updates almost in proportion; beyond it they mostly cost more images."
+            f"{unknown} Batch sizes that follow it: <code>--batch_size={growing_batch_size(certain)}</code>.")
+
+
+def growing_batch_size(certain: list[dict]) -> str:
+    """Returns a growing batch size, in powers of two up to the noise scale, as the value of --batch_size."""
+    phases = []
+    start = size = 0
+    for row in certain:
+        fitting = 2 ** max(0, math.floor(math.log2(max(1.0, row["noise_scale"]))))
+        if fitting > size:
+            size = fitting
+            phases.append(f"{start:g}:{size}")
+        start = row["epoch"]
+    return ",".join(phases) if len(phases) > 1 else str(size)
+
+
+def two_digits(value: float) -> str:
+    return f"{float(f'{value:.2g}'):,.0f}"
+
+
+def mistakes(run: RunData) -> list[str]:
+    """Returns the confusion of the classes and the worst errors at the last evaluation."""
+    made = run.outcomes
+    if not made:
+        return []
+    classes = made["classes"]
+    counts = Counter({(label, predicted): count for label, predicted, count in made["confusion"]})
+    wrong = Counter({pair: count for pair, count in counts.items() if pair[0] != pair[1]})
+    drawn = [f"<h2>Errors</h2><p>After epoch {number(made['epoch'])}, {wrong.total():,} of {counts.total():,} "
+             "validation images are classified wrongly.</p>", '<div class="side">']
+    if len(classes) <= heat_map.MOST_CLASSES:
+        drawn.append(heat_map.confusion(classes, counts))
+    totals = heat_map.class_totals(counts)
+    listed = [{"true class": classes[label], "predicted as": classes[predicted], "images": count,
+               "of the class": f"{count / totals[label]:.1%}"}
+              for (label, predicted), count in wrong.most_common(MOST_PAIRS)]
+    if listed:
+        listed = html_table(listed, ("true class", "predicted as"))
+        drawn.append(f"<div><h3>Classes that are confused most</h3>{listed}</div>")
+    return [*drawn, "</div>", *worst(made)]
+
+
+def worst(made: dict) -> list[str]:
+    """Returns the wrongly classified images with the highest losses."""
+    shown = []
+    for sample in made["worst"]:
+        label, predicted = (html.escape(made["classes"][sample[name]]) for name in ("label", "predicted"))
+        small = ' class="pixels"' if sample["width"] < 64 else ""
+        name = html.escape(sample["name"])
+        file = name.rpartition(" in ")[0] or name.rpartition("/")[2]
+        shown.append(
+            f'<figure><img{small} src="{html.escape(sample["image"])}" alt="{label}, predicted as {predicted}" '
+            f'title="{name}"><figcaption><b>{label}</b>, predicted as <b>{predicted}</b>, loss '
+            f'{number(sample["loss"])}<br><span class="muted">{file}</span></figcaption></figure>')
+    return ["<h3>Worst errors</h3><p>The wrongly classified images with the highest losses.</p>"
+            f'<div class="pictures">{"".join(shown)}</div>'] if shown else []
+
+
+def samples(run: RunData) -> list[str]:
+    """Returns some training images as the model sees them."""
+    picture, names = run.folder / SAMPLES, run.run["sample_classes"]
+    if not names or not picture.is_file():
+        return []
+    source = f"data:image/jpeg;base64,{base64.b64encode(picture.read_bytes()).decode()}"
+    after = html.escape(run.flags["augmentation"])
+    cut = [f'<figure><div role="img" aria-label="{html.escape(name)}" style="background-position:'
+           f'{100 * (index % COLUMNS) / (COLUMNS - 1):.2f}% {100 * (index // COLUMNS) / (ROWS - 1):.2f}%"></div>'
+           f"<figcaption>{html.escape(name)}</figcaption></figure>" for index, name in enumerate(names)]
+    return ["<h2>Training images</h2>", f"<p>The first images of the training, after augmentation '{after}'.</p>",
+            f'<div class="pictures cut" style="--all:url({source});--size:{100 * COLUMNS}% {100 * ROWS}%">'
+            f'{"".join(cut)}</div>']

@@ -1,0 +1,138 @@
+"""The start of the observers of a training, what is said before it, and the observer of --profile."""
+import contextlib
+import dataclasses
+import functools
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from common.errors import complain, reason
+from data.pipeline import DecoderSettings
+from model_zoo.cost import counted
+from plan.run_folder import TENSORBOARD, RunFolder
+from plan.summary import doubts
+from training.build import Job
+from training.observer import Observer, RunInfo, Update
+
+# Assumed: multiply-adds per second of a CPU core, and the cost of an update relative to that of a forward pass.
+CORE, BACKWARD = 20e9, 3
+LONG = 60  # minutes
+
+
+def start_observers(job: Job, folder: RunFolder, hosts: dict[str, int], observers: Sequence[Observer],
+                    held: contextlib.ExitStack) -> None:
+    """Starts the observers, and says what is about to be trained. `held` closes them.
+
+    hosts: number of workers on each host.
+    """
+    settings = job.settings
+    images = None if job.feed.dataset.is_synthetic else functools.partial(training_images, job)
+    run = RunInfo(folder.path, job.plan.as_json(), settings.given, settings.text, settings.recipe_file,
+                  job.feed.dataset, hosts, job.state.progress, settings.origins, images)
+    if settings.source:
+        print("recipe:", settings.source, *settings.fitted, file=sys.stderr)
+    for line in (*doubts(settings, job.plan), *estimated_time(job)):
+        print(line, file=sys.stderr)
+    print(f"run: {folder.path}", file=sys.stderr)
+    for observer in observers:
+        held.callback(observer.close)
+        observer.start(run)
+
+
+def estimated_time(job: Job) -> list[str]:
+    """Returns a line about the time that a training on CPUs will take, and what is smaller if that is long.
+
+    Its unit is an hour or a minute, because the speed of a processor is only assumed.
+    """
+    plan, model, cores = job.plan, job.state.model, job.world.size * job.world.cores
+    if job.world.gpu is not None or None in model.input_shape[1:]:
+        return []
+    images = plan.samples - plan.position(job.state.progress.step)
+    if not images:
+        return []
+    minutes = images * BACKWARD * counted(model).multiply_adds / (CORE * cores) / 60
+    if minutes < LONG:
+        return [f"forecast: about {max(1, round(minutes))} min on {cores} CPU cores"]
+    faster = "--model=resnet10_narrow --image_size=64"
+    if job.settings.recipe.precision == "float32" and has_bfloat16():
+        faster += " or --precision=mixed_bfloat16"
+    return [f"forecast: about {round(minutes / 60):,} h on {cores} CPU cores; without a GPU, {faster} is faster"]
+
+
+def has_bfloat16(about: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether the processor multiplies bfloat16. oneDNN then trains ResNet-50 in 0.6 of float32's time."""
+    return about.exists() and bool({"avx512_bf16", "amx_bf16"} & {*about.read_text().split()})
+
+
+def training_images(job: Job, number: int, largest: int) -> tuple[np.ndarray, list[str]]:
+    """Returns the first images of the training after augmentation, uint8 (number, size, size, 3), and their classes.
+
+    It uses an input pipeline of its own, on the CPU. largest: greatest size. Images of a larger model are made smaller.
+    """
+    feed = dataclasses.replace(job.feed, shard=0, shards=1, device=DecoderSettings())
+    size = min(job.plan.phases[0].image_size or feed.image_size, largest)
+    with feed.train(0, 1, number, number, image_size=size) as batches:
+        images, labels, *_ = next(batches)
+    return images.numpy(), [job.feed.dataset.classes[label] for label in labels.numpy().flat]
+
+
+class Profile(Observer):
+    """Profiles the steps from `first` to `end` (exclusive) into FOLDER/tensorboard.
+
+    The profile starts before the first of them is launched. It stops when the results of the last are there, which can
+    be after the launch of the next step. A run that resumes among them profiles the rest.
+    """
+
+    def __init__(self, first: int, end: int):
+        self._steps = range(first, end)
+        self._is_due = True
+        self._is_open = False
+        self._profiled = []
+
+    def start(self, run: RunInfo) -> None:
+        self._folder = run.folder / TENSORBOARD
+        if run.progress.step >= self._steps.stop:
+            self._give_up(f"training continues after step {run.progress.step}")
+        elif run.plan["steps"] <= self._steps.start:
+            self._give_up(f"the last step is {run.plan['steps'] - 1}")
+
+    def _give_up(self, why):
+        complain(f"warning: --profile={self._steps.start}:{self._steps.stop}: no profile is written, because {why}")
+        self._is_due = False
+
+    @contextlib.contextmanager
+    def launching(self, number: int):
+        """Context manager for the launch of a step. It marks the step in the profile."""
+        if self._is_due and number in self._steps:
+            tf.profiler.experimental.start(str(self._folder))
+            self._is_due = False
+            self._is_open = True
+        if not (self._is_open and number in self._steps):
+            yield
+            return
+        self._profiled.append(number)
+        with tf.profiler.experimental.Trace("train", step_num=number, _r=1):
+            yield
+
+    def step(self, update: Update) -> None:
+        if self._is_open and update.number >= self._steps[-1]:
+            self._stop()
+
+    def close(self) -> None:
+        if self._is_open:
+            self._stop()
+        elif self._is_due:
+            self._give_up(f"training ended before step {self._steps.start}")
+
+    def _stop(self):
+        self._is_open = False
+        try:
+            tf.profiler.experimental.stop()
+        except tf.errors.OpError as error:
+            complain(f"warning: the profile could not be written: {reason(error)}")
+        else:
+            complain(f"profile of steps {self._profiled[0]} to {self._profiled[-1]}: tensorboard "
+                     f"--logdir={self._folder}")
