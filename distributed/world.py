@@ -186,7 +186,9 @@ def start(seed: int, deterministic: bool = False, process_sets=None, fusion_mb: 
                         "horovodrun --gloo or mpirun from this environment")
     gpu, cores = _own_gpu(device), cores_of_worker(hvd.local_size())
     tf.config.threading.set_intra_op_parallelism_threads(threads or cores)
-    tf.config.threading.set_inter_op_parallelism_threads(max(2, cores))  # TensorFlow knows neither workers nor quotas
+    # TensorFlow knows neither workers nor quotas. Where operations run side by side, oneDNN and Eigen split their sums
+    # among the threads that happen to be free.
+    tf.config.threading.set_inter_op_parallelism_threads(1 if deterministic else max(2, cores))
     # Grappler reorders the terms of a sum in each process, so workers and resumed runs would differ in the last bit.
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
     tf.keras.utils.set_random_seed(seed)

@@ -269,12 +269,15 @@ def command_lines():
 
 @pytest.mark.parametrize("where, workers", [(BOTH, 2), (("-H", "localhost:1"), 1)])
 def test_credentials_reach_the_workers_and_no_list_of_processes(hosts, left, where, workers):
-    """Nor does the job's key, with which Horovod signs its messages (`task_fn`)."""
+    """Nor does the job's key, with which Horovod signs its messages (`task_fn`).
+
+    Cold: of a fork, the launcher finds no process to ask, and has to kill what is not its child.
+    """
     secret = f"a secret: '{uuid.uuid4().hex}' $HOME \\ \"`id`\"\nof two lines"
     (hosts.top / "login" / "secret").write_text(f"export AWS_SECRET_ACCESS_KEY={shlex.quote(secret)}\n")
     folder = f"run-{uuid.uuid4().hex}"
     process = subprocess.Popen(
-        hosts.words("login", "sh", "-c", '. ./secret && exec "$@"', "sh", SCRIPT, "--no-preflight", *where,
+        hosts.words("login", "sh", "-c", '. ./secret && exec "$@"', "sh", *COLD, "--no-preflight", *where,
                     *LONG, f"--output_dir={folder}"), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     with command_lines() as seen:
         wait_for(lambda: list(hosts.top.glob(f"*/{folder}/checkpoints/step-*[0-9]")), process)

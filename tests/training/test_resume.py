@@ -111,8 +111,8 @@ def test_torn_logs_are_named_and_the_run_goes_on(undisturbed, tmp_path):
     after = json.loads((folder / "summary.json").read_text())
     assert (after["best_top1"], after["best_epoch"]) == (before["best_top1"], before["best_epoch"])
     warnings = [line for line in done.stderr.splitlines() if "warning: " in line]
-    for line, words in zip(warnings, ("summary.json is damaged", "steps.jsonl: line 1 is damaged",
-                                      "times.jsonl: line 4 is damaged", "lacks 4 of the 4 evaluations"), strict=True):
+    for line, words in zip(warnings, ("summary.json is damaged", "times.jsonl: line 4 is damaged",
+                                      "steps.jsonl: line 1 is damaged", "lacks 4 of the 4 evaluations"), strict=True):
         assert words in line
     assert len(rows(folder, "times.jsonl")) == 3
 

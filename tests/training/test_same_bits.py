@@ -80,3 +80,16 @@ def test_what_the_bits_depend_on_is_said(flags, message):
     settings = parse(["train.py", "--data_dir=digits", "--deterministic", "--batch_size=96", *flags])
     said = [line for line in doubts(settings, plan_for(settings, 2, 2, 1437)) if line.startswith("--deterministic: ")]
     assert len(said) == bool(message) and (message or "") in "".join(said)
+
+
+@pytest.mark.trainings
+def test_a_repeated_run_has_the_same_bits(tmp_path):
+    """Each update and each measurement has operations that could run side by side: four groups of batch norm, and
+    accumulation. oneDNN and Eigen would split their sums among the threads that happen to be free.
+    """
+    found = set()
+    for number in range(4):
+        train(DIGITS, "--epochs=1", "--batch_norm_statistics=exact", "--deterministic",
+              f"--output_dir={tmp_path}/{number}")
+        found.add(rows(tmp_path / str(number))[0]["weights"])
+    assert len(found) == 1
