@@ -15,9 +15,8 @@ from absl import flags as absl_flags
 from common import flags
 from common.errors import ExitCode, Stopped, UserError
 from plan import flags as train_flags
-from plan.launcher import end_with_parent
+from plan.launcher import SAVING, end_with_parent
 from plan.run_folder import RUN, SUMMARY, RunFolder
-from training.stopping import SIGNALS
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 
@@ -107,7 +106,7 @@ def stops_passed_on(process: subprocess.Popen) -> Iterator[list[int]]:
         received.append(number)
         process.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in SIGNALS}
+    before = {number: signal.signal(number, pass_on) for number in SAVING}
     try:
         yield received
     finally:

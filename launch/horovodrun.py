@@ -25,7 +25,7 @@ from launch.binding import workers_here
 from launch.facts import of_gpus as facts_of_gpus
 from launch.workers import micro_batch_flags, next_workers, workers_now
 from plan import flags
-from plan.launcher import end_with_parent
+from plan.launcher import SAVING, end_with_parent
 from plan.recipes import recipe_path
 
 PROGRAM = "horovodrun.sh"
@@ -33,7 +33,6 @@ ROOT = Path(__file__).parents[1]
 PREFIX = re.compile(r"\[(\d+)\]<(?:stdout|stderr)>:")
 ENDED = re.compile(r"Process (\d+) exit with status code (\d+)\.")
 STOPPING = signal.SIGINT, signal.SIGHUP
-SAVING = signal.SIGTERM, signal.SIGUSR1
 MARK = f"job={uuid.uuid4().hex}"  # an -X option, which Python ignores: tells this job's workers from those of others
 GRACE = 15  # seconds that horovodrun has to end its workers
 REQUESTED = "stopped on request"

@@ -4,8 +4,7 @@ import signal
 
 from common.activity import startup
 from common.errors import ExitCode, complain
-
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+from plan.launcher import SAVING
 
 
 class StopRequest:
@@ -16,7 +15,7 @@ class StopRequest:
 
     def listen(self) -> None:
         """Makes the signals set `received`. Before training has started, they also end this process, with code 75."""
-        for number in SIGNALS:
+        for number in SAVING:
             signal.signal(number, self._note)
 
     def heed(self) -> None:
