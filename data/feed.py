@@ -181,9 +181,10 @@ class OpenPipeline:
         self._batches, self._upcoming = None, iter(())
 
     def read(self, wanted: Iterable, opening: Callable[[], AbstractContextManager]) -> Any:
-        """Returns what `opening` has yielded. The first of what is `wanted` comes next in it.
+        """Returns the open pipeline, in which the first of `wanted` comes next.
 
-        opening: opens another pipeline if the one that is open reads something else next. It reads all of `wanted`.
+        wanted: names of what is read one after another, such as numbers of steps. opening: opens a pipeline that reads
+        all of `wanted`. It is called if the open pipeline reads something else next.
         """
         wanted = iter(wanted)
         if next(wanted) != next(self._upcoming, None):

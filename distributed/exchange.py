@@ -5,8 +5,9 @@ sums, each with the factor that makes it a mean, and the optimizer applies that 
 gradients are compressed to float16, each is scaled to fit (float16.py). As a callable, it is what Horovod's
 DistributedOptimizer averages gradients with in Keras's `fit`.
 
-Horovod pairs messages by name. TensorFlow puts the names of loops and conditions before those of operations, and counts
-them, and the steps of workers with different numbers of micro-batches have different ones: hence ignore_name_scope.
+Horovod pairs messages by name. TensorFlow puts the name of a loop or condition, with a number, before the names of the
+operations in it. Workers with different numbers of micro-batches have other loops in their steps, so messages are named
+without these scopes (ignore_name_scope).
 """
 import os
 from collections.abc import Callable, Sequence

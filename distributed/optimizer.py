@@ -1,8 +1,8 @@
 """Wraps an optimizer in Horovod's DistributedOptimizer and, for float16, in Keras's LossScaleOptimizer.
 
-Horovod's wrapper exchanges gradients where Keras's own `fit` computes them, with `set_exchange` by the exchange of this
-room. Its apply_gradients exchanges nothing: a training's step (training/step.py) calls its exchange itself, and then
-apply_gradients.
+In Keras's own `fit`, Horovod's wrapper exchanges the gradients as soon as they are computed. After `set_exchange`, it
+does this with a GradientExchange. Its apply_gradients exchanges nothing: a training's step (training/step.py) calls its
+exchange itself, and then apply_gradients.
 """
 import horovod.tensorflow.keras as hvd_keras
 import tensorflow as tf

@@ -165,9 +165,10 @@ def target_is_reached(job: Job) -> bool:
 
 
 def measured_after(job: Job, interval: Interval) -> list[int]:
-    """Returns the positions in the stream at which batch norm's statistics are measured from an evaluation on.
+    """Returns the positions in the stream at which batch norm's statistics are measured.
 
-    They are those of the evaluations of this phase. With a moving average of the weights, each is measured twice.
+    They are those of the evaluation after this interval and of the later ones of its phase. With a moving average of
+    the weights, each is measured twice.
     """
     return [later.position(later.end) + job.state.progress.skipped for later in job.plan.intervals()
             if later.phase is interval.phase and later.evaluates and later.end >= interval.end

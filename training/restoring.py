@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
+from common import VERSION
 from common.errors import UserError, complain, one_line
 from model_zoo.applications import load_pretrained
 from model_zoo.layers import last_layer
@@ -72,7 +73,11 @@ def intact(path: Path) -> Iterator[tuple[Path, dict, dict]]:
     within = path / CHECKPOINTS if (path / CHECKPOINTS).is_dir() else path
     for candidate in [path] if (path / "variables.index").exists() else saved_in(within):
         try:
-            yield candidate, *read(candidate)
+            tensors, described = read(candidate)
+            if "classes" not in described:
+                raise UserError(f"{candidate} was written by a Bigbatch before 0.9.0, which {VERSION} does not read; use "
+                                "the version that wrote it")
+            yield candidate, tensors, described
         except FileNotFoundError as error:
             complain(f"the checkpoint {candidate} was skipped: {Path(error.filename).name} was not found")
         except Damaged as error:

@@ -44,7 +44,7 @@ class Step:
 
     @property
     def records(self) -> tf.Tensor:
-        """Whether the statistics of the layers are recorded: of the updates after which they are read."""
+        """Whether the step records the statistics of the layers: only the steps after which they are read do."""
         return on_host(self.is_last or not self.number)
 
 

@@ -22,7 +22,7 @@ from plan.run_folder import RunFolder
 from plan.values import Every
 from reporting.run_log import RunLog
 from tests.rigs.trainings import newest_step
-from training.checkpoints import Checkpoints
+from training.checkpoints import Checkpoints, write
 from training.observer import Evaluation, Update
 from training.restoring import FILES, MEANING, Damaged, intact, load_model, read
 from training.run import Training
@@ -495,3 +495,12 @@ def test_never_resuming_deletes_nothing_that_another_worker_goes_on_with(tmp_pat
         made._open_folder(held, is_new)
     left = [(tmp_path / name).exists() for name in ("checkpoints/step-00000007", "metrics.jsonl")]
     assert left == [not is_new] * 2
+
+
+def test_a_checkpoint_from_before_0_9_is_one_line(tmp_path):
+    """It lacks the names of the classes. Nobody is told to start over, which would delete it."""
+    write(tmp_path / "step-00000003", snapshot(3), {"meaning": MEANING, "recipe": RECIPE, "epoch": 1.0, "top1": None})
+    for reads in (lambda: Checkpoints(tmp_path, RECIPE).load(VARIABLES), lambda: next(intact(tmp_path))):
+        with pytest.raises(UserError, match="step-00000003 was written by a Bigbatch before 0.9.0, which ") as raised:
+            reads()
+        assert "--resume=never" not in str(raised.value)
