@@ -75,8 +75,8 @@ def intact(path: Path) -> Iterator[tuple[Path, dict, dict]]:
         try:
             tensors, described = read(candidate)
             if "classes" not in described:
-                raise UserError(f"{candidate} was written by a Bigbatch before 0.9.0, which {VERSION} does not read; use "
-                                "the version that wrote it")
+                raise UserError(f"{candidate} was written by a Bigbatch before 0.9.0, which {VERSION} does not read; "
+                                "use the version that wrote it")
             yield candidate, tensors, described
         except FileNotFoundError as error:
             complain(f"the checkpoint {candidate} was skipped: {Path(error.filename).name} was not found")
