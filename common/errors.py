@@ -1,5 +1,6 @@
 """Errors that a user can fix, and the exit codes of all commands."""
 import errno
+import signal
 import sys
 from enum import IntEnum
 
@@ -12,6 +13,9 @@ class ExitCode(IntEnum):
     USAGE = 2
     STOPPED = 75
     INTERRUPTED = 130
+
+
+SAVING = signal.SIGTERM, signal.SIGUSR1  # on which a training saves a checkpoint and ends with STOPPED
 
 
 class UserError(Exception):

@@ -13,9 +13,9 @@ from pathlib import Path
 from absl import flags as absl_flags
 
 from common import flags
-from common.errors import ExitCode, Stopped, UserError
+from common.errors import SAVING, ExitCode, Stopped, UserError
 from plan import flags as train_flags
-from plan.launcher import SAVING, end_with_parent
+from plan.launcher import end_with_parent
 from plan.run_folder import RUN, SUMMARY, RunFolder
 
 TRAIN = Path(__file__).parents[1] / "train.py"

@@ -16,7 +16,7 @@ import uuid
 from pathlib import Path
 
 from common import command, streams
-from common.errors import ExitCode, Stopped, UsageError, complain
+from common.errors import SAVING, ExitCode, Stopped, UsageError, complain
 from common.flags import file_text
 from distributed import environment, gpus
 from launch import hosts as host_lists
@@ -25,7 +25,7 @@ from launch.binding import workers_here
 from launch.facts import of_gpus as facts_of_gpus
 from launch.workers import micro_batch_flags, next_workers, workers_now
 from plan import flags
-from plan.launcher import SAVING, end_with_parent
+from plan.launcher import end_with_parent
 from plan.recipes import recipe_path
 
 PROGRAM = "horovodrun.sh"

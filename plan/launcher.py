@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
-SAVING = signal.SIGTERM, signal.SIGUSR1  # on which a training saves a checkpoint and ends
 ELASTIC = "HOROVOD_ELASTIC"  # set by horovodrun if workers may come and go
 NODES = "HOROVOD_CROSS_SIZE"
 CONTROLLER = "HOROVOD_CONTROLLER"  # set to gloo by horovodrun --gloo; Horovod then does without MPI

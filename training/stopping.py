@@ -3,8 +3,7 @@ import os
 import signal
 
 from common.activity import startup
-from common.errors import ExitCode, complain
-from plan.launcher import SAVING
+from common.errors import SAVING, ExitCode, complain
 
 
 class StopRequest:
