@@ -127,8 +127,10 @@ def make_train_step(parts: TrainStep):
                    tf.TensorShape(moving.size if moving else 0),
                    tf.TensorShape(len(variables) if parts.measures_noise else 0))
     micro_batches = parts.micro_batches or parts.accumulation_steps * exchange.workers
-    form, rest = (FixedPoint(micro_batches), FixedPoint.lossless(micro_batches)) if parts.exact else (FLOAT32, FLOAT32)
-    forms = Terms([form] * len(variables), rest, rest, rest)
+    form, other_form = FLOAT32, FLOAT32
+    if parts.exact:
+        form, other_form = FixedPoint(micro_batches), FixedPoint.lossless(micro_batches)
+    forms = Terms([form] * len(variables), other_form, other_form, other_form)
     terms_of = accumulated(make_micro_batch(parts), shapes, parts.accumulation_steps, forms)
 
     @tf.function(autograph=False)
@@ -142,8 +144,8 @@ def make_train_step(parts: TrainStep):
         assign_rates(optimizer, learning_rate, momentum)
         updates = inner(optimizer).iterations.read_value()
         is_updated = apply(optimizer, gradients, norms, variables, parts.clip_norm, parts.xla)
-        summed = exchange.sum([rest.term(tf.convert_to_tensor(signals)), *terms[1:]], "results")
-        signals, results, statistics, squares = map(rest.total, summed, ([len(NO_SIGNALS)], *shapes[1:]))
+        summed = exchange.sum([other_form.term(tf.convert_to_tensor(signals)), *terms[1:]], "results")
+        signals, results, statistics, squares = map(other_form.total, summed, ([len(NO_SIGNALS)], *shapes[1:]))
         parts.totals.add(results)
         if moving:
             moving.move(statistics / micro_batches, updates, is_updated)
