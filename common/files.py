@@ -195,13 +195,14 @@ def hold(folder: Path) -> int:
     system has no locks.
     """
     while True:
-        folder.mkdir(mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # exist_ok would fail if it is removed meanwhile
+            folder.mkdir(mode=0o700)
         # Another process may remove it before it is locked.
         with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as unless_held:
-            descriptor = os.open(folder, os.O_RDONLY)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             unless_held.callback(os.close, descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_SH)
-            if os.path.samestat(os.fstat(descriptor), os.stat(folder)):
+            if _is_at(descriptor, folder):
                 unless_held.pop_all()
                 return descriptor
 
@@ -223,8 +224,13 @@ def remove_unheld(folder: Path, seconds: float = 0) -> None:
             time.sleep(0.1)
         if _is_own_folder(folder):
             with locked(f"{folder}/") as descriptor:
-                if descriptor is not None:
+                if descriptor is not None and _is_at(descriptor, folder):
                     shutil.rmtree(folder)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether a path still leads to an open folder, and not to one that replaces it. Raises FileNotFoundError."""
+    return os.path.samestat(os.fstat(descriptor), os.stat(path))
 
 
 def _is_own_folder(path: Path) -> bool:

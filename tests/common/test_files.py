@@ -1,5 +1,6 @@
 """Folders in places where other users write, too."""
 import errno
+import fcntl
 import os
 import shutil
 import signal
@@ -15,7 +16,7 @@ from conftest import ROOT
 
 from common import files
 from common.errors import UserError
-from common.files import hold, is_held, is_on_network, locked, private_folder, scratch_folder
+from common.files import hold, is_held, is_on_network, locked, private_folder, remove_unheld, scratch_folder
 
 SCRATCH = """
 import sys, time
@@ -93,6 +94,36 @@ def test_who_waits_for_a_folder_that_is_removed_holds_the_one_that_replaces_it(t
     assert os.path.samestat(os.fstat(descriptor), folder.stat()) and is_held(folder)
     os.close(descriptor)
     assert not is_held(folder)
+
+
+def test_processes_that_make_scratch_folders_at_once_leave_each_other_theirs(shared_disk):
+    """None sees another's that was made, but is not yet held, as one that a killed process left."""
+    use = ("import sys; from common.files import scratch_folder\n"
+           "for _ in range(400):\n"
+           "    with scratch_folder(sys.argv[1]) as folder:\n"
+           "        (folder / 'index').write_text('x'), (folder / 'index').read_text()")
+    processes = [subprocess.Popen([sys.executable, "-c", use, shared_disk], cwd=ROOT) for _ in range(8)]
+    assert [process.wait() for process in processes] == [0] * 8 and not list(shared_disk.iterdir())
+
+
+def test_a_folder_that_replaces_the_one_to_remove_is_left_alone(tmp_path, monkeypatch):
+    """It is removed, made again and held by others between this process's open and its lock."""
+    folder = tmp_path / "window"
+    folder.mkdir()
+    held = []
+
+    def flock(descriptor, operation):
+        monkeypatch.undo()
+        shutil.rmtree(folder)
+        held.append(hold(folder))
+        fcntl.flock(descriptor, operation)
+
+    monkeypatch.setattr(files.fcntl, "flock", flock)
+    remove_unheld(folder)
+    assert is_held(folder)
+    os.close(held.pop())
+    remove_unheld(folder)
+    assert not folder.exists()
 
 
 def test_without_locks_no_folder_is_taken_for_one_that_was_left(shared_disk, killed, monkeypatch):
