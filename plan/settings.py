@@ -90,6 +90,9 @@ class Recipe:
     exclude: tuple[str, ...] = flag([], "Suffixes of the names of variables that get no weight decay and no trust "
         "ratio, such as gamma,beta,bias. --lars_exclude is an alias.", parse=tuple, alias="lars_exclude",
         used_with=("optimizer", optim.with_option("exclude")))
+    loss: str = flag("cross_entropy", "Training loss. binary_cross_entropy: a sigmoid for each class, averaged over "
+        "the classes. Each class that a mixed image shows by more than 0.2 is a target (arXiv:2110.00476).",
+        ("cross_entropy", "binary_cross_entropy"))
     label_smoothing: float = flag(0.0, "Label smoothing factor (arXiv:1512.00567, section 7).", low=0.0, high=1.0)
     mixup: float = flag(0.0, "Alpha of mixup (arXiv:1710.09412): each pair of neighbouring images of a batch is "
         "blended with a weight from Beta(alpha, alpha). 0: off. With --cutmix, each pair takes one of the two.",

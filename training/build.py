@@ -34,6 +34,7 @@ from training.batch_norm import ExactStatistics, MovingStatistics, Span
 from training.clock import marks
 from training.divergence import divergence_reason
 from training.evaluate import Evaluator
+from training.losses import loss_of_guessing
 from training.noise_scale import NoiseScale
 from training.state import State
 from training.step import TrainStep, make_train_step
@@ -104,15 +105,16 @@ def make_job(settings: Settings, plan: Plan, world: World, feed, state: State, e
         return make_train_step(TrainStep(
             state.model, state.optimizer, exchange, state.totals,
             accumulation_steps=len(own), own=own, micro_batches=phase.micro_batches,
-            exact=settings.launch.sums_are_exact, label_smoothing=recipe.label_smoothing, clip_norm=recipe.clip_norm,
-            xla=settings.launch.xla == "true", moving=state.moving, layers=state.layers,
+            exact=settings.launch.sums_are_exact, loss=recipe.loss, label_smoothing=recipe.label_smoothing,
+            clip_norm=recipe.clip_norm, xla=settings.launch.xla == "true", moving=state.moving, layers=state.layers,
             span=Span.of(phase, world.size), after_update=state.average and update_average,
             measures_noise=settings.run.log_noise_scale))
 
     evaluate = make_evaluator(settings.launch, state.model, feed, world, state.average)
     divergence = functools.partial(
         divergence_reason, names=[v.name.split(":")[0] for v in state.model.trainable_variables],
-        classes=len(feed.dataset.classes), loss_scaling=distributed.has_dynamic_scale(state.optimizer))
+        guessing=loss_of_guessing(recipe.loss, len(feed.dataset.classes)),
+        loss_scaling=distributed.has_dynamic_scale(state.optimizer))
     return Job(settings, plan, world, feed, state, exchange, evaluate, exact, train_step, divergence)
 
 
