@@ -38,6 +38,9 @@ class Recipe:
     last_gamma: float | None = flag(None, "Initial gamma of the last batch norm of each residual branch of a ResNet: 0 "
         "(arXiv:1706.02677, section 5.1) or 1 (as first published). Default: 0 for v1.5, 1 for the others.",
         low=0.0, high=1.0, used_with=("model", RESIDUAL))
+    drop_path: float = flag(0.0, "Stochastic depth: probability that the last residual block of a ResNet skips its "
+        "branch for a training sample. It rises linearly from 0 in the first block.", low=0.0, high=0.99,
+        used_with=("model", RESIDUAL))
     image_size: Piecewise | None = flag(None, "Input height and width in pixels. Accepts epoch:size pairs (progressive "
         "resizing), such as 0:128,18:160,37:224. Default: the model's own.", parse=values.image_sizes,
         screen="Data and model")

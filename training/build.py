@@ -192,7 +192,7 @@ def make_model(recipe: Recipe, dataset: Dataset):
     sizes = {*recipe.image_size.values, recipe.validation_image_size}
     return model_zoo.create_model(recipe.model, len(dataset.classes), sizes.pop() if len(sizes) == 1 else None,
                                   recipe.batch_norm_momentum, recipe.seed, dataset.mean, dataset.std,
-                                  recipe.last_gamma)
+                                  recipe.last_gamma, recipe.drop_path)
 
 
 def make_exchange(launch: Launch, allreduce: AllreducePlan, nccl: bool) -> GradientExchange:
