@@ -13,6 +13,7 @@ import optim
 from common.flags import flag, names
 from data.augmentation import AUGMENTATIONS
 from data.dataset import ORDERS
+from data.rand_augment import RandAugment
 from optim import schedules
 from optim.schedules import Piecewise
 from plan import values
@@ -124,6 +125,9 @@ class Recipe:
         "crop_flip: random-resized crop and flip (GoogLeNet). resnet: scale, crop, flip and colour (arXiv:1512.03385). "
         "caffe, alexnet: random crop and flip. nnabla: warp, brightness, contrast and noise of arXiv:1811.05233.",
         AUGMENTATIONS, screen="Data and model")
+    rand_augment: RandAugment | None = flag("none", "RandAugment in timm's notation, after --augmentation, such as "
+        "m6-n2-mstd0.5-inc1: two of 15 operations, each with probability 0.5, with a magnitude from a normal "
+        "distribution of mean 6 and deviation 0.5, of at most 10.", parse=RandAugment.parse)
     order: str = flag(ORDERS[0], "Order of the samples. global: shuffled, the same on any number of workers. file: as "
         "DALI reads LMDB and RecordIO. This saves a copy of each sample, but the order within a file is fixed, and the "
         "number of workers changes the batches.", ORDERS)

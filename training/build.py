@@ -177,7 +177,8 @@ def make_feed(recipe: Recipe, launch: Launch, dataset: Dataset, world: World) ->
                     launch.hw_decoder_load, upload="/gpu:0" if name == "cpu" and world.gpu is not None else None,
                     mmap=launch.mmap)
     return Feed(dataset.in_order(recipe.order), recipe.validation_image_size, recipe.augmentation, recipe.seed,
-                world.rank, world.size, device, mixing, recipe.shuffle_block, recipe.shuffle_group)
+                world.rank, world.size, device, mixing, recipe.shuffle_block, recipe.shuffle_group,
+                recipe.rand_augment)
 
 
 def dali_device(flag: str, world: World) -> str:
