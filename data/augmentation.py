@@ -55,6 +55,8 @@ AUGMENTATIONS = {
     "crop": Augmentation(area=(0.7, 1.0), aspect=(0.85, 1.18)),
     # GoogLeNet's: random-resized crop and flip; validation resizes to 256/224, centre crop
     "crop_flip": Augmentation(area=(0.08, 1.0), flip=True, enlarge=256 / 224),
+    # the same with a validation crop of 95 %, as in arXiv:2110.00476
+    "crop_flip_95": Augmentation(area=(0.08, 1.0), flip=True, enlarge=1 / 0.95),
     # mild random-resized crop and flip of the stretched image, for few photographs
     "crop_flip_mild": Augmentation(area=(0.7, 1.0), aspect=(0.85, 1.18), flip=True, enlarge=None),
     # ResNet's (arXiv:1512.03385, 3.4): resize to 256/224 to 480/224, random crop, flip, colour
