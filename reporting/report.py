@@ -76,7 +76,8 @@ def write_report(folder) -> Path:
 def report(run: RunData) -> str:
     """Returns the page."""
     sections = [
-        f'<p class="result">{sentences.result(run)}</p>', sentences.published(run), sentences.state(run), figures(run),
+        f'<p class="result">{sentences.result(run)}</p>', sentences.advice(run), sentences.published(run),
+        sentences.state(run), figures(run),
         "<h2>Curves</h2>", curves(run), *times(run), *noise_scale(run), *layers(run), *mistakes(run), *samples(run),
         "<h2>Plan</h2>", phases(run), *settings(run),
         "<h2>Evaluations</h2>", details("All evaluations", html_table(run.rows)), "<h2>This run</h2>", origin(run)]
