@@ -59,9 +59,9 @@ class Ending:
 
 def advice(end: Ending) -> list[str]:
     """Returns sentences in plain text: why a result is no better, and the flags to try."""
-    if not end.rows:
+    if not end.rows or end.summary.get("epochs_to_target") is not None:  # what was wanted is reached
         return []
-    return [*(_not_learned(end) or _over_fitted(end) or _not_finished(end)), *_confused(end)]
+    return [*(_not_learned(end) or _not_finished(end) or _over_fitted(end)), *_confused(end)]
 
 
 def _not_learned(end: Ending) -> list[str]:
@@ -76,6 +76,20 @@ def _not_learned(end: Ending) -> list[str]:
     rate = plan.learning_rate.peak
     return [f"{said} Try a lower learning rate, such as {rate / 10:.2g} in place of {rate:.2g} at its peak, or compare "
             "several with `python -m experiments.sweep`."]
+
+
+def _not_finished(end: Ending) -> list[str]:
+    """Validation has risen by more than its interval in the last quarter, and training has far to go, too."""
+    last, lowest = end.rows[-1], interval(end.top1, end.summary["val_samples"])[0]
+    before = [row for row in end.rows if row["epoch"] <= 0.75 * last["epoch"]]
+    if end.train_top1 > LEARNS_UP_TO or not before or lowest <= max(map(top1_of, before)):
+        return []
+    recipe, best = end.settings.recipe, max(before, key=top1_of)
+    size = recipe.final_image_size
+    larger = "" if size >= SMALL_IMAGES or recipe.data_dir in BUILT_IN else (
+        f" Larger images may show more: --image_size={2 * size}.")
+    return [f"Validation was still rising, from {top1_of(best):.1%} at epoch {best['epoch']:g} to {end.top1:.1%}, and "
+            f"training is at {end.train_top1:.1%}. Train longer, with --epochs={2 * recipe.epochs:g}.{larger}"]
 
 
 def _over_fitted(end: Ending) -> list[str]:
@@ -93,20 +107,6 @@ def _for_few_images(end: Ending) -> str:
     if not settings.recipe.mixup:
         return "More images help, or mixing them: --mixup=0.2."
     return "More images help."
-
-
-def _not_finished(end: Ending) -> list[str]:
-    """Validation has risen by more than its interval in the last quarter, and training has far to go, too."""
-    last, lowest = end.rows[-1], interval(end.top1, end.summary["val_samples"])[0]
-    before = [row for row in end.rows if row["epoch"] <= 0.75 * last["epoch"]]
-    if end.train_top1 > LEARNS_UP_TO or not before or lowest <= max(map(top1_of, before)):
-        return []
-    recipe, best = end.settings.recipe, max(before, key=top1_of)
-    size = recipe.final_image_size
-    larger = "" if size >= SMALL_IMAGES or recipe.data_dir in BUILT_IN else (
-        f" Larger images may show more: --image_size={2 * size}.")
-    return [f"Validation was still rising, from {top1_of(best):.1%} at epoch {best['epoch']:g} to {end.top1:.1%}, and "
-            f"top-1 in training is only {end.train_top1:.1%}. Train longer, with --epochs={2 * recipe.epochs:g}.{larger}"]
 
 
 def _confused(end: Ending) -> list[str]:
