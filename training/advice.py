@@ -16,6 +16,7 @@ LEARNED = 0.1  # top-1 that training gains on guessing if it has learned anythin
 GAP = 0.2  # of training's top-1 over validation's, from which a network over-fits
 LEARNS_UP_TO = 0.9  # training's top-1, up to which more epochs help
 FEW_UPDATES = 300  # with which hardly any network learns
+VISITS = 10  # of each image, from which a network may know it by heart
 SMALL_IMAGES = 128  # pixels
 CONFUSED, ERRORS = 0.25, 20  # share of the errors that one pair of classes has, of at least so many
 
@@ -61,21 +62,26 @@ def advice(end: Ending) -> list[str]:
     """Returns sentences in plain text: why a result is no better, and the flags to try."""
     if not end.rows or end.summary.get("epochs_to_target") is not None:  # what was wanted is reached
         return []
-    return [*(_not_learned(end) or _not_finished(end) or _over_fitted(end)), *_confused(end)]
+    return [*(_too_short(end) or _not_learned(end) or _not_finished(end) or _over_fitted(end)), *_confused(end)]
+
+
+def _too_short(end: Ending) -> list[str]:
+    plan = end.plan
+    if plan.steps >= FEW_UPDATES or end.train_top1 > LEARNS_UP_TO:
+        return []
+    epochs = math.ceil(plan.epochs * max(2, FEW_UPDATES / plan.steps))
+    return [f"{plan.steps} updates are few: top-1 in training has only reached {end.train_top1:.1%}. "
+            f"Train longer, with --epochs={epochs}."]
 
 
 def _not_learned(end: Ending) -> list[str]:
-    plan, samples = end.plan, end.summary["val_samples"]
+    samples, rate = end.summary["val_samples"], end.plan.learning_rate.peak
     guess = end.summary["val_guess_count"] / samples
     if not is_guessing(end.top1, samples, guess) or end.train_top1 >= guess + LEARNED:
         return []
-    said = f"The network has not begun to learn: its top-1 in training is {end.train_top1:.1%}, too."
-    if plan.steps < FEW_UPDATES:
-        epochs = math.ceil(plan.epochs * FEW_UPDATES / plan.steps)
-        return [f"{said} {plan.steps} updates are few; train longer, with --epochs={epochs}."]
-    rate = plan.learning_rate.peak
-    return [f"{said} Try a lower learning rate, such as {rate / 10:.2g} in place of {rate:.2g} at its peak, or compare "
-            "several with `python -m experiments.sweep`."]
+    return [f"The network has not begun to learn: its top-1 in training is {end.train_top1:.1%}, too. Try a lower "
+            f"learning rate, such as {rate / 10:.2g} in place of {rate:.2g} at its peak, or compare several with "
+            "`python -m experiments.sweep`."]
 
 
 def _not_finished(end: Ending) -> list[str]:
@@ -93,7 +99,10 @@ def _not_finished(end: Ending) -> list[str]:
 
 
 def _over_fitted(end: Ending) -> list[str]:
-    if end.train_top1 - end.top1 < GAP or end.train_top1 <= interval(end.top1, end.summary["val_samples"])[1]:
+    visits = end.rows[-1]["epoch"]
+    if (end.train_top1 <= LEARNS_UP_TO and visits < VISITS) or end.train_top1 - end.top1 < GAP:
+        return []
+    if end.train_top1 <= interval(end.top1, end.summary["val_samples"])[1]:
         return []
     images = round(end.plan.train_samples / len(end.classes))
     return [f"Top-1 is {end.train_top1:.1%} in training and {end.top1:.1%} in validation: the network knows its "

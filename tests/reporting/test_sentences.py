@@ -30,5 +30,5 @@ def test_the_report(top1, says, tmp_path):
     """50 images; the largest of ten classes has 10 of the 55 in its outcomes.json."""
     folder = whole(tmp_path / "run", rows=[row(epoch, val_top1=top1) for epoch in (1, 2, 3)])
     page = html.unescape(re.sub(r"<(style|script).*?</\1>|<[^>]*>", "", write_report(folder).read_text(), flags=re.S))
-    assert f"Top-1: {in_words(top1, 50)}." in page and page.count(in_words(top1, 50)) >= 3  # also in its tiles
+    assert f"Top-1: {in_words(top1, 50)}." in page and page.count(in_words(top1, 50)) >= 2  # also in its tile
     assert ("no better than guessing, which is right on 18.18%" in page) == says
