@@ -15,7 +15,7 @@ from plan.run_folder import FLAGS, PAGE, SUMMARY
 from plan.values import same
 
 PICTURE = Path(__file__).parent / "report.png"
-SIZE = 1280, 560  # pixels: the result and the curves
+SIZE = 1280, 610  # pixels: the result and the curves
 
 
 def recipe_flags() -> dict[str, str]:

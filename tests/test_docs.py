@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from conftest import BIN, ROOT, environment, forks, require_fashion, require_fonts, require_tool
+from PIL import Image
 
 from common.flags import names
-from docs import flag_list
+from docs import flag_list, report_image
 from launch.facts import ROOMS
 from plan.settings import Launch, Recipe, Run
 
