@@ -3,6 +3,8 @@ from plan.plan import Plan
 from plan.recipes import SMALL, SPAN_GIVES_WAY
 from plan.settings import Settings
 
+TRAINED_NETWORK = "--model=keras:MobileNetV3Small --pretrained"
+
 
 def summary(settings: Settings, plan: Plan) -> list[str]:
     """Returns a plan in a few lines, for a person."""
@@ -35,8 +37,7 @@ def doubts(settings: Settings, plan: Plan) -> list[str]:
                      f"--micro_batch_size, which is {sizes} here")
     model_is_chosen = settings.origins.get("model") == "command line"
     if settings.source == SMALL and not model_is_chosen and not settings.has_initial_weights:
-        lines.append("few images: a network that knows ImageNet reaches more, with "
-                     "--model=keras:MobileNetV3Small --pretrained")
+        lines.append(f"few images: a network that knows ImageNet reaches more, with {TRAINED_NETWORK}")
     if SPAN_GIVES_WAY in settings.fitted:
         lines.append("--batch_norm_span: that of the recipe does not divide --batch_size or --micro_batch_size; batch "
                      "norm covers a micro-batch, which depends on the number of workers")
