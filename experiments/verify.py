@@ -29,7 +29,7 @@ from plan import flags as train_flags
 from plan.output_dir import changed_flag
 from plan.run_folder import CHECKPOINTS, FLAGS, METRICS, RunFolder, folder_of
 from plan.settings import Settings
-from plan.summary import ties_to_workers
+from plan.remarks import ties_to_workers
 from reporting.run_data import RunData
 
 PROGRAM = "experiments.verify"
