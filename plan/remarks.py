@@ -71,9 +71,9 @@ def on_schedules(settings: Settings) -> list[str]:
 def _broken(recipe, original) -> list[str]:
     """Returns what is wrong with the schedule of a recipe, unless the original has it, too."""
     found = []
-    if recipe.warmup != "none" and recipe.warmup_epochs >= recipe.epochs / 2 and (
-            recipe.warmup_epochs >= recipe.epochs or _warmup_share(recipe) > _warmup_share(original)):
-        found.append(f"warm-up covers {min(recipe.warmup_epochs, recipe.epochs):g} of the {recipe.epochs:g} epochs")
+    share = min(1, _warmup_share(recipe))
+    if share == 1 or share >= 0.5 and share > _warmup_share(original):
+        found.append(f"warm-up covers {share:.0%} of the training")
     for name, last in _last_boundaries(recipe).items():
         if last >= recipe.epochs and _last_boundaries(original).get(name, 0) < original.epochs:
             found.append(f"training ends before epoch {last:g} of --{name}")

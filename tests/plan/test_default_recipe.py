@@ -193,8 +193,8 @@ def test_one_line_says_what_has_no_effect():
 @pytest.mark.parametrize(("words", "message"), [
     ([], "few images: a network that knows ImageNet reaches more, with --model=keras:MobileNetV3Small --pretrained"),
     (["--batch_size=64"], "--batch_size=64 is larger than the training set: each update reads its 16 images"),
-    (["--epochs=1"], "--epochs=1: warm-up covers 1 of the 1 epochs; keep the recipe's shares with --warmup_epochs=0.025"),
-    (["--warmup_epochs=20"], "--epochs=40: warm-up covers 20 of the 40 epochs; keep the recipe's shares with "
+    (["--epochs=1"], "--epochs=1: warm-up covers 100% of the training; keep the recipe's shares with --warmup_epochs=0.025"),
+    (["--warmup_epochs=20"], "--epochs=40: warm-up covers 50% of the training; keep the recipe's shares with "
                              "--warmup_epochs=1"),
     (["--batch_size=4"], "--batch_size=4: the learning rate is still that for the recipe's 2; --lr_scaling=linear "
                          "--base_batch_size=2 would multiply it by 2, sqrt by 1.41")])

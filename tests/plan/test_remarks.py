@@ -28,12 +28,12 @@ def on_workers(recipe, workers, *words, per_node=4) -> list[str]:
 
 
 @pytest.mark.parametrize(("words", "broken", "kept"), [
-    (["--epochs=2"], "warm-up covers 2 of the 2 epochs", "--warmup_epochs=0.3333"),
-    (["--epochs=4"], "warm-up covers 2 of the 4 epochs", "--warmup_epochs=0.6667"),
+    (["--epochs=2"], "warm-up covers 100% of the training", "--warmup_epochs=0.3333"),
+    (["--epochs=4"], "warm-up covers 50% of the training", "--warmup_epochs=0.6667"),
     ([f"--flagfile={GOYAL}", "--epochs=45"], "training ends before epoch 80 of --lr_boundaries",
      "--warmup_epochs=2.5 --lr_boundaries=15,30,40"),
     ([f"--flagfile={GOYAL}", "--epochs=9"],
-     "warm-up covers 5 of the 9 epochs and training ends before epoch 80 of --lr_boundaries",
+     "warm-up covers 56% of the training and training ends before epoch 80 of --lr_boundaries",
      "--warmup_epochs=0.5 --lr_boundaries=3,6,8"),
     (["--flagfile=sony_1811.05233/table3-experiment2", "--epochs=45", "--batch_norm_span=16", "--learning_rate=0:1,60:2"],
      "training ends before epoch 60 of --learning_rate", "--warmup_epochs=2.5")])
