@@ -10,6 +10,7 @@ from plan.plan import Plan, divisors, make_plan, tidy
 from plan.recipes import SMALL, SPAN_GIVES_WAY
 from plan.settings import Settings
 
+TRAINED_NETWORK = "--model=keras:MobileNetV3Small --pretrained"
 PHASED = ("learning_rate", "batch_size", "batch_norm_span", "image_size")  # flags that take epoch:value pairs
 SMALL_MICRO_BATCH = 16  # samples: smaller ones, one after another, leave most of a GPU idle
 MOST_NEIGHBOURS = 8  # workers that share batch norm's statistics: the GPUs of a node
@@ -33,8 +34,7 @@ def remarks(settings: Settings, plan: Plan, workers_per_node: int = 1) -> list[s
                      f"--micro_batch_size, which is {sizes} here")
     model_is_chosen = settings.origins.get("model") == "command line"
     if settings.source == SMALL and not model_is_chosen and not settings.has_initial_weights:
-        lines.append("few images: a network that knows ImageNet reaches more, with "
-                     "--model=keras:MobileNetV3Small --pretrained")
+        lines.append(f"few images: a network that knows ImageNet reaches more, with {TRAINED_NETWORK}")
     if SPAN_GIVES_WAY in settings.fitted:
         lines.append("--batch_norm_span: that of the recipe does not divide --batch_size or --micro_batch_size; batch "
                      "norm covers a micro-batch, which depends on the number of workers")

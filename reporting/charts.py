@@ -9,7 +9,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-WIDTH, HEIGHT = 380, 250  # units; a phone shows the figure at about this many pixels, so that its text stays legible
+WIDTH, HEIGHT = 300, 210  # units; a quarter of the page, or a phone, has about so many pixels, so that text is legible
+WIDE = 760  # units and pixels; a figure that scrolls on a phone
 LEFT, RIGHT, TOP, BOTTOM = 52, 10, 10, 38
 COLOURS = 10  # --c0 to --c9 in page.css
 MOST_POINTS = 150  # per line
@@ -145,7 +146,7 @@ def bars(title: str, rows: Sequence[tuple[str, float, bool]]) -> str:
     low, high, marks = _scale([value for _, value, _ in rows], FROM_ZERO)
     left = 14 + 6.6 * max((len(name) for name, *_ in rows), default=0)
     height = TOP + BAR_STEP * len(rows) + 24
-    across = _axis(low, high, left, 2 * WIDTH - 70)
+    across = _axis(low, high, left, WIDE - 70)
     body = [f'<path class="grid" d="M{across(mark):.1f} {TOP}V{height - 24}"/>'
             f'<text class="middle" x="{across(mark):.1f}" y="{height - 8}">{number(mark)}</text>'
             for mark in marks]
@@ -156,7 +157,7 @@ def bars(title: str, rows: Sequence[tuple[str, float, bool]]) -> str:
                     f'<rect class="bar c{int(second)}" x="{left}" y="{y + 4}" width="{end - left:.1f}" height="18">'
                     f'{_title(f"{name}: {value:,.0f}")}</rect>'
                     f'<text x="{end + 5:.1f}" y="{y + 17}">{value:,.0f}</text>')
-    return figure(title, f'<div class="scroll">{_svg(title, 2 * WIDTH, height, body, "wide")}</div>', [])
+    return figure(title, f'<div class="scroll">{_svg(title, WIDE, height, body, "wide")}</div>', [])
 
 
 def figure(title: str, content: str, keys: Sequence[tuple[str, int, str]]) -> str:

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from common.activity import WAITS, on_terminal, startup
 from common.errors import complain
 from plan.run_folder import top1_of
-from reporting.sentences import STORAGE_LIMITS, in_words, is_guessing
+from reporting.sentences import STORAGE_LIMITS, in_words
+from training.advice import is_guessing
 from training.observer import Evaluation, Observer, RunInfo, Update
 
 REDRAWN_EVERY = 0.5  # seconds
@@ -213,7 +214,8 @@ class ProgressDisplay(Observer):
 
     def end(self, summary: dict) -> None:
         self.close()
-        print(validation_line(summary), file=sys.stderr)
+        print(validation_line(summary), *(f"advice: {sentence}" for sentence in summary["advice"]), sep="\n",
+              file=sys.stderr)
 
     def close(self) -> None:
         if self._screen:

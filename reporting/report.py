@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from common import command, flags
@@ -25,6 +26,7 @@ from reporting.sections import curves, mistakes, noise_scale, samples, times
 from reporting.sentences import in_words
 
 RELOADS = 5, 60  # seconds, at least and at most
+BATCH_NORM = "/gamma", "/beta"  # variables
 NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
 
 
@@ -76,8 +78,9 @@ def write_report(folder) -> Path:
 def report(run: RunData) -> str:
     """Returns the page."""
     sections = [
-        f'<p class="result">{sentences.result(run)}</p>', sentences.published(run), sentences.state(run), figures(run),
-        "<h2>Curves</h2>", curves(run), *times(run), *noise_scale(run), *layers(run), *mistakes(run), *samples(run),
+        f'<p class="result">{sentences.result(run)}</p>', sentences.advice(run), sentences.published(run),
+        sentences.state(run), figures(run),
+        "<h2>Curves</h2>", curves(run), *times(run), *noise_scale(run), *mistakes(run), *layers(run), *samples(run),
         "<h2>Plan</h2>", phases(run), *settings(run),
         "<h2>Evaluations</h2>", details("All evaluations", html_table(run.rows)), "<h2>This run</h2>", origin(run)]
     return page(run.folder.name, sections, reload_seconds(run))
@@ -100,7 +103,7 @@ def figures(run: RunData) -> str:
     accuracies = {"validation top-1": now["val_top1"],
                   "validation top-5": now.get("val_top5") if run.has_top5 else None,
                   "top-1 of the average": now.get("ema_val_top1")}
-    if best:
+    if best and best["top1"] not in accuracies.values():
         accuracies[f"best top-1, epoch {number(best['epoch'])}"] = best["top1"]
     accuracies = {name: value for name, value in accuracies.items() if value is not None}
     samples = sentences.validation_samples(run)
@@ -118,14 +121,22 @@ def layers(run: RunData) -> list[str]:
     end = run.layers[-1]["layers"]
     listed = [{"variable": name, **norms("first step", *first[name]), **norms("end", *end[name])}
               for name in first]
-    shown = []
-    if run.trust_ratios:
-        without = len(first) - len(run.trust_ratios)
-        note = f" {plural(without, 'variable')} without a trust ratio {'is' if without == 1 else 'are'} left out."
-        shown = [f"<p>The trust ratio scales the learning rate of a variable.{note if without else ''}</p>",
-                 heat_map.trust_ratios([row["epoch"] for row in run.layers], run.trust_ratios)]
-    return ["<h2>Layer by layer</h2>", *shown,
+    return ["<h2>Layer by layer</h2>", *trust_ratios(run),
             details("Norms and trust ratios, first step and end", html_table(listed))]
+
+
+def trust_ratios(run: RunData) -> list[str]:
+    """Returns the trust ratios over the epochs. Those of batch norm are shown on request."""
+    if not run.trust_ratios:
+        return []
+    without = len(run.layers[0]["layers"]) - len(run.trust_ratios)
+    note = f" {plural(without, 'variable')} without a trust ratio {'is' if without == 1 else 'are'} left out."
+    epochs, scale = [row["epoch"] for row in run.layers], [*chain(*run.trust_ratios.values())]
+    folded = {name: ratios for name, ratios in run.trust_ratios.items() if name.endswith(BATCH_NORM)}
+    rest = {name: ratios for name, ratios in run.trust_ratios.items() if name not in folded}
+    maps = [heat_map.trust_ratios(epochs, ratios, scale) if ratios else "" for ratios in (rest, folded)]
+    return [f"<p>The trust ratio scales the learning rate of a variable.{note if without else ''}</p>", maps[0],
+            details(f"{plural(len(folded), 'variable')} of batch norm", maps[1]) if folded else ""]
 
 
 def norms(when: str, weight: float | None, gradient: float | None, ratio: float | None) -> dict:

@@ -85,9 +85,8 @@ def times(run: RunData) -> list[str]:
     listed = html_table([{"epoch": row["epoch"]} | {label: f"{row[name]:.2%}" for name, label in PARTS.items()}
                          for row in rows])
     return ["<h2>Where the time went</h2>",
-            f"<p>Of the time of an update, {parts}.{between_updates(run)}"
-            f"{sentences.storage(run)}</p>",
-            f'<div class="charts">{chart}</div>', details("Numbers", listed), *slow_workers(rows)]
+            f'<div class="charts">{chart}<div><p>Of the time of an update, {parts}.{between_updates(run)}'
+            f"{sentences.storage(run)}</p>{details('Numbers', listed)}</div></div>", *slow_workers(rows)]
 
 
 def slow_workers(rows: list[dict]) -> list[str]:

@@ -1,15 +1,14 @@
 """What is said of a run in words: its result and what that is worth, the paper's figure, its state, storage."""
 import html
-import math
 import time
 
 from reporting.charts import number
 from reporting.heat_map import class_totals
 from reporting.page import duration, plural
 from reporting.run_data import RunData
+from training.advice import interval, is_guessing
 
 STORAGE_LIMITS = 0.05  # fraction of the steps from which waiting for storage is named
-QUANTILE = 1.959964  # of the normal distribution, two-sided 95 %
 IMBALANCE = 0.05  # what guessing has to gain from the most frequent class to be worth a sentence
 
 
@@ -67,6 +66,12 @@ def epochs_of(epochs) -> str:
     return f"{number(epochs)} epoch{'' if epochs == 1 else 's'}"
 
 
+def advice(run: RunData) -> str:
+    """Returns what to try, as a paragraph, or an empty string."""
+    sentences = (run.summary or {}).get("advice", ())
+    return f'<p class="advice">{html.escape(" ".join(sentences))}</p>' if sentences else ""
+
+
 def published(run: RunData) -> str:
     """Returns the paper's figure for the recipe, and what this run has changed, as paragraphs, or an empty string."""
     recipe = run.run["recipe"] or {}
@@ -112,19 +117,6 @@ def state(run: RunData) -> str:
             f"{time.strftime('%Y-%m-%d %H:%M:%S')}, reloads itself.{bar}</div>")
 
 
-def interval(accuracy: float, samples: int) -> tuple[float, float]:
-    """Returns the bounds of Wilson's 95 % interval of an accuracy that was measured on so many samples, from 0 to 1."""
-    square = QUANTILE**2 / samples
-    centre = accuracy + square / 2
-    half = QUANTILE * math.sqrt(accuracy * (1 - accuracy) / samples + square / (4 * samples))
-    return max(0.0, (centre - half) / (1 + square)), min(1.0, (centre + half) / (1 + square))  # but for rounding
-
-
 def in_words(accuracy: float, samples: int) -> str:
     low, high = interval(accuracy, samples)
     return f"95% interval {low:.1%} to {high:.1%}"
-
-
-def is_guessing(accuracy: float, samples: int, guess: float) -> bool:
-    """Whether an accuracy may be one of guessing. guess: that of always naming the most frequent class."""
-    return interval(accuracy, samples)[0] <= guess

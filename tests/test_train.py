@@ -29,7 +29,7 @@ def test_the_digits_reach_97_percent(digits_run):
     summary = json.loads((folder / "summary.json").read_text())
     assert printed_json(done) == summary
     assert summary["val_top1"] >= 0.97 and summary["val_samples"] == 360
-    assert summary.keys() >= SUMMARY
+    assert summary.keys() >= SUMMARY and summary["advice"] == []
 
 
 def test_the_run_folder_holds_what_is_promised(digits_run):
@@ -357,5 +357,9 @@ def test_a_target_ends_training_and_the_summary_says_when(tmp_path):
     assert (summary["best_top1"], summary["best_epoch"]) == (found[-1]["val_top1"], found[-1]["epoch"])
     again = printed_json(train(*flags, kind="mpirun", workers=2))
     assert again["val_top1"] == summary["val_top1"] and rows(tmp_path) == found
-    missed = printed_json(train(*flags[:5], "--epochs=1", "--target_top1=1", f"--output_dir={tmp_path / 'missed'}"))
+    done = train(*flags[:4], "--learning_rate=1e-6", "--epochs=1", "--target_top1=1", f"--output_dir={tmp_path}/missed")
+    missed = printed_json(done)
     assert missed["epochs_to_target"] is None and missed["seconds_to_target"] is None and missed["epochs"] == 1
+    [sentence] = missed["advice"]
+    assert summary["advice"] == [] and f"advice: {sentence}\n" in done.stderr and "Train longer" in sentence
+    assert sentence in (tmp_path / "missed" / "report.html").read_text()

@@ -20,6 +20,7 @@ from training.batch_norm import Span
 from training.breakdown import breakdown_of
 from training.build import Job
 from training.clock import TIMED_ONE_IN, marks
+from training.evaluate import Validation
 from training.observer import Evaluation, Observer
 from training.reading import TrainingInput
 from training.recovery import Recovery
@@ -27,20 +28,20 @@ from training.results import Results, Step
 from training.weight_check import in_hexadecimal
 
 
-def follow_plan(job: Job, recovery: Recovery, observers: Sequence[Observer] = ()) -> dict:
-    """Trains the rest of the plan; returns the last evaluation's metrics.
+def follow_plan(job: Job, recovery: Recovery, observers: Sequence[Observer] = ()) -> Validation:
+    """Trains the rest of the plan; returns the last evaluation.
 
     Raises Diverged and Stopped on all workers at once, and UserError if training cannot continue.
     """
-    metrics = None
+    validation = None
     with TrainingInput(job) as data, Results(job, observers) as results:
         for interval in job.plan.intervals():
             if target_is_reached(job):
                 break
             train(interval, job, data, results, recovery)
             if interval.evaluates and job.state.progress.evaluations < interval.evaluations:
-                metrics = validate(interval, job, results, recovery)
-    return metrics or job.evaluate().metrics
+                validation = validate(interval, job, results, recovery)
+    return validation or job.evaluate()
 
 
 def train(interval: Interval, job: Job, data: TrainingInput, results: Results, recovery: Recovery) -> None:
@@ -115,8 +116,8 @@ def traced(train_step, arguments: tuple, inside):
         return train_step(*arguments)
 
 
-def validate(interval: Interval, job: Job, results: Results, recovery: Recovery) -> dict:
-    """Evaluates after an interval, notifies the observers and saves a checkpoint if one is due; returns the metrics.
+def validate(interval: Interval, job: Job, results: Results, recovery: Recovery) -> Validation:
+    """Evaluates after an interval, notifies the observers and saves a checkpoint if one is due.
 
     Raises WeightsDiffer, before an observer learns of the evaluation.
     """
@@ -143,7 +144,7 @@ def validate(interval: Interval, job: Job, results: Results, recovery: Recovery)
     state.progress.add_evaluation(interval.epoch, top1_of(row), row["seconds"])
     state.progress.statistics_step = state.progress.step if job.exact else None
     recovery.after_evaluation(interval.epoch, top1_of(row), target_is_reached(job))
-    return validation.metrics
+    return validation
 
 
 def row_of(job: Job, interval: Interval, metrics: dict[str, float]) -> dict:

@@ -20,12 +20,14 @@ from distributed.neighbours import Neighbours, distinct
 from distributed.world import World
 from plan import launcher, output_dir
 from plan.plan import Plan, allreduce_for, plan_for
-from plan.run_folder import CHECKPOINTS, RunFolder, has_checkpoints
+from plan.run_folder import CHECKPOINTS, METRICS, RunFolder, has_checkpoints
 from plan.settings import Run, Settings
 from training import build
+from training.advice import Ending, advice
 from training.build import DIFFERENT_FLAGS, Job
 from training.checkpoints import Checkpoints
 from training.divergence import Diverged
+from training.evaluate import Validation
 from training.loop import follow_plan
 from training.monitoring import Profile, start_observers
 from training.observer import Observer, load_observers
@@ -99,16 +101,16 @@ class Training:
                 with world.raise_on_all_ranks():
                     if world.rank == 0:
                         start_observers(job, self._folder, nodes, observers, held)
-                metrics = problem = None
-                while metrics is None:
+                validation = problem = None
+                while validation is None:
                     try:
                         if problem:
                             recovery.roll_back(problem, observers)
-                        metrics = follow_plan(job, recovery, observers)
+                        validation = follow_plan(job, recovery, observers)
                     except Diverged as divergence:
                         problem = divergence
                 with activity.during(OBSERVERS):
-                    return self._end(job, observers, metrics)
+                    return self._end(job, observers, validation)
 
     @contextlib.contextmanager
     def _interrupt_says_how_to_go_on(self) -> Iterator[None]:
@@ -203,14 +205,17 @@ class Training:
         held.callback(checkpoints.wait)  # before the next attempt writes, perhaps on another worker
         return checkpoints
 
-    def _end(self, job: Job, observers, metrics: dict) -> dict:
+    def _end(self, job: Job, observers, validation: Validation) -> dict:
         """Ends the observers. Returns the content of summary.json."""
         world, plan, progress = job.world, job.plan, job.state.read_clock()
         epochs = plan.epochs if progress.step == plan.steps else plan.position(progress.step) // plan.train_samples
-        summary = summarized(metrics, plan.train_samples, epochs, plan.phases[-1].global_batch_size, world,
+        summary = summarized(validation.metrics, plan.train_samples, epochs, plan.phases[-1].global_batch_size, world,
                              progress.samples / progress.trained_seconds, progress.seconds)
         summary |= milestones(progress, self._settings.run.target_top1)
         with world.raise_on_all_ranks():
+            if world.rank == 0:
+                rows, classes = self._folder.rows(METRICS), self._dataset.classes
+                summary["advice"] = advice(Ending(self._settings, plan, rows, summary, classes, validation.outcomes))
             for observer in observers:
                 observer.end(summary)
         return summary

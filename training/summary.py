@@ -31,4 +31,5 @@ def summarized_divergence(problem: Diverged, train_samples: int, epochs: float, 
                           seconds: float) -> dict:
     """Returns the content of summary.json for a training that ended because it diverged. epochs: of the plan."""
     return {"diverged": True, "diverged_at": {"step": problem.step, "epoch": problem.epoch}, "classes": classes,
-            "train_samples": train_samples, "epochs": epochs, "world_size": world.size, "seconds": seconds}
+            "train_samples": train_samples, "epochs": epochs, "world_size": world.size, "seconds": seconds,
+            "advice": [f"{problem.advice[0].upper()}{problem.advice[1:]}."]}

@@ -316,3 +316,13 @@ def test_worst_errors_show_the_file_that_the_user_has(tmp_path, name, shown):
     outcomes["worst"][0]["name"] = name
     write_json(folder / "outcomes.json", outcomes)
     assert f'<span class="muted">{shown}</span>' in write_report(folder).read_text()
+
+
+def test_trust_ratios_of_batch_norm_are_shown_on_request(tmp_path):
+    folder = whole(tmp_path / "run")
+    layers = {"conv/kernel": [2.0, 0.5, 0.25], "norm/gamma": [1.0, 0.5, 0.5], "norm/beta": [1.0, 0.5, 4.0]}
+    (folder / "trust_ratios.jsonl").write_text(as_json({"epoch": 0, "samples": 0, "layers": layers}))
+    before, _, folded = write_report(folder).read_text().partition("<summary>2 variables of batch norm</summary>")
+    assert "conv/kernel, epoch 0: 0.25" in before and "norm/gamma, epoch 0" not in before
+    assert "norm/gamma, epoch 0: 0.5" in folded and "norm/beta, epoch 0: 4" in folded
+    assert folded.count(">0.25 <svg") == before.count(">0.25 <svg") == 1  # one scale for both

@@ -1,33 +1,20 @@
-"""Intervals of accuracies, against SciPy's and a count by hand; what the terminal and the report say of a small set."""
+"""Intervals of accuracies in words; what the terminal and the report say of a small set."""
 import html
 import re
 
 import pytest
-from scipy.stats import binomtest
 
 from reporting.progress import validation_line
 from reporting.report import write_report
-from reporting.sentences import in_words, interval, is_guessing
+from reporting.sentences import in_words
 from tests.rigs.run_files import row, whole
-
-
-@pytest.mark.parametrize(("hits", "samples"), [(7, 7), (0, 5), (356, 360), (107, 1000), (1, 2), (37_950, 50_000)])
-def test_the_interval_is_wilsons(hits, samples):
-    expected = binomtest(hits, samples).proportion_ci(0.95, "wilson")
-    assert interval(hits / samples, samples) == pytest.approx((expected.low, expected.high), abs=1e-6)
 
 
 def test_no_right_answer_has_no_negative_zero():
     """0 of 18 was one, as with 23 other sizes up to 100."""
     for samples in range(1, 101):
         assert in_words(0.0, samples).startswith("95% interval 0.0% to ")
-        assert in_words(1.0, samples).endswith(" to 100.0%") and interval(1.0, samples)[1] <= 1
-
-
-def test_chance_is_called_so():
-    """10.7 % of 1,000 images of ten classes; 12 % would be better, and so is 7 of 7 where half are of one class."""
-    assert is_guessing(0.107, 1000, 0.1) and not is_guessing(0.13, 1000, 0.1)
-    assert not is_guessing(1.0, 7, 4 / 7) and is_guessing(1.0, 2, 0.5)
+        assert in_words(1.0, samples).endswith(" to 100.0%")
 
 
 @pytest.mark.parametrize(("hits", "says"), [(107, True), (540, False)])
@@ -43,5 +30,5 @@ def test_the_report(top1, says, tmp_path):
     """50 images; the largest of ten classes has 10 of the 55 in its outcomes.json."""
     folder = whole(tmp_path / "run", rows=[row(epoch, val_top1=top1) for epoch in (1, 2, 3)])
     page = html.unescape(re.sub(r"<(style|script).*?</\1>|<[^>]*>", "", write_report(folder).read_text(), flags=re.S))
-    assert f"Top-1: {in_words(top1, 50)}." in page and page.count(in_words(top1, 50)) >= 3  # also in its tiles
+    assert f"Top-1: {in_words(top1, 50)}." in page and page.count(in_words(top1, 50)) >= 2  # also in its tile
     assert ("no better than guessing, which is right on 18.18%" in page) == says
