@@ -239,11 +239,10 @@ class Stage:
                   for row in RunFolder(self._folder / run.name, reader=PROGRAM).rows(METRICS)))
             trains, verdict = self._judge(values, recipe, made, result, reference.val_top1)
         say(verdict)
-        row = {"recipe": name, "verdict": verdict, "trains": trains} | {
-            key: getattr(result, key, None) for key in ("diverged_at", "val_top1", "seconds")}
-        row |= {"reference_top1": getattr(reference, "val_top1", None),
-                "reference_seconds": getattr(reference, "seconds", None)}
-        print(as_json(row), flush=True)
+        row = {"recipe": name, "verdict": verdict, "trains": trains, "reference_top1": reference and reference.val_top1,
+               "reference_seconds": reference and reference.seconds}
+        print(as_json(row | {key: getattr(result, key, None) for key in ("diverged_at", "val_top1", "seconds")}),
+              flush=True)
 
     def _judge(self, values, recipe: Recipe, made: Rehearsal, result: Result, reference: float
                ) -> tuple[bool | None, str]:

@@ -111,10 +111,9 @@ def check_phases(settings: Settings) -> None:
     for name in ("batch_size", "batch_norm_span", "image_size") if settings.run.mode == "train" else ():
         phases = getattr(settings.recipe, name)
         if phases and phases.boundaries[-1] >= epochs:
-            cure = "remove the phase or raise --epochs"
-            if settings.origins.get(name) != "command line" and (kept := kept_shares(settings)):
-                cure = f"raise --epochs, or keep the recipe's shares with {' '.join(kept)}"
-            raise UsageError(f"--{name}={phases} has a phase that starts at or after --epochs={epochs:g}; {cure}")
+            kept = settings.origins.get(name) != "command line" and kept_shares(settings)
+            raise UsageError(f"--{name}={phases} has a phase that starts at or after --epochs={epochs:g}; raise --epochs, "
+                             f"or {kept or 'remove the phase'}")
 
 
 def check_own(settings: Settings, observers: bool = True) -> None:

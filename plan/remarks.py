@@ -54,13 +54,12 @@ def ties_to_workers(settings: Settings) -> list[str]:
 
 
 def on_schedules(settings: Settings) -> list[str]:
-    """Returns a line if the command line breaks the recipe's schedule, and one if it changes the batch size alone."""
-    recipe, original, lines = settings.recipe, settings.original, []
-    if broken := _broken(recipe, original):
-        flags = kept_shares(settings)
-        keep = f"; keep the recipe's shares with {' '.join(flags)}" if flags else ""
-        lines.append(f"--epochs={recipe.epochs:g}: {' and '.join(broken)}{keep}")
-    now, before = (one.batch_size.values[0] for one in (recipe, original))
+    """Returns a line if the epochs are too few for the schedule, and one if only the batch size is not the recipe's."""
+    recipe, lines = settings.recipe, []
+    if broken := _broken(recipe):
+        kept = kept_shares(settings)
+        lines.append(f"--epochs={recipe.epochs:g}: {' and '.join(broken)}{kept and f'; {kept}'}")
+    now, before = (one.batch_size.values[0] for one in (recipe, settings.original))
     if now != before and recipe.lr_scaling == "none" and settings.origins.get("learning_rate") != "command line":
         linear, sqrt = (f"{SCALINGS[name](now / before):.3g}" for name in ("linear", "sqrt"))
         lines.append(f"--batch_size={now}: the learning rate is still that for the recipe's {before}; "
@@ -68,29 +67,20 @@ def on_schedules(settings: Settings) -> list[str]:
     return lines
 
 
-def _broken(recipe, original) -> list[str]:
-    """Returns what is wrong with the schedule of a recipe, unless the original has it, too."""
+def _broken(recipe) -> list[str]:
+    """Returns what is wrong with the schedule of a recipe."""
     found = []
-    share = min(1, _warmup_share(recipe))
-    if share == 1 or share >= 0.5 and share > _warmup_share(original):
-        found.append(f"warm-up covers {share:.0%} of the training")
-    for name, last in _last_boundaries(recipe).items():
-        if last >= recipe.epochs and _last_boundaries(original).get(name, 0) < original.epochs:
+    if recipe.warmup != "none" and recipe.warmup_epochs >= recipe.epochs / 2:
+        found.append(f"warm-up covers {min(1, recipe.warmup_epochs / recipe.epochs):.0%} of the training")
+    boundaries = recipe.lr_boundaries if recipe.lr_schedule == "multistep" else (0,)
+    for name, last in (("lr_boundaries", boundaries[-1]), ("learning_rate", recipe.learning_rate.boundaries[-1])):
+        if last >= recipe.epochs:
             found.append(f"training ends before epoch {last:g} of --{name}")
     return found
 
 
-def _warmup_share(recipe) -> float:
-    return recipe.warmup_epochs / recipe.epochs if recipe.warmup != "none" else 0.0
-
-
-def _last_boundaries(recipe) -> dict[str, float]:
-    multistep = {"lr_boundaries": recipe.lr_boundaries[-1]} if recipe.lr_schedule == "multistep" else {}
-    return multistep | {"learning_rate": recipe.learning_rate.boundaries[-1]}
-
-
-def kept_shares(settings: Settings) -> list[str]:
-    """Returns the flags with which warm-up, boundaries and phases have the same shares of the epochs as originally."""
+def kept_shares(settings: Settings) -> str:
+    """Returns the flags with which warm-up, boundaries and phases have the recipe's shares of the epochs, or nothing."""
     recipe, original = settings.recipe, settings.original
 
     def scaled(epoch):
@@ -105,8 +95,9 @@ def kept_shares(settings: Settings) -> list[str]:
         phases = getattr(original, name)
         if phases and len(phases.pairs) > 1 and settings.origins.get(name) != "command line":
             kept[name] = Piecewise(tuple((scaled(epoch), value) for epoch, value in phases.pairs))
-    return [f"--{name}={','.join(map(str, value)) if isinstance(value, tuple) else value}"
-            for name, value in kept.items() if value != getattr(recipe, name)]
+    flags = [f"--{name}={','.join(map(str, value)) if isinstance(value, tuple) else value}"
+             for name, value in kept.items() if value != getattr(recipe, name)]
+    return f"keep the recipe's shares with {' '.join(flags)}" if flags else ""
 
 
 def on_workers(settings: Settings, plan: Plan, workers_per_node: int) -> list[str]:
@@ -117,25 +108,21 @@ def on_workers(settings: Settings, plan: Plan, workers_per_node: int) -> list[st
     launch, problems = settings.launch, _strains(plan)
     if not problems or launch.micro_batch_size or launch.elastic or launch.workers_schedule:
         return []
-    batches = settings.recipe.batch_size.values
-    better = [number for number in divisors(math.gcd(*batches))
+    better = [number for number in divisors(math.gcd(*settings.recipe.batch_size.values))
               if number % workers_per_node == 0 and _is_easy(settings, plan, number)]
-    nearest = [max((number for number in better if number < plan.workers), default=None),
-               min((number for number in better if number > plan.workers), default=None)]
-    where = " or ".join(f"{number:,}" for number in nearest if number)
-    avoided = f"{where} workers avoid that" if where else "another --batch_size may avoid that"
-    return [f"{plan.workers:,} worker{'s' * (plan.workers > 1)}: {' and '.join(problems)}; {avoided}"]
+    below, above = (number for number in better if number < plan.workers), (
+        number for number in better if number > plan.workers)
+    nearest = [f"{number:,}" for number in (max(below, default=0), min(above, default=0)) if number]
+    cure = f"{' or '.join(nearest)} workers avoid that" if nearest else "another --batch_size may avoid that"
+    return [f"{plan.workers:,} worker{'s' * (plan.workers > 1)}: {' and '.join(problems)}; {cure}"]
 
 
 def _strains(plan) -> list[str]:
     found = []
-    tiny = [phase for phase in plan.phases
-            if phase.accumulation_steps > 1 and phase.micro_batch_size < SMALL_MICRO_BATCH]
-    if tiny:
+    if any(phase.accumulation_steps > 1 and phase.micro_batch_size < SMALL_MICRO_BATCH for phase in plan.phases):
         sizes, steps = zip(*((phase.micro_batch_size, phase.accumulation_steps) for phase in plan.phases), strict=True)
-        counts = dict.fromkeys((min(steps), max(steps)))
-        found.append(f"micro-batches of size {', '.join(map(str, sizes))} with {' to '.join(map(str, counts))} "
-                     "accumulation steps")
+        found.append(f"micro-batches of size {', '.join(map(str, sizes))} with "
+                     f"{' to '.join(map(str, dict.fromkeys((min(steps), max(steps)))))} accumulation steps")
     if (most := max(phase.neighbours for phase in plan.phases)) > MOST_NEIGHBOURS:
         found.append(f"batch norm synchronized over {most} workers")
     return found

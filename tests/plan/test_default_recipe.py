@@ -135,9 +135,9 @@ def test_a_recipe_has_a_name():
     (["--batch=8"], 2, "did you mean --batch_size?"),
     (["--warmup_epochs=50", "--dry_run"], 2, "--warmup_epochs is longer than --epochs"),
     (["--data_dir=synthetic:many"], 2, "synthetic data needs the number of training samples"),
-    (["--batch_size=0:64,30:128", "--dry_run"], 2, "has a phase that starts at or after --epochs=12; remove the phase"),
-    (["--flagfile=sony_1811.05233/table3-experiment2", "--epochs=18", "--dry_run"], 2, "--epochs=18; raise --epochs, or "
-     "keep the recipe's shares with --warmup_epochs=1 --learning_rate=0:29.0,6:50.0 --batch_norm_span=0:16,6:32\n"),
+    (["--batch_size=0:64,30:128", "--dry_run"], 2, "has a phase that starts at or after --epochs=12; raise"),
+    (["--flagfile=sony_1811.05233/table3-experiment2", "--epochs=18", "--dry_run"], 2, "--epochs=18; raise --epochs, "
+     "or keep the recipe's shares with --warmup_epochs=1 --learning_rate=0:29.0,6:50.0 --batch_norm_span=0:16,6:32\n"),
     (["--image_size=0:16,7:24", "--epochs=6"], 2, "--image_size=0:16,7:24 has a phase that starts at or after"),
     (["--checkpoint_every=10s"], 2, "neither auto, a number of epochs, such as 0.5, nor of minutes, such as 10m"),
     (["--target_top1=75%"], 2, "75% is not a fraction from 0 to 1, such as 0.759"),
@@ -193,7 +193,8 @@ def test_one_line_says_what_has_no_effect():
 @pytest.mark.parametrize(("words", "message"), [
     ([], "few images: a network that knows ImageNet reaches more, with --model=keras:MobileNetV3Small --pretrained"),
     (["--batch_size=64"], "--batch_size=64 is larger than the training set: each update reads its 16 images"),
-    (["--epochs=1"], "--epochs=1: warm-up covers 100% of the training; keep the recipe's shares with --warmup_epochs=0.025"),
+    (["--epochs=1"], "--epochs=1: warm-up covers 100% of the training; keep the recipe's shares with "
+                     "--warmup_epochs=0.025"),
     (["--warmup_epochs=20"], "--epochs=40: warm-up covers 50% of the training; keep the recipe's shares with "
                              "--warmup_epochs=1"),
     (["--batch_size=4"], "--batch_size=4: the learning rate is still that for the recipe's 2; --lr_scaling=linear "

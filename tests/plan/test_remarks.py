@@ -35,7 +35,8 @@ def on_workers(recipe, workers, *words, per_node=4) -> list[str]:
     ([f"--flagfile={GOYAL}", "--epochs=9"],
      "warm-up covers 56% of the training and training ends before epoch 80 of --lr_boundaries",
      "--warmup_epochs=0.5 --lr_boundaries=3,6,8"),
-    (["--flagfile=sony_1811.05233/table3-experiment2", "--epochs=45", "--batch_norm_span=16", "--learning_rate=0:1,60:2"],
+    (["--flagfile=sony_1811.05233/table3-experiment2", "--epochs=45", "--batch_norm_span=16",
+      "--learning_rate=0:1,60:2"],
      "training ends before epoch 60 of --learning_rate", "--warmup_epochs=2.5")])
 def test_a_schedule_that_epochs_break_is_one_line_and_its_flags_mend_it(words, broken, kept):
     [line] = on_schedule(*words)
@@ -59,7 +60,7 @@ def test_the_factors_for_another_batch_size_are_those_of_the_flags_it_names():
         return plan_for(settings, 1, 1, 1437).learning_rate.peak
 
     [line] = on_schedule("--batch_size=32")
-    linear, sqrt = peak("--lr_scaling=linear", "--base_batch_size=128"), peak("--lr_scaling=sqrt", "--base_batch_size=128")
+    linear, sqrt = (peak(f"--lr_scaling={rule}", "--base_batch_size=128") for rule in ("linear", "sqrt"))
     assert "--lr_scaling=linear --base_batch_size=128 would" in line and peak() == 8
     assert line.endswith(f"multiply it by {linear / 8:g}, sqrt by {sqrt / 8:g}") and (linear, sqrt) == (2, 4)
 
@@ -70,8 +71,8 @@ def test_no_recipe_draws_a_remark_on_its_schedule(path):
 
 
 @pytest.mark.parametrize(("recipe", "workers", "problem", "nearest"), [
-    (SONY, 1024, "micro-batches of size 2, 4, 1, 1 with 17 to 119 accumulation steps and batch norm synchronized over 32 "
-                 "workers", "544 or 1,088 workers avoid that"),
+    (SONY, 1024, "micro-batches of size 2, 4, 1, 1 with 17 to 119 accumulation steps and batch norm synchronized over "
+                 "32 workers", "544 or 1,088 workers avoid that"),
     ("dle/resnet50-2048", 128, "batch norm synchronized over 16 workers", "64 workers avoid that")])
 def test_workers_that_a_recipe_does_not_fit(recipe, workers, problem, nearest):
     assert on_workers(recipe, workers) == [f"{workers:,} workers: {problem}; {nearest}"]
