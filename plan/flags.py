@@ -112,8 +112,8 @@ def check_phases(settings: Settings) -> None:
         phases = getattr(settings.recipe, name)
         if phases and phases.boundaries[-1] >= epochs:
             kept = settings.origins.get(name) != "command line" and kept_shares(settings)
-            raise UsageError(f"--{name}={phases} has a phase that starts at or after --epochs={epochs:g}; raise --epochs, "
-                             f"or {kept or 'remove the phase'}")
+            raise UsageError(f"--{name}={phases} has a phase that starts at or after --epochs={epochs:g}; raise "
+                             f"--epochs, or {kept or 'remove the phase'}")
 
 
 def check_own(settings: Settings, observers: bool = True) -> None:

@@ -2,6 +2,7 @@
 
 train.py prints them when it starts, and --dry_run with the plan. A sweep prints those on schedules.
 """
+import bisect
 import math
 
 from common.errors import UserError
@@ -80,7 +81,7 @@ def _broken(recipe) -> list[str]:
 
 
 def kept_shares(settings: Settings) -> str:
-    """Returns the flags with which warm-up, boundaries and phases have the recipe's shares of the epochs, or nothing."""
+    """Returns the flags with which warm-up, boundaries and phases have the recipe's shares of the epochs, if any."""
     recipe, original = settings.recipe, settings.original
 
     def scaled(epoch):
@@ -110,10 +111,9 @@ def on_workers(settings: Settings, plan: Plan, workers_per_node: int) -> list[st
         return []
     better = [number for number in divisors(math.gcd(*settings.recipe.batch_size.values))
               if number % workers_per_node == 0 and _is_easy(settings, plan, number)]
-    below, above = (number for number in better if number < plan.workers), (
-        number for number in better if number > plan.workers)
-    nearest = [f"{number:,}" for number in (max(below, default=0), min(above, default=0)) if number]
-    cure = f"{' or '.join(nearest)} workers avoid that" if nearest else "another --batch_size may avoid that"
+    place = bisect.bisect(better, plan.workers)  # which is not among them
+    nearest = " or ".join(f"{number:,}" for number in better[max(0, place - 1):place + 1])
+    cure = f"{nearest} workers avoid that" if nearest else "another --batch_size may avoid that"
     return [f"{plan.workers:,} worker{'s' * (plan.workers > 1)}: {' and '.join(problems)}; {cure}"]
 
 
