@@ -21,6 +21,11 @@ STAGES = {"read": "file reading", "decode": "+ decoding", "augment": "+ augmenta
           "pipeline": "whole pipeline", "model": "model alone", "train": "training"}
 ADDED = {"read": "file reading", "decode": "decoding", "augment": "augmentation",
          "pipeline": "passing batches to TensorFlow"}  # the work that a stage of the pipeline adds
+SMALLER = "smaller stored images (`data.prepare --resize_shorter=256` for 224 pixels)"
+LIGHTER = "the GPU (`--dali_device=gpu`; if it decodes already, another --hw_decoder_load), or a cheaper --augmentation"
+CURES = {"read": f"a copy on a local disk (`--stage_dir=DIR`), TFRecord in place of a folder, or {SMALLER}",
+         "decode": f"{SMALLER}, {LIGHTER}", "augment": LIGHTER, "pipeline": "another --micro_batch_size"}
+MORE_THREADS = "more threads, if there are more cores: `--dali_threads=2,4,8` measures several numbers"
 CLOSE = 0.9  # training at this fraction of the model's own speed does not wait for its input
 # Rows are compared only if all of these agree.
 WHAT = ("data_dir", "device", "model", "image_size", "precision", "augmentation", "compression", "allreduce")
@@ -41,7 +46,10 @@ def limit(stages: list[dict]) -> dict[str, str]:
     if part >= CLOSE or rates["pipeline"] >= rates["model"]:
         because = (f"training runs at {part:.0%} of the speed of the model alone, and the pipeline alone delivers "
                    f"{rates['pipeline'] / rates['model']:.1f} times the images that the model processes")
-        return {"limit": "device", "because": f"device limited: {because}"}
+        cure = ("more workers, a faster device, --xla, or --precision=mixed_float16 (on CPUs with avx512_bf16 or AMX, "
+                "mixed_bfloat16)" if part >= CLOSE else "on CPUs, which model and pipeline share, a cheaper pipeline; "
+                "on a GPU, a larger --micro_batch_size or fewer --dali_threads")
+        return {"limit": "device", "because": f"device limited: {because}. What helps: {cure}"}
     spent = {}
     before = 0.0
     for name in ADDED:
@@ -50,7 +58,8 @@ def limit(stages: list[dict]) -> dict[str, str]:
     slowest = max(spent, key=spent.get)
     share = spent[slowest] / sum(spent.values())
     return {"limit": "input",
-            "because": f"host or I/O limited: {ADDED[slowest]} takes {share:.0%} of the pipeline's time"}
+            "because": f"host or I/O limited: {ADDED[slowest]} takes {share:.0%} of the pipeline's time. What helps: "
+                       f"{CURES[slowest]}; {MORE_THREADS}"}
 
 
 def stage_lines(result: dict) -> list[str]:

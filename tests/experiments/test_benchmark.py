@@ -1,5 +1,6 @@
 """The benchmark of one worker: every stage measured, and the line that names the limit."""
 import json
+import re
 import shutil
 from contextlib import ExitStack
 from types import SimpleNamespace
@@ -155,16 +156,16 @@ def stages_of(*rates, threads=2):
 
 
 @pytest.mark.parametrize(("rates", "limit", "because"), [
-    ((90_000, 2000, 1500, 1400, 5000, 1300), "input", "decoding takes 68% of the pipeline's time"),
-    ((500, 490, 480, 470, 5000, 460), "input", "file reading takes 94%"),
-    ((90_000, 9000, 1500, 1400, 5000, 1300), "input", "augmentation takes 78%"),
-    ((90_000, 9000, 8500, 1400, 5000, 1300), "input", "passing batches to TensorFlow takes 84%"),
-    ((90_000, 2000, 1500, 1400, 300, 290), "device", "97% of the speed of the model alone"),
-    ((90_000, 2000, 1500, 1400, 700, 470), "device", "2.0 times the images"),
+    ((90_000, 2000, 1500, 1400, 5000, 1300), "input", "decoding takes 68%.*--resize_shorter=256"),
+    ((500, 490, 480, 470, 5000, 460), "input", "file reading takes 94%.*--stage_dir"),
+    ((90_000, 9000, 1500, 1400, 5000, 1300), "input", "augmentation takes 78%.*--dali_device=gpu"),
+    ((90_000, 9000, 8500, 1400, 5000, 1300), "input", "passing batches to TensorFlow takes 84%.*--micro_batch_size"),
+    ((90_000, 2000, 1500, 1400, 300, 290), "device", "97% of the speed of the model alone.*--xla"),
+    ((90_000, 2000, 1500, 1400, 700, 470), "device", "2.0 times the images.*a cheaper pipeline"),
 ])
 def test_the_limit_follows_from_the_numbers(rates, limit, because):
     found = speed.limit(stages_of(*rates))
-    assert found["limit"] == limit and because in found["because"]
+    assert found["limit"] == limit and re.search(because, found["because"])
 
 
 def test_the_limit_is_that_of_the_number_of_threads_that_trains_fastest():
