@@ -246,7 +246,8 @@ def make_plan(recipe: Recipe, micro_batch_size: int | None, workers: int, train_
                 allreduce, recipe.evaluate_every, recipe.order == "file", recipe.momentum_correction,
                 bool(workers_schedule), recipe.model)
     try:
-        plan.as_json()
+        for phase in phases:
+            plan.momentum_of(phase)
     except ValueError as error:
         raise UserError(str(error)) from None
     return plan

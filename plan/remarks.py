@@ -3,6 +3,8 @@
 train.py prints them when it starts, and --dry_run with the plan. A sweep prints those on schedules.
 """
 import bisect
+import functools
+import itertools
 import math
 
 from common.errors import UserError
@@ -109,10 +111,12 @@ def on_workers(settings: Settings, plan: Plan, workers_per_node: int) -> list[st
     launch, problems = settings.launch, _strains(plan)
     if not problems or launch.micro_batch_size or launch.elastic or launch.workers_schedule:
         return []
-    better = [number for number in divisors(math.gcd(*settings.recipe.batch_size.values))
-              if number % workers_per_node == 0 and _is_easy(settings, plan, number)]
-    place = bisect.bisect(better, plan.workers)  # which is not among them
-    nearest = " or ".join(f"{number:,}" for number in better[max(0, place - 1):place + 1])
+    numbers = [number for number in divisors(math.gcd(*settings.recipe.batch_size.values))
+               if number % workers_per_node == 0]
+    place = bisect.bisect(numbers, plan.workers)
+    is_easy = functools.partial(_is_easy, settings, plan)
+    sides = (filter(is_easy, side) for side in (numbers[:place][::-1], numbers[place:]))
+    nearest = " or ".join(f"{number:,}" for side in sides for number in itertools.islice(side, 1))
     cure = f"{nearest} workers avoid that" if nearest else "another --batch_size may avoid that"
     return [f"{plan.workers:,} worker{'s' * (plan.workers > 1)}: {' and '.join(problems)}; {cure}"]
 
