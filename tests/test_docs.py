@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from conftest import BIN, ROOT, environment, forks, require_fashion, require_fonts, require_tool
+from PIL import Image
 
 from common.flags import names
-from docs import flag_list
+from docs import flag_list, report_image
 from launch.facts import ROOMS
 from plan.settings import Launch, Recipe, Run
 
@@ -163,3 +164,10 @@ def test_the_first_command_installs_everything(checkout):
     done = subprocess.run(["bash", "-euc", command.strip() + " --collect-only -q"], cwd=checkout, text=True,
                           capture_output=True, timeout=300)
     assert done.returncode == 0 and " tests collected" in done.stdout, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def test_the_picture_of_the_report_is_of_todays_recipe_and_has_readmes_figures():
+    with Image.open(ROOT / "docs" / "report.png") as picture:
+        about = picture.text
+    assert json.loads(about["flags"]) == report_image.recipe_flags()
+    assert f"validation: {about['result']}" in (ROOT / "README.md").read_text()

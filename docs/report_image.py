@@ -1,0 +1,48 @@
+"""Makes docs/report.png of a run of the digits: `uv run python -m docs.report_image RUN`. It needs Chromium and Pillow.
+
+The picture keeps the values of the recipe's flags, and the result, as text, so that a test can tell that it is stale.
+"""
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from PIL import Image, PngImagePlugin
+
+from plan.recipes import DIGITS, flags_in
+from plan.run_folder import FLAGS, PAGE, SUMMARY
+from plan.values import same
+
+PICTURE = Path(__file__).parent / "report.png"
+SIZE = 1280, 610  # pixels: the result and the curves
+
+
+def recipe_flags() -> dict[str, str]:
+    """Returns the flags of the digits' recipe."""
+    return flags_in(DIGITS.read_text())
+
+
+def result(summary: dict) -> str:
+    """Returns what README quotes."""
+    return f"top-1 {summary['val_top1']:.2%} ({summary['val_top1_count']} of {summary['val_samples']}, "
+
+
+def main(run: Path) -> None:
+    """Writes the picture. Raises SystemExit if the run has changed a flag of the recipe."""
+    used = flags_in((run / FLAGS).read_text())
+    if changed := {name: used.get(name) for name, value in recipe_flags().items() if not same(used.get(name), value)}:
+        sys.exit(f"docs.report_image: {run} is not a run of the digits' recipe: {changed}")
+    about = PngImagePlugin.PngInfo()
+    about.add_text("flags", json.dumps(recipe_flags()))
+    about.add_text("result", result(json.loads((run / SUMMARY).read_text())))
+    with tempfile.TemporaryDirectory() as folder:
+        shown = Path(folder, "shown.png")
+        window = f"--window-size={SIZE[0]},{SIZE[1]}"
+        subprocess.run(["chromium", "--headless", "--no-sandbox", "--hide-scrollbars", f"--screenshot={shown}", window,
+                        (run / PAGE).absolute().as_uri()], check=True, stderr=subprocess.DEVNULL)
+        Image.open(shown).convert("RGB").quantize(64).save(PICTURE, optimize=True, pnginfo=about)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
