@@ -3,8 +3,6 @@
 train.py prints them when it starts, and --dry_run with the plan. A sweep prints those on schedules.
 """
 import bisect
-import functools
-import itertools
 import math
 
 from common.errors import UserError
@@ -114,10 +112,10 @@ def on_workers(settings: Settings, plan: Plan, workers_per_node: int) -> list[st
     numbers = [number for number in divisors(math.gcd(*settings.recipe.batch_size.values))
                if number % workers_per_node == 0]
     place = bisect.bisect(numbers, plan.workers)
-    is_easy = functools.partial(_is_easy, settings, plan)
-    sides = (filter(is_easy, side) for side in (numbers[:place][::-1], numbers[place:]))
-    nearest = " or ".join(f"{number:,}" for side in sides for number in itertools.islice(side, 1))
-    cure = f"{nearest} workers avoid that" if nearest else "another --batch_size may avoid that"
+    nearest = [next((number for number in side if _is_easy(settings, plan, number)), None)
+               for side in (reversed(numbers[:place]), numbers[place:])]
+    where = " or ".join(f"{number:,}" for number in nearest if number)
+    cure = f"{where} workers avoid that" if where else "another --batch_size may avoid that"
     return [f"{plan.workers:,} worker{'s' * (plan.workers > 1)}: {' and '.join(problems)}; {cure}"]
 
 

@@ -1,7 +1,6 @@
 """Checkpoints, snapshots in memory, stops and rollbacks: when they are due, and how all workers perform them."""
 import enum
 import time
-from typing import NoReturn
 
 import numpy as np
 import tensorflow as tf
@@ -158,7 +157,7 @@ class Recovery:
         self._end(f"the phase after step {progress.step} of {self._job.plan.steps} needs {workers} workers; continue "
                   f"there with --output_dir={self._folder.path}", workers)
 
-    def _end(self, message: str, next_workers: int | None = None) -> NoReturn:
+    def _end(self, message: str, next_workers: int | None = None) -> None:
         raise Stopped(message if self._checkpoints else "", next_workers)  # rank 0 alone says it
 
     def roll_back(self, problem: Diverged, observers) -> None:
