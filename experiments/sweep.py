@@ -118,7 +118,8 @@ def run(argv: Sequence[str]) -> list[dict]:
     folder = Path(options.output_dir).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     for line, count in Counter(line for one in settings for line in on_schedules(one)).items():
-        print(line + f" ({count} of {len(settings)} combinations)" * (count < len(settings)), file=sys.stderr, flush=True)
+        of = f" ({count} of {len(settings)} combinations)" * (count < len(settings))
+        print(f"{line}{of}", file=sys.stderr, flush=True)
     with alone_in(folder):
         sweep = Sweep(folder, None if options.search_rate else len(runs))
         if options.dry_run:
