@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from data.rand_augment import RandAugment
 from data.randomness import Purpose, uniforms
 
 FIXED = ("aspect", "enlarge")  # fields of an Augmentation that alone make nothing random
@@ -28,6 +29,7 @@ class Augmentation:
         (Krizhevsky et al. 2012, section 4.1).
     warp: scale, stretch, rotate, place and mirror the whole image in one resampling that repeats its border; then vary
         brightness and contrast of each channel, and add noise. The ranges are constants below.
+    operations: those of RandAugment, which follow everything else.
     """
 
     area: tuple[float, float] | None = None
@@ -38,6 +40,7 @@ class Augmentation:
     flip: bool = False
     colour: bool = False
     warp: bool = False
+    operations: RandAugment | None = None
 
     @property
     def random(self) -> bool:
@@ -52,6 +55,8 @@ AUGMENTATIONS = {
     "crop": Augmentation(area=(0.7, 1.0), aspect=(0.85, 1.18)),
     # GoogLeNet's: random-resized crop and flip; validation resizes to 256/224, centre crop
     "crop_flip": Augmentation(area=(0.08, 1.0), flip=True, enlarge=256 / 224),
+    # the same with a validation crop of 95 %, as in arXiv:2110.00476
+    "crop_flip_95": Augmentation(area=(0.08, 1.0), flip=True, enlarge=1 / 0.95),
     # mild random-resized crop and flip of the stretched image, for few photographs
     "crop_flip_mild": Augmentation(area=(0.7, 1.0), aspect=(0.85, 1.18), flip=True, enlarge=None),
     # ResNet's (arXiv:1512.03385, 3.4): resize to 256/224 to 480/224, random crop, flip, colour
@@ -87,9 +92,10 @@ COLOUR_DEVIATION = 0.1
 def random_numbers(augmentation: Augmentation, image_size: int, seed: int, positions: np.ndarray) -> np.ndarray:
     """Returns the random numbers of the samples at these positions of the stream; (positions, columns).
 
-    The numbers are float32. shorter: the pixels of the image's shorter side after scaling. warp: the rows of the matrix
-    that maps an offset (x, y) of a pixel of the result from its centre to the offset in the scaled image. reach: how
-    much of the scaled image the result covers, without rotation: height and width in its pixels.
+    The numbers are float32. Those of `operations` are the last columns. shorter: the pixels of the image's shorter side
+    after scaling. warp: the rows of the matrix that maps an offset (x, y) of a pixel of the result from its centre to
+    the offset in the scaled image. reach: how much of the scaled image the result covers, without rotation: height and
+    width in its pixels.
     """
     u = uniforms(seed, Purpose.AUGMENTATION, positions, UNIFORMS)
     between = lambda column, low, high: low + (high - low) * u[:, column]  # noqa: E731
@@ -104,8 +110,10 @@ def random_numbers(augmentation: Augmentation, image_size: int, seed: int, posit
     if augmentation.warp:
         channels = 2 * uniforms(seed, Purpose.CHANNELS, positions, 8) - 1
     columns |= {"brightness": BRIGHTNESS * channels[:, :3], "contrast": CONTRAST ** channels[:, 3:6]}
-    return np.concatenate([columns[name].reshape(len(positions), width) for name, width in COLUMNS.items()],
-                          axis=1).astype(np.float32)
+    parts = [columns[name].reshape(len(positions), width) for name, width in COLUMNS.items()]
+    if augmentation.operations:
+        parts.append(augmentation.operations.random_numbers(image_size, seed, positions))
+    return np.concatenate(parts, axis=1).astype(np.float32)
 
 
 def _colours(seed, positions) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Batches for Keras: a DALI pipeline over a slice of the stream, as a tf.data dataset without copies through Python."""
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from data import augmentation, order
 from data.dataset import Dataset, Split
 from data.mixing import NOT_MIXED, Mixing
 from data.pipeline import DecoderSettings, Readers, Transform, build_pipeline, matrix_reader
+from data.rand_augment import RandAugment
 from data.staging.spool import Admitted, Spool, opened_reader
 
 CPU = DecoderSettings()
@@ -67,7 +68,8 @@ class Feed:
     """How this worker reads a dataset.
 
     image_size: of validation. mixing: of training images. shard, shards: index of this worker's shard, and the number
-    of shards. shuffle_block, shuffle_group: block and group of data.order.permutation.
+    of shards. shuffle_block, shuffle_group: block and group of data.order.permutation. rand_augment: operations that
+    follow the augmentation.
     """
 
     dataset: Dataset
@@ -80,6 +82,11 @@ class Feed:
     mixing: Mixing = NOT_MIXED
     shuffle_block: int = order.BLOCK
     shuffle_group: int = 0
+    rand_augment: RandAugment | None = None
+
+    @property
+    def _augmentation(self) -> augmentation.Augmentation:
+        return replace(augmentation.AUGMENTATIONS[self.augmentation], operations=self.rand_augment)
 
     def prepare(self, ranges: Sequence[tuple[int, int]], batch_size: int, micro_batch_size: int, skip: int = 0,
                 neighbours: int = 1, image_size: int | None = None) -> Prepared:
@@ -94,7 +101,7 @@ class Feed:
         image_size: size of these images. Default: that of validation.
         """
         split = self.dataset.train
-        chosen = augmentation.AUGMENTATIONS[self.augmentation]
+        chosen = self._augmentation
         image_size = image_size or self.image_size
         positions = np.concatenate([position + order.worker_positions(
             split, steps, batch_size, self.shard, self.shards, neighbours, micro_batch_size)
@@ -169,7 +176,7 @@ class Feed:
         with opened as (read, spool), scratch_folder() as folder:
             readers = Readers(read, *(None if rows is None else matrix_reader(rows, folder, name) for name, rows in (
                 ("numbers", prepared.numbers), ("mixing", prepared.mixing))))
-            transform = Transform(prepared.image_size, augmentation.AUGMENTATIONS[self.augmentation], self.device)
+            transform = Transform(prepared.image_size, self._augmentation, self.device)
             yield build_pipeline(readers, transform, prepared.batch_size, self.dataset.first_label, until), spool
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from data import rand_augment
 from data.augmentation import COLUMNS, Augmentation
 from data.formats import tfrecord
 
@@ -69,19 +70,31 @@ def build_pipeline(readers: Readers, transform: Transform, batch_size: int, firs
     until: the last of STAGES. "read" returns encoded images, "decode" images of different sizes.
     Outputs: images uint8 (batch, size, size, 3), RGB; labels int64 (batch, 1), from 0; if images are mixed, the rows.
     """
-    from nvidia.dali import Pipeline
+    from nvidia.dali import Pipeline, pipeline_def
+    from nvidia.dali.pipeline import do_not_convert
 
-    device = transform.device
-    pipeline = Pipeline(batch_size=batch_size, num_threads=device.threads, device_id=device.number, seed=0)
-    with pipeline:
+    device, operations = transform.device, transform.augmentation.operations
+    options = {"batch_size": batch_size, "num_threads": device.threads, "device_id": device.number, "seed": 0}
+
+    def outputs():
         encoded, label = readers.samples()
-        columns = readers.numbers and by_name(readers.numbers())
+        columns = readers.numbers and by_name(readers.numbers(), operations)
         if until == "read":
             images = encoded
         else:
             images = (decoded if until == "decode" else augmented)(encoded, columns, transform)
         others = [label - first_label, *([readers.mixing()] if readers.mixing else [])]
-        pipeline.set_outputs(images, *map(transform.on_device, others))
+        return columns, images, *map(transform.on_device, others)
+
+    def with_operations():
+        columns, images, *others = do_not_convert(outputs)()
+        return rand_augment.applied(images, columns["operations"], transform.on_device), *others
+
+    if readers.numbers and operations and until == "augment":
+        return pipeline_def(with_operations, enable_conditionals=True)(**options)
+    pipeline = Pipeline(**options)
+    with pipeline:
+        pipeline.set_outputs(*outputs()[1:])
     return pipeline
 
 
@@ -217,13 +230,18 @@ def matrix_reader(rows: np.ndarray, scratch: Path, name: str = "numbers"):
     return read
 
 
-def by_name(numbers) -> dict:
-    """Splits the columns of augmentation.random_numbers by name. Columns of width 1 become scalars."""
+def by_name(numbers, operations: rand_augment.RandAugment | None = None) -> dict:
+    """Splits the columns of augmentation.random_numbers by name. Columns of width 1 become scalars.
+
+    Those of `operations`, if there are any, become a list of scalars.
+    """
     columns = {}
     start = 0
     for name, width in COLUMNS.items():
         columns[name] = numbers[start] if width == 1 else numbers[start:start + width]
         start += width
+    if operations:
+        columns["operations"] = [numbers[start + column] for column in range(2 * operations.count)]
     return columns
 
 

@@ -19,6 +19,7 @@ class Purpose(enum.IntEnum):
     COLOUR = 4
     CHANNELS = 5
     MIXING = 6
+    OPERATIONS = 7  # of RandAugment
 
 
 def philox(seed: int, purpose: Purpose, epoch: int = 0) -> np.random.Philox:

@@ -11,6 +11,7 @@ PAPERS = {
     "sony_1811.05233": "Mikami et al.: Massively Distributed SGD, arXiv:1811.05233",
     "lamb_1904.00962": "You et al.: Large Batch Optimization for Deep Learning, arXiv:1904.00962, after its first "
                        "author's code, fastalgo/imagenet_resnet50_lamb",
+    "rsb_2110.00476": "Wightman, Touvron, Jégou: ResNet strikes back, arXiv:2110.00476",
     "dle": "NVIDIA DeepLearningExamples, TensorFlow/Classification/ConvNets, ResNet-50 v1.5",
     "mlperf": "MLPerf Training, ResNet-50: reference convergence points, from mlperf-logging 4.1.68",
 }

@@ -18,6 +18,7 @@ from plan import flags as train_flags
 from plan.output_dir import changed_flag
 from plan.plan import plan_for
 from plan.recipes import RECIPES, flags_in
+from plan.values import number_or_text
 
 GROUPS = train_flags.GROUPS
 SWEPT = (*(name for name in (*flags.names(GROUPS["Recipe"]), *flags.names(GROUPS["Launch"])) if name != "seed"),
@@ -119,15 +120,6 @@ def read(argv: Sequence[str]) -> tuple[Options, list[str], list[dict[str, str]]]
 @functools.cache
 def train_samples(data_dir: str) -> int:
     return named.open_named(data_dir).train.samples
-
-
-def number_or_text(text: str) -> int | float | str:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 def lines_of(file: str) -> list[dict[str, str]]:

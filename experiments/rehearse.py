@@ -5,11 +5,11 @@ are spent. RECIPE is a file, a recipe of launch/recipes by its name, or a .runs 
 train.py replace those of the recipes, such as --trust_coefficient=0.01.
 
 The rule is the same for every recipe, and each change is printed. These stay: the optimizer, all rates, the form of the
-decay, momentum, weight decay, trust coefficient, epsilon, exclusions, label smoothing, and the batch-norm span in
-samples. These change: the network (resnet20 for a ResNet, convnet_bn for AlexNet-BN), the dataset (Fashion-MNIST at 16
-pixels, without augmentation), the batch size (256 in the first phase, then in the recipe's ratios, in multiples of the
-span), the precision (float32), and the number of updates: at most 300 in warm-up, where a shorter one keeps its
-updates, and 750 in all.
+decay, momentum, weight decay, trust coefficient, epsilon, exclusions, the loss, label smoothing, mixing, stochastic
+depth, and the batch-norm span in samples. These change: the network (resnet20 for a ResNet, convnet_bn for AlexNet-BN),
+the dataset (Fashion-MNIST at 16 pixels, without augmentation), the batch size (256 in the first phase, then in the
+recipe's ratios, in multiples of the span), the precision (float32), and the number of updates: at most 300 in warm-up,
+where a shorter one keeps its updates, and 750 in all.
 
 The verdicts:
   trains                   the top-1 is at least 80 % of that of a fixed training with SGD
@@ -101,13 +101,16 @@ def rehearsal(recipe: Recipe, samples: int, data_dir: str, small_samples: int, l
     plan = make_plan(recipe, None, 1, samples)
     small = Compression(plan, GRAIN if recipe.batch_norm_span is None else None, small_samples, longest_warmup)
     changed = {"data_dir": data_dir, "model": small_network(recipe.model), "image_size": IMAGE_SIZE,
-               "augmentation": "none", "precision": "float32", "epochs": small.epoch(plan.epochs),
+               "augmentation": "none", "rand_augment": "none", "precision": "float32",
+               "epochs": small.epoch(plan.epochs),
                "learning_rate": small.schedule(rates(plan.learning_rate, small.warm)),
                "batch_size": small.schedule((phase.start_epoch, small.batch(phase)) for phase in plan.phases),
                "lr_scaling": "none", "momentum": plan.momentum_of(plan.phases[0]), "momentum_schedule": "constant",
                "evaluate_every": 1, "stop_at_target": "false"}
     if small.warm:
         changed |= {"warmup_epochs": small.epoch(small.warm), "decay_from": "warmup_end"}
+    if recipe.validation_size:
+        changed["validation_size"] = IMAGE_SIZE
     if recipe.lr_boundaries:
         changed["lr_boundaries"] = ",".join(f"{small.epoch(epoch):.9g}" for epoch in recipe.lr_boundaries)
     if recipe.batch_norm_span:

@@ -4,8 +4,9 @@
     --runs=FILE --seeds=3                                                    3 runs for each line of FILE
 
 Each run is a run of train.py, in a folder of its own in --output_dir. The other flags, also --flagfile=RECIPE, are
-those of train.py and apply to all runs. After each run, the command writes sweep.json (one row per run) and sweep.html
-(mean and spread over the seeds). If it is stopped or killed, the same command continues. More values or seeds add runs.
+those of train.py and apply to all runs. After each run, the command writes sweep.json (one row per run), sweep.html
+(mean and range over the seeds, and plots) and best.json (which setting is the best, and how many more seeds would tell
+if it is too close to call). If it is stopped or killed, the same command continues. More values or seeds add runs.
 A run that diverges is a result: its top-1 is the accuracy of guessing. Any other failure ends the sweep.
 
 Commas separate the values. If a value contains a comma or a colon, or the flag takes a list, semicolons separate them:
@@ -43,7 +44,7 @@ from experiments.trainings import Result, help_of, train_once
 from optim.schedules import Piecewise
 from plan.remarks import on_schedules
 from plan.run_folder import top1_of
-from reporting.sweep import write_sweep
+from reporting.sweep import judge, summary, write_sweep
 
 NEAREST, FARTHEST = 3, 12  # of a search: factors of two on either side of its start, at first and at most
 
@@ -106,7 +107,10 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def run(argv: Sequence[str]) -> list[dict]:
-    """Trains the runs that are missing, unless --dry_run is given. Returns the rows of sweep.json. Raises UserError."""
+    """Trains the runs that are missing, unless --dry_run is given. Returns the rows of sweep.json. Raises UserError.
+
+    A person gets their table on standard output. What they say is the last line but one on standard error.
+    """
     options, common, combinations = read(argv)
     plan = functools.partial(planned, options, common)
     settings = [settings_of(common, values)[0] for values in combinations]
@@ -133,7 +137,9 @@ def run(argv: Sequence[str]) -> list[dict]:
                 sweep.train([plan(values, seed, learning_rate=rate) for seed in own])
         else:
             sweep.train(runs)
-    print(f"report: {folder}/sweep.html", file=sys.stderr)
+    if sweep.rows and command.is_read_by_a_person():
+        print(*command.table(summary(sweep.rows)), sep="\n", flush=True)
+    print(judge(sweep.rows, options.search_rate)["sentence"], f"report: {folder}/sweep.html", sep="\n", file=sys.stderr)
     return sweep.rows
 
 
@@ -176,7 +182,9 @@ def described(result: Result) -> str:
 @command.program("experiments.sweep", __doc__, lambda _: help_of(Options))
 def main(argv) -> None:
     """Runs a command line."""
-    print(as_json(run(argv)), flush=True)
+    rows = run(argv)
+    if not command.is_read_by_a_person():
+        print(as_json(rows), flush=True)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from common import flags
 from common.errors import SAVING, ExitCode, Stopped, UserError
 from plan import flags as train_flags
 from plan.launcher import end_with_parent
-from plan.run_folder import RUN, SUMMARY, RunFolder
+from plan.run_folder import RUN, SUMMARY, RunFolder, top1_of
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 
@@ -29,6 +29,7 @@ class Result:
     1 / classes. ema_val_top1: that of the average of the weights, or None if there is none. best_top1: the highest of
     all evaluations, of the average if there is one, and best_epoch its epoch. diverged_at: step and epoch at which
     training diverged, or None. seconds: duration of the training. reported: what the paper of its recipe reports.
+    val_samples: number of validation images, or None if it diverged.
     """
 
     val_top1: float
@@ -38,6 +39,7 @@ class Result:
     seconds: float
     diverged_at: dict | None
     reported: str | None = None
+    val_samples: int | None = None
 
     @classmethod
     def read(cls, folder: Path) -> "Result | None":
@@ -47,9 +49,9 @@ class Result:
         if not ending:
             return None
         recipe = files.read(RUN).get("recipe") or {}
-        top1 = 1 / ending["classes"] if ending.get("diverged") else ending["val_top1"]
+        top1 = top1_of(ending) if ending.get("diverged") else ending["val_top1"]
         return cls(top1, ending.get("ema_val_top1"), ending.get("best_top1", top1), ending.get("best_epoch"),
-                   ending["seconds"], ending.get("diverged_at"), recipe.get("reported"))
+                   ending["seconds"], ending.get("diverged_at"), recipe.get("reported"), ending.get("val_samples"))
 
 
 def train_once(folder: Path, words: Sequence[str]) -> Result:

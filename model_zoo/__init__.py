@@ -92,14 +92,14 @@ MODELS = Models({**ZOO, **{
 
 
 def create_model(name: str, classes: int, image_size: int | None, batch_norm_momentum: float = 0.9, seed: int = 0,
-                 mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), last_gamma: float | None = None):
+                 mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), last_gamma: float | None = None, drop_path: float = 0.0):
     """Builds the Keras model registered under `name`.
 
     Input: pixels (batch, image_size, image_size, 3), RGB, uint8 or float. image_size: None for images of any size. The
     model subtracts the mean of each channel in float32. It then divides by the channel's std, or multiplies by its
     input_scale. A network of Keras scales the pixels in its own way. Output: logits, float32 (batch, classes).
     seed: seed of the initial weights and of dropout.
-    last_gamma: as in ModelInfo; None: the model's own.
+    last_gamma: as in ModelInfo; None: the model's own. drop_path: stochastic depth of a ResNet, see resnet.py.
     """
     import tensorflow as tf
 
@@ -110,7 +110,7 @@ def create_model(name: str, classes: int, image_size: int | None, batch_norm_mom
     images = tf.keras.Input((image_size, image_size, 3), dtype="float32")
     more = {"name": name} if info.is_of_keras else {}
     if info.is_residual:
-        more = {"last_gamma": info.last_gamma if last_gamma is None else last_gamma}
+        more = {"last_gamma": info.last_gamma if last_gamma is None else last_gamma, "drop_path": drop_path}
     pixels = images
     if not info.is_of_keras:
         divisor = std if info.input_scale is None else [1 / info.input_scale] * 3

@@ -58,6 +58,20 @@ class Dropout(tf.keras.layers.Layer):
         return tf.reshape(uniform[:, :size], [samples, *shape])
 
 
+class ResidualSum(Dropout):
+    """The sum of a residual branch, which some training samples skip (stochastic depth), and its shortcut.
+
+    It is one layer, like the plain sum, so that the order of a model's variables is the same with and without it.
+    """
+
+    def __init__(self, rate: float, seed: int, **kwargs):
+        super().__init__(rate, seed, noise_shape=(None, 1, 1, 1), **kwargs)
+
+    def call(self, inputs, training=False):
+        branch, shortcut = inputs
+        return super().call(branch, training) + shortcut
+
+
 @contextlib.contextmanager
 def masks_at(model, position) -> Iterator[None]:
     """Context manager in which a call of the model is traced with the dropout masks of samples in the stream.

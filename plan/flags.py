@@ -55,6 +55,9 @@ RULES = (  # (whether a command line breaks the rule, what to say)
     (lambda s: s.recipe.warmup != "none" and s.recipe.warmup_epochs > s.recipe.epochs
      and s.origins.get("warmup_epochs") == "command line",
      "--warmup_epochs is longer than --epochs; give a shorter warm-up or train longer"),
+    (lambda s: s.recipe.loss == "binary_cross_entropy" and s.recipe.label_smoothing > 0.4,
+     "--loss=binary_cross_entropy takes targets above 0.2 as 1; with --label_smoothing above 0.4, another class could "
+     "be one; lower it"),
     (lambda s: s.launch.elastic and s.launch.allreduce == "hierarchical",
      "--allreduce=hierarchical needs Horovod process sets, which --elastic rules out; use --allreduce=torus or ring"),
     (lambda s: s.run.mode == "train" and s.launch.xla == "true" and s.launch.is_deterministic

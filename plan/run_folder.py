@@ -213,8 +213,10 @@ def _json_object(text: str) -> dict | None:
 def top1_of(row: dict) -> float | None:
     """Returns the validation top-1 that counts for the best, a target and a ranking, or None if there is none.
 
-    It is that of the average of the weights if there is an average, otherwise that of the weights. row: of
-    metrics.jsonl or sweep.json, or the content of summary.json.
+    It is that of the average of the weights if there is an average, otherwise that of the weights; of a run that
+    diverged, that of guessing. row: of metrics.jsonl or sweep.json, or the content of summary.json.
     """
+    if row.get("diverged") and "classes" in row:
+        return 1 / row["classes"]
     average = row.get("ema_val_top1")
     return row.get("val_top1") if average is None else average

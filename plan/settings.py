@@ -13,6 +13,7 @@ import optim
 from common.flags import flag, names
 from data.augmentation import AUGMENTATIONS
 from data.dataset import ORDERS
+from data.rand_augment import RandAugment
 from optim import schedules
 from optim.schedules import Piecewise
 from plan import values
@@ -38,6 +39,9 @@ class Recipe:
     last_gamma: float | None = flag(None, "Initial gamma of the last batch norm of each residual branch of a ResNet: 0 "
         "(arXiv:1706.02677, section 5.1) or 1 (as first published). Default: 0 for v1.5, 1 for the others.",
         low=0.0, high=1.0, used_with=("model", RESIDUAL))
+    drop_path: float = flag(0.0, "Stochastic depth: probability that a training sample skips a ResNet's last block. It "
+        "is 0 for the first, and linear in between.", low=0.0, high=0.99,
+        used_with=("model", RESIDUAL))
     image_size: Piecewise | None = flag(None, "Input height and width in pixels. Accepts epoch:size pairs (progressive "
         "resizing), such as 0:128,18:160,37:224. Default: the model's own.", parse=values.image_sizes,
         screen="Data and model")
@@ -51,7 +55,7 @@ class Recipe:
     learning_rate: Piecewise = flag("5", "Base learning rate. Accepts epoch:rate pairs, such as 0:29,30:50. Each rate "
         "applies from its epoch on.", parse=values.rates, screen="Training")
     lr_scaling: str = flag("none", "Scaling of the learning rate with the batch size. linear: multiply it by the first "
-        "batch size / --base_batch_size. sqrt: multiply it by the square root of that.", schedules.SCALINGS)
+        "batch size / --base_batch_size. sqrt: by the square root of that.", schedules.SCALINGS)
     base_batch_size: int = flag(256, "Batch size that --learning_rate was chosen for.", low=1,
         used_with=("lr_scaling", ("linear", "sqrt")))
     lr_schedule: str = flag("poly", "How the learning rate decays.", schedules.DECAYS)
@@ -66,8 +70,8 @@ class Recipe:
         "the learning rate. constant: stay at --warmup_learning_rate.", schedules.WARMUPS)
     warmup_epochs: float = flag(0.0, "Length of the warm-up in epochs.", low=0.0,
         used_with=("warmup", ("gradual", "constant")))
-    warmup_learning_rate: float = flag(0.0, "Learning rate at the start of a gradual warm-up, or during the whole of a "
-        "constant warm-up.", low=0.0, used_with=("warmup", ("gradual", "constant")))
+    warmup_learning_rate: float = flag(0.0, "Learning rate at the start of a gradual warm-up, or during a constant "
+        "one.", low=0.0, used_with=("warmup", ("gradual", "constant")))
     momentum: float = flag(0.9, "Momentum coefficient.", low=0.0, high=1.0,
         used_with=("optimizer", optim.with_option("momentum")))
     momentum_correction: bool = flag(False, "Multiply the momentum by the learning rate / the previous learning rate "
@@ -87,45 +91,48 @@ class Recipe:
         "their product.", used_with=("optimizer", optim.with_option("clip")))
     clip_norm: float = flag(0.0, "Clip the global L2 norm of the gradients, without weight decay, to this. 0: off.",
         low=0.0)
-    exclude: tuple[str, ...] = flag([], "Suffixes of the names of variables that get no weight decay and no trust "
-        "ratio, such as gamma,beta,bias. --lars_exclude is an alias.", parse=tuple, alias="lars_exclude",
+    exclude: tuple[str, ...] = flag([], "Suffixes of names of variables without weight decay and trust ratio, "
+        "such as gamma,beta,bias. --lars_exclude is an alias.", parse=tuple, alias="lars_exclude",
         used_with=("optimizer", optim.with_option("exclude")))
+    loss: str = flag("cross_entropy", "Training loss. binary_cross_entropy: mean over the classes, of which each with "
+        "a share of a mixed image above 0.2 is a target (arXiv:2110.00476).",
+        ("cross_entropy", "binary_cross_entropy"))
     label_smoothing: float = flag(0.0, "Label smoothing factor (arXiv:1512.00567, section 7).", low=0.0, high=1.0)
-    mixup: float = flag(0.0, "Alpha of mixup (arXiv:1710.09412): each pair of neighbouring images of a batch is "
-        "blended with a weight from Beta(alpha, alpha). 0: off. With --cutmix, each pair takes one of the two.",
+    mixup: float = flag(0.0, "Alpha of mixup (arXiv:1710.09412): pairs of neighbouring images are blended "
+        "with a weight from Beta(alpha, alpha). 0: off. With --cutmix, each pair takes one of the two.",
         low=0.0, high=1e3)
-    cutmix: float = flag(0.0, "Alpha of CutMix (arXiv:1905.04899): each pair of neighbouring images of a batch swaps a "
-        "rectangle of random area. 0: off.", low=0.0, high=1e3)
-    ema_decay: float = flag(0.0, "Decay per update of an exponential moving average of the weights, such as 0.9999. "
-        "The average is evaluated next to the weights. The decay belongs to the first phase's batch size: a batch that "
-        "is n times as large uses decay ** n. 0: off.", low=0.0, high=1 - 1e-9)
+    cutmix: float = flag(0.0, "Alpha of CutMix (arXiv:1905.04899): pairs of neighbouring images swap a rectangle "
+        "of random area. 0: off.", low=0.0, high=1e3)
+    ema_decay: float = flag(0.0, "Decay per update of an exponential moving average of the weights, such as 0.9999, "
+        "at the first phase's batch size. A batch n times as large uses decay ** n. 0: off.", low=0.0, high=1 - 1e-9)
     precision: str = flag("float32", "Compute dtype of the forward and backward pass. mixed_float16 scales the loss. "
         "Variables and updates are float32.", ("float32", "mixed_float16", "mixed_bfloat16"), screen="Training")
     loss_scale: float | None = flag("dynamic", "Loss scale of --precision=mixed_float16: dynamic, which skips updates "
         "that overflow, or a number, with which an overflow is a divergence.", parse=values.loss_scale,
         used_with=("precision", ("mixed_float16",)))
-    batch_norm_span: Piecewise | None = flag(None, "Batch-norm group size: number of samples over which batch norm "
-        "computes its statistics (ghost batch norm below the micro-batch size, synchronized batch norm above it), on "
-        "any number of workers. Accepts epoch:samples pairs, such as 0:16,30:32. auto, the default: the micro-batch "
-        "size.", parse=values.span)
-    batch_norm_momentum: float = flag(0.9, "Momentum of the moving mean and variance of batch norm, which move once "
-        "per update of the weights.", low=0.0, high=1.0)
+    batch_norm_span: Piecewise | None = flag(None, "Batch-norm group size in samples, on any number of workers (ghost "
+        "batch norm below the micro-batch size, synchronized batch norm above it). Accepts epoch:samples pairs, such "
+        "as 0:16,30:32. auto, the default: the micro-batch size.", parse=values.span)
+    batch_norm_momentum: float = flag(0.9, "Momentum of batch norm's moving mean and variance, which move once "
+        "per update.", low=0.0, high=1.0)
     batch_norm_statistics: str = flag("moving", "Batch-norm statistics for evaluation. moving: the moving averages. "
         "exact: statistics measured on training batches before each evaluation (arXiv:1811.05233, section 3.2).",
         ("moving", "exact"))
     augmentation: str = flag("none", "Training augmentation. none: resize, centre crop. crop: mild random-resized "
         "crop. crop_flip_mild: the same with flip, of images stretched to squares, which validation sees whole. "
-        "crop_flip: random-resized crop and flip (GoogLeNet). resnet: scale, crop, flip and colour (arXiv:1512.03385). "
+        "crop_flip: random-resized crop and flip (GoogLeNet). crop_flip_95: the same, but validation sees 95 %. "
+        "resnet: scale, crop, flip and colour (arXiv:1512.03385). "
         "caffe, alexnet: random crop and flip. nnabla: warp, brightness, contrast and noise of arXiv:1811.05233.",
         AUGMENTATIONS, screen="Data and model")
+    rand_augment: RandAugment | None = flag("none", "RandAugment after --augmentation, in timm's notation, such as "
+        "m6-n2-mstd0.5-inc1.", parse=RandAugment.parse)
     order: str = flag(ORDERS[0], "Order of the samples. global: shuffled, the same on any number of workers. file: as "
         "DALI reads LMDB and RecordIO. This saves a copy of each sample, but the order within a file is fixed, and the "
         "number of workers changes the batches.", ORDERS)
-    shuffle_block: int = flag(64, "Number of consecutive samples that are read from one file before the next, if a "
-        "TFRecord dataset has several. Smaller blocks shuffle better and open files more often.", low=1)
-    shuffle_group: int = flag(0, "Number of blocks whose samples are shuffled together. Each block is then a run of "
-        "consecutive samples of a file. Data in a bucket needs it, such as 16. 0: the samples of a block are drawn "
-        "from its whole file.", low=0)
+    shuffle_block: int = flag(64, "Number of consecutive samples read from one file of a TFRecord dataset before the "
+        "next. Smaller blocks shuffle better and open files more often.", low=1)
+    shuffle_group: int = flag(0, "Number of blocks, of consecutive samples of a file, that are shuffled together. Data "
+        "in a bucket needs it, such as 16. 0: a block's samples are drawn from its whole file.", low=0)
     evaluate_every: int = flag(1, "Number of epochs from one evaluation to the next. The last step is always followed "
         "by one.", low=1)
     seed: int = flag(0, "Seed of the initial weights, the order of samples and the augmentation.",
@@ -151,8 +158,8 @@ class Launch:
         "that TensorFlow cannot use, training stops with an error.", ("auto", "cpu", "gpu"), screen="Device")
     dali_device: str = flag("auto", "Device that decodes and augments the images. auto: the GPU if the model trains on "
         "one.", ("auto", "cpu", "gpu"))
-    dali_threads: int | None = flag(None, "Number of DALI threads per worker. Default: the number of cores that the "
-        "worker may use.", low=1)
+    dali_threads: int | None = flag(None, "Number of DALI threads per worker. Default: the number of cores of the "
+        "worker.", low=1)
     hw_decoder_load: float = flag(0.65, "Fraction of the images that the hardware JPEG decoder of a GPU decodes.",
         low=0.0, high=1.0)
     mmap: str = flag("auto", "Whether DALI maps the files of the dataset into memory. auto: unless they are on a "
@@ -175,13 +182,13 @@ class Launch:
     persistent_batch_norm: bool = flag(True, "cuDNN's persistent batch norm on GPUs, in 16 bits. It spares transposes, "
         "but its integer sums may overflow for some data.",
         used_with=("precision", ("mixed_float16", "mixed_bfloat16")))
-    deterministic: str = flag("false", "Reproduce the same weights, bit for bit, in every run, including resumed runs. "
-        "true: also on other numbers of workers, if --micro_batch_size and --batch_norm_span are the same. "
-        "same_workers: only on the same number of workers, with a quarter of the bytes in the exchange.",
+    deterministic: str = flag("false", "Reproduce the same weights, bit for bit, in every run, also a resumed one. "
+        "true: also on other numbers of workers, with the same --micro_batch_size and --batch_norm_span. "
+        "same_workers: only on the same number, with a quarter of the bytes in the exchange.",
         ("false", "true", "same_workers"), switch=True)
     workers_schedule: Piecewise | None = flag(None, "Number of workers from the start of each phase on, such as "
-        "0:3456,30:2048. Where it changes, training saves and exits with 75. The launch scripts continue it on the "
-        "next number of workers.", parse=values.sizes)
+        "0:3456,30:2048. Where it changes, training saves and exits with 75, and the launch scripts continue it.",
+        parse=values.sizes)
     elastic: bool = flag(False, "Continue when workers are lost or join. Needs horovodrun --min-np=N --max-np=N "
         "--host-discovery-script=SCRIPT, as `python -m distributed.gloo`.")
 
@@ -209,8 +216,8 @@ class Launch:
 class Run:
     """How to run it: where to write, when to save, what to do after a failure."""
 
-    mode: str = flag("train", "What to do. evaluate: evaluate the newest checkpoint in --checkpoint. export: write it "
-        "as a SavedModel and as ONNX to --output_dir. predict: print the classes of --image.",
+    mode: str = flag("train", "What to do. evaluate: the newest checkpoint in --checkpoint. export: write it as "
+        "SavedModel and ONNX to --output_dir. predict: print the classes of --image.",
         ("train", "evaluate", "export", "predict"), screen="Run")
     output_dir: str | None = flag(None, "Folder of the run. Default: a new folder in runs/. If it holds checkpoints, "
         "training resumes from them.", path=True, screen="Run", modes=("train", "evaluate", "export"))
@@ -227,7 +234,7 @@ class Run:
     checkpoint_every: values.Every = flag("auto", "Time between checkpoints: epochs (1, 0.5) or minutes (10m). auto: "
         "one epoch, at least one minute. The last step is always saved.", parse=values.Every.parse, screen="Run")
     target_top1: float | None = flag(None, "Validation top-1 to reach, such as 0.759, by the average of the weights "
-        "with --ema_decay. summary.json says after how many epochs and seconds it was.", parse=values.fraction)
+        "with --ema_decay. summary.json has the epochs and seconds until then.", parse=values.fraction)
     stop_at_target: bool = flag(False, "End training when --target_top1 is reached.")
     on_divergence: str = flag("stop", "What to do when the loss or a gradient becomes infinite or NaN, or the loss "
         "explodes. stop: end with an error. rollback: go back to the last good checkpoint and continue after the "
@@ -236,9 +243,9 @@ class Run:
         used_with=("on_divergence", ("rollback",)), recorded=True)
     log_trust_ratios: bool = flag(False, "Record the weight norm, gradient norm and trust ratio of each layer once per "
         "epoch, in TensorBoard and the report.", recorded=True)
-    log_noise_scale: bool = flag(False, "Measure the gradient noise scale (arXiv:1812.06162) between evaluations, and "
-        "show it in the report: the batch size beyond which larger batches save few updates. Needs at least two "
-        "micro-batches per update.", recorded=True)
+    log_noise_scale: bool = flag(False, "Measure the gradient noise scale (arXiv:1812.06162) for the report: the batch "
+        "size beyond which larger batches save few updates. Needs at least two micro-batches per update.",
+        recorded=True)
     save_augmentations: bool = flag(False, "Write augmentations.png to the run's folder: training images as the model "
         "sees them.")
     timeline: str | None = flag(None, "File for Horovod's timeline of the gradient exchange, which chrome://tracing "
@@ -251,8 +258,8 @@ class Run:
     workers: int | None = flag(None, "Number of workers to plan for. Only with --dry_run.", low=1)
     workers_per_node: int | None = flag(None, "Number of workers per node to plan for. Only with --dry_run. Default: "
         "the number per node of this launch, or 4 with --workers, as in arXiv:1811.05233.", low=1)
-    train_samples: int | None = flag(None, "Number of training samples that --dry_run plans for, so that it does not "
-        "need the dataset. Training ignores it and counts the samples of its dataset.", low=1)
+    train_samples: int | None = flag(None, "Number of training samples for which --dry_run plans without the dataset. "
+        "Training counts those of its dataset.", low=1)
 
 
 @dataclass(frozen=True)

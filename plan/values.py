@@ -1,4 +1,5 @@
 """The values of flags that have a form of their own: schedules, intervals, ranges. Parsing raises ValueError."""
+import contextlib
 import math
 import re
 from dataclasses import dataclass
@@ -105,6 +106,13 @@ def names_in_modules(texts: list[str]) -> tuple[str, ...]:
         if not re.fullmatch(r"[\w.]+:[\w.]+", text):
             raise ValueError(f"'{text}' is not MODULE:NAME, such as my_observers:Printer")
     return tuple(texts)
+
+
+def number_or_text(text: str) -> int | float | str:
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def same(one, other) -> bool:

@@ -19,6 +19,38 @@
   };
   for (const kind of ["toggle", "change", "scroll"]) document.addEventListener(kind, keep, true);
 })();
+// Sorts a table by the column whose head is clicked, or gets Enter, and by a second click the other way around.
+(() => {
+  const seconds = {h: 3600, min: 60, s: 1};
+  const value = text => {
+    const times = [...text.matchAll(/([\d.]+) (h|min|s)\b/g)];
+    return times.length ? times.reduce((sum, [, count, unit]) => sum + count * seconds[unit], 0)
+      : parseFloat(text.replaceAll(",", ""));
+  };
+  const order = (one, other) => {  // numbers come first
+    const [left, right] = [value(one), value(other)];
+    if (isNaN(left) && isNaN(right)) return one.localeCompare(other, "en", {numeric: true});
+    return isNaN(left) - isNaN(right) || left - right;
+  };
+  for (const cell of document.querySelectorAll("td:first-child")) {  // learning_rate=2,seed=0 breaks between its parts
+    cell.innerHTML = cell.innerHTML.replace(/(\w[,/])(?=[a-z])/g, "$1<wbr>");
+  }
+  for (const table of document.querySelectorAll("table")) {
+    const [head, ...lines] = table.rows, heads = [...head.cells];
+    if (lines.length < 2 || heads.at(-1).tagName !== "TH") continue;
+    heads.forEach((cell, column) => {
+      cell.tabIndex = 0;
+      cell.onclick = () => {
+        const turn = cell.ariaSort === "ascending" ? -1 : 1;
+        for (const other of heads) other.ariaSort = null;
+        cell.ariaSort = turn > 0 ? "ascending" : "descending";
+        lines.sort((one, other) => turn * order(...[one, other].map(line => line.cells[column].textContent)));
+        head.after(...lines);
+      };
+      cell.onkeydown = event => { if (event.key === "Enter") cell.click(); };
+    });
+  }
+})();
 // Shows the values under the pointer or the finger. Without it, browsers show the titles of the points on hover.
 (() => {
   const tip = document.body.appendChild(document.createElement("div"));

@@ -39,7 +39,7 @@ def grouped(items: Iterable, key: Callable) -> dict[Any, list]:
 
 
 def filled_columns(rows: list[dict]) -> list[dict]:
-    kept = [name for name in rows[0] if any(row[name] != "" for row in rows)]
+    kept = [name for name in (rows or [()])[0] if any(row[name] != "" for row in rows)]
     return [{name: row[name] for name in kept} for row in rows]
 
 

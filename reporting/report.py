@@ -4,7 +4,6 @@ With one run, the command writes RUN/report.html again, also while the run is in
 of several, it writes one page that compares them: peak and last accuracy next to the figures of the papers, the flags
 that differ, curves over epochs and over time, the generalization gap, and trust ratios. It prints the path of the page.
 """
-import re
 import sys
 import time
 from dataclasses import dataclass
@@ -27,7 +26,6 @@ from reporting.sentences import in_words
 
 RELOADS = 5, 60  # seconds, at least and at most
 BATCH_NORM = "/gamma", "/beta"  # variables
-NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
 
 
 @dataclass(frozen=True)
@@ -59,12 +57,9 @@ def main(argv) -> None:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Returns the runs in a folder, in the order of the numbers in their names, or the folder itself."""
-    def by_numbers(run: Path) -> list:
-        return [float(part) if index % 2 else part for index, part in enumerate(NUMBER.split(run.name))]
-
-    runs = [] if (folder / PLAN).exists() else [plan.parent for plan in folder.glob(f"*/{PLAN}")]
-    return sorted(runs, key=by_numbers) or [folder]
+    """Returns the runs in a folder, or the folder itself."""
+    runs = [] if (folder / PLAN).exists() else sorted(plan.parent for plan in folder.glob(f"*/{PLAN}"))
+    return runs or [folder]
 
 
 def write_report(folder) -> Path:

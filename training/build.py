@@ -34,6 +34,7 @@ from training.batch_norm import ExactStatistics, MovingStatistics, Span
 from training.clock import marks
 from training.divergence import divergence_reason
 from training.evaluate import Evaluator
+from training.losses import loss_of_guessing
 from training.noise_scale import NoiseScale
 from training.state import State
 from training.step import TrainStep, make_train_step
@@ -104,15 +105,16 @@ def make_job(settings: Settings, plan: Plan, world: World, feed, state: State, e
         return make_train_step(TrainStep(
             state.model, state.optimizer, exchange, state.totals,
             accumulation_steps=len(own), own=own, micro_batches=phase.micro_batches,
-            exact=settings.launch.sums_are_exact, label_smoothing=recipe.label_smoothing, clip_norm=recipe.clip_norm,
-            xla=settings.launch.xla == "true", moving=state.moving, layers=state.layers,
+            exact=settings.launch.sums_are_exact, loss=recipe.loss, label_smoothing=recipe.label_smoothing,
+            clip_norm=recipe.clip_norm, xla=settings.launch.xla == "true", moving=state.moving, layers=state.layers,
             span=Span.of(phase, world.size), after_update=state.average and update_average,
             measures_noise=settings.run.log_noise_scale))
 
     evaluate = make_evaluator(settings.launch, state.model, feed, world, state.average)
     divergence = functools.partial(
         divergence_reason, names=[v.name.split(":")[0] for v in state.model.trainable_variables],
-        classes=len(feed.dataset.classes), loss_scaling=distributed.has_dynamic_scale(state.optimizer))
+        guessing=loss_of_guessing(recipe.loss, len(feed.dataset.classes)),
+        loss_scaling=distributed.has_dynamic_scale(state.optimizer))
     return Job(settings, plan, world, feed, state, exchange, evaluate, exact, train_step, divergence)
 
 
@@ -175,7 +177,8 @@ def make_feed(recipe: Recipe, launch: Launch, dataset: Dataset, world: World) ->
                     launch.hw_decoder_load, upload="/gpu:0" if name == "cpu" and world.gpu is not None else None,
                     mmap=launch.mmap)
     return Feed(dataset.in_order(recipe.order), recipe.validation_image_size, recipe.augmentation, recipe.seed,
-                world.rank, world.size, device, mixing, recipe.shuffle_block, recipe.shuffle_group)
+                world.rank, world.size, device, mixing, recipe.shuffle_block, recipe.shuffle_group,
+                recipe.rand_augment)
 
 
 def dali_device(flag: str, world: World) -> str:
@@ -190,7 +193,7 @@ def make_model(recipe: Recipe, dataset: Dataset):
     sizes = {*recipe.image_size.values, recipe.validation_image_size}
     return model_zoo.create_model(recipe.model, len(dataset.classes), sizes.pop() if len(sizes) == 1 else None,
                                   recipe.batch_norm_momentum, recipe.seed, dataset.mean, dataset.std,
-                                  recipe.last_gamma)
+                                  recipe.last_gamma, recipe.drop_path)
 
 
 def make_exchange(launch: Launch, allreduce: AllreducePlan, nccl: bool) -> GradientExchange:

@@ -3,7 +3,7 @@ import math
 
 import numpy as np
 
-EXPLOSION = 1000  # times log(classes), the loss of guessing; training has recovered from spikes of 100 times
+EXPLOSION = 1000  # times the loss of guessing; training has recovered from spikes of 100 times
 
 
 class Diverged(Exception):
@@ -31,19 +31,20 @@ class WeightsDiffer(Diverged):
         Exception.__init__(self, f"after step {step} (epoch {epoch:.3f}), {reason}")
 
 
-def divergence_reason(loss: float, norms: np.ndarray, names: list[str], classes: int,
+def divergence_reason(loss: float, norms: np.ndarray, names: list[str], guessing: float,
                       loss_scaling: bool) -> str | None:
     """Returns what is wrong after a step, or None.
 
     norms: norms of the averaged gradients, float (variables,), in the order of the forward pass. names: of the
     variables. The backward pass runs in reverse order, so the last of the gradients that are not finite went first.
-    loss_scaling: if true, gradients that are not finite are left to the loss scale, as long as the loss is finite.
+    guessing: the loss of guessing, of which EXPLOSION times as much is too large. loss_scaling: if true, gradients that
+    are not finite are left to the loss scale, as long as the loss is finite.
     """
     broken = np.flatnonzero(~np.isfinite(norms))
     if not math.isfinite(loss) or (len(broken) and not loss_scaling):
         first = f"; the first gradient that is not finite is that of {names[broken[-1]]}" if len(broken) else ""
         return f"the loss is {loss:.4g}{first}"
-    if loss > EXPLOSION * math.log(max(classes, 2)):
+    if loss > EXPLOSION * guessing:
         largest = int(np.argmax(norms))
         return (f"the loss is {loss:.4g}, over {EXPLOSION} times that of guessing; the largest gradient is that of "
                 f"{names[largest]}, with norm {norms[largest]:.3g}")

@@ -1,5 +1,30 @@
 """The loss of a sample, and whether it is among the best guesses."""
+import math
+
 import tensorflow as tf
+
+from data import mixing
+
+PRESENT = 0.2  # target above which a class counts as present in an image: target_thresh of arXiv:2110.00476's recipes
+
+
+def training_loss(name: str, logits, labels, label_smoothing: float, rows=None):
+    """Returns the loss of each training sample, float32 (batch,).
+
+    name: value of --loss. rows: of Mixing.random_numbers, or None if the images are not mixed.
+    """
+    if name == "binary_cross_entropy":
+        return binary_cross_entropy(logits, labels, label_smoothing, rows)
+    losses = cross_entropy(logits, labels, label_smoothing)
+    if rows is not None:
+        weight = mixing.label_weight(rows)
+        losses = weight * losses + (1 - weight) * cross_entropy(logits, mixing.partners(labels), label_smoothing)
+    return losses
+
+
+def loss_of_guessing(name: str, classes: int) -> float:
+    """Returns the training loss of a network whose logits are all 0. name: value of --loss."""
+    return math.log(2 if name == "binary_cross_entropy" else max(classes, 2))
 
 
 def cross_entropy(logits, labels, label_smoothing: float):
@@ -11,8 +36,26 @@ def cross_entropy(logits, labels, label_smoothing: float):
     logits = tf.cast(logits, tf.float32)
     if not label_smoothing:
         return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-    targets = tf.one_hot(labels, logits.shape[-1]) * (1 - label_smoothing) + label_smoothing / logits.shape[-1]
-    return tf.nn.softmax_cross_entropy_with_logits(targets, logits)
+    return tf.nn.softmax_cross_entropy_with_logits(_smoothed(labels, logits.shape[-1], label_smoothing), logits)
+
+
+def binary_cross_entropy(logits, labels, label_smoothing: float, rows=None):
+    """Returns the mean over the classes of whether each is present in the image, float32 (batch,): a sigmoid per class.
+
+    The target is 1 for a class that the smoothed and mixed label gives more than PRESENT, and 0 for the others, as in
+    timm. Smoothing thus only changes which share of a mixed image makes a class present. rows: as in training_loss.
+    """
+    targets = _smoothed(labels, logits.shape[-1], label_smoothing)
+    if rows is not None:
+        weight = mixing.label_weight(rows)[:, None]
+        targets = weight * targets + (1 - weight) * mixing.partners(targets)
+    present = tf.cast(targets > PRESENT, tf.float32)
+    return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(present, tf.cast(logits, tf.float32)), axis=1)
+
+
+def _smoothed(labels, classes: int, label_smoothing: float):
+    """Returns the targets of labels, float32 (batch, classes)."""
+    return tf.one_hot(labels, classes) * (1 - label_smoothing) + label_smoothing / classes
 
 
 def rivals_of(logits, labels) -> tf.Tensor:

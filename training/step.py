@@ -22,7 +22,7 @@ from optim.stacks import Scaled, norms_of
 from training.batch_norm import MICRO_BATCH, MovingStatistics, Span, flat_statistics
 from training.clock import Clock, marks
 from training.layer_statistics import LayerStatistics
-from training.losses import cross_entropy, rivals_of
+from training.losses import rivals_of, training_loss
 from training.state import Totals
 
 NO_SIGNALS = (0.0, 0.0)
@@ -87,11 +87,11 @@ class TrainStep:
 
     totals: sums the training's loss and hits. accumulation_steps: number of micro-batches of this worker. own: which of
     the global batch these are. Default: the first ones. micro_batches: number in the global batch. Default: as many on
-    each worker. exact: whether sums over them have the same bits in any order (distributed.fixed_point). clip_norm: see
-    `clipped`. xla: whether XLA compiles the forward and backward pass, and the update. moving: batch
-    norm's moving statistics, to move with each update. layers: records norms and trust ratios. span: of batch norm's
-    statistics, applied when the step is traced. after_update: called in the graph after the update. measures_noise:
-    whether it measures what training.noise_scale needs.
+    each worker. exact: whether sums over them have the same bits in any order (distributed.fixed_point). loss: value of
+    --loss. clip_norm: see `clipped`. xla: whether XLA compiles the forward and backward pass, and the update. moving:
+    batch norm's moving statistics, to move with each update. layers: records norms and trust ratios. span: of batch
+    norm's statistics, applied when the step is traced. after_update: called in the graph after the update.
+    measures_noise: whether it measures what training.noise_scale needs.
     """
 
     model: tf.keras.Model
@@ -102,6 +102,7 @@ class TrainStep:
     own: range | None = None
     micro_batches: int | None = None
     exact: bool = False
+    loss: str = "cross_entropy"
     label_smoothing: float = 0.0
     clip_norm: float = 0.0
     xla: bool = False
@@ -169,11 +170,7 @@ def make_micro_batch(parts: TrainStep):
     def backward(images, labels, position, rows=None):
         with tf.GradientTape() as tape, parts.span.applied_to(model) as observed, masks_at(model, position):
             logits = model(images if rows is None else mixing.mixed(images, rows), training=True)
-            losses = cross_entropy(logits, labels, parts.label_smoothing)
-            if rows is not None:
-                weight = mixing.label_weight(rows)
-                losses = weight * losses + (1 - weight) * cross_entropy(
-                    logits, mixing.partners(labels), parts.label_smoothing)
+            losses = training_loss(parts.loss, logits, labels, parts.label_smoothing, rows)
             loss = scale(optimizer, tf.reduce_mean(losses))
         return tape.gradient(loss, variables), flat_statistics(observed if parts.moving else {}), losses, logits
 

@@ -18,7 +18,8 @@ SMALL = "synthetic:60000"  # as many as Fashion-MNIST has
 SONY = "sony_1811.05233/table3-experiment"
 STAYING = ("optimizer", "lr_schedule", "poly_power", "end_learning_rate", "warmup", "warmup_learning_rate", "nesterov",
            "momentum_correction", "weight_decay", "trust_coefficient", "lars_epsilon", "lars_clip", "exclude",
-           "label_smoothing", "batch_norm_momentum", "batch_norm_statistics", "seed")
+           "loss", "label_smoothing", "mixup", "cutmix", "drop_path", "batch_norm_momentum",
+           "batch_norm_statistics", "seed")
 
 
 def rehearsed(name, *words, longest_warmup=rehearse.WARMUP):

@@ -1,4 +1,5 @@
 """Every recipe plans, names its row and says what it chose; the page that lists them is up to date."""
+import dataclasses
 import importlib.util
 import json
 import math
@@ -10,6 +11,7 @@ import pytest
 
 from common.errors import UserError
 from common.flags import names
+from data.augmentation import AUGMENTATIONS
 from docs import recipe_list
 from experiments import planned
 from plan import flags
@@ -27,6 +29,9 @@ BY_HAND = {
     "table7-resnet50-32768-known": (32, [90 * IMAGENET // 32768]),
     "table7-resnet50-16384-rate25": (25, [90 * IMAGENET // 16384]),
     "table7-resnet50-32768-rate29": (29, [90 * IMAGENET // 32768]),
+    "a1-resnet50-2048": (0.005, [600 * IMAGENET // 2048]),
+    "a2-resnet50-2048": (0.005, [300 * IMAGENET // 2048]),
+    "a3-resnet50-2048": (0.008, [100 * IMAGENET // 2048]),
     "resnet50-2048": (2.048, [90 * IMAGENET // 2048]),
     "resnet50-32768": (0.04, [90 * IMAGENET // 32768]),
     "figure1-goyal-resnet50-32768": (12.8, [90 * IMAGENET // 32768]),
@@ -46,8 +51,8 @@ def test_there_is_one_for_each_row():
     count = {folder: sum(path.parent.name == folder for path in PAPERS) for folder in recipe_list.PAPERS}
     # LARS: tables 1 (2), 2 (13), 3 (11), 5 (3), 6 (3), 7 (4, and 4 with other rates), sections 2.4 and 3.1 (2
     # each). SysML: table 4 (4), AlexNet, figure 1 (2). Sony: table 3 (5), table 1 (2).
-    assert count == {"lars_1708.03888": 44, "sysml18": 7, "sony_1811.05233": 7, "lamb_1904.00962": 1, "dle": 1,
-                     "mlperf": 10}
+    assert count == {"lars_1708.03888": 44, "sysml18": 7, "sony_1811.05233": 7, "lamb_1904.00962": 1,
+                     "rsb_2110.00476": 3, "dle": 1, "mlperf": 10}
 
 
 WITHOUT_BATCH_NORM = {"alexnet", "convnet"}
@@ -280,6 +285,33 @@ def test_lambs_rate_is_that_of_its_authors_code():
     for step in (0, 391, 1000, 3000):
         expected = 0.04 * (step / 782 if step <= 782 else (3519 - step) / (3519 - 782))
         assert made.learning_rate(made.epoch_of(step)) == pytest.approx(expected, rel=2e-3)
+
+
+# "ResNet strikes back": epochs, rate, weight decay, label smoothing, mixup, mean magnitude of RandAugment, stochastic
+# depth, pixels in training; the rate at three epochs, from 1e-4 up to epoch 5, then the cosine of all from epoch 0.
+STRIKES_BACK = {
+    "a1": ((600, 0.005, 0.01, 0.1, 0.2, 7, 0.05, 224), {2.5: 0.00255, 300: 0.0025005, 500: 0.00033587}),
+    "a2": ((300, 0.005, 0.02, 0.0, 0.1, 7, 0.05, 224), {2.5: 0.00255, 150: 0.0025005, 250: 0.00033587}),
+    "a3": ((100, 0.008, 0.02, 0.0, 0.1, 6, 0.0, 160), {2.5: 0.00405, 50: 0.0040005, 75: 0.00117242}),
+}
+
+
+@pytest.mark.parametrize("row", STRIKES_BACK)
+def test_resnet_strikes_back_by_hand(row):
+    path = recipe_list.RECIPES / "rsb_2110.00476" / f"{row}-resnet50-2048.flags"
+    recipe, made, (settings, rates) = flags.parse(["", f"--flagfile={path}"]).recipe, plan(path, 4), STRIKES_BACK[row]
+    augment = recipe.rand_augment
+    assert settings == (recipe.epochs, *recipe.learning_rate.values, recipe.weight_decay, recipe.label_smoothing,
+                        recipe.mixup, augment.magnitude, recipe.drop_path, *recipe.image_size.values)
+    assert (recipe.optimizer, recipe.loss, recipe.clip_norm, recipe.cutmix, recipe.validation_image_size) == (
+        "lamb", "binary_cross_entropy", 1, 1, 224)
+    assert (augment.count, augment.deviation, recipe.precision, recipe.exclude) == (
+        2, 0.5, "mixed_float16", ("gamma", "beta", "bias"))
+    assert AUGMENTATIONS[recipe.augmentation] == dataclasses.replace(AUGMENTATIONS["crop_flip"], enlarge=1 / 0.95)
+    for epoch, rate in rates.items():
+        assert made.learning_rate(epoch) == pytest.approx(rate, rel=1e-4)
+    assert made.learning_rate(recipe.epochs) == pytest.approx(1e-6)
+    assert [phase.batch_norm_span for phase in made.phases] == [2048 // 4]
 
 
 def natural(name: str) -> list:

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 import model_zoo
-from model_zoo.layers import Dropout, masks_at
+from model_zoo.layers import BatchNormalization, Dropout, masks_at
 from optim.lars import SGD
 
 # Trainable parameters for 1,000 classes. ResNets: as torchvision's documentation lists them. AlexNet: Caffe's
@@ -261,6 +261,37 @@ def test_dropout_is_a_function_of_seed_and_position():
     np.testing.assert_array_equal(first, np.concatenate([masked(7, 128, 40), masked(7, 168, 24)]))
     assert all((first != other).mean() > 0.3 for other in (masked(7, 0), masked(7, 129), masked(8, 128)))
     assert first.mean() == pytest.approx(1, abs=0.05) and set(np.unique(first)) == {0, np.float32(1 / 0.6)}
+
+
+@pytest.mark.parametrize(("name", "blocks"), [
+    ("resnet20", 9), ("resnet10_narrow", 4), ("resnet50", 16), ("resnet50_nvcaffe", 16)])
+def test_stochastic_depth_is_linear_over_the_blocks(name, blocks):
+    """It drops what the last norm of a branch returns. The weights are the same, and at 0 the graph is, too."""
+    plain, none, model = (model_zoo.create_model(name, 10, 32, seed=2, **options) for options in (
+        {}, {"drop_path": 0.0}, {"drop_path": 0.6}))
+    kinds = [[type(layer) for layer in one.layers] for one in (plain, none)]
+    assert kinds[0] == kinds[1] and Dropout not in kinds[0]
+    for a, b in zip(plain.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    depths = [layer for layer in model.layers if isinstance(layer, Dropout)]
+    assert len(depths) == blocks - 1  # the first block is always whole
+    ones, dropped, masks = tf.ones((4000, 2, 2, 3)), [], []
+    with masks_at(model, tf.constant(100, tf.int64)):
+        for depth in depths:
+            branch, _ = depth.inbound_nodes[0].inbound_layers
+            assert isinstance(branch, BatchNormalization)
+            np.testing.assert_array_equal(depth([ones, ones], training=False), 2 * ones)
+            masks.append(depth([ones, ones], training=True).numpy() - 1)
+            assert (masks[-1] == masks[-1][:, :1, :1, :1]).all()  # whole samples
+            dropped.append((masks[-1][:, 0, 0, 0] == 0).mean())
+            assert masks[-1].max() == pytest.approx(1 / (1 - depth._rate))
+    rates = 0.6 * np.arange(1, blocks) / (blocks - 1)
+    np.testing.assert_allclose(dropped, rates, atol=0.03)
+    flat = np.array(masks)[..., 0, 0, 0] > 0
+    assert np.abs(np.corrcoef(flat) - np.eye(blocks - 1)).max() < 0.1  # each block has its own
+    with masks_at(model, tf.constant(700, tf.int64)):
+        later = depths[-1]([ones[:50], 0 * ones[:50]], training=True)
+    np.testing.assert_array_equal(later, masks[-1][600:650])  # by position
 
 
 def test_dropout_elsewhere_is_as_in_keras():

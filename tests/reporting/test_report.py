@@ -216,9 +216,21 @@ def test_several_runs_side_by_side(tmp_path, capsys, monkeypatch):
     assert report.main(["report", *map(str, runs)]) == 0
     assert capsys.readouterr().out == f"{tmp_path}/report.html\n"
     page = html.unescape(re.sub(r"<[^>]*>", " ", (tmp_path / "report.html").read_text()))
-    assert re.search(r"run\s+learning rate\s+one/run\s+2\s+two/run\s+4\s+\S+/third\s+2", page)
-    assert "Flags that differ" in page and "in progress" in page and "50.20%" in page
+    assert re.search(r"run\s+learning rate\s+.*\s+one/run\s+2\s+50.20%.*\s+third\s+2\s.*\s+two/run\s+4\s", page)
+    assert "A tie: the top-1 of learning rate 2 and learning rate 4 is 50.20%" in page
+    assert "in progress at epoch 1 of 3" in page
     assert page.count("two/run: 50.2 % (epoch 3)") == 1  # a point of a curve over epochs
+
+
+def test_compared_rates_are_those_of_the_updates(tmp_path):
+    """Warm-up rises to the last update, 11 of 12. metrics.jsonl has the plan's rate after it, 1."""
+    runs = [whole(tmp_path / name, momentum=momentum) for name, momentum in (("a", "0.9"), ("b", "0.8"))]
+    for run in runs:
+        steps = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
+        (run / "steps.jsonl").write_text("".join(as_json(one | {"learning_rate": one["step"]}) + "\n" for one in steps))
+    page = comparison([RunData.read(run) for run in runs])
+    chart = re.search(r"<figcaption>Learning rate</figcaption>(.*?)</figure>", page, re.DOTALL)[1]
+    assert re.findall(r"a: (\d+) \(epoch", chart) == [str(step) for step in range(12)]
 
 
 def test_runs_are_compared_with_a_target_and_with_the_papers(tmp_path):
@@ -229,19 +241,19 @@ def test_runs_are_compared_with_a_target_and_with_the_papers(tmp_path):
     (runs[1] / "trust_ratios.jsonl").unlink()
     page = comparison([RunData.read(folder) for folder in runs], 0.501)
     text = html.unescape(re.sub(r"<[^>]*>", " ", page))
-    results = text[text.index("Results"):text.index("The papers' figures")]
-    assert re.search(r"a\s+finished\s+50.20%\s+75.00%\s+50.20%\s+3\s+2\s+20 s\s.*\s30 s\s", results)
-    assert re.search(r"b\s+finished\s+60.00%\s+75.00%\s+90.00%\s+2\s+2\s+20 s\s.*\s30 s\s", results)
-    assert re.search(r"c\s+diverged at epoch 1.5\s+50.00%.*not reached\s+not reached", results)
-    papers = text[text.index("The papers' figures"):text.index("Flags that differ")]
-    assert re.search(r"a\s+table 3, experiment 1\s+top-1 75.03 %\s+50.20%\s+50.20%\s+30 s\s+--epochs=3 instead of 90",
-                     papers)
+    results = text[text.index("All runs"):text.index("Settings are")]
+    paper = r"\s.*\s30 s\s+top-1 75.03 % \(table 3, experiment 1\)\s+--epochs=3 instead of 90"
+    interval = r" to \S+ \(95% interval\)\s+"
+    assert re.search(rf"a\s+50.20%\s+36.83%{interval}75.00%\s+50.20%\s+3\s+2\s+20 s{paper}", results)
+    assert re.search(rf"b\s+60.00%\s+46.18%{interval}75.00%\s+90.00%\s+2\s+2\s+20 s{paper}", results)
+    assert re.search(rf"c\s+10.00%\s+10.00%{interval}diverged at epoch 1.5 .*not reached\s+not reached", results)
+    assert re.search(r"Results\s+.*\s3\s+40.07%\s+10.00% to 60.00%\s+diverged at epoch 1.5 of 3\s", text)
     assert "c: -10 % (epoch 1)" in text and "b: -50 % (epoch 2)" in text  # the generalization gap
     assert page.count(">Trust ratio of each variable<") == 2 and "conv2d_3/kernel, epoch 1" in text  # of a and of c
 
 
 def test_a_folder_of_runs_is_compared_with_a_colour_for_each_setting(tmp_path, monkeypatch, capsys):
-    """Runs in the order of the numbers in their names, those that diverged last. Seeds share a colour; one legend."""
+    """A line for each setting, in the order of their numbers. Seeds share a colour; one legend."""
     monkeypatch.chdir(tmp_path)
     for batch in (128, 8):
         for seed in (0, 1):
@@ -253,14 +265,16 @@ def test_a_folder_of_runs_is_compared_with_a_colour_for_each_setting(tmp_path, m
     assert report.main(["report", str(tmp_path / "sweep")]) == 0
     page = (tmp_path / "report.html").read_text()
     text = html.unescape(re.sub(r"<[^>]*>", " ", page))
-    names = re.findall(r"(batch=\d+,seed=\d)\s+(?:finished|diverged)", text)
-    assert names == ["batch=8,seed=0", "batch=8,seed=1", "batch=128,seed=0", "batch=128,seed=1", "batch=16,seed=0"]
+    names = re.findall(r"(batch=\d+,seed=\d)\s+\d+", text[text.index("All runs"):text.index("Settings are")])
+    assert names == ["batch=8,seed=0", "batch=8,seed=1", "batch=16,seed=0", "batch=128,seed=0", "batch=128,seed=1"]
+    assert re.search(r"Results\s[^%]*\s8\s+2\s+2\s+50.20%\s+50.20% to 50.20%\s.*\s16\s+1e\+30\s+1\s+10.00%", text)
     assert page.count('class="legend"') == 1 and "1e+30" in text and "000,000" not in text
     legend = re.search(r'<ul class="legend">.*?</ul>', page)[0]
     assert re.findall(r'class="c(\d) ?"></i>(.*?)<', legend) == [
-        ("0", "batch=8,seed=0 and 1 more"), ("1", "batch=128,seed=0 and 1 more"), ("2", "batch=16,seed=0")]
+        ("0", "batch size 8, learning rate 2 (2 runs)"), ("1", "batch size 16, learning rate 1e+30"),
+        ("2", "batch size 128, learning rate 2 (2 runs)")]
     first = re.search(r"Validation top-1</figcaption>(.*?)</figure>", page, re.DOTALL)[1]
-    assert re.findall(r'class="line c(\d)', first) == ["0", "0", "1", "1", "2"]
+    assert re.findall(r'class="line c(\d)', first) == ["0", "0", "1", "2", "2"]
     assert "The global batch size is 256 in all runs." in text
     assert capsys.readouterr().out == f"{tmp_path}/report.html\n"
 

@@ -19,6 +19,7 @@ from plan.plan import plan_for
 from plan.run_folder import RunFolder
 from training import divergence
 from training.checkpoints import Checkpoints
+from training.losses import loss_of_guessing, training_loss
 from training.observer import Observer
 from training.stopping import StopRequest
 
@@ -36,8 +37,15 @@ NAMES = ["first/kernel", "second/kernel", "third/kernel"]
     (2.3, [math.inf, math.nan, 5], True, None),  # the loss scale sees to it
 ])
 def test_what_is_wrong(loss, norms, loss_scaling, message):
-    found = divergence.divergence_reason(loss, np.array(norms, np.float32), NAMES, 10, loss_scaling)
+    found = divergence.divergence_reason(loss, np.array(norms, np.float32), NAMES, math.log(10), loss_scaling)
     assert (message is None and found is None) or message in found
+
+
+@pytest.mark.parametrize(("loss", "classes"), [("cross_entropy", 2), ("cross_entropy", 1000), (
+    "binary_cross_entropy", 1000)])
+def test_the_loss_of_guessing_is_that_of_logits_of_zero(loss, classes):
+    found = training_loss(loss, tf.zeros([8, classes]), tf.range(8) % classes, 0.0)
+    assert found.numpy() == pytest.approx(loss_of_guessing(loss, classes), rel=1e-6)
 
 
 @pytest.mark.parametrize(("kind", "flags_", "first"), [

@@ -125,6 +125,7 @@ def test_the_average_reaches_the_target(tmp_path):
     (["--model=alexnet", "--image_size=66"], 2, "at least 67 pixels, not 66; raise --image_size"),
     (["--mixup=0.2", "--micro_batch_size=1"], 1, "1 is odd"),
     (["--ema_decay=1.5"], 2, "--ema_decay"),
+    (["--loss=binary_cross_entropy", "--label_smoothing=0.5"], 2, "takes targets above 0.2 as 1"),
     (["--image_size=0:16,3:0"], 2, "--image_size"),
 ])
 def test_refused(flags, code, message):

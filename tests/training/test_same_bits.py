@@ -15,15 +15,18 @@ BASE = (DIGITS, "--model=bn_convnet", "--micro_batch_size=8", "--batch_norm_span
         "--deterministic", "--epochs=2")
 GROWING = (*BASE, "--batch_size=0:96,1:192", "--image_size=0:12,1:16", "--batch_norm_statistics=exact",
            "--ema_decay=0.9", "--mixup=0.4", "--cutmix=1", "--augmentation=crop", "--checkpoint_every=0.3")
+STRIKES_BACK = ("--rand_augment=m6-n2-mstd0.5-inc1", "--loss=binary_cross_entropy")  # of arXiv:2110.00476
 MOVING = (*BASE, "--batch_size=128", "--optimizer=lars", "--batch_norm_span=4", "--checkpoint_every=0.3",
-          "--label_smoothing=0.1", "--log_trust_ratios")
+          "--label_smoothing=0.1", "--log_trust_ratios", *STRIKES_BACK, "--model=resnet10_narrow", "--image_size=16",
+          "--drop_path=0.3", "--mixup=0.1")
 MORE = {  # for the campaign: workers, flags
     "LARS, moving statistics of groups": ("mpirun", (2, 3, 4, 6), (*MOVING[len(BASE):], "--batch_size=96")),
     "a torus": ("mpirun", (4, 6), ("--batch_size=96", "--allreduce=torus")),
     "float16, LAMB": ("horovodrun", (2, 4, 8), ("--batch_size=128", "--optimizer=lamb", "--learning_rate=0.01",
                                                 "--precision=mixed_float16")),
     "the noise scale": ("mpirun", (3, 9), ("--batch_size=72", "--log_noise_scale")),
-    "ResNet-20": ("horovodrun", (2, 8), ("--batch_size=256", "--model=resnet20", "--micro_batch_size=16")),
+    "ResNet-20": ("horovodrun", (2, 4, 8), ("--batch_size=256", "--model=resnet20", "--micro_batch_size=16",
+                                            "--drop_path=0.3", *STRIKES_BACK)),
 }
 
 def test_two_workers_make_the_bits_of_one(tmp_path):
@@ -38,7 +41,7 @@ def test_two_workers_make_the_bits_of_one(tmp_path):
 
 @pytest.mark.trainings
 def test_stopped_on_four_workers_and_resumed_on_one(tmp_path):
-    """LARS, moving statistics over groups of 4 samples."""
+    """LARS, moving statistics over groups of 4 samples, RandAugment, stochastic depth, binary cross-entropy."""
     train(*MOVING, f"--output_dir={tmp_path / '1'}", program=PROGRAM)
     folder = tmp_path / "4 and 1"
     assert stopped(folder, 4, MOVING, step=8) == 75

@@ -21,9 +21,9 @@ import os, runpy, sys, time
 import tensorflow as tf
 from data import feed
 from data.staging import spool
-from training import step
+from training import losses
 
-SECONDS, cross_entropy = 0.08, step.cross_entropy
+SECONDS, cross_entropy = 0.08, losses.cross_entropy
 
 def late(logits, *others):
     pause = tf.numpy_function(lambda _: (time.sleep(SECONDS), tf.float32.as_numpy_dtype(0))[1], [logits], tf.float32)
@@ -39,7 +39,7 @@ if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
     if part == "data":
         feed.Batches.admit = admit
     else:
-        step.cross_entropy = late
+        losses.cross_entropy = late
 sys.argv[0] = "{ROOT / 'train.py'}"
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

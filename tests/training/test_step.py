@@ -12,7 +12,7 @@ from distributed.exchange import GradientExchange
 from distributed.optimizer import build, wrap
 from tests.rigs.launches import launched
 from training.batch_norm import MovingStatistics
-from training.losses import cross_entropy, rivals_of
+from training.losses import cross_entropy, rivals_of, training_loss
 from training.state import Totals
 from training.step import StepResult, TrainStep, make_train_step
 
@@ -120,8 +120,39 @@ def test_totals_are_means_over_the_samples_of_all_updates():
     assert totals.collect() == {"loss": 1, "top1": 1, "samples": 1}
 
 
-def test_mixed_labels_are_the_loss_of_soft_labels():
-    """One SGD update on mixed images, against Keras's loss of soft labels that NumPy has mixed."""
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("is_mixed", [True, False])
+def test_binary_cross_entropy_against_float64(is_mixed, label_smoothing, dtype):
+    """Loss and gradient, also of large logits: the mean of log(1 + exp(x)) - t x, and (sigmoid(x) - t) / classes.
+
+    With smoothing, a class needs a share of (0.2 - 0.1 / 40) / 0.9 = 0.219.
+    """
+    random = np.random.default_rng(0)
+    logits, labels = random.normal(size=(64, 40)).astype(dtype) * 30, random.integers(0, 40, 64)
+    numbers = Mixing(0.4, 1.0).random_numbers(8, 0, np.arange(64))
+    share, one_hot = numbers[:, 1:2].astype(np.float64), np.eye(40)[labels]
+    shares = share * one_hot + (1 - share) * one_hot[np.arange(64) ^ 1] if is_mixed else one_hot
+    targets = ((1 - label_smoothing) * shares + label_smoothing / 40 > 0.2).astype(np.float64)
+    assert {*targets.sum(axis=1)} == ({1, 2} if is_mixed else {1})
+    wide = logits.astype(np.float64)
+    with tf.GradientTape() as tape:
+        inputs = tf.constant(logits)
+        tape.watch(inputs)
+        found = training_loss("binary_cross_entropy", inputs, tf.constant(labels), label_smoothing,
+                              tf.constant(numbers) if is_mixed else None)
+    np.testing.assert_allclose(found, (np.logaddexp(0, wide) - targets * wide).mean(axis=1), rtol=1e-5)
+    np.testing.assert_allclose(tape.gradient(found, inputs), (1 / (1 + np.exp(-wide)) - targets) / 40, atol={
+        "float32": 1e-6, "float16": 2e-4}[dtype])
+    assert found.dtype == tf.float32
+
+
+@pytest.mark.parametrize("loss_name", ["cross_entropy", "binary_cross_entropy"])
+def test_mixed_labels_are_the_loss_of_soft_labels(loss_name):
+    """One SGD update on mixed images, against Keras's loss of soft labels that NumPy has mixed.
+
+    Those of the binary loss are 1 for a class with a share above 0.2.
+    """
     random = np.random.default_rng(0)
     images = random.integers(0, 256, size=(16, 8, 8, 3)).astype(np.uint8)
     labels, numbers = random.integers(0, 4, size=(16, 1)), Mixing(0.4, 1.0).random_numbers(8, 0, np.arange(16))
@@ -132,7 +163,7 @@ def test_mixed_labels_are_the_loss_of_soft_labels():
     build(optimizer, model.trainable_variables)
     totals = Totals()
     step = make_train_step(TrainStep(model, optimizer, GradientExchange(), totals, accumulation_steps=2,
-                                     label_smoothing=0.1))
+                                     loss=loss_name, label_smoothing=0.1))
     batches = tf.data.Dataset.from_tensor_slices((images, labels, numbers)).batch(8)
     learned = StepResult.unpacked(step(iter(batches), tf.constant(0.5), tf.constant(0.0)).numpy(),
                                   StepResult.shapes(len(model.trainable_variables)))
@@ -145,8 +176,12 @@ def test_mixed_labels_are_the_loss_of_soft_labels():
     targets = weight * one_hot + (1 - weight) * one_hot[other]
     with tf.GradientTape() as tape:
         logits = twin((own * images + (1 - own) * images[other]).astype(np.float32), training=True)
-        loss = tf.reduce_mean(tf.keras.losses.categorical_crossentropy(
-            targets, logits, from_logits=True, label_smoothing=0.1))
+        if loss_name == "cross_entropy":
+            losses = tf.keras.losses.categorical_crossentropy(targets, logits, from_logits=True, label_smoothing=0.1)
+        else:
+            present = (0.9 * targets + 0.1 / 4 > 0.2).astype(np.float32)
+            losses = tf.keras.losses.binary_crossentropy(present, logits, from_logits=True)
+        loss = tf.reduce_mean(losses)
     for variable, gradient in zip(twin.trainable_variables, tape.gradient(loss, twin.trainable_variables), strict=True):
         variable.assign_sub(0.5 * gradient)
     for a, b in zip(model.variables, twin.variables, strict=True):

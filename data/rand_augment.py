@@ -1,0 +1,132 @@
+"""RandAugment (arXiv:1909.13719) in timm's variant: a few operations for each training image, with random magnitudes.
+
+Which operation an image gets, and its parameter, are a function of the seed and of the sample's position in the stream.
+The operations are those of nvidia.dali.auto_aug. They differ from timm's, which are Pillow's, in this: rotation, shear
+and translation are bilinear, where timm uses the filter of its crops, and fill with grey, where it uses the dataset's
+mean colour; equalize is OpenCV's; and values are rounded that Pillow cuts off.
+"""
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from data.randomness import Purpose, uniforms
+
+MOST = 10  # the largest magnitude
+FILL = 128
+# operation -> its parameter, float64 (samples,), from magnitude / MOST, sign (-1 or 1) and image size in pixels, as in
+# timm/data/auto_augment.py for `inc1`, with which each magnitude above another changes an image more.
+PARAMETERS = {
+    "auto_contrast": None, "equalize": None, "invert": None,
+    "rotate": lambda share, sign, size: sign * 30 * share,  # degrees
+    "posterize": lambda share, sign, size: 256 - 2 ** (4 + np.floor(4 * share)),  # mask of the 4 to 0 bits that stay
+    "solarize": lambda share, sign, size: 256 - np.floor(256 * share),  # least value that is inverted
+    "solarize_add": lambda share, sign, size: np.floor(110 * share),  # to values below 128
+    **dict.fromkeys(("color", "contrast", "brightness", "sharpness"),  # 1: the image, 0: without colour and so on
+                    lambda share, sign, size: np.maximum(0.1, 1 + sign * 0.9 * share)),
+    **dict.fromkeys(("shear_x", "shear_y"), lambda share, sign, size: sign * 0.3 * share),
+    **dict.fromkeys(("translate_x", "translate_y"), lambda share, sign, size: sign * 0.45 * share * size),  # pixels
+}
+NAMES = (*PARAMETERS, "identity")
+APPLIED = 0.5  # probability of each operation that was chosen
+BLUR = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13  # Pillow's SMOOTH
+IDENTITY = np.pad(np.ones((1, 1), np.float32), 1)
+
+
+@dataclass(frozen=True)
+class RandAugment:
+    """magnitude: mean, from 0 to MOST. count: operations for each image. deviation: of the magnitude, which is normal.
+    """
+
+    magnitude: float
+    count: int = 2
+    deviation: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> "RandAugment | None":
+        """Parses timm's notation, or none into None. Raises ValueError."""
+        if text == "none":
+            return None
+        found = re.fullmatch(r"(?:rand-)?m(\d+)(?:-n(\d+))?(?:-mstd(\d+(?:\.\d+)?))?-inc1", text)
+        if not found:
+            raise ValueError(f"'{text}' is neither none nor of the form m6-n2-mstd0.5-inc1: magnitude, operations per "
+                             "image, deviation of the magnitude, and operations that increase with it")
+        made = cls(int(found[1]), int(found[2] or 2), float(found[3] or 0))
+        if made.magnitude > MOST or not 1 <= made.count <= len(PARAMETERS):
+            raise ValueError(f"'{text}': the magnitude is at most {MOST}, and n from 1 to {len(PARAMETERS)}, as there "
+                             f"are {len(PARAMETERS)} operations")
+        return made
+
+    def random_numbers(self, image_size: int, seed: int, positions: np.ndarray) -> np.ndarray:
+        """Returns index in NAMES and parameter of each operation, float64 (positions, 2 * count)."""
+        from scipy.special import ndtri
+
+        u = uniforms(seed, Purpose.OPERATIONS, positions, 4 * self.count).reshape(len(positions), self.count, 4)
+        index = np.minimum(u[..., 0] / APPLIED * len(PARAMETERS), len(PARAMETERS)).astype(int)
+        magnitude = self.magnitude + self.deviation * ndtri(np.maximum(u[..., 1], 1e-16))
+        share, sign = np.clip(magnitude, 0, MOST) / MOST, np.where(u[..., 2] < 0.5, -1, 1)
+        return np.stack([index, parameters(index, share, sign, image_size)], axis=-1).reshape(len(positions), -1)
+
+
+def parameters(index: np.ndarray, share: np.ndarray, sign: np.ndarray, image_size: int) -> np.ndarray:
+    """Returns the parameter of the operation NAMES[index] for each magnitude / MOST and sign; 0 if it has none."""
+    found = np.zeros(index.shape)
+    for number, parameter in enumerate(PARAMETERS.values()):
+        if parameter:
+            found = np.where(index == number, parameter(share, sign, image_size), found)
+    return found
+
+
+def applied(images, columns, on_device):
+    """Adds the operations to the graph of a pipeline with conditionals; returns uint8 images.
+
+    columns: a row of RandAugment.random_numbers for each image. on_device: moves a tensor to where the images are.
+    """
+    from nvidia.dali import fn, types
+    from nvidia.dali.pipeline import do_not_convert
+
+    operations = [do_not_convert(operation) for operation in do_not_convert(_operations)(on_device)]
+    for start in range(0, len(columns), 2):
+        index = fn.cast(columns[start], dtype=types.INT32)
+        images = _chosen(operations, index, images, columns[start + 1])
+    return images
+
+
+def _chosen(operations, index, images, parameter):
+    """Applies the operation that an image's index chooses. A pipeline with conditionals splits the batch at each if."""
+    if len(operations) == 1:
+        return operations[0](images, parameter)
+    half = len(operations) // 2
+    if index < half:
+        return _chosen(operations[:half], index, images, parameter)
+    else:
+        return _chosen(operations[half:], index - half, images, parameter)
+
+
+def _operations(on_device) -> list:
+    """Returns a function of (images, parameter) for each of NAMES."""
+    from nvidia.dali import fn, types
+    from nvidia.dali.auto_aug import augmentations as dali
+
+    def moved(name, is_vertical):
+        def operation(images, parameter):
+            pair = (0.0, parameter) if is_vertical else (parameter, 0.0)
+            return getattr(dali, name).op(images, fn.stack(*pair), fill_value=FILL)
+        return operation
+
+    def sharpness(images, parameter):
+        kernel = types.Constant(BLUR) + types.Constant(IDENTITY - BLUR) * parameter
+        return fn.filter(images, on_device(kernel))
+
+    by_name = {
+        "equalize": lambda images, parameter: fn.equalize(images),
+        "rotate": lambda images, parameter: dali.rotate.op(images, parameter, fill_value=FILL),
+        "posterize": lambda images, parameter: images & on_device(fn.cast(parameter, dtype=types.UINT8)),
+        "solarize": lambda images, parameter: dali.solarize.op(images, on_device(parameter)),
+        "solarize_add": lambda images, parameter: dali.solarize_add.op(
+            images, on_device(fn.cast(parameter, dtype=types.UINT8))),
+        "sharpness": sharpness,
+        **{f"{kind}_{axis}": moved(name, axis == "y") for axis in "xy" for kind, name in (
+            ("shear", f"shear_{axis}"), ("translate", f"translate_{axis}_no_shape"))},
+    }
+    return [by_name.get(name) or getattr(dali, name).op for name in NAMES]
