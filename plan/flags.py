@@ -110,9 +110,8 @@ def parse(argv: Sequence[str]) -> Settings:
 
 def check_phases(settings: Settings) -> None:
     """Raises UsageError if a phase of a training starts when the training has ended, with what to do."""
-    epochs = settings.recipe.epochs
     for name in ("batch_size", "batch_norm_span", "image_size") if settings.run.mode == "train" else ():
-        phases = getattr(settings.recipe, name)
+        phases, epochs = getattr(settings.recipe, name), settings.recipe.epochs
         if phases and phases.boundaries[-1] >= epochs:
             kept = settings.origins.get(name) != "command line" and kept_shares(settings)
             raise UsageError(f"--{name}={phases} has a phase that starts at or after --epochs={epochs:g}; raise "
