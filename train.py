@@ -35,6 +35,7 @@ from model_zoo.weights import check_weights
 from plan import flags, launcher, output_dir
 from plan.allreduce import check_nodes
 from plan.plan import plan_for
+from plan.remarks import remarks
 from plan.settings import Settings
 from plan.summary import summary
 
@@ -137,8 +138,8 @@ def dry_run(settings: Settings) -> None:
     if launched.rank == 0:
         if settings.source:
             print("recipe:", settings.source, *settings.fitted, file=sys.stderr)
-        if on_terminal():
-            print(*summary(settings, plan), sep="\n", file=sys.stderr)
+        for line in (summary if on_terminal() else remarks)(settings, plan, local_size):
+            print(line, file=sys.stderr)
         print(as_json(plan.as_json(), indent=1), flush=True)
 
 

@@ -24,7 +24,7 @@ no longer trains.
 
 The runs are those of a sweep in --output_dir: its page is sweep.html, and the same command continues it. Standard
 output has a line of JSON for each recipe: recipe, verdict, trains (null if the rehearsal cannot tell), diverged_at,
-val_top1, reference_top1, and seconds.
+val_top1, reference_top1, seconds, and reference_seconds.
 """
 import dataclasses
 import itertools
@@ -216,12 +216,12 @@ class Stage:
         self._sweep.train([run])
         return Result.read(self._folder / run.name)
 
-    def reference(self, model: str, updates: float) -> float:
-        """Returns the top-1 of the fixed training of a small network with SGD and as many updates."""
+    def reference(self, model: str, updates: float) -> Result:
+        """Returns the result of the fixed training of a small network with SGD and as many updates."""
         epochs = round(updates * BATCH / train_samples(self._data_dir), 6)
         replaced = REFERENCE | {"data_dir": self._data_dir, "model": model, "epochs": epochs}
         label = {"model": model, "optimizer": "sgd", "reference": f"{updates:.0f} updates"}
-        return self.train(self._run({"flagfile": str(DIGITS)}, replaced, label)[0]).val_top1
+        return self.train(self._run({"flagfile": str(DIGITS)}, replaced, label)[0])
 
     def rehearse(self, values: dict[str, str]) -> None:
         """Rehearses a recipe and prints its row of JSON. Raises UserError."""
@@ -234,14 +234,18 @@ class Stage:
             for title, (old, new) in (("updates", made.updates), ("updates of warm-up", made.warmup)):
                 changes.append(f"{title}: {old:,.0f} -> {new:,.0f}" + (
                     f", {old / new:.1f} times fewer" if old > new else ""))
-            say(*changes)
+            say(*changes, f"trains this recipe, then a reference with SGD: {made.updates[1]:,.0f} updates and one to "
+                "three minutes on two cores each; then, once per network and optimizer, at 2 to 16 times the rates")
             result, reference = self.train(run), self.reference(model, made.updates[1])
+            say(f"trained this recipe in {result.seconds:.0f} s and the reference in {reference.seconds:.0f} s")
             say(*(f"epoch {row['epoch']:g}: train loss {row['train_loss'] or math.nan:.4f}, top-1 {top1_of(row):.2%}"
                   for row in RunFolder(self._folder / run.name, reader=PROGRAM).rows(METRICS)))
-            trains, verdict = self._judge(values, recipe, made, result, reference)
+            trains, verdict = self._judge(values, recipe, made, result, reference.val_top1)
         say(verdict)
-        print(as_json({"recipe": name, "verdict": verdict, "trains": trains, "reference_top1": reference} | {
-            key: getattr(result, key, None) for key in ("diverged_at", "val_top1", "seconds")}), flush=True)
+        row = {"recipe": name, "verdict": verdict, "trains": trains, "reference_top1": reference and reference.val_top1,
+               "reference_seconds": reference and reference.seconds}
+        print(as_json(row | {key: getattr(result, key, None) for key in ("diverged_at", "val_top1", "seconds")}),
+              flush=True)
 
     def _judge(self, values, recipe: Recipe, made: Rehearsal, result: Result, reference: float
                ) -> tuple[bool | None, str]:

@@ -30,6 +30,7 @@ missing and writes the results.
 import contextlib
 import functools
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -41,6 +42,7 @@ from data import named
 from experiments.planned import Options, Planned, planned, read, settings_of, write_flags
 from experiments.trainings import Result, help_of, train_once
 from optim.schedules import Piecewise
+from plan.remarks import on_schedules
 from plan.run_folder import top1_of
 from reporting.sweep import judge, summary, write_sweep
 
@@ -111,13 +113,17 @@ def run(argv: Sequence[str]) -> list[dict]:
     """
     options, common, combinations = read(argv)
     plan = functools.partial(planned, options, common)
-    starts = [settings_of(common, values)[0].recipe for values in combinations]
+    settings = [settings_of(common, values)[0] for values in combinations]
+    starts = [one.recipe for one in settings]
     seeds = [range(start.seed, start.seed + options.seeds) for start in starts]
     runs = [plan(values, seed) for values, own in zip(combinations, seeds, strict=True) for seed in own]
     centres = [centre(start.learning_rate) for start in starts] if options.search_rate else []
     search_set = {"data_dir": named.absolute(options.search_data_dir)} if options.search_data_dir else {}
     folder = Path(options.output_dir).absolute()
     folder.mkdir(parents=True, exist_ok=True)
+    for line, count in Counter(line for one in settings for line in on_schedules(one)).items():
+        of = f" ({count} of {len(settings)} combinations)" * (count < len(settings))
+        print(f"{line}{of}", file=sys.stderr, flush=True)
     with alone_in(folder):
         sweep = Sweep(folder, None if options.search_rate else len(runs))
         if options.dry_run:

@@ -27,9 +27,9 @@ from data.named import open_named
 from experiments.trainings import TRAIN, passed_on, started, stops_passed_on
 from plan import flags as train_flags
 from plan.output_dir import changed_flag
+from plan.remarks import ties_to_workers
 from plan.run_folder import CHECKPOINTS, FLAGS, METRICS, RunFolder, folder_of
 from plan.settings import Settings
-from plan.summary import ties_to_workers
 from reporting.run_data import RunData
 
 PROGRAM = "experiments.verify"

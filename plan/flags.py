@@ -15,6 +15,7 @@ from data.formats.folder import shown
 from optim.schedules import Piecewise
 from plan.launcher import ELASTIC
 from plan.recipes import default_recipe, recipe_path
+from plan.remarks import kept_shares
 from plan.settings import Launch, Recipe, Run, Settings
 
 ELSEWHERE = {  # what other programs call a flag or a value -> what to say here
@@ -77,7 +78,8 @@ def parse(argv: Sequence[str]) -> Settings:
     recipes, given = recipes_first(argv[1:])
     typed = _read([argv[0], *given])
     source, fitted = (None, []) if recipes else default_recipe(typed)
-    values = _read([argv[0], *(recipes or [f"--flagfile={source}", *fitted]), *given])
+    words = [argv[0], *(recipes or [f"--flagfile={source}", *fitted])]
+    original, values = _read(words), _read([*words, *given])
     values.data_dir = named.absolute(values.data_dir)  # flags.txt has to mean the same from any folder
     values.init_checkpoint = values.init_checkpoint and str(Path(values.init_checkpoint).absolute())
     recorded = [name for name, about in FLAGS.items() if values[name].value not in (None, [])
@@ -93,15 +95,27 @@ def parse(argv: Sequence[str]) -> Settings:
             raise UsageError(f"--{name}={shown(given)} is not UTF-8, which TensorFlow and DALI need; rename it")
     values_given["image_size"] = sizes.values[0] if len(sizes.pairs) == 1 else str(sizes)
     file = source or Path(recipes[0].partition("=")[2])
-    settings = Settings(recipe, launch, run, values_given, text, source, tuple(fitted), file,
-                        without_effect(values, typed), origins)
+    fitted = tuple(word for word in fitted if not typed[word[2:].partition("=")[0]].present)
+    settings = Settings(recipe, launch, run, values_given, text, source, fitted, file, without_effect(values, typed),
+                        origins, flags.parsed(original, Recipe))
     for name, example in NEEDED.get(run.mode, {}).items():
         if not getattr(run, name):
             raise UsageError(f"--mode={run.mode} needs --{name}={example}")
     for is_broken, problem in RULES:
         if is_broken(settings):
             raise UsageError(problem)
+    check_phases(settings)
     return settings
+
+
+def check_phases(settings: Settings) -> None:
+    """Raises UsageError if a phase of a training starts when the training has ended, with what to do."""
+    for name in ("batch_size", "batch_norm_span", "image_size") if settings.run.mode == "train" else ():
+        phases, epochs = getattr(settings.recipe, name), settings.recipe.epochs
+        if phases and phases.boundaries[-1] >= epochs:
+            kept = settings.origins.get(name) != "command line" and kept_shares(settings)
+            raise UsageError(f"--{name}={phases} has a phase that starts at or after --epochs={epochs:g}; raise "
+                             f"--epochs, or {kept or 'remove the phase'}")
 
 
 def check_own(settings: Settings, observers: bool = True) -> None:

@@ -225,18 +225,13 @@ def make_plan(recipe: Recipe, micro_batch_size: int | None, workers: int, train_
     different numbers of micro-batches instead, as long as each has at least one. workers_schedule: number of workers
     from each epoch on.
     """
-    batches, epochs = recipe.batch_size, _tidy(recipe.epochs)
-    changing = {name: getattr(recipe, name) for name in ("batch_size", "batch_norm_span", "image_size")}
-    changing = {name: schedule for name, schedule in changing.items() if schedule}
-    for name, schedule in changing.items():
-        if schedule.boundaries[-1] >= epochs:
-            raise UsageError(f"--{name}={schedule} has a phase that starts at or after --epochs={epochs}; "
-                             "remove the phase or raise --epochs")
-    starts = sorted({start for schedule in changing.values() for start in schedule.boundaries})
+    batches, epochs = recipe.batch_size, tidy(recipe.epochs)
+    changing = [schedule for schedule in (batches, recipe.batch_norm_span, recipe.image_size) if schedule]
+    starts = sorted({start for schedule in changing for start in schedule.boundaries})
     if workers_schedule and not {*workers_schedule.boundaries} <= {*starts}:
         raise UsageError(f"--workers_schedule={workers_schedule}: the number of workers can change where a phase of "
                          f"the recipe starts: {', '.join(f'{start:g}' for start in starts)}")
-    phases = tuple(_phase(recipe, _tidy(start), _tidy(end), micro_batch_size,
+    phases = tuple(_phase(recipe, tidy(start), tidy(end), micro_batch_size,
                           workers_schedule(start) if workers_schedule else workers, train_samples, elastic)
                    for start, end in zip(starts, [*starts[1:], epochs], strict=True))
     rate = schedules.scaled(recipe.learning_rate, recipe.lr_scaling, recipe.base_batch_size, batches.values[0])
@@ -251,7 +246,8 @@ def make_plan(recipe: Recipe, micro_batch_size: int | None, workers: int, train_
                 allreduce, recipe.evaluate_every, recipe.order == "file", recipe.momentum_correction,
                 bool(workers_schedule), recipe.model)
     try:
-        plan.as_json()
+        for phase in phases:
+            plan.momentum_of(phase)
     except ValueError as error:
         raise UserError(str(error)) from None
     return plan
@@ -325,5 +321,5 @@ def _exact(number):
     return Fraction(str(number))
 
 
-def _tidy(number):
+def tidy(number):
     return int(number) if number == int(number) else number

@@ -67,8 +67,8 @@ def flags_in(text: str) -> dict[str, str]:
 def default_recipe(values) -> tuple[Path, list[str]]:
     """Returns the recipe for a command line, and flags that fit it to the dataset. Raises UserError.
 
-    values: the flags as they are without a recipe, absl's FlagValues. The recipe's batch-norm span gives way to a batch
-    or micro-batch that it does not divide.
+    values: the flags as they are without a recipe, absl's FlagValues; they override those that fit. The recipe's
+    batch-norm span gives way to a batch or micro-batch that it does not divide.
     """
     path, fitted_flags = _chosen(values)
     span = flags_in("\n".join([file_text(path), *fitted_flags])).get("batch_norm_span")
@@ -77,8 +77,7 @@ def default_recipe(values) -> tuple[Path, list[str]]:
     if path in (DIGITS, SMALL, LARGE) and not values["batch_norm_span"].present and any(
             size % int(span) for size in sizes):
         fitted_flags.append(SPAN_GIVES_WAY)
-    last = {flag[2:].partition("=")[0]: flag for flag in fitted_flags}
-    return path, [flag for name, flag in last.items() if not values[name].present]
+    return path, [*{flag[2:].partition("=")[0]: flag for flag in fitted_flags}.values()]
 
 
 def _chosen(values) -> tuple[Path, list[str]]:
@@ -108,9 +107,9 @@ def fitted(samples: int, epochs: float | None = None, is_trained: bool = False) 
     epochs: number that the user has chosen, or None. is_trained: training continues from trained weights.
     """
     batch = min(32, 2 ** int(math.log2(max(1, samples // 8))))
-    epochs = epochs or (40 if samples < VERY_FEW else max(16, min(80, VISITS // samples))) // (2 if is_trained else 1)
-    return [f"--batch_size={batch}", f"--batch_norm_span={batch}", f"--epochs={epochs:g}",
-            f"--evaluate_every={max(1, int(epochs) // 6)}"]
+    own = (40 if samples < VERY_FEW else max(16, min(80, VISITS // samples))) // (2 if is_trained else 1)
+    return [f"--batch_size={batch}", f"--batch_norm_span={batch}", f"--epochs={own:g}",
+            f"--evaluate_every={max(1, int(epochs or own) // 6)}"]
 
 
 def of_initial_weights(values) -> list[str]:

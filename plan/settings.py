@@ -269,7 +269,8 @@ class Settings:
     given: value of each flag before parsing. text: content of flags.txt, which reproduces the run. source: the default
     recipe, if it was read. fitted: flags that fit it to the dataset. recipe_file: the recipe that was read: the default
     one, or the first file of --flagfile. without_effect: a sentence for each flag on the command line that has none.
-    origins: flag -> "command line" or "recipe", for the flags in `text` that are not at their defaults.
+    origins: flag -> "command line" or "recipe", for the flags in `text` that are not at their defaults. original: the
+    recipe without the flags of the command line.
     """
 
     recipe: Recipe
@@ -282,6 +283,7 @@ class Settings:
     recipe_file: Path | None = None
     without_effect: tuple[str, ...] = ()
     origins: dict[str, str] = field(default_factory=dict)
+    original: Recipe = field(default_factory=Recipe)
 
     @property
     def default_recipe(self) -> list[str]:

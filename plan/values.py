@@ -23,10 +23,10 @@ class Every:
         """Parses the value of a flag. Raises ValueError."""
         if text == "auto":
             return cls(epochs=1, least_minutes=1)
-        every = cls(minutes=float(text[:-1])) if text.endswith("m") else cls(epochs=float(text))
-        if not (every.epochs > 0 and every.minutes > 0):
+        number = _number(text.removesuffix("m"))
+        if not number > 0:
             raise ValueError(f"'{text}' is neither auto, a number of epochs, such as 0.5, nor of minutes, such as 10m")
-        return every
+        return cls(minutes=number) if text.endswith("m") else cls(epochs=number)
 
     def is_due(self, since: int, now: int, train_samples: int) -> bool:
         """Whether a multiple of the epochs lies between two positions in the stream."""
@@ -64,19 +64,27 @@ def loss_scale(text: str) -> float | None:
     """Parses a fixed loss scale, or dynamic into None. Raises ValueError."""
     if text == "dynamic":
         return None
-    if not 1 <= float(text) <= 2**24:
+    if not 1 <= _number(text) <= 2**24:
         raise ValueError(f"'{text}' is neither dynamic nor between 1 and {2**24}")
     return float(text)
 
 
 def fraction(text: str) -> float:
     """Parses an accuracy above 0, as a fraction of 1. Raises ValueError."""
-    value = float(text)
+    value = _number(text)
     if 1 < value <= 100:
         raise ValueError(f"{text} is not a fraction of 1; did you mean {value / 100:g}?")
     if not 0 < value <= 1:
         raise ValueError(f"{text} is not a fraction from 0 to 1, such as 0.759")
     return value
+
+
+def _number(text: str) -> float:
+    """Returns the number in a text, or NaN, which is in no range."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def range_of_steps(text: str) -> tuple[int, int]:

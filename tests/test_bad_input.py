@@ -19,12 +19,12 @@ NAMES = sorted(name for group in flags.GROUPS.values() for name in flags.flags.n
 
 
 def check(capfd, *arguments):
-    """train.py --dry_run, in this process: either a plan, or a line that says what is wrong."""
+    """train.py --dry_run, in this process: either a plan, perhaps with remarks, or a line that says what is wrong."""
     code = train.main(["train.py", *arguments, "--dry_run"])
     out, err = capfd.readouterr()
     if code == 0:
         json.loads(out, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
-        assert not err or (err.startswith("recipe: ") and err.count("\n") == 1)
+        assert len(err.splitlines()) < 10 and "Traceback" not in err
     else:
         assert code in (1, 2) and not out
         assert err.startswith("train.py: ") and err.count("\n") == 1 and len(err) < 2000

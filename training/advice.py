@@ -7,9 +7,9 @@ import numpy as np
 
 from data.sources import BUILT_IN
 from plan.plan import Plan
+from plan.remarks import TRAINED_NETWORK
 from plan.run_folder import top1_of
 from plan.settings import Settings
-from plan.summary import TRAINED_NETWORK
 
 QUANTILE = 1.959964  # of the normal distribution, two-sided 95 %
 LEARNED = 0.1  # top-1 that training gains on guessing if it has learned anything

@@ -12,8 +12,8 @@ import tensorflow as tf
 from common.errors import complain, reason
 from data.pipeline import DecoderSettings
 from model_zoo.cost import counted
+from plan.remarks import remarks
 from plan.run_folder import TENSORBOARD, RunFolder
-from plan.summary import doubts
 from training.build import Job
 from training.observer import Observer, RunInfo, Update
 
@@ -34,7 +34,7 @@ def start_observers(job: Job, folder: RunFolder, hosts: dict[str, int], observer
                   job.feed.dataset, hosts, job.state.progress, settings.origins, images)
     if settings.source:
         print("recipe:", settings.source, *settings.fitted, file=sys.stderr)
-    for line in (*doubts(settings, job.plan), *estimated_time(job)):
+    for line in (*remarks(settings, job.plan, job.world.local_size), *estimated_time(job)):
         print(line, file=sys.stderr)
     print(f"run: {folder.path}", file=sys.stderr)
     for observer in observers:

@@ -140,8 +140,8 @@ class Recovery:
         """Saves a checkpoint, waits until it is written, and raises Stopped."""
         self._save()
         self._wait("the requested stop failed, because its checkpoint could not be written; see the line above")
-        raise Stopped(f"stopped on request after step {self._job.state.progress.step} of {self._job.plan.steps}, "
-                      f"with a checkpoint; continue with --output_dir={self._folder.path}")
+        self._end(f"stopped on request after step {self._job.state.progress.step} of {self._job.plan.steps}, with a "
+                  f"checkpoint; continue with --output_dir={self._folder.path}")
 
     def hand_over(self, workers: int) -> None:
         """Saves a checkpoint for the next phase, which needs another number of workers, and raises Stopped.
@@ -154,8 +154,11 @@ class Recovery:
                             f"{self._job.world.size}", on_all_ranks=True)
         self._save()
         self._wait("the checkpoint for the next phase could not be written; see the line above")
-        raise Stopped(f"the phase after step {progress.step} of {self._job.plan.steps} needs {workers} workers; "
-                      f"continue there with --output_dir={self._folder.path}", workers)
+        self._end(f"the phase after step {progress.step} of {self._job.plan.steps} needs {workers} workers; continue "
+                  f"there with --output_dir={self._folder.path}", workers)
+
+    def _end(self, message: str, next_workers: int | None = None) -> None:
+        raise Stopped(message if self._checkpoints else "", next_workers)  # rank 0 alone says it
 
     def roll_back(self, problem: Diverged, observers) -> None:
         """Restores the newest good checkpoint. Training then repeats the steps since that checkpoint on new data.

@@ -227,22 +227,12 @@ def report_start(job: Job, workers_before: int | None) -> None:
     workers_before: number of workers of the loaded snapshot, or None at the start of a training.
     """
     progress, world, plan = job.state.progress, job.world, job.plan
-    lines, where = [], ""
-    if plan.allreduce.is_fallback:
-        lines.append(f"--allreduce={job.settings.launch.allreduce} continues with a "
-                     f"{plan.allreduce.allreduce}: {plan.allreduce.why}")
-    by_file = not job.feed.dataset.train.any_order
-    if by_file:
-        what = "batches, and the pairs of --mixup and --cutmix," if job.feed.mixing else "batches"
-        lines.append(f"--order=file: the order within a file is fixed, and {what} depend on the number of workers")
+    where = ""
     if workers_before not in (None, world.size):
         where = f", on {world.size} workers instead of {workers_before}"
-        if progress.step > progress.reshard_step and by_file:
-            lines.append(f"--order=file: with {world.size} workers instead of {workers_before}, some samples of "
-                         "this epoch are read twice and others not at all")
+        if progress.step > progress.reshard_step and plan.reads_by_file and world.rank == 0:
+            complain(f"--order=file: with {world.size} workers instead of {workers_before}, some samples of this epoch "
+                     "are read twice and others not at all")
         progress.reshard_step = progress.step
-    if world.rank == 0:
-        for line in lines:
-            complain(line)
-        if workers_before:
-            print(f"resumed after step {progress.step} of {plan.steps}{where}", file=sys.stderr)
+    if world.rank == 0 and workers_before:
+        print(f"resumed after step {progress.step} of {plan.steps}{where}", file=sys.stderr)

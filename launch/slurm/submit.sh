@@ -23,7 +23,7 @@ cancel the job goes to standard error.
                                \`python -m experiments.sweep --dry_run\` writes
   --launcher auto|mpirun|srun  program that starts the workers. auto: the one whose workers find each other
   --container-image IMAGE      run the workers in a container: a file *.sif with Apptainer, others with Pyxis
-  --container-mounts A:B,...   mounts in addition to the checkout and the current folder
+  --container-mounts A:B,...   mounts in addition to the checkout, the current folder, --data_dir and --output_dir
   --setup FILE                 source FILE in the job first, such as one that loads modules
   --no-preflight               do not check the nodes first
   --dry-run, --dry_run         print the plan, write the script, and ask Slurm when it could start, but do not submit it

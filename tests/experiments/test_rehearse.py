@@ -123,8 +123,9 @@ def emulated(monkeypatch, result):
     def train_once(folder, words):
         trained.append(folder.name)
         top1 = result(parse(["train.py", *words]).recipe)
-        ending = {"val_top1": top1, "best_top1": top1, "seconds": 1.0} if top1 >= 0 else {
-            "diverged": True, "diverged_at": {"step": -top1, "epoch": 1.0}, "classes": 10, "seconds": 1.0}
+        ending = {"val_top1": top1, "best_top1": top1} if top1 >= 0 else {
+            "diverged": True, "diverged_at": {"step": -top1, "epoch": 1.0}, "classes": 10}
+        ending["seconds"] = 2.0 if "reference" in folder.name else 1.0
         folder.mkdir()
         (folder / "summary.json").write_text(json.dumps(ending))
         return trainings.Result.read(folder)
@@ -154,11 +155,14 @@ def test_the_verdicts(tmp_path, monkeypatch, capsys):
         (words[3], "trains", True)]
     assert found[0]["val_top1"] == 0.73 and found[0]["reference_top1"] == 0.9 and found[0]["diverged_at"] is None
     assert found[1]["diverged_at"] == {"step": 117, "epoch": 1.0} and found[1]["val_top1"] == 0.1
-    assert found[2]["val_top1"] is None
+    assert found[2]["val_top1"] is None and found[2]["reference_seconds"] is None
+    assert [row["reference_seconds"] for row in found if row["trains"] is not None] == [2.0] * 3
     assert len(trained) == 6  # MLPerf's at 1, 2 and 4 times its rate, a reference, Sony's, SysML's
     for line in ("model: resnet50 -> resnet20", "batch_size: 8192 -> 256", "updates: 6,881 -> 750, 9.2 times fewer\n",
                  "updates of warm-up: 782 -> 300, 2.6 times fewer\n", "updates of warm-up: 116 -> 116\n"):
         assert f"  {line}" in errors
+    assert errors.count("  trains this recipe, then a reference with SGD: 750 updates and ") == 3
+    assert errors.count("  trained this recipe in 1 s and the reference in 2 s\n") == 3
     assert "weight_decay:" not in errors and "--label_smoothing" not in errors
     assert rehearsal_of(words, tmp_path, capsys)[0] == found and len(trained) == 6
     table = json.loads((tmp_path / "sweep.json").read_text())

@@ -297,6 +297,18 @@ def test_a_sweep_says_nothing_of_flags_that_some_runs_do_not_need(tmp_path, caps
     assert "--trust_coefficient=0.002" in (tmp_path / "0.flags").read_text()
 
 
+def test_a_remark_on_the_schedules_is_said_once_for_all_runs(tmp_path, capsys):
+    def said(*words) -> list[str]:
+        assert sweep.main(["experiments.sweep", *words, "--seeds=2", f"--output_dir={tmp_path}", "--dry_run"]) == 0
+        return [line for line in capsys.readouterr().err.splitlines() if line.startswith("--")]
+
+    kept = "warm-up covers 100% of the training; keep the recipe's shares with --warmup_epochs="
+    assert said("--sweep=learning_rate=5,10", "--epochs=1") == [f"--epochs=1: {kept}0.1667"]
+    assert said("--sweep=learning_rate=5,10", "--sweep=epochs=1,2,6") == [
+        f"--epochs=1: {kept}0.1667 (2 of 6 combinations)", f"--epochs=2: {kept}0.3333 (2 of 6 combinations)"]
+    assert said("--sweep=learning_rate=5,10", "--sweep=batch_size=64,256", "--epochs=6") == []
+
+
 def test_lines_name_recipes_and_are_crossed_with_values_and_seeds(tmp_path, capsys):
     """A line's flags replace those of its recipe and of the command line; a recipe's seed is its first."""
     from plan import flags

@@ -123,7 +123,7 @@ def test_a_run_goes_on_after_a_stop_and_after_a_lost_pod(digits, launcher):
         process = started()
         pods.terminate("login")  # as when its node is drained
         assert process.wait(60) == 75, log()
-        assert log().count("train.py: stopped on request") == 2 and pods.hosts.trainers() == []
+        assert log().count("train.py: stopped on request") == 1 and pods.hosts.trainers() == []
         assert other.poll() is None
 
         process = started()
@@ -137,7 +137,7 @@ def test_a_run_goes_on_after_a_stop_and_after_a_lost_pod(digits, launcher):
         for host in ("w0", "w1", "login"):  # as when the job is suspended
             pods.terminate(host)
         assert process.wait(60) == 75, log()
-        assert log().count("train.py: stopped on request") == 4 and pods.hosts.trainers() == []
+        assert log().count("train.py: stopped on request") == 2 and pods.hosts.trainers() == []
         assert log().count("resumed after step") == 2 and (run.parent / "cuda-cache").is_dir()
         epochs = [row["epoch"] for row in rows(run)]
         assert epochs == list(range(1, len(epochs) + 1)) != []

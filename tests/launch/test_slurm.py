@@ -131,7 +131,7 @@ def test_a_job_that_is_preempted_signalled_and_loses_a_node_is_the_undisturbed_o
     # Slurm looks at its limits every half minute; this is the signal that it would send
     slurm.run("scancel", "--signal=USR1", "--batch", job)
     restarted("signal")
-    assert "stopped on request" in job_output(tmp_path)  # of the two, mpirun may lose one
+    assert "stopped on request" in job_output(tmp_path)
     slurm.switch_off("node2")
     slurm.wait_for(lambda: slurm.jobs(job)[0]["JobState"] == "PENDING", "requeue", 120)
     slurm.switch_on("node2")
@@ -264,10 +264,10 @@ def test_a_dry_run_submits_nothing_however_it_is_spelled(slurm, tmp_path, spelli
         assert spelling not in (tmp_path / "runs" / "slurm" / f"digits-{nodes}x1.sbatch").read_text()
 
 
-def script_for_a_container(folder: Path, image: str) -> str:
+def script_for_a_container(folder: Path, image: str, *flags: str) -> str:
     done = subprocess.run([SUBMIT, "--nodes=2", "--gpus-per-node=8", f"--container-image={image}",
-                           "--container-mounts=/data:/data", "--dry-run", "digits", "--batch_size=256"], cwd=folder,
-                          text=True, capture_output=True, timeout=60, env=scripts_environment())
+                           "--container-mounts=/data:/data", "--dry-run", *(flags or ["digits"]), "--batch_size=256"],
+                          cwd=folder, text=True, capture_output=True, timeout=60, env=scripts_environment())
     assert done.returncode == 0, done.stderr
     [script] = (folder / "runs" / "slurm").glob("*.sbatch")
     return script.read_text()
@@ -332,10 +332,34 @@ def test_apptainer_starts_the_workers_of_a_sif_file(tmp_path):
                           "/opt/bigbatch/.venv/bin/python"] and "--container" not in first
 
 
+@pytest.mark.parametrize(("image", "option"), [("a.sqsh", "--container-mounts="), ("a.sif", "--bind=")])
+def test_a_container_sees_data_and_run_wherever_they_are(image, option, digits, tmp_path):
+    """The dataset is named by the recipe, by a link; the folder of the run, which is not there yet, has a comma."""
+    cwd, far = tmp_path / "cwd", tmp_path / "far"
+    (cwd / "data").mkdir(parents=True)
+    far.mkdir()
+    (far / "digits").symlink_to(digits)
+    (far / "my.flags").write_text(f"# mine\n--data_dir={far}/digits\n--epochs=1\n")
+
+    def mounts(*flags) -> list[str]:
+        shutil.rmtree(cwd / "runs", ignore_errors=True)
+        body = script_for_a_container(cwd, f"/{image}", *flags)
+        [found] = [word.partition("=")[2] for word in started_in_a_container(cwd, body).split()
+                   if word.startswith(option)]
+        return found.split(",")[3:]  # after checkout, current folder and --container-mounts
+
+    assert mounts("digits") == []
+    shutil.copytree(digits, cwd / "data" / "digits")
+    assert mounts("digits", f"--data_dir={cwd}/data/digits", "--output_dir=runs/mine") == []
+    assert mounts(f"{far}/my.flags", "--output_dir", f"{tmp_path}/out/rate=5,seed=0") == [
+        f"{path}:{path}" for path in (f"{far}/my.flags", f"{tmp_path}/out", f"{far}/digits", digits.resolve())]
+    assert (tmp_path / "out" / "rate=5,seed=0").is_dir()
+
+
 def started_in_a_container(folder: Path, body: str) -> str:
     """What a job would do on its node up to the start of its workers, as the words after CUDA_CACHE_PATH and srun."""
     node = folder / "bin"
-    node.mkdir()
+    node.mkdir(exist_ok=True)
     (node / "srun").write_text('#!/bin/sh\necho "$CUDA_CACHE_PATH $*" >&2\n'
                                'case "$*" in *" -m launch.workers "*) echo 8 ;; esac\n')
     (node / "srun").chmod(0o755)

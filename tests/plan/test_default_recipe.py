@@ -61,13 +61,13 @@ def test_flags_on_the_command_line_override_what_fits(photos):
     (["--batch_size=100", "--batch_norm_span=10"], 10)])
 def test_the_span_of_a_default_recipe_gives_way_to_a_batch_that_it_does_not_divide(words, span):
     from plan.plan import plan_for
-    from plan.summary import doubts
+    from plan.remarks import remarks
 
     settings = parsed(*words)
     made = plan_for(settings, 1, 1, 1437)
     phases = {phase.batch_norm_span for phase in made.phases}
     assert phases == {span} if span else phases == {phase.micro_batch_size for phase in made.phases}
-    assert any(line.startswith("--batch_norm_span: ") for line in doubts(settings, made)) == (span is None)
+    assert any(line.startswith("--batch_norm_span: ") for line in remarks(settings, made)) == (span is None)
     again = parsed(*settings.default_recipe, *words)  # as a sweep starts it
     assert again.recipe == settings.recipe
 
@@ -135,7 +135,12 @@ def test_a_recipe_has_a_name():
     (["--batch=8"], 2, "did you mean --batch_size?"),
     (["--warmup_epochs=50", "--dry_run"], 2, "--warmup_epochs is longer than --epochs"),
     (["--data_dir=synthetic:many"], 2, "synthetic data needs the number of training samples"),
-    (["--batch_size=0:64,30:128", "--dry_run"], 2, "has a phase that starts at or after --epochs=12"),
+    (["--batch_size=0:64,30:128", "--dry_run"], 2, "has a phase that starts at or after --epochs=12; raise"),
+    (["--flagfile=sony_1811.05233/table3-experiment2", "--epochs=18", "--dry_run"], 2, "--epochs=18; raise --epochs, "
+     "or keep the recipe's shares with --warmup_epochs=1 --learning_rate=0:29.0,6:50.0 --batch_norm_span=0:16,6:32\n"),
+    (["--image_size=0:16,7:24", "--epochs=6"], 2, "--image_size=0:16,7:24 has a phase that starts at or after"),
+    (["--checkpoint_every=10s"], 2, "neither auto, a number of epochs, such as 0.5, nor of minutes, such as 10m"),
+    (["--target_top1=75%"], 2, "75% is not a fraction from 0 to 1, such as 0.759"),
     (["--model=alexnet", "--image_size=32", "--dry_run"], 2, "alexnet needs images of at least"),
     (["--mode=evaluate", "--checkpoint={folder}"], 1, "{folder}/flags.txt does not exist"),
     (["--order=file", "--shuffle_group=16"], 2, "--shuffle_group shuffles samples, and --order=file"),
@@ -188,22 +193,27 @@ def test_one_line_says_what_has_no_effect():
 @pytest.mark.parametrize(("words", "message"), [
     ([], "few images: a network that knows ImageNet reaches more, with --model=keras:MobileNetV3Small --pretrained"),
     (["--batch_size=64"], "--batch_size=64 is larger than the training set: each update reads its 16 images"),
-    (["--epochs=1"], "--warmup_epochs=1 is the whole training")])
-def test_doubts_are_said(words, message, photos):
+    (["--epochs=1"], "--epochs=1: warm-up covers 100% of the training; keep the recipe's shares with "
+                     "--warmup_epochs=0.025"),
+    (["--warmup_epochs=20"], "--epochs=40: warm-up covers 50% of the training; keep the recipe's shares with "
+                             "--warmup_epochs=1"),
+    (["--batch_size=4"], "--batch_size=4: the learning rate is still that for the recipe's 2; --lr_scaling=linear "
+                         "--base_batch_size=2 would multiply it by 2, sqrt by 1.41")])
+def test_remarks_are_said(words, message, photos):
     from plan.plan import make_plan
-    from plan.summary import doubts
+    from plan.remarks import remarks
 
     settings = parsed(f"--data_dir={photos}", *words)
-    assert any(line.startswith(message) for line in doubts(settings, make_plan(settings.recipe, None, 1, 16)))
+    assert any(line.startswith(message) for line in remarks(settings, make_plan(settings.recipe, None, 1, 16)))
 
 
 @pytest.mark.parametrize("words", [["--model=resnet18"], ["--model=keras:MobileNetV3Small", "--pretrained"]])
 def test_who_has_chosen_a_network_is_not_told_of_another(words, photos):
     from plan.plan import make_plan
-    from plan.summary import doubts
+    from plan.remarks import remarks
 
     settings = parsed(f"--data_dir={photos}", *words)
-    assert not any("few images" in line for line in doubts(settings, make_plan(settings.recipe, None, 1, 16)))
+    assert not any("few images" in line for line in remarks(settings, make_plan(settings.recipe, None, 1, 16)))
 
 
 def test_without_a_network_pretrained_weights_fail_before_tensorflow_is_loaded(photos, tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ from conftest import DIGITS, rows, start, train
 
 from plan.flags import parse
 from plan.plan import plan_for
-from plan.summary import doubts
+from plan.remarks import remarks
 from tests.rigs.bn_train import PROGRAM
 from tests.rigs.trainings import differences
 from tests.training.test_resume import newest_step, stopped
@@ -81,7 +81,7 @@ def test_a_span_over_workers_and_a_torus_make_the_same_bits(tmp_path):
 ])
 def test_what_the_bits_depend_on_is_said(flags, message):
     settings = parse(["train.py", "--data_dir=digits", "--deterministic", "--batch_size=96", *flags])
-    said = [line for line in doubts(settings, plan_for(settings, 2, 2, 1437)) if line.startswith("--deterministic: ")]
+    said = [line for line in remarks(settings, plan_for(settings, 2, 2, 1437)) if line.startswith("--deterministic: ")]
     assert len(said) == bool(message) and (message or "") in "".join(said)
 
 

@@ -1,0 +1,137 @@
+"""All remarks on a plan: what can hardly be meant, does less than it says, or has a better alternative.
+
+train.py prints them when it starts, and --dry_run with the plan. A sweep prints those on schedules.
+"""
+import bisect
+import math
+
+from common.errors import UserError
+from optim.schedules import SCALINGS, Piecewise
+from plan.plan import Plan, divisors, make_plan, tidy
+from plan.recipes import SMALL, SPAN_GIVES_WAY
+from plan.settings import Settings
+
+TRAINED_NETWORK = "--model=keras:MobileNetV3Small --pretrained"
+PHASED = ("learning_rate", "batch_size", "batch_norm_span", "image_size")  # flags that take epoch:value pairs
+SMALL_MICRO_BATCH = 16  # samples: smaller ones, one after another, leave most of a GPU idle
+MOST_NEIGHBOURS = 8  # workers that share batch norm's statistics: the GPUs of a node
+
+
+def remarks(settings: Settings, plan: Plan, workers_per_node: int = 1) -> list[str]:
+    """Returns a line for each remark."""
+    recipe, launch, exchange = settings.recipe, settings.launch, plan.allreduce
+    lines = []
+    if exchange.is_fallback:
+        lines.append(f"--allreduce={launch.allreduce} continues with a {exchange.allreduce}: {exchange.why}")
+    if plan.reads_by_file:
+        what = "batches, and the pairs of --mixup and --cutmix," if recipe.mixup or recipe.cutmix else "batches"
+        lines.append(f"--order=file: the order within a file is fixed, and {what} depend on the number of workers")
+    ties = ties_to_workers(settings)
+    if launch.deterministic == "true" and ties:
+        lines.append(f"--deterministic: with {' and '.join(ties)}, the same bits need the same number of workers")
+    elif launch.deterministic == "true" and not launch.micro_batch_size:
+        sizes = ", ".join(str(size) for size in dict.fromkeys(phase.micro_batch_size for phase in plan.phases))
+        lines.append("--deterministic: on another number of workers, the same bits need the same "
+                     f"--micro_batch_size, which is {sizes} here")
+    model_is_chosen = settings.origins.get("model") == "command line"
+    if settings.source == SMALL and not model_is_chosen and not settings.has_initial_weights:
+        lines.append(f"few images: a network that knows ImageNet reaches more, with {TRAINED_NETWORK}")
+    if SPAN_GIVES_WAY in settings.fitted:
+        lines.append("--batch_norm_span: that of the recipe does not divide --batch_size or --micro_batch_size; batch "
+                     "norm covers a micro-batch, which depends on the number of workers")
+    batch = max(phase.global_batch_size for phase in plan.phases)
+    if batch > plan.train_samples:
+        lines.append(f"--batch_size={batch} is larger than the training set: each update reads its "
+                     f"{plan.train_samples} images more than once")
+    return [*lines, *on_schedules(settings), *on_workers(settings, plan, workers_per_node)]
+
+
+def ties_to_workers(settings: Settings) -> list[str]:
+    """Returns the flags with which the bits of --deterministic need the same number of workers."""
+    ties = {"--deterministic=same_workers": settings.launch.deterministic == "same_workers",
+            "--compression=fp16": settings.launch.compression == "fp16",
+            "--order=file": settings.recipe.order == "file"}
+    return [flag for flag, is_set in ties.items() if is_set]
+
+
+def on_schedules(settings: Settings) -> list[str]:
+    """Returns a line if the epochs are too few for the schedule, and one if only the batch size is not the recipe's."""
+    recipe, lines = settings.recipe, []
+    if broken := _broken(recipe):
+        kept = kept_shares(settings)
+        lines.append(f"--epochs={recipe.epochs:g}: {' and '.join(broken)}{kept and f'; {kept}'}")
+    now, before = (one.batch_size.values[0] for one in (recipe, settings.original))
+    if now != before and recipe.lr_scaling == "none" and settings.origins.get("learning_rate") != "command line":
+        linear, sqrt = (f"{SCALINGS[name](now / before):.3g}" for name in ("linear", "sqrt"))
+        lines.append(f"--batch_size={now}: the learning rate is still that for the recipe's {before}; "
+                     f"--lr_scaling=linear --base_batch_size={before} would multiply it by {linear}, sqrt by {sqrt}")
+    return lines
+
+
+def _broken(recipe) -> list[str]:
+    """Returns what is wrong with the schedule of a recipe."""
+    found = []
+    if recipe.warmup != "none" and recipe.warmup_epochs >= recipe.epochs / 2:
+        found.append(f"warm-up covers {min(1, recipe.warmup_epochs / recipe.epochs):.0%} of the training")
+    boundaries = recipe.lr_boundaries if recipe.lr_schedule == "multistep" else (0,)
+    for name, last in (("lr_boundaries", boundaries[-1]), ("learning_rate", recipe.learning_rate.boundaries[-1])):
+        if last >= recipe.epochs:
+            found.append(f"training ends before epoch {last:g} of --{name}")
+    return found
+
+
+def kept_shares(settings: Settings) -> str:
+    """Returns the flags with which warm-up, boundaries and phases have the recipe's shares of the epochs, if any."""
+    recipe, original = settings.recipe, settings.original
+
+    def scaled(epoch):
+        return tidy(float(f"{epoch * recipe.epochs / original.epochs:.4g}"))
+
+    kept = {}
+    if original.warmup != "none":
+        kept["warmup_epochs"] = scaled(original.warmup_epochs)
+    if original.lr_schedule == recipe.lr_schedule == "multistep":
+        kept["lr_boundaries"] = tuple(map(scaled, original.lr_boundaries))
+    for name in PHASED:
+        phases = getattr(original, name)
+        if phases and len(phases.pairs) > 1 and settings.origins.get(name) != "command line":
+            kept[name] = Piecewise(tuple((scaled(epoch), value) for epoch, value in phases.pairs))
+    flags = [f"--{name}={','.join(map(str, value)) if isinstance(value, tuple) else value}"
+             for name, value in kept.items() if value != getattr(recipe, name)]
+    return f"keep the recipe's shares with {' '.join(flags)}" if flags else ""
+
+
+def on_workers(settings: Settings, plan: Plan, workers_per_node: int) -> list[str]:
+    """Returns a line if workers have tiny micro-batches, or too many share batch norm's statistics.
+
+    It names the nearest numbers of workers, on whole nodes, for which that is not so.
+    """
+    launch, problems = settings.launch, _strains(plan)
+    if not problems or launch.micro_batch_size or launch.elastic or launch.workers_schedule:
+        return []
+    numbers = [number for number in divisors(math.gcd(*settings.recipe.batch_size.values))
+               if number % workers_per_node == 0]
+    place = bisect.bisect(numbers, plan.workers)
+    nearest = [next((number for number in side if _is_easy(settings, plan, number)), None)
+               for side in (reversed(numbers[:place]), numbers[place:])]
+    where = " or ".join(f"{number:,}" for number in nearest if number)
+    cure = f"{where} workers avoid that" if where else "another --batch_size may avoid that"
+    return [f"{plan.workers:,} worker{'s' * (plan.workers > 1)}: {' and '.join(problems)}; {cure}"]
+
+
+def _strains(plan) -> list[str]:
+    found = []
+    if any(phase.accumulation_steps > 1 and phase.micro_batch_size < SMALL_MICRO_BATCH for phase in plan.phases):
+        sizes, steps = zip(*((phase.micro_batch_size, phase.accumulation_steps) for phase in plan.phases), strict=True)
+        found.append(f"micro-batches of size {', '.join(map(str, sizes))} with "
+                     f"{' to '.join(map(str, dict.fromkeys((min(steps), max(steps)))))} accumulation steps")
+    if (most := max(phase.neighbours for phase in plan.phases)) > MOST_NEIGHBOURS:
+        found.append(f"batch norm synchronized over {most} workers")
+    return found
+
+
+def _is_easy(settings, plan, workers) -> bool:
+    try:
+        return not _strains(make_plan(settings.recipe, None, workers, plan.train_samples))
+    except UserError:
+        return False

@@ -1,0 +1,120 @@
+"""Remarks on plans: on schedules that the command line breaks, and on numbers of workers."""
+import json
+import math
+
+import pytest
+from conftest import ROOT, run
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from plan import flags
+from plan.plan import plan_for
+from plan.recipes import RECIPES
+from plan.remarks import MOST_NEIGHBOURS, SMALL_MICRO_BATCH, on_schedules, remarks
+
+GOYAL = "lars_1708.03888/section3.1-goyal-resnet50-8192"  # 90 epochs, 5 of warm-up, a tenth at 30, 60 and 80
+SONY = "sony_1811.05233/table3-experiment4"
+
+
+def on_schedule(*words) -> list[str]:
+    return on_schedules(flags.parse(["train.py", *words]))
+
+
+def on_workers(recipe, workers, *words, per_node=4) -> list[str]:
+    settings = flags.parse(["train.py", f"--flagfile={recipe}", *words])
+    plan = plan_for(settings, workers, per_node, settings.run.train_samples)
+    return [line for line in remarks(settings, plan, per_node) if line.startswith(f"{workers:,} worker")]
+
+
+@pytest.mark.parametrize(("words", "broken", "kept"), [
+    (["--epochs=2"], "warm-up covers 100% of the training", "--warmup_epochs=0.3333"),
+    (["--epochs=4"], "warm-up covers 50% of the training", "--warmup_epochs=0.6667"),
+    ([f"--flagfile={GOYAL}", "--epochs=45"], "training ends before epoch 80 of --lr_boundaries",
+     "--warmup_epochs=2.5 --lr_boundaries=15,30,40"),
+    ([f"--flagfile={GOYAL}", "--epochs=9"],
+     "warm-up covers 56% of the training and training ends before epoch 80 of --lr_boundaries",
+     "--warmup_epochs=0.5 --lr_boundaries=3,6,8"),
+    (["--flagfile=sony_1811.05233/table3-experiment2", "--epochs=45", "--batch_norm_span=16",
+      "--learning_rate=0:1,60:2"],
+     "training ends before epoch 60 of --learning_rate", "--warmup_epochs=2.5")])
+def test_a_schedule_that_epochs_break_is_one_line_and_its_flags_mend_it(words, broken, kept):
+    [line] = on_schedule(*words)
+    epochs = next(word for word in words if word.startswith("--epochs"))
+    assert line == f"{epochs}: {broken}; keep the recipe's shares with {kept}"
+    if "--learning_rate" not in broken:  # which the command line has, too
+        assert on_schedule(*words, *kept.split()) == []
+
+
+@pytest.mark.parametrize("words", [[], ["--epochs=6"], ["--epochs=2", "--warmup_epochs=0.5"],
+                                   ["--epochs=1", "--warmup=none"], [f"--flagfile={GOYAL}", "--epochs=81"],
+                                   ["--batch_size=64", "--learning_rate=4"], ["--batch_size=128"],
+                                   ["--batch_size=64", "--lr_scaling=sqrt", "--base_batch_size=128"]])
+def test_what_keeps_the_schedule_draws_no_remark(words):
+    assert on_schedule(*words) == []
+
+
+def test_the_factors_for_another_batch_size_are_those_of_the_flags_it_names():
+    def peak(*words) -> float:
+        settings = flags.parse(["train.py", "--batch_size=32", *words])
+        return plan_for(settings, 1, 1, 1437).learning_rate.peak
+
+    [line] = on_schedule("--batch_size=32")
+    linear, sqrt = (peak(f"--lr_scaling={rule}", "--base_batch_size=128") for rule in ("linear", "sqrt"))
+    assert "--lr_scaling=linear --base_batch_size=128 would" in line and peak() == 8
+    assert line.endswith(f"multiply it by {linear / 8:g}, sqrt by {sqrt / 8:g}") and (linear, sqrt) == (2, 4)
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.rglob("*.flags")), ids=lambda path: path.stem)
+def test_no_recipe_draws_a_remark_on_its_schedule(path):
+    assert on_schedule(f"--flagfile={path}") == []
+
+
+@pytest.mark.parametrize(("recipe", "workers", "problem", "nearest"), [
+    (SONY, 1024, "micro-batches of size 2, 4, 1, 1 with 17 to 119 accumulation steps and batch norm synchronized over "
+                 "32 workers", "544 or 1,088 workers avoid that"),
+    ("dle/resnet50-2048", 128, "batch norm synchronized over 16 workers", "64 workers avoid that")])
+def test_workers_that_a_recipe_does_not_fit(recipe, workers, problem, nearest):
+    assert on_workers(recipe, workers) == [f"{workers:,} workers: {problem}; {nearest}"]
+
+
+@pytest.mark.parametrize(("recipe", "workers", "words"), [
+    (SONY, 1088, []), (SONY, 8, []), ("dle/resnet50-2048", 8, []), ("dle/resnet50-2048", 16, []),
+    (SONY, 2176, ["--workers_schedule=0:2176,30:4352,45:2720,75:3808"]),
+    ("digits", 1, ["--batch_size=254", "--batch_norm_span=auto", "--micro_batch_size=2", "--train_samples=1437"])])
+def test_workers_that_it_fits_or_that_are_chosen_phase_by_phase(recipe, workers, words):
+    assert on_workers(recipe, workers, *words) == []
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(st.integers(1, 200), st.integers(1, 60), st.sampled_from([1, 2, 4, 8]))
+def test_the_nearest_workers_are_those_of_a_search_through_all(factor, nodes, per_node):
+    """All numbers on whole nodes are planned one by one, each as if it were given."""
+    workers = nodes * per_node
+    batch = factor * workers
+    words = (f"--batch_size={batch}", "--train_samples=100000", "--batch_norm_span=auto")
+
+    def phases(number):
+        settings = flags.parse(["train.py", "--flagfile=digits", *words])
+        return plan_for(settings, number, per_node, 100_000).phases
+
+    def is_easy(number):
+        return all(phase.batch_norm_span // phase.micro_batch_size <= MOST_NEIGHBOURS
+                   and (phase.accumulation_steps == 1 or phase.micro_batch_size >= SMALL_MICRO_BATCH)
+                   for phase in phases(number))
+
+    said = on_workers("digits", workers, *words, per_node=per_node)
+    assert bool(said) == (not is_easy(workers))
+    if said:
+        better = [number for number in range(per_node, batch + 1, per_node) if batch % number == 0 and is_easy(number)]
+        below = max((number for number in better if number < workers), default=math.nan)
+        above = min((number for number in better if number > workers), default=math.nan)
+        named = [f"{number:,}" for number in (below, above) if not math.isnan(number)]
+        assert said[0].endswith(f"{' or '.join(named)} workers avoid that" if named else "may avoid that")
+
+
+def test_a_dry_run_says_them_and_prints_the_same_plan():
+    done = run("python", 1, ROOT / "train.py", "--dry_run", f"--flagfile={SONY}", "--workers=1024")
+    assert done.returncode == 0 and len(json.loads(done.stdout)["phases"]) == 4
+    [line] = done.stderr.splitlines()
+    assert line.startswith("1,024 workers: ")
