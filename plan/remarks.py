@@ -33,9 +33,7 @@ def remarks(settings: Settings, plan: Plan, workers_per_node: int = 1) -> list[s
         sizes = ", ".join(str(size) for size in dict.fromkeys(phase.micro_batch_size for phase in plan.phases))
         lines.append("--deterministic: on another number of workers, the same bits need the same "
                      f"--micro_batch_size, which is {sizes} here")
-    model_is_chosen = settings.origins.get("model") == "command line"
-    if settings.source == SMALL and not model_is_chosen and not settings.has_initial_weights:
-        lines.append(f"few images: a network that knows ImageNet reaches more, with {TRAINED_NETWORK}")
+    lines += on_few_images(settings)
     if SPAN_GIVES_WAY in settings.fitted:
         lines.append("--batch_norm_span: that of the recipe does not divide --batch_size or --micro_batch_size; batch "
                      "norm covers a micro-batch, which depends on the number of workers")
@@ -44,6 +42,13 @@ def remarks(settings: Settings, plan: Plan, workers_per_node: int = 1) -> list[s
         lines.append(f"--batch_size={batch} is larger than the training set: each update reads its "
                      f"{plan.train_samples} images more than once")
     return [*lines, *on_schedules(settings), *on_workers(settings, plan, workers_per_node)]
+
+
+def on_few_images(settings: Settings) -> list[str]:
+    """Returns a line if a trained network would reach more than the default for few images."""
+    if settings.source != SMALL or settings.origins.get("model") == "command line" or settings.has_initial_weights:
+        return []
+    return [f"few images: a network that knows ImageNet reaches more, with {TRAINED_NETWORK}"]
 
 
 def ties_to_workers(settings: Settings) -> list[str]:

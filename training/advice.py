@@ -7,7 +7,7 @@ import numpy as np
 
 from data.sources import BUILT_IN
 from plan.plan import Plan
-from plan.remarks import TRAINED_NETWORK
+from plan.remarks import TRAINED_NETWORK, on_few_images
 from plan.run_folder import top1_of
 from plan.settings import Settings
 
@@ -15,6 +15,7 @@ QUANTILE = 1.959964  # of the normal distribution, two-sided 95 %
 LEARNED = 0.1  # top-1 that training gains on guessing if it has learned anything
 GAP = 0.2  # of training's top-1 over validation's, from which a network over-fits
 LEARNS_UP_TO = 0.9  # training's top-1, up to which more epochs help
+GOOD = 0.95  # top-1 from which the remark on few images is not repeated
 FEW_UPDATES = 300  # with which hardly any network learns
 VISITS = 10  # of each image, from which a network may know it by heart
 SMALL_IMAGES = 128  # pixels
@@ -62,7 +63,9 @@ def advice(end: Ending) -> list[str]:
     """Returns sentences in plain text: why a result is no better, and the flags to try."""
     if not end.rows or end.summary.get("epochs_to_target") is not None:  # what was wanted is reached
         return []
-    return [*(_too_short(end) or _not_learned(end) or _not_finished(end) or _over_fitted(end)), *_confused(end)]
+    found = _too_short(end) or _not_learned(end) or _not_finished(end) or _over_fitted(end)
+    repeated = on_few_images(end.settings) if end.top1 < GOOD and TRAINED_NETWORK not in "".join(found) else []
+    return [*found, *(f"{line[0].upper()}{line[1:]}." for line in repeated), *_confused(end)]
 
 
 def _too_short(end: Ending) -> list[str]:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
+from plan.recipes import SMALL
 from training.advice import Ending, advice, interval, is_guessing
 
 
@@ -20,7 +21,8 @@ def test_chance_is_called_so():
     assert not is_guessing(1.0, 7, 4 / 7) and is_guessing(1.0, 2, 0.5)
 
 
-def ending(train_top1, *val_top1s, steps=1000, wrong=(), size=64, data_dir="DATA", mixup=0.0, trained=False):
+def ending(train_top1, *val_top1s, steps=1000, wrong=(), size=64, data_dir="DATA", mixup=0.0, trained=False,
+           source=None):
     """A training of 8 epochs on ten classes of 50 images. wrong: pairs of classes, one for each error that is given."""
     recipe = SimpleNamespace(data_dir=data_dir, mixup=mixup, final_image_size=size, epochs=8)
     plan = SimpleNamespace(steps=steps, epochs=8, train_samples=500, learning_rate=SimpleNamespace(peak=0.4))
@@ -28,7 +30,8 @@ def ending(train_top1, *val_top1s, steps=1000, wrong=(), size=64, data_dir="DATA
     rows = [{"epoch": epoch, "train_top1": train_top1, "val_top1": top1}
             for epoch, top1 in zip(epochs, val_top1s, strict=True)]
     outcomes = np.array([(label, predicted, 1, 1) for label, predicted in wrong] + [(0, 0, 0, 0)], np.float32)
-    return Ending(SimpleNamespace(recipe=recipe, has_initial_weights=trained), plan, rows, {
+    settings = SimpleNamespace(recipe=recipe, has_initial_weights=trained, source=source, origins={})
+    return Ending(settings, plan, rows, {
         "val_top1": val_top1s[-1], "val_samples": 200, "val_guess_count": 20}, tuple("abcdefghij"), outcomes)
 
 
@@ -53,6 +56,9 @@ RISING = "Validation was still rising, from 40.0% at epoch 6 to 60.0%, and train
     (ending(0.62, 0.2, 0.3, 0.4, 0.6), [f"{RISING}Train longer, with --epochs=16. Larger images may show more: "
                                         "--image_size=128."]),
     (ending(0.62, 0.2, 0.3, 0.4, 0.6, size=224), [f"{RISING}Train longer, with --epochs=16."]),
+    (ending(0.92, 0.8, 0.81, source=SMALL), ["Few images: a network that knows ImageNet reaches more, with "
+                                             "--model=keras:MobileNetV3Small --pretrained."]),
+    (ending(0.97, 0.8, 0.96, source=SMALL), []),
     (ending(0.62, 0.2, 0.3, 0.58, 0.6), []),  # 60 % of 200 images may be 53 to 67 %
     (ending(0.96, 0.2, 0.9, 0.91, 0.94, wrong=[(1, 2)] * 5 + [(3, 4)] * 15),
      ["15 of 20 errors are d taken for e. The worst errors, in report.html, show whether their labels are right."]),
