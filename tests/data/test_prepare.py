@@ -176,7 +176,7 @@ def kill_session(process):
     for member in family:
         with contextlib.suppress(psutil.NoSuchProcess):
             member.send_signal(signal.SIGKILL)
-    psutil.wait_procs(family, timeout=10)
+    psutil.wait_procs(family, timeout=60)
     process.communicate()
 
 

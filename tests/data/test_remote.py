@@ -124,9 +124,10 @@ def test_a_server_that_pauses_is_the_limit_that_the_report_names(server, tmp_pat
     process = start(tmp_path / "run", 1, (*FLAGS, "--epochs=1", "--micro_batch_size=8",
                                           f"--data_dir={server.url}/tfrecord"))
     wait_for(lambda: "start-up: " in (tmp_path / "run.log").read_text(), process)
+    began = time.monotonic()
     [trainer] = trainers(process)
     wait_for(lambda: is_idle(trainer), process)
-    time.sleep(3)
+    time.sleep(max(3, time.monotonic() - began))  # as long as the steps before
     answers.set()
     assert process.wait() == 0
     row, = rows(tmp_path / "run", "times.jsonl")

@@ -107,7 +107,7 @@ def test_a_process_that_copies_ends_with_the_training(in_format):
     [writer] = psutil.Process(process.pid).children()
     process.kill()
     process.wait()
-    writer.wait(20)
+    writer.wait(60)
     assert not folder.exists()
 
 

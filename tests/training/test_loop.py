@@ -1,6 +1,8 @@
 """The host is one step ahead of what it knows: nothing is read between two steps, and nothing wrong is kept."""
 import dataclasses
+import sys
 import threading
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import horovod.tensorflow as hvd
@@ -59,11 +61,20 @@ class Recovery:
         pass
 
 
+def waits(thread: int) -> bool:
+    """Whether a thread waits for a future that is not done."""
+    frame = sys._current_frames()[thread]
+    while frame and not (frame.f_code is Future.result.__code__ and not frame.f_locals["self"].done()):
+        frame = frame.f_back
+    return frame is not None
+
+
 def followed(job, recovery, change=lambda number, packed: packed):
     """Trains; the numbers of the steps whose results were waited for before the next one was launched.
 
-    Each result comes only when the next step has been launched, or after a while, when none is. change: of a result.
+    Each result comes only when the next step has been launched, or when the loop waits for it. change: of a result.
     """
+    follower = threading.get_ident()
     launched, waited, recovery.progress = [threading.Event() for _ in range(STEPS + 1)], [], job.state.progress
     recovery.recorded = []  # the numbers of the steps that record the statistics of layers
     trained = job.train_step
@@ -75,8 +86,10 @@ def followed(job, recovery, change=lambda number, packed: packed):
             recovery.recorded += [number] * bool(arguments[-1])
 
             def result():
-                if not launched[number + 1].wait(0.3):
-                    waited.append(number)
+                while not launched[number + 1].wait(0.001):
+                    if waits(follower) and not launched[number + 1].is_set():
+                        waited.append(number)
+                        break
                 return change(number, packed.numpy().copy())
 
             return SimpleNamespace(numpy=result)

@@ -1,7 +1,6 @@
 """A request to stop: at a training's start, in the middle of an evaluation, to the launcher itself."""
 import json
 import signal
-import time
 
 import pytest
 from conftest import ROOT, rows, run, start
@@ -16,8 +15,9 @@ FLAGS = ("--model=convnet", "--epochs=1000", "--checkpoint_every=1")
 def test_before_training_is_under_way_there_is_nothing_to_save(tmp_path):
     launcher = trainings.start(tmp_path / "run", 2, FLAGS)
     wait_for(lambda: len(trainings.trainers(launcher)) == 2, launcher)
-    time.sleep(1.5)  # TensorFlow is being imported
-    trainings.trainers(launcher)[1].send_signal(signal.SIGTERM)
+    worker = trainings.trainers(launcher)[1]
+    wait_for(lambda: any("libtensorflow" in library.path for library in worker.memory_maps()), launcher)
+    worker.send_signal(signal.SIGTERM)  # while TensorFlow is imported
     assert launcher.wait(120) == 75
     assert "stopped on request; there was nothing to save" in (tmp_path / "run.log").read_text()
 
