@@ -59,6 +59,17 @@ def test_numbers_lie_where_they_should():
                - np.eye(4)).max() < 0.03
 
 
+@pytest.mark.parametrize(("name", "area", "aspect", "validated"), [  # validated: pixels of the shorter side for 224
+    ("none", None, None, 224), ("crop", (0.7, 1), (0.85, 1.18), 224), ("crop_flip", (0.08, 1), (3 / 4, 4 / 3), 256),
+    ("crop_flip_95", (0.08, 1), (3 / 4, 4 / 3), 235.8), ("crop_flip_mild", (0.7, 1), (0.85, 1.18), None)])
+def test_crops_are_those_of_the_sources(name, area, aspect, validated):
+    """8 to 100 % and 3/4 to 4/3: arXiv:1409.4842, section 6; 256 for 224 pixels: arXiv:1512.03385, 3.4."""
+    augmentation = AUGMENTATIONS[name]
+    assert augmentation.area == area and (area is None or augmentation.aspect == pytest.approx(aspect))
+    assert augmentation.flip == ("flip" in name)
+    assert augmentation.enlarge == (validated and pytest.approx(validated / 224, abs=1e-4))
+
+
 def bilinear(image, x, y):
     """The image, float64 (height, width, 3), at positions of which pixel centres are at 0.5; its border is repeated."""
     x, y = x - 0.5, y - 0.5
