@@ -216,8 +216,8 @@ class Launch:
 class Run:
     """How to run it: where to write, when to save, what to do after a failure."""
 
-    mode: str = flag("train", "What to do. evaluate: the newest checkpoint in --checkpoint. export: write it as "
-        "SavedModel and ONNX to --output_dir. predict: print the classes of --image.",
+    mode: str = flag("train", "What to do. evaluate: the newest checkpoint in --checkpoint. export: as SavedModel "
+        "and ONNX to --output_dir. predict: print the classes of --image.",
         ("train", "evaluate", "export", "predict"), screen="Run")
     output_dir: str | None = flag(None, "Folder of the run. Default: a new folder in runs/. If it holds checkpoints, "
         "training resumes from them.", path=True, screen="Run", modes=("train", "evaluate", "export"))

@@ -93,8 +93,8 @@ def test_run_json_holds_the_papers_figure(info):
 
 
 def test_the_recipe_is_the_first_flagfile_or_the_default(tmp_path):
-    (tmp_path / "flags.txt").write_text("--data_dir=digits\n--epochs=3\n")
-    settings = parse(["train.py", "--epochs=2", f"--flagfile={RECIPE}", f"--flagfile={tmp_path}/flags.txt"])
+    (tmp_path / "flags.txt").write_text("--data_dir=digits\n--epochs=80\n")
+    settings = parse(["train.py", "--epochs=60", f"--flagfile={RECIPE}", f"--flagfile={tmp_path}/flags.txt"])
     assert settings.recipe_file == RECIPE and settings.source is None
     settings = parse(["train.py", "--flagfile", f"{tmp_path}/flags.txt"])
     assert about.recipe(settings.recipe_file)["reported"] is None  # the flags of a run report nothing
@@ -105,7 +105,7 @@ def test_the_recipe_is_the_first_flagfile_or_the_default(tmp_path):
 def test_where_each_flag_comes_from(tmp_path, digits):
     """A second file of flags, an alias, and what fits the default recipe to the dataset count, too."""
     (tmp_path / "flags.txt").write_text("--mixup=0.2\n--noxla\n")
-    origins = parse(["train.py", "--epochs", "2", "-lars_exclude=gamma", f"--flagfile={RECIPE}",
+    origins = parse(["train.py", "--epochs", "60", "-lars_exclude=gamma", f"--flagfile={RECIPE}",
                      f"--flagfile={tmp_path}/flags.txt", "--nonesterov"]).origins
     assert [name for name, origin in origins.items() if origin == "command line"] == ["epochs", "nesterov", "exclude"]
     assert origins["mixup"] == origins["xla"] == origins["warmup_epochs"] == "recipe" and "seed" not in origins
