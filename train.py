@@ -138,9 +138,9 @@ def dry_run(settings: Settings) -> None:
     if launched.rank == 0:
         if settings.source:
             print("recipe:", settings.source, *settings.fitted, file=sys.stderr)
-        for line in (summary if on_terminal() else remarks)(settings, plan, local_size):
-            print(line, file=sys.stderr)
         print(as_json(plan.as_json(), indent=1), flush=True)
+        for line in (summary if on_terminal() else remarks)(settings, plan, local_size):  # below the long JSON
+            print(line, file=sys.stderr)
 
 
 def finish(summary: dict | None = None) -> None:

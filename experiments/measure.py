@@ -152,8 +152,8 @@ def measure(settings: Settings, options, dataset: Dataset, in_stages: bool) -> t
         "image_size": recipe.final_image_size, "device": "cpu" if world.gpu is None else "gpu"}
     if in_stages:
         rows = sorted((stage_row(stage, image_bytes) for stage in measured), key=lambda row: ORDER.index(row["name"]))
-        return world, {"stages": rows, **speed.limit(rows), **about, "cores": world.cores, "format": dataset.format,
-                       "dali_device": build.dali_device(launch.dali_device, world),
+        return world, {"stages": rows, **speed.limit(rows, about["device"]), **about, "cores": world.cores,
+                       "format": dataset.format, "dali_device": build.dali_device(launch.dali_device, world),
                        "micro_batch_size": options.micro_batch_size, "image_bytes": image_bytes}
     about |= {"compression": launch.compression, "workers": world.size, "workers_per_node": world.workers_per_node()}
     rows = [about | step_row(steps, plan, world) for steps, plan in zip(measured, plans, strict=True)]

@@ -48,7 +48,7 @@ def on_few_images(settings: Settings) -> list[str]:
     """Returns a line if a trained network would reach more than the default for few images."""
     if settings.source != SMALL or settings.origins.get("model") == "command line" or settings.has_initial_weights:
         return []
-    return [f"few images: a network that knows ImageNet reaches more, with {TRAINED_NETWORK}"]
+    return [f"few images: a network that knows ImageNet usually reaches more, with {TRAINED_NETWORK}"]
 
 
 def ties_to_workers(settings: Settings) -> list[str]:
@@ -120,7 +120,7 @@ def on_workers(settings: Settings, plan: Plan, workers_per_node: int) -> list[st
     nearest = [next((number for number in side if _is_easy(settings, plan, number)), None)
                for side in (reversed(numbers[:place]), numbers[place:])]
     where = " or ".join(f"{number:,}" for number in nearest if number)
-    cure = f"{where} workers avoid that" if where else "another --batch_size may avoid that"
+    cure = f"{where} workers do better" if where else "another --batch_size may do better"
     return [f"{plan.workers:,} worker{'s' * (plan.workers > 1)}: {' and '.join(problems)}; {cure}"]
 
 

@@ -29,8 +29,8 @@ TRAIN_TOP1 = ("The train top-1 is that of the augmented images during an epoch, 
 WIDE = ("the paper reports", "differs from the recipe")
 
 
-def comparison(runs: list[RunData], target: float | None = None) -> str:
-    """Returns the page. target: top-1 accuracy; the page says when each run reached it."""
+def comparison(runs: list[RunData], target: float | None = None) -> tuple[str, str]:
+    """Returns the page, and its answer. target: top-1 accuracy; the page says when each run reached it."""
     flags = [run.flags | {"workers": str(run.workers)} for run in runs]
     differing = different_flags(flags)
     common = os.path.commonpath([run.folder.parent for run in runs])
@@ -47,7 +47,7 @@ def comparison(runs: list[RunData], target: float | None = None) -> str:
         *([results, details("All runs", all_runs)] if len(shown) < len(runs) else [all_runs]),
         f'<p class="muted">{NOTE}</p>', "<h2>Curves</h2>", curves(shown), f'<p class="muted">{TRAIN_TOP1}</p>',
         *layers(rows), details(f"The {len(shared)} flags that all runs share", html_table(shared, ("value",)))]
-    return page(f"Comparison of {len(runs)} runs", sections)
+    return page(f"Comparison of {len(runs)} runs", sections), said
 
 
 def ranked(name: str, run: RunData, flags: dict) -> dict:

@@ -55,7 +55,9 @@ class Setting:
 
     @property
     def scope(self) -> str:
-        """The lowest and the highest top-1, or the 95 % interval of a single run."""
+        """The lowest and the highest top-1, or the 95 % interval of a single run, unless it diverged."""
+        if len(self.top1) < 2 and not self.rows[0].get("val_samples"):
+            return ""
         low, high = (min(self.top1), max(self.top1)) if len(self.top1) > 1 else self.interval
         return f"{low:.2%} to {high:.2%}" + " (95% interval)" * (len(self.top1) < 2)
 
@@ -126,15 +128,16 @@ def judgement(judged: Sequence[Setting], grid: Sequence[Setting]) -> dict:
     best = max(judged, key=lambda one: one.mean)
     close = sorted((one for one in judged if best.lead_over(one) <= 0), key=lambda one: -one.mean)
     tied = [one for one in close if math.isclose(one.mean, best.mean)]
-    more = seeds_to_tell(close)
+    seeds = seeds_to_tell(close)
     add = beyond(best, grid) if len(tied) == 1 else {}
     edges = [f"The highest is at the edge of the grid: add {labelled({name: value})}." for name, value in add.items()]
-    return {"sentence": " ".join([in_words(close, tied, more, len(judged)), *edges]),
+    more = None if None in seeds else max(seeds, default=None)
+    return {"sentence": " ".join([in_words(close, tied, seeds, len(judged)), *edges]),
             "best": [one.flags for one in close], "more_seeds": more, "add": add}
 
 
-def in_words(close: Sequence[Setting], tied: Sequence[Setting], more: int | None, of: int) -> str:
-    """Returns which setting is the best. close, more: see `best` and `more_seeds` of `judgement`. of: their number."""
+def in_words(close: Sequence[Setting], tied: Sequence[Setting], seeds: Sequence[int | None], of: int) -> str:
+    """Returns which setting is the best. close: see `best` of `judgement`. seeds: see seeds_to_tell. of: of all."""
     best = close[0]
     mean = "mean top-1" if any(len(one.rows) > 1 for one in close) else "top-1"
     if len(close) == 1:
@@ -142,7 +145,14 @@ def in_words(close: Sequence[Setting], tied: Sequence[Setting], more: int | None
         return f"{subject} is {best.mean:.2%}, from {best.scope} in {plural(len(best.rows), 'run')}."
     if len(tied) > 1:
         return f"A tie: the {mean} of {listed([one.name for one in tied])} is {best.mean:.2%}. More seeds may tell."
-    told = f"About {plural(more, 'more seed')} of each would tell" if more else f"{MOST_SEEDS} seeds would not tell"
+    worse = [one.name for one, more in zip(close[1:], seeds, strict=True) if more]
+    told = f"About {plural(max(filter(None, seeds), default=0), 'more seed')} of each would "
+    if len(worse) == len(seeds):
+        told += "tell"
+    elif worse:
+        told += f"rule out {listed(worse)}; {MOST_SEEDS} would not tell the others apart"
+    else:
+        told = f"{MOST_SEEDS} seeds would not tell"
     return f"Too close to call: the {mean} is {listed([f'{one.mean:.2%} with {one.name}' for one in close])}. {told}."
 
 
@@ -151,16 +161,20 @@ def listed(names: Sequence[str]) -> str:
     if len(names) > MOST_NAMED:
         names = [*names[:MOST_NAMED - 1], f"{len(names) - MOST_NAMED + 1} others"]
     comma = "; " if any("," in name for name in names) else ", "
-    return f"{comma.join(names[:-1])} and {names[-1]}"
+    return f"{comma.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
 
 
-def seeds_to_tell(close: Sequence[Setting]) -> int | None:
-    """Returns how many more seeds of each tell the first from the others, if all means and deviations stay."""
+def seeds_to_tell(close: Sequence[Setting]) -> list[int | None]:
+    """Returns how many more seeds tell the first from each other, if means and deviations stay. None: too many."""
     best, *others = close
-    runs = [len(one.rows) for one in close]
-    enough = (seeds for seeds in range(max(runs) + 1, MOST_SEEDS + 1) if all(
-        best.mean - one.mean > half_width(math.hypot(best.deviation, one.deviation), seeds) for one in others))
-    return next((seeds - min(runs) for seeds in enough), None) if others else None
+
+    def needed(one):
+        runs = len(best.rows), len(one.rows)
+        spread = math.hypot(best.deviation, one.deviation)
+        return next((seeds - min(runs) for seeds in range(max(runs) + 1, MOST_SEEDS + 1)
+                     if best.mean - one.mean > half_width(spread, seeds)), None)
+
+    return [needed(one) for one in others]
 
 
 def beyond(best: Setting, grid: Sequence[Setting]) -> dict[str, float]:

@@ -52,7 +52,10 @@ def main(argv) -> None:
     path = Path(values.output or default).absolute()
     if not path.parent.is_dir():
         raise UserError(f"--output: the folder of {path} does not exist; create it first")
-    write_atomically(path, comparison(runs, values.target_top1) if len(runs) > 1 else report(runs[0]))
+    content, answer = comparison(runs, values.target_top1) if len(runs) > 1 else (report(runs[0]), "")
+    write_atomically(path, content)
+    if answer:
+        print(answer, file=sys.stderr)
     print(path, flush=True)
 
 

@@ -19,6 +19,8 @@ from reporting.run_data import RunData
 ACCURACIES = {"train_top1": "train top-1", "val_top1": "validation top-1", "val_top5": "validation top-5",
               "ema_val_top1": "average of the weights, top-1", "ema_val_top5": "average of the weights, top-5"}
 LOSSES = {"train_loss": "train", "val_loss": "validation", "ema_val_loss": "average of the weights"}
+BINARY = "binary_cross_entropy"
+TWO_LOSSES = "The training loss is binary cross-entropy, the validation loss cross-entropy."
 PLANNED = (  # title, column of metrics.jsonl and steps.jsonl, column of the schedule in plan.json
     ("Learning rate", "learning_rate", "learning_rate"), ("Momentum", "momentum", "momentum"),
     ("Global batch size", "batch_size", "global_batch_size"))
@@ -38,7 +40,7 @@ def curves(run: RunData) -> str:
         row[planned] for row in run.plan["schedule"]] for title, column, planned in planned_values}, "throughout")
     varying = [value for value in planned_values if value[0] not in same]
     return (over_epochs_and_time(rows, end, partial(curves_over, run, varying))
-            + f"<p>{' '.join(same.values())}</p>")
+            + f"<p>{' '.join([*same.values(), *([TWO_LOSSES] if run.flags.get('loss') == BINARY else [])])}</p>")
 
 
 def curves_over(run: RunData, planned_values, x: XAxis) -> list[str]:

@@ -16,6 +16,8 @@ def result(run: RunData) -> str:
     """Returns the result in one sentence, with HTML."""
     now = run.result
     model = html.escape(run.flags["model"])
+    if run.divergence and not run.rows:
+        return f"{model} <b>diverged</b> before its first evaluation."
     if not run.rows and not run.summary:
         return f"{model} has not been evaluated yet."
     verb = "reaches" if run.summary else "has reached"
@@ -68,7 +70,7 @@ def epochs_of(epochs) -> str:
 
 def advice(run: RunData) -> str:
     """Returns what to try, as a paragraph, or an empty string."""
-    sentences = (run.summary or {}).get("advice", ())
+    sentences = (run.summary or run.divergence or {}).get("advice", ())
     return f'<p class="advice">{html.escape(" ".join(sentences))}</p>' if sentences else ""
 
 

@@ -26,6 +26,10 @@ LIGHTER = "the GPU (`--dali_device=gpu`; if it decodes already, another --hw_dec
 CURES = {"read": f"a copy on a local disk (`--stage_dir=DIR`), TFRecord in place of a folder, or {SMALLER}",
          "decode": f"{SMALLER}, {LIGHTER}", "augment": LIGHTER, "pipeline": "another --micro_batch_size"}
 MORE_THREADS = "more threads, if there are more cores: `--dali_threads=2,4,8` measures several numbers"
+FASTER = {"cpu": "more workers, --xla, and --precision=mixed_bfloat16 where the CPU has avx512_bf16 or AMX",
+          "gpu": "more workers, a faster GPU, --xla, and --precision=mixed_float16"}
+WAITING = {"cpu": f"{SMALLER}, or a cheaper --augmentation, since model and pipeline share the cores",
+           "gpu": "a larger --micro_batch_size, or fewer --dali_threads"}
 CLOSE = 0.9  # training at this fraction of the model's own speed does not wait for its input
 # Rows are compared only if all of these agree.
 WHAT = ("data_dir", "device", "model", "image_size", "precision", "augmentation", "compression", "allreduce")
@@ -35,10 +39,10 @@ NOTE = ("Speed-up: images/s relative to the fewest workers with the same global 
         "waiting for images, and the part of the exchange that nothing overlaps.")
 
 
-def limit(stages: list[dict]) -> dict[str, str]:
+def limit(stages: list[dict], device: str) -> dict[str, str]:
     """Returns `limit` (`input` or `device`) and `because`, a sentence, for the number of threads that trains fastest.
 
-    stages: each with name (see STAGES), images_per_second, threads (None for `model`).
+    stages: each with name (see STAGES), images_per_second, threads (None for `model`). device: cpu or gpu.
     """
     fastest = max((row for row in stages if row["name"] == "train"), key=lambda row: row["images_per_second"])
     rates = {row["name"]: row["images_per_second"] for row in stages if row["threads"] in (None, fastest["threads"])}
@@ -46,9 +50,7 @@ def limit(stages: list[dict]) -> dict[str, str]:
     if part >= CLOSE or rates["pipeline"] >= rates["model"]:
         because = (f"training runs at {part:.0%} of the speed of the model alone, and the pipeline alone delivers "
                    f"{rates['pipeline'] / rates['model']:.1f} times the images that the model processes")
-        cure = ("more workers, a faster device, --xla, or --precision=mixed_float16 (on CPUs with avx512_bf16 or AMX, "
-                "mixed_bfloat16)" if part >= CLOSE else "on CPUs, which model and pipeline share, a cheaper pipeline; "
-                "on a GPU, a larger --micro_batch_size or fewer --dali_threads")
+        cure = FASTER[device] if part >= CLOSE else WAITING[device]
         return {"limit": "device", "because": f"device limited: {because}. What helps: {cure}"}
     spent = {}
     before = 0.0

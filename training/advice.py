@@ -10,14 +10,18 @@ from plan.plan import Plan
 from plan.remarks import TRAINED_NETWORK, on_few_images
 from plan.run_folder import top1_of
 from plan.settings import Settings
+from training.divergence import Diverged
 
 QUANTILE = 1.959964  # of the normal distribution, two-sided 95 %
 LEARNED = 0.1  # top-1 that training gains on guessing if it has learned anything
 GAP = 0.2  # of training's top-1 over validation's, from which a network over-fits
 LEARNS_UP_TO = 0.9  # training's top-1, up to which more epochs help
-GOOD = 0.95  # top-1 from which the remark on few images is not repeated
+GOOD = 0.95  # top-1 from which there is nothing to mend
 FEW_UPDATES = 300  # with which hardly any network learns
 VISITS = 10  # of each image, from which a network may know it by heart
+OTHER_RATE = 3  # factor to the recipe's learning rate, from which it is the first suspect
+EXPLODED = 3  # times the loss of guessing: a validation loss that the learning rate has driven up
+WIDE = 0.2  # interval of the top-1, from which there are too few validation images
 SMALL_IMAGES = 128  # pixels
 CONFUSED, ERRORS = 0.25, 20  # share of the errors that one pair of classes has, of at least so many
 
@@ -58,54 +62,104 @@ class Ending:
     def train_top1(self) -> float:
         return self.rows[-1]["train_top1"]
 
+    @property
+    def bounds(self) -> tuple[float, float]:
+        return interval(self.top1, self.summary["val_samples"])
+
+    @property
+    def guess(self) -> float:
+        """Top-1 of always naming the most frequent class."""
+        return self.summary["val_guess_count"] / self.summary["val_samples"]
+
 
 def advice(end: Ending) -> list[str]:
     """Returns sentences in plain text: why a result is no better, and the flags to try."""
     if not end.rows or end.summary.get("epochs_to_target") is not None:  # what was wanted is reached
         return []
-    found = _too_short(end) or _not_learned(end) or _not_finished(end) or _over_fitted(end)
-    repeated = on_few_images(end.settings) if end.top1 < GOOD and TRAINED_NETWORK not in "".join(found) else []
-    return [*found, *(f"{line[0].upper()}{line[1:]}." for line in repeated), *_confused(end)]
+    found = [] if end.top1 >= GOOD else (
+        _other_rate(end) or _too_short(end) or _not_learned(end) or _unsteady(end) or _not_finished(end)
+        or _over_fitted(end) or [f"{line[0].upper()}{line[1:]}." for line in on_few_images(end.settings)])
+    return [*found, *_confused(end), *_few_to_judge(end)]
+
+
+def own_rate(settings: Settings) -> tuple[float, float] | None:
+    """Returns a learning rate that is far from the recipe's, and the recipe's: both the largest, before scaling.
+
+    None if it is not far from it, or belongs to another optimizer or batch size.
+    """
+    recipe, original = settings.recipe, settings.original
+    ours, theirs = max(recipe.learning_rate.values), max(original.learning_rate.values)
+    changed = {name for name, origin in settings.origins.items() if origin == "command line"}
+    if "learning_rate" not in changed or changed & {"optimizer", "batch_size"}:
+        return None
+    return None if theirs / OTHER_RATE < ours < theirs * OTHER_RATE else (ours, theirs)
+
+
+def after_divergence(problem: Diverged, settings: Settings) -> str:
+    """Returns what to try after a divergence."""
+    rates = own_rate(settings) if problem.is_of_samples else None
+    return f"{problem.advice}; the recipe's learning rate is {rates[1]:g}" if rates else problem.advice
+
+
+def _other_rate(end: Ending) -> list[str]:
+    if not (rates := own_rate(end.settings)):
+        return []
+    return [f"--learning_rate={rates[0]:g} is far from the recipe's {rates[1]:g}. Leave it out first."]
 
 
 def _too_short(end: Ending) -> list[str]:
-    plan = end.plan
-    if plan.steps >= FEW_UPDATES or end.train_top1 > LEARNS_UP_TO:
+    if end.plan.steps >= FEW_UPDATES or end.train_top1 > LEARNS_UP_TO:
         return []
-    epochs = math.ceil(plan.epochs * max(2, FEW_UPDATES / plan.steps))
-    return [f"{plan.steps} updates are few: top-1 in training has only reached {end.train_top1:.1%}. "
-            f"Train longer, with --epochs={epochs}."]
+    said = f"{end.plan.steps} updates are few: top-1 in training has only reached {end.train_top1:.1%}."
+    return [f"{said} {_longer(end, max(2, FEW_UPDATES / end.plan.steps))}"]
+
+
+def _longer(end: Ending, factor: float) -> str:
+    """Returns how to train longer. factor: to the epochs, unless the recipe has more of its own."""
+    recipe, original = end.settings.recipe, end.settings.original
+    if original.epochs > recipe.epochs:
+        return f"Leave out --epochs={recipe.epochs:g}: the recipe has {original.epochs:g}."
+    return f"Train longer, with --epochs={math.ceil(end.plan.epochs * factor)}."
 
 
 def _not_learned(end: Ending) -> list[str]:
-    samples, rate = end.summary["val_samples"], end.plan.learning_rate.peak
-    guess = end.summary["val_guess_count"] / samples
-    if not is_guessing(end.top1, samples, guess) or end.train_top1 >= guess + LEARNED:
+    if not is_guessing(end.top1, end.summary["val_samples"], end.guess) or end.train_top1 >= end.guess + LEARNED:
         return []
-    return [f"The network has not begun to learn: its top-1 in training is {end.train_top1:.1%}, too. Try a lower "
-            f"learning rate, such as {rate / 10:.2g} in place of {rate:.2g} at its peak, or compare several with "
-            "`python -m experiments.sweep`."]
+    said = f"The network has not begun to learn: its top-1 in training is {end.train_top1:.1%}, too."
+    if end.settings.origins.get("learning_rate") != "command line":
+        return [f"{said} With the recipe's learning rate, look at the images in report.html: can the classes be told "
+                "apart, and are the labels right?"]
+    rate = max(end.settings.recipe.learning_rate.values)
+    return [f"{said} Compare learning rates: `python -m experiments.sweep --sweep=learning_rate={rate / 10:g},{rate:g},"
+            f"{10 * rate:g}` with the same flags."]
+
+
+def _unsteady(end: Ending) -> list[str]:
+    """The validation loss was far above that of guessing, with which a training starts."""
+    highest = max(row["val_loss"] for row in end.rows[len(end.rows) // 2:])
+    if highest <= EXPLODED * math.log(len(end.classes)):
+        return []
+    return [f"Validation loss was as high as {highest:.4g} in the second half, where guessing has "
+            f"{math.log(len(end.classes)):.2g}. A third of the learning rate may be steadier."]
 
 
 def _not_finished(end: Ending) -> list[str]:
     """Validation has risen by more than its interval in the last quarter, and training has far to go, too."""
-    last, lowest = end.rows[-1], interval(end.top1, end.summary["val_samples"])[0]
-    before = [row for row in end.rows if row["epoch"] <= 0.75 * last["epoch"]]
-    if end.train_top1 > LEARNS_UP_TO or not before or lowest <= max(map(top1_of, before)):
+    before = [row for row in end.rows if row["epoch"] <= 0.75 * end.rows[-1]["epoch"]]
+    if end.train_top1 > LEARNS_UP_TO or not before or end.bounds[0] <= max(map(top1_of, before)):
         return []
     recipe, best = end.settings.recipe, max(before, key=top1_of)
     size = recipe.final_image_size
     larger = "" if size >= SMALL_IMAGES or recipe.data_dir in BUILT_IN else (
         f" Larger images may show more: --image_size={2 * size}.")
     return [f"Validation was still rising, from {top1_of(best):.1%} at epoch {best['epoch']:g} to {end.top1:.1%}, and "
-            f"training is at {end.train_top1:.1%}. Train longer, with --epochs={2 * recipe.epochs:g}.{larger}"]
+            f"training is at {end.train_top1:.1%}. {_longer(end, 2)}{larger}"]
 
 
 def _over_fitted(end: Ending) -> list[str]:
-    visits = end.rows[-1]["epoch"]
-    if (end.train_top1 <= LEARNS_UP_TO and visits < VISITS) or end.train_top1 - end.top1 < GAP:
+    if end.train_top1 <= LEARNS_UP_TO and end.rows[-1]["epoch"] < VISITS:
         return []
-    if end.train_top1 <= interval(end.top1, end.summary["val_samples"])[1]:
+    if end.train_top1 - end.top1 < GAP or end.train_top1 <= end.bounds[1]:
         return []
     images = round(end.plan.train_samples / len(end.classes))
     return [f"Top-1 is {end.train_top1:.1%} in training and {end.top1:.1%} in validation: the network knows its "
@@ -127,5 +181,16 @@ def _confused(end: Ending) -> list[str]:
     [((label, other), count)] = wrong.most_common(1) or [((0, 0), 0)]
     if len(end.classes) < 3 or wrong.total() < ERRORS or count < CONFUSED * wrong.total():
         return []
+    if is_guessing(end.top1, end.summary["val_samples"], end.guess):
+        return []
     return [f"{count} of {wrong.total()} errors are {end.classes[label]} taken for {end.classes[other]}. The worst "
             "errors, in report.html, show whether their labels are right."]
+
+
+def _few_to_judge(end: Ending) -> list[str]:
+    low, high = end.bounds
+    if high - low < WIDE:
+        return []
+    images = "image tells" if end.summary["val_samples"] == 1 else "images tell"
+    return [f"{end.summary['val_samples']} validation {images} little: top-1 is between {low:.0%} and {high:.0%}. Set "
+            "more of them aside (`data.prepare --validation_fraction`)."]

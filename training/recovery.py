@@ -10,6 +10,7 @@ from common.errors import Stopped, UserError, complain
 from distributed.elastic import COMMIT_STEPS
 from plan.run_folder import SUMMARY, RunFolder
 from plan.values import Every
+from training.advice import after_divergence
 from training.build import Job
 from training.checkpoints import Checkpoints
 from training.clock import on_host
@@ -177,7 +178,8 @@ class Recovery:
         if run.on_divergence != "rollback" or before.rollbacks >= run.max_rollbacks or not newest:
             self._record_end(problem, before)
             tried = f", after {before.rollbacks} rollbacks" if before.rollbacks else ""
-            raise UserError(f"{problem}{tried}; the last good checkpoint: {newest or 'none'}; {problem.advice}",
+            raise UserError(f"{problem}{tried}; the last good checkpoint: {newest or 'none'}; "
+                            f"{after_divergence(problem, self._job.settings)}",
                             on_all_ranks=True)
         with world.raise_on_all_ranks():
             snapshot = self._checkpoints and self._checkpoints.load(state.variables)
@@ -203,7 +205,8 @@ class Recovery:
         if self._checkpoints:
             plan, dataset = self._job.plan, self._job.feed.dataset
             ending = summarized_divergence(problem, plan.train_samples, plan.epochs, self._job.world,
-                                           len(dataset.classes), progress.seconds)
+                                           len(dataset.classes), progress.seconds,
+                                           after_divergence(problem, self._job.settings))
             self._folder.write(SUMMARY, ending | milestones(progress, self._job.settings.run.target_top1))
             self._folder.save()
 

@@ -28,8 +28,11 @@ def milestones(progress: Progress, target_top1: float | None) -> dict:
 
 
 def summarized_divergence(problem: Diverged, train_samples: int, epochs: float, world: World, classes: int,
-                          seconds: float) -> dict:
-    """Returns the content of summary.json for a training that ended because it diverged. epochs: of the plan."""
+                          seconds: float, advice: str) -> dict:
+    """Returns the content of summary.json for a training that ended because it diverged.
+
+    epochs: of the plan. advice: what to try, in words.
+    """
     return {"diverged": True, "diverged_at": {"step": problem.step, "epoch": problem.epoch}, "classes": classes,
             "train_samples": train_samples, "epochs": epochs, "world_size": world.size, "seconds": seconds,
-            "advice": [f"{problem.advice[0].upper()}{problem.advice[1:]}."]}
+            "advice": [f"{advice[0].upper()}{advice[1:]}."]}

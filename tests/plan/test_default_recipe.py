@@ -191,7 +191,8 @@ def test_one_line_says_what_has_no_effect():
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    ([], "few images: a network that knows ImageNet reaches more, with --model=keras:MobileNetV3Small --pretrained"),
+    ([], "few images: a network that knows ImageNet usually reaches more, with --model=keras:MobileNetV3Small "
+         "--pretrained"),
     (["--batch_size=64"], "--batch_size=64 is larger than the training set: each update reads its 16 images"),
     (["--epochs=1"], "--epochs=1: warm-up covers 100% of the training; keep the recipe's shares with "
                      "--warmup_epochs=0.025"),

@@ -72,8 +72,8 @@ def test_no_recipe_draws_a_remark_on_its_schedule(path):
 
 @pytest.mark.parametrize(("recipe", "workers", "problem", "nearest"), [
     (SONY, 1024, "micro-batches of size 2, 4, 1, 1 with 17 to 119 accumulation steps and batch norm synchronized over "
-                 "32 workers", "544 or 1,088 workers avoid that"),
-    ("dle/resnet50-2048", 128, "batch norm synchronized over 16 workers", "64 workers avoid that")])
+                 "32 workers", "544 or 1,088 workers do better"),
+    ("dle/resnet50-2048", 128, "batch norm synchronized over 16 workers", "64 workers do better")])
 def test_workers_that_a_recipe_does_not_fit(recipe, workers, problem, nearest):
     assert on_workers(recipe, workers) == [f"{workers:,} workers: {problem}; {nearest}"]
 
@@ -110,7 +110,7 @@ def test_the_nearest_workers_are_those_of_a_search_through_all(factor, nodes, pe
         below = max((number for number in better if number < workers), default=math.nan)
         above = min((number for number in better if number > workers), default=math.nan)
         named = [f"{number:,}" for number in (below, above) if not math.isnan(number)]
-        assert said[0].endswith(f"{' or '.join(named)} workers avoid that" if named else "may avoid that")
+        assert said[0].endswith(f"{' or '.join(named)} workers do better" if named else "may do better")
 
 
 def test_a_dry_run_says_them_and_prints_the_same_plan():

@@ -160,7 +160,7 @@ def test_several_runs(pages, tmp_path):
     from reporting.compare import comparison
 
     runs = [RunData.read(pages[0]), RunData.read(whole(tmp_path / "a run"))]
-    desktop, phone = seen(comparison(runs), tmp_path)
+    desktop, phone = seen(comparison(runs)[0], tmp_path)
     assert phone["scrolled"] > 100 and phone["fixed"] == 0, "the names of the runs are out of sight"
     for one in (desktop, phone):
         assert one["scroll"] <= one["width"] and not one["hidden_points"] and one["shown"] == one["over_time"] == 10

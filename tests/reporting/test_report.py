@@ -120,7 +120,7 @@ def test_the_errors_have_names_and_guessing_is_said_if_a_class_is_frequent(tmp_p
 @pytest.mark.parametrize(("classes", "shown"), [(5, False), (6, True)])
 def test_top_5_is_shown_if_there_are_more_than_5_classes(classes, shown, tmp_path):
     run = whole(tmp_path / "run", classes=classes)
-    compared = comparison([RunData.read(run), RunData.read(run)])
+    compared, _ = comparison([RunData.read(run), RunData.read(run)])
     assert [("top-5" in page) for page in (page_of(run), compared)] == [shown, shown]
 
 
@@ -161,7 +161,7 @@ def test_a_killed_run_says_so(tmp_path):
     assert f"Killed after epoch 2 of 10: no process holds the lock on the folder. The same command with " \
            f"--output_dir={folder} continues the run." in page_of(folder)
     assert "refresh" not in (folder / "report.html").read_text()
-    assert "killed" in comparison([RunData.read(folder), RunData.read(whole(tmp_path / "other"))])
+    assert "killed" in comparison([RunData.read(folder), RunData.read(whole(tmp_path / "other"))])[0]
 
 
 def test_a_run_in_progress_reloads_itself(tmp_path):
@@ -228,7 +228,8 @@ def test_compared_rates_are_those_of_the_updates(tmp_path):
     for run in runs:
         steps = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
         (run / "steps.jsonl").write_text("".join(as_json(one | {"learning_rate": one["step"]}) + "\n" for one in steps))
-    page = comparison([RunData.read(run) for run in runs])
+    page, answer = comparison([RunData.read(run) for run in runs])
+    assert html.escape(answer) in page
     chart = re.search(r"<figcaption>Learning rate</figcaption>(.*?)</figure>", page, re.DOTALL)[1]
     assert re.findall(r"a: (\d+) \(epoch", chart) == [str(step) for step in range(12)]
 
@@ -239,7 +240,7 @@ def test_runs_are_compared_with_a_target_and_with_the_papers(tmp_path):
         row(1), row(2, val_top1=0.9), row(3, val_top1=0.6)]), whole(tmp_path / "c", rows=[row(1)], done=False)]
     write_json(runs[2] / "summary.json", {"diverged": True, "diverged_at": {"step": 6, "epoch": 1.5}, "classes": 10})
     (runs[1] / "trust_ratios.jsonl").unlink()
-    page = comparison([RunData.read(folder) for folder in runs], 0.501)
+    page, _ = comparison([RunData.read(folder) for folder in runs], 0.501)
     text = html.unescape(re.sub(r"<[^>]*>", " ", page))
     results = text[text.index("All runs"):text.index("Settings are")]
     paper = r"\s.*\s30 s\s+top-1 75.03 % \(table 3, experiment 1\)\s+--epochs=3 instead of 90"
