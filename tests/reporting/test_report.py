@@ -247,7 +247,7 @@ def test_runs_are_compared_with_a_target_and_with_the_papers(tmp_path):
     interval = r" to \S+ \(95% interval\)\s+"
     assert re.search(rf"a\s+50.20%\s+36.83%{interval}75.00%\s+50.20%\s+3\s+2\s+20 s{paper}", results)
     assert re.search(rf"b\s+60.00%\s+46.18%{interval}75.00%\s+90.00%\s+2\s+2\s+20 s{paper}", results)
-    assert re.search(rf"c\s+10.00%\s+10.00%{interval}diverged at epoch 1.5 .*not reached\s+not reached", results)
+    assert re.search(r"c\s+10.00%\s+diverged at epoch 1.5 .*not reached\s+not reached", results)
     assert re.search(r"Results\s+.*\s3\s+40.07%\s+10.00% to 60.00%\s+diverged at epoch 1.5 of 3\s", text)
     assert "c: -10 % (epoch 1)" in text and "b: -50 % (epoch 2)" in text  # the generalization gap
     assert page.count(">Trust ratio of each variable<") == 2 and "conv2d_3/kernel, epoch 1" in text  # of a and of c
