@@ -53,6 +53,18 @@ def test_so_many_more_seeds_tell():
     assert said[0]["sentence"].startswith("The highest mean top-1, that of learning rate 2, is 23.75%, from ")
 
 
+def test_seeds_that_rule_one_out_are_told_where_none_would_tell_the_others():
+    """Seven more seeds like these rule out rate 20, and six do not."""
+    seen = {2: (0.3, 0.3667), 5: (0.3028, 0.35), 10: (0.1556, 0.5389), 20: (0.1194, 0.15)}
+    said = judged(seen)
+    assert said["more_seeds"] is None and len(said["best"]) == 4
+    assert "About 7 more seeds of each would rule out learning rate 20; 100 would not tell the others apart." in (
+        said["sentence"])
+    likes = {rate: (statistics.fmean(top1), statistics.stdev(top1)) for rate, top1 in seen.items()}
+    best = [judged({rate: seeds_like(*like, 2 + more) for rate, like in likes.items()})["best"] for more in (6, 7)]
+    assert [{"learning_rate": 20} in one for one in best] == [True, False]
+
+
 @pytest.mark.parametrize("seeds", [(0.5, 0.6), (0.5, 0.51, 0.55), (0.8, 0.81, 0.82, 0.79, 0.9)])
 def test_the_interval_of_a_mean_is_students(seeds):
     [setting] = settings(rows({1: seeds}))
