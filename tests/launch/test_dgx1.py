@@ -62,9 +62,11 @@ def test_the_binding_is_shown():
 def test_dry_run_prints_the_plan_and_the_command(words):
     done = launch(*words)
     assert json.loads(done.stdout)["workers"] == 4 and json.loads(done.stdout)["epochs"] == 3
-    words = done.stderr.replace("'", "").split()
+    shown, *remarks = done.stderr.replace("'", "").splitlines()
+    words = shown.split()
     assert words[:5] == ["mpirun", "--bind-to", "none", "-np", "4"]
     assert words[-3:] == [f"--flagfile={ROOT}/launch/recipes/digits.flags", "--epochs=3", "--batch_size=256"]
+    assert [line.partition(":")[0] for line in remarks] == ["--epochs=3", "--batch_size=256"]
 
 
 def test_a_papers_exchange_comes_with_its_recipe():
