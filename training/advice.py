@@ -1,7 +1,7 @@
 """What a result is worth, why it is no better, and what to try."""
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -74,8 +74,10 @@ class Ending:
 
 def advice(end: Ending) -> list[str]:
     """Returns sentences in plain text: why a result is no better, and the flags to try."""
-    if not end.rows or end.summary.get("epochs_to_target") is not None:  # what was wanted is reached
+    whole = [row for row in end.rows if None not in (row.get("train_top1"), row.get("val_top1"), row.get("val_loss"))]
+    if not whole or end.summary.get("epochs_to_target") is not None:  # what was wanted is reached
         return []
+    end = replace(end, rows=whole)
     found = [] if end.top1 >= GOOD else (
         _other_rate(end) or _too_short(end) or _not_learned(end) or _unsteady(end) or _not_finished(end)
         or _over_fitted(end) or [f"{line[0].upper()}{line[1:]}." for line in on_few_images(end.settings)])

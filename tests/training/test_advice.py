@@ -1,4 +1,5 @@
 """What a result is worth and what to try: made-up endings of a training, and the interval against SciPy's."""
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -91,3 +92,10 @@ RISING = "Validation was still rising, from 40.0% at epoch 6 to 60.0%, and train
 ])
 def test_a_result_says_what_to_try(end, expected):
     assert advice(end) == expected
+
+
+@pytest.mark.parametrize("row", [{"epoch": 1}, {"epoch": 1, "train_top1": 0.1, "val_top1": 0.1, "val_loss": None}])
+def test_rows_that_lack_a_value_are_left_out(row):
+    """A loss that is not a number is null in metrics.jsonl."""
+    end = ending(0.11, 0.1, 0.12)
+    assert advice(replace(end, rows=[row, *end.rows])) == advice(end) and advice(replace(end, rows=[row])) == []
