@@ -1,9 +1,12 @@
 """train.py with one more model, bn_convnet: the smallest with batch norm, where the network itself does not matter.
 
-TensorFlow compiles its step many times faster than a ResNet-20 with its 19 norms.
+TensorFlow compiles its step many times faster than a ResNet-20 with its 19 norms. With HOLD=STEP:FILE in its
+environment, training waits as soon as it has a checkpoint of STEP or a later one, until FILE exists.
 """
+import os
 import runpy
 import sys
+import time
 from pathlib import Path
 
 from model_zoo import MODELS, ModelInfo
@@ -29,7 +32,26 @@ def bn_convnet(x, classes, batch_norm_momentum, seed):
     return tf.keras.layers.Dense(classes, kernel_initializer=start, dtype="float32")(pooled)
 
 
+def hold(step: int, file: str) -> None:
+    from tests.rigs.trainings import newest_step
+    from training.recovery import Recovery
+
+    signals = Recovery.signals
+
+    def held(self):
+        saved = self._checkpoints  # of rank 0, for which the others wait
+        while saved and self._job.state.progress.step >= step and not os.path.exists(file) and (
+                saved.is_writing or newest_step(self._folder.path) >= step):
+            time.sleep(0.002)
+        return signals(self)
+
+    Recovery.signals = held
+
+
 if __name__ == "__main__":
     MODELS[NAME] = INFO
+    if "HOLD" in os.environ:
+        after, _, until = os.environ["HOLD"].partition(":")
+        hold(int(after), until)
     sys.argv[0] = str(PROGRAM.parents[2] / "train.py")
     runpy.run_path(sys.argv[0], run_name="__main__")

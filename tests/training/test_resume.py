@@ -4,6 +4,8 @@ import os
 import shutil
 import signal
 import socket
+from pathlib import Path
+from unittest import mock
 
 import pytest
 from conftest import DIGITS, ROOT, TINY, rows, run, start, train, trainers, warm_python
@@ -26,10 +28,16 @@ CASES = {  # workers, flags, the step to wait for: in the middle of an interval 
 
 
 def stopped(folder, workers, flags, step, how=signal.SIGUSR1, worker=-1):
-    """Starts a training, sends a worker the signal after the step, waits; returns the exit code."""
-    launcher = start(folder, workers, flags, PROGRAM)
+    """Starts a training, sends a worker the signal once a checkpoint of the step or a later one is there, waits.
+
+    Returns the exit code. Training waits until then.
+    """
+    sent = Path(f"{folder}.sent")
+    with mock.patch.dict(os.environ, HOLD=f"{step}:{sent}"):
+        launcher = start(folder, workers, flags, PROGRAM)
     wait_for(lambda: newest_step(folder) >= step, launcher)
     trainers(launcher)[worker].send_signal(how)
+    sent.touch()
     return launcher.wait(120)
 
 
