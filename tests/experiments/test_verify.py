@@ -104,18 +104,19 @@ def test_a_run_with_rollbacks_is_reproduced(tmp_path, monkeypatch):
     """
     monkeypatch.setenv("POISONED_SAMPLES", f"{17 * 128},{(27 + 19) * 128}")
     poison = "--observer=tests.rigs.poison:Poison"
-    done = train(DIGITS, *TINY, "--deterministic", "--epochs=3", "--evaluate_every=1", "--checkpoint_every=2", poison,
+    done = train(DIGITS, *TINY, "--deterministic", "--epochs=8", "--evaluate_every=1", "--checkpoint_every=2", poison,
                  "--on_divergence=rollback", f"--output_dir={tmp_path}")
     assert done.stderr.count("rolled back to") == 2
     found = rows(tmp_path)
-    assert [row["skipped"] for row in found] == [19 * 128, 19 * 128, (19 + 29 - 23) * 128]
+    assert [row["skipped"] for row in found] == [19 * 128] * 2 + [(19 + 29 - 23) * 128] * 6
     for step, epochs in ((0, (0, 1)), (STEPS[1], (2, 3))):
         code, result, _ = verify(tmp_path / "checkpoints" / f"step-{step:08}", poison)
         assert (code, result) == (0, dict(zip(("from_epoch", "to_epoch", "reproduced"), (*epochs, True), strict=True)))
     monkeypatch.setenv("POISONED_SAMPLES", "-1")
     code, result, said = verify(tmp_path / "checkpoints" / "step-00000000", poison)
     assert code == 1 and result["differs"]["skipped"] == [19 * 128, None]
-    assert any(line.startswith("epoch 2/3") for line in said) and not any(line.startswith("epoch 3/3") for line in said)
+    shown = [line.partition("  ")[0] for line in said]
+    assert "epoch 2/8" in shown and "epoch 8/8" not in shown  # it ends long before the last
 
 
 def test_a_request_to_stop_ends_the_training_too(two):
