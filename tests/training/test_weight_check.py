@@ -12,7 +12,7 @@ from training import weight_check
 SHAPES = ((3, 3, 3, 16), (64, 10), (10,), (1,))
 # Flips a bit of a state's first value after a step, on one rank. Arguments: RANK:STEP:KIND,…; then the flags.
 FLIPPING = """
-import sys
+import sys, time
 import numpy as np
 from model_zoo import MODELS
 from tests.rigs import bn_train
@@ -33,6 +33,8 @@ def variable(state, kind):
 def flipped(self, signals):
     for flip in [flip for flip in flips if int(flip[1]) == self._job.state.progress.step]:
         flips.remove(flip)
+        while self._checkpoints and self._checkpoints.is_writing:  # then the next one is saved as soon as it is due
+            time.sleep(0.001)
         if self._job.world.rank == int(flip[0]):
             one = variable(self._job.state, flip[2])
             values = np.array(one.numpy())
