@@ -13,6 +13,7 @@ from PIL import Image, PngImagePlugin
 from plan.recipes import DIGITS, flags_in
 from plan.run_folder import FLAGS, PAGE, SUMMARY
 from plan.values import same
+from reporting.progress import validation_line
 
 PICTURE = Path(__file__).parent / "report.png"
 SIZE = 1280, 610  # pixels: the result and the curves
@@ -24,8 +25,8 @@ def recipe_flags() -> dict[str, str]:
 
 
 def result(summary: dict) -> str:
-    """Returns what README quotes."""
-    return f"top-1 {summary['val_top1']:.2%} ({summary['val_top1_count']} of {summary['val_samples']}, "
+    """Returns what README quotes of the line on the terminal: all but the seconds."""
+    return validation_line(summary).removeprefix("validation: ").partition("; ")[0]
 
 
 def main(run: Path) -> None:

@@ -53,7 +53,7 @@ RULES = (  # (whether a command line breaks the rule, what to say)
     (lambda s: s.recipe.pretrained and s.run.init_checkpoint,
      "--pretrained and --init_checkpoint both give the initial weights; remove one of them"),
     (lambda s: s.recipe.warmup != "none" and s.recipe.warmup_epochs > s.recipe.epochs
-     and s.origins.get("warmup_epochs") == "command line",
+     and s.is_given("warmup_epochs"),
      "--warmup_epochs is longer than --epochs; give a shorter warm-up or train longer"),
     (lambda s: s.recipe.loss == "binary_cross_entropy" and s.recipe.label_smoothing > 0.4,
      "--loss=binary_cross_entropy takes targets above 0.2 as 1; with --label_smoothing above 0.4, another class could "
@@ -113,7 +113,7 @@ def check_phases(settings: Settings) -> None:
     for name in ("batch_size", "batch_norm_span", "image_size") if settings.run.mode == "train" else ():
         phases, epochs = getattr(settings.recipe, name), settings.recipe.epochs
         if phases and phases.boundaries[-1] >= epochs:
-            kept = settings.origins.get(name) != "command line" and kept_shares(settings)
+            kept = not settings.is_given(name) and kept_shares(settings)
             raise UsageError(f"--{name}={phases} has a phase that starts at or after --epochs={epochs:g}; raise "
                              f"--epochs, or {kept or 'remove the phase'}")
 

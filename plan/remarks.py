@@ -46,7 +46,7 @@ def remarks(settings: Settings, plan: Plan, workers_per_node: int = 1) -> list[s
 
 def on_few_images(settings: Settings) -> list[str]:
     """Returns a line if a trained network would reach more than the default for few images."""
-    if settings.source != SMALL or settings.origins.get("model") == "command line" or settings.has_initial_weights:
+    if settings.source != SMALL or settings.is_given("model") or settings.has_initial_weights:
         return []
     return [f"few images: a network that knows ImageNet usually reaches more, with {TRAINED_NETWORK}"]
 
@@ -66,7 +66,7 @@ def on_schedules(settings: Settings) -> list[str]:
         kept = kept_shares(settings)
         lines.append(f"--epochs={recipe.epochs:g}: {' and '.join(broken)}{kept and f'; {kept}'}")
     now, before = (one.batch_size.values[0] for one in (recipe, settings.original))
-    if now != before and recipe.lr_scaling == "none" and settings.origins.get("learning_rate") != "command line":
+    if now != before and recipe.lr_scaling == "none" and not settings.is_given("learning_rate"):
         linear, sqrt = (f"{SCALINGS[name](now / before):.3g}" for name in ("linear", "sqrt"))
         lines.append(f"--batch_size={now}: the learning rate is still that for the recipe's {before}; "
                      f"--lr_scaling=linear --base_batch_size={before} would multiply it by {linear}, sqrt by {sqrt}")
@@ -99,7 +99,7 @@ def kept_shares(settings: Settings) -> str:
         kept["lr_boundaries"] = tuple(map(scaled, original.lr_boundaries))
     for name in PHASED:
         phases = getattr(original, name)
-        if phases and len(phases.pairs) > 1 and settings.origins.get(name) != "command line":
+        if phases and len(phases.pairs) > 1 and not settings.is_given(name):
             kept[name] = Piecewise(tuple((scaled(epoch), value) for epoch, value in phases.pairs))
     flags = [f"--{name}={','.join(map(str, value)) if isinstance(value, tuple) else value}"
              for name, value in kept.items() if value != getattr(recipe, name)]

@@ -290,6 +290,10 @@ class Settings:
         """The flags with which a command line would read the recipe that was read by default."""
         return [f"--flagfile={self.source}", *self.fitted] if self.source else []
 
+    def is_given(self, name: str) -> bool:
+        """Whether a flag of `origins` is on the command line."""
+        return self.origins.get(name) == "command line"
+
     @property
     def trains(self) -> bool:
         return self.run.mode == "train" and not self.run.dry_run

@@ -71,7 +71,7 @@ def epochs_of(epochs) -> str:
 def advice(run: RunData) -> str:
     """Returns what to try, as a paragraph, or an empty string."""
     sentences = (run.summary or run.divergence or {}).get("advice", ())
-    return f'<p class="advice">{html.escape(" ".join(sentences))}</p>' if sentences else ""
+    return f'<p>{html.escape(" ".join(sentences))}</p>' if sentences else ""
 
 
 def published(run: RunData) -> str:

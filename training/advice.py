@@ -63,13 +63,22 @@ class Ending:
         return self.rows[-1]["train_top1"]
 
     @property
+    def samples(self) -> int:
+        """Number of validation images."""
+        return self.summary["val_samples"]
+
+    @property
     def bounds(self) -> tuple[float, float]:
-        return interval(self.top1, self.summary["val_samples"])
+        return interval(self.top1, self.samples)
 
     @property
     def guess(self) -> float:
         """Top-1 of always naming the most frequent class."""
-        return self.summary["val_guess_count"] / self.summary["val_samples"]
+        return self.summary["val_guess_count"] / self.samples
+
+    @property
+    def is_guessing(self) -> bool:
+        return is_guessing(self.top1, self.samples, self.guess)
 
 
 def advice(end: Ending) -> list[str]:
@@ -80,8 +89,13 @@ def advice(end: Ending) -> list[str]:
     end = replace(end, rows=whole)
     found = [] if end.top1 >= GOOD else (
         _other_rate(end) or _too_short(end) or _not_learned(end) or _unsteady(end) or _not_finished(end)
-        or _over_fitted(end) or [f"{line[0].upper()}{line[1:]}." for line in on_few_images(end.settings)])
+        or _over_fitted(end) or [*map(as_sentence, on_few_images(end.settings))])
     return [*found, *_confused(end), *_few_to_judge(end)]
+
+
+def as_sentence(line: str) -> str:
+    """Returns a line of the terminal as a sentence."""
+    return f"{line[0].upper()}{line[1:]}."
 
 
 def own_rate(settings: Settings) -> tuple[float, float] | None:
@@ -91,8 +105,7 @@ def own_rate(settings: Settings) -> tuple[float, float] | None:
     """
     recipe, original = settings.recipe, settings.original
     ours, theirs = max(recipe.learning_rate.values), max(original.learning_rate.values)
-    changed = {name for name, origin in settings.origins.items() if origin == "command line"}
-    if "learning_rate" not in changed or changed & {"optimizer", "batch_size"}:
+    if not settings.is_given("learning_rate") or settings.is_given("optimizer") or settings.is_given("batch_size"):
         return None
     return None if theirs / OTHER_RATE < ours < theirs * OTHER_RATE else (ours, theirs)
 
@@ -125,10 +138,10 @@ def _longer(end: Ending, factor: float) -> str:
 
 
 def _not_learned(end: Ending) -> list[str]:
-    if not is_guessing(end.top1, end.summary["val_samples"], end.guess) or end.train_top1 >= end.guess + LEARNED:
+    if not end.is_guessing or end.train_top1 >= end.guess + LEARNED:
         return []
     said = f"The network has not begun to learn: its top-1 in training is {end.train_top1:.1%}, too."
-    if end.settings.origins.get("learning_rate") != "command line":
+    if not end.settings.is_given("learning_rate"):
         return [f"{said} With the recipe's learning rate, look at the images in report.html: can the classes be told "
                 "apart, and are the labels right?"]
     rate = max(end.settings.recipe.learning_rate.values)
@@ -181,9 +194,7 @@ def _confused(end: Ending) -> list[str]:
     labels, predicted = end.outcomes[:, :2].astype(int).T
     wrong = Counter(pair for pair in zip(labels.tolist(), predicted.tolist(), strict=True) if pair[0] != pair[1])
     [((label, other), count)] = wrong.most_common(1) or [((0, 0), 0)]
-    if len(end.classes) < 3 or wrong.total() < ERRORS or count < CONFUSED * wrong.total():
-        return []
-    if is_guessing(end.top1, end.summary["val_samples"], end.guess):
+    if end.is_guessing or len(end.classes) < 3 or wrong.total() < ERRORS or count < CONFUSED * wrong.total():
         return []
     return [f"{count} of {wrong.total()} errors are {end.classes[label]} taken for {end.classes[other]}. The worst "
             "errors, in report.html, show whether their labels are right."]
@@ -193,6 +204,6 @@ def _few_to_judge(end: Ending) -> list[str]:
     low, high = end.bounds
     if high - low < WIDE:
         return []
-    images = "image tells" if end.summary["val_samples"] == 1 else "images tell"
-    return [f"{end.summary['val_samples']} validation {images} little: top-1 is between {low:.0%} and {high:.0%}. Set "
+    images = "image tells" if end.samples == 1 else "images tell"
+    return [f"{end.samples} validation {images} little: top-1 is between {low:.0%} and {high:.0%}. Set "
             "more of them aside (`data.prepare --validation_fraction`)."]

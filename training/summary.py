@@ -1,5 +1,6 @@
 """The content of summary.json."""
 from distributed.world import World
+from training.advice import as_sentence
 from training.divergence import Diverged
 from training.state import Progress
 
@@ -35,4 +36,4 @@ def summarized_divergence(problem: Diverged, train_samples: int, epochs: float, 
     """
     return {"diverged": True, "diverged_at": {"step": problem.step, "epoch": problem.epoch}, "classes": classes,
             "train_samples": train_samples, "epochs": epochs, "world_size": world.size, "seconds": seconds,
-            "advice": [f"{advice[0].upper()}{advice[1:]}."]}
+            "advice": [as_sentence(advice)]}

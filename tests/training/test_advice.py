@@ -8,6 +8,7 @@ from scipy.stats import binomtest
 
 from optim.schedules import Piecewise
 from plan.recipes import SMALL
+from plan.settings import Run, Settings
 from training.advice import Ending, advice, interval, is_guessing
 
 
@@ -29,7 +30,7 @@ def ending(train_top1, *val_top1s, steps=1000, wrong=(), size=64, data_dir="DATA
 
     own: flags of the command line. rate, more_epochs: of the recipe without it.
     """
-    recipe = SimpleNamespace(data_dir=data_dir, mixup=mixup, final_image_size=size, epochs=8,
+    recipe = SimpleNamespace(data_dir=data_dir, mixup=mixup, final_image_size=size, epochs=8, pretrained=trained,
                              learning_rate=Piecewise.parse("0.4"))
     original = SimpleNamespace(epochs=more_epochs, learning_rate=Piecewise.parse(str(rate)))
     plan = SimpleNamespace(steps=steps, epochs=8, train_samples=500, learning_rate=None)
@@ -37,8 +38,8 @@ def ending(train_top1, *val_top1s, steps=1000, wrong=(), size=64, data_dir="DATA
     rows = [{"epoch": epoch, "train_top1": train_top1, "val_top1": top1, "val_loss": val_loss}
             for epoch, top1 in zip(epochs, val_top1s, strict=True)]
     outcomes = np.array([(label, predicted, 1, 1) for label, predicted in wrong] + [(0, 0, 0, 0)], np.float32)
-    settings = SimpleNamespace(recipe=recipe, has_initial_weights=trained, source=source, original=original,
-                               origins=dict.fromkeys(own, "command line"))
+    settings = Settings(recipe, None, Run(), {}, "", source, original=original,
+                        origins=dict.fromkeys(own, "command line"))
     summary = {"val_top1": val_top1s[-1], "val_samples": samples, "val_guess_count": samples // 10}
     return Ending(settings, plan, rows, summary, tuple("abcdefghij"), outcomes)
 
