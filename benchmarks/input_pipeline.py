@@ -1,6 +1,7 @@
 """Compares the input pipeline with tf.data, PyTorch and the decoder alone, and training on real and synthetic images.
 
     uv run --group benchmark python -m benchmarks.input_pipeline [--rounds=5] [--torch_python=PATH] [--output=FILE]
+    uv run --group benchmark python -m benchmarks.input_pipeline --rand_augment
 
 The first part reads photographs of about 500x375 pixels (benchmarks.photos). Each candidate crops 8 to 100 % of the
 area, resizes it to 224 pixels, flips it at random, and delivers shuffled batches of 128 uint8 images and labels,
@@ -15,6 +16,9 @@ Pillow antialiases when it shrinks an image, as torchvision does. bigbatch and t
 candidate is a process, which is stopped during the turns of the others. The first second of a turn does not count. The
 output shows medians over the rounds, and the median of the ratios per round. PyTorch is not a dependency: run `pip
 install torch==2.13.0 pillow numpy` in an environment of your own, and give its interpreter as --torch_python.
+
+With --rand_augment, the candidates are bigbatch and tf.data, each with RandAugment's operations and without them.
+tf.data has five of them, which are Keras's layers, and bigbatch all fifteen.
 
 The second part, which --no_train omits, runs train.py on real images and on synthetic ones of the same size in turn. It
 takes the median of the images per second of all epochs except the first, which includes compilation. It trains
@@ -38,13 +42,15 @@ ROOT = Path(__file__).parents[1]
 IMAGE_SIZE, BATCH, CORES = 224, 128, 2
 WANTED = {"tf.data": 1.25, "PyTorch": 2.0, "decoder": 0.5}  # times the rate of each
 WANTED_TRAIN = 0.97
+OPERATIONS = "m6-n2-mstd0.5-inc1"
 
 
 class Peer:
     """A process of benchmarks.peers, with its workers. It is stopped between its turns, so that it fills no queues."""
 
-    def __init__(self, python, module, source, stack):
-        command = [python, "-m", f"benchmarks.peers.{module}", str(source), str(IMAGE_SIZE), str(BATCH), str(CORES)]
+    def __init__(self, stack, source, module, *words, python=sys.executable):
+        command = [python, "-m", f"benchmarks.peers.{module}", str(source), str(IMAGE_SIZE), str(BATCH), str(CORES),
+                   *words]
         environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
         self._process = subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stdin=subprocess.PIPE,
                                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
@@ -74,10 +80,13 @@ class Peer:
 def pipelines(dataset: Path, folder: Path, options) -> dict[str, list[float]]:
     """Returns the images per second of each peer in each round."""
     with contextlib.ExitStack() as stack:
-        peers = {"bigbatch": Peer(sys.executable, "bigbatch", dataset, stack),
-                 "tf.data": Peer(sys.executable, "tf_data", dataset, stack),
-                 "PyTorch": Peer(options.torch_python, "torch_loader", folder, stack),
-                 "decoder": Peer(sys.executable, "jpeg_limit", folder, stack)}
+        peers = {"bigbatch": Peer(stack, dataset, "bigbatch"), "tf.data": Peer(stack, dataset, "tf_data")}
+        if options.rand_augment:
+            peers = {f"{name}, RandAugment": Peer(stack, dataset, module, OPERATIONS) for name, module in (
+                ("bigbatch", "bigbatch"), ("tf.data", "tf_data"))} | peers
+        else:
+            peers |= {"PyTorch": Peer(stack, folder, "torch_loader", python=options.torch_python),
+                      "decoder": Peer(stack, folder, "jpeg_limit")}
         rates = {name: [] for name in peers}
         for _ in range(options.rounds):
             for name, peer in peers.items():
@@ -123,11 +132,13 @@ def ratio(ones: list[float], others: list[float]) -> float:
 
 def show(rates: dict, trained: dict) -> dict:
     """Prints the medians and ratios; returns them with the rates of each round."""
-    ratios = {name: ratio(rates["bigbatch"], measured) for name, measured in rates.items() if name != "bigbatch"}
+    ours, *others = rates
+    ratios = {name: ratio(rates[ours], rates[name]) for name in others}
     print(f"{IMAGE_SIZE} pixels, batch {BATCH}, {CORES} cores, images/s")
     for name, measured in rates.items():
-        against = f"bigbatch: {ratios[name]:.2f} x   (target: {WANTED[name]:g})" if name in ratios else ""
-        print(f"{name:12s}{statistics.median(measured):8,.0f}   {against}")
+        against = f"{ours}: {ratios[name]:.2f} x" if name in ratios else ""
+        target = f"   (target: {WANTED[name]:g})" if name in WANTED and ours == "bigbatch" else ""
+        print(f"{name:21s}{statistics.median(measured):8,.0f}   {against}{target}")
     for name, kinds in trained.items():
         ratios[name] = ratio(kinds["real"], kinds["synthetic"])
         print(f"{name:45s}{statistics.median(kinds['real']):7,.0f} real, {statistics.median(kinds['synthetic']):7,.0f} "
@@ -142,6 +153,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=3.0, help="duration of each turn, in seconds")
     parser.add_argument("--train_rounds", type=int, default=2)
     parser.add_argument("--no_train", action="store_true")
+    parser.add_argument("--rand_augment", action="store_true", help="the operations instead of training")
     parser.add_argument("--torch_python", default=sys.executable, help="Python interpreter with torch and Pillow")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "bigbatch-photos")
     parser.add_argument("--output", type=Path, help="JSON file for the results")
@@ -151,7 +163,7 @@ def main():
     with tempfile.TemporaryDirectory(prefix="bigbatch-benchmark-") as scratch:
         large = prepare(folder, Path(scratch) / "large")
         rates, trained = pipelines(large, folder, options), {}
-        if not options.no_train:
+        if not options.no_train and not options.rand_augment:
             small = prepare(folder, Path(scratch) / "small", "--resize_shorter=96")
             trained = training("digits", large, small, options)
     result = show(rates, trained)

@@ -77,9 +77,10 @@ def verified(checkpoint: str, asked: int | None, given: Sequence[str]) -> dict:
     if not Path(checkpoint).exists():
         raise UserError(f"{checkpoint} does not exist; give the folder of a run, such as runs/NAME")
     run = RunData.read(folder_of(checkpoint), PROGRAM)
-    if run.flags.get("elastic") == "true" or run.flags.get("deterministic", "false") == "false":
-        raise UserError(f"{run.folder} was trained with --elastic or without --deterministic: it does not give the "
-                        "same bits again")
+    inexact = ("without --deterministic" if run.flags.get("deterministic", "false") == "false" else
+               "with --elastic" if run.flags.get("elastic") == "true" else None)
+    if inexact:
+        raise UserError(f"{run.folder} was trained {inexact}: it does not give the same bits again")
     settings = train_flags.parse(["train.py", f"--flagfile={run.folder / FLAGS}", *given])
     check_same_training(run, settings)
     recorded = newest_with_evaluation(checkpoint, run.rows)

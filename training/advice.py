@@ -142,8 +142,8 @@ def _not_learned(end: Ending) -> list[str]:
         return []
     said = f"The network has not begun to learn: its top-1 in training is {end.train_top1:.1%}, too."
     if not end.settings.is_given("learning_rate"):
-        return [f"{said} With the recipe's learning rate, look at the images in report.html: can the classes be told "
-                "apart, and are the labels right?"]
+        return [f"{said} The learning rate is the recipe's, so look at the images in report.html: can the classes "
+                "be told apart, and are the labels right?"]
     rate = max(end.settings.recipe.learning_rate.values)
     return [f"{said} Compare learning rates: `python -m experiments.sweep --sweep=learning_rate={rate / 10:g},{rate:g},"
             f"{10 * rate:g}` with the same flags."]

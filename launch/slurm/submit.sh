@@ -148,7 +148,7 @@ quoted() {
     echo "set -- ${arguments[*]@Q}"
     sed '1,/^# BODY$/d' "$root/launch/slurm/train.sbatch"
 } >"$script"
-echo "submit.sh: $world workers: $script" >&2
+echo "submit.sh: $world workers; wrote $script" >&2
 if [ -n "$dry_run" ]; then
     [ -z "$plan" ] || echo "$plan"
     if ! timeout 20 sinfo >/dev/null 2>&1; then

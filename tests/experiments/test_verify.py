@@ -153,10 +153,11 @@ def test_what_cannot_be_verified_is_an_error(two, copy):
     with pytest.raises(UserError, match=rf"another meaning \(version {MEANING - 1}, here {MEANING}"):
         newest_with_evaluation(str(newest), rows(two))
     recorded = (copy / "flags.txt").read_text()
-    for before, after in (("--deterministic=true", "--deterministic=false"), ("--noelastic", "--elastic")):
+    for before, after, said in (("--deterministic=true", "--deterministic=false", "without --deterministic"),
+                                ("--noelastic", "--elastic", "with --elastic")):
         assert before in recorded
         (copy / "flags.txt").write_text(recorded.replace(before, after))
-        with pytest.raises(UserError, match="it does not give the same bits again"):
+        with pytest.raises(UserError, match=f"was trained {said}: it does not give the same bits again"):
             verified(str(copy), None, [])
 
 

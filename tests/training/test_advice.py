@@ -57,8 +57,8 @@ RISING = "Validation was still rising, from 40.0% at epoch 6 to 60.0%, and train
     (ending(0.7, 0.4, 0.4), []),  # no image was seen more than 8 times
     (ending(0.51, 0.1, 0.12, steps=24, more_epochs=40), [
         "24 updates are few: top-1 in training has only reached 51.0%. Leave out --epochs=8: the recipe has 40."]),
-    (ending(0.11, 0.1, 0.12), [f"{IDLE} With the recipe's learning rate, look at the images in report.html: can the "
-                               "classes be told apart, and are the labels right?"]),
+    (ending(0.11, 0.1, 0.12), [f"{IDLE} The learning rate is the recipe's, so look at the images in report.html: can "
+                               "the classes be told apart, and are the labels right?"]),
     (ending(0.11, 0.1, 0.12, own=["learning_rate"], rate=0.3), [
         f"{IDLE} Compare learning rates: `python -m experiments.sweep --sweep=learning_rate=0.04,0.4,4` with the same "
         "flags."]),
