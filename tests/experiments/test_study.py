@@ -1,5 +1,6 @@
 """The study and the papers' claims: files of runs that differ in what they are about; the study's figure and table."""
 import json
+from dataclasses import asdict
 
 import pytest
 from conftest import ROOT, skip
@@ -24,7 +25,7 @@ def lines_of(name):
 
 
 def test_each_claim_has_a_file():
-    assert {path.stem for path in FILES.glob("*.runs")} == {*CLAIMS, "quick", "search"}
+    assert {path.stem for path in FILES.glob("*.runs")} == {*CLAIMS, "losses", "quick", "search"}
 
 
 @pytest.mark.parametrize("name", CLAIMS)
@@ -48,6 +49,19 @@ def test_each_line_of_the_quick_study_is_one_of_the_search_with_a_rate():
         scale = plan.phases[0].global_batch_size / 64 if line["flagfile"].endswith("sgd.flags") else 1
         rate = float(line["learning_rate"])
         assert 0.5 * scale * rate < plan.learning_rate.peak <= scale * rate * (1 + 1e-9)
+
+
+def test_losses_differ_in_nothing_else_and_the_other_rules_are_those_of_the_search():
+    """But for the network, its batch norm and the length."""
+    *lambs, sgd, lars = lines_of("losses")
+    assert {(one.get("loss"), one.get("rand_augment")) for one in lambs} == {
+        (loss, operations) for loss in (None, "binary_cross_entropy") for operations in (None, "m6-n2-mstd0.5-inc1")}
+    assert all(line.keys() <= {"flagfile", "learning_rate", "loss", "rand_augment"} for line in lambs)
+    for line, rule in ((sgd, "sgd"), (lars, "lars")):
+        ours, theirs = (asdict(planned.settings_of([], one)[0].recipe) for one in (
+            line, {"flagfile": str(FILES / f"{rule}.flags")}))
+        differing = {name for name, value in ours.items() if value != theirs[name]}
+        assert differing - {"learning_rate"} == {"model", "epochs", "batch_size", "batch_norm_span", "warmup_epochs"}
 
 
 def row(rule, batch, rate, seed, top1, **flags):
