@@ -56,7 +56,8 @@ def test_losses_differ_in_nothing_else_and_the_other_rules_are_those_of_the_sear
     *lambs, sgd, lars = lines_of("losses")
     assert {(one.get("loss"), one.get("rand_augment")) for one in lambs} == {
         (loss, operations) for loss in (None, "binary_cross_entropy") for operations in (None, "m6-n2-mstd0.5-inc1")}
-    assert all(line.keys() <= {"flagfile", "learning_rate", "loss", "rand_augment"} for line in lambs)
+    own = {"flagfile", "micro_batch_size", "learning_rate", "loss", "rand_augment"}
+    assert all(line.keys() <= own for line in lambs)
     for line, rule in ((sgd, "sgd"), (lars, "lars")):
         ours, theirs = (asdict(planned.settings_of([], one)[0].recipe) for one in (
             line, {"flagfile": str(FILES / f"{rule}.flags")}))
