@@ -31,7 +31,7 @@ def marked(name):
     return pytest.param(name, marks=pytest.mark.campaign) if name.startswith(("resnet101", "resnet152")) else name
 
 
-@pytest.mark.parametrize("name", map(marked, PUBLISHED))
+@pytest.mark.parametrize("name", [*map(marked, PUBLISHED)])
 def test_published_sizes(name):
     model = model_zoo.create_model(name, 1000, model_zoo.MODELS[name].image_size)
     assert size(model) == PUBLISHED[name]
