@@ -31,7 +31,7 @@ from absl import flags as absl_flags
 from tests.rigs import warm
 from tests.rigs.trainings import PATIENCE, differences, newest_step, start, trainers, wait_for
 
-TRAINING = ("--model=resnet20", "--checkpoint_every=0.2", "--deterministic")
+TRAINING = ("--model=resnet20", "--image_size=16", "--checkpoint_every=0.2", "--deterministic")
 MARGIN = 40  # number of last steps without faults
 EARLY = 0.2  # fraction of the faults that may strike before the first step
 GONE = 20  # seconds in which all processes of a job have to end
@@ -255,15 +255,16 @@ def campaign(folder: Path, faults: int, workers: int, seed: int, flags=TRAINING,
     folder.mkdir(parents=True)
     flags = (*flags, f"--epochs={max(8, 3 * faults)}")  # a fault takes up to thirty steps, an epoch has eleven
     undisturbed, rng = folder / "undisturbed", random.Random(seed)
-    if start(undisturbed, workers, flags, python).wait(20 * PATIENCE):
-        raise RuntimeError(f"the undisturbed training failed; see {undisturbed}.log")
-    steps = json.loads((undisturbed / "plan.json").read_text())["steps"]
-    step_seconds = json.loads((undisturbed / "summary.json").read_text())["seconds"] / steps
     chosen = [kind for _ in range(-(-faults // len(kinds))) for kind in rng.sample(kinds, len(kinds))][:faults]
     with tempfile.TemporaryDirectory(prefix="faults-", dir="/tmp") as temporary:  # a short name, for Open MPI's sockets
         disturbed = Campaign(folder, Path(temporary), workers, seed, flags, python)
-        launcher = disturbed.start(chosen[0])
+        launcher = start(undisturbed, workers, flags, python)
         try:
+            if launcher.wait(20 * PATIENCE):
+                raise RuntimeError(f"the undisturbed training failed; see {undisturbed}.log")
+            steps = json.loads((undisturbed / "plan.json").read_text())["steps"]
+            step_seconds = json.loads((undisturbed / "summary.json").read_text())["seconds"] / steps
+            launcher = disturbed.start(chosen[0])
             struck = []
             for number, step in enumerate(sorted(rng.choices(range(steps - MARGIN), k=faults)), 1):
                 fault = disturbed.strike(launcher, chosen[number - 1], step, step_seconds)
