@@ -61,7 +61,7 @@ def lower(rows: list[dict], before: list[dict]) -> list[str]:
     return found
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--output_dir", type=Path, default="runs/accuracy")
     parser.add_argument("--dataset", choices=COMMON, help="measure this one only (both by default)")
@@ -72,10 +72,9 @@ def main() -> int:
     options.output_dir.mkdir(parents=True, exist_ok=True)
     rows = [measure(options.output_dir, *cell, options.seeds) for cell in RATES if options.dataset in (None, cell[0])]
     print(json.dumps(rows, indent=1))
-    found = lower(rows, before) if before else []
-    print(*found, sep="\n", end="\n" if found else "", file=sys.stderr)
-    return int(bool(found))
+    if before and (found := lower(rows, before)):
+        sys.exit("\n".join(found))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

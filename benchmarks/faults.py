@@ -253,7 +253,7 @@ def campaign(folder: Path, faults: int, workers: int, seed: int, flags=TRAINING,
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    flags = (*flags, f"--epochs={max(8, 2 * faults)}")  # a fault takes ten steps on average, an epoch has eleven
+    flags = (*flags, f"--epochs={max(8, 2 * faults)}")  # an epoch has eleven steps
     undisturbed, rng = folder / "undisturbed", random.Random(seed)
     chosen = [kind for _ in range(-(-faults // len(kinds))) for kind in rng.sample(kinds, len(kinds))][:faults]
     with tempfile.TemporaryDirectory(prefix="faults-", dir="/tmp") as temporary:  # a short name, for Open MPI's sockets

@@ -4,9 +4,6 @@ It rehearses one recipe of each family, or those named, with `experiments.rehear
 line "Rehearsed:" of the recipe. Standard output has the lines of JSON. The exit code is 1 if a verdict is another one.
 """
 import argparse
-import contextlib
-import io
-import json
 import sys
 from pathlib import Path
 
@@ -27,19 +24,15 @@ def changed(rows: list[dict]) -> list[str]:
     return found
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("recipes", nargs="*", default=FAMILIES)
     parser.add_argument("--output_dir", type=Path, default="runs/rehearsals")
     options = parser.parse_args()
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output):
-        code = rehearse.main(["benchmarks.rehearsals", *options.recipes, f"--output_dir={options.output_dir}"])
-    print(output.getvalue(), end="")
-    found = changed(list(map(json.loads, output.getvalue().splitlines())))
-    print(*found, sep="\n", end="\n" if found else "", file=sys.stderr)
-    return int(bool(code or found))
+    rows = rehearse.run(["benchmarks.rehearsals", *options.recipes, f"--output_dir={options.output_dir}"])
+    if found := changed(rows):
+        sys.exit("\n".join(found))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -223,8 +223,8 @@ class Stage:
         label = {"model": model, "optimizer": "sgd", "reference": f"{updates:.0f} updates"}
         return self.train(self._run({"flagfile": str(DIGITS)}, replaced, label)[0])
 
-    def rehearse(self, values: dict[str, str]) -> None:
-        """Rehearses a recipe and prints its row of JSON. Raises UserError."""
+    def rehearse(self, values: dict[str, str]) -> dict:
+        """Rehearses a recipe. Prints and returns its row of JSON. Raises UserError."""
         recipe, named = settings_of([], values)[0].recipe, dict(named_values(values))
         name = " ".join([named.pop("flagfile"), *(f"--{flag}={value}" for flag, value in named.items())])
         print(f"\n{name}", file=sys.stderr)
@@ -244,8 +244,9 @@ class Stage:
         say(verdict)
         row = {"recipe": name, "verdict": verdict, "trains": trains, "reference_top1": reference and reference.val_top1,
                "reference_seconds": reference and reference.seconds}
-        print(as_json(row | {key: getattr(result, key, None) for key in ("diverged_at", "val_top1", "seconds")}),
-              flush=True)
+        row |= {key: getattr(result, key, None) for key in ("diverged_at", "val_top1", "seconds")}
+        print(as_json(row), flush=True)
+        return row
 
     def _judge(self, values, recipe: Recipe, made: Rehearsal, result: Result, reference: float
                ) -> tuple[bool | None, str]:
@@ -281,9 +282,8 @@ def say(*lines: str) -> None:
     print(*(f"  {line}" for line in lines), sep="\n", file=sys.stderr, flush=True)
 
 
-@command.program(PROGRAM, __doc__, lambda _: help_of(Options))
-def main(argv) -> None:
-    """Rehearses the recipes of a command line."""
+def run(argv) -> list[dict]:
+    """Rehearses the recipes of a command line, and returns their rows. Raises UserError."""
     words = train_flags.define(Options)
     names, options = flags.read_with_arguments(words, argv), flags.parsed(words, Options)
     if not names:
@@ -299,9 +299,15 @@ def main(argv) -> None:
             stage.plan(values)
     folder.mkdir(parents=True, exist_ok=True)
     with alone_in(folder):
-        for values in recipes:
-            stage.rehearse(values)
+        rows = [stage.rehearse(values) for values in recipes]
     print(f"report: {folder}/sweep.html", file=sys.stderr)
+    return rows
+
+
+@command.program(PROGRAM, __doc__, lambda _: help_of(Options))
+def main(argv) -> None:
+    """Runs a command line."""
+    run(argv)
 
 
 if __name__ == "__main__":
