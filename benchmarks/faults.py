@@ -1,9 +1,9 @@
 """Counts the faults that a training run survives, and measures their cost: `uv run python -m benchmarks.faults`.
 
-It trains the digits on two workers, first undisturbed, then with one fault after another. A fault kills, stops or
-suspends a worker, the process that copies its samples for DALI, the launcher, or all of them. Then the same command
-runs again. The seed determines the kind, the worker and the time of each fault. Some faults strike at any time since
-the start, some while a checkpoint is written, most after a step of the plan.
+It trains the digits from RecordIO on two workers, first undisturbed, then with one fault after another. A fault kills,
+stops or suspends a worker, the process that copies its samples for DALI, the launcher, or all of them. Then the same
+command runs again. The seed determines the kind, the worker and the time of each fault. Some faults strike at any time
+since the start, some while a checkpoint is written, most after a step of the plan.
 
 A fault is survived if the job ends with the expected exit code, or goes on if it was only suspended; if no process
 remains; and if the next start continues from the newest checkpoint that the fault found, or a newer one. At the end,
@@ -17,6 +17,7 @@ import random
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +29,7 @@ import psutil
 from absl import app
 from absl import flags as absl_flags
 
+from plan.recipes import DIGITS
 from tests.rigs import warm
 from tests.rigs.trainings import PATIENCE, differences, newest_step, start, trainers, wait_for
 
@@ -81,8 +83,6 @@ KINDS = (
     Kind("launcher", (KILL,), -KILL, launcher="horovodrun"),
     Kind("launcher", (TERM,), ANY, launcher="horovodrun"),
     Kind("launcher", (STOP, CONT), None, launcher="horovodrun"),
-)
-DATA_KINDS = (  # of a dataset whose samples another process copies
     Kind("data", (KILL,), EITHER),
     Kind("data", (TERM,), EITHER),
     Kind("data", (STOP, CONT), None),
@@ -296,7 +296,12 @@ def table(faults: list[Fault]) -> str:
 def main(argv) -> int:
     del argv
     values = absl_flags.FLAGS
-    faults, differing = campaign(Path(values.output_dir).absolute(), values.faults, values.workers, values.seed)
+    folder = Path(values.output_dir).absolute()
+    dataset = folder.with_name(f"{folder.name}_digits")  # of files, whose samples another process copies
+    subprocess.run([sys.executable, "-m", "data.prepare", "--source=digits", "--format=recordio",
+                    f"--output={dataset}"], check=True, stdout=sys.stderr)
+    faults, differing = campaign(folder, values.faults, values.workers, values.seed,
+                                 flags=(f"--flagfile={DIGITS}", f"--data_dir={dataset}", *TRAINING))
     print(table(faults))
     same = f"differs in {len(differing)}: {', '.join(differing[:5])}" if differing else "is bit-identical"
     print(f"{len(faults)} faults, {sum(fault.survived for fault in faults)} survived; the result {same}")

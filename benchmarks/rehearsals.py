@@ -3,10 +3,9 @@
 It rehearses one recipe of each family, or those named, with `experiments.rehearse`, and compares the verdict with the
 line "Rehearsed:" of the recipe. Standard output has the lines of JSON. The exit code is 1 if a verdict is another one.
 """
-import argparse
 import sys
-from pathlib import Path
 
+from common import command
 from experiments import rehearse
 from plan.recipes import read, recipe_path
 
@@ -24,15 +23,15 @@ def changed(rows: list[dict]) -> list[str]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("recipes", nargs="*", default=FAMILIES)
-    parser.add_argument("--output_dir", type=Path, default="runs/rehearsals")
-    options = parser.parse_args()
-    rows = rehearse.run(["benchmarks.rehearsals", *options.recipes, f"--output_dir={options.output_dir}"])
-    if found := changed(rows):
-        sys.exit("\n".join(found))
+@command.program("benchmarks.rehearsals", __doc__)
+def main(argv) -> int:
+    """Takes the flags of experiments.rehearse, too."""
+    names = () if any(not word.startswith("-") for word in argv[1:]) else FAMILIES
+    rows = rehearse.run([*argv, *names])
+    found = changed(rows)
+    print(*found, f"{len(rows) - len(found)} of {len(rows)} verdicts are as the recipes say", sep="\n", file=sys.stderr)
+    return int(bool(found))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv))

@@ -8,9 +8,9 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from conftest import DIGITS, ROOT, TINY, rows, run, start, train, trainers, warm_python
+from conftest import DIGITS, ROOT, rows, run, start, train, trainers, warm_python
 
-from benchmarks.faults import DATA_KINDS, KINDS, TRAINING, campaign, table
+from benchmarks.faults import KINDS, TRAINING, campaign
 from tests.rigs.bn_train import PROGRAM
 from tests.rigs.trainings import differences, newest_step, wait_for
 
@@ -70,19 +70,6 @@ def test_a_short_campaign_of_kills(tmp_path):
                                  kinds=KINDS[:5])
     assert [fault.kind.name for fault in faults if not fault.survived] == []
     assert len({fault.kind for fault in faults}) == 5 and differing == []
-
-
-@pytest.mark.campaign
-def test_a_long_campaign_of_kills(in_format, tmp_path):
-    """A hundred faults of all kinds, or BIGBATCH_FAULTS, in a small training whose samples another process copies."""
-    number, seed = int(os.environ.get("BIGBATCH_FAULTS", 100)), int(os.environ.get("BIGBATCH_SEED", 2))
-    flags = (DIGITS, *TINY, f"--data_dir={in_format('recordio')}", "--deterministic", "--evaluate_every=2",
-             "--checkpoint_every=0.5")
-    faults, differing = campaign(tmp_path, number, workers=2, seed=seed, flags=flags, python=warm_python(),
-                                 kinds=(*KINDS, *DATA_KINDS))
-    print(table(faults))
-    assert [(fault.kind.name, fault.problem) for fault in faults if not fault.survived] == [] and differing == []
-    assert len(faults) == number
 
 
 FLAGS = ("--model=convnet", "--epochs=4", "--optimizer=sgd", "--learning_rate=0.02", "--warmup=none",
