@@ -260,7 +260,7 @@ def campaign(folder: Path, faults: int, workers: int, seed: int, flags=TRAINING,
         disturbed = Campaign(folder, Path(temporary), workers, seed, flags, python)
         launcher = start(undisturbed, workers, flags, python)
         try:
-            if launcher.wait(20 * PATIENCE):
+            if launcher.wait(4 * PATIENCE):
                 raise RuntimeError(f"the undisturbed training failed; see {undisturbed}.log")
             steps = json.loads((undisturbed / "plan.json").read_text())["steps"]
             step_seconds = json.loads((undisturbed / "summary.json").read_text())["seconds"] / steps
@@ -274,7 +274,7 @@ def campaign(folder: Path, faults: int, workers: int, seed: int, flags=TRAINING,
                 when = "early" if fault.step is None else f"after step {step}"
                 print(f"{number}. {fault.kind.name}, worker {fault.worker}, {when}: {struck[-1].problem or 'survived'}",
                       file=sys.stderr, flush=True)
-            if launcher.wait(20 * PATIENCE):
+            if launcher.wait(4 * PATIENCE):
                 return struck, [f"the last part of the disturbed training failed; see {folder}/disturbed.log"]
             return struck, differences(undisturbed, disturbed.run) + disturbed.left(undisturbed)
         finally:

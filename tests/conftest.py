@@ -258,7 +258,7 @@ def as_another_user():
         pytest.skip("only root can start processes of another user")
 
     def run(*words):
-        subprocess.run(list(map(str, words)), user=65534, group=65534, extra_groups=[], check=True, timeout=60)
+        subprocess.run(list(map(str, words)), user=65534, group=65534, extra_groups=[], check=True, timeout=300)
 
     return run
 

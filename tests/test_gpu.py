@@ -72,7 +72,7 @@ def test_a_training_that_was_stopped_and_goes_on_is_one_that_never_was(exact, tm
     launcher = start(folder, 1, EXACT)
     wait_for(lambda: newest_step(folder) >= 2, launcher)
     trainers(launcher)[0].send_signal(signal.SIGUSR1)
-    assert launcher.wait(120) == 75, (tmp_path / "stopped.log").read_text()[-3000:]
+    assert launcher.wait(300) == 75, (tmp_path / "stopped.log").read_text()[-3000:]
     reached = newest_step(folder)
     assert start(folder, 1, EXACT).wait(300) == 0
     assert f"resumed after step {reached} of" in (tmp_path / "stopped.log").read_text()

@@ -41,7 +41,7 @@ def in_namespaces(script: str, *arguments) -> subprocess.CompletedProcess:
     """A shell script in namespaces of its own."""
     words = unshare("--uts", "--pid", "--ipc", "--net", "--mount", "--fork", "--kill-child", "--mount-proc")
     return subprocess.run([*words, "sh", "-c", script, *map(str, arguments)], text=True, capture_output=True,
-                          timeout=120, env=environment(), cwd=ROOT)
+                          timeout=300, env=environment(), cwd=ROOT)
 
 
 @pytest.mark.parametrize("name", ENDS)
@@ -112,8 +112,8 @@ def test_a_fork_ends_with_what_stands_for_it(tmp_path):
     [caller] = trainers(launcher)
     fork = worker_of(caller)
     caller.kill()
-    assert launcher.wait(60) == 128 + signal.SIGKILL
-    fork.wait(60)
+    assert launcher.wait(300) == 128 + signal.SIGKILL
+    fork.wait(300)
 
 
 @pytest.mark.campaign

@@ -29,7 +29,7 @@ def test_it_ends_the_command_with_a_line(program, tmp_path):
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=30)[1] == f"{program}: interrupted\n" and process.returncode == 130
+    assert process.communicate(timeout=300)[1] == f"{program}: interrupted\n" and process.returncode == 130
 
 
 def test_from_the_start_of_the_command_on_it_is_an_exception_again():

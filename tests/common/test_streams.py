@@ -41,7 +41,7 @@ def without_reader() -> int:
 
 def shell(command: str, *arguments, **options) -> subprocess.CompletedProcess:
     return subprocess.run(["bash", "-c", command, "", *arguments], cwd=ROOT, env=environment(), text=True,
-                          capture_output=True, timeout=120, **options)
+                          capture_output=True, timeout=300, **options)
 
 
 @pytest.mark.parametrize(("redirected", "code", "stdout", "stderr"), [

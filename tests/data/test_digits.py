@@ -27,7 +27,7 @@ def test_several_workers_at_once_make_one_dataset(digits, tmp_path):
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
     workers = [subprocess.Popen([sys.executable, "-c", program], env=environment, text=True, stdout=subprocess.PIPE)
                for _ in range(3)]
-    folders = {worker.communicate(timeout=120)[0].strip() for worker in workers}
+    folders = {worker.communicate(timeout=300)[0].strip() for worker in workers}
     assert [worker.returncode for worker in workers] == [0, 0, 0]
     assert folders == {str(tmp_path / "bigbatch" / digits.name)}
     assert list((tmp_path / "bigbatch").iterdir()) == [tmp_path / "bigbatch" / digits.name]

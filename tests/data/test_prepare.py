@@ -148,7 +148,7 @@ def test_a_killed_run_goes_on_where_it_stopped(many, undisturbed, tmp_path, rank
         words = [*launcher("mpirun" if ranks > 1 else "python", ranks), *arguments]
         process = subprocess.Popen(words, cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE,
                                    env=environment())
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while len(list(folder.glob("*.rec"))) <= len(kept) and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(random.uniform(0, 0.3) if attempt else 0)
@@ -182,7 +182,7 @@ def kill_session(process):
     for member in family:
         with contextlib.suppress(psutil.NoSuchProcess):
             member.send_signal(signal.SIGKILL)
-    psutil.wait_procs(family, timeout=60)
+    psutil.wait_procs(family, timeout=300)
     process.communicate()
 
 

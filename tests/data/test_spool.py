@@ -108,7 +108,7 @@ def test_a_process_that_copies_ends_with_the_training(in_format):
     [writer] = psutil.Process(process.pid).children()
     process.kill()
     process.wait()
-    writer.wait(60)
+    writer.wait(300)
     assert not folder.exists()
 
 

@@ -67,7 +67,7 @@ def test_several_workers_make_one_copy(copy, tmp_path):
                f"print(stage(open_dataset({str(copy)!r}), Path({str(tmp_path / 'disk')!r})).folder)")
     workers = [subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, text=True, stdout=subprocess.PIPE,
                                 stderr=subprocess.PIPE) for _ in range(3)]
-    results = [worker.communicate(timeout=60) for worker in workers]
+    results = [worker.communicate(timeout=300) for worker in workers]
     assert len({out for out, _ in results}) == 1 and all(out for out, _ in results)
     assert sum("staging" in err for _, err in results) == 1  # one bar: one has copied
 

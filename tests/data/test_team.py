@@ -29,7 +29,7 @@ sys.exit(ending.code)
 
 @pytest.mark.parametrize("hanging, failing", [(1, [0]), (0, [1]), (-1, [0, 1, 2])])
 def test_an_error_ends_ranks_that_hang_or_fail_too(hanging, failing):
-    done = run("mpirun", 3, "-c", PROGRAM, hanging, *failing, timeout=120, cold=True)
+    done = run("mpirun", 3, "-c", PROGRAM, hanging, *failing, timeout=300, cold=True)
     lines = re.findall("data.prepare: .*", done.stderr)  # prterun can put a byte of its own before what it passes on
     assert done.returncode == 1 and len(lines) == 1, done.stderr
     assert lines[0] in [f"data.prepare: {number} is wrong" for number in failing]

@@ -130,6 +130,6 @@ def test_nodes_with_different_numbers_of_workers_have_to_be_given_a_grid():
     """Four workers say that they are of a node of 3, as three of them would be."""
     program = ("import os, sys; os.environ['HOROVOD_LOCAL_SIZE'] = '3'; "
                "os.execv(sys.executable, [sys.executable, 'train.py', *sys.argv[1:]])")
-    done = run("mpirun", 4, "-c", program, "--allreduce=torus", *QUICK, timeout=120)
+    done = run("mpirun", 4, "-c", program, "--allreduce=torus", *QUICK, timeout=300)
     assert done.returncode == 1 and "give a grid, such as --torus_grid=4x2" in done.stderr
     assert "Traceback" not in done.stderr

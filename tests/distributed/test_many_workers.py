@@ -45,7 +45,7 @@ def test_32_workers_on_four_hosts_train_are_killed_and_resume(hosts):
     hosts.run("h3", "pkill", "-KILL", "-o", "-f", WORKER).check_returncode()
     _, error = process.communicate(timeout=300)
     assert process.returncode == 1 and "was killed" in error, error[-2000:]
-    deadline = time.monotonic() + 60  # forks do not end with their launcher, but when they miss the killed one
+    deadline = time.monotonic() + 300  # forks do not end with their launcher, but when they miss the killed one
     while hosts.trainers():
         assert time.monotonic() < deadline, hosts.trainers()
         time.sleep(0.2)
@@ -68,7 +68,8 @@ def test_32_workers_on_four_hosts_train_are_killed_and_resume(hosts):
 def counted(folder: Path, workers: int, data_dir) -> list[dict]:
     """Numbers of file system calls that each worker of a short training makes on the dataset's files."""
     script = folder / "traced.sh"
-    script.write_text(f'#!/bin/sh\nexec strace -f -qq -e trace=%file -o {folder}/calls.$OMPI_COMM_WORLD_RANK "$@"\n')
+    script.write_text('#!/bin/sh\nexec strace -f --seccomp-bpf -qq -e trace=%file '
+                      f'-o {folder}/calls.$OMPI_COMM_WORLD_RANK "$@"\n')
     script.chmod(0o755)
     *mpirun, _ = launcher("mpirun", workers, cold=True)
     done = subprocess.run([*mpirun, script, BIN / "python", ROOT / "train.py", *SMALLEST[1:], "--epochs=1",
@@ -80,7 +81,7 @@ def counted(folder: Path, workers: int, data_dir) -> list[dict]:
 
 @pytest.mark.campaign
 def test_calls_of_a_worker_do_not_grow_with_shards_times_workers(digit_records, tmp_path):
-    """Rank 0 reads the indexes; the others open what they read. 90 samples each lie in a few blocks of 64."""
+    """Rank 0 reads the indexes; the others open what they read, a file at each of 22 updates, and dataset.json."""
     require_tool("strace")
     found = {}
     for shards in (8, 64):
@@ -93,7 +94,7 @@ def test_calls_of_a_worker_do_not_grow_with_shards_times_workers(digit_records, 
     few, many = (np.array(one) for one in found.values())
     print(found)
     assert many[0] >= 2 * 64 > few[0]  # rank 0 looks at each shard and its index
-    assert many[1:].max() < 40 and many[1:].max() - few[1:].max() < 20, found
+    assert many[1:].max() < 64 and many[1:].max() - few[1:].max() < 20, found
 
 
 def prepared(workers: int, rank: int):
@@ -149,7 +150,7 @@ beat.stop()
 def test_the_heartbeat_of_1024_workers_takes_rank_0_little(tmp_path):
     """Rank 0 hears all of them, and answers."""
     done = subprocess.run([sys.executable, "-c", BEATS, "1024"], env=environment(), cwd=ROOT, text=True,
-                          capture_output=True, timeout=120)
+                          capture_output=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     heard, seconds, ended = json.loads(done.stdout)
     assert heard == 1023 and ended == []

@@ -144,7 +144,7 @@ def test_a_request_to_stop_reaches_the_run_and_the_same_command_continues(tmp_pa
     while process.poll() is None and not (metrics.is_file() and metrics.stat().st_size):
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=300)
     assert process.returncode == 75 and not output
     assert errors.splitlines()[-1] == ("experiments.sweep: weight_decay=0,seed=0 was stopped on request; the same "
                                        "command continues")
@@ -158,7 +158,7 @@ def test_a_second_sweep_waits_for_the_first(grid):
         process = swept(folder, *FIRST_TWO)
         assert process.stderr.readline() == f"waiting for another sweep in {folder} to end\n"
         assert process.poll() is None
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=300)
     assert process.returncode == 0 and len(json.loads(output)) == 2 and "run 1" not in errors
 
 

@@ -125,7 +125,7 @@ def test_a_request_to_stop_ends_the_training_too(two):
     folder = next(Path(line.split()[1]) for line in process.stderr if line.startswith("run: "))
     assert folder.is_dir()
     process.send_signal(signal.SIGTERM)
-    output, said = process.communicate(timeout=120)
+    output, said = process.communicate(timeout=300)
     assert process.returncode == 75 and not output
     assert said.splitlines()[-1] == "experiments.verify: stopped on request"
     assert not folder.parent.exists()

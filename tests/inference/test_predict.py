@@ -178,7 +178,7 @@ def test_files_are_read_by_several_threads_and_keep_their_order(tmp_path, monkey
     """Each read waits for another one; the network is a stand-in, whose first class is as probable as red is bright."""
     met, store = threading.Barrier(2), predict.store
     monkeypatch.setattr(predict, "cores_of_worker", lambda _: 2)
-    monkeypatch.setattr(predict, "store", lambda *given: (met.wait(60), store(*given))[1])
+    monkeypatch.setattr(predict, "store", lambda *given: (met.wait(300), store(*given))[1])
     files = [tmp_path / f"{number}.png" for number in range(40)]
     for number, file in enumerate(files):
         Image.new("RGB", (8, 8), (5 * number, 0, 0)).save(file)

@@ -78,7 +78,7 @@ def bound_command(rank: int, environment=(), workers: int = 2) -> list[int]:
     done = subprocess.run(
         [sys.executable, "-m", "launch.binding", sys.executable, "-c",
          "import os; print(*sorted(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'])"],
-        cwd=ROOT, text=True, capture_output=True, timeout=60,
+        cwd=ROOT, text=True, capture_output=True, timeout=300,
         env={key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"} | {
             "OMPI_COMM_WORLD_LOCAL_RANK": str(rank), "OMPI_COMM_WORLD_LOCAL_SIZE": str(workers), **dict(environment)})
     assert done.returncode == 0, done.stderr
@@ -167,6 +167,6 @@ def test_a_gpu_stands_at_the_node_that_its_bus_address_says(computer, monkeypatc
 def test_as_many_workers_as_gpus_that_cuda_may_use(tmp_path):
     for visible, count in (("0,1", "2"), ("GPU-00000005", "1"), ("", "1")):
         done = subprocess.run([sys.executable, "-m", "launch.binding", "--count"], cwd=ROOT, text=True,
-                              capture_output=True, timeout=60, env=os.environ | {"CUDA_VISIBLE_DEVICES": visible}
+                              capture_output=True, timeout=300, env=os.environ | {"CUDA_VISIBLE_DEVICES": visible}
                               | pretend(tmp_path, [gpu(number) for number in range(8)]))
         assert done.stdout.strip() == count

@@ -13,7 +13,7 @@ def variables(interfaces: tuple[str, ...], **given) -> dict[str, str]:
     made = "".join(f"ip link add {name} type bridge && " for name in interfaces)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("NCCL", "OMPI", "PRTE", "CUDA"))}
     done = subprocess.run([*unshare("--net"), "bash", "-c", made + SOURCED], text=True, capture_output=True,
-                          timeout=60, env=kept | given)
+                          timeout=300, env=kept | given)
     assert done.returncode == 0, done.stderr
     return dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
 
@@ -46,6 +46,6 @@ def test_what_is_set_stays():
 
 def test_mpirun_takes_the_names():
     """Open MPI knows these parameters; of a wrong name it would say nothing."""
-    info = subprocess.run([BIN / "prte_info", "--all"], text=True, capture_output=True, timeout=60).stdout
-    info += subprocess.run([BIN / "ompi_info", "--all"], text=True, capture_output=True, timeout=60).stdout
+    info = subprocess.run([BIN / "prte_info", "--all"], text=True, capture_output=True, timeout=300).stdout
+    info += subprocess.run([BIN / "ompi_info", "--all"], text=True, capture_output=True, timeout=300).stdout
     assert '"prte_if_exclude"' in info and '"btl_tcp_if_exclude" (current value: "127.0.0.1/8,sppp"' in info

@@ -40,7 +40,7 @@ def hosts():
 def left(hosts):
     """Asserts at a test's end that nothing is left running."""
     yield hosts.trainers
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while hosts.trainers() and time.monotonic() < deadline:
         time.sleep(0.2)
     assert hosts.trainers() == []
@@ -55,7 +55,7 @@ def started(hosts, folder, *arguments, script=(SCRIPT,)) -> subprocess.Popen:
     """A launch whose training has written a checkpoint on h1."""
     process = subprocess.Popen(hosts.words("login", *script, *arguments, f"--output_dir={folder}"), text=True,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not list((hosts.top / "h1").glob(f"{folder}/checkpoints/step-*[0-9]")):
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()
         time.sleep(0.1)
@@ -85,7 +85,7 @@ def test_a_stop_on_one_host_is_75_and_the_same_command_goes_on(hosts, left):
     command = ("--no-preflight", *BOTH, *QUICK, "--epochs=12", "--checkpoint_every=0.5")
     process = started(hosts, "stopped", *command)
     signalled(hosts, "h2", "USR1")
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 75, err
     assert err.count("train.py: stopped on request") == 1 and "\ntrain.py: stopped on request" in err  # rank 0's
     done = launch(hosts, *command, "--output_dir=stopped")
@@ -96,7 +96,7 @@ def test_a_stop_on_one_host_is_75_and_the_same_command_goes_on(hosts, left):
 def test_a_killed_worker_ends_the_others_and_is_named(hosts, left):
     process = started(hosts, "killed", "--no-preflight", *BOTH, *LONG)
     signalled(hosts, "h2", "KILL")
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 1
     assert "horovodrun.sh: worker 1 was killed, or its host was lost (exit code 255)\n" in err  # ssh's
     assert "training stopped" not in err and "Traceback" not in err
@@ -108,7 +108,7 @@ def test_stopping_the_launcher_kills_every_worker(hosts, left, number):
     process = started(hosts, f"stop-{number}", "--no-preflight", *BOTH, *LONG, script=COLD)
     assert len(left()) >= 2
     hosts.run("login", "pkill", f"-{int(number)}", "-f", "launch.horovodrun").check_returncode()
-    process.communicate(timeout=120)
+    process.communicate(timeout=300)
     if number == signal.SIGINT:
         assert process.returncode == 130
 
@@ -120,7 +120,7 @@ def test_a_pulled_cable_is_named(hosts):
     hosts.plug_cable("h2")
     assert process.returncode == 1
     assert "worker 1 (h2, process " in err and "has not answered for 20 s" in err
-    deadline = time.monotonic() + 120  # h2's worker misses rank 0 as long
+    deadline = time.monotonic() + 300  # h2's worker misses rank 0 as long
     while hosts.trainers():
         assert time.monotonic() < deadline, hosts.trainers()
         time.sleep(0.5)
@@ -140,7 +140,7 @@ def test_a_wait_for_a_host_names_it_and_ends_on_request(hosts):
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
     assert process.stderr.readline().startswith("horovodrun.sh: waiting for gone: cannot be reached by ssh")
     hosts.run("login", "pkill", "-TERM", "-f", r"python -m launch\.horovodrun").check_returncode()
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert (process.returncode, out, err) == (75, "", "horovodrun.sh: stopped on request\n")
 
 
@@ -193,7 +193,7 @@ def test_fewer_gpus_than_workers(hosts, left, tmp_path):
 
 def test_a_host_without_the_working_folder(hosts, left):
     done = subprocess.run([*hosts.words("login", "sh", "-c", f"mkdir here && cd here && {SCRIPT} -H h1:1 digits")],
-                          text=True, capture_output=True, timeout=60)
+                          text=True, capture_output=True, timeout=300)
     assert done.returncode == 1 and f"h1: the folder {hosts.work}/here does not exist" in done.stderr
 
 
@@ -201,7 +201,7 @@ def test_a_host_without_the_working_folder(hosts, left):
                                    ("digits", "--batch_size=256", "--dry_run"),
                                    ("--dry_run", "digits", "--batch_size=256", "--dry-run")])
 def test_dry_run_prints_the_plan_and_the_command(words):
-    done = subprocess.run([SCRIPT, "-H", "a:8,b:8", *words], text=True, capture_output=True, timeout=60,
+    done = subprocess.run([SCRIPT, "-H", "a:8,b:8", *words], text=True, capture_output=True, timeout=300,
                           env=scripts_environment())
     assert json.loads(done.stdout)["workers"] == 16
     shown, remark = done.stderr.splitlines()
@@ -214,7 +214,7 @@ def test_dry_run_prints_the_plan_and_the_command(words):
 
 def test_a_papers_exchange_comes_with_its_recipe():
     done = subprocess.run([SCRIPT, "-H", "a:8,b:8", "--dry-run", "sony_1811.05233/table3-reference"], text=True,
-                          capture_output=True, timeout=60, env=scripts_environment())
+                          capture_output=True, timeout=300, env=scripts_environment())
     assert json.loads(done.stdout)["exchange"]["allreduce"] == "torus"
     assert "table3-reference.launch adds --allreduce=torus --compression=fp16 --loss_scale=128" in done.stderr
 
@@ -229,7 +229,7 @@ def test_a_papers_exchange_comes_with_its_recipe():
     (["--hostfile", "/nowhere", "digits"], 1, "/nowhere cannot be read"),
 ])
 def test_wrong_arguments_are_one_line(arguments, code, message):
-    done = subprocess.run([SCRIPT, *arguments], text=True, capture_output=True, timeout=60,
+    done = subprocess.run([SCRIPT, *arguments], text=True, capture_output=True, timeout=300,
                           env=scripts_environment())
     assert (done.returncode, len(done.stderr.splitlines())) == (code, 1), done.stderr
     assert message in done.stderr and done.stdout == ""
@@ -286,7 +286,7 @@ def test_credentials_reach_the_workers_and_no_list_of_processes(hosts, left, whe
         environments = [process.environ() for process in psutil.process_iter(["cmdline"])
                         if re.match(f"{WORKER}.*{folder}", shlex.join(process.info["cmdline"] or []))]
         hosts.run("login", "pkill", "-TERM", "-f", r"python -m launch\.horovodrun").check_returncode()
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)
     assert process.returncode == 75, err
     assert [found["AWS_SECRET_ACCESS_KEY"] for found in environments if "HOROVOD_RANK" in found] == [secret] * workers
     told = [out, err, *seen, *(path.read_bytes().decode(errors="replace") for path in hosts.top.glob(f"*/{folder}/**/*")

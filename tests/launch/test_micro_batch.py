@@ -55,7 +55,7 @@ def test_dgx1_gives_it_to_each_worker_and_the_user_wins(tmp_path, given, expecte
     environment = os.environ | pretend(tmp_path, [gpu(0), gpu(1)])
     environment.pop("CUDA_VISIBLE_DEVICES", None)
     done = subprocess.run([ROOT / "launch" / "dgx1.sh", "--dry-run", "digits", "--batch_size=256", *given], text=True,
-                          capture_output=True, timeout=60, env=environment)
+                          capture_output=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
     words = done.stderr.replace("'", "").split()
     assert [word for word in words if "micro_batch" in word] == expected
@@ -67,5 +67,5 @@ def test_horovodrun_asks_the_hosts_for_their_gpus(tmp_path):
     environment = os.environ | pretend(tmp_path, [gpu(0), gpu(1, memory__total=16160)])
     environment.pop("CUDA_VISIBLE_DEVICES", None)
     done = subprocess.run([ROOT / "launch" / "horovodrun.sh", "--dry-run", "-np", "2", "digits", "--batch_size=1024"],
-                          text=True, capture_output=True, timeout=60, env=environment)
+                          text=True, capture_output=True, timeout=300, env=environment)
     assert done.returncode == 0 and "--micro_batch_size=128" in done.stderr, done.stderr

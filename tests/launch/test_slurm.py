@@ -225,7 +225,7 @@ def test_workers_that_do_not_find_each_other_are_an_error(slurm, tmp_path):
 def test_the_papers_clusters(tmp_path, nodes, gpus, recipe):
     done = subprocess.run([SUBMIT, "--nodes", str(nodes), "--gpus-per-node", str(gpus), "--time=1:00:00",
                            "--sbatch=--constraint=v100", "--dry-run", recipe], cwd=tmp_path, text=True,
-                          capture_output=True, timeout=60, env=scripts_environment())
+                          capture_output=True, timeout=300, env=scripts_environment())
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     assert plan["workers"] == nodes * gpus
@@ -267,7 +267,7 @@ def test_a_dry_run_submits_nothing_however_it_is_spelled(slurm, tmp_path, spelli
 def script_for_a_container(folder: Path, image: str, *flags: str) -> str:
     done = subprocess.run([SUBMIT, "--nodes=2", "--gpus-per-node=8", f"--container-image={image}",
                            "--container-mounts=/data:/data", "--dry-run", *(flags or ["digits"]), "--batch_size=256"],
-                          cwd=folder, text=True, capture_output=True, timeout=60, env=scripts_environment())
+                          cwd=folder, text=True, capture_output=True, timeout=300, env=scripts_environment())
     assert done.returncode == 0, done.stderr
     [script] = (folder / "runs" / "slurm").glob("*.sbatch")
     return script.read_text()
@@ -284,7 +284,7 @@ def test_a_container_is_started_by_pyxis(tmp_path):
                                                     (["--cpus-per-task=8", "--mem=64G"], False)])
 def test_options_of_sbatch_and_typed_gpus_reach_the_script(options, exclusive, tmp_path):
     done = subprocess.run([SUBMIT, "--nodes=2", "--gpus-per-node=a100:4", *options, "--dry-run", "digits"],
-                          cwd=tmp_path, text=True, capture_output=True, timeout=60, env=scripts_environment())
+                          cwd=tmp_path, text=True, capture_output=True, timeout=300, env=scripts_environment())
     assert done.returncode == 0 and json.loads(done.stdout)["workers"] == 8, done.stderr
     [script] = (tmp_path / "runs" / "slurm").glob("*.sbatch")
     lines = [line.removeprefix("#SBATCH ") for line in script.read_text().splitlines()]
@@ -363,7 +363,7 @@ def started_in_a_container(folder: Path, body: str) -> str:
     (node / "srun").write_text('#!/bin/sh\necho "$CUDA_CACHE_PATH $*" >&2\n'
                                'case "$*" in *" -m launch.workers "*) echo 8 ;; esac\n')
     (node / "srun").chmod(0o755)
-    done = subprocess.run(["bash", "-c", body], cwd=folder, text=True, capture_output=True, timeout=60,
+    done = subprocess.run(["bash", "-c", body], cwd=folder, text=True, capture_output=True, timeout=300,
                           env={"PATH": f"{node}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_NTASKS": "8",
                                "SLURM_NODELIST": "n1", "HOME": str(folder)})
     assert "run 'uv sync'" not in done.stderr, done.stderr
@@ -371,7 +371,8 @@ def started_in_a_container(folder: Path, body: str) -> str:
 
 
 def test_without_arguments_it_shows_its_help(tmp_path):
-    done = subprocess.run([SUBMIT], cwd=tmp_path, text=True, capture_output=True, timeout=60, env=scripts_environment())
+    done = subprocess.run([SUBMIT], cwd=tmp_path, text=True, capture_output=True, timeout=300,
+                          env=scripts_environment())
     assert done.returncode == 2 and done.stderr.startswith("launch/slurm/submit.sh --nodes N") and done.stdout == ""
 
 
@@ -381,7 +382,7 @@ def test_with_a_container_the_host_needs_no_python_of_ours(tmp_path):
     command = [tmp_path / "launch" / "slurm" / "submit.sh", "--nodes=1", "--gpus-per-node=8", "--dry-run"]
 
     def submitted(*options):
-        return subprocess.run([*command, *options, "digits"], cwd=tmp_path, text=True, capture_output=True, timeout=60)
+        return subprocess.run([*command, *options, "digits"], cwd=tmp_path, text=True, capture_output=True, timeout=300)
 
     done = submitted("--container-image=/images/bigbatch.sqsh")
     assert done.returncode == 0 and done.stdout == "" and "checks the flags when it starts" in done.stderr
@@ -408,7 +409,7 @@ def test_with_a_container_the_host_needs_no_python_of_ours(tmp_path):
     (["--nodes=2", "--gpus-per-node=4", "digits", "--optimizer=adagrad"], 2, "optimizer"),
 ])
 def test_wrong_arguments_are_one_line_and_nothing_is_submitted(arguments, code, message, tmp_path):
-    done = subprocess.run([SUBMIT, *arguments], cwd=tmp_path, text=True, capture_output=True, timeout=60,
+    done = subprocess.run([SUBMIT, *arguments], cwd=tmp_path, text=True, capture_output=True, timeout=300,
                           env=scripts_environment())
     assert (done.returncode, len(done.stderr.splitlines())) == (code, 1), done.stderr
     assert message in done.stderr and done.stdout == "" and not (tmp_path / "runs").exists()

@@ -58,7 +58,7 @@ class Terminal:
         while self.read():
             pass
         os.close(self._ours)
-        self.stdout = self.process.communicate(timeout=60)[0].decode()
+        self.stdout = self.process.communicate(timeout=300)[0].decode()
         return self.process.returncode
 
     def shown(self) -> list[tuple[str, str]]:
@@ -228,7 +228,7 @@ def test_training_on_a_terminal_shows_its_stages_then_its_progress(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_leaves_the_terminal_as_it_was(number, tmp_path):
     terminal = Terminal(*launcher("python", 1), "train.py", *TINY, "--epochs=300", f"--output_dir={tmp_path}")
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not terminal.shown() and time.monotonic() < deadline:
         assert terminal.read(), terminal.lines
     terminal.process.send_signal(number)

@@ -195,12 +195,12 @@ def test_drawings_that_wait_are_dropped_and_training_does_not(info, found, monke
         written = folder / "outcomes.json"
         drawn.append(json.loads(written.read_text())["epoch"] if written.exists() else None)
         is_blocked.set()
-        assert is_released.wait(60)
+        assert is_released.wait(300)
 
     monkeypatch.setattr(report_writer, "write_report", draw)
     writer = ReportWriter(RunFolder(info.folder))
     writer.start(info)
-    assert is_blocked.wait(60)
+    assert is_blocked.wait(300)
     for epoch in range(1, 29):
         writer.evaluation(Evaluation({"epoch": epoch / 10}, {}, {}, found))
     assert drawn == [None]
@@ -217,9 +217,9 @@ def test_drawings_are_seconds_apart(info, found, monkeypatch):
     writer = ReportWriter(RunFolder(info.folder))
     writer.start(info)
     for epoch in (1, 2):
-        assert is_drawn.acquire(timeout=60)
+        assert is_drawn.acquire(timeout=300)
         writer.evaluation(Evaluation({"epoch": epoch}, {}, {}, found))
-    assert is_drawn.acquire(timeout=60) and drawn[2] - drawn[1] >= 0.5
+    assert is_drawn.acquire(timeout=300) and drawn[2] - drawn[1] >= 0.5
     writer.close()
     assert len(drawn) == 3
 

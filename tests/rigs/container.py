@@ -20,7 +20,7 @@ BUILDAH = ("buildah", *STORAGE)
 CERTIFICATES = "/etc/ssl/certs/host.crt"
 
 
-def call(*command, timeout=120, **options) -> subprocess.CompletedProcess:
+def call(*command, timeout=300, **options) -> subprocess.CompletedProcess:
     return subprocess.run([str(word) for word in command], text=True, capture_output=True, timeout=timeout,
                           stdin=subprocess.DEVNULL, **options)
 
@@ -89,7 +89,7 @@ exec podman --remote --url unix://{socket} "$@"
 """)
     script.chmod(0o755)
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 300
         while not socket.exists():
             assert service.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
@@ -97,7 +97,7 @@ exec podman --remote --url unix://{socket} "$@"
         yield script
     finally:
         service.terminate()
-        service.wait(30)
+        service.wait(300)
 
 
 def engine(image=IMAGE, make_base=make_base):

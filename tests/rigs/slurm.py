@@ -126,7 +126,7 @@ class Slurm:
         process.kill()
         process.wait()
 
-    def run(self, *command, cwd=None, timeout=60) -> subprocess.CompletedProcess:
+    def run(self, *command, cwd=None, timeout=300) -> subprocess.CompletedProcess:
         return subprocess.run([*map(str, command)], env=self.environment, text=True, capture_output=True, cwd=cwd,
                               timeout=timeout, stdin=subprocess.DEVNULL)
 

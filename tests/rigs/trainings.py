@@ -11,7 +11,7 @@ import psutil
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 TIMES = ("images_per_second", "seconds")
-PATIENCE = 180  # seconds to wait for a start or for an end
+PATIENCE = 900  # seconds after which a start or an end is taken for a hang; 32 workers take 80 on two idle cores
 
 
 def start(folder: Path, workers: int, flags, python=sys.executable, program=ROOT / "train.py", launcher="mpirun",
@@ -46,8 +46,10 @@ def wait_for(what, launcher: subprocess.Popen, pause=0.002) -> None:
     """Waits until what() is true or the training has succeeded. Raises RuntimeError if it fails, or after PATIENCE."""
     deadline = time.monotonic() + PATIENCE
     while not what() and launcher.poll() != 0:
-        if launcher.poll() is not None or time.monotonic() > deadline:
+        if launcher.poll() is not None:
             raise RuntimeError(f"the training run ended before the fault, with exit code {launcher.poll()}")
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the training run hangs: what a test waits for has not come in {PATIENCE} s")
         time.sleep(pause)
 
 

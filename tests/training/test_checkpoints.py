@@ -436,7 +436,7 @@ is_far, write, written, first = threading.Event(), checkpoints.write, [], []
 
 def slowly(path, snapshot, about):
     if not written:
-        assert is_far.wait(60), "training waits for the disk"
+        assert is_far.wait(300), "training waits for the disk"
     written.append(path)
     write(path, snapshot, about)
 

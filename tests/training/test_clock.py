@@ -28,10 +28,10 @@ class Gates:
 
     def stop_at(self, what) -> None:
         self._reached[what].release()
-        assert self._open[what].acquire(timeout=60)
+        assert self._open[what].acquire(timeout=300)
 
     def wait_for(self, what) -> None:
-        assert self._reached[what].acquire(timeout=60)
+        assert self._reached[what].acquire(timeout=300)
 
     def let_on(self, what) -> None:
         self._open[what].release()
@@ -79,7 +79,7 @@ def batches(gates):
 
 def becomes(look, expected) -> int:
     """The number that grows with progress, as soon as what is seen is this."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while (seen := look())[1] != expected:
         assert time.monotonic() < deadline, (seen, expected)
         time.sleep(0.001)

@@ -38,7 +38,7 @@ def stopped(folder, workers, flags, step, how=signal.SIGUSR1, worker=-1):
     wait_for(lambda: newest_step(folder) >= step, launcher)
     trainers(launcher)[worker].send_signal(how)
     sent.touch()
-    return launcher.wait(120)
+    return launcher.wait(300)
 
 
 @pytest.mark.parametrize("case", [
@@ -144,4 +144,4 @@ def test_a_second_training_in_the_same_folder_is_refused(tmp_path):
     named = f"another training run (process {holder.pid} on {socket.gethostname()}) writes to"
     assert done.returncode == 1 and named in done.stderr
     holder.send_signal(signal.SIGTERM)
-    assert launcher.wait(120) == 75
+    assert launcher.wait(300) == 75

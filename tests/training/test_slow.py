@@ -148,7 +148,7 @@ def test_a_worker_that_is_suspended_again_and_again_is_named(tmp_path):
             time.sleep(0.02)
             slow.resume()
             time.sleep(0.03)
-    assert launcher.wait(60) == 0
+    assert launcher.wait(300) == 0
     named = [sentence for row in rows(folder, "times.jsonl") for sentence in row["slow"]]
     assert named and all(one.startswith("rank 1 on ") for one in named), named
 

@@ -18,7 +18,7 @@ def test_before_training_is_under_way_there_is_nothing_to_save(tmp_path):
     worker = trainings.trainers(launcher)[1]
     wait_for(lambda: any("libtensorflow" in library.path for library in worker.memory_maps()), launcher)
     worker.send_signal(signal.SIGTERM)  # while TensorFlow is imported
-    assert launcher.wait(120) == 75
+    assert launcher.wait(300) == 75
     assert "stopped on request; there was nothing to save" in (tmp_path / "run.log").read_text()
 
 
@@ -27,7 +27,7 @@ def test_mpirun_passes_it_on(tmp_path):
     launcher = start(tmp_path / "run", 2, (*FLAGS, "--batch_size=64"))
     wait_for(lambda: newest_step(tmp_path / "run") >= 12, launcher)
     launcher.send_signal(signal.SIGUSR1)
-    assert launcher.wait(120) == 75
+    assert launcher.wait(300) == 75
     log = (tmp_path / "run.log").read_text()
     assert f"stopped on request after step {newest_step(tmp_path / 'run')} of" in log
     assert log.count("stopped on request") == 1 and log.count("--batch_size=64: the learning rate is still that") == 1
