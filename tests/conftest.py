@@ -186,7 +186,7 @@ def environment() -> dict[str, str]:
                          "PYTHONPATH": str(ROOT)}
 
 
-def run(kind: str, workers: int, *arguments, timeout: float = 300, cwd=ROOT, cold: bool = False
+def run(kind: str, workers: int, *arguments, timeout: float = 900, cwd=ROOT, cold: bool = False
         ) -> subprocess.CompletedProcess:
     return subprocess.run([*launcher(kind, workers, cold), *map(str, arguments)], cwd=cwd, env=environment(), text=True,
                           capture_output=True, timeout=timeout, stdin=subprocess.DEVNULL)

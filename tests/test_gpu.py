@@ -94,6 +94,7 @@ def make_marked_step(*arguments, **options):
         result = step(*inputs)
         print("STEP ENDS", file=sys.stderr, flush=True)
         return result
+    marked.get_concrete_function = step.get_concrete_function
     return marked
 build.make_train_step = make_marked_step
 sys.exit(train.main(["train.py", *sys.argv[1:]]))
