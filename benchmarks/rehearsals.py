@@ -1,7 +1,8 @@
 """Do recipes still rehearse as their comments say? `uv run python -m benchmarks.rehearsals [RECIPE ...]`
 
 It rehearses one recipe of each family, or those named, with `experiments.rehearse`, and compares the verdict with the
-line "Rehearsed:" of the recipe. Standard output has the lines of JSON. The exit code is 1 if a verdict is another one.
+line "Rehearsed:" of the recipe. It takes the flags of experiments.rehearse, too. Standard output
+has the lines of JSON. The exit code is 1 if a verdict is another one.
 """
 import sys
 
@@ -25,7 +26,6 @@ def changed(rows: list[dict]) -> list[str]:
 
 @command.program("benchmarks.rehearsals", __doc__)
 def main(argv) -> int:
-    """Takes the flags of experiments.rehearse, too."""
     names = () if any(not word.startswith("-") for word in argv[1:]) else FAMILIES
     rows = rehearse.run([*argv, *names])
     found = changed(rows)

@@ -224,7 +224,7 @@ def train_once(tmp_path_factory):
         key = flags, kind, workers
         if key not in made:
             made[key] = tmp_path_factory.mktemp("run")
-            train(*flags, f"--output_dir={made[key]}", kind=kind, workers=workers, program=program, timeout=900)
+            train(*flags, f"--output_dir={made[key]}", kind=kind, workers=workers, program=program)
         return made[key]
 
     return make

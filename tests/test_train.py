@@ -122,7 +122,7 @@ def reference_counts(folder, data_dir):
 
 @pytest.mark.campaign  # the digits' 97 % and the same weights on one worker and two imply it
 def test_two_workers_under_horovodrun_reach_96_percent(tmp_path):
-    summary = printed_json(train(f"--output_dir={tmp_path}", kind="horovodrun", workers=2, cold=True, timeout=900))
+    summary = printed_json(train(f"--output_dir={tmp_path}", kind="horovodrun", workers=2, cold=True))
     assert summary["val_top1"] >= 0.96 and summary["world_size"] == 2
 
 

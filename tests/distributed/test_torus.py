@@ -30,7 +30,7 @@ HALF = 2.0 ** -11  # float16 rounds to so much of a value
 
 def results(kind, workers, *arguments):
     """What each rank has found, by way."""
-    done = run(kind, workers, CASES, *arguments, timeout=900)
+    done = run(kind, workers, CASES, *arguments)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.removeprefix("[0]<stdout>:"))
     assert len(found) == workers

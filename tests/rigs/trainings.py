@@ -11,7 +11,7 @@ import psutil
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 TIMES = ("images_per_second", "seconds")
-PATIENCE = 900  # seconds after which a start or an end is taken for a hang; 32 workers take 80 on two idle cores
+PATIENCE = 900  # seconds after which a start or an end is taken for a hang
 
 
 def start(folder: Path, workers: int, flags, python=sys.executable, program=ROOT / "train.py", launcher="mpirun",
