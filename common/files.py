@@ -5,6 +5,7 @@ import fcntl
 import json
 import math
 import os
+import secrets
 import shutil
 import stat
 import tempfile
@@ -170,17 +171,23 @@ def private_folder(place) -> Path:
     return folder
 
 
+def scratch_name() -> str:
+    """Returns a name for `scratch_folder` that no other process chooses or can guess."""
+    return f"bigbatch-scratch-{secrets.token_hex(8)}"
+
+
 @contextlib.contextmanager
-def scratch_folder(place=None) -> Iterator[Path]:
+def scratch_folder(place=None, name: str | None = None) -> Iterator[Path]:
     """Context manager for a new folder that only this user can open. Also removes those that killed processes left.
 
-    place: the folder that contains it. Default: that of temporary files. Where there are no locks, the folders of
-    killed processes stay.
+    place: the folder that contains it. Default: that of temporary files. name: of scratch_name. Default: a new one.
+    Where there are no locks, the folders of killed processes stay.
     """
     place = Path(place or tempfile.gettempdir())
     for left in place.glob("bigbatch-scratch-*"):
         remove_unheld(left)
-    folder = Path(tempfile.mkdtemp(prefix="bigbatch-scratch-", dir=place))
+    folder = place / (name or scratch_name())
+    folder.mkdir(mode=0o700)
     with contextlib.ExitStack() as held:
         held.callback(shutil.rmtree, folder, ignore_errors=True)
         with contextlib.suppress(OSError):

@@ -9,8 +9,10 @@ DALI reads the indexes of all files when it opens, before they exist. So each re
 the stored size of the sample, and which its record does not have to fill.
 """
 import pickle
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +26,7 @@ import numpy as np
 
 from common.activity import DATA, activity
 from common.errors import UserError
-from common.files import in_memory, is_on_network, scratch_folder
+from common.files import in_memory, is_on_network, scratch_folder, scratch_name
 from data.dataset import Split
 from data.formats import tfrecord
 
@@ -43,9 +45,9 @@ READ_AHEAD = 8  # batches that DALI and TensorFlow may have opened before they a
 class Layout:
     """The files of a spool: which samples lie where.
 
-    samples: their numbers in reading order. folder: where the files are written. kept: number of samples at the start
-    whose files stay, because DALI starts again with them after the last sample. room: bytes that may be written before
-    they are needed. epochs: that of each sample, or None if all are of epoch 0.
+    samples: their numbers in reading order. folder: where the files are written, named by scratch_name. kept: number of
+    samples at the start whose files stay, because DALI starts again with them after the last sample. room: bytes that
+    may be written before they are needed. epochs: that of each sample, or None if all are of epoch 0.
     """
 
     split: Split
@@ -120,8 +122,9 @@ def opened_reader(split: Split, samples: np.ndarray, batch_size: int, again: boo
         if split.is_spooled:
             window = split.window
             place = window.folder.parent if window else in_memory(AHEAD + 2 * LARGEST_FILE)
-            layout = Layout(split, samples, held.enter_context(scratch_folder(place)), (READ_AHEAD + 1) * batch_size,
-                            window.room if window else AHEAD, epochs)
+            folder = Path(place or tempfile.gettempdir(), scratch_name())
+            layout = Layout(split, samples, folder, (READ_AHEAD + 1) * batch_size, window.room if window else AHEAD,
+                            epochs)
             spool = held.enter_context(closing(Spool(layout, batch_size, again)))
         slices = spool.slices() if spool else split.slices(samples)
         scratch = held.enter_context(scratch_folder(in_memory(SMALL_FILE * len(slices))))
@@ -179,6 +182,7 @@ class Spool:
             self._writer.stdin.close()
         self._writer.kill()
         self._writer.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def slices(self) -> list[tuple]:
         """Returns the slices to read, for data.formats.tfrecord.reader."""

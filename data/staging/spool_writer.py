@@ -3,22 +3,22 @@
 Standard input: a pickled (Layout, whether to start again after the last sample), then lines with two numbers: how many
 files have been read, and how many are needed. Files are counted over all passes. Standard output: `written COUNT` after
 each file, followed by `requests fetched hits` of data.staging.spool.Admitted since the start, or `error REASON`. It
-ends when standard input does, and removes the folder, and the window if it is not kept.
+ends when standard input does, and removes the folder, which it has made, and the window if it is not kept.
 """
 import errno
 import os
 import pickle
-import shutil
 import struct
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import numpy as np
 
 from common.errors import UserError, one_line
-from common.files import remove_unheld
+from common.files import remove_unheld, scratch_folder
 from data.formats import messages
 from data.formats.folder import shown
 from data.staging.spool import Layout
@@ -29,22 +29,25 @@ HEADER = struct.Struct("<QI")  # a TFRecord's length, and a checksum that DALI d
 
 
 def main() -> None:
-    layout, again = pickle.load(sys.stdin.buffer)
+    try:
+        layout, again = pickle.load(sys.stdin.buffer)
+    except (EOFError, pickle.UnpicklingError):
+        return  # the reader has ended
     requests = Requests(sys.stdin.buffer)
     code = 0
-    try:
-        write_ahead(layout, again, requests)
-    except (OSError, ValueError, UserError) as error:
-        print(f"error {shown(one_line(error))}", flush=True)
-        requests.wait(lambda: False)  # the reader still needs the files that are there
-    except Exception:
-        traceback.print_exc()
-        code = 1
-    finally:
-        shutil.rmtree(layout.folder, ignore_errors=True)
-        if layout.split.window and not layout.split.window.is_kept:
-            remove_unheld(layout.split.window.folder.parent, seconds=5)  # the reader may be ending
-        os._exit(code)  # a thread may still read standard input, or a block
+    with ExitStack() as held:
+        try:
+            held.enter_context(scratch_folder(layout.folder.parent, layout.folder.name))
+            write_ahead(layout, again, requests)
+        except (OSError, ValueError, UserError) as error:
+            print(f"error {shown(one_line(error))}", flush=True)
+            requests.wait(lambda: False)  # the reader still needs the files that are there
+        except Exception:
+            traceback.print_exc()
+            code = 1
+    if layout.split.window and not layout.split.window.is_kept:
+        remove_unheld(layout.split.window.folder.parent, seconds=5)  # the reader may be ending
+    os._exit(code)  # a thread may still read standard input, or a block
 
 
 class Requests:

@@ -97,19 +97,37 @@ def test_it_takes_little_space_and_dali_opens_nothing_that_is_not_there(in_forma
     assert most <= kept + lead + 4 * 8 < 1432 / 4
 
 
-def test_a_process_that_copies_ends_with_the_training(in_format):
-    code = ("import sys, time\nfrom data.dataset import open_dataset\nfrom data.feed import Feed\n"
-            "with Feed(open_dataset(sys.argv[1]), 32, 'none', 0).train(0, 9, 64, 64) as batches:\n"
-            "    next(batches)\n    print(batches.spool.folder, flush=True)\n    time.sleep(600)")
-    process = subprocess.Popen([sys.executable, "-c", code, str(in_format("lmdb"))], cwd=ROOT, text=True,
-                               stdout=subprocess.PIPE)
-    folder = Path(process.stdout.readline().strip())
-    assert list(folder.glob("*.tfrecord"))
-    [writer] = psutil.Process(process.pid).children()
+READING = """
+import sys, time
+import numpy as np
+from data.dataset import open_dataset
+from data.staging.spool import Spool, opened_reader
+
+def stop(spool, content=b""):
+    spool._writer.stdin.write(content)
+    spool._writer.stdin.flush()
+    print(spool._writer.pid, spool.folder, flush=True)
+    time.sleep(600)
+
+if (sent := eval(sys.argv[2])) is not None:
+    Spool._send = lambda spool, message: stop(spool, message[:sent])
+with opened_reader(open_dataset(sys.argv[1]).train, np.arange(500), 64) as (_, spool):
+    assert list(spool.folder.glob("*.tfrecord"))
+    stop(spool)
+"""
+
+
+@pytest.mark.parametrize("sent", [0, 1, 20_000, -1, None])
+def test_a_process_that_copies_ends_with_the_training(in_format, sent):
+    """Whether it is killed while it reads, or before it has said what to copy, which is megabytes for large sets."""
+    process = subprocess.Popen([sys.executable, "-c", READING, str(in_format("lmdb")), str(sent)], cwd=ROOT, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    pid, folder = process.stdout.readline().split()
+    writer = psutil.Process(int(pid))
     process.kill()
-    process.wait()
+    said = process.communicate()[1]
     writer.wait(300)
-    assert not folder.exists()
+    assert not Path(folder).exists() and "Traceback" not in said
 
 
 def is_writer(process) -> bool:
