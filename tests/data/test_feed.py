@@ -51,6 +51,13 @@ def test_an_epoch_holds_each_sample_once_over_all_shards(dataset, shards):
     assert sorted(second.tolist()) == list(range(split.samples))
 
 
+def test_micro_batches_by_hand():
+    """Of eight for four workers, pairs that share batch norm take two each, in turn. Five for two are 2 and 3."""
+    assert [[*order.micro_batches(32, 4, shard, 4, neighbours=2)] for shard in range(4)] == [
+        [0, 2], [1, 3], [4, 6], [5, 7]]
+    assert [[*order.micro_batches(20, 4, shard, 2)] for shard in range(2)] == [[0, 1], [2, 3, 4]]
+
+
 @pytest.mark.parametrize("shards", [1, 2, 3, 4, 5])
 def test_the_shards_of_every_interval_are_its_slice_of_the_stream(dataset, shards):
     """Interval after interval, of changing batches: what all read together is the stream, no less, no more."""
