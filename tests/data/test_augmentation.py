@@ -192,6 +192,7 @@ def test_colours_lie_along_the_principal_components():
     colours = columns(random_numbers(AUGMENTATIONS["resnet"], 224, 0, np.arange(50_000)))["colour"]
     colours = colours.astype(np.float64)
     axes, scales = augmentation.COLOUR_AXES, 255 * 0.1 * augmentation.COLOUR_SCALES
+    np.testing.assert_allclose(axes.T @ axes, np.eye(3), atol=1e-3)  # as all principal axes, to the digits published
     np.testing.assert_allclose(np.cov(colours.T), axes @ np.diag(scales ** 2) @ axes.T, rtol=0.03, atol=0.01)
     along = colours @ np.linalg.inv(axes).T / scales
     assert abs(along.mean(axis=0)).max() < 0.02 and abs((along ** 4).mean(axis=0) - 3).max() < 0.15  # normal
