@@ -298,6 +298,7 @@ def main(argv) -> int:
     values = absl_flags.FLAGS
     folder = Path(values.output_dir).absolute()
     dataset = folder.with_name(f"{folder.name}_digits")  # of files, whose samples another process copies
+    shutil.rmtree(dataset, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "data.prepare", "--source=digits", "--format=recordio",
                     f"--output={dataset}"], check=True, stdout=sys.stderr)
     faults, differing = campaign(folder, values.faults, values.workers, values.seed,
