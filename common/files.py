@@ -171,22 +171,24 @@ def private_folder(place) -> Path:
     return folder
 
 
-def scratch_name() -> str:
-    """Returns a name for `scratch_folder` that no other process chooses or can guess."""
-    return f"bigbatch-scratch-{secrets.token_hex(8)}"
+def scratch_path(place=None) -> Path:
+    """Returns a path for `scratch_folder` that no other process chooses or can guess.
+
+    place: the folder that contains it. Default: that of temporary files.
+    """
+    return Path(place or tempfile.gettempdir()) / f"bigbatch-scratch-{secrets.token_hex(8)}"
 
 
 @contextlib.contextmanager
-def scratch_folder(place=None, name: str | None = None) -> Iterator[Path]:
+def scratch_folder(place=None, path: Path | None = None) -> Iterator[Path]:
     """Context manager for a new folder that only this user can open. Also removes those that killed processes left.
 
-    place: the folder that contains it. Default: that of temporary files. name: of scratch_name. Default: a new one.
-    Where there are no locks, the folders of killed processes stay.
+    place: as in scratch_path. path: a result of scratch_path, in place of a new one. Where there are no locks, the
+    folders of killed processes stay.
     """
-    place = Path(place or tempfile.gettempdir())
-    for left in place.glob("bigbatch-scratch-*"):
+    folder = path or scratch_path(place)
+    for left in folder.parent.glob("bigbatch-scratch-*"):
         remove_unheld(left)
-    folder = place / (name or scratch_name())
     folder.mkdir(mode=0o700)
     with contextlib.ExitStack() as held:
         held.callback(shutil.rmtree, folder, ignore_errors=True)

@@ -12,7 +12,6 @@ import pickle
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +25,7 @@ import numpy as np
 
 from common.activity import DATA, activity
 from common.errors import UserError
-from common.files import in_memory, is_on_network, scratch_folder, scratch_name
+from common.files import in_memory, is_on_network, scratch_folder, scratch_path
 from data.dataset import Split
 from data.formats import tfrecord
 
@@ -45,7 +44,7 @@ READ_AHEAD = 8  # batches that DALI and TensorFlow may have opened before they a
 class Layout:
     """The files of a spool: which samples lie where.
 
-    samples: their numbers in reading order. folder: where the files are written, named by scratch_name. kept: number of
+    samples: their numbers in reading order. folder: where the files are written, a scratch_path. kept: number of
     samples at the start whose files stay, because DALI starts again with them after the last sample. room: bytes that
     may be written before they are needed. epochs: that of each sample, or None if all are of epoch 0.
     """
@@ -122,9 +121,8 @@ def opened_reader(split: Split, samples: np.ndarray, batch_size: int, again: boo
         if split.is_spooled:
             window = split.window
             place = window.folder.parent if window else in_memory(AHEAD + 2 * LARGEST_FILE)
-            folder = Path(place or tempfile.gettempdir(), scratch_name())
-            layout = Layout(split, samples, folder, (READ_AHEAD + 1) * batch_size, window.room if window else AHEAD,
-                            epochs)
+            layout = Layout(split, samples, scratch_path(place), (READ_AHEAD + 1) * batch_size,
+                            window.room if window else AHEAD, epochs)
             spool = held.enter_context(closing(Spool(layout, batch_size, again)))
         slices = spool.slices() if spool else split.slices(samples)
         scratch = held.enter_context(scratch_folder(in_memory(SMALL_FILE * len(slices))))

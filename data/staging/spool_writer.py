@@ -34,20 +34,21 @@ def main() -> None:
     except (EOFError, pickle.UnpicklingError):
         return  # the reader has ended
     requests = Requests(sys.stdin.buffer)
-    code = 0
-    with ExitStack() as held:
-        try:
-            held.enter_context(scratch_folder(layout.folder.parent, layout.folder.name))
-            write_ahead(layout, again, requests)
-        except (OSError, ValueError, UserError) as error:
-            print(f"error {shown(one_line(error))}", flush=True)
-            requests.wait(lambda: False)  # the reader still needs the files that are there
-        except Exception:
-            traceback.print_exc()
-            code = 1
-    if layout.split.window and not layout.split.window.is_kept:
-        remove_unheld(layout.split.window.folder.parent, seconds=5)  # the reader may be ending
-    os._exit(code)  # a thread may still read standard input, or a block
+    code, held = 0, ExitStack()
+    try:
+        held.enter_context(scratch_folder(path=layout.folder))
+        write_ahead(layout, again, requests)
+    except (OSError, ValueError, UserError) as error:
+        print(f"error {shown(one_line(error))}", flush=True)
+        requests.wait(lambda: False)  # the reader still needs the files that are there
+    except Exception:
+        traceback.print_exc()
+        code = 1
+    finally:  # also if nobody is there to be told
+        held.close()
+        if layout.split.window and not layout.split.window.is_kept:
+            remove_unheld(layout.split.window.folder.parent, seconds=5)  # the reader may be ending
+        os._exit(code)  # a thread may still read standard input, or a block
 
 
 class Requests:

@@ -1,6 +1,7 @@
 """The spool: LMDB and RecordIO in any order, in bounded space, and what becomes of it when something fails."""
 import contextlib
 import os
+import pickle
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,6 +12,7 @@ import psutil
 import pytest
 from conftest import ROOT, SmallDisk
 
+from common.files import scratch_path
 from data import order
 from data.dataset import ORDERS, Split, Window, open_dataset
 from data.feed import Feed
@@ -128,6 +130,22 @@ def test_a_process_that_copies_ends_with_the_training(in_format, sent):
     said = process.communicate()[1]
     writer.wait(300)
     assert not Path(folder).exists() and "Traceback" not in said
+
+
+def test_a_process_that_copies_removes_all_when_nobody_listens(in_format, tmp_path):
+    """A worker may be killed just before it is told that a file is there."""
+    split = open_dataset(in_format("tfrecord")).train
+    window = tmp_path / "window"
+    window.mkdir()
+    split = replace(split, window=Window(window / "train", 1 << 30, 1 << 20, 15, 0))
+    layout = spool.Layout(split, np.arange(500), scratch_path(window), kept=64, room=1 << 20)
+    with subprocess.Popen([sys.executable, "-m", "data.staging.spool_writer"], cwd=ROOT, stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE) as writer:
+        writer.stdout.close()
+        writer.stdin.write(pickle.dumps((layout, False)) + b"0 1\n")
+        writer.stdin.flush()
+        assert writer.stderr.read() == b"" and writer.wait() == 0
+    assert not window.exists()
 
 
 def is_writer(process) -> bool:
