@@ -6,7 +6,8 @@ import os
 import resource
 from pathlib import Path
 
-CARDS = Path("/sys/class/infiniband")  # with InfiniBand, RoCE or EFA
+from common.open_mpi import CARDS
+
 DEVICES = Path("/dev/infiniband")
 IPC_LOCK = 14  # the number of the capability with which a process may pin any amount of memory
 

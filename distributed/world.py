@@ -15,10 +15,11 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
+from common import open_mpi
 from common.activity import OTHERS, activity
 from common.cores import cores_of_worker
 from common.errors import UserError, one_line, reason
-from distributed import gpus, rdma
+from distributed import gpus
 from distributed.lost import is_lost
 from plan import launcher
 
@@ -220,12 +221,9 @@ def set_horovods_variables(deterministic: bool, fusion_mb: float | None, timelin
 
 def _init(process_sets) -> None:
     tf.get_logger().setLevel("ERROR")
-    # A thread that waits in Open MPI yields its core to threads that compute, instead of spinning.
-    os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
-    if not rdma.CARDS.exists():
-        os.environ.setdefault("OMPI_MCA_btl", "^ofi")  # ofi looks for such a card, and sleeps for a second
     try:
-        with launcher.single_process_environment() if hvd.gloo_built() else contextlib.nullcontext():
+        with (launcher.single_process_environment() if hvd.gloo_built() else contextlib.nullcontext(),
+              contextlib.nullcontext() if launcher.uses_gloo() else open_mpi.configured()):
             hvd.init(process_sets=process_sets or None)
     except ValueError:
         if not process_sets:

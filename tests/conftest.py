@@ -181,7 +181,7 @@ def launcher(kind: str, workers: int, cold: bool = False) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """What programs find that tests start. OMPI_MCA_btl: as distributed.world sets it, who explains it."""
+    """What programs find that tests start. OMPI_MCA_btl: as common.open_mpi sets it, which explains it."""
     return os.environ | {"OMPI_MCA_btl": "^ofi", "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
                          "PYTHONPATH": str(ROOT)}
 

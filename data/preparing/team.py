@@ -3,12 +3,14 @@
 Between two samples, a rank looks for messages of the others. No rank waits for another while there is work, and all
 ranks learn of an error within a sample's time.
 """
+import atexit
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable
 from itertools import chain
 
+from common import open_mpi
 from common.activity import startup
 from common.errors import UserError, complain, one_line
 
@@ -27,8 +29,10 @@ class Team:
     def __init__(self, single_process: bool = False):
         self._comm = None
         if not single_process and any(name in os.environ for name in LAUNCHED):
-            from mpi4py import MPI
+            with open_mpi.configured():
+                from mpi4py import MPI  # starts MPI
 
+            atexit.register(MPI.Finalize)  # mpi4py's own comes after all of atexit, and so after the folder is gone
             self._comm = MPI.COMM_WORLD
         self.rank, self.size = (self._comm.rank, self._comm.size) if self._comm else (0, 1)
         self._bar = None

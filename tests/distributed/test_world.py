@@ -1,10 +1,12 @@
 """What a worker's start does, and does not do; what workers exchange."""
 import os
+import subprocess
+import tempfile
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import run
+from conftest import ROOT, environment, launcher, run, unshare
 
 from distributed.world import LARGEST_MESSAGE, parts, set_horovods_variables
 
@@ -165,3 +167,26 @@ def test_the_parts_of_an_index_of_a_billion_records():
     assert [one.start for one in found] == [0, *(one.stop for one in found[:-1])] and found[-1].stop == size
     assert all(0 < one.stop - one.start < 2**31 for one in found)
     assert parts(0, 8) == [] and parts(8, 8) == [slice(0, 8)] and parts(9, 8) == [slice(0, 8), slice(8, 9)]
+
+
+TALK = """
+from distributed import world
+worker = world.start(0)
+for number in range(100):
+    assert worker.gather((worker.rank, number), "talk") == [(0, number), (1, number)]
+print(*{line.split()[-1] for line in open("/proc/self/maps") if "sm_segment" in line})
+"""
+
+
+def test_jobs_of_the_same_name_do_not_share_memory():
+    """As in two containers with one /dev/shm and one host name. Open MPI's files have a name each, and are removed."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as one, tempfile.TemporaryDirectory(dir="/tmp") as two:
+        words = ["timeout", "--signal=KILL", "60", *unshare("--pid", "--fork", "--kill-child", "--mount-proc"),
+                 "sh", "-c", '"$@"; exit $?', "sh", *launcher("mpirun", 2), "-c", TALK]
+        jobs = [subprocess.Popen(words, env=environment() | {"TMPDIR": folder}, cwd=ROOT, text=True,
+                                 stdout=subprocess.PIPE) for folder in (one, two)]
+        ours, theirs = ({*job.communicate()[0].split()} for job in jobs)
+    assert [job.returncode for job in jobs] == [0, 0]
+    assert len(ours) == len(theirs) == 2 and not ours & theirs
+    assert {*map(os.path.basename, ours)} == {*map(os.path.basename, theirs)}  # so they would
+    assert not any(map(os.path.exists, ours | theirs))
