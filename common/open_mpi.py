@@ -13,20 +13,24 @@ CARDS = Path("/sys/class/infiniband")  # RDMA network cards: InfiniBand, RoCE or
 
 @contextlib.contextmanager
 def configured() -> Iterator[None]:
-    """Context manager in which MPI starts.
+    """Context manager in which MPI starts. Until this process exits, its shared memory is in a folder of its own.
 
-    Each process has its shared memory in a folder of its own, until it exits. In /dev/shm itself, Open MPI 5 names it
-    after the host, the rank and 16 bits of a hash of the job: two jobs in 65,536, and any two containers that share
-    /dev/shm, a host name and a number of mpirun's process, would write into each other's messages.
+    In /dev/shm itself, Open MPI 5 names the file after the host, the user, the rank and a hash of the job with 16 bits.
+    Jobs whose hashes are equal write into each other's messages: one pair of 65,536, and containers that share /dev/shm
+    and the host's name if mpirun has the same process number in both.
     """
     # A thread that waits in Open MPI yields its core to threads that compute, instead of spinning.
     os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     if not CARDS.exists():
         os.environ.setdefault("OMPI_MCA_btl", "^ofi")  # ofi looks for such a card, and sleeps for a second
-    with contextlib.ExitStack() as held, contextlib.ExitStack() as started:
-        if FOLDER not in os.environ:
-            with contextlib.suppress(OSError):
-                os.environ[FOLDER] = str(held.enter_context(scratch_folder(MEMORY)))
-                started.callback(os.environ.pop, FOLDER)  # no child inherits it
-        atexit.register(held.pop_all().close)  # before the caller's: Open MPI complains if it finds its file gone
+    if FOLDER in os.environ:
         yield
+        return
+    held = contextlib.ExitStack()
+    atexit.register(held.close)  # registered first, it runs last: MPI complains if its file is gone
+    with contextlib.suppress(OSError):
+        os.environ[FOLDER] = str(held.enter_context(scratch_folder(MEMORY)))
+    try:
+        yield
+    finally:
+        os.environ.pop(FOLDER, None)  # no child inherits it

@@ -179,7 +179,7 @@ print(*{line.split()[-1] for line in open("/proc/self/maps") if "sm_segment" in 
 
 
 def test_jobs_of_the_same_name_do_not_share_memory():
-    """As in two containers with one /dev/shm and one host name. Open MPI's files have a name each, and are removed."""
+    """As in two containers that share /dev/shm and the host's name. Both mpiruns are process 2, after the shell."""
     with tempfile.TemporaryDirectory(dir="/tmp") as one, tempfile.TemporaryDirectory(dir="/tmp") as two:
         words = ["timeout", "--signal=KILL", "60", *unshare("--pid", "--fork", "--kill-child", "--mount-proc"),
                  "sh", "-c", '"$@"; exit $?', "sh", *launcher("mpirun", 2), "-c", TALK]
@@ -188,5 +188,5 @@ def test_jobs_of_the_same_name_do_not_share_memory():
         ours, theirs = ({*job.communicate()[0].split()} for job in jobs)
     assert [job.returncode for job in jobs] == [0, 0]
     assert len(ours) == len(theirs) == 2 and not ours & theirs
-    assert {*map(os.path.basename, ours)} == {*map(os.path.basename, theirs)}  # so they would
+    assert {*map(os.path.basename, ours)} == {*map(os.path.basename, theirs)}  # in one folder, they would be the same
     assert not any(map(os.path.exists, ours | theirs))
