@@ -17,7 +17,6 @@ try:
 except ImportError:
     raise SystemExit("train.py: this Python lacks the packages; start it with `uv run train.py`") from None
 
-import gc
 import os
 import sys
 from pathlib import Path
@@ -154,6 +153,4 @@ def finish(summary: dict | None = None) -> None:
 
 
 if __name__ == "__main__":
-    code = main(sys.argv)
-    gc.freeze()  # keeps Python's last collections from walking through all of TensorFlow, which takes 0.6 s
-    sys.exit(code)
+    command.end(main(sys.argv))

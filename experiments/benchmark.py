@@ -25,7 +25,6 @@ form one table. --topology adds the forecast of launch.scaling to it.
     done
 """
 import contextlib
-import gc
 import json
 import sys
 from dataclasses import dataclass, replace
@@ -154,6 +153,4 @@ def show_steps(result: dict, options: Options) -> list[str]:
 
 
 if __name__ == "__main__":
-    code = main(sys.argv)
-    gc.freeze()
-    sys.exit(code)
+    command.end(main(sys.argv))

@@ -244,4 +244,4 @@ class Running:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    command.end(main(sys.argv))

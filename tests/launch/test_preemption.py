@@ -105,3 +105,26 @@ def test_a_request_while_train_py_imports_is_75(number, launcher):
                           capture_output=True, timeout=300, env=environment())
     assert done.returncode == 75 and "stopped on request; there was nothing to save" in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
+
+
+LATE = """
+import os, runpy, signal, sys
+
+class Late:
+    def __del__(self, kill=os.kill, process=os.getpid()):
+        kill(process, signal.{signal})
+
+sys.modules["late"] = Late()
+sys.argv = ["{program}", *sys.argv[1:]]
+runpy.run_module("{program}", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("program, words", [("train", ["--dry_run"]), ("launch.horovodrun", ["--dry-run", "digits"])])
+def test_a_request_while_python_ends_changes_nothing(program, words, number):
+    """It comes after Python has given signals their default actions back, which kill."""
+    code = LATE.format(program=program, signal=number.name)
+    done = subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, text=True, capture_output=True,
+                          timeout=300, env=environment())
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
