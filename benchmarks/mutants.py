@@ -1,22 +1,25 @@
 """What do the tests catch? `uv run python -m benchmarks.mutants --output_dir=runs/mutants [--each=15] [ROOM ...]`
 
 It draws mutants of the code that results depend on, with seed 0, so many per room: a comparison, an operator or a
-constant that is another one, a condition that is negated. Each runs in a copy of the repository against the default
-tests of its room, those of its module first. A mutant survives if they pass. A line of JSON per mutant, then survivors
-per room. If it is stopped, the same command continues. Two commands with different rooms can run side by side.
+constant that is another one, a condition that is negated. Each runs in a copy of the repository against all default
+tests of its room. A mutant survives if they pass. A line of JSON per mutant, then for each room how many were caught,
+and its tests of at least a second that no mutant needs, because a cheaper test catches the same. If it is stopped, the
+same command continues. Two commands with different rooms can run side by side.
 """
 import argparse
 import ast
+import collections
 import copy
 import json
 import random
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
+from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[1]
 ROOMS = {"optim": ("optim/*.py",), "plan": ("plan/*.py",), "data": ("data/order.py", "data/augmentation.py"),
@@ -60,19 +63,38 @@ def drawn(room: str, number: int) -> list[tuple[Path, int, str, str]]:
     return found
 
 
-def caught_by(path: Path, text: str, room: str) -> str | None:
-    """Returns the first test that fails on a mutated file, or None if all pass."""
+def tested(path: Path, text: str, room: str) -> dict:
+    """Runs a room's tests on a mutated file. Returns the tests that failed, and the seconds of each that ended."""
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(ROOT, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".venv", "runs", ".git"))
         (Path(folder) / path.relative_to(ROOT)).write_text(text)
-        tests = sorted((Path(folder) / "tests" / room).glob("test_*.py"), key=lambda test: path.stem not in test.stem)
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *map(str, tests)]
+        junit = Path(folder) / "junit.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", f"--junitxml={junit}",
+                   f"tests/{room}"]
         try:
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LIMIT)
         except subprocess.TimeoutExpired:
-            return "a test that hangs"
-    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return (failed or [done.stdout[-200:]])[0] if done.returncode else None
+            return {"caught_by": ["a test that hangs"], "tests": {}}
+        if not junit.exists():
+            return {"caught_by": [done.stdout[-200:] + done.stderr[-200:]], "tests": {}}
+        cases = {f"{case.get('classname')}::{case.get('name')}": case
+                 for case in ElementTree.parse(junit).iter("testcase")}
+    failed = [name for name, case in cases.items() if {child.tag for child in case} & {"failure", "error"}]
+    return {"caught_by": failed, "tests": {name: float(case.get("time")) for name, case in cases.items()}}
+
+
+def unneeded(rows: list[dict]) -> dict[str, float]:
+    """Returns the tests that catch no mutant which no cheaper test catches, with their median seconds."""
+    seconds = collections.defaultdict(list)
+    for row in rows:
+        for name, value in row["tests"].items():
+            seconds[name].append(value)
+    median = {name: statistics.median(values) for name, values in seconds.items()}
+    needed = set()
+    for row in rows:
+        if caught := [name for name in row["caught_by"] if name in median]:
+            needed.add(min(caught, key=median.get))
+    return {name: value for name, value in median.items() if name not in needed}
 
 
 def main() -> None:
@@ -87,12 +109,14 @@ def main() -> None:
         rows = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
         for path, line, change, text in drawn(room, options.each)[len(rows):]:
             began = time.monotonic()
-            rows.append({"where": f"{path.relative_to(ROOT)}:{line}", "change": change,
-                         "caught_by": caught_by(path, text, room), "seconds": round(time.monotonic() - began)})
+            rows.append({"where": f"{path.relative_to(ROOT)}:{line}", "change": change, **tested(path, text, room)})
+            rows[-1]["seconds"] = round(time.monotonic() - began)
             log.write_text("".join(json.dumps(row) + "\n" for row in rows))
-            print(json.dumps(rows[-1]), flush=True)
-        counts = Counter(row["caught_by"] is None for row in rows)
-        print(f"{room}: {counts[False]} of {len(rows)} caught", flush=True)
+            print(json.dumps({**rows[-1], "tests": len(rows[-1]["tests"])}), flush=True)
+        print(f"{room}: {sum(bool(row['caught_by']) for row in rows)} of {len(rows)} caught", flush=True)
+        for name, seconds in sorted(unneeded(rows).items(), key=lambda pair: -pair[1]):
+            if seconds >= 1:
+                print(f"{seconds:8.1f} s {name}", flush=True)
 
 
 if __name__ == "__main__":
