@@ -3,8 +3,8 @@
 It draws mutants of the code that results depend on, with seed 0, so many per room: a comparison, an operator or a
 constant that is another one, a condition that is negated. Each runs in a copy of the repository against all default
 tests of its room. A mutant survives if they pass. A line of JSON per mutant, then for each room how many were caught,
-and its tests of at least a second that no mutant needs, because a cheaper test catches the same. If it is stopped, the
-same command continues. Two commands with different rooms can run side by side.
+and its tests of at least a second that no mutant needs: they catch none, or a cheaper test catches the same. If it is
+stopped, the same command continues. Two commands with different rooms can run side by side.
 """
 import argparse
 import ast
@@ -74,20 +74,20 @@ def tested(path: Path, text: str, room: str) -> dict:
         try:
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LIMIT)
         except subprocess.TimeoutExpired:
-            return {"caught_by": ["a test that hangs"], "tests": {}}
+            return {"caught_by": ["a test that hangs"], "test_seconds": {}}
         if not junit.exists():
-            return {"caught_by": [done.stdout[-200:] + done.stderr[-200:]], "tests": {}}
+            return {"caught_by": [done.stdout[-200:] + done.stderr[-200:]], "test_seconds": {}}
         cases = {f"{case.get('classname')}::{case.get('name')}": case
                  for case in ElementTree.parse(junit).iter("testcase")}
     failed = [name for name, case in cases.items() if {child.tag for child in case} & {"failure", "error"}]
-    return {"caught_by": failed, "tests": {name: float(case.get("time")) for name, case in cases.items()}}
+    return {"caught_by": failed, "test_seconds": {name: float(case.get("time")) for name, case in cases.items()}}
 
 
 def unneeded(rows: list[dict]) -> dict[str, float]:
     """Returns the tests that catch no mutant which no cheaper test catches, with their median seconds."""
     seconds = collections.defaultdict(list)
     for row in rows:
-        for name, value in row["tests"].items():
+        for name, value in row["test_seconds"].items():
             seconds[name].append(value)
     median = {name: statistics.median(values) for name, values in seconds.items()}
     needed = set()
@@ -112,7 +112,7 @@ def main() -> None:
             rows.append({"where": f"{path.relative_to(ROOT)}:{line}", "change": change, **tested(path, text, room)})
             rows[-1]["seconds"] = round(time.monotonic() - began)
             log.write_text("".join(json.dumps(row) + "\n" for row in rows))
-            print(json.dumps({**rows[-1], "tests": len(rows[-1]["tests"])}), flush=True)
+            print(json.dumps({name: value for name, value in rows[-1].items() if name != "test_seconds"}), flush=True)
         print(f"{room}: {sum(bool(row['caught_by']) for row in rows)} of {len(rows)} caught", flush=True)
         for name, seconds in sorted(unneeded(rows).items(), key=lambda pair: -pair[1]):
             if seconds >= 1:

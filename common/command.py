@@ -91,8 +91,8 @@ def shell(program: str, barrier: Callable[[], None] = lambda: None, prints_error
 def end(code: int) -> NoReturn:
     """Ends this process, once all is done. A request to stop that comes late changes nothing any more.
 
-    Python gives signals their default actions back as it ends, which takes a while with TensorFlow, and with MPI until
-    the other ranks end. A signal would kill a worker that has saved its checkpoint, and its job would be said to fail.
+    Python gives signals their default actions back before it frees TensorFlow and waits in MPI for the other ranks. A
+    signal that came then would kill a worker that has saved its checkpoint, and the job would seem to have failed.
     """
     for number in SAVING:
         signal.signal(number, signal.SIG_IGN)

@@ -75,8 +75,11 @@ class Elastic:
     def reach(self, step):
         wait_for(lambda: newest_step(self.folder) >= step, self.launcher)
 
+    def exit_code(self):
+        return self.launcher.wait(PATIENCE)
+
     def end(self):
-        assert self.launcher.wait(PATIENCE) == 0, self.log.read_text()[-3000:]
+        assert self.exit_code() == 0, self.log.read_text()[-3000:]
         return json.loads((self.folder / "summary.json").read_text()), self.log.read_text()
 
 
@@ -97,7 +100,7 @@ def test_a_worker_joins_and_rank_0_is_lost(tmp_path):
     plan = json.loads((training.folder / "plan.json").read_text())
     assert plan["workers"] == 1 and plan["phases"][0]["accumulation_steps"] == 2  # 64 a time, as before
     training.worker(1).terminate()  # its rank when it started
-    assert training.launcher.wait(PATIENCE) == 1  # horovodrun's own, whatever a worker's
+    assert training.exit_code() == 1  # horovodrun's own, whatever a worker's
     assert training.log.read_text().count("stopped on request") == 1
     found = rows(training.folder)
     assert [row["epoch"] for row in found] == list(range(1, len(found) + 1)) and len(found) > 3
@@ -109,7 +112,7 @@ def test_a_worker_joins_and_rank_0_is_lost(tmp_path):
 def test_a_worker_that_is_lost_after_a_rollback_does_not_undo_it(tmp_path):
     training = Elastic(tmp_path, ["localhost", "127.0.0.1"], "--epochs=6", "--learning_rate=0:0.02,1.5:1e12",
                        "--on_divergence=rollback", "--max_rollbacks=1", "--observer=tests.rigs.losing:Losing")
-    assert training.launcher.wait(PATIENCE) == 1
+    assert training.exit_code() == 1
     log = training.log.read_text()
     assert log.count("rolled back to") == 1 and ", after 1 rollbacks; the last good checkpoint" in log, log[-3000:]
     assert "on 1 workers instead of 2" in log
@@ -145,7 +148,7 @@ def test_a_torus_that_loses_a_worker_gets_another_grid(tmp_path):
     assert after["workers"] == 4 and after["exchange"]["allreduce"] == "torus" and after["exchange"]["grid"] == [2, 2]
     assert log.count("continues with a torus: 3x2 does not fit 4 workers") == 1
     training.worker_on("localhost").terminate()
-    assert training.launcher.wait(PATIENCE) == 1 and training.log.read_text().count("stopped on request") == 1
+    assert training.exit_code() == 1 and training.log.read_text().count("stopped on request") == 1
 
 
 UNEVEN = ("--micro_batch_size=32", "--model=bn_convnet", "--image_size=16", "--deterministic",
@@ -204,7 +207,7 @@ def test_more_workers_than_micro_batches_are_an_error(tmp_path):
     training = Elastic(tmp_path, ["localhost"], "--epochs=400", "--batch_size=64", "--micro_batch_size=64")
     training.reach(12)
     training.offer(["localhost", "127.0.0.1"])
-    assert training.launcher.wait(PATIENCE) != 0
+    assert training.exit_code() != 0
     assert "64 is not divisible by 2 workers x --micro_batch_size=64" in training.log.read_text()
 
 
@@ -269,5 +272,5 @@ def test_who_reaches_the_ports_of_elastic_training_cannot_run_code(tmp_path):
     assert listening == {"127.0.0.1"}
     training.reach(newest_step(training.folder) + 20)
     training.worker(0).terminate()
-    assert training.launcher.wait(PATIENCE) == 1 and training.log.read_text().count("stopped on request") == 1
+    assert training.exit_code() == 1 and training.log.read_text().count("stopped on request") == 1
 

@@ -17,7 +17,8 @@ What a fork cannot show, and a test starts a cold Python for:
 - what a start imports and how long it takes (test_rooms.py, `--help` in test_train.py), and a request to stop that
   comes meanwhile (test_stopping.py, test_preemption.py)
 - a crash at the interpreter's end: the scripts in launch/ have a cold run each (test_dgx1.py, test_horovodrun.py,
-  test_slurm.py), and so have horovodrun (test_train.py) and a single worker (test_default_recipe.py)
+  test_slurm.py), and so have horovodrun (test_train.py) and a single worker (test_default_recipe.py); a signal that
+  comes then (test_preemption.py)
 - .pth files (the clock in test_horovodrun.py), Python's options, and variables that are read when Python or a library
   loads: PYTHONHASHSEED, OMP_NUM_THREADS, TF_CPP_MIN_LOG_LEVEL (test_xla.py)
 - that a worker ends with its launcher, whose child a fork is not (the stopped launchers in test_horovodrun.py); the

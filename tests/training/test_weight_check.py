@@ -134,7 +134,7 @@ def test_the_numbers_of_three_workers_are_compared(kind):
 
 @pytest.mark.trainings
 def test_no_state_that_differs_is_saved_and_a_rollback_undoes_it(tmp_path):
-    """A fault in each kind of state, one after another and on each rank, leaves no bit behind: one sound worker's."""
+    """After a fault in each kind of state, on one rank after another, the bits are those of one worker without any."""
     faulty, sound = tmp_path / "faulty", tmp_path / "sound"
     flags = (*ALL_KINDS, "--micro_batch_size=21", "--on_divergence=rollback", "--max_rollbacks=20",
              "--checkpoint_every=0.2")
