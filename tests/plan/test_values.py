@@ -1,7 +1,47 @@
-"""Values of flags that have a form of their own."""
+"""The values that flags take: bounds of numbers, and values that have a form of their own."""
 import pytest
 
+from common.errors import UsageError
+from plan import flags
 from plan.values import Every, range_of_steps
+
+# (flags, the least value, one below it, the greatest value, one above it)
+BOUNDS = (
+    ("base_batch_size micro_batch_size dali_threads shuffle_block evaluate_every", "1", "0", "1000000", None),
+    ("workers workers_per_node train_samples", "1", "0", "1000000", None),
+    ("max_rollbacks shuffle_group", "0", "-1", "1000000", None),
+    ("validation_size", "1", "0", "4096", "4097"),
+    ("seed", "0", "-1", "4294967295", "4294967296"),
+    ("last_gamma momentum label_smoothing batch_norm_momentum hw_decoder_load", "0", "-1e-9", "1", "1.0000001"),
+    ("drop_path", "0", "-1e-9", "0.99", "0.9900001"),
+    ("ema_decay", "0", "-1e-9", "0.999999999", "1"),
+    ("mixup cutmix", "0", "-1e-9", "1000", "1000.1"),
+    ("poly_power end_learning_rate warmup_epochs warmup_learning_rate weight_decay trust_coefficient lars_epsilon "
+     "clip_norm", "0", "-1e-9", "1e30", None),
+    ("epochs", "1e-9", "0", "100000", "100001"),
+    ("fusion_mb", "0.001", "0.0009", "100000", "100001"),
+    ("stage_gb", "0.001", "0.0009", "1000000", None))
+
+
+def problem(flag: str, value: str) -> str:
+    """What is wrong with a flag. Empty if nothing is; other flags may be wrong with it."""
+    try:
+        flags.parse(["train.py", f"--{flag}={value}", "--dry_run"])
+    except UsageError as error:
+        return str(error) if f"--{flag}={value}" in str(error) else ""
+    return ""
+
+
+@pytest.mark.parametrize("names, least, below, greatest, above", BOUNDS)
+def test_the_ends_of_a_number_are_taken_and_what_lies_beyond_is_refused(names, least, below, greatest, above):
+    for name in names.split():
+        assert not problem(name, least) and not problem(name, greatest)
+        assert problem(name, below) and (above is None or problem(name, above))
+
+
+def test_every_number_with_bounds_is_among_them():
+    bounded = {name for name, about in flags.FLAGS.items() if about.get("low") is not None}
+    assert bounded == {name for names, *_ in BOUNDS for name in names.split()}
 
 
 def test_minutes_are_counted_in_seconds():
