@@ -29,6 +29,7 @@ PRETEND_GPU = os.environ.get("BIGBATCH_PRETEND_GPU") == "1"  # test_gpu.py's tes
 TIERS = ("trainings", "launchers", "docs")  # which the default tests leave to .ci/run
 LONGEST = ("test_slurm.py", "test_train.py", "test_docs.py", "test_horovodrun.py", "test_kubernetes.py",
            "test_resume.py", "test_elastic.py", "test_exchange.py", "test_torus.py", "test_models.py",
+           "test_applications.py", "test_first_gpu_hour.py", "test_same_bits.py", "test_xla.py",
            "test_heartbeat.py", "test_batch_norm_span.py")
 
 

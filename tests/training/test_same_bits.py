@@ -40,15 +40,18 @@ def test_two_workers_make_the_bits_of_one(tmp_path):
 
 
 @pytest.mark.trainings
-def test_stopped_on_four_workers_and_resumed_on_one(tmp_path):
-    """LARS, moving statistics over groups of 4 samples, RandAugment, stochastic depth, binary cross-entropy."""
+def test_stopped_on_three_workers_and_resumed_on_one(tmp_path):
+    """LARS, moving statistics over groups of 4 samples, RandAugment, stochastic depth, binary cross-entropy.
+
+    A batch has 16 micro-batches, which three workers cannot share equally.
+    """
     train(*MOVING, f"--output_dir={tmp_path / '1'}", program=PROGRAM)
-    folder = tmp_path / "4 and 1"
-    assert stopped(folder, 4, MOVING, step=8) == 75
+    folder = tmp_path / "3 and 1"
+    assert stopped(folder, 3, MOVING, step=8) == 75
     assert 8 <= newest_step(folder) < 22
     assert start(folder, 1, MOVING, PROGRAM).wait(300) == 0
     assert differences(tmp_path / "1", folder) == []
-    assert ", on 1 workers instead of 4" in Path(f"{folder}.log").read_text()
+    assert ", on 1 workers instead of 3" in Path(f"{folder}.log").read_text()
     ours, theirs = ((one / "trust_ratios.jsonl").read_text() for one in (tmp_path / "1", folder))
     assert ours == theirs
 
@@ -69,8 +72,8 @@ def test_a_span_over_workers_and_a_torus_make_the_same_bits(tmp_path):
     """Batch norm over two workers needs an even number of them."""
     flags = *BASE, "--batch_size=96", "--batch_norm_span=16", "--epochs=1"
     train(*flags, f"--output_dir={tmp_path / '2'}", kind="mpirun", workers=2, program=PROGRAM)
-    train(*flags, "--allreduce=torus", f"--output_dir={tmp_path / '6'}", kind="mpirun", workers=6, program=PROGRAM)
-    assert differences(tmp_path / "2", tmp_path / "6") == []
+    train(*flags, "--allreduce=torus", f"--output_dir={tmp_path / '4'}", kind="mpirun", workers=4, program=PROGRAM)
+    assert differences(tmp_path / "2", tmp_path / "4") == []
 
 
 @pytest.mark.parametrize(("flags", "message"), [
