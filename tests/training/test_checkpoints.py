@@ -82,6 +82,18 @@ def test_the_last_five_and_the_best_are_kept(tmp_path):
     assert checkpoints.last_good(99).name == "step-00000009"
 
 
+def test_an_old_checkpoint_that_cannot_be_removed_stays(tmp_path):
+    """A user has moved it to another disk, and left a link, which cannot be removed like a folder."""
+    checkpoints = saved(tmp_path, range(1, 6))
+    (tmp_path / "step-00000001").rename(tmp_path / "moved")
+    (tmp_path / "step-00000001").symlink_to("moved")
+    for step in (6, 7):
+        checkpoints.save(snapshot(step), epoch=step / 10)
+        assert checkpoints.wait()
+    assert names(tmp_path) == [f"step-{step:08}" for step in (1, 3, 4, 5, 6, 7)]
+    assert {path.name for path in (tmp_path / "moved").iterdir()} >= {"variables.index"}
+
+
 def test_after_going_back_what_never_came_to_be_is_removed(tmp_path):
     checkpoints = saved(tmp_path, [1, 2, 3])
     assert checkpoints.last_good(3).name == "step-00000002"  # the weights of step 3 were bad before it
