@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from common.activity import activity
 from common.errors import UserError
 from data import synthetic
 from distributed.exchange import GradientExchange
@@ -113,6 +114,24 @@ def test_a_step_is_launched_before_the_result_of_the_one_before_is_known(job, mo
     assert [step for step, *_ in recovery.acted] == [12]
     assert recovery.recorded == [0, 24, 49]  # after which the statistics of layers are read
     assert len(read) == 4 * len(timed)  # before and after the data, after the gradients, after the exchange
+
+
+class Reached(Exception):
+    """Ends a training in its first step."""
+
+
+@pytest.mark.parametrize(("span", "expected"), [(4, clock.COMPUTING), (8, clock.OTHERS)])
+def test_a_worker_that_computes_may_wait_for_the_statistics_of_its_neighbour(span, expected, job, monkeypatch):
+    """With batch norm over the micro-batches of two workers, whoever still computes need not be the one to blame."""
+    def step(*_):
+        raise Reached(activity.look()[0])
+
+    monkeypatch.setattr(clock.Marks, "_look", lambda _: (0, False, True))  # a batch has arrived
+    phase = dataclasses.replace(job.plan.phases[0], batch_norm_span=span)
+    assert phase.micro_batch_size == 4
+    changed = dataclasses.replace(job, plan=dataclasses.replace(job.plan, phases=(phase,)), train_step=lambda _: step)
+    with pytest.raises(Reached, match=f"^{expected}$"):
+        loop.follow_plan(changed, Recovery())
 
 
 def test_a_step_that_diverged_is_reported_before_anything_is_saved(job):
