@@ -7,8 +7,8 @@ from plan.values import Every, range_of_steps
 
 # (flags, the least value, one below it, the greatest value, one above it)
 BOUNDS = (
-    ("base_batch_size micro_batch_size dali_threads shuffle_block evaluate_every", "1", "0", "1000000", None),
-    ("workers workers_per_node train_samples", "1", "0", "1000000", None),
+    ("base_batch_size micro_batch_size dali_threads shuffle_block evaluate_every workers workers_per_node "
+     "train_samples", "1", "0", "1000000", None),
     ("max_rollbacks shuffle_group", "0", "-1", "1000000", None),
     ("validation_size", "1", "0", "4096", "4097"),
     ("seed", "0", "-1", "4294967295", "4294967296"),
@@ -23,24 +23,24 @@ BOUNDS = (
     ("stage_gb", "0.001", "0.0009", "1000000", None))
 
 
-def problem(flag: str, value: str) -> str:
-    """What is wrong with a flag. Empty if nothing is; other flags may be wrong with it."""
+def is_refused(name: str, value: str) -> bool:
+    """Whether the value itself is. That another flag is missing or does not fit does not count."""
     try:
-        flags.parse(["train.py", f"--{flag}={value}", "--dry_run"])
+        flags.parse(["train.py", f"--{name}={value}", "--dry_run"])
     except UsageError as error:
-        return str(error) if f"--{flag}={value}" in str(error) else ""
-    return ""
+        return f"--{name}={value}" in str(error)
+    return False
 
 
 @pytest.mark.parametrize("names, least, below, greatest, above", BOUNDS)
 def test_the_ends_of_a_number_are_taken_and_what_lies_beyond_is_refused(names, least, below, greatest, above):
     for name in names.split():
-        assert not problem(name, least) and not problem(name, greatest)
-        assert problem(name, below) and (above is None or problem(name, above))
+        assert not is_refused(name, least) and not is_refused(name, greatest)
+        assert is_refused(name, below) and (above is None or is_refused(name, above))
 
 
 def test_every_number_with_bounds_is_among_them():
-    bounded = {name for name, about in flags.FLAGS.items() if about.get("low") is not None}
+    bounded = {name for name, about in flags.FLAGS.items() if {about.get("low"), about.get("high")} != {None}}
     assert bounded == {name for names, *_ in BOUNDS for name in names.split()}
 
 
