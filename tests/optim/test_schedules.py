@@ -56,6 +56,14 @@ def test_momentum_from_the_noise_scale(batch, momentum):
     assert momentum_at("constant", 0.9, batch) == 0.9
 
 
+def test_a_batch_that_leaves_no_momentum_is_an_error():
+    """1 - (1 - 0.5) * 65536 / 32768 is exactly 0."""
+    assert momentum_at("noise_scale", 0.5, 65535) == pytest.approx(0.5 / 32768)
+    for batch in (65536, 65537):
+        with pytest.raises(ValueError, match=f"no positive momentum at batch size {batch}"):
+            momentum_at("noise_scale", 0.5, batch)
+
+
 @pytest.mark.parametrize("text", ["", "a", "1:2", "0:1,0:2", "0:1,5", "0:1,9:2,3:4", "0:1:2", "1,2"])
 def test_malformed_pairs(text):
     with pytest.raises(ValueError):
