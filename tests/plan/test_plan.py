@@ -44,7 +44,7 @@ def test_a_batch_of_two_billion_is_planned_at_once():
     """In a second a loop over all numbers up to a worker's part would not be through a twentieth of them."""
     phase, = plan(batch_size=str(2**31 - 2**10), batch_norm_span="64").phases
     assert (phase.micro_batch_size, phase.global_batch_size) == (64, 2**31 - 2**10)
-    with pytest.raises(UserError, match="the nearest possible spans: 2 and 4"):
+    with pytest.raises(UserError, match="on 1 worker; the nearest possible spans: 2 and 4"):
         plan(batch_size=str(2**31 - 2**10), batch_norm_span="3")
 
 

@@ -2,7 +2,7 @@
 import pytest
 
 from common.errors import UsageError
-from plan import flags
+from plan import flags, values
 from plan.values import Every, range_of_steps
 
 # (flags, the least value, one below it, the greatest value, one above it)
@@ -20,7 +20,12 @@ BOUNDS = (
      "clip_norm", "0", "-1e-9", "1e30", None),
     ("epochs", "1e-9", "0", "100000", "100001"),
     ("fusion_mb", "0.001", "0.0009", "100000", "100001"),
-    ("stage_gb", "0.001", "0.0009", "1000000", None))
+    ("stage_gb", "0.001", "0.0009", "1000000", None),
+    ("image_size", "1", "0", "4096", "4097"),
+    ("batch_size batch_norm_span workers_schedule", "1", "0", "2147483647", "2147483648"),
+    ("learning_rate", "0", "-1e-9", "1e30", "1.1e30"),
+    ("loss_scale", "1", "0.9999", "16777216", "16777217"),
+    ("target_top1", "1e-9", "0", "1", "1.0000001"))
 
 
 def is_refused(name: str, value: str) -> bool:
@@ -40,7 +45,9 @@ def test_the_ends_of_a_number_are_taken_and_what_lies_beyond_is_refused(names, l
 
 
 def test_every_number_with_bounds_is_among_them():
-    bounded = {name for name, about in flags.FLAGS.items() if {about.get("low"), about.get("high")} != {None}}
+    by_parsing = (values.sizes, values.span, values.image_sizes, values.rates, values.loss_scale, values.fraction)
+    bounded = {name for name, about in flags.FLAGS.items()
+               if about.get("parse") in by_parsing or {about.get("low"), about.get("high")} != {None}}
     assert bounded == {name for names, *_ in BOUNDS for name in names.split()}
 
 
