@@ -70,7 +70,7 @@ def trained(folder, *more):
     return [v.numpy() for v in model.variables], found, dict(Counted.opened)
 
 
-@pytest.mark.parametrize("name", ["tfrecord", "lmdb", "lmdb by file"])
+@pytest.mark.parametrize("name", ["tfrecord", "lmdb by file"])
 def test_a_pipeline_for_all_epochs_gives_the_bits_of_one_for_each(in_format, name, monkeypatch):
     """Exact statistics and averaged weights read the training set, too: each evaluation twice."""
     monkeypatch.setitem(model_zoo.MODELS, bn_train.NAME, bn_train.INFO)
