@@ -70,15 +70,15 @@ def trained(folder, *more):
     return [v.numpy() for v in model.variables], found, dict(Counted.opened)
 
 
-@pytest.mark.parametrize("name", ["tfrecord", "lmdb by file"])
-def test_a_pipeline_for_all_epochs_gives_the_bits_of_one_for_each(in_format, name, monkeypatch):
+@pytest.mark.parametrize(("name", "more", "pipelines"), [
+    ("tfrecord", ("--batch_norm_statistics=exact", "--ema_decay=0.9"), {"training": 2, "validation": 1}),
+    ("lmdb", ("--order=file",), {"training": 3, "validation": 3})])
+def test_a_pipeline_for_all_epochs_gives_the_bits_of_one_for_each(in_format, name, more, pipelines, monkeypatch):
     """Exact statistics and averaged weights read the training set, too: each evaluation twice."""
     monkeypatch.setitem(model_zoo.MODELS, bn_train.NAME, bn_train.INFO)
-    name, *by_file = name.split(maxsplit=1)
-    more = ("--order=file",) if by_file else ("--batch_norm_statistics=exact", "--ema_decay=0.9")
     weights, evaluations, opened = trained(in_format(name), *more)
     # Three of training in one pipeline, all measurements in another; a format read file by file has one for each.
-    assert opened == ({"training": 3, "validation": 3} if by_file else {"training": 2, "validation": 1})
+    assert opened == pipelines
     monkeypatch.setattr(reading, "INTERVALS", 1)
     apart, also, opened = trained(in_format(name), *more)
     assert opened["training"] >= 3 and len(evaluations) == len(also) == 3
