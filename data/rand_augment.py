@@ -11,9 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from data.randomness import Purpose, uniforms
+from data.warp import warped
 
 MOST = 10  # the largest magnitude
 FILL = 128
+RADIANS = np.pi / 180  # of a degree
 # operation -> its parameter, float64 (samples,), from magnitude / MOST, sign (-1 or 1) and image size in pixels, as in
 # timm/data/auto_augment.py for `inc1`, with which each magnitude above another changes an image more.
 PARAMETERS = {
@@ -77,15 +79,16 @@ def parameters(index: np.ndarray, share: np.ndarray, sign: np.ndarray, image_siz
     return found
 
 
-def applied(images, columns, on_device):
+def applied(images, columns, transform):
     """Adds the operations to the graph of a pipeline with conditionals; returns uint8 images.
 
-    columns: a row of RandAugment.random_numbers for each image. on_device: moves a tensor to where the images are.
+    columns: a row of RandAugment.random_numbers for each image. transform: data.pipeline.Transform, with the images'
+    size and device.
     """
     from nvidia.dali import fn, types
     from nvidia.dali.pipeline import do_not_convert
 
-    operations = [do_not_convert(operation) for operation in do_not_convert(_operations)(on_device)]
+    operations = [do_not_convert(operation) for operation in do_not_convert(_operations)(transform)]
     for start in range(0, len(columns), 2):
         index = fn.cast(columns[start], dtype=types.INT32)
         images = _chosen(operations, index, images, columns[start + 1])
@@ -103,9 +106,32 @@ def _chosen(operations, index, images, parameter):
         return _chosen(operations[half:], index - half, images, parameter)
 
 
-def _operations(on_device) -> list:
+def _operations(transform) -> list:
     """Returns a function of (images, parameter) for each of NAMES."""
     from nvidia.dali import fn, types
+    from nvidia.dali.auto_aug import augmentations as dali
+
+    on_device = transform.on_device
+
+    def sharpness(images, parameter):
+        kernel = types.Constant(BLUR) + types.Constant(IDENTITY - BLUR) * parameter
+        return fn.filter(images, on_device(kernel))
+
+    by_name = {
+        "equalize": lambda images, parameter: fn.equalize(images),
+        "posterize": lambda images, parameter: images & on_device(fn.cast(parameter, dtype=types.UINT8)),
+        "solarize": lambda images, parameter: dali.solarize.op(images, on_device(parameter)),
+        "solarize_add": lambda images, parameter: dali.solarize_add.op(
+            images, on_device(fn.cast(parameter, dtype=types.UINT8))),
+        "sharpness": sharpness,
+        **(_moved_on_gpu() if transform.device.name == "gpu" else _moved_on_cpu(transform.size)),
+    }
+    return [by_name.get(name) or getattr(dali, name).op for name in NAMES]
+
+
+def _moved_on_gpu() -> dict:
+    """Returns the operations that move pixels."""
+    from nvidia.dali import fn
     from nvidia.dali.auto_aug import augmentations as dali
 
     def moved(name, is_vertical):
@@ -114,19 +140,25 @@ def _operations(on_device) -> list:
             return getattr(dali, name).op(images, fn.stack(*pair), fill_value=FILL)
         return operation
 
-    def sharpness(images, parameter):
-        kernel = types.Constant(BLUR) + types.Constant(IDENTITY - BLUR) * parameter
-        return fn.filter(images, on_device(kernel))
+    return {"rotate": lambda images, parameter: dali.rotate.op(images, parameter, fill_value=FILL)} | {
+        f"{kind}_{axis}": moved(name, axis == "y") for axis in "xy" for kind, name in (
+            ("shear", f"shear_{axis}"), ("translate", f"translate_{axis}_no_shape"))}
 
-    by_name = {
-        "equalize": lambda images, parameter: fn.equalize(images),
-        "rotate": lambda images, parameter: dali.rotate.op(images, parameter, fill_value=FILL),
-        "posterize": lambda images, parameter: images & on_device(fn.cast(parameter, dtype=types.UINT8)),
-        "solarize": lambda images, parameter: dali.solarize.op(images, on_device(parameter)),
-        "solarize_add": lambda images, parameter: dali.solarize_add.op(
-            images, on_device(fn.cast(parameter, dtype=types.UINT8))),
-        "sharpness": sharpness,
-        **{f"{kind}_{axis}": moved(name, axis == "y") for axis in "xy" for kind, name in (
-            ("shear", f"shear_{axis}"), ("translate", f"translate_{axis}_no_shape"))},
+
+def _moved_on_cpu(size: int) -> dict:
+    """Returns the operations that move pixels, as matrices from the result to the image."""
+    from nvidia.dali import math
+
+    def rotated(parameter):
+        cos, sin, centre = math.cos(parameter * RADIANS), math.sin(parameter * RADIANS), size / 2
+        return (cos, -sin, (1 - cos + sin) * centre), (sin, cos, (1 - cos - sin) * centre)
+
+    rows = {
+        "rotate": rotated,
+        "shear_x": lambda parameter: ((1.0, -parameter, 0.0), (0.0, 1.0, 0.0)),
+        "shear_y": lambda parameter: ((1.0, 0.0, 0.0), (-parameter, 1.0, 0.0)),
+        "translate_x": lambda parameter: ((1.0, 0.0, -parameter), (0.0, 1.0, 0.0)),
+        "translate_y": lambda parameter: ((1.0, 0.0, 0.0), (0.0, 1.0, -parameter)),
     }
-    return [by_name.get(name) or getattr(dali, name).op for name in NAMES]
+    return {name: lambda images, parameter, row=row: warped(images, *row(parameter), size, fill=FILL)
+            for name, row in rows.items()}

@@ -1,9 +1,8 @@
 """From an encoded image to the pixels that the model sees in evaluation, in operations that a SavedModel can hold.
 
-The same steps as data/pipeline.py, which runs in DALI: decode, turn upright, take the centre, resize. On a CPU, the
-decoded pixels are the same, except that some or all differ by 1 in a CMYK JPEG that has to be turned, and between
-prediction and DALI in a TIFF of YCbCr, with a palette or of 16 bits per colour. After resizing, about 2 in a million
-values differ, by 1; of images that are stretched, up to 1 in 100, because DALI rounds some halves otherwise.
+The same steps as data/pipeline.py, which runs in DALI: decode, turn upright, take the centre, resize. On a CPU with
+fused multiply-adds, the pixels are the same, except that some or all decoded ones differ by 1 in a CMYK JPEG that has
+to be turned, and between prediction and DALI in a TIFF of YCbCr, with a palette or of 16 bits per colour.
 
 All this holds for a file in place, as data.prepare stores it, in prediction and in a SavedModel. Alpha is dropped. What
 is transparent in a GIF is black. data.images.check finds the images that DALI decodes otherwise, or does not.
@@ -68,26 +67,38 @@ def central_part(image, enlarge: float | None) -> tf.Tensor:
 def resized(image, size: int) -> tf.Tensor:
     """Resizes an image, or a batch of them, to uint8 (size, size, 3) each, bilinear without antialiasing.
 
-    The float32 operations and their order are DALI's: it first interpolates between rows if the image shrinks, and
-    between columns if it grows. tf.image.resize would round about 1 in 1,000 values differently.
+    The roundings to float32 are those of data.warp on a CPU: between columns first, then between rows, with fused
+    multiply-adds except for the positions of the rows. tf.image.resize would round about 1 in 1,000 values differently.
     """
-    pixels = tf.cast(image, tf.float32)
-    pixels = tf.cond(tf.shape(image)[-3] > size,
-                     lambda: _interpolated(_interpolated(pixels, -3, size), -2, size),
-                     lambda: _interpolated(_interpolated(pixels, -2, size), -3, size))
+    height, width = tf.unstack(tf.shape(image)[-3:-1])
+    steps = tf.range(size, dtype=tf.float32)
+    scale, start = _scale(width, size)
+    pixels = _interpolated(tf.cast(image, tf.float32), -2, _fused(steps, scale, start))
+    scale, start = _scale(height, size)
+    pixels = _interpolated(pixels, -3, steps * scale + start)
     return tf.ensure_shape(tf.cast(tf.round(pixels), tf.uint8), (*image.shape[:-3], size, size, 3))
 
 
-def _interpolated(pixels, axis: int, size: int):
-    """Interpolates linearly along one axis, counted from the last."""
-    length = tf.shape(pixels)[axis]
+def _scale(length, size: int):
+    """Returns the pixels of the image per pixel of the result, and where the first of these has its centre."""
     scale = _quotient(length, size)
-    position = tf.range(size, dtype=tf.float32) * scale + (0.5 * scale - 0.5 - 1.0)
-    first = tf.math.ceil(position)
-    weight = tf.reshape(first - position, [size, 1, 1] if axis == -3 else [1, size, 1])
-    before, after = (tf.gather(pixels, tf.clip_by_value(tf.cast(index, tf.int32), 0, length - 1), axis=axis)
+    return scale, 0.5 * scale - 0.5
+
+
+def _interpolated(pixels, axis: int, position):
+    """Interpolates linearly at positions along one axis, counted from the last."""
+    last = tf.shape(pixels)[axis] - 1
+    first = tf.floor(position)
+    weight = tf.reshape(position - first, [-1] + [1] * (-1 - axis))
+    before, after = (tf.gather(pixels, tf.clip_by_value(tf.cast(index, tf.int32), 0, last), axis=axis)
                      for index in (first, first + 1))
-    return before * weight + after * (1.0 - weight)
+    return _fused(after - before, weight, before)
+
+
+def _fused(factor, other, addend):
+    """Returns factor * other + addend, float32, rounded once."""
+    factor, other, addend = (tf.cast(value, tf.float64) for value in (factor, other, addend))
+    return tf.cast(factor * other + addend, tf.float32)
 
 
 def _quotient(whole, divisor):

@@ -28,6 +28,11 @@ def columns(rows):
     return {name: rows[:, start:start + width] for (name, width), start in zip(COLUMNS.items(), starts, strict=False)}
 
 
+def by_columns(**values):
+    """A sample's random numbers, 0 but for these."""
+    return np.concatenate([np.broadcast_to(np.float32(values.get(name, 0)), width) for name, width in COLUMNS.items()])
+
+
 @pytest.mark.parametrize("name", AUGMENTATIONS)
 def test_numbers_follow_from_the_position(name):
     rows = random_numbers(AUGMENTATIONS[name], 224, seed=3, positions=np.arange(200))

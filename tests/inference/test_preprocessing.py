@@ -12,7 +12,6 @@ from data.augmentation import AUGMENTATIONS
 from inference.preprocessing import orientation, preprocess
 
 ORIENTATION = 0x0112
-LARGEST_SHARE = 5e-5  # of values that may differ, by 1; about 2e-6 do
 
 
 @functools.cache
@@ -65,10 +64,10 @@ def released():
     _function.cache_clear()
 
 
-def check(image: bytes, size: int = 224, recipe: str = "crop_flip", share: float = LARGEST_SHARE) -> None:
-    theirs, ours = by_dali(image, size, recipe).astype(int), by_tensorflow(image, size, recipe)
-    assert theirs.shape == ours.shape and np.ptp(theirs) > 50
-    assert np.abs(theirs - ours).max() <= 1 and (theirs != ours).mean() <= share
+def check(image: bytes, size: int = 224, recipe: str = "crop_flip") -> None:
+    theirs = by_dali(image, size, recipe)
+    assert np.ptp(theirs) > 50
+    np.testing.assert_array_equal(by_tensorflow(image, size, recipe), theirs)
 
 
 PHOTO = photo(500, 375)
@@ -90,8 +89,7 @@ def test_kinds(kind):
 
 @pytest.mark.parametrize(("width", "height"), [(500, 375), (375, 500), (300, 100), (64, 200)])
 def test_whole_images_are_stretched(width, height):
-    """If the last interpolation is between rows, DALI rounds some halves up: more values differ by 1."""
-    check(encoded(photo(width, height)), 64, "crop_flip_mild", 0.01)
+    check(encoded(photo(width, height)), 64, "crop_flip_mild")
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
@@ -133,16 +131,13 @@ def test_orientation(kind, number):
                                   (224, 224), (640, 640)])
 @pytest.mark.parametrize("recipe", ["none", "crop_flip", "alexnet"])
 def test_sizes(size, recipe):
-    check(encoded(photo(*size)), recipe=recipe, share=2e-4)
+    check(encoded(photo(*size)), recipe=recipe)
 
 
-def test_many_photos_agree_to_millionths():
-    random, differing, count = np.random.default_rng(0), 0, 0
+def test_photos_of_any_size():
+    random = np.random.default_rng(0)
     for _ in range(20):
-        image = encoded(photo(*map(int, random.integers(200, 700, 2))))
-        theirs, ours = by_dali(image, 224, "crop_flip"), by_tensorflow(image, 224, "crop_flip")
-        differing, count = differing + (theirs != ours).sum(), count + ours.size
-    assert differing / count < 1e-5
+        check(encoded(photo(*map(int, random.integers(200, 700, 2)))))
 
 
 @pytest.mark.parametrize("image", [b"", b"x", b"GIF89a", GIFS["animated"][:400], b"\xff\xd8\xff",
