@@ -13,12 +13,14 @@ on two cores:
     decoder     the limit: libjpeg-turbo (simplejpeg), two threads, whole images in memory, decoding only
 
 Pillow antialiases when it shrinks an image, as torchvision does. bigbatch and the usual tf.data recipe do not. Each
-candidate is a process, which is stopped during the turns of the others. The first second of a turn does not count. The
-output shows medians over the rounds, and the median of the ratios per round. PyTorch is not a dependency: run `pip
+candidate is a process, which is stopped during the turns of the others. The first second of a turn does not count for
+the images per second. The processor seconds are those of all threads and processes of a candidate. The output shows
+medians over the rounds, and the median of the ratios per round. PyTorch is not a dependency: run `pip
 install torch==2.13.0 pillow numpy` in an environment of your own, and give its interpreter as --torch_python.
 
-With --rand_augment, the candidates are bigbatch and tf.data, each with RandAugment's operations and without them.
-tf.data has five of them, which are Keras's layers, and bigbatch all fifteen.
+With --rand_augment, the candidates are bigbatch and tf.data, each with RandAugment's operations and without them, and
+bigbatch with --augmentation=nnabla. tf.data has five of the operations, which are Keras's layers, and bigbatch all
+fifteen.
 
 The second part, which --no_train omits, runs train.py on real images and on synthetic ones of the same size in turn. It
 takes the median of the images per second of all epochs except the first, which includes compilation. It trains
@@ -35,14 +37,25 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
+
+import psutil
 
 from benchmarks import photos
 
 ROOT = Path(__file__).parents[1]
 IMAGE_SIZE, BATCH, CORES = 224, 128, 2
-WANTED = {"tf.data": 1.25, "PyTorch": 2.0, "decoder": 0.5}  # times the rate of each
+WANTED = {"PyTorch": 2.0, "decoder": 0.5}  # times the rate of each
+WANTED_COST = {("bigbatch", "tf.data"): 0.95, ("bigbatch, RandAugment", "tf.data, RandAugment"): 0.9}  # times its cost
 WANTED_TRAIN = 0.97
 OPERATIONS = "m6-n2-mstd0.5-inc1"
+
+
+class Turn(NamedTuple):
+    """rate: images per second. cost: processor seconds per 1,000 images."""
+
+    rate: float
+    cost: float
 
 
 class Peer:
@@ -58,13 +71,18 @@ class Peer:
         self._answer("ready")
         self._signal(signal.SIGSTOP)
 
-    def turn(self, seconds: float) -> float:
-        """Runs for some seconds. Returns images per second."""
+    def turn(self, seconds: float) -> Turn:
+        """Runs for some seconds."""
+        before = self._processor_seconds()
         self._signal(signal.SIGCONT)
         print(seconds, file=self._process.stdin, flush=True)
-        rate = float(self._answer())
+        rate, images = map(float, self._answer().split())
         self._signal(signal.SIGSTOP)
-        return rate
+        return Turn(rate, 1000 * (self._processor_seconds() - before) / images)
+
+    def _processor_seconds(self) -> float:
+        process = psutil.Process(self._process.pid)
+        return sum(sum(one.cpu_times()[:2]) for one in (process, *process.children(recursive=True)))
 
     def _signal(self, number):
         with contextlib.suppress(ProcessLookupError):
@@ -77,21 +95,22 @@ class Peer:
         return line
 
 
-def pipelines(dataset: Path, folder: Path, options) -> dict[str, list[float]]:
-    """Returns the images per second of each peer in each round."""
+def pipelines(dataset: Path, folder: Path, options) -> dict[str, list[Turn]]:
+    """Returns the turns of each peer."""
     with contextlib.ExitStack() as stack:
         peers = {"bigbatch": Peer(stack, dataset, "bigbatch"), "tf.data": Peer(stack, dataset, "tf_data")}
         if options.rand_augment:
             peers = {f"{name}, RandAugment": Peer(stack, dataset, module, OPERATIONS) for name, module in (
                 ("bigbatch", "bigbatch"), ("tf.data", "tf_data"))} | peers
+            peers["bigbatch, nnabla"] = Peer(stack, dataset, "bigbatch", "none", "nnabla")
         else:
             peers |= {"PyTorch": Peer(stack, folder, "torch_loader", python=options.torch_python),
                       "decoder": Peer(stack, folder, "jpeg_limit")}
-        rates = {name: [] for name in peers}
+        turns = {name: [] for name in peers}
         for _ in range(options.rounds):
             for name, peer in peers.items():
-                rates[name].append(peer.turn(options.seconds))
-    return rates
+                turns[name].append(peer.turn(options.seconds))
+    return turns
 
 
 def training(digits: str, large: Path, small: Path, options) -> dict[str, dict[str, list[float]]]:
@@ -130,20 +149,34 @@ def ratio(ones: list[float], others: list[float]) -> float:
     return statistics.median(rate / bar for rate, bar in zip(ones, others, strict=True))
 
 
-def show(rates: dict, trained: dict) -> dict:
-    """Prints the medians and ratios; returns them with the rates of each round."""
-    ours, *others = rates
-    ratios = {name: ratio(rates[ours], rates[name]) for name in others}
-    print(f"{IMAGE_SIZE} pixels, batch {BATCH}, {CORES} cores, images/s")
-    for name, measured in rates.items():
-        against = f"{ours}: {ratios[name]:.2f} x" if name in ratios else ""
-        target = f"   (target: {WANTED[name]:g})" if name in WANTED and ours == "bigbatch" else ""
-        print(f"{name:21s}{statistics.median(measured):8,.0f}   {against}{target}")
+def show(turns: dict[str, list[Turn]], trained: dict) -> dict:
+    """Prints the medians and ratios; returns them with the figures of each round."""
+    rates, costs = ({name: [getattr(turn, field) for turn in own] for name, own in turns.items()}
+                    for field in Turn._fields)
+    ours = [name for name in turns if name.startswith("bigbatch")]
+    ratios = {one: {other: {"rate": ratio(rates[one], rates[other]), "cost": ratio(costs[one], costs[other])}
+                    for other in turns if other != one} for one in ours}
+    print(f"{IMAGE_SIZE} pixels, batch {BATCH}, {CORES} cores, {processor()}\n"
+          f"{'':24s}{'images/s':>9s}{'processor seconds per 1,000 images':>37s}")
+    for name in turns:
+        print(f"{name:24s}{statistics.median(rates[name]):9,.0f}{statistics.median(costs[name]):37.2f}")
+    for one, others in ratios.items():
+        for other, found in others.items():
+            targets = [f"target {kind}: {value:g}" for kind, value in (
+                ("rate", WANTED.get(other) if one == "bigbatch" else None), ("cost", WANTED_COST.get((one, other))))
+                if value]
+            print(f"{one} / {other}: rate {found['rate']:.2f}, cost {found['cost']:.2f}", *targets, sep="   ")
     for name, kinds in trained.items():
         ratios[name] = ratio(kinds["real"], kinds["synthetic"])
         print(f"{name:45s}{statistics.median(kinds['real']):7,.0f} real, {statistics.median(kinds['synthetic']):7,.0f} "
               f"synthetic: {ratios[name]:.3f} (target: {WANTED_TRAIN})")
-    return {"pipelines": rates, "training": trained, "ratios": ratios}
+    return {"processor": processor(), "rates": rates, "costs": costs, "training": trained, "ratios": ratios}
+
+
+def processor() -> str:
+    """Returns the name of the processor."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "unknown processor")
 
 
 def main():
@@ -153,7 +186,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=3.0, help="duration of each turn, in seconds")
     parser.add_argument("--train_rounds", type=int, default=2)
     parser.add_argument("--no_train", action="store_true")
-    parser.add_argument("--rand_augment", action="store_true", help="the operations instead of training")
+    parser.add_argument("--rand_augment", action="store_true", help="RandAugment and nnabla instead of training")
     parser.add_argument("--torch_python", default=sys.executable, help="Python interpreter with torch and Pillow")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "bigbatch-photos")
     parser.add_argument("--output", type=Path, help="JSON file for the results")
@@ -162,11 +195,11 @@ def main():
     folder = photos.make(options.folder / str(options.photos), options.photos)
     with tempfile.TemporaryDirectory(prefix="bigbatch-benchmark-") as scratch:
         large = prepare(folder, Path(scratch) / "large")
-        rates, trained = pipelines(large, folder, options), {}
+        turns, trained = pipelines(large, folder, options), {}
         if not options.no_train and not options.rand_augment:
             small = prepare(folder, Path(scratch) / "small", "--resize_shorter=96")
             trained = training("digits", large, small, options)
-    result = show(rates, trained)
+    result = show(turns, trained)
     if options.output:
         options.output.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -1,6 +1,6 @@
 """bigbatch's input as train.py uses it: the batches of data.feed.Feed in TensorFlow.
 
-    python -m benchmarks.peers.bigbatch DATASET IMAGE_SIZE BATCH THREADS [RAND_AUGMENT]
+    python -m benchmarks.peers.bigbatch DATASET IMAGE_SIZE BATCH THREADS [RAND_AUGMENT [AUGMENTATION]]
 """
 import sys
 
@@ -11,10 +11,11 @@ from data.pipeline import DecoderSettings
 from data.rand_augment import RandAugment
 
 
-def main(folder: str, image_size: str, batch_size: str, threads: str, operations: str = "none") -> None:
+def main(folder: str, image_size: str, batch_size: str, threads: str, operations: str = "none",
+         augmentation: str = "crop_flip") -> None:
     batch = int(batch_size)
     settings = DecoderSettings(threads=int(threads))
-    feed = Feed(open_dataset(folder), int(image_size), "crop_flip", seed=0, device=settings,
+    feed = Feed(open_dataset(folder), int(image_size), augmentation, seed=0, device=settings,
                 rand_augment=RandAugment.parse(operations))
     with feed.train(0, 512, batch, batch) as batches:
         serve(batches.__next__, batch)

@@ -7,17 +7,19 @@ WARM = 1.0  # seconds of each turn before the measured ones, so that batches alr
 
 
 def serve(batch: Callable[[], object], batch_size: int) -> None:
-    """Prints `ready`, then answers each line of standard input, a number of seconds, with images per second.
+    """Prints `ready`, then answers each line of standard input, a number of seconds.
 
-    batch: returns the next batch. Measurements start and end with a batch, so that only whole batches count.
+    The answer is images per second, and the number of images of the whole turn. batch: returns the next batch.
+    Measurements start and end with a batch, so that only whole batches count.
     """
     batch()
     print("ready", flush=True)
     for line in sys.stdin:
-        _run(batch, WARM)
+        warm = _run(batch, WARM)
         begun = time.perf_counter()
         count = _run(batch, float(line))
-        print(count * batch_size / (time.perf_counter() - begun), flush=True)
+        rate = count * batch_size / (time.perf_counter() - begun)
+        print(rate, (warm + count) * batch_size, flush=True)
 
 
 def _run(batch, seconds) -> int:
