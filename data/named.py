@@ -3,7 +3,6 @@ import os
 import tempfile
 from pathlib import Path
 
-from common.activity import startup
 from data import sources
 from data.dataset import Dataset, open_dataset
 from data.formats import folder
@@ -51,8 +50,7 @@ def built_in(name: str) -> Path:
         cache.mkdir(parents=True, exist_ok=True)
         try:
             with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=cache, ignore_cleanup_errors=True) as made:
-                with startup.stage(f"making {name}"):
-                    write_built_in(name, Path(made))
+                write_built_in(name, Path(made))
                 os.chmod(made, 0o755)
                 os.rename(made, folder)
         except OSError:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common import command, flags
+from common.activity import startup
 from common.errors import ExitCode, UsageError, UserError
 from common.flags import flag
 from data import formats
@@ -82,6 +83,7 @@ def main(argv) -> int:
 def _run(options: Options, team: Team) -> int:
     folder = Path(options.output)
     begun = time.monotonic()
+    startup.begin(team.rank)
     if options.adopt:
         from data.preparing.adopt import adopt
 

@@ -2,28 +2,21 @@
 
 Start-up's stages end where this begins, at the first step.
 """
-import contextlib
 import math
-import signal
 import sys
-import threading
 import time
-from collections.abc import Iterator
 
 from common.activity import WAITS, on_terminal, startup
 from common.errors import complain
+from common.screen import REDRAWN_EVERY, Screen, clock_time, fitting
 from plan.run_folder import top1_of
 from reporting.sentences import STORAGE_LIMITS, in_words
 from training.advice import is_guessing
 from training.observer import Evaluation, Observer, RunInfo, Update
 
-REDRAWN_EVERY = 0.5  # seconds
 KEPT = 0.95  # weight of the past in the averages, per step
 COLUMNS = 80  # of the line of an evaluation
 SPEED_AFTER = 10.0  # seconds from the first step, without a terminal
-SMALLEST_BAR = 4  # columns
-LARGEST_BAR = 30
-SMALLEST_SCREEN = 60
 
 
 class Average:
@@ -85,47 +78,6 @@ class Pace:
         return samples * (1 / speed + self._between / self._samples) if speed else None
 
 
-class Screen:
-    """Two lines at the bottom of a terminal, for the run and for the epoch. Other lines scroll above them.
-
-    They are redrawn when `draw` is called, not by a thread, and the cursor stays visible, so a process that is killed
-    leaves nothing to restore.
-    """
-
-    def __init__(self):
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn
-
-        self._console = Console(file=sys.stderr, soft_wrap=True, highlight=False)
-        self._console.show_cursor = lambda show=True: False
-        self._bar = BarColumn(complete_style="cyan", finished_style="cyan")
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False), self._bar, TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.fields[figures]}", markup=False), console=self._console, auto_refresh=False,
-            transient=True, redirect_stdout=False)
-        self._lines = [self._progress.add_task(name, total=1.0, figures="") for name in ("run", "epoch")]
-
-    def draw(self, *lines: tuple[float, list[str]]) -> None:
-        """Draws each line: the part that is done, and its figures. Those that do not fit are left out from the end."""
-        with interrupted_later():
-            self._draw(lines)
-
-    def _draw(self, lines):
-        columns = self._console.width
-        self._bar.bar_width = max(SMALLEST_BAR, min(LARGEST_BAR, SMALLEST_BAR + (columns - SMALLEST_SCREEN) // 3))
-        room = columns - len("epoch  100%   ") - self._bar.bar_width
-        for task, (done, figures) in zip(self._lines, lines, strict=True):
-            self._progress.update(task, completed=done, figures=f" {fitting(figures, room)}")
-        if self._progress.live.is_started:
-            self._progress.refresh()
-        else:
-            self._progress.start()
-
-    def close(self) -> None:
-        with interrupted_later():
-            self._progress.stop()
-
-
 class ProgressDisplay(Observer):
     """Shows the progress of a training on standard error."""
 
@@ -154,7 +106,7 @@ class ProgressDisplay(Observer):
         if not on_terminal():
             self._print_speed_once(now)
         elif now - self._drawn >= REDRAWN_EVERY:
-            self._screen = self._screen or Screen()
+            self._screen = self._screen or Screen("run", "epoch")
             self._screen.draw(self._run_line(update), self._epoch_line(update))
             self._drawn = now
 
@@ -221,41 +173,6 @@ class ProgressDisplay(Observer):
         if self._screen:
             self._screen.close()
             self._screen = None
-
-
-@contextlib.contextmanager
-def interrupted_later() -> Iterator[None]:
-    """Holds Ctrl-C back until the end of the block. In the middle of a redraw, it would leave rich's console locked."""
-    received = []
-    before = signal.getsignal(signal.SIGINT)
-    if not callable(before) or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signal.signal(signal.SIGINT, lambda *arguments: received.append(arguments))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if received:
-        before(*received[0])
-
-
-def fitting(figures: list[str], columns: int) -> str:
-    """Returns the first figures, as many as fit. Empty ones are left out."""
-    shown = ""
-    for figure in filter(None, figures):
-        longer = f"{shown}  {figure}" if shown else figure
-        if len(longer) > columns:
-            break
-        shown = longer
-    return shown
-
-
-def clock_time(seconds: float) -> str:
-    """Returns seconds as 0:45 or 12:05:30."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 def validation_line(summary: dict) -> str:

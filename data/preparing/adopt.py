@@ -57,7 +57,8 @@ def adopt(folder: Path, classes_file: Path | None, team: Team) -> int:
               for name, split in paths.items()}
     stride = max(1, splits["train"].samples // MEASURED)
     units = [(part, stride if name == "train" else 0) for name, split in splits.items() for part in parts(split)]
-    seen = team.work(units, lambda unit: _scan(*unit, folder, team), sum(split.samples for split in splits.values()))
+    seen = team.work(units, lambda unit: _scan(*unit, folder, team), sum(split.samples for split in splits.values()),
+                     name="reading")
     trained = len(parts(splits["train"]))
     train = sum(seen[:trained], Seen())
     validation = sum(seen[trained:], Seen())

@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
+from common.activity import startup
 from common.errors import UserError
 from common.files import locked, write_atomically, write_json
 from data import sources
@@ -38,8 +39,18 @@ def make_preparation(options, team: Team) -> tuple[Preparation, dict]:
 
 def write_built_in(name: str, folder: Path) -> Dataset:
     """Writes a built-in source into an existing, empty folder, in this process alone."""
-    source = sources.built_in(name)
-    return run(Preparation(source, "tfrecord", source.counts, 0, 0, Rules()), folder, Team(single_process=True), {})[0]
+    load_writer("tfrecord")
+    with startup.stage(f"making {name}"):
+        source = sources.built_in(name)
+        preparation = Preparation(source, "tfrecord", source.counts, 0, 0, Rules())
+        return run(preparation, folder, Team(single_process=True), {})[0]
+
+
+def load_writer(format: str) -> None:
+    """Loads what writes a format, as a stage of its own, because it may take longer than a small dataset."""
+    if format == "tfrecord":
+        with startup.stage("loading TensorFlow"):
+            import tensorflow  # noqa: F401
 
 
 def run(preparation: Preparation, folder: Path, team: Team, terms: dict) -> tuple[Dataset | None, list[Written]]:
@@ -48,9 +59,11 @@ def run(preparation: Preparation, folder: Path, team: Team, terms: dict) -> tupl
         everything = shards(preparation)
         done = team.on_rank_0(lambda: _begin(folder, preparation, terms, everything, stack))
         todo = [shard for shard in everything if shard.name not in done]
+        if todo:
+            load_writer(preparation.format)
         results = team.work(todo, lambda shard: write_shard(preparation, shard, folder, team.beat),
                             sum(shard.stop - shard.start for shard in todo),
-                            lambda shard: _claim(folder / SCRATCH / "claims" / shard.name))
+                            lambda shard: _claim(folder / SCRATCH / "claims" / shard.name), "writing")
         written = done | dict(zip([shard.name for shard in todo], results, strict=False))
         dataset = team.on_rank_0(lambda: _end(folder, preparation, everything, written))
         return (dataset, list(written.values())) if team.rank == 0 else (None, [])

@@ -5,7 +5,6 @@ ranks learn of an error within a sample's time.
 """
 import atexit
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable
 from itertools import chain
@@ -13,6 +12,7 @@ from itertools import chain
 from common import open_mpi
 from common.activity import startup
 from common.errors import UserError, complain, one_line
+from common.screen import Counter
 
 LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")  # every MPI launcher sets one of these
 PROGRAM = "data.prepare"
@@ -35,7 +35,7 @@ class Team:
             atexit.register(MPI.Finalize)  # mpi4py's own comes after all of atexit, and so after the folder is gone
             self._comm = MPI.COMM_WORLD
         self.rank, self.size = (self._comm.rank, self._comm.size) if self._comm else (0, 1)
-        self._bar = None
+        self._counter = None
         self._reported = 0  # finished samples that the others do not know of
         self._next = 0.0  # time of the next exchange of messages
         self._error = None  # on any rank
@@ -70,17 +70,16 @@ class Team:
         results = self.work(items, function)
         return self.on_rank_0(lambda: results)
 
-    def work(self, units: Iterable, function: Callable, samples: int = 0, claim: Callable | None = None) -> list:
+    def work(self, units: Iterable, function: Callable, samples: int = 0, claim: Callable | None = None,
+             name: str = "") -> list:
         """Returns each unit's result in order on rank 0, and an empty list on the other ranks.
 
         The rank that claims a unit works on it. Without `claim`, the ranks take turns. samples: the number of times
-        that the function calls `beat(1)` for all units; rank 0 shows a bar with rate and remaining time, after a delay.
+        that the function calls `beat(1)` for all units; rank 0 shows them with their rate and the time left. name:
+        what is done, in that line.
         """
-        from tqdm import tqdm
-
         is_hidden = bool(self.rank or not samples or startup.is_silent)
-        with tqdm(total=samples, unit=" images", delay=2, mininterval=0.5 if sys.stderr.isatty() else 10, leave=False,
-                  disable=is_hidden) as self._bar:
+        with Counter(name, samples, "images", is_hidden=is_hidden) as self._counter:
             results, error = _attempt(lambda: [(number, function(unit)) for number, unit in enumerate(units)
                                                if (claim(unit) if claim else number % self.size == self.rank)])
             errors = self._meet(error)
@@ -98,8 +97,8 @@ class Team:
                 raise UserError(self._error)
 
     def _exchange(self):
-        """Sends finished samples to rank 0's bar, and receives what the other ranks have sent."""
-        self._bar.update(self._reported)
+        """Sends finished samples to rank 0's counter, and receives what the other ranks have sent."""
+        self._counter.add(self._reported)
         if self.rank and self._reported:
             self._comm.send(self._reported, 0)
         self._reported = 0
@@ -109,7 +108,7 @@ class Team:
                 case str(error):
                     self._fail(error)
                 case samples:
-                    self._bar.update(samples)
+                    self._counter.add(samples)
 
     def _fail(self, error):
         self._error = error
@@ -128,7 +127,7 @@ class Team:
             time.sleep(0.01)  # a blocking receive would spin and take a core from the working ranks
             self._exchange()
             if time.monotonic() > self._deadline:
-                self._bar.close()
+                self._counter.close()
                 self.abort(self._error)
         return self._comm.allgather(error)
 

@@ -34,7 +34,7 @@ def verify(folder: Path, team: Team) -> int:
     dataset = team.on_rank_0(lambda: _opened(folder))
     units = parts(dataset.train) + parts(dataset.validation)
     total = dataset.train.samples + dataset.validation.samples
-    bad = team.work(units, lambda part: _check(part, dataset, team), total)
+    bad = team.work(units, lambda part: _check(part, dataset, team), total, name="checking")
     rows = [row for part in bad for row in part]
     for name, reason in rows:
         team.log(f"{folder}: {name}: {reason}")

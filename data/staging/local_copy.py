@@ -1,12 +1,12 @@
 """Copies a dataset to a local disk of this node, once for all of its workers."""
 import hashlib
 import shutil
-import sys
 from pathlib import Path
 
 from common.activity import startup
 from common.errors import UserError
 from common.files import flush, full_disk_named, locked, private_folder
+from common.screen import Counter
 from data.dataset import Dataset, Split
 from data.formats.folder import walk
 
@@ -22,8 +22,6 @@ def stage(dataset: Dataset, folder: Path, sizes: dict[str, tuple[int, int]] | No
 
     sizes: from `files`, if another worker has called it.
     """
-    from tqdm import tqdm
-
     sizes = sizes or files(dataset)
     identity = "\n".join(f"{file} {size} {changed}" for file, (size, changed) in sizes.items())
     digest = hashlib.sha256(f"{dataset.folder.resolve()}\n{identity}".encode(errors="surrogateescape")).hexdigest()
@@ -38,10 +36,9 @@ def stage(dataset: Dataset, folder: Path, sizes: dict[str, tuple[int, int]] | No
             raise UserError(f"--stage_dir: {folder} has {free / 1e9:.3f} GB free, but the copy of {dataset.folder} "
                             f"still needs {needed / 1e9:.3f} GB; make room, or train without --stage_dir")
         if missing:
-            with tqdm(total=needed, unit="B", unit_scale=True, desc=f"staging to {target}", leave=False,
-                      mininterval=0.5 if sys.stderr.isatty() else 10, disable=startup.is_silent) as bar:
+            with Counter("staging", needed, "MB", scale=1e6, is_hidden=startup.is_silent) as counter:
                 for file in missing:
-                    _copy(dataset.folder / file, target / file, bar)
+                    _copy(dataset.folder / file, target / file, counter)
     return dataset.moved_to(target)
 
 
@@ -71,14 +68,14 @@ def _copied(target, file) -> int:
     return part.stat().st_size if part.exists() else 0
 
 
-def _copy(source: Path, target: Path, bar) -> None:
+def _copy(source: Path, target: Path, counter: Counter) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     part = Path(f"{target}.part")
     with open(source, "rb") as reading, open(part, "ab") as writing:
         reading.seek(writing.tell())
         while chunk := reading.read(CHUNK):
             writing.write(chunk)
-            bar.update(len(chunk))
+            counter.add(len(chunk))
     if part.stat().st_size != source.stat().st_size:
         raise UserError(f"--stage_dir: {source} changed while it was copied; start again")
     flush(part)
