@@ -7,7 +7,8 @@ with --deterministic, which gives the same bits again.
 RUN is the folder of a run, its checkpoints/ or one checkpoint in it. The newest checkpoint that an evaluation follows
 is taken. Other flags, such as --data_dir, replace those of the run. Training happens in a temporary folder; the run is
 not changed. The JSON on standard output has from_epoch, to_epoch, reproduced, and if they differ, differs: key of the
-row -> [recorded value, value found]. The exit code is 0 if all is equal, 1 if not.
+row -> [recorded value, value found], and versions: those of this code and its libraries that have changed since, if
+any. The exit code is 0 if all is equal, 1 if not.
 """
 import os
 import shutil
@@ -23,6 +24,7 @@ from common import command, flags
 from common.errors import ExitCode, Stopped, UsageError, UserError
 from common.files import as_json
 from common.flags import flag
+from common.version import ROOT, git_revision, revision_text
 from data.named import open_named
 from experiments.trainings import TRAIN, passed_on, started, stops_passed_on
 from plan import flags as train_flags
@@ -30,6 +32,7 @@ from plan.output_dir import changed_flag
 from plan.remarks import ties_to_workers
 from plan.run_folder import CHECKPOINTS, FLAGS, METRICS, RunFolder, folder_of
 from plan.settings import Settings
+from reporting.about import versions
 from reporting.run_data import RunData
 
 PROGRAM = "experiments.verify"
@@ -98,7 +101,9 @@ def verified(checkpoint: str, asked: int | None, given: Sequence[str]) -> dict:
         files.save_or_raise()
         words = [f"--flagfile={recipe}", *own, *given, f"--output_dir={files.path}"]
         row = next_evaluation(files.path, recorded, [*on_workers(workers), *words])
-    return compared(recorded, row)
+    result = compared(recorded, row)
+    changed = [] if result["reproduced"] else changed_versions(run.run)
+    return result | ({"versions": changed} if changed else {})
 
 
 def check_same_training(run: RunData, settings: Settings) -> None:
@@ -181,13 +186,24 @@ def compared(recorded: Recorded, row: dict) -> dict:
     return result | ({"differs": differs} if differs else {})
 
 
+def changed_versions(made: dict) -> list[str]:
+    """Returns in words what this code and its libraries are, and were when the run was made, where they differ.
+
+    made: content of run.json. Other versions may give other bits.
+    """
+    then, now = (of["versions"] | {"git": revision_text(of["git"])} for of in (
+        {"versions": {}, "git": None} | made, {"versions": versions(), "git": git_revision(ROOT)}))
+    return [f"{name} {then[name]} (now {now.get(name)})" for name in then if then[name] and then[name] != now.get(name)]
+
+
 def conclusion(result: dict) -> str:
     """Returns the result in one line."""
     epochs = f"epoch {result['from_epoch']:g} to {result['to_epoch']:g}"
     if result["reproduced"]:
         return f"{epochs} reproduced to the bit"
     key, (before, now) = next(iter(result["differs"].items()))
-    return f"{epochs} not reproduced: {key} was {before} and is now {now}"
+    others = f"; the run was made with {', '.join(result['versions'])}" if "versions" in result else ""
+    return f"{epochs} not reproduced: {key} was {before} and is now {now}{others}"
 
 
 @command.program(PROGRAM, __doc__, lambda _: flags.described(flags.define(Options)))

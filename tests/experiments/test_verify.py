@@ -71,10 +71,15 @@ def test_an_edited_metric_is_found_from_the_checkpoint_given_on_the_runs_two_wor
     edited = second["val_loss"] * (1 + 1e-12)
     (copy / "metrics.jsonl").write_text("".join(
         json.dumps(row) + "\n" for row in (first, second | {"val_loss": edited}, third)))
+    made = json.loads((copy / "run.json").read_text())
+    made["versions"] |= {"DALI": "2.3.0"}
+    (copy / "run.json").write_text(json.dumps(made))
     code, result, said = verify(copy / "checkpoints" / f"step-{STEPS[0]:08}")
     assert (code, result) == (1, {"from_epoch": 1, "to_epoch": 2, "reproduced": False,
-                                  "differs": {"val_loss": [edited, second["val_loss"]]}})
-    message = f"epoch 1 to 2 not reproduced: val_loss was {edited} and is now {second['val_loss']}"
+                                  "differs": {"val_loss": [edited, second["val_loss"]]},
+                                  "versions": ["DALI 2.3.0 (now 2.4.0)"]})
+    message = (f"epoch 1 to 2 not reproduced: val_loss was {edited} and is now {second['val_loss']}; "
+               "the run was made with DALI 2.3.0 (now 2.4.0)")
     assert said[-1].endswith(message)  # prterun can lose the end of the line before
     assert not any(line.startswith("epoch 3/3") for line in said)
 
