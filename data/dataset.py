@@ -2,6 +2,7 @@
 
 A folder without dataset.json is also a dataset if it has train/ and val/ with one folder of images per class.
 """
+import contextlib
 import json
 import math
 import zlib
@@ -167,6 +168,21 @@ class Dataset:
     def is_synthetic(self) -> bool:
         """Whether the images are random numbers, which lie in no file."""
         return not self.train.paths
+
+    @property
+    def validation_content(self) -> dict[str, str]:
+        """Digests that tell validation sets apart, wherever they lie and in whatever order.
+
+        class_names: of the names of the classes. images: of CRC-32 and label of each image, if data.prepare stored them
+        on a disk. files: of the names of the images of a folder.
+        """
+        split, known = self.validation, {"class_names": list(self.classes)}
+        if self.format == "folder":
+            known["files"] = sorted(file for listing in split.entries for file in listing.files)
+        elif not is_remote(self.folder):
+            with contextlib.suppress(OSError, ValueError):
+                known["images"] = sorted(line[:2] for path in split.paths for line in _checksum_lines(path))
+        return {name: f"{zlib.crc32(json.dumps(content).encode()):08x}" for name, content in known.items()}
 
     def with_indexes(self) -> "Dataset":
         """Returns the dataset with the index of each file. Checks and reads the files, unless that has been done.

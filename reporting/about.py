@@ -24,7 +24,8 @@ def about(run: RunInfo) -> dict:
         "command": shlex.join(sys.argv), "started": time.strftime("%Y-%m-%d %H:%M:%S %z"), "hosts": run.hosts,
         "recipe": recipe(run.recipe), "origins": run.origins,
         "dataset": {"folder": str(data.folder), "format": data.format, "classes": len(data.classes),
-                    "train_samples": data.train.samples, "validation_samples": data.validation.samples},
+                    "train_samples": data.train.samples, "validation_samples": data.validation.samples,
+                    "validation_content": data.validation_content},
         "versions": versions(), "git": git_revision(ROOT)}
 
 

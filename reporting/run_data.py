@@ -12,6 +12,13 @@ from plan.values import same
 NEWEST = {run_folder.RUN: "origins", run_folder.PLAN: "learning_rate_breakpoints"}  # keys that older forms lack
 
 
+def validation_set(run: dict) -> dict:
+    """Returns what tells a run's validation set from others: see ranking.different_sets. run: content of run.json."""
+    data = run.get("dataset") or {}
+    known = {"classes": data.get("classes"), "samples": data.get("validation_samples")}
+    return {key: value for key, value in known.items() if value} | data.get("validation_content", {})
+
+
 @dataclass(frozen=True)
 class RunData:
     """The content of a run's folder, for the report. What is missing is empty, or None for the summaries.

@@ -170,3 +170,29 @@ def test_a_training_tells_it_once_and_refuses_a_single_class(tmp_path):
     done = train(*flags, kind="mpirun", workers=2)
     assert done.stderr.count("train.py: warning: no training images in class 'dog'") == 1
     assert done.stderr.count("always guessing 'cat' is right on 100.0% of the validation images") == 1
+
+
+def test_a_validation_set_is_known_wherever_it_lies_and_in_any_order(digits, tmp_path):
+    folder = shutil.copytree(digits, tmp_path / "moved")
+    [lines] = folder.glob("validation*.crc32")
+    first, *rest = lines.read_text().splitlines()
+    lines.write_text("\n".join([*reversed(rest), first]))
+    known = open_dataset(folder).validation_content
+    assert known == open_dataset(digits).validation_content and {*known} == {"class_names", "images"}
+    lines.write_text("\n".join([f"{first[:-1]}{1 - int(first[-1])}", *rest]))  # another label
+    assert open_dataset(folder).validation_content["images"] != known["images"]
+    edit(folder, lambda described: described["classes"].__setitem__(0, "nought"))
+    assert open_dataset(folder).validation_content["class_names"] != known["class_names"]
+    lines.unlink()
+    assert {*open_dataset(folder).validation_content} == {"class_names"}
+
+
+def test_a_folders_validation_set_is_known_by_its_files(tmp_path):
+    for split in ("train", "val"):
+        fill(tmp_path / "images" / split, 4)
+    folder = shutil.copytree(tmp_path / "images", tmp_path / "moved")
+    known = open_dataset(folder).validation_content
+    assert known == open_dataset(tmp_path / "images").validation_content and {*known} == {"class_names", "files"}
+    file = next((folder / "val").glob("*/*"))
+    file.rename(file.with_stem("another"))
+    assert open_dataset(folder).validation_content["files"] != known["files"]

@@ -87,7 +87,8 @@ def test_run_json_holds_the_papers_figure(info):
     assert made["recipe"]["reported"] == "top-1 75.03 %; 224 seconds on 2,176 V100"
     assert made["recipe"]["row"] == "table 3, experiment 1" and made["recipe"]["flags"]["warmup_epochs"] == "34"
     assert made["dataset"] == {"folder": str(info.dataset.folder), "format": "tfrecord", "classes": 10,
-                               "train_samples": 1437, "validation_samples": 360}
+                               "train_samples": 1437, "validation_samples": 360,
+                               "validation_content": info.dataset.validation_content}
     assert made["hosts"] == {"node1": 1}
     assert (made["versions"]["bigbatch"], made["versions"]["NumPy"]) == (VERSION, np.__version__)
 
