@@ -44,7 +44,7 @@ from experiments.trainings import Result, help_of, train_once
 from optim.schedules import Piecewise
 from plan.remarks import on_schedules
 from plan.run_folder import top1_of
-from reporting.sweep import judge, summary, write_sweep
+from reporting.sweep import judged, write_sweep
 
 NEAREST, FARTHEST = 3, 12  # of a search: factors of two on either side of its start, at first and at most
 
@@ -60,19 +60,25 @@ class Sweep:
         self._planned = planned
         self._runs: dict[str, Planned] = {}
         self._results: dict[str, Result] = {}
+        self._finals: set[str] = set()
 
-    def add(self, runs: Sequence[Planned]) -> list[Planned]:
-        """Adds runs, reads the results of those that have ended, and returns the others."""
+    def add(self, runs: Sequence[Planned], final: bool = True) -> list[Planned]:
+        """Adds runs, reads the results of those that have ended, and returns the others. final: whether they count."""
         for run in runs:
+            if final:
+                self._finals.add(run.name)
             if run.name not in self._runs and (result := Result.read(self._folder / run.name)):
                 self._results[run.name] = result
             self._runs[run.name] = run
         self._write()
         return [run for run in runs if run.name not in self._results]
 
-    def train(self, runs: Sequence[Planned]) -> list[float]:
-        """Trains the runs that have not ended. Returns the validation top-1 of all of them after the last epoch."""
-        for run in self.add(runs):
+    def train(self, runs: Sequence[Planned], final: bool = True) -> list[float]:
+        """Trains the runs that have not ended. Returns the validation top-1 of all of them after the last epoch.
+
+        final: whether they count. Those of a search do not, unless they are also trained as the best.
+        """
+        for run in self.add(runs, final):
             number = [*self._runs].index(run.name) + 1
             of = f" of {self._planned}" if self._planned else ""
             print(f"run {number}{of}: {run.name}", file=sys.stderr, flush=True)
@@ -88,7 +94,8 @@ class Sweep:
     @property
     def rows(self) -> list[dict]:
         """The rows of sweep.json."""
-        return [run.row(self._results[name]) for name, run in self._runs.items() if name in self._results]
+        return [run.row(self._results[name]) | {"final": name in self._finals}
+                for name, run in self._runs.items() if name in self._results]
 
     def _write(self, problem: str = ""):
         write_sweep(self._folder, self.rows, self._planned, problem)
@@ -137,15 +144,16 @@ def run(argv: Sequence[str]) -> list[dict]:
                 sweep.train([plan(values, seed, learning_rate=rate) for seed in own])
         else:
             sweep.train(runs)
-    if sweep.rows and command.is_read_by_a_person():
-        print(*command.table(summary(sweep.rows)), sep="\n", flush=True)
-    print(judge(sweep.rows, options.search_rate)["sentence"], f"report: {folder}/sweep.html", sep="\n", file=sys.stderr)
+    said, lines, _ = judged(sweep.rows)
+    if lines and command.is_read_by_a_person():
+        print(*command.table(lines), sep="\n", flush=True)
+    print(said["sentence"], f"report: {folder}/sweep.html", sep="\n", file=sys.stderr)
     return sweep.rows
 
 
 def searched(sweep: Sweep, plan: Callable[..., Planned], centre: float) -> float:
     """Returns the best learning rate of a combination. plan: returns the run with a learning_rate."""
-    return best_rate(centre, lambda rates: sweep.train([plan(learning_rate=one) for one in rates]))
+    return best_rate(centre, lambda rates: sweep.train([plan(learning_rate=one) for one in rates], final=False))
 
 
 def centre(rates: Piecewise) -> float:

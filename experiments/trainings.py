@@ -17,6 +17,7 @@ from common.errors import SAVING, ExitCode, Stopped, UserError
 from plan import flags as train_flags
 from plan.launcher import end_with_parent
 from plan.run_folder import RUN, SUMMARY, RunFolder, top1_of
+from reporting.run_data import validation_set
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 
@@ -29,7 +30,8 @@ class Result:
     1 / classes. ema_val_top1: that of the average of the weights, or None if there is none. best_top1: the highest of
     all evaluations, of the average if there is one, and best_epoch its epoch. diverged_at: step and epoch at which
     training diverged, or None. seconds: duration of the training. reported: what the paper of its recipe reports.
-    val_samples: number of validation images, or None if it diverged.
+    val_samples, val_guess_count: number of validation images, and of those of the most frequent class, or None if it
+    diverged. validation: what tells the validation set from others.
     """
 
     val_top1: float
@@ -40,6 +42,8 @@ class Result:
     diverged_at: dict | None
     reported: str | None = None
     val_samples: int | None = None
+    val_guess_count: int | None = None
+    validation: dict | None = None
 
     @classmethod
     def read(cls, folder: Path) -> "Result | None":
@@ -48,10 +52,11 @@ class Result:
         ending = files.read(SUMMARY)
         if not ending:
             return None
-        recipe = files.read(RUN).get("recipe") or {}
+        run = files.read(RUN)
         top1 = top1_of(ending) if ending.get("diverged") else ending["val_top1"]
         return cls(top1, ending.get("ema_val_top1"), ending.get("best_top1", top1), ending.get("best_epoch"),
-                   ending["seconds"], ending.get("diverged_at"), recipe.get("reported"), ending.get("val_samples"))
+                   ending["seconds"], ending.get("diverged_at"), (run.get("recipe") or {}).get("reported"),
+                   ending.get("val_samples"), ending.get("val_guess_count"), validation_set(run))
 
 
 def train_once(folder: Path, words: Sequence[str]) -> Result:

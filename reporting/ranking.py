@@ -124,7 +124,7 @@ def judgement(judged: Sequence[Setting], grid: Sequence[Setting]) -> dict:
     judged: the settings that count. grid: all settings.
     """
     if not judged:
-        return {"sentence": "No run has ended yet.", "best": [], "more_seeds": None, "add": {}}
+        return unranked("No final run has ended yet." if grid else "No run has ended yet.")
     best = max(judged, key=lambda one: one.mean)
     close = sorted((one for one in judged if best.lead_over(one) <= 0), key=lambda one: -one.mean)
     tied = [one for one in close if math.isclose(one.mean, best.mean)]
@@ -134,6 +134,11 @@ def judgement(judged: Sequence[Setting], grid: Sequence[Setting]) -> dict:
     more = None if None in seeds else max(seeds, default=None)
     return {"sentence": " ".join([in_words(close, tied, seeds, len(judged)), *edges]),
             "best": [one.flags for one in close], "more_seeds": more, "add": add}
+
+
+def unranked(sentence: str) -> dict:
+    """Returns the content of best.json without a ranking."""
+    return {"sentence": sentence, "best": [], "more_seeds": None, "add": {}}
 
 
 def in_words(close: Sequence[Setting], tied: Sequence[Setting], seeds: Sequence[int | None], of: int) -> str:
@@ -184,7 +189,7 @@ def beyond(best: Setting, grid: Sequence[Setting]) -> dict[str, float]:
         values = sorted({one.flags[name] for one in grid if one.flags | {name: None} == best.flags | {name: None}
                          and isinstance(one.flags.get(name), int | float)})
         for edge, inner in (values[:2], values[:-3:-1]) if len(values) > 1 else ():
-            if best.flags[name] == edge > 0:
+            if best.flags.get(name) == edge > 0:
                 found[name] = float(f"{edge * min(max(edge / inner, 0.1), 10) if inner else 2 * edge:.2g}")
     return found
 

@@ -3,42 +3,51 @@ import html
 import math
 from pathlib import Path
 
+from common.errors import one_line
 from common.files import write_atomically, write_json
 from reporting import charts
 from reporting.charts import Line, XAxis
 from reporting.heat_map import shortened
 from reporting.page import details, html_table, page
-from reporting.ranking import NOTE, RATE, judgement, labelled, names_in, settings, table, telling
+from reporting.ranking import NOTE, RATE, judgement, labelled, names_in, settings, table, telling, unranked
 
 
 def write_sweep(folder: Path, rows: list[dict], planned: int | None, problem: str = "") -> Path:
     """Writes sweep.json, best.json and sweep.html; returns the page's path.
 
     rows: of the runs that have ended: flags (swept flag -> value), seed, diverged, diverged_at, val_top1, ema_val_top1
-    (or None), val_samples, best_top1, best_epoch, seconds, folder, reported (what the paper of the recipe reports, or
-    None). Rows may have different flags. planned: number of runs of the whole sweep, or None if it searches, so that
-    some combinations have one seed and others all. problem: why a run failed, which ended the sweep.
+    (or None), val_samples, val_guess_count, validation, best_top1, best_epoch, seconds, folder, reported (what the
+    paper of the recipe reports, or None), final (False: a run of a search, which does not count). Rows may have
+    different flags. planned: number of runs of the whole sweep, or None if it searches. problem: why a run failed,
+    which ended the sweep.
     """
     write_json(folder / "sweep.json", rows)
     ended = f"{len(rows)} runs have ended" if planned is None else f"{len(rows)} of {planned} runs have ended"
     path = folder / "sweep.html"
-    said = judge(rows, planned is None)
+    said, _, results = judged(rows)
     write_json(folder / "best.json", said)
-    every = [row | {"flags": {"run": row["folder"], **row["flags"], "seed": row["seed"]}}
-             for one in settings(rows) for row in one.rows]
     write_atomically(path, page("Sweep", [
         f'<p class="result">{ended}. {html.escape(said["sentence"]) if rows else ""}</p>',
-        f'<div class="status problem"><b>Stopped</b>: {html.escape(problem)}</div>' if problem else "",
-        f'<div class="charts">{plots(rows)}</div>', "<h2>Results</h2>", html_table(summary(rows)),
-        f'<p class="muted">{NOTE}</p>' if rows else "", details("All runs", html_table(summary(every)))]))
+        f'<div class="status problem"><b>Stopped</b>: {html.escape(problem)}</div>' if problem else "", *results]))
     return path
 
 
-def judge(rows: list[dict], is_search: bool) -> dict:
-    """Returns the content of best.json. is_search: only settings with all seeds count."""
-    grid = settings(rows)
-    most = max((len(one.rows) for one in grid), default=0)
-    return judgement([one for one in grid if not is_search or len(one.rows) == most], grid)
+def judged(rows: list[dict]) -> tuple[dict, list[dict[str, str]], list[str]]:
+    """Returns the content of best.json, the lines of the table, and the page's sections with the results.
+
+    If that fails, the sentence says so, because no training is to end for it.
+    """
+    try:
+        finals = [row for row in rows if row.get("final", True)]
+        every = [row | {"flags": {"run": row["folder"], **row["flags"], "seed": row["seed"]}}
+                 for one in settings(rows) for row in one.rows]
+        lines = summary(rows)
+        return judgement(settings(finals), settings(rows)), lines, [
+            f'<div class="charts">{plots(rows)}</div>', "<h2>Results</h2>", html_table(lines),
+            f'<p class="muted">{NOTE}</p>' if rows else "", details("All runs", html_table(summary(every)))]
+    except Exception as error:
+        problem = f"The results could not be judged ({type(error).__name__}: {one_line(error)}); sweep.json has them."
+        return unranked(problem), [], []
 
 
 def summary(rows: list[dict]) -> list[dict[str, str]]:

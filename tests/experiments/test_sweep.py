@@ -360,8 +360,8 @@ def test_a_search_in_which_nothing_trains_ends():
     assert len(tried) < 2 * sweep.FARTHEST
 
 
-@pytest.mark.parametrize("holdout", [False, True])
-def test_a_search_trains_each_rate_once_and_the_best_with_all_seeds(holdout, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("holdout", "seeds"), [(False, 3), (True, 3), (True, 1)])
+def test_a_search_trains_each_rate_once_and_the_best_with_all_seeds(holdout, seeds, tmp_path, monkeypatch, capsys):
     """Two lines with a peak each, killed in the middle. The trainings are emulated: each writes its summary.
 
     holdout: the search has a dataset of its own, with other peaks than that of the last trainings.
@@ -383,7 +383,7 @@ def test_a_search_trains_each_rate_once_and_the_best_with_all_seeds(holdout, tmp
         return trainings.Result.read(folder)
 
     monkeypatch.setattr(sweep, "train_once", train_once)
-    words = ["experiments.sweep", *COMMON, f"--runs={file}", "--search_rate", "--seeds=3",
+    words = ["experiments.sweep", *COMMON, f"--runs={file}", "--search_rate", f"--seeds={seeds}",
              f"--output_dir={tmp_path}/out", *["--search_data_dir=synthetic:64"] * holdout]
     assert sweep.main(words) == 130
     assert sweep.main(words) == 0
@@ -395,12 +395,57 @@ def test_a_search_trains_each_rate_once_and_the_best_with_all_seeds(holdout, tmp
         searched = Counter(one["learning_rate"] for one in rows if not holdout or "data_dir" in one)
         last = Counter(one["learning_rate"] for one in rows if "data_dir" not in one)
         assert {*searched.values()} == {1} if holdout else sum(searched.values()) == len(searched) + 2
-        assert sorted(searched) == tried and last[best] == 3
+        assert sorted(searched) == tried and last[best] == seeds
         assert not holdout or [*last] == [best]
+        finals = [row for row in found if row["flags"]["optimizer"] == optimizer and row["final"]]
+        assert [(row["flags"].get("data_dir"), row["flags"]["learning_rate"], row["seed"]) for row in finals] == [
+            (None, best, seed) for seed in range(seeds)]
+    named = json.loads((tmp_path / "out" / "best.json").read_text())["best"]
+    assert named and all("data_dir" not in flags for flags in named)
     page = (tmp_path / "out" / "sweep.html").read_text()
     if not holdout:
         assert f"{len(found)} runs have ended. A tie: the mean top-1 of optimizer sgd, learning rate 2" in page
         assert "sgd, best learning rate" not in page  # lines over the optimizer would have one point each
+
+
+@pytest.fixture
+def emulated(monkeypatch):
+    """Trainings that write their summary at once; their top-1 is 0.9, less the weight decay. Returns their names."""
+    trained = []
+
+    def train_once(folder, words):
+        trained.append(folder.name)
+        folder.mkdir()
+        decay = dict(word.removeprefix("--").partition("=")[::2] for word in words).get("weight_decay", 0)
+        (folder / "summary.json").write_text(json.dumps({"val_top1": 0.9 - float(decay), "seconds": 1.0}))
+        return trainings.Result.read(folder)
+
+    monkeypatch.setattr(sweep, "train_once", train_once)
+    return trained
+
+
+def test_a_best_line_without_a_flag_of_the_others(emulated, tmp_path, capsys):
+    (tmp_path / "lines.runs").write_text("--optimizer=sgd\n--optimizer=sgd --weight_decay=0.001\n"
+                                         "--optimizer=sgd --weight_decay=0.1\n")
+    words = ["experiments.sweep", *COMMON, f"--runs={tmp_path}/lines.runs", f"--output_dir={tmp_path}/out"]
+    assert sweep.main(words) == 0 and len(emulated) == 3
+    assert json.loads((tmp_path / "out" / "best.json").read_text())["best"][0] == {"optimizer": "sgd"}
+
+
+def test_a_judgement_that_fails_is_a_line_and_ends_no_training(emulated, tmp_path, monkeypatch, capsys):
+    def judgement(judged, grid):
+        raise KeyError("weight_decay")
+
+    words = ["experiments.sweep", *COMMON, "--sweep=weight_decay=0.1,0.2", f"--output_dir={tmp_path}"]
+    with monkeypatch.context() as failing:
+        failing.setattr("reporting.sweep.judgement", judgement)
+        assert sweep.main(words) == 0 and len(emulated) == 2
+    shown = capsys.readouterr()
+    line = "The results could not be judged (KeyError: 'weight_decay'); sweep.json has them."
+    assert shown.err.splitlines().count(line) == 1 and line in html.unescape((tmp_path / "sweep.html").read_text())
+    assert len(json.loads(shown.out)) == len(json.loads((tmp_path / "sweep.json").read_text())) == 2
+    assert sweep.main(words) == 0 and len(emulated) == 2
+    assert json.loads((tmp_path / "best.json").read_text())["best"]
 
 
 def row(rate, batch, seed, top1, diverged=False):
