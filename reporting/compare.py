@@ -7,9 +7,9 @@ from plan.run_folder import top1_of
 from plan.values import number_or_text, same
 from reporting import charts, heat_map
 from reporting.charts import LOGARITHMIC, NUMBERS, PERCENT, XAxis, number
-from reporting.page import constant_values, details, duration, html_table, over_epochs_and_time, page
-from reporting.ranking import NOTE, Setting, judgement, settings, table
-from reporting.run_data import RunData
+from reporting.page import constant_values, details, duration, html_table, over_epochs_and_time, page, plural
+from reporting.ranking import NOTE, Setting, judgement, listed, settings, table
+from reporting.run_data import RunData, validation_set
 
 
 def gap(row: dict) -> float | None:
@@ -38,8 +38,9 @@ def comparison(runs: list[RunData], target: float | None = None) -> tuple[str, s
             for run, own in zip(runs, flags, strict=True)]
     shown = settings(rows)
     every = settings([row | {"flags": row["every"]} for one in shown for row in one.rows])
-    ended = [row for row in rows if row["run"].summary or row["run"].divergence]
-    said = judgement(settings(ended or [row for row in rows if row["val_top1"] is not None]), shown)["sentence"]
+    ended, unfinished = ([row for row in rows if row["ended"] is wanted] for wanted in (True, False))
+    said = judgement(settings(ended), [] if unfinished else shown)["sentence"]  # what is in progress may move an edge
+    said += not_counted(unfinished) if unfinished else ""
     results, all_runs = (html_table(table(own, partial(columns, target=target)), WIDE) for own in (shown, every))
     shared = [{"flag": flag, "value": value} for flag, value in flags[0].items() if flag not in differing]
     sections = [
@@ -50,12 +51,22 @@ def comparison(runs: list[RunData], target: float | None = None) -> tuple[str, s
     return page(f"Comparison of {len(runs)} runs", sections), said
 
 
+def not_counted(unfinished: list[dict]) -> str:
+    """Returns a sentence on the runs that are not ranked because they have not ended, after a space."""
+    names = [row["folder"] + ("" if row["val_top1"] is None else f" at {row['val_top1']:.2%} so far")
+             for row in unfinished]
+    verb = "is" if len(names) == 1 else "are"
+    return f" {plural(len(names), 'unfinished run')}, {listed(names)}, {verb} not counted."
+
+
 def ranked(name: str, run: RunData, flags: dict) -> dict:
     """Returns a row for `settings`. flags: those that tell runs apart."""
     flags = {flag: number_or_text(value) for flag, value in flags.items()}
     return {"flags": {flag: value for flag, value in flags.items() if flag != "seed"}, "every": {"run": name, **flags},
-            "folder": name, "run": run, "val_top1": top1_of(run.divergence or run.result),
-            "val_samples": None if run.divergence else run.run["dataset"]["validation_samples"]}
+            "folder": name, "run": run, "ended": bool(run.summary or run.divergence), "diverged": bool(run.divergence),
+            "val_top1": top1_of(run.divergence or run.result), "validation": validation_set(run.run),
+            "val_samples": None if run.divergence else run.run["dataset"]["validation_samples"],
+            "val_guess_count": run.result.get("val_guess_count")}
 
 
 def columns(row: dict, target: float | None) -> dict:

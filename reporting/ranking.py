@@ -1,29 +1,39 @@
 """Which setting is the most accurate, and how sure that is: one judgement for sweeps and comparisons.
 
-Runs that differ only in their seed are one setting. Its top-1 is the mean over its runs. Its 95 % interval is Student's
-over the runs; that of a single run is Wilson's over the validation images. Two settings differ if the 95 % interval of
-their difference excludes 0. The interval of a difference follows from the two intervals (Zou and Donner,
-doi:10.1002/sim.3095; of two proportions, it is Newcombe's).
+Runs that differ only in their seed are one setting. Its top-1 is the mean over its runs. Its 95 % interval adds the
+variance of the mean over the runs to that of the validation images: either bound is as far from the mean as the
+hypotenuse of the distances of Student's bound over the runs and of Wilson's over the images. A single run has Wilson's.
+Two settings differ if the 95 % interval of their difference excludes 0. The interval of a difference follows from the
+two intervals (Zou and Donner, doi:10.1002/sim.3095; of two proportions, it is Newcombe's).
 """
 import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
 
 from plan.run_folder import top1_of
 from reporting.charts import number
 from reporting.page import duration, filled_columns, grouped, plural
-from training.advice import interval
+from training.advice import interval, is_guessing
 
 MOST_SEEDS = 100  # of a setting, that a judgement asks for
+UNKNOWN_SPREAD = "A single run does not show the spread over seeds: more seeds are needed."
+POWER = 0.8  # probability that these tell
+QUANTILES = np.linspace(0.01, 0.99, 50)  # of the standard deviation over seeds, which the power is averaged over
 MOST_NAMED = 4  # settings in a sentence, and flags in front of the results
 LONGEST = 60  # characters of the name of a setting
 RATE = "learning_rate"
 TUNED = (RATE, "weight_decay", "trust_coefficient")  # flags whose best value lies within a grid that is wide enough
 NOTE = ("Settings are too close to call if the 95% interval of the difference of their top-1 includes 0. The interval "
-        "of a mean is Student's over its runs, that of a single run is Wilson's over the validation images. The number "
-        "of seeds assumes that means and spread stay as they are. A run that diverged counts with the accuracy of "
+        "of a mean adds the variance over its runs, as Student's, and that of the validation images, as Wilson's. A "
+        "single run has the second alone, so it is not called better or worse than others. The number of seeds tells "
+        f"with a probability of {POWER:.0%}, given the runs so far. A run that diverged counts with the accuracy of "
         "guessing, one with --ema_decay with that of the averaged weights.")
+VALIDATION = {"classes": "the number of classes", "samples": "the number of images", "class_names": "class names",
+              "images": "images", "files": "files"}  # keys of run_data.validation_set
 
 
 @dataclass(frozen=True)
@@ -31,7 +41,7 @@ class Setting:
     """The runs that differ only in their seed.
 
     rows: see `settings`. top1: of the runs that have been evaluated. deviation: the standard deviation over the runs,
-    at least half an image, or over the images if there is a single run. interval: the bounds of the 95 % interval.
+    at least half an image. samples: number of validation images.
     """
 
     name: str
@@ -40,18 +50,32 @@ class Setting:
     top1: Sequence[float]
     mean: float
     deviation: float
-    interval: tuple[float, float]
+    samples: int
 
     @classmethod
     def of(cls, name: str, flags: dict, rows: Sequence[dict]) -> "Setting":
         top1 = [top1_of(row) for row in rows if top1_of(row) is not None]
         mean = statistics.fmean(top1 or [0.0])
         samples = max(row.get("val_samples") or 0 for row in rows) or 10**9  # the accuracy of guessing has no error
-        several = len(top1) > 1
-        deviation = max(0.5 / samples, statistics.stdev(top1) if several else math.sqrt(mean * (1 - mean) / samples))
-        half = half_width(deviation, len(top1)) if several else 0.0
-        return cls(name, flags, rows, top1, mean, deviation,
-                   (mean - half, mean + half) if several else interval(mean, samples))
+        deviation = max(0.5 / samples, statistics.stdev(top1) if len(top1) > 1 else 0.0)
+        return cls(name, flags, rows, top1, mean, deviation, samples)
+
+    @cached_property
+    def images(self) -> tuple[float, float]:
+        """The bounds of the 95 % interval over the validation images alone."""
+        return interval(self.mean, self.samples)
+
+    @cached_property
+    def interval(self) -> tuple[float, float]:
+        """The bounds of the 95 % interval over seeds and images."""
+        low, high = self.images
+        half = half_width(self.deviation, len(self.top1)) if len(self.top1) > 1 else 0.0
+        return self.mean - math.hypot(half, self.mean - low), self.mean + math.hypot(half, high - self.mean)
+
+    @property
+    def is_single(self) -> bool:
+        """Whether nothing is known of the spread over seeds."""
+        return len(self.top1) < 2 and not self.rows[0].get("diverged")
 
     @property
     def scope(self) -> str:
@@ -61,22 +85,27 @@ class Setting:
         low, high = (min(self.top1), max(self.top1)) if len(self.top1) > 1 else self.interval
         return f"{low:.2%} to {high:.2%}" + " (95% interval)" * (len(self.top1) < 2)
 
-    def lead_over(self, other: "Setting") -> float:
-        """Returns the lower bound of the 95 % interval of the difference to another setting."""
-        return self.mean - other.mean - math.hypot(self.mean - self.interval[0], other.interval[1] - other.mean)
+    def lead_over(self, other: "Setting", seeds_too: bool = True) -> float:
+        """Returns the lower bound of the 95 % interval of the difference to another setting.
+
+        seeds_too: whether the interval is over seeds and images, or over the images alone.
+        """
+        ours, theirs = (one.interval if seeds_too else one.images for one in (self, other))
+        return self.mean - other.mean - math.hypot(self.mean - ours[0], theirs[1] - other.mean)
 
 
-def half_width(deviation: float, runs: int) -> float:
-    """Returns half of Student's 95 % interval of a mean."""
+def half_width(deviation, runs):
+    """Returns half of Student's 95 % interval of a mean. Both may be arrays."""
     from scipy.special import stdtrit
 
-    return float(stdtrit(runs - 1, 0.975)) * deviation / math.sqrt(runs)
+    return stdtrit(runs - 1, 0.975) * deviation / np.sqrt(runs)
 
 
 def settings(rows: Sequence[dict]) -> list[Setting]:
     """Returns the settings in the order of their flags: numbers by value, then other values as they first occur.
 
-    rows: flags (flag -> value, without the seed), val_top1, ema_val_top1, val_samples unless the run diverged, folder.
+    rows: flags (flag -> value, without the seed), diverged, val_top1, ema_val_top1, folder, validation (of
+    run_data.validation_set), and unless the run diverged val_samples and val_guess_count.
     """
     names = names_in(rows)
     occurring = [value for row in rows for value in row["flags"].values()]
@@ -117,22 +146,24 @@ def text_of(title: str, values: Sequence[float | str | None]) -> str:
 def judgement(judged: Sequence[Setting], grid: Sequence[Setting]) -> dict:
     """Returns the content of best.json.
 
-    `sentence` says it in words. `best` lists the flags of the settings that may be the best, highest mean first.
-    `more_seeds` of each would tell them apart: None if none are needed, or too many. `add` has a value of each flag
-    whose best value is at the edge of the grid.
+    `sentence` says it in words. `best` lists the flags of the settings that may be the best, highest mean first, none
+    if they are not ranked. `more_seeds` of each would tell them apart: None if none are needed, if they are too many,
+    and after single runs. `add` has a value of each flag whose best value is at the edge of the grid.
 
     judged: the settings that count. grid: all settings.
     """
-    if not judged:
-        return unranked("No final run has ended yet." if grid else "No run has ended yet.")
+    if reason := not_ranked(judged, grid):
+        return unranked(reason)
     best = max(judged, key=lambda one: one.mean)
     close = sorted((one for one in judged if best.lead_over(one) <= 0), key=lambda one: -one.mean)
     tied = [one for one in close if math.isclose(one.mean, best.mean)]
-    seeds = seeds_to_tell(close)
+    has_single = len(judged) > 1 and any(one.is_single for one in judged)
+    seeds = [None if has_single else seeds_to_tell(best, one) for one in close[1:]]
     add = beyond(best, grid) if len(tied) == 1 else {}
     edges = [f"The highest is at the edge of the grid: add {labelled({name: value})}." for name, value in add.items()]
     more = None if None in seeds else max(seeds, default=None)
-    return {"sentence": " ".join([in_words(close, tied, seeds, len(judged)), *edges]),
+    hint = UNKNOWN_SPREAD if has_single else on_seeds(close, more) if len(close) > 1 else ""
+    return {"sentence": " ".join([in_words(close, tied, len(judged), hint), *edges]),
             "best": [one.flags for one in close], "more_seeds": more, "add": add}
 
 
@@ -141,24 +172,55 @@ def unranked(sentence: str) -> dict:
     return {"sentence": sentence, "best": [], "more_seeds": None, "add": {}}
 
 
-def in_words(close: Sequence[Setting], tied: Sequence[Setting], seeds: Sequence[int | None], of: int) -> str:
-    """Returns which setting is the best. close: see `best` of `judgement`. seeds: see seeds_to_tell. of: of all."""
+def not_ranked(judged: Sequence[Setting], grid: Sequence[Setting]) -> str:
+    """Returns why settings are not ranked, as a sentence, or an empty string."""
+    if not judged:
+        return "No final run has ended yet." if grid else "No run has ended yet."
+    rows = [row for one in judged for row in one.rows]
+    if all(row.get("diverged") for row in rows):
+        return "Every run that has ended diverged."
+    if differing := different_sets(rows):
+        return f"The runs are not ranked, because their validation sets differ in {listed(differing)}."
+    best = max(judged, key=lambda one: one.mean)
+    guess = max(guess_of(row) for row in rows)
+    if guess and is_guessing(best.mean, best.samples, guess):
+        return f"The highest top-1, {best.mean:.2%}, is at the level of guessing, which is right on {guess:.2%}."
+    return ""
+
+
+def different_sets(rows: Sequence[dict]) -> list[str]:
+    """Returns in what the validation sets of runs differ, in words. What a run does not know of its set fits all."""
+    known = [row.get("validation") or {} for row in rows]
+    return [words for key, words in VALIDATION.items() if len({one[key] for one in known if key in one}) > 1]
+
+
+def guess_of(row: dict) -> float:
+    """Returns the top-1 of always naming the most frequent class, or 0 if it is not known."""
+    if row.get("diverged"):
+        return top1_of(row) or 0.0
+    return (row.get("val_guess_count") or 0) / (row.get("val_samples") or 1)
+
+
+def in_words(close: Sequence[Setting], tied: Sequence[Setting], of: int, hint: str) -> str:
+    """Returns which setting is the best. close: see `best` of `judgement`. of: of all. hint: on more seeds."""
     best = close[0]
     mean = "mean top-1" if any(len(one.rows) > 1 for one in close) else "top-1"
-    if len(close) == 1:
-        subject = f"The {mean}" if of == 1 else f"The highest {mean}, that of {best.name},"
-        return f"{subject} is {best.mean:.2%}, from {best.scope} in {plural(len(best.rows), 'run')}."
     if len(tied) > 1:
         return f"A tie: the {mean} of {listed([one.name for one in tied])} is {best.mean:.2%}. More seeds may tell."
-    worse = [one.name for one, more in zip(close[1:], seeds, strict=True) if more]
-    told = f"About {plural(max(filter(None, seeds), default=0), 'more seed')} of each would "
-    if len(worse) == len(seeds):
-        told += "tell"
-    elif worse:
-        told += f"rule out {listed(worse)}; {MOST_SEEDS} would not tell the others apart"
-    else:
-        told = f"{MOST_SEEDS} seeds would not tell"
-    return f"Too close to call: the {mean} is {listed([f'{one.mean:.2%} with {one.name}' for one in close])}. {told}."
+    if len(close) > 1:
+        each = listed([f"{one.mean:.2%} with {one.name}" for one in close])
+        return f"Too close to call: the {mean} is {each}. {hint}"
+    subject = f"The {mean}" if of == 1 else f"The highest {mean}, that of {best.name},"
+    scope = f", from {best.scope}" * bool(best.scope)
+    return f"{subject} is {best.mean:.2%}{scope} in {plural(len(best.rows), 'run')}. {hint}".rstrip()
+
+
+def on_seeds(close: Sequence[Setting], more: int | None) -> str:
+    """Returns how many more seeds of each would tell, as a sentence. more: None: too many."""
+    if more:
+        return f"About {plural(more, 'more seed')} of each would tell with a probability of {POWER:.0%}."
+    too_few = any(close[0].lead_over(one, seeds_too=False) <= 0 for one in close[1:])
+    return f"Even {MOST_SEEDS} seeds of each may not tell{'; more validation images may' * too_few}."
 
 
 def listed(names: Sequence[str]) -> str:
@@ -169,17 +231,26 @@ def listed(names: Sequence[str]) -> str:
     return f"{comma.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
 
 
-def seeds_to_tell(close: Sequence[Setting]) -> list[int | None]:
-    """Returns how many more seeds tell the first from each other, if means and deviations stay. None: too many."""
-    best, *others = close
+def seeds_to_tell(best: Setting, other: Setting) -> int | None:
+    """Returns how many more seeds of each tell two settings apart with a probability of POWER. None: too many.
 
-    def needed(one):
-        runs = len(best.rows), len(one.rows)
-        spread = math.hypot(best.deviation, one.deviation)
-        return next((seeds - min(runs) for seeds in range(max(runs) + 1, MOST_SEEDS + 1)
-                     if best.mean - one.mean > half_width(spread, seeds)), None)
+    The probability is that of the runs to come, given those so far and no other knowledge: the variance over seeds has
+    a scaled inverse chi-squared distribution, and with that variance, the difference of the means after n and after N
+    seeds is normal with a variance of 1/n - 1/N times that.
+    """
+    from scipy.special import chdtri, ndtr
 
-    return [needed(one) for one in others]
+    runs = len(best.top1), len(other.top1)
+    seeds = np.arange(max(runs) + 1, MOST_SEEDS + 1)[:, None]
+    freedom = sum(runs) - 2
+    scale = np.sqrt(freedom / chdtri(freedom, QUANTILES))
+    images = best.mean - other.mean - best.lead_over(other, seeds_too=False)
+    needed = np.hypot(half_width(scale * math.hypot(best.deviation, other.deviation), seeds), images)
+    moves = scale * np.sqrt(sum(one.deviation**2 * (1 / number - 1 / seeds)
+                                for one, number in zip((best, other), runs, strict=True)))
+    power = sum(ndtr((lead - needed) / moves).mean(axis=1) for lead in (best.mean - other.mean, other.mean - best.mean))
+    return next((int(number) - min(runs) for [number], chance in zip(seeds, power, strict=True) if chance >= POWER),
+                None)
 
 
 def beyond(best: Setting, grid: Sequence[Setting]) -> dict[str, float]:

@@ -222,6 +222,36 @@ def test_several_runs_side_by_side(tmp_path, capsys, monkeypatch):
     assert page.count("two/run: 50.2 % (epoch 3)") == 1  # a point of a curve over epochs
 
 
+def test_runs_on_different_data_are_shown_and_not_ranked(tmp_path, capsys, monkeypatch):
+    """Two classes beside ten. The folder of the data does not matter."""
+    monkeypatch.chdir(tmp_path)
+    ten, moved, two = (whole(tmp_path / name, data_dir=f"/data/{name}", classes=classes)
+                       for name, classes in (("ten", 10), ("moved", 10), ("two", 2)))
+    assert report.main(["report", str(ten), str(two)]) == 0
+    line = "The runs are not ranked, because their validation sets differ in the number of classes."
+    assert capsys.readouterr().err == f"{line}\n" and line in (tmp_path / "report.html").read_text()
+    assert report.main(["report", str(ten), str(moved)]) == 0
+    assert "A tie: the top-1 of" in capsys.readouterr().err
+
+
+def test_unfinished_runs_are_named_and_not_ranked(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ended, diverged = whole(tmp_path / "a"), whole(tmp_path / "d", learning_rate="1e9", rows=[row(1)], done=False)
+    higher = whole(tmp_path / "b", learning_rate="4", rows=[row(1, val_top1=0.98886)], done=False)
+    started = whole(tmp_path / "c", learning_rate="8", rows=[], done=False)
+    write_json(diverged / "summary.json", {"diverged": True, "diverged_at": {"step": 6, "epoch": 1.5}, "classes": 10})
+
+    def said(*runs) -> str:
+        assert report.main(["report", *map(str, runs)]) == 0
+        return capsys.readouterr().err.strip()
+
+    assert said(ended, higher) == ("The top-1 is 50.20%, from 36.83% to 63.54% (95% interval) in 1 run. "
+                                   "1 unfinished run, b at 98.89% so far, is not counted.")
+    assert said(diverged, higher, started) == ("Every run that has ended diverged. 2 unfinished runs, b at 98.89% so "
+                                               "far and c, are not counted.")
+    assert said(higher, started).startswith("No run has ended yet. 2 unfinished runs, ")
+
+
 def test_compared_rates_are_those_of_the_updates(tmp_path):
     """Warm-up rises to the last update, 11 of 12. metrics.jsonl has the plan's rate after it, 1."""
     runs = [whole(tmp_path / name, momentum=momentum) for name, momentum in (("a", "0.9"), ("b", "0.8"))]
