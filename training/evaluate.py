@@ -24,7 +24,7 @@ class Validation:
     metrics: val_loss, val_top1, val_top5 (means over all samples), val_top1_count, val_top5_count, val_samples, and
     val_guess_count: how many samples are of the most frequent class.
     outcomes: label, predicted class, loss and rivals (training.losses.rivals_of) of each sample in the order of the
-    dataset, float32 (samples, 4).
+    dataset, float32 (samples, 4). They are those of the moving average of the weights if there is one.
     """
 
     metrics: dict[str, float]
@@ -68,6 +68,7 @@ class Evaluator:
             if averaged is None:
                 return None
             metrics |= {f"ema_{name}": value for name, value in self._metrics(averaged).items()}
+            outcomes = averaged
         return Validation(metrics, outcomes)
 
     def _metrics(self, outcomes: np.ndarray) -> dict[str, float]:

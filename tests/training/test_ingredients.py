@@ -99,6 +99,9 @@ def test_the_best_is_the_best_average(alone):
     best = max(found, key=lambda row: row["ema_val_top1"])
     assert (summary["best_top1"], summary["best_epoch"]) == (best["ema_val_top1"], best["epoch"])
     assert summary["best_top1"] != max(row["val_top1"] for row in found)
+    confusion = json.loads((alone / "outcomes.json").read_text())["confusion"]
+    right = sum(count for label, predicted, count in confusion if label == predicted)
+    assert right == summary["ema_val_top1_count"] != summary["val_top1_count"]
     data, result = RunData.read(alone), Result.read(alone)
     assert data.best == {"top1": best["ema_val_top1"], "epoch": best["epoch"]}
     (alone / "summary.json").rename(alone / "away")
