@@ -8,10 +8,12 @@ import math
 from common.errors import UserError
 from optim.schedules import SCALINGS, Piecewise
 from plan.plan import Plan, divisors, make_plan, tidy
-from plan.recipes import SMALL, SPAN_GIVES_WAY
+from plan.recipes import LARGE_SAMPLES, SMALL, SPAN_GIVES_WAY
 from plan.settings import Settings
 
 TRAINED_NETWORK = "--model=keras:MobileNetV3Small --pretrained"
+RATE = ("learning_rate", "lr_scaling", "base_batch_size", "trust_coefficient")
+WITH_RATE = ("model", "pretrained", "optimizer", "loss", "momentum", "lars_clip")  # each with learning rates of its own
 PHASED = ("learning_rate", "batch_size", "batch_norm_span", "image_size")  # flags that take epoch:value pairs
 SMALL_MICRO_BATCH = 16  # samples: smaller ones, one after another, leave most of a GPU idle
 MOST_NEIGHBOURS = 8  # workers that share batch norm's statistics: the GPUs of a node
@@ -30,25 +32,42 @@ def remarks(settings: Settings, plan: Plan, workers_per_node: int = 1) -> list[s
     if launch.deterministic == "true" and ties:
         lines.append(f"--deterministic: with {' and '.join(ties)}, the same bits need the same number of workers")
     elif launch.deterministic == "true" and not launch.micro_batch_size:
-        sizes = ", ".join(str(size) for size in dict.fromkeys(phase.micro_batch_size for phase in plan.phases))
-        lines.append("--deterministic: on another number of workers, the same bits need the same "
-                     f"--micro_batch_size, which is {sizes} here")
+        sizes = {phase.micro_batch_size for phase in plan.phases}
+        which = f"the same --micro_batch_size, which is {sizes.pop()} here" if len(sizes) == 1 else (
+            "a --micro_batch_size, given to each run")
+        lines.append(f"--deterministic: on another number of workers, the same bits need {which}")
     lines += on_few_images(settings)
     if SPAN_GIVES_WAY in settings.fitted:
+        varies = "" if launch.micro_batch_size else ", which depends on the number of workers"
         lines.append("--batch_norm_span: that of the recipe does not divide --batch_size or --micro_batch_size; batch "
-                     "norm covers a micro-batch, which depends on the number of workers")
+                     f"norm covers a micro-batch{varies}")
     batch = max(phase.global_batch_size for phase in plan.phases)
     if batch > plan.train_samples:
-        lines.append(f"--batch_size={batch} is larger than the training set: each update reads its "
+        lines.append(f"--batch_size={batch} is larger than the training set: an update reads some of its "
                      f"{plan.train_samples} images more than once")
     return [*lines, *on_schedules(settings), *on_workers(settings, plan, workers_per_node)]
 
 
 def on_few_images(settings: Settings) -> list[str]:
-    """Returns a line if a trained network would reach more than the default for few images."""
-    if settings.source != SMALL or settings.is_given("model") or settings.has_initial_weights:
+    """Returns a line if a trained network would reach more than the default for few images.
+
+    It has a learning rate of its own, unless the command line gives one.
+    """
+    chosen = any(map(settings.is_given, ("model", "optimizer", "learning_rate")))
+    if settings.source != SMALL or chosen or settings.has_initial_weights:
         return []
-    return [f"few images: a network that knows ImageNet usually reaches more, with {TRAINED_NETWORK}"]
+    return [f"less than {LARGE_SAMPLES:,} images: a network that knows ImageNet usually reaches more, with "
+            f"{TRAINED_NETWORK}"]
+
+
+def has_length(settings: Settings) -> bool:
+    """Whether the recipe has epochs and a batch size. small_images.flags only has them if it was read by default."""
+    return bool(settings.source) or settings.recipe_file != SMALL
+
+
+def keeps(settings: Settings, *names: str) -> bool:
+    """Whether these flags have the recipe's values."""
+    return all(getattr(settings.recipe, name) == getattr(settings.original, name) for name in names)
 
 
 def ties_to_workers(settings: Settings) -> list[str]:
@@ -66,7 +85,8 @@ def on_schedules(settings: Settings) -> list[str]:
         kept = kept_shares(settings)
         lines.append(f"--epochs={recipe.epochs:g}: {' and '.join(broken)}{kept and f'; {kept}'}")
     now, before = (one.batch_size.values[0] for one in (recipe, settings.original))
-    if now != before and recipe.lr_scaling == "none" and not settings.is_given("learning_rate"):
+    is_its_rate = has_length(settings) and keeps(settings, *RATE, *WITH_RATE) and not settings.is_given("learning_rate")
+    if now != before and is_its_rate and recipe.lr_scaling == "none" and recipe.momentum_schedule == "constant":
         linear, sqrt = (f"{SCALINGS[name](now / before):.3g}" for name in ("linear", "sqrt"))
         lines.append(f"--batch_size={now}: the learning rate is still that for the recipe's {before}; "
                      f"--lr_scaling=linear --base_batch_size={before} would multiply it by {linear}, sqrt by {sqrt}")
@@ -81,7 +101,7 @@ def _broken(recipe) -> list[str]:
     boundaries = recipe.lr_boundaries if recipe.lr_schedule == "multistep" else (0,)
     for name, last in (("lr_boundaries", boundaries[-1]), ("learning_rate", recipe.learning_rate.boundaries[-1])):
         if last >= recipe.epochs:
-            found.append(f"training ends before epoch {last:g} of --{name}")
+            found.append(f"no update follows epoch {last:g} of --{name}")
     return found
 
 

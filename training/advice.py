@@ -5,24 +5,24 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from data.sources import BUILT_IN
+from data.synthetic import is_synthetic
+from optim import with_option
+from optim.schedules import scaled
 from plan.plan import Plan
-from plan.remarks import TRAINED_NETWORK, on_few_images
-from plan.run_folder import top1_of
+from plan.remarks import RATE, TRAINED_NETWORK, WITH_RATE, has_length, keeps, on_few_images
+from plan.run_folder import FLAGS, top1_of
 from plan.settings import Settings
 from training.divergence import Diverged
 
 QUANTILE = 1.959964  # of the normal distribution, two-sided 95 %
 LEARNED = 0.1  # top-1 that training gains on guessing if it has learned anything
 GAP = 0.2  # of training's top-1 over validation's, from which a network over-fits
-LEARNS_UP_TO = 0.9  # training's top-1, up to which more epochs help
+LEARNS_UP_TO = 0.9  # training's top-1, up to which a network does not yet fit its training images
 GOOD = 0.95  # top-1 from which there is nothing to mend
-FEW_UPDATES = 300  # with which hardly any network learns
-VISITS = 10  # of each image, from which a network may know it by heart
-OTHER_RATE = 3  # factor to the recipe's learning rate, from which it is the first suspect
+FEW_UPDATES = 300  # below which a larger batch than the recipe's leaves few
+OTHER_RATE = 3  # factor to the recipe's learning rate, from which it is worth a sentence
 EXPLODED = 3  # times the loss of guessing: a validation loss that the learning rate has driven up
 WIDE = 0.2  # interval of the top-1, from which there are too few validation images
-SMALL_IMAGES = 128  # pixels
 CONFUSED, ERRORS = 0.25, 20  # share of the errors that one pair of classes has, of at least so many
 
 
@@ -63,6 +63,17 @@ class Ending:
         return self.rows[-1]["train_top1"]
 
     @property
+    def is_mixed(self) -> bool:
+        """Whether training images are so altered that top-1 in training says little."""
+        recipe = self.settings.recipe
+        return bool(recipe.mixup or recipe.cutmix or recipe.rand_augment)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether top-1 in training is still to rise. False if it says little."""
+        return not self.is_mixed and self.train_top1 <= LEARNS_UP_TO
+
+    @property
     def samples(self) -> int:
         """Number of validation images."""
         return self.summary["val_samples"]
@@ -83,13 +94,17 @@ class Ending:
 
 def advice(end: Ending) -> list[str]:
     """Returns sentences in plain text: why a result is no better, and the flags to try."""
-    whole = [row for row in end.rows if None not in (row.get("train_top1"), row.get("val_top1"), row.get("val_loss"))]
-    if not whole or end.summary.get("epochs_to_target") is not None:  # what was wanted is reached
+    whole = [row for row in end.rows if None not in (row.get("train_top1"), row.get("val_top1"), _judged_loss(row))]
+    is_reached = end.summary.get("epochs_to_target") is not None
+    if not whole or is_reached or is_synthetic(end.settings.recipe.data_dir):
         return []
     end = replace(end, rows=whole)
     found = [] if end.top1 >= GOOD else (
-        _other_rate(end) or _too_short(end) or _not_learned(end) or _unsteady(end) or _not_finished(end)
-        or _over_fitted(end) or [*map(as_sentence, on_few_images(end.settings))])
+        _other_rate(end) or _too_short(end) or _unsteady(end) or _not_learned(end) or _over_fitted(end)
+        or [*map(as_sentence, on_few_images(end.settings))])
+    run = end.settings.run
+    if run.output_dir and run.resume == "auto":
+        found = [f"{said} Other flags need another --output_dir." if "--" in said else said for said in found]
     return [*found, *_confused(end), *_few_to_judge(end)]
 
 
@@ -98,96 +113,112 @@ def as_sentence(line: str) -> str:
     return f"{line[0].upper()}{line[1:]}."
 
 
-def own_rate(settings: Settings) -> tuple[float, float] | None:
-    """Returns a learning rate that is far from the recipe's, and the recipe's: both the largest, before scaling.
+def times_recipe(settings: Settings) -> float | None:
+    """Returns the learning rate as a multiple of the recipe's, or None if they are not comparable.
 
-    None if it is not far from it, or belongs to another optimizer or batch size.
+    Rates are the largest after scaling, without warm-up and decay, which depend on the epochs, and for LARS times the
+    trust coefficient. Another network, optimizer or batch size needs a rate of its own. The flags of an earlier run
+    tell no recipe's.
     """
     recipe, original = settings.recipe, settings.original
-    ours, theirs = max(recipe.learning_rate.values), max(original.learning_rate.values)
-    if not settings.is_given("learning_rate") or settings.is_given("optimizer") or settings.is_given("batch_size"):
+    if not keeps(settings, "batch_size", *WITH_RATE) or settings.is_given("init_checkpoint") or (
+            settings.recipe_file.name == FLAGS):
         return None
-    return None if theirs / OTHER_RATE < ours < theirs * OTHER_RATE else (ours, theirs)
+    ours, theirs = (
+        max(scaled(one.learning_rate, one.lr_scaling, one.base_batch_size, one.batch_size.values[0]).values)
+        * (one.trust_coefficient if one.optimizer in with_option("trust_coefficient") else 1)
+        for one in (recipe, original))
+    return ours / theirs if theirs else None
+
+
+def on_rate(settings: Settings, least: float = 0.0) -> str:
+    """Returns a line if the learning rate is far from the recipe's, and at least so many times as high."""
+    times = times_recipe(settings)
+    if times is None or times < least or 1 / OTHER_RATE < times < OTHER_RATE:
+        return ""
+    given = " and ".join(f"--{name}" for name in RATE if settings.is_given(name))
+    return f"with {given}, the learning rate is {float(f'{times:.3g}'):g} times the recipe's"
 
 
 def after_divergence(problem: Diverged, settings: Settings) -> str:
     """Returns what to try after a divergence."""
-    rates = own_rate(settings) if problem.is_of_samples else None
-    return f"{problem.advice}; the recipe's learning rate is {rates[1]:g}" if rates else problem.advice
+    return "; ".join(filter(None, [problem.advice, problem.is_of_samples and on_rate(settings, OTHER_RATE)]))
 
 
 def _other_rate(end: Ending) -> list[str]:
-    if not (rates := own_rate(end.settings)):
-        return []
-    return [f"--learning_rate={rates[0]:g} is far from the recipe's {rates[1]:g}. Leave it out first."]
+    line = on_rate(end.settings)
+    return [as_sentence(line)] if line and (end.has_room or end.is_guessing) else []
 
 
 def _too_short(end: Ending) -> list[str]:
-    if end.plan.steps >= FEW_UPDATES or end.train_top1 > LEARNS_UP_TO:
-        return []
-    said = f"{end.plan.steps} updates are few: top-1 in training has only reached {end.train_top1:.1%}."
-    return [f"{said} {_longer(end, max(2, FEW_UPDATES / end.plan.steps))}"]
-
-
-def _longer(end: Ending, factor: float) -> str:
-    """Returns how to train longer. factor: to the epochs, unless the recipe has more of its own."""
+    """The command line has shortened the recipe, so that training from scratch has far to go."""
     recipe, original = end.settings.recipe, end.settings.original
-    if original.epochs > recipe.epochs:
-        return f"Leave out --epochs={recipe.epochs:g}: the recipe has {original.epochs:g}."
-    return f"Train longer, with --epochs={math.ceil(end.plan.epochs * factor)}."
-
-
-def _not_learned(end: Ending) -> list[str]:
-    if not end.is_guessing or end.train_top1 >= end.guess + LEARNED:
+    if not end.has_room or end.settings.has_initial_weights or not has_length(end.settings):
         return []
-    said = f"The network has not begun to learn: its top-1 in training is {end.train_top1:.1%}, too."
-    if not end.settings.is_given("learning_rate"):
-        return [f"{said} The learning rate is the recipe's, so look at the images in report.html: can the classes "
-                "be told apart, and are the labels right?"]
-    rate = max(end.settings.recipe.learning_rate.values)
-    return [f"{said} Compare learning rates: `python -m experiments.sweep --sweep=learning_rate={rate / 10:g},{rate:g},"
-            f"{10 * rate:g}` with the same flags."]
+    if recipe.epochs <= original.epochs / 2:
+        return [f"Leave out --epochs={recipe.epochs:g}: the recipe has {original.epochs:g}."]
+    if end.plan.steps >= FEW_UPDATES or min(recipe.batch_size.values) < 2 * max(original.batch_size.values):
+        return []
+    return [f"{end.plan.steps} updates are few: with the recipe's --batch_size, there are more."]
 
 
 def _unsteady(end: Ending) -> list[str]:
-    """The validation loss was far above that of guessing, with which a training starts."""
-    highest = max(row["val_loss"] for row in end.rows[len(end.rows) // 2:])
-    if highest <= EXPLODED * math.log(len(end.classes)):
+    """The validation loss was far above that of guessing, with which a training starts.
+
+    Errors of which a network is sure also raise it, but top-1 does not fall then.
+    """
+    worst = max(end.rows[len(end.rows) // 2:], key=_judged_loss)
+    highest, guessing = _judged_loss(worst), math.log(len(end.classes))
+    has_fallen = top1_of(worst) < interval(max(map(top1_of, end.rows)), end.samples)[0]
+    never_rose = end.is_guessing and end.has_room
+    if highest <= EXPLODED * guessing or not (has_fallen or never_rose):
         return []
-    return [f"Validation loss was as high as {highest:.4g} in the second half, where guessing has "
-            f"{math.log(len(end.classes)):.2g}. A third of the learning rate may be steadier."]
+    return [f"Validation loss was as high as {highest:.4g} in the second half, where guessing has {guessing:.2g}. "
+            "A third of the learning rate may be steadier."]
 
 
-def _not_finished(end: Ending) -> list[str]:
-    """Validation has risen by more than its interval in the last quarter, and training has far to go, too."""
-    before = [row for row in end.rows if row["epoch"] <= 0.75 * end.rows[-1]["epoch"]]
-    if end.train_top1 > LEARNS_UP_TO or not before or end.bounds[0] <= max(map(top1_of, before)):
+def _judged_loss(row: dict) -> float | None:
+    return row.get("ema_val_loss", row.get("val_loss"))
+
+
+def _not_learned(end: Ending) -> list[str]:
+    if not end.is_guessing or not end.has_room or end.train_top1 >= end.guess + LEARNED:
         return []
-    recipe, best = end.settings.recipe, max(before, key=top1_of)
-    size = recipe.final_image_size
-    larger = "" if size >= SMALL_IMAGES or recipe.data_dir in BUILT_IN else (
-        f" Larger images may show more: --image_size={2 * size}.")
-    return [f"Validation was still rising, from {top1_of(best):.1%} at epoch {best['epoch']:g} to {end.top1:.1%}, and "
-            f"training is at {end.train_top1:.1%}. {_longer(end, 2)}{larger}"]
+    return [f"The network has not begun to learn: its top-1 in training is {end.train_top1:.1%}, too. "
+            f"{_to_begin_to_learn(end.settings)}"]
+
+
+def _to_begin_to_learn(settings: Settings) -> str:
+    """A sweep is only proposed where a rate of it is not called far from the recipe's."""
+    recipe, original = settings.recipe, settings.original
+    rates = recipe.learning_rate.values
+    if recipe.optimizer != original.optimizer and not settings.is_given("learning_rate"):
+        return (f"The learning rate is that for the recipe's {original.optimizer}: give --learning_rate for "
+                f"{recipe.optimizer}.")
+    if times_recipe(settings) is None and len(rates) == 1:
+        tried = ",".join(f"{factor * rates[0]:g}" for factor in (0.1, 1, 10))
+        return (f"Compare learning rates: `python -m experiments.sweep --sweep=learning_rate={tried}` with the same "
+                "flags.")
+    return "Look at the images in report.html: can the classes be told apart, and are the labels right?"
 
 
 def _over_fitted(end: Ending) -> list[str]:
-    if end.train_top1 <= LEARNS_UP_TO and end.rows[-1]["epoch"] < VISITS:
+    """An average of the weights may lag behind, so the better of the two is compared."""
+    validation = max(end.top1, end.summary["val_top1"])
+    if end.is_mixed or end.has_room or end.is_guessing:
         return []
-    if end.train_top1 - end.top1 < GAP or end.train_top1 <= end.bounds[1]:
+    if end.train_top1 - validation < GAP or end.train_top1 <= interval(validation, end.samples)[1]:
         return []
-    images = round(end.plan.train_samples / len(end.classes))
-    return [f"Top-1 is {end.train_top1:.1%} in training and {end.top1:.1%} in validation: the network knows its "
-            f"training images by heart, about {images:,} of each class. {_for_few_images(end)}"]
+    return [f"Top-1 is {end.train_top1:.1%} in training and {validation:.1%} in validation: the network over-fits its "
+            f"{end.plan.train_samples:,} training images. {_for_few_images(end)}"]
 
 
 def _for_few_images(end: Ending) -> str:
-    settings = end.settings
-    if settings.recipe.data_dir not in BUILT_IN and not settings.has_initial_weights:
+    if on_few_images(end.settings):
         return f"A network that knows ImageNet needs fewer images: {TRAINED_NETWORK}."
-    if not settings.recipe.mixup:
-        return "More images help, or mixing them: --mixup=0.2."
-    return "More images help."
+    if any(phase.micro_batch_size % 2 for phase in end.plan.phases):  # mixup needs pairs
+        return "More images help."
+    return "More images help. Mixing them may, too: --mixup=0.2."
 
 
 def _confused(end: Ending) -> list[str]:
@@ -196,8 +227,8 @@ def _confused(end: Ending) -> list[str]:
     [((label, other), count)] = wrong.most_common(1) or [((0, 0), 0)]
     if end.is_guessing or len(end.classes) < 3 or wrong.total() < ERRORS or count < CONFUSED * wrong.total():
         return []
-    return [f"{count} of {wrong.total()} errors are {end.classes[label]} taken for {end.classes[other]}. The worst "
-            "errors, in report.html, show whether their labels are right."]
+    return [f"{count} of {wrong.total()} errors are {end.classes[label]} taken for {end.classes[other]}. report.html "
+            "shows the errors with the highest losses: are their labels right?"]
 
 
 def _few_to_judge(end: Ending) -> list[str]:
@@ -205,5 +236,4 @@ def _few_to_judge(end: Ending) -> list[str]:
     if high - low < WIDE:
         return []
     images = "image tells" if end.samples == 1 else "images tell"
-    return [f"{end.samples} validation {images} little: top-1 is between {low:.0%} and {high:.0%}. Set "
-            "more of them aside (`data.prepare --validation_fraction`)."]
+    return [f"{end.samples} validation {images} little: the 95% interval of top-1 is {low:.0%} to {high:.0%}."]

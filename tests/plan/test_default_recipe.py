@@ -191,9 +191,9 @@ def test_one_line_says_what_has_no_effect():
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    ([], "few images: a network that knows ImageNet usually reaches more, with --model=keras:MobileNetV3Small "
-         "--pretrained"),
-    (["--batch_size=64"], "--batch_size=64 is larger than the training set: each update reads its 16 images"),
+    ([], "less than 50,000 images: a network that knows ImageNet usually reaches more, with "
+         "--model=keras:MobileNetV3Small --pretrained"),
+    (["--batch_size=64"], "--batch_size=64 is larger than the training set: an update reads some of its 16 images"),
     (["--epochs=1"], "--epochs=1: warm-up covers 100% of the training; keep the recipe's shares with "
                      "--warmup_epochs=0.025"),
     (["--warmup_epochs=20"], "--epochs=40: warm-up covers 50% of the training; keep the recipe's shares with "
@@ -214,7 +214,7 @@ def test_who_has_chosen_a_network_is_not_told_of_another(words, photos):
     from plan.remarks import remarks
 
     settings = parsed(f"--data_dir={photos}", *words)
-    assert not any("few images" in line for line in remarks(settings, make_plan(settings.recipe, None, 1, 16)))
+    assert not any("knows ImageNet" in line for line in remarks(settings, make_plan(settings.recipe, None, 1, 16)))
 
 
 def test_without_a_network_pretrained_weights_fail_before_tensorflow_is_loaded(photos, tmp_path, monkeypatch):

@@ -21,6 +21,11 @@ def on_schedule(*words) -> list[str]:
     return on_schedules(flags.parse(["train.py", *words]))
 
 
+def on_plan(*words) -> list[str]:
+    settings = flags.parse(["train.py", *words])
+    return remarks(settings, plan_for(settings, 2, 2, settings.run.train_samples or 1437))
+
+
 def on_workers(recipe, workers, *words, per_node=4) -> list[str]:
     settings = flags.parse(["train.py", f"--flagfile={recipe}", *words])
     plan = plan_for(settings, workers, per_node, settings.run.train_samples)
@@ -30,14 +35,14 @@ def on_workers(recipe, workers, *words, per_node=4) -> list[str]:
 @pytest.mark.parametrize(("words", "broken", "kept"), [
     (["--epochs=2"], "warm-up covers 100% of the training", "--warmup_epochs=0.3333"),
     (["--epochs=4"], "warm-up covers 50% of the training", "--warmup_epochs=0.6667"),
-    ([f"--flagfile={GOYAL}", "--epochs=45"], "training ends before epoch 80 of --lr_boundaries",
+    ([f"--flagfile={GOYAL}", "--epochs=45"], "no update follows epoch 80 of --lr_boundaries",
      "--warmup_epochs=2.5 --lr_boundaries=15,30,40"),
     ([f"--flagfile={GOYAL}", "--epochs=9"],
-     "warm-up covers 56% of the training and training ends before epoch 80 of --lr_boundaries",
+     "warm-up covers 56% of the training and no update follows epoch 80 of --lr_boundaries",
      "--warmup_epochs=0.5 --lr_boundaries=3,6,8"),
     (["--flagfile=sony_1811.05233/table3-experiment2", "--epochs=45", "--batch_norm_span=16",
       "--learning_rate=0:1,60:2"],
-     "training ends before epoch 60 of --learning_rate", "--warmup_epochs=2.5")])
+     "no update follows epoch 60 of --learning_rate", "--warmup_epochs=2.5")])
 def test_a_schedule_that_epochs_break_is_one_line_and_its_flags_mend_it(words, broken, kept):
     [line] = on_schedule(*words)
     epochs = next(word for word in words if word.startswith("--epochs"))
@@ -49,7 +54,12 @@ def test_a_schedule_that_epochs_break_is_one_line_and_its_flags_mend_it(words, b
 @pytest.mark.parametrize("words", [[], ["--epochs=6"], ["--epochs=2", "--warmup_epochs=0.5"],
                                    ["--epochs=1", "--warmup=none"], [f"--flagfile={GOYAL}", "--epochs=81"],
                                    ["--batch_size=64", "--learning_rate=4"], ["--batch_size=128"],
-                                   ["--batch_size=64", "--lr_scaling=sqrt", "--base_batch_size=128"]])
+                                   ["--batch_size=64", "--lr_scaling=sqrt", "--base_batch_size=128"],
+                                   ["--batch_size=256", "--optimizer=sgd"], ["--batch_size=256", "--model=convnet"],
+                                   ["--batch_size=256", "--trust_coefficient=0.002"],
+                                   ["--batch_size=256", "--momentum_schedule=noise_scale"],
+                                   ["--flagfile=study/sgd", "--batch_size=64", "--lr_scaling=none"],
+                                   ["--flagfile=small_images", "--batch_size=32"]])  # named, it has no batch size
 def test_what_keeps_the_schedule_draws_no_remark(words):
     assert on_schedule(*words) == []
 
@@ -111,6 +121,44 @@ def test_the_nearest_workers_are_those_of_a_search_through_all(factor, nodes, pe
         above = min((number for number in better if number > workers), default=math.nan)
         named = [f"{number:,}" for number in (below, above) if not math.isnan(number)]
         assert said[0].endswith(f"{' or '.join(named)} workers do better" if named else "may do better")
+
+
+SMALL = ("--data_dir=DATA", "--train_samples=100")  # batches of 8
+
+
+@pytest.mark.parametrize(("words", "line"), [
+    (["--allreduce=torus"], "--allreduce=torus continues with a ring: 2 workers can only form a ring, because 2 is "
+                            "prime"),
+    (["--order=file"], "--order=file: the order within a file is fixed, and batches depend on the number of workers"),
+    (["--order=file", "--cutmix=1"], "--order=file: the order within a file is fixed, and batches, and the pairs of "
+                                     "--mixup and --cutmix, depend on the number of workers"),
+    (["--deterministic"], "--deterministic: on another number of workers, the same bits need the same "
+                          "--micro_batch_size, which is 64 here"),
+    (["--deterministic", "--batch_size=0:32,4:128"], "--deterministic: on another number of workers, the same bits "
+                                                     "need a --micro_batch_size, given to each run"),
+    (SMALL, "less than 50,000 images: a network that knows ImageNet usually reaches more, with "
+            "--model=keras:MobileNetV3Small --pretrained"),
+    (["--batch_size=100"], "--batch_norm_span: that of the recipe does not divide --batch_size or --micro_batch_size; "
+                           "batch norm covers a micro-batch, which depends on the number of workers"),
+    (["--batch_size=100", "--micro_batch_size=10"], "--batch_norm_span: that of the recipe does not divide "
+                                                    "--batch_size or --micro_batch_size; batch norm covers a "
+                                                    "micro-batch"),
+    (["--batch_size=0:128,4:1536"], "--batch_size=1536 is larger than the training set: an update reads some of its "
+                                    "1437 images more than once")])
+def test_a_remark_on_a_plan(words, line):
+    assert line in on_plan(*words)
+
+
+@pytest.mark.parametrize(("words", "part"), [
+    ([], ""), (["--allreduce=ring"], "continues with"), (["--deterministic", "--micro_batch_size=8"], "same bits"),
+    (["--deterministic=same_workers", "--order=file"], "same bits"), (["--batch_size=64"], "--batch_norm_span"),
+    (["--batch_size=100", "--micro_batch_size=10"], "depends on the number of workers"),
+    (["--batch_size=1424"], "larger than"), (["--data_dir=DATA", "--train_samples=50000"], "ImageNet"),
+    *(([*SMALL, *words.split()], "ImageNet") for words in (
+        "--model=resnet18", "--learning_rate=0.01", "--optimizer=sgd", "--model=keras:MobileNetV3Small --pretrained")),
+    (["--flagfile=small_images", *SMALL], "ImageNet")])
+def test_where_it_would_be_wrong_a_remark_is_not_made(words, part):
+    assert not any(part in line for line in on_plan(*words))
 
 
 def test_a_dry_run_says_them_and_prints_the_same_plan():
