@@ -2,9 +2,14 @@
 
 A command does not depend on standard error: what cannot be written there is dropped. Its result is on standard output.
 If that cannot be written, the command ends with an error, unless a file has the result, too.
+
+A program that shares a pipe or a terminal may have set it to O_NONBLOCK. What is full then is waited for: standard
+output until it has room, as if it blocked, and standard error for a second, and not again.
 """
+import errno
 import io
 import os
+import select
 import sys
 
 from common.errors import UserError
@@ -14,20 +19,37 @@ class Unwritten(UserError):
     """Standard output cannot be written. If its reader has ended, there is no message, because nobody is to be told."""
 
 
-class Errors(io.FileIO):
+class Waiting(io.FileIO):
+    """A stream that waits for room, also where its descriptor does not block. patience: in ms, or None for ever."""
+
+    patience = None
+
+    def write(self, data) -> int:
+        """Returns the number of bytes written. Raises OSError."""
+        room = select.poll()
+        room.register(self, select.POLLOUT)
+        while (written := super().write(data)) is None:
+            if not room.poll(self.patience):
+                raise BlockingIOError(errno.EAGAIN, "its reader is too slow")
+        return written
+
+
+class Errors(Waiting):
     """Standard error. problem: why something was dropped, or an empty text. It is the process's."""
 
+    patience = 1000
     problem = ""
 
     def write(self, data) -> int:
         try:
-            return super().write(data) or len(data)  # None: a terminal would block
+            return super().write(data)
         except OSError as error:
             Errors.problem = error.strerror.lower()
+            Errors.patience = 0
             return len(data)
 
 
-class Output(io.FileIO):
+class Output(Waiting):
     """Standard output. It raises Unwritten once: what is left in a buffer must not raise it again.
 
     is_kept: whether a file has what is printed, too, so that it may be dropped. It is the process's.
@@ -35,7 +57,7 @@ class Output(io.FileIO):
 
     is_kept = has_failed = False
 
-    def write(self, data) -> int | None:
+    def write(self, data) -> int:
         try:
             return len(data) if self.has_failed else super().write(data)
         except OSError as error:

@@ -5,6 +5,8 @@ import pty
 import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import DIGITS, ROOT, TINY, TRAIN, environment, warm_python
@@ -83,6 +85,41 @@ def test_output_that_a_file_has_too_may_be_lost(monkeypatch):
     monkeypatch.setattr(streams.Output, "is_kept", True)
     with streams.text(streams.Output(without_reader(), "w")) as output:
         print("result", file=output)
+
+
+@pytest.mark.parametrize("stream", [streams.Output, streams.Errors])
+def test_a_slow_reader_of_a_pipe_that_does_not_block_gets_everything(stream):
+    """More than a pipe holds, as another program that shares it may have set it up."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+
+    def read(received=b""):
+        while part := os.read(reading, 20_000):
+            received += part
+            time.sleep(0.002)
+        return received
+
+    text = "".join(f"{number}\n" for number in range(40_000))
+    with ThreadPoolExecutor(1) as pool:
+        received = pool.submit(read)
+        with streams.text(stream(writing, "w")) as output:
+            print(text, end="", file=output)
+        assert len(text) > 200_000 and received.result() == text.encode()
+    os.close(reading)
+
+
+def test_messages_are_dropped_after_a_moment_if_nobody_reads_a_pipe_that_does_not_block(monkeypatch):
+    monkeypatch.setattr(streams.Errors, "problem", "")
+    monkeypatch.setattr(streams.Errors, "patience", 100)
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with streams.text(streams.Errors(writing, "w")) as errors:
+        began = time.monotonic()
+        for _ in range(50):
+            print("x" * 70_000, file=errors)
+        assert 0.1 <= time.monotonic() - began < 1
+    assert streams.Errors.problem == "its reader is too slow"
+    os.close(reading)
 
 
 def test_help_to_a_full_disk_is_one_line():
