@@ -11,7 +11,7 @@ With at most t terms, b = 62 - ceil(log2(t)) bits of each are used, so that no s
 term that does not fit, or is not finite, is counted in one more integer, which makes the sum NaN.
 
 Gradients have two words, and e = 32: the second resolves 2**-(2 b - 31), which is 7e-27 for 8 terms and 2e-21 for
-4,096. All else, such as the statistics of batch norm, has few values, and as many words as float32 numbers need.
+4,096. All else, such as the statistics of batch norm, has few values, and as many words as normal float32 numbers need.
 """
 import math
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 EXPONENT, WORDS = 32, 2  # of gradients
-FLOAT32_EXPONENT, FLOAT32_LEAST = 128, -149  # powers of two: the first that float32 lacks, and the smallest that it has
+FLOAT32_EXPONENT, FLOAT32_LEAST = 128, -149  # powers of two: the first that float32 lacks, and its smallest digit
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,10 @@ class FixedPoint:
 
     @classmethod
     def lossless(cls, terms: int) -> "FixedPoint":
-        """Returns the form in which all finite float32 numbers fit, and only the sum is rounded, to float32."""
+        """Returns the form in which all normal float32 numbers fit, and only the sum is rounded, to float32.
+
+        TensorFlow on a CPU takes what is smaller, in terms and in the sum, for 0: magnitudes below 2**-126.
+        """
         bits = cls(terms)._bits
         return cls(terms, FLOAT32_EXPONENT, math.ceil((FLOAT32_EXPONENT - FLOAT32_LEAST + 1) / (bits + 1)))
 

@@ -93,3 +93,11 @@ def test_only_what_is_not_finite_has_no_lossless_sum(bad):
     form = FixedPoint.lossless(3)
     assert np.isnan(total(np.array([[1, 2], [3, bad], [5, 6]], np.float32), form=form)).all()
     assert total(np.array([[1, 3e38], [3, -3e38], [5, 7]], np.float32), form=form).tolist() == [9, 7]
+
+
+def test_subnormal_numbers_count_as_0_and_the_least_normal_one_to_its_last_digit():
+    """Both as a term and as a sum of normal ones."""
+    least = np.finfo(np.float32).tiny
+    following = np.nextafter(least, np.float32(1))
+    values = np.array([[1e-45, 1e-40, following, following], [3, 1e-40, 0, -least]], np.float32)
+    assert total(values, form=FixedPoint.lossless(4096)).tolist() == [3, 0, float(following), 0]
