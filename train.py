@@ -21,7 +21,7 @@ import os
 import sys
 from pathlib import Path
 
-from common import command, streams
+from common import command, launcher, streams
 from common.activity import on_terminal, startup
 from common.errors import UserError, complain
 from common.files import as_json
@@ -31,7 +31,7 @@ from distributed import gpus
 from distributed.lost import explain_horovods_errors
 from launch.workers import micro_batch_flags
 from model_zoo.weights import check_weights
-from plan import flags, launcher, output_dir
+from plan import flags, output_dir
 from plan.allreduce import check_nodes
 from plan.plan import plan_for
 from plan.remarks import remarks

@@ -26,8 +26,8 @@ import psutil
 from absl import app
 from absl import flags as absl_flags
 
+from common.launcher import launched
 from plan import grids
-from plan.launcher import launched
 
 ROOT = Path(__file__).parents[1]
 SIZES = [str(10**power) for power in range(3, 9)]

@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 
-from plan.launcher import LAUNCHERS
+from common.launcher import LAUNCHERS
 
 # Prefixes of the variables that belong to a host, a session or another launcher.
 OWN = ("_", "CUDA_VISIBLE_DEVICES", "DBUS_", "DISPLAY", "HOSTNAME", "NVIDIA_VISIBLE_DEVICES", "OLDPWD", "PWD", "SHLVL",

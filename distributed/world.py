@@ -15,13 +15,12 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from common import open_mpi
+from common import launcher, open_mpi
 from common.activity import OTHERS, activity
 from common.cores import cores_of_worker
 from common.errors import UserError, one_line, reason
 from distributed import gpus
 from distributed.lost import is_lost
-from plan import launcher
 
 HOST = "/cpu:0"  # device for exchanging objects: NCCL gains nothing there, and fails if workers share a GPU
 SPARED = 3  # GiB of a GPU that TensorFlow leaves to CUDA, NCCL and DALI, whose validation pipeline opens later

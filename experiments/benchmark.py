@@ -30,14 +30,13 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from common import command, flags
+from common import command, flags, launcher
 from common.errors import UsageError
 from common.files import locked
 from common.flags import flag
 from data.named import open_named
 from data.synthetic import is_synthetic
 from distributed.lost import explain_horovods_errors
-from plan import launcher
 from plan.allreduce import check_nodes
 from plan.flags import define, with_image_size
 from plan.settings import Launch, Recipe, Run, Settings

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import tensorflow as tf
 
+from common import launcher
 from data.dataset import Dataset
 from data.feed import Batches, Feed
 from data.pipeline import STAGES
@@ -21,7 +22,6 @@ from distributed.world import World
 from launch import topology as topologies
 from model_zoo.cost import model_cost
 from optim.schedules import Piecewise
-from plan import launcher
 from plan.plan import Phase, Plan, allreduce_for, divisors, make_plan
 from plan.settings import Settings
 from reporting import speed

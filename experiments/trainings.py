@@ -14,8 +14,8 @@ from absl import flags as absl_flags
 
 from common import flags
 from common.errors import SAVING, ExitCode, Stopped, UserError
+from common.launcher import end_with_parent
 from plan import flags as train_flags
-from plan.launcher import end_with_parent
 from plan.run_folder import RUN, SUMMARY, RunFolder, top1_of
 from reporting.run_data import validation_set
 

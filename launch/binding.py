@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.cores import cores_of_quota
+from common.launcher import Launched, launched
 from distributed import gpus
-from plan.launcher import Launched, launched
 
 LOGS = "BIGBATCH_LOGS"
 PER_GPU = "BIGBATCH_WORKERS_PER_GPU"

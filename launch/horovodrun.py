@@ -18,6 +18,7 @@ from pathlib import Path
 from common import command, streams
 from common.errors import SAVING, ExitCode, Stopped, UsageError, complain
 from common.flags import file_text
+from common.launcher import end_with_parent
 from distributed import environment, gpus
 from launch import hosts as host_lists
 from launch import preflight
@@ -25,7 +26,6 @@ from launch.binding import workers_here
 from launch.facts import of_gpus as facts_of_gpus
 from launch.workers import micro_batch_flags, next_workers, workers_now
 from plan import flags
-from plan.launcher import end_with_parent
 from plan.recipes import recipe_path
 
 PROGRAM = "horovodrun.sh"

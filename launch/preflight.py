@@ -15,12 +15,12 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from common import command
+from common import command, launcher
 from distributed import gpus
 from distributed.lost import explain_horovods_errors
 from launch import facts
 from launch.binding import PER_GPU
-from plan import flags, launcher
+from plan import flags
 from plan.settings import Settings
 
 LIMIT = 30.0  # seconds for everything but loading TensorFlow

@@ -2,8 +2,9 @@
 import re
 from dataclasses import dataclass
 
+from common import launcher
 from common.errors import UserError
-from plan import grids, launcher
+from plan import grids
 
 ALLREDUCES = ("ring", "torus", "hierarchical")
 HOROVOD, NCCL = "Horovod's all-reduce", "Horovod's own torus, on NCCL"

@@ -10,10 +10,10 @@ from absl import flags as absl_flags
 import model_zoo
 from common import command, flags, own
 from common.errors import UsageError, UserError
+from common.launcher import ELASTIC
 from data import named
 from data.formats.folder import shown
 from optim.schedules import Piecewise
-from plan.launcher import ELASTIC
 from plan.recipes import default_recipe, recipe_path
 from plan.remarks import kept_shares
 from plan.settings import Launch, Recipe, Run, Settings

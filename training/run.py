@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 
+from common import launcher
 from common.activity import OBSERVERS, activity, startup
 from common.errors import complain
 from data.dataset import Dataset
@@ -18,7 +19,7 @@ from distributed.heartbeat import beating
 from distributed.lost import lost_is_internal_error
 from distributed.neighbours import Neighbours, distinct
 from distributed.world import World
-from plan import launcher, output_dir
+from plan import output_dir
 from plan.plan import Plan, allreduce_for, plan_for
 from plan.run_folder import CHECKPOINTS, METRICS, RunFolder, has_checkpoints
 from plan.settings import Run, Settings

@@ -6,10 +6,10 @@ import sys
 import pytest
 from conftest import ROOT
 
+from common.launcher import Launched
 from distributed import gpus
 from launch import binding
 from launch.binding import Core, in_turn, known_machine, nodes_of, ranges, shares, threads_of
-from plan.launcher import Launched
 from tests.rigs.gpus import gpu, pretend
 
 DGX1, V100S = known_machine("dgx1")

@@ -5,11 +5,11 @@ import sys
 import pytest
 from conftest import ROOT, environment
 
-from plan.launcher import LAUNCHERS
+from common.launcher import LAUNCHERS
 
 WORKER = """
 import os, time
-from plan.launcher import end_with_launcher
+from common.launcher import end_with_launcher
 end_with_launcher()
 parent = os.getppid()
 print("under way", flush=True)
