@@ -2,9 +2,12 @@
 import contextlib
 import ctypes
 import os
+import re
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
+
+from common.errors import UserError
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 ELASTIC = "HOROVOD_ELASTIC"  # set by horovodrun if workers may come and go
@@ -16,6 +19,10 @@ LAUNCHERS = ("BIGBATCH_WORLD_SIZE", "FLUX_", "HOROVOD_RANK", "MPI_", "OMPI_COMM_
 SINGLE_PROCESS = {CONTROLLER: "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"} | {
     f"HOROVOD_{scope}{name}": number for scope in ("", "LOCAL_", "CROSS_")
     for name, number in (("RANK", "0"), ("SIZE", "1"))}
+# The number of processes according to launchers whose ranks Horovod does not know: MPICH's and Intel's mpirun, srun
+# without PMIx, MVAPICH, Flux, jsrun, torchrun.
+OTHERS = ("PMI_SIZE", "SLURM_STEP_NUM_TASKS", "MV2_COMM_WORLD_SIZE", "FLUX_JOB_SIZE", "JSM_NAMESPACE_SIZE",
+          "WORLD_SIZE")
 
 
 def _variables(default: int, *names: str):
@@ -31,14 +38,32 @@ class Launched:
     """
 
     rank: int = _variables(0, "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
-    size: int = _variables(1, "BIGBATCH_WORLD_SIZE", "HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE")
+    size: int = _variables(1, "BIGBATCH_WORLD_SIZE", "HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
     local_rank: int = _variables(0, "HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
-    local_size: int = _variables(1, "HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
+    local_size: int = _variables(1, "HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE",
+                                "SLURM_STEP_TASKS_PER_NODE")
+
+
+RANKS, SIZES = (field.metadata["names"] for field in fields(Launched)[:2])
 
 
 def launched() -> Launched:
-    return Launched(**{field.name: int(os.environ[name]) for field in fields(Launched)
+    """Raises UserError if a launcher has started several processes that cannot find each other."""
+    if not _is_worker() and (name := _several(OTHERS)):
+        raise UserError(f"{name}={os.environ[name]}: Bigbatch does not know this launcher, so each process would work "
+                        "alone; start them with horovodrun --gloo or mpirun from this environment, srun --mpi=pmix, or "
+                        f"a script in launch/; if they are to work alone, unset {name}")
+    return Launched(**{field.name: int(re.match(r"\d+", os.environ[name])[0]) for field in fields(Launched)
                        for name in reversed(field.metadata["names"]) if name in os.environ})
+
+
+def _is_worker() -> bool:
+    return any(name in os.environ for name in RANKS)
+
+
+def _several(names) -> str | None:
+    """Returns the first of these variables that is a number above 1."""
+    return next((name for name in names if os.environ.get(name, "").isdecimal() and int(os.environ[name]) > 1), None)
 
 
 def nodes_differ() -> bool:
@@ -77,8 +102,7 @@ def end_with_launcher() -> None:
 
     horovodrun otherwise leaves workers on other hosts running when it is stopped, or when one of them fails.
     """
-    rank, *_ = fields(Launched)
-    if any(name in os.environ for name in rank.metadata["names"]):
+    if _is_worker():
         end_with_parent(signal.SIGKILL)
 
 

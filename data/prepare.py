@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import command, flags
+from common import command, flags, launcher
 from common.activity import startup
 from common.errors import ExitCode, UsageError, UserError
 from common.flags import flag
@@ -67,6 +67,8 @@ def main(argv) -> int:
     @command.program(PROGRAM, __doc__, lambda _: flags.described(flags.define(Options)), team.barrier, team.rank == 0)
     def prepare(argv) -> int:
         try:
+            if team.size == 1:
+                launcher.launched()  # raises UserError if MPI does not know the other processes
             options = flags.parsed(flags.read(flags.define(Options), argv), Options)
             _check(options)
             return _run(options, team)

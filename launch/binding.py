@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.cores import cores_of_quota
+from common.errors import UserError
 from common.launcher import Launched, launched
 from distributed import gpus
 
@@ -151,7 +152,10 @@ def run_bound(command: list[str]) -> None:
 
     If a log folder is set, the output of each rank except 0 goes to its own file there.
     """
-    worker = launched()
+    try:
+        worker = launched()
+    except UserError as error:
+        sys.exit(str(error))
     if LOGS in os.environ and worker.rank:
         log = os.open(Path(os.environ[LOGS]) / f"rank-{worker.rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(log, sys.stdout.fileno())

@@ -206,15 +206,29 @@ def test_an_array_trains_a_run_of_a_sweep_each(slurm, tmp_path, capsys):
         assert recorded["recipe"]["path"].endswith("launch/recipes/digits.flags")
 
 
-def test_workers_that_do_not_find_each_other_are_an_error(slurm, tmp_path):
+HIDDEN = "env -u PMI_SIZE -u SLURM_STEP_NUM_TASKS"
+
+
+@pytest.mark.parametrize(("start", "message"), [
+    ("srun --mpi=none", "SLURM_STEP_NUM_TASKS=2: Bigbatch does not know this launcher, so each process would work"),
+    ("srun --mpi=pmi2", "PMI_SIZE=2: Bigbatch does not know this launcher, so each process would work alone"),
+    (f"srun --mpi=pmi2 {HIDDEN}", "the launcher started 2 workers, but Horovod sees 1")])
+def test_workers_that_do_not_find_each_other_are_an_error(slurm, tmp_path, start, message):
     # Open MPI under pmi2 starts each task as if it were alone, and exits with 0.
     script = tmp_path / "job"
     script.write_text(f"#!/bin/bash\n. {ROOT}/launch/env.sh\nexport BIGBATCH_WORLD_SIZE=2\n"
-                      f"srun --mpi=pmi2 python {ROOT}/train.py --epochs=1\n")
+                      f"{start} python {ROOT}/train.py --epochs=1\n")
     job = slurm.run("sbatch", "--parsable", "--nodes=2", "--ntasks-per-node=1", f"--output={tmp_path}/out", script,
                     cwd=tmp_path).stdout.strip()
     assert slurm.wait_for_end(job, 100)[0]["JobState"] == "FAILED"
-    assert "the launcher started 2 workers, but Horovod sees 1" in (tmp_path / "out").read_text()
+    assert message in (tmp_path / "out").read_text()
+
+
+def test_srun_with_pmix_starts_workers_without_a_script(slurm, tmp_path):
+    done = slurm.run("srun", "--mpi=pmix", "-N2", "-n2", "python", ROOT / "train.py", *TINY, "--epochs=1",
+                     f"--output_dir={tmp_path}/run", cwd=tmp_path)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert done.returncode == 0 and summary["world_size"] == 2, done.stderr
 
 
 @pytest.mark.parametrize("nodes, gpus, recipe", [
