@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from common import end_at_once, streams
+from common import end_at_once, launcher, streams
 from common.errors import SAVING, ExitCode, UserError, complain, one_line
 from common.version import version
 
@@ -19,19 +19,22 @@ PLAIN_KERAS = {"KERAS_HOME": os.devnull, "TF_USE_LEGACY_KERAS": "0"}
 
 
 def program(name: str, doc: str | None = None, described: Callable[[Sequence[str]], Iterable[str]] = lambda argv: (),
-            barrier: Callable[[], None] = lambda: None, is_heard: bool = True) -> Callable:
+            barrier: Callable[[], None] = lambda: None, is_heard: bool = True, is_alone: bool = False) -> Callable:
     """Decorator that makes the `main` of a program: a function of the command line that returns the exit code.
 
     --help prints `doc` and what `described` returns for the command line, such as a line per flag. --version prints the
     version. Otherwise the decorated function runs in `shell`. It returns an exit code; None is 0.
 
-    is_heard: whether this process prints help, version and errors. barrier: as in `shell`.
+    is_heard: whether this process prints help, version and errors. barrier: as in `shell`. is_alone: whether it is an
+    error to start several processes.
     """
     def decorator(run: Callable[[Sequence[str]], int | None]) -> Callable[[Sequence[str]], int]:
         @functools.wraps(run)
         def main(argv: Sequence[str]) -> int:
             with shell(name, barrier, is_heard) as ending:
                 if not asks_for_help(argv) and "--version" not in argv[1:]:
+                    if is_alone:
+                        launcher.check_alone()
                     ending.code = run(argv) or ExitCode.DONE
                 elif is_heard:
                     lines = [doc, *described(argv)] if asks_for_help(argv) else [f"bigbatch {version()}"]

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 
-from common.errors import UserError
+from common.errors import UsageError, UserError
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 ELASTIC = "HOROVOD_ELASTIC"  # set by horovodrun if workers may come and go
@@ -55,6 +55,13 @@ def launched() -> Launched:
                         f"a script in launch/; if they are to work alone, unset {name}")
     return Launched(**{field.name: int(re.match(r"\d+", os.environ[name])[0]) for field in fields(Launched)
                        for name in reversed(field.metadata["names"]) if name in os.environ})
+
+
+def check_alone() -> None:
+    """Raises UsageError if a launcher has started several processes."""
+    if name := _several((*SIZES, *OTHERS)):
+        raise UsageError(f"this command runs alone, and a launcher has started it several times ({name}="
+                         f"{os.environ[name]}); start it without mpirun, horovodrun or srun")
 
 
 def _is_worker() -> bool:

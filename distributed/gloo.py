@@ -24,7 +24,7 @@ from horovod.runner.elastic.rendezvous import PUT_WORKER_ADDRESSES, create_rende
 from horovod.runner.http.http_server import BAD_REQUEST
 from horovod.runner.util.remote import get_remote_command
 
-from common import command
+from common import command, launcher
 from common.errors import UsageError, complain
 from distributed import environment, services
 
@@ -66,6 +66,7 @@ def main() -> int:
     env_util.is_exportable = lambda name: name.startswith("HOROVOD_") or name not in os.environ  # in command lines
     options = launch.parse_args()
     with command.shell(PROGRAM) as ending:
+        launcher.check_alone()
         if launch._is_elastic(options) and not options.nics:
             raise UsageError("elastic training needs --network-interfaces=NAME, an interface that all hosts share, or "
                              f"{LOOPBACK} on a single machine")

@@ -304,7 +304,7 @@ def run(argv) -> list[dict]:
     return rows
 
 
-@command.program(PROGRAM, __doc__, lambda _: help_of(Options))
+@command.program(PROGRAM, __doc__, lambda _: help_of(Options), is_alone=True)
 def main(argv) -> None:
     """Runs a command line."""
     run(argv)

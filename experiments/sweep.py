@@ -187,7 +187,7 @@ def described(result: Result) -> str:
     return f"{ended}{best}, {result.seconds:.0f} s"
 
 
-@command.program("experiments.sweep", __doc__, lambda _: help_of(Options))
+@command.program("experiments.sweep", __doc__, lambda _: help_of(Options), is_alone=True)
 def main(argv) -> None:
     """Runs a command line."""
     rows = run(argv)

@@ -206,7 +206,7 @@ def conclusion(result: dict) -> str:
     return f"{epochs} not reproduced: {key} was {before} and is now {now}{others}"
 
 
-@command.program(PROGRAM, __doc__, lambda _: flags.described(flags.define(Options)))
+@command.program(PROGRAM, __doc__, lambda _: flags.described(flags.define(Options)), is_alone=True)
 @command.json_only_on_stdout()
 def main(argv) -> int:
     """Runs a command line; returns the exit code."""

@@ -47,7 +47,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message)
 
 
-@command.program(PROGRAM, described=lambda _: [_parser().format_help().rstrip()])
+@command.program(PROGRAM, described=lambda _: [_parser().format_help().rstrip()], is_alone=True)
 def main(argv) -> int:
     """Runs a command line; returns the exit code."""
     def stop(*_):

@@ -83,7 +83,7 @@ class Steps:
 
 @command.program("launch.scaling", __doc__, lambda _: [
     *flags.described(all_flags(has_recipe=False), (*flags.names(Options), *BORROWED)),
-    "--flagfile=RECIPE forecasts that recipe's training."])
+    "--flagfile=RECIPE forecasts that recipe's training."], is_alone=True)
 @command.json_only_on_stdout()
 def main(argv) -> None:
     """Runs a command line."""

@@ -38,7 +38,7 @@ class Options:
         "how many epochs and how long each run reached it.", low=0.0, high=1.0)
 
 
-@command.program("reporting.report", __doc__, lambda _: flags.described(flags.define(Options)))
+@command.program("reporting.report", __doc__, lambda _: flags.described(flags.define(Options)), is_alone=True)
 def main(argv) -> None:
     """Runs a command line."""
     values = flags.define(Options)

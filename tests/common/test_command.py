@@ -1,15 +1,19 @@
 """Programs that people start: one frame for help, version and exit codes."""
 import importlib
+import os
 
 import pytest
 from conftest import ROOT
 
 from common import VERSION
+from common.launcher import LAUNCHERS
 
 ROOMS = ("data", "reporting", "experiments", "launch")
 PROGRAMS = ["train", *(".".join(path.relative_to(ROOT).with_suffix("").parts) for room in ROOMS
                        for path in sorted((ROOT / room).rglob("*.py")) if "main(sys.argv)" in path.read_text())]
 PROGRAMS.remove("launch.binding")  # runs any command, whose flags are its own
+UNDER_LAUNCHERS = {"train", "data.prepare", "experiments.benchmark", "launch.preflight", "launch.facts",
+                   "launch.workers"}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -23,3 +27,17 @@ def test_every_program_says_what_it_does_and_its_version(name, capsys):
     assert not errors and len(shown.splitlines()) > 3
     if name not in ("train", "launch.horovodrun"):  # whose flags say it
         assert shown.startswith(program.__doc__)
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in UNDER_LAUNCHERS])
+@pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_SIZE", "HOROVOD_SIZE", "SLURM_STEP_NUM_TASKS", "PMI_SIZE"])
+def test_a_program_that_runs_alone_says_so_under_a_launcher(name, variable, monkeypatch, capsys):
+    for other in [one for one in os.environ if one.startswith(LAUNCHERS)]:
+        monkeypatch.delenv(other)
+    monkeypatch.setenv(variable, "2")
+    assert importlib.import_module(name).main([name, "--no_such_flag"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"this command runs alone, and a launcher has started it several times ({variable}=2); start it" in line
+    monkeypatch.setenv(variable, "1")
+    importlib.import_module(name).main([name, "--no_such_flag"])
+    assert "alone" not in capsys.readouterr().err
