@@ -46,7 +46,6 @@ PAPERS_NODE = 4  # default workers per node of a cluster planned with --workers,
 @explain_horovods_errors()
 def main(argv) -> None:
     """Runs a command line."""
-    launcher.end_with_launcher()
     settings = flags.parse(argv)
     run = settings.run
     flags.check_own(settings, observers=launcher.launched().size == 1)

@@ -26,15 +26,14 @@ def program(name: str, doc: str | None = None, described: Callable[[Sequence[str
     version. Otherwise the decorated function runs in `shell`. It returns an exit code; None is 0.
 
     is_heard: whether this process prints help, version and errors. barrier: as in `shell`. is_alone: whether it is an
-    error to start several processes.
+    error to start several processes. Others end with the launcher that starts them.
     """
     def decorator(run: Callable[[Sequence[str]], int | None]) -> Callable[[Sequence[str]], int]:
         @functools.wraps(run)
         def main(argv: Sequence[str]) -> int:
             with shell(name, barrier, is_heard) as ending:
                 if not asks_for_help(argv) and "--version" not in argv[1:]:
-                    if is_alone:
-                        launcher.check_alone()
+                    launcher.check_alone() if is_alone else launcher.end_with_launcher()
                     ending.code = run(argv) or ExitCode.DONE
                 elif is_heard:
                     lines = [doc, *described(argv)] if asks_for_help(argv) else [f"bigbatch {version()}"]

@@ -4,8 +4,12 @@ import ctypes
 import os
 import re
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
+from itertools import islice
+from pathlib import Path
 
 from common.errors import UsageError, UserError
 
@@ -23,6 +27,8 @@ SINGLE_PROCESS = {CONTROLLER: "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"} | {
 # without PMIx, MVAPICH, Flux, jsrun, torchrun.
 OTHERS = ("PMI_SIZE", "SLURM_STEP_NUM_TASKS", "MV2_COMM_WORLD_SIZE", "FLUX_JOB_SIZE", "JSM_NAMESPACE_SIZE",
           "WORLD_SIZE")
+SHELLS = {"ash", "bash", "busybox", "csh", "dash", "fish", "ksh", "ksh93", "mksh", "sh", "tcsh", "zsh"}
+WATCH = 1.0  # seconds between two looks at a worker's ancestors
 
 
 def _variables(default: int, *names: str):
@@ -105,12 +111,51 @@ def single_process_environment() -> Iterator[None]:
 
 
 def end_with_launcher() -> None:
-    """Kills this worker when its launcher exits.
+    """Kills this worker when its launcher exits, or a process between them. Without a launcher, it does nothing.
 
-    horovodrun otherwise leaves workers on other hosts running when it is stopped, or when one of them fails.
+    horovodrun otherwise leaves workers on other hosts running when it is stopped, or when one of them fails. Between it
+    and its workers are shells, which outlive it.
     """
     if _is_worker():
         end_with_parent(signal.SIGKILL)
+        threading.Thread(target=_end_with, args=(_up_to_launcher(),), daemon=True).start()
+
+
+def _end_with(chain: list[int]) -> None:
+    while [*islice(_ancestors(), len(chain))] == chain:
+        time.sleep(WATCH)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _up_to_launcher() -> list[int]:
+    chain = []
+    for process in _ancestors():
+        chain.append(process)
+        if _is_launcher(process):
+            break
+    return chain
+
+
+def _is_launcher(process: int) -> bool:
+    """Whether an ancestor is neither a shell nor a program, such as `uv run`, that has this worker's variables."""
+    try:
+        program = os.path.basename(os.readlink(f"/proc/{process}/exe"))
+        variables = Path(f"/proc/{process}/environ").read_bytes()
+    except OSError:  # another user's: Slurm's, or sshd
+        return True
+    return program not in SHELLS and not any(f"{name}=".encode() in variables for name in RANKS)
+
+
+def _ancestors() -> Iterator[int]:
+    """Yields the numbers of the processes above this one, without a system's or container's first, with which all end.
+
+    When a process ends, the children that it leaves get another parent.
+    """
+    process = os.getppid()
+    with contextlib.suppress(OSError):  # it ends meanwhile, or /proc is another container's
+        while process > 1:
+            yield process
+            process = int(Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
 
 
 def end_with_parent(number: signal.Signals) -> None:

@@ -92,7 +92,6 @@ def wait_for_all() -> None:
 @explain_horovods_errors()
 def main(argv) -> None:
     """Runs a command line."""
-    launcher.end_with_launcher()
     values = flags.read(all_flags(), argv)
     options = flags.parsed(values, Options)
     for name in (*EXCHANGE, "topology"):

@@ -230,7 +230,6 @@ def seen_by_all(world, folder: Path) -> list[bool]:
 @explain_horovods_errors()
 def main(argv) -> int:
     """Runs a command line; returns the exit code."""
-    launcher.end_with_launcher()
     settings = flags.parse(argv)
     from distributed.world import World  # imported before the timer starts: Horovod takes seconds to load
 

@@ -3,8 +3,9 @@ import os
 import subprocess
 import sys
 
+import psutil
 import pytest
-from conftest import ROOT, environment
+from conftest import ROOT, environment, launcher
 
 from common.errors import UserError
 from common.launcher import LAUNCHERS, OTHERS, Launched, launched
@@ -21,6 +22,21 @@ time.sleep(1)
 print("alive", flush=True)
 """
 PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+PROGRAM = """
+import sys, time
+from common import command
+
+@command.program("program")
+def main(argv):
+    print("under way", flush=True)
+    time.sleep(float(argv[1]))
+    print("alive", flush=True)
+
+main(sys.argv)
+"""
+# As horovodrun starts a worker: its variables are the shell's words. The shell lives on.
+LAUNCHER = "import subprocess, sys; subprocess.run(['sh', '-c', '\"$@\"; :', '', *sys.argv[1:]])"
+WRAPPER = "import subprocess, sys; subprocess.run(sys.argv[1:])"
 
 
 def without_launcher() -> dict[str, str]:
@@ -36,6 +52,33 @@ def test_a_worker_ends_with_its_launcher_and_otherwise_outlives_its_parent(varia
         assert parent.stdout.readline() == "under way\n"
         parent.kill()
         assert parent.stdout.read() == said  # up to the end of the worker
+
+
+@pytest.mark.parametrize(("variables", "seconds", "said"), [
+    (["HOROVOD_RANK=0"], 20, ""), (["HOROVOD_RANK=0", sys.executable, "-c", WRAPPER], 20, ""), ([], 1.5, "alive\n")])
+def test_a_worker_ends_with_its_launcher_whatever_lives_on_between_them(variables, seconds, said):
+    worker = ["env", *variables, sys.executable, "-c", PROGRAM, str(seconds)]
+    with subprocess.Popen([sys.executable, "-c", LAUNCHER, *worker], stdout=subprocess.PIPE, text=True, cwd=ROOT,
+                          env=without_launcher(), start_new_session=True) as started:
+        assert started.stdout.readline() == "under way\n"
+        started.kill()
+        assert started.stdout.read() == said  # up to the end of the worker
+
+
+@pytest.mark.launchers
+@pytest.mark.parametrize("kind", ["horovodrun", "mpirun"])
+def test_no_worker_outlives_the_processes_of_its_launcher(kind):
+    """SIGKILL, also to those that horovodrun has between itself and the shells of its workers."""
+    words = [*launcher(kind, 2)[:-1], sys.executable, "-c", PROGRAM, "60"]  # whose child a fork would not be
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment()) as started:
+        for _ in range(2):
+            assert started.stdout.readline().endswith("under way\n")
+        below = psutil.Process(started.pid).children(recursive=True)
+        workers = [process for process in below if process.cmdline()[1:3] == ["-c", PROGRAM]]
+        assert len(workers) == 2
+        for process in [started, *(process for process in below if process not in workers and process.name() != "sh")]:
+            process.kill()
+        assert not psutil.wait_procs(workers, timeout=10)[1]
 
 
 @pytest.fixture
