@@ -32,8 +32,8 @@ from pathlib import Path
 
 from common import command, flags, launcher
 from common.errors import UsageError
-from common.files import locked
 from common.flags import flag
+from common.locks import LOCK, locked
 from data.named import open_named
 from data.synthetic import is_synthetic
 from distributed.lost import explain_horovods_errors
@@ -143,7 +143,7 @@ def show_steps(result: dict, options: Options) -> list[str]:
     with contextlib.ExitStack() as held:
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
-            held.enter_context(locked(folder, wait=True))
+            held.enter_context(locked(folder / LOCK, wait=True))
         result["rows"] = speed.merged(folder, result["rows"])
         if folder:
             print(f"report: {speed.write_speed(folder, result['rows'])}", file=sys.stderr)

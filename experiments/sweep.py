@@ -37,7 +37,8 @@ from pathlib import Path
 
 from common import command
 from common.errors import UsageError, UserError
-from common.files import as_json, locked
+from common.files import as_json
+from common.locks import LOCK, Taken, locked
 from data import named
 from experiments.planned import Options, Planned, planned, read, settings_of, write_flags
 from experiments.trainings import Result, help_of, train_once
@@ -106,10 +107,10 @@ def alone_in(folder: Path) -> Iterator[None]:
     """Context manager that waits until no other sweep writes to a folder, such as one whose `uv run` was killed."""
     with contextlib.ExitStack() as held:
         try:
-            held.enter_context(locked(folder))
-        except BlockingIOError:
-            print(f"waiting for another sweep in {folder} to end", file=sys.stderr, flush=True)
-            held.enter_context(locked(folder, wait=True))
+            held.enter_context(locked(folder / LOCK))
+        except Taken as holder:
+            print(f"waiting for another sweep ({holder}) in {folder} to end", file=sys.stderr, flush=True)
+            held.enter_context(locked(folder / LOCK, wait=True))
         yield
 
 

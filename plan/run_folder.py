@@ -24,7 +24,6 @@ LOGS = METRICS, TIMES, LAYERS, STEPS, NOISE  # of rows
 PAGE, SAMPLES, AUGMENTATIONS = "report.html", "samples.jpg", "augmentations.png"
 CHECKPOINTS, TENSORBOARD = "checkpoints", "tensorboard"  # folders
 COLUMNS, ROWS = 8, 2  # of training images in samples.jpg
-LOCK = ".lock"  # held by the training that writes to the folder
 
 
 def has_checkpoints(folder: Path) -> bool:

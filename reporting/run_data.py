@@ -3,7 +3,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from common import VERSION, files
+from common import VERSION, files, locks
 from common.errors import UserError
 from plan import recipes, run_folder
 from plan.run_folder import top1_of
@@ -89,7 +89,7 @@ class RunData:
             return "finished" if self.summary else "diverged"
         if self.run.get("stopped"):
             return "unfinished"
-        return "killed" if files.is_abandoned(self.folder / run_folder.LOCK) else "in progress"
+        return "killed" if files.is_abandoned(self.folder / locks.LOCK) else "in progress"
 
     @property
     def has_top5(self) -> bool:

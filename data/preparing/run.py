@@ -7,7 +7,8 @@ from pathlib import Path
 
 from common.activity import startup
 from common.errors import UserError
-from common.files import locked, write_atomically, write_json
+from common.files import write_atomically, write_json
+from common.locks import LOCK, Taken, locked
 from data import sources
 from data.balance import check_classes
 from data.dataset import Dataset, Split, describe
@@ -119,9 +120,9 @@ def _begin(folder, preparation, terms, everything, stack) -> dict[str, Written]:
         raise UserError(f"--output: {folder} is not empty; choose another folder")
     scratch.mkdir(exist_ok=True)
     try:
-        stack.enter_context(locked(scratch))
-    except BlockingIOError:
-        raise UserError(f"--output: another run is preparing {folder}; wait until it ends") from None
+        stack.enter_context(locked(scratch / LOCK))
+    except Taken as holder:
+        raise UserError(f"--output: another run ({holder}) is preparing {folder}; wait until it ends") from None
     _agree(scratch / "plan.json", terms, folder)
     for leftover in scratch.iterdir():  # unfinished shards and the claims to them
         if leftover.is_dir():
@@ -173,7 +174,7 @@ def _end(folder, preparation, everything, written) -> Dataset:
         rows = (json.dumps({"name": name, "reason": reason}) + "\n" for name, reason in rejected)
         write_atomically(folder / "rejected.jsonl", "".join(rows), durable=True)
     write_json(folder / "dataset.json", describe(dataset), durable=True)
-    shutil.rmtree(folder / SCRATCH)
+    shutil.rmtree(folder / SCRATCH, ignore_errors=True)  # NFS keeps the lock's file, which is open
     return dataset
 
 

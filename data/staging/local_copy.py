@@ -5,7 +5,8 @@ from pathlib import Path
 
 from common.activity import startup
 from common.errors import UserError
-from common.files import flush, full_disk_named, locked, private_folder
+from common.files import flush, full_disk_named, private_folder
+from common.locks import locked
 from common.screen import Counter
 from data.dataset import Dataset, Split
 from data.formats.folder import walk
@@ -27,7 +28,7 @@ def stage(dataset: Dataset, folder: Path, sizes: dict[str, tuple[int, int]] | No
     digest = hashlib.sha256(f"{dataset.folder.resolve()}\n{identity}".encode(errors="surrogateescape")).hexdigest()
     target = private_folder(folder) / f"{dataset.folder.name}-{digest[:12]}"
     target.mkdir(exist_ok=True)
-    with locked(target, wait=True), full_disk_named(folder):
+    with locked(Path(f"{target}.lock"), wait=True), full_disk_named(folder):
         missing = {file: size - _copied(target, file) for file, (size, _) in sizes.items()
                    if not (target / file).exists()}
         needed = sum(missing.values())

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from common import locks
 from common.errors import UserError, complain
 from common.files import hold, is_held, locked, private_folder, remove_unheld, write_atomically
 from data import order
@@ -63,7 +64,7 @@ def kept_folder(place: Path, name: str, size: int, most: int) -> Path:
     """
     private = private_folder(place)
     folder = private / f"blocks-{name}"
-    with locked(private, wait=True):
+    with locks.locked(private / locks.LOCK, wait=True):
         others = sorted(set(private.glob("blocks-*")) - {folder}, key=os.path.getmtime, reverse=True)
         in_use = [other for other in others if is_held(other)]
         room = most - size - sum(int((other / RESERVED).read_text()) for other in in_use)

@@ -15,7 +15,7 @@ import pytest
 from conftest import ROOT, SmallDisk, environment, launcher, run
 from PIL import Image
 
-from common.files import locked
+from common.locks import LOCK, locked, this_process
 from data import formats
 from data.dataset import open_dataset
 from tests.rigs.pictures import (
@@ -218,9 +218,9 @@ def unfinished(source, folder):
 
 def test_two_runs_at_once_do_not_share_a_folder(many, tmp_path, capsys):
     unfinished(many, tmp_path / "o")
-    with locked(tmp_path / "o" / ".preparing"):
+    with locked(tmp_path / "o" / ".preparing" / LOCK):
         assert command(*many_flags(many, tmp_path / "o")) == 1
-    assert "another run is preparing" in capsys.readouterr().err
+    assert f"another run ({this_process()}) is preparing {tmp_path}/o; wait" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["recordio", "lmdb", "tfrecord"])

@@ -17,7 +17,7 @@ import pytest
 from conftest import DIGITS, ROOT, environment, rows, warm_python
 
 from common.errors import Stopped
-from common.files import locked
+from common.locks import LOCK, locked, this_process
 from experiments import planned, sweep, trainings
 from plan.run_folder import RunFolder
 from reporting.run_data import RunData
@@ -154,9 +154,9 @@ def test_a_request_to_stop_reaches_the_run_and_the_same_command_continues(tmp_pa
 @pytest.mark.trainings
 def test_a_second_sweep_waits_for_the_first(grid):
     folder, *_ = grid
-    with locked(folder):
+    with locked(folder / LOCK):
         process = swept(folder, *FIRST_TWO)
-        assert process.stderr.readline() == f"waiting for another sweep in {folder} to end\n"
+        assert process.stderr.readline() == f"waiting for another sweep ({this_process()}) in {folder} to end\n"
         assert process.poll() is None
     output, errors = process.communicate(timeout=300)
     assert process.returncode == 0 and len(json.loads(output)) == 2 and "run 1" not in errors

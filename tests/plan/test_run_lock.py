@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import pytest
 from conftest import ROOT
 
+from common import locks
 from common.errors import UserError
 from plan import output_dir
 
@@ -82,7 +83,7 @@ def test_a_training_that_lives_on_this_host_is_an_error_at_once(tmp_path, capsys
 def test_a_process_of_this_host_may_be_an_earlier_start_of_this_job(job, start, may_be, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "34")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert output_dir.Holder(socket.gethostname(), 12, job, start).may_be_lost() == may_be
+    assert locks.Holder(socket.gethostname(), 12, job, start).may_be_lost() == may_be
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])

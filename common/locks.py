@@ -1,0 +1,83 @@
+"""Locks whose files name their holder, so that who finds one taken can say by whom."""
+import contextlib
+import errno
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from common import files
+from common.errors import complain
+
+LOCK = ".lock"  # the file in a folder by which it is locked
+PATIENCE = 60  # seconds without a word
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The process that holds a lock. job: its Slurm job, or "". start: how often the job was requeued before."""
+
+    host: str
+    pid: int
+    job: str
+    start: str
+
+    def __str__(self):
+        return f"process {self.pid} on {self.host}" + (f", Slurm job {self.job}" if self.job else "")
+
+    def may_be_lost(self) -> bool:
+        """Whether the holder's host may be lost, or the holder is an earlier start of this process's Slurm job."""
+        here = this_process()
+        return self.host != here.host or (bool(self.job) and self.job == here.job and self.start != here.start)
+
+
+class Taken(BlockingIOError):
+    """A lock is taken. Its text is the holder, who may be None while the lock's file is being written."""
+
+    def __init__(self, holder: Holder | None):
+        super().__init__(errno.EAGAIN, str(holder or "unknown"))
+        self.holder = holder
+
+    def __str__(self):
+        return self.strerror
+
+
+def this_process() -> Holder:
+    return Holder(socket.gethostname(), os.getpid(), os.environ.get("SLURM_JOB_ID", ""),
+                  os.environ.get("SLURM_RESTART_COUNT", "0"))
+
+
+@contextlib.contextmanager
+def locked(file: Path, wait: bool = False) -> Iterator[bool]:
+    """Context manager that locks a file, which is created if it is missing. The lock also ends with the process.
+
+    It yields whether the file system has locks. wait: wait until the lock is free; after PATIENCE, a line names its
+    holder. Otherwise a taken lock raises Taken. If the file system has no locks, `wait` raises OSError.
+    """
+    with contextlib.ExitStack() as held:
+        watch = threading.Timer(PATIENCE, lambda: complain(f"waiting for {_holder(file)}, which has locked {file}"))
+        watch.daemon = True
+        held.callback(watch.cancel)
+        if wait:
+            watch.start()
+        try:
+            descriptor = held.enter_context(files.locked(file, wait))
+        except BlockingIOError:
+            raise Taken(_holder(file)) from None
+        watch.cancel()
+        if descriptor is not None:
+            with contextlib.suppress(OSError):  # the disk is full
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, json.dumps(asdict(this_process())).encode(), 0)
+                os.fsync(descriptor)
+        yield descriptor is not None
+
+
+def _holder(file: Path) -> Holder | None:
+    """Returns the holder in the lock's file, or None while it is being written."""
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return Holder(**json.loads(file.read_text()))
+    return None
