@@ -55,19 +55,22 @@ RANKS, SIZES = (field.metadata["names"] for field in fields(Launched)[:2])
 
 def launched() -> Launched:
     """Raises UserError if a launcher has started several processes that cannot find each other."""
-    if not _is_worker() and (name := _several(OTHERS)):
+    is_worker = _is_worker()
+    if not is_worker and (name := _several(OTHERS)):
         raise UserError(f"{name}={os.environ[name]}: Bigbatch does not know this launcher, so each process would work "
                         "alone; start them with horovodrun --gloo or mpirun from this environment, srun --mpi=pmix, or "
                         f"a script in launch/; if they are to work alone, unset {name}")
-    return Launched(**{field.name: int(re.match(r"\d+", os.environ[name])[0]) for field in fields(Launched)
-                       for name in reversed(field.metadata["names"]) if name in os.environ})
+    # without a rank, Slurm's describe the job, or an interactive shell's step
+    known = {name: value for name, value in os.environ.items() if is_worker or not name.startswith("SLURM_")}
+    return Launched(**{field.name: int(re.match(r"\d+", known[name])[0]) for field in fields(Launched)
+                       for name in reversed(field.metadata["names"]) if name in known})
 
 
 def check_alone() -> None:
     """Raises UsageError if a launcher has started several processes."""
     if name := _several((*SIZES, *OTHERS)):
         raise UsageError(f"this command runs alone, and a launcher has started it several times ({name}="
-                         f"{os.environ[name]}); start it without mpirun, horovodrun or srun")
+                         f"{os.environ[name]}); start it without mpirun, horovodrun or srun, or unset {name}")
 
 
 def _is_worker() -> bool:
@@ -75,8 +78,9 @@ def _is_worker() -> bool:
 
 
 def _several(names) -> str | None:
-    """Returns the first of these variables that is a number above 1."""
-    return next((name for name in names if os.environ.get(name, "").isdecimal() and int(os.environ[name]) > 1), None)
+    """Returns the first of these variables that is a number above 1. Only one task of `srun --pty` has a terminal."""
+    return next((name for name in names if os.environ.get(name, "").isdecimal() and int(os.environ[name]) > 1
+                 and not (name.startswith("SLURM_") and "SLURM_PTY_PORT" in os.environ)), None)
 
 
 def nodes_differ() -> bool:

@@ -111,6 +111,7 @@ def test_several_processes_without_a_rank_are_an_error(values, variables):
     ({"SLURM_NTASKS": "2", "SLURM_PROCID": "0"}, Launched()),  # an interactive job, a batch script
     ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_LOCALID": "0"}, Launched()),
     ({"PMI_RANK": "0", "PMI_SIZE": "1"}, Launched()),
+    (IN_A_STEP | {"SLURM_PTY_PORT": "34529"}, Launched()),  # the shell of srun --pty
     (IN_A_STEP | {"PMIX_RANK": "1"}, Launched(1, 2, 1, 2)),  # srun --mpi=pmix
     ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_LOCALID": "1", "PMIX_RANK": "3"},
      Launched(3, 4, 1, 2)),
