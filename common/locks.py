@@ -1,6 +1,5 @@
 """Locks whose files name their holder, so that who finds one taken can say by whom."""
 import contextlib
-import errno
 import json
 import os
 import socket
@@ -35,14 +34,7 @@ class Holder:
 
 
 class Taken(BlockingIOError):
-    """A lock is taken. Its text is the holder, who may be None while the lock's file is being written."""
-
-    def __init__(self, holder: Holder | None):
-        super().__init__(errno.EAGAIN, str(holder or "unknown"))
-        self.holder = holder
-
-    def __str__(self):
-        return self.strerror
+    """A lock is taken. Its only argument is the holder, or a text while the lock's file is being written."""
 
 
 def this_process() -> Holder:
@@ -76,8 +68,8 @@ def locked(file: Path, wait: bool = False) -> Iterator[bool]:
         yield descriptor is not None
 
 
-def _holder(file: Path) -> Holder | None:
-    """Returns the holder in the lock's file, or None while it is being written."""
+def _holder(file: Path) -> Holder | str:
+    """Returns the holder in the lock's file, or a text while it is being written."""
     with contextlib.suppress(OSError, ValueError, TypeError):
         return Holder(**json.loads(file.read_text()))
-    return None
+    return "unknown"

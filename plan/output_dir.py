@@ -93,11 +93,12 @@ def _wait(held, folder) -> bool:
         try:
             return held.enter_context(locks.locked(folder / locks.LOCK))
         except locks.Taken as taken:
-            holder = taken.holder
-        if (holder and not holder.may_be_lost()) or time.monotonic() - began > LEASE:
-            raise UserError(f"--output_dir: another training run ({holder or 'unknown'}) writes to {folder}; choose "
-                            "another folder, or wait until that run has ended")
-        if holder and holder != announced:
+            [holder] = taken.args
+        is_known = isinstance(holder, locks.Holder)
+        if (is_known and not holder.may_be_lost()) or time.monotonic() - began > LEASE:
+            raise UserError(f"--output_dir: another training run ({holder}) writes to {folder}; choose another folder, "
+                            "or wait until that run has ended")
+        if is_known and holder != announced:
             announced = holder
             complain(f"another training run ({holder}) holds the lock on {folder}; waiting for up to {LEASE} s, after "
                      "which the lock of a lost host is free")
