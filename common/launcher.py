@@ -126,8 +126,11 @@ def end_with_launcher() -> None:
 
 
 def _end_with(chain: list[int]) -> None:
-    while [*islice(_ancestors(), len(chain))] == chain:
+    is_whole = True
+    while is_whole:
         time.sleep(WATCH)
+        with contextlib.suppress(OSError):  # such as too many open files
+            is_whole = [*islice(_ancestors(), len(chain))] == chain
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -156,7 +159,7 @@ def _ancestors() -> Iterator[int]:
     When a process ends, the children that it leaves get another parent.
     """
     process = os.getppid()
-    with contextlib.suppress(OSError):  # it ends meanwhile, or /proc is another container's
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ends meanwhile
         while process > 1:
             yield process
             process = int(Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])

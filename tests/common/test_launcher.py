@@ -65,6 +65,14 @@ def test_a_worker_ends_with_its_launcher_whatever_lives_on_between_them(variable
         assert started.stdout.read() == said  # up to the end of the worker
 
 
+def test_a_worker_without_a_descriptor_to_look_with_lives_on():
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))"
+    program = PROGRAM.replace('    print("under way", flush=True)', f"    {limited}")
+    done = subprocess.run([sys.executable, "-c", LAUNCHER, sys.executable, "-c", program, "1.5"], cwd=ROOT, text=True,
+                          capture_output=True, env=without_launcher() | {"HOROVOD_RANK": "0"})
+    assert done.stdout == "alive\n", done.stderr
+
+
 @pytest.mark.launchers
 @pytest.mark.parametrize("kind", ["horovodrun", "mpirun"])
 def test_no_worker_outlives_the_processes_of_its_launcher(kind):
