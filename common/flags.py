@@ -6,7 +6,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -16,13 +16,24 @@ from common.errors import UsageError, one_line
 
 KINDS = {str: "string", int: "integer", float: "float", bool: "bool"}
 PLAIN = {"choices": (), "low": None, "high": None, "parse": None, "alias": None, "switch": False, "own": False,
-         "repeated": False, "path": False}
+         "repeated": False, "path": False, "written": False}
+ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
 class PathParser(absl_flags.ArgumentParser):
-    """Parses a path. Its ~ is the home folder, also where a shell leaves it as it is."""
+    """Parses a path. Its ~ is the home folder, also where a shell leaves it as it is.
+
+    written: whether the program writes there, which it cannot do at an address, such as s3://BUCKET.
+    """
+
+    def __init__(self, written: bool = False):
+        self.written = written
 
     def parse(self, argument: str) -> str:
+        if not argument:
+            raise ValueError("the path is empty; give one, or omit it")
+        if self.written and ADDRESS.match(argument):
+            raise ValueError("nothing can be written to an address; give a path, and copy the files from there")
         return os.path.expanduser(argument)
 
 
@@ -59,7 +70,8 @@ def flag(default, help: str, choices: Sequence[str] = (), **options):
     alias: another name of the flag. switch: whether the flag may be given without a value, which means `true`. own:
     whether MODULE:NAME is allowed, too. repeated: whether the flag is given once for each value of a list. Otherwise
     commas separate the values. A list with choices is always repeated. path: whether the text, or each of a list, may
-    be a path, in which ~ is the home folder. Other options are kept in the field's metadata.
+    be a path, in which ~ is the home folder. written: whether the program writes to this path. Other options are kept
+    in the field's metadata.
     """
     parse = options.get("parse")
     value = parse(default) if parse and default is not None else default
@@ -97,7 +109,7 @@ def _define(values, field):
     else:
         getattr(absl_flags, f"DEFINE_{kind}")(field.name, default, **more)
     if options["path"]:
-        values[field.name].parser = PathParser()
+        values[field.name].parser = PathParser(options["written"])
     if options["alias"]:
         absl_flags.DEFINE_alias(options["alias"], field.name, flag_values=values)
 
@@ -155,9 +167,11 @@ def read_with_arguments(values: absl_flags.FlagValues, argv: Sequence[str],
 
     elsewhere: what to say about unknown flags that other programs have, and values that they call otherwise.
     """
+    unset = {f"--{name}=" for name in values
+             if isinstance(values[name].parser, PathParser) and values[name].default is None}
     try:
-        return [PathParser().parse(argument) for argument in values([argv[0], *with_files(argv[1:])])[1:]]
-    except absl_flags.Error as error:
+        return [PathParser().parse(argument) for argument in values([argv[0], *with_files(argv[1:], unset)])[1:]]
+    except (absl_flags.Error, ValueError) as error:
         text = one_line(error).partition(". Did you mean")[0]  # absl's compares only a name's first letters
         raise UsageError(folded(text)[:1000] + (
             nearest_value(text, elsewhere) or nearest_flag(text, values, elsewhere))) from None
@@ -165,11 +179,12 @@ def read_with_arguments(values: absl_flags.FlagValues, argv: Sequence[str],
         raise UsageError("a flag name is too long; --help lists all flags") from None
 
 
-def with_files(words: Iterable[str], outer: tuple[str, ...] = ()) -> list[str]:
+def with_files(words: Iterable[str], unset: Collection[str] = (), outer: tuple[str, ...] = ()) -> list[str]:
     """Returns a command line with the lines of flag files, without comments, in place of --flagfile=FILE.
 
     absl's own reader fails at a byte order mark, and does not name a file that is not UTF-8. It gets what is no file.
-    outer: the files that these words are in. Raises UsageError.
+    unset: lines that are left out, such as the empty paths in flags.txt of version 0.9. outer: the files that these
+    words are in. Raises UsageError.
     """
     read = []
     for word in words:
@@ -179,7 +194,7 @@ def with_files(words: Iterable[str], outer: tuple[str, ...] = ()) -> list[str]:
             read.append(word)
         elif file not in outer:
             lines = [line.strip() for line in file_text(file).split("\n") if not line.startswith(("#", "//"))]
-            read += with_files(filter(None, lines), (*outer, file))
+            read += with_files([line for line in lines if line and line not in unset], unset, (*outer, file))
     return read
 
 

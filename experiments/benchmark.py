@@ -68,7 +68,7 @@ class Options:
         path=True)
     seconds: float = flag(5.0, "Total time to measure each stage or batch size, in seconds.", low=0.01, high=1e6)
     output_dir: str | None = flag(None, "Folder for benchmark.json and benchmark.html, a bar chart. On several "
-        "workers: speed.json and speed.html.", path=True)
+        "workers: speed.json and speed.html.", path=True, written=True)
     json: bool = flag(False, "Print JSON on standard output instead of the table.")
 
 

@@ -61,7 +61,7 @@ class Options:
     search_data_dir: str | None = flag(None, "Dataset of --search_rate, such as fashion_holdout, so that no rate is "
         "chosen on the validation images of --data_dir, on which the best ones are then trained. Default: --data_dir.",
         path=True)
-    output_dir: str = flag("runs/sweep", "Folder for the runs, sweep.json and sweep.html.", path=True)
+    output_dir: str = flag("runs/sweep", "Folder for the runs, sweep.json and sweep.html.", path=True, written=True)
     dry_run: bool = flag(False, "Check the flags, and write those of each run to a file and the results so far, but "
         "train nothing.")
 

@@ -67,7 +67,7 @@ REFERENCE = {  # flags in place of those of digits.flags
 class Options:
     """This command's own flags."""
 
-    output_dir: str = flag("runs/rehearsal", "Folder for the runs, sweep.json and sweep.html.", path=True)
+    output_dir: str = flag("runs/rehearsal", "Folder for the runs, sweep.json and sweep.html.", path=True, written=True)
     data_dir: str = flag("fashion", "Small dataset of the rehearsals. The references of another one are its own.",
         path=True)
 

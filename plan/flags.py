@@ -206,8 +206,6 @@ def _read(argv: Sequence[str]) -> absl_flags.FlagValues:
     images = flags.read_with_arguments(values, argv, ELSEWHERE)
     if images and values.mode != "predict":
         raise UsageError(f"'{images[0]}' is not a flag; --help lists all flags")
-    if values.data_dir == "":
-        raise UsageError("--data_dir is empty; give the folder of a dataset, or omit the flag for the digits")
     values.image = [*values.image, *images]
     return values
 

@@ -165,7 +165,7 @@ class Launch:
     mmap: str = flag("auto", "Whether DALI maps the files of the dataset into memory. auto: unless they are on a "
         "network file system, where reading is faster.", ("auto", "true", "false"), switch=True)
     stage_dir: str | None = flag(None, "Folder on a local disk of each node. Before training, the dataset is copied "
-        "there once per node, or with --stage_gb while it is read.", path=True)
+        "there once per node, or with --stage_gb while it is read.", path=True, written=True)
     stage_gb: float | None = flag(None, "GB that --stage_dir may hold on each node. Training then fetches what it "
         "reads next and keeps there what it reads again soonest.", low=1e-3)
     allreduce: str = flag("ring", "All-reduce algorithm for the gradients. torus: 2D-torus all-reduce on a grid of "
@@ -220,7 +220,7 @@ class Run:
         "and ONNX to --output_dir. predict: print the classes of --image.",
         ("train", "evaluate", "export", "predict"), screen="Run")
     output_dir: str | None = flag(None, "Folder of the run. Default: a new folder in runs/. If it holds checkpoints, "
-        "training resumes from them.", path=True, screen="Run", modes=("train", "evaluate", "export"))
+        "training resumes from them.", path=True, written=True, screen="Run", modes=("train", "evaluate", "export"))
     checkpoint: str | None = flag(None, "Checkpoint for all modes except train: RUN/checkpoints, or one checkpoint in "
         "it.", path=True, screen="Run")
     image: tuple[str, ...] = flag([], "Image file, or folder of images, for --mode=predict. Can be given several "
@@ -249,7 +249,7 @@ class Run:
     save_augmentations: bool = flag(False, "Write augmentations.png to the run's folder: training images as the model "
         "sees them.")
     timeline: str | None = flag(None, "File for Horovod's timeline of the gradient exchange, which chrome://tracing "
-        "can show.", path=True)
+        "can show.", path=True, written=True)
     profile: tuple[int, int] | None = flag(None, "Steps to profile, as FROM:TO (exclusive), such as 100:110. "
         "TensorBoard's profile plugin shows the result.", parse=values.range_of_steps)
     observer: tuple[str, ...] = flag([], "Observer of your own, as MODULE:NAME. It sees what the run's folder records. "

@@ -33,7 +33,7 @@ class Options:
     """This command's flags."""
 
     output: str | None = flag(None, "File to write. Default: RUN/report.html for one run, report.html for several.",
-        path=True)
+        path=True, written=True)
     target_top1: float | None = flag(None, "Validation top-1, such as 0.75. The comparison of several runs says after "
         "how many epochs and how long each run reached it.", low=0.0, high=1.0)
 

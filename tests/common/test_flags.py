@@ -6,7 +6,7 @@ import pytest
 from conftest import BIN, ROOT
 
 from common import flags
-from common.errors import UserError
+from common.errors import UsageError, UserError
 from data import prepare
 from experiments import benchmark, planned, rehearse, verify
 from launch import hosts, scaling
@@ -24,19 +24,55 @@ PROGRAMS = {  # each program's dataclasses of flags -> function that defines all
     "reporting.report": ((report.Options,), lambda: flags.define(report.Options)),
     "launch.scaling": ((scaling.Options,), lambda: scaling.all_flags(has_recipe=True))}
 
+WRITTEN = {"train": {"output_dir", "stage_dir", "timeline"}, "data.prepare": {"output"}, "reporting.report": {"output"},
+           "launch.scaling": {"stage_dir"}}  # for the others, output_dir
+
 
 @pytest.fixture(autouse=True)
 def home(monkeypatch):
     monkeypatch.setenv("HOME", "/home/mine")
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_a_tilde_is_the_home_folder_in_every_flag_that_is_a_free_text(program):
+def paths_of(program) -> list[str]:
     """A text that is neither one of some choices nor parsed is the name of a file or folder, in all programs."""
     groups, define = PROGRAMS[program]
     named = [field.name for group in groups for field in dataclasses.fields(group) if field.type in (str, str | None)
              and not field.metadata.get("choices") and not field.metadata.get("parse")]
-    given = [name for name in (*named, "data_dir", "output_dir", "image") if name in define()]
+    return [name for name in dict.fromkeys((*named, "data_dir", "output_dir", "image")) if name in define()]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_path_is_not_empty_and_nothing_is_written_to_an_address(program):
+    define = PROGRAMS[program][1]
+    for name in paths_of(program):
+        for words in ([f"--{name}="], [f"--{name}", ""]):
+            with pytest.raises(UsageError, match=f"flag --{name}=: the path is empty; give one"):
+                flags.read(define(), ["program", *words])
+        for address in ("s3://bucket/run", "https://host/run", "file:///data/run", "S3a://bucket"):
+            if name in WRITTEN.get(program, {"output_dir"}):
+                with pytest.raises(UsageError, match=f"flag --{name}={address}: nothing can be written to an address"):
+                    flags.read(define(), ["program", f"--{name}={address}"])
+            else:
+                assert address in flags.read(define(), ["program", f"--{name}={address}"])[name].serialize()
+        assert flags.read(define(), ["program", f"--{name}=a:/b//c"])[name].value in ("a:/b//c", ["a:/b//c"])
+
+
+def test_an_empty_argument_is_one_line():
+    with pytest.raises(UsageError, match="^the path is empty"):
+        flags.read_with_arguments(flags.define(report.Options), ["report", "run", ""])
+
+
+def test_a_run_of_0_9_may_have_recorded_empty_paths(tmp_path):
+    """Its flags.txt had them if they were given so. An empty list means something in a file."""
+    (tmp_path / "flags.txt").write_text("--model=convnet\n--stage_dir=\n--exclude=\n--init_checkpoint=\n")
+    read = train_flags.parse(["train.py", f"--flagfile={tmp_path}/flags.txt"])
+    assert (read.launch.stage_dir, read.run.init_checkpoint, read.recipe.exclude) == (None, None, ())
+    assert read.recipe.model == "convnet" and "init_checkpoint" not in read.text and "stage_dir" not in read.text
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_tilde_is_the_home_folder_in_every_flag_that_is_a_free_text(program):
+    define, given = PROGRAMS[program][1], paths_of(program)
     values = flags.read(define(), ["program", *(f"--{name}=~/a/~" for name in given)])
     assert given or program == "experiments.verify"
     for name in given:
