@@ -8,7 +8,7 @@ import math
 from common.errors import UserError
 from optim.schedules import SCALINGS, Piecewise
 from plan.plan import Plan, divisors, make_plan, tidy
-from plan.recipes import LARGE_SAMPLES, SMALL, SPAN_GIVES_WAY
+from plan.recipes import LARGE_SAMPLES, SMALL, SPAN_GIVES_WAY, fitted
 from plan.settings import Settings
 
 TRAINED_NETWORK = "--model=keras:MobileNetV3Small --pretrained"
@@ -36,7 +36,7 @@ def remarks(settings: Settings, plan: Plan, workers_per_node: int = 1) -> list[s
         which = f"the same --micro_batch_size, which is {sizes.pop()} here" if len(sizes) == 1 else (
             "a --micro_batch_size, given to each run")
         lines.append(f"--deterministic: on another number of workers, the same bits need {which}")
-    lines += on_few_images(settings)
+    lines += [*on_few_images(settings), *on_unfitted(settings, plan)]
     if SPAN_GIVES_WAY in settings.fitted:
         varies = "" if launch.micro_batch_size else ", which depends on the number of workers"
         lines.append("--batch_norm_span: that of the recipe does not divide --batch_size or --micro_batch_size; batch "
@@ -68,6 +68,17 @@ def has_length(settings: Settings) -> bool:
 def keeps(settings: Settings, *names: str) -> bool:
     """Whether these flags have the recipe's values."""
     return all(getattr(settings.recipe, name) == getattr(settings.original, name) for name in names)
+
+
+def on_unfitted(settings: Settings, plan: Plan) -> list[str]:
+    """Returns a line if a recipe was named whose flags train.py fits to the dataset if it chooses the recipe."""
+    samples, epochs = plan.train_samples, settings.recipe.epochs if "epochs" in settings.origins else None
+    if settings.source or settings.recipe_file.resolve() != SMALL.resolve() or samples >= LARGE_SAMPLES:
+        return []
+    fits = [flag for flag in fitted(samples, epochs, settings.has_initial_weights)
+            if flag[2:].partition("=")[0] not in settings.origins]
+    return [f"--flagfile={SMALL.stem} leaves some flags at train.py's defaults; without a recipe, --data_dir=FOLDER "
+            f"fits them to the number of images: {' '.join(fits)}"] if fits else []
 
 
 def ties_to_workers(settings: Settings) -> list[str]:

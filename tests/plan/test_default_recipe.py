@@ -55,6 +55,26 @@ def test_flags_on_the_command_line_override_what_fits(photos):
     assert tuned.recipe.learning_rate.values[0] < 0.001 and (own_size.recipe.epochs, tuned.recipe.epochs) == (40, 20)
 
 
+@pytest.mark.parametrize(("words", "samples", "said"), [
+    (["--flagfile=small_images"], 16, "--batch_size=2 --batch_norm_span=2 --epochs=40 --evaluate_every=6"),
+    (["--flagfile=launch/recipes/small_images.flags"], 790,
+     "--batch_size=32 --batch_norm_span=32 --epochs=50 --evaluate_every=8"),
+    (["--flagfile=small_images", "--epochs=12", "--batch_size=4"], 16, "--batch_norm_span=2 --evaluate_every=2"),
+    (["--flagfile=small_images", "--epochs=12", "--batch_size=4", "--batch_norm_span=4", "--evaluate_every=1"], 16,
+     None),
+    (["--flagfile=small_images"], 50_000, None), (["--flagfile=images"], 16, None), ([], 16, None)])
+def test_a_recipe_that_was_asked_for_says_which_flags_it_does_not_fit(words, samples, said, photos, monkeypatch):
+    from plan.plan import plan_for
+    from plan.remarks import remarks
+
+    monkeypatch.chdir(ROOT)
+    settings = parsed(f"--data_dir={photos}", *words)
+    lines = [line for line in remarks(settings, plan_for(settings, 1, 1, samples)) if "without a recipe" in line]
+    assert [line.partition(" number of images: ")[2] for line in lines] == ([said] if said else [])
+    fits = parsed(f"--data_dir={photos}", f"--train_samples={samples}", "--dry_run", *words[1:])
+    assert said is None or all(flag in fits.fitted for flag in said.split())  # what it would be
+
+
 @pytest.mark.parametrize(("words", "span"), [
     ([], 16), (["--batch_size=64"], 16), (["--batch_size=0:64,2:256"], 16), (["--micro_batch_size=32"], 16),
     (["--batch_size=100"], None), (["--batch_size=0:64,2:250"], None), (["--micro_batch_size=4"], None),
