@@ -26,6 +26,11 @@ expanded() {
     [[ $1 = \~ || $1 = \~/* ]] && printf '%s\n' "$HOME${1#\~}" || printf '%s\n' "$1"
 }
 
+# not_address OPTION PATH: fails if a path that is written to is an address, as common/flags.py does.
+not_address() {
+    [[ ! $2 =~ ^[A-Za-z][A-Za-z0-9+.-]*:// ]] || fail 2 "$1=$2: nothing can be written to an address; give a path"
+}
+
 # Prints the file of a recipe, given by its path or by its name in launch/recipes.
 recipe_path() {
     local name
@@ -38,9 +43,25 @@ recipe_path() {
     fail 2 "there is no recipe ${1:-given}; launch/recipes/README.md lists the recipes"
 }
 
+# take_recipe [RECIPE] [--] [flags of train.py]: sets `recipe` to the file of RECIPE, or to nothing if -- comes first, and
+# `words` to the flags.
+# shellcheck disable=SC2034 # the scripts read them
+take_recipe() {
+    [ $# -gt 0 ] || fail 2 "the recipe is missing; see --help"
+    recipe=''
+    if [ "$1" != -- ]; then
+        recipe=$(recipe_path "$1")
+        shift
+    fi
+    [ "${1-}" != -- ] || shift
+    words=("$@")
+}
+
 # Prints the flags that read a recipe, one per line: also those of RECIPE.launch, how its paper trained, if that exists.
+# Without a recipe, train.py chooses one.
 recipe_flags() {
     local launch=${1%.flags}.launch
+    [ -n "$1" ] || return 0
     echo "--flagfile=$1"
     [ -f "$launch" ] || return 0
     echo "${0##*/}: $(basename "$launch") adds $(grep '^--' "$launch" | paste -sd' ')" >&2

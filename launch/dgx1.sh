@@ -5,7 +5,7 @@ trap 'exit 75' TERM USR1
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 . "$root/launch/env.sh"
 
-usage="launch/dgx1.sh [options] RECIPE [flags of train.py]
+usage="launch/dgx1.sh [options] RECIPE|-- [flags of train.py]
 
 Trains RECIPE on this machine with one worker per GPU.
 
@@ -16,8 +16,9 @@ Trains RECIPE on this machine with one worker per GPU.
   --no-preflight         do not check the machine first
   --dry-run, --dry_run   print the plan, and the command on standard error, and exit
 
-RECIPE is a file of flags, or its name in launch/recipes. Flags of train.py override the recipe. Exit codes: 0 done,
-2 wrong flag, 75 stopped on request (SIGTERM or SIGUSR1 to this script; the same command continues), 1 anything else."
+RECIPE is a file of flags, or its name in launch/recipes. With -- in its place, train.py chooses the recipe that fits
+--data_dir. Flags of train.py override the recipe. Exit codes: 0 done, 2 wrong flag, 75 stopped on request (SIGTERM or
+SIGUSR1 to this script; the same command continues), 1 anything else."
 
 preflight=yes print='' workers=''
 take_dry_run "$@"
@@ -31,6 +32,7 @@ while [ $# -gt 0 ]; do
         -np) workers=${2-} && shift && number -np "$workers" ;;
         --no-preflight) preflight='' ;;
         -h | --help) echo "$usage" && exit ;;
+        --) break ;;
         -*) fail 2 "there is no option $1; see --help, and put the flags of train.py after the recipe" ;;
         *) break ;;
     esac
@@ -41,9 +43,8 @@ workers=${workers:-$("$python" -m launch.binding --count)}
 if [ -n "$print" ]; then
     exec "$python" -m launch.binding --print "--workers=$workers"
 fi
-[ $# -gt 0 ] || fail 2 "the recipe is missing; see --help"
-recipe=$(recipe_path "$1")
-shift
+take_recipe "$@"
+set -- "${words[@]}"
 
 # NCCL finds NVLink between the GPUs by itself.
 launcher=(mpirun --bind-to none -np "$workers")

@@ -10,9 +10,10 @@ of_the_host='CUDA_(ROOT|PATH|CACHE_PATH|TOOLKIT_.*|BIN_PATH)|.*_(LIB|INCLUDE|HOM
 
 usage() {
     cat <<'TEXT'
-launch/docker.sh [--image NAME] [--build] [--data DIR] [--output DIR] [--dry-run] RECIPE [flags of train.py]
+launch/docker.sh [--image NAME] [--build] [--data DIR] [--output DIR] [--dry-run] RECIPE|-- [flags of train.py]
 
-Trains RECIPE, a flag file or its name in launch/recipes, in a container on this machine, with one worker per GPU.
+Trains RECIPE, a flag file or its name in launch/recipes, in a container on this machine, with one worker per GPU. With
+-- in place of RECIPE, train.py chooses the recipe that fits the dataset.
 
   --image NAME   image to run (default: bigbatch)
   --build        build the image from this checkout first
@@ -38,24 +39,25 @@ set -- "${words[@]}"
 while [[ ${1-} == -* ]]; do
     case $1 in
         --help | -h) usage && exit ;;
+        --) break ;;
         --build) build=yes ;;
         --image | --data | --output)
             [[ -n ${2-} ]] || fail 2 "$1 needs a value"
             printf -v "${1#--}" %s "$2"
             shift ;;
-        --image=?* | --data=?* | --output=?*)
+        --image=* | --data=* | --output=*)
             set -- "${1%%=*}" "${1#*=}" "${@:2}"
             continue ;;
         *) fail 2 "there is no option $1; see --help, and put the flags of train.py after the recipe" ;;
     esac
     shift
 done
-[[ $# -gt 0 ]] || fail 2 "the recipe is missing; see --help"
-recipe=$(recipe_path "$1")
+take_recipe "$@"
+set -- "${words[@]}"
 data=$(expanded "$data")
 [[ -z $data || -d $data ]] || fail 1 "--data: the folder $data does not exist"
+not_address --output "$output"
 output=$(realpath -m -- "$(expanded "$output")")
-shift
 
 # mount HOST-PATH PATH [readonly]: unlike --volume, it allows a colon in a path, and fails if the path is missing.
 mount() {
@@ -66,8 +68,10 @@ mount() {
 # Prints the path of an --output_dir in the container, which has to be inside the output folder.
 inside() {
     local path
+    not_address --output_dir "$1"
     path=$(expanded "$1")
     case $path in
+        '') echo ;; # train.py reports it
         /output | /output/*) echo "$path" ;;
         "$output" | "$output"/*) echo "/output${path#"$output"}" ;;
         /*) fail 2 "--output_dir=$1 is lost with the container; give a relative path, and its folder as --output" ;;
@@ -80,7 +84,7 @@ options=(
     --rm
     # NCCL and MPI exchange data between workers in /dev/shm, which has only 64 MB in a container by default.
     --ipc=host
-    # Written files belong to the user, and no process in the container runs as root.
+    # Written files belong to the user who starts this script.
     --user "$(id -u):$(id -g)"
     # Seconds from `docker stop` to the kill, for the last checkpoint.
     --stop-timeout 300
@@ -118,6 +122,7 @@ if [[ -n $data ]]; then
     flags+=(--data_dir=/data)
 fi
 case $recipe in
+    '') recipe=-- ;;
     "$root"/launch/recipes/*) recipe=${recipe#"$root"/} ;;
     *)
         mount "$recipe" "/recipe/${recipe##*/}" readonly

@@ -56,13 +56,24 @@ def main(argv) -> int:
     for number in SAVING:
         signal.signal(number, stop)
     words = [word for word in argv[1:] if word not in DRY_RUN]  # also after the recipe, as in launch/common.sh
-    return run(_parser().parse_args(words if len(words) == len(argv) - 1 else ["--dry-run", *words]))
+    return run(parsed(words if len(words) == len(argv) - 1 else ["--dry-run", *words]))
+
+
+def parsed(words: list[str]) -> argparse.Namespace:
+    """Returns the options, with the flags of train.py, which may also follow --; then `recipe` may be None."""
+    end = words.index("--") if "--" in words else len(words)
+    options = _parser().parse_args(words[:end])
+    options.flags += words[end + 1:]
+    if options.recipe is None and end == len(words):
+        raise UsageError("the recipe is missing; see --help")
+    return options
 
 
 def run(options) -> int:
     """Trains, or prints the plan; returns the exit code. Raises UserError."""
     streams.Output.is_kept = True  # in summary.json; the workers must not wait for a reader that has ended
-    arguments = [*recipe_flags(recipe_path(options.recipe)), *options.flags]
+    recipe = recipe_flags(options.recipe)
+    arguments = [*recipe, *options.flags]
     settings = flags.parse(["train.py", *arguments])
     hosts = _hosts(options)
     slots = options.np or sum(host.slots for host in hosts)
@@ -74,7 +85,7 @@ def run(options) -> int:
     if not options.dry_run and (options.wait or not options.no_preflight or lacks_interface):
         facts, silent = host_lists.ask(hosts, arguments, PROGRAM if options.wait else None)
     memory = [host["memory"] for host in facts or [facts_of_gpus(gpus.visible())] if host["memory"] is not None]
-    arguments[1:1] = micro_batch_flags(settings, workers, min(memory, default=None))
+    arguments[len(recipe):len(recipe)] = micro_batch_flags(settings, workers, min(memory, default=None))
 
     def on_hosts(worker):
         return horovodrun(hosts, workers, interfaces, worker)
@@ -111,14 +122,15 @@ def _parser():
     parser.add_argument("--no-preflight", action="store_true", help="do not check the hosts first")
     parser.add_argument("--dry-run", "--dry_run", action="store_true",
                         help="print the plan, and the command on standard error; also after the recipe")
-    parser.add_argument("recipe", help="file of flags, or its name in launch/recipes")
+    parser.add_argument("recipe", nargs="?", help="file of flags, or its name in launch/recipes. With -- in its place, "
+                        "train.py chooses the recipe that fits --data_dir")
     parser.add_argument("flags", nargs=argparse.REMAINDER, help="flags of train.py, which override the recipe")
     return parser
 
 
 def _hosts(options):
-    if options.hosts or options.hostfile:
-        hosts = host_lists.parse(options.hosts) if options.hosts else host_lists.read(options.hostfile)
+    if options.hosts is not None or options.hostfile is not None:
+        hosts = host_lists.read(options.hostfile) if options.hosts is None else host_lists.parse(options.hosts)
     else:
         hosts = [host_lists.Host("localhost", options.np or workers_here())]
     slots = sum(host.slots for host in hosts)
@@ -127,8 +139,11 @@ def _hosts(options):
     return hosts
 
 
-def recipe_flags(recipe: Path) -> list[str]:
+def recipe_flags(name: str | None) -> list[str]:
     """Returns the flags that read a recipe, and those of RECIPE.launch, if it exists, as launch/common.sh does."""
+    if name is None:
+        return []
+    recipe = recipe_path(name)
     launch = recipe.with_suffix(".launch")
     if not launch.is_file():
         return [f"--flagfile={recipe}"]

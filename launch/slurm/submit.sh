@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Submits the training of a recipe to Slurm: launch/slurm/submit.sh --nodes N --gpus-per-node G RECIPE [flags].
+# Submits a training to Slurm: launch/slurm/submit.sh --nodes N --gpus-per-node G RECIPE [flags].
 set -euo pipefail
 # shellcheck source=../common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 
-usage="launch/slurm/submit.sh --nodes N --gpus-per-node G [options] RECIPE [flags of train.py]
+usage="launch/slurm/submit.sh --nodes N --gpus-per-node G [options] RECIPE|-- [flags of train.py]
 
 Submits the training of RECIPE as a Slurm job. Prints the job's number, or the plan with --dry-run. How to watch and
 cancel the job goes to standard error.
@@ -28,8 +28,9 @@ cancel the job goes to standard error.
   --no-preflight               do not check the nodes first
   --dry-run, --dry_run         print the plan, write the script, and ask Slurm when it could start, but do not submit it
 
-RECIPE is a file of flags, or its name in launch/recipes. The script and the output of rank 0 go to runs/slurm/, the run
-to runs/slurm-JOB (or --output_dir), and the output of the other ranks to runs/slurm-JOB-logs/."
+RECIPE is a file of flags, or its name in launch/recipes. With -- in its place, train.py chooses the recipe that fits
+--data_dir. The script and the output of rank 0 go to runs/slurm/, the run to runs/slurm-JOB (or --output_dir), and the
+output of the other ranks to runs/slurm-JOB-logs/."
 
 nodes='' gpus='' workers='' signal_before=180 array='' partition='' options=() exclusive='' shared=''
 launcher=auto no_preflight='' image='' mounts='' setup=''
@@ -41,10 +42,12 @@ while [ $# -gt 0 ]; do
         --no-preflight) no_preflight=yes && shift && continue ;;
         --exclusive) exclusive=yes && shift && continue ;;
         -h | --help) echo "$usage" && exit ;;
+        --) break ;;
         --*=*) option=${1%%=*} value=${1#*=} && shift ;;
         --*) option=$1 value=${2-} && shift && { shift || fail 2 "$option needs a value"; } ;;
         *) break ;;
     esac
+    [ -n "$value" ] || fail 2 "$option needs a value"
     case "$option" in
         --nodes) nodes=$value ;;
         --gpus-per-node) gpus=$value ;;
@@ -72,12 +75,19 @@ done
 [[ "$gpus" =~ ^([A-Za-z][A-Za-z0-9_.-]*:)?[0-9]*$ ]] ||
     fail 2 "--gpus-per-node takes a number, or TYPE:NUMBER such as a100:4, not '$gpus'"
 [[ "$launcher" =~ ^(auto|mpirun|srun)$ ]] || fail 2 "--launcher takes auto, mpirun or srun, not '$launcher'"
-[ $# -gt 0 ] || fail 2 "the recipe is missing; see --help"
-[[ "$1" != *%a.flags || "$array" =~ ^[0-9] ]] || fail 2 "$1 needs --array, such as --array=0-2"
-recipe=$(recipe_path "${1/%%a.flags/${array%%[-,:%]*}.flags}")
-name=$(basename "$recipe" .flags) given=$recipe
-[[ "$1" != *%a.flags ]] || { given=${recipe%/*}/%a.flags && name=$(basename "${recipe%/*}"); }
-shift
+is_sweep=''
+if [[ "${1-}" = *%a.flags ]]; then
+    [[ "$array" =~ ^[0-9] ]] || fail 2 "$1 needs --array, such as --array=0-2"
+    is_sweep=yes
+    set -- "${1%\%a.flags}${array%%[-,:%]*}.flags" "${@:2}"
+fi
+take_recipe "$@"
+set -- "${words[@]}"
+for flag in ${array:+seed} ${is_sweep:+output_dir}; do
+    [[ " $*" != *" -$flag"* && " $*" != *" --$flag"* ]] || fail 2 "--array gives each job its own --$flag; remove it"
+done
+given=${recipe:---} name=$(basename "${recipe:-bigbatch}" .flags)
+[ -z "$is_sweep" ] || { given=${recipe%/*}/%a.flags && name=$(basename "${recipe%/*}"); }
 export BIGBATCH_CONTAINER_IMAGE=$image
 # shellcheck source=../env.sh
 . "$root/launch/env.sh"

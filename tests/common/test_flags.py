@@ -46,7 +46,7 @@ def test_a_path_is_not_empty_and_nothing_is_written_to_an_address(program):
     define = PROGRAMS[program][1]
     for name in paths_of(program):
         for words in ([f"--{name}="], [f"--{name}", ""]):
-            with pytest.raises(UsageError, match=f"flag --{name}=: the path is empty; give one"):
+            with pytest.raises(UsageError, match=f"flag --{name}=: the path is empty"):
                 flags.read(define(), ["program", *words])
         for address in ("s3://bucket/run", "https://host/run", "file:///data/run", "S3a://bucket"):
             if name in WRITTEN.get(program, {"output_dir"}):
@@ -58,7 +58,7 @@ def test_a_path_is_not_empty_and_nothing_is_written_to_an_address(program):
 
 
 def test_an_empty_argument_is_one_line():
-    with pytest.raises(UsageError, match="^the path is empty"):
+    with pytest.raises(UsageError, match="the path is empty"):
         flags.read_with_arguments(flags.define(report.Options), ["report", "run", ""])
 
 

@@ -104,6 +104,11 @@ def test_a_tilde_in_quotes_is_the_home_folder(dry_run, tmp_path):
     assert words[-1] == "--output_dir=/output/a"
 
 
+def test_without_a_recipe_train_py_chooses_it(dry_run, tmp_path):
+    words = dry_run(f"--data={tmp_path}", "--", "--epochs=2", "--output_dir=a")
+    assert words[-5:] == ["launch/dgx1.sh", "--", "--data_dir=/data", "--epochs=2", "--output_dir=/output/a"]
+
+
 @pytest.mark.parametrize("given, inside", [
     (["--output_dir=a/b"], ["--output_dir=/output/a/b"]), (["--output_dir", "a"], ["--output_dir", "/output/a"]),
     (["--output_dir=runs/a"], ["--output_dir=/output/a"]), (["--output_dir=/output/a"], ["--output_dir=/output/a"]),
@@ -131,6 +136,9 @@ def test_what_is_set_for_nccl_and_its_like_holds_inside(dry_run):
     (["no-such-recipe"], 2, "there is no recipe no-such-recipe"),
     (["--data=/no/such", "digits"], 1, "the folder /no/such does not exist"),
     (["digits", "--output_dir=/elsewhere/run"], 2, "is lost with the container"),
+    (["digits", "--output_dir", "s3://bucket/run"], 2, "nothing can be written to an address"),
+    (["--output=file:///data", "digits"], 2, "nothing can be written to an address"),
+    (["--data=", "digits"], 2, "--data needs a value"),
     (["digits"], 1, "there is no no-such-engine"),
 ])
 def test_bad_input_ends_in_one_line(arguments, code, message):

@@ -1,3 +1,4 @@
+import itertools
 import json
 import os
 import signal
@@ -5,7 +6,8 @@ import subprocess
 import time
 
 import pytest
-from conftest import ROOT, TINY, rows, scripts_environment
+from conftest import BIN, ROOT, TINY, rows, scripts_environment
+from PIL import Image
 
 pytestmark = pytest.mark.launchers
 
@@ -67,6 +69,25 @@ def test_dry_run_prints_the_plan_and_the_command(words):
     assert words[:5] == ["mpirun", "--bind-to", "none", "-np", "4"]
     assert words[-3:] == [f"--flagfile={ROOT}/launch/recipes/digits.flags", "--epochs=3", "--batch_size=256"]
     assert [line.partition(":")[0] for line in remarks] == ["--epochs=3", "--batch_size=256"]
+
+
+@pytest.mark.parametrize("script", ["dgx1.sh -np 2", "horovodrun.sh -H a:2", "slurm/submit.sh --nodes=1 "
+                                    "--workers-per-node=2"])
+@pytest.mark.parametrize("recipe", ["--", "digits --"])
+def test_without_a_recipe_train_py_chooses_it(script, recipe, tmp_path):
+    """The one that fits 18 images, or with one the one that was named: the plan is train.py's."""
+    for split, label, number in itertools.product(("train", "val"), ("cat", "dog"), range(9)):
+        (tmp_path / split / label).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), "red").save(tmp_path / split / label / f"{number}.png")
+    flags = [f"--data_dir={tmp_path}", "--dry_run"]
+    named = [f"--flagfile={name}" for name in recipe.split()[:-1]]
+    alone, launched = (subprocess.run(words, text=True, capture_output=True, timeout=200, cwd=tmp_path,
+                                      env=scripts_environment()) for words in (
+        [BIN / "python", ROOT / "train.py", *named, *flags, "--workers=2", "--workers_per_node=2"],
+        [ROOT / "launch" / script.split()[0], *script.split()[1:], *recipe.split(), *flags]))
+    assert json.loads(launched.stdout) == json.loads(alone.stdout), launched.stderr
+    assert json.loads(alone.stdout)["phases"][0]["global_batch_size"] == (128 if named else 2)
+    assert not named or all(line in launched.stderr for line in alone.stderr.splitlines())
 
 
 def test_a_papers_exchange_comes_with_its_recipe():

@@ -225,6 +225,9 @@ def test_a_papers_exchange_comes_with_its_recipe():
     (["-H", "a:1,a:2", "digits"], 1, "host a is listed twice"),
     (["-H", "a:2", "-np", "3", "digits"], 2, "give a number from 1 to 2"),
     (["-H", "a:2", "no-such"], 2, "there is no recipe no-such"),
+    (["-H", "a:2"], 2, "the recipe is missing"),
+    (["-H", "", "digits"], 2, "'' is not a host"),
+    (["digits", "--output_dir=s3://bucket/run"], 2, "nothing can be written to an address"),
     (["-H", "a:2", "digits", "--optimizer=adagrad"], 2, "optimizer"),
     (["--hostfile", "/nowhere", "digits"], 1, "/nowhere cannot be read"),
 ])
