@@ -19,8 +19,8 @@ cancel the job goes to standard error.
                                job takes of its GPUs. A job that takes all of them, or none, has its nodes alone
   --exclusive                  take whole nodes
   --sbatch=OPTION              any other option for sbatch. Can be repeated
-  --array 0-2                  submit one job per seed, or per run of a sweep if RECIPE is SWEEP/%a.flags, which
-                               \`python -m experiments.sweep --dry_run\` writes
+  --array 0-2                  submit one job per seed, each with a folder seed-N in --output_dir, or per run of a
+                               sweep if RECIPE is SWEEP/%a.flags, which \`python -m experiments.sweep --dry_run\` writes
   --launcher auto|mpirun|srun  program that starts the workers. auto: the one whose workers find each other
   --container-image IMAGE      run the workers in a container: a file *.sif with Apptainer, others with Pyxis
   --container-mounts A:B,...   mounts in addition to the checkout, the current folder, --data_dir and --output_dir

@@ -176,15 +176,18 @@ def test_a_cancelled_job_does_not_come_back(slurm, tmp_path):
     assert slurm.run("squeue", "-h").stdout == ""
 
 
-def test_an_array_trains_a_seed_each(slurm, tmp_path):
-    done = submitted(slurm, tmp_path, "--nodes=1", "--workers-per-node=1", "--no-preflight", "--array=3-4", *TRAINING,
-                     "--epochs=1")
+@pytest.mark.parametrize(("recipe", "output", "folder"), [
+    (("digits",), (), "runs/slurm-{job}_{seed}"), (("--",), ("--output_dir", "my runs"), "my runs/seed-{seed}")])
+def test_an_array_trains_a_seed_each_into_a_folder_of_its_own(slurm, tmp_path, recipe, output, folder):
+    done = submitted(slurm, tmp_path, "--nodes=1", "--workers-per-node=1", "--no-preflight", "--array=3-4", *recipe,
+                     *TRAINING[1:], "--epochs=1", *output)
     job = done.stdout.strip()
     ended = slurm.wait_for_end(job, 300)
     assert Path(done.stderr.splitlines()[-2].split()[-1].strip("'")).is_file()
     assert [task["JobState"] for task in ended] == ["COMPLETED"] * 2, job_output(tmp_path)
     for seed in (3, 4):
-        assert f"--seed={seed}" in (tmp_path / "runs" / f"slurm-{job}_{seed}" / "flags.txt").read_text()
+        recorded = tmp_path / folder.format(job=job, seed=seed) / "flags.txt"
+        assert f"--seed={seed}" in recorded.read_text().splitlines()
 
 
 def test_an_array_trains_a_run_of_a_sweep_each(slurm, tmp_path, capsys):
@@ -419,11 +422,17 @@ def test_with_a_container_the_host_needs_no_python_of_ours(tmp_path):
     (["--nodes=2", "--gpus-per-node=4", "sweep/%a.flags"], 2, "needs --array"),
     (["--nodes=2", "--gpus-per-node=4", "--array=0-1", "sweep/%a.flags"], 2, "no recipe sweep/0.flags"),
     (["--nodes=2", "--gpus-per-node=4", "no-such"], 2, "there is no recipe no-such"),
+    (["--nodes=2", "--gpus-per-node=4", "--container-image=", "digits"], 2, "--container-image needs a value"),
+    (["--nodes=2", "--gpus-per-node=4", "--array=0-1", "digits", "--seed=3"], 2, "gives each job its own --seed"),
+    (["--nodes=2", "--gpus-per-node=4", "--array=0-1", "{sweep}/%a.flags", "--output_dir", "D"], 2,
+     "gives each job its own --output_dir"),
+    (["--nodes=2", "--gpus-per-node=4", "digits", "--output_dir=s3://b/run"], 2, "written to an address"),
     (["--nodes=2", "--gpus-per-node=3", "digits"], 1, "is not divisible"),
     (["--nodes=2", "--gpus-per-node=4", "digits", "--optimizer=adagrad"], 2, "optimizer"),
 ])
 def test_wrong_arguments_are_one_line_and_nothing_is_submitted(arguments, code, message, tmp_path):
-    done = subprocess.run([SUBMIT, *arguments], cwd=tmp_path, text=True, capture_output=True, timeout=300,
-                          env=scripts_environment())
+    (tmp_path / "0.flags").touch()
+    done = subprocess.run([SUBMIT, *(word.format(sweep=tmp_path) for word in arguments)], cwd=tmp_path, text=True,
+                          capture_output=True, timeout=300, env=scripts_environment())
     assert (done.returncode, len(done.stderr.splitlines())) == (code, 1), done.stderr
     assert message in done.stderr and done.stdout == "" and not (tmp_path / "runs").exists()
