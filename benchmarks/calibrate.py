@@ -7,6 +7,7 @@ It prints the `slowdown` and the `compute` that belong into each file, from what
 - `rows`: results of ResNet-50 with `micro_batch_size` and `bytes_per_gradient`, each with `grid` and
   `images_per_second`. The first row, on one node, replaces ResNet-50's time per image. A second row gives the slowdown.
 - `slowdown`: the built-in topology whose slowdown is used, if there is no second row.
+- `float32`: the calibration of `float32`, if `compute` has another precision. It has the same `rates`.
 """
 import dataclasses
 import json
@@ -39,9 +40,13 @@ def line(rates: dict[int, float]) -> Compute:
     return Compute(float(fixed), float(per_image))
 
 
-def calibrated(described: dict) -> Topology:
-    """Returns the topology of a file's content, calibrated. Raises ValueError if no values reproduce the rows."""
+def calibrated(described: dict, precision: str = "") -> Topology:
+    """Returns the topology of a file's content, calibrated. Raises ValueError if no values reproduce the rows.
+
+    precision: float32 for the calibration of that name.
+    """
     given = described["calibration"]
+    given = {"rates": given["rates"]} | given[precision] if precision else given
     compute = {model: line({int(batch): rate for batch, rate in rates.items()})
                for model, rates in given["rates"].items()}
     slowdown = topology.load(given["slowdown"]).network.slowdown if "slowdown" in given else 1.0
@@ -92,7 +97,11 @@ def constants(topology: Topology) -> dict:
 def main():
     for path in map(Path, sys.argv[1:]):
         print(path)
-        for name, value in constants(calibrated(json.loads(path.read_text()))).items():
+        described = json.loads(path.read_text())
+        found = constants(calibrated(described))
+        if "float32" in described["calibration"]:
+            found["float32"] = constants(calibrated(described, "float32"))["compute"]
+        for name, value in found.items():
             print(f'  "{name}": {json.dumps(value)},')
 
 

@@ -125,7 +125,7 @@ def measure(settings: Settings, options, dataset: Dataset, in_stages: bool) -> t
     speed.json. Raises UserError.
     """
     recipe, launch = settings.recipe, settings.launch
-    topology = options.topology and topologies.load(options.topology)
+    topology = options.topology and topologies.load(options.topology).in_precision(recipe.precision)
     launched = launcher.launched()
     nccl = worlds.has_nccl(launch.device)
     build.set_variables(settings)

@@ -3,15 +3,17 @@
 For each number of workers and each all-reduce, it prints the grid (horizontal x vertical; for the torus, the grid that
 training would use; for hierarchical, workers per node x nodes), the time per step, images per second, and the
 efficiency: the speed of a worker relative to its speed on one node with the same micro-batch. With a recipe
-(--flagfile), these are averages over its phases, and the training time is printed, too. Without one, each worker
-processes --micro_batch_size images per step (default: 32). Published results follow, with a forecast for each whose
-cluster is known.
+(--flagfile), these are averages over its phases, and the training time is printed, too. The speed is that of the
+recipe's --precision, and the micro-batch the one that the launch scripts choose for the topology's GPUs. Without a
+recipe, each worker processes --micro_batch_size images per step (default: 32). Published results follow, with a
+forecast for each whose cluster is known.
 
 launch/topology.py explains the model. The file of a topology in launch/topologies gives the source of each figure.
 benchmarks/scaling_here.py writes such a file for this machine.
 """
 import json
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,19 +24,20 @@ from common.flags import flag
 from data.named import open_named
 from launch import topology as topologies
 from launch.topology import BYTES, StepWork, Topology
+from launch.workers import micro_batch_flags
 from model_zoo.cost import ModelCost, model_cost
 from optim.schedules import Piecewise
 from plan.allreduce import ALLREDUCES
 from plan.flags import define, recipes_first, with_image_size
 from plan.plan import make_plan
-from plan.settings import Launch, Recipe
+from plan.settings import Launch, Recipe, Run, Settings
 from plan.values import sizes
 
 PUBLISHED = Path(__file__).parent / "published.json"
 MOST_WORKERS = 2**17  # limited, because a forecast iterates over all workers
 MICRO_BATCH_SIZE = 32  # without a recipe, as in arXiv:1811.05233, table 6
 CLASSES = 1000  # without a recipe, as in ImageNet
-BORROWED = ("model", "image_size", "micro_batch_size", "compression", "train_samples", "workers_schedule")
+BORROWED = ("model", "image_size", "precision", "micro_batch_size", "compression", "train_samples", "workers_schedule")
 
 
 def _numbers(texts: list[str]) -> tuple[int, ...]:
@@ -60,7 +63,7 @@ class Options:
 class Training:
     """What is trained. samples: size of the training set, or None without a recipe; `recipe` then has the defaults.
 
-    workers_schedule: number of workers from each epoch on.
+    workers_schedule: number of workers from each epoch on. memory: of a GPU in GiB, or None if it is unknown.
     """
 
     recipe: Recipe
@@ -69,6 +72,14 @@ class Training:
     samples: int | None
     classes: int
     workers_schedule: Piecewise | None = None
+    memory: float | None = None
+
+    def micro_batch(self, workers: int) -> int | None:
+        """Returns the size that was given, or the launch scripts' for so many workers, or None: train.py's default."""
+        settings = Settings(self.recipe, Launch(self.micro_batch_size, workers_schedule=self.workers_schedule), Run(),
+                            {}, "")
+        chosen = micro_batch_flags(settings, workers, self.memory)
+        return int(chosen[0].partition("=")[2]) if chosen else self.micro_batch_size
 
 
 @dataclass(frozen=True)
@@ -88,13 +99,14 @@ class Steps:
 def main(argv) -> None:
     """Runs a command line."""
     options, training = parse(argv)
-    topology = topologies.load(options.topology, options.overlap)
+    topology = topologies.load(options.topology, options.overlap).in_precision(training.recipe.precision)
+    training = replace(training, memory=topology.memory)
     model = model_cost(training.recipe.model, training.classes, training.recipe.final_image_size)
     rows = forecast(options, training, model, topology)
     if not rows:
         raise UserError("--allreduce=hierarchical needs full nodes; give multiples of "
                         f"{topology.network.local_size} workers")
-    published = published_results(options.topology, training.recipe.model)
+    published = published_results(options.topology, {training.recipe.model, topology.based_on(model)})
     about = assumptions(training, model, topology)
     print(json.dumps(rows) if options.json else "\n".join(lines(about, rows, published)), flush=True)
 
@@ -105,7 +117,8 @@ def assumptions(training: Training, model: ModelCost, topology: Topology) -> dic
     compute = topology.compute_of(model)
     if training.samples:
         batch = (f"{training.recipe.epochs:g} epochs of {training.samples:,} images; global batch and phases of the "
-                 "recipe")
+                 "recipe" + (f"; micro-batches of the launch scripts for GPUs of {training.memory:g} GB"
+                             if training.memory and not training.micro_batch_size else ""))
     else:
         batch = f"{training.micro_batch_size or MICRO_BATCH_SIZE} images per worker and step"
     return {
@@ -114,11 +127,23 @@ def assumptions(training: Training, model: ModelCost, topology: Topology) -> dic
         "batch": batch,
         "gradients": f"float{8 * training.bytes_per_gradient}; {topology.overlap:.0%} of the last micro-batch's "
                      "backward pass can hide their transfer",
-        "compute": f"{1e3 * compute.fixed:.3g} ms per micro-batch and {1e3 * compute.per_image:.3g} ms per image",
+        "compute": f"{1e3 * compute.fixed:.3g} ms per micro-batch and {1e3 * compute.per_image:.3g} ms per image"
+                   + speed(training.recipe.precision, topology),
         "links": f"{network.within.bandwidth / 1e9:g} GB/s per worker within a node, "
                  f"{network.between.bandwidth / 1e9:g} GB/s per node between nodes",
         "messages": f"{1e6 * network.within.latency:.3g} µs within a node, {1e6 * network.between.latency:.3g} µs "
                     f"between nodes, {network.slowdown:.3g} times as long during training"}
+
+
+def speed(precision: str | None, topology: Topology) -> str:
+    """Returns which precision the times of a topology are of, and where they are from, as the end of a sentence."""
+    known = topology.precision
+    if not known:
+        return ""
+    is_known = not precision or (precision == "float32") == (known == "float32")
+    instead = "" if is_known else f", because none is known in {precision}"
+    source = topology.source.partition(";")[0]
+    return f" in {known}{instead}" + (f": {source}" if source else "")
 
 
 def forecast(options: Options, training: Training, model: ModelCost, topology: Topology) -> list[dict]:
@@ -150,7 +175,8 @@ def steps_of(training: Training, model: ModelCost, workers: int) -> list[Steps]:
     if not training.samples:
         batch = training.micro_batch_size or MICRO_BATCH_SIZE
         return [one_step(model, batch, training.bytes_per_gradient, workers)]
-    plan = make_plan(training.recipe, training.micro_batch_size, workers, training.samples,
+    first = training.workers_schedule.values[0] if training.workers_schedule else workers
+    plan = make_plan(training.recipe, training.micro_batch(first), workers, training.samples,
                      workers_schedule=training.workers_schedule)
     return [Steps(phase.steps, phase.global_batch_size,
                   StepWork.of(model, phase, training.recipe, training.bytes_per_gradient), phase.workers)
@@ -162,14 +188,14 @@ def one_step(model: ModelCost, micro_batch_size: int, bytes_per_gradient: int, w
     return Steps(1, workers * micro_batch_size, work, workers)
 
 
-def published_results(topology: str, model: str) -> list[dict]:
-    """Returns the published results for this topology and model, and those of arXiv:1811.05233, table 2, for any.
+def published_results(topology: str, models: Collection[str]) -> list[dict]:
+    """Returns the published results for this topology and models, and those of arXiv:1811.05233, table 2, for any.
 
     Each has our forecast, unless its topology is unknown.
     """
     rows = []
     for published in json.loads(PUBLISHED.read_text()):
-        here = (published["topology"], published["model"]) == (topology, model)
+        here = published["topology"] == topology and published["model"] in models
         if here or not published["images_per_second"]:
             rows.append(published | (ours(published) if published["topology"] else {}))
     return rows
@@ -179,7 +205,8 @@ def ours(published: dict) -> dict:
     """Returns our forecast for a published result."""
     model = model_cost(published["model"], CLASSES, model_zoo.MODELS[published["model"]].image_size)
     step = one_step(model, published["micro_batch_size"], published["bytes_per_gradient"], published["workers"])
-    forecast_row = row(topologies.load(published["topology"]), [step], published["workers"], published["allreduce"])
+    topology = topologies.load(published["topology"]).in_precision(published.get("precision"))
+    forecast_row = row(topology, [step], published["workers"], published["allreduce"])
     return {f"forecast_{name}": forecast_row[name] for name in ("images_per_second", "efficiency")}
 
 
@@ -249,8 +276,10 @@ def all_flags(has_recipe: bool):
     values = define(Options, borrowed=(*flags.names(Recipe), *flags.names(Launch), "train_samples"))
     values["micro_batch_size"].help = f"Images per worker and step. Default: the recipe's, or {MICRO_BATCH_SIZE}."
     values["train_samples"].help = "Number of training samples of the recipe, if its dataset is not available."
+    values["precision"].help += " Default: the recipe's, or that of the topology's rates."
     if not has_recipe:
         values.set_default("model", "resnet50")
+        values.set_default("precision", None)
     return values
 
 

@@ -11,10 +11,10 @@ transfer. The latency cannot be hidden: the last gradient has to be exchanged, t
 A recipe's steps also send a message with the loss and batch norm's moving statistics. It goes before the gradients,
 because it is ready after the forward pass.
 
-The speed is that of the precision in which the rates of the topology were measured. A recipe's --precision is ignored.
-
 A topology is a JSON file like those in launch/topologies. benchmarks/calibrate.py computes its `slowdown` and `compute`
-from published rates, which its `calibration` lists, and `sources` says where each figure comes from.
+from published rates, which its `calibration` lists, and `sources` says where each figure comes from. `compute` is the
+speed in `precision`, and `float32` that in float32, if the former is another. `memory` is that of a GPU in GiB, which
+decides on the micro-batch.
 
 The cost of an exchange, which is an all-reduce, in a latency-bandwidth model:
 
@@ -192,12 +192,24 @@ class Compute:
 
 @dataclass(frozen=True)
 class Topology:
-    """A cluster. cluster: what it is, in words. overlap: a fraction between 0 and 1. compute: model -> its times."""
+    """A cluster. cluster: what it is, in words. overlap: a fraction between 0 and 1. compute: model -> its times.
+
+    precision: that of `compute`, or None if it is unknown. source: where its rates are from. memory: of a GPU in GiB,
+    or None. float32: the cluster with its times in float32, if `compute` has others.
+    """
 
     cluster: str
     network: Network
     overlap: float
     compute: dict[str, Compute]
+    precision: str | None = None
+    source: str = ""
+    memory: float | None = None
+    float32: "Topology | None" = None
+
+    def in_precision(self, precision: str | None) -> "Topology":
+        """Returns the cluster with its times in a --precision, or with those that are known."""
+        return self.float32 if precision == "float32" and self.float32 else self
 
     def step_seconds(self, work: StepWork, grid: tuple[int, int], allreduce: str = "torus") -> float:
         """Returns the time from one update to the next, on horizontal * vertical workers. See `cost`."""
@@ -212,6 +224,10 @@ class Topology:
         return self.compute.get(model.name) or Compute(
             resnet50.fixed * model.variables / RESNET50.variables,
             resnet50.per_image * model.multiply_adds / RESNET50.multiply_adds)
+
+    def based_on(self, model: ModelCost) -> str:
+        """Returns the name of the model from whose times those of a model follow."""
+        return model.name if model.name in self.compute else "resnet50"
 
     def compute_seconds(self, work: StepWork) -> float:
         """Returns the time of the forward and backward pass of one micro-batch."""
@@ -239,8 +255,8 @@ def load(name: str, overlap: float | None = None) -> Topology:
     """Loads a built-in topology, or one from a file. Raises UserError. overlap: replaces the topology's own."""
     path = FOLDER / f"{name}.json" if name in names() else Path(name)
     try:
-        topology = parse({"cluster": path.stem} | json.loads(path.read_text()))
-        return topology if overlap is None else dataclasses.replace(topology, overlap=overlap)
+        given = {} if overlap is None else {"overlap": overlap}
+        return parse({"cluster": path.stem} | json.loads(path.read_text()) | given)
     except FileNotFoundError:
         problem = f"there is no such file; built-in ones: {', '.join(names())}"
     except KeyError as error:
@@ -266,7 +282,13 @@ def parse(described: dict) -> Topology:
                for model, times in described["compute"].items()}
     if "resnet50" not in compute:
         raise KeyError("resnet50 in compute")
-    return Topology(str(described["cluster"]), network, described["overlap"], compute)
+    sources = described.get("sources", {})
+    memory = _positive(described, "memory") if "memory" in described else None
+    float32 = parse({name: value for name, value in described.items() if name != "float32"} | {
+        "compute": described["float32"], "precision": "float32", "sources": {"rows": sources.get("float32", "")},
+    }) if "float32" in described else None
+    return Topology(str(described["cluster"]), network, described["overlap"], compute, described.get("precision"),
+                    sources.get("rows", sources.get("rates", "")), memory, float32)
 
 
 def _positive(described, key, or_zero=False) -> float:

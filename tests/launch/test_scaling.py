@@ -10,6 +10,7 @@ from scipy.optimize import fsolve
 from benchmarks import calibrate, scaling_here
 from launch import scaling, topology
 from launch.topology import Link, Network, StepWork
+from launch.workers import micro_batch_flags
 from model_zoo.cost import RESNET50, ModelCost
 from plan import flags
 from plan.allreduce import ALLREDUCES
@@ -62,6 +63,9 @@ def test_calibration_solves_its_two_equations():
 def test_a_file_has_the_constants_of_its_calibration(name):
     data = described(name)
     assert calibrate.constants(calibrate.calibrated(data)) == {key: data[key] for key in ("slowdown", "compute")}
+    assert ("float32" in data) == (data["precision"] != "float32")
+    if "float32" in data:
+        assert calibrate.constants(calibrate.calibrated(data, "float32"))["compute"] == data["float32"]
 
 
 @pytest.mark.parametrize(("changes", "says"), [
@@ -120,9 +124,12 @@ def test_a_recipes_steps_send_one_more_message(statistics, numbers):
 
 # Topology, images a GPU, GPUs: images per second of ResNet-50, published: one A100 node in NVIDIA/DeepLearningExamples,
 # 16 GPUs by Dell (XE9680) in MLPerf 3.0, 1,024 A100 in MLPerf 2.0, 32 H100 in MLPerf 2.1, other H100 in MLPerf 3.0.
-CALIBRATED = {("dgx1", 128, 8): 6000, ("dgx_a100", 512, 8): 26673.72, ("dgx_h100", 400, 8): 56074}
+CALIBRATED = {("dgx1", 256, 8): 8277.91, ("dgx_a100", 512, 8): 26673.72, ("dgx_h100", 400, 8): 56074}
 UP_TO_FOUR_NODES = {("dgx_a100", 512, 1): 3410.52, ("dgx_a100", 512, 4): 13442.66, ("dgx_a100", 204, 16): 53741,
                     ("dgx_h100", 200, 16): 96499, ("dgx_h100", 100, 32): 168978}  # none of these in a calibration
+FLOAT32 = {("dgx1", 128, 8): 2785.81, ("dgx_a100", 512, 8): 8247.44, ("dgx_h100", 400, 8): 56074 * 8247.44 / 26673.72}
+OTHERS_IN_FLOAT32 = {("dgx1", 128, 1): 369.62, ("abci", 128, 1): 369.62, ("dgx1", 96, 8): 3005,
+                     ("dgx_a100", 512, 1): 1055.78, ("dgx_a100", 512, 4): 4182.30}  # on V100: TensorFlow, and MXNet
 MANY_NODES = {("dgx_a100", 35, 1024): 2361913, ("dgx_h100", 40, 512): 2249638, ("dgx_h100", 42, 768): 3409916}
 
 
@@ -143,8 +150,8 @@ def test_alexnet_on_a_dgx1_with_the_speed_that_is_published_of_it():
         resnet50.fixed * 16 / 161 + 512 * resnet50.per_image * smaller.model.multiply_adds / RESNET50.multiply_adds)
 
 
-def off_by(name, batch, workers, published) -> float:
-    dgx = topology.load(name)
+def off_by(name, batch, workers, published, precision="mixed_float16") -> float:
+    dgx = topology.load(name).in_precision(precision)
     grid = dgx.grid("torus" if workers > dgx.network.local_size else "ring", workers)
     step = dgx.step_seconds(StepWork(RESNET50, batch, SONY.bytes), grid)
     return batch * workers / step / published - 1
@@ -154,6 +161,13 @@ def test_a_dgx_trains_as_published_up_to_four_nodes():
     assert all(abs(off_by(*case, rate)) < 1e-6 for case, rate in CALIBRATED.items())
     off = {case: off_by(*case, rate) for case, rate in UP_TO_FOUR_NODES.items()}
     assert all(abs(error) < 0.07 for error in off.values()), off
+
+
+def test_float32_has_a_speed_of_its_own():
+    """That of an H100 is derived: the published ratio of an A100."""
+    assert all(abs(off_by(*case, rate, "float32")) < 1e-4 for case, rate in FLOAT32.items())
+    off = {case: off_by(*case, rate, "float32") for case, rate in OTHERS_IN_FLOAT32.items()}
+    assert all(abs(error) < 0.1 for error in off.values()), off
 
 
 def test_many_dgx_with_sharp_are_faster_than_rings():
@@ -166,7 +180,7 @@ def test_many_dgx_with_sharp_are_faster_than_rings():
 def test_each_figure_of_a_built_in_topology_has_a_source(name):
     figures = described(name)
     sources = figures.pop("sources")
-    assert figures.pop("cluster")
+    assert figures.pop("cluster") and figures.pop("precision") in ("float32", "mixed_float16")
     calibration = figures.pop("calibration")
     figures |= {key: calibration[key] for key in ("rates", "rows") if key in calibration}
     for key in ("within", "between"):
@@ -271,8 +285,50 @@ def test_the_table_has_the_time_of_a_recipe(capfd):
                  "--allreduce=torus")
     _, out, _ = forecast("--workers=3456", *arguments, capfd=capfd)
     assert "h:mm:ss" in out and "0:01:" in out
-    _, out, _ = forecast("--workers=4", *arguments, capfd=capfd)
+    _, out, _ = forecast("--workers=4", *arguments, "--micro_batch_size=64", capfd=capfd)
     assert "h:mm\n" in out and out.splitlines()[9].endswith(" 9:13")
+
+
+@pytest.mark.parametrize(("name", "known", "text"), [
+    ("dgx1", "float32", " in float32: 8 V100 (16 GB), 128 images a GPU"),
+    ("dgx1", "mixed_float16", " in mixed_float16: 8 V100 (16 GB), 256 images a GPU"),
+    ("dgx1", "mixed_bfloat16", " in mixed_float16: 8 V100"), ("dgx1", "", " in mixed_float16: 8 V100"),
+    ("dgx_h100", "float32", " in float32: derived, as no speed in TF32 was found: 56,074"),
+    ("dgx1_p100", "", " in float32: ResNet-50 training on one P100"),
+    ("dgx1_p100", "mixed_float16", " in float32, because none is known in mixed_float16: ResNet-50 training")])
+def test_the_speed_is_that_of_the_precision_and_names_what_was_measured(name, known, text, capfd):
+    """A GPU alone, 32 images: by hand from the file."""
+    words = [f"--topology={name}", "--workers=1", "--allreduce=ring", *([f"--precision={known}"] if known else [])]
+    _, out, _ = forecast(*words, capfd=capfd)
+    [line] = [line for line in out.splitlines() if line.startswith("compute: ")]
+    assert text in line
+    times = described(name)["float32" if text.startswith(" in float32:") and name != "dgx1_p100" else "compute"]
+    [row] = json.loads(forecast(*words, "--json", capfd=capfd)[1])
+    assert row["step_seconds"] == pytest.approx(times["resnet50"]["fixed"] + 32 * times["resnet50"]["per_image"])
+
+
+def test_a_recipes_micro_batch_is_the_launch_scripts(capfd):
+    """Table 7 of arXiv:1708.03888, which is float32, on a DGX-1 with 16 GB a GPU: not faster than NVIDIA's code."""
+    words = ["--flagfile=lars_1708.03888/table7-resnet50-8192", "--train_samples=1281167", "--model=resnet50"]
+    command = ["--topology=dgx1", "--workers=8", "--allreduce=ring", "--json", *words]
+    [chosen] = micro_batch_flags(flags.parse(["train.py", *words, "--dry_run"]), 8, 16.0)
+    assert int(chosen.partition("=")[2]) >= 128
+    found, same, small = (json.loads(forecast(*command, *more, capfd=capfd)[1])
+                          for more in ([], [chosen], ["--micro_batch_size=64"]))
+    assert found == same and small[0]["images_per_second"] < found[0]["images_per_second"] < 3170
+
+
+def test_the_docs_have_the_forecast_of_a_first_day(capfd):
+    """One figure in docs/papers.md, docs/gpu.md and the command: NVIDIA's speed with TensorFlow and without XLA."""
+    command = ["--topology=dgx1", "--workers=8", "--allreduce=ring", "--flagfile=dle/resnet50-2048",
+               "--train_samples=1281167"]
+    [row] = json.loads(forecast(*command, "--json", capfd=capfd)[1])
+    assert row["images_per_second"] == pytest.approx(8277.91, rel=1e-3)
+    assert row["hours"] == pytest.approx(90 * 1281167 / 8277.91 / 3600, rel=1e-3)
+    hours = scaling.clock(row["hours"], with_seconds=False)
+    assert f"a forecast of {hours} h on eight V100" in " ".join((ROOT / "docs/papers.md").read_text().split())
+    assert f"| 8 V100 16 GB (DGX-1) | {row['images_per_second']:,.0f} |" in (ROOT / "docs/gpu.md").read_text()
+    assert f" {row['images_per_second']:,.0f} " in forecast(*command, capfd=capfd)[1]
 
 
 def test_a_recipe_without_a_dataset_of_imagenets_size(capfd):
