@@ -225,10 +225,6 @@ class Topology:
             resnet50.fixed * model.variables / RESNET50.variables,
             resnet50.per_image * model.multiply_adds / RESNET50.multiply_adds)
 
-    def based_on(self, model: ModelCost) -> str:
-        """Returns the name of the model from whose times those of a model follow."""
-        return model.name if model.name in self.compute else "resnet50"
-
     def compute_seconds(self, work: StepWork) -> float:
         """Returns the time of the forward and backward pass of one micro-batch."""
         compute = self.compute_of(work.model)
