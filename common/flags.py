@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from absl import flags as absl_flags
 
-from common.errors import UsageError, one_line
+from common.errors import UsageError, complain, one_line
 
 KINDS = {str: "string", int: "integer", float: "float", bool: "bool"}
 PLAIN = {"choices": (), "low": None, "high": None, "parse": None, "alias": None, "switch": False, "own": False,
@@ -205,6 +205,12 @@ def file_text(file) -> str:
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise UsageError(f"{file}, line {line}, is not UTF-8; save the file as UTF-8") from None
+
+
+def say_what_is_hidden(flag: str, name: str, program: str = "train.py") -> None:
+    """Says on standard error how to name a file or folder here that has the same name as what is built in."""
+    if os.path.exists(name):
+        complain(f"--{flag}={name} is the built-in {name}; for ./{name}, give --{flag}=./{name}", program)
 
 
 def folded(choices: str) -> str:

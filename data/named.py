@@ -3,6 +3,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from common.flags import say_what_is_hidden
 from data import sources
 from data.dataset import Dataset, open_dataset
 from data.formats import folder
@@ -24,6 +25,8 @@ def open_named(data_dir: str, check_files: bool = True) -> Dataset:
     """
     if is_synthetic(data_dir):
         return synthetic_dataset(data_dir)
+    if data_dir in BUILT_IN and check_files:  # on rank 0
+        say_what_is_hidden("data_dir", data_dir)
     return open_dataset(built_in(data_dir) if data_dir in BUILT_IN else absolute(data_dir), check_files)
 
 

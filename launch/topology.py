@@ -49,6 +49,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import UserError
+from common.flags import say_what_is_hidden
 from model_zoo.cost import RESNET50, ModelCost
 from plan import grids
 from plan.plan import Phase
@@ -250,6 +251,8 @@ def names() -> list[str]:
 def load(name: str, overlap: float | None = None) -> Topology:
     """Loads a built-in topology, or one from a file. Raises UserError. overlap: replaces the topology's own."""
     path = FOLDER / f"{name}.json" if name in names() else Path(name)
+    if name in names():
+        say_what_is_hidden("topology", name, "launch.scaling")
     try:
         given = {} if overlap is None else {"overlap": overlap}
         return parse({"cluster": path.stem} | json.loads(path.read_text()) | given)
