@@ -14,9 +14,10 @@ JPEGS = ("JPEG", "MPO")  # an MPO is a JPEG followed by more JPEGs
 QUALITY = 95
 ROUNDING = 1  # by which DALI's pixels may differ: of colours of 16 bits in TIFF, and of YCbCr and CMYK
 # JPEG markers. Frames: baseline, extended, progressive. Segments: tables, application data, comment.
-START_OF_SCAN = 0xDA
+START_OF_SCAN, APP1 = 0xDA, 0xE1
 HUFFMAN_FRAMES = {0xC0, 0xC1, 0xC2}
 SEGMENTS = HUFFMAN_FRAMES | {0xC4, 0xDB, 0xDD, 0xFE} | set(range(0xE0, 0xF0))
+EXIF, PNG_EXIF = b"Exif", b"eXIf"  # the start of a JPEG's segment, and the name of a PNG's chunk
 PNG_END = b"IEND\xaeB`\x82"  # the name and the checksum of a PNG's last chunk
 BITS = 258  # tags of a TIFF: number of bits of each channel
 PHOTOMETRIC = 262  # which end of the grey values is white
@@ -84,20 +85,22 @@ def store(encoded: bytes, rules: Rules, measure: bool = False) -> Stored:
 
 
 def check(encoded: bytes) -> None:
-    """Decodes an image of a dataset. Raises Rejected, also if DALI decodes it otherwise than what is stored of it."""
+    """Decodes an image of a dataset, also by DALI, as training does. Raises Rejected.
+
+    It is rejected, too, if DALI decodes it otherwise than what is stored of it.
+    """
     import numpy as np
 
     stored = store(encoded, Rules(verify=True))
-    if not stored.converted:
-        return
     pipeline = _decoder()
     try:
-        pipeline.feed_input("encoded", [np.frombuffer(content, np.uint8) for content in (encoded, stored.encoded)])
-        found, meant = (np.array(image, int) for image in pipeline.run()[0])
+        pipeline.feed_input("encoded", [np.frombuffer(content, np.uint8) for content in {encoded, stored.encoded}])
+        images = [np.array(image) for image in pipeline.run()[0]]
     except RuntimeError:
         _decoder.cache_clear()  # after an error, a pipeline is of no use
-        raise Rejected(f"DALI does not decode it; {CONVERT}") from None
-    if found.shape != meant.shape or np.abs(found - meant).max() > ROUNDING:
+        raise Rejected("DALI does not decode it" + (f"; {CONVERT}" if stored.converted else "")) from None
+    if stored.converted and (images[0].shape != images[-1].shape
+                             or np.abs(images[0].astype(int) - images[-1]).max() > ROUNDING):
         raise Rejected(f"DALI makes other pixels of it than data.prepare and --mode=predict; {CONVERT}")
 
 
@@ -139,30 +142,32 @@ def _copied(image, encoded, rules) -> bool:
     """Returns whether the bytes are stored unchanged.
 
     They are if the decoders read them alike on every device. DALI needs the end of a PNG, takes another image for one
-    that stands in front of an animation, and reads no WebP with EXIF. Many programs show grey of 16 bits as white.
+    that stands in front of an animation, and reads no WebP with EXIF. Of two sets of EXIF data, decoders take either.
+    Many programs show grey of 16 bits as white.
     """
     if image.format in JPEGS:
         return image.mode in ("L", "RGB") and _has_sound_header(encoded)
     if image.format == "WEBP":
-        return not rules.for_tensorflow and image.mode == "RGB" and image.n_frames == 1 and not image.getexif()
-    return (image.format == "PNG" and encoded[12:16] == b"IHDR" and PNG_END in encoded
+        return not rules.for_tensorflow and image.mode == "RGB" and image.n_frames == 1 and not image.info.get("exif")
+    return (image.format == "PNG" and encoded[12:16] == b"IHDR" and PNG_END in encoded and encoded.count(PNG_EXIF) < 2
             and "default_image" not in image.info and not image.mode.startswith("I"))
 
 
 def _has_sound_header(jpeg) -> bool:
-    """Returns whether a JPEG is Huffman-coded, with nothing between the segments of its header.
+    """Returns whether a JPEG is Huffman-coded, with at most one EXIF segment and nothing between the segments.
 
     Pillow skips garbage between segments, but DALI does not. Which other codings DALI decodes depends on its build.
     """
     offset = 2
-    coded = False
+    coded, exifs = False, 0
     while offset + 4 < len(jpeg) and jpeg[offset] == 0xFF:
         marker = jpeg[offset + 1]
         if marker == START_OF_SCAN:
-            return coded
+            return coded and exifs < 2
         if marker not in SEGMENTS:
             break
         coded = coded or marker in HUFFMAN_FRAMES
+        exifs += marker == APP1 and jpeg[offset + 4:offset + 8] == EXIF
         offset += 2 + int.from_bytes(jpeg[offset + 2:offset + 4], "big")
     return False
 
@@ -214,10 +219,12 @@ def _pixels(image, rules: Rules):
 
 
 def _upright(image):
-    """Rotates the image as its metadata say, because the conversion drops them."""
+    """Rotates the image as its EXIF data say, because the conversion drops them."""
     from PIL import ImageOps
 
     image.load()
+    for xmp in ("xmp", "XML:com.adobe.xmp"):  # data in which only Pillow looks for an orientation
+        image.info.pop(xmp, None)
     try:
         return ImageOps.exif_transpose(image)
     except Exception:  # damaged metadata do not make the image unusable

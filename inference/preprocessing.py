@@ -140,7 +140,8 @@ def orientation(encoded) -> tf.Tensor:
     count = tf.minimum(number(directory, 2, little_endian), LARGEST_DIRECTORY)
     entries = directory + 2 + 12 * tf.range(count)
     is_orientation = number(entries, 2, little_endian) == ORIENTATION
-    value = tf.reduce_max(tf.where(is_orientation, number(entries + 8, 2, little_endian), 1))
+    given = tf.boolean_mask(number(entries + 8, 2, little_endian), is_orientation)
+    value = tf.concat([given, tf.ones(1, tf.int64)], 0)[0]  # the first, as in DALI and Pillow
     return tf.where((start < end) & (value >= 1) & (value <= 8), value, 1)
 
 
@@ -158,6 +159,11 @@ def _jpeg_exif(number):
 
 
 def _png_exif(number, end):
-    """Returns the start of the EXIF data of a PNG, which are a chunk, or a position behind its end."""
-    return 8 + tf.while_loop(lambda offset: (offset < end) & (number(offset + 4, 4) != PNG_EXIF),
-                             lambda offset: [offset + 12 + number(offset, 4)], [tf.constant(8, tf.int64)])[0]
+    """Returns the start of the EXIF data of a PNG, which are a chunk, or a position behind its end.
+
+    Of several chunks, the last counts, as in Pillow.
+    """
+    def following(offset, found):
+        return offset + 12 + number(offset, 4), tf.where(number(offset + 4, 4) == PNG_EXIF, offset, found)
+
+    return 8 + tf.while_loop(lambda offset, _: offset < end, following, [tf.constant(8, tf.int64), end])[1]

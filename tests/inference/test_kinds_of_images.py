@@ -4,13 +4,14 @@ They are the same, or the file is refused. All files show the same picture, some
 """
 import functools
 import struct
+import zlib
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from PIL import Image, ImageChops
 
-from data import pipeline
+from data import images, pipeline
 from data.augmentation import AUGMENTATIONS
 from data.images import Rejected, Rules, check, store
 from inference import predict
@@ -31,6 +32,26 @@ BITS = PHOTO.convert("1")
 INK = PHOTO.convert("CMYK")
 OTHER = PHOTO.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
 DEEP = Image.fromarray(np.asarray(GREY).astype(np.uint16) * 257)
+
+
+def exif(*orientations) -> bytes:
+    """EXIF data whose directory gives the orientation several times."""
+    entries = b"".join(struct.pack("<HHIHH", 0x0112, 3, 1, value, 0) for value in orientations)
+    return b"II*\0" + struct.pack("<IH", 8, len(orientations)) + entries + struct.pack("<I", 0)
+
+
+def with_segments(image, *orientations) -> bytes:
+    """A JPEG with a segment of EXIF data for each orientation."""
+    content, segments = encode(image, quality=95), [b"Exif\0\0" + exif(value) for value in orientations]
+    return content[:2] + b"".join(
+        b"\xff\xe1" + struct.pack(">H", len(one) + 2) + one for one in segments) + content[2:]
+
+
+def with_chunks(image, *orientations) -> bytes:
+    """A PNG with a chunk of EXIF data for each orientation."""
+    content, chunks = encode(image, "PNG"), [b"eXIf" + exif(value) for value in orientations]
+    return content[:33] + b"".join(struct.pack(">I", len(one) - 4) + one + struct.pack(">I", zlib.crc32(one))
+                                   for one in chunks) + content[33:]
 
 
 def with_alpha(image) -> Image.Image:
@@ -96,6 +117,8 @@ EVERYWHERE = {
     "jpeg cmyk": encode(INK, quality=95), "jpeg cmyk progressive": encode(INK, quality=95, progressive=True),
     "jpeg cmyk unmarked": unmarked(INK, quality=95), "jpeg ycck": ycck(),
     "jpeg cmyk turned": encode(SIDEWAYS.convert("CMYK"), exif=TURNED, quality=95),
+    "jpeg turned twice": encode(SIDEWAYS, exif=b"Exif\0\0" + exif(6, 1), quality=95),
+    "jpeg upright, then turned": encode(PHOTO, exif=b"Exif\0\0" + exif(1, 6), quality=95),
     "png": encode(PHOTO, "PNG"), "png grey": encode(GREY, "PNG"), "png alpha": encode(with_alpha(PHOTO), "PNG"),
     "png grey alpha": encode(with_alpha(GREY), "PNG"), "png palette": encode(PALETTE, "PNG"),
     "png palette transparency": encode(PALETTE, "PNG", transparency=bytes(range(250))),
@@ -139,6 +162,8 @@ CONVERTED_UNSAVED = {  # so does the SavedModel
 }
 MISREAD = {  # DALI alone makes something else of them
     "png behind another": encode(PHOTO, "PNG", default_image=True, **ANIMATED),
+    "jpeg two exif": with_segments(PHOTO, 1, 6), "jpeg two exif turned": with_segments(SIDEWAYS, 6, 1),
+    "png two exif": with_chunks(PHOTO, 6, 1), "png two exif turned": with_chunks(SIDEWAYS, 1, 6),
     "jpeg cmyk unmarked turned": unmarked(SIDEWAYS.convert("CMYK"), exif=TURNED, quality=95),
 }
 FILES = EVERYWHERE | UNSAVED | CONVERTED | CONVERTED_UNSAVED | MISREAD
@@ -200,3 +225,11 @@ def test_one_file_has_the_same_pixels_everywhere(pixels, name, tmp_path):
     else:
         with pytest.raises(Rejected, match="DALI"):
             check(FILES[name])
+
+
+def test_dali_decodes_what_is_called_intact(monkeypatch):
+    """Also what data.prepare would store as it is, if it did not know better."""
+    monkeypatch.setattr(images, "_copied", lambda *_: True)
+    check(FILES["jpeg"])
+    with pytest.raises(Rejected, match=r"^DALI does not decode it$"):
+        check(FILES["jpeg two exif"])
