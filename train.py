@@ -25,7 +25,7 @@ from common import command, launcher, streams
 from common.activity import on_terminal, startup
 from common.errors import UserError, complain
 from common.files import as_json
-from data.balance import check_classes, notes
+from data.balance import check_dataset, notes, notes_on_folder
 from data.named import open_named
 from distributed import gpus
 from distributed.lost import explain_horovods_errors
@@ -74,7 +74,7 @@ def train(settings: Settings) -> dict:
         if settings.recipe.pretrained and not output_dir.resumes(settings):
             check_weights(settings.recipe.model)
     dataset = open_named(settings.recipe.data_dir, check_files=launched.rank == 0)
-    check_classes(dataset.folder, dataset.classes)  # on all ranks: an mpirun that kills one in MPI_Init may hang
+    check_dataset(dataset)  # on all ranks: an mpirun that kills one in MPI_Init may hang
     for line in notes(dataset) if launched.rank == 0 else ():
         complain(line)
     if not settings.launch.elastic:  # errors in the plan show at once
@@ -101,6 +101,8 @@ def train(settings: Settings) -> dict:
 def evaluate(settings: Settings) -> None:
     """Evaluates a checkpoint and prints the content of summary.json."""
     dataset = open_named(settings.recipe.data_dir, check_files=launcher.launched().rank == 0)
+    for line in notes_on_folder(dataset):
+        complain(line)
     from inference.evaluate import evaluate_checkpoint
 
     finish(evaluate_checkpoint(settings, dataset))

@@ -1,19 +1,27 @@
 """What labels alone tell before a training: classes without images, and how often the most frequent class is right."""
+from collections.abc import Iterable
+from itertools import islice
+
 import numpy as np
 
 from common.errors import UserError
 from data.dataset import Dataset, Split, read_labels
-from data.formats.folder import remarks
+from data.formats.folder import learnable, remarks
 
 NOTABLE = 1.5  # times 1 / classes: a most frequent class with at least this share of the validation images is a note
 SHOWN = 5  # names in a line
 
 
-def check_classes(folder, classes) -> None:
+def check_classes(folder, classes: Iterable[str]) -> None:
     """Raises UserError if there is a single class."""
-    if len(classes) == 1:
-        raise UserError(f"{folder} has a single class, {classes[0]!r}, so there is nothing to learn; it needs "
-                        "images of at least two classes")
+    if len(found := [*islice(classes, 2)]) == 1:
+        raise UserError(f"{folder} has a single class, {found[0]!r}, so there is nothing to learn; it needs images of "
+                        "at least two classes, those of each in a folder that has the name of the class")
+
+
+def check_dataset(dataset: Dataset) -> None:
+    """Raises UserError if a dataset has a single class."""
+    check_classes(dataset.folder, learnable(dataset.train.paths[0]) if dataset.format == "folder" else dataset.classes)
 
 
 def notes(dataset: Dataset) -> list[str]:
@@ -26,8 +34,7 @@ def notes(dataset: Dataset) -> list[str]:
                          for split in (dataset.train, dataset.validation))
     if train is None or validation is None:
         return []
-    lines = remarks(dataset.folder, [*dataset.train.entries, *dataset.validation.entries]) if (
-        dataset.format == "folder") else []
+    lines = notes_on_folder(dataset)
     for name, counts in (("training", train), ("validation", validation)):
         empty = [repr(dataset.classes[label]) for label in np.flatnonzero(counts == 0)]
         if empty:
@@ -38,6 +45,12 @@ def notes(dataset: Dataset) -> list[str]:
         lines.append(f"note: always guessing {dataset.classes[validation.argmax()]!r} is right on {share:.1%} of the "
                      "validation images")
     return lines
+
+
+def notes_on_folder(dataset: Dataset) -> list[str]:
+    """Returns what to tell the user about how a folder of images was read, if this is one and this process read it."""
+    return remarks(dataset.folder, [*dataset.train.entries, *dataset.validation.entries]) if (
+        dataset.format == "folder" and dataset.train.indexes) else []
 
 
 def _counts(split: Split, classes: int, first_label: int) -> np.ndarray | None:

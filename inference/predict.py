@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from common.cores import cores_of_worker
 from common.errors import UserError, complain, one_line, reason
-from data.formats.folder import IMAGE_SUFFIXES, walk
+from data.formats.folder import images, left_out_line
 from data.images import READ, Rejected, Rules, store
 from inference.preprocessing import preprocess
 from inference.trained import TOP, Trained
@@ -21,18 +21,19 @@ ENDING = "{} of {} images could not be read; the lines above name them"
 def image_files(names) -> list[Path]:
     """Returns the files, and the images in the folders and their subfolders, sorted by name, without hidden ones.
 
-    Raises UserError if a folder has no images.
+    Names on standard error what is left out. Raises UserError if a folder has no images.
     """
     files = []
     for path in map(Path, names):
         if not path.is_dir():
             files.append(path)
             continue
-        images = [file for file in map(path.joinpath, walk(path)[0]) if file.suffix.lower() in IMAGE_SUFFIXES]
-        if not images:
-            raise UserError(f"--image: {path} contains no images; their names have to end in .jpg, .png or another "
-                            f"suffix of {', '.join(READ)}")
-        files += images
+        found, left_out = images(path)
+        if not found:
+            raise UserError(f"--image: {path} contains no images; these formats are read: {', '.join(READ)}")
+        for line in left_out_line(path, left_out):
+            complain(line)
+        files += map(path.joinpath, found)
     return files
 
 

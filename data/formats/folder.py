@@ -1,12 +1,17 @@
 """One folder of images per class, read in place: train/CLASS/*.jpg, val/CLASS/*.jpg. Each split is one shard."""
+import contextlib
 import math
 import os
+import re
 import shlex
 import zlib
 from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+
+from common.errors import one_line
 
 SUFFIX = ""
 ANY_ORDER = True
@@ -18,9 +23,20 @@ KNOWN = {"train", "val", "validation"}  # these names mean a split whatever is i
 LEFT_BEHIND = {  # in lower case: of macOS, of Windows, of the network disks of Synology and QNAP, and of ext4
     "__macosx", "icon\r", "thumbs.db", "ehthumbs.db", "desktop.ini", "$recycle.bin", "system volume information",
     "@eadir", "#recycle", "@recycle", "lost+found"}
-UNREAD_SUFFIXES = {".gif", ".heic", ".heif", ".hif", ".avif"}
-RARE_SUFFIXES = {".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2"}  # of formats that DALI reads in part
-IMAGE_SUFFIXES = UNREAD_SUFFIXES | RARE_SUFFIXES | {".jpg", ".jpeg", ".jpe", ".png"}
+UNREAD_SUFFIXES = {".gif", ".heic", ".heics", ".heif", ".heifs", ".hif", ".avif", ".avifs"}
+RARE_SUFFIXES = {  # of formats that DALI reads in part
+    ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".pfm", ".jp2", ".j2k", ".j2c", ".jpc", ".jpf",
+    ".jpx"}
+IMAGE_SUFFIXES = UNREAD_SUFFIXES | RARE_SUFFIXES | {".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng"}
+STARTS = {suffix: re.compile(start, re.DOTALL) for suffix, start in {  # of files, for those with another suffix or none
+    ".jpg": rb"\xff\xd8\xff", ".png": rb"\x89PNG\r\n\x1a\n", ".gif": rb"GIF8[79]a", ".webp": rb"RIFF.{4}WEBP",
+    ".bmp": rb"BM.{4}\0{4}", ".tif": rb"II[*+]\0|MM\0[*+]", ".ppm": rb"P[1-6f]\s+[#\d]",
+    ".jp2": rb"\0\0\0\x0cjP  |\xff\x4f\xff\x51", ".heic": rb".{4}ftyp(avi[fs]|hei[cmsx]|hev[cmsx]|mif1|msf1)",
+}.items()}
+THREADS = 32  # that read the starts of files, for network file systems
+NAMED = 3  # names in a line
+NO_IMAGE = "files that are no images"
+HIDDEN = "hidden files, system files (such as Thumbs.db) and links that lead nowhere"
 
 
 def index_path(path) -> None:
@@ -32,8 +48,46 @@ def class_names(path) -> list[str]:
     return [name for name, folder in _entries(path, _chain(path))[0] if folder]
 
 
-def walk(path, chain: frozenset | None = None) -> tuple[list[str], int]:
-    """Returns the files in a folder and below it, and how many files and folders are left out. Raises OSError.
+def images(path) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Returns the images in a folder and below it, and what is left out. Raises OSError.
+
+    The images are `kind` by name, in the order of `walk`. What is left out is names by a description of them.
+    """
+    files, hidden = walk(path)
+    kinds = {file: _suffix(file) for file in files}
+    others = [file for file, suffix in kinds.items() if suffix not in IMAGE_SUFFIXES]
+    with ThreadPoolExecutor(THREADS) as pool:
+        kinds |= zip(others, pool.map(lambda file: kind(path, file), others), strict=True)
+    return {file: suffix for file, suffix in kinds.items() if suffix}, {
+        NO_IMAGE: [file for file in others if not kinds[file]], HIDDEN: hidden}
+
+
+def kind(path, name: str) -> str:
+    """Returns a suffix of IMAGE_SUFFIXES for a file in a folder, or "" if it is no image.
+
+    The file's own suffix decides. If that is another one, the first bytes do.
+    """
+    if (suffix := _suffix(name)) in IMAGE_SUFFIXES:
+        return suffix
+    with contextlib.suppress(OSError), open(f"{path}/{name}", "rb") as file:
+        start = file.read(32)
+        return next((suffix for suffix, known in STARTS.items() if known.match(start)), "")
+    return ""
+
+
+def _suffix(name) -> str:
+    return os.path.splitext(name)[1].lower()
+
+
+def left_out_line(path, left_out: dict[str, list[str]]) -> list[str]:
+    """Returns a line that counts and names what was left out of a folder, or nothing if that is nothing."""
+    parts = [f"{what} ({len(names):,}): {', '.join(one_line(shown(name)) for name in names[:NAMED])}"
+             + ", ..." * (len(names) > NAMED) for what, names in left_out.items() if names]
+    return [f"left out of {path}: {'; '.join(parts)}"] if parts else []
+
+
+def walk(path, chain: frozenset | None = None) -> tuple[list[str], list[str]]:
+    """Returns the files in a folder and below it, and the files and folders that are left out. Raises OSError.
 
     The files are relative to the folder, as pathlib sorts them. Links are followed. Left out is what is hidden, what is
     LEFT_BEHIND, and links that lead nowhere or back. chain: identities of the folder and of all that contain it.
@@ -45,28 +99,28 @@ def walk(path, chain: frozenset | None = None) -> tuple[list[str], int]:
         if folder:
             below, more = walk(f"{path}/{name}", chain | {folder})
             files += (f"{name}/{file}" for file in below)
-            left_out += more
+            left_out += (f"{name}/{file}" for file in more)
         else:
             files.append(name)
     return files, left_out
 
 
-def _entries(path, chain) -> tuple[list[tuple[str, tuple | None]], int]:
-    """Returns the sorted (name, identity of a folder or None) of what is in a folder, and how many are left out."""
+def _entries(path, chain) -> tuple[list[tuple[str, tuple | None]], list[str]]:
+    """Returns the sorted (name, identity of a folder or None) of what is in a folder, and the names left out."""
     with os.scandir(path) as scanned:  # knows what is a folder without a call for each
         found = sorted(scanned, key=lambda entry: entry.name)
-    kept = []
+    kept = {}
     for entry in found:
         if entry.name.startswith(".") or entry.name.lower() in LEFT_BEHIND:
             continue
         try:
             folder = _identity(entry) if entry.is_dir() else None
             if folder not in chain if folder else entry.is_file():
-                kept.append((entry.name, folder))
+                kept[entry.name] = folder
         except OSError:
             if not entry.is_symlink():  # such as one that leads to itself
                 raise
-    return kept, len(found) - len(kept)
+    return [*kept.items()], [entry.name for entry in found if entry.name not in kept]
 
 
 def _identity(path) -> tuple[int, int]:
@@ -108,19 +162,26 @@ def _splits(folder) -> tuple[Path, Path | None, list[Path]] | None:
 
 
 def _has_classes(path) -> bool:
-    return any(walk(path / name)[0] for name in class_names(path))
+    return any(images(path / name)[0] for name in class_names(path))
+
+
+def learnable(path) -> Iterator[str]:
+    """Yields the classes of a split, without those whose files are no images, such as labels."""
+    for name in class_names(path):
+        found, left_out = images(f"{path}/{name}")
+        if found or not left_out[NO_IMAGE]:
+            yield name
 
 
 def _holds_images(path) -> bool:
-    with os.scandir(path) as entries:
-        return any(os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES for entry in entries)
+    return any(not folder and kind(path, name) for name, folder in _entries(path, _chain(path))[0])
 
 
 def count(path, most: int) -> int:
-    """Returns the number of files in class folders. It stops after the class with which it reaches `most`."""
+    """Returns the number of images in class folders. It stops after the class with which it reaches `most`."""
     files = 0
     for name in class_names(path):
-        files += len(walk(f"{path}/{name}")[0])
+        files += len(images(f"{path}/{name}")[0])
         if files >= most:
             break
     return files
@@ -150,13 +211,18 @@ def conversion(folder: Path, *flags: str) -> str:
 
 
 class Listing:
-    """The files of a split, relative to its folder, and their labels. Classes are in the order of their names."""
+    """The images of a split, relative to its folder, and their labels. Classes are in the order of their names.
+
+    kinds: of images that are neither JPEG nor PNG. left_out: see `images`.
+    """
 
     def __init__(self, path, classes: Sequence[str] | None = None):
         """classes: names in label order. Default: the folders. Raises OSError."""
         labels = {name: label for label, name in enumerate(classes or class_names(path))}
-        files, self.left_out = walk(path)
-        self.files = [file for file in files if "/" in file]
+        kinds, self.left_out = images(path)
+        self.left_out["images in no class folder"] = [file for file in kinds if "/" not in file]
+        self.files = [file for file in kinds if "/" in file]
+        self.kinds = {file: kinds[file] for file in self.files if kinds[file] in UNREAD_SUFFIXES | RARE_SUFFIXES}
         self.labels = np.array([labels[file.partition("/")[0]] for file in self.files], np.int64)
 
     def __len__(self):
@@ -172,20 +238,20 @@ class Listing:
         self.labels = np.repeat(np.arange(len(counts)), counts)
 
     def unread(self, path) -> str | None:
-        """Returns the first file, among those whose name says so, that DALI does not read, and why. path: of the split.
+        """Returns the first file, among those whose kind says so, that DALI does not read, and why. path: of the split.
         """
         for name in self.files:
             if shown(name) != name:
                 return f"{path}/{shown(name)}: DALI does not read names that are not UTF-8"
-            if os.path.splitext(name)[1].lower() in UNREAD_SUFFIXES:
+            if self.kinds.get(name) in UNREAD_SUFFIXES:
                 with open(Path(path, name), "rb") as file:
                     if (start := file.read(8)).startswith(b"GIF8") or start[4:] == b"ftyp":  # that of HEIC and AVIF
                         return f"{path}/{name}: DALI does not read {UNREAD}"
         return None
 
     def of_rare_kinds(self, path) -> list[Path]:
-        """Returns the first file of each suffix in RARE_SUFFIXES. path: of the split."""
-        first = {name[name.rfind("."):].lower(): name for name in reversed(self.files)}
+        """Returns the first file of each kind in RARE_SUFFIXES. path: of the split."""
+        first = {suffix: name for name, suffix in reversed(self.kinds.items())}
         return [Path(path, first[suffix]) for suffix in sorted(first.keys() & RARE_SUFFIXES)]
 
 
@@ -193,14 +259,14 @@ def remarks(folder: Path, listings: Collection[Listing]) -> list[str]:
     """Returns what to tell the user about how a folder was read."""
     train, validation, unused = layout(folder)
     levels = max((file.count("/") for listing in listings for file in listing.files), default=1)
-    left_out = sum(listing.left_out for listing in listings)
+    left_out = [line for path, listing in zip((train, validation), listings, strict=False)
+                for line in left_out_line(path, listing.left_out)]
     said = [
         (validation and not {train, validation} <= {folder / name for name in KNOWN},
          f"{train} has the training images, and {validation} the validation images"),
         (unused, f"not used: {', '.join(map(str, unused))}"),
-        (levels > 1, f"classes have subfolders; {levels} levels of folders were read, and the outermost is the class"),
-        (left_out, f"left out {left_out:,} hidden files, system files (such as Thumbs.db) and links that lead nowhere")]
-    return [f"note: {text}" for is_said, text in said if is_said]
+        (levels > 1, f"classes have subfolders; {levels} levels of folders were read, and the outermost is the class")]
+    return [f"note: {text}" for text in [*(text for is_said, text in said if is_said), *left_out]]
 
 
 read_index = Listing

@@ -14,6 +14,7 @@ import numpy as np
 from common.errors import UserError
 from common.files import write_json
 from data import formats
+from data.balance import notes_on_folder
 from data.dataset import Dataset, Split, check_class_folders, describe
 from data.formats import folder as class_folders
 from data.formats.tfrecord import examples
@@ -177,10 +178,9 @@ def _write_description(folder, kind, splits, train, validation, classes_file) ->
     mean, std = moments(train.histogram)
     splits = {name: split.with_indexes() for name, split in splits.items()}
     dataset = Dataset(folder, kind, classes, **splits, mean=mean, std=std, first_label=first)
-    lines = []
     if kind == "folder":
         check_class_folders(dataset)
-        lines = class_folders.remarks(folder, [*dataset.train.entries, *dataset.validation.entries])
+    lines = notes_on_folder(dataset)
     write_json(folder / "dataset.json", describe(dataset), durable=True)
     empty = [name for label, name in enumerate(classes, first) if label not in train.labels]
     return lines + [f"warning: no training images in class {name!r}" for name in empty[:3]] + [

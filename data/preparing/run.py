@@ -5,6 +5,8 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
+
 from common.activity import startup
 from common.errors import UserError
 from common.files import write_atomically, write_json
@@ -12,7 +14,7 @@ from common.flags import say_what_is_hidden
 from common.locks import LOCK, Taken, locked
 from data import sources
 from data.balance import check_classes
-from data.dataset import Dataset, Split, describe
+from data.dataset import Dataset, Split, describe, read_labels
 from data.images import Rules
 from data.preparing.shards import SCRATCH, Preparation, Written, finished, shards, write_shard
 from data.preparing.team import PROGRAM, Team
@@ -157,7 +159,7 @@ def _agree(path, terms, folder):
 
 
 def _end(folder, preparation, everything, written) -> Dataset:
-    """Describes the finished shards, on rank 0. Raises UserError if no image of a split could be used."""
+    """Describes the finished shards, on rank 0. Raises UserError if too few images could be used."""
     splits = {}
     rejected = []
     for split in preparation.counts:
@@ -170,6 +172,10 @@ def _end(folder, preparation, everything, written) -> Dataset:
         splits[split] = Split(preparation.format, tuple(folder / name for name in kept),
                               tuple(written[name].samples for name in kept))
     source = preparation.source
+    if rejected:
+        left = np.concatenate([read_labels(path) for path in splits["train"].paths])
+        lost = np.setdiff1d(source.splits["train"].labels, left)
+        check_classes(folder, [name for label, name in enumerate(source.classes) if label not in lost])
     mean, std = (source.mean, source.std) if not isinstance(source, Listed) else moments(
         [sum(column) for column in zip(*(part.histogram for part in written.values() if part.histogram), strict=True)])
     dataset = Dataset(folder, preparation.format, source.classes, **splits, mean=mean, std=std)

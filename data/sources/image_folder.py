@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import UserError
+from data.balance import check_classes
 from data.formats import folder as class_folders
 from data.preparing.team import Team
 from data.sources.source import Listed, files
@@ -15,8 +16,6 @@ def image_folder(source: Path, fraction: float, seed: int, team: Team) -> Listed
     fraction: fraction of each class for validation, if the source has no validation folder. Raises UserError.
     """
     classes, splits, listings, lines = team.on_rank_0(lambda: _read(source, fraction))
-    for line in lines:
-        team.log(line)
     listed = {}
     for split, listing in listings.items():
         prefix = str(splits[split] / "_")[len(str(source / "_")) - 1:-1]  # such as train/
@@ -29,12 +28,15 @@ def image_folder(source: Path, fraction: float, seed: int, team: Team) -> Listed
             raise UserError(f"--source: {class_folders.NO_IMAGES.format(where)}" if where else
                             f"--validation_fraction={fraction:g} selects no image from {source}; give a larger "
                             "fraction")
+    for line in lines:
+        team.log(line)
     return Listed(classes, listed)
 
 
 def _read(source, fraction) -> tuple:
     """Returns the classes, the folder of each split that the source has, its listing, and what to tell the user."""
     splits, classes = _layout(source, fraction)
+    check_classes(source, class_folders.learnable(splits["train"]))
     listings = {split: class_folders.Listing(top, classes) for split, top in splits.items()}
     return classes, splits, listings, class_folders.remarks(source, listings.values())
 

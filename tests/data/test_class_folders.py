@@ -5,12 +5,14 @@ import shutil
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from common.errors import UserError
 from data import prepare
-from data.balance import notes
+from data.balance import check_dataset, notes
 from data.dataset import open_dataset
-from data.formats.folder import class_names, count, layout
+from data.formats.folder import IMAGE_SUFFIXES, class_names, count, kind, layout
+from data.images import READ
 from data.preparing.run import make_preparation
 from data.preparing.team import Team
 from data.staging.local_copy import stage
@@ -92,11 +94,14 @@ def test_every_program_reads_the_same_images(messy, tmp_path, capfd):
     listed = [train.paths[0] / name for name in train.entries[0].files]
     assert listed[:len(wanted)] == wanted and len(listed) == len(wanted) + 3 and dataset.classes == ("cat", "dog")
     assert image_files([folder / "train" / "cat"]) == wanted
+    assert capfd.readouterr().err == (f"train.py: left out of {folder}/train/cat: hidden files, system files (such as "
+                                      "Thumbs.db) and links that lead nowhere (14): .DS_Store, Icon, THUMBS.DB, ...\n")
     assert count(folder / "train", 10**6) == len(listed)
     lines = notes(dataset)
     assert lines[:2] == [
         "note: classes have subfolders; 3 levels of folders were read, and the outermost is the class",
-        "note: left out 20 hidden files, system files (such as Thumbs.db) and links that lead nowhere"]
+        f"note: left out of {folder}/train: hidden files, system files (such as Thumbs.db) and links that lead nowhere "
+        "(20): $RECYCLE.BIN, .AppleDouble, .ipynb_checkpoints, ..."]
     assert command(f"--source={folder}", f"--output={tmp_path}/o") == 0
     told = [line.removeprefix("data.prepare: ") for line in capfd.readouterr().err.splitlines()]
     assert told[:2] == lines[:2]
@@ -105,6 +110,93 @@ def test_every_program_reads_the_same_images(messy, tmp_path, capfd):
     assert command("--adopt", f"--output={folder}") == 0
     told = [line.removeprefix("data.prepare: ") for line in capfd.readouterr().err.splitlines()]
     assert told[:2] == lines[:2] and open_dataset(folder).train.samples == len(listed)
+
+
+@pytest.mark.parametrize("format", READ)
+def test_the_first_bytes_tell_an_image(format, tmp_path):
+    """Of what Pillow writes, whatever the name. All suffixes that Pillow knows tell it, too."""
+    for number, name in enumerate(("no suffix", "img.0001")):
+        (tmp_path / name).write_bytes(encode(picture(number), format))
+        assert kind(tmp_path, name) in IMAGE_SUFFIXES
+    known = [suffix for suffix, name in Image.registered_extensions().items() if name == format]
+    assert known and {kind(tmp_path, f"none{suffix.upper()}") for suffix in known} == set(known)
+
+
+@pytest.mark.parametrize("content", [
+    b"", b"notes", b"BMW 320, a car", b"P1 is a file", b"RIFF\0\0\0\0WAVEfmt ", b"\0\0\0\x18ftypmp42", b"%PDF-1.4"])
+def test_first_bytes_of_other_files(content, tmp_path):
+    (tmp_path / "file.dat").write_bytes(content)
+    assert kind(tmp_path, "file.dat") == ""
+
+
+@pytest.fixture
+def odd(tmp_path):
+    """Two classes of images with rare suffixes or none, other files, and an image in no class folder."""
+    folder = fill(tmp_path / "odd" / "train", 3, classes=("cat", "dog"))
+    fill(tmp_path / "odd" / "val", 2, first=100, classes=("cat", "dog"))
+    for number, path in enumerate(sorted(folder.rglob("*.jpg"))):
+        path.rename(path.with_suffix((".jfif", "", ".1")[number % 3]))
+    shutil.copy(folder / "cat" / "0 ü.jfif", folder / "top.jpg")
+    (folder / "cat" / "notes.txt").write_text("no image")
+    (folder / "dog" / "1.xml").write_text("no image")
+    return tmp_path / "odd"
+
+
+def test_one_rule_in_every_program(odd, tmp_path, capfd):
+    images = sorted(path for path in odd.rglob("*") if path.suffix in (".jfif", "", ".1", ".jpg") and path.is_file())
+    images.remove(odd / "train" / "top.jpg")
+    line = (f"left out of {odd}/train: files that are no images (2): cat/notes.txt, dog/1.xml; "
+            "images in no class folder (1): top.jpg")
+    dataset = open_dataset(odd)
+    assert [path / file for split in (dataset.train, dataset.validation) for path, listing in zip(
+        split.paths, split.entries, strict=True) for file in listing.files] == images
+    assert notes(dataset) == [f"note: {line}"] and count(odd / "train", 10**6) == 6
+    assert command(f"--source={odd}", f"--output={tmp_path}/o", "--strict") == 0
+    assert capfd.readouterr().err.splitlines()[0] == f"data.prepare: note: {line}"
+    assert sorted(image for pairs in stored(tmp_path / "o").values() for image, _ in pairs) == sorted(
+        path.read_bytes() for path in images)
+    assert image_files([odd]) == sorted([*images, odd / "train" / "top.jpg"])
+    assert capfd.readouterr().err == (f"train.py: left out of {odd}: files that are no images (2): "
+                                      "train/cat/notes.txt, train/dog/1.xml\n")
+    for path in odd.rglob("*.jfif"):  # without any known suffix, the classes are still found
+        path.rename(path.with_suffix(""))
+    assert layout(odd.parent)[:2] == (odd / "train", odd / "val")
+
+
+@pytest.mark.parametrize("format", ["GIF", "BMP"])
+def test_formats_that_dali_does_not_read_without_a_suffix(format, odd):
+    """They are refused at the start, or decoded once, as with their suffix."""
+    (odd / "train" / "dog" / "0").write_bytes(encode(picture(1), format)[:-60])
+    with pytest.raises(UserError, match=rf"{odd}/train/dog/0: (DALI does not read GIF|image file is truncated)"):
+        open_dataset(odd)
+
+
+@pytest.mark.parametrize("split", ["", "train"])
+def test_images_beside_their_labels_are_one_class(split, tmp_path, capsys):
+    """As YOLO has them. A class folder that is still empty counts."""
+    top = tmp_path / "yolo"
+    for number, name in enumerate((split, "val") if split else (split,)):
+        fill(top / name, 4, first=10 * number, classes=("images",))
+        touch(*(top / name / "labels" / f"{image}.txt" for image in range(4)))
+    said = f"{top} has a single class, 'images', so there is nothing to learn; it needs images of at least two classes"
+    flags = () if split else ("--validation_fraction=0.5",)
+    assert command(f"--source={top}", f"--output={tmp_path}/o", *flags) == 1
+    assert capsys.readouterr().err.startswith(f"data.prepare: {said}") and not (tmp_path / "o").exists()
+    if split:
+        with pytest.raises(UserError, match=said):
+            check_dataset(open_dataset(top, check_files=False))
+        for name in ("train", "val"):
+            (top / name / "empty").mkdir()
+        check_dataset(open_dataset(top))
+
+
+def test_a_class_is_lost_when_all_its_images_are_rejected(tmp_path, capsys):
+    fill(tmp_path / "set" / "train", 2, classes=("cat",))
+    fill(tmp_path / "set" / "val", 2, first=9, classes=("cat", "dog"))
+    touch(tmp_path / "set" / "train" / "dog" / "1.jpg")
+    assert command(f"--source={tmp_path}/set", f"--output={tmp_path}/o") == 1
+    assert f"{tmp_path}/o has a single class, 'cat'" in capsys.readouterr().err
+    assert not (tmp_path / "o" / "dataset.json").exists()
 
 
 def test_a_staged_copy_has_what_links_lead_to(messy, tmp_path):

@@ -42,12 +42,19 @@ def test_the_augmentations_are_shown(runs):
 
 
 def test_folders_of_images_are_read_in_place(in_format, tmp_path):
-    """And evaluated exactly, by two workers."""
-    train(*FLAGS, f"--data_dir={in_format('folder')}", f"--output_dir={tmp_path}/run")
+    """And evaluated exactly, by two workers. Both say what is left out."""
+    data = tmp_path / "data"
+    for path in in_format("folder").glob("*/*"):
+        (data / path.parent.name).mkdir(parents=True, exist_ok=True)
+        (data / path.parent.name / path.name).symlink_to(path)
+    (data / "val" / "notes.txt").write_text("no image")
+    said = f"train.py: note: left out of {data}/val: files that are no images (1): notes.txt\n"
+    assert train(*FLAGS, f"--data_dir={data}", f"--output_dir={tmp_path}/run").stderr.count(said) == 1
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["val_samples"] == 353 and summary["train_samples"] == 1437
     done = train("--mode=evaluate", f"--checkpoint={tmp_path}/run/checkpoints", kind="mpirun", workers=2)
     counts = ("val_top1_count", "val_top5_count", "val_samples")
+    assert done.stderr.count(said) == 1
     assert [json.loads(done.stdout)[name] for name in counts] == [summary[name] for name in counts]
 
 

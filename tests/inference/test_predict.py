@@ -94,6 +94,7 @@ def test_files_folders_and_formats(digits_run, tmp_path):
     for number, (name, kind) in enumerate(names.items()):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(encode(picture(number), kind))
+    (tmp_path / "a b" / "deep" / "bare").write_bytes(encode(picture(9)))
     (tmp_path / "a b" / "notes.txt").write_text("no image")
     (tmp_path / "a b" / ".hidden.jpg").write_text("no image")
     (tmp_path / "text.jpg").write_text("no image")
@@ -105,13 +106,16 @@ def test_files_folders_and_formats(digits_run, tmp_path):
                    "one.tiff", "text.jpg", "two.gif", "missing.jpg", "cut.jpg", "no suffix", "one.tiff")), strange,
                "--device=cpu")
     assert done.returncode == 1
-    expected = ["a b/deep/é.PNG", "a b/plain.jpeg", "a b/web.webp", "one.tiff", "two.gif", "no suffix", "one.tiff"]
+    expected = ["a b/deep/bare", "a b/deep/é.PNG", "a b/plain.jpeg", "a b/web.webp", "one.tiff", "two.gif",
+                "no suffix", "one.tiff"]
     assert [row["file"] for row in lines(done)] == [*(f"{tmp_path}/{name}" for name in expected), str(strange)]
     assert done.stderr.splitlines() == [
+        f"train.py: left out of {tmp_path}/a b: files that are no images (1): notes.txt; hidden files, system files "
+        "(such as Thumbs.db) and links that lead nowhere (1): .hidden.jpg",
         f"train.py: {tmp_path}/text.jpg: not an image of a known format",
         f"train.py: {tmp_path}/missing.jpg: No such file or directory",
-        done.stderr.splitlines()[2], "train.py: 3 of 11 images could not be read; the lines above name them"]
-    assert done.stderr.splitlines()[2].startswith(f"train.py: {tmp_path}/cut.jpg: ")
+        done.stderr.splitlines()[3], "train.py: 3 of 12 images could not be read; the lines above name them"]
+    assert done.stderr.splitlines()[3].startswith(f"train.py: {tmp_path}/cut.jpg: ")
 
 
 def test_orientation_is_applied(digits_run, tmp_path):
