@@ -2,6 +2,7 @@
 import contextlib
 import math
 import os
+import pickle
 import re
 import shlex
 import zlib
@@ -230,12 +231,10 @@ class Listing:
 
     def __getstate__(self):
         """What is sent to the other workers: that of ImageNet has 54 MB otherwise."""
-        return zlib.compress("\0".join(self.files).encode(errors="surrogateescape"), 1), np.bincount(self.labels)
+        return zlib.compress(pickle.dumps(vars(self)), 1)
 
     def __setstate__(self, state):
-        files, counts = state
-        self.files = zlib.decompress(files).decode(errors="surrogateescape").split("\0") if counts.sum() else []
-        self.labels = np.repeat(np.arange(len(counts)), counts)
+        vars(self).update(pickle.loads(zlib.decompress(state)))
 
     def unread(self, path) -> str | None:
         """Returns the first file, among those whose kind says so, that DALI does not read, and why. path: of the split.

@@ -1,6 +1,7 @@
 """Folders of images as people have them: what is read of them, the same by every program, and what is said about it."""
 import hashlib
 import os
+import pickle
 import shutil
 
 import numpy as np
@@ -11,7 +12,7 @@ from common.errors import UserError
 from data import prepare
 from data.balance import check_dataset, notes
 from data.dataset import open_dataset
-from data.formats.folder import IMAGE_SUFFIXES, class_names, count, kind, layout
+from data.formats.folder import IMAGE_SUFFIXES, Listing, class_names, count, kind, layout
 from data.images import READ
 from data.preparing.run import make_preparation
 from data.preparing.team import Team
@@ -169,6 +170,15 @@ def test_formats_that_dali_does_not_read_without_a_suffix(format, odd):
     (odd / "train" / "dog" / "0").write_bytes(encode(picture(1), format)[:-60])
     with pytest.raises(UserError, match=rf"{odd}/train/dog/0: (DALI does not read GIF|image file is truncated)"):
         open_dataset(odd)
+
+
+def test_a_listing_for_another_worker_is_the_same(odd):
+    """Also with labels that do not follow the names of the classes."""
+    listing = Listing(odd / "train", ("dog", "cat"))
+    sent = pickle.loads(pickle.dumps(listing))
+    assert sent.labels.tolist() == [1, 1, 1, 0, 0, 0] and sent.files == listing.files
+    assert vars(sent).keys() == vars(listing).keys() and sent.left_out == listing.left_out
+    assert all(sent.left_out[what] for what in ("files that are no images", "images in no class folder"))
 
 
 @pytest.mark.parametrize("split", ["", "train"])
