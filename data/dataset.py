@@ -233,6 +233,9 @@ def open_dataset(folder, check_files: bool = True) -> Dataset:
     except Missing as error:
         raise UserError(f"--data_dir: {error}; data.prepare writes it") from None
     except FileNotFoundError:
+        if whole := class_folders.whole(folder):
+            raise UserError(f"--data_dir: {folder} is one of the two splits in {whole}; "
+                            f"give --data_dir={whole}") from None
         train = class_folders.layout(folder)[0]
         if class_folders.has_images(train):
             raise UserError(f"--data_dir: {folder} has no validation images in val/; "

@@ -178,6 +178,14 @@ def _holds_images(path) -> bool:
     return any(not folder and kind(path, name) for name, folder in _entries(path, _chain(path))[0])
 
 
+def whole(folder: Path) -> Path | None:
+    """Returns the folder that contains this one as one of its two splits, or None if there is none."""
+    with contextlib.suppress(OSError):
+        if (found := _splits(folder.parent)) and found[1] and folder in found:
+            return folder.parent
+    return None
+
+
 def count(path, most: int) -> int:
     """Returns the number of images in class folders. It stops after the class with which it reaches `most`."""
     files = 0

@@ -55,6 +55,9 @@ def _layout(source, fraction) -> tuple[dict[str, Path], tuple[str, ...]]:
         raise UserError(f"--source: {train} contains no class folders")
     if not validation:
         if not fraction:
+            if whole := class_folders.whole(source.absolute()):
+                raise UserError(f"--source: {source} is one of the two splits in {whole}; give --source={whole}, or "
+                                "--validation_fraction=0.1 to divide this one")
             raise UserError(f"--source: {source} has no val/ or validation/; give the fraction of each class to use "
                             f"for validation, such as --validation_fraction={class_folders.suggested_fraction(train)}")
         return {"train": train}, tuple(classes)

@@ -209,6 +209,19 @@ def test_a_class_is_lost_when_all_its_images_are_rejected(tmp_path, capsys):
     assert not (tmp_path / "o" / "dataset.json").exists()
 
 
+@pytest.mark.parametrize("name", ["train", "val"])
+def test_one_split_of_two(name, tmp_path, capsys):
+    for number, split in enumerate(("train", "val")):
+        fill(tmp_path / split, 4, first=20 * number)
+    with pytest.raises(UserError, match=rf"{tmp_path}/{name} is one .*; give --data_dir={tmp_path}$"):
+        open_dataset(tmp_path / name)
+    assert command(f"--source={tmp_path}/{name}", f"--output={tmp_path}-o") == 1
+    assert f"give --source={tmp_path}, or --validation_fraction" in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "val")
+    with pytest.raises(UserError, match="no validation images in val/; run" if name == "train" else "no folder"):
+        open_dataset(tmp_path / name)
+
+
 def test_a_staged_copy_has_what_links_lead_to(messy, tmp_path):
     folder, _ = messy
     dataset = open_dataset(folder)
