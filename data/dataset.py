@@ -312,6 +312,17 @@ def read_labels(path) -> np.ndarray | None:
         return None
 
 
+def labels_checksum(split: Split) -> str:
+    """Returns a checksum of the names and labels of a split's images in their order, or "" if they are not known."""
+    try:
+        lines = [file for index in split.entries for file in index.files] if split.format == "folder" else [
+            " ".join(line[1:]) for path in split.paths if not is_remote(path) for line in _checksum_lines(path)]
+    except (OSError, ValueError):
+        return ""
+    joined = "\n".join(lines).encode(errors="surrogateescape")
+    return f"{zlib.crc32(joined):08x}" if lines else ""
+
+
 def checksum_line(image: bytes, label: int, name: str | None = None) -> str:
     return f"{zlib.crc32(image):08x} {label}" + (f" {json.dumps(name)[1:-1]}" if name is not None else "") + "\n"
 

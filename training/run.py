@@ -10,8 +10,8 @@ from pathlib import Path
 
 from common import launcher
 from common.activity import OBSERVERS, activity, startup
-from common.errors import complain
-from data.dataset import Dataset
+from common.errors import UserError, complain
+from data.dataset import Dataset, labels_checksum
 from distributed import elastic
 from distributed import world as worlds
 from distributed.exchange import GradientExchange
@@ -173,6 +173,11 @@ class Training:
         if not snapshot and self._settings.has_initial_weights:
             initialize(self._settings.run.init_checkpoint, job.state.model, self._dataset.classes, job.state.average)
             job.state.progress.keeps_initial = True
+        progress, labels = (snapshot or job.state).progress, labels_checksum(self._dataset.train)
+        if progress.labels and labels and progress.labels != labels:
+            raise UserError(f"{checkpoints.newest} is a checkpoint of another training: names or labels of training "
+                            "images have changed; choose another --output_dir, or start over with --resume=never")
+        progress.labels = labels or progress.labels
         return snapshot
 
     def _agree_on_start(self, job: Job) -> tuple[int | None, dict[str, int]]:

@@ -43,7 +43,8 @@ class Progress:
     divergences. workers: number of workers. seconds: duration of this training in all its runs. trained_seconds:
     duration of its steps alone. statistics_step: step after which batch norm's exact statistics were last measured, or
     None. records: each evaluation whose validation top-1 was higher than all before, as epoch, top1, seconds.
-    keeps_initial: whether training started from trained weights (see MovingStatistics).
+    keeps_initial: whether training started from trained weights (see MovingStatistics). labels: labels_checksum of the
+    training set, or empty.
     """
 
     step: int = 0
@@ -59,6 +60,7 @@ class Progress:
     statistics_step: int | None = None
     records: list[dict] = field(default_factory=list)
     keeps_initial: bool = False
+    labels: str = ""
 
     @property
     def best(self) -> dict | None:

@@ -9,7 +9,7 @@ from conftest import TRAIN, run, train
 
 from common.errors import UserError
 from data.balance import notes
-from data.dataset import describe, open_dataset
+from data.dataset import describe, labels_checksum, open_dataset
 from data.formats import tfrecord
 from data.formats.folder import suggested_fraction
 from data.named import open_named
@@ -223,3 +223,28 @@ def test_a_folders_validation_set_is_known_by_its_files(tmp_path):
     file = next((folder / "val").glob("*/*"))
     file.rename(file.with_stem("another"))
     assert open_dataset(folder).validation_content["files"] != known["files"]
+
+
+@pytest.mark.parametrize("format", ["folder", "tfrecord", "lmdb", "recordio"])
+def test_labels_that_moved_are_noticed(format, tmp_path):
+    """Two images change their classes, so that all counts stay. A copy elsewhere is the same set."""
+    def checksum(source):
+        if format != "folder":
+            assert command(f"--source={source}", f"--output={source}-{format}", f"--format={format}") == 0
+        return labels_checksum(open_dataset(source if format == "folder" else f"{source}-{format}").train)
+
+    fill(tmp_path / "set" / "train", 3)
+    fill(tmp_path / "set" / "val", 3, first=50)
+    before = checksum(tmp_path / "set")
+    shutil.copytree(tmp_path / "set", tmp_path / "copy")
+    assert before and checksum(tmp_path / "copy") == before
+    shutil.copytree(tmp_path / "copy", tmp_path / "moved")
+    top = tmp_path / "moved" / "train"
+    (top / "dog" / "0 ü.jpg").rename(top / "a b" / "x.jpg")
+    (top / "a b" / "1 ü.jpg").rename(top / "dog" / "y.jpg")
+    after = checksum(tmp_path / "moved")
+    assert after and after != before
+    if format == "tfrecord":
+        for path in (tmp_path / "moved-tfrecord").glob("*.crc32"):
+            path.unlink()
+        assert labels_checksum(open_dataset(tmp_path / "moved-tfrecord").train) == ""

@@ -1,10 +1,21 @@
 """train.py on every kind of data: real processes, one and two workers."""
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from conftest import DIGITS, train, weights
 from PIL import Image
+
+from common.errors import UserError
+from data.dataset import labels_checksum, open_dataset
+from distributed.world import World
+from plan.flags import parse
+from training.checkpoints import Checkpoints, write
+from training.restoring import MEANING
+from training.run import Training
+from training.state import Progress, Snapshot
 
 FLAGS = (DIGITS, "--model=convnet", "--epochs=1", "--batch_size=96", "--augmentation=crop")
 
@@ -56,6 +67,24 @@ def test_folders_of_images_are_read_in_place(in_format, tmp_path):
     counts = ("val_top1_count", "val_top5_count", "val_samples")
     assert done.stderr.count(said) == 1
     assert [json.loads(done.stdout)[name] for name in counts] == [summary[name] for name in counts]
+
+
+@pytest.mark.parametrize("labels", ["the same", "none", "others"])
+def test_a_training_goes_on_with_the_labels_that_it_had(labels, in_format, tmp_path):
+    """A checkpoint of 0.9 has no checksum of them; what is saved next has it."""
+    dataset = open_dataset(in_format("folder"))
+    checksum = labels_checksum(dataset.train)
+    written = Progress(step=3, labels={"the same": checksum, "none": "", "others": "0c0ffee0"}[labels])
+    path, variables = tmp_path / "step-00000003", {"model/000/a": tf.Variable(0.0)}
+    write(path, Snapshot({name: one.read_value() for name, one in variables.items()}, written),
+          {"meaning": MEANING, "recipe": {}, "classes": [], "epoch": 1.0, "top1": None})
+    training = Training(parse(["train.py", f"--output_dir={tmp_path}"]), dataset, World(), None, (None, None), None)
+    job = SimpleNamespace(state=SimpleNamespace(variables=variables, progress=Progress()))
+    if labels == "others":
+        with pytest.raises(UserError, match=f"^{path} is .* another training: names or labels of training images have"):
+            training._read_disk(Checkpoints(tmp_path, {}), job)
+    else:
+        assert training._read_disk(Checkpoints(tmp_path, {}), job).progress.labels == checksum != ""
 
 
 def test_synthetic_data(tmp_path):
