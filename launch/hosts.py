@@ -1,6 +1,7 @@
 """The hosts of a training run: their names, slots, and the facts that each reports over ssh before the start."""
 import json
 import os
+import re
 import shlex
 import socket
 import subprocess
@@ -37,9 +38,11 @@ def parse(text: str) -> list[Host]:
 
 
 def read(path: str) -> list[Host]:
-    """Reads a file with a line `host slots=8` per host; # starts a comment. Raises UserError."""
+    """Reads a file with a line `host slots=8` or `host:8` per host; # starts a comment. Raises UserError."""
     try:
-        lines = [line.partition("#")[0].split() for line in Path(path).expanduser().read_text().splitlines()]
+        text = Path(path).expanduser().read_text("utf-8-sig")
+        lines = [re.sub(r"^([^:]+):(\d+)\s*$", r"\1 slots=\2", line.partition("#")[0]).split()
+                 for line in text.splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--hostfile: {path} cannot be read: {getattr(error, 'strerror', error)}") from None
     wrong = [" ".join(words) for words in lines if words[2:] or (words[1:] and not words[1].startswith("slots="))]
@@ -49,7 +52,8 @@ def read(path: str) -> list[Host]:
 
 
 def _host(name, slots):
-    if not name or name.startswith("-") or not (slots or "1").isdecimal() or int(slots or 1) < 1:
+    if (not name or name.startswith("-") or name.count(":") == 1 or not (slots or "1").isdecimal()
+            or int(slots or 1) < 1):
         raise UsageError(f"'{name}{':' if slots else ''}{slots}' is not a host and a number of workers, such as h1:8")
     return Host(name, int(slots or 1))
 

@@ -255,7 +255,7 @@ def load(name: str, overlap: float | None = None) -> Topology:
         say_what_is_hidden("topology", name, "launch.scaling")
     try:
         given = {} if overlap is None else {"overlap": overlap}
-        return parse({"cluster": path.stem} | json.loads(path.read_text()) | given)
+        return parse({"cluster": path.stem} | json.loads(path.read_text("utf-8-sig")) | given)
     except FileNotFoundError:
         problem = f"there is no such file; built-in ones: {', '.join(names())}"
     except KeyError as error:

@@ -191,7 +191,7 @@ def _write_description(folder, kind, splits, train, validation, classes_file) ->
 def _named(kind, splits, classes_file) -> tuple[str, ...] | None:
     """Returns the class names in label order from a file or from the folders, or None."""
     if classes_file:
-        return tuple(line.strip() for line in classes_file.read_text(errors="surrogateescape").splitlines()
+        return tuple(line.strip() for line in classes_file.read_text("utf-8-sig", "surrogateescape").splitlines()
                      if line.strip())
     if kind != "folder":
         return None

@@ -127,7 +127,7 @@ def test_names_of_classes(tmp_path, capsys):
     same_names = lambda label: {"image/class/text": "crane", "image/class/synset": f"n{label}"}  # noqa: E731
     assert case("synsets", same_names) == ["n1", "n2", "n3"]
     assert case("numbers", lambda label: {"image/class/text": "one"} if label == 1 else {}) == ["1", "2", "3"]
-    (tmp_path / "names").write_text("tench\ngreat white shark\nécrevisse\n")
+    (tmp_path / "names").write_text("\ufefftench\ngreat white shark\nécrevisse\n")
     assert case("file", same_names, f"--classes={tmp_path}/names") == ["tench", "great white shark", "écrevisse"]
     (tmp_path / "few").write_text("tench\n")
     assert command("--adopt", f"--output={slim(make(tmp_path / 'few names'))}", f"--classes={tmp_path}/few") == 1

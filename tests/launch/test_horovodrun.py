@@ -238,13 +238,17 @@ def test_wrong_arguments_are_one_line(arguments, code, message):
     assert message in done.stderr and done.stdout == ""
 
 
-def test_a_host_file(tmp_path):
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_a_host_file(mark, tmp_path):
+    """Also with the byte order mark of Windows' editors, and with hosts as -H has them."""
     path = tmp_path / "hosts"
-    path.write_text("# the rack\nh1 slots=8\n\nh2 slots=4  # half of it\nh3\n")
-    assert host_lists.read(str(path)) == [host_lists.Host("h1", 8), host_lists.Host("h2", 4), host_lists.Host("h3", 1)]
-    path.write_text("h1 slot=8\n")
-    with pytest.raises(UserError, match="'h1 slot=8' in"):
-        host_lists.read(str(path))
+    path.write_text(f"{mark}h1 slots=8\n# the rack\n\nh2 slots=4  # half of it\nh3\nh4:2\nfd00::1\n")
+    assert host_lists.read(str(path)) == [host_lists.Host(name, slots) for name, slots in (
+        ("h1", 8), ("h2", 4), ("h3", 1), ("h4", 2), ("fd00::1", 1))]
+    for line, wrong in (("h1 slot=8", "h1 slot=8"), ("h1:2 slots=8", "h1:2:8"), ("h1:two", "h1:two")):
+        path.write_text(f"{line}\n")
+        with pytest.raises(UserError, match=f"'{wrong}'"):
+            host_lists.read(str(path))
 
 
 def test_recipes_are_found_by_path_and_by_name(tmp_path):
