@@ -10,10 +10,10 @@ import tensorflow as tf
 from common.errors import UserError, complain
 from data.augmentation import AUGMENTATIONS
 from data.named import open_named
+from model_zoo.layers import layers_of, norms
 from optim.schedules import Piecewise
 from plan.settings import Settings
 from training import build
-from training.batch_norm import norms
 from training.build import start_and_check_flags
 from training.restoring import differing_classes, load_model
 
@@ -82,7 +82,7 @@ def split_groups(model) -> None:
 
     Keras compiles grouped convolutions with XLA, which neither ONNX nor every server of SavedModels has.
     """
-    for layer in model.layers:
+    for layer in layers_of(model):
         if isinstance(layer, tf.keras.layers.Conv2D) and layer.groups > 1:
             layer.convolution_op = functools.partial(_split_convolution, layer, layer.groups)
             layer.groups = 1

@@ -115,13 +115,15 @@ def create_model(name: str, classes: int, image_size: int | None, batch_norm_mom
     if not info.is_of_keras:
         divisor = std if info.input_scale is None else [1 / info.input_scale] * 3
         pixels = InputNormalization(mean, divisor, name="input_normalization")(images)
+    more |= {"classes": classes, "batch_norm_momentum": batch_norm_momentum, "seed": seed}
+    if name in MODELS:
+        return tf.keras.Model(images, build(pixels, **more), name=name.replace(":", "-"))
+    from model_zoo.custom import own_model
+
     try:
-        logits = build(pixels, classes=classes, batch_norm_momentum=batch_norm_momentum, seed=seed, **more)
-    except Exception as error:
-        if name in MODELS:
-            raise
+        return own_model(build(pixels, **more), images, pixels, name, classes, batch_norm_momentum, seed)
+    except (Exception, SystemExit) as error:
         raise _problem(name, error) from None
-    return tf.keras.Model(images, logits, name=name.replace(":", "-"))
 
 
 def _own(name, info):
@@ -129,9 +131,10 @@ def _own(name, info):
     own.search_here()
     try:
         return getattr(importlib.import_module(info.module), info.function)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _problem(name, error) from None
 
 
 def _problem(name, error) -> UserError:
-    return UserError(f"--model={name}: {type(error).__name__}: {one_line(error)[:300]}")
+    kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+    return UserError(f"--model={name}: {kind}{one_line(error)[:300]}")

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from common.errors import UserError, one_line
 from model_zoo import KERAS
-from model_zoo.layers import BatchNormalization, Dropout, last_layer, seeds
+from model_zoo.layers import BatchNormalization, Dropout, dropout_of, last_layer, seeds
 
 layers = tf.keras.layers
 MEAN = (0.485, 0.456, 0.406)  # of ImageNet's pixels, from 0 to 1
@@ -27,10 +27,9 @@ def application(images, name, classes, batch_norm_momentum, seed):
         config = _seeded(layer.get_config(), numbers)
         if type(layer) is layers.BatchNormalization:
             return BatchNormalization.from_config(config | {"momentum": batch_norm_momentum})
-        if type(layer) is layers.Dropout:
-            return Dropout(layer.rate, next(numbers), layer.noise_shape, name=layer.name)
-        if type(layer).__name__ == "StochasticDepth":  # of ConvNeXt: dropout of whole samples
-            return Dropout(layer.drop_path_rate, next(numbers), (None, 1, 1, 1), name=layer.name)
+        if dropout := dropout_of(layer):
+            rate, noise_shape = dropout
+            return Dropout(rate, next(numbers), noise_shape, name=layer.name)
         if type(layer) is layers.Normalization and layer.input_mean is None:  # of EfficientNet, unknown without weights
             return layers.Normalization(mean=MEAN, variance=[std ** 2 for std in STD], name=layer.name)
         return type(layer).from_config(config | ({"dtype": "float32"} if layer in head else {}))

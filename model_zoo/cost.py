@@ -35,9 +35,13 @@ def model_cost(name: str, classes: int, image_size: int) -> ModelCost:
 
 def counted(model) -> ModelCost:
     """Returns the cost of a Keras model with a fixed image size."""
+    from model_zoo.layers import layers_of
+
     return ModelCost(
         sum(math.prod(v.shape) for v in model.trainable_variables), len(model.trainable_variables),
         # Each weight of a kernel is used once at each position of the output. The kernel's shape accounts for groups.
-        sum(math.prod(layer.output_shape[1:-1]) * math.prod(getattr(layer, kernel).shape) for layer in model.layers
-            for kernel in ("kernel", "depthwise_kernel", "pointwise_kernel") if hasattr(layer, kernel)),
+        # One inside a layer of the user's own has no known output.
+        sum(math.prod(layer.output_shape[1:-1]) * math.prod(getattr(layer, kernel).shape) for layer in layers_of(model)
+            for kernel in ("kernel", "depthwise_kernel", "pointwise_kernel")
+            if hasattr(layer, kernel) and hasattr(layer, "output_shape")),
         sum(math.prod(v.shape) for v in model.non_trainable_variables if v.dtype.is_floating))

@@ -4,8 +4,11 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
+from common.errors import UserError
+
 PHILOX = 1  # TensorFlow's number for the Philox generator, which runs on every device
 PER_COUNT = 4  # numbers that it makes of each count
+WHOLE_SAMPLES = (None, 1, 1, 1)  # noise shape of stochastic depth
 
 
 def seeds(seed: int):
@@ -13,9 +16,50 @@ def seeds(seed: int):
     return iter(range(seed * 10_000, (seed + 1) * 10_000))
 
 
+def layers_of(model) -> list:
+    """Returns the layers of a model at any depth, in the order of its variables, without the models that hold them."""
+    return [layer for layer in model._flatten_layers(include_self=False) if not isinstance(layer, tf.keras.Model)]
+
+
+def norms(model) -> list:
+    """Returns the layers whose statistics each call of the model in training observes, in the order of `layers_of`."""
+    return [layer for layer in layers_of(model) if isinstance(layer, BatchNormalization) and layer.observes]
+
+
 def last_layer(model):
     """Returns the layer that makes the logits: the last one with weights. Layers without weights may follow it."""
-    return next(layer for layer in reversed(model.layers) if layer.weights)
+    return next(layer for layer in reversed(layers_of(model)) if layer.weights)
+
+
+def dropout_of(layer) -> tuple | None:
+    """Returns rate and noise shape of Keras's dropout or stochastic depth; None for other layers."""
+    kind, layers = type(layer), tf.keras.layers
+    if kind.__name__ == "StochasticDepth" and kind.__module__.startswith("keras."):  # of ConvNeXt
+        return layer.drop_path_rate, WHOLE_SAMPLES
+    dimensions = {layers.SpatialDropout1D: 1, layers.SpatialDropout2D: 2, layers.SpatialDropout3D: 3}.get(kind)
+    if dimensions:  # whole channels
+        return layer.rate, (None, *[1] * dimensions, None)
+    return (layer.rate, layer.noise_shape) if kind is layers.Dropout else None
+
+
+def make_own(model, batch_norm_momentum: float, seed: int) -> None:
+    """Makes Keras's batch norm and dropout Bigbatch's own, at any depth of a model that is built.
+
+    The layers change in place, so that variables, their order and the graph stay. Raises UserError for a layer with
+    moving statistics that cannot be changed.
+    """
+    mask_seeds = reversed([*seeds(seed)])  # as in ResNet: the weights may have the others
+    for layer in layers_of(model):
+        if dropout := dropout_of(layer):
+            (layer._rate, layer._noise_shape), layer._seed = dropout, next(mask_seeds)
+            layer.__class__ = Dropout
+        elif hasattr(layer, "moving_mean") and not isinstance(layer, BatchNormalization):
+            if (type(layer) is not tf.keras.layers.BatchNormalization or layer.axis != [layer.input_spec.ndim - 1]
+                    or layer.synchronized or layer.renorm or layer.virtual_batch_size):
+                raise UserError(f"layer {layer.name} has a batch norm that cannot be replaced; use "
+                                "tf.keras.layers.BatchNormalization() over the last axis: --batch_norm_span says over "
+                                "how many samples, also of several workers")
+            layer.__class__, layer.momentum = BatchNormalization, batch_norm_momentum
 
 
 class Dropout(tf.keras.layers.Layer):
@@ -65,7 +109,7 @@ class ResidualSum(Dropout):
     """
 
     def __init__(self, rate: float, seed: int, **kwargs):
-        super().__init__(rate, seed, noise_shape=(None, 1, 1, 1), **kwargs)
+        super().__init__(rate, seed, WHOLE_SAMPLES, **kwargs)
 
     def call(self, inputs, training=False):
         branch, shortcut = inputs
@@ -78,7 +122,7 @@ def masks_at(model, position) -> Iterator[None]:
 
     position: that of the first of them, an int64 scalar.
     """
-    layers = [layer for layer in model.layers if isinstance(layer, Dropout)]
+    layers = [layer for layer in layers_of(model) if isinstance(layer, Dropout)]
     for layer in layers:
         layer.position = position
     try:
@@ -93,18 +137,25 @@ class BatchNormalization(tf.keras.layers.BatchNormalization):
 
     A call in training moves the moving statistics once, towards the mean over its groups. If `observe` is set, it
     instead receives that mean, and the layer leaves its moving statistics alone. A caller with several calls per update
-    of the weights can thereby move them once per update.
+    of the weights can thereby move them once per update. A layer that is frozen (trainable=False), or that the model
+    calls with training=False, normalises with its moving statistics and observes none.
 
     These attributes are read when a training step is traced. groups: number of slices of a micro-batch that are
     normalised one after another. neighbours: number of workers that share the statistics. mean_over_neighbours: a
     function that returns the mean of a float32 tensor over them and has a gradient. observe: a function of a float32
-    tensor (2, channels): the mean, and the variance with Bessel's correction, n / (n - 1), as in the fused kernel.
+    tensor (2, channels): the mean, and the variance with Bessel's correction, n / (n - 1), as in the fused kernel; and
+    of the inputs. called_in_training: whether the model calls it with the training argument of its own call.
     """
 
     groups = 1
     neighbours = 1
     mean_over_neighbours = None
     observe = None
+    called_in_training = True
+
+    @property
+    def observes(self) -> bool:
+        return self.trainable and self.called_in_training
 
     @tf.autograph.experimental.do_not_convert
     def call(self, inputs, training=None):
@@ -117,7 +168,7 @@ class BatchNormalization(tf.keras.layers.BatchNormalization):
             outputs = tf.concat([part for part, _ in parts], axis=0) if self.groups > 1 else parts[0][0]
             statistics = tf.add_n([moments for _, moments in parts]) / self.groups
         if self.observe:
-            self.observe(statistics)
+            self.observe(statistics, inputs)
         else:
             for moving, new in zip((self.moving_mean, self.moving_variance), tf.unstack(statistics), strict=True):
                 moving.assign_add((1 - self.momentum) * (new - moving))
@@ -126,9 +177,12 @@ class BatchNormalization(tf.keras.layers.BatchNormalization):
     def _normalised(self, inputs):
         """Normalises images with their own statistics, in the fused kernel."""
         channels = [inputs.shape[-1]]
+        images = inputs if len(inputs.shape) == 4 else tf.reshape(inputs, [-1, 1, 1, *channels])
         outputs, *statistics = tf.compat.v1.nn.fused_batch_norm(
-            inputs, self.gamma if self.scale else tf.ones(channels), self.beta if self.center else tf.zeros(channels),
+            images, self.gamma if self.scale else tf.ones(channels), self.beta if self.center else tf.zeros(channels),
             epsilon=self.epsilon, is_training=True)
+        if images is not inputs:
+            outputs = tf.reshape(outputs, tf.shape(inputs))
         return outputs, tf.stop_gradient(tf.stack(statistics))
 
     def _shared(self, inputs):
@@ -169,7 +223,7 @@ class InputNormalization(tf.keras.layers.Layer):
 
 def input_numbers(model) -> list[tf.Variable]:
     """Returns `numbers` of a model's InputNormalization in a list, which is empty for a network of Keras."""
-    return [layer.numbers for layer in model.layers if isinstance(layer, InputNormalization)]
+    return [layer.numbers for layer in layers_of(model) if isinstance(layer, InputNormalization)]
 
 
 class LocalResponseNormalization(tf.keras.layers.Layer):

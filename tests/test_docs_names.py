@@ -104,7 +104,8 @@ def wrong_flag(name: str, value: str, program: Path | None) -> str | None:
     if not {name, name.removeprefix("no")} & known:
         return f"no flag --{name}" + (f" of {program.relative_to(ROOT)}" if program else "")
     choices = getattr(TRAINS[name].parser, "enum_values", None) if of_train and name in TRAINS else None
-    is_wrong = choices and value and value not in choices and not PLACEHOLDER.search(value)
+    is_known = value in (choices or ()) or (":" in (value or "") and not wrong_name(value.replace(":", "."), []))
+    is_wrong = choices and value and not is_known and not PLACEHOLDER.search(value)
     return f"--{name} has no value {value}" if is_wrong else None
 
 

@@ -17,7 +17,7 @@ from data.feed import OpenPipeline
 from distributed.fixed_point import FixedPoint
 from distributed.neighbours import Neighbours
 from distributed.world import World
-from model_zoo.layers import masks_at
+from model_zoo.layers import masks_at, norms
 from plan.plan import Phase
 from training.bad_input import bad_input_is_user_error
 from training.clock import marks
@@ -40,10 +40,10 @@ class Span:
         return cls(max(1, phase.micro_batch_size // phase.batch_norm_span), neighbours)
 
     @contextlib.contextmanager
-    def applied_to(self, model) -> Iterator[dict[int, tf.Tensor]]:
+    def applied_to(self, model) -> Iterator[dict[int, tuple[tf.Tensor, tf.Tensor]]]:
         """Context manager in which a call of the model is traced with this span, in training.
 
-        Yields a dict that then receives the statistics of each layer, by its index in `norms`.
+        Yields a dict that then receives the statistics and the inputs of each layer, by its index in `norms`.
         """
         layers, observed = norms(model), {}
         for number, layer in enumerate(layers):
@@ -51,7 +51,7 @@ class Span:
             layer.neighbours = self.neighbours.count if self.neighbours else 1
             if self.neighbours:
                 layer.mean_over_neighbours = functools.partial(self.neighbours.mean, name=f"batch_norm_{number}")
-            layer.observe = functools.partial(observed.__setitem__, number)
+            layer.observe = functools.partial(_keep, observed, number)
         try:
             yield observed
         finally:
@@ -60,11 +60,11 @@ class Span:
                 layer.mean_over_neighbours = layer.observe = None
 
 
+def _keep(observed, number, *values):
+    observed[number] = values
+
+
 MICRO_BATCH = Span()  # the whole micro-batch
-
-
-def norms(model) -> list:
-    return [layer for layer in model.layers if isinstance(layer, tf.keras.layers.BatchNormalization)]
 
 
 class MovingStatistics:
@@ -119,9 +119,10 @@ class MovingStatistics:
         return tf.concat([tf.zeros(0), *map(tf.convert_to_tensor, self._variables)], axis=0)
 
 
-def flat_statistics(observed: dict[int, tf.Tensor]) -> tf.Tensor:
+def flat_statistics(observed: dict[int, tuple[tf.Tensor, tf.Tensor]]) -> tf.Tensor:
     """Returns the statistics that Span.applied_to has observed as one vector, in the order of MovingStatistics."""
-    return tf.concat([tf.zeros(0), *(tf.reshape(observed[number], [-1]) for number in sorted(observed))], axis=0)
+    return tf.concat([tf.zeros(0), *(tf.reshape(statistics, [-1]) for _, (statistics, _) in sorted(observed.items()))],
+                     axis=0)
 
 
 class ExactStatistics:
@@ -135,8 +136,6 @@ class ExactStatistics:
         self._model = model
         self._layers = norms(model)
         self._traced = {}
-        if self._layers:
-            self._inputs = tf.keras.Model(model.inputs, [layer.get_input_at(-1) for layer in self._layers])
         self._pipeline = OpenPipeline()
         self._read = 0  # samples of it that earlier measurements have read
 
@@ -200,9 +199,9 @@ class ExactStatistics:
         @tf.function(autograph=False)
         def moments(batches):
             images, *_ = marked.next_of(batches)  # not mixed, as in an evaluation
-            with span.applied_to(self._model), masks_at(self._model, tf.constant(0, tf.int64)):
-                inputs = tf.nest.flatten(self._inputs(images, training=True))
-            inputs = [tf.cast(x, tf.float32) for x in inputs]
+            with span.applied_to(self._model) as observed, masks_at(self._model, tf.constant(0, tf.int64)):
+                self._model(images, training=True)
+            inputs = [tf.cast(x, tf.float32) for _, (_, x) in sorted(observed.items())]
             means = tf.concat([tf.reduce_mean(f, axis=list(range(len(x.shape) - 1)))
                                for x in inputs for f in (x, tf.square(x))], axis=0)
             marked.set_computed([means])

@@ -2,7 +2,9 @@
 import re
 
 import pytest
-from conftest import ROOT, run
+from conftest import DIGITS, ROOT, run, train
+
+from tests.rigs.trainings import differences
 
 pytestmark = pytest.mark.trainings
 
@@ -26,3 +28,13 @@ def test_the_feed_alone():
 
 def test_the_torus_alone():
     assert float(printed("torus", "mpirun", 4).removeprefix("training accuracy ")) > 0.9
+
+
+def test_a_network_of_keras_trains_to_the_same_bits_on_two_workers(tmp_path):
+    """Batch norm inside a nested model, with moving statistics, and dropout."""
+    flags = (DIGITS, "--model=examples.own_network:network", "--image_size=16", "--epochs=1", "--deterministic",
+             "--batch_size=96", "--micro_batch_size=8", "--batch_norm_span=8", "--batch_norm_statistics=moving")
+    said = train(*flags, f"--output_dir={tmp_path}/1").stderr
+    assert "the model gets pixels from 0 to 255, which its layer rescaling scales" in said
+    train(*flags, f"--output_dir={tmp_path}/2", kind="mpirun", workers=2)
+    assert differences(tmp_path / "1", tmp_path / "2") == []

@@ -26,11 +26,11 @@ def test_resnet50_is_known_without_building_it(monkeypatch):
 
 
 def test_a_network_counted_by_hand(monkeypatch):
-    """A grouped convolution to 4x4 positions and a dense layer."""
+    """A grouped convolution to 4x4 positions, in a nested model, and a dense layer."""
     import tensorflow as tf
 
     images = tf.keras.Input((8, 8, 4))
-    x = tf.keras.layers.Conv2D(6, 3, 2, "same", groups=2)(images)
+    x = tf.keras.Sequential([tf.keras.layers.Conv2D(6, 3, 2, "same", groups=2)])(images)
     model = tf.keras.Model(images, tf.keras.layers.Dense(10)(tf.keras.layers.Flatten()(x)))
     monkeypatch.setattr(model_zoo, "create_model", lambda *_: model)
     assert cost.model_cost("alexnet", 10, 8) == cost.ModelCost(

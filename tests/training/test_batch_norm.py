@@ -123,8 +123,8 @@ def test_a_model_without_batch_norm_has_nothing_to_measure(digits):
 def test_measuring_is_the_same_with_dropout_each_time(digits):
     """A run that was stopped and resumed there would otherwise go on with other statistics."""
     inputs = tf.keras.Input((32, 32, 3))
-    x = tf.keras.layers.BatchNormalization()(tf.cast(inputs, tf.float32))
-    model = tf.keras.Model(inputs, tf.keras.layers.BatchNormalization()(Dropout(0.5, seed=1)(x)))
+    x = BatchNormalization()(tf.cast(inputs, tf.float32))
+    model = tf.keras.Model(inputs, BatchNormalization()(Dropout(0.5, seed=1)(x)))
     feed, measured = Feed(open_dataset(digits), 32, "none", seed=3), []
     for _ in range(2):
         ExactStatistics(model, World()).measure(feed, [0], 64, 64)
