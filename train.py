@@ -92,8 +92,9 @@ def train(settings: Settings) -> dict:
     set_variables(settings)
     if launched.rank == 0 and sees_gpus(settings.launch.device):
         memory = min((gpu.memory for gpu in gpus.visible()), default=None)
-        for flag in micro_batch_flags(settings, launched.size, memory):
-            complain(f"GPUs are faster with larger micro-batches; {flag} should fit their memory")
+        for flag in micro_batch_flags(settings, launched.size, memory, builds=False):
+            complain(f"this run had {flag}, which the scripts in launch/ keep" if output_dir.resumes(settings) else
+                     f"the default micro-batch does not depend on the device; {flag} suits the GPUs' memory")
     attempt = make_training(settings, dataset, plan, stop, observers_of)
     return attempt()
 

@@ -39,6 +39,7 @@ class Resident:
 
     def __init__(self, batch):
         self._batch = batch
+        self.batch_size = batch[0].shape[0]
         self.iterator = self
 
     def __next__(self):

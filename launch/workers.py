@@ -6,24 +6,31 @@ prints only the former, or nothing.
 
 With --micro_batch, it prints --micro_batch_size for GPUs. train.py's own default is at most 64 on any device, so that a
 plan does not depend on the device. A GPU needs larger micro-batches: NVIDIA's ResNet-50 has 256 images per GPU, and
-MLPerf's results have 128 to 408. It prints nothing if the user has chosen a size, if there is no GPU, or if no larger
-size divides the batch and keeps the recipe's batch-norm span. From 64 on, the span itself, which is the default, is
-best: TensorFlow fuses batch norm only over a whole micro-batch. Elastic training (--elastic) needs the default, which
-changes with the number of workers.
+MLPerf's results have 128 to 408. The size is the largest up to 256 for which an estimate from the model, its image size
+and the precision fits the memory. It is smaller than 64 only where 64 images do not fit. A resumed run keeps the size
+that it had. Nothing is printed if the user has chosen a size, if there is no GPU, or if no such size divides the batch
+and keeps the recipe's batch-norm span. From 64 on, the span itself, which is the default, is best: TensorFlow fuses
+batch norm only over a whole micro-batch. Elastic training (--elastic) needs the default, which changes with the number
+of workers.
 """
+import contextlib
 import sys
 from pathlib import Path
 
 from common import command
 from common.errors import UsageError, UserError
 from distributed import gpus
+from model_zoo import cost
 from plan import flags
+from plan.output_dir import resumes
 from plan.plan import LARGEST_MICRO_BATCH, divisors, make_plan
-from plan.run_folder import RUN, RunFolder
+from plan.run_folder import PLAN, RUN, RunFolder
 from plan.settings import Settings
 
-# The largest micro-batch by the GPU's memory in GiB. ResNet-50 in float32 takes about 85 MB per image.
-LARGEST = ((30, 256), (14, 128), (0, LARGEST_MICRO_BATCH))
+LARGEST = 256  # larger micro-batches are hardly faster
+# Of a GPU's memory. The rest is for CUDA, NCCL, DALI and temporary values. ResNet-50 in float32, which was measured to
+# take about 85 MB per image, then has 128 images in 14 GiB, and 256 in 30.
+USABLE = 0.81
 
 SAMPLES = 1_281_167  # any number: whether a size divides the batch does not depend on the dataset
 
@@ -47,27 +54,54 @@ def workers_now(settings: Settings, available: int) -> int:
     return next_workers(settings) or schedule.values[0]
 
 
-def micro_batch_flags(settings: Settings, workers: int, memory: float | None) -> list[str]:
-    """Returns a list of one flag or none. memory: of the smallest GPU, in GiB, or None without GPUs."""
-    launch = settings.launch
+def micro_batch_flags(settings: Settings, workers: int, memory: float | None, builds: bool = True) -> list[str]:
+    """Returns a list of one flag or none. memory: of the smallest GPU, in GiB, or None without GPUs.
+
+    builds: whether to build a model whose memory is not known, in this process. If not, there is none for such a model.
+    """
+    launch, model = settings.launch, settings.recipe.model
     if memory is None or launch.device == "cpu" or launch.micro_batch_size or launch.elastic:
         return []
     if (span := settings.recipe.batch_norm_span) and min(span.values) >= LARGEST_MICRO_BATCH:
         return []
-    largest = next(size for least, size in LARGEST if memory >= least)
-    batches = settings.recipe.batch_size.values
-    for size in reversed(divisors(max(1, batches[0] // workers))):
-        if LARGEST_MICRO_BATCH < size <= largest and _fits(settings, size, workers):
+    default = _sizes(settings, None, workers)
+    plan = RunFolder(settings.run.output_dir, reader="launch").read(PLAN) if resumes(settings) else {}
+    before = {phase["micro_batch_size"] for phase in plan.get("phases", ())}
+    if before == default or len(before) > 1:  # only the default has several
+        return []
+    if before and _sizes(settings, *before, workers):
+        return [f"--micro_batch_size={size}" for size in before]
+    if not (builds or cost.is_known(model)):
+        return []
+    largest = min(LARGEST, _images(settings.recipe, memory))
+    least = LARGEST_MICRO_BATCH if largest >= LARGEST_MICRO_BATCH else 0
+    for size in reversed(divisors(max(1, settings.recipe.batch_size.values[0] // workers))):
+        if least < size <= largest and {size} != default and _sizes(settings, size, workers):
             return [f"--micro_batch_size={size}"]
     return []
 
 
-def _fits(settings, size, workers) -> bool:
+def _images(recipe, memory) -> int:
+    """Returns how many images fit in so many GiB. A model that cannot be built has the default: training says why."""
+    bytes_per_value = 4 if recipe.precision == "float32" else 2
+    with contextlib.redirect_stdout(sys.stderr), contextlib.suppress(Exception):
+        if not cost.is_known(recipe.model):
+            import tensorflow as tf
+
+            tf.config.set_visible_devices([], "GPU")  # a launcher must not reserve the workers' memory
+        per_image, fixed = cost.training_memory(recipe.model, max(recipe.image_size.values), bytes_per_value)
+        return int((USABLE * memory * 2**30 - fixed) / per_image)
+    return LARGEST_MICRO_BATCH
+
+
+def _sizes(settings, size, workers) -> set[int]:
+    """Returns the micro-batch sizes of a plan; none if it cannot be carried out, or if workers would share statistics.
+    """
     try:
         found = make_plan(settings.recipe, size, workers, SAMPLES, workers_schedule=settings.launch.workers_schedule)
     except UserError:
-        return False
-    return all(phase.neighbours == 1 for phase in found.phases)  # workers should not share statistics for its sake
+        return set()
+    return {phase.micro_batch_size for phase in found.phases if all(one.neighbours == 1 for one in found.phases)}
 
 
 @command.program("launch.workers", __doc__)

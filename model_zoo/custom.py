@@ -34,17 +34,16 @@ def own_model(made, images, pixels, name: str, classes: int, batch_norm_momentum
                         "Keras tensor, or a model")
     model = tf.keras.Model(images, made, name=name.replace(":", "-"))
     make_own(model, batch_norm_momentum, seed)
-    if tf.executing_eagerly():
-        _check_logits(model, classes)
-        remarks = _check_training(model)
-        if is_model:
-            remarks.append(f"the model gets pixels from 0 to 255, which its layer {scaling} scales" if scaling else
-                           "the model gets normalized pixels; one with a Rescaling layer gets them from 0 to 255")
-        elif scaling := _scaling(model, RESCALING):
-            remarks.append(f"layer {scaling} scales pixels that are normalized already; return a model of its own "
-                           "tf.keras.Input, which gets them from 0 to 255")
-        for line in remarks if startup.is_open else ():  # once: on rank 0
-            complain(f"--model={name}: {line}")
+    _check_logits(model, classes)
+    remarks = _check_training(model)
+    if is_model:
+        remarks.append(f"the model gets pixels from 0 to 255, which its layer {scaling} scales" if scaling else
+                       "the model gets normalized pixels; one with a Rescaling layer gets them from 0 to 255")
+    elif scaling := _scaling(model, RESCALING):
+        remarks.append(f"layer {scaling} scales pixels that are normalized already; return a model of its own "
+                       "tf.keras.Input, which gets them from 0 to 255")
+    for line in remarks if startup.is_open else ():  # once: on rank 0
+        complain(f"--model={name}: {line}")
     return model
 
 

@@ -158,7 +158,8 @@ class BatchNormalization(tf.keras.layers.BatchNormalization):
         return self.trainable and self.called_in_training
 
     @tf.autograph.experimental.do_not_convert
-    def call(self, inputs, training=None):
+    def call(self, inputs, training=None, mask=None):
+        del mask  # which images do not have; Keras's layer takes it
         if not (training and self.trainable):
             return super().call(inputs, training=False)
         if self.neighbours > 1:

@@ -1,4 +1,5 @@
 """Input errors during training, reported in one line, with the record's name if it is known."""
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,16 +13,17 @@ from data.formats import folder as class_folders
 from data.pipeline import decoder
 from data.staging.spool import SpoolEnded
 from distributed.lost import is_lost
+from plan.plan import divisors
 
+NO_MEMORY = re.compile("ALLOC_FAILED|OUT_OF_MEMORY|[Oo]ut of memory|failed to allocate")  # of CUDA, cuDNN, cuBLAS
 READ_AHEAD = 16  # batches; more than DALI and TensorFlow hold between the reader and the model
 
 
 @contextmanager
-def bad_input_is_user_error(stopped: str, batches, read: int, size_flag: str = "--micro_batch_size") -> Iterator[None]:
+def bad_input_is_user_error(stopped: str, batches, read: int) -> Iterator[None]:
     """Raises UserError for data that cannot be read or does not fit in the device's memory.
 
     stopped: what the error stopped, which starts the message. read: number of samples of `batches` read before.
-    size_flag: sets the size of a micro-batch.
     """
     try:
         yield
@@ -30,8 +32,10 @@ def bad_input_is_user_error(stopped: str, batches, read: int, size_flag: str = "
     except tf.errors.OpError as error:
         if is_lost(error):
             raise
-        if isinstance(error, tf.errors.ResourceExhaustedError):
-            raise UserError(f"{stopped}: the device ran out of memory; use a smaller {size_flag}") from None
+        if isinstance(error, tf.errors.ResourceExhaustedError) or NO_MEMORY.search(str(error)):
+            half = max((size for size in divisors(batches.batch_size) if 2 * size <= batches.batch_size), default=None)
+            raise UserError(f"{stopped}: the device ran out of memory; use " + (
+                f"--micro_batch_size={half} instead of {batches.batch_size}" if half else "smaller images")) from None
         if "deterministic XLA" in str(error):
             raise UserError(f"{stopped}: {reason(error)} Use --xla=auto, or remove --xla or --deterministic") from None
         raise UserError(f"{stopped}: {input_reason(error, batches, read)}") from None

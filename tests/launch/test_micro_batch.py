@@ -26,9 +26,20 @@ from tests.rigs.gpus import gpu, pretend
     (["--batch_size=8192", "--batch_norm_span=512"], 8, 80.0, None),  # 256 would make two workers share statistics
     (["--batch_size=0:8192,30:12288"], 8, 80.0, 256), (["--batch_size=0:3072,30:5120"], 8, 80.0, 128),
     (["--batch_size=8191"], 8, 80.0, None),
+    (["--batch_size=8192"], 8, 30.0, 256), (["--batch_size=8192"], 8, 14.0, 128),
+    (["--batch_size=8192", "--precision=mixed_float16"], 8, 15.78, 256),  # NVIDIA's size on a V100 of 16 GB
+    (["--batch_size=8192", "--image_size=448"], 8, 80.0, 128),
+    (["--batch_size=8192", "--image_size=448"], 8, 32.0, None),
+    (["--batch_size=8192", "--image_size=0:128,30:448"], 8, 16.0, 32),
+    (["--batch_size=8192", "--image_size=448", "--batch_norm_span=64"], 8, 16.0, None),
+    (["--batch_size=8192", "--model=convnet", "--image_size=32"], 8, 8.0, 256),
+    (["--batch_size=8192", "--model=convnet", "--image_size=512"], 8, 8.0, 128),
+    (["--batch_size=8192", "--model=examples.own_network:network", "--image_size=32"], 8, 8.0, 256),
+    (["--batch_size=8192", "--model=no_module:absent"], 8, 80.0, None),  # training says so
 ])
 def test_the_largest_that_divides_and_keeps_the_recipe(given, workers, memory, expected):
-    settings = flags.parse(["train.py", "--data_dir=synthetic:100000", "--epochs=60", *given])
+    settings = flags.parse(["train.py", "--data_dir=synthetic:100000", "--model=resnet50", "--image_size=224",
+                            "--epochs=60", *given])
     found = micro_batch_flags(settings, workers, memory)
     assert found == ([f"--micro_batch_size={expected}"] if expected else [])
     if expected:  # every phase is the recipe's, with its batch and its span
@@ -37,6 +48,19 @@ def test_the_largest_that_divides_and_keeps_the_recipe(given, workers, memory, e
         for before, after in zip(plain, larger, strict=True):
             assert (before.global_batch_size, before.steps) == (after.global_batch_size, after.steps)
             assert after.batch_norm_span == (span(before.start_epoch) if span else expected)
+
+
+@pytest.mark.parametrize(("sizes", "workers", "expected"), [
+    ([32], 8, 32), ([128, 128], 8, 128), ([64], 8, None), ([64, 32], 8, None), ([1024], 16, 256)])
+def test_a_resumed_run_keeps_its_size(sizes, workers, expected, tmp_path):
+    """That of plan.json, unless it is the default, also of several phases, or more than a worker now has."""
+    (tmp_path / "checkpoints" / "step-00000001").mkdir(parents=True)
+    phases = [{"micro_batch_size": size} for size in sizes]
+    (tmp_path / "plan.json").write_text(json.dumps({"phases": phases}))
+    settings = flags.parse(["train.py", "--data_dir=synthetic:100000", "--model=resnet50", "--batch_size=8192",
+                            f"--output_dir={tmp_path}"])
+    assert micro_batch_flags(settings, workers, 80.0) == (
+        [f"--micro_batch_size={expected}"] if expected else [])
 
 
 @pytest.mark.parametrize("span", [64, 128])
@@ -66,6 +90,7 @@ def test_dgx1_gives_it_to_each_worker_and_the_user_wins(tmp_path, given, expecte
 def test_horovodrun_asks_the_hosts_for_their_gpus(tmp_path):
     environment = os.environ | pretend(tmp_path, [gpu(0), gpu(1, memory__total=16160)])
     environment.pop("CUDA_VISIBLE_DEVICES", None)
-    done = subprocess.run([ROOT / "launch" / "horovodrun.sh", "--dry-run", "-np", "2", "digits", "--batch_size=1024"],
+    done = subprocess.run([ROOT / "launch" / "horovodrun.sh", "--dry-run", "-np", "2", "digits", "--batch_size=1024",
+                           "--model=resnet50", "--image_size=224"],
                           text=True, capture_output=True, timeout=300, env=environment)
     assert done.returncode == 0 and "--micro_batch_size=128" in done.stderr, done.stderr

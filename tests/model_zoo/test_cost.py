@@ -2,6 +2,7 @@ import pytest
 
 import model_zoo
 from model_zoo import cost
+from model_zoo.layers import BatchNormalization
 
 
 @pytest.mark.parametrize("name, parameters, multiply_adds", [
@@ -35,3 +36,33 @@ def test_a_network_counted_by_hand(monkeypatch):
     monkeypatch.setattr(model_zoo, "create_model", lambda *_: model)
     assert cost.model_cost("alexnet", 10, 8) == cost.ModelCost(
         parameters=3 * 3 * 2 * 6 + 6 + 96 * 10 + 10, variables=4, multiply_adds=16 * 3 * 3 * 2 * 6 + 96 * 10)
+
+
+def test_the_values_that_the_backward_pass_needs_counted_by_hand(monkeypatch):
+    """The images, the inputs of batch norm, the outputs of ReLU, and their means; in a nested model."""
+    import tensorflow as tf
+
+    def create(*_):
+        images = tf.keras.Input((8, 8, 3))
+        x = tf.keras.Sequential([tf.keras.layers.Conv2D(4, 1, use_bias=False), BatchNormalization(),
+                                 tf.keras.layers.ReLU()])(images)
+        return tf.keras.Model(images, tf.keras.layers.Dense(5)(tf.keras.layers.GlobalAveragePooling2D()(x)))
+
+    monkeypatch.setattr(model_zoo, "create_model", create)
+    kept, parameters = 64 * 3 + 64 * 4 + 64 * 4 + 4, 3 * 4 + 4 + 4 + 4 * 5 + 5
+    per_image, fixed = cost.training_memory("alexnet", 8, 2)
+    assert per_image == pytest.approx(2 * kept, rel=0.05) and fixed == 16 * parameters
+
+
+def test_resnet50_takes_what_was_measured():
+    """About 85 MB per image in float32, at 224 pixels; a quarter of the pixels and half of the bytes take an eighth."""
+    per_image, fixed = cost.training_memory("resnet50", 224, 4)
+    assert per_image == pytest.approx(85e6, rel=0.1) and fixed == pytest.approx(25.6e6 * 16, rel=0.01)
+    assert cost.training_memory("resnet50", 112, 2)[0] == per_image / 8
+
+
+@pytest.mark.campaign
+def test_resnet50s_stored_memory_is_that_of_the_model(monkeypatch):
+    stored = cost.training_memory("resnet50", 224, 4)
+    monkeypatch.setattr(cost, "is_known", lambda name: False)
+    assert cost.training_memory("resnet50", 224, 4) == stored

@@ -159,15 +159,19 @@ def test_a_stop_takes_effect_at_most_a_step_later_with_all_results_known(job, as
     assert before_evaluation == (asked in (24, 49))
 
 
-def test_out_of_memory_is_a_line_that_says_what_to_do(job):
-    def full(phase):
-        def step(*arguments):
-            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor with shape[256,64,112,112]")
+def exhausted():
+    return tf.zeros([2**50])  # 4 PiB: TensorFlow's own error
 
-        return step
 
-    with pytest.raises(UserError, match="the device ran out of memory; use a smaller --micro_batch_size"):
-        loop.follow_plan(dataclasses.replace(job, train_step=full), Recovery())
+def refused():
+    raise tf.errors.InternalError(None, None, "cuDNN could not start: CUDNN_STATUS_ALLOC_FAILED")  # as on a GPU
+
+
+@pytest.mark.parametrize("allocate", [exhausted, refused])
+def test_out_of_memory_is_a_line_that_names_half_of_the_size(job, allocate):
+    full = dataclasses.replace(job, train_step=lambda phase: lambda *arguments: allocate())
+    with pytest.raises(UserError, match=r"ran out of memory; use --micro_batch_size=2 instead of 4$"):
+        loop.follow_plan(full, Recovery())
 
 
 def test_seconds_and_images_are_those_of_all_steps_and_shares_those_of_the_timed():
