@@ -1,5 +1,6 @@
 """Errors that a user can fix, and the exit codes of all commands."""
 import errno
+import os
 import signal
 import sys
 from enum import IntEnum
@@ -55,12 +56,19 @@ def complain(message, program: str = "train.py") -> None:
     print(f"{program}: {message}", file=sys.stderr, flush=True)
 
 
+def full_disk(error) -> int | None:
+    """Returns ENOSPC or EDQUOT if an error is that of a full disk or quota, perhaps in TensorFlow's words, or None."""
+    return next((number for number in (errno.ENOSPC, errno.EDQUOT)
+                 if getattr(error, "errno", None) == number or os.strerror(number) in str(error)), None)
+
+
 def one_line(error) -> str:
     """Returns what to tell the user about an error."""
     text = " ".join(str(error).split())
-    if getattr(error, "errno", None) == errno.ENOSPC or "No space left on device" in text:
+    if full := full_disk(error):
         where = f"{error.filename}: " if getattr(error, "filename", None) else ""
-        return f"{where}no space left on device; make room and run the same command again to continue"
+        problem = os.strerror(full)
+        return f"{where}{problem[0].lower()}{problem[1:]}; make room and run the same command again to continue"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return text
@@ -71,5 +79,5 @@ def reason(error) -> str:
     where = ("Graph execution error", "Detected at node", "File ", "[[", "<stack traces")  # in the graph or in Python
     lines = [line.strip() for line in str(error).splitlines() if "Critical error" not in line]
     lines = [line for line in lines if line and not line.startswith(where)] or [type(error).__name__]
-    telling = ("rror in", "ssert", "No space left", "outside the valid range")
+    telling = ("rror in", "ssert", "No space left", "quota exceeded", "outside the valid range")
     return next((line for line in lines if any(word in line for word in telling)), lines[0])[:300]

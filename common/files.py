@@ -10,13 +10,17 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 
-from common.errors import UserError
+from common.errors import UserError, complain, full_disk
 
 MEMORY = "/dev/shm"
 MOUNTS = Path("/proc/self/mountinfo")
+# What file systems answer to a call that they do not offer: CIFS, FUSE, exFAT, the shared folders of virtual machines.
+LACKS_CALL = {errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.ENOSYS, errno.ENOTTY, errno.ENOLCK}
+LACKS_LINKS = LACKS_CALL | {errno.EACCES, errno.EROFS, errno.EPROTO}  # VirtualBox says EROFS or EPROTO
+NAMED = set()  # calls of which `forgo` has said so
 ON_NETWORK = {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "cifs", "smb3", "ceph", "glusterfs", "9p", "afs", "orangefs",
               "panfs", "wekafs", "fuse"}
 
@@ -47,9 +51,8 @@ def full_disk_named(path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        full = [number for number in (errno.ENOSPC, errno.EDQUOT) if os.strerror(number) in str(error)]
-        if full and not getattr(error, "filename", None):
-            raise OSError(full[0], os.strerror(full[0]), str(path)) from None
+        if (full := full_disk(error)) and not getattr(error, "filename", None):
+            raise OSError(full, os.strerror(full), str(path)) from None
         raise
 
 
@@ -103,35 +106,77 @@ def is_on_network(path, mounts: Path = MOUNTS) -> bool:
     return kind.partition(".")[0] in ON_NETWORK
 
 
+def forgo(call: str, path, error: OSError, effect: str, lacking: Set[int] = LACKS_CALL) -> None:
+    """Goes on without a call that only makes a file more durable, or easier to find, if the file system lacks it.
+
+    One line per process and call says so. Any other error is raised. lacking: the numbers of those that say that.
+    """
+    if error.errno not in lacking:
+        raise error
+    if call not in NAMED:
+        complain(f"the file system of {path} has no {call} ({error.strerror}); {effect}", "warning")
+    NAMED.add(call)
+
+
 def flush(path) -> None:
-    """Calls fsync on a file or a folder."""
+    """Calls fsync on a file or a folder. Where the file system does not offer that, one line says so."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        forgo("fsync", path, error, "a power failure may lose what was written last")
     finally:
         os.close(descriptor)
 
 
+def link(path: Path, target: str) -> None:
+    """Makes a path lead to a folder next to it: a symbolic link, or a file with that name if there are no links.
+
+    `followed` reads both. Replaces either, and a folder, which copying a link may have made. Raises OSError.
+    """
+    part = Path(f"{path}.part")
+    part.unlink(missing_ok=True)
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    try:
+        part.symlink_to(target)
+    except OSError as error:
+        forgo("symbolic links", path, error, f"{path.name} is a file that names the folder", LACKS_LINKS)
+        write_atomically(path, target)
+    else:
+        part.replace(path)
+
+
+def followed(path: Path) -> Path:
+    """Returns the folder to which a file made by `link` leads. Any other path is returned as it is."""
+    if not path.is_file():
+        return path
+    with open(path, errors="replace") as file:
+        name = file.readline(60).strip()  # of what may be any file
+    return path.parent / name if name and (path.parent / name).is_dir() else path
+
+
 @contextlib.contextmanager
-def locked(path, wait: bool = False) -> Iterator[int | None]:
+def locked(path, wait: bool = False, needed: bool = False) -> Iterator[int | None]:
     """Context manager that locks a folder or a file. The lock also ends with the process, however it exits.
 
     It yields the descriptor of the locked file, which is created if it is missing. NFS locks only files that are open
     for writing for all hosts; a folder's lock counts on its own host.
 
-    wait: wait until the lock is free. Otherwise a taken lock raises BlockingIOError. If the file system has no locks,
-    `wait` raises OSError; otherwise nothing is locked, and None is yielded.
+    wait: wait until the lock is free. Otherwise a taken lock raises BlockingIOError. needed: raise UserError if the
+    file system has no locks. Otherwise one line says so, nothing is locked, and None is yielded.
     """
     descriptor = os.open(path, os.O_RDONLY if os.path.isdir(path) else os.O_RDWR | os.O_CREAT, 0o666)
     is_locked = True
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            raise
-        except OSError:  # this file system has no locks
-            if wait:
-                raise
+        except OSError as error:
+            if error.errno == errno.EACCES:  # what CIFS says of a lock that is taken
+                raise BlockingIOError(errno.EAGAIN, error.strerror) from None
+            if needed and error.errno in LACKS_CALL:
+                raise UserError(f"the file system of {path} has no locks; choose a folder on a local disk") from None
+            forgo("locks", path, error, "start no other program that writes there")
             is_locked = False
         yield descriptor if is_locked else None
     finally:

@@ -43,11 +43,11 @@ def this_process() -> Holder:
 
 
 @contextlib.contextmanager
-def locked(file: Path, wait: bool = False) -> Iterator[bool]:
+def locked(file: Path, wait: bool = False, needed: bool = False) -> Iterator[None]:
     """Context manager that locks a file, which is created if it is missing. The lock also ends with the process.
 
-    It yields whether the file system has locks. wait: wait until the lock is free; after PATIENCE, a line names its
-    holder. Otherwise a taken lock raises Taken. If the file system has no locks, `wait` raises OSError.
+    wait: wait until the lock is free; after PATIENCE, a line names its holder. Otherwise a taken lock raises Taken.
+    needed: as in files.locked.
     """
     with contextlib.ExitStack() as held:
         watch = threading.Timer(PATIENCE, lambda: complain(f"waiting for {_holder(file)}, which has locked {file}"))
@@ -56,7 +56,7 @@ def locked(file: Path, wait: bool = False) -> Iterator[bool]:
         if wait:
             watch.start()
         try:
-            descriptor = held.enter_context(files.locked(file, wait))
+            descriptor = held.enter_context(files.locked(file, wait, needed))
         except BlockingIOError:
             raise Taken(_holder(file)) from None
         watch.cancel()
@@ -65,7 +65,7 @@ def locked(file: Path, wait: bool = False) -> Iterator[bool]:
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, json.dumps(asdict(this_process())).encode(), 0)
                 os.fsync(descriptor)
-        yield descriptor is not None
+        yield
 
 
 def _holder(file: Path) -> Holder | str:

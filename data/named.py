@@ -3,6 +3,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from common.files import forgo
 from common.flags import say_what_is_hidden
 from data import sources
 from data.dataset import Dataset, open_dataset
@@ -54,7 +55,10 @@ def built_in(name: str) -> Path:
         try:
             with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=cache, ignore_cleanup_errors=True) as made:
                 write_built_in(name, Path(made))
-                os.chmod(made, 0o755)
+                try:
+                    os.chmod(made, 0o755)
+                except OSError as error:
+                    forgo("chmod", folder, error, "other users may not read it")
                 os.rename(made, folder)
         except OSError:
             if not folder.is_dir():

@@ -80,18 +80,18 @@ def locked(folder: Path) -> Iterator[None]:
     """
     _create(folder)
     with contextlib.ExitStack() as held:
-        if not _wait(held, folder):
-            complain(f"warning: the file system of {folder} has no locks; start no other training run there")
+        _wait(held, folder)
         yield
 
 
-def _wait(held, folder) -> bool:
-    """Enters the lock into `held`; returns whether the file system has locks."""
+def _wait(held, folder) -> None:
+    """Enters the lock into `held`."""
     began = time.monotonic()
     announced = None
     while True:
         try:
-            return held.enter_context(locks.locked(folder / locks.LOCK))
+            held.enter_context(locks.locked(folder / locks.LOCK))
+            return
         except locks.Taken as taken:
             [holder] = taken.args
         is_known = isinstance(holder, locks.Holder)

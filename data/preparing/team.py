@@ -11,7 +11,7 @@ from itertools import chain
 
 from common import open_mpi
 from common.activity import startup
-from common.errors import UserError, complain, one_line
+from common.errors import UserError, complain, full_disk, one_line
 from common.screen import Counter
 
 LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")  # every MPI launcher sets one of these
@@ -134,7 +134,7 @@ class Team:
 
 def error_message(error: Exception) -> str:
     """Returns what to tell the user about an error of any type."""
-    known = isinstance(error, UserError | OSError | ValueError) or "No space left" in str(error)
+    known = isinstance(error, UserError | OSError | ValueError) or full_disk(error)
     return one_line(error) if known else f"{type(error).__name__}: {one_line(error)}"
 
 

@@ -28,7 +28,7 @@ def stage(dataset: Dataset, folder: Path, sizes: dict[str, tuple[int, int]] | No
     digest = hashlib.sha256(f"{dataset.folder.resolve()}\n{identity}".encode(errors="surrogateescape")).hexdigest()
     target = private_folder(folder) / f"{dataset.folder.name}-{digest[:12]}"
     target.mkdir(exist_ok=True)
-    with locked(Path(f"{target}.lock"), wait=True), full_disk_named(folder):
+    with locked(Path(f"{target}.lock"), wait=True, needed=True), full_disk_named(folder):
         missing = {file: size - _copied(target, file) for file, (size, _) in sizes.items()
                    if not (target / file).exists()}
         needed = sum(missing.values())

@@ -5,7 +5,6 @@ files have been read, and how many are needed. Files are counted over all passes
 each file, followed by `requests fetched hits` of data.staging.spool.Admitted since the start, or `error REASON`. It
 ends when standard input does, and removes the folder, which it has made, and the window if it is not kept.
 """
-import errno
 import os
 import pickle
 import struct
@@ -17,7 +16,7 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from common.errors import UserError, one_line
+from common.errors import UserError, full_disk, one_line
 from common.files import remove_unheld, scratch_folder
 from data.formats import messages
 from data.formats.folder import shown
@@ -107,7 +106,7 @@ def write_ahead(layout: Layout, again: bool, requests: Requests) -> None:
             try:
                 write_file(layout, written % layout.files, blocks)
             except OSError as error:
-                if error.errno != errno.ENOSPC:
+                if not full_disk(error):
                     raise
                 room = ahead()  # from now on
                 if written < requests.needed and not (blocks and blocks.shrink(2 * sizes[written % layout.files])):

@@ -64,7 +64,7 @@ def kept_folder(place: Path, name: str, size: int, most: int) -> Path:
     """
     private = private_folder(place)
     folder = private / f"blocks-{name}"
-    with locks.locked(private / locks.LOCK, wait=True):
+    with locks.locked(private / locks.LOCK, wait=True, needed=True):
         others = sorted(set(private.glob("blocks-*")) - {folder}, key=os.path.getmtime, reverse=True)
         in_use = [other for other in others if is_held(other)]
         room = most - size - sum(int((other / RESERVED).read_text()) for other in in_use)
@@ -164,7 +164,7 @@ class Blocks:
         start, end = self._range(block)
         if (content := self._kept(kept, end - start)) is None:
             part = self._window.folder / f"{block}.part"
-            with locked(part, wait=True):  # by one worker of the node
+            with locked(part, wait=True, needed=True):  # by one worker of the node
                 if (content := self._kept(kept, end - start)) is None:
                     content = self._fetch(self._files[block], start, end)
                     self._keep(content, part, kept)
@@ -225,7 +225,7 @@ class Blocks:
 
     def _delete(self, remaining: Callable[[int], int]) -> bool:
         """Deletes the blocks that will be needed last, until no more than `remaining(used bytes)` remain."""
-        with locked(self._window.folder, wait=True):
+        with locked(self._window.folder, wait=True, needed=True):
             sizes = {int(entry.name): entry.stat().st_size for entry in os.scandir(self._window.folder)
                      if entry.name.isdigit()}
             epoch, now = self._now

@@ -7,9 +7,10 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import ROOT, require_tool
 
 from data.preparing.run import write_built_in
+from tests.rigs import lacking
 
 
 def content(folder):
@@ -23,8 +24,10 @@ def test_the_bytes_are_reproducible(digits, tmp_path):
 
 @pytest.mark.trainings
 def test_several_workers_at_once_make_one_dataset(digits, tmp_path):
+    """Also where the file system has no permissions to change."""
     program = "from data.named import built_in; print(built_in('digits'))"
-    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "LACKS": "chmod:1",
+                                "LD_PRELOAD": str(lacking.library(tmp_path, require_tool("g++")))}
     workers = [subprocess.Popen([sys.executable, "-c", program], env=environment, text=True, stdout=subprocess.PIPE)
                for _ in range(3)]
     folders = {worker.communicate(timeout=300)[0].strip() for worker in workers}

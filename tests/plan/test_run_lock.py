@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import pytest
 from conftest import ROOT
 
-from common import locks
+from common import files, locks
 from common.errors import UserError
 from plan import output_dir
 
@@ -92,6 +92,7 @@ def test_a_file_system_without_locks_is_a_line(number, tmp_path, monkeypatch, ca
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(files, "NAMED", set())
     with output_dir.locked(tmp_path):
         assert (tmp_path / ".lock").read_bytes() == b""
-    assert f"warning: the file system of {tmp_path} has no locks" in capsys.readouterr().err
+    assert f"warning: the file system of {tmp_path}/.lock has no locks" in capsys.readouterr().err
