@@ -2,7 +2,8 @@
 
 A checkpoint has TensorFlow's own format: `variables.index` and `variables.data-…`, with a checksum per tensor, so that
 damage is detected. One of the tensors holds the training's progress. A checkpoint is written under a temporary name,
-flushed to disk, and renamed. `best` links to the one with the highest validation top-1.
+flushed to disk, and renamed. `best` leads to the one of the best evaluation so far. That is saved even if no checkpoint
+is due, as an extra one, which is removed when there is a better one.
 """
 import contextlib
 import dataclasses
@@ -14,8 +15,8 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from common.errors import UserError, complain, one_line
-from common.files import flush, write_atomically
+from common.errors import UserError, complain, full_disk, one_line
+from common.files import flush, link, write_atomically
 from common.flags import defaults
 from plan.settings import Recipe
 from plan.values import same
@@ -55,10 +56,11 @@ class Checkpoints:
         self._writing = None
         listed = saved_in(folder)
         self.newest = listed[0] if listed else None
-        self._top1 = {}  # by name, for checkpoints on disk that follow an evaluation
+        self._unwritten = []  # arguments of _write for the best evaluation, until it is on disk
+        self._described = {}  # by name, for checkpoints on disk
         for path in listed:
             with contextlib.suppress(Damaged, OSError):
-                self._top1[path.name] = describe(path)["top1"]
+                self._described[path.name] = describe(path)
 
     def load(self, variables: dict) -> Snapshot | None:
         """Returns the newest intact checkpoint, or None if there are none. Names damaged ones on standard error.
@@ -92,7 +94,21 @@ class Checkpoints:
     def save(self, snapshot: Snapshot, epoch: float, top1: float | None = None) -> None:
         """Waits for the previous write, then starts to write a snapshot. top1: of the evaluation just made, if any."""
         self.wait()
-        self._writing = self._writer.submit(self._write, snapshot, epoch, top1)
+        best = snapshot.progress.best
+        if best and (best["epoch"], best["top1"]) == (epoch, top1):
+            self.save_best(snapshot, epoch, top1, is_extra=False)
+        else:
+            self._writer.submit(self._write_best)
+            self._writing = self._writer.submit(self._write, snapshot, epoch, top1)
+
+    def save_best(self, snapshot: Snapshot, epoch: float, top1: float, is_extra: bool = True) -> None:
+        """Writes a snapshot of the best evaluation so far as soon as the disk is free. Training does not wait for that.
+
+        One snapshot at most waits in memory: a better one replaces it. If it cannot be written, it is tried again
+        before the next one. is_extra: whether no checkpoint is due.
+        """
+        self._unwritten = [(snapshot, epoch, top1, is_extra)]
+        self._writing = self._writer.submit(self._write_best)
 
     @property
     def is_writing(self) -> bool:
@@ -108,57 +124,94 @@ class Checkpoints:
         A checkpoint from just before that step has the bad weights. It is deleted if there is an older one.
         """
         self.wait()
+        self._unwritten = []
         listed = saved_in(self._folder)
         if step is not None and len(listed) > 1 and listed[0] == self._path(step):
-            self._top1.pop(listed[0].name, None)
+            self._described.pop(listed[0].name, None)
             shutil.rmtree(listed.pop(0))
             self.newest = listed[0]
             self._tidy()
         return self.newest
 
+    def of(self, evaluation: dict | None) -> Path | None:
+        """Returns the checkpoint on disk that follows an evaluation: epoch, top1. None if there is none."""
+        return next((path for path in saved_in(self._folder) if evaluation and all(
+            self._about(path).get(key) == evaluation[key] for key in ("epoch", "top1"))), None)
+
+    def _about(self, path) -> dict:
+        return self._described.get(path.name, {})
+
+    def _best(self) -> Path | None:
+        """Returns the checkpoint of the best evaluation up to the newest checkpoint, or None if it is not on disk."""
+        records = self._about(self.newest).get("progress", {}).get("records")
+        return self.of(records[-1]) if records else None
+
     def _path(self, step) -> Path:
         return self._folder / f"step-{step:08}"
 
-    def _write(self, snapshot, epoch, top1) -> bool:
+    def _write_best(self) -> bool:
+        unwritten = self._unwritten  # save_best may replace the list meanwhile
+        if unwritten and not self._write(*unwritten[0]):
+            return False
+        unwritten.clear()
+        return True
+
+    def _write(self, snapshot, epoch, top1, is_extra=False) -> bool:
         path = self._path(snapshot.progress.step)
+        described = {"meaning": MEANING, "recipe": self._recipe, "classes": self._classes, "epoch": epoch, "top1": top1,
+                     "is_extra": is_extra, "progress": dataclasses.asdict(snapshot.progress)}
+        before = self._about(path)
+        if top1 is None and before and before["progress"]["evaluations"] == snapshot.progress.evaluations:
+            described |= {"epoch": before["epoch"], "top1": before["top1"]}  # the same state, after its evaluation
         try:
             self._flush()
-            write(path, snapshot, {"meaning": MEANING, "recipe": self._recipe, "classes": self._classes, "epoch": epoch,
-                                   "top1": top1})
-            self._top1[path.name] = top1
-            self.newest = path
-            self._tidy()
-            return True
+            write(path, snapshot.tensors, described)
         except (OSError, tf.errors.OpError) as error:
             shutil.rmtree(_scratch(path), ignore_errors=True)
+            if self.newest and full_disk(error) and any(self._remove_old(kept) for kept in reversed(range(KEPT))):
+                return self._write(snapshot, epoch, top1, is_extra)
             stands = f"the newest checkpoint is {self.newest.name}" if self.newest else "there is no earlier one"
             complain(f"the checkpoint {path} could not be written: {one_line(error)[:200]}; {stands}")
             return False
+        self._described[path.name] = described
+        self.newest = path
+        try:
+            self._tidy()
+        except OSError as error:
+            complain(f"{path} is written, but `best` and `checkpoint` may lead to earlier ones: {one_line(error)}")
+        return True
 
     def _tidy(self) -> None:
         """Updates `checkpoint`, which TensorFlow reads, and `best`; removes old, leftover and unfinished ones."""
         write_atomically(self._folder / "checkpoint", f'model_checkpoint_path: "{self.newest.name}/variables"\n')
+        if best := self._best():
+            link(self._folder / "best", best.name)
+        else:
+            (self._folder / "best").unlink(missing_ok=True)
+        self._remove_old(KEPT)
+
+    def _remove_old(self, kept: int) -> bool:
+        """Removes all but so many of those that were due, the newest and the best. Returns whether it removed any.
+
+        The best is that of the best evaluation. If it is not on disk, it is the best that is.
+        """
         listed = saved_in(self._folder)
-        kept = [path for path in listed if path <= self.newest][:KEPT]
-        best = max((path for path in listed if self._top1.get(path.name) is not None), default=None,
-                   key=lambda path: self._top1[path.name])
-        if best:
-            link = self._folder / "best.part"
-            link.unlink(missing_ok=True)
-            link.symlink_to(best.name)
-            link.replace(self._folder / "best")
-        for path in [*listed, *saved_in(self._folder, ".part")]:
-            if path not in (*kept, best):
-                shutil.rmtree(path, ignore_errors=True)
+        due = [path for path in listed if path <= self.newest and not self._about(path).get("is_extra")]
+        scored = [path for path in listed if self._about(path).get("top1") is not None]
+        best = self._best() or max(scored, default=None, key=lambda path: self._about(path)["top1"])
+        old = [path for path in listed if path not in (*due[:kept], self.newest, best)]
+        for path in (*old, *saved_in(self._folder, ".part")):
+            shutil.rmtree(path, ignore_errors=True)
+            self._described.pop(path.name, None)
+        return not all(path.exists() for path in old)
 
 
-def write(path: Path, snapshot: Snapshot, about: dict) -> None:
+def write(path: Path, tensors: dict, described: dict) -> None:
     """Writes a checkpoint folder atomically. Raises OSError or tf.errors.OpError."""
     scratch = _scratch(path)
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
-    described = about | {"progress": dataclasses.asdict(snapshot.progress)}
-    tensors = snapshot.tensors | {DESCRIPTION: tf.constant(json.dumps(described))}
+    tensors = tensors | {DESCRIPTION: tf.constant(json.dumps(described))}
     tf.raw_ops.SaveV2(prefix=str(scratch / "variables"), tensor_names=list(tensors), tensors=list(tensors.values()),
                       shape_and_slices=[""] * len(tensors))
     for written in (*scratch.iterdir(), scratch):

@@ -8,7 +8,7 @@ import tensorflow as tf
 from common.activity import activity
 from common.errors import Stopped, UserError, complain
 from distributed.elastic import COMMIT_STEPS
-from plan.run_folder import SUMMARY, RunFolder
+from plan.run_folder import CHECKPOINTS, SUMMARY, RunFolder
 from plan.values import Every
 from training.advice import after_divergence
 from training.build import Job
@@ -128,14 +128,14 @@ class Recovery:
             self._save_if_due(is_possible)
 
     def after_evaluation(self, epoch: float, top1: float, is_target: bool) -> None:
-        """Saves or commits, if due. Raises UserError if the training's last checkpoint cannot be written.
+        """Saves or commits, if due; also saves the best evaluation so far. All workers call it at once.
 
-        is_target: whether training ends here.
+        Raises UserError if the training's last checkpoint cannot be written. is_target: whether training ends here.
         """
         is_last = is_target or self._job.state.progress.step == self._job.plan.steps
         self._save_if_due(is_last or self._job.world.any(self._is_possible_now())[0], epoch, top1)
         if is_last:
-            self._wait("the last checkpoint could not be written; free disk space and run the same command again")
+            self._wait("the last checkpoint could not be written; see the line above, and run the same command again")
 
     def stop(self) -> None:
         """Saves a checkpoint, waits until it is written, and raises Stopped."""
@@ -207,11 +207,20 @@ class Recovery:
             ending = summarized_divergence(problem, plan.train_samples, plan.epochs, self._job.world,
                                            len(dataset.classes), progress.seconds,
                                            after_divergence(problem, self._job.settings))
-            self._folder.write(SUMMARY, ending | milestones(progress, self._job.settings.run.target_top1))
+            self._folder.write(SUMMARY, ending | self.milestones())
             self._folder.save()
 
+    def milestones(self) -> dict:
+        """Returns what summary.json says of the evaluations. On other ranks than 0, it names no checkpoint."""
+        progress = self._job.state.progress
+        best = self._checkpoints and self._checkpoints.of(progress.best)
+        return milestones(progress, self._job.settings.run.target_top1, best and f"{CHECKPOINTS}/{best.name}")
+
     def _save_if_due(self, is_asked: bool, epoch: float | None = None, top1: float | None = None) -> None:
-        """Saves if asked, or if it is due by epochs, and commits if due. All workers have to call it at once."""
+        """Saves if asked, or if it is due by epochs, and commits if due. All workers have to call it at once.
+
+        epoch, top1: of the evaluation just made, if any. The best one so far is saved in any case.
+        """
         due = Due.NOW if is_asked else None
         if not is_asked and self._schedule.epochs_have_passed(self._position):
             answer = self._checkpoints and self._schedule.by_epochs(self._checkpoints.is_writing)
@@ -220,6 +229,10 @@ class Recovery:
             self._save(epoch, top1)
         elif due:
             self._schedule.record_unsaved(self._position, due)
+        if due is not Due.NOW and epoch is not None and self._job.state.progress.best["epoch"] == epoch:
+            snapshot = self.snapshot()
+            if self._checkpoints:
+                self._checkpoints.save_best(snapshot, epoch, top1)
         if self._commit_is_due():
             self.committed = self.snapshot()
             self._hosts.check_host_updates()

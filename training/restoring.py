@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from common import VERSION
 from common.errors import UserError, complain, one_line
+from common.files import followed
 from model_zoo.applications import load_pretrained
 from model_zoo.layers import last_layer
 from plan.run_folder import CHECKPOINTS
@@ -70,6 +71,7 @@ def intact(path: Path) -> Iterator[tuple[Path, dict, dict]]:
     path: a run's folder, its checkpoints/, or one checkpoint in it. Raises OSError for one that cannot be opened, which
     may be intact and newer than the next.
     """
+    path = followed(path)
     within = path / CHECKPOINTS if (path / CHECKPOINTS).is_dir() else path
     for candidate in [path] if (path / "variables.index").exists() else saved_in(within):
         try:

@@ -36,7 +36,7 @@ from training.recovery import Recovery
 from training.restoring import initialize
 from training.state import Progress, Snapshot, State
 from training.stopping import StopRequest
-from training.summary import milestones, summarized
+from training.summary import summarized
 
 
 def make_training(settings: Settings, dataset: Dataset, plan: Plan | None, stop: StopRequest,
@@ -217,7 +217,7 @@ class Training:
         epochs = plan.epochs if progress.step == plan.steps else plan.position(progress.step) // plan.train_samples
         summary = summarized(validation.metrics, plan.train_samples, epochs, plan.phases[-1].global_batch_size, world,
                              progress.samples / progress.trained_seconds, progress.seconds)
-        summary |= milestones(progress, self._settings.run.target_top1)
+        summary |= self._recovery.milestones()
         with world.raise_on_all_ranks():
             if world.rank == 0:
                 rows, classes = self._folder.rows(METRICS), self._dataset.classes

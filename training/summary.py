@@ -13,14 +13,17 @@ def summarized(metrics: dict, train_samples: int, epochs: float, batch_size: int
         "images_per_second": images_per_second, "seconds": seconds}
 
 
-def milestones(progress: Progress, target_top1: float | None) -> dict:
+def milestones(progress: Progress, target_top1: float | None, checkpoint: str | None) -> dict:
     """Returns the best validation top-1 and its epoch, and when the target was reached: None if it was not.
 
     They are those of the average of the weights if there is one. There are none before the first evaluation.
+
+    checkpoint: path, in the run's folder, of the checkpoint that has this top-1, or None if it is not on disk.
     """
     if not progress.best:
         return {}
-    best = {"best_top1": progress.best["top1"], "best_epoch": progress.best["epoch"]}
+    best = {"best_top1": progress.best["top1"], "best_epoch": progress.best["epoch"],
+            "best_checkpoint": checkpoint}
     if target_top1 is None:
         return best
     first = next((record for record in progress.records if record["top1"] >= target_top1), {})

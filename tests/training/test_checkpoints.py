@@ -2,49 +2,64 @@
 import contextlib
 import dataclasses
 import errno
+import functools
 import inspect
 import itertools
 import json
 import os
+import shutil
+import subprocess
+import sys
+import threading
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import ROOT, SmallDisk, rows, run, train
+from conftest import ROOT, SmallDisk, environment, require_tool, rows, run, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from common.errors import UserError
 from data.synthetic import synthetic_dataset
 from distributed.world import World
 from plan.flags import parse
-from plan.run_folder import RunFolder
+from plan.run_folder import RunFolder, folder_of
 from plan.values import Every
 from reporting.run_log import RunLog
+from tests.rigs import lacking
 from tests.rigs.trainings import newest_step
 from training.checkpoints import Checkpoints, write
 from training.observer import Evaluation, Update
 from training.restoring import FILES, MEANING, Damaged, intact, load_model, read
 from training.run import Training
 from training.state import Progress, Snapshot
+from training.weight_check import checksums, in_hexadecimal
 
 RECIPE = {"model": "convnet", "momentum": 0.9, "exclude": ["gamma"]}
 
 
-def snapshot(step: int, size: int = 1000) -> Snapshot:
+def snapshot(step: int, size: int = 1000, records=()) -> Snapshot:
     tensors = {"model/000/kernel": tf.constant(np.random.default_rng(step).normal(size=size), tf.float32),
                "optimizer/000/iteration": tf.constant(step, tf.int64)}
-    return Snapshot(tensors, Progress(step=step, samples=128 * step, skipped=7, workers=2, seconds=0.1))
+    return Snapshot(tensors, Progress(step=step, samples=128 * step, skipped=7, workers=2, seconds=0.1,
+                                      records=[*records]))
 
 
 VARIABLES = {"model/000/kernel": tf.Variable(tf.zeros(1000)), "optimizer/000/iteration": tf.Variable(0, dtype=tf.int64)}
 
 
 def saved(folder, steps, top1=None, recipe=RECIPE) -> Checkpoints:
-    checkpoints = Checkpoints(folder, recipe)
+    """top1: of the evaluations, by step. One without a regular checkpoint is saved if it is the best so far."""
+    checkpoints, records, top1 = Checkpoints(folder, recipe), [], top1 or {}
     folder.mkdir(parents=True, exist_ok=True)
-    for step in steps:
-        checkpoints.save(snapshot(step), epoch=step / 10, top1=top1 and top1.get(step))
+    for step in sorted({*steps, *top1}):
+        if is_best := top1.get(step, 0) > max((record["top1"] for record in records), default=0):
+            records.append({"epoch": step / 10, "top1": top1[step], "seconds": 1.0})
+        if step in steps:
+            checkpoints.save(snapshot(step, records=records), step / 10, top1.get(step))
+        elif is_best:
+            checkpoints.save_best(snapshot(step, records=records), step / 10, top1[step])
     assert checkpoints.wait()
     return checkpoints
 
@@ -76,10 +91,96 @@ def test_the_last_five_and_the_best_are_kept(tmp_path):
     assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / "step-00000009" / "variables")
     again = Checkpoints(tmp_path, RECIPE)
     again.load(VARIABLES)
-    again.save(snapshot(10), 1.0, top1=0.95)
+    again.save(snapshot(10, records=[{"epoch": 1.0, "top1": 0.95}]), 1.0, top1=0.95)
     assert again.wait() and names(tmp_path) == [f"step-{step:08}" for step in (6, 7, 8, 9, 10)]
     assert (tmp_path / "best").resolve().name == "step-00000010"
     assert checkpoints.last_good(99).name == "step-00000009"
+
+
+def test_the_best_is_saved_between_checkpoints_and_pushes_none_out(tmp_path):
+    """Of two that are equal, it is the first, as best_epoch is. A resumed training keeps it."""
+    scores = {11: 0.1, 12: 0.2, 13: 0.3, 21: 0.25, 25: 0.4, 31: 0.5, 33: 0.9, 34: 0.9, 50: 0.9, 55: 0.8}
+    checkpoints = saved(tmp_path, range(10, 80, 10), scores)
+    kept = [f"step-{step:08}" for step in (30, 33, 40, 50, 60, 70)]
+    assert names(tmp_path) == kept and os.readlink(tmp_path / "best") == "step-00000033"
+    best = {"epoch": 3.3, "top1": 0.9, "seconds": 1.0}
+    assert checkpoints.of(best) == tmp_path / "step-00000033" and checkpoints.of(best | {"top1": 0.91}) is None
+    again = Checkpoints(tmp_path, RECIPE)
+    assert again.of(best) == tmp_path / "step-00000033"
+    again.save(snapshot(80, records=[best]), 8.0)
+    assert again.wait() and names(tmp_path) == [kept[1], *kept[2:], "step-00000080"]
+    again.save(snapshot(80, records=[best]), 8.0)  # the next phase needs other workers
+    again.save(snapshot(33, records=[best]), 3.3)
+    assert again.wait() and again.of(best) == tmp_path / "step-00000033"
+
+
+def test_of_better_ones_the_newest_waits_in_memory_while_the_disk_is_slow(tmp_path):
+    """Training goes on: `save_best` returns while the disk is busy. A better one replaces the one that waits."""
+    is_free = threading.Event()
+    checkpoints = Checkpoints(tmp_path, RECIPE, functools.partial(is_free.wait, 20))
+    checkpoints.save(snapshot(1), 0.1)
+    waiting = []
+    for step in (2, 3, 4):
+        made = snapshot(step, records=[{"epoch": step / 10, "top1": step / 10}])
+        waiting.append(weakref.ref(made))
+        checkpoints.save_best(made, step / 10, step / 10)
+    del made
+    assert [one() is None for one in waiting] == [True, True, False] and names(tmp_path) == []
+    is_free.set()
+    assert checkpoints.wait() and names(tmp_path) == ["step-00000001", "step-00000004"]
+    assert waiting[-1]() is None and (tmp_path / "best").resolve() == tmp_path / "step-00000004"
+
+
+@pytest.mark.parametrize("is_extra", [False, True])
+def test_the_best_that_could_not_be_written_is_tried_again(is_extra, tmp_path, capfd):
+    """Until then, `best` leads to nothing that is less, but the best one on disk stays."""
+    full = []
+
+    def flush():
+        if full:
+            raise OSError(full.pop(), "no room")
+
+    records = [{"epoch": 0.1, "top1": 0.5}, {"epoch": 0.2, "top1": 0.6}]
+    checkpoints = Checkpoints(tmp_path, RECIPE, flush)
+    checkpoints.save(snapshot(1, records=records[:1]), 0.1, 0.5)
+    assert checkpoints.wait() and (tmp_path / "best").exists()
+    full += [errno.EIO] * 2
+    checkpoints.save_best(snapshot(2, records=records), 0.2, 0.6, is_extra)
+    checkpoints.save(snapshot(3, records=records), 0.3)
+    assert checkpoints.wait() and names(tmp_path) == ["step-00000001", "step-00000003"]
+    assert checkpoints.of(records[1]) is None and not os.path.lexists(tmp_path / "best")
+    assert capfd.readouterr().err.count("step-00000002 could not be written") == 2
+    for step in range(4, 10):
+        checkpoints.save(snapshot(step, records=records), step / 10)
+    assert checkpoints.wait() and checkpoints.of(records[1]) == (tmp_path / "best").resolve()
+    assert (tmp_path / "best").resolve() == tmp_path / "step-00000002"
+
+
+def test_a_best_from_before_a_rollback_does_not_survive(tmp_path, capfd):
+    """Neither the one on disk, whose weights were bad, nor one that waits in memory until the disk has room."""
+    for is_written in (True, False):
+        folder, problems, flushed = tmp_path / str(is_written), [], []
+
+        def flush(problems=problems, flushed=flushed):
+            flushed.append("before a write")
+            if problems:
+                raise problems[0]
+
+        records = [{"epoch": 0.1, "top1": 0.5}, {"epoch": 0.3, "top1": 0.6}]
+        checkpoints = Checkpoints(folder, RECIPE, flush)
+        folder.mkdir()
+        for step in (1, 2):
+            checkpoints.save(snapshot(step, records=records[:1]), step / 10, 0.5 if step == 1 else None)
+        checkpoints.wait()
+        problems += [] if is_written else [OSError(errno.EIO, "broken")]
+        checkpoints.save_best(snapshot(3, records=records), 0.3, 0.6)
+        assert checkpoints.last_good(3).name == "step-00000002"
+        problems.clear()
+        flushed.clear()
+        checkpoints.load(VARIABLES)
+        checkpoints.save(snapshot(4, records=records[:1]), 0.4)
+        assert checkpoints.wait() and len(flushed) == 1 and names(folder) == [f"step-{step:08}" for step in (1, 2, 4)]
+        assert (folder / "best").resolve() == folder / "step-00000001"
 
 
 def test_an_old_checkpoint_that_cannot_be_removed_stays(tmp_path):
@@ -97,7 +198,9 @@ def test_an_old_checkpoint_that_cannot_be_removed_stays(tmp_path):
 def test_after_going_back_what_never_came_to_be_is_removed(tmp_path):
     checkpoints = saved(tmp_path, [1, 2, 3])
     assert checkpoints.last_good(3).name == "step-00000002"  # the weights of step 3 were bad before it
-    saved(tmp_path, [10, 20, 15])
+    for step in (10, 20, 15):
+        checkpoints.save(snapshot(step), step / 10)
+    assert checkpoints.wait()
     assert names(tmp_path) == [f"step-{step:08}" for step in (1, 2, 10, 15)]
 
 
@@ -170,7 +273,7 @@ def test_a_path_is_not_a_pattern(name, tmp_path, capfd):
     saved(folder, [1, 2], top1={1: 0.9, 2: 0.8})
     checkpoints = Checkpoints(folder, RECIPE)
     assert checkpoints.load(VARIABLES).progress.step == 2
-    checkpoints.save(snapshot(3), 0.3, top1=0.7)
+    checkpoints.save(snapshot(3, records=[{"epoch": 0.1, "top1": 0.9}]), 0.3, top1=0.7)
     assert checkpoints.wait() and (folder / "best").resolve().name == "step-00000001"  # describes those on disk
     assert checkpoints.last_good(3).name == "step-00000002" and checkpoints.load(VARIABLES).progress.step == 2
     for given in (tmp_path / name, folder, folder / "step-00000002", folder / "best"):
@@ -306,15 +409,28 @@ def test_a_disk_that_fills_keeps_the_checkpoint_before(small_disk, capfd):
     assert checkpoints.wait() and names(small_disk.path) == ["step-00000001", "step-00000004"]
 
 
+def test_older_checkpoints_make_room_on_a_full_disk(small_disk, capfd):
+    """Of 1 MB, four fit. The newest and the best stay, whatever comes."""
+    records, folder = [{"epoch": 0.1, "top1": 0.5}], small_disk.path
+    checkpoints = Checkpoints(folder, RECIPE)
+    for step in range(1, 7):
+        checkpoints.save(snapshot(step, 60_000, records), step / 10, 0.5 if step == 1 else None)
+        assert checkpoints.wait()
+    assert names(folder) == [f"step-{step:08}" for step in (1, 4, 5, 6)] and not capfd.readouterr().err
+    checkpoints.save(snapshot(7, 200_000, records), 0.7)
+    assert not checkpoints.wait() and names(folder) == ["step-00000001", "step-00000006"]
+    assert "step-00000007 could not be written: no space left on device" in capfd.readouterr().err
+
+
 def test_training_on_a_full_disk_says_so_and_goes_on_when_there_is_room(small_disk):
-    small_disk.remount("size=3m")  # a checkpoint has 1.2 MB
+    small_disk.remount("size=2m")  # a checkpoint has 1.2 MB
     flags = ("--model=convnet", "--epochs=3", "--checkpoint_every=1", "--deterministic",
              f"--output_dir={small_disk.path}/run")
     done = run("python", 1, ROOT / "train.py", *flags)
     lines = [line for line in done.stderr.splitlines() if "train.py: " in line]
     about = [line for line in lines if "train.py: the checkpoint " in line]  # the report's own line may come before
     assert done.returncode == 1 and "could not be written" in about[0] and "the newest checkpoint is" in about[0]
-    assert "No space left" in done.stderr or "free disk space" in lines[-1]
+    assert "no space left" in about[0] and "the last checkpoint could not be written; see the line above" in lines[-1]
     assert "Traceback" not in done.stderr and newest_step(small_disk.path / "run") >= 12
     reached = newest_step(small_disk.path / "run")
     small_disk.remount("size=32m")
@@ -407,6 +523,80 @@ def test_a_disk_that_is_full_for_a_while_does_not_end_training(small_disk, tmp_p
     assert "step-00000034 could not be written" in errors
 
 
+LACKING = """
+import os, sys
+from pathlib import Path
+import tensorflow as tf
+from common import files
+from plan import output_dir
+from plan.run_folder import RunFolder, folder_of
+from training.checkpoints import Checkpoints
+from training.state import Progress, Snapshot
+
+for case in sys.argv[2:]:
+    run, records = RunFolder(Path(sys.argv[1], case)), []
+    print(f"= {case}", file=sys.stderr)
+    files.NAMED.clear()
+    os.environ["LACKS"] = case
+    with output_dir.locked(run.path):
+        run.append("metrics.jsonl", {"epoch": 1})
+        checkpoints = Checkpoints(run.path / "checkpoints", {}, run.flush)
+        for step in range(1, 8):
+            records = records or [{"epoch": 0.2, "top1": 0.5}] if step > 1 else []
+            snapshot = Snapshot({"model/000/kernel": tf.fill([9], float(step))}, Progress(step, records=records))
+            os.environ["LACKS"] = "" if step == 4 else case  # as on another computer, for a while
+            checkpoints.save(snapshot, step / 10, 0.5 if step == 2 else None)
+            assert checkpoints.wait() or step != 4
+            os.environ["LACKS"] = case
+try:
+    os.environ["LACKS"] = "flock:13"  # EACCES
+    with files.locked(run.path):
+        print("locked")
+except BlockingIOError:
+    print("taken")
+"""
+LACKED = [f"fsync:{a} fsync_file:{a} symlink:{b} flock:{c}" for a, b, c in (
+    (errno.EINVAL, errno.EPERM, errno.ENOLCK), (errno.EOPNOTSUPP, errno.EOPNOTSUPP, errno.EINVAL),
+    (errno.ENOSYS, errno.EROFS, errno.EOPNOTSUPP), (errno.EPERM, errno.EPROTO, errno.ENOSYS))]
+BROKEN = {f"fsync:{errno.EIO}": "Input/output error", f"fsync:{errno.ENOSPC}": "no space left on device; make room",
+          f"fsync:{errno.EDQUOT}": "disk quota exceeded; make room"}
+
+
+def test_what_a_file_system_lacks_is_a_line_and_what_breaks_is_an_error(tmp_path):
+    """Without fsync, symbolic links and locks, checkpoints are written, old ones removed, and `best` is found."""
+    preloaded = environment() | {"LD_PRELOAD": str(lacking.library(tmp_path, require_tool("g++")))}
+    done = subprocess.run([sys.executable, "-c", LACKING, tmp_path, *LACKED, *BROKEN], env=preloaded, text=True,
+                          capture_output=True)
+    assert done.returncode == 0 and done.stdout == "taken\n", done.stderr
+    said = {case: lines for case, *lines in map(str.splitlines, f"\n{done.stderr}".split("\n= ")[1:])}
+    for case in LACKED:
+        folder = tmp_path / case / "checkpoints"
+        assert names(folder) == [f"step-{step:08}" for step in range(2, 8)]
+        assert [line.partition(" has no ")[2].partition(" (")[0] for line in said[case]] == [
+            "locks", "fsync", "symbolic links"]
+        (folder.parent / "flags.txt").touch()
+        assert (folder / "best").is_file() and folder_of(str(folder / "best")) == folder.parent
+        assert next(intact(folder / "best"))[0] == folder / "step-00000002"
+        saved(folder, [8], {8: 0.6}, {})  # as on another computer
+        assert os.readlink(folder / "best") == "step-00000008"
+    for case, problem in BROKEN.items():
+        assert all(problem in line for line in said[case])  # of seven saves and of the best one's second
+        assert len(said[case]) == 7 and names(tmp_path / case / "checkpoints") == ["step-00000002", "step-00000004"]
+
+
+def test_best_replaces_a_copy_of_it(tmp_path):
+    """A copy of a run may have a folder in place of the link, or a file of whatever kind."""
+    saved(tmp_path, [1], {1: 0.5})
+    (tmp_path / "best").unlink()
+    shutil.copytree(tmp_path / "step-00000001", tmp_path / "best")
+    saved(tmp_path, [2], {2: 0.6})
+    assert os.readlink(tmp_path / "best") == "step-00000002"
+    for content in (b"", b"step-00000009", b"\0" * 9999, b"\xff" * 9999, b"\n"):
+        (tmp_path / "best").unlink()
+        (tmp_path / "best").write_bytes(content)
+        assert [*intact(tmp_path / "best")] == []
+
+
 def test_rows_are_on_disk_before_the_checkpoint_that_counts_them(tmp_path, capfd):
     written = []
 
@@ -473,23 +663,39 @@ sys.exit(code)
 
 
 def test_a_slow_disk_delays_checkpoints_but_not_steps(tmp_path):
-    """The first checkpoint is not written before the 25th step. One that was due before then is saved later."""
+    """The first checkpoint is not written before the 25th step. One that was due before then is saved later, after the
+    best evaluation, which waited in memory.
+    """
     done = run("mpirun", 2, "-c", SLOW, "--model=convnet", "--epochs=3", "--batch_size=96", "--learning_rate=0.5",
                "--checkpoint_every=0.5", f"--output_dir={tmp_path}")
     assert done.returncode == 0, done.stderr
     *written, code = done.stderr.splitlines()[-1].split()
     steps = [int(name.removeprefix("step-")) for name in written]
     due = {8, 15, 23, 30, 38}  # half epochs of 1,437 samples
-    assert steps[0] == 8 and steps[1] > 24 and steps[-1] == 44 and code == "0"
-    assert set(steps[1:-1]) - due, steps
+    assert steps[:2] == [8, 15] and steps[2] > 24 and steps[-1] == 44 and code == "0"
+    assert set(steps[2:-1]) - due, steps
     assert len(rows(tmp_path)) == 3
+    check_best(tmp_path)
+
+
+def check_best(folder) -> None:
+    """What summary.json and `best` name has the weights that metrics.jsonl records of the best evaluation."""
+    summary, found = json.loads((folder / "summary.json").read_text()), rows(folder)
+    best = max(found, key=lambda row: row["val_top1"])  # the first one
+    tensors, _ = read(folder / summary["best_checkpoint"])
+    assert (summary["best_top1"], summary["best_epoch"]) == (best["val_top1"], best["epoch"])
+    model = {name: tf.constant(tensors[name]) for name in sorted(tensors) if name.startswith("model/")}
+    assert in_hexadecimal(checksums(model)["model"]) == best["weights"]
+    assert (folder / "checkpoints" / "best").resolve() == (folder / summary["best_checkpoint"]).resolve()
 
 
 def test_auto_is_each_epoch_but_not_twice_a_minute(tmp_path):
-    """These epochs take no minute: the last step alone."""
-    train("--model=convnet", "--epochs=3", "--batch_size=128", "--warmup=none", "--learning_rate=0.5",
-          f"--output_dir={tmp_path}")
-    assert names(tmp_path / "checkpoints") == ["step-00000033"]
+    """These epochs take no minute: the last step, and the best evaluation, the first, because the rate then is 0."""
+    train("--model=convnet", "--epochs=3", "--batch_size=128", "--warmup=none", "--learning_rate=0:0.5,1:0",
+          "--momentum=0", f"--output_dir={tmp_path}")
+    assert names(tmp_path / "checkpoints") == ["step-00000012", "step-00000033"]
+    assert json.loads((tmp_path / "summary.json").read_text())["best_checkpoint"] == "checkpoints/step-00000012"
+    check_best(tmp_path)
     every = Every.parse("auto")
     assert every.is_due(1436, 1437, 1437) and not every.is_due(0, 1436, 1437)
     assert every.least_minutes == 1 and not every.has_passed(1e9) and Every.parse("1").least_minutes == 0
@@ -511,7 +717,8 @@ def test_never_resuming_deletes_nothing_that_another_worker_goes_on_with(tmp_pat
 
 def test_a_checkpoint_from_before_0_9_is_one_line(tmp_path):
     """It lacks the names of the classes. Nobody is told to start over, which would delete it."""
-    write(tmp_path / "step-00000003", snapshot(3), {"meaning": MEANING, "recipe": RECIPE, "epoch": 1.0, "top1": None})
+    write(tmp_path / "step-00000003", snapshot(3).tensors, {
+        "meaning": MEANING, "recipe": RECIPE, "epoch": 1.0, "top1": None, "progress": {"step": 3}})
     for reads in (lambda: Checkpoints(tmp_path, RECIPE).load(VARIABLES), lambda: next(intact(tmp_path))):
         with pytest.raises(UserError, match=r"written by a Bigbatch before 0\.9\.0, which ") as raised:
             reads()
