@@ -3,9 +3,9 @@
     uv run train.py                                       the built-in digits, on one worker
     uv run horovodrun --gloo -np 2 python train.py        the same on two
     uv run train.py --flagfile=R --dry_run                the plan of a recipe, as JSON
-    uv run train.py --mode=evaluate --checkpoint=RUN/checkpoints
-    uv run train.py --mode=export --checkpoint=RUN/checkpoints --output_dir=FOLDER
-    uv run train.py --mode=predict --checkpoint=RUN/checkpoints --image=FILE
+    uv run train.py --mode=evaluate --checkpoint=RUN/checkpoints/best
+    uv run train.py --mode=export --checkpoint=RUN/checkpoints/best --output_dir=FOLDER
+    uv run train.py --mode=predict --checkpoint=RUN/checkpoints/best --image=FILE
 """
 from training.stopping import StopRequest
 

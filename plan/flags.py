@@ -24,9 +24,9 @@ ELSEWHERE = {  # what other programs call a flag or a value -> what to say here
     **dict.fromkeys(("gpus", "num_gpus", "ngpus"), "start one worker per GPU: horovodrun --gloo -np N python train.py"),
     "cuda": "gpu", "fp16": "mixed_float16", "bf16": "mixed_bfloat16"}
 NEEDED = {  # mode -> the flags that it needs, each with an example
-    "evaluate": {"checkpoint": "RUN/checkpoints"},
-    "export": {"checkpoint": "RUN/checkpoints", "output_dir": "FOLDER"},
-    "predict": {"checkpoint": "RUN/checkpoints", "image": "FILE"},
+    "evaluate": {"checkpoint": "RUN/checkpoints/best"},
+    "export": {"checkpoint": "RUN/checkpoints/best", "output_dir": "FOLDER"},
+    "predict": {"checkpoint": "RUN/checkpoints/best", "image": "FILE"},
 }
 GROUPS = {"Recipe": Recipe, "Launch": Launch, "Run": Run}
 FLAGS = {field.name: field.metadata for group in GROUPS.values() for field in dataclasses.fields(group)}

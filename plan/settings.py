@@ -221,18 +221,19 @@ class Run:
         ("train", "evaluate", "export", "predict"), screen="Run")
     output_dir: str | None = flag(None, "Folder of the run. Default: a new folder in runs/. If it holds checkpoints, "
         "training resumes from them.", path=True, written=True, screen="Run", modes=("train", "evaluate", "export"))
-    checkpoint: str | None = flag(None, "Checkpoint for all modes except train: RUN/checkpoints, or one checkpoint in "
-        "it.", path=True, screen="Run")
+    checkpoint: str | None = flag(None, "Checkpoint for all modes except train: RUN/checkpoints/best or "
+        "RUN/checkpoints (newest).", path=True, screen="Run")
     image: tuple[str, ...] = flag([], "Image file, or folder of images, for --mode=predict. Can be given several "
         "times. Arguments that are not flags are further images.", parse=tuple, repeated=True, path=True,
         modes=("predict",))
-    init_checkpoint: str | None = flag(None, "Checkpoint whose weights training starts from: RUN/checkpoints, or one "
-        "checkpoint in it. The classes and the image size may differ. With other classes, the last layer is new.",
-        path=True, modes=("train",), recorded=True)
+    init_checkpoint: str | None = flag(None, "Checkpoint whose weights training starts from: RUN/checkpoints/best, "
+        "RUN/checkpoints (the newest), or another one in it. The classes and the image size may differ. With other "
+        "classes, the last layer is new.", path=True, modes=("train",), recorded=True)
     resume: str = flag("auto", "Whether to resume. auto: resume from the newest checkpoint in --output_dir. never: "
         "delete the earlier run there and start over.", ("auto", "never"), screen="Run")
     checkpoint_every: values.Every = flag("auto", "Time between checkpoints: epochs (1, 0.5) or minutes (10m). auto: "
-        "one epoch, at least one minute. The last step is always saved.", parse=values.Every.parse, screen="Run")
+        "one epoch, at least one minute. The last step and the best evaluation are always saved.",
+        parse=values.Every.parse, screen="Run")
     target_top1: float | None = flag(None, "Validation top-1 to reach, such as 0.759, by the average of the weights "
         "with --ema_decay. summary.json has the epochs and seconds until then.", parse=values.fraction)
     stop_at_target: bool = flag(False, "End training when --target_top1 is reached.")
