@@ -85,6 +85,15 @@ class StartUp:
         self.is_silent = rank != 0
 
     @contextlib.contextmanager
+    def shown(self, rank: int) -> Iterator[None]:
+        """Context manager that begins, and in which all stages are part of the start."""
+        self.begin(rank)
+        try:
+            yield
+        finally:
+            self.is_open = False
+
+    @contextlib.contextmanager
     def stage(self, name: str, inside: Callable[[], tuple[int, str | None]] | None = None) -> Iterator[None]:
         """Shows a stage and its seconds. Repeated stages, as after a loss of workers, are shown once.
 

@@ -71,7 +71,8 @@ def main(argv) -> int:
                 launcher.launched()  # raises UserError if MPI does not know the other processes
             options = flags.parsed(flags.read(flags.define(Options), argv), Options)
             _check(options)
-            return _run(options, team)
+            with startup.shown(team.rank):
+                return _run(options, team)
         except UserError as error:
             error.on_all_ranks = True  # every rank raises it, or receives it from rank 0
             raise
@@ -85,7 +86,6 @@ def main(argv) -> int:
 def _run(options: Options, team: Team) -> int:
     folder = Path(options.output)
     begun = time.monotonic()
-    startup.begin(team.rank)
     if options.adopt:
         from data.preparing.adopt import adopt
 

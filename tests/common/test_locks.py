@@ -13,8 +13,8 @@ def test_who_waits_for_long_says_for_whom(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SLURM_JOB_ID", "34")
 
     def wait():
-        with locked(tmp_path / "x.lock", wait=True) as is_locked:
-            return is_locked
+        with locked(tmp_path / "x.lock", wait=True):
+            return True
 
     with ThreadPoolExecutor(1) as pool:
         with locked(tmp_path / "x.lock"):

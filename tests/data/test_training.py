@@ -15,7 +15,7 @@ from plan.flags import parse
 from training.checkpoints import Checkpoints, write
 from training.restoring import MEANING
 from training.run import Training
-from training.state import Progress, Snapshot
+from training.state import Progress
 
 FLAGS = (DIGITS, "--model=convnet", "--epochs=1", "--batch_size=96", "--augmentation=crop")
 
@@ -74,10 +74,10 @@ def test_a_training_goes_on_with_the_labels_that_it_had(labels, in_format, tmp_p
     """A checkpoint of 0.9 has no checksum of them; what is saved next has it."""
     dataset = open_dataset(in_format("folder"))
     checksum = labels_checksum(dataset.train)
-    written = Progress(step=3, labels={"the same": checksum, "none": "", "others": "0c0ffee0"}[labels])
+    written = {"step": 3, "labels": {"the same": checksum, "none": "", "others": "0c0ffee0"}[labels]}
     path, variables = tmp_path / "step-00000003", {"model/000/a": tf.Variable(0.0)}
-    write(path, Snapshot({name: one.read_value() for name, one in variables.items()}, written),
-          {"meaning": MEANING, "recipe": {}, "classes": [], "epoch": 1.0, "top1": None})
+    write(path, {name: one.read_value() for name, one in variables.items()},
+          {"meaning": MEANING, "recipe": {}, "classes": [], "epoch": 1.0, "top1": None, "progress": written})
     training = Training(parse(["train.py", f"--output_dir={tmp_path}"]), dataset, World(), None, (None, None), None)
     job = SimpleNamespace(state=SimpleNamespace(variables=variables, progress=Progress()))
     if labels == "others":

@@ -16,7 +16,6 @@ from plan.flags import parse
 from tests.rigs.making import write_shards
 from training.checkpoints import write
 from training.restoring import MEANING, read
-from training.state import Progress, Snapshot
 
 pytestmark = pytest.mark.trainings
 
@@ -89,7 +88,7 @@ def test_an_edited_weight_is_found(copy):
     tensors, described = read(path)
     name = next(name for name in sorted(tensors) if name.startswith("model/"))
     tensors[name].flat[0] += 1e-3
-    write(path, Snapshot(tensors, Progress(**described.pop("progress"))), described)
+    write(path, tensors, described)
     code, result, _ = verify(copy, "--workers=1")
     assert code == 1 and {"weights", "val_loss"} <= result["differs"].keys()
 
@@ -153,8 +152,7 @@ def test_what_cannot_be_verified_is_an_error(two, copy):
         newest_with_evaluation(f"{two}/checkpoints/step-{STEPS[-1]:08}", [first, second, third])
     newest = copy / "checkpoints" / f"step-{STEPS[1]:08}"
     tensors, described = read(newest)
-    progress = Progress(**described.pop("progress"))
-    write(newest, Snapshot(tensors, progress), described | {"meaning": MEANING - 1})
+    write(newest, tensors, described | {"meaning": MEANING - 1})
     with pytest.raises(UserError, match=rf"another meaning \(version {MEANING - 1}, here {MEANING}"):
         newest_with_evaluation(str(newest), rows(two))
     recorded = (copy / "flags.txt").read_text()

@@ -10,7 +10,6 @@ from reporting.run_data import RunData
 from tests.rigs.bn_train import PROGRAM
 from training.checkpoints import write
 from training.restoring import intact
-from training.state import Progress, Snapshot
 
 pytestmark = pytest.mark.trainings
 
@@ -55,10 +54,8 @@ def stale(alone, tmp_path_factory):
     shutil.copytree(alone, folder, symlinks=True, dirs_exist_ok=True)
     _, tensors, described = next(intact(folder))
     tensors = {name: value * 0 + 3 if "moving" in name else value for name, value in tensors.items()}
-    progress = Progress(**described["progress"] | {"statistics_step": None})
-    described = {name: value for name, value in described.items() if name != "progress"}
-    newest = folder / "checkpoints" / "step-00009999"
-    write(newest, Snapshot(tensors, progress), described)
+    described["progress"]["statistics_step"] = None
+    write(folder / "checkpoints" / "step-00009999", tensors, described)
     return folder
 
 
