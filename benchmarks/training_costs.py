@@ -3,6 +3,7 @@
     uv run python -m benchmarks.training_costs --of=faults [--rounds=3] [--workers=2]
     uv run python -m benchmarks.training_costs --of=exchange --workers=4
     uv run python -m benchmarks.training_costs --of=deterministic --workers=4
+    uv run python -m benchmarks.training_costs --of=keras
 
 faults: --deterministic, and checkpoints every twentieth of an epoch, which is every step here, far more often than
 needed. This shows the cost of writing in the background. exchange: ring and torus, float32 and float16. deterministic:
@@ -10,10 +11,16 @@ the same bits on this number of workers, and on any number.
 
 Every round trains the digits once with each set of flags, in turn. The output shows the medians of the ratios to the
 first set. The rate of a training excludes its first epoch, which compiles.
+
+keras: the update of train.py and of Keras's `fit` on one worker, ResNet-20 at 32 pixels, batch 128, on images that are
+in memory. The processor seconds of an update are the difference between processes of SHORT and of LONG updates.
 """
 import argparse
 import json
+import os
 import statistics
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -37,6 +44,41 @@ CANDIDATES = {
         "any number of workers": ("--deterministic", "--micro_batch_size=32"),
     },
 }
+SHORT, LONG = 50, 250  # updates
+BATCH = 128
+TRAIN = (sys.executable, "train.py", "--model=resnet20", "--image_size=32", f"--batch_size={BATCH}", "--optimizer=sgd",
+         "--learning_rate=0.001", "--augmentation=none", "--warmup=none", "--checkpoint_every=1000",
+         "--data_dir=synthetic:{samples}", "--epochs=1", "--output_dir={folder}")
+UPDATES = {
+    "Keras's fit": (sys.executable, "-m", "benchmarks.peers.keras_fit", "resnet20", "32", str(BATCH), "{steps}"),
+    "train.py, micro-batch 128": (*TRAIN, "--micro_batch_size=128"),
+    "train.py, micro-batch 64": (*TRAIN, "--micro_batch_size=64"),
+}
+
+
+def processor_seconds(command: tuple[str, ...], steps: int) -> float:
+    """Runs a process for so many updates. Returns the seconds of all of its threads."""
+    with tempfile.TemporaryDirectory() as scratch:
+        words = [word.format(steps=steps, samples=steps * BATCH, folder=f"{scratch}/run") for word in command]
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.DEVNULL)
+        _, status, used = os.wait4(process.pid, 0)
+    if status:
+        raise RuntimeError(f"{' '.join(words)} failed")
+    return used.ru_utime + used.ru_stime
+
+
+def show_updates(rounds: int) -> None:
+    """Measures UPDATES in turn, and prints the medians and the median of the ratios to the first."""
+    costs = {name: [] for name in UPDATES}
+    for _ in range(rounds):
+        for name, command in UPDATES.items():
+            short, long = (processor_seconds(command, steps) for steps in (SHORT, LONG))
+            costs[name].append((long - short) / (LONG - SHORT))
+    for name, measured in costs.items():
+        ratios = [a / b for a, b in zip(measured, costs[next(iter(UPDATES))], strict=True)]
+        print(f"{name:26s}{1000 * statistics.median(measured):6.1f} ms of processor, {statistics.median(ratios):.2f} x "
+              f"({min(ratios):.2f} to {max(ratios):.2f})")
 
 
 def rate(workers: int, *flags: str) -> float:
@@ -51,11 +93,14 @@ def rate(workers: int, *flags: str) -> float:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--of", choices=CANDIDATES, required=True)
+    parser.add_argument("--of", choices=[*CANDIDATES, "keras"], required=True)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--model", default="resnet20")
     options = parser.parse_args()
+    if options.of == "keras":
+        show_updates(options.rounds)
+        return
     candidates = CANDIDATES[options.of]
     rates, first = {name: [] for name in candidates}, next(iter(candidates))
     for _ in range(options.rounds):
