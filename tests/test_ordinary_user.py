@@ -11,7 +11,7 @@ TESTS = ("tests/launch/test_env.py::test_dockers_bridge_is_left_out",  # a netwo
          "tests/test_warm.py::test_a_fork_is_where_its_caller_is",
          "tests/data/test_prepare.py::test_a_full_disk_and_room_made[tfrecord]",  # mounts
          "tests/distributed/test_step_messages.py::test_a_step_sends_one_message_besides_the_gradients[4x1]",  # sshd
-         "tests/launch/test_slurm.py::test_an_array_trains_a_seed_each")
+         "tests/launch/test_slurm.py::test_an_array_trains_a_run_of_a_sweep_each")
 
 
 @pytest.mark.launchers

@@ -102,25 +102,26 @@ def test_an_edited_record_is_found(two, digit_records, tmp_path):
 
 
 def test_a_run_with_rollbacks_is_reproduced(tmp_path, monkeypatch):
-    """It diverges in its 19th step, goes back to the first checkpoint, and from the next one diverges once more.
+    """It diverges 19 steps after a checkpoint, goes back to it, and from the next one diverges once more.
 
-    The evaluation after the first checkpoint is then the one of other samples. It comes when verify has diverged, too.
+    The evaluation after the first of them is then the one of other samples. It comes when verify has diverged, too.
+    After the first epoch, the network hardly changes: no evaluation is better, and so has a checkpoint of its own.
     """
-    monkeypatch.setenv("POISONED_SAMPLES", f"{17 * 128},{(27 + 19) * 128}")
+    monkeypatch.setenv("POISONED_SAMPLES", f"{(23 + 17) * 128},{(49 + 19) * 128}")
     poison = "--observer=tests.rigs.poison:Poison"
     done = train(DIGITS, *TINY, "--deterministic", "--epochs=8", "--evaluate_every=1", "--checkpoint_every=2", poison,
-                 "--on_divergence=rollback", f"--output_dir={tmp_path}")
+                 "--learning_rate=0:0.02,1:1e-7", "--on_divergence=rollback", f"--output_dir={tmp_path}")
     assert done.stderr.count("rolled back to") == 2
     found = rows(tmp_path)
-    assert [row["skipped"] for row in found] == [19 * 128] * 2 + [(19 + 29 - 23) * 128] * 6
-    for step, epochs in ((0, (0, 1)), (STEPS[1], (2, 3))):
+    assert [row.get("skipped", 0) for row in found] == [0] * 2 + [19 * 128] * 2 + [(19 + 51 - 45) * 128] * 4
+    for step, epochs in ((23, (2, 3)), (45, (4, 5))):
         code, result, _ = verify(tmp_path / "checkpoints" / f"step-{step:08}", poison)
         assert (code, result) == (0, dict(zip(("from_epoch", "to_epoch", "reproduced"), (*epochs, True), strict=True)))
     monkeypatch.setenv("POISONED_SAMPLES", "-1")
-    code, result, said = verify(tmp_path / "checkpoints" / "step-00000000", poison)
+    code, result, said = verify(tmp_path / "checkpoints" / "step-00000023", poison)
     assert code == 1 and result["differs"]["skipped"] == [19 * 128, None]
     shown = [line.partition("  ")[0] for line in said]
-    assert "epoch 2/8" in shown and "epoch 8/8" not in shown  # it ends long before the last
+    assert "epoch 4/8" in shown and "epoch 8/8" not in shown  # it ends long before the last
 
 
 def test_a_request_to_stop_ends_the_training_too(two):
