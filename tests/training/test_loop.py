@@ -1,9 +1,10 @@
 """The host is one step ahead of what it knows: nothing is read between two steps, and nothing wrong is kept."""
+import contextlib
 import dataclasses
-import sys
 import threading
 from concurrent.futures import Future
 from types import SimpleNamespace
+from unittest import mock
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -62,12 +63,22 @@ class Recovery:
         pass
 
 
-def waits(thread: int) -> bool:
-    """Whether a thread waits for a future that is not done."""
-    frame = sys._current_frames()[thread]
-    while frame and not (frame.f_code is Future.result.__code__ and not frame.f_locals["self"].done()):
-        frame = frame.f_back
-    return frame is not None
+@contextlib.contextmanager
+def waits():
+    """Yields an event that is set while this thread waits for a future that is not done."""
+    thread, waiting, result = threading.get_ident(), threading.Event(), Future.result
+
+    def observed(future, timeout=None):
+        if threading.get_ident() != thread or future.done():
+            return result(future, timeout)
+        waiting.set()
+        try:
+            return result(future, timeout)
+        finally:
+            waiting.clear()
+
+    with mock.patch.object(Future, "result", observed):
+        yield waiting
 
 
 def followed(job, recovery, change=lambda number, packed: packed):
@@ -75,8 +86,8 @@ def followed(job, recovery, change=lambda number, packed: packed):
 
     Each result comes only when the next step has been launched, or when the loop waits for it. change: of a result.
     """
-    follower = threading.get_ident()
     launched, waited, recovery.progress = [threading.Event() for _ in range(STEPS + 1)], [], job.state.progress
+    has_ended = threading.Event()
     recovery.recorded = []  # the numbers of the steps that record the statistics of layers
     trained = job.train_step
 
@@ -87,8 +98,8 @@ def followed(job, recovery, change=lambda number, packed: packed):
             recovery.recorded += [number] * bool(arguments[-1])
 
             def result():
-                while not launched[number + 1].wait(0.001):
-                    if waits(follower) and not launched[number + 1].is_set():
+                while not launched[number + 1].wait(0.001) and not has_ended.is_set():
+                    if waiting.is_set() and not launched[number + 1].is_set():
                         waited.append(number)
                         break
                 return change(number, packed.numpy().copy())
@@ -97,10 +108,12 @@ def followed(job, recovery, change=lambda number, packed: packed):
 
         return step
 
-    try:
-        loop.follow_plan(dataclasses.replace(job, train_step=train_step), recovery)
-    finally:
-        recovery.waited = sorted(waited)
+    with waits() as waiting:
+        try:
+            loop.follow_plan(dataclasses.replace(job, train_step=train_step), recovery)
+        finally:
+            has_ended.set()
+            recovery.waited = sorted(waited)
 
 
 def test_a_step_is_launched_before_the_result_of_the_one_before_is_known(job, monkeypatch):
