@@ -62,7 +62,7 @@ def on_few_images(settings: Settings) -> list[str]:
 
 def has_length(settings: Settings) -> bool:
     """Whether the recipe has epochs and a batch size. small_images.flags only has them if it was read by default."""
-    return bool(settings.source) or settings.recipe_file != SMALL
+    return bool(settings.source) or settings.recipe_file.resolve() != SMALL.resolve()
 
 
 def keeps(settings: Settings, *names: str) -> bool:
@@ -73,7 +73,7 @@ def keeps(settings: Settings, *names: str) -> bool:
 def on_unfitted(settings: Settings, plan: Plan) -> list[str]:
     """Returns a line if a recipe was named whose flags train.py fits to the dataset if it chooses the recipe."""
     samples, epochs = plan.train_samples, settings.recipe.epochs if "epochs" in settings.origins else None
-    if settings.source or settings.recipe_file.resolve() != SMALL.resolve() or samples >= LARGE_SAMPLES:
+    if has_length(settings) or samples >= LARGE_SAMPLES:
         return []
     fits = [flag for flag in fitted(samples, epochs, settings.has_initial_weights)
             if flag[2:].partition("=")[0] not in settings.origins]
