@@ -86,7 +86,7 @@ class StartUp:
 
     @contextlib.contextmanager
     def shown(self, rank: int) -> Iterator[None]:
-        """Context manager that begins, and in which all stages are part of the start."""
+        """Context manager in which the stages are shown if this is rank 0. No line sums them up, unlike at `end`."""
         self.begin(rank)
         try:
             yield

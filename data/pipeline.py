@@ -136,7 +136,7 @@ def _resized(images, sides, mirror, transform):
     """Resizes images of these sides, and mirrors those whose `mirror` is 1. mirror: None if none is.
 
     Resizing is bilinear without antialiasing, as in Caffe's and TensorFlow's recipes. On a CPU, the warp does both in
-    less than a third of the time of fn.resize and fn.flip. Its pixels differ from theirs by 1 in about one value of
+    less than half of the time of fn.resize and fn.flip. Its pixels differ from theirs by 1 in about one value of
     10,000.
     """
     from nvidia.dali import fn

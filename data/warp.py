@@ -8,7 +8,7 @@ def warped(images, row_x, row_y, size: int, device: str = "cpu", fill: float | N
     pixels from the upper left corner of the image, so that the first pixel's centre is at (0.5, 0.5).
 
     row_x, row_y: (a, b, c) and (d, e, f) of each image, scalars of the graph or numbers. fill: value outside of the
-    image. None: the border is repeated.
+    image. None: the border is repeated. as_float: whether the result is float32, which is not rounded.
     """
     from nvidia.dali import fn, types
 
