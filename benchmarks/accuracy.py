@@ -20,7 +20,7 @@ from scipy.stats import ttest_ind_from_stats
 
 from experiments import sweep
 
-RECIPE = Path(__file__).parents[1] / "launch/recipes/digits.flags"
+RECIPE = Path(__file__).parents[1] / "recipes/digits.flags"
 COMMON = {
     "digits": ("--data_dir=digits", "--epochs=8"),
     "glyphs": ("--data_dir=glyphs", "--epochs=5", "--model=convnet", "--image_size=28", "--augmentation=none",

@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-from plan.run_folder import TENSORBOARD
+from common.run_folder import TENSORBOARD
 
 GPU = "/device:GPU:"
 HOST = "/host:CPU"

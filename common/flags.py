@@ -18,6 +18,7 @@ KINDS = {str: "string", int: "integer", float: "float", bool: "bool"}
 PLAIN = {"choices": (), "low": None, "high": None, "parse": None, "alias": None, "switch": False, "own": False,
          "repeated": False, "path": False, "written": False}
 ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+MOVED = "launch/recipes/"  # where version 0.9 had the recipes
 
 
 class PathParser(absl_flags.ArgumentParser):
@@ -189,13 +190,24 @@ def with_files(words: Iterable[str], unset: Collection[str] = (), outer: tuple[s
     read = []
     for word in words:
         name, _, file = word.partition("=")
-        file = os.path.expanduser(file)
-        if name not in ("--flagfile", "-flagfile") or not os.path.isfile(file):
+        is_file = name in ("--flagfile", "-flagfile") and os.path.isfile(file := present(os.path.expanduser(file)))
+        if not is_file:
             read.append(word)
         elif file not in outer:
             lines = [line.strip() for line in file_text(file).split("\n") if not line.startswith(("#", "//"))]
             read += with_files([line for line in lines if line and line not in unset], unset, (*outer, file))
     return read
+
+
+def present(file: str) -> str:
+    """Returns the path of a recipe or .runs file. If it is missing in launch/recipes, where version 0.9 had them, that
+    of the file in recipes/, and says so on standard error."""
+    *before, rest = file.rpartition(MOVED)
+    found = Path(__file__).parents[1] / "recipes" / rest
+    if not any(before) or os.path.isfile(file) or not found.is_file():
+        return file
+    complain(f"recipes have moved: {file} is now recipes/{rest}")
+    return str(found)
 
 
 def file_text(file) -> str:

@@ -8,7 +8,7 @@ PAGE = Path(__file__).parent / "flags.md"
 INTRODUCTION = """# All flags of train.py
 
 `uv run train.py --help` shows the flags that most people need, `--helpfull` all of them. `--flagfile=FILE` reads flags
-from a file, one per line. Without it, a recipe in `launch/recipes` is read first: `digits.flags`, or with `--data_dir`
+from a file, one per line. Without it, a recipe in `recipes/` is read first: `digits.flags`, or with `--data_dir`
 `small_images.flags` for less than 50,000 training images and `images.flags` otherwise. Flags on the command line take
 precedence. A line on standard error names a flag that has no effect in combination with the others, such as
 `--warmup_epochs` with `--warmup=none`.

@@ -1,10 +1,10 @@
-"""Writes launch/recipes/README.md from the recipes: `uv run python -m docs.recipe_list`."""
+"""Writes recipes/README.md from the recipes: `uv run python -m docs.recipe_list`."""
 import re
 from pathlib import Path
 
 from plan.recipes import read
 
-RECIPES = Path(__file__).parents[1] / "launch" / "recipes"
+RECIPES = Path(__file__).parents[1] / "recipes"
 PAPERS = {
     "lars_1708.03888": "You, Gitman, Ginsburg: Large Batch Training of Convolutional Networks, arXiv:1708.03888",
     "sysml18": "You, Zhang, Hsieh, Demmel, Keutzer: Speeding up ImageNet Training on Supercomputers, SysML 2018",
@@ -17,14 +17,14 @@ PAPERS = {
 }
 INTRODUCTION = """# Recipes
 
-Each recipe is a file of flags. `uv run train.py --flagfile=launch/recipes/PAPER/NAME.flags` trains it on any number of
+Each recipe is a file of flags. `uv run train.py --flagfile=recipes/PAPER/NAME.flags` trains it on any number of
 workers that divides its batch size. `--dry_run --workers=N` shows its plan without the dataset. Without flags, train.py
 reads `digits.flags`. The accuracies are those reported in the papers. The last two tables have no paper: NVIDIA
 publishes what its script reaches, and MLPerf how many epochs its reference needed with these settings to reach its
-target ([MLPerf](../../docs/observers.md#mlperfs-log)).
+target ([MLPerf](../docs/observers.md#mlperfs-log)).
 
 "Rehearsed" is the verdict of `experiments.rehearse` on a small network and Fashion-MNIST, with the top-1 there
-([Rehearse a row](../../docs/papers.md#rehearse-a-row)).
+([Rehearse a row](../docs/papers.md#rehearse-a-row)).
 
 The last column gives the source of each setting: a section or table of the paper, or a file or the later code of its
 authors. `open` means that no source gives the setting. A comment in the recipe then explains the value.

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from PIL import Image, PngImagePlugin
 
+from common.run_folder import FLAGS, PAGE, SUMMARY
 from plan.recipes import DIGITS, flags_in
-from plan.run_folder import FLAGS, PAGE, SUMMARY
 from plan.values import same
 from reporting.progress import validation_line
 

@@ -1,6 +1,6 @@
 """Draws docs/study.svg and prints its numbers: `uv run --group benchmark python -m docs.study STUDY NOISE`.
 
-STUDY: folder of the sweep of launch/recipes/study/search.runs with --search_data_dir. NOISE: folder of a run with
+STUDY: folder of the sweep of recipes/study/search.runs with --search_data_dir. NOISE: folder of a run with
 --log_noise_scale. The plot has each seed, their mean, and the range of the gradient noise scale over the epochs: the
 batch sizes up to which larger batches should save updates.
 """

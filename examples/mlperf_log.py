@@ -13,7 +13,7 @@ import psutil
 
 from common.errors import complain
 from common.files import as_json, write_atomically
-from plan.run_folder import top1_of
+from common.run_folder import top1_of
 from training.observer import Evaluation, Observer, RunInfo, Update
 
 PREFIX = ":::MLLOG "

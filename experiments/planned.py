@@ -125,7 +125,7 @@ def train_samples(data_dir: str) -> int:
 def lines_of(file: str) -> list[dict[str, str]]:
     """Returns the flags of each line of a --runs file. Raises UsageError, and OSError if there is no such file."""
     lines = []
-    for number, text in enumerate(flags.file_text(file).splitlines(), 1):
+    for number, text in enumerate(flags.file_text(flags.present(file)).splitlines(), 1):
         try:
             line = flags_of_line(shlex.split(text, comments=True))
         except (ValueError, UsageError) as error:
@@ -155,7 +155,7 @@ def flags_of_line(words: list[str]) -> dict[str, str]:
 
 
 def named_values(values: dict[str, str]) -> dict[str, str]:
-    """Returns swept flags for people: a recipe of launch/recipes by its name there."""
+    """Returns swept flags for people: a recipe of recipes/ by its name there."""
     if "flagfile" not in values:
         return values
     path = Path(values["flagfile"]).absolute()

@@ -1,7 +1,7 @@
 """Rehearses recipes: `python -m experiments.rehearse RECIPE [RECIPE ...] --output_dir=FOLDER [flags of train.py]`.
 
 A rehearsal trains a recipe on a small network and small images, at the recipe's own learning rates, before GPU hours
-are spent. RECIPE is a file, a recipe of launch/recipes by its name, or a .runs file of experiments.sweep. Flags of
+are spent. RECIPE is a file, a recipe of recipes/ by its name, or a .runs file of experiments.sweep. Flags of
 train.py replace those of the recipes, such as --trust_coefficient=0.01.
 
 The rule is the same for every recipe, and each change is printed. These stay: the optimizer, all rates, the form of the
@@ -39,6 +39,7 @@ from common import command, flags
 from common.errors import UsageError
 from common.files import as_json
 from common.flags import flag
+from common.run_folder import METRICS, RunFolder, top1_of
 from experiments.planned import Planned, checked, flags_of_line, lines_of, named_values, settings_of, train_samples
 from experiments.sweep import Sweep, alone_in
 from experiments.trainings import Result, help_of, passed_on
@@ -47,7 +48,6 @@ from optim.schedules import ENDING, LearningRate, Piecewise
 from plan import flags as train_flags
 from plan.plan import Phase, Plan, make_plan
 from plan.recipes import DIGITS, recipe_path
-from plan.run_folder import METRICS, RunFolder, top1_of
 from plan.settings import Recipe
 from plan.values import same
 
@@ -287,7 +287,7 @@ def run(argv) -> list[dict]:
     words = train_flags.define(Options)
     names, options = flags.read_with_arguments(words, argv), flags.parsed(words, Options)
     if not names:
-        raise UsageError("give at least one RECIPE: a file, or a name of launch/recipes")
+        raise UsageError("give at least one RECIPE: a file, or a name of recipes/")
     given = flags_of_line(passed_on(words, Options))
     lines = [line for name in names
              for line in (lines_of(name) if name.endswith(".runs") else [{"flagfile": str(recipe_path(name))}])]

@@ -17,7 +17,7 @@ line. A line may also name a recipe. # starts a comment.
 
     --optimizer=lars --learning_rate=5
     --optimizer=sgd --learning_rate=0.1
-    --flagfile=launch/recipes/lars_1708.03888/table1-resnet50-256.flags
+    --flagfile=recipes/lars_1708.03888/table1-resnet50-256.flags
 
 --search_rate searches the best learning rate of each combination or line: seven rates in factors of two around its
 --learning_rate, and further ones until the best one has a worse one on either side. The search uses one seed, and the
@@ -39,12 +39,12 @@ from common import command
 from common.errors import UsageError, UserError
 from common.files import as_json
 from common.locks import LOCK, Taken, locked
+from common.run_folder import top1_of
 from data import named
 from experiments.planned import Options, Planned, planned, read, settings_of, write_flags
 from experiments.trainings import Result, help_of, train_once
 from optim.schedules import Piecewise
 from plan.remarks import on_schedules
-from plan.run_folder import top1_of
 from reporting.sweep import judged, write_sweep
 
 NEAREST, FARTHEST = 3, 12  # of a search: factors of two on either side of its start, at first and at most

@@ -15,8 +15,8 @@ from absl import flags as absl_flags
 from common import flags
 from common.errors import SAVING, ExitCode, Stopped, UserError
 from common.launcher import end_with_parent
+from common.run_folder import RUN, SUMMARY, RunFolder, top1_of
 from plan import flags as train_flags
-from plan.run_folder import RUN, SUMMARY, RunFolder, top1_of
 from reporting.run_data import validation_set
 
 TRAIN = Path(__file__).parents[1] / "train.py"

@@ -24,13 +24,13 @@ from common import command, flags
 from common.errors import ExitCode, Stopped, UsageError, UserError
 from common.files import as_json
 from common.flags import flag
+from common.run_folder import CHECKPOINTS, FLAGS, METRICS, RunFolder, folder_of
 from common.version import ROOT, git_revision, revision_text
 from data.named import open_named
 from experiments.trainings import TRAIN, passed_on, started, stops_passed_on
 from plan import flags as train_flags
 from plan.output_dir import changed_flag
 from plan.remarks import ties_to_workers
-from plan.run_folder import CHECKPOINTS, FLAGS, METRICS, RunFolder, folder_of
 from plan.settings import Settings
 from reporting.about import versions
 from reporting.run_data import RunData

@@ -9,10 +9,10 @@ from pathlib import Path
 import tensorflow as tf
 
 from common.errors import complain
+from common.run_folder import SUMMARY, RunFolder
 from data.dataset import Dataset
 from distributed.world import World
 from plan.plan import make_plan
-from plan.run_folder import SUMMARY, RunFolder
 from plan.settings import Settings
 from reporting.progress import validation_line
 from training import build

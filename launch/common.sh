@@ -31,16 +31,20 @@ not_address() {
     [[ ! $2 =~ ^[A-Za-z][A-Za-z0-9+.-]*:// ]] || fail 2 "$1=$2: nothing can be written to an address; give a path"
 }
 
-# Prints the file of a recipe, given by its path or by its name in launch/recipes.
+# Prints the file of a recipe, given by its path or by its name in recipes/.
 recipe_path() {
     local name
-    for name in "$(expanded "$1")" "$root/launch/recipes/$1" "$root/launch/recipes/$1.flags"; do
+    if [[ ! -f $1 && $1 == *launch/recipes/* && -f $root/recipes/${1##*launch/recipes/} ]]; then
+        printf 'recipes have moved: %s is now recipes/%s\n' "$1" "${1##*launch/recipes/}" >&2
+        set -- "${1##*launch/recipes/}"
+    fi
+    for name in "$(expanded "$1")" "$root/recipes/$1" "$root/recipes/$1.flags"; do
         if [ -f "$name" ]; then
             realpath -- "$name"
             return
         fi
     done
-    fail 2 "there is no recipe ${1:-given}; launch/recipes/README.md lists the recipes"
+    fail 2 "there is no recipe ${1:-given}; recipes/README.md lists the recipes"
 }
 
 # take_recipe [RECIPE] [--] [flags of train.py]: sets `recipe` to the file of RECIPE, or to nothing if -- comes first, and

@@ -16,7 +16,7 @@ Trains RECIPE on this machine with one worker per GPU.
   --no-preflight         do not check the machine first
   --dry-run, --dry_run   print the plan, and the command on standard error, and exit
 
-RECIPE is a file of flags, or its name in launch/recipes. With -- in its place, train.py chooses the recipe that fits
+RECIPE is a file of flags, or its name in recipes/. With -- in its place, train.py chooses the recipe that fits
 --data_dir. Flags of train.py override the recipe. Exit codes: 0 done, 2 wrong flag, 75 stopped on request (SIGTERM or
 SIGUSR1 to this script; the same command continues), 1 anything else."
 

@@ -12,7 +12,7 @@ usage() {
     cat <<'TEXT'
 launch/docker.sh [--image NAME] [--build] [--data DIR] [--output DIR] [--dry-run] RECIPE|-- [flags of train.py]
 
-Trains RECIPE, a flag file or its name in launch/recipes, in a container on this machine, with one worker per GPU. With
+Trains RECIPE, a flag file or its name in recipes/, in a container on this machine, with one worker per GPU. With
 -- in place of RECIPE, train.py chooses the recipe that fits the dataset.
 
   --image NAME   image to run (default: bigbatch)
@@ -123,7 +123,7 @@ if [[ -n $data ]]; then
 fi
 case $recipe in
     '') recipe=-- ;;
-    "$root"/launch/recipes/*) recipe=${recipe#"$root"/} ;;
+    "$root"/recipes/*) recipe=${recipe#"$root"/} ;;
     *)
         mount "$recipe" "/recipe/${recipe##*/}" readonly
         recipe=/recipe/${recipe##*/} ;;

@@ -122,7 +122,7 @@ def _parser():
     parser.add_argument("--no-preflight", action="store_true", help="do not check the hosts first")
     parser.add_argument("--dry-run", "--dry_run", action="store_true",
                         help="print the plan, and the command on standard error; also after the recipe")
-    parser.add_argument("recipe", nargs="?", help="file of flags, or its name in launch/recipes. With -- in its place, "
+    parser.add_argument("recipe", nargs="?", help="file of flags, or its name in recipes/. With -- in its place, "
                         "train.py chooses the recipe that fits --data_dir")
     parser.add_argument("flags", nargs=argparse.REMAINDER, help="flags of train.py, which override the recipe")
     return parser

@@ -19,12 +19,12 @@ from pathlib import Path
 
 from common import command
 from common.errors import UsageError, UserError
+from common.run_folder import PLAN, RUN, RunFolder
 from distributed import gpus
 from model_zoo import cost
 from plan import flags
 from plan.output_dir import resumes
 from plan.plan import LARGEST_MICRO_BATCH, divisors, make_plan
-from plan.run_folder import PLAN, RUN, RunFolder
 from plan.settings import Settings
 
 LARGEST = 256  # larger micro-batches are hardly faster

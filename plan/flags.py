@@ -169,7 +169,7 @@ def help_text(argv: Sequence[str]) -> str:
     groups = {f"{title} flags": flags.names(group) for title, group in GROUPS.items()} if full else first_screen()
     for title, names in groups.items():
         lines += [f"{title}:", *flags.described(values, names), ""]
-    lines.append("--flagfile=RECIPE reads flags from a file, or from a recipe of launch/recipes by its name.")
+    lines.append("--flagfile=RECIPE reads flags from a file, or from a recipe of recipes/ by its name.")
     if not full:
         lines.append(f"--helpfull lists all {len(FLAGS)} flags.")
     return "\n".join(lines)
@@ -234,7 +234,7 @@ def has_effect(name: str, given: Mapping[str, str]) -> bool:
 def recipes_first(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Returns (the --flagfile arguments, the rest), so that a flag overrides a recipe, whatever their order.
 
-    A recipe is a file, or its name in launch/recipes. Raises UsageError.
+    A recipe is a file, or its name in recipes/. Raises UsageError.
     """
     recipes, rest, arguments = [], [], list(arguments)
     while arguments:

@@ -8,8 +8,8 @@ from pathlib import Path
 from common import locks
 from common.errors import UserError, complain
 from common.flags import file_text
+from common.run_folder import CHECKPOINTS, FLAGS, has_checkpoints
 from plan.recipes import flags_in
-from plan.run_folder import CHECKPOINTS, FLAGS, has_checkpoints
 from plan.settings import Settings
 from plan.values import same
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import model_zoo
 from common.errors import UsageError, UserError
-from common.flags import file_text
+from common.flags import file_text, present
+from common.run_folder import FLAGS, folder_of, has_checkpoints
 from data import named
 from data.sources import BUILT_IN
 from optim.schedules import Piecewise
-from plan.run_folder import FLAGS, folder_of, has_checkpoints
 from plan.values import sizes as parse_sizes
 
-RECIPES = Path(__file__).parents[1] / "launch" / "recipes"
+RECIPES = Path(__file__).parents[1] / "recipes"
 DIGITS, SMALL, LARGE = (RECIPES / name for name in ("digits.flags", "small_images.flags", "images.flags"))
 LARGE_SAMPLES = 50_000
 GENTLE_RATE = "--learning_rate=0.0003"  # with which small_images.flags continues from trained weights
@@ -25,13 +25,14 @@ VISITS = 40_000  # of samples, in all epochs
 
 
 def recipe_path(name: str) -> Path:
-    """Returns the file of a recipe: `name` is a file, or its name in launch/recipes. Raises UsageError."""
+    """Returns the file of a recipe: `name` is a file, or its name in recipes/. Raises UsageError."""
+    name = present(name)
     for path in (Path(name).expanduser(), RECIPES / name, RECIPES / f"{name}.flags"):
         if path.is_file():
             return path.absolute()
     names = {path.stem: str(path.relative_to(RECIPES).with_suffix("")) for path in RECIPES.rglob("*.flags")}
     close = difflib.get_close_matches(Path(name).stem, names, 1, 0.5)
-    suggestion = f"did you mean {names[close[0]]}?" if close else "launch/recipes/README.md lists the recipes"
+    suggestion = f"did you mean {names[close[0]]}?" if close else "recipes/README.md lists the recipes"
     raise UsageError(f"there is no recipe {name}; {suggestion}")
 
 

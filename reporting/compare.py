@@ -3,7 +3,7 @@ import html
 import os
 from functools import partial
 
-from plan.run_folder import top1_of
+from common.run_folder import top1_of
 from plan.values import number_or_text, same
 from reporting import charts, heat_map
 from reporting.charts import LOGARITHMIC, NUMBERS, PERCENT, XAxis, number

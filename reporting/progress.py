@@ -8,8 +8,8 @@ import time
 
 from common.activity import WAITS, on_terminal, startup
 from common.errors import complain
+from common.run_folder import top1_of
 from common.screen import REDRAWN_EVERY, Screen, clock_time, fitting
-from plan.run_folder import top1_of
 from reporting.sentences import STORAGE_LIMITS, in_words
 from training.advice import is_guessing
 from training.observer import Evaluation, Observer, RunInfo, Update

@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from plan.run_folder import top1_of
+from common.run_folder import top1_of
 from reporting.charts import number
 from reporting.page import duration, filled_columns, grouped, plural
 from training.advice import interval, is_guessing

@@ -14,8 +14,8 @@ from common import command, flags
 from common.errors import UsageError, UserError
 from common.files import write_atomically
 from common.flags import flag
+from common.run_folder import PAGE, PLAN
 from common.version import revision_text
-from plan.run_folder import PAGE, PLAN
 from reporting import heat_map, sentences
 from reporting.charts import number
 from reporting.compare import comparison

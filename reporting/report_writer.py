@@ -14,8 +14,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 
 from common.errors import complain, one_line
+from common.run_folder import COLUMNS, OUTCOMES, PAGE, ROWS, RUN, SAMPLES, RunFolder
 from common.streams import Errors
-from plan.run_folder import COLUMNS, OUTCOMES, PAGE, ROWS, RUN, SAMPLES, RunFolder
 from reporting.about import about
 from reporting.outcomes import summarized
 from reporting.report import write_report

@@ -3,10 +3,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from common import VERSION, files, locks
+from common import VERSION, files, locks, run_folder
 from common.errors import UserError
-from plan import recipes, run_folder
-from plan.run_folder import top1_of
+from common.run_folder import top1_of
+from plan import recipes
 from plan.values import same
 
 NEWEST = {run_folder.RUN: "origins", run_folder.PLAN: "learning_rate_breakpoints"}  # keys that older forms lack

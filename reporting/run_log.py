@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from common.errors import complain
-from plan.run_folder import AUGMENTATIONS, FLAGS, LAYERS, LOGS, METRICS, NOISE, PLAN, STEPS, SUMMARY, TIMES, RunFolder
+from common.run_folder import AUGMENTATIONS, FLAGS, LAYERS, LOGS, METRICS, NOISE, PLAN, STEPS, SUMMARY, TIMES, RunFolder
 from plan.settings import Run
 from reporting.progress import ProgressDisplay
 from reporting.report_writer import ReportWriter

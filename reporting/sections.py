@@ -9,8 +9,8 @@ from collections import Counter
 from functools import partial
 
 from common.activity import PARTS
+from common.run_folder import COLUMNS, ROWS, SAMPLES
 from plan.flags import has_effect
-from plan.run_folder import COLUMNS, ROWS, SAMPLES
 from reporting import charts, heat_map, sentences
 from reporting.charts import Line, XAxis, number
 from reporting.page import constant_values, details, duration, html_table, over_epochs_and_time

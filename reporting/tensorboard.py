@@ -7,7 +7,7 @@ import math
 
 from common.activity import PARTS
 from common.errors import complain, one_line
-from plan.run_folder import AUGMENTATIONS, LAYERS, METRICS, TENSORBOARD, TIMES, RunFolder
+from common.run_folder import AUGMENTATIONS, LAYERS, METRICS, TENSORBOARD, TIMES, RunFolder
 from training.observer import Evaluation, Observer, RunInfo
 
 TAGS = {  # column of metrics.jsonl -> name in TensorBoard

@@ -20,7 +20,7 @@ from tests.rigs.hosts import Hosts
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 ROOT = Path(__file__).parents[1]
 TRAIN = ROOT / "train.py"
-DIGITS = f"--flagfile={ROOT}/launch/recipes/digits.flags"  # where --data_dir is given, which else means images.flags
+DIGITS = f"--flagfile={ROOT}/recipes/digits.flags"  # where --data_dir is given, which else means images.flags
 # Of a training of which no more than its course matters: its network and images are as small as they can be.
 TINY = ("--model=convnet", "--image_size=8", "--augmentation=none", "--optimizer=sgd", "--learning_rate=0.02",
         "--warmup=none")

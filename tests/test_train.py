@@ -298,7 +298,7 @@ def test_a_wrong_flag_or_value_names_the_nearest(given, meant):
 def test_the_digits_recipe_holds_for_the_digits_alone(flags, recipe, epochs):
     """Their warm-up from 0.5 made other data diverge."""
     done = run("python", 1, ROOT / "train.py", "--dry_run", *flags)
-    assert done.returncode == 0 and done.stderr == f"recipe: {ROOT}/launch/recipes/{recipe}.flags\n"
+    assert done.returncode == 0 and done.stderr == f"recipe: {ROOT}/recipes/{recipe}.flags\n"
     made = json.loads(done.stdout)
     assert made["epochs"] == epochs and (made["schedule"][0]["learning_rate"] == 0) == (recipe == "images")
 

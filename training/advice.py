@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from common.run_folder import FLAGS, top1_of
 from data.synthetic import is_synthetic
 from optim import with_option
 from optim.schedules import scaled
 from plan.plan import Plan
 from plan.remarks import RATE, TRAINED_NETWORK, WITH_RATE, has_length, keeps, on_few_images
-from plan.run_folder import FLAGS, top1_of
 from plan.settings import Settings
 from training.divergence import Diverged
 

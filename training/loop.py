@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterator, Sequence
 
 from common.activity import OBSERVERS, activity, startup
+from common.run_folder import top1_of
 from plan.plan import Interval
-from plan.run_folder import top1_of
 from training.bad_input import bad_input_is_user_error
 from training.batch_norm import Span
 from training.breakdown import breakdown_of

@@ -10,10 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from common.errors import complain, reason
+from common.run_folder import TENSORBOARD, RunFolder
 from data.pipeline import DecoderSettings
 from model_zoo.cost import counted
 from plan.remarks import remarks
-from plan.run_folder import TENSORBOARD, RunFolder
 from training.build import Job
 from training.observer import Observer, RunInfo, Update
 

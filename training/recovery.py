@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from common.activity import activity
 from common.errors import Stopped, UserError, complain
+from common.run_folder import CHECKPOINTS, SUMMARY, RunFolder
 from distributed.elastic import COMMIT_STEPS
-from plan.run_folder import CHECKPOINTS, SUMMARY, RunFolder
 from plan.values import Every
 from training.advice import after_divergence
 from training.build import Job

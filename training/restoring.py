@@ -14,9 +14,9 @@ import tensorflow as tf
 from common import VERSION
 from common.errors import UserError, complain, one_line
 from common.files import followed
+from common.run_folder import CHECKPOINTS
 from model_zoo.applications import load_pretrained
 from model_zoo.layers import last_layer
-from plan.run_folder import CHECKPOINTS
 from training.state import INPUT, model_variables, named
 
 # Raise it when a flag changes its meaning, or samples their order: a checkpoint of another version is not continued.

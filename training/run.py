@@ -11,6 +11,7 @@ from pathlib import Path
 from common import launcher
 from common.activity import OBSERVERS, activity, startup
 from common.errors import UserError, complain
+from common.run_folder import CHECKPOINTS, METRICS, RunFolder, has_checkpoints
 from data.dataset import Dataset, labels_checksum
 from distributed import elastic
 from distributed import world as worlds
@@ -21,7 +22,6 @@ from distributed.neighbours import Neighbours, distinct
 from distributed.world import World
 from plan import output_dir
 from plan.plan import Plan, allreduce_for, plan_for
-from plan.run_folder import CHECKPOINTS, METRICS, RunFolder, has_checkpoints
 from plan.settings import Run, Settings
 from training import build
 from training.advice import Ending, advice

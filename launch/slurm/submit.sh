@@ -28,7 +28,7 @@ cancel the job goes to standard error.
   --no-preflight               do not check the nodes first
   --dry-run, --dry_run         print the plan, write the script, and ask Slurm when it could start, but do not submit it
 
-RECIPE is a file of flags, or its name in launch/recipes. With -- in its place, train.py chooses the recipe that fits
+RECIPE is a file of flags, or its name in recipes/. With -- in its place, train.py chooses the recipe that fits
 --data_dir. The script and the output of rank 0 go to runs/slurm/, the run to runs/slurm-JOB (or --output_dir), and the
 output of the other ranks to runs/slurm-JOB-logs/."
 

@@ -85,7 +85,7 @@ def test_a_tilde_is_the_home_folder_in_arguments():
     assert flags.read_with_arguments(values, ["report", "~/a", "--output=~", "b~"]) == ["/home/mine/a", "b~"]
     assert values.output == "/home/mine"
     assert train_flags.parse(["train.py", "--mode=predict", "--image=~/1.png", "~/2.png", "--data_dir=digits",
-                              f"--flagfile={ROOT}/launch/recipes/digits.flags", "--checkpoint=~/run"]
+                              f"--flagfile={ROOT}/recipes/digits.flags", "--checkpoint=~/run"]
                              ).run.image == ("/home/mine/1.png", "/home/mine/2.png")
 
 

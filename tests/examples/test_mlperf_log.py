@@ -115,7 +115,7 @@ def test_no_file_has_the_name_of_one_that_tf2onnx_installs_as_examples():
     assert theirs and not theirs & {path.name for path in (ROOT / "examples").iterdir()}
 
 
-RECIPES = sorted((ROOT / "launch" / "recipes" / "mlperf").glob("*.flags"))
+RECIPES = sorted((ROOT / "recipes" / "mlperf").glob("*.flags"))
 SGD = *CLOSED, "--optimizer=sgd", "--learning_rate=0.128"
 
 

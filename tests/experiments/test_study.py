@@ -9,7 +9,7 @@ from docs import study
 from experiments import planned
 from plan.plan import plan_for
 
-FILES = ROOT / "launch" / "recipes" / "study"
+FILES = ROOT / "recipes" / "study"
 CLAIMS = {  # file -> the flags in which its runs differ
     "warmup": {"flagfile", "learning_rate", "warmup"},
     "batch_size_control": {"batch_size"},

@@ -48,15 +48,15 @@ def after(option: str, words: list[str]) -> list[str]:
 
 
 def test_dry_run_shows_what_the_container_is_given(dry_run, tmp_path):
-    words = dry_run(ROOT / "launch/recipes/digits.flags", "--epochs=2", "--output_dir=mine")
+    words = dry_run(ROOT / "recipes/digits.flags", "--epochs=2", "--output_dir=mine")
     assert words[:3] == ["docker", "run", "--rm"] and "--ipc=host" in words and "--gpus" not in words
     assert after("--ulimit", words) == ["memlock=-1", "stack=67108864"]
     assert after("--user", words) == [f"{os.getuid()}:{os.getgid()}"]
     assert after("--mount", words) == [f"type=bind,source={tmp_path}/runs,target=/output"]
-    assert words[-5:] == ["bigbatch", "launch/dgx1.sh", "launch/recipes/digits.flags", "--epochs=2",
+    assert words[-5:] == ["bigbatch", "launch/dgx1.sh", "recipes/digits.flags", "--epochs=2",
                           "--output_dir=/output/mine"]
     assert not (tmp_path / "runs").exists()  # it is a dry run
-    assert words == dry_run(ROOT / "launch/recipes/digits.flags", "--epochs=2", "--output_dir=mine", "--dry_run",
+    assert words == dry_run(ROOT / "recipes/digits.flags", "--epochs=2", "--output_dir=mine", "--dry_run",
                             spelled=())
 
 
@@ -223,7 +223,7 @@ def test_two_workers_train_inside(engine):
 
 @pytest.mark.container
 def test_a_recipe_of_ones_own_is_trained_for_its_owner(engine, home):
-    (home / "my own.flags").write_text("\n".join(("--flagfile=launch/recipes/digits.flags", *QUICK, "--epochs=1")))
+    (home / "my own.flags").write_text("\n".join(("--flagfile=recipes/digits.flags", *QUICK, "--epochs=1")))
     done = finished(as_somebody(home, engine, "--output=out", "my own.flags", "--output_dir=mine"))
     assert done.returncode == 0, done.stderr[-3000:]
     assert printed_json(done)["epochs"] == 1 and len(rows(home / "out" / "mine")) == 1

@@ -67,7 +67,7 @@ def test_dry_run_prints_the_plan_and_the_command(words):
     shown, *remarks = done.stderr.replace("'", "").splitlines()
     words = shown.split()
     assert words[:5] == ["mpirun", "--bind-to", "none", "-np", "4"]
-    assert words[-3:] == [f"--flagfile={ROOT}/launch/recipes/digits.flags", "--epochs=3", "--batch_size=256"]
+    assert words[-3:] == [f"--flagfile={ROOT}/recipes/digits.flags", "--epochs=3", "--batch_size=256"]
     assert [line.partition(":")[0] for line in remarks] == ["--epochs=3", "--batch_size=256"]
 
 

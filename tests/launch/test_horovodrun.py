@@ -208,7 +208,7 @@ def test_dry_run_prints_the_plan_and_the_command(words):
     words = shown.split()
     assert words[0].endswith("/python") and words[1:9] == ["-m", "distributed.gloo", "--gloo", "--disable-cache", "-np",
                                                            "16", "-H", "a:8,b:8"]
-    assert words[-3:] == [str(ROOT / "train.py"), f"--flagfile={ROOT}/launch/recipes/digits.flags", "--batch_size=256"]
+    assert words[-3:] == [str(ROOT / "train.py"), f"--flagfile={ROOT}/recipes/digits.flags", "--batch_size=256"]
     assert remark.startswith("--batch_size=256: ")
 
 

@@ -130,7 +130,7 @@ def test_the_time_limit_grows_with_the_job():
 
 def test_what_is_wrong_ends_with_1_on_every_worker(tmp_path):
     (tmp_path / "file").touch()
-    done = run("mpirun", 2, "-m", "launch.preflight", "--flagfile=launch/recipes/digits.flags",
+    done = run("mpirun", 2, "-m", "launch.preflight", "--flagfile=recipes/digits.flags",
                f"--data_dir={tmp_path}", f"--output_dir={tmp_path / 'file'}")
     assert done.returncode == 1 and "missing" in done.stdout
     assert f"no dataset in {tmp_path}" in done.stderr and "Traceback" not in done.stderr

@@ -20,7 +20,7 @@ TABLE_6 = {4: 2565, 1024: 556522, 2048: 1091357, 3456: 1641853, 4096: 1929054}  
 TABLE_4 = {4: (4, 1), 1024: (32, 32), 2048: (64, 32), 3456: (72, 48), 4096: (64, 64)}  # horizontal, vertical
 SONY = StepWork(RESNET50, 32, 2 * RESNET50.parameters)  # 32 a worker, gradients in float16
 ALEXNET = ModelCost(60_965_224, 16, 724_406_816, name="alexnet")  # model_cost("alexnet", 1000, 227)
-RECIPES = ROOT / "launch" / "recipes"
+RECIPES = ROOT / "recipes"
 
 
 def described(name="abci") -> dict:
@@ -332,7 +332,7 @@ def test_the_docs_have_the_forecast_of_a_first_day(capfd):
 
 
 def test_a_recipe_without_a_dataset_of_imagenets_size(capfd):
-    code, out, _ = forecast("--workers=2", "--flagfile=launch/recipes/digits.flags", "--allreduce=ring", "--json",
+    code, out, _ = forecast("--workers=2", "--flagfile=recipes/digits.flags", "--allreduce=ring", "--json",
                             capfd=capfd)
     assert code == 0 and 0 < json.loads(out)[0]["hours"] < 1
 
@@ -403,7 +403,7 @@ def test_a_damaged_topology_is_one_line(name, tmp_path, capfd):
     (["--workers=4", "--flagfile=nowhere"], 2, "nowhere"), (["--workers=4", "--topology=nowhere"], 1, "abci"),
     (["--workers=4", "--topology=/"], 1, "/"),
     (["--workers=6", "--allreduce=hierarchical"], 1, "multiples of 4"),
-    (["--workers=7", "--flagfile=launch/recipes/digits.flags"], 1, "126 and 133")])
+    (["--workers=7", "--flagfile=recipes/digits.flags"], 1, "126 and 133")])
 def test_what_is_wrong_is_one_line(arguments, code, says, capfd):
     ended, out, err = forecast(*arguments, capfd=capfd)
     assert (ended, out, err.count("\n")) == (code, "", 1), err

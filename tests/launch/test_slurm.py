@@ -206,7 +206,7 @@ def test_an_array_trains_a_run_of_a_sweep_each(slurm, tmp_path, capsys):
     assert "run 1 of 2" not in shown.err
     for row in json.loads(shown.out):
         recorded = json.loads((tmp_path / "sweep" / row["folder"] / "run.json").read_text())
-        assert recorded["recipe"]["path"].endswith("launch/recipes/digits.flags")
+        assert recorded["recipe"]["path"].endswith("recipes/digits.flags")
 
 
 HIDDEN = "env -u PMI_SIZE -u SLURM_STEP_NUM_TASKS"
@@ -253,7 +253,7 @@ def test_the_papers_clusters(tmp_path, nodes, gpus, recipe):
     assert {f"#SBATCH --nodes={nodes}", f"#SBATCH --gpus-per-node={gpus}", f"#SBATCH --ntasks-per-node={gpus}",
             "#SBATCH --time=1:00:00", "#SBATCH --constraint=v100", "#SBATCH --requeue",
             "#SBATCH --signal=B:USR1@180"} <= set(header)
-    assert f"set -- '{ROOT}/launch/recipes/{recipe}.flags'" in script
+    assert f"set -- '{ROOT}/recipes/{recipe}.flags'" in script
 
 
 def test_the_script_is_whole(slurm, tmp_path):

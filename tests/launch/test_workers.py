@@ -12,7 +12,7 @@ from plan.flags import parse
 from plan.plan import plan_for
 from tests.rigs.trainings import differences
 
-SONY = ROOT / "launch" / "recipes" / "sony_1811.05233"
+SONY = ROOT / "recipes" / "sony_1811.05233"
 PHASES = (DIGITS, "--model=convnet", "--image_size=16", "--batch_size=0:96,1:192,2:96", "--epochs=3", "--warmup=none",
           "--learning_rate=1", "--micro_batch_size=16", "--deterministic")
 

@@ -7,7 +7,7 @@ from conftest import ROOT, run
 from PIL import Image
 
 from common import VERSION
-from common.errors import UserError
+from common.errors import UsageError, UserError
 from model_zoo.weights import check_weights
 from plan import flags
 from plan.recipes import fitted, recipe_path
@@ -57,7 +57,7 @@ def test_flags_on_the_command_line_override_what_fits(photos):
 
 @pytest.mark.parametrize(("words", "samples", "said"), [
     (["--flagfile=small_images"], 16, "--batch_size=2 --batch_norm_span=2 --epochs=40 --evaluate_every=6"),
-    (["--flagfile=launch/recipes/small_images.flags"], 790,
+    (["--flagfile=recipes/small_images.flags"], 790,
      "--batch_size=32 --batch_norm_span=32 --epochs=50 --evaluate_every=8"),
     (["--flagfile=small_images", "--epochs=12", "--batch_size=4"], 16, "--batch_norm_span=2 --evaluate_every=2"),
     (["--flagfile=small_images", "--epochs=12", "--batch_size=4", "--batch_norm_span=4", "--evaluate_every=1"], 16,
@@ -110,7 +110,7 @@ def test_the_defaults_train_and_a_resume_reads_them_back(photos, tmp_path):
     first = run(*command, "--stop_at_target", "--target_top1=0.01", cold=True)
     assert first.returncode == 0, first.stderr
     lines = first.stderr.splitlines()
-    assert (f"recipe: {ROOT}/launch/recipes/small_images.flags --batch_size=2 --batch_norm_span=2 --epochs=40 "
+    assert (f"recipe: {ROOT}/recipes/small_images.flags --batch_size=2 --batch_norm_span=2 --epochs=40 "
             "--evaluate_every=6") in lines
     assert any(line.startswith("forecast: about ") and line.endswith("CPU cores") for line in lines)
     assert max(map(len, (line for line in lines if line.startswith("epoch ")))) <= 80
@@ -132,9 +132,30 @@ def test_a_batch_is_at_most_an_eighth():
         assert batch == 1 or 8 * batch <= samples
 
 
+@pytest.mark.parametrize("before", ["launch/recipes/digits.flags", "/old/checkout/launch/recipes/digits.flags"])
+def test_a_recipe_of_version_0_9_is_found_where_it_lies_now(before, tmp_path, capsys):
+    """On the command line, in a recipe of one's own and in the name of a .runs file."""
+    from experiments.planned import lines_of
+
+    said = f"recipes have moved: {before} is now recipes/digits.flags"
+    assert recipe_path(before) == ROOT / "recipes" / "digits.flags" and said in capsys.readouterr().err
+    own = tmp_path / "own.flags"
+    own.write_text(f"--flagfile={before}\n--epochs=3\n")
+    recipe = parsed(f"--flagfile={own}").recipe
+    assert (recipe.model, recipe.epochs) == ("resnet20", 3) and said in capsys.readouterr().err
+    runs = before.replace("digits.flags", "lars_1708.03888/table7.runs")
+    assert lines_of(runs)[0]["flagfile"].startswith(f"{ROOT}/recipes/lars_1708.03888/")
+    with pytest.raises(UsageError, match="no recipe launch/recipes/digit"):
+        recipe_path("launch/recipes/digit")
+    (tmp_path / "launch" / "recipes").mkdir(parents=True)
+    mine = tmp_path / "launch/recipes/digits.flags"
+    mine.write_text("--epochs=3\n")
+    assert recipe_path(str(mine)) == mine
+
+
 def test_a_recipe_has_a_name():
-    assert recipe_path("digits") == recipe_path("digits.flags") == ROOT / "launch" / "recipes" / "digits.flags"
-    assert recipe_path("sysml18/" + next((ROOT / "launch/recipes/sysml18").glob("*.flags")).stem).is_file()
+    assert recipe_path("digits") == recipe_path("digits.flags") == ROOT / "recipes" / "digits.flags"
+    assert recipe_path("sysml18/" + next((ROOT / "recipes/sysml18").glob("*.flags")).stem).is_file()
 
 
 @pytest.mark.parametrize(("words", "code", "message"), [

@@ -15,11 +15,11 @@ from PIL import Image
 
 from common import VERSION
 from common.files import write_json
+from common.run_folder import RunFolder
 from common.streams import Errors
 from common.version import git_revision
 from data.dataset import open_dataset
 from plan.flags import parse
-from plan.run_folder import RunFolder
 from reporting import about, outcomes, report_writer
 from reporting.report_writer import ReportWriter
 from reporting.run_log import RunLog
@@ -27,7 +27,7 @@ from tests.rigs.run_files import flags_text, plan, row
 from training.observer import Evaluation, RunInfo, Update
 from training.state import Progress
 
-RECIPE = ROOT / "launch" / "recipes" / "sony_1811.05233" / "table3-experiment1.flags"
+RECIPE = ROOT / "recipes" / "sony_1811.05233" / "table3-experiment1.flags"
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_the_recipe_is_the_first_flagfile_or_the_default(tmp_path):
     settings = parse(["train.py", "--flagfile", f"{tmp_path}/flags.txt"])
     assert about.recipe(settings.recipe_file)["reported"] is None  # the flags of a run report nothing
     settings = parse(["train.py"])
-    assert settings.recipe_file == settings.source == ROOT / "launch" / "recipes" / "digits.flags"
+    assert settings.recipe_file == settings.source == ROOT / "recipes" / "digits.flags"
 
 
 def test_where_each_flag_comes_from(tmp_path, digits):

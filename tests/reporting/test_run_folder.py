@@ -8,7 +8,7 @@ import pytest
 from conftest import rows
 
 from common.files import in_memory
-from plan.run_folder import LAYERS, METRICS, OUTCOMES, RUN, STEPS, SUMMARY, TIMES, RunFolder
+from common.run_folder import LAYERS, METRICS, OUTCOMES, RUN, STEPS, SUMMARY, TIMES, RunFolder
 from reporting.run_log import RunLog
 from tests.rigs.run_files import row
 from training.observer import Evaluation, Update

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from plan.run_folder import RunFolder
+from common.run_folder import RunFolder
 from reporting.run_log import Augmentations, RunLog, observers_of
 from reporting.tensorboard import TensorBoard, markdown
 from training.observer import Evaluation, Update

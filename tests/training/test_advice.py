@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
+from common.run_folder import FLAGS
 from plan import flags
 from plan.plan import plan_for
-from plan.run_folder import FLAGS
 from training.advice import Ending, advice, after_divergence, interval, is_guessing
 from training.divergence import Diverged, WeightsDiffer
 

@@ -21,10 +21,10 @@ from conftest import ROOT, SmallDisk, environment, require_tool, rows, run, trai
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from common.errors import UserError
+from common.run_folder import RunFolder, folder_of
 from data.synthetic import synthetic_dataset
 from distributed.world import World
 from plan.flags import parse
-from plan.run_folder import RunFolder, folder_of
 from plan.values import Every
 from reporting.run_log import RunLog
 from tests.rigs import lacking
@@ -529,7 +529,7 @@ from pathlib import Path
 import tensorflow as tf
 from common import files
 from plan import output_dir
-from plan.run_folder import RunFolder, folder_of
+from common.run_folder import RunFolder, folder_of
 from training.checkpoints import Checkpoints
 from training.state import Progress, Snapshot
 

@@ -12,11 +12,11 @@ import tensorflow as tf
 from conftest import DIGITS, ROOT, TINY, rows, run
 
 from common.errors import UserError
+from common.run_folder import RunFolder
 from data import synthetic
 from data.staging.spool import Admitted
 from plan import flags
 from plan.plan import plan_for
-from plan.run_folder import RunFolder
 from training import divergence
 from training.checkpoints import Checkpoints
 from training.losses import loss_of_guessing, training_loss

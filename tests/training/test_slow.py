@@ -12,7 +12,7 @@ from distributed.world import World
 from tests.rigs.trainings import wait_for
 from training.breakdown import SlowWorkers, StepTimes, WorkerTimes
 
-FLAGS = ("--flagfile=launch/recipes/digits.flags", "--model=convnet", "--batch_size=16", "--learning_rate=0.5",
+FLAGS = ("--flagfile=recipes/digits.flags", "--model=convnet", "--batch_size=16", "--learning_rate=0.5",
          "--warmup_epochs=1")
 
 
