@@ -199,10 +199,10 @@ def with_files(words: Iterable[str], unset: Collection[str] = (), outer: tuple[s
     return read
 
 
-def present(file: str) -> str:
+def present(file: Path | str) -> Path | str:
     """Returns the path of a recipe or .runs file. If it is missing in launch/recipes, where version 0.9 had them, that
     of the file in recipes/, and says so on standard error."""
-    *before, rest = file.rpartition(MOVED)
+    *before, rest = str(file).rpartition(MOVED)
     found = Path(__file__).parents[1] / "recipes" / rest
     if not any(before) or os.path.isfile(file) or not found.is_file():
         return file
