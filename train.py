@@ -29,7 +29,7 @@ from data.balance import check_dataset, notes, notes_on_folder
 from data.named import open_named
 from distributed import gpus
 from distributed.lost import explain_horovods_errors
-from launch.workers import micro_batch_flags
+from launch.job import micro_batch_flags
 from model_zoo.weights import check_weights
 from plan import flags, output_dir
 from plan.allreduce import check_nodes

@@ -31,20 +31,19 @@ not_address() {
     [[ ! $2 =~ ^[A-Za-z][A-Za-z0-9+.-]*:// ]] || fail 2 "$1=$2: nothing can be written to an address; give a path"
 }
 
-# Prints the file of a recipe, given by its path or by its name in recipes/.
+# Prints the file of a recipe, given by its path or by its name in recipes/. What launch/job.py has to look up is printed
+# as it is: a path of version 0.9, and any name on a host that has no recipes, because they are in the container.
 recipe_path() {
     local name
-    if [[ ! -f $1 && $1 == *launch/recipes/* && -f $root/recipes/${1##*launch/recipes/} ]]; then
-        printf 'recipes have moved: %s is now recipes/%s\n' "$1" "${1##*launch/recipes/}" >&2
-        set -- "${1##*launch/recipes/}"
-    fi
     for name in "$(expanded "$1")" "$root/recipes/$1" "$root/recipes/$1.flags"; do
         if [ -f "$name" ]; then
             realpath -- "$name"
             return
         fi
     done
-    fail 2 "there is no recipe ${1:-given}; recipes/README.md lists the recipes"
+    [[ $1 = *launch/recipes/* || ! -d $root/recipes ]] ||
+        fail 2 "there is no recipe ${1:-given}; recipes/README.md lists the recipes"
+    printf '%s\n' "$1"
 }
 
 # take_recipe [RECIPE] [--] [flags of train.py]: sets `recipe` to the file of RECIPE, or to nothing if -- comes first, and
@@ -61,33 +60,22 @@ take_recipe() {
     words=("$@")
 }
 
-# Prints the flags that read a recipe, one per line: also those of RECIPE.launch, how its paper trained, if that exists.
-# Without a recipe, train.py chooses one.
-recipe_flags() {
-    local launch=${1%.flags}.launch
-    [ -n "$1" ] || return 0
-    echo "--flagfile=$1"
-    [ -f "$launch" ] || return 0
-    echo "${0##*/}: $(basename "$launch") adds $(grep '^--' "$launch" | paste -sd' ')" >&2
-    echo "--flagfile=$launch"
-}
+inside=() output='' training=() workers=''
 
-# micro_batch_flag WORKERS [flags of train.py]: prints the --micro_batch_size for the GPUs of this host, if it has any.
-# `inside` and `python` hold the words that start Python in the container of the training.
-inside=()
+# ask SCRIPT [options of launch/job.py] RECIPE|-- [flags of train.py]: sets `workers` and `training`, as launch/job.py
+# answers. `inside` holds the words that start it where the training runs, such as in a container.
 # shellcheck disable=SC2154 # launch/env.sh sets python
-micro_batch_flag() {
-    local workers=$1
-    shift
-    ! command -v nvidia-smi >/dev/null ||
-        "${inside[@]}" "${python[@]}" -m launch.workers --micro_batch "--workers=$workers" "$@"
+ask() {
+    local answer
+    answer=$("${inside[@]}" "${python[@]}" -m launch.job "--script=$1" "${@:2}") || exit
+    eval "$answer"
 }
 
 # Runs mpirun or srun. SIGTERM and SIGUSR1 to this script reach the workers as SIGUSR1, on which they save and exit with
 # 75. (mpirun would handle a SIGTERM itself and kill them.) SIGINT and SIGHUP end them at once. Returns the command's
-# exit code if it is 0, 2 or 75, else 1. `stopped_by` is TERM or USR1 if that signal came, else empty.
+# exit code. `stopped_by` is TERM or USR1 if that signal came, else empty.
 run_workers() {
-    local child code=0 last before
+    local child code=0 last=0 before
     before=$(trap -p TERM USR1 INT HUP)
     export stopped_by=''
     "$@" </dev/null &
@@ -100,16 +88,64 @@ run_workers() {
         wait "$child" || code=$?
         kill -0 "$child" 2>/dev/null || break # a signal ended the wait
     done
-    last=0
     wait "$child" 2>/dev/null || last=$?
     [ "$last" = 127 ] || code=$last
     trap - TERM USR1 INT HUP
     eval "$before"
+    return "$code"
+}
+
+# has_written FILE: whether the training has written a file of the run since this start.
+has_written() {
+    [ "$output/$1" -nt "$BIGBATCH_LOGS/started" ]
+}
+
+# exit_code CODE [PROGRAM]: prints the exit code of a launch script, 0, 2, 75 or 1, for that of mpirun or srun. PROGRAM is
+# which of them has trained in a Slurm job. What the run's folder has then got since $BIGBATCH_LOGS/started corrects it.
+exit_code() {
+    local code=$1
     case "$code" in
         0 | 2 | 75) ;;
         # SIGUSR1 kills what does not handle it yet: a launcher or a worker that starts. srun ends the others by SIGTERM.
         138 | 143) [ -n "$stopped_by" ] && code=75 || code=1 ;;
         *) code=1 ;;
     esac
-    return "$code"
+    if [ -z "${2-}" ]; then
+        :
+    elif [ "$code" = 0 ] && ! has_written summary.json; then # mpirun 5 exits with 0 even if it has lost a node
+        echo "${script-}: $2 exited with 0, but the training has not finished" >&2
+        code=1
+    elif [ "$code-$stopped_by-$2" = 75--srun ] && ! has_written checkpoints/checkpoint; then
+        code=1 # a worker failed before training: srun ends the others by SIGTERM, and exits with theirs, the highest code
+    elif [ "$code" = 1 ] && [ -n "$stopped_by" ] && ! has_written checkpoints/checkpoint; then
+        code=75 # if a worker that starts ends on request, Open MPI may abort the others, which exit with 1
+    fi
+    echo "$code"
+}
+
+# train SCRIPT LAUNCHER...: checks the hosts if `preflight` is set, then trains `training` on `workers` workers, which the
+# words LAUNCHER start, and the next phases of --workers_schedule on as many as they need. Sets `code`. A request to stop
+# before training is left to the script's traps. `output` is the folder of the run if the script knows it.
+train() {
+    local script=$1 starter=("${@:2}") program=${output:+$2} words=("${python[@]}")
+    code=0
+    export BIGBATCH_WORLD_SIZE=$workers # train.py ends unless this many find each other
+    if [ -n "$preflight" ]; then
+        run_workers "${starter[@]}" -n "$workers" "${words[@]}" -m launch.preflight "${training[@]}" >&2 || code=$?
+        [ -z "$stopped_by" ] || kill -s "$stopped_by" "$$"
+        code=$(exit_code "$code")
+        [ "$code" = 0 ] || exit "$code"
+    fi
+    [ -z "$program" ] || touch "$BIGBATCH_LOGS/started"
+    while :; do
+        run_workers "${starter[@]}" -n "$workers" "${words[@]}" -m launch.binding "${words[-1]}" "$root/train.py" \
+            "${training[@]}" || code=$?
+        code=$(exit_code "$code" "$program")
+        if [ "$code" != 75 ] || [ -n "$stopped_by" ]; then break; fi
+        ask "$script" --next -- "${training[@]}"
+        [ -n "$workers" ] || break
+        code=0
+        export BIGBATCH_WORLD_SIZE=$workers
+        echo "$script: continues on $workers workers" >&2
+    done
 }

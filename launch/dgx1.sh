@@ -39,28 +39,16 @@ while [ $# -gt 0 ]; do
     shift || fail 2 "the last option needs a value; see --help"
 done
 number --workers-per-gpu "${BIGBATCH_WORKERS_PER_GPU:-1}"
-workers=${workers:-$("$python" -m launch.binding --count)}
+given=(${workers:+"--workers=$workers"})
 if [ -n "$print" ]; then
-    exec "$python" -m launch.binding --print "--workers=$workers"
+    exec "$python" -m launch.binding --print "${given[@]}"
 fi
-take_recipe "$@"
-set -- "${words[@]}"
-
-# NCCL finds NVLink between the GPUs by itself.
-launcher=(mpirun --bind-to none -np "$workers")
-mapfile -t flags < <(recipe_flags "$recipe")
-training=("$root/train.py" "${flags[@]}")
-micro_batch=$(micro_batch_flag "$workers" "${training[@]:1}" "$@")
-training+=(${micro_batch:+"$micro_batch"} "$@") # given flags override it
-plan=(--dry_run "--workers=$workers" "--workers_per_node=$workers")
+ask dgx1.sh "${given[@]}" "$@"
+plan=("$python" "$root/train.py" "${training[@]}" --dry_run "--workers=$workers" "--workers_per_node=$workers")
 if [ -n "$dry_run" ]; then
-    echo "${launcher[*]@Q} ${python@Q} -m launch.binding ${python@Q} ${training[*]@Q}" >&2
-    exec "$python" "${training[@]}" "${plan[@]}"
+    echo "mpirun --bind-to none -np $workers ${python@Q} -m launch.binding ${python@Q} '$root/train.py' ${training[*]@Q}" >&2
+    exec "${plan[@]}"
 fi
-"$python" "${training[@]}" "${plan[@]}" >/dev/null # reports wrong flags once, not once per worker
-export BIGBATCH_WORLD_SIZE=$workers
-if [ -n "$preflight" ]; then
-    run_workers "${launcher[@]}" "$python" -m launch.preflight "${training[@]:1}" >&2
-    [ -z "$stopped_by" ] || exit 75
-fi
-run_workers "${launcher[@]}" "$python" -m launch.binding "$python" "${training[@]}"
+"${plan[@]}" >/dev/null # reports wrong flags once, not once per worker
+train dgx1.sh mpirun --bind-to none # NCCL finds NVLink between the GPUs by itself
+exit "$code"

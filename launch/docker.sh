@@ -125,8 +125,10 @@ case $recipe in
     '') recipe=-- ;;
     "$root"/recipes/*) recipe=${recipe#"$root"/} ;;
     *)
-        mount "$recipe" "/recipe/${recipe##*/}" readonly
-        recipe=/recipe/${recipe##*/} ;;
+        if [[ -f $recipe ]]; then # else it is looked up in the container
+            mount "$recipe" "/recipe/${recipe##*/}" readonly
+            recipe=/recipe/${recipe##*/}
+        fi ;;
 esac
 while [[ $# -gt 0 ]]; do
     case $1 in

@@ -1,8 +1,9 @@
 """Trains a recipe on several hosts, from a login node or from one of them. launch/horovodrun.sh runs this module.
 
-It wraps horovodrun, which starts the workers over ssh. It checks the hosts first. It prints rank 0's output unchanged,
-and the output of other ranks after `[RANK]`. It returns the exit code of the training (horovodrun itself returns 1).
-On SIGTERM or SIGUSR1, the workers save a checkpoint and end. On SIGINT or SIGHUP, they are killed on all hosts.
+It wraps horovodrun, which starts the workers over ssh, and checks the hosts first. It prints rank 0's output unchanged
+and prefixes that of other ranks with `[RANK]`. It returns the exit code of the training, where horovodrun returns 1 for
+any failure. On SIGTERM or SIGUSR1, the workers save a checkpoint and end. On SIGINT or SIGHUP, it kills them on all
+hosts.
 """
 import argparse
 import itertools
@@ -13,31 +14,26 @@ import subprocess
 import sys
 import threading
 import uuid
-from pathlib import Path
 
 from common import command, streams
 from common.errors import SAVING, ExitCode, Stopped, UsageError, complain
-from common.flags import file_text
 from common.launcher import end_with_parent
 from distributed import environment, gpus
 from launch import hosts as host_lists
 from launch import preflight
 from launch.binding import workers_here
 from launch.facts import of_gpus as facts_of_gpus
-from launch.workers import micro_batch_flags, next_workers, workers_now
+from launch.job import TRAIN, micro_batch_flags, next_workers, print_plan, recipe_flags, workers_now
 from plan import flags
-from plan.recipes import recipe_path
 
 PROGRAM = "horovodrun.sh"
-ROOT = Path(__file__).parents[1]
 PREFIX = re.compile(r"\[(\d+)\]<(?:stdout|stderr)>:")
 ENDED = re.compile(r"Process (\d+) exit with status code (\d+)\.")
 STOPPING = signal.SIGINT, signal.SIGHUP
-MARK = f"job={uuid.uuid4().hex}"  # an -X option, which Python ignores: tells this job's workers from those of others
+MARK = f"job={uuid.uuid4().hex}"  # an -X option, which Python ignores. It identifies this job's workers for pkill
 GRACE = 15  # seconds that horovodrun has to end its workers
 REQUESTED = "stopped on request"
 NOT_FOUND = 1  # pkill's exit code; ssh's is 255
-DRY_RUN = ("--dry-run", "--dry_run", "--dry-run=true", "--dry_run=true", "-dry-run", "-dry_run")
 
 
 class Parser(argparse.ArgumentParser):
@@ -55,35 +51,22 @@ def main(argv) -> int:
 
     for number in SAVING:
         signal.signal(number, stop)
-    words = [word for word in argv[1:] if word not in DRY_RUN]  # also after the recipe, as in launch/common.sh
-    return run(parsed(words if len(words) == len(argv) - 1 else ["--dry-run", *words]))
-
-
-def parsed(words: list[str]) -> argparse.Namespace:
-    """Returns the options, with the flags of train.py, which may also follow --; then `recipe` may be None."""
-    end = words.index("--") if "--" in words else len(words)
-    options = _parser().parse_args(words[:end])
-    options.flags += words[end + 1:]
-    if options.recipe is None and end == len(words):
-        raise UsageError("the recipe is missing; see --help")
-    return options
+    return run(_parser().parse_args(argv[1:]))
 
 
 def run(options) -> int:
     """Trains, or prints the plan; returns the exit code. Raises UserError."""
     streams.Output.is_kept = True  # in summary.json; the workers must not wait for a reader that has ended
-    recipe = recipe_flags(options.recipe)
-    arguments = [*recipe, *options.flags]
+    recipe, given = recipe_flags(options.words, PROGRAM)
+    arguments = [*recipe, *given]
     settings = flags.parse(["train.py", *arguments])
     hosts = _hosts(options)
     slots = options.np or sum(host.slots for host in hosts)
     workers = workers_now(settings, slots)
-    facts = []
-    silent = []
     interfaces = options.network_interfaces
     lacks_interface = not (interfaces or options.dry_run) and host_lists.any_remote(hosts)
-    if not options.dry_run and (options.wait or not options.no_preflight or lacks_interface):
-        facts, silent = host_lists.ask(hosts, arguments, PROGRAM if options.wait else None)
+    asks = not options.dry_run and (options.wait or not options.no_preflight or lacks_interface)
+    facts, silent = host_lists.ask(hosts, arguments, PROGRAM if options.wait else None) if asks else ([], [])
     memory = [host["memory"] for host in facts or [facts_of_gpus(gpus.visible())] if host["memory"] is not None]
     arguments[len(recipe):len(recipe)] = micro_batch_flags(settings, workers, min(memory, default=None))
 
@@ -92,8 +75,7 @@ def run(options) -> int:
 
     if options.dry_run:
         print(shlex.join(on_hosts(training(arguments))), file=sys.stderr)
-        return subprocess.call([sys.executable, str(ROOT / "train.py"), *arguments, "--dry_run",
-                                f"--workers={workers}", f"--workers_per_node={hosts[0].slots}"])
+        return print_plan(arguments, workers, hosts[0].slots)
     wrong = silent + ([] if options.no_preflight else preflight.problems(facts, settings.recipe.data_dir))
     if wrong:
         return preflight.report(facts, wrong, sys.stderr)
@@ -112,7 +94,8 @@ def run(options) -> int:
 
 
 def _parser():
-    parser = Parser(prog="launch/horovodrun.sh", description="Trains a recipe on one or more hosts, over ssh.")
+    parser = Parser(prog="launch/horovodrun.sh", usage="%(prog)s [options] RECIPE|-- [flags of train.py]",
+                    description="Trains a recipe on one or more hosts, over ssh.")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("-H", "--hosts", help="hosts and their numbers of workers, such as h1:8,h2:8")
     where.add_argument("--hostfile", help="file with a line 'h1 slots=8' for each host")
@@ -122,9 +105,9 @@ def _parser():
     parser.add_argument("--no-preflight", action="store_true", help="do not check the hosts first")
     parser.add_argument("--dry-run", "--dry_run", action="store_true",
                         help="print the plan, and the command on standard error; also after the recipe")
-    parser.add_argument("recipe", nargs="?", help="file of flags, or its name in recipes/. With -- in its place, "
-                        "train.py chooses the recipe that fits --data_dir")
-    parser.add_argument("flags", nargs=argparse.REMAINDER, help="flags of train.py, which override the recipe")
+    parser.add_argument("words", metavar="recipe", nargs=argparse.REMAINDER, help="file of flags, or its name in "
+                        "recipes/. With -- in its place, train.py chooses the recipe that fits --data_dir. Flags of "
+                        "train.py, which override the recipe, follow it")
     return parser
 
 
@@ -139,28 +122,15 @@ def _hosts(options):
     return hosts
 
 
-def recipe_flags(name: str | None) -> list[str]:
-    """Returns the flags that read a recipe, and those of RECIPE.launch, if it exists, as launch/common.sh does."""
-    if name is None:
-        return []
-    recipe = recipe_path(name)
-    launch = recipe.with_suffix(".launch")
-    if not launch.is_file():
-        return [f"--flagfile={recipe}"]
-    added = " ".join(line for line in file_text(launch).splitlines() if line.startswith("--"))
-    complain(f"{launch.name} adds {added}", PROGRAM)
-    return [f"--flagfile={recipe}", f"--flagfile={launch}"]
-
-
 def training(arguments: list[str]) -> list[str]:
     """Returns the command of one worker."""
-    return [sys.executable, "-m", "launch.binding", sys.executable, "-X", MARK, str(ROOT / "train.py"), *arguments]
+    return [sys.executable, "-m", "launch.binding", sys.executable, "-X", MARK, TRAIN, *arguments]
 
 
 def horovodrun(hosts, workers: int, interfaces: str | None, worker: list[str]) -> list[str]:
-    """Returns horovodrun's command. Its cache, which keeps checks for an hour, is off, because hosts may change.
+    """Returns horovodrun's command. The cache, in which it keeps checks of hosts for an hour, is off: hosts may change.
 
-    It gets as many slots as workers, on the first hosts, because it starts a worker in each slot, whatever -np is.
+    horovodrun starts a worker in each slot, whatever -np is. So it is given only as many slots as there are workers.
     """
     before = itertools.accumulate((host.slots for host in hosts), initial=0)
     used = [(host.name, min(host.slots, workers - start)) for host, start in zip(hosts, before, strict=False)]
@@ -190,10 +160,10 @@ class Running:
             thread.start()
 
     def wait(self) -> int:
-        """Returns the exit code.
+        """Waits until all workers have ended. Returns the exit code of the launcher.
 
-        It is 0, 128 + signal if that killed the workers, 75 if they stopped on request, 2 if the first failed worker
-        has it, or else 1.
+        0: all succeeded. 75: they stopped on request. 128 + N: this process killed them on signal N. 2: the first
+        worker that failed exited with 2. 1: any other failure.
         """
         before = {number: signal.signal(number, self._stop) for number in (*STOPPING, *SAVING)}
         code = self._process.wait()
@@ -222,7 +192,7 @@ class Running:
             threading.Thread(target=self._ask, daemon=True).start()
 
     def _ask(self):
-        """Asks rank 0 to stop, on which all ranks save a checkpoint. Kills the workers if it does not train."""
+        """Asks rank 0 to stop, which makes all ranks save a checkpoint. Kills the workers if rank 0 has not started."""
         pkill = ["pkill", "--oldest", "-USR1", "-f", rf"^\S+ -X {MARK} "]
         try:
             done = subprocess.run(host_lists.words(self._first, pkill), text=True, capture_output=True,

@@ -22,8 +22,8 @@ from common.errors import UsageError, UserError
 from common.flags import flag
 from data.named import open_named
 from launch import topology as topologies
+from launch.job import micro_batch_flags
 from launch.topology import BYTES, StepWork, Topology
-from launch.workers import micro_batch_flags
 from model_zoo.cost import ModelCost, model_cost
 from optim.schedules import Piecewise
 from plan.allreduce import ALLREDUCES
@@ -111,7 +111,7 @@ def main(argv) -> None:
 
 
 def assumptions(training: Training, model: ModelCost, topology: Topology) -> dict[str, str]:
-    """Returns what a forecast is of and what it rests on: name -> text. Cluster, model and batch come first."""
+    """Returns the inputs and assumptions of a forecast, as name -> text."""
     network = topology.network
     compute = topology.compute_of(model)
     if training.samples:
@@ -135,7 +135,7 @@ def assumptions(training: Training, model: ModelCost, topology: Topology) -> dic
 
 
 def speed(precision: str | None, topology: Topology) -> str:
-    """Returns which precision the times of a topology are of, and where they are from, as the end of a sentence."""
+    """Returns the precision and the source of a topology's measured speed, as the end of a sentence."""
     known = topology.precision
     if not known:
         return ""
@@ -188,9 +188,9 @@ def one_step(model: ModelCost, micro_batch_size: int, bytes_per_gradient: int, w
 
 
 def published_results(topology: str, model: str) -> list[dict]:
-    """Returns the published results for this topology and model, or ResNet-50, and arXiv:1811.05233, table 2, for any.
+    """Returns the published results for this topology, of the model or of ResNet-50, with our forecasts.
 
-    Each has our forecast, unless its topology is unknown.
+    Those of arXiv:1811.05233, table 2, are always included. One whose topology is unknown has no forecast.
     """
     rows = []
     for published in json.loads(PUBLISHED.read_text()):
@@ -210,7 +210,7 @@ def ours(published: dict) -> dict:
 
 
 def lines(about: dict[str, str], rows: list[dict], published: list[dict]) -> list[str]:
-    """Returns the text for a terminal: of `assumptions`, `forecast` and `published_results`."""
+    """Returns the output for a terminal, from what `assumptions`, `forecast` and `published_results` return."""
     shown = [f"{name}: {text}" for name, text in about.items()]
     for heading, texts in (("", forecasts(rows)), ("published (forecast)", results(published))):
         shown += ["", heading] if heading else [""]

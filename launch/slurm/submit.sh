@@ -121,8 +121,8 @@ fi
 world=$((nodes * workers))
 plan=''
 if [ -x "$python" ]; then
-    mapfile -t flags < <(recipe_flags "$recipe")
-    plan=$("$python" "$root/train.py" "${flags[@]}" "$@" --dry_run "--workers=$world" "--workers_per_node=$workers")
+    plan=$("$python" -m launch.job --script=submit.sh "--workers=$world" "--workers_per_node=$workers" \
+        "${recipe:---}" "$@")
 else
     echo "submit.sh: $python does not exist here, so the job checks the flags when it starts" >&2
 fi

@@ -12,8 +12,7 @@ ROOMS = ("data", "reporting", "experiments", "launch")
 PROGRAMS = ["train", *(".".join(path.relative_to(ROOT).with_suffix("").parts) for room in ROOMS
                        for path in sorted((ROOT / room).rglob("*.py")) if "main(sys.argv)" in path.read_text())]
 PROGRAMS.remove("launch.binding")  # runs any command, whose flags are its own
-UNDER_LAUNCHERS = {"train", "data.prepare", "experiments.benchmark", "launch.preflight", "launch.facts",
-                   "launch.workers"}
+UNDER_LAUNCHERS = {"train", "data.prepare", "experiments.benchmark", "launch.preflight", "launch.facts", "launch.job"}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 from conftest import ROOT
 
-from launch.workers import micro_batch_flags
+from launch.job import micro_batch_flags
 from plan import flags
 from plan.plan import make_plan
 from tests.rigs.gpus import gpu, pretend

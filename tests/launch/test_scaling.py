@@ -9,8 +9,8 @@ from scipy.optimize import fsolve
 
 from benchmarks import calibrate, scaling_here
 from launch import scaling, topology
+from launch.job import micro_batch_flags
 from launch.topology import Link, Network, StepWork
-from launch.workers import micro_batch_flags
 from model_zoo.cost import RESNET50, ModelCost
 from plan import flags
 from plan.allreduce import ALLREDUCES

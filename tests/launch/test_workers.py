@@ -7,7 +7,7 @@ import pytest
 from conftest import DIGITS, ROOT, run, scripts_environment, train
 
 from common.errors import UsageError, UserError
-from launch.workers import workers_now
+from launch.job import workers_now
 from plan.flags import parse
 from plan.plan import plan_for
 from tests.rigs.trainings import differences

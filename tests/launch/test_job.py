@@ -1,0 +1,109 @@
+"""How a job starts, goes on and ends: launch.job's answers, and the exit codes of launch/common.sh."""
+import json
+import subprocess
+
+import pytest
+from conftest import ROOT
+
+from launch import job
+from tests.rigs.gpus import gpu, pretend
+
+RECIPES = ROOT / "recipes"
+PHASES = ("--batch_size=0:96,1:192,2:96", "--epochs=3", "--workers_schedule=0:2,1:1,2:2")
+
+
+@pytest.fixture
+def ask(capsys, monkeypatch):
+    """A function: what bash reads in an answer, as (workers, words of training), and what was said."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+    def answer(*words, code=0):
+        assert job.main(["launch.job", "--script=any.sh", *map(str, words)]) == code
+        out, err = capsys.readouterr()
+        script = f'training=(); {out}\nprintf "%s\\0" "$workers" "${{training[@]}}"'
+        read = subprocess.run(["bash", "-euc", script], text=True, capture_output=True, check=not code).stdout
+        workers, *training = read.split("\0")[:-1] or [None]
+        return workers, training, err
+
+    return answer
+
+
+def test_an_answer_is_what_bash_reads(ask):
+    """Whatever a value holds. The given flags come last, because they override the recipe and its .launch file."""
+    given = ["--output_dir=a 'folder' of $HOME, \"`id`\"\nin two lines", "--epochs=2"]
+    for words in (["digits", *given], ["digits", "--", *given], ["launch/recipes/digits.flags", *given]):
+        workers, training, _ = ask("--workers=3", *words)
+        assert workers == "3" and training == [f"--flagfile={RECIPES}/digits.flags", *given]
+    assert ask("--", *given)[:2] == ("1", given)  # a machine without GPUs has one worker
+    row = "sony_1811.05233/table3-experiment2"
+    _, training, said = ask("--workers=8", row, "--allreduce=ring")
+    assert training == [f"--flagfile={RECIPES}/{row}.flags", f"--flagfile={RECIPES}/{row}.launch", "--allreduce=ring"]
+    assert said == "any.sh: table3-experiment2.launch adds --allreduce=torus --compression=fp16 --loss_scale=128\n"
+
+
+def test_gpus_get_a_micro_batch_which_a_given_one_overrides(ask, tmp_path, monkeypatch):
+    for name, value in pretend(tmp_path, [gpu(0), gpu(1)]).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    job.gpus._nvidia_smi.cache_clear()
+    recipe = f"--flagfile={RECIPES}/digits.flags"
+    assert ask("digits", "--batch_size=256")[:2] == ("2", [recipe, "--micro_batch_size=128", "--batch_size=256"])
+    assert ask("digits", "--micro_batch_size=32")[:2] == ("2", [recipe, "--micro_batch_size=32"])
+    job.gpus._nvidia_smi.cache_clear()
+
+
+def test_phases_follow_what_the_run_has_asked_for(ask, tmp_path):
+    """A job starts on the schedule's first number, and after a requeue in a later phase on that phase's."""
+    words = ["digits", *PHASES, f"--output_dir={tmp_path}"]
+    assert ask("--workers=2", *words)[0] == "2"
+    assert ask("--next", *words)[:2] == ("", [])  # ended with 75 in the middle of a phase
+    for following in (1, 2):
+        (tmp_path / "run.json").write_text(json.dumps({"next_workers": following}))
+        assert ask("--workers=2", *words)[0] == ask("--next", *words)[0] == str(following)
+    _, _, said = ask("--workers=1", *words, code=1)
+    assert said == "any.sh: --workers_schedule=0:2,1:1,2:2 needs 2 workers, but 1 are available\n"
+
+
+def test_the_plan_is_train_pys(capfd):
+    assert job.main(["launch.job", "--workers=8", "--workers_per_node=4", "digits", "--batch_size=512"]) == 0
+    plan = json.loads(capfd.readouterr().out)
+    assert plan["workers"] == 8 and plan["phases"][0]["global_batch_size"] == 512
+    assert job.main(["launch.job", "--workers=3", "--workers_per_node=3", "digits"]) == 1
+    assert "is not divisible" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "code", "message"), [
+    ([], 2, "any.sh: the recipe is missing; see --help\n"),
+    (["digts"], 2, "any.sh: there is no recipe digts; did you mean digits?\n"),
+    (["digits", "--optimizer=adagrad"], 2, "optimizer"), (["--", "--data_dir=/nowhere"], 1, "/nowhere")])
+def test_an_error_is_one_line_of_the_script_that_asked(ask, words, code, message):
+    _, _, said = ask(*words, code=code)
+    assert said.startswith("any.sh: ") and said.count("\n") == 1 and message in said
+
+
+CODES = """
+. launch/common.sh
+output=$1/run BIGBATCH_LOGS=$1 stopped_by=$2
+touch "$1/started"
+mkdir -p "$output/checkpoints"
+for file in $3; do touch -d '+1 minute' "$output/$file"; done
+exit_code "$4" $5
+"""
+
+
+@pytest.mark.parametrize(("raw", "program", "stopped_by", "written", "expected"), [
+    # of mpirun and srun by itself, as for the check of the nodes
+    (0, "", "", "", 0), (2, "", "", "", 2), (75, "", "", "", 75), (1, "", "", "", 1), (255, "", "USR1", "", 1),
+    (138, "", "USR1", "", 75), (143, "", "TERM", "", 75), (138, "", "", "", 1), (143, "", "", "", 1),
+    # mpirun 5 exits with 0 if it has lost a node
+    (0, "mpirun", "", "summary.json", 0), (0, "mpirun", "", "checkpoints/checkpoint", 1),
+    # a worker that fails before training, whose neighbours srun ends by SIGTERM; a phase that ends
+    (75, "srun", "", "", 1), (75, "srun", "", "checkpoints/checkpoint", 75), (75, "mpirun", "", "", 75),
+    (75, "srun", "USR1", "", 75),
+    # Open MPI that aborts workers because one has ended on request, and a failure after a request
+    (1, "mpirun", "TERM", "", 75), (1, "mpirun", "TERM", "checkpoints/checkpoint", 1), (1, "mpirun", "", "", 1)])
+def test_exit_codes(raw, program, stopped_by, written, expected, tmp_path):
+    done = subprocess.run(["bash", "-euc", CODES, "job", tmp_path, stopped_by, written, str(raw), program], cwd=ROOT,
+                          text=True, capture_output=True, check=True)
+    assert done.stdout == f"{expected}\n"
+    assert ("has not finished" in done.stderr) == (raw == 0 and expected == 1)
