@@ -1,1 +1,1 @@
-"""Recipes, and scripts that start training on one machine or several."""
+"""Scripts that start training on one machine or several."""

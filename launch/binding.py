@@ -4,8 +4,8 @@
     python -m launch.binding --print [--workers=N]    prints the binding of N workers here, and of those of DGXs
     python -m launch.binding --count                  prints the number of workers of this machine: one per GPU
 
-A worker's memory and the copies to its GPU then cross no socket, and no two workers share a core. DALI and TensorFlow
-derive their numbers of threads from the cores that a worker may use, OpenMP from OMP_NUM_THREADS.
+A worker's memory accesses and its copies to the GPU then stay within one socket, and no two workers share a core. DALI
+and TensorFlow start one thread per core that the worker may use. OpenMP starts OMP_NUM_THREADS threads.
 """
 import json
 import os
@@ -33,7 +33,7 @@ KNOWN = {"DGX-1 with V100": "dgx1", "DGX A100": "dgx_a100", "DGX H100": "dgx_h10
 
 
 class Core(NamedTuple):
-    """A core. node: its NUMA node. threads: the indices of its hardware threads."""
+    """A processor core. node: its NUMA node. threads: Linux's numbers of its hardware threads."""
 
     socket: int
     node: int
@@ -43,9 +43,9 @@ class Core(NamedTuple):
 def shares(cores: Sequence[Core], nodes: Sequence[int | None]) -> list[list[Core]]:
     """Returns the cores of each worker. nodes: the NUMA node of each worker's GPU, by local rank; None without a GPU.
 
-    Workers with the same node get equal shares of its cores. A node without a GPU in use joins one of its socket that
-    has one. A node without cores, such as -1, is replaced by the first one. Without GPUs, each worker gets an equal
-    share of all cores. If there are more workers than cores, they share the cores.
+    Workers whose GPUs are at the same node get equal shares of its cores. The cores of a node without a GPU in use go
+    to the workers at another node of its socket. A GPU whose node has no cores, or is unknown (-1), counts as at the
+    first node. Without GPUs, all cores are split equally. Workers share cores only where there are too few.
     """
     sockets = {core.node: core.socket for core in cores}
     homes = [node if node in sockets else cores[0].node for node in nodes]
@@ -88,8 +88,8 @@ def cores_here() -> list[Core]:
 def share_here(worker: Launched) -> list[Core]:
     """Returns this worker's cores.
 
-    A task of a Slurm job may see only its own GPU. If the machine has as many GPUs as workers, the others have the
-    other ones.
+    A task of a Slurm job may see only its own GPU. If the machine has one GPU per worker, the index of this GPU among
+    all of them decides on the share, so that the workers, which do not see each other's GPUs, get different cores.
     """
     devices = [*gpus_here().values()]
     index = worker.local_rank
@@ -102,7 +102,8 @@ def share_here(worker: Launched) -> list[Core]:
 
 
 def gpus_here() -> dict[int, Path]:
-    """Returns the GPUs that this process may use: nvidia-smi's index and the PCI device, in CUDA's order."""
+    """Returns the GPUs that this process may use, in CUDA's order: nvidia-smi's number -> the folder of the PCI device.
+    """
     return {gpu.number: PCI / gpu.address.lower()[-12:] for gpu in gpus.visible()}  # sysfs: a domain of four digits
 
 
@@ -112,7 +113,7 @@ def numa_node(device: Path) -> int:
 
 
 def in_turn(workers: int, available: Sequence) -> list:
-    """Returns the GPU of each worker in distributed.world, by local rank, or None: the available GPUs in turn."""
+    """Returns the GPU of each worker by local rank: round-robin, as in distributed.world. None if there are no GPUs."""
     return [available[worker % len(available)] if available else None for worker in range(workers)]
 
 
@@ -137,7 +138,10 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def table(title: str, workers: int, cores: Sequence[Core], node_of_gpu: dict[int, int], quota: int = 1 << 20) -> str:
-    """Formats a title, the heads of the columns, and a line per worker. quota: cores of a worker; see common.cores."""
+    """Returns a table with a line per worker.
+
+    quota: number of cores whose time the container grants each worker (common.cores), which limits its threads.
+    """
     lines = [title, "worker  GPU  NUMA nodes  DALI threads  OpenMP threads  cores"]
     numbers = in_turn(workers, [*node_of_gpu])
     for rank, (gpu, share) in enumerate(zip(numbers, shares(cores, [*map(node_of_gpu.get, numbers)]), strict=True)):
@@ -148,9 +152,10 @@ def table(title: str, workers: int, cores: Sequence[Core], node_of_gpu: dict[int
 
 
 def run_bound(command: list[str]) -> None:
-    """Binds this process to its cores and memory, then execs the command. Without numactl, only the cores are bound.
+    """Binds this process to its cores and memory, then replaces it by the command.
 
-    If a log folder is set, the output of each rank except 0 goes to its own file there.
+    Without numactl, only the cores are bound. If $BIGBATCH_LOGS is a folder, the output of each rank except 0 goes to a
+    file there.
     """
     try:
         worker = launched()

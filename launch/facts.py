@@ -31,7 +31,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def gather(data_dir: str, output_dir: str | None, device: str = "auto") -> dict:
-    """Returns the facts of this host by name: strings, numbers and lists of strings. device: "cpu" omits its GPUs."""
+    """Returns the facts of this host as a JSON object. With device="cpu", GPUs are left out."""
     output = Path(output_dir or "runs").absolute()
     return {"host": socket.gethostname(), "python": platform.python_version(), "source": source(),
             **{name: version(package) for name, package in PACKAGES.items()},

@@ -68,10 +68,10 @@ def _checked(hosts):
 
 
 def ask(hosts: list[Host], arguments: list[str], waiting: str | None = None) -> tuple[list[dict], list[str]]:
-    """Returns (the facts of each host that answers, with its `slots`; an error message for each other host).
+    """Asks all hosts for their facts in parallel, over ssh except for this host.
 
-    arguments: train.py's. All hosts are asked in parallel, over ssh except for this host.
-    waiting: a program that waits until all answer. It prints each error message once, on standard error.
+    Returns (a dict of facts for each host that answers, an error message for each other host). arguments: train.py's.
+    waiting: name of a program that waits until all hosts answer, and prints each error message once. None: do not wait.
     """
     reported = set()
     while True:
@@ -115,15 +115,16 @@ def _ask(host, arguments):
 
 
 def words(name: str, command: list[str]) -> list[str]:
-    """Returns the words that run a command on a host: over ssh, except for this host. Raises OSError as `is_here`."""
+    """Returns the command line that runs a command on a host, over ssh unless it is this one. Raises OSError if the
+    name does not resolve."""
     return command if is_here(name) else [*SSH, name, shlex.join(command)]
 
 
 def common_interface(hosts: list[dict]) -> str:
-    """Returns a network interface that all hosts and this machine have by the same name. Raises UserError.
+    """Returns the name of a network interface that all hosts and this machine have. Raises UserError if there is none.
 
-    It is the one at which ssh reached most hosts. An interface with the same address everywhere, such as Docker's, is
-    ruled out. hosts: the facts of each, some of which is remote.
+    Of several, it is the one over which ssh reached most hosts. One that has the same address on all hosts, such as
+    Docker's, does not connect them and is left out. hosts: the facts of each. At least one is not this machine.
     """
     here = facts.interfaces()
     names = [name for name in here if all(name in host["interfaces"] for host in hosts)
@@ -136,7 +137,7 @@ def common_interface(hosts: list[dict]) -> str:
 
 
 def any_remote(hosts: list[Host]) -> bool:
-    """Whether a host is not this machine, or its name is unknown."""
+    """Whether any host is not this machine. A name that does not resolve counts as another machine."""
     try:
         return not all(is_here(host.name) for host in hosts)
     except OSError:

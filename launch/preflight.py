@@ -119,7 +119,7 @@ def differences(host: dict, expected: dict[str, str], data_dir: str) -> list[str
 
 
 def rdma_problems(host: dict, usual_state: str) -> list[str]:
-    """Returns the problems of NCCL with this host's InfiniBand. usual_state: what most hosts have."""
+    """Returns what keeps NCCL from using this host's InfiniBand. usual_state: the state of most hosts' InfiniBand."""
     state = host["infiniband"]
     pinnable = host["pinnable"]
     if state == "missing":
@@ -149,7 +149,7 @@ def gpu_problems(host: dict) -> list[str]:
 
 
 def notes(hosts: list[dict]) -> list[str]:
-    """Returns notes on what does not break a run, but may surprise."""
+    """Returns notes on what does not break a run, but limits how it can be resumed."""
     own = any(host.get("shared") == "not shared" for host in hosts)
     return ["the hosts do not share the output folder: a run can only resume on the same first host"] if own else []
 
@@ -204,7 +204,10 @@ def examine(settings: Settings) -> tuple[list[dict], list[str]]:
 
 
 def clock_offsets(world) -> list[float]:
-    """Returns the difference of each rank's clock from rank 0's in seconds: the smallest, as a rank may be late."""
+    """Returns the difference of each rank's clock from rank 0's in seconds.
+
+    It is the smallest of three, because a rank that reads its clock late makes the difference larger.
+    """
     rounds = [world.gather(time.time(), f"clocks {number}") for number in range(3)]
     return [min((now[rank] - now[0] for now in rounds), key=abs) for rank in range(world.size)]
 

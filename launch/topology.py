@@ -154,7 +154,8 @@ def _masters(size, horizontal, vertical, network):
 
 
 def _speeds(horizontal, vertical, network):
-    """Returns bytes per second of the slowest link in any row and in any column, if all of them send at once."""
+    """Returns the bandwidth (bytes per second) of the slowest link of a row and of a column, if all rings send at once.
+    """
     speeds = []
     for leaving in grids.leaving(horizontal, vertical, network.local_size):  # these share their node's links
         shared = network.between.bandwidth / leaving if leaving else float("inf")
