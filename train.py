@@ -10,7 +10,7 @@
 from training.stopping import StopRequest
 
 if __name__ == "__main__":  # a request to stop may come while the modules below are imported, which takes seconds
-    StopRequest().listen()
+    StopRequest().install()
 
 try:
     import absl  # noqa: F401
@@ -66,7 +66,7 @@ def main(argv) -> None:
 def train(settings: Settings) -> dict:
     """Trains; returns the content of summary.json."""
     stop, launched, plan = StopRequest(), launcher.launched(), None
-    stop.listen()
+    stop.install()
     streams.Output.is_kept = True  # in summary.json
     startup.begin(launched.rank)
     if launched.rank == 0:  # other ranks may have no access

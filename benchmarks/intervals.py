@@ -66,7 +66,7 @@ def gaps(job, pipelines) -> list[float]:
     with pipelines:
         for interval in job.plan.intervals():
             began = time.perf_counter()
-            batches = pipelines.read_on(interval)
+            batches = pipelines.batches_of(interval)
             next(batches)
             seconds_of_each.append(time.perf_counter() - began)
             own = interval.steps * interval.phase.global_batch_size // job.world.size
@@ -83,7 +83,7 @@ class Separate(contextlib.ExitStack):
         super().__init__()
         self._feed = job.feed
 
-    def read_on(self, interval):
+    def batches_of(self, interval):
         self.close()
         phase = interval.phase
         return self.enter_context(self._feed.train(interval.start, interval.steps, phase.global_batch_size,

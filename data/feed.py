@@ -187,11 +187,11 @@ class OpenPipeline:
         self._held = ExitStack()
         self._batches, self._upcoming = None, iter(())
 
-    def read(self, wanted: Iterable, opening: Callable[[], AbstractContextManager]) -> Any:
-        """Returns the open pipeline, in which the first of `wanted` comes next.
+    def open_for(self, wanted: Iterable, opening: Callable[[], AbstractContextManager]) -> Any:
+        """Returns the open pipeline if the first of `wanted` comes next in it. Otherwise opens another one.
 
         wanted: names of what is read one after another, such as numbers of steps. opening: opens a pipeline that reads
-        all of `wanted`. It is called if the open pipeline reads something else next.
+        all of `wanted`.
         """
         wanted = iter(wanted)
         if next(wanted) != next(self._upcoming, None):

@@ -60,7 +60,12 @@ class GradientExchange:
 
     collectives: sums a bucket. Default: Ring. compression: "none" or "fp16", in transit. fusion_mb: maximum size of a
     bucket in MB, before compression. Default: FUSION_MB. plan: the plan of the collectives.
+
+    scales: distributed.float16's of the gradients. Set them before compressed gradients are exchanged. They belong to
+    the state of a training, which outlives an exchange in elastic training.
     """
+
+    scales: tf.Variable | None = None
 
     def __init__(self, collectives: Ring | Stepwise | None = None, compression: str = "none",
                  fusion_mb: float | None = None, plan: AllreducePlan = RING):
@@ -90,15 +95,15 @@ class GradientExchange:
         summed = self._summed([*map(tf.convert_to_tensor, gradients)], "bucket", hvd.Compression.none)
         return [tf.math.scalar_mul(1 / hvd.size(), total) for total in summed]
 
-    def sums(self, gradients, variables, count: int, scales: tf.Variable, form: Float32 | FixedPoint = FLOAT32
-             ) -> tuple[list, tf.Tensor, tf.Tensor]:
+    def sums(self, gradients, variables, count: int, form: Float32 | FixedPoint = FLOAT32) -> tuple[
+            list, tf.Tensor, tf.Tensor]:
         """Returns (sums of the gradients over the workers, factors that turn them into means, norms of the sums).
 
         gradients: of the variables, as `form` represents them; fixed point is never compressed. count: number of terms
-        in the sums. scales: those of distributed.float16, which are updated if gradients are compressed, float32
-        (gradients,). The factors, float32 (gradients,), are then 1 / (count * scale), and otherwise 1 / count. norms:
-        float32 (gradients,). All results are identical on all workers. The number of workers can be a constant in the
-        graph, because a step is retraced when it changes. IndexedSlices become dense.
+        in the sums. The factors, float32 (gradients,), are 1 / count, or 1 / (count * scale) if gradients are
+        compressed, which also updates `scales`. norms: float32 (gradients,). All results are identical on all workers.
+        The number of workers can be a constant in the graph, because a step is retraced when it changes. IndexedSlices
+        become dense.
         """
         if hvd.size() == 1 or isinstance(form, FixedPoint) or self._compression is hvd.Compression.none:
             if hvd.size() > 1:
@@ -107,7 +112,7 @@ class GradientExchange:
                       for gradient, variable in zip(gradients, variables, strict=True)]
             return totals, tf.fill([len(totals)], 1 / count), norms_of(totals)
         gradients = [*map(tf.convert_to_tensor, gradients)]
-        used = scales.read_value()
+        used = self.scales.read_value()
         scaled = [scale * gradient
                   for scale, gradient in zip(tf.unstack(used, len(gradients)), gradients, strict=True)]
         totals = self._summed(scaled, "bucket", self._compression)
@@ -120,7 +125,7 @@ class GradientExchange:
         totals, used, norms = tf.cond(
             tf.reduce_all(tf.math.is_finite(norms)), lambda: (totals, used, norms), again)
         [magnitudes] = self.sum([largest_of(gradients)], "magnitudes")
-        scales.assign(float16.scales(magnitudes))
+        self.scales.assign(float16.scales(magnitudes))
         return totals, 1 / (count * used), norms
 
     def sum(self, tensors, name: str) -> list:

@@ -19,6 +19,11 @@ SMALLEST, LARGEST = 2.0 ** -126, 2.0 ** 100  # limits of the scales, whose inver
 EXPONENT = 0x7F800000  # mask that turns the bits of a positive float32 1.xxx * 2**e into those of 2**e
 
 
+def initial_scales(gradients: int) -> tf.Variable:
+    """Returns the scales before the first update, float32 (gradients,)."""
+    return tf.Variable(tf.fill([gradients], UNKNOWN), trainable=False, name="wire_scales")
+
+
 def scales(magnitudes: tf.Tensor) -> tf.Tensor:
     """Returns the power of two for each gradient, float32 (gradients,).
 

@@ -7,7 +7,6 @@ exchange itself, and then apply_gradients.
 import horovod.tensorflow.keras as hvd_keras
 import tensorflow as tf
 
-from distributed import float16
 from distributed.exchange import GradientExchange
 
 LossScaleOptimizer = tf.keras.mixed_precision.LossScaleOptimizer
@@ -44,13 +43,14 @@ def build(optimizer, trainable_variables) -> None:
     wrapped = inner(optimizer)
     make = getattr(wrapped, "build", None) or wrapped._create_all_weights  # LAMB has the older API
     make(trainable_variables)
-    wrapped.wire_scales = tf.Variable(tf.fill([len(trainable_variables)], float16.UNKNOWN), False, name="wire_scales")
 
 
-def variables(optimizer) -> list:
-    """Returns the variables of a built optimizer for a checkpoint: buffers, number of updates, scales."""
-    wrapped = inner(optimizer)
-    own = [*wrapped.variables(), wrapped.wire_scales]
+def variables(optimizer, exchange_scales: tf.Variable) -> list:
+    """Returns the variables of a built optimizer for a checkpoint: buffers, number of updates, and the loss scale.
+
+    exchange_scales: those of GradientExchange, which checkpoints list before the loss scale.
+    """
+    own = [*inner(optimizer).variables(), exchange_scales]
     if has_dynamic_scale(optimizer):  # `loss_scale` is the value; no public attribute is the variable
         own += [optimizer._loss_scale.current_loss_scale, optimizer.dynamic_counter]
     return own

@@ -14,11 +14,12 @@ from pathlib import Path
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
+from horovod.common.exceptions import HostsUpdatedInterrupt
 
 from common import launcher, open_mpi
 from common.activity import OTHERS, activity
 from common.cores import cores_of_worker
-from common.errors import UserError, one_line, reason
+from common.errors import Stopped, UserError, one_line, reason
 from distributed import gpus
 from distributed.lost import is_lost
 
@@ -105,19 +106,28 @@ class World:
 
     @contextlib.contextmanager
     def raise_on_all_ranks(self) -> Iterator[None]:
-        """Raises an error from any rank on all ranks, as UserError. Texts are exchanged only if there is one."""
-        problem = None
+        """Raises an error from any rank on all ranks, as UserError. Texts are exchanged only if there is one.
+
+        A rank with an error that is no user's, such as KeyError, raises that error itself, with its traceback. Three
+        errors pass as they are: Stopped, which all ranks raise, a lost worker, and elastic's HostsUpdatedInterrupt.
+        """
+        problem = bug = None
         try:
             yield
+        except (Stopped, HostsUpdatedInterrupt):
+            raise
         except (UserError, OSError) as error:
             problem = one_line(error)
-        except tf.errors.OpError as error:
+        except Exception as error:
             if is_lost(error):
                 raise
-            problem = reason(error)
+            if isinstance(error, tf.errors.OpError):
+                problem = reason(error)
+            else:
+                problem, bug = f"rank {self.rank}: {type(error).__name__}: {one_line(error)}", error
         if self.any(problem is not None, name="is problem")[0]:
             first = next(text for text in self.gather(problem, "problems") if text is not None)
-            raise UserError(first, on_all_ranks=True)
+            raise bug or UserError(first, on_all_ranks=True)
 
     def agree(self, values: dict, problem: str) -> None:
         """Raises UserError on all ranks unless all have the same values. `problem` is the start of its message.
@@ -146,7 +156,7 @@ class World:
 
 @contextlib.contextmanager
 def waiting() -> Iterator[None]:
-    """The other workers are waited for, and what they exchange lies in the host's memory."""
+    """Context manager in which this worker waits for the others and exchanges tensors in the host's memory."""
     with tf.device(HOST), activity.during(OTHERS):
         yield
 

@@ -29,8 +29,7 @@ from training import build
 from training.bad_input import bad_input_is_user_error
 from training.breakdown import StepTimes, breakdown_of
 from training.build import Job
-from training.clock import on_host
-from training.step import StepResult
+from training.step import StepInput, StepResult
 
 ROUNDS = 5
 MOST_SAMPLES = 65_536  # per worker
@@ -248,7 +247,7 @@ def training_step(name: str, job: Job, batches: Batches | Resident) -> Measured:
 
     def update(timed: bool = False):
         batches.admit(phase.accumulation_steps)
-        return step(batches.iterator, tf.constant(0.0), tf.constant(job.settings.recipe.momentum), on_host(timed))
+        return step(batches.iterator, StepInput.of(0.0, job.settings.recipe.momentum, timed))
 
     shapes = StepResult.shapes(len(job.state.model.trainable_variables))
     return Measured(name, update, batches, phase.global_batch_size, phase.accumulation_steps * phase.micro_batch_size,

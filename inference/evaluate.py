@@ -75,7 +75,7 @@ def measurement(settings: Settings, described: dict, model, feed, world: World) 
     epoch = described["epoch"]
     span = recipe.batch_norm_span and recipe.batch_norm_span(epoch)  # one worker's micro-batch, whoever shared it
     plan = make_plan(dataclasses.replace(recipe, batch_norm_span=None), span or settings.launch.micro_batch_size,
-                     world.size, feed.dataset.train.samples, elastic=True)
+                     world.size, feed.dataset.train.samples, allows_uneven=True)
     phase = plan.phase_at(epoch)
     position = plan.position(progress["step"]) + progress["skipped"]
     if world.rank == 0:

@@ -44,7 +44,7 @@ class Ending:
     """The end of a training.
 
     rows: of metrics.jsonl. summary: content of summary.json. classes: their names. outcomes: of the last evaluation,
-    as training.evaluate.Validation has them, float32 (samples, 4).
+    as training.evaluate.EvaluationResult has them, float32 (samples, 4).
     """
 
     settings: Settings

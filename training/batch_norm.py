@@ -20,7 +20,7 @@ from distributed.world import World
 from model_zoo.layers import masks_at, norms
 from plan.plan import Phase
 from training.bad_input import bad_input_is_user_error
-from training.clock import marks
+from training.clock import batch_counts
 
 SAMPLES = 2048  # minimum number of training samples to measure, over all workers, or the whole set if it is smaller
 
@@ -187,24 +187,24 @@ class ExactStatistics:
             return feed.open(feed.prepare([(position, steps) for position in positions], batch_size, micro_batch_size,
                                           neighbours=neighbours))
 
-        return self._pipeline.read(wanted, opening)
+        return self._pipeline.open_for(wanted, opening)
 
     def _trace(self, span):
         """Returns a compiled function that reads a micro-batch and measures the input of each layer.
 
         It returns the mean and the mean of squares of each input, one after another, float32 (2 x all channels,).
         """
-        marked = marks()
+        counts = batch_counts()
 
         @tf.function(autograph=False)
         def moments(batches):
-            images, *_ = marked.next_of(batches)  # not mixed, as in an evaluation
+            images, *_ = counts.next_of(batches)  # not mixed, as in an evaluation
             with span.applied_to(self._model) as observed, masks_at(self._model, tf.constant(0, tf.int64)):
                 self._model(images, training=True)
             inputs = [tf.cast(x, tf.float32) for _, (_, x) in sorted(observed.items())]
             means = tf.concat([tf.reduce_mean(f, axis=list(range(len(x.shape) - 1)))
                                for x in inputs for f in (x, tf.square(x))], axis=0)
-            marked.set_computed([means])
+            counts.set_computed([means])
             return means
 
         return moments

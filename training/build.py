@@ -31,13 +31,13 @@ from plan.allreduce import AllreducePlan
 from plan.plan import LARGEST_MICRO_BATCH, Phase, Plan
 from plan.settings import Launch, Recipe, Settings
 from training.batch_norm import ExactStatistics, MovingStatistics, Span
-from training.clock import marks
+from training.clock import batch_counts
 from training.divergence import divergence_reason
 from training.evaluate import Evaluator
-from training.losses import loss_of_guessing
+from training.losses import loss_of_guessing, make_loss
 from training.noise_scale import NoiseScale
 from training.state import State
-from training.step import TrainStep, make_train_step
+from training.step import StepParts, make_train_step
 
 PERSISTENT = "TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"  # batch norm of 16 bits and channels last needs no transpose
 DIFFERENT_FLAGS = "the workers were started with different flags"
@@ -90,10 +90,9 @@ def start_and_check_flags(settings: Settings) -> World:
 
 def make_job(settings: Settings, plan: Plan, world: World, feed, state: State, exchange: GradientExchange) -> Job:
     recipe = settings.recipe
-    marks().restart()
-    exact = None
-    if recipe.batch_norm_statistics == "exact":
-        exact = ExactStatistics(state.model, world)
+    batch_counts().restart()
+    exchange.scales = state.exchange_scales
+    exact = ExactStatistics(state.model, world) if recipe.batch_norm_statistics == "exact" else None
 
     @functools.cache
     def train_step(phase: Phase):
@@ -102,10 +101,9 @@ def make_job(settings: Settings, plan: Plan, world: World, feed, state: State, e
             state.average.update(phase.global_batch_size)
 
         own = phase.micro_batches_of(world.rank, world.size)
-        return make_train_step(TrainStep(
-            state.model, state.optimizer, exchange, state.totals,
-            accumulation_steps=len(own), own=own, micro_batches=phase.micro_batches,
-            exact=settings.launch.sums_are_exact, loss=recipe.loss, label_smoothing=recipe.label_smoothing,
+        return make_train_step(StepParts(
+            state.model, state.optimizer, exchange, state.totals, own, phase.micro_batches,
+            exact=settings.launch.sums_are_exact, loss=make_loss(recipe.loss, recipe.label_smoothing),
             clip_norm=recipe.clip_norm, xla=settings.launch.xla == "true", moving=state.moving, layers=state.layers,
             span=Span.of(phase, world.size), after_update=state.average and update_average,
             measures_noise=settings.run.log_noise_scale))

@@ -1,4 +1,4 @@
-"""Inside a compiled step: counts of what it does, which another thread reads, and the seconds that it waits.
+"""Inside a compiled step: counts of its batches, which another thread reads, and the seconds that it waits.
 
 Only one step in TIMED_ONE_IN is timed, because the clock makes a GPU and its host wait for each other.
 """
@@ -15,12 +15,12 @@ from common.activity import COMPUTING, DATA, OTHERS
 TIMED_ONE_IN = 20
 
 
-class Lap(NamedTuple):
-    """How far a timed step has come: when it ended what it did last, and how long it has waited, float64 seconds."""
+class Timing(NamedTuple):
+    """The times of a step up to some point in it, float64 seconds."""
 
-    until: tf.Tensor
-    data: tf.Tensor
-    exchange: tf.Tensor
+    until: tf.Tensor  # when the step reached that point
+    data: tf.Tensor  # how long it has waited for data
+    exchange: tf.Tensor  # how long it has waited for the exchange
 
     @property
     def waited(self) -> tf.Tensor:
@@ -28,11 +28,11 @@ class Lap(NamedTuple):
         return tf.cast(tf.stack([self.data, self.exchange]), tf.float32)
 
 
-class Marks:
-    """Counts of what the compiled steps of this process have done, on the host, which another thread reads.
+class BatchCounts:
+    """Counts the batches of this process's compiled steps, on the host: requested, arrived, and computed.
 
-    They are the batches that steps have asked for, those that have arrived, and those whose computation has ended. So
-    they tell what a step that does not end waits for. The computation does not wait for the counts.
+    Another thread reads the counts to see what a step that does not end waits for. The computation does not wait for
+    them.
     """
 
     def __init__(self):
@@ -40,27 +40,27 @@ class Marks:
             self._counts = [tf.Variable(0, trainable=False, dtype=tf.int64) for _ in range(3)]
 
     def restart(self) -> None:
-        """Forgets steps that have failed."""
+        """Sets the counts to 0, because steps that failed have left them unequal."""
         for count in self._counts:
             count.assign(0)
 
-    def next_of(self, iterator, lap: Lap | None = None):
-        """Returns the next batch, in a compiled step. It is not asked for before the lap's end."""
-        asked, arrived, _ = self._counts
-        with tf.control_dependencies([lap.until] if lap else []):
-            asked.assign_add(1, read_value=False)
+    def next_of(self, iterator, timing: Timing | None = None):
+        """Returns the next batch, in a compiled step. It is not requested before the time of `timing`."""
+        requested, arrived, _ = self._counts
+        with tf.control_dependencies([timing.until] if timing else []):
+            requested.assign_add(1, read_value=False)
             batch = next(iterator)
         with tf.control_dependencies(batch):
             arrived.assign_add(1, read_value=False)
         return batch
 
     def set_computed(self, tensors: Sequence) -> None:
-        """Counts the end of a batch's computation, after which all tensors are there."""
+        """Counts a batch as computed once these tensors, its results, are ready."""
         with tf.control_dependencies(values_of(tensors)):
             self._counts[-1].assign_add(1, read_value=False)
 
     def in_update(self, has_neighbours: bool) -> tuple[int, str]:
-        """Returns a number that grows with progress, and what an update waits for.
+        """Returns a number that grows with progress, and what an update waits for or does.
 
         has_neighbours: whether workers exchange statistics of batch norm while they compute.
         """
@@ -68,19 +68,19 @@ class Marks:
         return count, DATA if waits_for_data else COMPUTING if is_computing and not has_neighbours else OTHERS
 
     def in_evaluation(self) -> tuple[int, str | None]:
-        """Returns a number that grows with progress, and whether an evaluation waits for data."""
+        """Returns a number that grows with progress, and DATA if an evaluation waits for data, otherwise None."""
         count, waits_for_data, _ = self._look()
         return count, DATA if waits_for_data else None
 
     def _look(self) -> tuple[int, bool, bool]:
-        asked, arrived, computed = (int(count.numpy()) for count in self._counts)
-        return asked + arrived + computed, computed == arrived < asked, computed < arrived
+        requested, arrived, computed = (int(count.numpy()) for count in self._counts)
+        return requested + arrived + computed, computed == arrived < requested, computed < arrived
 
 
 @functools.cache
-def marks() -> Marks:
-    """Returns the marks of this process. Call it first where nothing is traced."""
-    return Marks()
+def batch_counts() -> BatchCounts:
+    """Returns the counts of this process. The first call creates variables, so it must not be traced."""
+    return BatchCounts()
 
 
 class Clock:
@@ -92,27 +92,27 @@ class Clock:
     def __init__(self, timed: tf.Tensor):
         self._timed = timed
 
-    def start(self, tensor) -> Lap:
-        """Starts when this tensor is ready."""
+    def start(self, tensor) -> Timing:
+        """Returns the timing of a step that starts when this tensor is ready."""
         nothing = tf.constant(0.0, tf.float64)
-        return Lap(self.after([tensor]), nothing, nothing)
+        return Timing(self.after([tensor]), nothing, nothing)
 
-    def arrived(self, batch, lap: Lap) -> tuple[tuple, Lap]:
-        """Returns a batch that was asked for at the lap's end, and the lap with the wait for it."""
+    def arrived(self, batch, timing: Timing) -> tuple[tuple, Timing]:
+        """Returns a batch that was requested at the time of `timing`, and the timing up to its arrival."""
         images, *others = batch
         arrived = self.after(batch)
         with tf.control_dependencies([arrived]):  # with one thread, the clock could be read after computing
             images = tf.identity(images)
-        return (images, *others), lap._replace(until=arrived, data=lap.data + arrived - lap.until)
+        return (images, *others), timing._replace(until=arrived, data=timing.data + arrived - timing.until)
 
-    def computed(self, gradients, lap: Lap) -> Lap:
-        """Returns the lap to the end of a backward pass."""
-        return lap._replace(until=self.after(gradients))
+    def computed(self, gradients, timing: Timing) -> Timing:
+        """Returns the timing up to the end of a backward pass."""
+        return timing._replace(until=self.after(gradients))
 
-    def exchanged(self, gradients, lap: Lap) -> Lap:
-        """Returns the lap to the end of the exchange, which one worker may see before that of its backward pass."""
+    def exchanged(self, gradients, timing: Timing) -> Timing:
+        """Returns the timing up to the end of the exchange. A time before that of the backward pass is no wait."""
         until = self.after(gradients)
-        return lap._replace(until=until, exchange=tf.maximum(until - lap.until, 0.0))
+        return timing._replace(until=until, exchange=tf.maximum(until - timing.until, 0.0))
 
     def after(self, tensors) -> tf.Tensor:
         """Returns the time, float64 seconds on the host's clock, at which all tensors are ready.

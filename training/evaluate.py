@@ -11,20 +11,20 @@ from common.activity import activity
 from data.feed import OpenPipeline
 from distributed.world import World
 from training.bad_input import bad_input_is_user_error
-from training.clock import marks
-from training.losses import cross_entropy, rivals_of
+from training.clock import batch_counts
+from training.losses import cross_entropy, label_ranks
 
-BATCHES_UNASKED = 16  # batches from one check for a request to stop to the next
+CHECK_EVERY = 16  # batches between two checks for a request to stop
 
 
 @dataclass(frozen=True)
-class Validation:
+class EvaluationResult:
     """The result of an evaluation, the same on all workers.
 
     metrics: val_loss, val_top1, val_top5 (means over all samples), val_top1_count, val_top5_count, val_samples, and
     val_guess_count: how many samples are of the most frequent class.
-    outcomes: label, predicted class, loss and rivals (training.losses.rivals_of) of each sample in the order of the
-    dataset, float32 (samples, 4). They are those of the moving average of the weights if there is one.
+    outcomes: label, predicted class, loss and training.losses.label_ranks of each sample in the order of the dataset,
+    float32 (samples, 4). They are those of the moving average of the weights if there is one.
     """
 
     metrics: dict[str, float]
@@ -46,16 +46,16 @@ class Evaluator:
         self._pipeline = OpenPipeline()
 
     def __call__(self, stop: Callable[[], bool] = lambda: False, measure: Callable[[], None] = lambda: None
-                 ) -> Validation | None:
+                 ) -> EvaluationResult | None:
         """Evaluates the model. The metrics of the moving average, if there is one, are named ema_val_loss and so on.
 
         measure: called before each evaluation, to measure batch norm's statistics under the weights to evaluate.
-        stop: called every BATCHES_UNASKED batches, on all workers at once. If it returns true, the result is None.
+        stop: called every CHECK_EVERY batches, on all workers at once. If it returns true, the result is None.
         """
-        with activity.during("evaluating", marks().in_evaluation):
+        with activity.during("evaluating", batch_counts().in_evaluation):
             return self._call(stop, measure)
 
-    def _call(self, stop, measure) -> Validation | None:
+    def _call(self, stop, measure) -> EvaluationResult | None:
         measure()
         outcomes = self._evaluate(stop)
         if outcomes is None:
@@ -69,13 +69,13 @@ class Evaluator:
                 return None
             metrics |= {f"ema_{name}": value for name, value in self._metrics(averaged).items()}
             outcomes = averaged
-        return Validation(metrics, outcomes)
+        return EvaluationResult(metrics, outcomes)
 
     def _metrics(self, outcomes: np.ndarray) -> dict[str, float]:
         """Returns means and counts over all samples, added in the order of the dataset."""
         samples = len(outcomes)
-        labels, _, losses, rivals = outcomes.T
-        top1, top5 = (int(np.sum(rivals < most)) for most in (1, min(5, len(self._feed.dataset.classes))))
+        labels, _, losses, ranks = outcomes.T
+        top1, top5 = (int(np.sum(ranks < most)) for most in (1, min(5, len(self._feed.dataset.classes))))
         return {"val_loss": float(np.mean(losses, dtype=np.float64)), "val_top1": top1 / samples,
                 "val_top5": top5 / samples, "val_top1_count": top1, "val_top5_count": top5, "val_samples": samples,
                 "val_guess_count": int(np.unique(labels, return_counts=True)[1].max())}
@@ -85,10 +85,10 @@ class Evaluator:
         outcomes = [tf.zeros([0, 4])]
         batches_of_all = -(-self._feed.dataset.validation.samples // self._batch_size)
         opening = functools.partial(self._feed.validation, self._batch_size)
-        batches, samples = self._pipeline.read(itertools.repeat("validation"), opening)
+        batches, samples = self._pipeline.open_for(itertools.repeat("validation"), opening)
         for number in range(-(-batches_of_all // self._feed.shards)):
             start = number * self._batch_size
-            if number % BATCHES_UNASKED == 0 and stop():
+            if number % CHECK_EVERY == 0 and stop():
                 self._pipeline.close()
                 return None
             if start >= samples:
@@ -104,19 +104,19 @@ class Evaluator:
 def make_evaluation_step(model):
     """Returns a function of an iterator over batches.
 
-    It returns label, predicted class, loss and rivals_of each sample of the next batch, float32 (batch, 4).
+    It returns label, predicted class, loss and label_ranks of each sample of the next batch, float32 (batch, 4).
     """
-    marked = marks()
+    counts = batch_counts()
 
     @tf.function(autograph=False)
     def step(iterator):
-        images, labels = marked.next_of(iterator)
+        images, labels = counts.next_of(iterator)
         labels = tf.squeeze(labels, 1)
         logits = tf.cast(model(images, training=False), tf.float32)
         predicted = tf.argmax(logits, axis=1, output_type=tf.int32)
-        columns = labels, predicted, cross_entropy(logits, labels, 0.0), rivals_of(logits, labels)
+        columns = labels, predicted, cross_entropy(logits, labels), label_ranks(logits, labels)
         outcomes = tf.stack([tf.cast(column, tf.float32) for column in columns], axis=1)
-        marked.set_computed([outcomes])
+        counts.set_computed([outcomes])
         return outcomes
 
     return step

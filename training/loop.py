@@ -19,8 +19,8 @@ from training.bad_input import bad_input_is_user_error
 from training.batch_norm import Span
 from training.breakdown import breakdown_of
 from training.build import Job
-from training.clock import TIMED_ONE_IN, marks
-from training.evaluate import Validation
+from training.clock import TIMED_ONE_IN, batch_counts
+from training.evaluate import EvaluationResult
 from training.observer import Evaluation, Observer
 from training.reading import TrainingInput
 from training.recovery import Recovery
@@ -28,20 +28,20 @@ from training.results import Results, Step
 from training.weight_check import in_hexadecimal
 
 
-def follow_plan(job: Job, recovery: Recovery, observers: Sequence[Observer] = ()) -> Validation:
+def follow_plan(job: Job, recovery: Recovery, observers: Sequence[Observer] = ()) -> EvaluationResult:
     """Trains the rest of the plan; returns the last evaluation.
 
     Raises Diverged and Stopped on all workers at once, and UserError if training cannot continue.
     """
-    validation = None
+    result = None
     with TrainingInput(job) as data, Results(job, observers) as results:
         for interval in job.plan.intervals():
             if target_is_reached(job):
                 break
             train(interval, job, data, results, recovery)
             if interval.evaluates and job.state.progress.evaluations < interval.evaluations:
-                validation = validate(interval, job, results, recovery)
-    return validation or job.evaluate()
+                result = evaluate_after(interval, job, results, recovery)
+    return result or job.evaluate()
 
 
 def train(interval: Interval, job: Job, data: TrainingInput, results: Results, recovery: Recovery) -> None:
@@ -56,8 +56,8 @@ def train(interval: Interval, job: Job, data: TrainingInput, results: Results, r
     if phase.workers != job.world.size:
         recovery.hand_over(phase.workers)
     micro_batches = len(phase.micro_batches_of(job.world.rank, job.world.size))
-    train_step, batches = job.train_step(phase), data.read_on(interval)
-    inside = functools.partial(marks().in_update, phase.neighbours > 1)
+    train_step, batches = job.train_step(phase), data.batches_of(interval)
+    inside = functools.partial(batch_counts().in_update, phase.neighbours > 1)
     with activity.during("training", inside):
         while progress.step < interval.end:
             began = time.perf_counter()
@@ -67,17 +67,16 @@ def train(interval: Interval, job: Job, data: TrainingInput, results: Results, r
             launched = time.perf_counter()
             with launching(step, batches, data.samples_before(step.number, interval), results.observers):
                 admitted = batches.admit(micro_batches)
-                arguments = batches.iterator, *step.arguments, recovery.signals(), step.records
+                arguments = batches.iterator, step.input(recovery.signals())
                 packed = train_step(*arguments) if not startup.is_open else traced(train_step, arguments, inside)
-            progress.step += 1
-            progress.samples += step.batch_size
+            progress.add_step(step.batch_size)
             results.add(step, packed, launched, admitted)
-            signals += results.settle(leaving=0 if step.timed or step.is_last or not step.number else 1)
+            signals |= results.settle(leaving=0 if step.timed or step.is_last or not step.number else 1)
             seconds = time.perf_counter() - began
-            progress.trained_seconds += seconds
+            progress.add_seconds(seconds)
             results.times.add(step.batch_size, seconds, admitted)
             if recovery.is_due_after(signals):
-                signals += results.settle()
+                signals |= results.settle()
                 recovery.after_step(signals, before_evaluation=step.is_last and interval.evaluates)
 
 
@@ -116,7 +115,7 @@ def traced(train_step, arguments: tuple, inside):
         return train_step(*arguments)
 
 
-def validate(interval: Interval, job: Job, results: Results, recovery: Recovery) -> Validation:
+def evaluate_after(interval: Interval, job: Job, results: Results, recovery: Recovery) -> EvaluationResult:
     """Evaluates after an interval, notifies the observers and saves a checkpoint if one is due.
 
     Raises WeightsDiffer, before an observer learns of the evaluation.
@@ -126,29 +125,28 @@ def validate(interval: Interval, job: Job, results: Results, recovery: Recovery)
         job.exact.measure, job.feed, measured_after(job, interval), phase.global_batch_size, phase.micro_batch_size,
         Span.of(phase, world.size)) if job.exact else lambda: None
     state.write_statistics()
-    validation = job.evaluate(recovery.stop_is_asked, measure)
-    if validation is None:
+    result = job.evaluate(recovery.stop_is_asked, measure)
+    if result is None:
         recovery.stop()
     weights = in_hexadecimal(recovery.snapshot().checksums["model"])
-    row = row_of(job, interval, validation.metrics) | {
+    row = collect_row(job, interval, result.metrics) | {
         "weights": weights, "images_per_second": results.times.images_per_second(), "seconds": state.progress.seconds}
     workers = results.times.gather(world)
     layers = job.layers()
     slow = results.slow.add(workers, [len(phase.micro_batches_of(rank, world.size)) for rank in range(world.size)])
     noise = state.noise.collect([*layers], [ratio for *_, ratio in layers.values()]) if state.noise else {}
-    evaluation = Evaluation(row, layers, breakdown_of(workers), validation.outcomes, noise, workers.hosts,
+    evaluation = Evaluation(row, layers, breakdown_of(workers), result.outcomes, noise, workers.hosts,
                             workers.means, slow)
     with world.raise_on_all_ranks(), activity.during(OBSERVERS):
         for observer in results.observers:
             observer.evaluation(evaluation)
-    state.progress.add_evaluation(interval.epoch, top1_of(row), row["seconds"])
-    state.progress.statistics_step = state.progress.step if job.exact else None
+    state.progress.add_evaluation(interval.epoch, top1_of(row), row["seconds"], job.exact is not None)
     recovery.after_evaluation(interval.epoch, top1_of(row), target_is_reached(job))
-    return validation
+    return result
 
 
-def row_of(job: Job, interval: Interval, metrics: dict[str, float]) -> dict:
-    """Returns what a row of metrics.jsonl says of an evaluation and the training before it. It starts new totals."""
+def collect_row(job: Job, interval: Interval, metrics: dict[str, float]) -> dict:
+    """Returns what a row of metrics.jsonl says of an evaluation and the training before it, and resets the totals."""
     rates = job.plan.rates(interval.epoch)
     trained = job.state.totals.collect()
     progress = job.state.read_clock()

@@ -69,9 +69,8 @@ class Update:
 class Evaluation:
     """An evaluation, and the training since the one before.
 
-    row: of metrics.jsonl. layers: as in Update. breakdown: the step-time breakdown as fractions. outcomes: label,
-    predicted class, loss and rivals of each validation sample in the order of the dataset, float32 (samples, 4), by the
-    average of the weights if there is one. Rivals are other classes that are at least as probable as the label. noise:
+    row: of metrics.jsonl. layers: as in Update. breakdown: the step-time breakdown as fractions. outcomes: as in
+    training.evaluate.EvaluationResult. noise:
     of training.noise_scale.NoiseScale, or empty. hosts, workers: host, and mean seconds of a timed step (computing,
     waiting for data, exchange), by rank. slow: a sentence on each slow worker.
     """

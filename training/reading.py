@@ -38,13 +38,12 @@ class TrainingInput:
         self._pipeline.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def read_on(self, interval: Interval):
-        """Returns the batches, of which those that are left of this interval come next."""
-        progress = self._job.state.progress
-        progress.reshard_step = max(progress.reshard_step, interval.first_step)
+    def batches_of(self, interval: Interval):
+        """Returns the batches, of which those that are left of this interval come next. Opens a pipeline if needed."""
+        self._job.state.progress.begin_slice(interval.first_step)
         number = next(number for number, group in enumerate(self._groups) if interval.first_step < group[-1].end)
         wanted = [other.first_step for other in self._groups[number] if other.first_step >= interval.first_step]
-        return self._pipeline.read(wanted, functools.partial(self._opening, number))
+        return self._pipeline.open_for(wanted, functools.partial(self._opening, number))
 
     @contextlib.contextmanager
     def _opening(self, number: int):

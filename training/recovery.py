@@ -2,9 +2,6 @@
 import enum
 import time
 
-import numpy as np
-import tensorflow as tf
-
 from common.activity import activity
 from common.errors import Stopped, UserError, complain
 from common.run_folder import CHECKPOINTS, SUMMARY, RunFolder
@@ -13,9 +10,9 @@ from plan.values import Every
 from training.advice import after_divergence
 from training.build import Job
 from training.checkpoints import Checkpoints
-from training.clock import on_host
 from training.divergence import Diverged, WeightsDiffer
 from training.state import Progress, Snapshot
+from training.step import Signals
 from training.stopping import StopRequest
 from training.summary import milestones, summarized_divergence
 from training.weight_check import difference, not_finite
@@ -96,36 +93,33 @@ class Recovery:
         if self._hosts:
             self.committed = begun
         self._schedule.record_save(self._position)
-        self._stop.heed()
+        self._stop.start_training()
         if job.settings.run.on_divergence == "rollback" and not job.state.progress.step:
             self._save(epoch=0)
 
-    def signals(self) -> tf.Tensor:
-        """Returns this worker's signals for a step: whether it has to stop, and whether a checkpoint can be saved that
-        is due by time or was postponed.
-        """
-        return on_host([self._stop.received, self._is_possible_now()], tf.float32)
+    def signals(self) -> Signals:
+        """Returns this worker's signals for a step."""
+        return Signals(stop=self._stop.received, can_save=self._is_possible_now())
 
     def stop_is_asked(self) -> bool:
         """Whether any worker has to stop. All workers have to call it at once."""
         return self._job.world.any(self._stop.received)[0]
 
-    def is_due_after(self, signals) -> bool:
+    def is_due_after(self, signals: Signals) -> bool:
         """Whether `after_step` would save, commit or stop. The results of all steps have to be known before that."""
-        return (bool(np.any(signals)) or self._schedule.epochs_have_passed(self._position)
+        return (any(signals) or self._schedule.epochs_have_passed(self._position)
                 or self._commit_is_due())
 
-    def after_step(self, signals, before_evaluation: bool) -> None:
+    def after_step(self, signals: Signals, before_evaluation: bool) -> None:
         """Saves, commits or stops, if due. Raises Stopped, and HostsUpdatedInterrupt after a commit.
 
-        signals: as training.results.Results.settle returns them, positive if any worker has set them.
-        before_evaluation: whether an evaluation follows. If so, `after_evaluation` saves and commits.
+        signals: those that any worker has set. before_evaluation: whether an evaluation follows. If so,
+        `after_evaluation` saves and commits.
         """
-        stop, is_possible = signals
-        if stop:
+        if signals.stop:
             self.stop()
         if not before_evaluation:
-            self._save_if_due(is_possible)
+            self._save_if_due(signals.can_save)
 
     def after_evaluation(self, epoch: float, top1: float, is_target: bool) -> None:
         """Saves or commits, if due; also saves the best evaluation so far. All workers call it at once.
@@ -185,11 +179,8 @@ class Recovery:
             snapshot = self._checkpoints and self._checkpoints.load(state.variables)
         state.broadcast(snapshot, world)
         after = state.progress
-        after.rollbacks = before.rollbacks + 1
-        after.seconds = before.seconds
-        if problem.is_of_samples:
-            after.reshard_step = after.step
-            after.skipped = plan.position(problem.step + 1) + before.skipped - plan.position(after.step)
+        unread = plan.position(problem.step + 1) + before.skipped - plan.position(after.step)
+        after.add_rollback(before, unread if problem.is_of_samples else None)
         state.start_clock()
         self._schedule.record_save(self._position)
         if self._hosts:  # the last commit is from before the rollback, perhaps with the bad weights

@@ -5,47 +5,35 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import numpy as np
 import tensorflow as tf
 
 from common.activity import OBSERVERS, activity
 from data.staging.spool import Admitted
 from training.breakdown import SlowWorkers, StepTimes
 from training.build import Job
-from training.clock import on_host
 from training.divergence import Diverged
 from training.observer import Observer, Update
-from training.step import NO_SIGNALS, StepResult
+from training.step import NO_SIGNALS, Signals, StepInput, StepResult
 
 
 @dataclass(frozen=True)
 class Step:
-    """An update of the weights.
+    """An update of the weights."""
 
-    number: index in the whole training, from 0. position: that of its first sample in the stream. timed: whether it
-    measures its waiting times. is_last: whether it is the last of its interval.
-    """
-
-    number: int
-    position: int
+    number: int  # index in the whole training, from 0
+    position: int  # of its first sample in the stream
     epoch: float
     learning_rate: float
     momentum: float
     batch_size: int
     micro_batch_size: int
-    timed: bool
-    is_last: bool
+    timed: bool  # whether it measures its waiting times
+    is_last: bool  # whether it is the last of its interval
 
-    @property
-    def arguments(self) -> tuple[tf.Tensor, ...]:
-        """The arguments of a compiled step, except its data, its signals and `records`."""
-        return (on_host(self.learning_rate, tf.float32), on_host(self.momentum, tf.float32), on_host(self.timed),
-                on_host(self.position, tf.int64))
-
-    @property
-    def records(self) -> tf.Tensor:
-        """Whether the step records the statistics of the layers: only the steps after which they are read do."""
-        return on_host(self.is_last or not self.number)
+    def input(self, signals: Signals) -> StepInput:
+        """Returns the input of the compiled step. It records statistics of layers only if they are read after it."""
+        return StepInput.of(self.learning_rate, self.momentum, self.timed, self.position, signals,
+                            records_layers=self.is_last or not self.number)
 
 
 class Results:
@@ -74,18 +62,20 @@ class Results:
         """Adds a step that was launched. packed: its result. launched: when, in seconds. admitted: what it read."""
         self._pending.append((step, launched, admitted.seconds, self._reader.submit(packed.numpy)))
 
-    def settle(self, leaving: int = 0) -> np.ndarray:
+    def settle(self, leaving: int = 0) -> Signals:
         """Waits for the results of all steps except the last `leaving`, and notifies the observers.
 
-        Returns the sum of the steps' signals. Raises Diverged for the first step that diverged, on all workers at once.
+        Returns the signals that any worker has set in these steps. Raises Diverged for the first step that diverged, on
+        all workers at once.
         """
         job, noise = self._job, self._job.state.noise
-        signals = np.array(NO_SIGNALS)
+        signals = NO_SIGNALS
         while len(self._pending) > leaving:
             step, launched, storage, packed = self._pending.popleft()
             result = StepResult.unpacked(packed.result(), self._shapes)
             seconds = time.perf_counter() - launched
-            waits = self.times.add_timed(seconds, result.waited + np.array([storage, 0])) if step.timed else {}
+            data, exchange = result.waited
+            waits = self.times.add_timed(seconds, (data + storage, exchange)) if step.timed else {}
             if noise:
                 noise.add(step.batch_size, step.micro_batch_size, result.norms, result.squares)
             if problem := job.divergence(result.loss, result.norms):
@@ -95,6 +85,6 @@ class Results:
             with activity.during(OBSERVERS):
                 for observer in self.observers:
                     observer.step(update)
-            signals += result.signals
+            signals |= Signals(*result.signals)
         return signals
 

@@ -28,7 +28,7 @@ from training.advice import Ending, advice
 from training.build import DIFFERENT_FLAGS, Job
 from training.checkpoints import Checkpoints
 from training.divergence import Diverged
-from training.evaluate import Validation
+from training.evaluate import EvaluationResult
 from training.loop import follow_plan
 from training.monitoring import Profile, start_observers
 from training.observer import Observer, load_observers
@@ -102,16 +102,16 @@ class Training:
                 with world.raise_on_all_ranks():
                     if world.rank == 0:
                         start_observers(job, self._folder, nodes, observers, held)
-                validation = problem = None
-                while validation is None:
+                result = problem = None
+                while result is None:
                     try:
                         if problem:
                             recovery.roll_back(problem, observers)
-                        validation = follow_plan(job, recovery, observers)
+                        result = follow_plan(job, recovery, observers)
                     except Diverged as divergence:
                         problem = divergence
                 with activity.during(OBSERVERS):
-                    return self._end(job, observers, validation)
+                    return self._end(job, observers, result)
 
     @contextlib.contextmanager
     def _interrupt_says_how_to_go_on(self) -> Iterator[None]:
@@ -172,12 +172,10 @@ class Training:
         snapshot = checkpoints.load(job.state.variables)
         if not snapshot and self._settings.has_initial_weights:
             initialize(self._settings.run.init_checkpoint, job.state.model, self._dataset.classes, job.state.average)
-            job.state.progress.keeps_initial = True
-        progress, labels = (snapshot or job.state).progress, labels_checksum(self._dataset.train)
-        if progress.labels and labels and progress.labels != labels:
+            job.state.progress.start_from_trained_weights()
+        if not (snapshot or job.state).progress.take_labels(labels_checksum(self._dataset.train)):
             raise UserError(f"{checkpoints.newest} is a checkpoint of another training: names or labels of training "
                             "images have changed; choose another --output_dir, or start over with --resume=never")
-        progress.labels = labels or progress.labels
         return snapshot
 
     def _agree_on_start(self, job: Job) -> tuple[int | None, dict[str, int]]:
@@ -211,17 +209,17 @@ class Training:
         held.callback(checkpoints.wait)  # before the next attempt writes, perhaps on another worker
         return checkpoints
 
-    def _end(self, job: Job, observers, validation: Validation) -> dict:
+    def _end(self, job: Job, observers, result: EvaluationResult) -> dict:
         """Ends the observers. Returns the content of summary.json."""
         world, plan, progress = job.world, job.plan, job.state.read_clock()
         epochs = plan.epochs if progress.step == plan.steps else plan.position(progress.step) // plan.train_samples
-        summary = summarized(validation.metrics, plan.train_samples, epochs, plan.phases[-1].global_batch_size, world,
+        summary = summarized(result.metrics, plan.train_samples, epochs, plan.phases[-1].global_batch_size, world,
                              progress.samples / progress.trained_seconds, progress.seconds)
         summary |= self._recovery.milestones()
         with world.raise_on_all_ranks():
             if world.rank == 0:
                 rows, classes = self._folder.rows(METRICS), self._dataset.classes
-                summary["advice"] = advice(Ending(self._settings, plan, rows, summary, classes, validation.outcomes))
+                summary["advice"] = advice(Ending(self._settings, plan, rows, summary, classes, result.outcomes))
             for observer in observers:
                 observer.end(summary)
         return summary
@@ -239,6 +237,6 @@ def report_start(job: Job, workers_before: int | None) -> None:
         if progress.step > progress.reshard_step and plan.reads_by_file and world.rank == 0:
             complain(f"--order=file: with {world.size} workers instead of {workers_before}, some samples of this epoch "
                      "are read twice and others not at all")
-        progress.reshard_step = progress.step
+        progress.begin_slice(progress.step)
     if world.rank == 0 and workers_before:
         print(f"resumed after step {progress.step} of {plan.steps}{where}", file=sys.stderr)

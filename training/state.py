@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import tensorflow as tf
 
 from distributed import optimizer as distributed
+from distributed.float16 import initial_scales
 from distributed.world import World
 from model_zoo.layers import input_numbers
 from training.batch_norm import MovingStatistics
@@ -37,40 +38,71 @@ class Totals:
 class Progress:
     """How far a training has come. With the plan, it determines what comes next, on any number of workers.
 
-    step: number of updates made. samples: number of samples processed. evaluations: number of evaluations made, equal
-    to the rows of metrics.jsonl. evaluated: number of samples at the last of them. reshard_step: step at which the
-    current slice of the stream begins. skipped: number of samples of the stream that were skipped after `rollbacks`
-    divergences. workers: number of workers. seconds: duration of this training in all its runs. trained_seconds:
-    duration of its steps alone. statistics_step: step after which batch norm's exact statistics were last measured, or
-    None. records: each evaluation whose validation top-1 was higher than all before, as epoch, top1, seconds.
-    keeps_initial: whether training started from trained weights (see MovingStatistics). labels: labels_checksum of the
-    training set, or empty.
+    Checkpoints hold all fields.
     """
 
-    step: int = 0
-    samples: int = 0
-    evaluations: int = 0
-    evaluated: int = 0
-    reshard_step: int = 0
-    skipped: int = 0
-    rollbacks: int = 0
-    workers: int = 0
-    seconds: float = 0.0
-    trained_seconds: float = 0.0
-    statistics_step: int | None = None
-    records: list[dict] = field(default_factory=list)
-    keeps_initial: bool = False
-    labels: str = ""
+    step: int = 0  # number of updates made
+    samples: int = 0  # number of samples processed
+    evaluations: int = 0  # number of evaluations made, equal to the rows of metrics.jsonl
+    evaluated: int = 0  # number of samples processed before the last evaluation
+    reshard_step: int = 0  # step at which the current slice of the stream begins
+    skipped: int = 0  # number of samples of the stream that rollbacks have skipped
+    rollbacks: int = 0  # number of rollbacks after a divergence
+    workers: int = 0  # number of workers
+    seconds: float = 0.0  # duration of this training in all its runs
+    trained_seconds: float = 0.0  # duration of its steps alone
+    statistics_step: int | None = None  # step after which batch norm's exact statistics were last measured
+    records: list[dict] = field(default_factory=list)  # epoch, top1, seconds of each evaluation better than all before
+    keeps_initial: bool = False  # whether training started from trained weights (see MovingStatistics)
+    labels: str = ""  # labels_checksum of the training set, or empty
 
     @property
     def best(self) -> dict | None:
         """The evaluation with the highest validation top-1 so far."""
         return self.records[-1] if self.records else None
 
-    def add_evaluation(self, epoch: float, top1: float, seconds: float) -> None:
-        """Counts an evaluation of the current weights. top1: of their average if there is one."""
+    def add_step(self, samples: int) -> None:
+        """Counts an update of so many samples."""
+        self.step += 1
+        self.samples += samples
+
+    def add_seconds(self, seconds: float) -> None:
+        """Adds the duration of a step."""
+        self.trained_seconds += seconds
+
+    def begin_slice(self, step: int) -> None:
+        """Begins a new slice of the stream at a step, unless the current one begins later."""
+        self.reshard_step = max(self.reshard_step, step)
+
+    def add_rollback(self, before: "Progress", skipped: int | None) -> None:
+        """Counts a rollback to this progress. before: the progress at the divergence.
+
+        skipped: number of samples of the stream that are skipped from here on, or None to read the same ones again.
+        """
+        self.rollbacks = before.rollbacks + 1
+        self.seconds = before.seconds
+        if skipped is not None:
+            self.begin_slice(self.step)
+            self.skipped = skipped
+
+    def start_from_trained_weights(self) -> None:
+        """Notes that the model's initial statistics of batch norm are those of trained weights."""
+        self.keeps_initial = True
+
+    def take_labels(self, labels: str) -> bool:
+        """Notes the labels_checksum of the training set. Returns False if it was another one before."""
+        before, self.labels = self.labels, labels or self.labels
+        return before in ("", self.labels)
+
+    def add_evaluation(self, epoch: float, top1: float, seconds: float, measured_statistics: bool = False) -> None:
+        """Counts an evaluation of the current weights.
+
+        top1: of the average of the weights if there is one. measured_statistics: whether batch norm's exact statistics
+        were measured for it.
+        """
         self.evaluations += 1
         self.evaluated = self.samples
+        self.statistics_step = self.step if measured_statistics else None
         if not self.best or top1 > self.best["top1"]:  # a new list, because snapshots share the old one
             self.records = [*self.records, {"epoch": epoch, "top1": top1, "seconds": seconds}]
 
@@ -79,20 +111,19 @@ class Progress:
 class Snapshot:
     """The state of a training at one step.
 
-    tensors: every variable, by name. They cost nothing until a variable is assigned to. TensorFlow then leaves the old
-    buffer to the snapshot. checksums: of each group of variables, by its name; see weight_check.
+    The tensors cost no memory until a variable is assigned to. TensorFlow then leaves the old buffer to the snapshot.
     """
 
-    tensors: dict[str, tf.Tensor] = field(repr=False)
+    tensors: dict[str, tf.Tensor] = field(repr=False)  # every variable, by name
     progress: Progress
-    checksums: dict[str, int] = field(default_factory=dict)
+    checksums: dict[str, int] = field(default_factory=dict)  # of each group of variables, by its name; see weight_check
 
 
 class State:
     """The state of a running training.
 
     average: optim.average.WeightAverage, or None. moving: batch norm's moving statistics, or None if exact statistics
-    are measured instead. noise: the estimates of the noise scale, or None.
+    are measured instead. noise: the estimates of the noise scale, or None. exchange_scales: those of GradientExchange.
     """
 
     def __init__(self, model, optimizer, log_trust_ratios: bool = False, average=None,
@@ -105,9 +136,11 @@ class State:
         self.totals = Totals()
         self.progress = Progress()
         self.layers = LayerStatistics(optimizer, model.trainable_variables) if log_trust_ratios else None
+        self.exchange_scales = initial_scales(len(model.trainable_variables))
         recorded = {"layer_norms": self.layers.variable} if self.layers else {}
         recorded |= {"noise_scale": noise.variable} if noise else {}
-        self.variables = (model_variables(model) | named("optimizer", distributed.variables(optimizer))
+        optimizers = distributed.variables(optimizer, self.exchange_scales)
+        self.variables = (model_variables(model) | named("optimizer", optimizers)
                           | named("ema", average.variables if average else []) | recorded
                           | {"totals": self.totals.variable})
         self.start_clock()

@@ -20,47 +20,69 @@ from model_zoo.layers import masks_at
 from optim.lars import SGD
 from optim.stacks import Scaled, norms_of
 from training.batch_norm import MICRO_BATCH, MovingStatistics, Span, flat_statistics
-from training.clock import Clock, marks
+from training.clock import Clock, batch_counts, on_host
 from training.layer_statistics import LayerStatistics
-from training.losses import rivals_of, training_loss
+from training.losses import cross_entropy, label_ranks
 from training.state import Totals
 
-NO_SIGNALS = (0.0, 0.0)
+
+class Signals(NamedTuple):
+    """What a worker tells the others in a step, or what any of them has told."""
+
+    stop: bool = False  # whether the worker has been asked to stop
+    can_save: bool = False  # whether it can save a checkpoint that is due by time, or that was postponed
+
+    def __or__(self, others: "Signals") -> "Signals":
+        """Returns the signals that either has set."""
+        return Signals(*(bool(one or other) for one, other in zip(self, others, strict=True)))
+
+
+NO_SIGNALS = Signals()
+
+
+class StepInput(NamedTuple):
+    """The input of a step besides its data: tensors on the host. With a Python number, each value would be traced."""
+
+    learning_rate: tf.Tensor  # float32
+    momentum: tf.Tensor  # float32
+    timed: tf.Tensor  # bool: whether to measure the waiting times
+    position: tf.Tensor  # int64: of the global batch's first sample in the stream; the masks of dropout depend on it
+    signals: tf.Tensor  # float32 (2,): this worker's Signals, 0 or 1
+    records_layers: tf.Tensor  # bool: whether to record the statistics of the layers
+
+    @classmethod
+    def of(cls, learning_rate: float, momentum: float, timed: bool = False, position: int = 0,
+           signals: Signals = NO_SIGNALS, records_layers: bool = True) -> "StepInput":
+        """Returns the input with these values."""
+        return cls(on_host(learning_rate, tf.float32), on_host(momentum, tf.float32), on_host(timed, tf.bool),
+                   on_host(position, tf.int64), on_host([*signals], tf.float32), on_host(records_layers, tf.bool))
 
 
 class Terms(NamedTuple):
-    """What the micro-batches of an update are added up to, float32. The same structure holds the shapes.
+    """What the micro-batches of an update are added up to, float32. The same structure holds the shapes."""
 
-    gradients: of the mean loss, for each variable. results: sums of loss and top-1 hits, and the number of samples,
-    (3,). statistics: batch norm's, as flat_statistics returns them, or empty if none move. squares: the squared norm of
-    each variable's gradient, or empty.
-    """
-
-    gradients: Any
-    results: Any
-    statistics: Any
-    squares: Any
+    gradients: Any  # of the mean loss, for each variable
+    results: Any  # sums of loss and top-1 hits, and the number of samples, (3,)
+    statistics: Any  # batch norm's, as flat_statistics returns them, or empty if none move
+    squares: Any  # squared norm of each variable's gradient, (variables,), or empty
 
 
 class StepResult(NamedTuple):
     """The result of a step, as tensors in its graph and as arrays on the host. The same structure holds the shapes.
 
-    All except `waited` are the same on all workers. signals: their sum over the workers. means: loss and top-1 over the
-    global batch. norms: of the averaged gradients. squares: mean over the micro-batches of the squared norm of each
-    variable's gradient, or empty. waited: seconds that this worker has waited for each of activity.WAITS, or zeros if
-    the step was not timed.
+    All except `waited` are the same on all workers.
     """
 
-    signals: Any
-    means: Any
-    norms: Any
-    squares: Any
-    waited: Any
+    signals: Any  # number of workers that have set each of Signals
+    means: Any  # loss and top-1 over the global batch
+    norms: Any  # of the averaged gradients, (variables,)
+    squares: Any  # mean over the micro-batches of each gradient's squared norm, (variables,), or empty
+    waited: Any  # seconds that this worker has waited for each of activity.WAITS, or zeros if the step was not timed
 
     @classmethod
     def shapes(cls, variables: int, measures_noise: bool = False) -> "StepResult":
         """Returns the shapes for a number of trainable variables."""
-        return cls((len(NO_SIGNALS),), (2,), (variables,), (variables * measures_noise,), (len(WAITS),))
+        return cls((len(Signals._fields),), (2,), (variables,), (variables * measures_noise,), (len(WAITS),))
 
     def packed(self) -> tf.Tensor:
         """Returns one vector, float32, which a single copy brings to the host."""
@@ -82,113 +104,99 @@ class StepResult(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TrainStep:
-    """What an update of the weights consists of.
-
-    totals: sums the training's loss and hits. accumulation_steps: number of micro-batches of this worker. own: which of
-    the global batch these are. Default: the first ones. micro_batches: number in the global batch. Default: as many on
-    each worker. exact: whether sums over them have the same bits in any order (distributed.fixed_point). loss: value of
-    --loss. clip_norm: see `clipped`. xla: whether XLA compiles the forward and backward pass, and the update. moving:
-    batch norm's moving statistics, to move with each update. layers: records norms and trust ratios. span: of batch
-    norm's statistics, applied when the step is traced. after_update: called in the graph after the update.
-    measures_noise: whether it measures what training.noise_scale needs.
-    """
+class StepParts:
+    """What make_train_step builds a step from."""
 
     model: tf.keras.Model
-    optimizer: tf.keras.optimizers.Optimizer
+    optimizer: tf.keras.optimizers.Optimizer  # as distributed.optimizer.wrap returns it
     exchange: GradientExchange
-    totals: Totals
-    accumulation_steps: int = 1
-    own: range | None = None
-    micro_batches: int | None = None
-    exact: bool = False
-    loss: str = "cross_entropy"
-    label_smoothing: float = 0.0
-    clip_norm: float = 0.0
-    xla: bool = False
-    moving: MovingStatistics | None = None
-    layers: LayerStatistics | None = None
-    span: Span = MICRO_BATCH
-    after_update: Callable[[], None] | None = None
-    measures_noise: bool = False
+    totals: Totals  # sums of the training's loss and hits, to which the step adds
+    own: range = range(1)  # numbers of this worker's micro-batches in the global batch
+    micro_batches: int | None = None  # in the global batch. Default: as many on each worker
+    exact: bool = False  # whether sums over them have the same bits in any order (distributed.fixed_point)
+    loss: Callable = cross_entropy  # of logits, labels and rows, as training.losses.make_loss returns it
+    clip_norm: float = 0.0  # see `clipped`
+    xla: bool = False  # whether XLA compiles the forward and backward pass, and the update
+    moving: MovingStatistics | None = None  # batch norm's moving statistics, to move with each update
+    layers: LayerStatistics | None = None  # records norms and trust ratios
+    span: Span = MICRO_BATCH  # samples of batch norm's statistics, applied when the step is traced
+    after_update: Callable[[], None] | None = None  # called in the graph after the update
+    measures_noise: bool = False  # whether the step measures what training.noise_scale needs
 
 
-def make_train_step(parts: TrainStep):
-    """Returns a function of (iterator over micro-batches, learning rate, momentum, timed, position, signals, records).
+def make_train_step(parts: StepParts):
+    """Returns one update as a compiled function of (iterator over micro-batches, StepInput).
 
-    It is one update. It returns StepResult.packed. timed: whether to measure waiting times, bool, on the host.
-    position: that of the global batch's first sample in the stream, int64, on which the masks of dropout depend.
-    records: whether to record the statistics of the layers, bool, on the host.
-    Results and batch norm's statistics are summed over the workers in one message. Gradients and these are divided by
-    the number of micro-batches after they are summed.
+    It returns StepResult.packed. Results and batch norm's statistics are summed over the workers in one message.
+    Gradients and these are divided by the number of micro-batches after they are summed.
     """
     optimizer, exchange, moving = parts.optimizer, parts.exchange, parts.moving
     variables = parts.model.trainable_variables
     shapes = Terms([variable.shape for variable in variables], tf.TensorShape(3),
                    tf.TensorShape(moving.size if moving else 0),
                    tf.TensorShape(len(variables) if parts.measures_noise else 0))
-    micro_batches = parts.micro_batches or parts.accumulation_steps * exchange.workers
+    micro_batches = parts.micro_batches or len(parts.own) * exchange.workers
     form, other_form = FLOAT32, FLOAT32
     if parts.exact:
         form, other_form = FixedPoint(micro_batches), FixedPoint.lossless(micro_batches)
     forms = Terms([form] * len(variables), other_form, other_form, other_form)
-    terms_of = accumulated(make_micro_batch(parts), shapes, parts.accumulation_steps, forms)
+    terms_of = accumulated(make_micro_batch(parts), shapes, len(parts.own), forms)
 
     @tf.function(autograph=False)
-    def step(iterator, learning_rate, momentum, timed=False, position=0, signals=NO_SIGNALS, records=True):
-        clock = Clock(tf.convert_to_tensor(timed))
-        terms, lap = terms_of(iterator, position, clock.start(learning_rate), clock)
+    def step(iterator, given: StepInput):
+        clock = Clock(given.timed)
+        terms, timing = terms_of(iterator, given.position, clock.start(given.learning_rate), clock)
         gradients, norms = average(exchange, optimizer, terms.gradients, variables, micro_batches, form)
-        lap = clock.exchanged([gradient.tensor for gradient in gradients], lap)
+        timing = clock.exchanged([gradient.tensor for gradient in gradients], timing)
         if parts.layers:
-            tf.cond(tf.convert_to_tensor(records), lambda: parts.layers.record(norms), lambda: None)
-        assign_rates(optimizer, learning_rate, momentum)
+            tf.cond(given.records_layers, lambda: parts.layers.record(norms), lambda: None)
+        assign_rates(optimizer, given.learning_rate, given.momentum)
         updates = inner(optimizer).iterations.read_value()
         is_updated = apply(optimizer, gradients, norms, variables, parts.clip_norm, parts.xla)
-        summed = exchange.sum([other_form.term(tf.convert_to_tensor(signals)), *terms[1:]], "results")
-        signals, results, statistics, squares = map(other_form.total, summed, ([len(NO_SIGNALS)], *shapes[1:]))
+        summed = exchange.sum([other_form.term(given.signals), *terms[1:]], "results")
+        signals, results, statistics, squares = map(other_form.total, summed, ([len(Signals._fields)], *shapes[1:]))
         parts.totals.add(results)
         if moving:
             moving.move(statistics / micro_batches, updates, is_updated)
         if parts.after_update:
             parts.after_update()
-        return StepResult(signals, results[:2] / results[2], norms, squares / micro_batches, lap.waited).packed()
+        return StepResult(signals, results[:2] / results[2], norms, squares / micro_batches, timing.waited).packed()
 
     return step
 
 
-def make_micro_batch(parts: TrainStep):
-    """Returns a function of (number of the micro-batch, iterator, position, lap, clock), which returns (Terms, lap).
+def make_micro_batch(parts: StepParts):
+    """Returns a function of (index, iterator, position, timing, clock), which returns (Terms, timing).
 
-    number: from this worker's first. position: of the global batch. lap: to the end of the previous micro-batch.
+    It computes one of this worker's micro-batches. index: in parts.own. position: of the global batch in the stream.
+    timing: up to the end of the previous micro-batch.
     """
     model, optimizer, variables = parts.model, parts.optimizer, parts.model.trainable_variables
-    own = parts.own or range(parts.accumulation_steps)
-    marked = marks()
+    counts = batch_counts()
 
     @tf.function(jit_compile=parts.xla, reduce_retracing=True, autograph=False)
     def backward(images, labels, position, rows=None):
         with tf.GradientTape() as tape, parts.span.applied_to(model) as observed, masks_at(model, position):
             logits = model(images if rows is None else mixing.mixed(images, rows), training=True)
-            losses = training_loss(parts.loss, logits, labels, parts.label_smoothing, rows)
+            losses = parts.loss(logits, labels, rows)
             loss = scale(optimizer, tf.reduce_mean(losses))
         return tape.gradient(loss, variables), flat_statistics(observed if parts.moving else {}), losses, logits
 
-    def micro_batch(number, iterator, position, lap, clock):
-        (images, labels, *rows), lap = clock.arrived(marked.next_of(iterator, lap), lap)
+    def micro_batch(index, iterator, position, timing, clock):
+        (images, labels, *rows), timing = clock.arrived(counts.next_of(iterator, timing), timing)
         labels = tf.squeeze(labels, 1)
         samples = tf.shape(labels, tf.int64)[0]
-        position += samples * tf.cast(own.start + own.step * number, tf.int64)
+        position += samples * tf.cast(parts.own.start + parts.own.step * index, tf.int64)
         gradients, statistics, losses, logits = backward(images, labels, position, *rows)
         if rows:  # top-1 counts the label with the larger weight
             labels = tf.where(mixing.label_weight(*rows) < 0.5, mixing.partners(labels), labels)
-        hits = tf.cast(rivals_of(tf.cast(logits, tf.float32), labels) < 1, tf.float32)
+        hits = tf.cast(label_ranks(tf.cast(logits, tf.float32), labels) < 1, tf.float32)
         results = tf.stack([tf.reduce_sum(losses), tf.reduce_sum(hits), tf.cast(samples, tf.float32)])
         squares = tf.zeros([0])
         if parts.measures_noise:
             squares = tf.square(norms_of(gradients) / scale(optimizer, tf.constant(1.0)))
-        marked.set_computed(gradients)
-        return Terms(gradients, results, statistics, squares), clock.computed(gradients, lap)
+        counts.set_computed(gradients)
+        return Terms(gradients, results, statistics, squares), clock.computed(gradients, timing)
 
     return micro_batch
 
@@ -200,20 +208,19 @@ def accumulated(micro_batch, shapes: Terms, accumulation_steps: int, forms: Term
     iteration of the optimizer. All micro-batches except the last run in a loop. The last runs after the loop, so that
     its gradients are exchanged while the rest of its backward pass runs.
     """
-    def terms_of(number, iterator, position, lap, clock):
-        terms, lap = micro_batch(number, iterator, position, lap, clock)
-        return tf.nest.map_structure(lambda form, term: form.term(term), forms, terms), lap
+    def terms_of(index, iterator, position, timing, clock):
+        terms, timing = micro_batch(index, iterator, position, timing, clock)
+        return tf.nest.map_structure(lambda form, term: form.term(term), forms, terms), timing
 
-    def summed(iterator, position, lap, clock):
-        def added(number, partial, lap):
-            terms, lap = terms_of(number, iterator, position, lap, clock)
-            return number + 1, tf.nest.map_structure(lambda a, b: a + b, partial, terms), lap
+    def summed(iterator, position, timing, clock):
+        def added(index, partial, timing):
+            terms, timing = terms_of(index, iterator, position, timing, clock)
+            return index + 1, tf.nest.map_structure(lambda a, b: a + b, partial, terms), timing
 
         zero = tf.nest.map_structure(lambda form, shape: form.zero(shape), forms, shapes)
-        number, partial, lap = tf.while_loop(lambda number, *_: number < accumulation_steps - 1, added,
-                                             (tf.constant(0), zero, lap))
-        _, partial, lap = added(number, partial, lap)
-        return partial, lap
+        index, partial, timing = tf.while_loop(lambda index, *_: index < accumulation_steps - 1, added,
+                                               (tf.constant(0), zero, timing))
+        return added(index, partial, timing)[1:]
 
     return functools.partial(terms_of, 0) if accumulation_steps == 1 else summed
 
@@ -227,7 +234,7 @@ def average(exchange: GradientExchange, optimizer, gradients, variables, count: 
     the scales of compressed gradients are one factor of each. An overflow on one worker makes the sum, and so the norm,
     infinite or NaN on all of them.
     """
-    totals, factors, norms = exchange.sums(gradients, variables, count, inner(optimizer).wire_scales, form)
+    totals, factors, norms = exchange.sums(gradients, variables, count, form)
     if isinstance(optimizer, LossScaleOptimizer):
         factors /= optimizer.loss_scale
     norms *= factors

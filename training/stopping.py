@@ -7,19 +7,23 @@ from common.errors import SAVING, ExitCode, complain
 
 
 class StopRequest:
-    """Whether this worker has been asked to stop. heeded: whether a training is running, which checks `received`."""
+    """Whether this worker has been asked to stop (`received`)."""
 
     def __init__(self):
-        self.received = self.heeded = False
+        self.received = False
+        self._is_training = False
 
-    def listen(self) -> None:
-        """Makes the signals set `received`. Before training has started, they also end this process, with code 75."""
+    def install(self) -> None:
+        """Handles the signals: they set `received`. Before training has started, they end this process with code 75."""
         for number in SAVING:
             signal.signal(number, self._note)
 
-    def heed(self) -> None:
-        """Training is running. From now on, the first Ctrl-C sets `received`, and a second one ends at once."""
-        self.heeded = True
+    def start_training(self) -> None:
+        """Leaves the end of the process to the training, which checks `received`.
+
+        The first Ctrl-C then also sets `received`, and a second one ends the process at once.
+        """
+        self._is_training = True
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it is ignored in the background
             signal.signal(signal.SIGINT, self._note)
 
@@ -27,7 +31,7 @@ class StopRequest:
         self.received = True
         if number == signal.SIGINT:
             signal.signal(number, signal.default_int_handler)
-        if not self.heeded:
+        if not self._is_training:
             startup.clear()
             complain("stopped on request; there was nothing to save")
             os._exit(ExitCode.STOPPED)

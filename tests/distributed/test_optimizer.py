@@ -10,7 +10,7 @@ from distributed import optimizer as distributed
 from distributed.exchange import GradientExchange
 from training.batch_norm import MovingStatistics
 from training.state import Totals
-from training.step import TrainStep, apply, average, make_train_step
+from training.step import StepInput, StepParts, apply, average, make_train_step
 
 START = np.array([0.5, -0.25, 1.0], np.float32)
 RATE, DECAY = 0.125, 0.0625
@@ -128,18 +128,18 @@ def test_a_skipped_update_moves_no_statistics():
     optimizer = distributed.wrap(optim.create_optimizer("sgd", 0.0), loss_scaling=True)
     distributed.build(optimizer, model.trainable_variables)
     moving, totals = MovingStatistics(model), Totals()
-    step = make_train_step(TrainStep(model, optimizer, GradientExchange(), totals, moving=moving))
+    step = make_train_step(StepParts(model, optimizer, GradientExchange(), totals, moving=moving))
     random = np.random.default_rng(0)
     images, labels = random.uniform(0, 255, (16, 8, 8, 3)).astype(np.float32), random.integers(0, 4, (16, 1))
     batches = iter(tf.data.Dataset.from_tensors((images, labels)).repeat())
     layer = next(layer for layer in model.layers if isinstance(layer, tf.keras.layers.BatchNormalization))
     optimizer._loss_scale.current_loss_scale.assign(2.0 ** 60)  # the backward pass overflows, the forward pass does not
-    step(batches, tf.constant(0.0), tf.constant(0.0))
+    step(batches, StepInput.of(0.0, 0.0))
     moving.write()
     assert float(optimizer.loss_scale) == 2.0 ** 59 and np.isfinite(totals.collect()["loss"])
     assert not layer.moving_mean.numpy().any() and (layer.moving_variance.numpy() == 1).all()
     optimizer._loss_scale.current_loss_scale.assign(1.0)
-    step(batches, tf.constant(0.0), tf.constant(0.0))
+    step(batches, StepInput.of(0.0, 0.0))
     moving.write()
     inputs = tf.keras.Model(model.inputs, layer.input)(images, training=True).numpy().astype(np.float64)
     np.testing.assert_allclose(layer.moving_mean, inputs.mean((0, 1, 2)), rtol=1e-3, atol=1e-4)

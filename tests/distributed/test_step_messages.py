@@ -22,7 +22,7 @@ from distributed.torus import ProcessSets
 from model_zoo.layers import BatchNormalization
 from training.batch_norm import MovingStatistics
 from training.state import Totals
-from training.step import make_train_step, TrainStep
+from training.step import StepInput, StepParts, make_train_step
 
 os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"  # otherwise the two messages may be fused
 world, grid = MPI.COMM_WORLD, tuple(map(int, sys.argv[1].split("x")))
@@ -32,13 +32,13 @@ model = tf.keras.Sequential([tf.keras.layers.Input((1, 1, 400)), BatchNormalizat
                              tf.keras.layers.Flatten(), tf.keras.layers.Dense(2)])
 optimizer = wrap(optim.create_optimizer("sgd", learning_rate=0.0, momentum=0.9))
 build(optimizer, model.trainable_variables)
-step, sent = make_train_step(TrainStep(model, optimizer, exchange, Totals(), 1, moving=MovingStatistics(model))), []
+step, sent = make_train_step(StepParts(model, optimizer, exchange, Totals(), moving=MovingStatistics(model))), []
 batches = iter(tf.data.Dataset.from_tensors((tf.ones([2, 1, 1, 400]), tf.zeros([2, 1], tf.int32))).repeat())
 for number in range(6):
     with socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(EVERY_PROTOCOL)) as packets:
         packets.bind((INTERFACE, EVERY_PROTOCOL))
         world.Barrier()
-        step(batches, tf.constant(0.1), tf.constant(0.9))
+        step(batches, StepInput.of(0.1, 0.9))
         world.Barrier()
         sent.append(messages(packets))
 everyone = world.allgather(sent[1:])

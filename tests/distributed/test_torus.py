@@ -88,6 +88,7 @@ GROWING = """
 import json
 import horovod.tensorflow as hvd, numpy as np, tensorflow as tf
 from distributed.exchange import COMPRESSIONS, GradientExchange, Ring
+from distributed.float16 import initial_scales
 from distributed.optimizer import build, wrap
 from optim.lars import SGD
 from training.step import average
@@ -104,6 +105,7 @@ hvd.init()
 sent, variables = [tf.Variable(0), tf.Variable(0)], [tf.Variable(tf.zeros(3)), tf.Variable(tf.zeros(3))]
 optimizer, exchange = wrap(SGD(0.0)), GradientExchange(Counted(), "fp16")
 build(optimizer, variables)
+exchange.scales = initial_scales(2)
 @tf.function(autograph=False)
 def averaged(*gradients):
     means, _ = average(exchange, optimizer, gradients, variables, 2)
@@ -137,6 +139,7 @@ def test_a_bucket_leaves_before_the_last_gradient_is_known(count, monkeypatch):
     variables = [tf.Variable(tf.zeros(5)) for _ in range(count)]
     optimizer, exchange = wrap(SGD(0.0)), GradientExchange(None, "fp16")
     build(optimizer, variables)
+    exchange.scales = float16.initial_scales(count)
     specs = [tf.TensorSpec([5])] * count
 
     @tf.function(autograph=False)

@@ -116,7 +116,19 @@ def work():
         if rank:
             raise OSError(f"a disk of {rank}")
 
-print(problem(work), problem(lambda: world.agree({"a": 1, "b": 5 + rank // 2}, "flags")),
+def mistake():
+    with world.raise_on_all_ranks():
+        if rank == 2:
+            {}["missing"]
+
+if rank == 2:
+    try:
+        mistake()
+    except KeyError as error:
+        told = repr(error) == "KeyError('missing')" and "rank 2: KeyError: 'missing'"
+else:
+    told = problem(mistake)
+print(told, problem(work), problem(lambda: world.agree({"a": 1, "b": 5 + rank // 2}, "flags")),
       problem(lambda: world.agree({"a": 1.0 if rank else 1}, "flags")), sep="; ")
 world.barrier()
 """
@@ -128,7 +140,7 @@ def test_what_workers_exchange(kind):
     done = run(kind, 3, "-c", EXCHANGED)
     assert done.returncode == 0, done.stderr[-3000:]
     said = [line.rpartition(">:")[2] for line in done.stdout.splitlines()]
-    assert said == ["a disk of 1; flags: b is 5 on rank 0 and 6 on rank 2; None"] * 3
+    assert said == ["rank 2: KeyError: 'missing'; a disk of 1; flags: b is 5 on rank 0 and 6 on rank 2; None"] * 3
 
 
 def test_gathering_takes_as_many_additions_as_there_are_workers(monkeypatch):

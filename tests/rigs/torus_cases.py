@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from distributed.exchange import GradientExchange, Ring
+from distributed.float16 import initial_scales
 from distributed.hierarchical import Hierarchical
 from distributed.neighbours import distinct
 from distributed.optimizer import build, wrap
@@ -65,6 +66,7 @@ def averaging(collectives, compression: str):
     optimizer, exchange = wrap(SGD(0.0)), GradientExchange(collectives, compression, FUSION_MB)
     variables = [tf.Variable(tf.zeros(shape)) for shape in (*SHAPES, TABLE)]
     build(optimizer, variables)
+    exchange.scales = initial_scales(len(variables))
 
     @tf.function(reduce_retracing=True, autograph=False)
     def averaged(dense, values, indices):

@@ -19,7 +19,7 @@ from optim.lars import SGD
 from tests.rigs.plans import plan
 from training.batch_norm import ExactStatistics, MovingStatistics, Span
 from training.state import Totals
-from training.step import TrainStep, make_train_step
+from training.step import StepInput, StepParts, make_train_step
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -69,12 +69,12 @@ def test_moving_statistics_move_once_per_update(accumulation, groups):
     optimizer = wrap(SGD(0.0))
     build(optimizer, model.trainable_variables)
     moving = MovingStatistics(model)
-    step = make_train_step(TrainStep(model, optimizer, GradientExchange(), Totals(), accumulation, moving=moving,
+    step = make_train_step(StepParts(model, optimizer, GradientExchange(), Totals(), range(accumulation), moving=moving,
                                      span=Span(groups)))
     samples = images.reshape(-1, 4, 4, 3), np.zeros((96, 1), int)
     batches = iter(tf.data.Dataset.from_tensor_slices(samples).batch(32 // accumulation))
     for _ in range(3):
-        step(batches, tf.constant(0.0), tf.constant(0.9))
+        step(batches, StepInput.of(0.0, 0.9))
     moving.write()
     parts = images.astype(np.float64).reshape(3, accumulation * groups, -1, 3)
     weights = 0.8 ** np.arange(2, -1, -1)[:, None] / (1 + 0.8 + 0.64)

@@ -14,7 +14,7 @@ from distributed.exchange import GradientExchange
 from distributed.world import start
 from training.breakdown import StepTimes, breakdown_of
 from training.state import Totals
-from training.step import StepResult, make_train_step, TrainStep
+from training.step import StepInput, StepParts, StepResult, make_train_step
 
 world = start(0)
 model = tf.keras.Sequential([tf.keras.Input([4]), tf.keras.layers.Dense(8)])
@@ -31,13 +31,13 @@ def samples():
 
 iterator = iter(tf.data.Dataset.from_generator(samples, output_signature=(
     tf.TensorSpec([2, 4], tf.float32), tf.TensorSpec([2, 1], tf.int32))))
-step = make_train_step(TrainStep(model, optimizer, GradientExchange(), Totals(), accumulation))
+step = make_train_step(StepParts(model, optimizer, GradientExchange(), Totals(), range(accumulation)))
 times, waits = StepTimes(), []
 for number in range(7):
     wanted.release(accumulation)
     began = time.perf_counter()
     learned = StepResult.unpacked(
-        step(iterator, tf.constant(0.0), tf.constant(0.9), timed=tf.constant(True)).numpy(), StepResult.shapes(2))
+        step(iterator, StepInput.of(0.0, 0.9, timed=True)).numpy(), StepResult.shapes(2))
     if number > 1:  # once it is compiled, and the workers have met
         waits.append([*learned.waited.tolist(), time.perf_counter() - began])
         times.add_timed(waits[-1][-1], learned.waited)

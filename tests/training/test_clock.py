@@ -11,10 +11,10 @@ import optim
 from common.activity import DATA, OTHERS
 from distributed.exchange import GradientExchange
 from distributed.optimizer import build, wrap
-from training.clock import marks
+from training.clock import batch_counts
 from training.evaluate import make_evaluation_step
 from training.state import Totals
-from training.step import TrainStep, make_train_step
+from training.step import StepInput, StepParts, make_train_step
 
 COMPUTING = "computing"
 
@@ -91,37 +91,37 @@ def test_an_update_waits_for_data_computes_and_exchanges(gates, model, batches):
     hvd.init()
     optimizer = wrap(optim.create_optimizer("sgd", learning_rate=0.0, momentum=0.9))
     build(optimizer, model.trainable_variables)
-    step = make_train_step(TrainStep(model, optimizer, GradientExchange(), Totals(), accumulation_steps=2))
-    marks().restart()
-    running = threading.Thread(target=step, args=(batches, tf.constant(0.0), tf.constant(0.9)))
+    step = make_train_step(StepParts(model, optimizer, GradientExchange(), Totals(), range(2)))
+    batch_counts().restart()
+    running = threading.Thread(target=step, args=(batches, StepInput.of(0.0, 0.9)))
     running.start()
     counts = []
     for _ in range(2):
         gates.wait_for(DATA)
-        counts.append(becomes(lambda: marks().in_update(False), DATA))
+        counts.append(becomes(lambda: batch_counts().in_update(False), DATA))
         gates.let_on(DATA)
         gates.wait_for(COMPUTING)
-        counts.append(becomes(lambda: marks().in_update(False), COMPUTING))
-        assert marks().in_update(True)[1] == OTHERS and marks().in_evaluation()[1] is None
+        counts.append(becomes(lambda: batch_counts().in_update(False), COMPUTING))
+        assert batch_counts().in_update(True)[1] == OTHERS and batch_counts().in_evaluation()[1] is None
         gates.let_on(COMPUTING)
         gates.wait_for(COMPUTING)
-        assert marks().in_update(False) == (counts[-1], COMPUTING)
+        assert batch_counts().in_update(False) == (counts[-1], COMPUTING)
         gates.let_on(COMPUTING)
     running.join(60)
-    counts.append(becomes(lambda: marks().in_update(False), OTHERS))
+    counts.append(becomes(lambda: batch_counts().in_update(False), OTHERS))
     assert counts == sorted(set(counts))
 
 
 def test_an_evaluation_waits_for_data(gates, model, batches):
     step = make_evaluation_step(model)
-    marks().restart()
+    batch_counts().restart()
     running = threading.Thread(target=step, args=(batches,))
     running.start()
     gates.wait_for(DATA)
-    becomes(marks().in_evaluation, DATA)
+    becomes(batch_counts().in_evaluation, DATA)
     gates.let_on(DATA)
     gates.wait_for(COMPUTING)
-    becomes(marks().in_evaluation, None)
+    becomes(batch_counts().in_evaluation, None)
     gates.let_on(COMPUTING)
     running.join(60)
-    assert marks().in_evaluation() == (3, None)
+    assert batch_counts().in_evaluation() == (3, None)

@@ -19,7 +19,7 @@ from plan import flags
 from plan.plan import plan_for
 from training import divergence
 from training.checkpoints import Checkpoints
-from training.losses import loss_of_guessing, training_loss
+from training.losses import loss_of_guessing, make_loss
 from training.observer import Observer
 from training.stopping import StopRequest
 
@@ -44,7 +44,7 @@ def test_what_is_wrong(loss, norms, loss_scaling, message):
 @pytest.mark.parametrize(("loss", "classes"), [("cross_entropy", 2), ("cross_entropy", 1000), (
     "binary_cross_entropy", 1000)])
 def test_the_loss_of_guessing_is_that_of_logits_of_zero(loss, classes):
-    found = training_loss(loss, tf.zeros([8, classes]), tf.range(8) % classes, 0.0)
+    found = make_loss(loss, 0.0)(tf.zeros([8, classes]), tf.range(8) % classes)
     assert found.numpy() == pytest.approx(loss_of_guessing(loss, classes), rel=1e-6)
 
 

@@ -9,16 +9,16 @@ from conftest import run
 import model_zoo
 import optim
 from distributed.exchange import GradientExchange
+from distributed.float16 import initial_scales
 from distributed.optimizer import build, wrap
 from plan.flags import parse
 from tests.rigs import gpu_placement
 from training.batch_norm import Span, norms
 from training.build import set_variables
-from training.clock import on_host
 from training.evaluate import make_evaluation_step
 from training.layer_statistics import LayerStatistics
 from training.state import Totals
-from training.step import TrainStep, make_train_step
+from training.step import StepInput, StepParts, make_train_step
 
 HOROVOD = "HorovodGroupedAllreduce"  # has a kernel for GPUs where Horovod is built for them
 LOSS_SCALE = {("IsFinite", "If"), ("All", "If"), ("GreaterEqual", "If")}  # Keras's, which decides on the host
@@ -55,10 +55,10 @@ def test_a_step_runs_on_the_gpu_and_waits_for_no_copy(case, batches, monkeypatch
                                epsilon=0.0, exclude=()),
         loss_scaling=precision == "mixed_float16")
     build(optimizer, model.trainable_variables)
-    step = make_train_step(TrainStep(model, optimizer, GradientExchange(None, compression), Totals(),
-                                     accumulation_steps, layers=LayerStatistics(optimizer, model.trainable_variables)))
-    graph = step.get_concrete_function(batches(size), tf.constant(0.0), tf.constant(0.0), on_host(True),
-                                       on_host(0, tf.int64), tf.constant([0.0, 0.0]), on_host(True)).graph
+    exchange, layers = GradientExchange(None, compression), LayerStatistics(optimizer, model.trainable_variables)
+    exchange.scales = initial_scales(len(model.trainable_variables))
+    step = make_train_step(StepParts(model, optimizer, exchange, Totals(), range(accumulation_steps), layers=layers))
+    graph = step.get_concrete_function(batches(size), StepInput.of(0.0, 0.0, timed=True)).graph
     assert gpu_placement.on_the_host(graph) - {HOROVOD} == {"PyFunc"}  # the clock
     found = gpu_placement.copies_to_the_host(graph)
     assert {pair for pair in found if pair[1] != HOROVOD} - {("Reshape", "PyFunc")} == copies
@@ -76,8 +76,8 @@ def test_batch_norm_transposes_nothing_in_16_bits(flags, groups, times, batches,
     model = model_zoo.create_model("resnet20", 10, 32)
     optimizer = wrap(optim.create_optimizer("sgd", learning_rate=0.0, momentum=0.9))
     build(optimizer, model.trainable_variables)
-    step = make_train_step(TrainStep(model, optimizer, GradientExchange(), Totals(), span=Span(groups)))
-    graph = step.get_concrete_function(batches(32), tf.constant(0.0), tf.constant(0.0)).graph
+    step = make_train_step(StepParts(model, optimizer, GradientExchange(), Totals(), span=Span(groups)))
+    graph = step.get_concrete_function(batches(32), StepInput.of(0.0, 0.0)).graph
     assert gpu_placement.hidden_transposes(graph) == len(norms(model)) * times * groups
 
 
@@ -90,7 +90,7 @@ from training.recovery import Recovery
 from types import SimpleNamespace
 recovery = SimpleNamespace(_stop=SimpleNamespace(received=False), _is_possible_now=lambda: True)
 with tf.device("/cpu:1"):  # stands for a GPU, where TensorFlow would put them
-    arguments = [*Step(0, 0, 0.0, 0.1, 0.9, 64, 64, True, False).arguments, Recovery.signals(recovery)]
+    arguments = tf.nest.flatten(Step(0, 0, 0.0, 0.1, 0.9, 64, 64, True, False).input(Recovery.signals(recovery)))
     print({one.device[-5:] for one in arguments}, tf.constant(1.0).device[-5:])
 """
 

@@ -10,7 +10,7 @@ from distributed.optimizer import build, wrap
 from optim.lars import LARS
 from training.layer_statistics import LayerStatistics, names_alone
 from training.state import Totals
-from training.step import TrainStep, make_train_step
+from training.step import StepInput, StepParts, make_train_step
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -32,8 +32,8 @@ def first_step(name, image_size, batch):
     weights = [v.numpy().astype(np.float64) for v in model.trainable_variables]
     layers = LayerStatistics(optimizer, model.trainable_variables)
     batches = iter(tf.data.Dataset.from_tensors((images, labels)))
-    step = make_train_step(TrainStep(model, optimizer, GradientExchange(), Totals(), 1, layers=layers))
-    step(batches, tf.constant(1.0), tf.constant(0.9))
+    step = make_train_step(StepParts(model, optimizer, GradientExchange(), Totals(), layers=layers))
+    step(batches, StepInput.of(1.0, 0.9))
     return layers.collect(), weights, gradients
 
 
@@ -53,11 +53,11 @@ def test_only_the_updates_that_are_asked_for_are_recorded():
     build(optimizer, model.trainable_variables)
     layers = LayerStatistics(optimizer, model.trainable_variables)
     batches = iter(tf.data.Dataset.from_tensors((tf.ones([2, 16, 16, 3]), tf.zeros([2, 1], tf.int64))).repeat())
-    step = make_train_step(TrainStep(model, optimizer, GradientExchange(), Totals(), 1, layers=layers))
+    step = make_train_step(StepParts(model, optimizer, GradientExchange(), Totals(), layers=layers))
 
     def update(records):
         before = [np.linalg.norm(v.numpy().astype(np.float64)) for v in model.trainable_variables]
-        step(batches, tf.constant(9.0), tf.constant(0.9), records=tf.constant(records))
+        step(batches, StepInput.of(9.0, 0.9, records_layers=records))
         return before, layers.variable.numpy()[:, 0].tolist()
 
     assert not any(update(False)[1])

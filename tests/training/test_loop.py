@@ -21,6 +21,7 @@ from plan.plan import plan_for
 from training import breakdown, build, clock, loop
 from training.divergence import Diverged
 from training.state import Snapshot, State
+from training.step import Signals, StepResult
 
 STEPS = 50  # two epochs of 25 steps
 
@@ -45,19 +46,19 @@ class Recovery:
         self._due, self.acted, self.progress = due, [], None
 
     def signals(self):
-        return [0.0, 0.0]
+        return Signals()
 
     def stop_is_asked(self):
         return False
 
     def is_due_after(self, signals):
-        return np.any(signals) or self.progress.step in self._due
+        return any(signals) or self.progress.step in self._due
 
     def snapshot(self):
         return Snapshot({}, self.progress, {"model": 0})
 
     def after_step(self, signals, before_evaluation):
-        self.acted.append((self.progress.step, list(signals), before_evaluation))
+        self.acted.append((self.progress.step, signals, before_evaluation))
 
     def after_evaluation(self, epoch, top1, is_target):
         pass
@@ -81,28 +82,31 @@ def waits():
         yield waiting
 
 
-def followed(job, recovery, change=lambda number, packed: packed):
+def followed(job, recovery, change=lambda number, result: None):
     """Trains; the numbers of the steps whose results were waited for before the next one was launched.
 
-    Each result comes only when the next step has been launched, or when the loop waits for it. change: of a result.
+    Each result comes only when the next step has been launched, or when the loop waits for it. change: sets
+    numbers in the result of a step.
     """
     launched, waited, recovery.progress = [threading.Event() for _ in range(STEPS + 1)], [], job.state.progress
     has_ended = threading.Event()
     recovery.recorded = []  # the numbers of the steps that record the statistics of layers
-    trained = job.train_step
+    trained, shapes = job.train_step, StepResult.shapes(len(job.state.model.trainable_variables))
 
     def train_step(phase):
-        def step(*arguments):
-            number, packed = job.state.progress.step, trained(phase)(*arguments)
+        def step(iterator, given):
+            number, packed = job.state.progress.step, trained(phase)(iterator, given)
             launched[number].set()
-            recovery.recorded += [number] * bool(arguments[-1])
+            recovery.recorded += [number] * bool(given.records_layers)
 
             def result():
                 while not launched[number + 1].wait(0.001) and not has_ended.is_set():
                     if waiting.is_set() and not launched[number + 1].is_set():
                         waited.append(number)
                         break
-                return change(number, packed.numpy().copy())
+                vector = packed.numpy().copy()
+                change(number, StepResult.unpacked(vector, shapes))  # whose parts are views of the vector
+                return vector
 
             return SimpleNamespace(numpy=result)
 
@@ -129,6 +133,17 @@ def test_a_step_is_launched_before_the_result_of_the_one_before_is_known(job, mo
     assert len(read) == 4 * len(timed)  # before and after the data, after the gradients, after the exchange
 
 
+def test_a_phase_is_traced_once(job):
+    """The learning rate, the position and the signals of each step are other ones, and one step in 20 is timed."""
+    recovery, [phase] = Recovery(), job.plan.phases
+    recovery.progress = job.state.progress
+    recovery.signals = lambda: Signals(stop=False, can_save=bool(recovery.progress.step % 2))
+    recovery.is_due_after = lambda signals: False
+    loop.follow_plan(job, recovery)
+    assert job.state.progress.step == STEPS and job.plan.learning_rate(0.0) != job.plan.learning_rate(1.5)
+    assert job.train_step(phase).experimental_get_tracing_count() == 1
+
+
 class Reached(Exception):
     """Ends a training in its first step."""
 
@@ -139,7 +154,7 @@ def test_a_worker_that_computes_may_wait_for_the_statistics_of_its_neighbour(spa
     def step(*_):
         raise Reached(activity.look()[0])
 
-    monkeypatch.setattr(clock.Marks, "_look", lambda _: (0, False, True))  # a batch has arrived
+    monkeypatch.setattr(clock.BatchCounts, "_look", lambda _: (0, False, True))  # a batch has arrived
     phase = dataclasses.replace(job.plan.phases[0], batch_norm_span=span)
     assert phase.micro_batch_size == 4
     changed = dataclasses.replace(job, plan=dataclasses.replace(job.plan, phases=(phase,)), train_step=lambda _: step)
@@ -149,9 +164,9 @@ def test_a_worker_that_computes_may_wait_for_the_statistics_of_its_neighbour(spa
 
 def test_a_step_that_diverged_is_reported_before_anything_is_saved(job):
     """It is step 14, 15 is launched when that is known; a checkpoint is due after 15, 16 in all."""
-    def change(number, packed):
-        packed[2] = np.nan if number >= 14 else packed[2]
-        return packed
+    def change(number, result):
+        if number >= 14:
+            result.means[0] = np.nan
 
     recovery = Recovery(due={16})
     with pytest.raises(Diverged, match="diverged at step 14 ") as problem:
@@ -161,14 +176,13 @@ def test_a_step_that_diverged_is_reported_before_anything_is_saved(job):
 
 @pytest.mark.parametrize("asked", [13, 24, 49])
 def test_a_stop_takes_effect_at_most_a_step_later_with_all_results_known(job, asked):
-    def change(number, packed):
-        packed[0] = float(number == asked)
-        return packed
+    def change(number, result):
+        result.signals[:] = Signals(stop=number == asked)
 
     recovery = Recovery()
     followed(job, recovery, change)
     [(step, signals, before_evaluation)] = recovery.acted
-    assert signals == [1, 0] and step == asked + (1 if asked in (24, 49) else 2)
+    assert signals == Signals(stop=True, can_save=False) and step == asked + (1 if asked in (24, 49) else 2)
     assert before_evaluation == (asked in (24, 49))
 
 

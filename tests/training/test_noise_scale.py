@@ -14,7 +14,7 @@ from optim.lars import SGD
 from reporting import sections
 from training.noise_scale import NoiseScale
 from training.state import Totals
-from training.step import StepResult, TrainStep, make_train_step
+from training.step import StepInput, StepParts, StepResult, make_train_step
 
 BATCH, MICRO = 256, 32
 
@@ -107,10 +107,10 @@ def test_a_step_measures_the_norms_of_its_micro_batches(loss_scaling):
         gradients.append([one.numpy().astype(np.float64) for one in tape.gradient(loss, model.trainable_variables)])
     optimizer = wrap(SGD(0.0), loss_scaling)
     build(optimizer, model.trainable_variables)
-    step = make_train_step(TrainStep(model, optimizer, GradientExchange(), Totals(), 4, measures_noise=True))
+    step = make_train_step(StepParts(model, optimizer, GradientExchange(), Totals(), range(4), measures_noise=True))
     batches = iter(tf.data.Dataset.from_tensor_slices((images, labels)).batch(8))
     shapes = StepResult.shapes(len(model.trainable_variables), measures_noise=True)
-    found = StepResult.unpacked(step(batches, tf.constant(0.0), tf.constant(0.9)).numpy(), shapes)
+    found = StepResult.unpacked(step(batches, StepInput.of(0.0, 0.9)).numpy(), shapes)
     squares = np.array([[np.square(one).sum() for one in micro] for micro in gradients]).mean(axis=0)
     np.testing.assert_allclose(found.squares, squares, rtol=1e-3)
     norms = [np.linalg.norm(np.mean(one, axis=0)) for one in zip(*gradients, strict=True)]

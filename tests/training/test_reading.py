@@ -97,9 +97,9 @@ def test_samples_read_before_a_step_name_a_damaged_record(in_format):
                           state=SimpleNamespace(progress=progress))
     intervals = list(made.intervals())
     with reading.TrainingInput(job) as training_input:
-        first = training_input.read_on(intervals[0])
+        first = training_input.batches_of(intervals[0])
         assert training_input.samples_before(9, intervals[0]) == 2 * 96
         progress.step = intervals[0].end
-        assert training_input.read_on(intervals[1]) is first
+        assert training_input.batches_of(intervals[1]) is first
         assert training_input.samples_before(20, intervals[1]) == 13 * 96
         assert progress.reshard_step == intervals[1].first_step

@@ -12,9 +12,9 @@ from distributed.exchange import GradientExchange
 from distributed.optimizer import build, wrap
 from tests.rigs.launches import launched
 from training.batch_norm import MovingStatistics
-from training.losses import cross_entropy, rivals_of, training_loss
+from training.losses import binary_cross_entropy, cross_entropy, label_ranks, make_loss
 from training.state import Totals
-from training.step import StepResult, TrainStep, make_train_step
+from training.step import StepInput, StepParts, StepResult, make_train_step
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -34,10 +34,10 @@ def trained(accumulation_steps, optimizer, xla=False):
         jit_compile=xla))
     build(wrapped, model.trainable_variables)
     totals = Totals()
-    step = make_train_step(TrainStep(model, wrapped, GradientExchange(), totals, accumulation_steps,
-                                     label_smoothing=0.1, xla=xla))
+    step = make_train_step(StepParts(model, wrapped, GradientExchange(), totals, range(accumulation_steps),
+                                     loss=make_loss("cross_entropy", 0.1), xla=xla))
     for _ in range(4):
-        step(batches, tf.constant(0.05 if optimizer != "lars" else 5.0), tf.constant(0.9))
+        step(batches, StepInput.of(0.05 if optimizer != "lars" else 5.0, 0.9))
     assert int(wrapped.iterations) == 4
     return [v.numpy() for v in model.variables], totals.collect()
 
@@ -77,11 +77,10 @@ def test_a_step_launches_few_operations_outside_the_model(precision, xla, most, 
             exclude=("gamma", "beta", "bias"), jit_compile=xla), loss_scaling=precision == "mixed_float16")
         build(optimizer, model.trainable_variables)
         monkeypatch.setattr(hvd, "size", lambda: 8)
-        step = make_train_step(TrainStep(model, optimizer, GradientExchange(), Totals(),
+        step = make_train_step(StepParts(model, optimizer, GradientExchange(), Totals(),
                                          moving=MovingStatistics(model), xla=xla))
         batch = Resident((tf.zeros((4, 224, 224, 3), tf.uint8), tf.zeros((4, 1), tf.int64)))
-        traced = step.get_concrete_function(batch, tf.constant(0.0), tf.constant(0.9), tf.constant(False),
-                                            tf.constant(0, tf.int64), tf.zeros(2))
+        traced = step.get_concrete_function(batch, StepInput.of(0.0, 0.9))
     finally:
         tf.keras.mixed_precision.set_global_policy("float32")
     assert launched(traced.graph) <= most
@@ -90,9 +89,9 @@ def test_a_step_launches_few_operations_outside_the_model(precision, xla, most, 
 def test_a_tie_is_a_miss_and_so_is_nan():
     labels = tf.constant([1, 1, 1, 1, 0])
     logits = tf.constant([[0.0, 2.0, 1.0], [2.0, 2.0, 1.0], [1.0, 1.0, 1.0], [0.0, np.nan, 1.0], [1.0, 0.0, np.nan]])
-    assert (rivals_of(logits, labels) < 1).numpy().tolist() == [True, False, False, False, False]
-    assert (rivals_of(logits, labels) < 2).numpy().tolist() == [True, True, False, False, False]
-    assert not (rivals_of(tf.zeros([4, 1000]), tf.constant([0, 1, 5, 999])) < 5).numpy().any()  # a dead network
+    assert (label_ranks(logits, labels) < 1).numpy().tolist() == [True, False, False, False, False]
+    assert (label_ranks(logits, labels) < 2).numpy().tolist() == [True, True, False, False, False]
+    assert not (label_ranks(tf.zeros([4, 1000]), tf.constant([0, 1, 5, 999])) < 5).numpy().any()  # a dead network
 
 
 @pytest.mark.parametrize("k", [1, 5])
@@ -100,15 +99,15 @@ def test_hits_are_those_of_a_sort(k):
     random = np.random.default_rng(k)
     logits, labels = random.normal(size=(500, 20)).astype(np.float32), random.integers(0, 20, 500)
     expected = [label in row.argsort()[-k:] for row, label in zip(logits, labels, strict=True)]
-    assert (rivals_of(tf.constant(logits), tf.constant(labels)) < k).numpy().tolist() == expected
+    assert (label_ranks(tf.constant(logits), tf.constant(labels)) < k).numpy().tolist() == expected
 
 
 def test_cross_entropy_by_hand():
     """Three classes, logits log(0.7), log(0.2), log(0.1), label 0."""
     logits = tf.math.log([[0.7, 0.2, 0.1]])
-    assert float(cross_entropy(logits, tf.constant([0]), 0.0)[0]) == pytest.approx(-np.log(0.7), rel=1e-6)
+    assert float(cross_entropy(logits, tf.constant([0]))[0]) == pytest.approx(-np.log(0.7), rel=1e-6)
     smoothed = -(0.9 + 0.1 / 3) * np.log(0.7) - 0.1 / 3 * (np.log(0.2) + np.log(0.1))
-    assert float(cross_entropy(logits, tf.constant([0]), 0.1)[0]) == pytest.approx(smoothed, rel=1e-6)
+    assert float(cross_entropy(logits, tf.constant([0]), label_smoothing=0.1)[0]) == pytest.approx(smoothed, rel=1e-6)
 
 
 def test_totals_are_means_over_the_samples_of_all_updates():
@@ -139,8 +138,8 @@ def test_binary_cross_entropy_against_float64(is_mixed, label_smoothing, dtype):
     with tf.GradientTape() as tape:
         inputs = tf.constant(logits)
         tape.watch(inputs)
-        found = training_loss("binary_cross_entropy", inputs, tf.constant(labels), label_smoothing,
-                              tf.constant(numbers) if is_mixed else None)
+        found = binary_cross_entropy(inputs, tf.constant(labels), tf.constant(numbers) if is_mixed else None,
+                                     label_smoothing)
     np.testing.assert_allclose(found, (np.logaddexp(0, wide) - targets * wide).mean(axis=1), rtol=1e-5)
     np.testing.assert_allclose(tape.gradient(found, inputs), (1 / (1 + np.exp(-wide)) - targets) / 40, atol={
         "float32": 1e-6, "float16": 2e-4}[dtype])
@@ -162,10 +161,10 @@ def test_mixed_labels_are_the_loss_of_soft_labels(loss_name):
         "sgd", 0.0, momentum=0.0, weight_decay=0.0, trust_coefficient=0.0, epsilon=0.0, exclude=()))
     build(optimizer, model.trainable_variables)
     totals = Totals()
-    step = make_train_step(TrainStep(model, optimizer, GradientExchange(), totals, accumulation_steps=2,
-                                     loss=loss_name, label_smoothing=0.1))
+    step = make_train_step(StepParts(model, optimizer, GradientExchange(), totals, range(2),
+                                     loss=make_loss(loss_name, 0.1)))
     batches = tf.data.Dataset.from_tensor_slices((images, labels, numbers)).batch(8)
-    learned = StepResult.unpacked(step(iter(batches), tf.constant(0.5), tf.constant(0.0)).numpy(),
+    learned = StepResult.unpacked(step(iter(batches), StepInput.of(0.5, 0.0)).numpy(),
                                   StepResult.shapes(len(model.trainable_variables)))
 
     other, down, across = np.arange(16) ^ 1, np.arange(8)[:, None], np.arange(8)[None]

@@ -68,8 +68,8 @@ def test_signals_are_noted_once_training_is_under_way(number):
     stop, before = StopRequest(), {number: signal.getsignal(number) for number in numbers}
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        stop.listen()
-        stop.heed()
+        stop.install()
+        stop.start_training()
         signal.raise_signal(number)
         assert stop.received
         with pytest.raises(KeyboardInterrupt):  # the first Ctrl-C if the other signal came before, or the second
