@@ -73,7 +73,7 @@ def methods(size: int, process_sets: dict) -> dict:
     import tensorflow as tf
     from mpi4py import MPI
 
-    from distributed.exchange import COMPRESSIONS, FUSION_MB, dense_buckets
+    from distributed.exchange import COMPRESSIONS, FUSION_MB, buckets, bytes_of
 
     values = np.ones(size // 4, np.float32)
     result = np.empty_like(values)
@@ -93,8 +93,8 @@ def methods(size: int, process_sets: dict) -> dict:
         made[f"ring{suffix}"] = tf.function(ring, autograph=False)
         for grid, sets in process_sets.items():
             def torus(sets=sets, compression=compression, name=f"torus_{size}_{compression_name}_{grid}"):
-                buckets = dense_buckets(gradients, FUSION_MB * 2**20)
-                return [total for bucket in buckets for total in sets.sum(
+                sizes = [*map(bytes_of, gradients)]
+                return [total for bucket in buckets(sizes, FUSION_MB * 2**20) for total in sets.sum(
                     [gradients[number] for number in bucket], compression, f"{name}_{bucket[0]}")]
 
             made[f"torus {grid[0]}x{grid[1]}{suffix}"] = tf.function(torus, autograph=False)

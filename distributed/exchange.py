@@ -139,9 +139,9 @@ class GradientExchange:
 
     def _summed(self, tensors, name: str, compression) -> list:
         """Sums dense tensors over the workers, bucket by bucket."""
-        sums, size = {}, sum(bytes_of(tensor) for tensor in tensors)
-        limit = min(self._fusion_bytes, size // self._collectives.least_buckets)
-        for order, bucket in enumerate(dense_buckets(tensors, limit)):
+        sums, sizes = {}, [bytes_of(tensor) for tensor in tensors]
+        limit = min(self._fusion_bytes, sum(sizes) // self._collectives.least_buckets)
+        for order, bucket in enumerate(buckets(sizes, limit)):
             summed = self._collectives.sum([tensors[number] for number in bucket], compression, f"{name}_{order}")
             sums |= zip(bucket, summed, strict=True)
         return [sums[number] for number in range(len(tensors))]
@@ -156,11 +156,6 @@ def on_one_vector(tensors: Sequence[tf.Tensor], function: Callable) -> list[tf.T
     flat = function(tf.concat([tf.reshape(tf.cast(t, dtype), [-1]) for t in tensors], axis=0))
     flats = tf.split(flat, [t.shape.num_elements() for t in tensors])
     return [tf.reshape(part, t.shape) for part, t in zip(flats, tensors, strict=True)]
-
-
-def dense_buckets(tensors, limit: int) -> list[list[int]]:
-    """Returns the buckets of tensors, as indices. limit: in bytes; see `buckets`."""
-    return buckets([bytes_of(tensor) for tensor in tensors], limit)
 
 
 def bytes_of(tensor) -> int:

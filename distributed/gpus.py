@@ -18,15 +18,15 @@ NCCL_BUILD = "HOROVOD_GPU_OPERATIONS=NCCL uv sync --extra gpu --no-cache --reins
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU. number: nvidia-smi's index. address: PCI bus ID. memory: GiB. capability: CUDA compute capability."""
+    """A GPU, as nvidia-smi describes it."""
 
-    number: int
+    number: int  # nvidia-smi's index
     uuid: str
-    address: str
+    address: str  # PCI bus ID
     name: str
-    driver: str
-    memory: float
-    capability: float
+    driver: str  # version
+    memory: float  # GiB
+    capability: float  # CUDA compute capability
 
 
 def visible(device: str = "auto") -> list[Gpu]:

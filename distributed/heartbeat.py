@@ -1,4 +1,4 @@
-"""Heartbeats: within half a minute, they name a worker that has stopped answering, and end the job.
+"""Heartbeats, which name a worker that has stopped answering, within half a minute, and end the job.
 
 A frozen process, or one behind a pulled cable, blocks all others in a collective operation forever. Horovod's own stall
 check runs in the same exchange and is blocked, too. Each worker therefore has a thread that sends a datagram to rank 0
@@ -30,34 +30,34 @@ LIMIT = 20.0  # seconds; less than the 30 after which Gloo gives up without nami
 INTERVAL = 1.0
 PER_SECOND = 1000  # heartbeats that rank 0 answers at most; more workers send them less often
 LARGEST = 2048  # bytes of a datagram
-STALLED = 60.0  # seconds without progress after which rank 0 says whose turn it is
+STALLED = 60.0  # seconds without progress after which rank 0 names the worker that holds up the others
 SHOWN = 8  # workers in a message
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """The addresses and port of rank 0, and the secret word that marks this job's datagrams."""
+    """Where and how to reach rank 0."""
 
     addresses: tuple[str, ...]
     port: int
-    word: str
+    word: str  # the secret in this job's datagrams
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a worker said last. seconds: for which its main thread has not moved."""
+    """What a worker has reported about itself."""
 
     host: str
     pid: int
     step: int
-    does: str
-    seconds: float
+    does: str  # name of what its main thread does, as in common.activity
+    seconds: float  # for which the main thread has made no progress
 
 
 class Heartbeat:
     """This worker's heartbeat thread.
 
-    end: called with a message when another worker is silent. own: what this worker does.
+    end: called with a message when another worker has been silent for LIMIT seconds. own: what this worker does.
     """
 
     def __init__(self, world: World, end=None, own: Activity = activity):
@@ -92,7 +92,7 @@ class Heartbeat:
         word = b""
         due = time.monotonic()
         while not self._stopping.is_set():
-            self._listen(word)
+            self._receive(word)
             now = time.monotonic()
             if now < due:
                 continue
@@ -104,7 +104,7 @@ class Heartbeat:
             self._reports[self._rank] = report = Report(*own, self._activity.step, does, seconds)
             word = json.dumps({"word": self._meeting.word, "rank": self._rank, **vars(report)}).encode()
             if not self._rank:
-                self._name_laggards()
+                self._name_stalled()
             for address in self._targets() if self._rank else ():
                 self._send(word, (address, self._meeting.port))
             for rank, (last, host, pid, _) in self._heard.items():
@@ -116,7 +116,7 @@ class Heartbeat:
         """Returns the address that rank 0 has answered from; before an answer, all its addresses."""
         return [self._heard[0][3]] if 0 in self._heard else self._meeting.addresses
 
-    def _listen(self, word):
+    def _receive(self, word):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # no datagram, or not one of this job
             data, sender = self._socket.recvfrom(LARGEST)
             heard = json.loads(data)
@@ -127,20 +127,20 @@ class Heartbeat:
                     self._send(word, sender)
                 self._reports[rank] = Report(*(heard[field.name] for field in fields(Report)))
 
-    def _name_laggards(self):
+    def _name_stalled(self):
         """Says once per stall which workers do not move, and what they do."""
         still = {rank: report for rank, report in self._reports.items() if report.seconds >= STALLED}
-        laggards = [rank for rank, report in still.items() if report.does == DATA]
-        if not laggards and any(report.does == OTHERS for report in still.values()):
-            laggards = [rank for rank, report in still.items() if report.does != OTHERS]
-        if not laggards and len(still) == self._size > 1 and {report.does for report in still.values()} == {OTHERS}:
-            laggards = [*still]
-        if laggards and not self._told:
+        stalled = [rank for rank, report in still.items() if report.does == DATA]
+        if not stalled and any(report.does == OTHERS for report in still.values()):
+            stalled = [rank for rank, report in still.items() if report.does != OTHERS]
+        if not stalled and len(still) == self._size > 1 and {report.does for report in still.values()} == {OTHERS}:
+            stalled = [*still]
+        if stalled and not self._told:
             named = "; ".join(f"worker {rank} ({still[rank].host}, process {still[rank].pid}) is {still[rank].does}"
-                              for rank in sorted(laggards)[:SHOWN])
-            more = f"; and {len(laggards) - SHOWN} more workers" if len(laggards) > SHOWN else ""
-            complain(f"no progress for {STALLED:.0f} s at step {still[laggards[0]].step}: {named}{more}")
-        self._told = bool(laggards)
+                              for rank in sorted(stalled)[:SHOWN])
+            more = f"; and {len(stalled) - SHOWN} more workers" if len(stalled) > SHOWN else ""
+            complain(f"no progress for {STALLED:.0f} s at step {still[stalled[0]].step}: {named}{more}")
+        self._told = bool(stalled)
 
     def _send(self, word, target):
         with contextlib.suppress(OSError):  # the network is down: the other side notices the silence

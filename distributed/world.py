@@ -30,17 +30,14 @@ LARGEST_MESSAGE = 1 << 30  # bytes of a broadcast: MPI counts them in 32 bits
 
 @dataclass(frozen=True)
 class World:
-    """This worker and its collectives. local: on this node. gpu: CUDA index or None. cores: CPU cores of this worker.
-
-    All workers have to call a method at the same time, with the same `name`.
-    """
+    """This worker and its collectives: every rank must call them, in the same order and with the same `name`."""
 
     rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-    local_size: int = 1
-    gpu: int | None = None
-    cores: int = 1
+    size: int = 1  # number of workers
+    local_rank: int = 0  # on this node
+    local_size: int = 1  # number of workers on this node
+    gpu: int | None = None  # CUDA index of this worker's GPU
+    cores: int = 1  # CPU cores of this worker
 
     def gather(self, value, name: str) -> list:
         """Returns the values of all ranks, by rank. A value can be any object that pickle supports."""
@@ -156,7 +153,7 @@ class World:
 
 @contextlib.contextmanager
 def waiting() -> Iterator[None]:
-    """Context manager in which this worker waits for the others and exchanges tensors in the host's memory."""
+    """Context manager for a collective, which blocks until all ranks arrive. Its data stays in host memory."""
     with tf.device(HOST), activity.during(OTHERS):
         yield
 

@@ -118,7 +118,7 @@ class Measured:
 
 
 def measure(settings: Settings, options, dataset: Dataset, in_stages: bool) -> tuple[World, dict]:
-    """Measures the stages of one worker, or the training steps of all workers. All workers have to call it at once.
+    """Measures the stages of one worker, or the training steps of all workers. Collective: every rank must call it.
 
     options: those of experiments.benchmark. Returns (world, result): the content of benchmark.json, or `rows`, those of
     speed.json. Raises UserError.
@@ -266,7 +266,7 @@ def stage_row(stage: Measured, image_bytes: float) -> dict:
 
 
 def step_row(steps: Measured, plan: Plan, world: World) -> dict:
-    """Returns the measurement of one batch size. All workers have to call it at once.
+    """Returns the measurement of one batch size. Collective: every rank must call it.
 
     compute, data, exchange: fractions of the time of a step.
     """

@@ -41,18 +41,14 @@ def is_guessing(accuracy: float, samples: int, guess: float) -> bool:
 
 @dataclass(frozen=True)
 class Ending:
-    """The end of a training.
-
-    rows: of metrics.jsonl. summary: content of summary.json. classes: their names. outcomes: of the last evaluation,
-    as training.evaluate.EvaluationResult has them, float32 (samples, 4).
-    """
+    """What is known at the end of a training."""
 
     settings: Settings
     plan: Plan
-    rows: list[dict]
-    summary: dict
-    classes: tuple[str, ...]
-    outcomes: np.ndarray
+    rows: list[dict]  # of metrics.jsonl
+    summary: dict  # content of summary.json
+    classes: tuple[str, ...]  # their names
+    outcomes: np.ndarray  # of the last evaluation, as in training.evaluate.EvaluationResult
 
     @property
     def top1(self) -> float:
@@ -70,7 +66,7 @@ class Ending:
 
     @property
     def has_room(self) -> bool:
-        """Whether top-1 in training is still to rise. False if it says little."""
+        """Whether top-1 in training can still rise. False if it says little."""
         return not self.is_mixed and self.train_top1 <= LEARNS_UP_TO
 
     @property

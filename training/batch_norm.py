@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from common.activity import OTHERS, activity
-from data import order
 from data.feed import OpenPipeline
 from distributed.fixed_point import FixedPoint
 from distributed.neighbours import Neighbours
@@ -24,15 +23,15 @@ from training.clock import batch_counts
 
 SAMPLES = 2048  # minimum number of training samples to measure, over all workers, or the whole set if it is smaller
 
-READ_AHEAD = 16  # measurements that one pipeline reads
+READ_AHEAD = 16  # measurements for which one pipeline reads
 
 
 @dataclass(frozen=True)
 class Span:
-    """The samples over which batch norm computes its statistics: groups of a micro-batch, or neighbouring workers."""
+    """The samples over which batch norm computes its statistics: a part of a micro-batch, or several workers' ones."""
 
-    groups: int = 1
-    neighbours: Neighbours | None = None
+    groups: int = 1  # parts of a micro-batch, each with statistics of its own
+    neighbours: Neighbours | None = None  # the workers that share statistics, if each has a single group
 
     @classmethod
     def of(cls, phase: Phase, workers: int) -> "Span":
@@ -41,9 +40,9 @@ class Span:
 
     @contextlib.contextmanager
     def applied_to(self, model) -> Iterator[dict[int, tuple[tf.Tensor, tf.Tensor]]]:
-        """Context manager in which a call of the model is traced with this span, in training.
+        """Context manager in which a call of the model, in training, is traced with this span.
 
-        Yields a dict that then receives the statistics and the inputs of each layer, by its index in `norms`.
+        Yields a dict, which the call fills: index of a layer in `norms` -> (its statistics, its input).
         """
         layers, observed = norms(model), {}
         for number, layer in enumerate(layers):
@@ -76,8 +75,8 @@ class MovingStatistics:
     has an influence. The division makes this the mean with weights momentum ** age over the updates made, as in Adam
     (arXiv:1412.6980, section 3): the initial 0 and 1 have no weight.
 
-    They are one vector, float32 (2 x all channels,), which takes a few operations per step. `write` copies it to the
-    layers, before something reads them.
+    They are kept as one vector, float32 (2 x all channels,), so that moving them takes only a few operations per step.
+    Call `write`, which copies it to the layers, before anything reads the layers.
 
     keeps_initial: whether the layers' initial statistics are those of trained weights, which count like any others.
     """
@@ -112,7 +111,7 @@ class MovingStatistics:
             variable.assign(values)
 
     def read(self) -> None:
-        """Takes the averages over from the layers, which a checkpoint has set."""
+        """Copies the averages from the layers, after a checkpoint has set them."""
         self._vector.assign(self._flat())
 
     def _flat(self):
@@ -137,36 +136,34 @@ class ExactStatistics:
         self._layers = norms(model)
         self._traced = {}
         self._pipeline = OpenPipeline()
-        self._read = 0  # samples of it that earlier measurements have read
+        self._read = 0  # samples that measurements have read from it
 
-    def measure(self, feed, positions: Sequence[int], batch_size: int, micro_batch_size: int, span: Span = MICRO_BATCH
-                ) -> None:
-        """Measures training batches that start at the first of these positions in the stream.
+    def measure(self, feed, positions: Sequence[int], phase: Phase) -> None:
+        """Measures training batches of a phase's sizes that start at the first of these positions in the stream.
 
         The other positions are those of the next calls: if the format supports any order, one pipeline reads all of
         them. Earlier reads have no influence on the result. Raises UserError for data that cannot be read.
         """
         if not self._layers:
             return
-        steps = -(-min(SAMPLES, feed.dataset.train.samples) // batch_size)
-        own = len(order.micro_batches(batch_size, micro_batch_size, feed.shard, feed.shards))
+        steps = -(-min(SAMPLES, feed.dataset.train.samples) // phase.global_batch_size)
+        span = Span.of(phase, self._world.size)
         if span not in self._traced:
             self._traced[span] = self._trace(span)
-        batches = self._read_on(feed, positions, steps, batch_size, micro_batch_size,
-                                span.neighbours.count if span.neighbours else 1)
+        batches = self._batches(feed, positions, steps, phase)
 
         def moments():
             with bad_input_is_user_error("measuring batch-norm statistics stopped", batches, self._read):
                 batches.admit(1)
                 measured = self._traced[span](batches.iterator)
-            self._read += micro_batch_size
+            self._read += phase.micro_batch_size
             return measured
 
-        micro_batches = steps * batch_size // micro_batch_size
+        micro_batches = steps * phase.micro_batches
         form = FixedPoint.lossless(micro_batches)
         sizes = [2 * layer.moving_mean.shape[0] for layer in self._layers]
         summed = form.zero([sum(sizes)])
-        for _ in range(steps * own):
+        for _ in range(steps * len(phase.micro_batches_of(feed.shard, feed.shards))):
             summed += form.term(moments())
         with activity.during(OTHERS):
             summed = self._world.sum(summed, "batch_norm_statistics")
@@ -176,16 +173,15 @@ class ExactStatistics:
             layer.moving_mean.assign(mean)
             layer.moving_variance.assign(tf.maximum(squares - tf.square(mean), 0))
 
-    def _read_on(self, feed, positions: Sequence[int], steps: int, batch_size: int, micro_batch_size: int,
-                 neighbours: int):
+    def _batches(self, feed, positions: Sequence[int], steps: int, phase: Phase):
         """Returns batches, of which `steps` global batches from the first position come next."""
         positions = positions[:READ_AHEAD] if feed.dataset.train.any_order else positions[:1]
-        wanted = [(feed, steps, batch_size, micro_batch_size, neighbours, position) for position in positions]
+        wanted = [(feed, steps, phase, position) for position in positions]
 
         def opening():
             self._read = 0
-            return feed.open(feed.prepare([(position, steps) for position in positions], batch_size, micro_batch_size,
-                                          neighbours=neighbours))
+            return feed.open(feed.prepare([(position, steps) for position in positions], phase.global_batch_size,
+                                          phase.micro_batch_size, neighbours=phase.neighbours))
 
         return self._pipeline.open_for(wanted, opening)
 

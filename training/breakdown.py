@@ -31,13 +31,10 @@ LEAST_STEPS = 4  # timed steps that are compared; evaluations with fewer between
 
 @dataclass(frozen=True)
 class WorkerTimes:
-    """Sums of all workers' seconds since they were last gathered.
+    """Sums of all workers' seconds since they were last gathered."""
 
-    hosts: by rank. sums: float64 (workers, len(COLUMNS)).
-    """
-
-    hosts: list[str]
-    sums: np.ndarray
+    hosts: list[str]  # by rank
+    sums: np.ndarray  # float64 (workers, len(COLUMNS))
 
     def columns(self, *names: str) -> np.ndarray:
         """Returns some of COLUMNS, float64 (workers, names)."""

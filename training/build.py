@@ -46,23 +46,17 @@ DIRECT = 10**9  # bytes of the window on each node without --stage_gb
 
 @dataclass(frozen=True)
 class Job:
-    """A training on the current workers.
-
-    exchange: of the gradients. exact: measures batch norm's statistics before an evaluation, or None. train_step:
-    returns the compiled update of a phase. divergence: returns what is wrong with the loss and the gradient norms of an
-    update, or None.
-    """
+    """A training on the current workers."""
 
     settings: Settings
     plan: Plan
     world: World
     feed: Feed | SyntheticFeed
     state: State
-    exchange: GradientExchange
     evaluate: Evaluator
-    exact: ExactStatistics | None
-    train_step: Callable
-    divergence: Callable
+    exact: ExactStatistics | None  # measures batch norm's statistics before an evaluation
+    train_step: Callable  # returns the compiled step of a phase, as make_train_step does
+    divergence: Callable  # returns what is wrong with the loss and the gradient norms of an update, or None
 
     def layers(self) -> dict:
         """Returns the statistics of each layer at the last update, if they are logged."""
@@ -113,7 +107,7 @@ def make_job(settings: Settings, plan: Plan, world: World, feed, state: State, e
         divergence_reason, names=[v.name.split(":")[0] for v in state.model.trainable_variables],
         guessing=loss_of_guessing(recipe.loss, len(feed.dataset.classes)),
         loss_scaling=distributed.has_dynamic_scale(state.optimizer))
-    return Job(settings, plan, world, feed, state, exchange, evaluate, exact, train_step, divergence)
+    return Job(settings, plan, world, feed, state, evaluate, exact, train_step, divergence)
 
 
 def share_dataset(dataset: Dataset, world: World) -> Dataset:
@@ -204,9 +198,7 @@ def make_state(settings: Settings, dataset: Dataset) -> State:
     """Creates the model, the optimizer and all else that a training changes. Raises UserError."""
     recipe, run = settings.recipe, settings.run
     model = make_model(recipe, dataset)
-    moving = None
-    if recipe.batch_norm_statistics == "moving":
-        moving = MovingStatistics(model)
+    moving = MovingStatistics(model) if recipe.batch_norm_statistics == "moving" else None
     noise = NoiseScale(len(model.trainable_variables)) if run.log_noise_scale else None
     return State(model, make_optimizer(recipe, model, settings.launch.xla == "true"),
                  run.log_trust_ratios or run.log_noise_scale, make_average(recipe, model), moving, noise)

@@ -1,4 +1,5 @@
 """Exact evaluation: each validation sample counts once, for any number of workers and any remainder."""
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable
@@ -19,15 +20,13 @@ CHECK_EVERY = 16  # batches between two checks for a request to stop
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """The result of an evaluation, the same on all workers.
+    """The result of an evaluation, the same on all workers."""
 
-    metrics: val_loss, val_top1, val_top5 (means over all samples), val_top1_count, val_top5_count, val_samples, and
-    val_guess_count: how many samples are of the most frequent class.
-    outcomes: label, predicted class, loss and training.losses.label_ranks of each sample in the order of the dataset,
-    float32 (samples, 4). They are those of the moving average of the weights if there is one.
-    """
-
+    # val_loss, val_top1, val_top5 (means over all samples), val_top1_count, val_top5_count, val_samples, and
+    # val_guess_count: the number of samples of the most frequent class.
     metrics: dict[str, float]
+    # Label, predicted class, loss and training.losses.label_ranks of each sample in the order of the dataset, float32
+    # (samples, 4), by the moving average of the weights if there is one.
     outcomes: np.ndarray
 
 
@@ -47,28 +46,21 @@ class Evaluator:
 
     def __call__(self, stop: Callable[[], bool] = lambda: False, measure: Callable[[], None] = lambda: None
                  ) -> EvaluationResult | None:
-        """Evaluates the model. The metrics of the moving average, if there is one, are named ema_val_loss and so on.
+        """Evaluates the model. The metrics of the moving average, if there is one, are ema_val_loss and so on.
 
         measure: called before each evaluation, to measure batch norm's statistics under the weights to evaluate.
         stop: called every CHECK_EVERY batches, on all workers at once. If it returns true, the result is None.
         """
-        with activity.during("evaluating", batch_counts().in_evaluation):
-            return self._call(stop, measure)
-
-    def _call(self, stop, measure) -> EvaluationResult | None:
-        measure()
-        outcomes = self._evaluate(stop)
-        if outcomes is None:
-            return None
-        metrics = self._metrics(outcomes)
+        metrics, swapped = {}, {"": contextlib.nullcontext()}
         if self._average:
-            with self._average.swapped_in():
+            swapped["ema_"] = self._average.swapped_in()
+        for prefix, weights in swapped.items():
+            with activity.during("evaluating", batch_counts().in_evaluation), weights:
                 measure()
-                averaged = self._evaluate(stop)
-            if averaged is None:
+                outcomes = self._evaluate(stop)
+            if outcomes is None:
                 return None
-            metrics |= {f"ema_{name}": value for name, value in self._metrics(averaged).items()}
-            outcomes = averaged
+            metrics |= {f"{prefix}{name}": value for name, value in self._metrics(outcomes).items()}
         return EvaluationResult(metrics, outcomes)
 
     def _metrics(self, outcomes: np.ndarray) -> dict[str, float]:

@@ -16,7 +16,6 @@ from common.activity import OBSERVERS, activity, startup
 from common.run_folder import top1_of
 from plan.plan import Interval
 from training.bad_input import bad_input_is_user_error
-from training.batch_norm import Span
 from training.breakdown import breakdown_of
 from training.build import Job
 from training.clock import TIMED_ONE_IN, batch_counts
@@ -45,10 +44,10 @@ def follow_plan(job: Job, recovery: Recovery, observers: Sequence[Observer] = ()
 
 
 def train(interval: Interval, job: Job, data: TrainingInput, results: Results, recovery: Recovery) -> None:
-    """Makes the updates that are left of an interval. Saves a checkpoint or stops where that is due.
+    """Makes the updates that are left of an interval, and saves a checkpoint or stops after an update if that is due.
 
-    Raises Diverged for the first step that diverged, Stopped, also if the phase needs other workers, and UserError for
-    data that cannot be read.
+    Raises Diverged for the first step that diverged, UserError for data that cannot be read, and Stopped, also if the
+    phase needs another number of workers.
     """
     progress, phase, first = job.state.progress, interval.phase, job.state.progress.step
     if first >= interval.end:
@@ -81,9 +80,10 @@ def train(interval: Interval, job: Job, data: TrainingInput, results: Results, r
 
 
 def next_step(job: Job, interval: Interval, first: int) -> Step:
-    """Returns the step after the last one launched. first: the step at which reading of the interval starts.
+    """Returns the step after the last one launched. first: the step at which this process began the interval.
 
-    The second step is timed, and every TIMED_ONE_IN-th after it. The first may have to wait until all workers begin.
+    The second step from there is timed, and every TIMED_ONE_IN-th after it. The first may have to wait until all
+    workers begin.
     """
     plan, phase = job.plan, interval.phase
     number = job.state.progress.step
@@ -108,7 +108,7 @@ def launching(step: Step, batches, read: int, observers: Sequence[Observer]) -> 
 
 
 def traced(train_step, arguments: tuple, inside):
-    """Traces a compiled step and calls it, as stages of the start-up. inside: see common.activity."""
+    """Traces a step and calls it, as two stages of the start-up. inside: see common.activity."""
     with startup.stage("tracing a step"):
         train_step.get_concrete_function(*arguments)
     with startup.stage("the first step", inside):
@@ -122,8 +122,7 @@ def evaluate_after(interval: Interval, job: Job, results: Results, recovery: Rec
     """
     state, phase, world = job.state, interval.phase, job.world
     measure = functools.partial(
-        job.exact.measure, job.feed, measured_after(job, interval), phase.global_batch_size, phase.micro_batch_size,
-        Span.of(phase, world.size)) if job.exact else lambda: None
+        job.exact.measure, job.feed, measured_after(job, interval), phase) if job.exact else lambda: None
     state.write_statistics()
     result = job.evaluate(recovery.stop_is_asked, measure)
     if result is None:
@@ -166,8 +165,8 @@ def target_is_reached(job: Job) -> bool:
 def measured_after(job: Job, interval: Interval) -> list[int]:
     """Returns the positions in the stream at which batch norm's statistics are measured.
 
-    They are those of the evaluation after this interval and of the later ones of its phase. With a moving average of
-    the weights, each is measured twice.
+    They are the ends of this interval and of the later ones of its phase that an evaluation follows. Each occurs twice
+    if there is a moving average of the weights, which is evaluated, too.
     """
     return [later.position(later.end) + job.state.progress.skipped for later in job.plan.intervals()
             if later.phase is interval.phase and later.evaluates and later.end >= interval.end

@@ -1,4 +1,4 @@
-"""The start of the observers of a training, what is said before it, and the observer of --profile."""
+"""Starts the observers of a training and prints what is about to be trained. Also the observer of --profile."""
 import contextlib
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ LONG = 60  # minutes
 
 def start_observers(job: Job, folder: RunFolder, hosts: dict[str, int], observers: Sequence[Observer],
                     held: contextlib.ExitStack) -> None:
-    """Starts the observers, and says what is about to be trained. `held` closes them.
+    """Starts the observers, and prints what is about to be trained. The end of `held` closes the observers.
 
     hosts: number of workers on each host.
     """
@@ -43,9 +43,9 @@ def start_observers(job: Job, folder: RunFolder, hosts: dict[str, int], observer
 
 
 def estimated_time(job: Job) -> list[str]:
-    """Returns a line about the time that a training on CPUs will take, and what is smaller if that is long.
+    """Returns a line with the time that a training on CPUs will take. If that is long, it names a smaller training.
 
-    Its unit is an hour or a minute, because the speed of a processor is only assumed.
+    The time is rounded to minutes or hours, because the speed of a processor is only assumed. There is no line on GPUs.
     """
     plan, model, cores = job.plan, job.state.model, job.world.size * job.world.cores
     if job.world.gpu is not None or None in model.input_shape[1:]:
@@ -70,7 +70,7 @@ def has_bfloat16(about: Path = Path("/proc/cpuinfo")) -> bool:
 def training_images(job: Job, number: int, largest: int) -> tuple[np.ndarray, list[str]]:
     """Returns the first images of the training after augmentation, uint8 (number, size, size, 3), and their classes.
 
-    It uses an input pipeline of its own, on the CPU. largest: greatest size. Images of a larger model are made smaller.
+    It uses an input pipeline of its own, on the CPU. Larger images are shrunk to `largest` pixels.
     """
     feed = dataclasses.replace(job.feed, shard=0, shards=1, device=DecoderSettings())
     size = min(job.plan.phases[0].image_size or feed.image_size, largest)

@@ -1,6 +1,7 @@
 """What an observer sees of a training, and --observer=MODULE:NAME, which adds a class of the user's own.
 
-The run's folder and the progress display are observers. All observers live on rank 0. They change nothing.
+The run's folder and the progress display are written by observers. All observers live on rank 0. They do not influence
+the training.
 """
 import contextlib
 import functools
@@ -23,75 +24,59 @@ METHODS = ("start", "step", "evaluation", "rewind", "end", "close")  # of a user
 
 @dataclass(frozen=True)
 class RunInfo:
-    """A training that starts, resumes, or continues with other workers.
+    """A training that starts, resumes, or continues with other workers."""
 
-    plan: content of plan.json. flags: value of each flag. flags_text: content of flags.txt. recipe: the recipe that was
-    read, or None. hosts: number of workers on each host. progress: training.state.Progress, how far it has come.
-    origins: flag -> "command line" or "recipe", for the flags in flags.txt that are not at their defaults. images:
-    returns so many training images after augmentation, uint8 (number, size, size, 3), of at most a size in pixels, and
-    their classes; None for synthetic data.
-    """
-
-    folder: Path
-    plan: dict
-    flags: dict[str, Any]
-    flags_text: str
-    recipe: Path | None
+    folder: Path  # of the run
+    plan: dict  # content of plan.json
+    flags: dict[str, Any]  # value of each flag
+    flags_text: str  # content of flags.txt
+    recipe: Path | None  # the recipe that was read
     dataset: Dataset
-    hosts: dict[str, int]
-    progress: Any
+    hosts: dict[str, int]  # number of workers on each host
+    progress: Any  # training.state.Progress: how far the training has come
+    # Flag -> "command line" or "recipe", for the flags in flags.txt that are not at their defaults.
     origins: dict[str, str] = field(default_factory=dict)
+    # Returns (training images after augmentation, uint8 (number, size, size, 3), their classes) for a number of images
+    # and the largest size in pixels. None for synthetic data.
     images: Callable[[int, int], tuple[np.ndarray, list[str]]] | None = None
 
 
 @dataclass(frozen=True)
 class Update:
-    """An update of the weights.
+    """An update of the weights."""
 
-    number: index in the whole training, from 0. loss, top1: means over the global batch, before the update. waits: the
-    fractions of the step that this worker waited for data and exchange, in the steps that are timed, otherwise empty.
-    layers: variable -> [weight norm, gradient norm, trust ratio] at the first update if they are logged, otherwise
-    empty.
-    """
-
-    number: int
+    number: int  # index in the whole training, from 0
     epoch: float
     batch_size: int
     learning_rate: float
     momentum: float
-    loss: float
-    top1: float
+    loss: float  # mean over the global batch, before the update
+    top1: float  # likewise
+    # The fractions of the step that this worker waited for data and exchange, or empty if the step was not timed.
     waits: dict[str, float] = field(default_factory=dict)
+    # Variable -> [weight norm, gradient norm, trust ratio] at the first update, or empty if they are not logged.
     layers: dict[str, list[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An evaluation, and the training since the one before.
+    """An evaluation, and the training since the one before."""
 
-    row: of metrics.jsonl. layers: as in Update. breakdown: the step-time breakdown as fractions. outcomes: as in
-    training.evaluate.EvaluationResult. noise:
-    of training.noise_scale.NoiseScale, or empty. hosts, workers: host, and mean seconds of a timed step (computing,
-    waiting for data, exchange), by rank. slow: a sentence on each slow worker.
-    """
-
-    row: dict
-    layers: dict[str, list[float]]
-    breakdown: dict[str, float]
-    outcomes: np.ndarray
-    noise: dict = field(default_factory=dict)
-    hosts: list[str] = field(default_factory=list)
+    row: dict  # of metrics.jsonl
+    layers: dict[str, list[float]]  # as in Update, at the last update
+    breakdown: dict[str, float]  # the step-time breakdown as fractions
+    outcomes: np.ndarray  # of each validation sample, as in training.evaluate.EvaluationResult
+    noise: dict = field(default_factory=dict)  # of training.noise_scale.NoiseScale, or empty
+    hosts: list[str] = field(default_factory=list)  # by rank
+    # Mean seconds of a timed step by rank: computing, waiting for data, exchange.
     workers: list[list[float]] = field(default_factory=list)
-    slow: list[str] = field(default_factory=list)
+    slow: list[str] = field(default_factory=list)  # a sentence on each slow worker
 
 
 class Observer:
-    """Base class of observers. Every method does nothing; override those that you need.
+    """Base class of observers. Every method does nothing; override those that you need."""
 
-    reads_folder: whether it reads what others write to the run's folder. It is then called after them.
-    """
-
-    reads_folder = False
+    reads_folder = False  # whether it reads what others write to the run's folder. It is then called after them
 
     def start(self, run: RunInfo) -> None:
         """Called before the first update of a process."""
@@ -117,7 +102,7 @@ class Observer:
 
 
 class UserObserver(Observer):
-    """An observer of the user's own. It declares what it wants by the methods that it has.
+    """An observer of the user's own. Its class may lack methods of Observer, which are then not called.
 
     An exception in `start` ends training before the first step. Later exceptions are reported once for each method, and
     training continues.

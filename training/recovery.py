@@ -27,7 +27,7 @@ class Due(enum.Enum):
 
 
 class CheckpointSchedule:
-    """When checkpoints are due: by epochs, which all ranks know, or by time, which rank 0 measures."""
+    """Decides when checkpoints are due: by epochs, as all ranks can tell, or by time, which only rank 0 measures."""
 
     def __init__(self, every: Every, train_samples: int):
         self._every = every
@@ -81,9 +81,10 @@ class Recovery:
         self.committed = None
 
     def begin(self) -> None:
-        """Takes over requests to stop, and keeps the state that an attempt begins with. All workers call it at once.
+        """Takes over requests to stop, and checks the state that an attempt begins with. Collective: see `snapshot`.
 
-        A new training that may roll back saves its first checkpoint. Raises UserError if the workers' states differ.
+        In elastic training, it keeps that state in memory. A new training that may roll back saves its first
+        checkpoint. Raises UserError if the workers' states differ.
         """
         job = self._job
         try:
@@ -102,7 +103,7 @@ class Recovery:
         return Signals(stop=self._stop.received, can_save=self._is_possible_now())
 
     def stop_is_asked(self) -> bool:
-        """Whether any worker has to stop. All workers have to call it at once."""
+        """Whether any worker has to stop. Collective: every rank must call it."""
         return self._job.world.any(self._stop.received)[0]
 
     def is_due_after(self, signals: Signals) -> bool:
@@ -122,7 +123,7 @@ class Recovery:
             self._save_if_due(signals.can_save)
 
     def after_evaluation(self, epoch: float, top1: float, is_target: bool) -> None:
-        """Saves or commits, if due; also saves the best evaluation so far. All workers call it at once.
+        """Saves or commits, if due; also saves the best evaluation so far. Collective: every rank must call it.
 
         Raises UserError if the training's last checkpoint cannot be written. is_target: whether training ends here.
         """
@@ -208,7 +209,7 @@ class Recovery:
         return milestones(progress, self._job.settings.run.target_top1, best and f"{CHECKPOINTS}/{best.name}")
 
     def _save_if_due(self, is_asked: bool, epoch: float | None = None, top1: float | None = None) -> None:
-        """Saves if asked, or if it is due by epochs, and commits if due. All workers have to call it at once.
+        """Saves if asked, or if it is due by epochs, and commits if due. Collective: every rank must call it.
 
         epoch, top1: of the evaluation just made, if any. The best one so far is saved in any case.
         """
@@ -238,7 +239,7 @@ class Recovery:
             self._checkpoints.save(snapshot, self._schedule.epoch if epoch is None else epoch, top1)
 
     def snapshot(self) -> Snapshot:
-        """Returns a snapshot of the state. All workers have to call it at once.
+        """Returns a snapshot of the state. Collective: every rank must call it.
 
         Raises WeightsDiffer on all of them unless all have the same state, and Diverged if it is not finite.
         """
@@ -262,6 +263,7 @@ class Recovery:
                 raise UserError(problem)
 
     def _is_possible_now(self) -> bool:
-        """Whether a checkpoint is due by time or was postponed, and the disk is free. False on ranks without a disk."""
+        """Whether a checkpoint is due by time or was postponed, and none is being written. False on other ranks than 0.
+        """
         saved = self._checkpoints
         return saved is not None and not saved.is_writing and self._schedule.is_due_by_time()

@@ -75,7 +75,9 @@ def in_hexadecimal(number: int) -> str:
 
 
 def difference(world: World, tensors: Mapping[str, tf.Tensor]) -> str:
-    """Returns which ranks hold other values than most, if most agree, and in which tensors. All ranks have to call it.
+    """Returns which ranks hold other values than most, if most agree, and in which tensors.
+
+    Collective: every rank must call it.
     """
     own = tuple(int(checksum([tensor])) for tensor in tensors.values())
     everyone = world.gather((socket.gethostname(), own), "difference")

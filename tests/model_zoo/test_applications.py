@@ -16,6 +16,7 @@ from common.errors import UserError
 from distributed.world import World
 from model_zoo import applications
 from model_zoo.layers import BatchNormalization, Dropout, last_layer, masks_at, norms
+from plan.plan import Phase
 from tests.rigs.trainings import differences
 from training.batch_norm import ExactStatistics
 from training.restoring import initialize
@@ -110,7 +111,7 @@ def test_exact_statistics_are_those_of_what_each_batch_norm_gets(name, size):
     train = SimpleNamespace(samples=16, any_order=False)
     feed = SimpleNamespace(dataset=SimpleNamespace(train=train), shard=0, shards=1, prepare=lambda *_, **__: None,
                            open=lambda _: contextlib.nullcontext(batches))
-    ExactStatistics(model, World()).measure(feed, [0], 16, 16)
+    ExactStatistics(model, World()).measure(feed, [0], Phase(0, 1, 16, 16, 1, 1, 16))
     assert len(seen) == len(layers) > 2
     for layer in layers:
         values = seen[layer.name].reshape(-1, seen[layer.name].shape[-1])

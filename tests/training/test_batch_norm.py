@@ -16,6 +16,7 @@ from distributed.optimizer import build, wrap
 from distributed.world import World
 from model_zoo.layers import BatchNormalization, Dropout
 from optim.lars import SGD
+from plan.plan import Phase
 from tests.rigs.plans import plan
 from training.batch_norm import ExactStatistics, MovingStatistics, Span
 from training.state import Totals
@@ -27,6 +28,11 @@ def horovod():
     hvd.init()
 
 
+def phase(batch_size, micro_batch_size):
+    """A phase of one worker, with batch norm over the micro-batch."""
+    return Phase(0, 1, batch_size, micro_batch_size, batch_size // micro_batch_size, 1, micro_batch_size)
+
+
 def test_exact_statistics_are_those_of_the_training_batches(digits):
     feed = Feed(open_dataset(digits), 32, "none", seed=3)
     model = model_zoo.create_model("resnet20", 10, 32, seed=1)
@@ -36,7 +42,7 @@ def test_exact_statistics_are_those_of_the_training_batches(digits):
     with feed.train(500, steps, 192, 64) as batches:
         seen = [[x.numpy().astype(np.float64) for x in inputs(next(batches)[0], training=True)]
                 for _ in range(3 * steps)]
-    ExactStatistics(model, World()).measure(feed, [500], 192, 64)
+    ExactStatistics(model, World()).measure(feed, [500], phase(192, 64))
     for layer, values in ((norms[0], [x for x, _ in seen]), (norms[7], [x for _, x in seen])):
         values = np.concatenate(values).reshape(-1, values[0].shape[-1])
         np.testing.assert_allclose(layer.moving_mean, values.mean(axis=0), rtol=1e-3, atol=1e-4)
@@ -50,7 +56,7 @@ def test_one_large_value_leaves_the_other_statistics_as_they_are(digits):
     measured = []
     for factor in (1, 1e7):
         model.layers[2].kernel.assign(model.layers[2].kernel * factor)
-        ExactStatistics(model, World()).measure(feed, [0], 64, 64)
+        ExactStatistics(model, World()).measure(feed, [0], phase(64, 64))
         measured.append([values.numpy() for values in model.non_trainable_variables])
     (mean, variance, *others), (large_mean, large_variance, *same) = measured
     np.testing.assert_allclose(large_mean, mean * 1e7, rtol=1e-4)
@@ -117,7 +123,7 @@ def test_in_keras_fit_the_layer_moves_its_own_statistics():
 
 def test_a_model_without_batch_norm_has_nothing_to_measure(digits):
     model = model_zoo.create_model("convnet", 10, 32)
-    ExactStatistics(model, World()).measure(Feed(open_dataset(digits), 32, "none", seed=3), [0], 64, 64)
+    ExactStatistics(model, World()).measure(Feed(open_dataset(digits), 32, "none", seed=3), [0], phase(64, 64))
 
 
 def test_measuring_is_the_same_with_dropout_each_time(digits):
@@ -127,7 +133,7 @@ def test_measuring_is_the_same_with_dropout_each_time(digits):
     model = tf.keras.Model(inputs, BatchNormalization()(Dropout(0.5, seed=1)(x)))
     feed, measured = Feed(open_dataset(digits), 32, "none", seed=3), []
     for _ in range(2):
-        ExactStatistics(model, World()).measure(feed, [0], 64, 64)
+        ExactStatistics(model, World()).measure(feed, [0], phase(64, 64))
         measured.append(model.layers[-1].moving_variance.numpy())
     np.testing.assert_array_equal(*measured)
 
@@ -140,7 +146,7 @@ def test_a_damaged_image_met_while_measuring_is_named(digits, tmp_path):
         (tmp_path / path.name).write_bytes(path.read_bytes().replace(image, bytes(len(image))))
     statistics = ExactStatistics(model_zoo.create_model("resnet20", 10, 32), World())
     with pytest.raises(UserError, match="measuring batch-norm statistics stopped: ") as raised:
-        statistics.measure(Feed(open_dataset(tmp_path), 32, "none", seed=3), [0], 64, 64)
+        statistics.measure(Feed(open_dataset(tmp_path), 32, "none", seed=3), [0], phase(64, 64))
     name = described["train"]["files"][0]["path"]
     assert f"{tmp_path}/{name}, record {number} cannot be decoded" in str(raised.value)
 
