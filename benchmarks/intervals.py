@@ -28,6 +28,7 @@ from distributed.world import World
 from plan import flags
 from plan.plan import plan_for
 from training.reading import TrainingInput
+from training.state import Progress
 
 SAMPLES, SHARDS, RATE = 1_281_167, 1024, 1000  # images/s of one worker, assumed
 CASES = {1: (256, 2), 8: (2048, 9), 1024: (32_768, 36)}  # workers: (global batch size, epochs)
@@ -57,7 +58,7 @@ def job_of(dataset, workers: int):
     settings = flags.parse(["train.py", f"--batch_size={batch_size}", f"--epochs={epochs}"])
     return SimpleNamespace(plan=plan_for(settings, workers, 1, SAMPLES), world=World(size=workers),
                            feed=Feed(dataset, 32, "crop_flip", 0, 0, workers),
-                           state=SimpleNamespace(progress=SimpleNamespace(step=0, skipped=0, reshard_step=0)))
+                           state=SimpleNamespace(progress=Progress()))
 
 
 def gaps(job, pipelines) -> list[float]:

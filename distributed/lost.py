@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from common.errors import UserError
 from distributed.gpus import NCCL_BUILD
 
-HEAD_START = 2  # seconds: a launcher names the worker whose end it hears of first, which should be the lost one
+HEAD_START = 2  # seconds by which other workers end later than the lost one, because a launcher names the first to end
 
 
 def is_lost(error) -> bool:

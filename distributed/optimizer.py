@@ -1,8 +1,8 @@
 """Wraps an optimizer in Horovod's DistributedOptimizer and, for float16, in Keras's LossScaleOptimizer.
 
-In Keras's own `fit`, Horovod's wrapper exchanges the gradients as soon as they are computed. After `set_exchange`, it
-does this with a GradientExchange. Its apply_gradients exchanges nothing: a training's step (training/step.py) calls its
-exchange itself, and then apply_gradients.
+In Keras's own `fit`, Horovod's wrapper exchanges the gradients as soon as they are computed, after `set_exchange` with
+a GradientExchange. The wrapper's apply_gradients exchanges nothing. The step of train.py (training/step.py) therefore
+calls its GradientExchange first, and then apply_gradients.
 """
 import horovod.tensorflow.keras as hvd_keras
 import tensorflow as tf
@@ -57,10 +57,12 @@ def variables(optimizer, exchange_scales: tf.Variable) -> list:
 
 
 def has_dynamic_scale(optimizer) -> bool:
+    """Whether the loss scale adapts, and skips updates whose gradients are not finite."""
     return isinstance(optimizer, LossScaleOptimizer) and optimizer.dynamic
 
 
 def scale(optimizer, loss):
+    """Returns the loss times the loss scale, if there is one."""
     return optimizer.get_scaled_loss(loss) if isinstance(optimizer, LossScaleOptimizer) else loss
 
 

@@ -1,8 +1,8 @@
 """Restricts the services with which horovodrun and the workers of an elastic training talk to each other.
 
-They exchange pickles, and Horovod 0.28.1 runs whatever code a pickle names: those that anyone sends to horovodrun's
-server without a password (CVE-2024-10190), and those with which the addresses in such a message answer. The key that
-signs the messages to a worker can be read at the same server. The services listen on all network interfaces.
+They exchange pickles, and loading a pickle can run any code. Horovod 0.28.1 loads pickles that anyone can send to
+horovodrun's server, which has no password (CVE-2024-10190), and the replies of whatever addresses such a message names.
+The server also gives away the key that signs messages to a worker. All these services listen on all network interfaces.
 """
 import io
 import pickle

@@ -1,4 +1,4 @@
-"""What a result is worth, why it is no better, and what to try."""
+"""Advice at the end of a training: how certain its top-1 is, why it is not higher, and what to try."""
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -16,18 +16,18 @@ from training.divergence import Diverged
 
 QUANTILE = 1.959964  # of the normal distribution, two-sided 95 %
 LEARNED = 0.1  # top-1 that training gains on guessing if it has learned anything
-GAP = 0.2  # of training's top-1 over validation's, from which a network over-fits
+GAP = 0.2  # by which top-1 is higher in training than in validation, from which a network over-fits
 LEARNS_UP_TO = 0.9  # training's top-1, up to which a network does not yet fit its training images
 GOOD = 0.95  # top-1 from which there is nothing to mend
 FEW_UPDATES = 300  # below which a larger batch than the recipe's leaves few
 OTHER_RATE = 3  # factor to the recipe's learning rate, from which it is worth a sentence
 EXPLODED = 3  # times the loss of guessing: a validation loss that the learning rate has driven up
-WIDE = 0.2  # interval of the top-1, from which there are too few validation images
+WIDE = 0.2  # width of the confidence interval of top-1 from which there are too few validation images
 CONFUSED, ERRORS = 0.25, 20  # share of the errors that one pair of classes has, of at least so many
 
 
 def interval(accuracy: float, samples: int) -> tuple[float, float]:
-    """Returns the bounds of Wilson's 95 % interval of an accuracy that was measured on so many samples, from 0 to 1."""
+    """Returns Wilson's 95 % confidence interval, from 0 to 1, of an accuracy that was measured on so many samples."""
     square = QUANTILE**2 / samples
     centre = accuracy + square / 2
     half = QUANTILE * math.sqrt(accuracy * (1 - accuracy) / samples + square / (4 * samples))
@@ -35,7 +35,7 @@ def interval(accuracy: float, samples: int) -> tuple[float, float]:
 
 
 def is_guessing(accuracy: float, samples: int, guess: float) -> bool:
-    """Whether an accuracy may be one of guessing. guess: that of always naming the most frequent class."""
+    """Whether an accuracy is not certainly above that of always naming the most frequent class, `guess`."""
     return interval(accuracy, samples)[0] <= guess
 
 
@@ -89,7 +89,7 @@ class Ending:
 
 
 def advice(end: Ending) -> list[str]:
-    """Returns sentences in plain text: why a result is no better, and the flags to try."""
+    """Returns sentences in plain text: why the result is not better, and which flags to try."""
     whole = [row for row in end.rows if None not in (row.get("train_top1"), row.get("val_top1"), _judged_loss(row))]
     is_reached = end.summary.get("epochs_to_target") is not None
     if not whole or is_reached or is_synthetic(end.settings.recipe.data_dir):

@@ -58,7 +58,7 @@ def input_reason(error, batches, read: int) -> str:
 
 
 def first_damaged(split: Split, samples: np.ndarray) -> str | None:
-    """Returns the name of the first of these samples that cannot be read or decoded, and which of the two, or None.
+    """Returns the name of the first of these samples that cannot be read or decoded and what failed, or None.
 
     Decodes one sample at a time. DALI's own reader is not asked, because it fails on a sample that comes later.
     """

@@ -1,7 +1,7 @@
 """The step-time breakdown: waiting for data, exchanging gradients, and the rest, which is computing; and slow workers.
 
-Waiting for data includes waiting for what has to be read or fetched before DALI can decode it, which is measured for
-itself, in all steps: storage.
+Waiting for data includes waiting for storage: until the spool has read or fetched the records that DALI decodes. The
+latter is also measured separately, in all steps.
 
 Data and exchange count only the time that the computation waits. Loading that overlaps the previous micro-batch and
 exchange that overlaps the backward pass cost nothing. Waiting for a slower worker is part of the exchange.
@@ -11,6 +11,7 @@ At each update, all workers wait for the slowest one. Its own time, which is com
 and it hardly waits for the exchange. The others wait.
 """
 import socket
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,25 +56,19 @@ class StepTimes:
 
     def _reset(self):
         self._images = 0
-        self._own = dict.fromkeys(COLUMNS, 0.0)
+        self._own = Counter(dict.fromkeys(COLUMNS, 0.0))  # whose update() adds
 
     def add(self, images: int, seconds: float, admitted: Admitted = NOT_READ) -> None:
         """Adds a step, timed or not."""
         self._images += images
-        self._add("trained", seconds)
-        for name, value in zip(READ, admitted, strict=True):
-            self._add(name, value)
+        self._own.update(trained=seconds, **admitted._asdict())
 
     def add_timed(self, seconds: float, waited) -> dict[str, float]:
         """Adds a timed step. waited: how many of these seconds it waited for each of WAITS. Returns the fractions."""
         data, exchange = map(float, waited)
-        for name, value in (("steps", 1), ("compute", seconds - data - exchange), ("data", data),
-                            ("exchange", exchange), ("squares", (seconds - exchange) ** 2)):
-            self._add(name, value)
+        self._own.update(steps=1, compute=seconds - data - exchange, data=data, exchange=exchange,
+                         squares=(seconds - exchange) ** 2)
         return {"data": data / seconds, "exchange": exchange / seconds}
-
-    def _add(self, name: str, value: float) -> None:
-        self._own[name] += value
 
     def images_per_second(self) -> float:
         return self._images / self._own["trained"] if self._images else 0.0
@@ -105,8 +100,7 @@ def breakdown_of(workers: WorkerTimes) -> dict[str, float]:
 
 
 class SlowWorkers:
-    """Names workers that were slow in two comparisons running. Elastic training forgets the first when workers change.
-    """
+    """Names workers that were slow in two consecutive comparisons between which the workers have not changed."""
 
     def __init__(self):
         self._hosts = None

@@ -10,7 +10,7 @@ class Diverged(Exception):
     """Raised when training has diverged at a step. Later steps may have been launched since."""
 
     advice = "try a lower --learning_rate or a longer --warmup_epochs"
-    is_of_samples = True  # whether the last samples, or the weights before them, may be the cause
+    is_of_samples = True  # whether the samples of the last steps may be the cause, so that a rollback skips them
 
     def __init__(self, reason: str, step: int, epoch: float, learning_rate: float):
         self.step = step

@@ -1,4 +1,4 @@
-"""The input of the training. One pipeline is read over several intervals of the plan, and the next one is prepared."""
+"""The input of the training. One pipeline serves several intervals of the plan; a thread prepares the next one."""
 import contextlib
 import functools
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ SAMPLES = 1 << 20  # of one worker
 INTERVALS = 16
 
 
-class TrainingInput:
+class TrainingInput(contextlib.AbstractContextManager):
     """Context manager for the pipeline that reads the training set.
 
     A thread prepares the next pipeline ahead. It is opened when the one before it is closed, so that a GPU holds the
@@ -30,9 +30,6 @@ class TrainingInput:
         self._first = 0  # step at which the pipeline was opened
         self._thread = ThreadPoolExecutor(1, "input")
         self._ahead = {}  # what is prepared of later groups, by number
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, *_):
         self._pipeline.close()

@@ -66,7 +66,9 @@ def _opened(path: Path) -> Iterator:
 
 
 def intact(path: Path) -> Iterator[tuple[Path, dict, dict]]:
-    """Yields (path, tensors, description) of each intact checkpoint, newest first. Names damaged and incomplete ones.
+    """Yields (path, tensors, description) of each intact checkpoint, newest first.
+
+    Names damaged and incomplete ones on standard error.
 
     path: a run's folder, its checkpoints/, or one checkpoint in it. Raises OSError for one that cannot be opened, which
     may be intact and newer than the next.
@@ -136,7 +138,7 @@ def initialize(path: str | None, model, classes: Sequence[str], average=None) ->
     Raises UserError if another layer differs.
 
     path: None for Keras's ImageNet weights. classes: names in label order. average: optim.average.WeightAverage of the
-    model, which starts again, or None.
+    model, which restarts from these weights, or None.
     """
     if path is None:
         new = load_pretrained(model)

@@ -1,8 +1,9 @@
-"""A step and its results, which are known after the next step was launched, and how long steps took."""
+"""A step, and its results, which arrive while the next step runs."""
 import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -36,11 +37,11 @@ class Step:
                             records_layers=self.is_last or not self.number)
 
 
-class Results:
+class Results(AbstractContextManager):
     """Context manager for the results of the steps that were launched.
 
-    A thread copies each result to the host. The copy is requested right after the launch of its step: TensorFlow's copy
-    waits for all operations that were queued on a GPU before, so a later request would wait for the next step, too.
+    A thread copies each result to the host. It requests the copy right after the launch of the step: TensorFlow's copy
+    waits for all operations that a GPU has queued by then, so a later request would wait for the next step, too.
     """
 
     def __init__(self, job: Job, observers: Sequence[Observer] = ()):
@@ -51,9 +52,6 @@ class Results:
         self._pending = deque()  # steps that were launched but have no results yet, oldest first
         self._reader = ThreadPoolExecutor(1, "results")
         self._shapes = StepResult.shapes(len(job.state.model.trainable_variables), job.state.noise is not None)
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, *_):
         self._reader.shutdown(wait=False, cancel_futures=True)

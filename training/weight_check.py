@@ -1,8 +1,8 @@
-"""Whether all workers hold the same state, of finite numbers. Otherwise, damage would go unnoticed and be saved.
+"""Checks that all workers hold the same state, and that it is finite, before damage is saved unnoticed.
 
 Tensors have a checksum of 64 bits: the sum, modulo 2^64, of each value's bits times an odd number of its position. Sums
 of integers have no order, so it does not depend on threads or devices. An odd number times a single flipped bit is not
-0 modulo 2^64, so that none is lost, and values that change places are found.
+0 modulo 2^64, so every flipped bit changes the checksum. So do values that change places.
 """
 import functools
 import itertools
@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from distributed.world import World
 
-PIECE = 2**20  # values that become int64 at once: a large layer as int64 would take gigabytes
+SLICE = 2**20  # values that become int64 at once: a large layer as int64 would take gigabytes
 INTEGERS = {1: tf.int8, 2: tf.int16, 4: tf.int32, 8: tf.int64}  # by size in bytes
 GROUPS = ("model/", "ema/")  # in which no number is infinite or NaN
 SHOWN = 8  # ranks in a message
@@ -27,21 +27,21 @@ def checksum(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     Positions are counted on over all tensors. Shapes and names have no influence.
     """
     total, position = tf.zeros([], tf.int64), 0
-    for values in _pieces(tensors):
+    for values in _slices(tensors):
         bits = tf.cast(tf.bitcast(values, INTEGERS[values.dtype.size]), tf.int64)
         total += tf.reduce_sum(bits * (_odd_numbers()[:bits.shape[0]] + 2 * position))
         position += bits.shape[0]
     return total
 
 
-def _pieces(tensors) -> Iterator[tf.Tensor]:
-    """Yields all values in order, as vectors of one dtype with at most PIECE values."""
+def _slices(tensors) -> Iterator[tf.Tensor]:
+    """Yields all values in order, as vectors of one dtype with at most SLICE values."""
     held, size = [], 0
     for tensor in tensors:
         flat = tf.reshape(tensor, [-1])
-        for start in range(0, flat.shape[0], PIECE):
-            part = flat if flat.shape[0] <= PIECE else flat[start:start + PIECE]
-            if held and (size + part.shape[0] > PIECE or part.dtype != held[0].dtype):
+        for start in range(0, flat.shape[0], SLICE):
+            part = flat if flat.shape[0] <= SLICE else flat[start:start + SLICE]
+            if held and (size + part.shape[0] > SLICE or part.dtype != held[0].dtype):
                 yield tf.concat(held, axis=0)
                 held, size = [], 0
             held.append(part)
@@ -52,7 +52,7 @@ def _pieces(tensors) -> Iterator[tf.Tensor]:
 
 @functools.cache
 def _odd_numbers() -> tf.Tensor:
-    return tf.range(1, 2 * PIECE, 2, tf.int64)
+    return tf.range(1, 2 * SLICE, 2, tf.int64)
 
 
 def checksums(tensors: Mapping[str, tf.Tensor]) -> dict[str, int]:
@@ -62,7 +62,7 @@ def checksums(tensors: Mapping[str, tf.Tensor]) -> dict[str, int]:
 
 
 def not_finite(tensors: Mapping[str, tf.Tensor]) -> str | None:
-    """Returns the name of the first weight or statistic of batch norm that is infinite or NaN, also of their average.
+    """Returns the name of the first infinite or NaN variable among the weights, batch norm's statistics, and averages.
     """
     names = [name for name, tensor in tensors.items() if name.startswith(GROUPS) and tensor.dtype.is_floating]
     are_finite = tf.stack([tf.reduce_all(tf.math.is_finite(tensors[name])) for name in names]).numpy()

@@ -20,7 +20,7 @@ from tests.rigs.plans import plan
 from training import build, loop, reading
 from training.observer import Observer
 from training.reading import grouped
-from training.state import Snapshot, State
+from training.state import Progress, Snapshot, State
 
 
 def test_which_intervals_share_a_pipeline():
@@ -90,7 +90,7 @@ def test_a_pipeline_for_all_epochs_gives_the_bits_of_one_for_each(in_format, nam
 
 def test_samples_read_before_a_step_name_a_damaged_record(in_format):
     """The pipeline of a resumed run begins at its step."""
-    progress = SimpleNamespace(step=7, reshard_step=0, skipped=0)
+    progress = Progress(step=7)
     made = plan(batch_size="96", epochs=3.0)
     feed = Feed(open_dataset(in_format("tfrecord")), 8, "none", 0)
     job = SimpleNamespace(plan=made, feed=feed, world=dataclasses.replace(World(), size=1),

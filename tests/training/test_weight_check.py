@@ -90,7 +90,7 @@ def found(values) -> int:
 @pytest.mark.parametrize("piece", [2**20, 64, 10, 1])
 def test_the_checksum_is_that_of_numpy(piece, monkeypatch):
     """In pieces of any size."""
-    monkeypatch.setattr(weight_check, "PIECE", piece)
+    monkeypatch.setattr(weight_check, "SLICE", piece)
     weight_check._odd_numbers.cache_clear()
     values = values_of(np.random.default_rng(0))
     assert found(values) == expected(values)
