@@ -10,7 +10,7 @@ operations in it. Workers with different numbers of micro-batches have other loo
 without these scopes (ignore_name_scope).
 """
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
@@ -131,11 +131,15 @@ class GradientExchange:
     def sum(self, tensors, name: str) -> list:
         """Returns the sum of each tensor over the workers, with one message along the gradients' path.
 
-        They are float32 if any tensor is not int64.
+        The message is one vector of all tensors: int64 if all of them are, otherwise float32.
         """
         if hvd.size() == 1:
             return list(tensors)
-        return on_one_vector(tensors, lambda flat: self._collectives.sum([flat], hvd.Compression.none, name)[0])
+        dtype = tf.int64 if all(t.dtype == tf.int64 for t in tensors) else tf.float32
+        vector = tf.concat([tf.reshape(tf.cast(t, dtype), [-1]) for t in tensors], axis=0)
+        [total] = self._collectives.sum([vector], hvd.Compression.none, name)
+        parts = tf.split(total, [t.shape.num_elements() for t in tensors])
+        return [tf.reshape(part, t.shape) for part, t in zip(parts, tensors, strict=True)]
 
     def _summed(self, tensors, name: str, compression) -> list:
         """Sums dense tensors over the workers, bucket by bucket."""
@@ -145,17 +149,6 @@ class GradientExchange:
             summed = self._collectives.sum([tensors[number] for number in bucket], compression, f"{name}_{order}")
             sums |= zip(bucket, summed, strict=True)
         return [sums[number] for number in range(len(tensors))]
-
-
-def on_one_vector(tensors: Sequence[tf.Tensor], function: Callable) -> list[tf.Tensor]:
-    """Applies a function of a vector to all tensors at once, as one vector. Returns tensors of their shapes.
-
-    The vector is float32, or int64 if all tensors are.
-    """
-    dtype = tf.int64 if all(t.dtype == tf.int64 for t in tensors) else tf.float32
-    flat = function(tf.concat([tf.reshape(tf.cast(t, dtype), [-1]) for t in tensors], axis=0))
-    flats = tf.split(flat, [t.shape.num_elements() for t in tensors])
-    return [tf.reshape(part, t.shape) for part, t in zip(flats, tensors, strict=True)]
 
 
 def bytes_of(tensor) -> int:

@@ -20,7 +20,7 @@ EXPONENT = 0x7F800000  # mask that turns the bits of a positive float32 1.xxx * 
 
 
 def initial_scales(gradients: int) -> tf.Variable:
-    """Returns the scales before the first update, float32 (gradients,)."""
+    """Returns the scales before the first update, float32 (gradients,). Their name is that in checkpoints."""
     return tf.Variable(tf.fill([gradients], UNKNOWN), trainable=False, name="wire_scales")
 
 

@@ -1,4 +1,4 @@
-"""Heartbeats, which name a worker that has stopped answering, within half a minute, and end the job.
+"""Heartbeats: if a worker stops answering, its name is printed within half a minute, and the job ends.
 
 A frozen process, or one behind a pulled cable, blocks all others in a collective operation forever. Horovod's own stall
 check runs in the same exchange and is blocked, too. Each worker therefore has a thread that sends a datagram to rank 0

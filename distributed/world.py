@@ -105,8 +105,8 @@ class World:
     def raise_on_all_ranks(self) -> Iterator[None]:
         """Raises an error from any rank on all ranks, as UserError. Texts are exchanged only if there is one.
 
-        A rank with an error that is no user's, such as KeyError, raises that error itself, with its traceback. Three
-        errors pass as they are: Stopped, which all ranks raise, a lost worker, and elastic's HostsUpdatedInterrupt.
+        A rank with an unexpected error, such as KeyError, raises that error itself, with its traceback. Three errors
+        pass unchanged: Stopped, which all ranks raise, that of a lost worker, and elastic's HostsUpdatedInterrupt.
         """
         problem = bug = None
         try:
