@@ -137,8 +137,8 @@ def dry_run(settings: Settings) -> None:
     schedule = settings.launch.workers_schedule
     plan = plan_for(settings, run.workers or (schedule.values[0] if schedule else launched.size), local_size, samples)
     if launched.rank == 0:
-        if settings.source:
-            print("recipe:", settings.source, *settings.fitted, file=sys.stderr)
+        if settings.source.is_default:
+            print("recipe:", settings.source.file, *settings.source.fitted, file=sys.stderr)
         print(as_json(plan.as_json(), indent=1), flush=True)
         for line in (summary if on_terminal() else remarks)(settings, plan, local_size):  # below the long JSON
             print(line, file=sys.stderr)

@@ -140,7 +140,7 @@ def hyperparameters(run: RunInfo) -> dict:
     is_lars = name == "lars"  # whose names are not those of the other optimizers throughout
     return {"seed": flags["seed"], "train_samples": dataset.train.samples, "eval_samples": dataset.validation.samples,
             "global_batch_size": batch, "gradient_accumulation_steps": phase["accumulation_steps"],
-            "model_bn_span": plan["batch_norm_span"][0], "opt_name": name,
+            "model_bn_span": phase["batch_norm_span"], "opt_name": name,
             **{f"{name}_opt_{key}": value for key, value in named.items()},
             f"{'lars_' * is_lars}opt_learning_rate_warmup_epochs": warmup,
             **({"lars_epsilon": flags["lars_epsilon"]} if is_lars else {})}

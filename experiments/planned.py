@@ -172,7 +172,7 @@ def settings_of(common: Sequence[str], values: dict[str, str], *more: str) -> tu
     recipes, rest = train_flags.recipes_first([*common, *own, *more])  # the order matters in N.flags
     words = [*recipes, *rest]
     settings = train_flags.parse(["train.py", *words])
-    return settings, [*settings.default_recipe, *words]
+    return settings, [*settings.source.words, *words]
 
 
 def planned(options: Options, common: Sequence[str], values: dict[str, str], seed: int,

@@ -16,7 +16,7 @@ from data.formats.folder import shown
 from optim.schedules import Piecewise
 from plan.recipes import default_recipe, recipe_path
 from plan.remarks import kept_shares
-from plan.settings import Launch, Recipe, Run, Settings
+from plan.settings import Launch, Recipe, Run, Settings, Source
 
 ELSEWHERE = {  # what other programs call a flag or a value -> what to say here
     "lr": "the learning rate is --learning_rate", "wd": "the weight decay is --weight_decay",
@@ -75,11 +75,11 @@ def parse(argv: Sequence[str]) -> Settings:
     A recipe is read first, and the flags on the command line override it. The recipe is the file of --flagfile, or
     plan.recipes chooses one.
     """
-    recipes, given = recipes_first(argv[1:])
-    typed = _read([argv[0], *given])
-    source, fitted = (None, []) if recipes else default_recipe(typed)
-    words = [argv[0], *(recipes or [f"--flagfile={source}", *fitted])]
-    original, values = _read(words), _read([*words, *given])
+    program, *arguments = argv
+    recipes, given = recipes_first(arguments)
+    typed = _read([program, *given])
+    file, words = _recipe(recipes, typed)
+    original, values = _read([program, *words]), _read([program, *words, *given])
     values.data_dir = named.absolute(values.data_dir)  # flags.txt has to mean the same from any folder
     values.init_checkpoint = values.init_checkpoint and str(Path(values.init_checkpoint).absolute())
     recorded = [name for name, about in FLAGS.items() if values[name].value not in (None, [])
@@ -94,22 +94,30 @@ def parse(argv: Sequence[str]) -> Settings:
         if name != "image" and shown(str(given)) != str(given):
             raise UsageError(f"--{name}={shown(given)} is not UTF-8, which TensorFlow and DALI need; rename it")
     values_given["image_size"] = sizes.values[0] if len(sizes.pairs) == 1 else str(sizes)
-    file = source or Path(recipes[0].partition("=")[2])
-    fitted = tuple(word for word in fitted if not typed[word[2:].partition("=")[0]].present)
-    settings = Settings(recipe, launch, run, values_given, text, source, fitted, file, without_effect(values, typed),
-                        origins, flags.parsed(original, Recipe))
+    fitted = tuple(word for word in words[1:] if not (recipes or typed[word[2:].partition("=")[0]].present))
+    source = Source(file, not recipes, fitted, flags.parsed(original, Recipe), origins)
+    settings = Settings(recipe, launch, run, values_given, text, source, without_effect(values, typed))
+    check(settings)
+    return settings
+
+
+def _recipe(recipes: list[str], typed: absl_flags.FlagValues) -> tuple[Path, list[str]]:
+    """Returns the recipe of a command line, and the flags that read it: those of --flagfile, or the default ones."""
+    if recipes:
+        return Path(recipes[0].partition("=")[2]), recipes
+    file, fitted = default_recipe(typed)
+    return file, [f"--flagfile={file}", *fitted]
+
+
+def check(settings: Settings) -> None:
+    """Raises UsageError for flags that are missing or contradict each other."""
+    run = settings.run
     for name, example in NEEDED.get(run.mode, {}).items():
         if not getattr(run, name):
             raise UsageError(f"--mode={run.mode} needs --{name}={example}")
     for is_broken, problem in RULES:
         if is_broken(settings):
             raise UsageError(problem)
-    check_phases(settings)
-    return settings
-
-
-def check_phases(settings: Settings) -> None:
-    """Raises UsageError if a phase of a training starts when the training has ended, with what to do."""
     for name in ("batch_size", "batch_norm_span", "image_size") if settings.run.mode == "train" else ():
         phases, epochs = getattr(settings.recipe, name), settings.recipe.epochs
         if phases and phases.boundaries[-1] >= epochs:
@@ -189,8 +197,7 @@ def with_recipe(argv: Sequence[str]) -> absl_flags.FlagValues:
     values = define()
     with contextlib.suppress(UserError):
         recipes, given = recipes_first([word for word in argv[1:] if not command.asks_for_help(["", word])])
-        source, fitted = (None, []) if recipes else default_recipe(_read([argv[0], *given]))
-        read = _read([argv[0], *(recipes or [f"--flagfile={source}", *fitted])])
+        read = _read([argv[0], *_recipe(recipes, _read([argv[0], *given]))[1]])
         for name in read:
             if read[name].present:
                 values.set_default(name, read[name].value)

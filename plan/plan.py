@@ -13,24 +13,20 @@ from plan.allreduce import RING, AllreducePlan, plan_allreduce
 from plan.settings import Launch, Recipe, Settings
 
 LARGEST_MICRO_BATCH = 64  # samples, unless --micro_batch_size or --batch_norm_span ask for more
-APART = ("batch_norm_span", "image_size")  # fields of a phase that plan.json lists outside `phases`
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of the training with a fixed global batch size, batch-norm span and image size.
-
-    global_batch_size: workers x micro_batch_size x accumulation_steps. In elastic training, some workers may process
-    one micro-batch fewer. batch_norm_span: number of samples over which batch norm computes its statistics: a part of a
-    micro-batch, all of it, or the micro-batches of neighbouring workers.
-    """
+    """A part of the training with a fixed global batch size, batch-norm span and image size."""
 
     start_epoch: float
     end_epoch: float  # exclusive
-    global_batch_size: int
+    global_batch_size: int  # workers x micro_batch_size x accumulation_steps; less if elastic workers share unevenly
     micro_batch_size: int
     accumulation_steps: int
     steps: int
+    # Number of samples over which batch norm computes its statistics: a part of a micro-batch, all of it, or the
+    # micro-batches of several workers.
     batch_norm_span: int
     image_size: int | None = None  # None: the model's own
     workers: int = 1
@@ -78,27 +74,20 @@ class Interval:
 
 @dataclass(frozen=True)
 class Plan:
-    """The phases of a training and its schedules on a number of workers. `as_json` is the content of plan.json.
-
-    train_samples: size of the training set. samples: number of samples that all steps process. evaluate_every: number
-    of epochs. reads_by_file: whether each epoch is divided among the workers for itself, as --order=file needs.
-    momentum_correction: see step_momentum. workers_change: whether phases have numbers of workers of their own. model:
-    its name.
-    """
+    """The phases of a training and its schedules on a number of workers. `as_json` is the content of plan.json."""
 
     workers: int
-    train_samples: int
+    train_samples: int  # size of the training set
     epochs: float
     learning_rate: schedules.LearningRate
     momentum_schedule: str
     momentum: float
     phases: tuple[Phase, ...]
     allreduce: AllreducePlan = RING
-    evaluate_every: int = 1
-    reads_by_file: bool = False
-    momentum_correction: bool = False
-    workers_change: bool = False
-    model: str = ""
+    evaluate_every: int = 1  # epochs
+    reads_by_file: bool = False  # whether the workers divide each epoch among themselves, as --order=file needs
+    momentum_correction: bool = False  # see step_momentum
+    model: str = ""  # its name
 
     @property
     def steps(self) -> int:
@@ -106,6 +95,7 @@ class Plan:
 
     @property
     def samples(self) -> int:
+        """Number of samples that all steps process."""
         return sum(phase.steps * phase.global_batch_size for phase in self.phases)
 
     def position(self, step: int) -> int:
@@ -154,9 +144,7 @@ class Plan:
             "workers": self.workers, "model": self.model, "train_samples": self.train_samples, "epochs": self.epochs,
             "steps": self.steps, "peak_learning_rate": self.learning_rate.peak,
             "exchange": self.allreduce.as_json(),
-            "phases": [{name: value for name, value in vars(phase).items()
-                        if name not in APART and (name != "workers" or self.workers_change)} for phase in self.phases],
-            **{name: [getattr(phase, name) for phase in self.phases] for name in APART},
+            "phases": [vars(phase) for phase in self.phases],
             "learning_rate_breakpoints": self.learning_rate.breakpoints,
             "schedule": [{"epoch": epoch, **self.rates(epoch)} for epoch in range(math.ceil(self.epochs))],
         }
@@ -244,7 +232,7 @@ def make_plan(recipe: Recipe, micro_batch_size: int | None, workers: int, train_
                         "--warmup_learning_rate")
     plan = Plan(workers, train_samples, epochs, learning_rate, recipe.momentum_schedule, recipe.momentum, phases,
                 allreduce, recipe.evaluate_every, recipe.order == "file", recipe.momentum_correction,
-                bool(workers_schedule), recipe.model)
+                recipe.model)
     try:
         for phase in phases:
             plan.momentum_of(phase)

@@ -37,7 +37,7 @@ def remarks(settings: Settings, plan: Plan, workers_per_node: int = 1) -> list[s
             "a --micro_batch_size, given to each run")
         lines.append(f"--deterministic: on another number of workers, the same bits need {which}")
     lines += [*on_few_images(settings), *on_unfitted(settings, plan)]
-    if SPAN_GIVES_WAY in settings.fitted:
+    if SPAN_GIVES_WAY in settings.source.fitted:
         varies = "" if launch.micro_batch_size else ", which depends on the number of workers"
         lines.append("--batch_norm_span: that of the recipe does not divide --batch_size or --micro_batch_size; batch "
                      f"norm covers a micro-batch{varies}")
@@ -54,7 +54,7 @@ def on_few_images(settings: Settings) -> list[str]:
     It has a learning rate of its own, unless the command line gives one.
     """
     chosen = any(map(settings.is_given, ("model", "optimizer", "learning_rate")))
-    if settings.source != SMALL or chosen or settings.has_initial_weights:
+    if not settings.source.is_default or settings.source.file != SMALL or chosen or settings.has_initial_weights:
         return []
     return [f"less than {LARGE_SAMPLES:,} images: a network that knows ImageNet usually reaches more, with "
             f"{TRAINED_NETWORK}"]
@@ -62,21 +62,21 @@ def on_few_images(settings: Settings) -> list[str]:
 
 def has_length(settings: Settings) -> bool:
     """Whether the recipe has epochs and a batch size. small_images.flags only has them if it was read by default."""
-    return bool(settings.source) or settings.recipe_file.resolve() != SMALL.resolve()
+    return settings.source.is_default or settings.source.file.resolve() != SMALL.resolve()
 
 
 def keeps(settings: Settings, *names: str) -> bool:
     """Whether these flags have the recipe's values."""
-    return all(getattr(settings.recipe, name) == getattr(settings.original, name) for name in names)
+    return all(getattr(settings.recipe, name) == getattr(settings.source.recipe, name) for name in names)
 
 
 def on_unfitted(settings: Settings, plan: Plan) -> list[str]:
     """Returns a line if a recipe was named whose flags train.py fits to the dataset if it chooses the recipe."""
-    samples, epochs = plan.train_samples, settings.recipe.epochs if "epochs" in settings.origins else None
+    samples, epochs = plan.train_samples, settings.recipe.epochs if "epochs" in settings.source.origins else None
     if has_length(settings) or samples >= LARGE_SAMPLES:
         return []
     fits = [flag for flag in fitted(samples, epochs, settings.has_initial_weights)
-            if flag[2:].partition("=")[0] not in settings.origins]
+            if flag[2:].partition("=")[0] not in settings.source.origins]
     return [f"--flagfile={SMALL.stem} leaves some flags at train.py's defaults; without a recipe, --data_dir=FOLDER "
             f"fits them to the number of images: {' '.join(fits)}"] if fits else []
 
@@ -95,7 +95,7 @@ def on_schedules(settings: Settings) -> list[str]:
     if broken := _broken(recipe):
         kept = kept_shares(settings)
         lines.append(f"--epochs={recipe.epochs:g}: {' and '.join(broken)}{kept and f'; {kept}'}")
-    now, before = (one.batch_size.values[0] for one in (recipe, settings.original))
+    now, before = (one.batch_size.values[0] for one in (recipe, settings.source.recipe))
     is_its_rate = has_length(settings) and keeps(settings, *RATE, *WITH_RATE) and not settings.is_given("learning_rate")
     if now != before and is_its_rate and recipe.lr_scaling == "none" and recipe.momentum_schedule == "constant":
         linear, sqrt = (f"{SCALINGS[name](now / before):.3g}" for name in ("linear", "sqrt"))
@@ -118,7 +118,7 @@ def _broken(recipe) -> list[str]:
 
 def kept_shares(settings: Settings) -> str:
     """Returns the flags with which warm-up, boundaries and phases have the recipe's shares of the epochs, if any."""
-    recipe, original = settings.recipe, settings.original
+    recipe, original = settings.recipe, settings.source.recipe
 
     def scaled(epoch):
         return tidy(float(f"{epoch * recipe.epochs / original.epochs:.4g}"))

@@ -1,9 +1,14 @@
 """Every setting of a training, typed, with its default and its help: what to train, on what, and how to run it.
 
-Each field is a flag of train.py, of which its `flag` says everything. screen: where the first screen of the help has
-it. used_with: another flag, and the values of that one with which this one has an effect. modes: those in which it may
-be given. recorded: whether flags.txt has a flag of Run, because it decides on weights or on what checkpoints hold; it
-always has those of Recipe and Launch. Imports nothing heavy.
+Each field is a flag of train.py. common.flags.flag describes its options; these are read in this folder alone:
+
+    screen      heading under which `train.py --help` lists the flag; without it, only --helpfull does
+    used_with   (another flag, its values): the flag has an effect only if the other one has one of these values
+    modes       values of --mode with which the flag may be given; without it, all
+    recorded    whether flags.txt has this flag of Run, because it changes weights or what checkpoints contain;
+                flags.txt always has the flags of Recipe and Launch
+
+Imports nothing heavy.
 """
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -264,36 +269,36 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Settings:
-    """A whole command line.
+class Source:
+    """The recipe that a command line has read, and which flags it takes from there."""
 
-    given: value of each flag before parsing. text: content of flags.txt, which reproduces the run. source: the default
-    recipe, if it was read. fitted: flags that fit it to the dataset. recipe_file: the recipe that was read: the default
-    one, or the first file of --flagfile. without_effect: a sentence for each flag on the command line that has none.
-    origins: flag -> "command line" or "recipe", for the flags in `text` that are not at their defaults. original: the
-    recipe without the flags of the command line.
-    """
+    file: Path | None = None  # the default recipe, or the first file of --flagfile
+    is_default: bool = False  # whether no recipe was named, so that this one was chosen
+    fitted: tuple[str, ...] = ()  # flags that fit a default recipe to the dataset, such as --batch_size=8
+    recipe: Recipe = field(default_factory=Recipe)  # without the flags of the command line
+    origins: dict[str, str] = field(default_factory=dict)  # flag -> "command line" or "recipe"; defaults are left out
+
+    @property
+    def words(self) -> list[str]:
+        """The flags with which a command line would read the recipe that was chosen by default."""
+        return [f"--flagfile={self.file}", *self.fitted] if self.is_default else []
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A whole command line."""
 
     recipe: Recipe
     launch: Launch
     run: Run
-    given: dict[str, object]
-    text: str
-    source: Path | None = None
-    fitted: tuple[str, ...] = ()
-    recipe_file: Path | None = None
-    without_effect: tuple[str, ...] = ()
-    origins: dict[str, str] = field(default_factory=dict)
-    original: Recipe = field(default_factory=Recipe)
-
-    @property
-    def default_recipe(self) -> list[str]:
-        """The flags with which a command line would read the recipe that was read by default."""
-        return [f"--flagfile={self.source}", *self.fitted] if self.source else []
+    given: dict[str, object]  # value of each flag before parsing
+    text: str  # content of flags.txt, which reproduces the run
+    source: Source = field(default_factory=Source)
+    without_effect: tuple[str, ...] = ()  # a sentence for each flag on the command line that has no effect
 
     def is_given(self, name: str) -> bool:
-        """Whether a flag of `origins` is on the command line."""
-        return self.origins.get(name) == "command line"
+        """Whether a recorded flag is on the command line."""
+        return self.source.origins.get(name) == "command line"
 
     @property
     def trains(self) -> bool:

@@ -145,12 +145,8 @@ def norms(when: str, weight: float | None, gradient: float | None, ratio: float 
 
 
 def phases(run: RunData) -> str:
-    """Returns a table of the plan's phases. plan.json lists some of their columns apart from `phases`."""
-    listed = [dict(phase) for phase in run.plan["phases"]]
-    for name in ("batch_norm_span", "image_size"):
-        for phase, value in zip(listed, run.plan[name], strict=True):
-            phase[name] = "the model's own" if value is None else value
-    return html_table(listed)
+    """Returns a table of the plan's phases."""
+    return html_table(run.plan["phases"])
 
 
 def settings(run: RunData) -> list[str]:

@@ -309,7 +309,8 @@ def test_a_plan_for_workers_and_data_that_are_not_there():
     plan = json.loads(done.stdout)
     assert plan["workers"] == 256 and plan["steps"] == 90 * 1281167 // 32768
     assert plan["phases"] == [{"start_epoch": 0, "end_epoch": 90, "global_batch_size": 32768, "micro_batch_size": 64,
-                               "accumulation_steps": 2, "steps": 3518}]
+                               "accumulation_steps": 2, "steps": 3518, "batch_norm_span": 32, "image_size": 224,
+                               "workers": 256}]
 
 
 def test_only_training_needs_an_elastic_launcher(tmp_path):

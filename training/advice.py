@@ -116,9 +116,9 @@ def times_recipe(settings: Settings) -> float | None:
     trust coefficient. Another network, optimizer or batch size needs a rate of its own. The flags of an earlier run
     tell no recipe's.
     """
-    recipe, original = settings.recipe, settings.original
+    recipe, original = settings.recipe, settings.source.recipe
     if not keeps(settings, "batch_size", *WITH_RATE) or settings.is_given("init_checkpoint") or (
-            settings.recipe_file.name == FLAGS):
+            settings.source.file.name == FLAGS):
         return None
     ours, theirs = (
         max(scaled(one.learning_rate, one.lr_scaling, one.base_batch_size, one.batch_size.values[0]).values)
@@ -148,7 +148,7 @@ def _other_rate(end: Ending) -> list[str]:
 
 def _too_short(end: Ending) -> list[str]:
     """The command line has shortened the recipe, so that training from scratch has far to go."""
-    recipe, original = end.settings.recipe, end.settings.original
+    recipe, original = end.settings.recipe, end.settings.source.recipe
     if not end.has_room or end.settings.has_initial_weights or not has_length(end.settings):
         return []
     if recipe.epochs <= original.epochs / 2:
@@ -186,7 +186,7 @@ def _not_learned(end: Ending) -> list[str]:
 
 def _to_begin_to_learn(settings: Settings) -> str:
     """A sweep is only proposed where a rate of it is not called far from the recipe's."""
-    recipe, original = settings.recipe, settings.original
+    recipe, original = settings.recipe, settings.source.recipe
     rates = recipe.learning_rate.values
     if recipe.optimizer != original.optimizer and not settings.is_given("learning_rate"):
         return (f"The learning rate is that for the recipe's {original.optimizer}: give --learning_rate for "

@@ -36,7 +36,7 @@ def photos(tmp_path_factory):
     (49_999, "small_images", 32, 16), (50_000, "images", 256, 90), (1_281_167, "images", 256, 90)])
 def test_the_recipe_fits_the_number_of_images(samples, recipe, batch, epochs, photos):
     found = parsed(f"--data_dir={photos}", f"--train_samples={samples}", "--dry_run")
-    assert found.source.stem == recipe
+    assert found.source.file.stem == recipe
     assert found.recipe.batch_size.values == [batch] and found.recipe.epochs == epochs
     assert found.recipe.batch_norm_span.values == [{"small_images": batch, "images": 32}[recipe]]
     assert batch <= max(1, samples / 8) and found.recipe.warmup_epochs <= epochs / 10
@@ -46,12 +46,12 @@ def test_the_recipe_fits_the_number_of_images(samples, recipe, batch, epochs, ph
 def test_flags_on_the_command_line_override_what_fits(photos):
     found = parsed(f"--data_dir={photos}", "--batch_size=4", "--epochs=3")
     assert (found.recipe.batch_size.values, found.recipe.epochs, found.recipe.model) == ([4], 3.0, "resnet10_narrow")
-    assert found.fitted == ("--batch_norm_span=2", "--evaluate_every=1")  # what the line about the recipe shows
+    assert found.source.fitted == ("--batch_norm_span=2", "--evaluate_every=1")  # what the line about the recipe shows
     own_size = parsed(f"--data_dir={photos}", "--model=keras:MobileNetV3Small")
     assert own_size.recipe.final_image_size == 224
     assert parsed(f"--data_dir={photos}", "--model=nets:own").recipe.final_image_size == 64  # which has no size
     tuned = parsed(f"--data_dir={photos}", "--model=keras:MobileNetV3Small", "--pretrained", "--image_size=96")
-    assert tuned.recipe.final_image_size == 96 and not any("image_size" in flag for flag in tuned.fitted)
+    assert tuned.recipe.final_image_size == 96 and not any("image_size" in flag for flag in tuned.source.fitted)
     assert tuned.recipe.learning_rate.values[0] < 0.001 and (own_size.recipe.epochs, tuned.recipe.epochs) == (40, 20)
 
 
@@ -72,7 +72,7 @@ def test_a_recipe_that_was_asked_for_says_which_flags_it_does_not_fit(words, sam
     lines = [line for line in remarks(settings, plan_for(settings, 1, 1, samples)) if "without a recipe" in line]
     assert [line.partition(" number of images: ")[2] for line in lines] == ([said] if said else [])
     fits = parsed(f"--data_dir={photos}", f"--train_samples={samples}", "--dry_run", *words[1:])
-    assert said is None or all(flag in fits.fitted for flag in said.split())  # what it would be
+    assert said is None or all(flag in fits.source.fitted for flag in said.split())  # what it would be
 
 
 @pytest.mark.parametrize(("words", "span"), [
@@ -88,7 +88,7 @@ def test_the_span_of_a_default_recipe_gives_way_to_a_batch_that_it_does_not_divi
     phases = {phase.batch_norm_span for phase in made.phases}
     assert phases == {span} if span else phases == {phase.micro_batch_size for phase in made.phases}
     assert any(line.startswith("--batch_norm_span: ") for line in remarks(settings, made)) == (span is None)
-    again = parsed(*settings.default_recipe, *words)  # as a sweep starts it
+    again = parsed(*settings.source.words, *words)  # as a sweep starts it
     assert again.recipe == settings.recipe
 
 
@@ -101,7 +101,7 @@ def test_the_span_of_a_recipe_that_was_asked_for_does_not_give_way():
 
 @pytest.mark.parametrize("name", ["digits", "glyphs", "fashion"])
 def test_a_built_in_set_is_trained_as_the_digits_are(name):
-    assert parsed(f"--data_dir={name}").source.stem == "digits" and parsed().source.stem == "digits"
+    assert parsed(f"--data_dir={name}").source.file.stem == "digits" and parsed().source.file.stem == "digits"
 
 
 def test_the_defaults_train_and_a_resume_reads_them_back(photos, tmp_path):
@@ -115,7 +115,7 @@ def test_the_defaults_train_and_a_resume_reads_them_back(photos, tmp_path):
     assert any(line.startswith("forecast: about ") and line.endswith("CPU cores") for line in lines)
     assert max(map(len, (line for line in lines if line.startswith("epoch ")))) <= 80
     settings = parsed(*command[3:])
-    assert settings.source == tmp_path / "run" / "flags.txt"
+    assert settings.source.file == tmp_path / "run" / "flags.txt"
     assert settings.recipe == parsed(f"--data_dir={photos}").recipe
 
     new = run("python", 1, ROOT / "train.py", "--flagfile=digits", f"--init_checkpoint={tmp_path}/run/checkpoints",

@@ -96,21 +96,21 @@ def test_run_json_holds_the_papers_figure(info):
 def test_the_recipe_is_the_first_flagfile_or_the_default(tmp_path):
     (tmp_path / "flags.txt").write_text("--data_dir=digits\n--epochs=80\n")
     settings = parse(["train.py", "--epochs=60", f"--flagfile={RECIPE}", f"--flagfile={tmp_path}/flags.txt"])
-    assert settings.recipe_file == RECIPE and settings.source is None
+    assert settings.source.file == RECIPE and not settings.source.is_default
     settings = parse(["train.py", "--flagfile", f"{tmp_path}/flags.txt"])
-    assert about.recipe(settings.recipe_file)["reported"] is None  # the flags of a run report nothing
+    assert about.recipe(settings.source.file)["reported"] is None  # the flags of a run report nothing
     settings = parse(["train.py"])
-    assert settings.recipe_file == settings.source == ROOT / "recipes" / "digits.flags"
+    assert settings.source.is_default and settings.source.file == ROOT / "recipes" / "digits.flags"
 
 
 def test_where_each_flag_comes_from(tmp_path, digits):
     """A second file of flags, an alias, and what fits the default recipe to the dataset count, too."""
     (tmp_path / "flags.txt").write_text("--mixup=0.2\n--noxla\n")
     origins = parse(["train.py", "--epochs", "60", "-lars_exclude=gamma", f"--flagfile={RECIPE}",
-                     f"--flagfile={tmp_path}/flags.txt", "--nonesterov"]).origins
+                     f"--flagfile={tmp_path}/flags.txt", "--nonesterov"]).source.origins
     assert [name for name, origin in origins.items() if origin == "command line"] == ["epochs", "nesterov", "exclude"]
     assert origins["mixup"] == origins["xla"] == origins["warmup_epochs"] == "recipe" and "seed" not in origins
-    origins = parse(["train.py", f"--data_dir={digits}"]).origins
+    origins = parse(["train.py", f"--data_dir={digits}"]).source.origins
     assert origins["data_dir"] == "command line" and origins["batch_size"] == origins["optimizer"] == "recipe"
 
 
