@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from common import files
+from common import files, metric
 from common.errors import UserError, complain
 
 PLAN, FLAGS, SUMMARY, RUN, OUTCOMES = "plan.json", "flags.txt", "summary.json", "run.json", "outcomes.json"
@@ -217,5 +217,5 @@ def top1_of(row: dict) -> float | None:
     """
     if row.get("diverged") and "classes" in row:
         return 1 / row["classes"]
-    average = row.get("ema_val_top1")
-    return row.get("val_top1") if average is None else average
+    average = row.get(metric.EMA_VAL_TOP1)
+    return row.get(metric.VAL_TOP1) if average is None else average

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from common import command, flags
+from common import command, flags, metric
 from common.errors import UsageError
 from common.files import as_json
 from common.flags import flag
@@ -238,7 +238,8 @@ class Stage:
                 "three minutes on two cores each; then, once per network and optimizer, at 2 to 16 times the rates")
             result, reference = self.train(run), self.reference(model, made.updates[1])
             say(f"trained this recipe in {result.seconds:.0f} s and the reference in {reference.seconds:.0f} s")
-            say(*(f"epoch {row['epoch']:g}: train loss {row['train_loss'] or math.nan:.4f}, top-1 {top1_of(row):.2%}"
+            say(*(f"epoch {row['epoch']:g}: train loss {row[metric.TRAIN_LOSS] or math.nan:.4f}, "
+                  f"top-1 {top1_of(row):.2%}"
                   for row in RunFolder(self._folder / run.name, reader=PROGRAM).rows(METRICS)))
             trains, verdict = self._judge(values, recipe, made, result, reference.val_top1)
         say(verdict)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from absl import flags as absl_flags
 
-from common import flags
+from common import flags, metric
 from common.errors import SAVING, ExitCode, Stopped, UserError
 from common.launcher import end_with_parent
 from common.run_folder import RUN, SUMMARY, RunFolder, top1_of
@@ -53,10 +53,10 @@ class Result:
         if not ending:
             return None
         run = files.read(RUN)
-        top1 = top1_of(ending) if ending.get("diverged") else ending["val_top1"]
-        return cls(top1, ending.get("ema_val_top1"), ending.get("best_top1", top1), ending.get("best_epoch"),
+        top1 = top1_of(ending) if ending.get("diverged") else ending[metric.VAL_TOP1]
+        return cls(top1, ending.get(metric.EMA_VAL_TOP1), ending.get("best_top1", top1), ending.get("best_epoch"),
                    ending["seconds"], ending.get("diverged_at"), (run.get("recipe") or {}).get("reported"),
-                   ending.get("val_samples"), ending.get("val_guess_count"), validation_set(run))
+                   ending.get(metric.VAL_SAMPLES), ending.get(metric.VAL_GUESS_COUNT), validation_set(run))
 
 
 def train_once(folder: Path, words: Sequence[str]) -> Result:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
+from common import metric
 from common.errors import complain
 from common.run_folder import SUMMARY, RunFolder
 from data.dataset import Dataset
@@ -43,7 +44,7 @@ def evaluate_checkpoint(settings: Settings, dataset: Dataset) -> dict:
     metrics = evaluator(measure=measure).metrics
     ended = time.perf_counter()
     summary = summarized(metrics, dataset.train.samples, described["epoch"], recipe.batch_size.values[-1], world,
-                         metrics["val_samples"] / (ended - begun), ended - started)
+                         metrics[metric.VAL_SAMPLES] / (ended - begun), ended - started)
     with world.raise_on_all_ranks():
         if world.rank == 0:
             print(validation_line(summary), file=sys.stderr)

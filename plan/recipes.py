@@ -20,7 +20,7 @@ DIGITS, SMALL, LARGE = (RECIPES / name for name in ("digits.flags", "small_image
 LARGE_SAMPLES = 50_000
 GENTLE_RATE = "--learning_rate=0.0003"  # with which small_images.flags continues from trained weights
 SPAN_GIVES_WAY = "--batch_norm_span=auto"
-VERY_FEW = 200  # samples: a network would soon know them by heart
+VERY_FEW = 200  # samples: a network soon overfits them
 VISITS = 40_000  # of samples, in all epochs
 
 

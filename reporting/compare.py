@@ -3,6 +3,7 @@ import html
 import os
 from functools import partial
 
+from common import metric
 from common.run_folder import top1_of
 from plan.values import number_or_text, same
 from reporting import charts, heat_map
@@ -14,16 +15,17 @@ from reporting.run_data import RunData, validation_set
 
 def gap(row: dict) -> float | None:
     """Returns the generalization gap of a row of metrics.jsonl: train top-1 minus validation top-1."""
-    return None if None in (row["train_top1"], row["val_top1"]) else row["train_top1"] - row["val_top1"]
+    train, validation = row[metric.TRAIN_TOP1], row[metric.VAL_TOP1]
+    return None if None in (train, validation) else train - validation
 
 
 CURVES = (  # title, column of metrics.jsonl or a function of its rows, axis
-    ("Validation top-1", "val_top1", PERCENT), ("Validation loss", "val_loss", LOGARITHMIC),
-    ("Train loss", "train_loss", LOGARITHMIC), ("Train top-1", "train_top1", PERCENT),
+    ("Validation top-1", metric.VAL_TOP1, PERCENT), ("Validation loss", metric.VAL_LOSS, LOGARITHMIC),
+    ("Train loss", metric.TRAIN_LOSS, LOGARITHMIC), ("Train top-1", metric.TRAIN_TOP1, PERCENT),
     ("Generalization gap: train top-1 minus validation top-1", gap, PERCENT),
-    ("Learning rate", "learning_rate", NUMBERS), ("Global batch size", "batch_size", NUMBERS),
-    ("Training throughput, images/s", "images_per_second", NUMBERS))
-PLANNED = ("learning_rate", "batch_size")  # columns that may be constant, and that steps.jsonl has, too
+    ("Learning rate", metric.LEARNING_RATE, NUMBERS), ("Global batch size", metric.BATCH_SIZE, NUMBERS),
+    ("Training throughput, images/s", metric.IMAGES_PER_SECOND, NUMBERS))
+PLANNED = (metric.LEARNING_RATE, metric.BATCH_SIZE)  # columns that may be constant, and that steps.jsonl has, too
 TRAIN_TOP1 = ("The train top-1 is that of the augmented images during an epoch, while the weights change. So the "
               "generalization gap can be negative.")
 WIDE = ("the paper reports", "differs from the recipe")
@@ -53,7 +55,7 @@ def comparison(runs: list[RunData], target: float | None = None) -> tuple[str, s
 
 def not_counted(unfinished: list[dict]) -> str:
     """Returns a sentence on the runs that are not ranked because they have not ended, after a space."""
-    names = [row["folder"] + ("" if row["val_top1"] is None else f" at {row['val_top1']:.2%} so far")
+    names = [row["folder"] + ("" if row[metric.VAL_TOP1] is None else f" at {row[metric.VAL_TOP1]:.2%} so far")
              for row in unfinished]
     verb = "is" if len(names) == 1 else "are"
     return f" {plural(len(names), 'unfinished run')}, {listed(names)}, {verb} not counted."
@@ -64,9 +66,9 @@ def ranked(name: str, run: RunData, flags: dict) -> dict:
     flags = {flag: number_or_text(value) for flag, value in flags.items()}
     return {"flags": {flag: value for flag, value in flags.items() if flag != "seed"}, "every": {"run": name, **flags},
             "folder": name, "run": run, "ended": bool(run.summary or run.divergence), "diverged": bool(run.divergence),
-            "val_top1": top1_of(run.divergence or run.result), "validation": validation_set(run.run),
-            "val_samples": None if run.divergence else run.run["dataset"]["validation_samples"],
-            "val_guess_count": run.result.get("val_guess_count")}
+            metric.VAL_TOP1: top1_of(run.divergence or run.result), "validation": validation_set(run.run),
+            metric.VAL_SAMPLES: None if run.divergence else run.run["dataset"]["validation_samples"],
+            metric.VAL_GUESS_COUNT: run.result.get(metric.VAL_GUESS_COUNT)}
 
 
 def columns(row: dict, target: float | None) -> dict:
@@ -77,10 +79,11 @@ def columns(row: dict, target: float | None) -> dict:
         recipe.get("reported")) else ["", ""]
     epoch = run.divergence["diverged_at"]["epoch"] if run.divergence else run.epoch
     return {"state": "" if run.summary else f"{run.state} at epoch {number(epoch)} of {number(run.epochs)}",
-            "top-5": now.get("val_top5", "") if run.has_top5 else "", "peak top-1": best.get("top1", ""),
-            "peak epoch": best.get("epoch", ""), **reached(run, target), "loss": now.get("val_loss", ""),
-            "top-1 of the average": now.get("ema_val_top1", ""), "images/s": now.get("images_per_second") or "",
-            "time": now.get("seconds", ""), **dict(zip(WIDE, reported, strict=True))}
+            "top-5": now.get(metric.VAL_TOP5, "") if run.has_top5 else "", "peak top-1": best.get("top1", ""),
+            "peak epoch": best.get("epoch", ""), **reached(run, target), "loss": now.get(metric.VAL_LOSS, ""),
+            "top-1 of the average": now.get(metric.EMA_VAL_TOP1, ""),
+            "images/s": now.get(metric.IMAGES_PER_SECOND) or "", "time": now.get("seconds", ""),
+            **dict(zip(WIDE, reported, strict=True))}
 
 
 def reached(run: RunData, target: float | None) -> dict[str, float | str]:

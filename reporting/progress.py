@@ -6,6 +6,7 @@ import math
 import sys
 import time
 
+from common import metric
 from common.activity import WAITS, on_terminal, startup
 from common.errors import complain
 from common.run_folder import top1_of
@@ -156,12 +157,12 @@ class ProgressDisplay(Observer):
         waits = [f"{name} {breakdown[name]:.0%}" for name in WAITS if breakdown]
         if breakdown.get("storage", 0.0) > STORAGE_LIMITS:
             waits.insert(0, f"storage {breakdown['storage']:.0%}")
-        average = f"ema {row['ema_val_top1']:.2%}" if "ema_val_top1" in row else ""
+        average = f"ema {row[metric.EMA_VAL_TOP1]:.2%}" if metric.EMA_VAL_TOP1 in row else ""
         left = f"  left {self._left}" if self._left and self._samples < self._total else ""
         figures = [f"epoch {row['epoch']:g}/{self._run.plan['epochs']:g}",
-                   f"train {row['train_loss']:.4f} {row['train_top1']:.2%}",
-                   f"val {row['val_loss']:.4f} {row['val_top1']:.2%}", average,
-                   f"{row['images_per_second']:,.0f} images/s", *waits]
+                   f"train {row[metric.TRAIN_LOSS]:.4f} {row[metric.TRAIN_TOP1]:.2%}",
+                   f"val {row[metric.VAL_LOSS]:.4f} {row[metric.VAL_TOP1]:.2%}", average,
+                   f"{row[metric.IMAGES_PER_SECOND]:,.0f} images/s", *waits]
         return fitting(figures, COLUMNS - len(left)) + left
 
     def end(self, summary: dict) -> None:
@@ -176,9 +177,9 @@ class ProgressDisplay(Observer):
 
 
 def validation_line(summary: dict) -> str:
-    top1, samples, guess = summary["val_top1"], summary["val_samples"], summary["val_guess_count"]
+    top1, samples, guess = summary[metric.VAL_TOP1], summary[metric.VAL_SAMPLES], summary[metric.VAL_GUESS_COUNT]
     verdict = (f"; no better than guessing, which is right on {guess / samples:.2%}"
                if is_guessing(top1, samples, guess / samples) else "")
-    return (f"validation: top-1 {top1:.2%} ({summary['val_top1_count']} of {samples}, {in_words(top1, samples)}), "
-            f"top-5 {summary['val_top5']:.2%} ({summary['val_top5_count']}), loss {summary['val_loss']:.4f}; "
-            f"{summary['seconds']:.0f} s{verdict}")
+    return (f"validation: top-1 {top1:.2%} ({summary[metric.VAL_TOP1_COUNT]} of {samples}, {in_words(top1, samples)}), "
+            f"top-5 {summary[metric.VAL_TOP5]:.2%} ({summary[metric.VAL_TOP5_COUNT]}), "
+            f"loss {summary[metric.VAL_LOSS]:.4f}; {summary['seconds']:.0f} s{verdict}")

@@ -14,6 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
+from common import metric
 from common.run_folder import top1_of
 from reporting.charts import number
 from reporting.page import duration, filled_columns, grouped, plural
@@ -56,7 +57,7 @@ class Setting:
     def of(cls, name: str, flags: dict, rows: Sequence[dict]) -> "Setting":
         top1 = [top1_of(row) for row in rows if top1_of(row) is not None]
         mean = statistics.fmean(top1 or [0.0])
-        samples = max(row.get("val_samples") or 0 for row in rows) or 10**9  # the accuracy of guessing has no error
+        samples = max(row.get(metric.VAL_SAMPLES) or 0 for row in rows) or 10**9  # of guessing, which has no error
         deviation = max(0.5 / samples, statistics.stdev(top1) if len(top1) > 1 else 0.0)
         return cls(name, flags, rows, top1, mean, deviation, samples)
 
@@ -80,7 +81,7 @@ class Setting:
     @property
     def scope(self) -> str:
         """The lowest and the highest top-1, or the 95 % interval of a single run, unless it diverged."""
-        if len(self.top1) < 2 and not self.rows[0].get("val_samples"):
+        if len(self.top1) < 2 and not self.rows[0].get(metric.VAL_SAMPLES):
             return ""
         low, high = (min(self.top1), max(self.top1)) if len(self.top1) > 1 else self.interval
         return f"{low:.2%} to {high:.2%}" + " (95% interval)" * (len(self.top1) < 2)
@@ -198,7 +199,7 @@ def guess_of(row: dict) -> float:
     """Returns the top-1 of always naming the most frequent class, or 0 if it is not known."""
     if row.get("diverged"):
         return top1_of(row) or 0.0
-    return (row.get("val_guess_count") or 0) / (row.get("val_samples") or 1)
+    return (row.get(metric.VAL_GUESS_COUNT) or 0) / (row.get(metric.VAL_SAMPLES) or 1)
 
 
 def in_words(close: Sequence[Setting], tied: Sequence[Setting], of: int, hint: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from common import command, flags
+from common import command, flags, metric
 from common.errors import UsageError, UserError
 from common.files import write_atomically
 from common.flags import flag
@@ -98,15 +98,15 @@ def figures(run: RunData) -> str:
     best = run.best
     if not now:
         return ""
-    accuracies = {"validation top-1": now["val_top1"],
-                  "validation top-5": now.get("val_top5") if run.has_top5 else None,
-                  "top-1 of the average": now.get("ema_val_top1")}
+    accuracies = {"validation top-1": now[metric.VAL_TOP1],
+                  "validation top-5": now.get(metric.VAL_TOP5) if run.has_top5 else None,
+                  "top-1 of the average": now.get(metric.EMA_VAL_TOP1)}
     if best and best["top1"] not in accuracies.values():
         accuracies[f"best top-1, epoch {number(best['epoch'])}"] = best["top1"]
     accuracies = {name: value for name, value in accuracies.items() if value is not None}
     samples = sentences.validation_samples(run)
     shown = {name: f"{value:.2%}" for name, value in accuracies.items()}
-    shown |= {"validation loss": number(now["val_loss"]), "images/s": f"{now['images_per_second']:,.0f}",
+    shown |= {"validation loss": number(now[metric.VAL_LOSS]), "images/s": f"{now[metric.IMAGES_PER_SECOND]:,.0f}",
               "time": duration(now["seconds"])}
     return tiles(shown, {name: in_words(value, samples) for name, value in accuracies.items()})
 

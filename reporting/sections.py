@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from functools import partial
 
+from common import metric
 from common.activity import PARTS
 from common.run_folder import COLUMNS, ROWS, SAMPLES
 from plan.flags import has_effect
@@ -16,14 +17,15 @@ from reporting.charts import Line, XAxis, number
 from reporting.page import constant_values, details, duration, html_table, over_epochs_and_time
 from reporting.run_data import RunData
 
-ACCURACIES = {"train_top1": "train top-1", "val_top1": "validation top-1", "val_top5": "validation top-5",
-              "ema_val_top1": "average of the weights, top-1", "ema_val_top5": "average of the weights, top-5"}
-LOSSES = {"train_loss": "train", "val_loss": "validation", "ema_val_loss": "average of the weights"}
+ACCURACIES = {
+    metric.TRAIN_TOP1: "train top-1", metric.VAL_TOP1: "validation top-1", metric.VAL_TOP5: "validation top-5",
+    metric.EMA_VAL_TOP1: "average of the weights, top-1", metric.EMA_VAL_TOP5: "average of the weights, top-5"}
+LOSSES = {metric.TRAIN_LOSS: "train", metric.VAL_LOSS: "validation", metric.EMA_VAL_LOSS: "average of the weights"}
 BINARY = "binary_cross_entropy"
 TWO_LOSSES = "The training loss is binary cross-entropy, the validation loss cross-entropy."
 PLANNED = (  # title, column of metrics.jsonl and steps.jsonl, column of the schedule in plan.json
-    ("Learning rate", "learning_rate", "learning_rate"), ("Momentum", "momentum", "momentum"),
-    ("Global batch size", "batch_size", "global_batch_size"))
+    ("Learning rate", metric.LEARNING_RATE, "learning_rate"), ("Momentum", metric.MOMENTUM, "momentum"),
+    ("Global batch size", metric.BATCH_SIZE, "global_batch_size"))
 MOST_PAIRS = 15  # confused pairs of classes
 
 
@@ -57,11 +59,12 @@ def curves_over(run: RunData, planned_values, x: XAxis) -> list[str]:
     drawn = [charts.lines("Loss", x, losses, charts.LOGARITHMIC),
              charts.lines("Accuracy", x, accuracies, charts.PERCENT)]
     for title, column, planned in planned_values:
-        series = [charts.line("as run", run.steps or run.rows, x, column, colour=0, steps=column != "learning_rate")]
+        holds = column != metric.LEARNING_RATE
+        series = [charts.line("as run", run.steps or run.rows, x, column, colour=0, steps=holds)]
         if x.title == "epoch":
             series.append(planned_line(run, planned, x.end))
         drawn.append(charts.lines(title, x, series))
-    speeds = [charts.line("images/s", run.rows, x, "images_per_second")]
+    speeds = [charts.line("images/s", run.rows, x, metric.IMAGES_PER_SECOND)]
     return [*drawn, charts.lines("Training throughput, images/s", x, speeds, charts.FROM_ZERO)]
 
 
@@ -107,9 +110,9 @@ def between_updates(run: RunData) -> str:
     before = 0
     total = run.result.get("seconds")
     for row in run.rows:
-        if row["images_per_second"]:
-            trained += (row["samples"] - before) / row["images_per_second"]
-        before = row["samples"]
+        if row[metric.IMAGES_PER_SECOND]:
+            trained += (row[metric.SAMPLES] - before) / row[metric.IMAGES_PER_SECOND]
+        before = row[metric.SAMPLES]
     if not total or trained > total:
         return ""
     return (f" The updates took {duration(trained)} of the {duration(total)} after the network was built. The rest "

@@ -2,6 +2,7 @@
 import html
 import time
 
+from common import metric
 from reporting.charts import number
 from reporting.heat_map import class_totals
 from reporting.page import duration, plural
@@ -21,13 +22,13 @@ def result(run: RunData) -> str:
     if not run.rows and not run.summary:
         return f"{model} has not been evaluated yet."
     verb = "reaches" if run.summary else "has reached"
-    and_top5 = f" and {now['val_top5']:.2%} top-5" if run.has_top5 else ""
+    and_top5 = f" and {now[metric.VAL_TOP5]:.2%} top-5" if run.has_top5 else ""
     batch = now.get("global_batch_size") or now["batch_size"]
     images = f"the {validation_samples(run):,} validation images of {html.escape(dataset_name(run))}"
-    return (f"{model} {verb} <b>{now['val_top1']:.2%}</b> top-1{and_top5} accuracy on {images} after "
+    return (f"{model} {verb} <b>{now[metric.VAL_TOP1]:.2%}</b> top-1{and_top5} accuracy on {images} after "
             f"{epochs_of(now.get('epochs') or now['epoch'])} with batch size {number(batch)} on "
             f"{plural(run.workers, 'worker')}, in {duration(now['seconds'])}."
-            f"{worth(run, now['val_top1'])}{baseline(run)}")
+            f"{worth(run, now[metric.VAL_TOP1])}{baseline(run)}")
 
 
 def validation_samples(run: RunData) -> int:

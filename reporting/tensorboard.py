@@ -5,21 +5,23 @@ The events are made from the files of the run's folder, so that a resumed run an
 import contextlib
 import math
 
+from common import metric
 from common.activity import PARTS
 from common.errors import complain, one_line
 from common.run_folder import AUGMENTATIONS, LAYERS, METRICS, TENSORBOARD, TIMES, RunFolder
 from training.observer import Evaluation, Observer, RunInfo
 
 TAGS = {  # column of metrics.jsonl -> name in TensorBoard
-    "train_loss": "loss/train", "val_loss": "loss/validation", "ema_val_loss": "loss/ema",
-    "train_top1": "top1/train", "val_top1": "top1/validation", "ema_val_top1": "top1/ema",
-    "val_top5": "top5/validation", "ema_val_top5": "top5/ema",
-    "learning_rate": "schedule/learning_rate", "momentum": "schedule/momentum", "batch_size": "schedule/batch_size",
-    "images_per_second": "throughput/images_per_second", "seconds": "throughput/seconds", "epoch": "throughput/epochs"}
+    metric.TRAIN_LOSS: "loss/train", metric.VAL_LOSS: "loss/validation", metric.EMA_VAL_LOSS: "loss/ema",
+    metric.TRAIN_TOP1: "top1/train", metric.VAL_TOP1: "top1/validation", metric.EMA_VAL_TOP1: "top1/ema",
+    metric.VAL_TOP5: "top5/validation", metric.EMA_VAL_TOP5: "top5/ema",
+    metric.LEARNING_RATE: "schedule/learning_rate", metric.MOMENTUM: "schedule/momentum",
+    metric.BATCH_SIZE: "schedule/batch_size", metric.IMAGES_PER_SECOND: "throughput/images_per_second",
+    metric.SECONDS: "throughput/seconds", metric.EPOCH: "throughput/epochs"}
 KINDS = ("weight_norm", "gradient_norm", "trust_ratio")
 SCALARS = {  # log -> function that returns the scalars of one of its rows, by name
     METRICS: lambda row: {TAGS.get(name, f"other/{name}"): value for name, value in row.items()
-                          if name not in ("samples", "weights")},
+                          if name not in (metric.SAMPLES, metric.WEIGHTS)},
     TIMES: lambda row: {f"time/{part}": row[part] for part in (*PARTS, "storage") if part in row},
     LAYERS: lambda row: {f"{kind}/{layer}": value for layer, values in row["layers"].items()
                          for kind, value in zip(KINDS, values, strict=True)}}
@@ -66,7 +68,7 @@ class TensorBoard(Observer):
             for log, scalars in SCALARS.items():
                 rows = self._files.rows(log, self._written[log])
                 for row in rows:
-                    with self._events.as_default(step=row["samples"]):
+                    with self._events.as_default(step=row[metric.SAMPLES]):
                         for name, value in scalars(row).items():
                             tf.summary.scalar(name, math.nan if value is None else value)
                 self._written[log] += len(rows)

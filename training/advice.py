@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from common import metric
 from common.run_folder import FLAGS, top1_of
 from data.synthetic import is_synthetic
 from optim import with_option
@@ -16,7 +17,7 @@ from training.divergence import Diverged
 
 QUANTILE = 1.959964  # of the normal distribution, two-sided 95 %
 LEARNED = 0.1  # top-1 that training gains on guessing if it has learned anything
-GAP = 0.2  # by which top-1 is higher in training than in validation, from which a network over-fits
+GAP = 0.2  # of training's top-1 over validation's, from which a network overfits
 LEARNS_UP_TO = 0.9  # training's top-1, up to which a network does not yet fit its training images
 GOOD = 0.95  # top-1 from which there is nothing to mend
 FEW_UPDATES = 300  # below which a larger batch than the recipe's leaves few
@@ -56,7 +57,7 @@ class Ending:
 
     @property
     def train_top1(self) -> float:
-        return self.rows[-1]["train_top1"]
+        return self.rows[-1][metric.TRAIN_TOP1]
 
     @property
     def is_mixed(self) -> bool:
@@ -72,7 +73,7 @@ class Ending:
     @property
     def samples(self) -> int:
         """Number of validation images."""
-        return self.summary["val_samples"]
+        return self.summary[metric.VAL_SAMPLES]
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -81,7 +82,7 @@ class Ending:
     @property
     def guess(self) -> float:
         """Top-1 of always naming the most frequent class."""
-        return self.summary["val_guess_count"] / self.samples
+        return self.summary[metric.VAL_GUESS_COUNT] / self.samples
 
     @property
     def is_guessing(self) -> bool:
@@ -89,14 +90,15 @@ class Ending:
 
 
 def advice(end: Ending) -> list[str]:
-    """Returns sentences in plain text: why the result is not better, and which flags to try."""
-    whole = [row for row in end.rows if None not in (row.get("train_top1"), row.get("val_top1"), _judged_loss(row))]
+    """Returns sentences in plain text: why a result is no better, and the flags to try."""
+    whole = [row for row in end.rows
+             if None not in (row.get(metric.TRAIN_TOP1), row.get(metric.VAL_TOP1), _judged_loss(row))]
     is_reached = end.summary.get("epochs_to_target") is not None
     if not whole or is_reached or is_synthetic(end.settings.recipe.data_dir):
         return []
     end = replace(end, rows=whole)
     found = [] if end.top1 >= GOOD else (
-        _other_rate(end) or _too_short(end) or _unsteady(end) or _not_learned(end) or _over_fitted(end)
+        _other_rate(end) or _too_short(end) or _unsteady(end) or _not_learned(end) or _overfitted(end)
         or [*map(as_sentence, on_few_images(end.settings))])
     run = end.settings.run
     if run.output_dir and run.resume == "auto":
@@ -174,7 +176,7 @@ def _unsteady(end: Ending) -> list[str]:
 
 
 def _judged_loss(row: dict) -> float | None:
-    return row.get("ema_val_loss", row.get("val_loss"))
+    return row.get(metric.EMA_VAL_LOSS, row.get(metric.VAL_LOSS))
 
 
 def _not_learned(end: Ending) -> list[str]:
@@ -198,14 +200,14 @@ def _to_begin_to_learn(settings: Settings) -> str:
     return "Look at the images in report.html: can the classes be told apart, and are the labels right?"
 
 
-def _over_fitted(end: Ending) -> list[str]:
+def _overfitted(end: Ending) -> list[str]:
     """An average of the weights may lag behind, so the better of the two is compared."""
-    validation = max(end.top1, end.summary["val_top1"])
+    validation = max(end.top1, end.summary[metric.VAL_TOP1])
     if end.is_mixed or end.has_room or end.is_guessing:
         return []
     if end.train_top1 - validation < GAP or end.train_top1 <= interval(validation, end.samples)[1]:
         return []
-    return [f"Top-1 is {end.train_top1:.1%} in training and {validation:.1%} in validation: the network over-fits its "
+    return [f"Top-1 is {end.train_top1:.1%} in training and {validation:.1%} in validation: the network overfits its "
             f"{end.plan.train_samples:,} training images. {_for_few_images(end)}"]
 
 

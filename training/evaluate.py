@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
+from common import metric
 from common.activity import activity
 from data.feed import OpenPipeline
 from distributed.world import World
@@ -68,9 +69,10 @@ class Evaluator:
         samples = len(outcomes)
         labels, _, losses, ranks = outcomes.T
         top1, top5 = (int(np.sum(ranks < most)) for most in (1, min(5, len(self._feed.dataset.classes))))
-        return {"val_loss": float(np.mean(losses, dtype=np.float64)), "val_top1": top1 / samples,
-                "val_top5": top5 / samples, "val_top1_count": top1, "val_top5_count": top5, "val_samples": samples,
-                "val_guess_count": int(np.unique(labels, return_counts=True)[1].max())}
+        return {metric.VAL_LOSS: float(np.mean(losses, dtype=np.float64)), metric.VAL_TOP1: top1 / samples,
+                metric.VAL_TOP5: top5 / samples, metric.VAL_TOP1_COUNT: top1, metric.VAL_TOP5_COUNT: top5,
+                metric.VAL_SAMPLES: samples,
+                metric.VAL_GUESS_COUNT: int(np.unique(labels, return_counts=True)[1].max())}
 
     def _evaluate(self, stop) -> np.ndarray | None:
         """Returns the outcomes of all workers, or None if `stop` is true."""

@@ -12,6 +12,7 @@ import functools
 import time
 from collections.abc import Iterator, Sequence
 
+from common import metric
 from common.activity import OBSERVERS, activity, startup
 from common.run_folder import top1_of
 from plan.plan import Interval
@@ -129,7 +130,8 @@ def evaluate_after(interval: Interval, job: Job, results: Results, recovery: Rec
         recovery.stop()
     weights = in_hexadecimal(recovery.snapshot().checksums["model"])
     row = collect_row(job, interval, result.metrics) | {
-        "weights": weights, "images_per_second": results.times.images_per_second(), "seconds": state.progress.seconds}
+        metric.WEIGHTS: weights, metric.IMAGES_PER_SECOND: results.times.images_per_second(),
+        metric.SECONDS: state.progress.seconds}
     workers = results.times.gather(world)
     layers = job.layers()
     slow = results.slow.add(workers, [len(phase.micro_batches_of(rank, world.size)) for rank in range(world.size)])
@@ -139,7 +141,7 @@ def evaluate_after(interval: Interval, job: Job, results: Results, recovery: Rec
     with world.raise_on_all_ranks(), activity.during(OBSERVERS):
         for observer in results.observers:
             observer.evaluation(evaluation)
-    state.progress.add_evaluation(interval.epoch, top1_of(row), row["seconds"], job.exact is not None)
+    state.progress.add_evaluation(interval.epoch, top1_of(row), row[metric.SECONDS], job.exact is not None)
     recovery.after_evaluation(interval.epoch, top1_of(row), target_is_reached(job))
     return result
 
@@ -149,11 +151,12 @@ def collect_row(job: Job, interval: Interval, metrics: dict[str, float]) -> dict
     rates = job.plan.rates(interval.epoch)
     trained = job.state.totals.collect()
     progress = job.state.read_clock()
-    return {"epoch": interval.epoch, "samples": progress.samples, "learning_rate": rates["learning_rate"],
-            "momentum": rates["momentum"], "batch_size": rates["global_batch_size"],
-            "train_loss": trained["loss"], "train_top1": trained["top1"],
+    return {metric.EPOCH: interval.epoch, metric.SAMPLES: progress.samples,
+            metric.LEARNING_RATE: rates["learning_rate"], metric.MOMENTUM: rates["momentum"],
+            metric.BATCH_SIZE: rates["global_batch_size"],
+            metric.TRAIN_LOSS: trained["loss"], metric.TRAIN_TOP1: trained["top1"],
             **{name: value for name, value in metrics.items() if not name.endswith(("_count", "_samples"))},
-            **({"skipped": progress.skipped} if progress.skipped else {})}
+            **({metric.SKIPPED: progress.skipped} if progress.skipped else {})}
 
 
 def target_is_reached(job: Job) -> bool:

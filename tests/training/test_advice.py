@@ -59,7 +59,7 @@ def halfway(words):
     return ending(words, 0.62, 0.2, 0.3, 0.4, 0.6)
 
 
-def by_heart(words):
+def overfitted(words):
     return ending(words, 0.96, 0.3, 0.31)
 
 
@@ -96,14 +96,14 @@ OTHERS = " Other flags need another --output_dir."
     (untaught("", losses=[31, 30]), [
         "Validation loss was as high as 30 in the second half, where guessing has 2.3. A third of the learning rate "
         "may be steadier."]),
-    (by_heart("--output_dir=RUN"), [
-        "Top-1 is 96.0% in training and 31.0% in validation: the network over-fits its 500 training images. A network "
+    (overfitted("--output_dir=RUN"), [
+        "Top-1 is 96.0% in training and 31.0% in validation: the network overfits its 500 training images. A network "
         f"that knows ImageNet needs fewer images: {TRAINED}.{OTHERS}"]),
-    (by_heart(TRAINED), [
-        "Top-1 is 96.0% in training and 31.0% in validation: the network over-fits its 500 training images. More "
+    (overfitted(TRAINED), [
+        "Top-1 is 96.0% in training and 31.0% in validation: the network overfits its 500 training images. More "
         "images help. Mixing them may, too: --mixup=0.2."]),
-    (by_heart("--model=resnet18 --batch_size=1"), [
-        "Top-1 is 96.0% in training and 31.0% in validation: the network over-fits its 500 training images. More "
+    (overfitted("--model=resnet18 --batch_size=1"), [
+        "Top-1 is 96.0% in training and 31.0% in validation: the network overfits its 500 training images. More "
         "images help."]),
     (ending("", 0.92, 0.8, 0.81), [
         f"Less than 50,000 images: a network that knows ImageNet usually reaches more, with {TRAINED}."]),
@@ -132,13 +132,13 @@ SILENT = {  # a part of a sentence -> where it would be wrong
         ending("--learning_rate=0.03", 0.92, 0.9, 0.91)],  # it learns with it
     "Leave out --epochs": [
         halfway(""), halfway("--epochs=80"), halfway("--epochs=70"), halfway(f"--epochs=2 {TRAINED}"),
-        by_heart("--epochs=2"), halfway(SMALL), *(halfway(f"--epochs=2 {words}") for words in MIXED)],
+        overfitted("--epochs=2"), halfway(SMALL), *(halfway(f"--epochs=2 {words}") for words in MIXED)],
     "Train longer": [
         halfway(""), halfway("--flagfile=lars_1708.03888/table1-resnet50-8192"), halfway("--epochs=400"),
         halfway("--flagfile=rsb_2110.00476/a3-resnet50-2048"), halfway("--lr_schedule=constant")],
     "updates are few": [
         halfway("--epochs=60"), halfway("--flagfile=digits --data_dir=DATA"), halfway("--batch_size=64 --epochs=60"),
-        halfway("--flagfile=digits --data_dir=DATA --batch_size=64"), by_heart("--batch_size=256"),
+        halfway("--flagfile=digits --data_dir=DATA --batch_size=64"), overfitted("--batch_size=256"),
         halfway(f"{SMALL} --epochs=60 --batch_size=1024"),
         *(halfway(f"--batch_size=256 {words}") for words in (*MIXED, TRAINED))],
     "Validation loss was": [
@@ -152,14 +152,14 @@ SILENT = {  # a part of a sentence -> where it would be wrong
     "--sweep=learning_rate": [
         untaught(""), untaught("--learning_rate=0.002"), untaught("--learning_rate=0.03"),
         untaught("--model=convnet --learning_rate=0:0.1,3:0.01"), untaught(f"{LARS} --optimizer=sgd")],
-    "over-fits": [
-        ending("", 0.8, 0.5, 0.5), ending("", 0.96, 0.8, 0.8), ending("", 0.96, 0.1, 0.12), *map(by_heart, MIXED),
+    "overfits": [
+        ending("", 0.8, 0.5, 0.5), ending("", 0.96, 0.8, 0.8), ending("", 0.96, 0.1, 0.12), *map(overfitted, MIXED),
         ending("", 0.92, 0.7, samples=5), ending("", 0.96, 0.9, 0.92, averages=(0.2, 0.3))],  # which lags behind
     TRAINED: [
-        *(by_heart(words) for words in ("--model=resnet18", "--learning_rate=0.01", "--optimizer=sgd", TRAINED,
+        *(overfitted(words) for words in ("--model=resnet18", "--learning_rate=0.01", "--optimizer=sgd", TRAINED,
                                         "--flagfile=digits", "--flagfile=digits --data_dir=DATA", SGD)),
         ending("", 0.97, 0.96)],
-    "--mixup": [by_heart("--model=resnet18 --batch_size=1"), *map(by_heart, MIXED)],
+    "--mixup": [overfitted("--model=resnet18 --batch_size=1"), *map(overfitted, MIXED)],
     "errors are": [
         ending("", 0.96, 0.96, wrong=[(label, 9) for label in range(9)] * 3), untaught("", wrong=[(1, 2)] * 30),
         ending("", 0.96, 0.8, wrong=[(1, 2)] * 19), ending("", 0.96, 0.8, wrong=[(1, 0)] * 30, classes=("a", "b")),
@@ -191,7 +191,7 @@ def test_what_a_resumed_run_has_is_not_taken_for_the_recipes(tmp_path):
 def test_trained_weights_have_a_rate_of_their_own_and_need_no_others(tmp_path):
     (tmp_path / "one.flags").write_text("--model=keras:MobileNetV3Small\n--learning_rate=0.1\n--optimizer=sgd\n")
     assert advice(halfway(f"--flagfile={tmp_path}/one.flags --pretrained --learning_rate=0.001")) == []
-    end = by_heart("")
+    end = overfitted("")
     tuned = replace(end.settings, run=replace(end.settings.run, init_checkpoint="RUN"))
     assert TRAINED in advice(end)[0] and TRAINED not in advice(replace(end, settings=tuned))[0]
 

@@ -1,0 +1,28 @@
+"""The columns of metrics.jsonl, which has one row per evaluation. summary.json has those of the last evaluation, too.
+
+The same names in the other logs of a run mean the same. All but the last three columns are the same, bit for bit, in a
+resumed and an undisturbed run. Losses are cross-entropies in nats, except that of training with another --loss.
+"""
+EPOCH = "epoch"  # epochs completed: 1, 2, ...; at the end of a training, it may be a fraction
+SAMPLES = "samples"  # training samples processed so far
+LEARNING_RATE = "learning_rate"  # at this epoch
+MOMENTUM = "momentum"  # at this epoch
+BATCH_SIZE = "batch_size"  # global, in samples, at this epoch
+TRAIN_LOSS = "train_loss"  # mean over the samples since the last evaluation, while the weights change
+TRAIN_TOP1 = "train_top1"  # accuracy on the same samples, as a fraction of 1
+VAL_LOSS = "val_loss"  # mean over the validation set
+VAL_TOP1 = "val_top1"  # fraction of the validation set whose label is the most probable class
+VAL_TOP5 = "val_top5"  # fraction of the validation set whose label is among the five most probable classes
+EMA_VAL_LOSS = "ema_val_loss"  # these three with the moving average of the weights, with --ema_decay alone
+EMA_VAL_TOP1 = "ema_val_top1"
+EMA_VAL_TOP5 = "ema_val_top5"
+SKIPPED = "skipped"  # training samples that rollbacks have skipped; the column is missing if there are none
+WEIGHTS = "weights"  # checksum of all variables, in hexadecimal
+IMAGES_PER_SECOND = "images_per_second"  # of the training steps since the last evaluation, on all workers
+SECONDS = "seconds"  # duration of the training so far, all processes of a resumed one
+
+# summary.json alone:
+VAL_SAMPLES = "val_samples"  # size of the validation set
+VAL_TOP1_COUNT = "val_top1_count"  # validation samples behind val_top1
+VAL_TOP5_COUNT = "val_top5_count"  # validation samples behind val_top5
+VAL_GUESS_COUNT = "val_guess_count"  # validation samples of the most frequent class
