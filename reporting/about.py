@@ -30,7 +30,7 @@ def about(run: RunInfo) -> dict:
 
 
 def recipe(path: Path | None) -> dict | None:
-    """Returns path, flags, and what the paper reports (None unless a comment says it) of the recipe that was read."""
+    """Returns path and flags of a recipe, and what its comments say of the paper: table row and result, or None."""
     if not path:
         return None
     fields = recipes.read(path)

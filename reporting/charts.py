@@ -9,58 +9,44 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-WIDTH, HEIGHT = 300, 210  # units; a quarter of the page, or a phone, has about so many pixels, so that text is legible
-WIDE = 760  # units and pixels; a figure that scrolls on a phone
+WIDTH, HEIGHT = 300, 210  # SVG units; about the pixels of a phone, or a quarter of the page, so text stays legible
 LEFT, RIGHT, TOP, BOTTOM = 52, 10, 10, 38
 COLOURS = 10  # --c0 to --c9 in page.css
 MOST_POINTS = 150  # per line
 MOST_DOTS = 40  # a line with more points shows them only under the pointer
 MOST_BARS = 40
-BAR_STEP = 26  # from one horizontal bar to the next
 WHOLE = ("epoch", "workers")  # horizontal axes whose ticks are whole numbers
 
 
 @dataclass(frozen=True)
 class Line:
-    """Values over x. None and numbers that are not finite leave a gap.
-
-    colour: number of a colour, by default the line's position in the chart. kind: "" for a line with dots,
-    "dashed" or "faint" for one without, such as a plan or noisy values, "dots" for dots alone. steps: hold each value
-    until the next x.
-    """
+    """A line of a chart."""
 
     label: str
     x: Sequence[float]
-    y: Sequence[float | None]
-    colour: int | None = None
-    kind: str = ""
-    steps: bool = False
+    y: Sequence[float | None]  # None and numbers that are not finite leave a gap
+    colour: int | None = None  # number of a colour; None: the line's index in the chart
+    kind: str = ""  # "": a line with dots; "dashed" (a plan) or "faint" (noisy values): without dots; "dots": no line
+    steps: bool = False  # whether each value holds until the next x, instead of a straight line to the next value
 
 
 @dataclass(frozen=True)
 class XAxis:
-    """A horizontal axis.
-
-    of: function from a row to its position. end: the axis goes from 0 to it. Default: from the first to the last point.
-    marks: positions and their text, instead of the axis's own numbers.
-    """
+    """A horizontal axis."""
 
     title: str
-    of: Callable[[dict], float] = operator.itemgetter("epoch")
-    end: float | None = None
-    marks: Sequence[tuple[float, str]] = ()
+    of: Callable[[dict], float] = operator.itemgetter("epoch")  # returns the x of a row
+    end: float | None = None  # the axis goes from 0 to here; None: from the first to the last point
+    ticks: Sequence[tuple[float, str]] = ()  # (x, label); empty: round numbers
 
 
 @dataclass(frozen=True)
 class YAxis:
-    """A vertical axis. show: returns a value as text. from_zero: whether the axis starts at 0.
+    """A vertical axis."""
 
-    log: whether the axis is logarithmic. Values that are not above zero then leave a gap, too.
-    """
-
-    show: Callable[[float | None], str]
-    log: bool = False
-    from_zero: bool = False
+    show: Callable[[float | None], str]  # returns the label of a value
+    log: bool = False  # whether the axis is logarithmic; values that are not above 0 then leave a gap, too
+    from_zero: bool = False  # whether the axis starts at 0
 
 
 def line(label: str, rows: Sequence[dict], x: XAxis, y: str | Callable[[dict], float | None], **options) -> Line:
@@ -98,9 +84,9 @@ def lines(title: str, x: XAxis, series: Sequence[Line], y: YAxis = NUMBERS, has_
     low, high, y_ticks = _scale(values, y)
     across = _axis(min(ends), max(max(ends), min(ends) + 1e-9), LEFT, WIDTH - RIGHT)
     down = _axis(low, high, HEIGHT - BOTTOM, TOP, y.log)
-    marks = x.marks or [(mark, number(mark)) for mark in ticks(min(ends), max(ends), 6, x.title in WHOLE)]
-    named = dict(x.marks)
-    body = [_grid(down, y_ticks, y.show), _labels_below([(across(mark), text) for mark, text in marks], x.title)]
+    x_ticks = x.ticks or [(tick, number(tick)) for tick in ticks(min(ends), max(ends), 6, x.title in WHOLE)]
+    named = dict(x.ticks)
+    body = [_grid(down, y_ticks, y.show), _labels_below([(across(tick), text) for tick, text in x_ticks], x.title)]
     for line in drawn:
         points = [(left, value) for left, value in zip(line.x, line.y, strict=True) if value is not None]
         dots = "".join(
@@ -143,21 +129,10 @@ def stacked_bars(title: str, x_title: str, x: Sequence[float | str], series: dic
 
 def bars(title: str, rows: Sequence[tuple[str, float, bool]]) -> str:
     """Returns horizontal bars. rows: (name, value, whether in the second colour), top first."""
-    low, high, marks = _scale([value for _, value, _ in rows], FROM_ZERO)
-    left = 14 + 6.6 * max((len(name) for name, *_ in rows), default=0)
-    height = TOP + BAR_STEP * len(rows) + 24
-    across = _axis(low, high, left, WIDE - 70)
-    body = [f'<path class="grid" d="M{across(mark):.1f} {TOP}V{height - 24}"/>'
-            f'<text class="middle" x="{across(mark):.1f}" y="{height - 8}">{number(mark)}</text>'
-            for mark in marks]
-    for row, (name, value, second) in enumerate(rows):
-        y = TOP + BAR_STEP * row
-        end = across(value)
-        body.append(f'<text class="end" x="{left - 6}" y="{y + 17}">{html.escape(name)}</text>'
-                    f'<rect class="bar c{int(second)}" x="{left}" y="{y + 4}" width="{end - left:.1f}" height="18">'
-                    f'{_title(f"{name}: {value:,.0f}")}</rect>'
-                    f'<text x="{end + 5:.1f}" y="{y + 17}">{value:,.0f}</text>')
-    return figure(title, f'<div class="scroll">{_svg(title, WIDE, height, body, "wide")}</div>', [])
+    longest = max(value for _, value, _ in rows)
+    lines = "".join(f'<dt>{html.escape(name)}</dt><dd><i class="c{int(second)}" '
+                    f'style="width:{85 * value / longest:.2f}%"></i>{value:,.0f}</dd>' for name, value, second in rows)
+    return figure(title, f'<dl class="bars">{lines}</dl>', [])
 
 
 def figure(title: str, content: str, keys: Sequence[tuple[str, int, str]]) -> str:
@@ -173,7 +148,10 @@ def legend(keys: Sequence[tuple[str, int, str]]) -> str:
 
 
 def ticks(low: float, high: float, most: int = 5, least: float = 0) -> list[float]:
-    """Returns multiples of 1, 2 or 5 times a power of ten from low to high. least: smallest distance."""
+    """Returns the ticks of a linear axis: multiples of 1, 2 or 5 times a power of ten, about `most` of them.
+
+    least: smallest distance between two.
+    """
     if high <= low:
         return [low]
     rough = (high - low) / most
@@ -184,21 +162,21 @@ def ticks(low: float, high: float, most: int = 5, least: float = 0) -> list[floa
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Returns 1, 2 and 5 times powers of ten from low to high, or only the powers if the range is wide.
+    """Returns the ticks of a logarithmic axis: 1, 2 and 5 times powers of ten, or the powers alone if there are many.
 
-    If these are fewer than three, it returns the ticks of a linear axis.
+    If fewer than three lie between low and high, the ticks are those of a linear axis.
     """
     first = math.floor(math.log10(low))
     last = math.ceil(math.log10(high))
     factors = (1, 2, 5) if last - first < 4 else (1,)
     every = max(1, (last - first) // 8)
-    marks = [factor * 10.0 ** power for power in range(first, last + 1, every) for factor in factors
+    found = [factor * 10.0 ** power for power in range(first, last + 1, every) for factor in factors
              if low * 0.999 <= factor * 10.0 ** power <= high * 1.001]
-    return marks if len(marks) >= 3 else ticks(low, high, 8)  # at least three
+    return found if len(found) >= 3 else ticks(low, high, 8)
 
 
 def thinned(count: int, most: int) -> list[int]:
-    """Returns about `most` of `count` positions: every n-th, and the last."""
+    """Returns about `most` of the indices below `count`: every n-th, and the last."""
     return sorted({*range(0, count, -(-count // most) or 1), *range(count)[-1:]})
 
 
@@ -216,14 +194,14 @@ def _scale(values, y: YAxis) -> tuple[float, float, list[float]]:
 
 
 def _axis(low, high, start, end, log=False) -> Callable[[float], float]:
-    """Returns a function from a value to its coordinate."""
+    """Returns a function from a value to its coordinate, where low lies at `start` and high at `end`."""
     scale = math.log if log else float
     length = (scale(high) - scale(low)) or 1.0
     return lambda value: start + (end - start) * (scale(value) - scale(low)) / length
 
 
 def _shown(line: Line, position: int, log: bool) -> Line:
-    """Returns a line with its colour and some of its points. What the axis cannot show is None."""
+    """Returns a line with a colour and at most about MOST_POINTS points. Values that the axis cannot show are None."""
     kept = thinned(len(line.x), MOST_POINTS)
     values = [None if value is None or not math.isfinite(value) or (log and value <= 0) else value
               for value in (line.y[point] for point in kept)]
@@ -245,10 +223,9 @@ def _path(line: Line, across, down) -> str:
     return "".join(words)
 
 
-
-def _grid(down, marks, show) -> str:
-    return "".join(f'<path class="grid" d="M{LEFT} {down(mark):.1f}H{WIDTH - RIGHT}"/>'
-                   f'<text class="end" x="{LEFT - 6}" y="{down(mark) + 4:.1f}">{show(mark)}</text>' for mark in marks)
+def _grid(down, y_ticks, show) -> str:
+    return "".join(f'<path class="grid" d="M{LEFT} {down(tick):.1f}H{WIDTH - RIGHT}"/>'
+                   f'<text class="end" x="{LEFT - 6}" y="{down(tick) + 4:.1f}">{show(tick)}</text>' for tick in y_ticks)
 
 
 def _labels_below(labels, x_title) -> str:

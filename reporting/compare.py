@@ -1,4 +1,4 @@
-"""One page for several runs: a table of results with the flags that differ, curves on top of each other, layers."""
+"""One page that compares runs: a table of results and of the flags that differ, curves, trust ratios."""
 import html
 import os
 from functools import partial
@@ -32,7 +32,7 @@ WIDE = ("the paper reports", "differs from the recipe")
 
 
 def comparison(runs: list[RunData], target: float | None = None) -> tuple[str, str]:
-    """Returns the page, and its answer. target: top-1 accuracy; the page says when each run reached it."""
+    """Returns the page, and its first sentence. target: top-1; the table says when each run reached it."""
     flags = [run.flags | {"workers": str(run.workers)} for run in runs]
     differing = different_flags(flags)
     common = os.path.commonpath([run.folder.parent for run in runs])
@@ -41,7 +41,7 @@ def comparison(runs: list[RunData], target: float | None = None) -> tuple[str, s
     shown = settings(rows)
     every = settings([row | {"flags": row["every"]} for one in shown for row in one.rows])
     ended, unfinished = ([row for row in rows if row["ended"] is wanted] for wanted in (True, False))
-    said = judgement(settings(ended), [] if unfinished else shown)["sentence"]  # what is in progress may move an edge
+    said = judgement(settings(ended), [] if unfinished else shown)["sentence"]  # a run in progress may be the best
     said += not_counted(unfinished) if unfinished else ""
     results, all_runs = (html_table(table(own, partial(columns, target=target)), WIDE) for own in (shown, every))
     shared = [{"flag": flag, "value": value} for flag, value in flags[0].items() if flag not in differing]
@@ -54,7 +54,7 @@ def comparison(runs: list[RunData], target: float | None = None) -> tuple[str, s
 
 
 def not_counted(unfinished: list[dict]) -> str:
-    """Returns a sentence on the runs that are not ranked because they have not ended, after a space."""
+    """Returns a space and a sentence on the runs that have not ended, which are not ranked."""
     names = [row["folder"] + ("" if row[metric.VAL_TOP1] is None else f" at {row[metric.VAL_TOP1]:.2%} so far")
              for row in unfinished]
     verb = "is" if len(names) == 1 else "are"
@@ -62,7 +62,7 @@ def not_counted(unfinished: list[dict]) -> str:
 
 
 def ranked(name: str, run: RunData, flags: dict) -> dict:
-    """Returns a row for `settings`. flags: those that tell runs apart."""
+    """Returns a row for ranking.settings. flags: those that differ between the runs."""
     flags = {flag: number_or_text(value) for flag, value in flags.items()}
     return {"flags": {flag: value for flag, value in flags.items() if flag != "seed"}, "every": {"run": name, **flags},
             "folder": name, "run": run, "ended": bool(run.summary or run.divergence), "diverged": bool(run.divergence),
@@ -112,7 +112,7 @@ def different_flags(runs: list[dict]) -> list[str]:
 
 
 def curves(shown: list[Setting]) -> str:
-    """Returns the curves with one legend, and sentences on what is the same in all runs."""
+    """Returns the curves with one legend, and sentences on values that are the same in all runs."""
     drawn = [(row["folder"], row["run"], colour) for colour, one in enumerate(shown) for row in one.rows
              if row["run"].rows]
     rows = [row for _, run, _ in drawn for row in run.rows]

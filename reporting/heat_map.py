@@ -21,8 +21,8 @@ def trust_ratios(epochs: Sequence[float], ratios: dict[str, Sequence[float | Non
                  scale: Sequence[float | None] = ()) -> str:
     """Returns a heat map of layers by epochs on a logarithmic scale. ratios: variable -> one value per epoch.
 
-    Values that are not positive and finite leave a hole. With many epochs, only some of them are shown. scale: values
-    that the colours span, as those of all maps of a page. Default: those of this map.
+    Cells without a positive, finite value are empty. At most about MOST_COLUMNS epochs are shown. scale: the colours
+    span the range of these values. Default: those of this map.
     """
     shown = thinned(len(epochs), MOST_COLUMNS)
     positive = [ratio for ratio in scale or itertools.chain(*ratios.values()) if _positive(ratio)]
@@ -80,7 +80,7 @@ def confusion(classes: Sequence[str], counts: dict[tuple[int, int], int]) -> str
 
 
 def class_totals(counts: dict[tuple[int, int], int]) -> Counter:
-    """Returns the samples of each label. counts: (label, predicted class) -> samples."""
+    """Returns label -> number of samples. counts: (label, predicted class) -> samples."""
     totals = Counter()
     for (label, _), count in counts.items():
         totals[label] += count
@@ -107,7 +107,5 @@ def _shade(value, low, high) -> str:
 
 
 def _key(low, high) -> str:
-    boxes = "".join(f'<rect x="{16 * index}" width="16" height="12" fill="{shade}"/>'
-                    for index, shade in enumerate(SHADES))
-    return (f'<p class="key">{number(low)} <svg aria-hidden="true" viewBox="0 0 {16 * len(SHADES)} 12">{boxes}</svg> '
+    return (f'<p class="key">{number(low)} <i style="background:linear-gradient(to right,{",".join(SHADES)})"></i> '
             f"{number(high)} (logarithmic)</p>")

@@ -1,8 +1,11 @@
-"""outcomes.json: which classes the last evaluation confused, and pictures of the worst errors."""
+"""outcomes.json: the confusion matrix of the last evaluation, and pictures of the worst errors."""
 import base64
 import io
 
 import numpy as np
+from PIL import Image
+
+from reporting.pictures import encoded
 
 WORST = 12
 THUMBNAIL = 128  # pixels, the longer side
@@ -11,9 +14,9 @@ THUMBNAIL = 128  # pixels, the longer side
 def summarized(outcomes: np.ndarray, dataset, epoch: float) -> dict:
     """Returns the content of outcomes.json.
 
-    `confusion` lists (label, predicted class, samples) for all pairs that occur. `worst` lists the wrongly classified
-    samples with the highest losses that can be shown, worst first: sample, name, label, predicted, loss, image (a data
-    URI), width (of the original image).
+        confusion   [label, predicted class, number of samples] for each pair that occurs
+        worst       the wrongly classified samples with the highest losses whose images decode, worst first, each with
+                    `sample`, `name`, `label`, `predicted`, `loss`, `image` (a data URI), `width` (of the original)
 
     outcomes: of training.observer.Evaluation, float32 (samples, 4). dataset: data.dataset.Dataset.
     """
@@ -41,22 +44,19 @@ def thumbnails(split, samples: np.ndarray) -> dict[int, dict]:
 
     split: data.dataset.Split. samples: ascending.
     """
-    pictures = (thumbnail(encoded) for encoded, _ in split.records(samples))
+    pictures = (thumbnail(record) for record, _ in split.records(samples))
     return {sample: picture for sample, picture in zip(samples.tolist(), pictures, strict=True) if picture}
 
 
-def thumbnail(encoded: bytes) -> dict | None:
+def thumbnail(record: bytes) -> dict | None:
     """Returns a small version of an encoded image, or None if Pillow cannot decode it."""
-    from PIL import Image
-
     try:
-        image = Image.open(io.BytesIO(encoded))
+        image = Image.open(io.BytesIO(record))
         width = image.width
         image.draft("RGB", (THUMBNAIL, THUMBNAIL))  # a JPEG is decoded at a smaller scale
         image = image.convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return None
     image.thumbnail((THUMBNAIL, THUMBNAIL))
-    saved = io.BytesIO()
-    image.save(saved, "JPEG", quality=85)
-    return {"image": f"data:image/jpeg;base64,{base64.b64encode(saved.getvalue()).decode()}", "width": width}
+    content = base64.b64encode(encoded(image, "JPEG", quality=85)).decode()
+    return {"image": f"data:image/jpeg;base64,{content}", "width": width}

@@ -39,12 +39,13 @@ def grouped(items: Iterable, key: Callable) -> dict[Any, list]:
 
 
 def filled_columns(rows: list[dict]) -> list[dict]:
+    """Returns the rows without the columns that are empty in all of them."""
     kept = [name for name in (rows or [()])[0] if any(row[name] != "" for row in rows)]
     return [{name: row[name] for name in kept} for row in rows]
 
 
 def facts(rows: dict) -> str:
-    """Returns a table with a line for each entry, name first; the values may wrap."""
+    """Returns a table with two columns: names and values, which may wrap. Leaves out empty values."""
     lines = "".join(f'<tr><th>{html.escape(name)}</th><td class="text">{html.escape(number(value))}</td></tr>'
                     for name, value in rows.items() if value not in (None, ""))
     return f'<div class="scroll"><table>{lines}</table></div>'
@@ -59,14 +60,15 @@ def tiles(values: dict[str, str], below: dict[str, str]) -> str:
 
 
 def details(title: str, content: str) -> str:
-    """Returns content that is shown on request."""
+    """Returns content that is folded until a reader opens it."""
     return f"<details><summary>{html.escape(title)}</summary>{content}</details>"
 
 
 def over_epochs_and_time(rows: Sequence[dict], epochs: float, draw: Callable[[XAxis], Sequence[str]]) -> str:
-    """Returns charts over epochs and over time, with a switch.
+    """Returns charts over epochs and over time, with a switch between the two.
 
-    rows: all that are drawn, with `epoch` and `seconds`. epochs: end of the axis. draw: returns the charts over it.
+    rows: all rows that are drawn, with `seconds`. epochs: end of the axis of epochs. draw: returns the charts for an
+    axis.
     """
     seconds = max((row["seconds"] for row in rows), default=0)
     unit, length = ("hours", 3600) if seconds > 7200 else ("minutes", 60) if seconds > 120 else ("seconds", 1)
@@ -79,7 +81,7 @@ def over_epochs_and_time(rows: Sequence[dict], epochs: float, draw: Callable[[XA
 
 
 def constant_values(values: dict[str, Sequence], where: str) -> dict[str, str]:
-    """Returns a sentence on each quantity whose values are the same. values: title -> values. where: its last words."""
+    """Returns title -> a sentence, for each title whose values are all the same. where: last words of the sentence."""
     texts = {title: {number(value) for value in own} for title, own in values.items()}
     return {title: f"The {title.lower()} is {text.pop()} {where}." for title, text in texts.items() if len(text) == 1}
 

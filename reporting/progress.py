@@ -1,6 +1,6 @@
 """Progress on standard error: two lines that are redrawn on a terminal, and one line per evaluation.
 
-Start-up's stages end where this begins, at the first step.
+The first step or evaluation ends the display of the start-up's stages.
 """
 import math
 import sys
@@ -15,13 +15,13 @@ from reporting.sentences import STORAGE_LIMITS, in_words
 from training.advice import is_guessing
 from training.observer import Evaluation, Observer, RunInfo, Update
 
-KEPT = 0.95  # weight of the past in the averages, per step
-COLUMNS = 80  # of the line of an evaluation
-SPEED_AFTER = 10.0  # seconds from the first step, without a terminal
+KEPT = 0.95  # decay of the moving averages, per step
+COLUMNS = 80  # longest line of an evaluation
+SPEED_AFTER = 10.0  # seconds after the first step; then one line has the speed if there is no terminal
 
 
 class Average:
-    """An exponential average of values with weights."""
+    """An exponential moving average of weighted values: `add` takes value * weight."""
 
     def __init__(self, kept: float = KEPT):
         self._kept = kept
@@ -38,9 +38,9 @@ class Average:
 
 
 class Pace:
-    """The speed and the time left, from measured seconds.
+    """Measures the images per second, and forecasts the time left.
 
-    The seconds between two epochs, such as those of evaluations, are spread over the samples so far.
+    The forecast also includes evaluations and other time between two steps, in proportion to the samples.
     """
 
     def __init__(self):
@@ -74,7 +74,7 @@ class Pace:
         return self._speed.value
 
     def seconds(self, samples: int) -> float | None:
-        """Returns the seconds for the next samples, or None before the second step."""
+        """Forecasts the seconds for so many samples. None before the second step."""
         speed = self._speed.value
         return samples * (1 / speed + self._between / self._samples) if speed else None
 

@@ -1,10 +1,13 @@
-"""Which setting is the most accurate, and how sure that is: one judgement for sweeps and comparisons.
+"""Finds the most accurate setting of a sweep or a comparison, and says how certain that is.
 
-Runs that differ only in their seed are one setting. Its top-1 is the mean over its runs. Its 95 % interval adds the
-variance of the mean over the runs to that of the validation images: either bound is as far from the mean as the
-hypotenuse of the distances of Student's bound over the runs and of Wilson's over the images. A single run has Wilson's.
-Two settings differ if the 95 % interval of their difference excludes 0. The interval of a difference follows from the
-two intervals (Zou and Donner, doi:10.1002/sim.3095; of two proportions, it is Newcombe's).
+Runs that differ only in their seed are one setting. Its top-1 is the mean over its runs, with a 95 % interval:
+
+    one run         Wilson's interval of a proportion, over the validation images
+    several runs    Student's interval of the mean, over the runs, combined with Wilson's: the distance of each bound
+                    from the mean is sqrt(student ** 2 + wilson ** 2), because the two variances add up
+
+Two settings differ if the 95 % interval of the difference of their means excludes 0. That interval is computed from the
+two intervals (Zou and Donner, doi:10.1002/sim.3095); of two single runs, it is Newcombe's.
 """
 import math
 import statistics
@@ -20,10 +23,10 @@ from reporting.charts import number
 from reporting.page import duration, filled_columns, grouped, plural
 from training.advice import interval, is_guessing
 
-MOST_SEEDS = 100  # of a setting, that a judgement asks for
+MOST_SEEDS = 100  # of a setting; if more were needed, the sentence says that they may not suffice
 UNKNOWN_SPREAD = "A single run does not show the spread over seeds: more seeds are needed."
-POWER = 0.8  # probability that these tell
-QUANTILES = np.linspace(0.01, 0.99, 50)  # of the standard deviation over seeds, which the power is averaged over
+POWER = 0.8  # probability with which the added seeds show a difference
+QUANTILES = np.linspace(0.01, 0.99, 50)  # of the unknown standard deviation over seeds, for the mean power
 MOST_NAMED = 4  # settings in a sentence, and flags in front of the results
 LONGEST = 60  # characters of the name of a setting
 RATE = "learning_rate"
@@ -39,19 +42,15 @@ VALIDATION = {"classes": "the number of classes", "samples": "the number of imag
 
 @dataclass(frozen=True)
 class Setting:
-    """The runs that differ only in their seed.
-
-    rows: see `settings`. top1: of the runs that have been evaluated. deviation: the standard deviation over the runs,
-    at least half an image. samples: number of validation images.
-    """
+    """The runs that differ only in their seed."""
 
     name: str
     flags: dict
-    rows: Sequence[dict]
-    top1: Sequence[float]
-    mean: float
-    deviation: float
-    samples: int
+    rows: Sequence[dict]  # see `settings`
+    top1: Sequence[float]  # of the runs that have been evaluated
+    mean: float  # of top1
+    deviation: float  # standard deviation of top1, at least that of half an image
+    samples: int  # number of validation images
 
     @classmethod
     def of(cls, name: str, flags: dict, rows: Sequence[dict]) -> "Setting":
@@ -75,12 +74,12 @@ class Setting:
 
     @property
     def is_single(self) -> bool:
-        """Whether nothing is known of the spread over seeds."""
+        """Whether the spread over seeds is unknown, because there is one run, which did not diverge."""
         return len(self.top1) < 2 and not self.rows[0].get("diverged")
 
     @property
     def scope(self) -> str:
-        """The lowest and the highest top-1, or the 95 % interval of a single run, unless it diverged."""
+        """The range of top-1 in words: lowest to highest, or the 95 % interval of a single run unless it diverged."""
         if len(self.top1) < 2 and not self.rows[0].get(metric.VAL_SAMPLES):
             return ""
         low, high = (min(self.top1), max(self.top1)) if len(self.top1) > 1 else self.interval
@@ -96,17 +95,20 @@ class Setting:
 
 
 def half_width(deviation, runs):
-    """Returns half of Student's 95 % interval of a mean. Both may be arrays."""
+    """Returns half the width of Student's 95 % interval of a mean.
+
+    deviation: standard deviation over the runs. runs: their number. Both may be arrays.
+    """
     from scipy.special import stdtrit
 
     return stdtrit(runs - 1, 0.975) * deviation / np.sqrt(runs)
 
 
 def settings(rows: Sequence[dict]) -> list[Setting]:
-    """Returns the settings in the order of their flags: numbers by value, then other values as they first occur.
+    """Returns the settings, sorted by the values of their flags: numbers first, other values as they first occur.
 
-    rows: flags (flag -> value, without the seed), diverged, val_top1, ema_val_top1, folder, validation (of
-    run_data.validation_set), and unless the run diverged val_samples and val_guess_count.
+    rows: one per run, with `flags` (flag -> value, without the seed), `diverged`, `val_top1`, `ema_val_top1`, `folder`,
+    `validation` (see run_data.validation_set), and unless the run diverged `val_samples` and `val_guess_count`.
     """
     names = names_in(rows)
     occurring = [value for row in rows for value in row["flags"].values()]
@@ -120,9 +122,9 @@ def settings(rows: Sequence[dict]) -> list[Setting]:
 
 
 def table(shown: Sequence[Setting], columns: Callable[[dict], dict]) -> list[dict[str, str]]:
-    """Returns a line per setting: flags, runs if any has several, top-1 and how sure it is, means of other columns.
+    """Returns a line per setting: its flags, number of runs, top-1 with its range, and the means of other columns.
 
-    columns: returns those of a row as numbers or texts, "" for what it lacks, None for what is not a number.
+    columns: function from a row to these other columns: title -> number or text, "" if missing, None for NaN.
     """
     names = names_in(rows := [row for one in shown for row in one.rows])
     lines = []
@@ -147,11 +149,13 @@ def text_of(title: str, values: Sequence[float | str | None]) -> str:
 def judgement(judged: Sequence[Setting], grid: Sequence[Setting]) -> dict:
     """Returns the content of best.json.
 
-    `sentence` says it in words. `best` lists the flags of the settings that may be the best, highest mean first, none
-    if they are not ranked. `more_seeds` of each would tell them apart: None if none are needed, if they are too many,
-    and after single runs. `add` has a value of each flag whose best value is at the edge of the grid.
+        sentence    the result in words
+        best        flags of each setting that may be the best, highest mean first; empty if settings are not ranked
+        more_seeds  number of seeds to add to each of these to show which is better; None if one is the best, if more
+                    than MOST_SEEDS are needed, or if a setting has a single run
+        add         flag -> a further value to try, where the best value is the lowest or highest of those tried
 
-    judged: the settings that count. grid: all settings.
+    judged: the settings that may be the best. grid: all settings, also those of a search, for `add`.
     """
     if reason := not_ranked(judged, grid):
         return unranked(reason)
@@ -190,7 +194,7 @@ def not_ranked(judged: Sequence[Setting], grid: Sequence[Setting]) -> str:
 
 
 def different_sets(rows: Sequence[dict]) -> list[str]:
-    """Returns in what the validation sets of runs differ, in words. What a run does not know of its set fits all."""
+    """Returns what differs between the validation sets of runs, in words. What a run does not record is equal."""
     known = [row.get("validation") or {} for row in rows]
     return [words for key, words in VALIDATION.items() if len({one[key] for one in known if key in one}) > 1]
 
@@ -202,8 +206,12 @@ def guess_of(row: dict) -> float:
     return (row.get(metric.VAL_GUESS_COUNT) or 0) / (row.get(metric.VAL_SAMPLES) or 1)
 
 
-def in_words(close: Sequence[Setting], tied: Sequence[Setting], of: int, hint: str) -> str:
-    """Returns which setting is the best. close: see `best` of `judgement`. of: of all. hint: on more seeds."""
+def in_words(close: Sequence[Setting], tied: Sequence[Setting], count: int, hint: str) -> str:
+    """Returns the sentence on the best setting.
+
+    close: the settings that may be the best, highest mean first. tied: those of them with the highest mean. count:
+    number of all settings. hint: sentence on further seeds.
+    """
     best = close[0]
     mean = "mean top-1" if any(len(one.rows) > 1 for one in close) else "top-1"
     if len(tied) > 1:
@@ -211,13 +219,13 @@ def in_words(close: Sequence[Setting], tied: Sequence[Setting], of: int, hint: s
     if len(close) > 1:
         each = listed([f"{one.mean:.2%} with {one.name}" for one in close])
         return f"Too close to call: the {mean} is {each}. {hint}"
-    subject = f"The {mean}" if of == 1 else f"The highest {mean}, that of {best.name},"
+    subject = f"The {mean}" if count == 1 else f"The highest {mean}, that of {best.name},"
     scope = f", from {best.scope}" * bool(best.scope)
     return f"{subject} is {best.mean:.2%}{scope} in {plural(len(best.rows), 'run')}. {hint}".rstrip()
 
 
 def on_seeds(close: Sequence[Setting], more: int | None) -> str:
-    """Returns how many more seeds of each would tell, as a sentence. more: None: too many."""
+    """Returns a sentence on how many seeds to add to each. more: their number, or None if there are too many."""
     if more:
         return f"About {plural(more, 'more seed')} of each would tell with a probability of {POWER:.0%}."
     too_few = any(close[0].lead_over(one, seeds_too=False) <= 0 for one in close[1:])
@@ -225,7 +233,7 @@ def on_seeds(close: Sequence[Setting], more: int | None) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Returns names as words, only some of many."""
+    """Joins names with commas and \"and\". After MOST_NAMED - 1 of many, the number of the others follows."""
     if len(names) > MOST_NAMED:
         names = [*names[:MOST_NAMED - 1], f"{len(names) - MOST_NAMED + 1} others"]
     comma = "; " if any("," in name for name in names) else ", "
@@ -233,11 +241,11 @@ def listed(names: Sequence[str]) -> str:
 
 
 def seeds_to_tell(best: Setting, other: Setting) -> int | None:
-    """Returns how many more seeds of each tell two settings apart with a probability of POWER. None: too many.
+    """Returns how many seeds to add to each of two settings to show a difference with a probability of POWER, or None.
 
-    The probability is that of the runs to come, given those so far and no other knowledge: the variance over seeds has
-    a scaled inverse chi-squared distribution, and with that variance, the difference of the means after n and after N
-    seeds is normal with a variance of 1/n - 1/N times that.
+    The probability is predicted from the runs so far. Their variance over seeds follows a scaled inverse chi-squared
+    distribution. Given a variance v, the mean over N seeds, of which n have run, is normal around the mean over these n
+    with a variance of v * (1/n - 1/N).
     """
     from scipy.special import chdtri, ndtr
 
@@ -255,7 +263,10 @@ def seeds_to_tell(best: Setting, other: Setting) -> int | None:
 
 
 def beyond(best: Setting, grid: Sequence[Setting]) -> dict[str, float]:
-    """Returns the next value, at most ten times, of each flag in TUNED whose best value is the grid's first or last."""
+    """Returns flag -> next value, for each flag of TUNED whose best value is the lowest or highest of the grid.
+
+    It continues the grid geometrically, by a factor of at most ten.
+    """
     found = {}
     for name in TUNED:
         values = sorted({one.flags[name] for one in grid if one.flags | {name: None} == best.flags | {name: None}
@@ -267,7 +278,7 @@ def beyond(best: Setting, grid: Sequence[Setting]) -> dict[str, float]:
 
 
 def labelled(flags: dict) -> str:
-    """Returns flags in words."""
+    """Returns flags in words: learning rate 0.1, optimizer lars."""
     return ", ".join(f"{name.replace('_', ' ')} {f'{value:g}' if isinstance(value, float) else value}"
                      for name, value in flags.items())
 
@@ -278,7 +289,7 @@ def names_in(rows: Sequence[dict]) -> list[str]:
 
 
 def telling(combinations: Sequence[dict], kept: str | None = None) -> list[str]:
-    """Returns the fewest flags, and `kept`, that tell the combinations apart. The other flags follow from them."""
+    """Returns flags, as few as possible, whose values differ between any two combinations. kept: one that stays."""
     names = list(dict.fromkeys(name for flags in combinations for name in flags))
 
     def distinct(names):

@@ -24,7 +24,7 @@ from reporting.run_data import RunData
 from reporting.sections import curves, mistakes, noise_scale, samples, times
 from reporting.sentences import in_words
 
-RELOADS = 5, 60  # seconds, at least and at most
+RELOADS = 5, 60  # seconds; bounds of the time between two reloads
 BATCH_NORM = "/gamma", "/beta"  # variables
 
 
@@ -112,7 +112,7 @@ def figures(run: RunData) -> str:
 
 
 def layers(run: RunData) -> list[str]:
-    """Returns trust ratios as a heat map, and table 4 of arXiv:1708.03888 for the first step and the end of the run."""
+    """Returns the trust ratios as a heat map, and norms at the first step and the end (arXiv:1708.03888, table 4)."""
     if not run.layers:
         return []
     first = run.layers[0]["layers"]
@@ -124,7 +124,7 @@ def layers(run: RunData) -> list[str]:
 
 
 def trust_ratios(run: RunData) -> list[str]:
-    """Returns the trust ratios over the epochs. Those of batch norm are shown on request."""
+    """Returns the trust ratios over the epochs as heat maps. That of batch norm's variables is folded."""
     if not run.trust_ratios:
         return []
     without = len(run.layers[0]["layers"]) - len(run.trust_ratios)
@@ -138,7 +138,7 @@ def trust_ratios(run: RunData) -> list[str]:
 
 
 def norms(when: str, weight: float | None, gradient: float | None, ratio: float | None) -> dict:
-    """Returns columns of the table of layers. The names say when, because html_table() needs each once."""
+    """Returns columns of the table of layers. when: part of their titles, which have to be distinct."""
     return {f"weight norm, {when}": weight, f"gradient norm, {when}": gradient,
             f"weight / gradient, {when}": weight / gradient if weight and gradient else "",
             f"trust ratio, {when}": ratio}
@@ -150,10 +150,7 @@ def phases(run: RunData) -> str:
 
 
 def settings(run: RunData) -> list[str]:
-    """Returns what workers and plan make of the flags, and each flag: its value and where it comes from.
-
-    Flags at their defaults are shown on request.
-    """
+    """Returns a table of the main settings and flags, with their values and origins, and a folded one of defaults."""
     made = run.plan
     exchange = made["exchange"]
     grid = f" of {'x'.join(map(str, exchange['grid']))} workers" if exchange["grid"] else ""
@@ -170,7 +167,7 @@ def settings(run: RunData) -> list[str]:
 
 
 def origin(run: RunData) -> str:
-    """Returns what the run was made with and on."""
+    """Returns a table: command, recipe, hosts, dataset, versions of the run."""
     made = run.run
     data, git = made["dataset"], made["git"]
     about = {

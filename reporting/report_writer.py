@@ -1,29 +1,29 @@
 """Keeps report.html of a training up to date, from a thread.
 
 The thread writes what the page needs (run.json, outcomes.json and samples.jpg) and draws the page. That takes 0.03 to
-0.1 s of CPU time. After the first evaluation, it draws at most once in 10 s, because Python's global lock is not the
-training's meanwhile.
+0.1 s of CPU time, in which training may wait for Python's global lock. After the first evaluation, the thread therefore
+draws at most once in 10 s.
 """
 import contextlib
-import io
 import sys
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
+from PIL import Image
 
 from common.errors import complain, one_line
 from common.run_folder import COLUMNS, OUTCOMES, PAGE, ROWS, RUN, SAMPLES, RunFolder
 from common.streams import Errors
 from reporting.about import about
 from reporting.outcomes import summarized
+from reporting.pictures import encoded, joined
 from reporting.report import write_report
 from training.observer import Evaluation, Observer, RunInfo, Update
 
-EVERY = 10  # seconds between two drawings, at least
-SMALL = 64  # pixels; images in samples.jpg are at least so wide
-LARGE = 128  # and at most
+EVERY = 10  # seconds, at least, between two drawings
+SMALL, LARGE = 64, 128  # pixels; smallest and largest width of an image in samples.jpg
 
 
 class ReportWriter(Observer):
@@ -48,7 +48,7 @@ class ReportWriter(Observer):
         self._submit(self._begin)
 
     def step(self, update: Update) -> None:
-        """Has the training images drawn, once the first step is compiled. Compiling would compete for Python."""
+        """Has the training images drawn after the first step, whose compilation needs Python's global lock, too."""
         if self._images_are_due:
             self._submit(self._sample)
             self._images_are_due = False
@@ -65,7 +65,7 @@ class ReportWriter(Observer):
         self._update()
 
     def close(self) -> None:
-        """Waits until the page is complete. An exception that ends the training is shown in it."""
+        """Waits for the last drawing. After an exception, the page says why the training ended."""
         self._is_ending.set()
         problem = sys.exception()
         if problem:
@@ -77,7 +77,7 @@ class ReportWriter(Observer):
             print(f"report: {self._files.path / PAGE}", file=sys.stderr)
 
     def _update(self):
-        """Has the page drawn. A drawing that has not begun is dropped, because a newer one shows more."""
+        """Has the page drawn. Cancels a drawing that has not begun, because the new one shows all."""
         self._waiting.cancel()
         self._waiting = self._submit(self._draw_when_due)
 
@@ -85,7 +85,7 @@ class ReportWriter(Observer):
         return self._thread.submit(self._guarded, action, *arguments)
 
     def _guarded(self, action, *arguments, written: str = PAGE) -> None:
-        """Runs an action on the thread. A failure is a line on standard error, and the next one only if it differs."""
+        """Runs an action on the thread. Prints an error in one line, unless it repeats the last one."""
         try:
             action(*arguments)
         except Exception as error:
@@ -133,14 +133,8 @@ class ReportWriter(Observer):
 
 def picture(images: np.ndarray) -> bytes:
     """Returns images as one JPEG. images: uint8 (number, height, width, 3)."""
-    from PIL import Image
-
     side = images.shape[1]
     shown = max(side * (SMALL // side), SMALL) if side < SMALL else min(side, LARGE)
-    joined = Image.new("RGB", (COLUMNS * shown, -(-len(images) // COLUMNS) * shown))
-    for number, image in enumerate(images):
-        small = Image.fromarray(image).resize((shown, shown), Image.NEAREST if side < SMALL else Image.BILINEAR)
-        joined.paste(small, (number % COLUMNS * shown, number // COLUMNS * shown))
-    saved = io.BytesIO()
-    joined.save(saved, "JPEG", quality=88)
-    return saved.getvalue()
+    resampling = Image.Resampling.NEAREST if side < SMALL else Image.Resampling.BILINEAR
+    resized = [np.asarray(Image.fromarray(image).resize((shown, shown), resampling)) for image in images]
+    return encoded(joined(np.stack(resized), COLUMNS), "JPEG", quality=88)

@@ -9,11 +9,11 @@ from common.run_folder import top1_of
 from plan import recipes
 from plan.values import same
 
-NEWEST = {run_folder.RUN: "origins", run_folder.PLAN: "learning_rate_breakpoints"}  # keys that older forms lack
+NEWEST = {run_folder.RUN: "origins", run_folder.PLAN: "learning_rate_breakpoints"}  # keys that old runs lack
 
 
 def validation_set(run: dict) -> dict:
-    """Returns what tells a run's validation set from others: see ranking.different_sets. run: content of run.json."""
+    """Returns what identifies a run's validation set: keys of ranking.VALIDATION. run: content of run.json."""
     data = run.get("dataset") or {}
     known = {"classes": data.get("classes"), "samples": data.get("validation_samples")}
     return {key: value for key, value in known.items() if value} | data.get("validation_content", {})
@@ -21,35 +21,27 @@ def validation_set(run: dict) -> dict:
 
 @dataclass(frozen=True)
 class RunData:
-    """The content of a run's folder, for the report. What is missing is empty, or None for the summaries.
-
-    The run may be in progress.
-
-    rows, times, layers, steps, noise: of the logs, in the order of run_folder.LOGS. run: of run.json. outcomes: of
-    outcomes.json. summary: summary.json of a run that reached its end. divergence: that of one that ended because it
-    diverged: diverged_at (step, epoch), classes, seconds.
-    """
+    """The content of a run's folder, for the report. The run may be in progress. Missing files are empty here."""
 
     folder: Path
-    plan: dict
-    flags_text: str
-    rows: list[dict]
-    times: list[dict]
-    layers: list[dict]
-    steps: list[dict]
-    noise: list[dict]
-    run: dict
-    outcomes: dict
-    summary: dict | None
-    divergence: dict | None
+    plan: dict  # plan.json
+    flags_text: str  # flags.txt
+    rows: list[dict]  # metrics.jsonl; this and the following logs in the order of run_folder.LOGS
+    times: list[dict]  # times.jsonl
+    layers: list[dict]  # trust_ratios.jsonl
+    steps: list[dict]  # steps.jsonl
+    noise: list[dict]  # noise_scale.jsonl
+    run: dict  # run.json
+    outcomes: dict  # outcomes.json
+    summary: dict | None  # summary.json of a run that reached its end, otherwise None
+    divergence: dict | None  # summary.json of a run that ended because it diverged, otherwise None
 
     @classmethod
     def read(cls, folder, reader: str = "reporting.report") -> "RunData":
-        """Names what is damaged on standard error and skips it.
+        """Reads a run's folder. Skips damaged rows and files, with a warning on standard error.
 
-        Raises UserError if the folder is not that of a run, or that of a version whose runs have another form.
-
-        reader: name of the program that reads it.
+        Raises UserError if it is no run's folder, or a run of a version with other files. reader: name of the program,
+        for the warnings.
         """
         folder = Path(folder).absolute()
         for name in (run_folder.PLAN, run_folder.FLAGS, run_folder.RUN):
@@ -84,7 +76,7 @@ class RunData:
 
     @cached_property
     def state(self) -> str:
-        """finished, diverged, unfinished (it said why), killed, or in progress."""
+        """finished, diverged, unfinished (run.json has the reason), killed, or in progress."""
         if self.summary or self.divergence:
             return "finished" if self.summary else "diverged"
         if self.run.get("stopped"):
@@ -98,7 +90,7 @@ class RunData:
 
     @property
     def result(self) -> dict:
-        """The newest accuracy: the last row, and what the summary adds."""
+        """The columns of the last evaluation, and those of the summary if there is one."""
         return (self.rows[-1] if self.rows else {}) | (self.summary or {})
 
     @property
@@ -124,7 +116,7 @@ class RunData:
 
     @property
     def changes(self) -> str:
-        """The flags that differ from those of the recipe, in words."""
+        """The flags that differ from those of the recipe, in words, without --data_dir."""
         recipe = (self.run["recipe"] or {}).get("flags", {})
         return ", ".join(f"--{name}={self.flags[name]} instead of {value}" for name, value in recipe.items()
                          if name in self.flags and name != "data_dir" and not same(value, self.flags[name]))

@@ -1,14 +1,12 @@
 """What records and shows a training, on rank 0: the observers of every run, and those that write to its folder."""
 import contextlib
-import io
 import math
 import time
-
-import numpy as np
 
 from common.errors import complain
 from common.run_folder import AUGMENTATIONS, FLAGS, LAYERS, LOGS, METRICS, NOISE, PLAN, STEPS, SUMMARY, TIMES, RunFolder
 from plan.settings import Run
+from reporting.pictures import encoded, joined
 from reporting.progress import ProgressDisplay
 from reporting.report_writer import ReportWriter
 from reporting.tensorboard import TensorBoard
@@ -104,18 +102,6 @@ class Augmentations(Observer):
     def start(self, run: RunInfo) -> None:
         if run.images:
             images, _ = run.images(SHOWN, LARGEST)
-            self._folder.write(AUGMENTATIONS, grid(images))
+            picture = joined(images, math.ceil(math.sqrt(len(images))))
+            self._folder.write(AUGMENTATIONS, encoded(picture, "PNG"))
             self._folder.save()
-
-
-def grid(images: np.ndarray) -> bytes:
-    """Returns images, uint8 (number, height, width, 3), as one PNG with about as many rows as columns."""
-    from PIL import Image
-
-    number, height, width, channels = images.shape
-    columns = math.ceil(math.sqrt(number))
-    filled = np.pad(images, [(0, -number % columns), (0, 0), (0, 0), (0, 0)])
-    rows = filled.reshape(-1, columns, height, width, channels).swapaxes(1, 2)
-    saved = io.BytesIO()
-    Image.fromarray(rows.reshape(-1, columns * width, channels)).save(saved, "PNG")
-    return saved.getvalue()

@@ -1,7 +1,4 @@
-"""The sections of a run's report that have charts or pictures.
-
-They are the curves, where the time went, what a batch size is worth, the errors, and training images.
-"""
+"""Sections of a run's report: curves, step-time breakdown, gradient noise scale, errors, training images."""
 import base64
 import html
 import math
@@ -30,9 +27,9 @@ MOST_PAIRS = 15  # confused pairs of classes
 
 
 def curves(run: RunData) -> str:
-    """Returns the curves over epochs and over time, and the values that are constant as sentences.
+    """Returns the curves over epochs and over time, and sentences on planned values that are constant.
 
-    The axes end at twice the epochs trained so far, so that the plan is seen ahead and the curves are large.
+    The axes end at twice the epochs trained so far: the curves then fill half of a chart, and the plan goes on ahead.
     """
     rows = [*run.rows, *run.steps]
     reached = max((row["epoch"] for row in rows), default=0)
@@ -69,7 +66,7 @@ def curves_over(run: RunData, planned_values, x: XAxis) -> list[str]:
 
 
 def planned_line(run: RunData, column: str, end: float) -> Line:
-    """Returns a planned value up to an epoch: at whole epochs, and the learning rate also where it jumps or turns."""
+    """Returns a planned value up to epoch `end`: at whole epochs, and the learning rate also at its breakpoints."""
     holds = column != "learning_rate"
     points = [(row["epoch"], row[column]) for row in run.plan["schedule"]]
     between = [(run.epochs, points[-1][1])] if holds else run.plan["learning_rate_breakpoints"]
@@ -78,7 +75,7 @@ def planned_line(run: RunData, column: str, end: float) -> Line:
 
 
 def times(run: RunData) -> list[str]:
-    """Returns where the time went, as a sentence and as bars for each evaluation that add up to 1."""
+    """Returns the step-time breakdown: its mean as a sentence, and a stacked bar for each evaluation."""
     rows = [row for row in run.times if "compute" in row]  # an evaluation without a step before it has none
     if not rows:
         return []
@@ -95,16 +92,16 @@ def times(run: RunData) -> list[str]:
 
 
 def slow_workers(rows: list[dict]) -> list[str]:
-    """Returns who was slow when a worker was last slow. rows: of times.jsonl."""
+    """Returns the sentences on slow workers of the last evaluation that had any. rows: of times.jsonl."""
     named = [row for row in rows if row.get("slow")][-1:]
     return [f'<p class="status problem">At epoch {number(row["epoch"])}, {html.escape(sentence)}.</p>'
             for row in named for sentence in row["slow"]]
 
 
 def between_updates(run: RunData) -> str:
-    """Returns how much of the time the updates took, as a sentence, or an empty string if it is not known.
+    """Returns a sentence on the time of all updates, or an empty string if it is unknown.
 
-    The clock of a training starts when its network is built: loading TensorFlow is not in it.
+    The clock of a training starts when its network is built, after TensorFlow is loaded.
     """
     trained = 0.0
     before = 0
@@ -120,7 +117,7 @@ def between_updates(run: RunData) -> str:
 
 
 def noise_scale(run: RunData) -> list[str]:
-    """Returns the noise scale and the batch size over the epochs, in words and as a schedule of batch sizes."""
+    """Returns the gradient noise scale and the batch size over the epochs, and a schedule of batch sizes from it."""
     if not run.noise:
         return []
     certain = [row for row in run.noise if row["noise_scale"] is not None]
@@ -134,7 +131,7 @@ def noise_scale(run: RunData) -> list[str]:
 
 
 def noise_in_words(rows: list[dict], certain: list[dict]) -> str:
-    """Returns what the estimates say. certain: those of the rows that have a noise scale."""
+    """Returns sentences on the noise scale. certain: the rows in which it could be estimated."""
     if not certain:
         return (f"In the mean over {rows[-1]['updates']} updates, the gradient drowns in the noise, so the noise scale "
                 "is unknown. A longer training measures more of them.")
@@ -163,7 +160,7 @@ def two_digits(value: float) -> str:
 
 
 def mistakes(run: RunData) -> list[str]:
-    """Returns the confusion of the classes and the worst errors at the last evaluation."""
+    """Returns the confusion matrix, the most confused classes and the worst errors of the last evaluation."""
     made = run.outcomes
     if not made:
         return []

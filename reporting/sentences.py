@@ -1,4 +1,4 @@
-"""What is said of a run in words: its result and what that is worth, the paper's figure, its state, storage."""
+"""Sentences on a run: its result with a confidence interval, the paper's figure, its state, waiting for storage."""
 import html
 import time
 
@@ -9,8 +9,8 @@ from reporting.page import duration, plural
 from reporting.run_data import RunData
 from training.advice import interval, is_guessing
 
-STORAGE_LIMITS = 0.05  # fraction of the steps from which waiting for storage is named
-IMBALANCE = 0.05  # what guessing has to gain from the most frequent class to be worth a sentence
+STORAGE_LIMITS = 0.05  # share of step time spent waiting for storage, from which a sentence says so
+IMBALANCE = 0.05  # top-1 that guessing the most frequent class gains over 1 / classes, from which a sentence says so
 
 
 def result(run: RunData) -> str:
@@ -36,7 +36,7 @@ def validation_samples(run: RunData) -> int:
 
 
 def worth(run: RunData, top1: float) -> str:
-    """Returns the interval of the top-1, and whether guessing does as well, as sentences."""
+    """Returns sentences: the 95 % interval of the top-1, and whether it is no better than guessing."""
     samples = validation_samples(run)
     sentence = f" Top-1: {in_words(top1, samples)}."
     most, of = most_frequent(run)[1:]
@@ -46,7 +46,7 @@ def worth(run: RunData, top1: float) -> str:
 
 
 def baseline(run: RunData) -> str:
-    """Returns the accuracy of guessing, as a sentence, if a class has many more validation images than the mean."""
+    """Returns a sentence on the accuracy of guessing if one class has many more validation images than the others."""
     label, most, samples = most_frequent(run)
     if not most or most / samples < 1 / len(run.outcomes["classes"]) + IMBALANCE:
         return ""
@@ -55,7 +55,7 @@ def baseline(run: RunData) -> str:
 
 
 def most_frequent(run: RunData) -> tuple[int, int, int]:
-    """Returns the class with the most validation images, their number, and that of all. Zeros if it is not known."""
+    """Returns (class with the most validation images, their number, number of all images); zeros if unknown."""
     totals = class_totals({(label, predicted): count for label, predicted, count in run.outcomes.get("confusion", ())})
     [(label, most)] = totals.most_common(1) or [(0, 0)]
     return label, most, totals.total()
@@ -76,7 +76,7 @@ def advice(run: RunData) -> str:
 
 
 def published(run: RunData) -> str:
-    """Returns the paper's figure for the recipe, and what this run has changed, as paragraphs, or an empty string."""
+    """Returns a paragraph: the paper's figure and the flags that differ from its recipe. "" if no figure is known."""
     recipe = run.run["recipe"] or {}
     if not recipe.get("reported"):
         return ""
@@ -88,7 +88,7 @@ def published(run: RunData) -> str:
 
 
 def storage(run: RunData) -> str:
-    """Returns what was fetched from far away and how long training waited for it, or an empty string."""
+    """Returns sentences on the data fetched from a bucket or server, and on waiting for it, or an empty string."""
     rows = [row for row in run.times if "storage" in row]
     if not rows:
         return ""
@@ -101,7 +101,7 @@ def storage(run: RunData) -> str:
 
 
 def state(run: RunData) -> str:
-    """Returns how far an unfinished run has come, or an empty string for a finished one."""
+    """Returns the progress of an unfinished run, and why it ended if it did. "" for a finished one."""
     if run.summary is not None:
         return ""
     where = f"epoch {number(run.epoch)} of {number(run.epochs)}"

@@ -30,10 +30,9 @@ FASTER = {"cpu": "more workers, --xla, and --precision=mixed_bfloat16 where the 
           "gpu": "more workers, a faster GPU, --xla, and --precision=mixed_float16"}
 WAITING = {"cpu": f"{SMALLER}, or a cheaper --augmentation, since model and pipeline share the cores",
            "gpu": "a larger --micro_batch_size, or fewer --dali_threads"}
-CLOSE = 0.9  # training at this fraction of the model's own speed does not wait for its input
-# Rows are compared only if all of these agree.
-WHAT = ("data_dir", "device", "model", "image_size", "precision", "augmentation", "compression", "allreduce")
-WHICH = (*WHAT, "workers", "workers_per_node", "global_batch_size", "micro_batch_size", "grid")
+CLOSE = 0.9  # fraction of the model's own speed, from which training does not wait for its input
+SAME_WORK = ("data_dir", "device", "model", "image_size", "precision", "augmentation", "compression", "allreduce")
+SAME_MEASUREMENT = (*SAME_WORK, "workers", "workers_per_node", "global_batch_size", "micro_batch_size", "grid")
 NOTE = ("Speed-up: images/s relative to the fewest workers with the same global batch. Efficiency: images/s per worker "
         "relative to the fewest workers with the same images per worker. Compute, data and exchange: computing, "
         "waiting for images, and the part of the exchange that nothing overlaps.")
@@ -64,56 +63,58 @@ def limit(stages: list[dict], device: str) -> dict[str, str]:
                        f"{CURES[slowest]}; {MORE_THREADS}"}
 
 
+def stage_cells(result: dict) -> list[dict[str, str]]:
+    """Returns the lines of the table of the stages: column -> text."""
+    return [{"stage": STAGES[row["name"]], "threads": str(row["threads"] or ""),
+             "images/s": f"{row['images_per_second']:,.0f}", "MB/s": f"{row['megabytes_per_second']:,.1f}"}
+            for row in result["stages"]]
+
+
 def stage_lines(result: dict) -> list[str]:
     """Returns the table of the stages and the line that names the limit, for a terminal."""
-    shown = [f"{'':22s}{'threads':>8s}{'images/s':>12s}{'MB/s':>10s}"]
-    for row in result["stages"]:
-        shown.append(f"{STAGES[row['name']]:22s}{row['threads'] or '':>8}{row['images_per_second']:12,.0f}"
-                     f"{row['megabytes_per_second']:10,.1f}")
-    return [*shown, "", result["because"]]
+    return [*command.table(stage_cells(result), str.rjust), "", result["because"]]
 
 
 def write_stages(folder: Path, result: dict) -> Path:
     """Writes benchmark.json and benchmark.html; returns the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "benchmark.json", result)
-    rows = [{"stage": STAGES[row["name"]], "threads": row["threads"] or "", "images/s": row["images_per_second"],
-             "MB/s": row["megabytes_per_second"]} for row in result["stages"]]
-    bars = [(row["stage"] + (f", {row['threads']} threads" if row["threads"] else ""), row["images/s"],
-             row["stage"] in (STAGES["model"], STAGES["train"])) for row in rows]
+    bars = [(STAGES[row["name"]] + f", {row['threads']} threads" * bool(row["threads"]), row["images_per_second"],
+             row["name"] in ("model", "train")) for row in result["stages"]]
     about = {name: value for name, value in result.items() if name not in ("stages", "limit", "because")}
     path = folder / "benchmark.html"
     write_atomically(path, page("Where the time goes", [
-        f"<p><b>{html.escape(result['because'])}</b></p>", charts.bars("images/s", bars), html_table(rows),
-        "<h2>Measured with</h2>", html_table([about])]))
+        f"<p><b>{html.escape(result['because'])}</b></p>", charts.bars("images/s", bars),
+        html_table(stage_cells(result)), "<h2>Measured with</h2>", html_table([about])]))
     return path
 
 
 def merged(folder: Path | None, rows: list[dict]) -> list[dict]:
-    """Returns the rows of speed.json in a folder, if any, and these, which replace older measurements of the same."""
+    """Returns these rows and those of speed.json, without older measurements of the same work."""
     earlier = []
     if folder:
         with contextlib.suppress(FileNotFoundError, ValueError):
             earlier = json.loads((folder / "speed.json").read_text())
-    every = {tuple(str(row[name]) for name in WHICH): row for row in [*earlier, *rows]}
+    every = {tuple(str(row[name]) for name in SAME_MEASUREMENT): row for row in [*earlier, *rows]}
     return compared(sorted(every.values(), key=lambda row: (
-        [str(row[name]) for name in WHAT[:-1]], row["global_batch_size"], row["workers"], row["micro_batch_size"])))
+        *(str(row[name]) for name in SAME_WORK[:-1]), row["global_batch_size"], row["workers"],
+        row["micro_batch_size"])))
 
 
 def compared(rows: list[dict]) -> list[dict]:
-    """Returns the rows with `speedup` and `efficiency`, None for a row of the fewest workers."""
+    """Adds `speedup` and `efficiency` to the rows: None in a row of the fewest workers."""
     return [row | {"speedup": relative(rows, row, ["global_batch_size"])[0],
                    "efficiency": relative(rows, row, ["micro_batch_size", "accumulation_steps"])[1]} for row in rows]
 
 
 def relative(rows: list[dict], row: dict, alike: list[str]) -> tuple[float, float] | tuple[None, None]:
-    """Returns a row's speed, and its speed per worker, relative to the fewest workers of the same training.
+    """Returns a row's images/s, and its images/s per worker, relative to the row of the fewest workers.
 
-    Both are None if these are its own. alike: what has to agree besides WHAT. One worker has no all-reduce, so it is
-    compared with any.
+    Both are None if that is the row itself. Rows are compared if they agree in SAME_WORK and `alike`. One worker has no
+    all-reduce, so its row is compared with those of any.
     """
     def is_same(other) -> bool:
-        names = WHAT if 1 not in (row["workers"], other["workers"]) else WHAT[:-1]
+        names = SAME_WORK if 1 not in (row["workers"], other["workers"]) else SAME_WORK[:-1]
         return all(row[name] == other[name] for name in (*names, *alike))
 
     base = min(filter(is_same, rows), key=operator.itemgetter("workers"))
@@ -138,7 +139,7 @@ def cells(row: dict) -> dict[str, str]:
 
 
 def lines(rows: list[dict]) -> list[str]:
-    """Returns the table for a terminal, with a heading for each kind of training."""
+    """Returns the table for a terminal, with a heading for each model, dataset and precision."""
     columns, *texts = command.table(filled_columns([cells(row) for row in rows]), str.rjust)
     shown = []
     for heading, own in grouped(zip(rows, texts, strict=True), lambda pair: headed(pair[0])).items():

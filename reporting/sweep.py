@@ -15,11 +15,11 @@ from reporting.ranking import NOTE, RATE, judgement, labelled, names_in, setting
 def write_sweep(folder: Path, rows: list[dict], planned: int | None, problem: str = "") -> Path:
     """Writes sweep.json, best.json and sweep.html; returns the page's path.
 
-    rows: of the runs that have ended: flags (swept flag -> value), seed, diverged, diverged_at, val_top1, ema_val_top1
-    (or None), val_samples, val_guess_count, validation, best_top1, best_epoch, seconds, folder, reported (what the
-    paper of the recipe reports, or None), final (False: a run of a search, which does not count). Rows may have
-    different flags. planned: number of runs of the whole sweep, or None if it searches. problem: why a run failed,
-    which ended the sweep.
+    rows: of the runs that have ended, which may have different flags: `flags` (swept flag -> value), `seed`, `folder`,
+        `diverged`, `final` (False for a run of a search, which does not count), and the fields of
+        experiments.trainings.Result
+    planned: number of runs of the whole sweep, or None if it searches
+    problem: why a run failed, which ended the sweep
     """
     write_json(folder / "sweep.json", rows)
     ended = f"{len(rows)} runs have ended" if planned is None else f"{len(rows)} of {planned} runs have ended"
@@ -33,9 +33,9 @@ def write_sweep(folder: Path, rows: list[dict], planned: int | None, problem: st
 
 
 def judged(rows: list[dict]) -> tuple[dict, list[dict[str, str]], list[str]]:
-    """Returns the content of best.json, the lines of the table, and the page's sections with the results.
+    """Returns (content of best.json, lines of the table of results, sections of the page with the results).
 
-    If that fails, the sentence says so, because no training is to end for it.
+    After an error here, the sentence in best.json names it, and the sweep continues.
     """
     try:
         finals = [row for row in rows if row.get("final", True)]
@@ -59,7 +59,7 @@ def summary(rows: list[dict]) -> list[dict[str, str]]:
 
 
 def plots(rows: list[dict]) -> str:
-    """Returns plots over each flag that tells runs apart: means as lines, seeds as dots."""
+    """Returns a plot over each flag whose values distinguish runs: means as lines, single seeds as dots."""
     return "".join(plot(name, rows) for name in names_in(rows) if name == RATE or name in telling(without_rate(rows)))
 
 
@@ -70,12 +70,13 @@ def without_rate(rows: list[dict]) -> list[dict]:
 def plot(name: str, rows: list[dict]) -> str:
     """Returns a plot over one flag, with a line for each combination of the others, or "" if no line has two points.
 
-    Over a flag other than the learning rate, it shows the best learning rate of each combination, as in figure 3 of
-    arXiv:1708.03888: among those with the most seeds, because a search trains only the best one with all of them.
+    Over a flag other than the learning rate, each point has the best learning rate of its combination, as in figure 3
+    of arXiv:1708.03888. Only rates with the most seeds compete, because --search_rate trains the best one alone with
+    all seeds.
     """
     rows = [row for row in rows if name in row["flags"]]
     others = [other for other in telling(without_rate(rows), kept=name) if other != name]
-    marks = positions({one.flags[name]: None for one in settings(rows)})
+    x_of = positions({one.flags[name]: None for one in settings(rows)})
     points = {}  # other flags -> value of this flag -> the settings with each learning rate
     for one in settings(rows):
         line = tuple((other, one.flags[other]) for other in others if other in one.flags)
@@ -85,8 +86,8 @@ def plot(name: str, rows: list[dict]) -> str:
     best_of = ", best learning rate" if name != RATE and any(RATE in row["flags"] for row in rows) else ""
     series = []
     for colour, (line, own) in enumerate(points.items()):
-        shown = [(marks[value], max(own[value], key=lambda one: (len(one.rows), one.mean)))
-                 for value in sorted(own, key=marks.get)]
+        shown = [(x_of[value], max(own[value], key=lambda one: (len(one.rows), one.mean)))
+                 for value in sorted(own, key=x_of.get)]
         has_seeds = any(len(one.rows) > 1 for _, one in shown)
         label = (labelled(dict(line)) or ("mean" if has_seeds else "single seeds")) + best_of
         series.append(Line(label, [x for x, _ in shown], [one.mean for _, one in shown], colour))
@@ -94,12 +95,12 @@ def plot(name: str, rows: list[dict]) -> str:
             dots = [(x, top1) for x, one in shown for top1 in one.top1]
             every = f"{label}, single seeds".removeprefix("mean, ")
             series.append(Line(every, *zip(*dots, strict=True), colour, "dots"))
-    axis = XAxis(name.replace("_", " "), marks=[(x, shortened(str(value))) for value, x in marks.items()])
+    axis = XAxis(name.replace("_", " "), ticks=[(x, shortened(str(value))) for value, x in x_of.items()])
     return charts.lines("Validation top-1 after the last epoch", axis, series, charts.PERCENT)
 
 
 def positions(values) -> dict:
-    """Returns each value's position on the horizontal axis: logarithmic for numbers above zero, else by order."""
+    """Returns value -> x: the logarithm if all values are numbers above 0, otherwise the index."""
     if all(isinstance(value, int | float) and value > 0 for value in values):
         return {value: math.log(value) for value in sorted(values)}
     return {value: position for position, value in enumerate(values)}

@@ -54,7 +54,7 @@ class TensorBoard(Observer):
         self._write()
 
     def _write(self):
-        """Writes the rows that the file of events lacks. A new file has all, and replaces others. Keeps profiles."""
+        """Appends new rows to the open file of events, or writes all rows to a new file in place of the old ones."""
         import tensorflow as tf
 
         folder = self._files.path / TENSORBOARD
@@ -81,7 +81,7 @@ class TensorBoard(Observer):
 
     @contextlib.contextmanager
     def _complaining(self):
-        """Context manager for writing events. After a failure, there is no open file of events."""
+        """Context manager for writing events. Turns an error into a warning, and closes the file of events."""
         import tensorflow as tf
 
         try:
