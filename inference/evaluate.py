@@ -57,7 +57,7 @@ def evaluate_checkpoint(settings: Settings, dataset: Dataset) -> dict:
 
 
 def in_order(model, names: Sequence[str], classes: Sequence[str]):
-    """Returns a model whose logits have the order of these classes. names: those of the trained model, or empty."""
+    """Returns a model whose logits are in the order of `classes`. names: those of the model, or none."""
     if not names or [*names] == [*classes]:
         return model
     logits = tf.gather(model.output, labels_of(classes, names), axis=1)
@@ -65,20 +65,21 @@ def in_order(model, names: Sequence[str], classes: Sequence[str]):
 
 
 def measurement(settings: Settings, described: dict, model, feed, world: World) -> Callable[[], None]:
-    """Returns a function that measures batch norm's exact statistics if a checkpoint lacks those of its weights.
+    """Returns a function that measures batch norm's exact statistics for a checkpoint that was saved without them.
 
-    It reads the training samples that an evaluation at this step would. Raises UserError.
+    It reads the same training samples as an evaluation at this step. Raises UserError.
     """
     recipe = settings.recipe
     if recipe.batch_norm_statistics != "exact" or has_statistics(described):
         return lambda: None
     progress = described["progress"]
     epoch = described["epoch"]
-    span = recipe.batch_norm_span and recipe.batch_norm_span(epoch)  # one worker's micro-batch, whoever shared it
+    span = recipe.batch_norm_span and recipe.batch_norm_span(epoch)  # one micro-batch, even if workers shared it
     plan = make_plan(dataclasses.replace(recipe, batch_norm_span=None), span or settings.launch.micro_batch_size,
-                     world.size, feed.dataset.train.samples, allows_uneven=True)
+                     world.size, feed.dataset.train.samples, uneven=True)
     phase = plan.phase_at(epoch)
     position = plan.position(progress["step"]) + progress["skipped"]
     if world.rank == 0:
         complain("batch norm's statistics are measured again, because the checkpoint was saved between two evaluations")
-    return functools.partial(ExactStatistics(model, world).measure, feed, [position], phase)
+    return functools.partial(ExactStatistics(model, world).measure, feed, [position], phase.global_batch_size,
+                             phase.micro_batch_size)

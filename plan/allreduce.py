@@ -15,17 +15,13 @@ MOST_WORKERS = 65_536  # the largest number for which a grid is searched
 
 @dataclass(frozen=True)
 class AllreducePlan:
-    """The `exchange` entry of plan.json.
+    """How gradients are exchanged. `as_json` is the `exchange` entry of plan.json."""
 
-    allreduce: none, ring, torus or hierarchical. grid: (horizontal, vertical) of a torus; (workers per node, nodes) of
-    a hierarchical all-reduce. is_fallback: whether the plan differs from the requested one; `why` gives the reason.
-    """
-
-    allreduce: str
-    grid: tuple[int, int] | None
-    backend: str | None
-    why: str
-    is_fallback: bool = False
+    allreduce: str  # none, ring, torus or hierarchical
+    grid: tuple[int, int] | None  # (horizontal, vertical) of a torus; (workers per node, nodes) of a hierarchical one
+    backend: str | None  # what carries it out
+    why: str  # reason for the grid, or for the fallback
+    is_fallback: bool = False  # whether the plan differs from the requested one
 
     def as_json(self) -> dict:
         return {"allreduce": self.allreduce, "grid": self.grid and list(self.grid), "by": self.backend,

@@ -18,7 +18,7 @@ from plan.recipes import default_recipe, recipe_path
 from plan.remarks import kept_shares
 from plan.settings import Launch, Recipe, Run, Settings, Source
 
-ELSEWHERE = {  # what other programs call a flag or a value -> what to say here
+ELSEWHERE = {  # name of a flag or value in other programs -> hint, or name here
     "lr": "the learning rate is --learning_rate", "wd": "the weight decay is --weight_decay",
     "bs": "the batch size of all workers is --batch_size", "resize": "the size of the images is --image_size",
     **dict.fromkeys(("gpus", "num_gpus", "ngpus"), "start one worker per GPU: horovodrun --gloo -np N python train.py"),
@@ -72,15 +72,15 @@ RULES = (  # (whether a command line breaks the rule, what to say)
 def parse(argv: Sequence[str]) -> Settings:
     """Returns the settings of a command line. argv[0] is the program. Raises UsageError, UserError.
 
-    A recipe is read first, and the flags on the command line override it. The recipe is the file of --flagfile, or
-    plan.recipes chooses one.
+    The flags on the command line override those of the recipe. The recipe is the file of --flagfile, or the one that
+    plan.recipes.default_recipe chooses.
     """
     program, *arguments = argv
     recipes, given = recipes_first(arguments)
     typed = _read([program, *given])
     file, words = _recipe(recipes, typed)
     original, values = _read([program, *words]), _read([program, *words, *given])
-    values.data_dir = named.absolute(values.data_dir)  # flags.txt has to mean the same from any folder
+    values.data_dir = named.absolute(values.data_dir)  # so that flags.txt works from any folder
     values.init_checkpoint = values.init_checkpoint and str(Path(values.init_checkpoint).absolute())
     recorded = [name for name, about in FLAGS.items() if values[name].value not in (None, [])
                 and (about.get("recorded") or name not in flags.names(Run))]
@@ -127,10 +127,10 @@ def check(settings: Settings) -> None:
 
 
 def check_own(settings: Settings, observers: bool = True) -> None:
-    """Raises UserError if a MODULE:NAME is not there.
+    """Raises UserError if a MODULE:NAME on the command line cannot be imported.
 
-    observers: not among several workers. Rank 0 alone imports them, and an mpirun whose other workers are in MPI_Init
-    may hang when it exits.
+    observers: whether to check those, too. False among several workers: rank 0 alone imports observers, and if it ended
+    here, mpirun might hang, because the other ranks would be in MPI_Init.
     """
     if settings.recipe.model not in model_zoo.MODELS:
         own.check("--model", settings.recipe.model)
@@ -155,8 +155,8 @@ def with_image_size(recipe: Recipe) -> Recipe:
 def define(own: type | None = None, borrowed: Iterable[str] = ()) -> absl_flags.FlagValues:
     """Returns all flags, with their defaults.
 
-    own: the flags of another program, which replace those of the same name. borrowed: names of those of train.py that
-    it has, too. Default: all.
+    own: dataclass with the flags of another program; they replace flags of train.py with the same name. borrowed: the
+    flags of train.py that this program also has. Default: all.
     """
     values = flags.define(*GROUPS.values())
     if own:
@@ -193,7 +193,7 @@ def first_screen() -> dict[str, list[str]]:
 
 
 def with_recipe(argv: Sequence[str]) -> absl_flags.FlagValues:
-    """Returns all flags. Their defaults are those of the recipe that the command line would read, if it is right."""
+    """Returns all flags. Their defaults are those of the recipe of a command line, unless that has errors."""
     values = define()
     with contextlib.suppress(UserError):
         recipes, given = recipes_first([word for word in argv[1:] if not command.asks_for_help(["", word])])
@@ -218,10 +218,10 @@ def _read(argv: Sequence[str]) -> absl_flags.FlagValues:
 
 
 def without_effect(values: absl_flags.FlagValues, typed: absl_flags.FlagValues) -> tuple[str, ...]:
-    """Returns a sentence for each flag on the command line that has no effect. Raises UsageError for a flag that the
-    mode has no use for.
+    """Returns a sentence for each flag on the command line that has no effect with the values of other flags.
 
-    typed: the flags of the command line alone, without a recipe.
+    Raises UsageError for a flag that may not be given with this --mode. typed: the flags of the command line alone,
+    without a recipe.
     """
     present = {name: about for name, about in FLAGS.items() if typed[name].present}
     for name, about in present.items():
@@ -239,9 +239,9 @@ def has_effect(name: str, given: Mapping[str, str]) -> bool:
 
 
 def recipes_first(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns (the --flagfile arguments, the rest), so that a flag overrides a recipe, whatever their order.
+    """Returns (the --flagfile arguments, the rest). Reading them in this order lets every flag override a recipe.
 
-    A recipe is a file, or its name in recipes/. Raises UsageError.
+    --flagfile takes a file, or the name of a recipe in recipes/. Raises UsageError.
     """
     recipes, rest, arguments = [], [], list(arguments)
     while arguments:

@@ -64,11 +64,11 @@ def sent(horizontal: int, vertical: int) -> tuple[float, float]:
 
 @cache
 def leaving(horizontal: int, vertical: int, local_size: int) -> tuple[int, int]:
-    """Returns how many ranks of the busiest node have their row neighbour, and column neighbour, on another node."""
+    """Returns how many ranks of the busiest node send along their row, and along their column, to another node."""
     workers = horizontal * vertical
 
-    def most(neighbour):
-        nodes = (rank // local_size for rank in range(workers) if neighbour(rank) // local_size != rank // local_size)
+    def most(receiver):
+        nodes = (rank // local_size for rank in range(workers) if receiver(rank) // local_size != rank // local_size)
         return max(Counter(nodes).values(), default=0)
 
     return (most(lambda rank: rank // horizontal * horizontal + (rank + 1) % horizontal),

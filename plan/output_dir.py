@@ -1,4 +1,4 @@
-"""Who may write to --output_dir: a training that can continue the run there, and one at a time."""
+"""Checks and locks --output_dir: one training at a time writes to it, and only if it can continue the run there."""
 import contextlib
 import os
 import time
@@ -18,9 +18,9 @@ POLL = 1.0  # seconds
 
 
 def changed_flag(folder: Path, settings: Settings, names: Iterable[str] = ()) -> tuple[str, str, str] | None:
-    """Returns (name, value in the run, value now) of a flag that differs from the run in a folder.
+    """Returns (name, value in the run, value now) of the first flag that differs from the run in a folder, or None.
 
-    names: those that are compared. Default: the recipe's.
+    names: flags to compare. Default: those of the recipe.
     """
     if not (folder / FLAGS).is_file():
         return None
@@ -38,7 +38,7 @@ def resumes(settings: Settings) -> bool:
 def check(settings: Settings) -> None:
     """Raises UserError if a training cannot write to its --output_dir or cannot continue the run in it.
 
-    It comes before TensorFlow is imported, which takes seconds. It creates nothing, because other errors may follow.
+    Call it before TensorFlow is imported, which takes seconds. It creates nothing, because other errors may follow.
     """
     if not settings.run.output_dir:
         return
@@ -74,9 +74,9 @@ def _create(folder: Path) -> None:
 def locked(folder: Path) -> Iterator[None]:
     """Context manager that creates a run's folder if it is missing, and locks it.
 
-    It waits up to LEASE seconds for a holder that may be lost. A network file system frees the lock of a host that is
-    lost only when the host's lease ends. The lock's file therefore names its holder. Raises UserError if the folder
-    cannot be written, or, with the holder, if another training holds the lock.
+    If another process holds the lock, and its host may be lost, this waits up to LEASE seconds: a network file system
+    frees the lock of a lost host when the host's lease ends. The file of the lock names its holder. Raises UserError if
+    the folder cannot be written, or if another training holds the lock, with its host and process.
     """
     _create(folder)
     with contextlib.ExitStack() as held:
@@ -85,7 +85,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _wait(held, folder) -> None:
-    """Enters the lock into `held`."""
+    """Acquires the lock, which `held` releases. held: contextlib.ExitStack."""
     began = time.monotonic()
     announced = None
     while True:

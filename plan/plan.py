@@ -104,7 +104,7 @@ class Plan:
         return stream_position(phase.start_epoch, self.train_samples) + (step - first) * phase.global_batch_size
 
     def _phase_of(self, step: int) -> tuple[int, Phase]:
-        """Returns the first step of the phase of a step, and the phase."""
+        """Returns the phase of a step, and the phase's first step: (first step, phase)."""
         firsts = itertools.accumulate((phase.steps for phase in self.phases[:-1]), initial=0)
         return [pair for pair in zip(firsts, self.phases, strict=True) if pair[0] <= step][-1]
 
@@ -205,13 +205,13 @@ def allreduce_for(launch: Launch, workers: int, workers_per_node: int, nccl: boo
 
 
 def make_plan(recipe: Recipe, micro_batch_size: int | None, workers: int, train_samples: int,
-              allreduce: AllreducePlan = RING, allows_uneven: bool = False,
+              allreduce: AllreducePlan = RING, uneven: bool = False,
               workers_schedule: Piecewise | None = None) -> Plan:
     """Returns the plan of a recipe on a number of workers. Raises UserError if the recipe cannot be carried out.
 
-    If a batch size is not divisible, the error names the nearest sizes that are. allows_uneven: workers may process
-    different numbers of micro-batches instead, as long as each has at least one. workers_schedule: number of workers
-    from each epoch on.
+    If a batch size is not divisible, the error names the nearest sizes that are. uneven: whether workers may instead
+    process different numbers of micro-batches, at least one each, as elastic training does. workers_schedule: number of
+    workers from each epoch on.
     """
     batches, epochs = recipe.batch_size, tidy(recipe.epochs)
     changing = [schedule for schedule in (batches, recipe.batch_norm_span, recipe.image_size) if schedule]
@@ -220,7 +220,7 @@ def make_plan(recipe: Recipe, micro_batch_size: int | None, workers: int, train_
         raise UsageError(f"--workers_schedule={workers_schedule}: the number of workers can change where a phase of "
                          f"the recipe starts: {', '.join(f'{start:g}' for start in starts)}")
     phases = tuple(_phase(recipe, tidy(start), tidy(end), micro_batch_size,
-                          workers_schedule(start) if workers_schedule else workers, train_samples, allows_uneven)
+                          workers_schedule(start) if workers_schedule else workers, train_samples, uneven)
                    for start, end in zip(starts, [*starts[1:], epochs], strict=True))
     rate = schedules.scaled(recipe.learning_rate, recipe.lr_scaling, recipe.base_batch_size, batches.values[0])
     learning_rate = schedules.LearningRate(
@@ -241,14 +241,14 @@ def make_plan(recipe: Recipe, micro_batch_size: int | None, workers: int, train_
     return plan
 
 
-def _phase(recipe, start, end, micro_batch, workers, train_samples, allows_uneven):
+def _phase(recipe, start, end, micro_batch, workers, train_samples, uneven):
     batch, span, image_size = (values and values(start) for values in (
         recipe.batch_size, recipe.batch_norm_span, recipe.image_size))
     in_pairs = bool(recipe.mixup or recipe.cutmix)
     if in_pairs and (micro_batch or 0) % 2:
         raise UserError(f"--micro_batch_size: {micro_batch} is odd; --mixup and --cutmix need an even size, because "
                         "they combine the images in pairs")
-    micros = _micro_batch_sizes(batch, micro_batch, workers, in_pairs, allows_uneven, span or 1)
+    micros = _micro_batch_sizes(batch, micro_batch, workers, in_pairs, uneven, span or 1)
     micro = max(size for size in micros if size <= LARGEST_MICRO_BATCH or micro_batch)
     if span:
         micro = _micro_batch_for_span(span, micros, workers)
@@ -256,17 +256,17 @@ def _phase(recipe, start, end, micro_batch, workers, train_samples, allows_uneve
     return Phase(start, end, batch, micro, -(-batch // (workers * micro)), steps, span or micro, image_size, workers)
 
 
-def _micro_batch_sizes(batch, given, workers, in_pairs, allows_uneven, span) -> list[int]:
+def _micro_batch_sizes(batch, given, workers, in_pairs, uneven, span) -> list[int]:
     """Returns the possible sizes of a micro-batch. Raises UserError if there is none.
 
-    With `allows_uneven`, workers may have different numbers of micro-batches: if no other size fits, or is a multiple
-    of the batch-norm span, because workers cannot share one then.
+    With `uneven`, workers may have different numbers of micro-batches if none of the sizes that divide their parts is a
+    multiple of the batch-norm span: workers with different numbers cannot share batch norm's statistics.
     """
     sizes = [given] if given else [size for size in divisors(batch) if not in_pairs or size % 2 == 0]
     fitting = [size for size in sizes if batch % (workers * size) == 0]
-    if allows_uneven and not any(size % span == 0 for size in fitting):
-        uneven = [size for size in sizes if batch % size == 0 and batch >= workers * size]
-        fitting = [size for size in uneven if size % span == 0] or uneven
+    if uneven and not any(size % span == 0 for size in fitting):
+        dividing = [size for size in sizes if batch % size == 0 and batch >= workers * size]
+        fitting = [size for size in dividing if size % span == 0] or dividing
     if fitting:
         return fitting
     unit = workers * (given or 1 + in_pairs)

@@ -18,10 +18,10 @@ from plan.values import sizes as parse_sizes
 RECIPES = Path(__file__).parents[1] / "recipes"
 DIGITS, SMALL, LARGE = (RECIPES / name for name in ("digits.flags", "small_images.flags", "images.flags"))
 LARGE_SAMPLES = 50_000
-GENTLE_RATE = "--learning_rate=0.0003"  # with which small_images.flags continues from trained weights
-SPAN_GIVES_WAY = "--batch_norm_span=auto"
+FINE_TUNING_RATE = "--learning_rate=0.0003"  # of small_images.flags, from trained weights on
+SPAN_OF_MICRO_BATCH = "--batch_norm_span=auto"  # replaces a recipe's span that does not divide the batch
 VERY_FEW = 200  # samples: a network soon overfits them
-VISITS = 40_000  # of samples, in all epochs
+SAMPLES_SEEN = 40_000  # in all epochs
 
 
 def recipe_path(name: str) -> Path:
@@ -68,8 +68,8 @@ def flags_in(text: str) -> dict[str, str]:
 def default_recipe(values) -> tuple[Path, list[str]]:
     """Returns the recipe for a command line, and flags that fit it to the dataset. Raises UserError.
 
-    values: the flags as they are without a recipe, absl's FlagValues; they override those that fit. The recipe's
-    batch-norm span gives way to a batch or micro-batch that it does not divide.
+    values: absl's FlagValues of the command line without a recipe. These flags override the recipe and those that fit
+    it. If the recipe's batch-norm span does not divide their batch or micro-batch size, the span becomes a micro-batch.
     """
     path, fitted_flags = _chosen(values)
     span = flags_in("\n".join([file_text(path), *fitted_flags])).get("batch_norm_span")
@@ -77,7 +77,7 @@ def default_recipe(values) -> tuple[Path, list[str]]:
              for size in parse_sizes(values[name].value).values]
     if path in (DIGITS, SMALL, LARGE) and not values["batch_norm_span"].present and any(
             size % int(span) for size in sizes):
-        fitted_flags.append(SPAN_GIVES_WAY)
+        fitted_flags.append(SPAN_OF_MICRO_BATCH)
     return path, [*{flag[2:].partition("=")[0]: flag for flag in fitted_flags}.values()]
 
 
@@ -97,24 +97,24 @@ def _chosen(values) -> tuple[Path, list[str]]:
     epochs = values.epochs if values["epochs"].present else None
     is_trained = bool(values.pretrained or values.init_checkpoint)
     return SMALL, [*fitted(samples, epochs, is_trained), *own_size, *of_initial_weights(values),
-                   *([GENTLE_RATE] if is_trained else [])]
+                   *([FINE_TUNING_RATE] if is_trained else [])]
 
 
 def fitted(samples: int, epochs: float | None = None, is_trained: bool = False) -> list[str]:
-    """Returns the flags that small_images.flags leaves to the number of training samples.
+    """Returns the flags that fit small_images.flags to a number of training samples.
 
-    A batch is at most an eighth of them, and batch norm covers it. There are about six evaluations.
+    The batch is at most an eighth of them, batch norm covers the whole batch, and there are about six evaluations.
 
-    epochs: number that the user has chosen, or None. is_trained: training continues from trained weights.
+    epochs: number on the command line, or None. is_trained: whether training starts from trained weights.
     """
     batch = min(32, 2 ** int(math.log2(max(1, samples // 8))))
-    own = (40 if samples < VERY_FEW else max(16, min(80, VISITS // samples))) // (2 if is_trained else 1)
+    own = (40 if samples < VERY_FEW else max(16, min(80, SAMPLES_SEEN // samples))) // (2 if is_trained else 1)
     return [f"--batch_size={batch}", f"--batch_norm_span={batch}", f"--epochs={own:g}",
             f"--evaluate_every={max(1, int(epochs or own) // 6)}"]
 
 
 def of_initial_weights(values) -> list[str]:
-    """Returns model and image size of the run of --init_checkpoint, unless --model is given."""
+    """Returns flags with the model and image size of the run of --init_checkpoint; none if --model is given."""
     if not values.init_checkpoint or values["model"].present:
         return []
     theirs = flags_in(file_text(flags_of_run(values.init_checkpoint, "--init_checkpoint")))

@@ -1,6 +1,6 @@
-"""All remarks on a plan: what can hardly be meant, does less than it says, or has a better alternative.
+"""Remarks on a plan: settings that are probably a mistake, have less effect than expected, or a better alternative.
 
-train.py prints them when it starts, and --dry_run with the plan. A sweep prints those on schedules.
+train.py prints them when it starts, and --dry_run prints them with the plan. A sweep prints those on schedules.
 """
 import bisect
 import math
@@ -8,12 +8,12 @@ import math
 from common.errors import UserError
 from optim.schedules import SCALINGS, Piecewise
 from plan.plan import Plan, divisors, make_plan, tidy
-from plan.recipes import LARGE_SAMPLES, SMALL, SPAN_GIVES_WAY, fitted
+from plan.recipes import LARGE_SAMPLES, SMALL, SPAN_OF_MICRO_BATCH, fitted
 from plan.settings import Settings
 
 TRAINED_NETWORK = "--model=keras:MobileNetV3Small --pretrained"
 RATE = ("learning_rate", "lr_scaling", "base_batch_size", "trust_coefficient")
-WITH_RATE = ("model", "pretrained", "optimizer", "loss", "momentum", "lars_clip")  # each with learning rates of its own
+WITH_RATE = ("model", "pretrained", "optimizer", "loss", "momentum", "lars_clip")  # a change needs another rate
 PHASED = ("learning_rate", "batch_size", "batch_norm_span", "image_size")  # flags that take epoch:value pairs
 SMALL_MICRO_BATCH = 16  # samples: smaller ones, one after another, leave most of a GPU idle
 MOST_NEIGHBOURS = 8  # workers that share batch norm's statistics: the GPUs of a node
@@ -37,7 +37,7 @@ def remarks(settings: Settings, plan: Plan, workers_per_node: int = 1) -> list[s
             "a --micro_batch_size, given to each run")
         lines.append(f"--deterministic: on another number of workers, the same bits need {which}")
     lines += [*on_few_images(settings), *on_unfitted(settings, plan)]
-    if SPAN_GIVES_WAY in settings.source.fitted:
+    if SPAN_OF_MICRO_BATCH in settings.source.fitted:
         varies = "" if launch.micro_batch_size else ", which depends on the number of workers"
         lines.append("--batch_norm_span: that of the recipe does not divide --batch_size or --micro_batch_size; batch "
                      f"norm covers a micro-batch{varies}")
@@ -49,9 +49,9 @@ def remarks(settings: Settings, plan: Plan, workers_per_node: int = 1) -> list[s
 
 
 def on_few_images(settings: Settings) -> list[str]:
-    """Returns a line if a trained network would reach more than the default for few images.
+    """Returns a line if the default recipe for few images is read, which a pretrained network would surpass.
 
-    It has a learning rate of its own, unless the command line gives one.
+    No line if the command line has a learning rate, optimizer or model: the pretrained network needs others.
     """
     chosen = any(map(settings.is_given, ("model", "optimizer", "learning_rate")))
     if not settings.source.is_default or settings.source.file != SMALL or chosen or settings.has_initial_weights:
@@ -61,7 +61,7 @@ def on_few_images(settings: Settings) -> list[str]:
 
 
 def has_length(settings: Settings) -> bool:
-    """Whether the recipe has epochs and a batch size. small_images.flags only has them if it was read by default."""
+    """Whether the recipe sets epochs and batch size. small_images.flags does so only as the default recipe."""
     return settings.source.is_default or settings.source.file.resolve() != SMALL.resolve()
 
 
@@ -71,7 +71,7 @@ def keeps(settings: Settings, *names: str) -> bool:
 
 
 def on_unfitted(settings: Settings, plan: Plan) -> list[str]:
-    """Returns a line if a recipe was named whose flags train.py fits to the dataset if it chooses the recipe."""
+    """Returns a line if --flagfile=small_images was given, which only as the default is fitted to the dataset."""
     samples, epochs = plan.train_samples, settings.recipe.epochs if "epochs" in settings.source.origins else None
     if has_length(settings) or samples >= LARGE_SAMPLES:
         return []
@@ -82,7 +82,7 @@ def on_unfitted(settings: Settings, plan: Plan) -> list[str]:
 
 
 def ties_to_workers(settings: Settings) -> list[str]:
-    """Returns the flags with which the bits of --deterministic need the same number of workers."""
+    """Returns the flags with which --deterministic gives the same bits on the same number of workers alone."""
     ties = {"--deterministic=same_workers": settings.launch.deterministic == "same_workers",
             "--compression=fp16": settings.launch.compression == "fp16",
             "--order=file": settings.recipe.order == "file"}
@@ -90,7 +90,7 @@ def ties_to_workers(settings: Settings) -> list[str]:
 
 
 def on_schedules(settings: Settings) -> list[str]:
-    """Returns a line if the epochs are too few for the schedule, and one if only the batch size is not the recipe's."""
+    """Returns a line if the epochs are too few for the schedule, and one if the rate is not scaled with the batch."""
     recipe, lines = settings.recipe, []
     if broken := _broken(recipe):
         kept = kept_shares(settings)
@@ -117,7 +117,7 @@ def _broken(recipe) -> list[str]:
 
 
 def kept_shares(settings: Settings) -> str:
-    """Returns the flags with which warm-up, boundaries and phases have the recipe's shares of the epochs, if any."""
+    """Returns the flags that scale warm-up, boundaries and phases with the epochs, in words, or an empty string."""
     recipe, original = settings.recipe, settings.source.recipe
 
     def scaled(epoch):
@@ -138,24 +138,25 @@ def kept_shares(settings: Settings) -> str:
 
 
 def on_workers(settings: Settings, plan: Plan, workers_per_node: int) -> list[str]:
-    """Returns a line if workers have tiny micro-batches, or too many share batch norm's statistics.
+    """Returns a line if micro-batches are tiny, or if too many workers share batch norm's statistics.
 
-    It names the nearest numbers of workers, on whole nodes, for which that is not so.
+    The line names the nearest smaller and larger number of workers, on whole nodes, without these problems.
     """
-    launch, problems = settings.launch, _strains(plan)
+    launch, problems = settings.launch, _problems(plan)
     if not problems or launch.micro_batch_size or launch.elastic or launch.workers_schedule:
         return []
     numbers = [number for number in divisors(math.gcd(*settings.recipe.batch_size.values))
                if number % workers_per_node == 0]
-    place = bisect.bisect(numbers, plan.workers)
-    nearest = [next((number for number in side if _is_easy(settings, plan, number)), None)
-               for side in (reversed(numbers[:place]), numbers[place:])]
+    index = bisect.bisect(numbers, plan.workers)
+    nearest = [next((number for number in side if _fits(settings, plan, number)), None)
+               for side in (reversed(numbers[:index]), numbers[index:])]
     where = " or ".join(f"{number:,}" for number in nearest if number)
     cure = f"{where} workers do better" if where else "another --batch_size may do better"
     return [f"{plan.workers:,} worker{'s' * (plan.workers > 1)}: {' and '.join(problems)}; {cure}"]
 
 
-def _strains(plan) -> list[str]:
+def _problems(plan) -> list[str]:
+    """Returns what is inefficient about micro-batches and batch norm, in words."""
     found = []
     if any(phase.accumulation_steps > 1 and phase.micro_batch_size < SMALL_MICRO_BATCH for phase in plan.phases):
         sizes, steps = zip(*((phase.micro_batch_size, phase.accumulation_steps) for phase in plan.phases), strict=True)
@@ -166,8 +167,9 @@ def _strains(plan) -> list[str]:
     return found
 
 
-def _is_easy(settings, plan, workers) -> bool:
+def _fits(settings, plan, workers) -> bool:
+    """Whether the recipe has a plan without problems on so many workers."""
     try:
-        return not _strains(make_plan(settings.recipe, None, workers, plan.train_samples))
+        return not _problems(make_plan(settings.recipe, None, workers, plan.train_samples))
     except UserError:
         return False

@@ -9,14 +9,11 @@ from optim.schedules import Piecewise
 
 @dataclass(frozen=True)
 class Every:
-    """How often something is done: `1` or `0.5`, epochs; `10m`, minutes; `auto`, each epoch, at most once a minute.
-
-    least_minutes: minimum time between two, if it is due by epochs.
-    """
+    """How often something is done: `1` or `0.5`, epochs; `10m`, minutes; `auto`, each epoch, at most once a minute."""
 
     epochs: float = math.inf
     minutes: float = math.inf
-    least_minutes: float = 0.0
+    least_minutes: float = 0.0  # minimum time between two if they are due by epochs
 
     @classmethod
     def parse(cls, text: str) -> "Every":
@@ -29,7 +26,7 @@ class Every:
         return cls(minutes=number) if text.endswith("m") else cls(epochs=number)
 
     def is_due(self, since: int, now: int, train_samples: int) -> bool:
-        """Whether a multiple of the epochs lies between two positions in the stream."""
+        """Whether a multiple of `epochs` lies between two positions in the stream of samples."""
         length = self.epochs * train_samples
         return now // length > since // length
 

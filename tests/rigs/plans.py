@@ -14,4 +14,4 @@ def plan(workers=1, samples=1437, micro_batch_size=None, elastic=False, **flags)
     values = define()
     for name, value in (RECIPE | flags).items():
         values[name].value = value
-    return make_plan(parsed(values, Recipe), micro_batch_size, workers, samples, allows_uneven=elastic)
+    return make_plan(parsed(values, Recipe), micro_batch_size, workers, samples, uneven=elastic)
