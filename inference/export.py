@@ -50,7 +50,7 @@ def export(trained: Trained, folder: Path) -> dict:
 
 
 class Classifier(tf.Module):
-    """What is saved. Its functions take encoded images, string (batch,): JPEG, PNG or GIF.
+    """The module in the SavedModel. Its functions take encoded images, string (batch,): JPEG, PNG or GIF.
 
     They return `classes` (names, string) and `probabilities` (float32), both (batch, classes), the most probable class
     first.
@@ -59,7 +59,7 @@ class Classifier(tf.Module):
     def __init__(self, trained: Trained):
         super().__init__()
         self._probabilities = trained.probabilities
-        # What the functions need has to be an attribute.
+        # TensorFlow only saves what the functions use if it is an attribute.
         self.weights = [*trained.model.variables, *input_numbers(trained.model)]
         self._size = trained.image_size
         self._enlarge = trained.enlarge
@@ -83,7 +83,7 @@ class Classifier(tf.Module):
 
 
 def write_saved_model(trained: Trained, path: Path) -> None:
-    """Writes a SavedModel folder atomically, in place of an earlier one. Raises OSError, tf.errors.OpError."""
+    """Writes a SavedModel folder atomically; replaces an earlier one. Raises OSError, tf.errors.OpError."""
     scratch = path.with_name(f"{path.name}.part")
     shutil.rmtree(scratch, ignore_errors=True)
     classifier = Classifier(trained)
@@ -105,16 +105,16 @@ def has_onnx() -> bool:
 def write_onnx(trained: Trained, path: Path) -> None:
     """Writes an ONNX file atomically. Raises OSError.
 
-    Input `images`: uint8 (batch, height, width, 3), RGB, upright, of any size: the model takes the part that the
-    evaluation takes, and resizes it. Output `probabilities`: float32 (batch, classes), in label order. The metadata
-    have the class names, as a JSON list, and the size of the network's input.
+    Input `images`: uint8 (batch, height, width, 3), RGB, upright, of any size. The model crops and resizes them as
+    evaluation does. Output `probabilities`: float32 (batch, classes), in label order. Metadata: `classes` (a JSON list
+    of names) and `image_size` (of the network's input).
     """
     write_atomically(path, converted(trained).SerializeToString())
 
 
 def converted(trained: Trained):
     """Returns the onnx.ModelProto."""
-    os.environ["TF2ONNX_CATCH_ERRORS"] = "FALSE"  # saves half of the time, which goes into copies to fall back on
+    os.environ["TF2ONNX_CATCH_ERRORS"] = "FALSE"  # halves the time: no copies for its fallback
     import onnx
     import tf2onnx
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
@@ -140,7 +140,7 @@ def converted(trained: Trained):
 
 
 def _make_added_scalars_vectors(graph, scope: str) -> None:
-    """Gives scalars that are added, as in MobileNetV3, the shape (1,): tf2onnx 1.17 fails on one after a convolution.
+    """Gives scalar addends, as in MobileNetV3, the shape (1,), because tf2onnx 1.17 fails on one after a convolution.
 
     graph: a frozen tf.compat.v1.GraphDef, which is changed. scope: part of the names of the network's operations.
     """

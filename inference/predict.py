@@ -19,9 +19,9 @@ ENDING = "{} of {} images could not be read; the lines above name them"
 
 
 def image_files(names) -> list[Path]:
-    """Returns the files, and the images in the folders and their subfolders, sorted by name, without hidden ones.
+    """Returns the given files, and the images in the given folders and their subfolders, sorted by name.
 
-    Names on standard error what is left out. Raises UserError if a folder has no images.
+    Names on standard error what it leaves out, such as hidden files. Raises UserError if a folder has no images.
     """
     files = []
     for path in map(Path, names):
@@ -38,10 +38,10 @@ def image_files(names) -> list[Path]:
 
 
 def predict(trained: Trained, files: list[Path]) -> Iterator[dict]:
-    """Yields `file` and `top` of each file: its most probable classes, each with `class` and `probability`.
+    """Yields a dict for each file: `file`, and `top`, its most probable classes, each with `class` and `probability`.
 
-    Threads read the next batch while the network predicts the classes of one.
-    A file that cannot be read is named on standard error, and the others are predicted. Then raises UserError.
+    Threads read the next batch while the network predicts one. A file that cannot be read is named on standard error;
+    after the other files, UserError is raised.
     """
     pixels_of = tf.function(functools.partial(preprocess, image_size=trained.image_size, enlarge=trained.enlarge),
                             input_signature=[tf.TensorSpec([], tf.string)], autograph=False)
@@ -76,7 +76,7 @@ def as_line(row: dict) -> str:
 
 
 def _read(file: Path, pixels_of) -> tuple[np.ndarray | None, str]:
-    """Returns the pixels of a file and what is wrong with it: one of the two.
+    """Returns (pixels, "") of a file, or (None, problem) if it cannot be read.
 
     Formats that TensorFlow does not read are converted as data.prepare converts them.
     """
@@ -86,4 +86,3 @@ def _read(file: Path, pixels_of) -> tuple[np.ndarray | None, str]:
         return None, getattr(error, "strerror", None) or one_line(error)
     except tf.errors.OpError as error:
         return None, reason(error)
-    return None

@@ -1,11 +1,12 @@
-"""From an encoded image to the pixels that the model sees in evaluation, in operations that a SavedModel can hold.
+"""Decodes an image and preprocesses it as evaluation does, in TensorFlow operations that a SavedModel can contain.
 
-The same steps as data/pipeline.py, which runs in DALI: decode, turn upright, take the centre, resize. On a CPU with
-fused multiply-adds, the pixels are the same, except that some or all decoded ones differ by 1 in a CMYK JPEG that has
-to be turned, and between prediction and DALI in a TIFF of YCbCr, with a palette or of 16 bits per colour.
+The steps are those of data/pipeline.py, which runs in DALI: decode, turn upright, crop the centre, resize. On a CPU
+with fused multiply-adds, the pixels are equal to DALI's, with two exceptions, in which pixels differ by 1: a CMYK JPEG
+that has to be turned, and, in prediction, a TIFF in YCbCr, with a palette or with 16 bits per channel.
 
-All this holds for a file in place, as data.prepare stores it, in prediction and in a SavedModel. Alpha is dropped. What
-is transparent in a GIF is black. data.images.check finds the images that DALI decodes otherwise, or does not.
+This holds for an original file, as data.prepare stores it, in prediction and in a SavedModel. The alpha channel is
+dropped. Transparent pixels of a GIF are black. data.images.check finds images that DALI decodes differently, or cannot
+decode.
 """
 import numpy as np
 import tensorflow as tf
@@ -52,7 +53,7 @@ def _decoded(encoded) -> tf.Tensor:
 def central_part(image, enlarge: float | None) -> tf.Tensor:
     """Returns the central square of an image, or of each in a batch, as data.pipeline.crop does.
 
-    Its side is the shorter side / `enlarge`. If that is None, it returns the whole image.
+    The side of the square is the shorter side / `enlarge`. If `enlarge` is None, the result is the whole image.
     """
     if enlarge is None:
         return image
@@ -67,8 +68,8 @@ def central_part(image, enlarge: float | None) -> tf.Tensor:
 def resized(image, size: int) -> tf.Tensor:
     """Resizes an image, or a batch of them, to uint8 (size, size, 3) each, bilinear without antialiasing.
 
-    The roundings to float32 are those of data.warp on a CPU: between columns first, then between rows, with fused
-    multiply-adds except for the positions of the rows. tf.image.resize would round about 1 in 1,000 values differently.
+    It rounds to float32 where data.warp does on a CPU: it interpolates between columns first, then between rows, with
+    fused multiply-adds except for the positions of the rows. tf.image.resize rounds 1 in 1,000 values differently.
     """
     height, width = tf.unstack(tf.shape(image)[-3:-1])
     steps = tf.range(size, dtype=tf.float32)
@@ -80,7 +81,7 @@ def resized(image, size: int) -> tf.Tensor:
 
 
 def _scale(length, size: int):
-    """Returns the pixels of the image per pixel of the result, and where the first of these has its centre."""
+    """Returns input pixels per output pixel, and the position of the first output pixel's centre in the input."""
     scale = _quotient(length, size)
     return scale, 0.5 * scale - 0.5
 
@@ -123,7 +124,7 @@ def upright(image, encoded) -> tf.Tensor:
 
 def orientation(encoded) -> tf.Tensor:
     """Returns the EXIF orientation of a JPEG or PNG: 1 to 8, and 1 if it has none; int64, scalar."""
-    data = tf.pad(tf.io.decode_raw(encoded, tf.uint8), [[0, 1]])  # a read behind the end returns the 0
+    data = tf.pad(tf.io.decode_raw(encoded, tf.uint8), [[0, 1]])  # reads beyond the end return this 0
     end = tf.size(data, tf.int64) - 1
 
     def number(start, length, little_endian=False):
@@ -146,7 +147,7 @@ def orientation(encoded) -> tf.Tensor:
 
 
 def _jpeg_exif(number):
-    """Returns the start of the EXIF data of a JPEG, which lie in a segment of its header, or a position behind it."""
+    """Returns the offset of the EXIF data in the header of a JPEG, or one beyond its end if there are none."""
     def is_exif(offset):
         return (number(offset + 1, 1) == APP1) & (number(offset + 4, 4) == EXIF)
 
@@ -159,9 +160,9 @@ def _jpeg_exif(number):
 
 
 def _png_exif(number, end):
-    """Returns the start of the EXIF data of a PNG, which are a chunk, or a position behind its end.
+    """Returns the offset of the EXIF data of a PNG, those of the last such chunk as in Pillow.
 
-    Of several chunks, the last counts, as in Pillow.
+    If there are none, the offset is beyond the end.
     """
     def following(offset, found):
         return offset + 12 + number(offset, 4), tf.where(number(offset + 4, 4) == PNG_EXIF, offset, found)

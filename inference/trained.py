@@ -22,25 +22,20 @@ TOP = 5  # classes that are named for an image
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained model.
+    """A trained model."""
 
-    model: the Keras model, in float32. classes: names in label order. image_size: height and width of its input.
-    enlarge: data.augmentation.Augmentation's, of validation. epoch: of the checkpoint. weights: "moving average", or
-    "last" for those of the last update.
-    """
-
-    model: Any
-    classes: tuple[str, ...]
-    image_size: int
-    enlarge: float | None
-    epoch: float
-    weights: str
+    model: Any  # a Keras model, in float32
+    classes: tuple[str, ...]  # names in label order
+    image_size: int  # height and width of its input in pixels
+    enlarge: float | None  # resize before the central crop; see data.augmentation.Augmentation
+    epoch: float  # of the checkpoint
+    weights: str  # "moving average", or "last" for those of the last update
 
     @functools.cached_property
     def probabilities(self):
         """The compiled function from images, uint8 (batch, image_size, image_size, 3), RGB, to probabilities.
 
-        They are float32 (batch, classes), in label order. It is traced once for everything that uses the model.
+        Probabilities are float32 (batch, classes), in label order. The function is traced once per model.
         """
         pixels = tf.TensorSpec([None, self.image_size, self.image_size, 3], tf.uint8, "images")
         return tf.function(lambda images: tf.nn.softmax(self.model(tf.cast(images, tf.float32), training=False)),
@@ -48,9 +43,9 @@ class Trained:
 
 
 def load_trained(settings: Settings) -> Trained:
-    """Loads the newest checkpoint of --checkpoint: the moving average of the weights if the run has one.
+    """Loads the newest checkpoint of --checkpoint, with the moving average of the weights if the run has one.
 
-    If batch norm's statistics are exact, it is the newest one whose statistics were measured under its weights.
+    With --batch_norm_statistics=exact, it skips checkpoints that were saved without the statistics of their weights.
 
     Starts Horovod. Raises UserError, also if there are several workers.
     """
@@ -80,7 +75,7 @@ def load_trained(settings: Settings) -> Trained:
 def split_groups(model) -> None:
     """Replaces each grouped convolution by one convolution per group, with the same weights.
 
-    Keras compiles grouped convolutions with XLA, which neither ONNX nor every server of SavedModels has.
+    Keras compiles grouped convolutions with XLA, which ONNX and some servers of SavedModels do not support.
     """
     for layer in layers_of(model):
         if isinstance(layer, tf.keras.layers.Conv2D) and layer.groups > 1:
@@ -95,7 +90,7 @@ def _split_convolution(layer, groups, inputs, kernel):
 
 
 def _labels(data_dir: str):
-    """Returns the dataset, whose image files are not needed. Raises UserError."""
+    """Opens the dataset for its class names; its image files may be missing. Raises UserError."""
     try:
         return open_named(data_dir, check_files=False)
     except UserError as error:
