@@ -1,7 +1,8 @@
 """The measuring loop of experiments.benchmark: the stages of one worker, or the training steps of all workers.
 
-What is measured takes turns, so a drift of the machine affects all of it. A rate is the median over the turns. The
-pipelines, steps, exchange and optimizer are those of train.py, with a learning rate of 0.
+Stages or batch sizes are measured in turn, several times, so that a drift of the machine's speed affects all alike. A
+rate is the median over the turns. Pipelines, steps, exchange and optimizer are those of train.py, with a learning rate
+of 0.
 """
 import contextlib
 import statistics
@@ -33,33 +34,27 @@ from training.step import StepInput, StepResult
 
 ROUNDS = 5
 MOST_SAMPLES = 65_536  # per worker
-AHEAD = 4  # batches; more than DALI and TensorFlow prefetch while others have their turns
+AHEAD = 4  # batches; more than DALI and TensorFlow prefetch while other stages are measured
 ORDER = (*STAGES, "pipeline", "model", "train")  # of the rows
 TIMED = 2  # steps per turn whose waiting times are measured
 
 
 @dataclass
 class Measured:
-    """Work whose speed is measured.
-
-    call: starts the work on the next batch; it may return before the work is done. finish: waits for the result of a
-    call. images: number that one call processes, on all workers. own_images: number that this worker reads for it.
-    ahead: number of calls whose images may be prefetched. times: of training steps. threads: of DALI, for the report.
-    calls: those of a turn. done: those so far. rates: images per second of each turn.
-    """
+    """A stage or a training step whose speed is measured."""
 
     name: str
-    call: Callable
+    call: Callable  # starts the work on the next batch; it may return before the work is done
     batches: Batches | Resident
-    images: int
-    own_images: int
-    finish: Callable[[object], object] = lambda result: None
-    ahead: int = AHEAD
-    times: StepTimes | None = None
-    threads: int | None = None
-    calls: int = 1
-    done: int = 0
-    rates: list[float] = field(default_factory=list)
+    images: int  # number that one call processes, on all workers
+    own_images: int  # number that this worker reads for a call
+    finish: Callable[[object], object] = lambda result: None  # waits for the result of a call
+    ahead: int = AHEAD  # number of calls whose images may be prefetched
+    times: StepTimes | None = None  # step-time breakdown of training steps
+    threads: int | None = None  # of DALI
+    calls: int = 1  # number in a turn
+    done: int = 0  # number of calls so far
+    rates: list[float] = field(default_factory=list)  # images per second of each turn
 
     @property
     def rate(self) -> float:
@@ -67,7 +62,7 @@ class Measured:
         return statistics.median(self.rates)
 
     def warm_up(self, seconds: float, world: World) -> None:
-        """Compiles, and chooses the number of calls of a turn: about as many as take this time, on all workers."""
+        """Compiles, and chooses the calls of a turn, equally many on all workers, to take this time."""
         self.run(1 + self.ahead)
         enough = False
         while not enough:
@@ -76,7 +71,7 @@ class Measured:
             self.calls, enough = world.broadcast((calls, taken >= seconds / 2), "calls")
 
     def turn(self) -> None:
-        """Uses up what was prefetched, then measures some calls. Of training steps, it also times a few."""
+        """Consumes the prefetched batches, then measures some calls. Of training steps, it also times a few alone."""
         if self.ahead:
             self.run(self.ahead)
         self.rates.append(self.calls * self.images / self.run(self.calls))

@@ -68,15 +68,15 @@ class Options:
 
 @dataclass(frozen=True)
 class Planned:
-    """A run of the sweep. values: text of each swept flag. words: its flags, without --output_dir."""
+    """A run of the sweep."""
 
-    values: dict[str, str]
+    values: dict[str, str]  # swept flag -> its value as text
     seed: int
-    words: tuple[str, ...]
+    words: tuple[str, ...]  # the command line of train.py, without --output_dir
 
     @property
     def name(self) -> str:
-        """The folder's name. What is long, or unusual in a file's name, is replaced, and a hash keeps it distinct."""
+        """The folder's name: flags and values. If that is long or has unusual characters, it is cut, with a hash."""
         text = ",".join(f"{name}={value}" for name, value in (*self.values.items(), ("seed", self.seed)))
         plain = re.sub(r"[^\w.:+=,-]", "_", text)[:LONGEST]
         return plain if plain == text else f"{plain},{hashlib.sha256(text.encode()).hexdigest()[:8]}"
@@ -88,9 +88,9 @@ class Planned:
 
 
 def read(argv: Sequence[str]) -> tuple[Options, list[str], list[dict[str, str]]]:
-    """Reads a command line: (options, flags of train.py for all runs, swept flags of each combination).
+    """Reads a command line. Returns (options, flags of train.py for all runs, swept flags of each combination).
 
-    Raises UsageError, also for a line of --runs, and OSError if there is no such file.
+    Raises UsageError, also for a line of --runs, and OSError if that file is missing.
     """
     recipes, given = train_flags.recipes_first(argv[1:])
     values = flags.read(train_flags.define(Options), [argv[0], *given])
@@ -123,7 +123,7 @@ def train_samples(data_dir: str) -> int:
 
 
 def lines_of(file: str) -> list[dict[str, str]]:
-    """Returns the flags of each line of a --runs file. Raises UsageError, and OSError if there is no such file."""
+    """Returns flag -> value for each line of a --runs file. Raises UsageError, and OSError if it is missing."""
     lines = []
     for number, text in enumerate(flags.file_text(flags.present(file)).splitlines(), 1):
         try:
@@ -138,7 +138,7 @@ def lines_of(file: str) -> list[dict[str, str]]:
 
 
 def flags_of_line(words: list[str]) -> dict[str, str]:
-    """Returns flag -> value, the recipe first. Raises UsageError."""
+    """Returns flag -> value of the words in a line of --runs, the recipe first. Raises UsageError."""
     recipes, rest = train_flags.recipes_first(words)
     if len(recipes) > 1:
         raise UsageError("--flagfile is given twice; give one recipe")
@@ -155,7 +155,7 @@ def flags_of_line(words: list[str]) -> dict[str, str]:
 
 
 def named_values(values: dict[str, str]) -> dict[str, str]:
-    """Returns swept flags for people: a recipe of recipes/ by its name there."""
+    """Returns swept flags for names and tables: a recipe of recipes/ has its name instead of its path."""
     if "flagfile" not in values:
         return values
     path = Path(values["flagfile"]).absolute()
@@ -177,20 +177,23 @@ def settings_of(common: Sequence[str], values: dict[str, str], *more: str) -> tu
 
 def planned(options: Options, common: Sequence[str], values: dict[str, str], seed: int,
             learning_rate: float | None = None) -> Planned:
-    """Returns one run. Raises UsageError for wrong flags, and UserError if it has no plan or its folder other flags.
+    """Returns one run. Raises UsageError for wrong flags, and UserError as in `checked`.
 
-    learning_rate: of a search, instead of the one in `values`.
+    learning_rate: replaces the one in `values`, in a search.
     """
     if learning_rate is not None:
         values = values | {"learning_rate": str(learning_rate)}
     settings, words = settings_of(common, values, f"--seed={seed}")
     made = Planned(named_values(values), seed, tuple(words))
-    # a job of an array has its own workers, and submit.sh prints its plan
+    # With --dry_run, the runs are jobs of an array with other workers, and submit.sh prints their plans.
     return checked(made, settings, Path(options.output_dir).absolute(), plans=not options.dry_run)
 
 
 def checked(made: Planned, settings: train_flags.Settings, output_dir: Path, plans: bool = True) -> Planned:
-    """Returns a run. Raises UserError if it has no plan on one worker, or its folder in output_dir other flags."""
+    """Returns the run. Raises UserError if it has no plan on one worker, or if its folder holds a run with other flags.
+
+    plans: whether to check the plan.
+    """
     if plans:
         try:
             train_flags.check_own(settings)

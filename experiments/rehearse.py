@@ -53,8 +53,8 @@ from plan.values import same
 
 PROGRAM = "experiments.rehearse"
 UPDATES, WARMUP, BATCH, IMAGE_SIZE = 750, 300, 256, 16
-GRAIN = 32  # batches are multiples of it if there is no batch-norm span
-TURNS = 60  # of a cosine from epoch 0, whose clock warm-up changes
+GRAIN = 32  # batch sizes are multiples of it if there is no batch-norm span
+STEPS_OF_COSINE = 60  # constant rates that approximate a cosine which counts from epoch 0
 TRAINS = 0.8  # of the reference's top-1
 FACTORS = (2, 4, 8, 16)  # of the rates
 REFERENCE = {  # flags in place of those of digits.flags
@@ -74,18 +74,15 @@ class Options:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """How a recipe is rehearsed.
+    """How a recipe is rehearsed."""
 
-    flags: those that replace the recipe's. updates, warmup: numbers of updates in the recipe and in the rehearsal.
-    """
-
-    flags: dict[str, object]
-    updates: tuple[float, float]
-    warmup: tuple[float, float]
+    flags: dict[str, object]  # replace those of the recipe
+    updates: tuple[float, float]  # number in the recipe, and in the rehearsal
+    warmup: tuple[float, float]  # the same for the updates of warm-up
 
 
 def small_network(model: str) -> str | None:
-    """Returns the network that stands for another one, or None if none does: AlexNet's LRN wants unscaled pixels."""
+    """Returns the small network of the same kind, or None: AlexNet has none, because its LRN needs unscaled pixels."""
     if MODELS[model].is_residual:
         return "resnet20"
     return "convnet_bn" if model.startswith("alexnet_bn") else model if model.startswith("convnet") else None
@@ -123,18 +120,19 @@ def rehearsal(recipe: Recipe, samples: int, data_dir: str, small_samples: int, l
 def rates(rate: LearningRate, warm: float) -> list[tuple[float, float]]:
     """Returns the pairs (epoch, rate) of a decay that counts from the end of warm-up and equals the recipe's.
 
-    warm: the epoch at which warm-up ends. A cosine from epoch 0 has TURNS pairs, a power of the time left a factor.
+    warm: the epoch at which warm-up ends. A cosine that counts from epoch 0 becomes STEPS_OF_COSINE constant rates. For
+    a power of the time left, a constant factor is exact.
     """
     final = rate.end if rate.decay in ENDING else 0.0
     whole = dataclasses.replace(rate, base=Piecewise(((0, 1),)), end=0)
     late = dataclasses.replace(whole, decay_from="warmup_end")
 
     def lost(epoch):
-        """What the rate has lost to a decay that counts from epoch 0, as a factor."""
+        """The decay that counts from epoch 0 as a fraction of the one that counts from the end of warm-up."""
         return whole(epoch) / late(epoch) if rate.decay in ENDING and warm <= epoch < rate.epochs else 1.0
 
-    turns = TURNS if rate.decay == "cosine" else 1
-    cuts = {warm + (rate.epochs - warm) * turn / turns for turn in range(turns) if lost(warm) < 1}
+    steps = STEPS_OF_COSINE if rate.decay == "cosine" else 1
+    cuts = {warm + (rate.epochs - warm) * step / steps for step in range(steps) if lost(warm) < 1}
     cuts = sorted(cuts.union(rate.base.boundaries))
     return [(epoch, final + (rate.base(epoch) - final) * lost(epoch)) for epoch in cuts]
 
@@ -142,9 +140,13 @@ def rates(rate: LearningRate, warm: float) -> list[tuple[float, float]]:
 class Compression:
     """A recipe's epochs as epochs of its rehearsal: warm-up and the rest are each a linear map of updates.
 
-    grain: batches are multiples of it. None: of the batch-norm span of their phase. small_samples: number of training
-    samples of the rehearsal. longest_warmup: in updates. warm: the recipe's epoch at which warm-up ends. before, after:
-    updates until then and from then on; warmup, rest: the same in the rehearsal.
+    grain: batch sizes are multiples of it. None: of the batch-norm span of their phase. small_samples: number of
+    training samples of the rehearsal. longest_warmup: in updates.
+
+    Attributes:
+        warm: the recipe's epoch at which warm-up ends
+        before, after: the recipe's updates until then, and from then on
+        warmup, rest: the same in the rehearsal
     """
 
     def __init__(self, plan: Plan, grain: int | None, small_samples: int, longest_warmup: float):
@@ -158,7 +160,7 @@ class Compression:
 
     @cached_property
     def _parts(self) -> list[tuple[float, float, Phase]]:
-        """The first and last epoch of each part of the recipe's phases, which lies in warm-up or after it."""
+        """(start, end, phase) of each part of the recipe, cut at its phases and at the end of warm-up; in epochs."""
         cuts = sorted({0, self.warm, self._plan.epochs, *(phase.start_epoch for phase in self._plan.phases)})
         return [(*pair, self._plan.phase_at(pair[0])) for pair in itertools.pairwise(cuts)]
 
@@ -193,13 +195,13 @@ class Stage:
 
     def __init__(self, folder: Path, data_dir: str):
         self._folder, self._data_dir, self._sweep = folder, data_dir, Sweep(folder, None)
-        self._discriminates: dict[tuple[str, str], bool] = {}  # (small network, optimizer) -> whether higher rates fail
+        self._discriminates: dict[tuple[str, str], bool] = {}  # (network, optimizer) -> whether higher rates fail
 
     def plan(self, values: dict[str, str], longest_warmup: float = WARMUP, **label: str
              ) -> tuple[Rehearsal, Planned, list[str]]:
         """Returns a recipe's rehearsal, its run, and a line for each flag that it changes. Raises UserError.
 
-        values: flags. label: more for the name of the run.
+        values: the recipe as flag -> value. label: added to the name of the run.
         """
         before, _ = settings_of([], values)
         samples = before.run.train_samples or train_samples(before.recipe.data_dir)

@@ -47,14 +47,11 @@ from optim.schedules import Piecewise
 from plan.remarks import on_schedules
 from reporting.sweep import judged, write_sweep
 
-NEAREST, FARTHEST = 3, 12  # of a search: factors of two on either side of its start, at first and at most
+NEAREST, FARTHEST = 3, 12  # factors of two that a search tries above and below its start: at first, at most
 
 
 class Sweep:
-    """The runs of a sweep in its folder, and their results.
-
-    planned: number of runs, or None if a search decides.
-    """
+    """The runs of a sweep in its folder, and their results. planned: number of runs, or None in a search."""
 
     def __init__(self, folder: Path, planned: int | None):
         self._folder = folder
@@ -64,7 +61,7 @@ class Sweep:
         self._finals: set[str] = set()
 
     def add(self, runs: Sequence[Planned], final: bool = True) -> list[Planned]:
-        """Adds runs, reads the results of those that have ended, and returns the others. final: whether they count."""
+        """Adds runs, reads the results of those that have ended, and returns the others. final: see `train`."""
         for run in runs:
             if final:
                 self._finals.add(run.name)
@@ -77,7 +74,7 @@ class Sweep:
     def train(self, runs: Sequence[Planned], final: bool = True) -> list[float]:
         """Trains the runs that have not ended. Returns the validation top-1 of all of them after the last epoch.
 
-        final: whether they count. Those of a search do not, unless they are also trained as the best.
+        final: whether the runs are compared with each other in best.json. Those of a search are not.
         """
         for run in self.add(runs, final):
             number = [*self._runs].index(run.name) + 1
@@ -104,7 +101,7 @@ class Sweep:
 
 @contextlib.contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Context manager that waits until no other sweep writes to a folder, such as one whose `uv run` was killed."""
+    """Context manager that locks a folder. Waits for another sweep, which may outlive its killed `uv run`."""
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(locked(folder / LOCK))
@@ -115,9 +112,9 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def run(argv: Sequence[str]) -> list[dict]:
-    """Trains the runs that are missing, unless --dry_run is given. Returns the rows of sweep.json. Raises UserError.
+    """Trains the runs that have no result, unless --dry_run is given. Returns the rows of sweep.json. Raises UserError.
 
-    A person gets their table on standard output. What they say is the last line but one on standard error.
+    On a terminal, prints the table of results. The last lines on standard error are the judgement and the report.
     """
     options, common, combinations = read(argv)
     plan = functools.partial(planned, options, common)
@@ -141,7 +138,9 @@ def run(argv: Sequence[str]) -> list[dict]:
                   file=sys.stderr)
         elif options.search_rate:
             for values, own, start in zip(combinations, seeds, centres, strict=True):
-                rate = searched(sweep, functools.partial(plan, values | search_set, own[0]), start)
+                search = functools.partial(plan, values | search_set, own[0])
+                rate = best_rate(start, lambda rates, search=search: sweep.train(
+                    [search(learning_rate=rate) for rate in rates], final=False))
                 sweep.train([plan(values, seed, learning_rate=rate) for seed in own])
         else:
             sweep.train(runs)
@@ -152,11 +151,6 @@ def run(argv: Sequence[str]) -> list[dict]:
     return sweep.rows
 
 
-def searched(sweep: Sweep, plan: Callable[..., Planned], centre: float) -> float:
-    """Returns the best learning rate of a combination. plan: returns the run with a learning_rate."""
-    return best_rate(centre, lambda rates: sweep.train([plan(learning_rate=one) for one in rates], final=False))
-
-
 def centre(rates: Piecewise) -> float:
     """Returns the learning rate at which a search starts. Raises UsageError if it is not a single one above 0."""
     if len(rates.pairs) > 1 or not rates.values[0]:
@@ -165,9 +159,9 @@ def centre(rates: Piecewise) -> float:
 
 
 def best_rate(centre: float, top1: Callable[[list[float]], list[float]]) -> float:
-    """Returns the learning rate with the highest accuracy, among the centre times powers of two.
+    """Searches the learning rate with the highest accuracy among the centre times powers of two.
 
-    top1: returns the accuracy with each of these rates.
+    top1: function from rates to their accuracies, which trains what is missing.
     """
     lowest, highest = -NEAREST, NEAREST
     while True:

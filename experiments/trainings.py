@@ -1,6 +1,6 @@
-"""Trainings as other programs run them: train.py in processes of its own, which end with the program that starts it.
+"""Runs train.py in processes of its own, for programs that train. The processes end with the program.
 
-A folder that holds a result is not trained again.
+A folder with a result is not trained again.
 """
 import contextlib
 import signal
@@ -24,26 +24,18 @@ TRAIN = Path(__file__).parents[1] / "train.py"
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a run that has ended.
+    """The result of a run that has ended. Its fields are columns of sweep.json."""
 
-    val_top1: after the last epoch. If training diverged, the weights are of no use, and it is the accuracy of guessing,
-    1 / classes. ema_val_top1: that of the average of the weights, or None if there is none. best_top1: the highest of
-    all evaluations, of the average if there is one, and best_epoch its epoch. diverged_at: step and epoch at which
-    training diverged, or None. seconds: duration of the training. reported: what the paper of its recipe reports.
-    val_samples, val_guess_count: number of validation images, and of those of the most frequent class, or None if it
-    diverged. validation: what tells the validation set from others.
-    """
-
-    val_top1: float
-    ema_val_top1: float | None
-    best_top1: float
-    best_epoch: float | None
-    seconds: float
-    diverged_at: dict | None
-    reported: str | None = None
-    val_samples: int | None = None
-    val_guess_count: int | None = None
-    validation: dict | None = None
+    val_top1: float  # after the last epoch; of a run that diverged, the accuracy of guessing, 1 / classes
+    ema_val_top1: float | None  # that of the moving average of the weights if there is one
+    best_top1: float  # the highest of all evaluations, of the moving average if there is one
+    best_epoch: float | None  # epoch of best_top1
+    seconds: float  # duration of the training
+    diverged_at: dict | None  # step and epoch at which training diverged
+    reported: str | None = None  # result in the paper of its recipe
+    val_samples: int | None = None  # number of validation images; None if it diverged
+    val_guess_count: int | None = None  # number of those of the most frequent class; None if it diverged
+    validation: dict | None = None  # identifies the validation set; see reporting.run_data.validation_set
 
     @classmethod
     def read(cls, folder: Path) -> "Result | None":
@@ -60,10 +52,10 @@ class Result:
 
 
 def train_once(folder: Path, words: Sequence[str]) -> Result:
-    """Returns the result of the run in a folder. If there is none, trains, or continues from the run's checkpoints.
+    """Returns the result of the run in a folder, which it trains, or continues from its checkpoints, if there is none.
 
-    words: flags of train.py, without --output_dir. Its output is appended to FOLDER.log. Divergence is a result. Raises
-    UserError if training fails, and Stopped if it has been asked to stop.
+    words: flags of train.py, without --output_dir. The output is appended to FOLDER.log. A run that diverged has a
+    result. Raises UserError if training fails, and Stopped after a request to stop.
     """
     result = Result.read(folder)
     if result:
@@ -84,12 +76,12 @@ def train_once(folder: Path, words: Sequence[str]) -> Result:
 
 
 def help_of(options: type) -> list[str]:
-    """Returns the help on the flags of a program that has those of a dataclass and those of train.py."""
+    """Returns the help on the flags of a dataclass, for a program that also takes those of train.py."""
     return [*flags.described(flags.define(options)), "`uv run train.py --helpfull` lists the flags of train.py."]
 
 
 def passed_on(values: absl_flags.FlagValues, options: type) -> list[str]:
-    """Returns the flags of train.py on the command line of a program with flags of its own."""
+    """Returns the flags of train.py that are on the command line of another program. options: that program's own."""
     ours = {*flags.names(options)}
     return [line for group in train_flags.GROUPS.values() for name in flags.names(group)
             if name not in ours and values[name].present for line in values[name].serialize().splitlines()]
@@ -103,9 +95,10 @@ def started(words: Sequence, **options) -> subprocess.Popen:
 
 @contextlib.contextmanager
 def stops_passed_on(process: subprocess.Popen) -> Iterator[list[int]]:
-    """Context manager that passes requests to stop on to a training, which then saves a checkpoint.
+    """Context manager that forwards SIGTERM and other requests to stop to a training, which then saves a checkpoint.
 
-    Yields the list of requests: one may come too late for this training, but has to stop those that would follow.
+    Yields the list of requests. The caller reads it after the training, because a request that comes too late for this
+    training still has to prevent the next one.
     """
     received = []
 
@@ -122,7 +115,7 @@ def stops_passed_on(process: subprocess.Popen) -> Iterator[list[int]]:
 
 
 def problem_in(log: Path, began: int) -> str:
-    """Returns the error in train.py's output, from this byte on: the last line that names train.py, else the last."""
+    """Returns the error in a log from byte `began` on: the last line that starts with train.py, or the last one."""
     lines = log.read_bytes()[began:].decode(errors="replace").strip().splitlines()
     named = [line for line in lines if line.startswith("train.py: ")]
     return next(reversed(named or lines), "").removeprefix("train.py: ")

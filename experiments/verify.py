@@ -37,7 +37,7 @@ from reporting.run_data import RunData
 
 PROGRAM = "experiments.verify"
 TIMES = ("images_per_second", "seconds")  # the keys of a row that differ from run to run
-POLL = 0.1  # seconds between two looks for the evaluation
+POLL = 0.1  # seconds between two readings of metrics.jsonl
 
 
 @dataclass(frozen=True)
@@ -49,22 +49,19 @@ class Options:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A checkpoint of a run and the evaluation that followed it.
+    """A checkpoint of a run and the evaluation that followed it."""
 
-    path, epoch: of the checkpoint. progress: that of training.state.Progress. before: rows of metrics.jsonl up to it.
-    row: the next one.
-    """
-
-    path: Path
-    epoch: float
-    progress: dict
-    before: list[dict]
-    row: dict
+    path: Path  # of the checkpoint
+    epoch: float  # of the checkpoint
+    progress: dict  # training.state.Progress at the checkpoint
+    before: list[dict]  # rows of metrics.jsonl up to the checkpoint
+    row: dict  # the next row
 
     def is_answered_by(self, rows: list[dict]) -> bool:
-        """Whether these rows, from after the checkpoint, say if the first of them is reproduced.
+        """Whether the first of these rows, which follow the checkpoint, can be compared with the recorded one.
 
-        An evaluation before a rollback is not the recorded one, unless training has passed what was skipped then.
+        If the recorded run was rolled back after the checkpoint, its row comes after the rollback. An evaluation with
+        fewer skipped samples may then be repeated by a rollback, until training has passed the skipped samples.
         """
         skipped = self.row.get("skipped", 0)
         return bool(rows) and (rows[0].get("skipped", 0) == skipped or rows[-1]["samples"] >= (
@@ -107,7 +104,7 @@ def verified(checkpoint: str, asked: int | None, given: Sequence[str]) -> dict:
 
 
 def check_same_training(run: RunData, settings: Settings) -> None:
-    """Raises UsageError for flags of another training, which train.py would report of the temporary copy of the run."""
+    """Raises UsageError for flags of another training. train.py would name the temporary copy instead of the run."""
     samples = "train_samples", run.plan["train_samples"], open_named(settings.recipe.data_dir).train.samples
     name, before, now = changed_flag(run.folder, settings) or samples
     if before != now:
@@ -129,7 +126,7 @@ def newest_with_evaluation(checkpoint: str, rows: list[dict]) -> Recorded:
 
 
 def flags_for(settings: Settings, plan: dict, recorded: Recorded, workers: int) -> list[str]:
-    """Returns the flags with which these workers make the run's bits. Raises UserError if they cannot.
+    """Returns the flags with which these workers reproduce the run bit for bit. Raises UserError if they cannot.
 
     plan: content of the run's plan.json. By default, the micro-batch size depends on the number of workers.
     """
@@ -155,9 +152,9 @@ def on_workers(workers: int) -> list[str]:
 
 
 def next_evaluation(folder: Path, recorded: Recorded, words: list[str]) -> dict:
-    """Trains until metrics.jsonl in a folder has the row that follows those before the checkpoint, and returns it.
+    """Trains until metrics.jsonl in a folder has the row that follows the checkpoint, and returns it.
 
-    The request to stop that ends the training may reach it after its own end. Raises UserError, Stopped.
+    Then it stops the training. Raises UserError if training fails, Stopped after a request to stop this program.
     """
     def new_rows() -> list[dict]:
         return RunFolder(folder, reader=PROGRAM).rows(METRICS)[len(recorded.before):]
@@ -187,7 +184,7 @@ def compared(recorded: Recorded, row: dict) -> dict:
 
 
 def changed_versions(made: dict) -> list[str]:
-    """Returns in words what this code and its libraries are, and were when the run was made, where they differ.
+    """Returns the versions of this code and its libraries that have changed since the run, in words.
 
     made: content of run.json. Other versions may give other bits.
     """
