@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from absl import flags as absl_flags
@@ -46,9 +46,9 @@ class Result:
             return None
         run = files.read(RUN)
         top1 = top1_of(ending) if ending.get("diverged") else ending[metric.VAL_TOP1]
-        return cls(top1, ending.get(metric.EMA_VAL_TOP1), ending.get("best_top1", top1), ending.get("best_epoch"),
-                   ending["seconds"], ending.get("diverged_at"), (run.get("recipe") or {}).get("reported"),
-                   ending.get(metric.VAL_SAMPLES), ending.get(metric.VAL_GUESS_COUNT), validation_set(run))
+        return cls(**{field.name: ending.get(field.name) for field in fields(cls)} | {
+            "val_top1": top1, "best_top1": ending.get("best_top1", top1), "validation": validation_set(run),
+            "reported": (run.get("recipe") or {}).get("reported")})
 
 
 def train_once(folder: Path, words: Sequence[str]) -> Result:
