@@ -1,6 +1,6 @@
 """The measuring loop of experiments.benchmark: the stages of one worker, or the training steps of all workers.
 
-Stages or batch sizes are measured in turn, several times, so that a drift of the machine's speed affects all alike. A
+Stages or batch sizes are measured in turn, several times, so that a drift of the machine's speed affects all of them. A
 rate is the median over the turns. Pipelines, steps, exchange and optimizer are those of train.py, with a learning rate
 of 0.
 """

@@ -6,7 +6,7 @@ from PIL import Image
 
 
 def joined(images: np.ndarray, columns: int) -> Image.Image:
-    """Returns images, uint8 (number, height, width, 3), side by side in rows of so many. Missing ones are black."""
+    """Returns images, uint8 (number, height, width, 3), in rows of `columns`, filled up with black ones."""
     _, height, width, channels = images.shape
     filled = np.pad(images, [(0, -len(images) % columns), (0, 0), (0, 0), (0, 0)])
     rows = filled.reshape(-1, columns, height, width, channels).swapaxes(1, 2)
