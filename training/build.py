@@ -1,26 +1,21 @@
 """Builds the parts of a training from its settings: feed, model, optimizer, compiled steps."""
 import functools
 import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
 
 import model_zoo
 import optim
-from common.activity import startup
 from common.errors import UserError
-from common.files import in_memory
-from data.dataset import Dataset, Window
+from data.dataset import Dataset
 from data.feed import Feed
 from data.mixing import Mixing
 from data.pipeline import DecoderSettings
-from data.staging import local_copy
-from data.staging.remote import is_remote
-from data.staging.spool import AHEAD
-from data.staging.window import kept_folder, name_of, window_folder
+from data.staging.stage import Staging
+from data.staging.stage import stage_dataset as staged
 from data.synthetic import SyntheticFeed
 from distributed import optimizer as distributed
 from distributed import world as worlds
@@ -41,7 +36,6 @@ from training.step import StepParts, make_train_step
 
 PERSISTENT = "TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"  # batch norm of 16 bits and channels last needs no transpose
 DIFFERENT_FLAGS = "the workers were started with different flags"
-DIRECT = 10**9  # bytes of the window on each node without --stage_gb
 
 
 @dataclass(frozen=True)
@@ -115,48 +109,23 @@ def share_dataset(dataset: Dataset, world: World) -> Dataset:
 
     The folder stays this worker's own: a built-in dataset is in each node's cache.
     """
-    with world.raise_on_all_ranks():
-        indexed = dataset.with_indexes() if world.rank == 0 else None
-    return world.broadcast(indexed, "dataset").moved_to(dataset.folder)
+    return on_rank_0(world, dataset.with_indexes).moved_to(dataset.folder)
 
 
 def stage_dataset(dataset: Dataset, recipe: Recipe, launch: Launch, world: World) -> Dataset:
-    """Returns the dataset's copy in --stage_dir, if that is given, or the dataset to be read from a window there.
-
-    Raises UserError on all ranks.
-    """
-    if is_remote(dataset.folder) or launch.stage_gb:
-        with world.raise_on_all_ranks():
-            name = name_of(dataset, recipe.shuffle_block) if world.rank == 0 else None
-        name = world.broadcast(name, "window")
-        with world.raise_on_all_ranks():
-            return open_window(dataset, recipe, launch, name, max(1, world.workers_per_node()))
-    if not launch.stage_dir:
-        return dataset
+    """Returns the dataset as this node's workers read it (data.staging.stage). Raises UserError on all ranks."""
+    staging = Staging(launch.stage_dir, launch.stage_gb, recipe.order, recipe.shuffle_block, recipe.shuffle_group,
+                      recipe.seed)
+    workers = max(1, world.workers_per_node())
     with world.raise_on_all_ranks():
-        files = local_copy.files(dataset) if world.rank == 0 else None
-    files = world.broadcast(files, "files")
-    with world.raise_on_all_ranks(), startup.stage("copying the data"):
-        return local_copy.stage(dataset, Path(launch.stage_dir), files)
+        return staged(dataset, staging, workers, functools.partial(on_rank_0, world))
 
 
-def open_window(dataset: Dataset, recipe: Recipe, launch: Launch, name: str, workers: int) -> Dataset:
-    """Returns the dataset to be read from a window. name: the same on all workers. workers: on this node."""
-    if recipe.order == "global" and not recipe.shuffle_group:
-        raise UserError("--shuffle_group: data that is fetched is read in blocks of consecutive samples, which are "
-                        "shuffled in groups; give the number of blocks in a group, such as --shuffle_group=16")
-    if not hasattr(dataset.train.kind, "example"):
-        raise UserError(f"{dataset.folder}: records of the format {dataset.format} cannot be fetched one by one; "
-                        "prepare it as tfrecord, or copy it with --stage_dir alone")
-    size = int(launch.stage_gb * 1e9) if launch.stage_gb else DIRECT
-    room = min(AHEAD, size // (8 * workers))
-    if launch.stage_dir:
-        stored = dataset.train.stored_size + dataset.validation.stored_size + 4 * workers * room
-        folder = kept_folder(Path(launch.stage_dir), name, min(size, stored), size)
-    else:
-        folder = window_folder(Path(in_memory(size) or tempfile.gettempdir()), name)
-    return dataset.in_window(Window(folder, size - 4 * workers * room, room, recipe.shuffle_block, recipe.seed,
-                                    is_shared=workers > 1, is_kept=bool(launch.stage_dir)))
+def on_rank_0(world: World, action: Callable[[], Any]) -> Any:
+    """Returns on all ranks what `action` returns on rank 0. Raises its UserError and OSError on all ranks."""
+    with world.raise_on_all_ranks():
+        result = action() if world.rank == 0 else None
+    return world.broadcast(result, "rank 0's result")
 
 
 def make_feed(recipe: Recipe, launch: Launch, dataset: Dataset, world: World) -> Feed | SyntheticFeed:
