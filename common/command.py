@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from common import end_at_once, launcher, streams
-from common.errors import SAVING, ExitCode, UserError, complain, one_line
+from common.errors import ExitCode, UserError, complain, messages_of, one_line
 from common.version import version
 
 # TensorFlow loads Keras, which would take the layout of images, the dtype and epsilon from a user's keras.json, or stop
 # because that says bfloat16. No file lies under /dev/null. The other variable asks for a package that is not there.
 PLAIN_KERAS = {"KERAS_HOME": os.devnull, "TF_USE_LEGACY_KERAS": "0"}
+SAVING = signal.SIGTERM, signal.SIGUSR1  # on which a training saves a checkpoint and ends with ExitCode.STOPPED
 
 
 def program(name: str, doc: str | None = None, described: Callable[[Sequence[str]], Iterable[str]] = lambda argv: (),
@@ -72,22 +73,23 @@ def shell(program: str, barrier: Callable[[], None] = lambda: None, prints_error
     os.environ.setdefault("UCX_DEBUG_SIGNO", "0")  # UCX takes SIGHUP, with which a closed terminal ends a command
     ending = Ending()
     problem = None
-    try:
-        if signal.getsignal(signal.SIGINT) is end_at_once:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        yield ending
-        sys.stdout.flush()
-    except (UserError, OSError) as error:
-        problem = error
-        ending.code = getattr(error, "exit_code", ExitCode.WRONG)
-    except KeyboardInterrupt as interrupt:
-        problem = str(interrupt) or "interrupted"
-        ending.code = ExitCode.INTERRUPTED
-    if problem and prints_errors and (line := one_line(problem)):
-        complain(line, program)
-    if getattr(problem, "on_all_ranks", False):
-        with contextlib.suppress(Exception):  # a rank may have exited already
-            barrier()
+    with messages_of(program):
+        try:
+            if signal.getsignal(signal.SIGINT) is end_at_once:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+            yield ending
+            sys.stdout.flush()
+        except (UserError, OSError) as error:
+            problem = error
+            ending.code = getattr(error, "exit_code", ExitCode.WRONG)
+        except KeyboardInterrupt as interrupt:
+            problem = str(interrupt) or "interrupted"
+            ending.code = ExitCode.INTERRUPTED
+        if problem and prints_errors and (line := one_line(problem)):
+            complain(line)
+        if getattr(problem, "on_all_ranks", False):
+            with contextlib.suppress(Exception):  # a rank may have exited already
+                barrier()
 
 
 def end(code: int) -> NoReturn:

@@ -1,8 +1,9 @@
 """Errors that a user can fix, and the exit codes of all commands."""
+import contextlib
 import errno
 import os
-import signal
 import sys
+from collections.abc import Iterator
 from enum import IntEnum
 
 
@@ -16,7 +17,7 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
-SAVING = signal.SIGTERM, signal.SIGUSR1  # on which a training saves a checkpoint and ends with STOPPED
+_command = "bigbatch"  # name of the running command, with which its messages begin
 
 
 class UserError(Exception):
@@ -51,9 +52,20 @@ class Stopped(UserError):
         self.next_workers = next_workers
 
 
-def complain(message, program: str = "train.py") -> None:
-    """Prints one line on standard error."""
-    print(f"{program}: {message}", file=sys.stderr, flush=True)
+@contextlib.contextmanager
+def messages_of(command: str) -> Iterator[None]:
+    """Context manager in which the messages of this process begin with the name of a command."""
+    global _command
+    before, _command = _command, command
+    try:
+        yield
+    finally:
+        _command = before
+
+
+def complain(message, source: str | None = None) -> None:
+    """Prints one line on standard error. source: what the line begins with. Default: the name of the command."""
+    print(f"{source or _command}: {message}", file=sys.stderr, flush=True)
 
 
 def full_disk(error) -> int | None:

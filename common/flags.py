@@ -219,10 +219,10 @@ def file_text(file) -> str:
         raise UsageError(f"{file}, line {line}, is not UTF-8; save the file as UTF-8") from None
 
 
-def say_what_is_hidden(flag: str, name: str, program: str = "train.py") -> None:
+def say_what_is_hidden(flag: str, name: str) -> None:
     """Says on standard error how to name a file or folder here that has the same name as what is built in."""
     if os.path.exists(name):
-        complain(f"--{flag}={name} is the built-in {name}; for ./{name}, give --{flag}=./{name}", program)
+        complain(f"--{flag}={name} is the built-in {name}; for ./{name}, give --{flag}=./{name}")
 
 
 def folded(choices: str) -> str:

@@ -193,7 +193,7 @@ class RunFolder:
         return self._logs[name]
 
     def _warn(self, message: str) -> None:
-        complain(f"warning: {message}", self._reader or "train.py")
+        complain(f"warning: {message}", self._reader)
 
 
 def _text(path: Path) -> str:

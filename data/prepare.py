@@ -18,7 +18,7 @@ from common.errors import ExitCode, UsageError, UserError
 from common.flags import flag
 from data import formats
 from data.formats.folder import shown
-from data.preparing.team import PROGRAM, Team, error_message
+from data.preparing.team import Team, error_message
 from data.sources import BUILT_IN
 
 
@@ -64,7 +64,8 @@ def main(argv) -> int:
     """Runs a command line and returns the exit code."""
     team = Team()
 
-    @command.program(PROGRAM, __doc__, lambda _: flags.described(flags.define(Options)), team.barrier, team.rank == 0)
+    @command.program("data.prepare", __doc__, lambda _: flags.described(flags.define(Options)), team.barrier,
+                     team.rank == 0)
     def prepare(argv) -> int:
         try:
             if team.size == 1:

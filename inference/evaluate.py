@@ -81,5 +81,4 @@ def measurement(settings: Settings, described: dict, model, feed, world: World) 
     position = plan.position(progress["step"]) + progress["skipped"]
     if world.rank == 0:
         complain("batch norm's statistics are measured again, because the checkpoint was saved between two evaluations")
-    return functools.partial(ExactStatistics(model, world).measure, feed, [position], phase.global_batch_size,
-                             phase.micro_batch_size)
+    return functools.partial(ExactStatistics(model, world).measure, feed, [position], phase)

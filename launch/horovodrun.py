@@ -16,7 +16,8 @@ import threading
 import uuid
 
 from common import command, streams
-from common.errors import SAVING, ExitCode, Stopped, UsageError, complain
+from common.command import SAVING
+from common.errors import ExitCode, Stopped, UsageError, complain
 from common.launcher import end_with_parent
 from distributed import environment, gpus
 from launch import hosts as host_lists

@@ -253,7 +253,7 @@ def load(name: str, overlap: float | None = None) -> Topology:
     """Loads a built-in topology, or one from a file. Raises UserError. overlap: replaces the topology's own."""
     path = FOLDER / f"{name}.json" if name in names() else Path(name)
     if name in names():
-        say_what_is_hidden("topology", name, "launch.scaling")
+        say_what_is_hidden("topology", name)
     try:
         given = {} if overlap is None else {"overlap": overlap}
         return parse({"cluster": path.stem} | json.loads(path.read_text("utf-8-sig")) | given)

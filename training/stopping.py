@@ -3,7 +3,8 @@ import os
 import signal
 
 from common.activity import startup
-from common.errors import SAVING, ExitCode, complain
+from common.command import SAVING
+from common.errors import ExitCode, complain
 
 
 class StopRequest:

@@ -17,7 +17,7 @@ from data.balance import check_classes
 from data.dataset import Dataset, Split, describe, read_labels
 from data.images import Rules
 from data.preparing.shards import SCRATCH, Preparation, Written, finished, shards, write_shard
-from data.preparing.team import PROGRAM, Team
+from data.preparing.team import Team
 from data.sources.source import Listed, Source
 
 SMALLEST_STD = 1.0  # images of one colour have a std of 0, and pixels are divided by it
@@ -27,7 +27,7 @@ def make_preparation(options, team: Team) -> tuple[Preparation, dict]:
     """Returns the preparation that the flags ask for, and the terms by which a later run recognizes it."""
     if options.source in sources.BUILT_IN:
         if team.rank == 0:
-            say_what_is_hidden("source", options.source, PROGRAM)
+            say_what_is_hidden("source", options.source)
         source = sources.built_in(options.source)
         name, listing = f"{options.source} {sources.version(options.source)}", ""
     else:

@@ -15,7 +15,6 @@ from common.errors import UserError, complain, full_disk, one_line
 from common.screen import Counter
 
 LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")  # every MPI launcher sets one of these
-PROGRAM = "data.prepare"
 EVERY = 0.2  # seconds between two exchanges of messages
 PATIENCE = 20  # seconds in which all ranks have to stop after an error
 
@@ -44,11 +43,11 @@ class Team:
     def log(self, line: str) -> None:
         """Prints a line on standard error, on rank 0 only."""
         if self.rank == 0:
-            complain(line, PROGRAM)
+            complain(line)
 
     def abort(self, line: str) -> None:
         """Ends every rank because of an error that may be on this rank only."""
-        complain(line, PROGRAM)
+        complain(line)
         if self._comm:
             self._comm.Abort(1)
 

@@ -25,5 +25,5 @@ def test_who_waits_for_long_says_for_whom(tmp_path, monkeypatch, capsys):
                 time.sleep(0.01)
                 said = capsys.readouterr().err
         assert waiting.result()
-    assert said == f"train.py: waiting for {this_process()}, which has locked {tmp_path}/x.lock\n"
+    assert said == f"bigbatch: waiting for {this_process()}, which has locked {tmp_path}/x.lock\n"
     assert str(this_process()).endswith(", Slurm job 34") and not capsys.readouterr().err

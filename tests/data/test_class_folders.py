@@ -95,7 +95,7 @@ def test_every_program_reads_the_same_images(messy, tmp_path, capfd):
     listed = [train.paths[0] / name for name in train.entries[0].files]
     assert listed[:len(wanted)] == wanted and len(listed) == len(wanted) + 3 and dataset.classes == ("cat", "dog")
     assert image_files([folder / "train" / "cat"]) == wanted
-    assert capfd.readouterr().err == (f"train.py: left out of {folder}/train/cat: hidden files, system files (such as "
+    assert capfd.readouterr().err == (f"bigbatch: left out of {folder}/train/cat: hidden files, system files (such as "
                                       "Thumbs.db) and links that lead nowhere (14): .DS_Store, Icon, THUMBS.DB, ...\n")
     assert count(folder / "train", 10**6) == len(listed)
     lines = notes(dataset)
@@ -157,7 +157,7 @@ def test_one_rule_in_every_program(odd, tmp_path, capfd):
     assert sorted(image for pairs in stored(tmp_path / "o").values() for image, _ in pairs) == sorted(
         path.read_bytes() for path in images)
     assert image_files([odd]) == sorted([*images, odd / "train" / "top.jpg"])
-    assert capfd.readouterr().err == (f"train.py: left out of {odd}: files that are no images (2): "
+    assert capfd.readouterr().err == (f"bigbatch: left out of {odd}: files that are no images (2): "
                                       "train/cat/notes.txt, train/dog/1.xml\n")
     for path in odd.rglob("*.jfif"):  # without any known suffix, the classes are still found
         path.rename(path.with_suffix(""))

@@ -220,5 +220,5 @@ def test_who_is_named_after_a_minute(states, named, capsys):
     for found in (reports(*states), reports(*states), reports(*[("computing", 0.0)] * len(states)), reports(*states)):
         beat._reports = found
         beat._name_stalled()
-    expected = f"train.py: no progress for 60 s at step 7: {named}\n"
+    expected = f"bigbatch: no progress for 60 s at step 7: {named}\n"
     assert capsys.readouterr().err == (2 * expected if named else "")

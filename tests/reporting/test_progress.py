@@ -135,9 +135,9 @@ def test_two_lines_fit_the_terminal(columns, above, below):
 def test_other_lines_scroll_above_intact_and_nothing_is_left():
     long = "/a/long/path" * 20
     terminal = drawn(STEPS + f"complain('a warning about {long}')\nshown.step(update(17))\nshown.close()\n", columns=80)
-    assert f"train.py: a warning about {long}".encode() in terminal.raw  # without a line break of ours
+    assert f"bigbatch: a warning about {long}".encode() in terminal.raw  # without a line break of ours
     assert terminal.left_clean() and terminal.lines[0].startswith("epoch 1/12  train 1.5000 25.00%  val ")
-    assert "".join(terminal.lines).count("train.py: ") == 1
+    assert "".join(terminal.lines).count("bigbatch: ") == 1
     assert len(terminal.shown()) >= 2
 
 

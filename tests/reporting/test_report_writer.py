@@ -235,7 +235,7 @@ def test_a_failure_is_one_line_and_training_goes_on(info, found, capsys):
     writer.end({})
     writer.close()
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("train.py: report.html could not be written: ") and "plan.json" in line
+    assert line.startswith("bigbatch: report.html could not be written: ") and "plan.json" in line
 
 
 def test_the_run_says_that_messages_were_lost(info, monkeypatch):

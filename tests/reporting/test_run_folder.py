@@ -105,7 +105,7 @@ def test_damaged_json_is_named_and_skipped(tmp_path, capfd):
         for damaged in (*(content[:length] for length in range(content.rindex(b"}"))), bytes(len(content)), b"[]"):
             (tmp_path / name).write_bytes(damaged)
             assert RunFolder(tmp_path).read(name) == {}
-            assert capfd.readouterr().err.startswith(f"train.py: warning: {tmp_path}/{name} is damaged")
+            assert capfd.readouterr().err.startswith(f"bigbatch: warning: {tmp_path}/{name} is damaged")
     started(tmp_path)
     assert not (tmp_path / SUMMARY).exists() and len(capfd.readouterr().err.splitlines()) == 1
     (tmp_path / SUMMARY).write_text('{"val_top1": 0.5}')

@@ -74,5 +74,5 @@ def test_the_profile_begins_before_and_ends_after_its_steps(calls, capsys, resum
 
 def test_a_training_that_is_too_short_says_so_at_once(calls, capsys):
     assert trained(Profile(2, 5), calls, 2, in_all=2) == [0, 1]
-    assert capsys.readouterr().err == ("train.py: warning: --profile=2:5: no profile is written, because the last step "
+    assert capsys.readouterr().err == ("bigbatch: warning: --profile=2:5: no profile is written, because the last step "
                                        "is 1\n")
