@@ -1,4 +1,7 @@
-"""Code that all commands share: exit codes, error messages, flags and atomic file writes."""
+"""Code that all commands share: exit codes, error messages, flags and atomic file writes.
+
+Importing it as the first module of a command makes Ctrl-C end the command with one line from the start.
+"""
 import os
 import signal
 import sys
@@ -15,10 +18,12 @@ def command_of(main) -> str | None:
 
 
 def end_at_once(*_):
-    """Ends a command that Ctrl-C reaches while it imports its modules, which takes up to half a second."""
+    """Handles Ctrl-C while a command imports its modules, which takes up to half a second: one line, no traceback."""
     os.write(2, f"{command_of(sys.modules['__main__'])}: interrupted\n".encode())
     os._exit(130)
 
 
+# A command that a shell starts in the background ignores SIGINT, and keeps ignoring it. In the foreground, the handler
+# stays until command.shell handles KeyboardInterrupt.
 if command_of(sys.modules["__main__"]) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, end_at_once)  # until command.shell; it is ignored in the background
+    signal.signal(signal.SIGINT, end_at_once)

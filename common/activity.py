@@ -35,9 +35,10 @@ class Activity:
 
     @contextlib.contextmanager
     def during(self, name: str, inside: Callable[[], tuple[int, str | None]] | None = None) -> Iterator[None]:
-        """Context manager for something that may take long. After it, what was done before goes on.
+        """Context manager that names what the main thread does, until its end. The activity before it then continues.
 
-        inside: returns a number that changes with progress which no Python code sees, and a more exact name, or None.
+        inside: shows progress within one call of a library: a function that returns a number that changes as long as
+            the call progresses, and a more exact name of the activity or None.
         """
         before = self._name, self._inside
         self._enter(name, inside)
@@ -52,7 +53,9 @@ class Activity:
         self._moves += 1
 
     def look(self) -> tuple[str, float]:
-        """Returns what the main thread does, and for how many seconds it has not moved. One thread calls it regularly.
+        """Returns what the main thread does, and for how many seconds there was no progress.
+
+        A single thread calls it regularly: progress is a change since its last call.
         """
         name, inside, moves = self._name, self._inside, self._moves
         count, exact = inside() if inside else (0, None)
@@ -62,22 +65,18 @@ class Activity:
         return exact or name, time.monotonic() - self._since
 
     def forget(self) -> None:
-        """Counts the seconds from now on: the process was suspended."""
+        """Starts the count of seconds without progress again, because the process was suspended."""
         self._seen = None
 
 
 class StartUp:
-    """The start of this process. One stage runs at a time.
-
-    is_open: whether stages are shown: after `begin` and before `end`, on rank 0. is_silent: whether this is another
-    rank.
-    """
+    """The start of this process, in stages. One stage runs at a time."""
 
     def __init__(self):
         self._began = time.perf_counter()
         self._seconds: dict[str, float] = {}  # of each stage
-        self.is_open = False
-        self.is_silent = False
+        self.is_open = False  # whether stages are shown: on rank 0, between `begin` and `end`
+        self.is_silent = False  # whether this is another rank than 0
 
     def begin(self, rank: int) -> None:
         """Shows the stages from now on if this is rank 0. Other ranks are silent."""

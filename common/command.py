@@ -26,8 +26,10 @@ def program(name: str, doc: str | None = None, described: Callable[[Sequence[str
     --help prints `doc` and what `described` returns for the command line, such as a line per flag. --version prints the
     version. Otherwise the decorated function runs in `shell`. It returns an exit code; None is 0.
 
-    is_heard: whether this process prints help, version and errors. barrier: as in `shell`. is_alone: whether it is an
-    error to start several processes. Others end with the launcher that starts them.
+    name: of the command, with which its messages begin.
+    barrier: as in `shell`.
+    is_heard: whether this process prints help, version and errors.
+    is_alone: whether it is an error if a launcher starts several processes. Other programs end with their launcher.
     """
     def decorator(run: Callable[[Sequence[str]], int | None]) -> Callable[[Sequence[str]], int]:
         @functools.wraps(run)
@@ -57,8 +59,8 @@ class Ending:
 def shell(program: str, barrier: Callable[[], None] = lambda: None, prints_errors: bool = True) -> Iterator[Ending]:
     """Context manager that turns UserError, OSError and Ctrl-C into one line on standard error and an exit code.
 
-    Other errors keep their traceback. A command whose standard output has no reader any more ends without a line. See
-    common.streams.
+    Other errors keep their traceback. A command whose standard output is a pipe that its reader has closed ends without
+    a line (common.streams).
 
     barrier: waits for the other ranks after an error that all of them raise, because mpirun kills all when one exits.
     prints_errors: whether this process prints the line.
@@ -93,7 +95,7 @@ def shell(program: str, barrier: Callable[[], None] = lambda: None, prints_error
 
 
 def end(code: int) -> NoReturn:
-    """Ends this process, once all is done. A request to stop that comes late changes nothing any more.
+    """Ends this process with an exit code after the command is done, and ignores requests to stop from then on.
 
     Python gives signals their default actions back before it frees TensorFlow and waits in MPI for the other ranks. A
     signal that came then would kill a worker that has saved its checkpoint, and the job would seem to have failed.

@@ -75,7 +75,7 @@ def full_disk(error) -> int | None:
 
 
 def one_line(error) -> str:
-    """Returns what to tell the user about an error."""
+    """Returns the message of an error in one line, in plain words for a full disk and for other errors of files."""
     text = " ".join(str(error).split())
     if full := full_disk(error):
         where = f"{error.filename}: " if getattr(error, "filename", None) else ""

@@ -20,7 +20,7 @@ MOUNTS = Path("/proc/self/mountinfo")
 # What file systems answer to a call that they do not offer: CIFS, FUSE, exFAT, the shared folders of virtual machines.
 LACKS_CALL = {errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.ENOSYS, errno.ENOTTY, errno.ENOLCK}
 LACKS_LINKS = LACKS_CALL | {errno.EACCES, errno.EROFS, errno.EPROTO}  # VirtualBox says EROFS or EPROTO
-NAMED = set()  # calls of which `forgo` has said so
+NAMED = set()  # calls for which `forgo` has printed its line
 ON_NETWORK = {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "cifs", "smb3", "ceph", "glusterfs", "9p", "afs", "orangefs",
               "panfs", "wekafs", "fuse"}
 
@@ -44,9 +44,9 @@ def write_atomically(path, content: str | bytes, durable: bool = False) -> None:
 
 @contextlib.contextmanager
 def full_disk_named(path) -> Iterator[None]:
-    """Context manager in which the error of a full disk or quota names a path: those of TensorFlow and `write` do not.
+    """Context manager that replaces the error of a full disk or quota by an OSError with the name of a file or folder.
 
-    It raises OSError.
+    Python's write() raises such an error without a name, and TensorFlow raises it as an error of its own.
     """
     try:
         yield
@@ -107,9 +107,11 @@ def is_on_network(path, mounts: Path = MOUNTS) -> bool:
 
 
 def forgo(call: str, path, error: OSError, effect: str, lacking: Set[int] = LACKS_CALL) -> None:
-    """Goes on without a call that only makes a file more durable, or easier to find, if the file system lacks it.
+    """Ignores the error of an optional call, such as fsync, if the file system does not offer the call.
 
-    One line per process and call says so. Any other error is raised. lacking: the numbers of those that say that.
+    Prints one line for each such call in a process. Raises any other error.
+
+    effect: what the user has to know, for the line. lacking: error numbers that mean "not offered".
     """
     if error.errno not in lacking:
         raise error
@@ -119,7 +121,7 @@ def forgo(call: str, path, error: OSError, effect: str, lacking: Set[int] = LACK
 
 
 def flush(path) -> None:
-    """Calls fsync on a file or a folder. Where the file system does not offer that, one line says so."""
+    """Calls fsync on a file or a folder. Prints one line if the file system does not offer it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -130,9 +132,10 @@ def flush(path) -> None:
 
 
 def link(path: Path, target: str) -> None:
-    """Makes a path lead to a folder next to it: a symbolic link, or a file with that name if there are no links.
+    """Makes a path a symbolic link to a folder next to it, or a file that holds its name if there are no links.
 
-    `followed` reads both. Replaces either, and a folder, which copying a link may have made. Raises OSError.
+    `followed` reads both. Replaces an earlier link or file, and a folder, which a copying program may have made of a
+    link. Raises OSError.
     """
     part = Path(f"{path}.part")
     part.unlink(missing_ok=True)
@@ -158,13 +161,14 @@ def followed(path: Path) -> Path:
 
 @contextlib.contextmanager
 def locked(path, wait: bool = False, needed: bool = False) -> Iterator[int | None]:
-    """Context manager that locks a folder or a file. The lock also ends with the process, however it exits.
+    """Context manager that locks a folder or a file. The kernel frees the lock when the process ends in any way.
 
-    It yields the descriptor of the locked file, which is created if it is missing. NFS locks only files that are open
-    for writing for all hosts; a folder's lock counts on its own host.
+    It yields the descriptor of the locked file, which is created if it is missing. On NFS, the lock of a file holds for
+    all hosts, and that of a folder only for this host.
 
-    wait: wait until the lock is free. Otherwise a taken lock raises BlockingIOError. needed: raise UserError if the
-    file system has no locks. Otherwise one line says so, nothing is locked, and None is yielded.
+    wait: whether to wait until the lock is free. Otherwise a taken lock raises BlockingIOError.
+    needed: whether to raise UserError if the file system has no locks. Otherwise one line says so, and the context
+        manager locks nothing and yields None.
     """
     descriptor = os.open(path, os.O_RDONLY if os.path.isdir(path) else os.O_RDWR | os.O_CREAT, 0o666)
     is_locked = True

@@ -64,15 +64,21 @@ def is_own(text: str, choices: Iterable[str]) -> bool:
 
 
 def flag(default, help: str, choices: Sequence[str] = (), **options):
-    """Declares a field.
+    """Declares a field of a dataclass as a flag. If the default is a list, the flag takes several values.
 
-    help: what --help says of it. choices: allowed values. If the default is a list, several values may be given. low,
-    high: bounds of a number. parse: converts the given text, or list of texts, to the field's value; raises ValueError.
-    alias: another name of the flag. switch: whether the flag may be given without a value, which means `true`. own:
-    whether MODULE:NAME is allowed, too. repeated: whether the flag is given once for each value of a list. Otherwise
-    commas separate the values. A list with choices is always repeated. path: whether the text, or each of a list, may
-    be a path, in which ~ is the home folder. written: whether the program writes to this path. Other options are kept
-    in the field's metadata.
+    help: its text in --help.
+    choices: allowed values.
+    Options:
+    low, high: bounds of a number.
+    parse: function that converts the given text, or list of texts, to the field's value. It raises ValueError.
+    alias: another name of the flag.
+    switch: whether the flag may be given without a value, which means `true`.
+    own: whether MODULE:NAME is allowed besides the choices.
+    repeated: whether each value of a list has its own --flag=VALUE. Otherwise commas separate the values. A list with
+        choices is always repeated.
+    path: whether the text, or each of a list, is a path, in which ~ is the home folder.
+    written: whether the program writes to this path.
+    Any other option is kept in the field's metadata.
     """
     parse = options.get("parse")
     value = parse(default) if parse and default is not None else default
@@ -220,7 +226,8 @@ def file_text(file) -> str:
 
 
 def say_what_is_hidden(flag: str, name: str) -> None:
-    """Says on standard error how to name a file or folder here that has the same name as what is built in."""
+    """Prints how to name a file or folder of the current folder that has the name of something built in, if it exists.
+    """
     if os.path.exists(name):
         complain(f"--{flag}={name} is the built-in {name}; for ./{name}, give --{flag}=./{name}")
 

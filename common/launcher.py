@@ -37,10 +37,10 @@ def _variables(default: int, *names: str):
 
 @dataclass(frozen=True)
 class Launched:
-    """This worker's rank and size according to its launcher; 0 of 1 without a launcher. local: on this node.
+    """This worker's rank and size according to its launcher; rank 0 of 1 without a launcher. local: on this node.
 
-    The variables of each field are in order of precedence: Horovod's, Open MPI's, Slurm's. BIGBATCH_WORLD_SIZE is the
-    number of workers that launch/ was asked for.
+    Each field is read from the first of its variables that is set: Horovod's, Open MPI's, Slurm's. BIGBATCH_WORLD_SIZE
+    is the number of workers that a script in launch/ was asked for.
     """
 
     rank: int = _variables(0, "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")

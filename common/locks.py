@@ -17,18 +17,21 @@ PATIENCE = 60  # seconds without a word
 
 @dataclass(frozen=True)
 class Holder:
-    """The process that holds a lock. job: its Slurm job, or "". start: how often the job was requeued before."""
+    """The process that holds a lock."""
 
     host: str
     pid: int
-    job: str
-    start: str
+    job: str  # its Slurm job, or ""
+    start: str  # how often Slurm has requeued the job
 
     def __str__(self):
         return f"process {self.pid} on {self.host}" + (f", Slurm job {self.job}" if self.job else "")
 
     def may_be_lost(self) -> bool:
-        """Whether the holder's host may be lost, or the holder is an earlier start of this process's Slurm job."""
+        """Whether the holder may have ended without freeing the lock, as far as this process can know.
+
+        It may if its host is another one, or if it is an earlier start of this process's Slurm job.
+        """
         here = this_process()
         return self.host != here.host or (bool(self.job) and self.job == here.job and self.start != here.start)
 

@@ -1,4 +1,4 @@
-"""MODULE:NAME, what a user has written: whether it is there, found without executing it."""
+"""Checks MODULE:NAME, a user's own function or class, before a training starts, without executing the module."""
 import ast
 import itertools
 import os
@@ -7,12 +7,12 @@ import sys
 
 from common.errors import UserError
 
-# What may bind names, or have modules found, that the source does not show.
+# Code by which a module may have names or submodules that its source does not show.
 DYNAMIC = re.compile(r"import\s*\*|__(getattr|path|dict)__|\b(globals|locals|vars|setattr|exec)\(|sys\.modules")
 
 
 def search_here() -> None:
-    """Has the current folder searched for modules last."""
+    """Lets Python find modules in the current folder, after all other places."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
 

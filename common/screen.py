@@ -61,9 +61,11 @@ class Screen:
 class Counter:
     """Context manager that shows how much of some work is done, its rate and the time left.
 
-    The clock starts when the first count arrives, so that what is loaded before that is no part of the rate.
+    The clock of the rate starts with the first call of `add`, after the program has loaded what it needs.
 
-    total: what `add` will count. unit: its name. scale: of what is shown, such as 1e6 for bytes in MB.
+    total: the sum of all counts that `add` will get.
+    unit: name of what is counted.
+    scale: counts in one unit, such as 1e6 for bytes that are shown in MB.
     """
 
     def __init__(self, name: str, total: int, unit: str, scale: float = 1, is_hidden: bool = False):

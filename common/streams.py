@@ -16,13 +16,13 @@ from common.errors import UserError
 
 
 class Unwritten(UserError):
-    """Standard output cannot be written. If its reader has ended, there is no message, because nobody is to be told."""
+    """Standard output cannot be written. The message is empty for a closed pipe: `command | head` is no error."""
 
 
 class Waiting(io.FileIO):
-    """A stream that waits for room, also where its descriptor does not block. patience: in ms, or None for ever."""
+    """A stream that waits until a pipe or terminal has room, also if its descriptor is set to O_NONBLOCK."""
 
-    patience = None
+    patience = None  # milliseconds to wait; None: without a limit
 
     def write(self, data) -> int:
         """Returns the number of bytes written. Raises OSError."""
@@ -35,10 +35,10 @@ class Waiting(io.FileIO):
 
 
 class Errors(Waiting):
-    """Standard error. problem: why something was dropped, or an empty text. It is the process's."""
+    """Standard error. It drops what cannot be written."""
 
     patience = 1000
-    problem = ""
+    problem = ""  # why something was dropped; of the class, because there is one standard error
 
     def write(self, data) -> int:
         try:
@@ -50,12 +50,10 @@ class Errors(Waiting):
 
 
 class Output(Waiting):
-    """Standard output. It raises Unwritten once: what is left in a buffer must not raise it again.
+    """Standard output. It raises Unwritten once, and not again for what is left in a buffer."""
 
-    is_kept: whether a file has what is printed, too, so that it may be dropped. It is the process's.
-    """
-
-    is_kept = has_failed = False
+    is_kept = False  # whether a file has what is printed, too, so that it may be dropped; set on the class
+    has_failed = False
 
     def write(self, data) -> int:
         try:

@@ -11,36 +11,33 @@ import numpy as np
 from data.rand_augment import RandAugment
 from data.randomness import Purpose, uniforms
 
-FIXED = ("aspect", "enlarge")  # fields of an Augmentation that alone make nothing random
+FIXED = ("aspect", "enlarge")  # the fields of an Augmentation that make nothing random
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Which part of an image is decoded, and how it is changed.
+    """Which part of an image is decoded, and how it is changed."""
 
-    area, aspect: ranges of the crop's area, as a fraction of the image, and of its width / height (arXiv:1409.4842,
-        section 6). If area is None, the crop is a square of the image's shorter side / `enlarge`.
-    enlarge: divisor of the shorter side for the central crop of validation. 256 / 224 means "resize to 256, crop 224".
-        If it is None, images are stretched to squares first, so that validation sees the whole of each.
-    rescale: range from which training draws the divisor instead.
-    shift: crop at a random offset in training.
-    flip: flip each image horizontally with probability 0.5.
-    colour: add the same random colour to all pixels of an image, along the principal components of ImageNet's colours
-        (Krizhevsky et al. 2012, section 4.1).
-    warp: scale, stretch, rotate, place and mirror the whole image in one resampling that repeats its border; then vary
-        brightness and contrast of each channel, and add noise. The ranges are constants below.
-    operations: those of RandAugment, which follow everything else.
-    """
-
+    # Range of the area of a random crop, as a fraction of the image (arXiv:1409.4842, section 6). None: the crop is a
+    # square whose side is the image's shorter side divided by `enlarge`.
     area: tuple[float, float] | None = None
+    # Range of the width / height of a random crop.
     aspect: tuple[float, float] = (3 / 4, 4 / 3)
+    # Divisor of the shorter side for the central crop of validation: 256 / 224 means "resize to 256, crop 224". None:
+    # images are stretched to squares first, so that validation sees the whole of each.
     enlarge: float | None = 1.0
+    # Range from which training samples the divisor instead.
     rescale: tuple[float, float] | None = None
-    shift: bool = False
-    flip: bool = False
+    shift: bool = False  # whether training crops at a random offset
+    flip: bool = False  # whether each image is flipped horizontally with probability 0.5
+    # Whether the same random colour is added to all pixels of an image, along the principal components of ImageNet's
+    # colours (Krizhevsky et al. 2012, section 4.1).
     colour: bool = False
+    # Whether the whole image is scaled, stretched, rotated, placed and mirrored in one resampling that repeats its
+    # border, and then brightness and contrast of each channel are varied and noise is added. The constants below are
+    # the ranges.
     warp: bool = False
-    operations: RandAugment | None = None
+    operations: RandAugment | None = None  # of RandAugment, which follow everything else
 
     @property
     def random(self) -> bool:
@@ -77,10 +74,14 @@ BRIGHTNESS = 25.5  # grey levels
 CONTRAST = 1.1  # a factor
 NOISE = 25.5  # grey levels
 COLUMNS = {  # names and widths of the columns that the pipeline reads
-    "area": 1, "offset": 2,  # both 0 to 1: size between the limits; offset down and to the right
+    "area": 1,  # 0 to 1: area of a crop between its limits
+    "offset": 2,  # 0 to 1: position of the crop, downwards and to the right
     "sides": 2,  # height and width of a crop of area 1
-    "mirror": 1, "colour": 3, "warp": 4, "shorter": 1, "reach": 2, "brightness": 3, "contrast": 3, "noise": 1,
-    "noise_offset": 2,
+    "mirror": 1, "colour": 3,
+    "warp": 4,  # rows of a matrix: offset (x, y) from the result's centre -> offset from that of the scaled image
+    "shorter": 1,  # shorter side of the scaled image in pixels
+    "reach": 2,  # height and width of what the result shows of the scaled image, in its pixels, without rotation
+    "brightness": 3, "contrast": 3, "noise": 1, "noise_offset": 2,
 }
 # Standard deviations of ImageNet's pixels (0 to 1) along their principal components, and these components of red, green
 # and blue, one per column, as published with Facebook's fb.resnet.torch.
@@ -90,12 +91,9 @@ COLOUR_DEVIATION = 0.1
 
 
 def random_numbers(augmentation: Augmentation, image_size: int, seed: int, positions: np.ndarray) -> np.ndarray:
-    """Returns the random numbers of the samples at these positions of the stream; (positions, columns).
+    """Returns the random numbers of the samples at these positions of the stream, float32 (positions, columns).
 
-    The numbers are float32. Those of `operations` are the last columns. shorter: the pixels of the image's shorter side
-    after scaling. warp: the rows of the matrix that maps an offset (x, y) of a pixel of the result from its centre to
-    the offset in the scaled image. reach: how much of the scaled image the result covers, without rotation: height and
-    width in its pixels.
+    The columns are those of COLUMNS, then those of `operations`.
     """
     u = uniforms(seed, Purpose.AUGMENTATION, positions, UNIFORMS)
     between = lambda column, low, high: low + (high - low) * u[:, column]  # noqa: E731

@@ -28,38 +28,30 @@ REQUESTS = 32  # at a time, for sizes and indexes of objects
 
 @dataclass(frozen=True)
 class Window:
-    """A folder on a node's disk that keeps the fetched blocks of a split. All workers of the node share it.
-
-    size: bytes that the blocks may take. room: bytes that a spool may write ahead. block: maximum samples in a block.
-    seed: of the order of the blocks; None if each pass reads them in the order of the dataset. is_shared: whether
-    several workers of the node read from it. is_kept: whether it stays for the next training.
-    """
+    """A folder on a node's disk that keeps the fetched blocks of a split. All workers of the node share it."""
 
     folder: Path
-    size: int
-    room: int
-    block: int
-    seed: int | None
-    is_shared: bool = False
-    is_kept: bool = False
+    size: int  # bytes that the blocks may take
+    room: int  # bytes that a spool (data.staging.spool) may write before DALI needs them
+    block: int  # maximum number of samples in a block
+    seed: int | None  # random seed of the order of the blocks; None: each pass reads them in the order of the dataset
+    is_shared: bool = False  # whether several workers of the node read from it
+    is_kept: bool = False  # whether it stays for the next training
 
 
 @dataclass(frozen=True)
 class Split:
-    """The shards of one split. Sample numbers run through the first file, then through the second, and so on.
-
-    indexes: the index of each file, or None if they have not been read. checksums: CRC-32 of the images of each file,
-    uint32 (samples,); None for a file without them, or if they have not been read. order: one of ORDERS. window: keeps
-    what was fetched; None if the files are read where they are.
-    """
+    """The shards of one split. Sample numbers run through the first file, then through the second, and so on."""
 
     format: str
     paths: tuple[Path, ...]
-    file_samples: tuple[int, ...]
+    file_samples: tuple[int, ...]  # number of samples in each file
+    # The index of each file, or None before they are read.
     indexes: tuple | None = field(default=None, compare=False, repr=False)
+    # The CRC-32 of the images of each file, uint32 (samples,); None for a file without them, and before they are read.
     checksums: tuple | None = field(default=None, compare=False, repr=False)
-    order: str = ORDERS[0]
-    window: Window | None = None
+    order: str = ORDERS[0]  # one of ORDERS
+    window: Window | None = None  # where fetched blocks are kept; None: the files are read where they are
 
     @property
     def kind(self):
@@ -73,7 +65,10 @@ class Split:
 
     @property
     def is_spooled(self) -> bool:
-        """Whether samples are copied in reading order for DALI, which cannot fetch them or follow the order itself."""
+        """Whether another process copies the samples in reading order for DALI (data.staging.spool).
+
+        DALI itself cannot fetch them, or its reader of this format cannot follow the order.
+        """
         return bool(self.paths) and (self.window is not None or (self.any_order and not self.kind.ANY_ORDER))
 
     @property
@@ -100,7 +95,10 @@ class Split:
         return sum(int(self.kind.stored_sizes(index).sum()) for index in self.entries)
 
     def with_indexes(self) -> "Split":
-        """Returns the split with its indexes and, of objects, sizes, tags and checksums. Raises OSError, ValueError."""
+        """Returns the split with its indexes. Raises OSError, ValueError.
+
+        If its files are objects in a bucket, also reads their sizes, tags and checksums.
+        """
         if not all(isinstance(path, RemotePath) for path in self.paths):
             return replace(self, indexes=self.entries)
         with ThreadPoolExecutor(REQUESTS) as pool:
@@ -150,10 +148,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Dataset:
-    """The content of dataset.json, checked against the files that it names.
-
-    first_label: the smallest label on disk. The pipeline's labels start at 0.
-    """
+    """The content of dataset.json, checked against the files that it names."""
 
     folder: Path
     format: str
@@ -162,7 +157,7 @@ class Dataset:
     validation: Split
     mean: tuple[float, float, float]  # RGB, 0 to 255
     std: tuple[float, float, float]
-    first_label: int = 0
+    first_label: int = 0  # the smallest label on disk; the pipeline subtracts it, so that its labels start at 0
 
     @property
     def is_synthetic(self) -> bool:
@@ -171,10 +166,11 @@ class Dataset:
 
     @property
     def validation_content(self) -> dict[str, str]:
-        """Digests that tell validation sets apart, wherever they lie and in whatever order.
+        """Digests by which two validation sets can be compared, wherever they lie and in whatever order.
 
-        class_names: of the names of the classes. images: of CRC-32 and label of each image, if data.prepare stored them
-        on a disk. files: of the names of the images of a folder.
+        class_names: digest of the names of the classes.
+        images: digest of the CRC-32 and label of each image, if data.prepare stored them on a disk.
+        files: digest of the names of the images, for a folder of images.
         """
         split, known = self.validation, {"class_names": list(self.classes)}
         if self.format == "folder":
@@ -185,9 +181,7 @@ class Dataset:
         return {name: f"{zlib.crc32(json.dumps(content).encode()):08x}" for name, content in known.items()}
 
     def with_indexes(self) -> "Dataset":
-        """Returns the dataset with the index of each file. Checks and reads the files, unless that has been done.
-
-        Raises UserError.
+        """Returns the dataset with the index of each file, which it reads and checks if it has none. Raises UserError.
         """
         return self if self.train.indexes or not self.train.paths else open_dataset(self.folder)
 
@@ -284,15 +278,18 @@ def _split(folder, described, name):
 
 
 def checksums_path(path) -> Path | RemotePath:
-    """Returns where data.prepare stores the checksums of a file: a line `CRC-32 label` for each image.
+    """Returns the path at which data.prepare stores the checksums of a shard: a line `CRC-32 label` for each image.
 
-    If the images come from files, each line ends with the file's name in the source, as in a JSON string.
+    If the images come from files, each line continues with the name of the file in the source, escaped as in JSON.
     """
     return path.with_name(f"{path.name}.crc32")
 
 
 def _checksum_lines(path) -> list[list[str]]:
-    """Returns the parts of each line. Raises OSError if there are none: Missing for an object."""
+    """Returns [CRC-32, label, name if there is one] of each image. Raises OSError if the shard has no checksums.
+
+    For an object in a bucket, this is Missing.
+    """
     return [line.split(" ", 2) for line in checksums_path(path).read_text().splitlines()]
 
 

@@ -1,4 +1,7 @@
-"""Batches for Keras: a DALI pipeline over a slice of the stream, as a tf.data dataset without copies through Python."""
+"""Batches for training and validation: a DALI pipeline over a slice of the stream of samples, as a tf.data dataset.
+
+The images go from DALI to TensorFlow without passing through Python.
+"""
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -16,73 +19,63 @@ from data.rand_augment import RandAugment
 from data.staging.spool import Admitted, Spool, opened_reader
 
 CPU = DecoderSettings()
-PART = 65_536  # samples whose random numbers are generated at a time
+PART = 65_536  # number of samples whose random numbers are generated at a time, which limits the memory
 UPLOADED = 2  # batches prefetched to the model's device
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches for the model.
+    """An open pipeline. Each batch is images, uint8 (batch, image_size, image_size, 3), RGB; labels, int64 (batch, 1);
+    and, if images are mixed, rows of Mixing.random_numbers.
 
-    iterator: for a compiled step. next() returns images uint8 (batch, image_size, image_size, 3), RGB, labels int64
-    (batch, 1), and, if images are mixed, rows of Mixing.random_numbers. spool: what DALI reads, or None if it reads the
-    dataset itself.
+    Call `admit` before the iterator is asked for batches. next() of this object does both for one batch.
     """
 
-    iterator: Any
+    iterator: Any  # of tf.data; a compiled function takes it as an argument and calls next()
     split: Split
-    samples: np.ndarray
+    samples: np.ndarray  # numbers of the samples in the order in which they are returned, int64
     batch_size: int
-    spool: Spool | None = None
+    spool: Spool | None = None  # the copy that DALI reads; None: DALI reads the dataset itself
 
     def __next__(self):
         self.admit(1)
         return next(self.iterator)
 
     def admit(self, batches: int) -> Admitted:
-        """Waits until the iterator can be asked for the next batches. Those before the previous call have been read.
+        """Waits until the next batches can be read. Raises SpoolEnded if they cannot.
 
-        Raises SpoolEnded if they cannot be read.
+        The caller has finished with the batches that it had asked for before the previous call.
         """
         return self.spool.admit(batches * self.batch_size) if self.spool else Admitted()
 
 
 class Prepared(NamedTuple):
-    """What a pipeline reads.
-
-    samples: their numbers, in order. numbers, mixing: the random numbers of each, or None. epochs: that of each sample,
-    or None if all are of epoch 0.
-    """
+    """The samples that a pipeline will read, and their random numbers."""
 
     split: Split
-    samples: np.ndarray
+    samples: np.ndarray  # their numbers in reading order, int64 (samples,)
     batch_size: int
     image_size: int
-    numbers: np.ndarray | None = None
-    mixing: np.ndarray | None = None
-    epochs: np.ndarray | None = None
+    numbers: np.ndarray | None = None  # rows of augmentation.random_numbers; None: nothing is random
+    mixing: np.ndarray | None = None  # rows of Mixing.random_numbers; None: images are not mixed
+    epochs: np.ndarray | None = None  # the epoch of each sample; None: epoch 0
 
 
 @dataclass(frozen=True)
 class Feed:
-    """How this worker reads a dataset.
-
-    image_size: of validation. mixing: of training images. shard, shards: index of this worker's shard, and the number
-    of shards. shuffle_block, shuffle_group: block and group of data.order.permutation. rand_augment: operations that
-    follow the augmentation.
-    """
+    """How this worker reads a dataset."""
 
     dataset: Dataset
-    image_size: int
-    augmentation: str
+    image_size: int  # of validation images, in pixels
+    augmentation: str  # a name in data.augmentation.AUGMENTATIONS
     seed: int
-    shard: int = 0
+    shard: int = 0  # index of this worker's shard
     shards: int = 1
     device: DecoderSettings = CPU
-    mixing: Mixing = NOT_MIXED
-    shuffle_block: int = order.BLOCK
-    shuffle_group: int = 0
-    rand_augment: RandAugment | None = None
+    mixing: Mixing = NOT_MIXED  # mixup and CutMix of training images
+    shuffle_block: int = order.BLOCK  # `block` of data.order.permutation
+    shuffle_group: int = 0  # `group` of data.order.permutation
+    rand_augment: RandAugment | None = None  # operations that follow the augmentation
 
     @property
     def _augmentation(self) -> augmentation.Augmentation:
@@ -90,9 +83,9 @@ class Feed:
 
     def prepare(self, ranges: Sequence[tuple[int, int]], batch_size: int, micro_batch_size: int, skip: int = 0,
                 neighbours: int = 1, image_size: int | None = None) -> Prepared:
-        """Determines what this shard reads of the training set: its micro-batches of global batches.
+        """Determines which training samples this shard reads: its micro-batches of the global batches.
 
-        It uses only NumPy, so that it can run in a thread while another pipeline is read.
+        It uses only NumPy, so a thread can call it while another pipeline is read.
 
         ranges: (position in the stream, number of global batches), ..., to be read one after another. A format that is
             read file by file supports only one.
@@ -161,15 +154,15 @@ class Feed:
                 if self.device.upload:
                     batches = batches.apply(tf.data.experimental.prefetch_to_device(self.device.upload, UPLOADED))
                 iterator = iter(batches)
-            if not (self.device.upload or spool):  # DALI has read the indexes; deleted now, in case of a kill
+            if not (self.device.upload or spool):  # DALI has opened its files: a killed process leaves none behind
                 held.close()
             yield Batches(iterator, prepared.split, prepared.samples, batch_size, spool)
 
     @contextmanager
     def pipeline(self, prepared: Prepared, until: str = "augment", again: bool = False) -> Iterator[tuple]:
-        """Makes the DALI pipeline that `open` reads, up to one of pipeline.STAGES. Also returns its spool, or None.
+        """Context manager that yields the DALI pipeline of `open`, up to one of pipeline.STAGES, and its spool or None.
 
-        The files that it reads when it is built are deleted at the end of the context.
+        At its end, it deletes the scratch files, which DALI opens when the pipeline is built.
         """
         opened = opened_reader(prepared.split, prepared.samples, prepared.batch_size, again, prepared.epochs,
                                self.device.mmap)
@@ -181,17 +174,17 @@ class Feed:
 
 
 class OpenPipeline:
-    """A pipeline that stays open as long as it reads what is asked for next. Opening one takes up to seconds."""
+    """A pipeline that stays open between two reads if the second one continues the first: opening one takes seconds."""
 
     def __init__(self):
         self._held = ExitStack()
         self._batches, self._upcoming = None, iter(())
 
     def open_for(self, wanted: Iterable, opening: Callable[[], AbstractContextManager]) -> Any:
-        """Returns the open pipeline if the first of `wanted` comes next in it. Otherwise opens another one.
+        """Returns a pipeline that reads the first of `wanted` next: the open one, or a new one.
 
-        wanted: names of what is read one after another, such as numbers of steps. opening: opens a pipeline that reads
-        all of `wanted`.
+        wanted: what is to be read, one after another, such as the numbers of the steps.
+        opening: opens a pipeline that reads all of `wanted`. It is called if the open one reads something else next.
         """
         wanted = iter(wanted)
         if next(wanted) != next(self._upcoming, None):

@@ -31,17 +31,12 @@ class Rejected(Exception):
 
 @dataclass(frozen=True)
 class Rules:
-    """How images are stored.
+    """How images are stored."""
 
-    resize_shorter: larger images are shrunk so that their shorter side has this many pixels; 0: no resizing. resize:
-    width and height to which all images are resized, whatever their aspect; None: no resizing. verify: whether every
-    image is decoded. for_tensorflow: whether TensorFlow's decoders have to read them, too, which lack WebP.
-    """
-
-    resize_shorter: int = 0
-    verify: bool = False
-    resize: tuple[int, int] | None = None
-    for_tensorflow: bool = False
+    resize_shorter: int = 0  # a larger image is shrunk until its shorter side has this many pixels; 0: no resizing
+    verify: bool = False  # whether every image is decoded, also those that are stored unchanged
+    resize: tuple[int, int] | None = None  # width and height of all images, whatever their aspect; None: no resizing
+    for_tensorflow: bool = False  # whether TensorFlow has to decode them, too, which reads no WebP
 
     def new_size(self, size: tuple[int, int]) -> tuple[int, int] | None:
         """Returns the width and height that an upright image of this size gets, or None if it keeps them."""
@@ -56,12 +51,12 @@ class Rules:
 
 @dataclass(frozen=True)
 class Stored:
-    """An image as stored. histogram: of its pixels, 256 counts each of red, green and blue, if requested."""
+    """An image as it is stored."""
 
     encoded: bytes
-    converted: bool = False
+    converted: bool = False  # whether its own bytes could not be stored
     resized: bool = False
-    histogram: list[int] | None = None
+    histogram: list[int] | None = None  # counts of the 256 values of red, then of green, then of blue, if requested
 
 
 def store(encoded: bytes, rules: Rules, measure: bool = False) -> Stored:
@@ -85,9 +80,9 @@ def store(encoded: bytes, rules: Rules, measure: bool = False) -> Stored:
 
 
 def check(encoded: bytes) -> None:
-    """Decodes an image of a dataset, also by DALI, as training does. Raises Rejected.
+    """Decodes an image of a dataset with Pillow, and with DALI, as training does. Raises Rejected if one of them fails.
 
-    It is rejected, too, if DALI decodes it otherwise than what is stored of it.
+    Also raises it if data.prepare would convert the image and DALI's pixels are not those of the converted image.
     """
     import numpy as np
 
@@ -139,11 +134,11 @@ def _store(image, encoded, rules, measure) -> Stored:
 
 
 def _copied(image, encoded, rules) -> bool:
-    """Returns whether the bytes are stored unchanged.
+    """Returns whether the bytes are stored unchanged: whether all decoders make the same image of them.
 
-    They are if the decoders read them alike on every device. DALI needs the end of a PNG, takes another image for one
-    that stands in front of an animation, and reads no WebP with EXIF. Of two sets of EXIF data, decoders take either.
-    Many programs show grey of 16 bits as white.
+    DALI fails without the end of a PNG, decodes another image than the one in front of a PNG's animation, and reads no
+    WebP with EXIF. If there are two sets of EXIF data, some decoders use the first and some the second.
+    Grey of 16 bits becomes white in many programs.
     """
     if image.format in JPEGS:
         return image.mode in ("L", "RGB") and _has_sound_header(encoded)
@@ -192,7 +187,7 @@ def _decode(image, encoded) -> None:
 
 
 def _pixels(image, rules: Rules):
-    """Returns the image upright and resized, as RGB, or as grey if it was 8-bit grey."""
+    """Returns the image rotated as its EXIF data say, resized, and as RGB, or as grey if it was 8-bit grey."""
     from PIL import Image
 
     white = _white(image)
@@ -219,7 +214,7 @@ def _pixels(image, rules: Rules):
 
 
 def _upright(image):
-    """Rotates the image as its EXIF data say, because the conversion drops them."""
+    """Rotates the image as its EXIF data say, because the converted file has none."""
     from PIL import ImageOps
 
     image.load()

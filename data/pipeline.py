@@ -1,5 +1,11 @@
 """The DALI pipeline: reader -> decode -> augment -> batch. CPU and GPU use the same graph.
 
+DALI draws no random numbers. NumPy computes them (data.augmentation, data.mixing), each a function of the seed and of
+the sample's position in the stream, so that a sample is augmented alike on any number of workers and after a resume.
+DALI then reads them like a second dataset: `matrix_reader` writes one TFRecord per sample into a scratch folder, and a
+second reader reads these records side by side with the images. The obvious way, an fn.external_source, calls Python for
+every batch. It was slower when it was measured, also with whole batches of numbers.
+
 Importing this module does not import DALI.
 """
 from collections.abc import Callable
@@ -21,19 +27,14 @@ NOISE_MARGIN = 64  # pixels by which the fixed noise field exceeds the image; ea
 
 @dataclass(frozen=True)
 class DecoderSettings:
-    """The device that decodes and augments images. name: "cpu" or "gpu". number: index of the GPU, None on a CPU.
+    """The device that decodes and augments images, and how."""
 
-    threads: number of DALI threads. hw_decoder_load: fraction of the images that the GPU's hardware decoder decodes, if
-    there is one. upload: the TensorFlow device to which batches from a CPU are prefetched, or None. mmap: whether files
-    are mapped into memory, auto (unless they are on a network file system), true or false.
-    """
-
-    name: str = "cpu"
-    number: int | None = None
-    threads: int = 2
-    hw_decoder_load: float = 0.65
-    upload: str | None = None
-    mmap: str = "auto"
+    name: str = "cpu"  # "cpu" or "gpu"
+    number: int | None = None  # index of the GPU; None on a CPU
+    threads: int = 2  # number of DALI threads
+    hw_decoder_load: float = 0.65  # fraction of the images for the GPU's hardware decoder, if it has one
+    upload: str | None = None  # TensorFlow device to which batches from a CPU are prefetched, or None
+    mmap: str = "auto"  # whether files are mapped into memory: true, false, or auto: unless the file system is remote
 
     @property
     def decoder(self) -> dict:
@@ -41,35 +42,34 @@ class DecoderSettings:
 
 
 class Readers(NamedTuple):
-    """Functions that add a reader to the graph.
+    """Functions that add a reader to the graph. All readers return the same samples in the same order."""
 
-    samples: returns (encoded image, label). numbers: returns each sample's augmentation.random_numbers; None if nothing
-    is random. mixing: returns each sample's row of Mixing.random_numbers; None if images are not mixed.
-    """
-
-    samples: Callable
-    numbers: Callable | None = None
-    mixing: Callable | None = None
+    samples: Callable  # returns (encoded image, label)
+    numbers: Callable | None = None  # returns a row of augmentation.random_numbers; None: nothing is random
+    mixing: Callable | None = None  # returns a row of Mixing.random_numbers; None: images are not mixed
 
 
 @dataclass(frozen=True)
 class Transform:
-    """What becomes of an image. size: height and width of the result. device: where it is decoded and augmented."""
+    """What is done to each image after it was read."""
 
-    size: int
+    size: int  # height and width of the result in pixels
     augmentation: Augmentation
-    device: DecoderSettings = DecoderSettings()
+    device: DecoderSettings = DecoderSettings()  # decodes and augments it
 
     def on_device(self, tensor):
-        """Returns a tensor of the graph where the images are."""
+        """Returns a tensor of the graph on the device of the images."""
         return tensor.gpu() if self.device.name == "gpu" else tensor
 
 
 def build_pipeline(readers: Readers, transform: Transform, batch_size: int, first_label: int, until: str = "augment"):
-    """Builds the pipeline over the samples that are read, in their order, repeated endlessly.
+    """Builds the pipeline. It returns the samples in the order of the readers, and starts again after the last one.
 
+    Outputs: images, uint8 (batch, size, size, 3), RGB; labels, int64 (batch, 1), from 0; and, if images are mixed, the
+    rows of Mixing.random_numbers.
+
+    first_label: the smallest label on disk.
     until: the last of STAGES. "read" returns encoded images, "decode" images of different sizes.
-    Outputs: images uint8 (batch, size, size, 3), RGB; labels int64 (batch, 1), from 0; if images are mixed, the rows.
     """
     from nvidia.dali import Pipeline, pipeline_def
     from nvidia.dali.pipeline import do_not_convert
@@ -101,7 +101,10 @@ def build_pipeline(readers: Readers, transform: Transform, batch_size: int, firs
 
 
 def augmented(encoded, columns: dict | None, transform: Transform):
-    """Adds decoding, resizing and augmentation to the graph; returns uint8 images. columns: random numbers by name."""
+    """Adds decoding, resizing and augmentation to the graph; returns uint8 images.
+
+    columns: random numbers by name (`by_name`); None: nothing is random.
+    """
     from nvidia.dali import fn, types
 
     images, sides = decoded(encoded, columns, transform)
@@ -133,7 +136,9 @@ def decoded(encoded, columns, transform):
 
 
 def _resized(images, sides, mirror, transform):
-    """Resizes images of these sides, and mirrors those whose `mirror` is 1. mirror: None if none is.
+    """Resizes images to the size of the result, and mirrors those whose `mirror` is 1.
+
+    sides: height and width of each image. mirror: 0 or 1 for each image; None: no image is mirrored.
 
     Resizing is bilinear without antialiasing, as in Caffe's and TensorFlow's recipes. On a CPU, the warp does both in
     less than half of the time of fn.resize and fn.flip. Its pixels differ from theirs by 1 in about one value of
@@ -166,8 +171,8 @@ def crop(sides, columns, augmentation):
 
     With `area`, the aspect ratio is sampled first, then the area among those that fit, as in TensorFlow's
     sample_distorted_bounding_box. There are no retries, so that the crop is a function of the sample's numbers.
-    Without it, the crop is a square of the shorter side / `enlarge`, or / a divisor sampled from `rescale`. If
-    `enlarge` is None, all of this is done with a square, which is then stretched to the image.
+    Without `area`, the crop is a square whose side is the shorter side divided by `enlarge`, or by a number sampled
+    from `rescale`. If `enlarge` is None, the crop is computed for a square image and then stretched to this one.
     """
     from nvidia.dali import math
 
@@ -211,10 +216,12 @@ def _distorted(images, sides, columns, transform):
 
 
 def matrix_reader(rows: np.ndarray, scratch: Path, name: str = "numbers"):
-    """Writes a float32 matrix as TFRecords. Returns a function that adds their reader to the graph: a row per sample.
+    """Writes a float32 matrix as TFRecords and returns a function that adds their reader to the graph.
 
-    name: of the file in `scratch` and of the feature. The records differ only in their numbers, so NumPy writes all of
-    them as one structured array. The checksums stay 0, because DALI does not check them.
+    The reader returns one row per sample. The records differ only in their numbers, so NumPy writes all of them as one
+    structured array. The checksums stay 0, because DALI does not check them.
+
+    rows: (samples, columns). scratch: the folder of the files. name: of the file and of the TFRecords' feature.
     """
     import tensorflow as tf
 
@@ -244,9 +251,9 @@ def matrix_reader(rows: np.ndarray, scratch: Path, name: str = "numbers"):
 
 
 def by_name(numbers, operations: rand_augment.RandAugment | None = None) -> dict:
-    """Splits the columns of augmentation.random_numbers by name. Columns of width 1 become scalars.
+    """Splits a row of augmentation.random_numbers by the names of its columns. Columns of width 1 become scalars.
 
-    Those of `operations`, if there are any, become a list of scalars.
+    operations: of RandAugment; their columns become a list of scalars.
     """
     columns = {}
     start = 0

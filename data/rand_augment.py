@@ -37,12 +37,11 @@ IDENTITY = np.pad(np.ones((1, 1), np.float32), 1)
 
 @dataclass(frozen=True)
 class RandAugment:
-    """magnitude: mean, from 0 to MOST. count: operations for each image. deviation: of the magnitude, which is normal.
-    """
+    """How many operations change each image, and by how much."""
 
-    magnitude: float
-    count: int = 2
-    deviation: float = 0.0
+    magnitude: float  # mean of the normal distribution of magnitudes, from 0 to MOST
+    count: int = 2  # number of operations for each image
+    deviation: float = 0.0  # standard deviation of the magnitudes
 
     @classmethod
     def parse(cls, text: str) -> "RandAugment | None":
@@ -60,7 +59,7 @@ class RandAugment:
         return made
 
     def random_numbers(self, image_size: int, seed: int, positions: np.ndarray) -> np.ndarray:
-        """Returns index in NAMES and parameter of each operation, float64 (positions, 2 * count)."""
+        """Returns the index in NAMES and the parameter of each operation in turn, float64 (positions, 2 * count)."""
         from scipy.special import ndtri
 
         u = uniforms(seed, Purpose.OPERATIONS, positions, 4 * self.count).reshape(len(positions), self.count, 4)

@@ -11,22 +11,16 @@ from common.errors import UserError, one_line
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """An entry of the registry: the function from pixels to logits, and the model's default image size.
-
-    input_scale: factor of the pixels after the mean is subtracted. None: 1 / the dataset's standard deviation.
-    any_image_size: whether the same weights can process images of any size. least_image_size: of which pooling leaves
-    something. last_gamma: initial gamma of the last batch norm of each residual branch of a ResNet. has_max_pooling:
-    whether it has max pooling, as far as that is known without building it.
-    """
+    """An entry of the registry."""
 
     module: str
-    function: str
-    image_size: int
-    input_scale: float | None = None
-    any_image_size: bool = True
-    least_image_size: int = 1
-    last_gamma: float = 1.0
-    has_max_pooling: bool = True
+    function: str  # from pixels to logits, in the module
+    image_size: int  # the default, in pixels
+    input_scale: float | None = None  # factor of the pixels minus their mean; None: 1 / the dataset's std
+    any_image_size: bool = True  # whether the same weights can process images of any size
+    least_image_size: int = 1  # a smaller image has no pixel left after the last pooling
+    last_gamma: float = 1.0  # initial gamma of the last batch norm of each residual branch of a ResNet
+    has_max_pooling: bool = True  # as far as it is known without building the model
 
     @property
     def is_residual(self) -> bool:
@@ -75,7 +69,7 @@ LEAST = {"InceptionResNetV2": 75, "InceptionV3": 75, "Xception": 71}  # image si
 
 
 class Models(dict):
-    """The registry. It also knows MODULE:FUNCTION, a model of the user's own, which gives its image size as a flag."""
+    """The registry. It also has an entry for each MODULE:FUNCTION, a user's own model."""
 
     def __missing__(self, name):
         module, separator, function = name.partition(":")
@@ -84,7 +78,7 @@ class Models(dict):
         return ModelInfo(module, function, OWN_SIZE, has_max_pooling=False)
 
 
-OWN_SIZE = 224
+OWN_SIZE = 224  # default image size of a user's own model
 MODELS = Models({**ZOO, **{
     f"{KERAS}{name}": ModelInfo("model_zoo.applications", "application", size, any_image_size=False,
                                 least_image_size=LEAST.get(name, 32), has_max_pooling=name.startswith(MAX_POOLED))
@@ -95,11 +89,14 @@ def create_model(name: str, classes: int, image_size: int | None, batch_norm_mom
                  mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), last_gamma: float | None = None, drop_path: float = 0.0):
     """Builds the Keras model registered under `name`.
 
-    Input: pixels (batch, image_size, image_size, 3), RGB, uint8 or float. image_size: None for images of any size. The
-    model subtracts the mean of each channel in float32. It then divides by the channel's std, or multiplies by its
-    input_scale. A network of Keras scales the pixels in its own way. Output: logits, float32 (batch, classes).
-    seed: seed of the initial weights and of dropout.
-    last_gamma: as in ModelInfo; None: the model's own. drop_path: stochastic depth of a ResNet, see resnet.py.
+    Input: pixels from 0 to 255, RGB, uint8 or float (batch, image_size, image_size, 3). The model subtracts the mean
+    of each channel in float32, and divides by the channel's std or multiplies by its input_scale. A network of Keras
+    scales the pixels in its own way. Output: logits, float32 (batch, classes).
+
+    image_size: None for images of any size.
+    seed: of the initial weights and of dropout.
+    last_gamma: as in ModelInfo. None: the model's own.
+    drop_path: rate of stochastic depth in the last block of a ResNet (resnet.py).
     """
     import tensorflow as tf
 
@@ -127,7 +124,10 @@ def create_model(name: str, classes: int, image_size: int | None, batch_norm_mom
 
 
 def _own(name, info):
-    """Returns the function MODULE:FUNCTION. The current folder is searched for modules last. Raises UserError."""
+    """Imports MODULE and returns its FUNCTION. Raises UserError.
+
+    A module of the current folder is found, too, unless Python's path has another one of that name.
+    """
     own.search_here()
     try:
         return getattr(importlib.import_module(info.module), info.function)

@@ -7,18 +7,13 @@ import model_zoo
 
 @dataclass(frozen=True)
 class ModelCost:
-    """Counts over a model's layers.
+    """Counts over a model's layers."""
 
-    parameters: trainable parameters, which have gradients. variables: tensors that hold them. multiply_adds: of the
-    forward pass per image, in convolutions and dense layers. statistics: batch norm's moving means and variances.
-    name: of the model, at its own image size.
-    """
-
-    parameters: int
-    variables: int
-    multiply_adds: int
-    statistics: int = 0
-    name: str | None = None
+    parameters: int  # trainable ones, which have gradients
+    variables: int  # tensors that hold the parameters
+    multiply_adds: int  # of the forward pass for one image, in convolutions and dense layers
+    statistics: int = 0  # numbers in batch norm's moving means and variances
+    name: str | None = None  # of the model; None: at another image size than its default
 
 
 # For 1,000 classes at 224 pixels, the usual reference.

@@ -43,10 +43,10 @@ def dropout_of(layer) -> tuple | None:
 
 
 def make_own(model, batch_norm_momentum: float, seed: int) -> None:
-    """Makes Keras's batch norm and dropout Bigbatch's own, at any depth of a model that is built.
+    """Turns Keras's batch norm and dropout, at any depth of a built model, into the layers of this module.
 
-    The layers change in place, so that variables, their order and the graph stay. Raises UserError for a layer with
-    moving statistics that cannot be changed.
+    Only the class of a layer changes, so the variables and their order stay. Raises UserError for a layer with moving
+    statistics that cannot be turned into BatchNormalization.
     """
     mask_seeds = reversed([*seeds(seed)])  # as in ResNet: the weights may have the others
     for layer in layers_of(model):
@@ -69,10 +69,10 @@ class Dropout(tf.keras.layers.Layer):
     dropout uses a generator that no checkpoint holds, and so does this one outside `masks_at`.
 
     noise_shape: as in Keras: the shape of a mask, in which None stands for the input's dimension. (None, 1, 1, 1) keeps
-    or drops whole samples (stochastic depth). Default: that of the input.
+    or drops whole samples (stochastic depth). Default: the input's shape.
     """
 
-    position = None
+    position = None  # of the first sample of the call in the stream, set by `masks_at`
 
     def __init__(self, rate: float, seed: int, noise_shape=None, **kwargs):
         super().__init__(**kwargs)
@@ -140,18 +140,16 @@ class BatchNormalization(tf.keras.layers.BatchNormalization):
     of the weights can thereby move them once per update. A layer that is frozen (trainable=False), or that the model
     calls with training=False, normalises with its moving statistics and observes none.
 
-    These attributes are read when a training step is traced. groups: number of slices of a micro-batch that are
-    normalised one after another. neighbours: number of workers that share the statistics. mean_over_neighbours: a
-    function that returns the mean of a float32 tensor over them and has a gradient. observe: a function of a float32
-    tensor (2, channels): the mean, and the variance with Bessel's correction, n / (n - 1), as in the fused kernel; and
-    of the inputs. called_in_training: whether the model calls it with the training argument of its own call.
+    The attributes are read when a training step is traced.
     """
 
-    groups = 1
-    neighbours = 1
-    mean_over_neighbours = None
+    groups = 1  # number of slices of a micro-batch that are normalised one after another
+    neighbours = 1  # number of workers that share the statistics
+    mean_over_neighbours = None  # function that returns the mean of a float32 tensor over them, and has a gradient
+    # Function of the statistics, float32 (2, channels), and of the layer's inputs. The statistics are the mean, and the
+    # variance with Bessel's correction, n / (n - 1), as in the fused kernel.
     observe = None
-    called_in_training = True
+    called_in_training = True  # whether the model passes the training argument of its own call to this layer
 
     @property
     def observes(self) -> bool:

@@ -12,7 +12,9 @@ layers = tf.keras.layers
 class _Builder:
     """Builds the parts of a residual network. Convolutions have no biases and use He initialisation (arXiv:1502.01852).
 
-    last_gamma: the initial gamma of the last norm of each residual branch. drop_path, blocks: of `joined`.
+    last_gamma: initial gamma of the last batch norm of each residual branch.
+    drop_path: probability with which a sample skips the branch of the last block (`joined`).
+    blocks: number of residual blocks.
     """
 
     def __init__(self, batch_norm_momentum, seed, last_gamma=1.0, drop_path=0.0, blocks=1, epsilon=1e-5):
@@ -21,7 +23,7 @@ class _Builder:
         self._seeds = seeds(seed)
         self.last_gamma = last_gamma
         self._rates = iter(np.linspace(0, drop_path, blocks).tolist())
-        self._mask_seeds = reversed([*seeds(seed)])  # the weights keep theirs
+        self._mask_seeds = reversed([*seeds(seed)])  # from the other end, so that the weights' seeds stay the same
 
     def convolution(self, x, channels, kernel, stride=1):
         """Applies a convolution padded by (kernel - 1) / 2 on every side.

@@ -33,14 +33,11 @@ MOST_CLASSES = 1_000_000  # a larger label is invalid
 
 @dataclass
 class Seen:
-    """The content of some records.
-
-    labels: their labels. texts: their (feature, label, text). histogram: of the pixels of the measured images.
-    """
+    """The content of some records."""
 
     labels: set[int] = field(default_factory=set)
-    texts: set[tuple[str, int, str]] = field(default_factory=set)
-    histogram: list[int] = field(default_factory=list)
+    texts: set[tuple[str, int, str]] = field(default_factory=set)  # (feature, label, text) of TFRecords
+    histogram: list[int] = field(default_factory=list)  # of the pixels of the measured images
 
     def __add__(self, other: "Seen") -> "Seen":
         return Seen(self.labels | other.labels, self.texts | other.texts, added(self.histogram, other.histogram))

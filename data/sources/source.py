@@ -14,19 +14,15 @@ WHOLE_FILE = -1  # as a size: the container is a folder, and the item is a file 
 
 @dataclass(frozen=True)
 class Source:
-    """A source that makes its images.
+    """A source that makes its images."""
 
-    classes: names in label order. splits: for train and validation, a function that returns the (encoded image, label)
-    pairs in the order in which they are written. counts: number of samples of each split. mean, std: of the pixels, 0
-    to 255, (red, green, blue), three equal numbers for grey. digest: a hash of what was read from the user's files.
-    """
-
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # names in label order
+    # For train and validation, a function that returns the (encoded image, label) pairs in the order of writing.
     splits: dict[str, Callable[[], Iterable[tuple[bytes, int]]]]
-    counts: dict[str, int]
-    mean: tuple[float, float, float]
+    counts: dict[str, int]  # number of samples of each split
+    mean: tuple[float, float, float]  # of the pixels, 0 to 255, RGB: three equal numbers for grey
     std: tuple[float, float, float]
-    digest: bytes = b""
+    digest: bytes = b""  # a hash of what was read from the user's files
 
 
 def encode_grey(pixels: np.ndarray, format: str = "JPEG") -> bytes:
@@ -40,19 +36,14 @@ def encode_grey(pixels: np.ndarray, format: str = "JPEG") -> bytes:
 
 @dataclass(frozen=True)
 class Items:
-    """A list of images with one column per property, because every rank holds it and there may be millions of items.
+    """A list of images with one column per property, because every rank holds it and there may be millions of items."""
 
-    containers: folders and archives. container: index of each item's container, int32 (items,). offset, size: position
-    and size of its bytes in the archive, int64 (items,). labels: int32 (items,). names: paths within a folder, or names
-    for messages.
-    """
-
-    containers: tuple[str, ...]
-    container: np.ndarray
-    offset: np.ndarray
-    size: np.ndarray
-    labels: np.ndarray
-    names: list[str]
+    containers: tuple[str, ...]  # folders and archives
+    container: np.ndarray  # index of each item's container, int32 (items,)
+    offset: np.ndarray  # position of its bytes in the archive, int64 (items,)
+    size: np.ndarray  # number of these bytes, int64 (items,); WHOLE_FILE in a folder
+    labels: np.ndarray  # int32 (items,)
+    names: list[str]  # paths within the folder, or names for messages
 
     def __len__(self):
         return len(self.names)

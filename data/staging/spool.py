@@ -42,19 +42,14 @@ READ_AHEAD = 8  # batches that DALI and TensorFlow may have opened before they a
 
 @dataclass(frozen=True)
 class Layout:
-    """The files of a spool: which samples lie where.
-
-    samples: their numbers in reading order. folder: where the files are written, a scratch_path. kept: number of
-    samples at the start whose files stay, because DALI starts again with them after the last sample. room: bytes that
-    may be written before they are needed. epochs: that of each sample, or None if all are of epoch 0.
-    """
+    """The files of a spool: which samples lie where."""
 
     split: Split
-    samples: np.ndarray
-    folder: Path
-    kept: int
-    room: int
-    epochs: np.ndarray | None = None
+    samples: np.ndarray  # their numbers in reading order, int64
+    folder: Path  # for the files, a common.files.scratch_path
+    kept: int  # number of samples at the start whose files stay, because DALI reads them again after the last sample
+    room: int  # bytes that may be written before they are needed
+    epochs: np.ndarray | None = None  # the epoch of each sample; None: epoch 0
 
     @cached_property
     def slots(self) -> np.ndarray:
@@ -135,20 +130,16 @@ def opened_reader(split: Split, samples: np.ndarray, batch_size: int, again: boo
 
 
 class Admitted(NamedTuple):
-    """What a worker waited for and fetched since the last call of `admit`.
-
-    seconds: that it waited. requests: number of blocks fetched from far away. fetched: their bytes. hits: number of
-    blocks that were in the window.
-    """
+    """How long a worker waited for data in `admit`, and what was fetched since the previous call."""
 
     seconds: float = 0.0
-    requests: int = 0
-    fetched: int = 0
-    hits: int = 0
+    requests: int = 0  # number of blocks that were fetched from the bucket or the web server
+    fetched: int = 0  # their bytes
+    hits: int = 0  # number of blocks that were in the window
 
 
 class SpoolEnded(UserError):
-    """What comes next cannot be read."""
+    """The next samples cannot be read."""
 
 
 class Spool:
@@ -189,9 +180,9 @@ class Spool:
                 for file in range(layout.files)]
 
     def admit(self, samples: int) -> Admitted:
-        """Waits until the next samples can be read. Those before the previous call have been read.
+        """Waits until the next samples can be read. Raises SpoolEnded if they cannot.
 
-        Raises SpoolEnded if they cannot be read.
+        The caller has finished with the samples that it had asked for before the previous call.
         """
         layout = self._layout
         began = time.perf_counter()

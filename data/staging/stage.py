@@ -18,20 +18,14 @@ DIRECT = 10**9  # bytes of the window on each node without --stage_gb
 
 @dataclass(frozen=True)
 class Staging:
-    """What the flags say about the way of the data to a node."""
+    """The flags that say how the data comes to a node."""
 
-    folder: str | None
-    """--stage_dir: the folder on the node's disk for the copy or the window."""
-    gigabytes: float | None
-    """--stage_gb: the size of the window in that folder, or None for a copy of the whole dataset."""
-    order: str
-    """--order: one of data.dataset.ORDERS."""
-    block: int
-    """--shuffle_block: the number of consecutive samples that one request fetches."""
-    group: int
-    """--shuffle_group: the number of blocks that are shuffled together."""
-    seed: int
-    """Random seed of the order of the blocks."""
+    folder: str | None  # --stage_dir: on the node's disk, for the copy or the window; None: neither is kept
+    gigabytes: float | None  # --stage_gb: maximum size of the window; None: the folder gets a copy of the whole dataset
+    order: str  # --order: one of data.dataset.ORDERS
+    block: int  # --shuffle_block: number of consecutive samples that one request fetches
+    group: int  # --shuffle_group: number of blocks whose samples are shuffled together
+    seed: int  # of the order of the blocks
 
 
 def stage_dataset(dataset: Dataset, staging: Staging, workers: int, on_rank_0: Callable) -> Dataset:
