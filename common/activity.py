@@ -17,7 +17,7 @@ DATA = "waiting for data"
 OTHERS = "waiting for the other workers"
 OBSERVERS = "writing logs and reports"
 PARTS = {"compute": COMPUTING, "data": DATA, "exchange": "exchanging gradients"}  # of a step's time, as logs name them
-WAITS = "data", "exchange"  # those that keep a step from computing
+WAITS = "data", "exchange"  # the parts in which a worker waits instead of computing
 SHORTEST = 0.1  # seconds; shorter stages are not shown
 ANNOUNCED_AFTER = 30.0  # seconds; without a terminal, a stage that takes longer shows what the process waits for
 

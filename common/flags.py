@@ -172,7 +172,7 @@ def read_with_arguments(values: absl_flags.FlagValues, argv: Sequence[str],
                         elsewhere: Mapping[str, str] = MappingProxyType({})) -> list[str]:
     """Sets the values from a command line and returns the arguments that are not flags, as paths. Raises UsageError.
 
-    elsewhere: what to say about unknown flags that other programs have, and values that they call otherwise.
+    elsewhere: for names of flags in other programs, what to say about them; for their names of values, the names here.
     """
     unset = {f"--{name}=" for name in values
              if isinstance(values[name].parser, PathParser) and values[name].default is None}

@@ -126,6 +126,7 @@ def end_with_launcher() -> None:
 
 
 def _end_with(chain: list[int]) -> None:
+    """Kills this process when one of these ancestors ends: the process below it then has another parent."""
     is_whole = True
     while is_whole:
         time.sleep(WATCH)
@@ -135,6 +136,7 @@ def _end_with(chain: list[int]) -> None:
 
 
 def _up_to_launcher() -> list[int]:
+    """Returns the process ids of this process's ancestors up to its launcher, parent first."""
     chain = []
     for process in _ancestors():
         chain.append(process)
@@ -154,9 +156,7 @@ def _is_launcher(process: int) -> bool:
 
 
 def _ancestors() -> Iterator[int]:
-    """Yields the numbers of the processes above this one, without a system's or container's first, with which all end.
-
-    When a process ends, the children that it leaves get another parent.
+    """Yields the process ids of this process's ancestors, parent first, without process 1 of the system or container.
     """
     process = os.getppid()
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ends meanwhile

@@ -1,11 +1,13 @@
-"""What labels alone tell before a training: classes without images, and how often the most frequent class is right."""
+"""What the labels of a dataset show before a training: classes without images, and the accuracy of always guessing one.
+"""
 from collections.abc import Iterable
 from itertools import islice
 
 import numpy as np
 
 from common.errors import UserError
-from data.dataset import Dataset, Split, read_labels
+from data import checksums
+from data.dataset import Dataset, Split
 from data.formats.folder import learnable, remarks
 
 NOTABLE = 1.5  # times 1 / classes: a most frequent class with at least this share of the validation images is a note
@@ -56,7 +58,7 @@ def notes_on_folder(dataset: Dataset) -> list[str]:
 def _counts(split: Split, classes: int, first_label: int) -> np.ndarray | None:
     """Returns the number of images of each class, int64 (classes,), or None if the labels are not known."""
     labels = [entries.labels for entries in split.entries] if split.format == "folder" else [
-        read_labels(path) for path in split.paths]
+        checksums.labels(path) for path in split.paths]
     if not labels or any(of_file is None for of_file in labels):
         return None
     return np.bincount(np.clip(np.concatenate(labels) - first_label, 0, classes - 1), minlength=classes)

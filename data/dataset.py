@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import UserError
-from data import formats
+from data import checksums, formats
 from data.formats import folder as class_folders
 from data.images import Rejected, check
 from data.staging.remote import Missing, RemotePath, is_remote, located
@@ -104,7 +104,7 @@ class Split:
         with ThreadPoolExecutor(REQUESTS) as pool:
             paths = tuple(pool.map(RemotePath.inspected, self.paths))
             return replace(self, paths=paths, indexes=tuple(pool.map(self.kind.read_index, paths)),
-                           checksums=tuple(pool.map(read_checksums, paths)))
+                           checksums=tuple(pool.map(checksums.of_images, paths)))
 
     def moved(self, source: Path, target: Path) -> "Split":
         return replace(self, paths=tuple(target / path.relative_to(source) for path in self.paths))
@@ -141,7 +141,7 @@ class Split:
         file = int(self.files_of(sample))
         path, record = self.paths[file], int(sample - self.file_starts[file])
         try:
-            return _kept_name(path, record) or self.kind.source_name(path, self.entries[file], record)
+            return checksums.source_name(path, record) or self.kind.source_name(path, self.entries[file], record)
         except (OSError, ValueError):
             return None
 
@@ -177,7 +177,7 @@ class Dataset:
             known["files"] = sorted(file for listing in split.entries for file in listing.files)
         elif not is_remote(self.folder):
             with contextlib.suppress(OSError, ValueError):
-                known["images"] = sorted(line[:2] for path in split.paths for line in _checksum_lines(path))
+                known["images"] = sorted(line[:2] for path in split.paths for line in checksums.lines(path))
         return {name: f"{zlib.crc32(json.dumps(content).encode()):08x}" for name, content in known.items()}
 
     def with_indexes(self) -> "Dataset":
@@ -277,59 +277,15 @@ def _split(folder, described, name):
                  tuple(int(file["samples"]) for file in files))
 
 
-def checksums_path(path) -> Path | RemotePath:
-    """Returns the path at which data.prepare stores the checksums of a shard: a line `CRC-32 label` for each image.
-
-    If the images come from files, each line continues with the name of the file in the source, escaped as in JSON.
-    """
-    return path.with_name(f"{path.name}.crc32")
-
-
-def _checksum_lines(path) -> list[list[str]]:
-    """Returns [CRC-32, label, name if there is one] of each image. Raises OSError if the shard has no checksums.
-
-    For an object in a bucket, this is Missing.
-    """
-    return [line.split(" ", 2) for line in checksums_path(path).read_text().splitlines()]
-
-
-def read_checksums(path) -> np.ndarray | None:
-    """Returns the CRC-32 of each image of an object, uint32 (samples,), or None if none are stored."""
-    try:
-        return np.array([int(checksum, 16) for checksum, *_ in _checksum_lines(path)], np.uint32)
-    except Missing:
-        return None
-
-
-def read_labels(path) -> np.ndarray | None:
-    """Returns the label of each image of a file on a disk, int64 (samples,), or None if no checksums are stored."""
-    try:
-        return None if is_remote(path) else np.array([label for _, label, *_ in _checksum_lines(path)], np.int64)
-    except (OSError, ValueError):
-        return None
-
-
 def labels_checksum(split: Split) -> str:
     """Returns a checksum of the names and labels of a split's images in their order, or "" if they are not known."""
     try:
         lines = [file for index in split.entries for file in index.files] if split.format == "folder" else [
-            " ".join(line[1:]) for path in split.paths if not is_remote(path) for line in _checksum_lines(path)]
+            " ".join(line[1:]) for path in split.paths if not is_remote(path) for line in checksums.lines(path)]
     except (OSError, ValueError):
         return ""
     joined = "\n".join(lines).encode(errors="surrogateescape")
     return f"{zlib.crc32(joined):08x}" if lines else ""
-
-
-def checksum_line(image: bytes, label: int, name: str | None = None) -> str:
-    return f"{zlib.crc32(image):08x} {label}" + (f" {json.dumps(name)[1:-1]}" if name is not None else "") + "\n"
-
-
-def _kept_name(path, record: int) -> str | None:
-    """Returns the name that a checksum's line ends with, or None."""
-    try:
-        return json.loads(f'"{_checksum_lines(path)[record][2]}"')
-    except (OSError, ValueError, IndexError):
-        return None
 
 
 def _class_folders(folder, check_files) -> Dataset | None:

@@ -71,13 +71,13 @@ def build_pipeline(readers: Readers, transform: Transform, batch_size: int, firs
     first_label: the smallest label on disk.
     until: the last of STAGES. "read" returns encoded images, "decode" images of different sizes.
     """
-    from nvidia.dali import Pipeline, pipeline_def
+    from nvidia.dali import pipeline_def
     from nvidia.dali.pipeline import do_not_convert
 
     device, operations = transform.device, transform.augmentation.operations
-    options = {"batch_size": batch_size, "num_threads": device.threads, "device_id": device.number, "seed": 0}
+    has_operations = bool(readers.numbers and operations and until == "augment")
 
-    def outputs():
+    def read_and_transformed():
         encoded, label = readers.samples()
         columns = readers.numbers and by_name(readers.numbers(), operations)
         if until == "read":
@@ -88,16 +88,14 @@ def build_pipeline(readers: Readers, transform: Transform, batch_size: int, firs
         others = [label - first_label, *([readers.mixing()] if readers.mixing else [])]
         return columns, images, *map(transform.on_device, others)
 
-    def with_operations():
-        columns, images, *others = do_not_convert(outputs)()
-        return rand_augment.applied(images, columns["operations"], transform), *others
+    @pipeline_def(enable_conditionals=has_operations)
+    def graph():
+        columns, images, *others = do_not_convert(read_and_transformed)()  # only RandAugment has conditionals
+        if has_operations:
+            images = rand_augment.applied(images, columns["operations"], transform)
+        return images, *others
 
-    if readers.numbers and operations and until == "augment":
-        return pipeline_def(with_operations, enable_conditionals=True)(**options)
-    pipeline = Pipeline(**options)
-    with pipeline:
-        pipeline.set_outputs(*outputs()[1:])
-    return pipeline
+    return graph(batch_size=batch_size, num_threads=device.threads, device_id=device.number, seed=0)
 
 
 def augmented(encoded, columns: dict | None, transform: Transform):

@@ -28,9 +28,9 @@ def philox(seed: int, purpose: Purpose, epoch: int = 0) -> np.random.Philox:
 
 
 def uniforms(seed: int, purpose: Purpose, positions: np.ndarray, count: int) -> np.ndarray:
-    """Returns the numbers of the samples at these positions of the stream, in [0, 1); (positions, count).
+    """Returns uniform random numbers in [0, 1) for the samples at these positions of the stream; (positions, count).
 
-    count: a multiple of four. Only the numbers of these samples are generated, because another worker needs the others.
+    The generator skips the numbers of all other samples, which other workers need. count: a multiple of four.
     """
     bits = philox(seed, purpose)
     random = np.random.Generator(bits)

@@ -7,7 +7,7 @@ import tensorflow as tf
 from common.errors import UserError
 
 PHILOX = 1  # TensorFlow's number for the Philox generator, which runs on every device
-PER_COUNT = 4  # numbers that it makes of each count
+PER_COUNT = 4  # random numbers for each value of its counter
 WHOLE_SAMPLES = (None, 1, 1, 1)  # noise shape of stochastic depth
 
 

@@ -50,9 +50,10 @@ def class_names(path) -> list[str]:
 
 
 def images(path) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Returns the images in a folder and below it, and what is left out. Raises OSError.
+    """Returns the images in a folder and below it, and the files that are left out. Raises OSError.
 
-    The images are `kind` by name, in the order of `walk`. What is left out is names by a description of them.
+    The images are a dict from path to suffix (`kind`), in the order of `walk`. The files left out are a dict from the
+    reason to their paths.
     """
     files, hidden = walk(path)
     kinds = {file: _suffix(file) for file in files}
@@ -125,11 +126,13 @@ def _entries(path, chain) -> tuple[list[tuple[str, tuple | None]], list[str]]:
 
 
 def _identity(path) -> tuple[int, int]:
+    """Returns device and inode, which are the same for all names of a folder."""
     state = os.stat(path)
     return state.st_dev, state.st_ino
 
 
 def _chain(path) -> frozenset:
+    """Returns the identities of a folder and of all folders that contain it. A link to one of these leads back."""
     return frozenset(map(_identity, (path, *Path(path).absolute().parents)))
 
 
@@ -220,13 +223,16 @@ def conversion(folder: Path, *flags: str) -> str:
 
 
 class Listing:
-    """The images of a split, relative to its folder, and their labels. Classes are in the order of their names.
+    """The images of a split and their labels.
 
-    kinds: of images that are neither JPEG nor PNG. left_out: see `images`.
+    files: paths of the images, relative to the folder of the split.
+    labels: int64 (images,).
+    kinds: suffix (`kind`) of each image that is neither JPEG nor PNG, by its path.
+    left_out: see `images`.
     """
 
     def __init__(self, path, classes: Sequence[str] | None = None):
-        """classes: names in label order. Default: the folders. Raises OSError."""
+        """Raises OSError. classes: names in label order. Default: the sorted names of the folders."""
         labels = {name: label for label, name in enumerate(classes or class_names(path))}
         kinds, self.left_out = images(path)
         self.left_out["images in no class folder"] = [file for file in kinds if "/" not in file]
@@ -238,14 +244,16 @@ class Listing:
         return len(self.files)
 
     def __getstate__(self):
-        """What is sent to the other workers: that of ImageNet has 54 MB otherwise."""
+        """Compresses what rank 0 sends to the other workers: 54 MB for ImageNet."""
         return zlib.compress(pickle.dumps(vars(self)), 1)
 
     def __setstate__(self, state):
         vars(self).update(pickle.loads(zlib.decompress(state)))
 
     def unread(self, path) -> str | None:
-        """Returns the first file, among those whose kind says so, that DALI does not read, and why. path: of the split.
+        """Returns what to say about the first file that DALI does not read, or None if it reads all.
+
+        Only the files of kinds that DALI may not read are opened. path: of the split.
         """
         for name in self.files:
             if shown(name) != name:

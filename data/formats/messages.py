@@ -31,9 +31,9 @@ def read_datum(value: bytes) -> tuple[bytes, int]:
 
 
 def checked(images, labels, names=("image", "label")) -> tuple[bytes, int]:
-    """Returns the image and the label of a record, in any format. Raises ValueError if it is not one that DALI reads.
+    """Returns the image and the label of a record. Raises ValueError unless there is one of each, as DALI needs.
 
-    names: what they are called in the format.
+    images, labels: the values in the record. names: of these values in the record's format.
     """
     for name, values in zip(names, (images, labels), strict=True):
         if len(values) != 1:

@@ -152,7 +152,6 @@ def _examples(part) -> Iterator[tuple]:
         raise UserError(f"--adopt: {error}") from None
 
 
-
 def _write_description(folder, kind, splits, train, validation, classes_file) -> list[str]:
     """Writes dataset.json on rank 0 and returns the lines to print."""
     least = min(train.labels | validation.labels)

@@ -4,7 +4,8 @@ from collections import defaultdict
 
 import numpy as np
 
-from data.dataset import Dataset, read_checksums
+from data import checksums
+from data.dataset import Dataset
 
 SHOWN = 3  # pairs of names in a line
 
@@ -15,11 +16,11 @@ def duplicates(dataset: Dataset) -> list[list[tuple[str, int, int]]]:
     dataset: that data.prepare has just written, with checksums. Only images with equal checksums are read.
     """
     splits = {"train": dataset.train, "validation": dataset.validation}
-    checksums = {name: np.concatenate([read_checksums(path) for path in split.paths]) for name, split in splits.items()}
-    values, counts = np.unique(np.concatenate([*checksums.values()]), return_counts=True)
+    known = {name: np.concatenate([*map(checksums.of_images, split.paths)]) for name, split in splits.items()}
+    values, counts = np.unique(np.concatenate([*known.values()]), return_counts=True)
     groups = defaultdict(list)
     for name, split in splits.items():
-        samples = np.flatnonzero(np.isin(checksums[name], values[counts > 1]))
+        samples = np.flatnonzero(np.isin(known[name], values[counts > 1]))
         records = split.records(samples) if len(samples) else ()
         for sample, (image, label) in zip(samples.tolist(), records, strict=True):
             groups[hashlib.sha256(image).digest()].append((name, sample, label))

@@ -1,5 +1,6 @@
 """Runs a preparation from its flags to dataset.json. Keeps what an earlier run finished; the ranks split the rest."""
 import contextlib
+import functools
 import hashlib
 import json
 import shutil
@@ -12,10 +13,10 @@ from common.errors import UserError
 from common.files import write_atomically, write_json
 from common.flags import say_what_is_hidden
 from common.locks import LOCK, Taken, locked
-from data import sources
+from data import checksums, sources
 from data.balance import check_classes
-from data.dataset import Dataset, Split, describe, read_labels
-from data.images import Rules
+from data.dataset import Dataset, Split, describe
+from data.images import Rules, added
 from data.preparing.shards import SCRATCH, Preparation, Written, finished, shards, write_shard
 from data.preparing.team import Team
 from data.sources.source import Listed, Source
@@ -24,7 +25,7 @@ SMALLEST_STD = 1.0  # images of one colour have a std of 0, and pixels are divid
 
 
 def make_preparation(options, team: Team) -> tuple[Preparation, dict]:
-    """Returns the preparation that the flags ask for, and the terms by which a later run recognizes it."""
+    """Returns the preparation that the flags ask for, and its terms: what a later run must share to continue it."""
     if options.source in sources.BUILT_IN:
         if team.rank == 0:
             say_what_is_hidden("source", options.source)
@@ -36,8 +37,7 @@ def make_preparation(options, team: Team) -> tuple[Preparation, dict]:
         name = str(Path(options.source).absolute())
         listing = hashlib.sha256(repr(source.classes).encode(errors="surrogateescape") + source.digest).hexdigest()
     rules = Rules(options.resize_shorter, options.verify, options.resize)
-    preparation = Preparation(source, options.format, source.counts, options.shard_samples, options.seed, rules,
-                              options.strict)
+    preparation = Preparation(source, options.format, options.shard_samples, options.seed, rules, options.strict)
     terms = {flag: getattr(options, flag) for flag in (
         "format", "validation_fraction", "resize_shorter", "resize", "verify", "shard_samples", "seed")}
     return preparation, {"source": name} | terms | {"listing": listing}
@@ -48,7 +48,7 @@ def write_built_in(name: str, folder: Path) -> Dataset:
     load_writer("tfrecord")
     with startup.stage(f"making {name}"):
         source = sources.built_in(name)
-        preparation = Preparation(source, "tfrecord", source.counts, 0, 0, Rules())
+        preparation = Preparation(source, "tfrecord", 0, 0, Rules())
         return run(preparation, folder, Team(single_process=True), {})[0]
 
 
@@ -162,22 +162,22 @@ def _end(folder, preparation, everything, written) -> Dataset:
     """Describes the finished shards, on rank 0. Raises UserError if too few images could be used."""
     splits = {}
     rejected = []
-    for split in preparation.counts:
+    for split, count in preparation.source.counts.items():
         names = [shard.name for shard in everything if shard.split == split]
         rejected += [row for name in names for row in written[name].rejected]
         kept = [name for name in names if written[name].samples]
         if not kept:
-            raise UserError(f"none of the {preparation.counts[split]} {split} images could be used; for example, "
+            raise UserError(f"none of the {count} {split} images could be used; for example, "
                             f"{': '.join(rejected[-1])}")
         splits[split] = Split(preparation.format, tuple(folder / name for name in kept),
                               tuple(written[name].samples for name in kept))
     source = preparation.source
     if rejected:
-        left = np.concatenate([read_labels(path) for path in splits["train"].paths])
+        left = np.concatenate([*map(checksums.labels, splits["train"].paths)])
         lost = np.setdiff1d(source.splits["train"].labels, left)
         check_classes(folder, [name for label, name in enumerate(source.classes) if label not in lost])
     mean, std = (source.mean, source.std) if not isinstance(source, Listed) else moments(
-        [sum(column) for column in zip(*(part.histogram for part in written.values() if part.histogram), strict=True)])
+        functools.reduce(added, (part.histogram for part in written.values()), []))
     dataset = Dataset(folder, preparation.format, source.classes, **splits, mean=mean, std=std)
     if rejected:
         rows = (json.dumps({"name": name, "reason": reason}) + "\n" for name, reason in rejected)
@@ -188,16 +188,9 @@ def _end(folder, preparation, everything, written) -> Dataset:
 
 
 def moments(histogram: list[int]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Returns mean and standard deviation of red, green and blue from 256 counts each.
+    """Returns mean and standard deviation of red, green and blue. histogram: 256 counts each, or an empty list."""
+    from PIL.ImageStat import Stat
 
-    The computation uses integers as far as possible.
-    """
-    mean = []
-    std = []
-    for start in (0, 256, 512):
-        part = histogram[start:start + 256]
-        count = sum(part) or 1
-        total, squares = (sum(value ** power * n for value, n in enumerate(part)) for power in (1, 2))
-        mean.append(round(total / count, 3))
-        std.append(max(round((squares * count - total * total) ** 0.5 / count, 3), SMALLEST_STD))
-    return tuple(mean), tuple(std)
+    counted = Stat(histogram or [0] * 3 * 256)
+    return (tuple(round(mean, 3) for mean in counted.mean),
+            tuple(max(round(deviation, 3), SMALLEST_STD) for deviation in counted.stddev))

@@ -14,8 +14,7 @@ import numpy as np
 
 from common.errors import UserError, one_line
 from common.files import flush, full_disk_named, write_json
-from data import formats
-from data.dataset import checksum_line, checksums_path
+from data import checksums, formats
 from data.images import Rejected, Rules, Stored, added, store
 from data.sources.source import Items, Listed, Source
 
@@ -26,15 +25,14 @@ MEASURED = 256  # training images used for mean and standard deviation
 
 @dataclass(frozen=True)
 class Preparation:
-    """Everything that the written bytes depend on. counts: samples of each split, including rejected ones."""
+    """Everything that the written bytes depend on."""
 
     source: Source | Listed
-    format: str
-    counts: dict[str, int]
-    shard_samples: int
+    format: str  # one of data.formats.WRITTEN
+    shard_samples: int  # number of samples in each shard, or 0
     seed: int
     rules: Rules
-    strict: bool = False
+    strict: bool = False  # whether the first image that cannot be used ends the preparation
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ class Written:
 def shards(preparation: Preparation) -> list[Shard]:
     suffix = formats.get(preparation.format).SUFFIX
     shards = []
-    for split, count in preparation.counts.items():
+    for split, count in preparation.source.counts.items():
         size = preparation.shard_samples or (SHARD_SAMPLES if isinstance(preparation.source, Listed) else count)
         total = max(1, -(-count // size))
         shards += [Shard(split, f"{split}-{number:05d}-of-{total:05d}{suffix}", number * size,
@@ -88,17 +86,17 @@ def write_shard(preparation: Preparation, shard: Shard, folder: Path, beat: Call
     The result is put in place before the data, so that a shard whose data is in place is finished.
     """
     written = Written()
-    checksums = []
+    lines = []
     scratch = Path(tempfile.mkdtemp(prefix=f"{shard.name}.", dir=folder / SCRATCH))
     try:
         path = scratch / shard.name
         pairs = images_and_labels(preparation, shard, written, beat)
         with full_disk_named(folder):
-            formats.get(preparation.format).write(path, _recorded(pairs, written, checksums))
+            formats.get(preparation.format).write(path, _recorded(pairs, written, lines))
             if written.samples:
-                _finish(path, preparation.format, written.samples, checksums)
+                _finish(path, preparation.format, written.samples, lines)
         if written.samples:
-            for part in (checksums_path(path), formats.get(preparation.format).index_path(path)):
+            for part in (checksums.path_of(path), formats.get(preparation.format).index_path(path)):
                 if part:
                     part.replace(folder / part.name)
         write_json(_result_path(folder, shard), vars(written))  # not durable: without it, the shard is written again
@@ -121,7 +119,7 @@ def images_and_labels(preparation: Preparation, shard: Shard, written: Written, 
             beat(1)
         return
     order = shuffled(preparation, shard.split)
-    measured = max(1, preparation.counts["train"] // MEASURED) if shard.split == "train" else 0
+    measured = max(1, preparation.source.counts["train"] // MEASURED) if shard.split == "train" else 0
     for position in range(shard.start, shard.stop):
         number = int(order[position])
         measure = measured and position % measured == 0 and position // measured < MEASURED
@@ -139,9 +137,9 @@ def images_and_labels(preparation: Preparation, shard: Shard, written: Written, 
 
 def shuffled(preparation: Preparation, split: str) -> np.ndarray:
     """Returns the order in which a split's items are written, a function of the seed."""
-    seeds = np.random.SeedSequence([preparation.seed, list(preparation.counts).index(split)])
+    seeds = np.random.SeedSequence([preparation.seed, list(preparation.source.counts).index(split)])
     random = np.random.Generator(np.random.Philox(seeds))
-    return random.permutation(preparation.counts[split])
+    return random.permutation(preparation.source.counts[split])
 
 
 def _stored(items, number, rules, measure) -> Stored:
@@ -158,20 +156,20 @@ def _count(stored, written):
     written.histogram = added(written.histogram, stored.histogram)
 
 
-def _recorded(samples, written, checksums):
+def _recorded(samples, written, lines):
     for sample in samples:
         written.samples += 1
         written.bytes += len(sample[0])
-        checksums.append(checksum_line(*sample))
+        lines.append(checksums.line(*sample))
         yield sample
 
 
-def _finish(path, format_, count, checksums):
+def _finish(path, format_, count, lines):
     """Checks that all samples were written (a full disk may show late), and flushes the files to disk."""
     if (read := len(formats.get(format_).read_index(path))) != count:
         raise UserError(f"{path.name}: only {read} of {count} samples were written; check the free disk space")
-    checksums_path(path).write_text("".join(checksums))
-    for file in (path / "data.mdb" if path.is_dir() else path, checksums_path(path)):
+    checksums.path_of(path).write_text("".join(lines))
+    for file in (path / "data.mdb" if path.is_dir() else path, checksums.path_of(path)):
         flush(file)
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import UserError
-from data.dataset import Split, checksums_path, open_dataset
+from data import checksums
+from data.dataset import Split, open_dataset
 from data.images import Rejected, check
 from data.preparing.team import Team, error_message
 
@@ -99,7 +100,7 @@ def _checksum_check(part) -> Callable[[int, bytes, int], str | None]:
 
     The checksums are the lines stored at preparation, or else those that TFRecord stores with each record.
     """
-    kept = checksums_path(part.path)
+    kept = checksums.path_of(part.path)
     if kept.exists():
         lines = kept.read_text(errors="replace").splitlines()
         if len(lines) != part.split.file_samples[part.file]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-WHOLE_FILE = -1  # as a size: the container is a folder, and the item is a file in it
+WHOLE_FILE = -1  # size of an item that is a file in a folder
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,8 @@ def encode_grey(pixels: np.ndarray, format: str = "JPEG") -> bytes:
 class Items:
     """A list of images with one column per property, because every rank holds it and there may be millions of items."""
 
-    containers: tuple[str, ...]  # folders and archives
-    container: np.ndarray  # index of each item's container, int32 (items,)
-    offset: np.ndarray  # position of its bytes in the archive, int64 (items,)
+    container: str  # a folder, or an archive
+    offset: np.ndarray  # position of each item's bytes in the archive, int64 (items,)
     size: np.ndarray  # number of these bytes, int64 (items,); WHOLE_FILE in a folder
     labels: np.ndarray  # int32 (items,)
     names: list[str]  # paths within the folder, or names for messages
@@ -50,17 +49,17 @@ class Items:
 
     def read(self, number: int) -> bytes:
         """Returns an item's bytes. Raises OSError."""
-        container, size = self.containers[self.container[number]], int(self.size[number])
+        size = int(self.size[number])
         if size == WHOLE_FILE:
-            return Path(container, self.names[number]).read_bytes()
-        encoded = os.pread(_opened(container), size, int(self.offset[number]))
+            return Path(self.container, self.names[number]).read_bytes()
+        encoded = os.pread(_opened(self.container), size, int(self.offset[number]))
         if len(encoded) != size:
-            raise OSError(f"{container} ends inside this image")
+            raise OSError(f"{self.container} ends inside this image")
         return encoded
 
     def chosen(self, numbers: np.ndarray) -> "Items":
-        return Items(self.containers, self.container[numbers], self.offset[numbers], self.size[numbers],
-                     self.labels[numbers], [self.names[number] for number in numbers])
+        return Items(self.container, self.offset[numbers], self.size[numbers], self.labels[numbers],
+                     [self.names[number] for number in numbers])
 
     def digest(self) -> bytes:
         """Returns a hash that identifies this listing, wherever its files are."""
@@ -89,16 +88,15 @@ class Listed:
 
 def files(folder: str, names: list[str], labels) -> Items:
     """Lists the files of a folder, each of which is an image."""
-    count = len(names)
-    return Items((folder,), np.zeros(count, np.int32), np.zeros(count, np.int64), np.full(count, WHOLE_FILE, np.int64),
+    return Items(folder, np.zeros(len(names), np.int64), np.full(len(names), WHOLE_FILE, np.int64),
                  np.array(labels, np.int32), names)
 
 
 def members(archive: str, rows: list[tuple[str, int, int]], labels) -> Items:
     """Lists the members of an archive. rows: (name, offset, size) of each."""
     columns = np.array([row[1:] for row in rows], np.int64).reshape(-1, 2)
-    return Items((archive,), np.zeros(len(rows), np.int32), columns[:, 0].copy(), columns[:, 1].copy(),
-                 np.array(labels, np.int32), [row[0] for row in rows])
+    return Items(archive, columns[:, 0].copy(), columns[:, 1].copy(), np.array(labels, np.int32),
+                 [row[0] for row in rows])
 
 
 @functools.lru_cache(maxsize=8)

@@ -17,7 +17,7 @@ from common.errors import UserError, complain, one_line
 SCHEMES = ("s3://", "s3a://", "gs://", "az://", "http://", "https://")
 PATIENCE = (0.5, 1, 2, 4, 8, 16)  # seconds from one attempt to the next
 TIMEOUT = "60s"  # of one request
-ROLE = "/latest/"  # in the addresses at which a machine on AWS tells its role
+ROLE = "/latest/"  # part of the addresses of AWS's metadata service, which gives a machine the credentials of its role
 
 
 class RemoteError(OSError):
@@ -30,14 +30,11 @@ class Missing(RemoteError):
 
 @dataclass(frozen=True)
 class RemotePath:
-    """The address of an object, or the beginning of such addresses, with the part of pathlib.Path that datasets need.
-
-    size, tag: of the object, as `inspected` found it: bytes, and a text that changes with its content.
-    """
+    """The address of an object, or of a folder of objects, with those methods of pathlib.Path that datasets need."""
 
     url: str
-    size: int | None = None
-    tag: str | None = None
+    size: int | None = None  # bytes of the object, if `inspected` has asked for them
+    tag: str | None = None  # a text that changes with the object's content, if `inspected` has asked for it
 
     def __str__(self):
         return self.url
@@ -94,7 +91,7 @@ def _tag(meta) -> str:
 
 
 def located(place) -> Path | RemotePath:
-    """Returns the path or the address that a text names."""
+    """Returns a RemotePath for an address and a Path for any other text."""
     if isinstance(place, RemotePath):
         return place
     return RemotePath(str(place)) if is_remote(place) else Path(place)
@@ -131,7 +128,7 @@ def _store(root: str):
 
 
 def _check_role(root: str, store) -> None:
-    """Raises RemoteError if there are no credentials and the machine has no role either."""
+    """Raises RemoteError if no credentials are set and AWS's metadata service gives none."""
     from obstore.exceptions import BaseError
 
     try:

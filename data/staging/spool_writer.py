@@ -51,16 +51,16 @@ def main() -> None:
 
 
 class Requests:
-    """What the reader asks for. read: number of files read. needed: number of files that it waits for."""
+    """The reader's requests, as a thread reads them from standard input."""
 
     def __init__(self, stream):
-        self.read = self.needed = 0
+        self.read = self.needed = 0  # numbers of files that were read, and that the reader needs to go on
         self._ended = False
         self._changed = threading.Condition()
         threading.Thread(target=self._listen, args=(stream,), daemon=True).start()
 
     def wait(self, is_enough: Callable[[], bool]) -> bool:
-        """Waits until that is true. Returns whether it is, or False if the reader has ended."""
+        """Waits until `is_enough` returns true. Returns True, or False if the reader has ended."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or is_enough())
             return not self._ended

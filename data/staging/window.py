@@ -1,4 +1,4 @@
-"""The window: blocks of data from far away, kept on a local disk of each node within a given size.
+"""The window: blocks of data from a bucket or a slow disk, kept on a local disk of each node within a given size.
 
 A block is a run of consecutive records of a file, which one request fetches. All workers of a node share the window. If
 a block does not fit, those that will be needed last are deleted: the order of the samples is known for all epochs.
@@ -92,9 +92,9 @@ def name_of(dataset: Dataset, block: int) -> str:
 
 
 class Blocks:
-    """The blocks of a split, from the window or from far away. Several are fetched at a time.
+    """The blocks of a split, read from the window or fetched. Several are fetched at a time.
 
-    The bytes of a block are in memory as long as it is among those last asked for.
+    `ask` begins to read blocks into memory, and frees all others.
     """
 
     def __init__(self, split: Split, window: Window):
@@ -192,7 +192,7 @@ class Blocks:
         return content
 
     def _keep(self, content: bytes, part: Path, kept: Path) -> None:
-        """Puts a block into the window. What cannot be written is not kept."""
+        """Writes a block into the window. If the disk is full, one line says so, and the block is not kept."""
         try:
             with self._mutex:
                 self._unlisted += len(content) + CHECKSUM.size

@@ -25,26 +25,25 @@ def copy(odd_digits, tmp_path):
     return shutil.copytree(odd_digits, tmp_path / "copy")
 
 
-@pytest.mark.parametrize("program", ["train.py", "data.prepare", "launch.scaling"])
-def test_a_name_that_is_built_in_and_here(program, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("flag", ["data_dir", "source", "topology"])
+def test_a_name_that_is_built_in_and_here(flag, tmp_path, monkeypatch, capsys):
     """What is built in is taken, as ever, and one line says how to name the other, which that does."""
     monkeypatch.chdir(tmp_path)
     fill(tmp_path / "digits" / "train", 4)
     fill(tmp_path / "digits" / "val", 4, first=50)
     (tmp_path / "abci").write_text("{}")
-    if program == "train.py":
+    if flag == "data_dir":
         assert (len(open_named("digits").classes), len(open_named("./digits").classes)) == (10, 3)
-    elif program == "data.prepare":
+    elif flag == "source":
         assert [len(make_preparation(Options(source=name, output="o"), Team(single_process=True))[0].source.classes)
                 for name in ("digits", "./digits")] == [10, 3]
     else:
         assert topology.load("abci").network.local_size == 4
         with pytest.raises(UserError, match="within is missing"):
             topology.load("./abci")
-    flag, name = {"train.py": ("data_dir", "digits"), "data.prepare": ("source", "digits"),
-                  "launch.scaling": ("topology", "abci")}[program]
+    name = "abci" if flag == "topology" else "digits"
     said = [line for line in capsys.readouterr().err.splitlines() if "built-in" in line]
-    assert said == [f"{program}: --{flag}={name} is the built-in {name}; for ./{name}, give --{flag}=./{name}"]
+    assert said == [f"bigbatch: --{flag}={name} is the built-in {name}; for ./{name}, give --{flag}=./{name}"]
 
 
 def edit(folder, change):

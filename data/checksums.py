@@ -1,0 +1,51 @@
+"""The text file next to each shard in which data.prepare stores a line `CRC-32 label` for each image.
+
+If the images come from files, each line continues with the name of the file in the source, escaped as in JSON.
+"""
+import json
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from data.staging.remote import Missing, RemotePath, is_remote
+
+
+def path_of(shard) -> Path | RemotePath:
+    return shard.with_name(f"{shard.name}.crc32")
+
+
+def line(image: bytes, label: int, name: str | None = None) -> str:
+    return f"{zlib.crc32(image):08x} {label}" + (f" {json.dumps(name)[1:-1]}" if name is not None else "") + "\n"
+
+
+def lines(shard) -> list[list[str]]:
+    """Returns [CRC-32, label, name if there is one] of each image. Raises OSError if the shard has no checksums.
+
+    For an object in a bucket, this is Missing.
+    """
+    return [row.split(" ", 2) for row in path_of(shard).read_text().splitlines()]
+
+
+def of_images(shard) -> np.ndarray | None:
+    """Returns the CRC-32 of each image, uint32 (samples,), or None if an object in a bucket has no checksums."""
+    try:
+        return np.array([int(checksum, 16) for checksum, *_ in lines(shard)], np.uint32)
+    except Missing:
+        return None
+
+
+def labels(shard) -> np.ndarray | None:
+    """Returns the label of each image, int64 (samples,). None: there are no checksums, or the shard is an object."""
+    try:
+        return None if is_remote(shard) else np.array([label for _, label, *_ in lines(shard)], np.int64)
+    except (OSError, ValueError):
+        return None
+
+
+def source_name(shard, record: int) -> str | None:
+    """Returns the name of the file from which an image was prepared, or None if it is not stored."""
+    try:
+        return json.loads(f'"{lines(shard)[record][2]}"')
+    except (OSError, ValueError, IndexError):
+        return None
