@@ -20,7 +20,7 @@ SAVING = signal.SIGTERM, signal.SIGUSR1  # on which a training saves a checkpoin
 
 
 def program(name: str, doc: str | None = None, described: Callable[[Sequence[str]], Iterable[str]] = lambda argv: (),
-            barrier: Callable[[], None] = lambda: None, is_heard: bool = True, is_alone: bool = False) -> Callable:
+            barrier: Callable[[], None] = lambda: None, prints: bool = True, is_alone: bool = False) -> Callable:
     """Decorator that makes the `main` of a program: a function of the command line that returns the exit code.
 
     --help prints `doc` and what `described` returns for the command line, such as a line per flag. --version prints the
@@ -28,17 +28,17 @@ def program(name: str, doc: str | None = None, described: Callable[[Sequence[str
 
     name: of the command, with which its messages begin.
     barrier: as in `shell`.
-    is_heard: whether this process prints help, version and errors.
+    prints: whether this process prints help, version and errors.
     is_alone: whether it is an error if a launcher starts several processes. Other programs end with their launcher.
     """
     def decorator(run: Callable[[Sequence[str]], int | None]) -> Callable[[Sequence[str]], int]:
         @functools.wraps(run)
         def main(argv: Sequence[str]) -> int:
-            with shell(name, barrier, is_heard) as ending:
+            with shell(name, barrier, prints) as ending:
                 if not asks_for_help(argv) and "--version" not in argv[1:]:
                     launcher.check_alone() if is_alone else launcher.end_with_launcher()
                     ending.code = run(argv) or ExitCode.DONE
-                elif is_heard:
+                elif prints:
                     lines = [doc, *described(argv)] if asks_for_help(argv) else [f"bigbatch {version()}"]
                     print(*filter(None, lines), sep="\n")  # `python -OO` has no doc
             return ending.code
@@ -56,14 +56,14 @@ class Ending:
 
 
 @contextlib.contextmanager
-def shell(program: str, barrier: Callable[[], None] = lambda: None, prints_errors: bool = True) -> Iterator[Ending]:
+def shell(program: str, barrier: Callable[[], None] = lambda: None, prints: bool = True) -> Iterator[Ending]:
     """Context manager that turns UserError, OSError and Ctrl-C into one line on standard error and an exit code.
 
     Other errors keep their traceback. A command whose standard output is a pipe that its reader has closed ends without
     a line (common.streams).
 
     barrier: waits for the other ranks after an error that all of them raise, because mpirun kills all when one exits.
-    prints_errors: whether this process prints the line.
+    prints: whether this process prints the line.
     """
     streams.secure()
     if sys.flags.optimize > 1 and not asks_for_help(sys.argv):
@@ -87,7 +87,7 @@ def shell(program: str, barrier: Callable[[], None] = lambda: None, prints_error
         except KeyboardInterrupt as interrupt:
             problem = str(interrupt) or "interrupted"
             ending.code = ExitCode.INTERRUPTED
-        if problem and prints_errors and (line := one_line(problem)):
+        if problem and prints and (line := one_line(problem)):
             complain(line)
         if getattr(problem, "on_all_ranks", False):
             with contextlib.suppress(Exception):  # a rank may have exited already

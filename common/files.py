@@ -20,7 +20,7 @@ MOUNTS = Path("/proc/self/mountinfo")
 # What file systems answer to a call that they do not offer: CIFS, FUSE, exFAT, the shared folders of virtual machines.
 LACKS_CALL = {errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.ENOSYS, errno.ENOTTY, errno.ENOLCK}
 LACKS_LINKS = LACKS_CALL | {errno.EACCES, errno.EROFS, errno.EPROTO}  # VirtualBox says EROFS or EPROTO
-NAMED = set()  # calls for which `forgo` has printed its line
+NAMED = set()  # calls for which `ignore_unsupported` has printed its line
 ON_NETWORK = {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "cifs", "smb3", "ceph", "glusterfs", "9p", "afs", "orangefs",
               "panfs", "wekafs", "fuse"}
 
@@ -106,14 +106,14 @@ def is_on_network(path, mounts: Path = MOUNTS) -> bool:
     return kind.partition(".")[0] in ON_NETWORK
 
 
-def forgo(call: str, path, error: OSError, effect: str, lacking: Set[int] = LACKS_CALL) -> None:
+def ignore_unsupported(call: str, path, error: OSError, effect: str, unsupported: Set[int] = LACKS_CALL) -> None:
     """Ignores the error of an optional call, such as fsync, if the file system does not offer the call.
 
     Prints one line for each such call in a process. Raises any other error.
 
-    effect: what the user has to know, for the line. lacking: error numbers that mean "not offered".
+    effect: what the user has to know, for the line. unsupported: error numbers that mean "not offered".
     """
-    if error.errno not in lacking:
+    if error.errno not in unsupported:
         raise error
     if call not in NAMED:
         complain(f"the file system of {path} has no {call} ({error.strerror}); {effect}", "warning")
@@ -126,7 +126,7 @@ def flush(path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        forgo("fsync", path, error, "a power failure may lose what was written last")
+        ignore_unsupported("fsync", path, error, "a power failure may lose what was written last")
     finally:
         os.close(descriptor)
 
@@ -144,7 +144,8 @@ def link(path: Path, target: str) -> None:
     try:
         part.symlink_to(target)
     except OSError as error:
-        forgo("symbolic links", path, error, f"{path.name} is a file that names the folder", LACKS_LINKS)
+        ignore_unsupported("symbolic links", path, error, f"{path.name} is a file that names the folder",
+                           LACKS_LINKS)
         write_atomically(path, target)
     else:
         part.replace(path)
@@ -180,7 +181,7 @@ def locked(path, wait: bool = False, needed: bool = False) -> Iterator[int | Non
                 raise BlockingIOError(errno.EAGAIN, error.strerror) from None
             if needed and error.errno in LACKS_CALL:
                 raise UserError(f"the file system of {path} has no locks; choose a folder on a local disk") from None
-            forgo("locks", path, error, "start no other program that writes there")
+            ignore_unsupported("locks", path, error, "start no other program that writes there")
             is_locked = False
         yield descriptor if is_locked else None
     finally:

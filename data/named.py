@@ -3,7 +3,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from common.files import forgo
+from common.files import ignore_unsupported
 from common.flags import say_what_is_hidden
 from data import sources
 from data.dataset import Dataset, open_dataset
@@ -58,7 +58,7 @@ def built_in(name: str) -> Path:
                 try:
                     os.chmod(made, 0o755)
                 except OSError as error:
-                    forgo("chmod", folder, error, "other users may not read it")
+                    ignore_unsupported("chmod", folder, error, "other users may not read it")
                 os.rename(made, folder)
         except OSError:
             if not folder.is_dir():

@@ -21,7 +21,7 @@ def work(number):
         time.sleep(0.001)
         team.beat(1)
 
-with command.shell("data.prepare", barrier=team.barrier, prints_errors=team.rank == 0) as ending:
+with command.shell("data.prepare", barrier=team.barrier, prints=team.rank == 0) as ending:
     team.work(range(team.size), work)
 sys.exit(ending.code)
 """
