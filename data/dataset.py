@@ -222,24 +222,7 @@ def open_dataset(folder, check_files: bool = True) -> Dataset:
     if not is_remote(folder) and not (folder / "dataset.json").exists() and (
             dataset := _class_folders(folder, check_files)):
         return dataset
-    try:
-        described = json.loads((folder / "dataset.json").read_text())
-    except Missing as error:
-        raise UserError(f"--data_dir: {error}; data.prepare writes it") from None
-    except FileNotFoundError:
-        if whole := class_folders.whole(folder):
-            raise UserError(f"--data_dir: {folder} is one of the two splits in {whole}; "
-                            f"give --data_dir={whole}") from None
-        train = class_folders.layout(folder)[0]
-        if class_folders.has_images(train):
-            raise UserError(f"--data_dir: {folder} has no validation images in val/; "
-                            + class_folders.conversion(folder, "--format=tfrecord", "--validation_fraction="
-                                                       + class_folders.suggested_fraction(train), "--verify")
-                            ) from None
-        raise UserError(f"--data_dir: {folder} contains neither dataset.json (data.prepare writes it) nor train/ and "
-                        "val/ with one folder of images per class") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{folder}/dataset.json cannot be read: {error}") from None
+    described = _described(folder)
     try:
         dataset = Dataset(
             folder, described["format"], tuple(described["classes"]), _split(folder, described, "train"),
@@ -256,6 +239,28 @@ def open_dataset(folder, check_files: bool = True) -> Dataset:
     if dataset.format == "folder":
         check_class_folders(dataset)
     return dataset
+
+
+def _described(folder) -> dict:
+    """Returns the content of dataset.json. Raises UserError, which says what a folder without it may be meant as."""
+    try:
+        return json.loads((folder / "dataset.json").read_text())
+    except Missing as error:
+        raise UserError(f"--data_dir: {error}; data.prepare writes it") from None
+    except FileNotFoundError:
+        if whole := class_folders.whole(folder):
+            raise UserError(f"--data_dir: {folder} is one of the two splits in {whole}; "
+                            f"give --data_dir={whole}") from None
+        train = class_folders.layout(folder)[0]
+        if class_folders.has_images(train):
+            raise UserError(f"--data_dir: {folder} has no validation images in val/; "
+                            + class_folders.conversion(folder, "--format=tfrecord", "--validation_fraction="
+                                                       + class_folders.suggested_fraction(train), "--verify")
+                            ) from None
+        raise UserError(f"--data_dir: {folder} contains neither dataset.json (data.prepare writes it) nor train/ and "
+                        "val/ with one folder of images per class") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{folder}/dataset.json cannot be read: {error}") from None
 
 
 def describe(dataset: Dataset) -> dict:
