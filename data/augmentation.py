@@ -73,16 +73,15 @@ ANGLE = 0.5  # radians
 BRIGHTNESS = 25.5  # grey levels
 CONTRAST = 1.1  # a factor
 NOISE = 25.5  # grey levels
-COLUMNS = {  # names and widths of the columns that the pipeline reads
-    "area": 1,  # 0 to 1: area of a crop between its limits
-    "offset": 2,  # 0 to 1: position of the crop, downwards and to the right
-    "sides": 2,  # height and width of a crop of area 1
-    "mirror": 1, "colour": 3,
-    "warp": 4,  # rows of a matrix: offset (x, y) from the result's centre -> offset from that of the scaled image
-    "shorter": 1,  # shorter side of the scaled image in pixels
-    "reach": 2,  # height and width of what the result shows of the scaled image, in its pixels, without rotation
-    "brightness": 3, "contrast": 3, "noise": 1, "noise_offset": 2,
-}
+# Names and widths of the columns that the pipeline reads.
+# area: area of a random crop, from 0 for the least to 1 for the most that is allowed.
+# offset: position of the crop, from 0 to 1, downwards and to the right.
+# sides: height and width of a crop of area 1.
+# warp: rows of a matrix from a pixel's offset (x, y) from the centre of the result to that from the scaled image's.
+# shorter: shorter side of the scaled image in pixels.
+# reach: height and width of the part of the scaled image that the result shows, in its pixels, without rotation.
+COLUMNS = {"area": 1, "offset": 2, "sides": 2, "mirror": 1, "colour": 3, "warp": 4, "shorter": 1, "reach": 2,
+           "brightness": 3, "contrast": 3, "noise": 1, "noise_offset": 2}
 # Standard deviations of ImageNet's pixels (0 to 1) along their principal components, and these components of red, green
 # and blue, one per column, as published with Facebook's fb.resnet.torch.
 COLOUR_SCALES = np.array([0.2175, 0.0188, 0.0045])

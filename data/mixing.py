@@ -11,10 +11,11 @@ import numpy as np
 
 from data.randomness import Purpose, uniforms
 
-COLUMNS = (  # of a sample's row
-    "pixels",  # weight of its own pixels outside the rectangle; inside, it is 0
-    "label",  # weight of its own label
-    "top", "left", "bottom", "right")  # of the rectangle in pixels; bottom and right are exclusive
+# Columns of a sample's row.
+# pixels: weight of its own pixels outside the rectangle; inside, it is 0.
+# label: weight of its own label.
+# top, left, bottom, right: of the rectangle in pixels; bottom and right are exclusive.
+COLUMNS = ("pixels", "label", "top", "left", "bottom", "right")
 BOTH = 0.5  # probability of CutMix if both are used
 
 
