@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class OptimizerInfo:
-    """An entry of the registry: the optimizer's module and class name, and the options that it reads."""
+    """An entry of the registry: the optimizer's module (with a dot: in this package), its class, and its options."""
 
     module: str
     name: str
@@ -17,12 +17,12 @@ class OptimizerInfo:
 
 
 OPTIMIZERS = {
-    "lars": OptimizerInfo("optim.lars", "LARS", ("momentum", "weight_decay", "trust_coefficient", "epsilon", "exclude",
-                                                 "nesterov", "clip", "jit_compile")),
-    "sgd": OptimizerInfo("optim.lars", "SGD", ("momentum", "weight_decay", "exclude", "nesterov")),
-    "lamb": OptimizerInfo("optim.lamb", "LAMB", ("weight_decay", "exclude")),
-    "adam": OptimizerInfo("optim.adam", "AdamW", ()),
-    "adamw": OptimizerInfo("optim.adam", "AdamW", ("weight_decay", "exclude")),
+    "lars": OptimizerInfo(".lars", "LARS", ("momentum", "weight_decay", "trust_coefficient", "epsilon", "exclude",
+                                            "nesterov", "clip", "jit_compile")),
+    "sgd": OptimizerInfo(".lars", "SGD", ("momentum", "weight_decay", "exclude", "nesterov")),
+    "lamb": OptimizerInfo(".lamb", "LAMB", ("weight_decay", "exclude")),
+    "adam": OptimizerInfo(".adam", "AdamW", ()),
+    "adamw": OptimizerInfo(".adam", "AdamW", ("weight_decay", "exclude")),
 }
 
 
@@ -41,5 +41,5 @@ def create_optimizer(name: str, learning_rate: float, **options):
     taken = {key: value for key, value in options.items() if key in info.options}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tensorflow-addons' notice that it is in maintenance
-        module = importlib.import_module(info.module)
+        module = importlib.import_module(info.module, __package__)
     return getattr(module, info.name)(learning_rate=learning_rate, **taken)

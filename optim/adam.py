@@ -1,7 +1,7 @@
 """Adam (arXiv:1412.6980) and AdamW (arXiv:1711.05101) of Keras."""
 import tensorflow as tf
 
-from optim.exclusion import check_exclusion, is_excluded
+from .exclusion import check_exclusion, is_excluded
 
 
 class AdamW(tf.keras.optimizers.AdamW):

@@ -1,7 +1,7 @@
 """LAMB (arXiv:1904.00962) of tensorflow-addons."""
 from tensorflow_addons.optimizers import LAMB as AddonsLAMB
 
-from optim.exclusion import check_exclusion, is_excluded
+from .exclusion import check_exclusion, is_excluded
 
 
 class LAMB(AddonsLAMB):

@@ -1,8 +1,8 @@
 """LARS (arXiv:1708.03888) and SGD with momentum, on one fused kernel."""
 import tensorflow as tf
 
-from optim.exclusion import check_exclusion, is_excluded
-from optim.stacks import Scaled, in_order, norms, spread, stack_order, stacked, stacks_of, unstacked
+from .exclusion import check_exclusion, is_excluded
+from .stacks import Scaled, in_order, norms, spread, stack_order, stacked, stacks_of, unstacked
 
 
 @tf.keras.saving.register_keras_serializable("bigbatch")

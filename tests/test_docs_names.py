@@ -26,7 +26,7 @@ TRAINS = flags.define()
 OF_ABSL = {"help", "helpfull", "flagfile"}
 # Of Slurm, docker, Apptainer, Kubernetes and uv.
 FOREIGN_FLAGS = {"batch", "build-arg", "compile-bytecode", "follow", "mpi", "no-cache", "no-deps", "nv",
-                 "reinstall-package", "wheel"}
+                 "reinstall-package"}
 FOREIGN = {  # of Keras, Horovod, Kubernetes, Linux and CUDA, and files that a reader writes
     "DistributedOptimizer", "Model", "PYTHONDONTWRITEBYTECODE", "ReadOnlyMany", "ReadWriteMany", "compile",
     "fit.py", "hosts.sh", "hvd", "nccl.h", "openmpi", "prted", "prterun", "spec", "tf",

@@ -1,4 +1,4 @@
-"""What uv installs: DALI's TensorFlow plugin without CUDA, and a Horovod with NCCL for one checkout alone."""
+"""What uv installs: DALI's TensorFlow plugin without CUDA, a Horovod with NCCL for one checkout, and the wheel."""
 import functools
 import http.server
 import os
@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+import zipfile
 from pathlib import Path
 
 import horovod
@@ -152,38 +153,83 @@ def test_a_server_of_forks_that_dies_ends_the_run_with_its_log(without_nccl, tmp
     assert "libnccl.so.2: cannot open shared object file" in stopped
 
 
+# A project with two folders that are called as rooms are.
+NUMBERS = "import numpy as np\nimages, labels = np.eye(6, dtype=np.float32), np.arange(6) % 3\n"
+RATE = "RATE = 0.5\n"
+OWN_FOLDERS = {"data/__init__.py": "", "data/numbers.py": NUMBERS, "optim/__init__.py": RATE}
+THERE = "from bigbatch.optim.lars import LARS\nfrom data.numbers import images, labels\nfrom optim import RATE\n"
+IN_THE_CHECKOUT = f"from optim.lars import LARS\n{NUMBERS}{RATE}"
+# Trains with LARS, saves the model as the first argument, and loads it and those that the other arguments name.
+FIT = """
+import sys
+import tensorflow as tf
+model = tf.keras.Sequential([tf.keras.layers.Dense(3, input_shape=(6,))])
+model.compile(LARS(RATE, trust_coefficient=0.1, exclude=("bias",)),
+              tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+model.fit(images, labels, batch_size=6, epochs=50, verbose=0)
+for suffix in (".keras", ".h5"):
+    model.save(sys.argv[1] + suffix)
+    for name in sys.argv[1:]:
+        loaded = tf.keras.models.load_model(name + suffix)
+        assert type(loaded.optimizer) is LARS and int(loaded.optimizer.iterations) == 50, type(loaded.optimizer)
+        assert loaded.optimizer.get_config() == model.optimizer.get_config()
+        loaded.fit(images, labels, batch_size=6, epochs=1, verbose=0)
+        assert loaded.evaluate(images, labels, verbose=0)[1] == 1
+print(*sorted({"common", "plan", "training", "horovod", "nvidia"} & {*sys.modules}))
+"""
+
+
 @pytest.fixture(scope="module")
-def pip(tmp_path_factory):
-    """Runs pip in an environment without TensorFlow, on a copy of the checkout, without a network."""
-    pytest.importorskip("ensurepip")  # in Debian, a package of its own
-    folder = tmp_path_factory.mktemp("pip")
+def wheel(tmp_path_factory) -> Path:
+    """What `uv build` makes of the files that git knows, without a network."""
+    folder = tmp_path_factory.mktemp("wheel")
     listed = subprocess.check_output(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT,
                                      text=True)
     for name in filter(None, listed.split("\0")):
-        if not name.startswith(("tests/", "docs/")) and (ROOT / name).is_file():
+        if (ROOT / name).is_file():
             (folder / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / "copy" / name)
-    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
-    (folder / "path").mkdir()
-    (folder / "path" / "setuptools").symlink_to(Path(setuptools.__file__).parent)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHON"))}
-
-    def run(*words) -> subprocess.CompletedProcess:
-        command = [folder / "venv" / "bin" / "pip", "install", "--no-index", "--no-build-isolation", *words]
-        return subprocess.run(command, cwd=folder / "copy", text=True, capture_output=True, timeout=300,
-                              env=kept | {"PYTHONPATH": str(folder / "path")})
-
-    return run
+    uv("build", "--offline", "--no-build-isolation", f"--python={sys.executable}", cwd=folder / "copy")
+    [found] = (folder / "copy" / "dist").glob("*.whl")
+    return found
 
 
-@pytest.mark.parametrize("words", [["."], ["--editable", "."]])
-def test_pip_names_the_command_that_works(pip, words):
-    done = pip(*words)
-    assert done.returncode and "pip install --target .uv uv && .uv/bin/uv sync" in done.stderr, done.stderr[-3000:]
-    assert "Traceback" not in done.stderr and "horovod" not in done.stdout.lower()
-
-
-def test_pip_installs_lars_alone(pip, tmp_path):
-    done = pip("--no-deps", "--target", tmp_path, ".")
+def uv(*words, **options) -> None:
+    done = subprocess.run([require_tool("uv"), *map(str, words)], text=True, capture_output=True, timeout=300,
+                          env={name: value for name, value in os.environ.items() if not name.startswith("UV_")},
+                          **options)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert (tmp_path / "optim" / "lars.py").read_text() == (ROOT / "optim" / "lars.py").read_text()
+
+
+def test_the_wheel_has_one_name_and_needs_tensorflow_alone(wheel):
+    with zipfile.ZipFile(wheel) as opened:
+        names = {name for name in opened.namelist() if ".dist-info/" not in name}
+        [about] = [opened.read(name).decode() for name in opened.namelist() if name.endswith("/METADATA")]
+    assert names == {f"bigbatch/optim/{path.name}" for path in (ROOT / "optim").glob("*.py")}
+    required = [line for line in about.splitlines() if line.startswith("Requires-Dist:") and "extra ==" not in line]
+    assert required == ["Requires-Dist: tensorflow==2.15.1"]
+
+
+def test_a_project_with_folders_of_the_same_names_trains_with_lars(wheel, tmp_path, monkeypatch):
+    """The wheel is installed where all is but the app. The project and the checkout load each other's models."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    [packages] = (tmp_path / "venv").glob("lib/python*/site-packages")
+    for path in Path(setuptools.__file__).parents[1].iterdir():
+        if "bigbatch" not in path.name and not (packages / path.name).exists():
+            (packages / path.name).symlink_to(path)
+    python = tmp_path / "venv" / "bin" / "python"
+    uv("pip", "install", "--offline", f"--python={python}", wheel)
+    for name, content in (OWN_FOLDERS | {"fit.py": THERE + FIT}).items():
+        (tmp_path / "project" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "project" / name).write_text(content)
+
+    def in_the_checkout(*names: str) -> None:
+        monkeypatch.setattr(sys, "argv", ["fit.py", *names])
+        exec(IN_THE_CHECKOUT + FIT, {})
+
+    monkeypatch.chdir(tmp_path)
+    in_the_checkout("ours")
+    done = subprocess.run([python, "project/fit.py", "theirs", "ours"], text=True, capture_output=True, timeout=300,
+                          env={"PATH": os.environ["PATH"], "TF_CPP_MIN_LOG_LEVEL": "3"})
+    assert (done.returncode, done.stdout) == (0, "\n"), done.stderr[-3000:]
+    in_the_checkout("again", "theirs")
