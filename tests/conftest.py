@@ -42,9 +42,9 @@ def require_tool(*names: str) -> str:
 
 
 def require_fonts() -> None:
-    """Skips without the extra `study`, which has the fonts of glyphs; fails where CI demands all."""
+    """Skips without the fonts of benchmarks/glyphs.py; fails where CI demands all."""
     if not importlib.util.find_spec("font_roboto"):
-        skip("needs fonts, which `uv run --extra study` installs")
+        skip("needs fonts, which `uv run --group benchmark` installs")
 
 
 def require_fashion() -> None:

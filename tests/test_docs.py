@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import BIN, ROOT, environment, forks, require_fashion, require_fonts, require_tool
+from conftest import BIN, ROOT, environment, forks, require_fashion, require_tool
 from PIL import Image
 
 from common.flags import names
@@ -20,7 +20,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *s
 BLOCK = re.compile(r"(?:<!-- test: (\w+) -->\n)?```sh\n(.*?)```", re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 # Who runs a block of commands: these tests, by default or in the campaign; or what it needs.
-INSTALL_UV, STUDY = "pip install --target .uv uv && ", "uv run --extra study "
+INSTALL_UV = "pip install --target .uv uv && "
 RUN, ELSEWHERE = ("run", "campaign"), {"this", "fit", "network", "gpu", "cluster", "container", "cuda"}
 # Words of our own for which the field has one, and turns of phrase that readers stumbled over.
 OLD_WORDS = re.compile(r"\bpieces?\b|on the wire|shared? out|LayerNorms|together\(\)| leave\(\)|in the place of|"
@@ -102,11 +102,9 @@ def run_blocks(page: Path, who: str, checkout: Path) -> None:
     `uv run` takes the environment as it is, and `python` is a fork (rigs/warm.py). As root, mpirun asks for permission.
     """
     script = "\n".join(commands for marked, commands in blocks(page) if marked == who)
-    if STUDY in script:
-        require_fonts()
     if "recipes/study/" in script:
         require_fashion()
-    script = script.replace(INSTALL_UV, "").replace(".uv/bin/uv run ", "uv run ").replace(STUDY, "uv run ")
+    script = script.replace(INSTALL_UV, "").replace(".uv/bin/uv run ", "uv run ")
     script = script.replace("uv run ", f"'{sys.executable}' -m uv_run ")
     (checkout / "uv_run.py").write_text(
         "import os, sys\n"
@@ -155,7 +153,7 @@ def test_the_first_command_with_a_distributions_pip(checkout):
 
 @pytest.mark.campaign
 def test_the_first_command_installs_everything(checkout):
-    """Into a new environment, which then collects the tests as the second command does. The study's fonts are extra."""
+    """Into a new environment, without what benchmarks need. The second command then collects the tests."""
     (checkout / ".venv").unlink()
     assert run_first_command(checkout)["epochs"] == 12
     installed = {path.name for path in (checkout / ".venv").glob("lib/python3.11/site-packages/*")}

@@ -1,4 +1,4 @@
-"""The built-in dataset: the same bytes each time, made once even when several workers ask at the same moment."""
+"""The built-in dataset: the same bytes each time, made once by several workers, and by the prepare command."""
 import hashlib
 import json
 import os
@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import ROOT, require_tool
+from conftest import ROOT, require_tool, run
 
 from data.preparing.run import write_built_in
 from tests.rigs import lacking
@@ -58,3 +58,15 @@ def record_label(path, offset, size):
         file.seek(offset + 12)
         example = tf.train.Example.FromString(file.read(size - 16))
     return example.features.feature["image/class/label"].int64_list.value[0]
+
+
+def test_the_prepare_command(tmp_path):
+    done = run("python", 1, "-m", "data.prepare", "--source=digits", f"--output={tmp_path}/a b")
+    assert done.returncode == 0 and "1,437 training and 360 validation images of 10 classes" in done.stderr
+    described = json.loads((tmp_path / "a b" / "dataset.json").read_text())
+    assert described["train"]["samples"] == 1437 and described["format"] == "tfrecord"
+    again = run("python", 1, "-m", "data.prepare", "--source=digits", f"--output={tmp_path}/a b")
+    assert again.returncode == 1 and len(again.stderr.splitlines()) == 1
+    assert "already contains a prepared dataset" in again.stderr
+    missing = run("python", 1, "-m", "data.prepare", "--source=nothing", f"--output={tmp_path}/x")
+    assert missing.returncode == 1 and missing.stderr == "data.prepare: --source: there is no folder nothing\n"

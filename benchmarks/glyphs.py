@@ -1,19 +1,25 @@
-"""Source `glyphs`: capital letters and digits in many typefaces, drawn from the fonts of the packages of extra `study`.
+"""Writes a dataset of capital letters and digits in many typefaces, which are drawn here.
 
-The task is hard enough to tell training methods apart and small enough for a CPU. Validation uses typefaces (whole
-families) that training never sees. Every image is a function of its typeface, character and number alone. Its bytes are
-the same on every machine with the pinned packages.
+    uv run --group benchmark python -m benchmarks.glyphs FOLDER
+
+The task is hard enough to tell training methods apart and small enough for a CPU. The validation images use typefaces
+(whole families) that the training images do not have. The typeface, the character and the number of an image determine
+its bytes, on every machine with the pinned packages of fonts.
 """
 import importlib.util
 import string
+import sys
 from pathlib import Path
 
 import numpy as np
+from PIL import Image, ImageDraw, ImageFont
 
-from common.errors import UserError
+from data.images import Rules
+from data.preparing.run import run
+from data.preparing.shards import Preparation
+from data.preparing.team import Team
 from data.sources.source import Source, encode_grey
 
-VERSION = 2  # change it whenever the bytes change, so that no cache goes stale
 SIZE = 28
 CHARACTERS = string.ascii_uppercase + string.digits
 TRAIN_FAMILIES = {
@@ -29,6 +35,13 @@ TRAIN_COPIES, VALIDATION_COPIES = 17, 8
 OVERSAMPLING = 4
 
 
+def write(folder: Path) -> None:
+    """Writes the dataset, unless it is there."""
+    if not (folder / "dataset.json").exists():
+        source = glyphs()
+        run(Preparation(source, "tfrecord", source.counts, 0, 0, Rules()), folder, Team(single_process=True), {})
+
+
 def glyphs() -> Source:
     train, validation = faces(TRAIN_FAMILIES), faces(VALIDATION_FAMILIES)
     return Source(tuple(CHARACTERS), {"train": lambda: draw_all(train, TRAIN_COPIES, seed=0),
@@ -39,12 +52,12 @@ def glyphs() -> Source:
 
 
 def faces(families: dict[str, str]) -> list[Path]:
-    """Returns the font files of each family, in an order that does not depend on the machine. Raises UserError."""
+    """Returns the font files of each family, in an order that does not depend on the machine."""
     found = []
     for package, pattern in families.items():
         if not (spec := importlib.util.find_spec(package)):
-            raise UserError(f"glyphs: {package.replace('_', '-')}, a package of fonts, is not installed; run the same "
-                            "command with `uv run --extra study`")
+            raise SystemExit(f"benchmarks.glyphs: {package.replace('_', '-')}, a package of fonts, is not installed; "
+                             "start this with `uv run --group benchmark`")
         files = sorted(Path(spec.submodule_search_locations[0]).rglob(pattern), key=lambda path: path.name)
         if not files:
             raise FileNotFoundError(f"the package {package} contains no font {pattern}")
@@ -54,8 +67,6 @@ def faces(families: dict[str, str]) -> list[Path]:
 
 def draw_all(fonts: list[Path], copies: int, seed: int):
     """Yields (JPEG, label) for `copies` of each character in each font, shuffled."""
-    from PIL import ImageFont
-
     loaded = [ImageFont.truetype(str(font), SIZE * OVERSAMPLING * 3 // 4) for font in fonts]
     shape = (len(fonts), len(CHARACTERS), copies)
     order = np.random.Generator(np.random.Philox(seed)).permutation(np.prod(shape))
@@ -67,8 +78,6 @@ def draw_all(fonts: list[Path], copies: int, seed: int):
 
 def draw(font, character: str, random) -> np.ndarray:
     """Draws one character, rotated, sheared, scaled and shifted, in two random greys, with noise; float (28, 28)."""
-    from PIL import Image, ImageDraw
-
     canvas = SIZE * OVERSAMPLING
     image = Image.new("L", (canvas, canvas))
     ImageDraw.Draw(image).text((canvas / 2, canvas / 2), character, fill=255, font=font, anchor="mm")
@@ -84,3 +93,7 @@ def draw(font, character: str, random) -> np.ndarray:
     if abs(paper - pen) < 80:
         pen = (paper + 128) % 256
     return paper + (pen - paper) * ink + random.normal(0, random.uniform(5, 30), size=ink.shape)
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))
