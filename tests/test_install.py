@@ -146,7 +146,7 @@ def test_a_horovod_whose_nccl_is_missing_is_one_line(without_nccl, tmp_path):
 
 def test_a_server_of_forks_that_dies_ends_the_run_with_its_log(without_nccl, tmp_path):
     done = subprocess.run([sys.executable, "-m", "pytest", "-n1", "-pno:cacheprovider",
-                           f"--basetemp={tmp_path / 'made'}", "tests/test_bad_input.py", "-kprocess"], cwd=ROOT,
+                           f"--basetemp={tmp_path / 'made'}", "tests/test_damaged_input.py", "-kprocess"], cwd=ROOT,
                           text=True, capture_output=True, timeout=300, env=without_nccl)
     assert done.returncode and "4 failed" not in done.stdout and "passed" not in done.stdout, done.stdout
     stopped = done.stdout[done.stdout.index("Interrupted: the server of forks"):]

@@ -1,4 +1,4 @@
-"""Flags that hold paths."""
+"""Flags that hold paths: ~ is the home folder, none is empty, and nothing is written to an address."""
 import dataclasses
 import subprocess
 
