@@ -1,6 +1,7 @@
 """Checks and locks --output_dir: one training at a time writes to it, and only if it can continue the run there."""
 import contextlib
 import os
+import shlex
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -50,7 +51,7 @@ def check(settings: Settings) -> None:
         return
     if changed := changed_flag(folder, settings):
         name, before, now = changed
-        instead = (f"continue from its weights with another --output_dir and --init_checkpoint={folder}/{CHECKPOINTS}"
+        instead = (f"a training that starts from its weights is: {_longer(folder, now)}; run that"
                    if name == "epochs" else "choose another --output_dir")
         raise UserError(f"{folder} has checkpoints of another training: {name} was {before} and is now {now}; "
                         f"{instead}, or start over with --resume=never")
@@ -58,6 +59,12 @@ def check(settings: Settings) -> None:
             changed := changed_flag(folder, settings, ["persistent_batch_norm"])):
         name, before, now = changed
         complain(f"--{name} was {before} and is now {now}: on GPUs, results will differ from an unstopped run's")
+
+
+def _longer(folder: Path, epochs: str) -> str:
+    """Returns the command of a training with the flags of a run, that number of epochs, and the run's weights."""
+    return shlex.join(["uv", "run", "train.py", f"--flagfile={folder}/{FLAGS}", f"--epochs={epochs}",
+                       f"--init_checkpoint={folder}/{CHECKPOINTS}", f"--output_dir={folder}-longer"])
 
 
 def _create(folder: Path) -> None:

@@ -1,6 +1,9 @@
 """What a training says before TensorFlow is imported about the run that it resumes."""
+import shlex
+
 import pytest
 
+from common.errors import UserError
 from plan import output_dir
 from plan.flags import parse
 
@@ -19,3 +22,19 @@ def test_another_batch_norm_on_gpus_is_one_line(flags, earlier, says, tmp_path, 
     output_dir.check(settings)
     lines = [line for line in capsys.readouterr().err.splitlines() if "--persistent_batch_norm" in line]
     assert [says in line for line in lines] == [True] * bool(says)
+
+
+def test_a_longer_training_is_a_command_to_paste(tmp_path):
+    """The command is read as typed: it has the run's flags, other epochs, and goes to another folder."""
+    run = tmp_path / "a run"
+    first = parse(["train.py", f"--output_dir={run}", "--model=keras:VGG16", "--pretrained", "--epochs=2", "--seed=7"])
+    (run / "checkpoints" / "step-00000001").mkdir(parents=True)
+    (run / "flags.txt").write_text(first.text)
+    with pytest.raises(UserError, match=r"epochs was 2.* and is now 5.*--resume=never") as error:
+        output_dir.check(parse(["train.py", f"--flagfile={run}/flags.txt", f"--output_dir={run}", "--epochs=5"]))
+    words = shlex.split(str(error.value).partition(" is: ")[2].partition("; run that")[0])
+    assert words[:3] == ["uv", "run", "train.py"]
+    longer = parse(words[2:])
+    output_dir.check(longer)
+    assert (longer.recipe.epochs, longer.recipe.seed, longer.run.output_dir, longer.run.init_checkpoint) == (
+        5, 7, f"{run}-longer", f"{run}/checkpoints")
