@@ -71,8 +71,8 @@ def train(settings: Settings) -> dict:
     startup.begin(launched.rank)
     if launched.rank == 0:  # other ranks may have no access
         output_dir.check(settings)
-        if settings.recipe.pretrained and not output_dir.resumes(settings):
-            check_weights(settings.recipe.model)
+        if settings.recipe.is_pretrained and not settings.run.init_checkpoint and not output_dir.resumes(settings):
+            check_weights(settings.recipe.model, settings.recipe.pretrained_weights)
     dataset = open_named(settings.recipe.data_dir, check_files=launched.rank == 0)
     check_dataset(dataset)  # on all ranks: an mpirun that kills one in MPI_Init may hang
     for line in notes(dataset) if launched.rank == 0 else ():

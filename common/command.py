@@ -17,6 +17,7 @@ from common.version import version
 # because that says bfloat16. No file lies under /dev/null. The other variable asks for a package that is not there.
 PLAIN_KERAS = {"KERAS_HOME": os.devnull, "TF_USE_LEGACY_KERAS": "0"}
 SAVING = signal.SIGTERM, signal.SIGUSR1  # on which a training saves a checkpoint and ends with ExitCode.STOPPED
+USERS_KERAS_HOME = "BIGBATCH_KERAS_HOME"  # the user's KERAS_HOME, for the weights in it; also in programs started here
 
 
 def program(name: str, doc: str | None = None, described: Callable[[Sequence[str]], Iterable[str]] = lambda argv: (),
@@ -71,6 +72,7 @@ def shell(program: str, barrier: Callable[[], None] = lambda: None, prints: bool
                  "PYTHONOPTIMIZE", program)
         sys.exit(ExitCode.WRONG)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # hides TensorFlow's startup messages
+    os.environ.setdefault(USERS_KERAS_HOME, os.environ.get("KERAS_HOME", ""))
     os.environ |= PLAIN_KERAS
     os.environ.setdefault("UCX_DEBUG_SIGNO", "0")  # UCX takes SIGHUP, with which a closed terminal ends a command
     ending = Ending()

@@ -1,15 +1,21 @@
 """The networks of tf.keras.applications, each with its own scaling of the pixels, and their ImageNet weights."""
+import itertools
 import sys
 
+import h5py
 import tensorflow as tf
+from keras.src.saving.legacy.hdf5_format import load_attributes_from_hdf5_group as attribute
+from keras.src.utils import data_utils
 
 from common.errors import UserError, one_line
 from model_zoo import KERAS
 from model_zoo.layers import BatchNormalization, Dropout, dropout_of, last_layer, seeds
+from model_zoo.weights import weights_folder
 
 layers = tf.keras.layers
 MEAN = (0.485, 0.456, 0.406)  # of ImageNet's pixels, from 0 to 1
 STD = (0.229, 0.224, 0.225)
+POOLING = (layers.GlobalAveragePooling2D, layers.GlobalMaxPooling2D, layers.Flatten)  # before the last dense layers
 
 
 def application(images, name, classes, batch_norm_momentum, seed):
@@ -38,27 +44,88 @@ def application(images, name, classes, batch_norm_momentum, seed):
     return clone.call(_preprocessing(builder)(images))
 
 
-def load_pretrained(model) -> list:
-    """Gives a model of `application` ImageNet's weights. Returns the layers that keep their own.
+def load_pretrained(model, file: str | None = None) -> list:
+    """Gives a model of `application` trained weights. Returns the layers that keep their own.
 
-    These are the last layer, and the first dense one of VGG if the image size is not Keras's. Keras downloads the
-    weights into ~/.keras/models. Raises UserError if it cannot.
+    These are the last layer, and those after the last pooling that the weights lack or have in another shape, such as
+    the first dense one of VGG if the image size differs. Raises UserError.
+
+    file: weights of the same network in an .h5 file of Keras, with or without the layers after the last pooling.
+    Default: ImageNet's, which Keras downloads.
     """
-    try:
-        trained = _builder(model.name.replace("-", ":"))(weights="imagenet")
-    except Exception as error:  # Keras raises a plain Exception if a download fails
-        raise UserError(f"--pretrained: Keras cannot load the weights: {one_line(error)[:200]}; on a computer with a "
-                        "network it downloads them into ~/.keras/models, which you can copy") from None
-    ours, theirs = (
-        [layer for layer in network.layers if layer.weights and not isinstance(layer, layers.Normalization)]
-        for network in (model, trained))
+    name = model.name.replace("-", ":")
+    path = file or _downloaded(name)
+    given = _weights_in(path)
+    ours = [layer for layer in model.layers if layer.weights and not isinstance(layer, layers.Normalization)]
+    head = model.layers[max(index for index, layer in enumerate(model.layers) if type(layer) in POOLING):]
     new = []
-    for layer, source in zip(ours, theirs, strict=True):
-        if layer is ours[-1] or [own.shape for own in layer.weights] != [given.shape for given in source.weights]:
+    for layer, (source, arrays) in itertools.zip_longest(ours, given, fillvalue=("nothing", ())):
+        if layer not in ours:
+            raise UserError(f"{path} has the weights of another network than {name}: one more layer, {source}")
+        variables = [*layer.trainable_weights, *layer.non_trainable_weights]  # the order in such a file
+        shapes, found = [[list(one.shape) for one in many] for many in (variables, arrays)]
+        if layer is ours[-1] or (shapes != found and layer in head):
             new.append(layer)
+        elif shapes != found:
+            raise UserError(f"{path} has the weights of another network than {name}: {source} {found} instead of "
+                            f"{layer.name} {shapes}")
         else:
-            layer.set_weights(source.get_weights())
+            for variable, array in zip(variables, arrays, strict=True):
+                variable.assign(array)
     return new
+
+
+def _weights_in(path) -> list[tuple[str, list]]:
+    """Returns (name, arrays) of each layer with weights in an .h5 file of Keras. Raises UserError."""
+    try:
+        with h5py.File(path) as file:
+            weights = file.get("model_weights", file)  # in a file with a whole model
+            given = [(name, [weights[name][one][()] for one in attribute(weights[name], "weight_names")])
+                     for name in attribute(weights, "layer_names")]
+    except (OSError, KeyError) as error:
+        raise UserError(f"{path} cannot be read as an .h5 file of Keras: {one_line(error)[:200]}") from None
+    given = [(name, arrays) for name, arrays in given if arrays and not name.startswith("normalization")]
+    if not given:
+        raise UserError(f"{path} has no weights of a Keras model; give a file that model.save_weights or model.save of "
+                        "Keras 2 wrote as .h5")
+    return given
+
+
+class _Asked(Exception):
+    """Raised in place of a download, with the arguments of tf.keras.utils.get_file."""
+
+
+def source_of(name: str) -> dict:
+    """Returns the arguments with which Keras would download ImageNet's weights of a network `keras:NAME`.
+
+    fname: name of the file. origin: its address.
+    """
+    def ask(fname, origin, **options):
+        raise _Asked(options | {"fname": fname, "origin": origin, "cache_subdir": str(weights_folder())})
+
+    data_utils.get_file, download = ask, data_utils.get_file
+    try:
+        _builder(name)(weights="imagenet")
+    except _Asked as asked:
+        return asked.args[0]
+    finally:
+        data_utils.get_file = download
+    raise AssertionError(f"Keras downloads no weights of {name}")
+
+
+def no_download(source: dict, reason) -> UserError:
+    """Returns the error that says where to have a file of `source_of` from, and where to copy it."""
+    return UserError(f"--pretrained: {source['origin']} cannot be downloaded: {one_line(reason)[:200]}; download it "
+                     f"on a computer with a network and save it as {weights_folder() / source['fname']}, or give its "
+                     "path with --pretrained_weights=FILE")
+
+
+def _downloaded(name) -> str:
+    source = source_of(name)
+    try:
+        return tf.keras.utils.get_file(**source)
+    except Exception as error:  # Keras raises a plain Exception if a download fails
+        raise no_download(source, error) from None
 
 
 def _builder(name):

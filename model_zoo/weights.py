@@ -1,26 +1,36 @@
-"""Whether Keras can load ImageNet's weights here. Imports no TensorFlow, so that an error shows at once."""
+"""Whether the weights to start from can be had here. Imports no TensorFlow, so that an error shows at once."""
+import os
 import re
 import urllib.error
 import urllib.request
 from pathlib import Path
 
+from common.command import USERS_KERAS_HOME
 from common.errors import UserError
 
 KERAS_DOWNLOADS = "https://storage.googleapis.com"
 SECONDS = 5
 
 
-def check_weights(model: str) -> None:
-    """Raises UserError if neither ~/.keras/models has weights of a network keras:NAME nor its server answers."""
-    folder = Path.home() / ".keras" / "models"  # where Keras 2.15 keeps weights, whatever KERAS_HOME says
+def weights_folder() -> Path:
+    """Returns the folder of the weights that Keras has downloaded: models/ in KERAS_HOME, by default in ~/.keras."""
+    return Path(os.environ.get(USERS_KERAS_HOME) or "~/.keras").expanduser() / "models"
+
+
+def check_weights(model: str, file: str | None = None) -> None:
+    """Raises UserError if there is no such file, or without one, neither weights of keras:NAME nor a network."""
+    if file:
+        if not Path(file).is_file():
+            raise UserError(f"--pretrained_weights: there is no file {file}")
+        return
     name = model.partition(":")[2].lower()
-    if any(name in re.sub(r"\W|_", "", path.name.lower()) for path in folder.glob("*.h5")):
+    if any(name in re.sub(r"\W|_", "", path.name.lower()) for path in weights_folder().glob("*.h5")):
         return
     try:
         urllib.request.urlopen(urllib.request.Request(KERAS_DOWNLOADS, method="HEAD"), timeout=SECONDS).close()
     except urllib.error.HTTPError:
         pass  # it answers
     except OSError as error:
-        raise UserError(f"--pretrained: {folder} has no weights of {model}, and {KERAS_DOWNLOADS} cannot be reached: "
-                        f"{getattr(error, 'reason', error)}; download them on a computer with a network, and copy "
-                        "~/.keras/models") from None
+        from model_zoo.applications import no_download, source_of
+
+        raise no_download(source_of(model), getattr(error, "reason", error)) from None

@@ -47,11 +47,14 @@ RULES = (  # (whether a command line breaks the rule, what to say)
      "--stop_at_target needs --target_top1, such as --target_top1=0.759"),
     (lambda s: s.recipe.lr_schedule == "multistep" and not s.recipe.lr_boundaries,
      "--lr_schedule=multistep needs --lr_boundaries, such as --lr_boundaries=30,60,80"),
-    (lambda s: s.recipe.pretrained and not model_zoo.MODELS[s.recipe.model].is_of_keras,
-     f"--pretrained needs a network of Keras, such as --model={model_zoo.KERAS}MobileNetV3Small; other trained weights "
-     "are read with --init_checkpoint"),
-    (lambda s: s.recipe.pretrained and s.run.init_checkpoint,
-     "--pretrained and --init_checkpoint both give the initial weights; remove one of them"),
+    (lambda s: s.recipe.is_pretrained and not model_zoo.MODELS[s.recipe.model].is_of_keras,
+     "--pretrained and --pretrained_weights need a network of Keras, such as "
+     f"--model={model_zoo.KERAS}MobileNetV3Small; other trained weights are read with --init_checkpoint"),
+    (lambda s: s.recipe.is_pretrained and s.run.init_checkpoint and any(
+        map(s.is_given, ("pretrained", "pretrained_weights"))),
+     "--pretrained or --pretrained_weights, and --init_checkpoint, both give the initial weights; remove one of them"),
+    (lambda s: s.recipe.pretrained and s.recipe.pretrained_weights,
+     "--pretrained and --pretrained_weights both give the initial weights; remove one of them"),
     (lambda s: s.recipe.warmup != "none" and s.recipe.warmup_epochs > s.recipe.epochs
      and s.is_given("warmup_epochs"),
      "--warmup_epochs is longer than --epochs; give a shorter warm-up or train longer"),
@@ -81,7 +84,8 @@ def parse(argv: Sequence[str]) -> Settings:
     file, words = _recipe(recipes, typed)
     original, values = _read([program, *words]), _read([program, *words, *given])
     values.data_dir = named.absolute(values.data_dir)  # so that flags.txt works from any folder
-    values.init_checkpoint = values.init_checkpoint and str(Path(values.init_checkpoint).absolute())
+    for name in ("init_checkpoint", "pretrained_weights"):
+        values[name].value = values[name].value and str(Path(values[name].value).absolute())
     recorded = [name for name, about in FLAGS.items() if values[name].value not in (None, [])
                 and (about.get("recorded") or name not in flags.names(Run))]
     text = "\n".join(values[name].serialize() for name in recorded) + "\n"

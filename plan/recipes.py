@@ -95,7 +95,7 @@ def _chosen(values) -> tuple[Path, list[str]]:
     if samples >= LARGE_SAMPLES:
         return LARGE, [*own_size, *of_initial_weights(values)]
     epochs = values.epochs if values["epochs"].present else None
-    is_trained = bool(values.pretrained or values.init_checkpoint)
+    is_trained = bool(values.pretrained or values.pretrained_weights or values.init_checkpoint)
     return SMALL, [*fitted(samples, epochs, is_trained), *own_size, *of_initial_weights(values),
                    *([FINE_TUNING_RATE] if is_trained else [])]
 

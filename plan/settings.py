@@ -41,6 +41,8 @@ class Recipe:
         screen="Data and model")
     pretrained: bool = flag(False, "Start from the ImageNet weights of a keras:NAME model, which Keras downloads. The "
         "last layer is new.")
+    pretrained_weights: str | None = flag(None, "Start from the weights of a keras:NAME model in this .h5 file, which "
+        "Keras wrote, with or without its last layers. The last layer is new.", path=True)
     last_gamma: float | None = flag(None, "Initial gamma of the last batch norm of each residual branch of a ResNet: 0 "
         "(arXiv:1706.02677, section 5.1) or 1 (as first published). Default: 0 for v1.5, 1 for the others.",
         low=0.0, high=1.0, used_with=("model", RESIDUAL))
@@ -142,6 +144,11 @@ class Recipe:
         "by one.", low=1)
     seed: int = flag(0, "Seed of the initial weights, the order of samples and the augmentation.",
         low=0, high=2**32 - 1)
+
+    @property
+    def is_pretrained(self) -> bool:
+        """Whether a network of Keras starts from weights in a file of Keras."""
+        return self.pretrained or bool(self.pretrained_weights)
 
     @property
     def final_image_size(self) -> int:
@@ -307,7 +314,7 @@ class Settings:
     @property
     def has_initial_weights(self) -> bool:
         """Whether training starts from trained weights."""
-        return bool(self.run.init_checkpoint) or self.recipe.pretrained
+        return bool(self.run.init_checkpoint) or self.recipe.is_pretrained
 
     @property
     def flags(self) -> dict:
@@ -316,6 +323,6 @@ class Settings:
 
     @property
     def identity(self) -> dict:
-        """The flags that identify a training: those of the recipe, except the data folder, which may move."""
-        return {name: self.given[name] for name in names(Recipe) if name != "data_dir"}
+        """The flags that identify a training: those of the recipe, except paths, whose files may move."""
+        return {name: self.given[name] for name in names(Recipe) if name not in ("data_dir", "pretrained_weights")}
 

@@ -130,21 +130,21 @@ def load_model(path: str, model, average=None, needs_statistics: bool = False, c
     raise UserError(NONE_READABLE.format(flag="--checkpoint", path=path))
 
 
-def initialize(path: str | None, model, classes: Sequence[str], average=None) -> None:
+def initialize(path: str | None, model, classes: Sequence[str], average=None, file: str | None = None) -> None:
     """Starts a training from trained weights: those of the newest checkpoint in `path`, or their moving average.
 
     The input normalization comes with them. The last layer keeps its initial values if that run had other classes. If
     it had the same ones in another order, the layer is taken in the order here. Says on standard error what was taken.
     Raises UserError if another layer differs.
 
-    path: None for Keras's ImageNet weights. classes: names in label order. average: optim.average.WeightAverage of the
-    model, which restarts from these weights, or None.
+    path: None for weights of Keras: those in `file`, by default ImageNet's. classes: names in label order. average:
+    optim.average.WeightAverage of the model, which restarts from these weights, or None.
     """
     if path is None:
-        new = load_pretrained(model)
+        new = load_pretrained(model, file)
         loaded = len(model.variables) - sum(len(layer.weights) for layer in new)
-        _say("pretrained", f"took {loaded} of {len(model.variables)} variables from ImageNet's weights of Keras; new: "
-             f"{', '.join(layer.name for layer in new)}")
+        _say("pretrained_weights" if file else "pretrained", f"took {loaded} of {len(model.variables)} variables from "
+             f"""{file or "ImageNet's weights of Keras"}; new: {', '.join(layer.name for layer in new)}""")
     else:
         checkpoint = next(intact(Path(path)), None)
         if not checkpoint:

@@ -171,7 +171,8 @@ class Training:
         """Returns the newest checkpoint, or None at the start of a training, whose weights it may initialize."""
         snapshot = checkpoints.load(job.state.variables)
         if not snapshot and self._settings.has_initial_weights:
-            initialize(self._settings.run.init_checkpoint, job.state.model, self._dataset.classes, job.state.average)
+            initialize(self._settings.run.init_checkpoint, job.state.model, self._dataset.classes, job.state.average,
+                       self._settings.recipe.pretrained_weights)
             job.state.progress.start_from_trained_weights()
         if not (snapshot or job.state).progress.take_labels(labels_checksum(self._dataset.train)):
             raise UserError(f"{checkpoints.newest} is a checkpoint of another training: names or labels of training "

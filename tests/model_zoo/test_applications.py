@@ -1,10 +1,12 @@
 """The networks of tf.keras.applications with Bigbatch's layers, against Keras's own networks."""
 import contextlib
 import functools
+import hashlib
 import shutil
 import sys
 from types import SimpleNamespace
 
+import h5py
 import horovod.tensorflow as hvd
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import tensorflow as tf
 from conftest import rows, train
 
 import model_zoo
+from common.command import USERS_KERAS_HOME
 from common.errors import UserError
 from distributed.world import World
 from model_zoo import applications
@@ -54,13 +57,13 @@ def randomized(name, size):
 
 @pytest.mark.parametrize(("name", "size"), [one if isinstance(one, type(pytest.param())) else (name, one)
                                             for name, one in SHOWN.items()])
-def test_a_network_computes_what_keras_computes(name, size, monkeypatch):
-    """With the weights of another process, as --pretrained loads them; the scaling of the pixels included."""
+def test_a_network_computes_what_keras_computes(name, size, tmp_path):
+    """With the weights that Keras's network has saved, as --pretrained_weights; the scaling of the pixels included."""
     theirs = randomized(name, size)
+    theirs.save_weights(tmp_path / "theirs.h5")
     ours = model_zoo.create_model(f"keras:{name}", 7, size)
-    monkeypatch.setattr(applications, "_builder", lambda _: lambda weights: theirs)
     before = last_layer(ours).get_weights()
-    assert applications.load_pretrained(ours) == [last_layer(ours)]
+    assert applications.load_pretrained(ours, tmp_path / "theirs.h5") == [last_layer(ours)]
     assert all((old == new).all() for old, new in zip(before, last_layer(ours).get_weights(), strict=True))
     last_layer(ours).set_weights(last_layer(theirs).get_weights())
     pixels = np.random.default_rng(1).uniform(0, 255, (2, size, size, 3)).astype(np.float32)
@@ -71,14 +74,15 @@ def test_a_network_computes_what_keras_computes(name, size, monkeypatch):
     assert model_zoo.MODELS[f"keras:{name}"].has_max_pooling == (tf.keras.layers.MaxPooling2D in kinds)
 
 
-def test_at_another_size_the_dense_layer_that_depends_on_it_is_new(monkeypatch, capfd):
+def test_at_another_size_the_dense_layer_that_depends_on_it_is_new(tmp_path, capfd):
     """VGG's `fc1`, with 512 inputs for each of the places that pooling leaves: 2 x 2 instead of 1 x 1."""
     theirs = randomized("VGG16", 32)
     ours = model_zoo.create_model("keras:VGG16", 7, 64)
-    monkeypatch.setattr(applications, "_builder", lambda _: lambda weights: theirs)
+    theirs.save(tmp_path / "whole.h5")
     before = ours.get_layer("fc1").get_weights()
-    initialize(None, ours, classes=())
-    assert "took 28 of 32 variables from ImageNet's weights of Keras; new: fc1, predictions" in capfd.readouterr().err
+    initialize(None, ours, classes=(), file=str(tmp_path / "whole.h5"))
+    assert (f"pretrained_weights: took 28 of 32 variables from {tmp_path}/whole.h5; new: fc1, predictions"
+            in capfd.readouterr().err)
     for name in ("block1_conv1", "block5_conv3", "fc2"):
         for own, source in zip(*(one.get_layer(name).get_weights() for one in (ours, theirs)), strict=True):
             assert (own == source).all()
@@ -167,13 +171,50 @@ def test_mixed_precision_ends_in_float32():
     assert {layer.compute_dtype for layer in model.layers if isinstance(layer, BatchNormalization)} == {"bfloat16"}
 
 
-def test_without_a_network_an_error_says_what_to_do(monkeypatch, tmp_path):
-    def unreachable(**_):
-        raise Exception("URL fetch failure on https://storage.example/weights.h5: None -- unreachable")
+def test_weights_without_the_last_layers(tmp_path):
+    """MobileNetV3 has two layers with weights after the pooling: a convolution, and the one that makes the logits."""
+    theirs = APPLICATIONS.MobileNetV3Small(weights=None, include_top=False, input_shape=(32, 32, 3))
+    for variable in theirs.variables:
+        variable.assign(np.random.default_rng(0).uniform(0.5, 1, variable.shape))
+    theirs.save_weights(tmp_path / "body.h5")
+    ours = model_zoo.create_model("keras:MobileNetV3Small", 7, 32)
+    new = applications.load_pretrained(ours, tmp_path / "body.h5")
+    assert [layer.name for layer in new] == ["Conv_2", "Logits"]
+    for variable, own in zip(theirs.variables, ours.variables, strict=False):
+        assert (variable.numpy() == own.numpy()).all()
 
-    monkeypatch.setattr(applications, "_builder", lambda _: unreachable)
-    with pytest.raises(UserError, match=r"--pretrained: Keras cannot load the weights: URL fetch failure .* download"):
-        applications.load_pretrained(tf.keras.Sequential(name="keras-VGG16"))
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("MobileNetV2", r"w.h5 has the weights of another network than keras:VGG16: Conv1 .* instead of block1_conv1 \["),
+    ("VGG19", "w.h5 has the weights of another network than keras:VGG16: block3_conv4"), (None, "w.h5 cannot be read"),
+    ("", "w.h5 has no weights of a Keras model")])
+def test_files_of_other_networks_are_refused(name, message, tmp_path):
+    path = tmp_path / "w.h5"
+    if name:
+        getattr(APPLICATIONS, name)(weights=None, input_shape=(32, 32, 3), classes=7).save_weights(path)
+    elif name is None:
+        path.write_bytes(b"no HDF5")
+    else:
+        h5py.File(path, "w").close()
+    with pytest.raises(UserError, match=message):
+        applications.load_pretrained(model_zoo.create_model("keras:VGG16", 7, 32), path)
+
+
+def test_a_download_goes_to_keras_home_and_its_error_says_where_to_copy_the_file(monkeypatch, tmp_path):
+    """A proxy that nobody is behind stands for no network. A file in the folder needs none, if it has Keras's sum."""
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv(USERS_KERAS_HOME, str(tmp_path))
+    source = applications.source_of("keras:MobileNetV3Small")
+    file = tmp_path / "models" / "weights_mobilenet_v3_small_224_1.0_float.h5"
+    assert source["origin"].startswith("https://") and source["origin"].endswith(f"/{file.name}")
+    with pytest.raises(UserError) as error:
+        applications.load_pretrained(tf.keras.Sequential(name="keras-MobileNetV3Small"))
+    for words in (source["origin"], f"save it as {file}", "--pretrained_weights=FILE"):
+        assert words in str(error.value)
+    model_zoo.create_model("keras:MobileNetV3Small", 1000, 32).save_weights(file)
+    monkeypatch.setattr(applications, "source_of", lambda name: source | {
+        "file_hash": hashlib.md5(file.read_bytes()).hexdigest()})
+    assert len(applications.load_pretrained(model_zoo.create_model("keras:MobileNetV3Small", 7, 32))) == 1
 
 
 @pytest.mark.trainings

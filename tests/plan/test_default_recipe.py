@@ -7,6 +7,7 @@ from conftest import ROOT, run
 from PIL import Image
 
 from common import VERSION
+from common.command import USERS_KERAS_HOME
 from common.errors import UsageError, UserError
 from model_zoo.weights import check_weights
 from plan import flags
@@ -168,7 +169,9 @@ def test_a_recipe_has_a_name():
     (["--gpus=8"], 2, "start one worker per GPU"),
     (["--device=cuda"], 2, "did you mean gpu?"),
     (["--model=keras:MobileNetV3Smal"], 2, "|keras:NAME>; did you mean keras:MobileNetV3Small?"),
-    (["--pretrained"], 2, "--pretrained needs a network of Keras"),
+    (["--pretrained"], 2, "--pretrained and --pretrained_weights need a network of Keras"),
+    (["--model=keras:VGG16", "--pretrained", "--pretrained_weights=w.h5"], 2, "remove one of them"),
+    (["--model=keras:VGG16", "--init_checkpoint=x", "--pretrained_weights=w.h5"], 2, "remove one of them"),
     (["--lr_schedule=multistep"], 2, "--lr_schedule=multistep needs --lr_boundaries"),
     (["--ema_decay=1"], 2, "--ema_decay=1"),
     (["--precision=float16"], 2, "did you mean mixed_float16?"),
@@ -259,22 +262,31 @@ def test_who_has_chosen_a_network_is_not_told_of_another(words, photos):
     assert not any("knows ImageNet" in line for line in remarks(settings, make_plan(settings.recipe, None, 1, 16)))
 
 
-def test_without_a_network_pretrained_weights_fail_before_tensorflow_is_loaded(photos, tmp_path, monkeypatch):
-    """A proxy that nobody is behind stands for no network. Weights on disk need none."""
+def test_without_a_network_pretrained_weights_fail_at_the_start(photos, tmp_path, monkeypatch):
+    """A proxy that nobody is behind stands for no network. Weights on disk need none. KERAS_HOME has them, if given."""
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    program = ("import sys, train; code = train.main(['train.py', *sys.argv[1:]]); "
-               "sys.exit(99 if 'tensorflow' in sys.modules else code)")
-    done = run("python", 1, "-c", program, f"--data_dir={photos}", "--model=keras:MobileNetV3Small", "--pretrained",
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+    monkeypatch.delenv(USERS_KERAS_HOME, raising=False)
+    file = tmp_path / "models" / "weights_mobilenet_v3_small_224_1.0_float.h5"
+    done = run("python", 1, ROOT / "train.py", f"--data_dir={photos}", "--model=keras:MobileNetV3Small", "--pretrained",
                f"--output_dir={tmp_path}/run", cold=True)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
-    assert (f"--pretrained: {tmp_path}/.keras/models has no weights of keras:MobileNetV3Small, and https://"
-            in done.stderr)
-    (tmp_path / ".keras" / "models").mkdir(parents=True)
-    (tmp_path / ".keras" / "models" / "weights_mobilenet_v3_small_224_1.0_float.h5").touch()
+    assert (f"/mobilenet_v3/{file.name} cannot be downloaded: " in done.stderr and f"save it as {file}," in done.stderr)
+    assert not (tmp_path / "run").exists()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch()
+    monkeypatch.setenv(USERS_KERAS_HOME, str(tmp_path))
     check_weights("keras:MobileNetV3Small")
-    with pytest.raises(UserError, match="has no weights of keras:VGG16"):
+    with pytest.raises(UserError, match=r"/vgg16_.* cannot be downloaded"):
         check_weights("keras:VGG16")
+
+
+def test_a_file_of_weights_that_is_not_there_fails_before_tensorflow_is_loaded(photos, tmp_path):
+    program = ("import sys, train; code = train.main(['train.py', *sys.argv[1:]]); "
+               "sys.exit(99 if 'tensorflow' in sys.modules else code)")
+    done = run("python", 1, "-c", program, f"--data_dir={photos}", "--model=keras:VGG16",
+               f"--pretrained_weights={tmp_path}/none.h5", f"--output_dir={tmp_path}/run", cold=True)
+    assert done.returncode == 1 and f"--pretrained_weights: there is no file {tmp_path}/none.h5" in done.stderr
 
 
 def test_a_tilde_is_the_home_folder(monkeypatch, photos):
