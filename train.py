@@ -119,7 +119,7 @@ def use(settings: Settings) -> None:
     files = image_files(run.image)  # errors in the names show at once
     trained = load_trained(settings)
     if run.mode == "export":
-        print(as_json(export(trained, Path(run.output_dir))), flush=True)
+        print(as_json(export(trained, Path(run.output_dir), run.tflite)), flush=True)
     else:
         for row in predict(trained, files):
             print(as_line(row) if command.is_read_by_a_person() else as_json(row, ensure_ascii=False), flush=True)

@@ -1,4 +1,5 @@
-"""Exports a trained model (--mode=export): a SavedModel and, with the packages of the extra `onnx`, an ONNX file."""
+"""Exports a trained model (--mode=export): a SavedModel, a file for Keras, one for ONNX and, if wanted, for TFLite."""
+import functools
 import importlib.util
 import json
 import logging
@@ -8,9 +9,11 @@ import sys
 from pathlib import Path
 
 import tensorflow as tf
+from tensorflow.lite.python.convert_phase import ConverterError
 
-from common.errors import UserError, complain, reason
+from common.errors import UserError, complain, one_line, reason
 from common.files import write_atomically
+from inference.keras_file import NotWritten, write_keras
 from inference.preprocessing import central_part, preprocess, resized
 from inference.trained import TOP, Trained
 from model_zoo.layers import input_numbers
@@ -19,34 +22,41 @@ IMAGES = tf.TensorSpec([None], tf.string, "image_bytes")
 INPUT = "images"
 OUTPUT = "probabilities"
 OPSET = 17  # of 2022; most runtimes have it
-MISSING = ("model.onnx is not written, because tf2onnx is not installed; run the same command with "
-           "`uv run --extra onnx train.py`")
+MISSING = "tf2onnx is not installed; run the same command with `uv run --extra onnx train.py`"
+FILES = ("classes.txt", "model.h5", "model.onnx", "model.tflite")
 
 
-def export(trained: Trained, folder: Path) -> dict:
-    """Writes FOLDER/saved_model and FOLDER/model.onnx. Returns what to print.
+def export(trained: Trained, folder: Path, tflite: str = "false") -> dict:
+    """Writes saved_model, model.h5, model.onnx and classes.txt into a folder. Returns what to print.
 
-    Without the packages of the extra `onnx`, it writes the SavedModel alone and says so. Raises UserError.
+    tflite: the flag, with which it also writes model.tflite. What cannot be written is left out, and a line says why:
+    model.onnx without the packages of the extra `onnx`, model.h5 with layers that are not Keras's. Raises UserError.
     """
     saved_model = folder / "saved_model"
-    onnx = folder / "model.onnx"
+    writers = {"keras": (folder / "model.h5", write_keras), "onnx": (folder / "model.onnx", write_onnx)}
+    if tflite != "false":
+        writers["tflite"] = (folder / "model.tflite", functools.partial(write_tflite, tflite=tflite))
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for name in FILES:
+            (folder / name).unlink(missing_ok=True)  # of an earlier export, with other weights
         write_saved_model(trained, saved_model)
+        write_atomically(folder / "classes.txt", "".join(f"{name}\n" for name in trained.classes).encode(
+            errors="surrogateescape"))
         print(f"saved model: {saved_model}", file=sys.stderr)
-        onnx.unlink(missing_ok=True)  # of an earlier export, with other weights
-        if has_onnx():
-            write_onnx(trained, onnx)
-            print(f"onnx: {onnx}", file=sys.stderr)
-        else:
-            complain(MISSING)
+        for name, (path, write) in writers.items():
+            try:
+                write(trained, path)
+                print(f"{name}: {path}", file=sys.stderr)
+            except NotWritten as problem:
+                complain(f"{path.name} is not written, because {problem}")
     except tf.errors.OpError as error:
         raise UserError(f"--output_dir: {folder} cannot be written: {reason(error)}") from None
     except OSError as error:
         raise UserError(f"--output_dir: {folder} cannot be written: {error.strerror or error}") from None
-    return {"saved_model": str(saved_model), "onnx": str(onnx) if onnx.exists() else None,
-            "classes": len(trained.classes), "image_size": trained.image_size, "epoch": trained.epoch,
-            "weights": trained.weights}
+    written = {name: str(path) if path.exists() else None for name, (path, _) in writers.items()}
+    return {"saved_model": str(saved_model), **written, "classes": len(trained.classes),
+            "image_size": trained.image_size, "epoch": trained.epoch, "weights": trained.weights}
 
 
 class Classifier(tf.Module):
@@ -97,18 +107,36 @@ def write_saved_model(trained: Trained, path: Path) -> None:
     scratch.rename(path)
 
 
+def write_tflite(trained: Trained, path: Path, tflite: str) -> None:
+    """Writes a TFLite file atomically. Raises OSError, and NotWritten for an operation that TFLite lacks.
+
+    Input: pixels, uint8 (batch, image_size, image_size, 3), RGB. Output: probabilities, float32 (batch, classes), in
+    label order. tflite: the flag: dynamic_range for weights of 8 bits.
+    """
+    call = trained.probabilities.get_concrete_function()
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([call], trained.model)
+    converter.optimizations = [tf.lite.Optimize.DEFAULT] if tflite == "dynamic_range" else []
+    try:
+        content = converter.convert()
+    except ConverterError as error:
+        raise NotWritten(f"TFLite cannot compute it: {one_line(error)[:200]}") from None
+    write_atomically(path, content)
+
+
 def has_onnx() -> bool:
     """Whether the packages of the extra `onnx` are installed."""
     return all(importlib.util.find_spec(name) for name in ("onnx", "tf2onnx"))
 
 
 def write_onnx(trained: Trained, path: Path) -> None:
-    """Writes an ONNX file atomically. Raises OSError.
+    """Writes an ONNX file atomically. Raises OSError, and NotWritten without the packages of the extra `onnx`.
 
     Input `images`: uint8 (batch, height, width, 3), RGB, upright, of any size. The model crops and resizes them as
     evaluation does. Output `probabilities`: float32 (batch, classes), in label order. Metadata: `classes` (a JSON list
     of names) and `image_size` (of the network's input).
     """
+    if not has_onnx():
+        raise NotWritten(MISSING)
     write_atomically(path, converted(trained).SerializeToString())
 
 

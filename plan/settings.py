@@ -228,8 +228,8 @@ class Launch:
 class Run:
     """How to run it: where to write, when to save, what to do after a failure."""
 
-    mode: str = flag("train", "What to do. evaluate: the newest checkpoint in --checkpoint. export: as SavedModel "
-        "and ONNX to --output_dir. predict: print the classes of --image.",
+    mode: str = flag("train", "What to do. evaluate: the newest checkpoint in --checkpoint. export: as SavedModel, "
+        "ONNX and Keras's .h5 to --output_dir. predict: print the classes of --image.",
         ("train", "evaluate", "export", "predict"), screen="Run")
     output_dir: str | None = flag(None, "Folder of the run. Default: a new folder in runs/. If it holds checkpoints, "
         "training resumes from them.", path=True, written=True, screen="Run", modes=("train", "evaluate", "export"))
@@ -238,6 +238,9 @@ class Run:
     image: tuple[str, ...] = flag([], "Image file, or folder of images, for --mode=predict. Can be given several "
         "times. Arguments that are not flags are further images.", parse=tuple, repeated=True, path=True,
         modes=("predict",))
+    tflite: str = flag("false", "Whether --mode=export also writes model.tflite, for phones and small computers. true: "
+        "in float32. dynamic_range: weights of 8 bits, for a quarter of the size.", ("false", "true", "dynamic_range"),
+        switch=True, modes=("export",))
     init_checkpoint: str | None = flag(None, "Checkpoint whose weights training starts from: RUN/checkpoints/best, "
         "RUN/checkpoints (the newest), or another one in it. The classes and the image size may differ. With other "
         "classes, the last layer is new.", path=True, modes=("train",), recorded=True)

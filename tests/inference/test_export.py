@@ -76,10 +76,17 @@ def test_every_model(name, tmp_path, request):
     size = 67 if name.startswith("alexnet") else 32
     model, expected = trained(name, size)
     printed = export(model, tmp_path)
-    assert printed == {"saved_model": f"{tmp_path}/saved_model", "onnx": f"{tmp_path}/model.onnx", "classes": 7,
-                       "image_size": size, "epoch": 4.0, "weights": "last"}
-    assert {path.name for path in tmp_path.iterdir()} == {"saved_model", "model.onnx"}
+    is_stock = name != "alexnet"  # Keras has no local response normalisation
+    assert printed == {"saved_model": f"{tmp_path}/saved_model", "keras": f"{tmp_path}/model.h5" if is_stock else None,
+                       "onnx": f"{tmp_path}/model.onnx", "classes": 7, "image_size": size, "epoch": 4.0,
+                       "weights": "last"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "saved_model", "model.onnx", "classes.txt", *(["model.h5"] if is_stock else [])}
+    assert (tmp_path / "classes.txt").read_text().splitlines() == [*CLASSES]
     images = PIXELS[:, :size, :size]
+    if is_stock:
+        stock = tf.keras.models.load_model(tmp_path / "model.h5", compile=False)
+        np.testing.assert_allclose(stock.predict(images, verbose=0), expected, rtol=1e-3, atol=1e-6)
     assert np.ptp(expected, axis=0).max() > 0.01  # it depends on the image
 
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
@@ -123,7 +130,7 @@ def test_another_export_replaces_the_first(tmp_path, narrow, monkeypatch, capfd)
     printed = export(trained("convnet", 32, ("a", "b"))[0], tmp_path)
     assert printed["onnx"] is None and printed["classes"] == 2
     assert "uv run --extra onnx train.py" in capfd.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["saved_model"]
+    assert {path.name for path in tmp_path.iterdir()} == {"saved_model", "model.h5", "classes.txt"}
     assert not (tmp_path / "saved_model" / "leftover").exists()
     result = tf.saved_model.load(tmp_path / "saved_model").signatures["serving_default"](
         image_bytes=tf.constant([png(PIXELS[0])]))

@@ -14,9 +14,10 @@ from conftest import DIGITS, ROOT, printed_json, run, train
 from PIL import Image
 
 from common.errors import UserError
+from data.augmentation import AUGMENTATIONS
 from data.dataset import open_dataset
 from inference import predict
-from inference.preprocessing import ORIENTATION
+from inference.preprocessing import ORIENTATION, preprocess
 from tests.rigs.pictures import encode, picture
 
 pytestmark = pytest.mark.trainings
@@ -68,10 +69,11 @@ def test_evaluation_prediction_saved_model_and_onnx_agree(fixture, validation, t
     probabilities = np.array([[one["probability"] for one in row["top"]] for row in predicted])
     assert (np.diff(probabilities, axis=1) <= 0).all() and (probabilities.sum(axis=1) <= 1 + 5 * ROUNDED).all()
 
-    exported = printed_json(train("--mode=export", checkpoint, f"--output_dir={tmp_path}"))
-    assert exported == {"saved_model": f"{tmp_path}/saved_model", "onnx": f"{tmp_path}/model.onnx", "classes": 10,
-                        "image_size": 32, "epoch": 2,
-                        "weights": "moving average" if averaged else "last"}
+    exported = printed_json(train("--mode=export", checkpoint, f"--output_dir={tmp_path}", "--tflite"))
+    assert exported == {"saved_model": f"{tmp_path}/saved_model", "keras": f"{tmp_path}/model.h5",
+                        "onnx": f"{tmp_path}/model.onnx", "tflite": f"{tmp_path}/model.tflite", "classes": 10,
+                        "image_size": 32, "epoch": 2, "weights": "moving average" if averaged else "last"}
+    assert (tmp_path / "classes.txt").read_text().split() == [*map(str, range(10))]
     encoded = [path.read_bytes() for path in sorted(folder.iterdir())]
     classify = tf.saved_model.load(exported["saved_model"]).signatures["serving_default"]
     served = classify(image_bytes=tf.constant(encoded))
@@ -85,6 +87,18 @@ def test_evaluation_prediction_saved_model_and_onnx_agree(fixture, validation, t
     np.testing.assert_allclose(-np.sort(-every)[:, :5], served["probabilities"], atol=1e-5)
     hits = np.sum(np.argsort(-every, kind="stable")[:, :5] == np.array(labels)[:, None], axis=0)
     assert [hits[0], hits.sum()] == expected
+
+    enlarge = AUGMENTATIONS["caffe" if averaged else "none"].enlarge
+    pixels = np.stack([preprocess(one, 32, enlarge) for one in encoded])
+    model = tf.keras.models.load_model(exported["keras"], compile=False)
+    np.testing.assert_allclose(model.predict(pixels, verbose=0), every, atol=1e-5)
+    interpreter = tf.lite.Interpreter(exported["tflite"])
+    [given], [result] = interpreter.get_input_details(), interpreter.get_output_details()
+    interpreter.resize_tensor_input(given["index"], pixels.shape)
+    interpreter.allocate_tensors()
+    interpreter.set_tensor(given["index"], pixels)
+    interpreter.invoke()
+    np.testing.assert_allclose(interpreter.get_tensor(result["index"]), every, atol=1e-4)
 
 
 def test_files_folders_and_formats(digits_run, tmp_path):
