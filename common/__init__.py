@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 
-VERSION = "0.9.0"
+VERSION = "0.10.0"
 TRAIN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "train.py")
 
 
