@@ -1,4 +1,4 @@
-"""Compares a step of LARS with one of Keras's SGD with momentum, on the variables of a model, on this machine.
+"""Compares a step of LARS and Muon with one of Keras's SGD with momentum, on the variables of a model, on this machine.
 
     uv run python -m benchmarks.optimizer_step [--model=resnet50] [--rounds=15]
 
@@ -16,6 +16,7 @@ import tensorflow as tf
 
 import model_zoo
 from optim.lars import LARS, SGD
+from optim.muon import Muon
 from optim.stacks import norms, stacked, stacks_of
 
 STEPS = 5  # in each round
@@ -23,7 +24,7 @@ STEPS = 5  # in each round
 
 def updates(shapes, optimizer):
     """Returns a compiled step of the optimizer on its own variables."""
-    variables = [tf.Variable(tf.random.normal(shape)) for shape in shapes]
+    variables = [tf.Variable(tf.random.normal(shape), name="kernel" if len(shape) > 1 else "bias") for shape in shapes]
     gradients = [tf.random.normal(shape) * 1e-3 for shape in shapes]
 
     @tf.function
@@ -73,6 +74,7 @@ def main():
         "bigbatch SGD, weight decay": updates(shapes, SGD(1e-3, 0.9, weight_decay=1e-4)),
         "bigbatch LARS": updates(shapes, LARS(1e-3, 0.9)),
         "bigbatch LARS, weight decay": updates(shapes, LARS(1e-3, 0.9, weight_decay=1e-4)),
+        "bigbatch Muon, weight decay": updates(shapes, Muon(1e-3, 0.9, weight_decay=1e-4)),
         "momentum kernel alone": kernel(shapes),
         "norms alone": norms_only(shapes),
     }

@@ -9,18 +9,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class OptimizerInfo:
-    """An entry of the registry: the optimizer's module (with a dot: in this package), its class, and its options."""
+    """An entry of the registry."""
 
-    module: str
-    name: str
-    options: tuple[str, ...]
+    module: str  # with a dot: in this package
+    name: str  # of the class
+    options: tuple[str, ...]  # the flags that it reads
+    rate: float = 0.001  # a learning rate to try first
 
 
 OPTIMIZERS = {
     "lars": OptimizerInfo(".lars", "LARS", ("momentum", "weight_decay", "trust_coefficient", "epsilon", "exclude",
-                                            "nesterov", "clip", "jit_compile")),
-    "sgd": OptimizerInfo(".lars", "SGD", ("momentum", "weight_decay", "exclude", "nesterov")),
-    "lamb": OptimizerInfo(".lamb", "LAMB", ("weight_decay", "exclude")),
+                                            "nesterov", "clip", "jit_compile"), 5),
+    "sgd": OptimizerInfo(".lars", "SGD", ("momentum", "weight_decay", "exclude", "nesterov"), 0.1),
+    "lamb": OptimizerInfo(".lamb", "LAMB", ("weight_decay", "exclude"), 0.01),
+    "muon": OptimizerInfo(".muon", "Muon", ("momentum", "weight_decay", "exclude"), 0.05),
     "adam": OptimizerInfo(".adam", "AdamW", ()),
     "adamw": OptimizerInfo(".adam", "AdamW", ("weight_decay", "exclude")),
 }

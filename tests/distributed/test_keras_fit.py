@@ -1,4 +1,4 @@
-"""LARS in somebody else's Keras code: compile and fit, with Horovod's own wrap and none of our loop."""
+"""LARS and Muon in somebody else's Keras code: compile and fit, with Horovod's own wrap and none of our loop."""
 import json
 
 import numpy as np
@@ -13,6 +13,7 @@ import horovod.tensorflow.keras as hvd
 import numpy as np
 import tensorflow as tf
 from optim.lars import LARS
+from optim.muon import Muon
 
 hvd.init()
 tf.keras.utils.set_random_seed(1)
@@ -21,7 +22,7 @@ images, labels = random.normal(size=(256, 8, 8, 3)).astype(np.float32), random.i
 model = tf.keras.Sequential([
     tf.keras.layers.Conv2D(8, 3, activation="relu", input_shape=(8, 8, 3)), tf.keras.layers.Flatten(),
     tf.keras.layers.Dense(4)])
-optimizer = hvd.DistributedOptimizer(LARS(5.0, weight_decay=1e-4, exclude=("bias",)))
+optimizer = hvd.DistributedOptimizer(eval(sys.argv[1]))
 model.compile(optimizer, tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
 before = model.get_weights()
 own = np.arange(256).reshape(-1, hvd.size(), 32 // hvd.size())[:, hvd.rank()].reshape(-1)  # each batch's shard
@@ -32,10 +33,12 @@ if hvd.rank() == 0:
 """
 
 
-def test_two_workers_train_one_workers_weights():
+@pytest.mark.parametrize("optimizer", ["LARS(5.0, weight_decay=1e-4, exclude=('bias',))",
+                                       "Muon(0.02, weight_decay=0.1)"])
+def test_two_workers_train_one_workers_weights(optimizer):
     found = []
     for kind, workers in (("python", 1), ("mpirun", 2)):
-        done = run(kind, workers, "-c", FIT)
+        done = run(kind, workers, "-c", FIT, optimizer)
         assert done.returncode == 0, done.stderr[-3000:]
         found.append(json.loads(done.stdout))
     (before, single), (same, shared) = found

@@ -43,7 +43,7 @@ def test_networks_and_updates_are_the_same(name, write_keras_file):
     without = run("python", 1, "-c", NETWORKS)
     write_keras_file(name)
     done = run("python", 1, "-c", NETWORKS, cold=True)
-    assert done.returncode == 0 and len(done.stdout.splitlines()) == 8, done.stderr
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 9, done.stderr
     assert done.stdout == without.stdout
 
 

@@ -263,7 +263,7 @@ def test_config_rebuilds_the_optimizer():
 
 @pytest.mark.parametrize("name", optim.OPTIMIZERS)
 def test_every_optimizer_of_the_registry_lowers_a_loss(name):
-    rate = {"lars": 30.0, "sgd": 0.05, "lamb": 0.05, "adam": 0.2, "adamw": 0.2}[name]
+    rate = {"lars": 30.0, "sgd": 0.05, "lamb": 0.05, "muon": 0.2, "adam": 0.2, "adamw": 0.2}[name]
     optimizer = optim.create_optimizer(name, learning_rate=rate, momentum=0.9, weight_decay=1e-4,
                                        trust_coefficient=0.001, epsilon=0.0, exclude=())
     variable = tf.Variable([3.0, -2.0], name="kernel")

@@ -19,11 +19,13 @@ STRIKES_BACK = ("--rand_augment=m6-n2-mstd0.5-inc1", "--loss=binary_cross_entrop
 MOVING = (*BASE, "--batch_size=120", "--optimizer=lars", "--batch_norm_span=4", "--checkpoint_every=0.3",
           "--label_smoothing=0.1", "--log_trust_ratios", *STRIKES_BACK, "--model=resnet10_narrow", "--image_size=16",
           "--drop_path=0.3", "--mixup=0.1")
+MUON = "--optimizer=muon", "--learning_rate=0.05", "--weight_decay=0.1"
 MORE = {  # for the campaign: workers, flags
     "LARS, moving statistics of groups": ("mpirun", (2, 3, 4, 6), (*MOVING[len(BASE):], "--batch_size=96")),
     "a torus": ("mpirun", (4, 6), ("--batch_size=96", "--allreduce=torus")),
     "float16, LAMB": ("horovodrun", (2, 4, 8), ("--batch_size=128", "--optimizer=lamb", "--learning_rate=0.01",
                                                 "--precision=mixed_float16")),
+    "float16, Muon": ("horovodrun", (2, 4, 8), ("--batch_size=128", *MUON, "--precision=mixed_float16")),
     "the noise scale": ("mpirun", (3, 9), ("--batch_size=72", "--log_noise_scale")),
     "ResNet-20": ("horovodrun", (2, 4, 8), ("--batch_size=256", "--model=resnet20", "--micro_batch_size=16",
                                             "--drop_path=0.3", *STRIKES_BACK)),
@@ -51,6 +53,20 @@ def test_stopped_on_three_workers_and_resumed_on_one(tmp_path):
     assert ", on 1 workers instead of 3" in Path(f"{folder}.log").read_text()
     ours, theirs = ((one / "trust_ratios.jsonl").read_text() for one in (tmp_path / "1", folder))
     assert ours == theirs
+
+
+@pytest.mark.trainings
+def test_muon_makes_the_same_bits_on_1_2_and_4_workers_and_after_a_stop(tmp_path):
+    """With clipped gradients, averaged weights and a rate that changes; four workers stop, and one goes on."""
+    flags = (*BASE, *MUON, "--batch_size=96", "--clip_norm=1", "--ema_decay=0.9", "--checkpoint_every=0.3")
+    for workers in (1, 2, 4):
+        kind = "python" if workers == 1 else "mpirun"
+        train(*flags, f"--output_dir={tmp_path / str(workers)}", kind=kind, workers=workers, program=PROGRAM)
+    folder = tmp_path / "4 and 1"
+    assert stopped(folder, 4, flags, step=16) == 75
+    assert start(folder, 1, flags, PROGRAM).wait(300) == 0
+    for other in (tmp_path / "2", tmp_path / "4", folder):
+        assert differences(tmp_path / "1", other) == []
 
 
 @pytest.mark.campaign

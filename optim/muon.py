@@ -1,0 +1,129 @@
+"""Muon (K. Jordan, 2024), which orthogonalizes the momentum of each kernel, with AdamW for the other variables."""
+import math
+from collections import defaultdict
+
+import tensorflow as tf
+
+from .adam import AdamW
+from .exclusion import is_excluded
+
+STEPS = 5  # of Newton and Schulz
+QUINTIC = 3.4445, -4.7750, 2.0315  # coefficients of s, s^3 and s^5 for a singular value s
+UPDATE = 0.2  # root mean square of an update at a learning rate of 1, about that of Adam
+
+
+@tf.keras.saving.register_keras_serializable("bigbatch")
+class Muon(AdamW):
+    """Muon for the kernels of convolutional and dense layers, AdamW at the same learning rate for all else.
+
+    A kernel of shape (..., in, out) is a matrix of n = product of (..., in) rows and m = out columns. With its gradient
+    g, weights w and momentum v, all (n, m):
+
+        v <- momentum * v + g
+        x <- g + momentum * v                                   (Nesterov)
+        x <- x / |x|                                            (Frobenius norm)
+        x <- a * x + (b * x x' + c * (x x')^2) x                (STEPS times, for n <= m; else on the transpose)
+        w <- w - learning_rate * (weight_decay * w + 0.2 * sqrt(max(n, m)) * x)
+
+    The five steps move all singular values of x towards 1 and keep its singular vectors: with a, b, c = QUINTIC, those
+    from 0.003 to 1 end between 0.68 and 1.21. So an update changes a layer equally in all directions, also in those in
+    which the gradients of a large batch are small, and its size does not depend on that of the gradient.
+
+    Sources: K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024 (momentum, steps and
+    coefficients); arXiv:2502.16982, section 2.2 (weight decay, and the factor 0.2 * sqrt(max(n, m)), with which the
+    root mean square of an update is about 0.2 for every shape, as that of AdamW, so that both share learning rate and
+    weight decay); arXiv:2505.02222 (large batches).
+
+    Biases, gammas, betas, embeddings, depthwise kernels and variables named by `exclude` take a step of AdamW with
+    beta_1, beta_2 and epsilon, but without amsgrad. A zero x gives no update apart from weight decay. An infinite or
+    NaN gradient makes the weights NaN, as in LARS.
+
+    learning_rate: of both; a float, a schedule, or assigned before each update. momentum: of the kernels. weight_decay:
+        decoupled, as in AdamW. exclude: suffixes of names, such as `dense/kernel`. These variables get no weight decay.
+        Raises ValueError if no variable has one of these suffixes.
+    """
+
+    def __init__(self, learning_rate, momentum=0.9, weight_decay=0.0, exclude=(), beta_2=0.95, name="Muon", **options):
+        super().__init__(learning_rate, weight_decay, exclude, beta_2=beta_2, name=name, **options)
+        self.momentum = tf.Variable(momentum, dtype=tf.float32, trainable=False, name="momentum")
+
+    def build(self, var_list):
+        """Creates a momentum for each variable, and the second moment of AdamW for those that are no matrix."""
+        self._matrices = {self._var_key(v) for v in var_list if self._is_matrix(v)}
+        super().build(var_list)
+
+    def add_variable_from_reference(self, model_variable, variable_name, *arguments, **options):
+        """Overrides Keras's hook, with which AdamW creates its variables. A matrix has no second moment."""
+        if variable_name == "v" and self._var_key(model_variable) in self._matrices:
+            return None
+        return super().add_variable_from_reference(model_variable, variable_name, *arguments, **options)
+
+    def _is_matrix(self, variable) -> bool:
+        """Whether a variable is a kernel that is orthogonalized. Of a depthwise one, `in` or `out` may be 1."""
+        others = "depthwise_kernel", *self.exclude
+        return (is_excluded(variable, ("kernel",)) and not is_excluded(variable, others)
+                and variable.shape.rank > 1 and min(variable.shape[-2:]) > 1)
+
+    def _internal_apply_gradients(self, grads_and_vars):
+        """Overrides the Keras hook that gets all gradients before `update_step`, to process equal shapes together.
+
+        Keras hands what stands in a gradient's place to `update_step` as it is: for a matrix, the new momentum and what
+        to subtract from w; otherwise, the gradient and beta_1 and beta_2 to the power of the number of updates.
+        """
+        matrices, others = [], []
+        for gradient, variable in grads_and_vars:
+            (matrices if self._var_key(variable) in self._matrices else others).append((gradient, variable))
+        count = tf.cast(self.iterations + 1, tf.float32)
+        powers = self.beta_1**count, self.beta_2**count
+        return super()._internal_apply_gradients(
+            [*self._orthogonal(matrices), *(((gradient, *powers), variable) for gradient, variable in others)])
+
+    def _orthogonal(self, grads_and_vars):
+        """Yields ((new momentum, what to subtract from w), variable) for the gradient of each matrix."""
+        groups = defaultdict(list)
+        for gradient, variable in grads_and_vars:
+            momentum = tf.cast(self.momentum, variable.dtype)
+            v = momentum * self._momentums[self._index_dict[self._var_key(variable)]] + gradient
+            x = tf.reshape(gradient + momentum * v, [-1, variable.shape[-1]])
+            x = x if x.shape[0] <= x.shape[1] else tf.transpose(x)
+            groups[(*x.shape, x.dtype)].append((x, v, variable))
+        for (_, longer, dtype), members in groups.items():
+            found = UPDATE * math.sqrt(longer) * orthogonalized(tf.stack([x for x, _, _ in members]))
+            updates = tf.unstack(tf.cast(self.learning_rate, dtype) * found, len(members))
+            for x, (_, v, variable) in zip(updates, members, strict=True):
+                x = x if x.shape[1] == variable.shape[-1] else tf.transpose(x)
+                yield (v, tf.reshape(x, variable.shape)), variable
+
+    def update_step(self, gradient, variable):
+        """Updates a variable, by AdamW in one kernel. gradient: what `_internal_apply_gradients` has put in its place.
+        """
+        index = self._index_dict[self._var_key(variable)]
+        if self._var_key(variable) in self._matrices:
+            momentum, update = gradient
+            self._momentums[index].assign(momentum)
+            variable.assign_sub(update)
+            return
+        gradient, *scalars = gradient
+        rate, *powers = (tf.cast(value, variable.dtype) for value in (self.learning_rate, *scalars))
+        tf.raw_ops.ResourceApplyAdam(
+            var=variable.handle, m=self._momentums[index].handle, v=self._velocities[index].handle, lr=rate,
+            beta1_power=powers[0], beta2_power=powers[1], beta1=self.beta_1, beta2=self.beta_2, epsilon=self.epsilon,
+            grad=tf.convert_to_tensor(gradient))
+
+    def get_config(self):
+        return super().get_config() | {"momentum": float(self.momentum.numpy())}
+
+
+def orthogonalized(matrices: tf.Tensor) -> tf.Tensor:
+    """Returns matrices with about the same singular vectors and singular values near 1; zero matrices stay zero.
+
+    matrices: (..., n, m), best with n <= m, because the steps multiply matrices of (n, n). The norm is the same for any
+    number of threads, because one thread sums each row.
+    """
+    a, b, c = QUINTIC
+    norms = tf.norm(tf.norm(matrices, axis=-1, keepdims=True), axis=-2, keepdims=True)
+    x = tf.math.divide_no_nan(matrices, norms)
+    for _ in range(STEPS):
+        square = tf.matmul(x, x, transpose_b=True)
+        x = a * x + tf.matmul(b * square + c * tf.matmul(square, square), x)
+    return x

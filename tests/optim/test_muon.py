@@ -1,0 +1,171 @@
+"""Muon against float64 NumPy, written from its sources' formulas."""
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import run as run_program
+
+import model_zoo
+from optim.muon import Muon, orthogonalized
+from tests.rigs.launches import launched
+
+DECAY, MOMENTUM = 0.1, 0.9
+NETWORKS = [*model_zoo.ZOO, *(f"keras:{name}" for name in (
+    "ConvNeXtTiny", "DenseNet121", "EfficientNetB0", "EfficientNetV2B0", "InceptionV3", "MobileNet", "MobileNetV2",
+    "MobileNetV3Small", "NASNetMobile", "RegNetX002", "RegNetY002", "ResNet50", "ResNetRS50", "VGG16", "Xception"))]
+QUICK = {"resnet10_narrow", "convnet"}  # the others take seconds to build
+
+
+def rate_at(step):
+    return 0.05 * (1 - step / 10)
+
+
+def newton_schulz(x):
+    """K. Jordan 2024, in float64."""
+    x = x / np.sqrt((x * x).sum())
+    for _ in range(5):
+        square = x @ x.T
+        x = 3.4445 * x - 4.7750 * square @ x + 2.0315 * square @ square @ x
+    return x
+
+
+def reference(start, gradients, is_matrix, decay):
+    """The weights of one variable: arXiv:2502.16982, section 2.2, or arXiv:1711.05101, algorithm 2.
+
+    Epsilon as in arXiv:1412.6980, at the end of section 2.
+    """
+    w, m, v = start.astype(np.float64), np.zeros(start.shape), np.zeros(start.shape)
+    for step, gradient in enumerate(gradients):
+        g, rate = gradient.astype(np.float64), rate_at(step)
+        if is_matrix:
+            m = MOMENTUM * m + g
+            rows = (g + MOMENTUM * m).reshape(-1, start.shape[-1])
+            update = 0.2 * np.sqrt(max(rows.shape)) * newton_schulz(rows).reshape(start.shape)
+        else:
+            m, v = 0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g * g
+            update = np.sqrt(1 - 0.95 ** (step + 1)) / (1 - 0.9 ** (step + 1)) * m / (np.sqrt(v) + 1e-7)
+        w = w - rate * (decay * w + update)
+    return w
+
+
+def updated(optimizer, variables, gradients):
+    optimizer.build(variables)
+    step = tf.function(lambda *given: optimizer.apply_gradients(zip(given, variables, strict=True)), autograph=False)
+    for number, given in enumerate(gradients):
+        optimizer.learning_rate.assign(rate_at(number))
+        step(*given)
+
+
+def narrow(name, shape):
+    """A kernel's shape with at most 40 channels, and more in than out, or fewer, as before."""
+    if len(shape) < 2 or name.endswith("depthwise_kernel"):
+        return [min(size, 40) for size in shape]
+    *window, inputs, outputs = shape
+    return [*window, min(inputs, 24 + 16 * (inputs > outputs)), min(outputs, 24 + 16 * (outputs > inputs))]
+
+
+@pytest.mark.parametrize("network", [pytest.param(name, marks=[pytest.mark.trainings] * (name not in QUICK))
+                                     for name in NETWORKS])
+def test_each_kind_of_variable_of_each_network(network):
+    random = np.random.default_rng(len(network))
+    model = model_zoo.create_model(network, 7, model_zoo.MODELS[network].image_size)
+    names = [v.name.split(":")[0] for v in model.trainable_variables]
+    kinds = {}  # one variable of each kind and shape
+    for name, variable in zip(names, model.trainable_variables, strict=True):
+        kinds.setdefault((name.rpartition("/")[2], *narrow(name, variable.shape)), name)
+    starts = [random.normal(size=shape).astype(np.float32) for _, *shape in kinds]
+    variables = [tf.Variable(start, name=name) for start, name in zip(starts, kinds.values(), strict=True)]
+    gradients = [[random.normal(size=start.shape).astype(np.float32) * 10.0 ** random.integers(-3, 2)
+                  for start in starts] for _ in range(3)]
+    updated(Muon(0.0, MOMENTUM, DECAY), variables, gradients)
+    for index, ((kind, *shape), variable) in enumerate(zip(kinds, variables, strict=True)):
+        is_matrix = kind.endswith("kernel") and kind != "depthwise_kernel" and 1 not in shape[-2:]
+        expected = reference(starts[index], [given[index] for given in gradients], is_matrix, DECAY)
+        np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-3, atol=2e-4, err_msg=variable.name)
+
+
+def test_excluded_kernels_have_adam_without_decay():
+    random = np.random.default_rng(1)
+    starts = [random.normal(size=shape).astype(np.float32) for shape in ((8, 6), (8, 6))]
+    variables = [tf.Variable(start, name=name) for start, name in zip(starts, ("a/kernel", "last/kernel"), strict=True)]
+    gradients = [[random.normal(size=(8, 6)).astype(np.float32) for _ in starts] for _ in range(4)]
+    updated(Muon(0.0, MOMENTUM, DECAY, exclude=("last/kernel",)), variables, gradients)
+    for index, (is_matrix, decay) in enumerate(((True, DECAY), (False, 0.0))):
+        expected = reference(starts[index], [given[index] for given in gradients], is_matrix, decay)
+        np.testing.assert_allclose(variables[index].numpy(), expected, rtol=1e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (10, 64), (3, 32, 288), (128, 600)])
+def test_singular_values_end_near_1_and_vectors_stay(shape):
+    """From a condition number of 30."""
+    random = np.random.default_rng(shape[-1])
+    left, _, right = np.linalg.svd(random.normal(size=shape), full_matrices=False)
+    values = np.geomspace(1, 1 / 30, shape[-2])
+    found = orthogonalized(tf.constant(left * values @ right * 1e-4, tf.float32)).numpy()
+    inner = np.swapaxes(left, -1, -2) @ found @ np.swapaxes(right, -1, -2)  # diagonal, if the vectors are the same
+    diagonal = np.diagonal(inner, axis1=-2, axis2=-1)
+    assert diagonal.min() > 0.65 and diagonal.max() < 1.25
+    assert np.abs(inner - diagonal[..., None] * np.eye(shape[-2])).max() < 1e-3
+
+
+def test_a_zero_gradient_leaves_the_weights_and_one_that_is_not_finite_shows():
+    variables = [tf.Variable(tf.ones(shape), name=name) for name, shape in (
+        ("a/kernel", (4, 6)), ("b/kernel", (4, 6)), ("c/kernel", (4, 6)), ("c/bias", (6,)))]
+    bad = np.zeros((4, 6), np.float32)
+    bad[1, 2] = np.inf
+    updated(Muon(0.0), variables, [[*np.float32([np.zeros((4, 6)), np.ones((4, 6)), bad]), np.zeros(6, np.float32)]])
+    same, changed, infinite, bias = (v.numpy() for v in variables)
+    assert (same == 1).all() and (bias == 1).all()
+    assert np.isfinite(changed).all() and (changed < 1).all() and np.isnan(infinite).all()
+
+
+@pytest.mark.parametrize("suffix", [".keras", ".h5"])
+def test_a_saved_model_is_loaded_without_custom_objects_and_goes_on(suffix, tmp_path):
+    model = tf.keras.Sequential([tf.keras.layers.Conv2D(4, 3, input_shape=(5, 5, 3)), tf.keras.layers.Flatten(),
+                                 tf.keras.layers.Dense(2)])
+    model.compile(Muon(0.1, 0.8, weight_decay=0.1, exclude=("bias",)), loss="mse")
+    images, targets = np.random.default_rng(0).normal(size=(2, 4, 5, 5, 3))[0], np.ones((4, 2))
+    model.fit(images, targets, verbose=0)
+    model.save(tmp_path / f"model{suffix}")
+    loaded = tf.keras.models.load_model(tmp_path / f"model{suffix}")
+    assert type(loaded.optimizer) is Muon and loaded.optimizer.get_config() == model.optimizer.get_config()
+    for one in (model, loaded):
+        one.fit(images, targets, shuffle=False, verbose=0)
+    ours, theirs = ([*one.optimizer.variables, *one.variables] for one in (model, loaded))
+    assert len(loaded.optimizer.variables) == 1 + 2 + 2 * 2  # updates; a momentum of each kernel; two of each bias
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_an_update_of_resnet50_launches_few_operations():
+    """A GPU takes 3 to 7 microseconds to launch one; kernel by kernel, the steps alone would be 54 * 5 * 8.
+
+    225 are products of matrices: three in each step for each of 15 shapes."""
+    shapes = [v.shape for v in model_zoo.create_model("resnet50", 1000, 224).trainable_variables]
+    optimizer = Muon(1.0, weight_decay=0.1)
+    variables = [tf.Variable(tf.zeros(shape), name="conv/kernel" if len(shape) > 1 else "norm/gamma")
+                 for shape in shapes]
+    optimizer.build(variables)
+    update = tf.function(lambda *given: optimizer.apply_gradients(zip(given, variables, strict=True)), autograph=False)
+    assert launched(update.get_concrete_function(*map(tf.TensorSpec, shapes)).graph) <= 1900
+
+
+THREADS = """
+import hashlib, sys
+import numpy as np, tensorflow as tf
+from optim.muon import Muon
+tf.config.threading.set_intra_op_parallelism_threads(int(sys.argv[1]))
+random = np.random.default_rng(0)
+variables = [tf.Variable(random.normal(size=shape).astype(np.float32), name="kernel")
+             for shape in ((2048, 1000), (3, 3, 256, 256), (3, 3, 256, 256), (7, 7, 3, 64), (3136, 10), (99, 9999))]
+muon = Muon(1.0, weight_decay=1e-4)
+for _ in range(3):
+    muon.apply_gradients([(tf.constant(random.normal(size=v.shape).astype(np.float32)), v) for v in variables])
+print(hashlib.sha256(b"".join(v.numpy().tobytes() for v in variables)).hexdigest())
+"""
+
+
+@pytest.mark.trainings
+def test_workers_with_different_numbers_of_threads_have_the_same_weights():
+    done = [run_program("python", 1, "-c", THREADS, threads, cold=True) for threads in (1, 2, 4)]
+    assert all(one.returncode == 0 for one in done), done[0].stderr
+    assert len({one.stdout for one in done}) == 1
