@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from common.errors import UsageError, UserError
 from data import order
-from optim import schedules
+from optim import OPTIMIZERS, schedules
 from optim.schedules import Piecewise
 from plan.allreduce import RING, AllreducePlan, plan_allreduce
 from plan.settings import Launch, Recipe, Settings
@@ -231,8 +231,8 @@ def make_plan(recipe: Recipe, micro_batch_size: int | None, workers: int, train_
         raise UserError(f"--warmup=gradual would lower the learning rate from {first:g} to {full:g}; choose a lower "
                         "--warmup_learning_rate")
     plan = Plan(workers, train_samples, epochs, learning_rate, recipe.momentum_schedule, recipe.momentum, phases,
-                allreduce, recipe.evaluate_every, recipe.order == "file", recipe.momentum_correction,
-                recipe.model)
+                allreduce, recipe.evaluate_every, recipe.order == "file",
+                recipe.momentum_correction and "nesterov" in OPTIMIZERS[recipe.optimizer].options, recipe.model)
     try:
         for phase in phases:
             plan.momentum_of(phase)

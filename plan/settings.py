@@ -83,7 +83,7 @@ class Recipe:
         used_with=("optimizer", optim.with_option("momentum")))
     momentum_correction: bool = flag(False, "Multiply the momentum by the learning rate / the previous learning rate "
         "(arXiv:1706.02677, section 3.1), so that a changing rate applies to earlier gradients, too.",
-        used_with=("optimizer", optim.with_option("momentum")))
+        used_with=("optimizer", optim.with_option("nesterov")))  # with Muon, it does so anyway
     nesterov: bool = flag(False, "Nesterov momentum.", used_with=("optimizer", optim.with_option("nesterov")))
     momentum_schedule: str = flag("constant", "How momentum depends on the batch size. noise_scale: 1 - (1 - momentum) "
         "* batch / 32768 (arXiv:1811.05233, configuration B).", schedules.MOMENTUM_SCHEDULES,
@@ -99,7 +99,8 @@ class Recipe:
     clip_norm: float = flag(0.0, "Clip the global L2 norm of the gradients, without weight decay, to this. 0: off.",
         low=0.0)
     exclude: tuple[str, ...] = flag([], "Suffixes of names of variables without weight decay and trust ratio, "
-        "such as gamma,beta,bias. --lars_exclude is an alias.", parse=tuple, alias="lars_exclude",
+        "such as gamma,beta,bias. With muon, kernels among them are updated by AdamW. --lars_exclude is an alias.",
+        parse=tuple, alias="lars_exclude",
         used_with=("optimizer", optim.with_option("exclude")))
     loss: str = flag("cross_entropy", "Training loss. binary_cross_entropy: mean over the classes, of which each with "
         "a share of a mixed image above 0.2 is a target (arXiv:2110.00476).",

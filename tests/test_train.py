@@ -267,11 +267,12 @@ def test_help_answers_at_once_with_every_default():
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
     assert done.returncode == 0 and "absl" in imported
     assert not imported & {"tensorflow", "horovod", "nvidia", "mpi4py", "matplotlib", "PIL"}  # 0.3 s; 8 s with them
-    for word in ("--batch_size", "--output_dir", "default: 128", "(lars | sgd | lamb | adam | adamw)", "--helpfull"):
+    for word in ("--batch_size", "--output_dir", "default: 128", "(lars | sgd | lamb | muon | adam | adamw)",
+                 "--helpfull"):
         assert word in done.stdout
     assert len(done.stdout.splitlines()) <= 50 and "--lr_scaling" not in done.stdout  # a screen
     done = run("python", 1, ROOT / "train.py", "--helpfull")
-    for word in ("--lr_scaling", "Recipe flags", "default: 0.001", "(lars | sgd | lamb | adam | adamw)"):
+    for word in ("--lr_scaling", "Recipe flags", "default: 0.001", "(lars | sgd | lamb | muon | adam | adamw)"):
         assert word in done.stdout
     shown = {word.rstrip(":") for line in done.stdout.splitlines() for word in line.split()[:1]}
     assert {f"--{name}" for group in (Recipe, Launch, Run) for name in names(group)} <= shown

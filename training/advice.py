@@ -8,7 +8,7 @@ import numpy as np
 from common import metric
 from common.run_folder import FLAGS, top1_of
 from data.synthetic import is_synthetic
-from optim import with_option
+from optim import OPTIMIZERS, with_option
 from optim.schedules import scaled
 from plan.plan import Plan
 from plan.remarks import RATE, TRAINED_NETWORK, WITH_RATE, has_length, keeps, on_few_images
@@ -192,7 +192,7 @@ def _to_begin_to_learn(settings: Settings) -> str:
     rates = recipe.learning_rate.values
     if recipe.optimizer != original.optimizer and not settings.is_given("learning_rate"):
         return (f"The learning rate is that for the recipe's {original.optimizer}: give --learning_rate for "
-                f"{recipe.optimizer}.")
+                f"{recipe.optimizer}, such as {OPTIMIZERS[recipe.optimizer].rate:g}.")
     if times_recipe(settings) is None and len(rates) == 1:
         tried = ",".join(f"{factor * rates[0]:g}" for factor in (0.1, 1, 10))
         return (f"Compare learning rates: `python -m experiments.sweep --sweep=learning_rate={tried}` with the same "

@@ -221,6 +221,8 @@ def test_the_version():
     (["--model=convnet", "--last_gamma=0", "--loss_scale=8", "--torus_grid=2x1", "--max_rollbacks=5"], {
         "last_gamma": "model=convnet", "loss_scale": "precision=float32", "torus_grid": "allreduce=ring",
         "max_rollbacks": "on_divergence=stop"}),
+    (["--optimizer=muon", "--momentum=0.95", "--momentum_correction", "--nesterov"],
+     {"momentum_correction": "optimizer=muon", "nesterov": "optimizer=muon"}),
     (["--lars_clip", "--base_batch_size=64"], {"base_batch_size": "lr_scaling=none"}),
     (["--optimizer=sgd", "--lr_scaling=sqrt", "--base_batch_size=64", "--poly_power=1", "--warmup_epochs=1"], {})])
 def test_what_has_no_effect_beside_the_others(words, found):

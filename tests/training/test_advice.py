@@ -89,7 +89,7 @@ OTHERS = " Other flags need another --output_dir."
         f"{IDLE}Compare learning rates: `python -m experiments.sweep --sweep=learning_rate=0.01,0.1,1` with the same "
         "flags."]),
     (untaught(f"{LARS} --optimizer=sgd"), [
-        f"{IDLE}The learning rate is that for the recipe's lars: give --learning_rate for sgd."]),
+        f"{IDLE}The learning rate is that for the recipe's lars: give --learning_rate for sgd, such as 0.1."]),
     (ending("", 0.6, 0.8, 0.5, 0.8, losses=[1, 31, 1]), [
         "Validation loss was as high as 31 in the second half, where guessing has 2.3. A third of the learning rate "
         "may be steadier."]),
