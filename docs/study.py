@@ -1,8 +1,8 @@
-"""Draws docs/study.svg and prints its numbers: `uv run --group benchmark python -m docs.study STUDY NOISE`.
+"""Draws docs/study.svg and prints its numbers: `uv run --group benchmark python -m docs.study STUDY [STUDY ...] NOISE`.
 
-STUDY: folder of the sweep of recipes/study/search.runs with --search_data_dir. NOISE: folder of a run with
---log_noise_scale. The plot has each seed, their mean, and the range of the gradient noise scale over the epochs: the
-batch sizes up to which larger batches should save updates.
+STUDY: folder of the sweep of recipes/study/search.runs or optimizers.runs with --search_data_dir. NOISE: folder of a
+run with --log_noise_scale. The plot has each seed, their mean, and the range of the gradient noise scale over the
+epochs: the batch sizes up to which larger batches should save updates.
 """
 import json
 import statistics
@@ -11,19 +11,21 @@ from collections import defaultdict
 from pathlib import Path
 
 FIGURE = Path(__file__).parent / "study.svg"
-RULES = {"study/sgd": "SGD, linear scaling and warm-up", "study/lars": "LARS and warm-up"}
+RULES = {"sgd": "SGD, linear scaling and warm-up", "lars": "LARS and warm-up", "lamb": "LAMB and warm-up",
+         "muon": "Muon and warm-up"}
 
 
 def results(rows: list[dict]) -> dict[str, dict[int, tuple[float, list[float]]]]:
     """Returns rule -> batch size -> (best learning rate, top-1 of each seed) from the rows of sweep.json.
 
-    Rows with a data_dir belong to the search.
+    Rows with a data_dir belong to the search, and those with a model are of another network.
     """
-    found = {name: defaultdict(list) for name in RULES.values()}
-    for flags, row in ((row["flags"], row) for row in rows if "data_dir" not in row["flags"]):
-        found[RULES[flags["flagfile"]]][flags["batch_size"]].append((flags["learning_rate"], row["val_top1"]))
-    return {rule: {batch: (seeds[0][0], [top1 for _, top1 in seeds]) for batch, seeds in sorted(own.items())}
-            for rule, own in found.items()}
+    found = {name: defaultdict(list) for name in RULES}
+    for flags, row in ((row["flags"], row) for row in rows if not {"data_dir", "model"} & row["flags"].keys()):
+        rule = flags.get("optimizer") or Path(flags["flagfile"]).name
+        found[rule][flags["batch_size"]].append((flags["learning_rate"], row["val_top1"]))
+    return {RULES[rule]: {batch: (seeds[0][0], [top1 for _, top1 in seeds]) for batch, seeds in sorted(own.items())}
+            for rule, own in found.items() if own}
 
 
 def noise_range(rows: list[dict]) -> tuple[float, float] | None:
@@ -76,8 +78,9 @@ def draw(found: dict, noise: tuple[float, float] | None, path: Path) -> None:
     pyplot.close(figure)
 
 
-def main(study: str, noise: str) -> None:
-    found = results(json.loads(Path(study, "sweep.json").read_text()))
+def main(*folders: str) -> None:
+    *studies, noise = folders
+    found = results([row for study in studies for row in json.loads(Path(study, "sweep.json").read_text())])
     scale = noise_range([json.loads(line) for line in Path(noise, "noise_scale.jsonl").read_text().splitlines()])
     draw(found, scale, FIGURE)
     print(table(found, scale))

@@ -25,7 +25,7 @@ def lines_of(name):
 
 
 def test_each_claim_has_a_file():
-    assert {path.stem for path in FILES.glob("*.runs")} == {*CLAIMS, "losses", "quick", "search"}
+    assert {path.stem for path in FILES.glob("*.runs")} == {*CLAIMS, "losses", "optimizers", "quick", "search"}
 
 
 @pytest.mark.parametrize("name", CLAIMS)
@@ -65,6 +65,20 @@ def test_losses_differ_in_nothing_else_and_the_other_rules_are_those_of_the_sear
         assert differing - {"learning_rate"} == {"model", "epochs", "batch_size", "batch_norm_span", "warmup_epochs"}
 
 
+def test_optimizers_differ_in_their_own_flags_and_each_network_has_all_batches():
+    """The search has SGD and LARS up to 4,096 on convnet."""
+    own = {"optimizer", "learning_rate", "lr_scaling", "base_batch_size", "weight_decay"}
+    kinds, found = {}, set()
+    for line in (*lines_of("optimizers"), *lines_of("search")):
+        recipe = planned.settings_of([], line)[0].recipe
+        common = {name: str(value) for name, value in asdict(recipe).items() if name not in own}
+        batch = int(line["batch_size"])
+        assert kinds.setdefault((recipe.model, batch), common) == common
+        found.add((recipe.model, batch, recipe.optimizer))
+    assert found == {(model, batch, name) for model in ("convnet", "resnet10_narrow")
+                     for batch in (64, 256, 1024, 4096, 8192) for name in ("sgd", "lars", "lamb", "muon")}
+
+
 def row(rule, batch, rate, seed, top1, **flags):
     return {"flags": {"flagfile": f"study/{rule}", "batch_size": batch} | flags | {"learning_rate": rate}, "seed": seed,
             "val_top1": top1}
@@ -95,11 +109,16 @@ def test_the_figure_names_its_lines_and_the_noise_scale(tmp_path, monkeypatch, c
         import matplotlib  # noqa: F401
     except ImportError:
         skip("needs Matplotlib, which `uv run --group benchmark` installs")
-    (tmp_path / "sweep.json").write_text(json.dumps(ROWS))
+    others = [row("muon", 4096, 0.1, 0, 0.88), row("muon", 4096, 0.02, 0, 0.8, optimizer="lamb"),
+              row("muon", 64, 0.1, 0, 0.999, model="resnet10_narrow")]
+    for name, rows in (("one", ROWS), ("two", others)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "sweep.json").write_text(json.dumps(rows))
     (tmp_path / "noise_scale.jsonl").write_text('{"noise_scale": 300}\n{"noise_scale": 900}\n')
     monkeypatch.setattr(study, "FIGURE", tmp_path / "study.svg")
-    study.main(tmp_path, tmp_path)
+    study.main(tmp_path / "one", tmp_path / "two", tmp_path)
     drawn = (tmp_path / "study.svg").read_text()
     for text in (*study.RULES.values(), "gradient noise scale, 300 to 900", "4,096"):
         assert text in drawn
-    assert "86.0 %" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "86.0 %" in shown and "88.0 %" in shown and "80.0 %" in shown and "99.9 %" not in shown
