@@ -14,14 +14,15 @@ PAPERS = {
     "rsb_2110.00476": "Wightman, Touvron, Jégou: ResNet strikes back, arXiv:2110.00476",
     "dle": "NVIDIA DeepLearningExamples, TensorFlow/Classification/ConvNets, ResNet-50 v1.5",
     "mlperf": "MLPerf Training, ResNet-50: reference convergence points, from mlperf-logging 4.1.68",
+    "muon": "Muon (K. Jordan 2024; arXiv:2502.16982) with the settings of other rows",
 }
 INTRODUCTION = """# Recipes
 
 Each recipe is a file of flags. `uv run train.py --flagfile=recipes/PAPER/NAME.flags` trains it on any number of
 workers that divides its batch size. `--dry_run --workers=N` shows its plan without the dataset. Without flags, train.py
-reads `digits.flags`. The accuracies are those reported in the papers. The last two tables have no paper: NVIDIA
+reads `digits.flags`. The accuracies are those reported in the papers. The last three tables have no paper: NVIDIA
 publishes what its script reaches, and MLPerf how many epochs its reference needed with these settings to reach its
-target ([MLPerf](../docs/observers.md#mlperfs-log)).
+target ([MLPerf](../docs/observers.md#mlperfs-log)). No result on ImageNet exists for the recipes of Muon.
 
 "Rehearsed" is the verdict of `experiments.rehearse` on a small network and Fashion-MNIST, with the top-1 there
 ([Rehearse a row](../docs/papers.md#rehearse-a-row)).
@@ -35,7 +36,8 @@ authors. `open` means that no source gives the setting. A comment in the recipe 
 
 def rule(fields: dict) -> str:
     """Summarizes the optimizer and the learning-rate schedule."""
-    words = [fields["optimizer"].upper(), fields["learning_rate"], fields["lr_schedule"]]
+    name = fields["optimizer"]
+    words = ["Muon" if name == "muon" else name.upper(), fields["learning_rate"], fields["lr_schedule"]]
     if "warmup" in fields:
         words.append(f"warm-up {fields['warmup_epochs']} from {fields['warmup_learning_rate']}")
     return ", ".join(words)

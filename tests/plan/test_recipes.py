@@ -52,7 +52,7 @@ def test_there_is_one_for_each_row():
     # LARS: tables 1 (2), 2 (13), 3 (11), 5 (3), 6 (3), 7 (4, and 4 with other rates), sections 2.4 and 3.1 (2
     # each). SysML: table 4 (4), AlexNet, figure 1 (2). Sony: table 3 (5), table 1 (2).
     assert count == {"lars_1708.03888": 44, "sysml18": 7, "sony_1811.05233": 7, "lamb_1904.00962": 1,
-                     "rsb_2110.00476": 3, "dle": 1, "mlperf": 10}
+                     "rsb_2110.00476": 3, "dle": 1, "mlperf": 10, "muon": 3}
 
 
 WITHOUT_BATCH_NORM = {"alexnet", "convnet"}
@@ -70,7 +70,7 @@ def test_it_plans_and_normalizes_the_same_on_each_number_of_workers(path):
     plans = [plan(path, number) for number in workers]
     assert workers[:2] == [1, 8] and [made.workers for made in plans] == workers
     for made in plans:
-        assert made.phases[-1].end_epoch == made.epochs >= (37 if path.parent.name == "mlperf" else 90)
+        assert made.phases[-1].end_epoch == made.epochs >= (37 if path.parent.name in ("mlperf", "muon") else 90)
     recipe = flags.parse(["train.py", f"--flagfile={path}"]).recipe
     if recipe.model not in WITHOUT_BATCH_NORM:
         spans = {tuple(phase.batch_norm_span for phase in made.phases) for made in plans}
