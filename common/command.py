@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from common import end_at_once, launcher, streams
+from common import SAVING, end_at_once, launcher, streams
 from common.errors import ExitCode, UserError, complain, messages_of, one_line
 from common.version import version
 
 # TensorFlow loads Keras, which would take the layout of images, the dtype and epsilon from a user's keras.json, or stop
 # because that says bfloat16. No file lies under /dev/null. The other variable asks for a package that is not there.
 PLAIN_KERAS = {"KERAS_HOME": os.devnull, "TF_USE_LEGACY_KERAS": "0"}
-SAVING = signal.SIGTERM, signal.SIGUSR1  # on which a training saves a checkpoint and ends with ExitCode.STOPPED
 USERS_KERAS_HOME = "BIGBATCH_KERAS_HOME"  # the user's KERAS_HOME, for the weights in it; also in programs started here
 
 

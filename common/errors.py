@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterator
 from enum import IntEnum
 
+from common import command_of
+
 
 class ExitCode(IntEnum):
     """Exit codes of all commands. STOPPED is EX_TEMPFAIL of sysexits.h: run the same command again."""
@@ -17,7 +19,7 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
-_command = "bigbatch"  # name of the running command, with which its messages begin
+_command = command_of(sys.modules["__main__"]) or "bigbatch"  # with which the messages of this process begin
 
 
 class UserError(Exception):

@@ -9,7 +9,7 @@ from pathlib import Path
 from common.open_mpi import CARDS
 
 DEVICES = Path("/dev/infiniband")
-CAP_IPC_LOCK = 14  # the number of this capability: a process that has it may pin any amount of memory
+IPC_LOCK = 14  # the number of the capability CAP_IPC_LOCK: a process that has it may pin any amount of memory
 
 
 def infiniband() -> str:
@@ -28,5 +28,5 @@ def pinnable() -> float | None:
     """Returns how much memory a process may pin, in GB (10^9 bytes), or None if it is unlimited."""
     capabilities = Path("/proc/self/status").read_text().partition("CapEff:")[2].split()[0]
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    unlimited = limit == resource.RLIM_INFINITY or int(capabilities, 16) >> CAP_IPC_LOCK & 1
+    unlimited = limit == resource.RLIM_INFINITY or int(capabilities, 16) >> IPC_LOCK & 1
     return None if unlimited else limit / 1e9

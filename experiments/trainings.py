@@ -12,8 +12,7 @@ from pathlib import Path
 
 from absl import flags as absl_flags
 
-from common import flags, metric
-from common.command import SAVING
+from common import SAVING, flags, metric
 from common.errors import ExitCode, Stopped, UserError
 from common.launcher import end_with_parent
 from common.run_folder import RUN, SUMMARY, RunFolder, top1_of

@@ -15,8 +15,7 @@ import sys
 import threading
 import uuid
 
-from common import command, streams
-from common.command import SAVING
+from common import SAVING, command, streams
 from common.errors import ExitCode, Stopped, UsageError, complain
 from common.launcher import end_with_parent
 from distributed import environment, gpus

@@ -28,7 +28,7 @@ OF_ABSL = {"help", "helpfull", "flagfile"}
 FOREIGN_FLAGS = {"batch", "build-arg", "compile-bytecode", "follow", "mpi", "no-cache", "no-deps", "nv",
                  "reinstall-package"}
 FOREIGN = {  # of Keras, Horovod, Kubernetes, Linux and CUDA, and files that a reader writes
-    "DistributedOptimizer", "Model", "PYTHONDONTWRITEBYTECODE", "ReadOnlyMany", "ReadWriteMany", "compile",
+    "DistributedOptimizer", "Model", "PYTHONDONTWRITEBYTECODE", "ReadOnlyMany", "ReadWriteMany", "beta_1", "compile",
     "fit.py", "hosts.sh", "hvd", "nccl.h", "openmpi", "prted", "prterun", "spec", "tf",
     "transposing.json", "v3.0", "waiting.json"}
 

@@ -62,7 +62,7 @@ class Progress:
         return self.records[-1] if self.records else None
 
     def add_step(self, samples: int) -> None:
-        """Counts an update of so many samples."""
+        """Counts an update, and its number of samples."""
         self.step += 1
         self.samples += samples
 

@@ -2,8 +2,8 @@
 import os
 import signal
 
+from common import SAVING
 from common.activity import startup
-from common.command import SAVING
 from common.errors import ExitCode, complain
 
 

@@ -1,4 +1,5 @@
 """--observer: classes of the user's own, among them those of examples/."""
+import inspect
 import json
 from types import SimpleNamespace
 
@@ -93,7 +94,7 @@ def test_the_documented_examples_and_others_see_a_training(tmp_path):
     assert [name for name, _ in seen if name != "step"] == ["start", "evaluation", "evaluation", "end", "close"]
     assert sum(name == "step" for name, _ in seen) == json.loads((tmp_path / "run/plan.json").read_text())["steps"]
     samples, columns = json.loads((tmp_path / "shape.json").read_text())
-    assert samples == 360 and f"float32 (samples, {columns})" in Evaluation.__doc__
+    assert samples == 360 and f"float32 (samples, {columns})" in inspect.getsource(Evaluation)
     assert f"float32 (samples, {columns})" in summarized.__doc__
     [line] = [line for line in done.stderr.splitlines() if "--observer" in line]
     assert line.startswith("train.py: warning: --observer=mine:Fragile: step() failed, training continues: "
