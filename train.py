@@ -75,7 +75,7 @@ def train(settings: Settings) -> dict:
             check_weights(settings.recipe.model, settings.recipe.pretrained_weights)
     dataset = open_named(settings.recipe.data_dir, check_files=launched.rank == 0)
     check_dataset(dataset)  # on all ranks: an mpirun that kills one in MPI_Init may hang
-    for line in notes(dataset) if launched.rank == 0 else ():
+    for line in notes(dataset, bool(settings.recipe.class_weights)) if launched.rank == 0 else ():
         complain(line)
     if not settings.launch.elastic:  # errors in the plan show at once
         check_nodes(settings.launch.allreduce, settings.launch.torus_grid)

@@ -12,6 +12,7 @@ from data.formats.folder import learnable, remarks
 
 NOTABLE = 1.5  # times 1 / classes: a most frequent class with at least this share of the validation images is a note
 SHOWN = 5  # names in a line
+UNEVEN = 4  # times as many images in one class as in another, above which --class_weights is mentioned
 
 
 def check_classes(folder, classes: Iterable[str]) -> None:
@@ -26,11 +27,11 @@ def check_dataset(dataset: Dataset) -> None:
     check_classes(dataset.folder, learnable(dataset.train.paths[0]) if dataset.format == "folder" else dataset.classes)
 
 
-def notes(dataset: Dataset) -> list[str]:
+def notes(dataset: Dataset, is_weighted: bool = False) -> list[str]:
     """Returns what to tell the user about the classes of a dataset, and how a folder of images was read.
 
     It reads no image: labels are known for a folder of images, and where data.prepare stored them with the checksums.
-    Of other datasets and of those in a bucket, nothing is told.
+    Of other datasets and of those in a bucket, nothing is told. is_weighted: whether --class_weights is given.
     """
     train, validation = (_counts(split, len(dataset.classes), dataset.first_label)
                          for split in (dataset.train, dataset.validation))
@@ -43,6 +44,10 @@ def notes(dataset: Dataset) -> list[str]:
             more = f" and {len(empty) - SHOWN} more" if len(empty) > SHOWN else ""
             lines.append(f"warning: no {name} images in {'class' if len(empty) == 1 else 'classes'} "
                          f"{', '.join(empty[:SHOWN])}{more}")
+    least = np.where(train, train, train.max()).argmin()
+    if train.max() > UNEVEN * train[least] and not is_weighted:
+        lines.append(f"note: {train.max()} training images of {dataset.classes[train.argmax()]!r} and {train[least]} of "
+                     f"{dataset.classes[least]!r}; --class_weights=balanced gives each class the same weight")
     if (share := validation.max() / validation.sum()) >= NOTABLE / len(validation):
         lines.append(f"note: always guessing {dataset.classes[validation.argmax()]!r} is right on {share:.1%} of the "
                      "validation images")
@@ -53,6 +58,15 @@ def notes_on_folder(dataset: Dataset) -> list[str]:
     """Returns what to tell the user about how a folder of images was read, if this is one and this process read it."""
     return remarks(dataset.folder, [*dataset.train.entries, *dataset.validation.entries]) if (
         dataset.format == "folder" and dataset.train.indexes) else []
+
+
+def train_counts(dataset: Dataset) -> np.ndarray:
+    """Returns the number of training images of each class, int64 (classes,). Raises UserError if they are not known."""
+    counts = _counts(dataset.train, len(dataset.classes), dataset.first_label)
+    if counts is None:
+        raise UserError(f"--class_weights: the labels of {dataset.folder} are not known before its images are read; "
+                        "prepare it on a disk with data.prepare --source, or remove the flag")
+    return counts
 
 
 def _counts(split: Split, classes: int, first_label: int) -> np.ndarray | None:

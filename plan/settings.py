@@ -106,6 +106,9 @@ class Recipe:
         "a share of a mixed image above 0.2 is a target (arXiv:2110.00476).",
         ("cross_entropy", "binary_cross_entropy"))
     label_smoothing: float = flag(0.0, "Label smoothing factor (arXiv:1512.00567, section 7).", low=0.0, high=1.0)
+    class_weights: float = flag("none", "Weights of the classes in the training loss. balanced: the inverse of their "
+        "number of training images. A power from 0 to 1: images ** -power. Their mean over the training images is 1. "
+        "train_loss is weighted, val_loss is not.", parse=values.class_weights)
     mixup: float = flag(0.0, "Alpha of mixup (arXiv:1710.09412): pairs of neighbouring images are blended "
         "with a weight from Beta(alpha, alpha). 0: off. With --cutmix, each pair takes one of the two.",
         low=0.0, high=1e3)

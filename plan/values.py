@@ -66,6 +66,14 @@ def loss_scale(text: str) -> float | None:
     return float(text)
 
 
+def class_weights(text: str) -> float:
+    """Parses the power of the class weights, from 0 (none) to 1 (balanced). Raises ValueError."""
+    power = _number({"none": "0", "balanced": "1"}.get(text, text))
+    if not 0 <= power <= 1:
+        raise ValueError(f"'{text}' is neither none, balanced nor a power from 0 to 1")
+    return power
+
+
 def fraction(text: str) -> float:
     """Parses an accuracy above 0, as a fraction of 1. Raises ValueError."""
     value = _number(text)

@@ -5,11 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 import model_zoo
 import optim
 from common.errors import UserError
+from data.balance import train_counts
 from data.dataset import Dataset
 from data.feed import Feed
 from data.mixing import Mixing
@@ -29,7 +31,7 @@ from training.batch_norm import ExactStatistics, MovingStatistics, Span
 from training.clock import batch_counts
 from training.divergence import divergence_reason
 from training.evaluate import Evaluator
-from training.losses import loss_of_guessing, make_loss
+from training.losses import balancing_weights, loss_of_guessing, make_loss
 from training.noise_scale import NoiseScale
 from training.state import State
 from training.step import StepParts, make_train_step
@@ -76,7 +78,9 @@ def start_and_check_flags(settings: Settings) -> World:
     return world
 
 
-def make_job(settings: Settings, plan: Plan, world: World, feed, state: State, exchange: GradientExchange) -> Job:
+def make_job(settings: Settings, plan: Plan, world: World, feed, state: State, exchange: GradientExchange,
+             class_weights: np.ndarray | None = None) -> Job:
+    """Builds a training from its parts. class_weights: as training.losses.make_loss takes them."""
     recipe = settings.recipe
     batch_counts().restart()
     exchange.scales = state.exchange_scales
@@ -91,7 +95,7 @@ def make_job(settings: Settings, plan: Plan, world: World, feed, state: State, e
         own = phase.micro_batches_of(world.rank, world.size)
         return make_train_step(StepParts(
             state.model, state.optimizer, exchange, state.totals, own, phase.micro_batches,
-            exact=settings.launch.sums_are_exact, loss=make_loss(recipe.loss, recipe.label_smoothing),
+            exact=settings.launch.sums_are_exact, loss=make_loss(recipe.loss, recipe.label_smoothing, class_weights),
             clip_norm=recipe.clip_norm, xla=settings.launch.xla == "true", moving=state.moving, layers=state.layers,
             span=Span.of(phase, world.size), after_update=state.average and update_average,
             measures_noise=settings.run.log_noise_scale))
@@ -126,6 +130,13 @@ def on_rank_0(world: World, action: Callable[[], Any]) -> Any:
     with world.raise_on_all_ranks():
         result = action() if world.rank == 0 else None
     return world.broadcast(result, "rank 0's result")
+
+
+def weights_of_classes(recipe: Recipe, dataset: Dataset, world: World) -> np.ndarray | None:
+    """Returns the weights of --class_weights, float32 (classes,), or None. Raises UserError on all ranks."""
+    if not recipe.class_weights:
+        return None
+    return on_rank_0(world, lambda: balancing_weights(train_counts(dataset), recipe.class_weights))
 
 
 def make_feed(recipe: Recipe, launch: Launch, dataset: Dataset, world: World) -> Feed | SyntheticFeed:

@@ -135,7 +135,8 @@ class Training:
             if not self._state:
                 with startup.stage("building the model"):
                     self._state = build.make_state(settings, dataset)
-        return build.make_job(settings, plan, world, feed, self._state, exchange)
+        weights = build.weights_of_classes(settings.recipe, self._dataset, world)
+        return build.make_job(settings, plan, world, feed, self._state, exchange, weights)
 
     def _plan_exchange(self, world: World) -> GradientExchange:
         """Plans the gradient exchange of the current workers. Raises UserError on all ranks."""

@@ -4,11 +4,12 @@ import re
 import shlex
 import shutil
 
+import numpy as np
 import pytest
 from conftest import TRAIN, run, train
 
 from common.errors import UserError
-from data.balance import notes
+from data.balance import notes, train_counts
 from data.dataset import describe, labels_checksum, open_dataset
 from data.formats import tfrecord
 from data.formats.folder import suggested_fraction
@@ -174,9 +175,22 @@ def test_what_the_labels_tell(tmp_path, capsys):
     assert command(f"--source={tmp_path}/set", f"--output={tmp_path}/o", "--shard_samples=7") == 0
     assert capsys.readouterr().err.splitlines()[1:] == [f"data.prepare: {line}" for line in expected]
     assert notes(open_dataset(tmp_path / "o")) == expected
+    np.testing.assert_array_equal(train_counts(open_dataset(tmp_path / "o")), [20, 10, 0])
     for path in (tmp_path / "o").glob("*.crc32"):
         path.unlink()
     assert notes(open_dataset(tmp_path / "o")) == []  # nobody knows without reading the records
+    with pytest.raises(UserError, match=f"^--class_weights: the labels of {tmp_path}/o are not known before"):
+        train_counts(open_dataset(tmp_path / "o"))
+
+
+@pytest.mark.parametrize(("dogs", "is_weighted", "is_told"), [(4, False, True), (5, False, False), (4, True, False)])
+def test_classes_with_few_images_are_told_unless_they_are_weighted(dogs, is_weighted, is_told, tmp_path):
+    for split, first, counts in (("train", 0, (20, dogs)), ("val", 100, (2, 2))):
+        for number, (name, count) in enumerate(zip(("cat", "dog"), counts, strict=True)):
+            fill(tmp_path / split, count, first=first + 50 * number, classes=(name,))
+    line = (f"note: 20 training images of 'cat' and {dogs} of 'dog'; --class_weights=balanced gives each class the same "
+            "weight")
+    assert notes(open_dataset(tmp_path), is_weighted) == [line] * is_told
 
 
 def test_balanced_classes_are_no_news(odd_digits, digits):

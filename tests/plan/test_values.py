@@ -24,6 +24,7 @@ BOUNDS = (
     ("image_size", "1", "0", "4096", "4097"),
     ("batch_size batch_norm_span workers_schedule", "1", "0", "2147483647", "2147483648"),
     ("learning_rate", "0", "-1e-9", "1e30", "1.1e30"),
+    ("class_weights", "0", "-1e-9", "1", "1.0000001"),
     ("loss_scale", "1", "0.9999", "16777216", "16777217"),
     ("target_top1", "1e-9", "0", "1", "1.0000001"))
 
@@ -45,10 +46,15 @@ def test_the_ends_of_a_number_are_taken_and_what_lies_beyond_is_refused(names, l
 
 
 def test_every_number_with_bounds_is_among_them():
-    by_parsing = (values.sizes, values.span, values.image_sizes, values.rates, values.loss_scale, values.fraction)
+    by_parsing = (values.sizes, values.span, values.image_sizes, values.rates, values.loss_scale, values.fraction,
+                  values.class_weights)
     bounded = {name for name, about in flags.FLAGS.items()
                if about.get("parse") in by_parsing or {about.get("low"), about.get("high")} != {None}}
     assert bounded == {name for names, *_ in BOUNDS for name in names.split()}
+
+
+def test_class_weights_have_names():
+    assert [values.class_weights(text) for text in ("none", "0.5", "balanced")] == [0, 0.5, 1]
 
 
 def test_minutes_are_counted_in_seconds():

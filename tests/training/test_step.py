@@ -12,7 +12,7 @@ from distributed.exchange import GradientExchange
 from distributed.optimizer import build, wrap
 from tests.rigs.launches import launched
 from training.batch_norm import MovingStatistics
-from training.losses import binary_cross_entropy, cross_entropy, label_ranks, make_loss
+from training.losses import balancing_weights, binary_cross_entropy, cross_entropy, label_ranks, make_loss
 from training.state import Totals
 from training.step import StepInput, StepParts, StepResult, make_train_step
 
@@ -144,6 +144,48 @@ def test_binary_cross_entropy_against_float64(is_mixed, label_smoothing, dtype):
     np.testing.assert_allclose(tape.gradient(found, inputs), (1 / (1 + np.exp(-wide)) - targets) / 40, atol={
         "float32": 1e-6, "float16": 2e-4}[dtype])
     assert found.dtype == tf.float32
+
+
+def test_class_weights_by_hand():
+    """8, 2 and 4 images: their inverses are 1/8, 1/2 and 1/4, of which 14 images have 3 in all. Roots likewise."""
+    images = np.array([8, 2, 4])
+    np.testing.assert_allclose(balancing_weights(images, 1.0), [14 / 24, 14 / 6, 14 / 12], rtol=1e-6)
+    roots = 14 / (8 ** 0.5 + 2 ** 0.5 + 2) / np.array([8 ** 0.5, 2 ** 0.5, 2])
+    np.testing.assert_allclose(balancing_weights(images, 0.5), roots, rtol=1e-6)
+    assert np.isfinite(balancing_weights(np.array([3, 0, 5]), 1.0)).all()
+
+
+@pytest.mark.parametrize("is_mixed", [True, False])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("loss_name", ["cross_entropy", "binary_cross_entropy"])
+def test_weighted_losses_against_float64(loss_name, label_smoothing, is_mixed):
+    """Loss and gradient. Of a mixed image, each label's cross-entropy has its weight; the binary loss has their mean.
+    """
+    random = np.random.default_rng(0)
+    logits, labels = random.normal(size=(64, 5)).astype(np.float32), random.integers(0, 5, 64)
+    weights = np.array([0.25, 4, 1, 0.5, 2], np.float32)
+    numbers = Mixing(0.4, 1.0).random_numbers(8, 0, np.arange(64))
+    share = numbers[:, 1].astype(np.float64) if is_mixed else np.ones(64)
+    partners, wide = labels[np.arange(64) ^ 1], logits.astype(np.float64)
+    smoothed = (1 - label_smoothing) * np.eye(5) + label_smoothing / 5
+    if loss_name == "cross_entropy":
+        shares = (share * weights[labels])[:, None] * smoothed[labels] + (
+            (1 - share) * weights[partners])[:, None] * smoothed[partners]
+        logs = wide - np.log(np.exp(wide).sum(axis=1, keepdims=True))
+        expected = -(shares * logs).sum(axis=1)
+        gradient = shares.sum(axis=1, keepdims=True) * np.exp(logs) - shares
+    else:
+        targets = (share[:, None] * smoothed[labels] + (1 - share)[:, None] * smoothed[partners] > 0.2).astype(float)
+        weight = share * weights[labels] + (1 - share) * weights[partners]
+        expected = weight * (np.logaddexp(0, wide) - targets * wide).mean(axis=1)
+        gradient = weight[:, None] * (1 / (1 + np.exp(-wide)) - targets) / 5
+    with tf.GradientTape() as tape:
+        inputs = tf.constant(logits)
+        tape.watch(inputs)
+        found = make_loss(loss_name, label_smoothing, weights)(
+            inputs, tf.constant(labels), tf.constant(numbers) if is_mixed else None)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(tape.gradient(found, inputs), gradient, atol=2e-6)
 
 
 @pytest.mark.parametrize("loss_name", ["cross_entropy", "binary_cross_entropy"])
