@@ -46,8 +46,8 @@ def notes(dataset: Dataset, is_weighted: bool = False) -> list[str]:
                          f"{', '.join(empty[:SHOWN])}{more}")
     least = np.where(train, train, train.max()).argmin()
     if train.max() > UNEVEN * train[least] and not is_weighted:
-        lines.append(f"note: {train.max()} training images of {dataset.classes[train.argmax()]!r} and {train[least]} of "
-                     f"{dataset.classes[least]!r}; --class_weights=balanced gives each class the same weight")
+        lines.append(f"note: {train.max()} training images of {dataset.classes[train.argmax()]!r} and {train[least]} "
+                     f"of {dataset.classes[least]!r}; --class_weights=balanced gives each class the same weight")
     if (share := validation.max() / validation.sum()) >= NOTABLE / len(validation):
         lines.append(f"note: always guessing {dataset.classes[validation.argmax()]!r} is right on {share:.1%} of the "
                      "validation images")

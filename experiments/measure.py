@@ -244,7 +244,7 @@ def training_step(name: str, job: Job, batches: Batches | Resident) -> Measured:
         batches.admit(phase.accumulation_steps)
         return step(batches.iterator, StepInput.of(0.0, job.settings.recipe.momentum, timed))
 
-    shapes = StepResult.shapes(len(job.state.model.trainable_variables))
+    shapes = StepResult.shapes(len(job.state.trained))
     return Measured(name, update, batches, phase.global_batch_size, phase.accumulation_steps * phase.micro_batch_size,
                     finish=lambda packed: StepResult.unpacked(packed.numpy(), shapes),
                     ahead=-(-AHEAD // phase.accumulation_steps))

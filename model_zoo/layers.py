@@ -31,6 +31,17 @@ def last_layer(model):
     return next(layer for layer in reversed(layers_of(model)) if layer.weights)
 
 
+def trained_variables(model, freeze: bool) -> list[tf.Variable]:
+    """Returns the variables to train: all trainable ones of a model, or with --freeze those of its last layer.
+
+    Raises UserError if that layer has none.
+    """
+    layer = last_layer(model) if freeze else model
+    if freeze and not layer.trainable_variables:
+        raise UserError(f"--freeze: the last layer with weights, {layer.name}, has none that can be trained")
+    return layer.trainable_variables
+
+
 def dropout_of(layer) -> tuple | None:
     """Returns rate and noise shape of Keras's dropout or stochastic depth; None for other layers."""
     kind, layers = type(layer), tf.keras.layers

@@ -55,6 +55,8 @@ RULES = (  # (whether a command line breaks the rule, what to say)
      "--pretrained or --pretrained_weights, and --init_checkpoint, both give the initial weights; remove one of them"),
     (lambda s: s.recipe.pretrained and s.recipe.pretrained_weights,
      "--pretrained and --pretrained_weights both give the initial weights; remove one of them"),
+    (lambda s: s.recipe.freeze and s.recipe.batch_norm_statistics == "exact",
+     "--freeze keeps batch norm's statistics, and --batch_norm_statistics=exact measures new ones; remove one of them"),
     (lambda s: s.recipe.warmup != "none" and s.recipe.warmup_epochs > s.recipe.epochs
      and s.is_given("warmup_epochs"),
      "--warmup_epochs is longer than --epochs; give a shorter warm-up or train longer"),

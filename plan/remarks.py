@@ -5,6 +5,7 @@ train.py prints them when it starts, and --dry_run prints them with the plan. A 
 import bisect
 import math
 
+import model_zoo
 from common.errors import UserError
 from optim.schedules import SCALINGS, Piecewise
 from plan.plan import Plan, divisors, make_plan, tidy
@@ -38,6 +39,9 @@ def remarks(settings: Settings, plan: Plan, workers_per_node: int = 1) -> list[s
             "a --micro_batch_size, given to each run")
         lines.append(f"--deterministic: on another number of workers, the same bits need {which}")
     lines += [*on_few_images(settings), *on_unfitted(settings, plan)]
+    if recipe.freeze and not settings.has_initial_weights and recipe.model in model_zoo.MODELS:
+        lines.append("--freeze: the layers that are not trained keep random weights; start from trained ones with "
+                     "--init_checkpoint, --pretrained or --pretrained_weights")
     if SPAN_OF_MICRO_BATCH in settings.source.fitted:
         varies = "" if launch.micro_batch_size else ", which depends on the number of workers"
         lines.append("--batch_norm_span: that of the recipe does not divide --batch_size or --micro_batch_size; batch "

@@ -43,6 +43,9 @@ class Recipe:
         "last layer is new.")
     pretrained_weights: str | None = flag(None, "Start from the weights of a keras:NAME model in this .h5 file, which "
         "Keras wrote, with or without its last layers. The last layer is new.", path=True)
+    freeze: bool = flag(False, "Train the last layer alone. The others keep their weights, and run as in evaluation, "
+        "so that a step costs little more than a forward pass. Start from trained weights, and train all layers from "
+        "there with --init_checkpoint.")
     last_gamma: float | None = flag(None, "Initial gamma of the last batch norm of each residual branch of a ResNet: 0 "
         "(arXiv:1706.02677, section 5.1) or 1 (as first published). Default: 0 for v1.5, 1 for the others.",
         low=0.0, high=1.0, used_with=("model", RESIDUAL))

@@ -23,6 +23,7 @@ from distributed import optimizer as distributed
 from distributed import world as worlds
 from distributed.exchange import GradientExchange, make_collectives
 from distributed.world import World
+from model_zoo.layers import trained_variables
 from optim.average import WeightAverage
 from plan.allreduce import AllreducePlan
 from plan.plan import LARGEST_MICRO_BATCH, Phase, Plan
@@ -96,13 +97,13 @@ def make_job(settings: Settings, plan: Plan, world: World, feed, state: State, e
         return make_train_step(StepParts(
             state.model, state.optimizer, exchange, state.totals, own, phase.micro_batches,
             exact=settings.launch.sums_are_exact, loss=make_loss(recipe.loss, recipe.label_smoothing, class_weights),
-            clip_norm=recipe.clip_norm, xla=settings.launch.xla == "true", moving=state.moving, layers=state.layers,
-            span=Span.of(phase, world.size), after_update=state.average and update_average,
+            clip_norm=recipe.clip_norm, freeze=recipe.freeze, xla=settings.launch.xla == "true", moving=state.moving,
+            layers=state.layers, span=Span.of(phase, world.size), after_update=state.average and update_average,
             measures_noise=settings.run.log_noise_scale))
 
     evaluate = make_evaluator(settings.launch, state.model, feed, world, state.average)
     divergence = functools.partial(
-        divergence_reason, names=[v.name.split(":")[0] for v in state.model.trainable_variables],
+        divergence_reason, names=[v.name.split(":")[0] for v in state.trained],
         guessing=loss_of_guessing(recipe.loss, len(feed.dataset.classes)),
         loss_scaling=distributed.has_dynamic_scale(state.optimizer))
     return Job(settings, plan, world, feed, state, evaluate, exact, train_step, divergence)
@@ -178,10 +179,10 @@ def make_state(settings: Settings, dataset: Dataset) -> State:
     """Creates the model, the optimizer and all else that a training changes. Raises UserError."""
     recipe, run = settings.recipe, settings.run
     model = make_model(recipe, dataset)
-    moving = MovingStatistics(model) if recipe.batch_norm_statistics == "moving" else None
-    noise = NoiseScale(len(model.trainable_variables)) if run.log_noise_scale else None
+    moving = MovingStatistics(model) if recipe.batch_norm_statistics == "moving" and not recipe.freeze else None
+    noise = NoiseScale(len(trained_variables(model, recipe.freeze))) if run.log_noise_scale else None
     return State(model, make_optimizer(recipe, model, settings.launch.xla == "true"),
-                 run.log_trust_ratios or run.log_noise_scale, make_average(recipe, model), moving, noise)
+                 run.log_trust_ratios or run.log_noise_scale, make_average(recipe, model), moving, noise, recipe.freeze)
 
 
 def make_optimizer(recipe: Recipe, model, xla: bool = False):
@@ -195,7 +196,7 @@ def make_optimizer(recipe: Recipe, model, xla: bool = False):
         nesterov=recipe.nesterov, clip=recipe.lars_clip, jit_compile=xla)
     optimizer = distributed.wrap(optimizer, recipe.precision == "mixed_float16", recipe.loss_scale)
     try:
-        distributed.build(optimizer, model.trainable_variables)
+        distributed.build(optimizer, trained_variables(model, recipe.freeze))
     except ValueError as error:
         raise UserError(f"--exclude: {error}") from None
     return optimizer

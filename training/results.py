@@ -51,7 +51,7 @@ class Results(AbstractContextManager):
         self._job = job
         self._pending = deque()  # steps that were launched but have no results yet, oldest first
         self._reader = ThreadPoolExecutor(1, "results")
-        self._shapes = StepResult.shapes(len(job.state.model.trainable_variables), job.state.noise is not None)
+        self._shapes = StepResult.shapes(len(job.state.trained), job.state.noise is not None)
 
     def __exit__(self, *_):
         self._reader.shutdown(wait=False, cancel_futures=True)

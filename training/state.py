@@ -8,7 +8,7 @@ import tensorflow as tf
 from distributed import optimizer as distributed
 from distributed.float16 import initial_scales
 from distributed.world import World
-from model_zoo.layers import input_numbers
+from model_zoo.layers import input_numbers, trained_variables
 from training.batch_norm import MovingStatistics
 from training.layer_statistics import LayerStatistics
 from training.noise_scale import NoiseScale
@@ -122,12 +122,13 @@ class Snapshot:
 class State:
     """The state of a running training.
 
-    average: optim.average.WeightAverage, or None. moving: batch norm's moving statistics, or None if exact statistics
-    are measured instead. noise: the estimates of the noise scale, or None. exchange_scales: those of GradientExchange.
+    average: optim.average.WeightAverage, or None. moving: batch norm's moving statistics, or None if they do not move.
+    noise: the estimates of the noise scale, or None. freeze: whether the last layer alone is trained. trained: the
+    variables that are. exchange_scales: those of GradientExchange.
     """
 
     def __init__(self, model, optimizer, log_trust_ratios: bool = False, average=None,
-                 moving: MovingStatistics | None = None, noise: NoiseScale | None = None):
+                 moving: MovingStatistics | None = None, noise: NoiseScale | None = None, freeze: bool = False):
         self.model = model
         self.optimizer = optimizer
         self.average = average
@@ -135,8 +136,9 @@ class State:
         self.noise = noise
         self.totals = Totals()
         self.progress = Progress()
-        self.layers = LayerStatistics(optimizer, model.trainable_variables) if log_trust_ratios else None
-        self.exchange_scales = initial_scales(len(model.trainable_variables))
+        self.trained = trained_variables(model, freeze)
+        self.layers = LayerStatistics(optimizer, self.trained) if log_trust_ratios else None
+        self.exchange_scales = initial_scales(len(self.trained))
         recorded = {"layer_norms": self.layers.variable} if self.layers else {}
         recorded |= {"noise_scale": noise.variable} if noise else {}
         optimizers = distributed.variables(optimizer, self.exchange_scales)

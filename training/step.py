@@ -16,7 +16,7 @@ from data import mixing
 from distributed.exchange import GradientExchange
 from distributed.fixed_point import FLOAT32, FixedPoint, Float32
 from distributed.optimizer import LossScaleOptimizer, assign_rates, has_dynamic_scale, inner, scale
-from model_zoo.layers import masks_at
+from model_zoo.layers import masks_at, trained_variables
 from optim.lars import SGD
 from optim.stacks import Scaled, norms_of
 from training.batch_norm import MICRO_BATCH, MovingStatistics, Span, flat_statistics
@@ -116,12 +116,18 @@ class StepParts:
     exact: bool = False  # whether sums over them have the same bits in any order (distributed.fixed_point)
     loss: Callable = cross_entropy  # of logits, labels and rows, as training.losses.make_loss returns it
     clip_norm: float = 0.0  # see `clipped`
+    freeze: bool = False  # whether the last layer alone is trained, and the others run as in evaluation
     xla: bool = False  # whether XLA compiles the forward and backward pass, and the update
     moving: MovingStatistics | None = None  # batch norm's moving statistics, to move with each update
     layers: LayerStatistics | None = None  # records norms and trust ratios
     span: Span = MICRO_BATCH  # samples of batch norm's statistics, applied when the step is traced
     after_update: Callable[[], None] | None = None  # called in the graph after the update
     measures_noise: bool = False  # whether the step measures what training.noise_scale needs
+
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """Those that are trained."""
+        return trained_variables(self.model, self.freeze)
 
 
 def make_train_step(parts: StepParts):
@@ -131,7 +137,7 @@ def make_train_step(parts: StepParts):
     Gradients and these are divided by the number of micro-batches after they are summed.
     """
     optimizer, exchange, moving = parts.optimizer, parts.exchange, parts.moving
-    variables = parts.model.trainable_variables
+    variables = parts.variables
     shapes = Terms([variable.shape for variable in variables], tf.TensorShape(3),
                    tf.TensorShape(moving.size if moving else 0),
                    tf.TensorShape(len(variables) if parts.measures_noise else 0))
@@ -171,13 +177,15 @@ def make_micro_batch(parts: StepParts):
     It computes one of this worker's micro-batches. index: in parts.own. position: of the global batch in the stream.
     timing: up to the end of the previous micro-batch.
     """
-    model, optimizer, variables = parts.model, parts.optimizer, parts.model.trainable_variables
+    model, optimizer, variables = parts.model, parts.optimizer, parts.variables
     counts = batch_counts()
 
     @tf.function(jit_compile=parts.xla, reduce_retracing=True, autograph=False)
     def backward(images, labels, position, rows=None):
-        with tf.GradientTape() as tape, parts.span.applied_to(model) as observed, masks_at(model, position):
-            logits = model(images if rows is None else mixing.mixed(images, rows), training=True)
+        with tf.GradientTape(watch_accessed_variables=False) as tape, parts.span.applied_to(model) as observed, \
+                masks_at(model, position):
+            tape.watch(variables)  # the tape records nothing before the first layer that is trained
+            logits = model(images if rows is None else mixing.mixed(images, rows), training=not parts.freeze)
             losses = parts.loss(logits, labels, rows)
             loss = scale(optimizer, tf.reduce_mean(losses))
         return tape.gradient(loss, variables), flat_statistics(observed if parts.moving else {}), losses, logits

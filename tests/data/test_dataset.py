@@ -188,8 +188,8 @@ def test_classes_with_few_images_are_told_unless_they_are_weighted(dogs, is_weig
     for split, first, counts in (("train", 0, (20, dogs)), ("val", 100, (2, 2))):
         for number, (name, count) in enumerate(zip(("cat", "dog"), counts, strict=True)):
             fill(tmp_path / split, count, first=first + 50 * number, classes=(name,))
-    line = (f"note: 20 training images of 'cat' and {dogs} of 'dog'; --class_weights=balanced gives each class the same "
-            "weight")
+    line = (f"note: 20 training images of 'cat' and {dogs} of 'dog'; --class_weights=balanced gives each class the "
+            "same weight")
     assert notes(open_dataset(tmp_path), is_weighted) == [line] * is_told
 
 

@@ -32,6 +32,13 @@ def on_workers(recipe, workers, *words, per_node=4) -> list[str]:
     return [line for line in remarks(settings, plan, per_node) if line.startswith(f"{workers:,} worker")]
 
 
+@pytest.mark.parametrize(("words", "is_told"), [
+    ([], True), (["--model=mine:network"], False), (["--init_checkpoint=RUN", "--model=resnet20"], False),
+    (["--model=keras:MobileNetV3Small", "--pretrained"], False), (["--nofreeze"], False)])
+def test_frozen_random_weights_are_told(words, is_told):
+    assert any(line.startswith("--freeze: ") for line in on_plan("--freeze", *words)) == is_told
+
+
 @pytest.mark.parametrize(("words", "broken", "kept"), [
     (["--epochs=2"], "warm-up covers 100% of the training", "--warmup_epochs=0.3333"),
     (["--epochs=4"], "warm-up covers 50% of the training", "--warmup_epochs=0.6667"),

@@ -127,6 +127,7 @@ def test_the_average_reaches_the_target(tmp_path):
     (["--ema_decay=1.5"], 2, "--ema_decay"),
     (["--loss=binary_cross_entropy", "--label_smoothing=0.5"], 2, "takes targets above 0.2 as 1"),
     (["--image_size=0:16,3:0"], 2, "--image_size"),
+    (["--freeze", "--batch_norm_statistics=exact"], 2, "--freeze keeps batch norm's statistics"),
 ])
 def test_refused(flags, code, message):
     done = run("python", 1, ROOT / "train.py", DIGITS, "--dry_run", *flags)
