@@ -1,11 +1,14 @@
-"""Checks MODULE:NAME, a user's own function or class, before a training starts, without executing the module."""
+"""MODULE:NAME, what a user has written: checked without executing the module before a training starts, and loaded."""
 import ast
+import importlib
 import itertools
+import operator
 import os
 import re
 import sys
+import traceback
 
-from common.errors import UserError
+from common.errors import UserError, one_line
 
 # Code by which a module may have names or submodules that its source does not show.
 DYNAMIC = re.compile(r"import\s*\*|__(getattr|path|dict)__|\b(globals|locals|vars|setattr|exec)\(|sys\.modules")
@@ -42,3 +45,21 @@ def check(flag: str, name: str) -> None:
     raise UserError(f"{flag}={name}: " + (
         f"AttributeError: module {module!r} has no attribute {attribute!r}" if spec else
         f"ModuleNotFoundError: No module named {part!r} in Python's path or the current folder"))
+
+
+def load(flag: str, name: str):
+    """Imports MODULE and returns its NAME. Raises UserError for whatever goes wrong, in the user's code, too."""
+    search_here()
+    module, _, attribute = name.partition(":")
+    try:
+        return operator.attrgetter(attribute)(importlib.import_module(module))
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{flag}={name}: {described(error)}") from None
+
+
+def described(error: BaseException) -> str:
+    """Returns an error of the user's code, and where it was raised, on one line."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__)[1:]  # without the frame that called it
+              if not frame.filename.startswith("<")]  # Python's import system
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {one_line(error)[:300]}{where}"

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from common import own
+from common.errors import UserError
 from data.rand_augment import RandAugment
 from data.randomness import Purpose, uniforms
 
@@ -39,13 +41,32 @@ class Augmentation:
     warp: bool = False
     operations: RandAugment | None = None  # of RandAugment, which follow everything else
 
+    def __post_init__(self):
+        for name in ("area", "aspect", "rescale"):
+            least, most = getattr(self, name) or (1, 1)
+            if not 0 < least <= most or (name == "area" and most > 1):
+                raise ValueError(f"{name} is ({least}, {most}), not the least and the most of a positive number"
+                                 + (" up to 1" if name == "area" else ""))
+
     @property
     def random(self) -> bool:
         """Whether training draws random numbers: whether anything is set that changes images at random."""
         return any(value for name, value in vars(self).items() if name not in FIXED)
 
 
-AUGMENTATIONS = {
+class Augmentations(dict):
+    """The augmentations by name. It also has an entry for each MODULE:NAME, an Augmentation of the user's own."""
+
+    def __missing__(self, name):
+        if ":" not in name:
+            raise KeyError(name)
+        made = own.load("--augmentation", name)
+        if not isinstance(made, Augmentation):
+            raise UserError(f"--augmentation={name}: it is {type(made).__name__}, not a data.augmentation.Augmentation")
+        return made
+
+
+AUGMENTATIONS = Augmentations({
     # resize, centre crop
     "none": Augmentation(),
     # mild random-resized crop without flips, for digits and letters
@@ -64,7 +85,7 @@ AUGMENTATIONS = {
     "alexnet": Augmentation(enlarge=256 / 227, shift=True, flip=True),
     # Sony's (arXiv:1811.05233, 3.2), without distortion; validation resizes to 256/224, centre crop
     "nnabla": Augmentation(warp=True, enlarge=256 / 224),
-}
+})
 UNIFORMS = 16  # random numbers per sample
 # What image_augmentation of Sony's Neural Network Libraries does in the oldest ImageNet script of nnabla-examples.
 SIZE = (1.1, 2.2)  # of the shorter side, in sizes of the result

@@ -67,7 +67,7 @@ class Feed:
 
     dataset: Dataset
     image_size: int  # of validation images, in pixels
-    augmentation: str  # a name in data.augmentation.AUGMENTATIONS
+    augmentation: str  # a name in data.augmentation.AUGMENTATIONS, or MODULE:NAME
     seed: int
     shard: int = 0  # index of this worker's shard
     shards: int = 1

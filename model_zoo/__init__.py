@@ -103,7 +103,8 @@ def create_model(name: str, classes: int, image_size: int | None, batch_norm_mom
     from model_zoo.layers import InputNormalization
 
     info = MODELS[name]
-    build = getattr(importlib.import_module(info.module), info.function) if name in MODELS else _own(name, info)
+    build = getattr(importlib.import_module(info.module), info.function) if name in MODELS else (
+        own.load("--model", name))
     images = tf.keras.Input((image_size, image_size, 3), dtype="float32")
     more = {"name": name} if info.is_of_keras else {}
     if info.is_residual:
@@ -120,21 +121,5 @@ def create_model(name: str, classes: int, image_size: int | None, batch_norm_mom
     try:
         return own_model(build(pixels, **more), images, pixels, name, classes, batch_norm_momentum, seed)
     except (Exception, SystemExit) as error:
-        raise _problem(name, error) from None
-
-
-def _own(name, info):
-    """Imports MODULE and returns its FUNCTION. Raises UserError.
-
-    A module of the current folder is found, too, unless Python's path has another one of that name.
-    """
-    own.search_here()
-    try:
-        return getattr(importlib.import_module(info.module), info.function)
-    except (Exception, SystemExit) as error:
-        raise _problem(name, error) from None
-
-
-def _problem(name, error) -> UserError:
-    kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-    return UserError(f"--model={name}: {kind}{one_line(error)[:300]}")
+        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        raise UserError(f"--model={name}: {kind}{one_line(error)[:300]}") from None

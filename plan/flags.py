@@ -12,6 +12,7 @@ from common import command, flags, own
 from common.errors import UsageError, UserError
 from common.launcher import ELASTIC
 from data import named
+from data.augmentation import AUGMENTATIONS
 from data.formats.folder import shown
 from optim.schedules import Piecewise
 from plan.recipes import default_recipe, recipe_path
@@ -140,6 +141,8 @@ def check_own(settings: Settings, observers: bool = True) -> None:
     """
     if settings.recipe.model not in model_zoo.MODELS:
         own.check("--model", settings.recipe.model)
+    if settings.recipe.augmentation not in AUGMENTATIONS:
+        own.check("--augmentation", settings.recipe.augmentation)
     for name in settings.run.observer if observers else ():
         own.check("--observer", name)
 

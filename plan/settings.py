@@ -136,8 +136,8 @@ class Recipe:
         "crop. crop_flip_mild: the same with flip, of images stretched to squares, which validation sees whole. "
         "crop_flip: random-resized crop and flip (GoogLeNet). crop_flip_95: the same, but validation sees 95 %. "
         "resnet: scale, crop, flip and colour (arXiv:1512.03385). "
-        "caffe, alexnet: random crop and flip. nnabla: warp, brightness, contrast and noise of arXiv:1811.05233.",
-        AUGMENTATIONS, screen="Data and model")
+        "caffe, alexnet: random crop and flip. nnabla: warp, brightness, contrast and noise of arXiv:1811.05233. "
+        "MODULE:NAME is your own.", AUGMENTATIONS, own=True, screen="Data and model")
     rand_augment: RandAugment | None = flag("none", "RandAugment after --augmentation, in timm's notation, such as "
         "m6-n2-mstd0.5-inc1.", parse=RandAugment.parse)
     order: str = flag(ORDERS[0], "Order of the samples. global: shuffled, the same on any number of workers. file: as "

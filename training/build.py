@@ -11,6 +11,7 @@ import tensorflow as tf
 import model_zoo
 import optim
 from common.errors import UserError
+from data.augmentation import AUGMENTATIONS
 from data.balance import train_counts
 from data.dataset import Dataset
 from data.feed import Feed
@@ -151,7 +152,7 @@ def make_feed(recipe: Recipe, launch: Launch, dataset: Dataset, world: World) ->
                     mmap=launch.mmap)
     return Feed(dataset.in_order(recipe.order), recipe.validation_image_size, recipe.augmentation, recipe.seed,
                 world.rank, world.size, device, mixing, recipe.shuffle_block, recipe.shuffle_group,
-                recipe.rand_augment)
+                recipe.rand_augment or AUGMENTATIONS[recipe.augmentation].operations)
 
 
 def dali_device(flag: str, world: World) -> str:

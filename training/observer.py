@@ -5,8 +5,6 @@ the training.
 """
 import contextlib
 import functools
-import importlib
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -16,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from common import own
-from common.errors import UserError, complain, one_line
+from common.errors import UserError, complain
 from data.dataset import Dataset
 
 METHODS = ("start", "step", "evaluation", "rewind", "end", "close")  # of a user's observer
@@ -120,7 +118,7 @@ class UserObserver(Observer):
         try:
             self.methods.get("start", _ignore)(run)
         except Exception as error:
-            raise UserError(f"--observer={self._name}: {described(error)}") from None
+            raise UserError(f"--observer={self._name}: {own.described(error)}") from None
         self._is_started = True
 
     def _call(self, method, *arguments):
@@ -129,7 +127,7 @@ class UserObserver(Observer):
         except Exception as error:
             if method not in self._failed:
                 complain(f"warning: --observer={self._name}: {method}() failed, training continues: "
-                         f"{described(error)}")
+                         f"{own.described(error)}")
             self._failed.add(method)
 
     step = functools.partialmethod(_call, "step")
@@ -146,33 +144,21 @@ def _ignore(*_):
     pass
 
 
-def described(error: Exception) -> str:
-    """Returns an error of the user's code, and where it was raised, on one line."""
-    frames = traceback.extract_tb(error.__traceback__)[1:]  # without the frame that called it
-    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {one_line(error)}{where}"
-
-
 def load_observers(names: Sequence[str]) -> list[UserObserver]:
     """Creates the observers of --observer=MODULE:NAME. The current folder is searched for modules last.
 
     Raises UserError for whatever goes wrong, in the user's code, too.
     """
-    if names:
-        own.search_here()
     return [_load(name) for name in names]
 
 
 def _load(name) -> UserObserver:
-    module, _, attribute = name.partition(":")
+    made = own.load("--observer", name)
     try:
-        made = importlib.import_module(module)
-        for part in attribute.split("."):
-            made = getattr(made, part)
         observer = UserObserver(name, made())
     except Exception as error:
-        raise UserError(f"--observer={name}: {described(error)}") from None
+        raise UserError(f"--observer={name}: {own.described(error)}") from None
     if not observer.methods:
-        raise UserError(f"--observer={name}: {attribute}() has none of the methods {', '.join(METHODS)}; see "
-                        "docs/observers.md")
+        raise UserError(f"--observer={name}: {name.partition(':')[2]}() has none of the methods {', '.join(METHODS)}; "
+                        "see docs/observers.md")
     return observer

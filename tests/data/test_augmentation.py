@@ -3,12 +3,14 @@ import dataclasses
 import io
 import itertools
 import json
+import sys
 import tracemalloc
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from common.errors import UserError
 from data import augmentation, pipeline
 from data.augmentation import AUGMENTATIONS, COLUMNS, Augmentation, random_numbers
 from data.pipeline import DecoderSettings
@@ -301,3 +303,57 @@ def test_a_worker_generates_the_numbers_of_its_own_samples_alone():
     uniforms(7, Purpose.AUGMENTATION, 1024 * np.arange(1000), 16)
     assert tracemalloc.get_traced_memory()[1] < 1e6  # all numbers would be 131 MB
     tracemalloc.stop()
+
+
+OWN = """
+from data.augmentation import Augmentation
+SMALL = Augmentation(area=(0.2, 0.4), enlarge=2.0)
+class Settings:
+    EQUALIZED = Augmentation(operations=RandAugment.parse("m6-n2-mstd0.5-inc1"))
+NUMBER = 3
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+    (tmp_path / "own_augmentations.py").write_text(f"from data.rand_augment import RandAugment\n{OWN}")
+    (tmp_path / "own_mistake.py").write_text(f"{OWN.partition('class')[0]}WRONG = Augmentation(area=(8, 100))\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+
+
+def test_an_augmentation_of_ones_own(own_module, digits, digit_records):
+    """Validation takes half of the height and width, against Pillow; training crops at random."""
+    from data.dataset import open_dataset
+    from data.feed import Feed
+
+    feed = Feed(open_dataset(digits), 24, "own_augmentations:SMALL", 3)
+    assert feed.prepare([(0, 2)], 64, 64).numbers.shape == (128, sum(COLUMNS.values()))
+    with feed.validation(4) as (batches, _):
+        images = next(batches)[0].numpy().astype(float)
+    for image, (jpeg, _) in zip(images, digit_records["validation"], strict=False):
+        whole = Image.open(io.BytesIO(jpeg)).convert("RGB")
+        side = whole.width // 4
+        half = whole.crop((side, side, 3 * side, 3 * side)).resize((24, 24), Image.Resampling.BILINEAR)
+        assert np.abs(image - np.asarray(half, float)).max() <= 2
+
+
+def test_operations_of_an_own_augmentation_are_applied(own_module, digits):
+    from data.dataset import open_dataset
+    from distributed.world import World
+    from plan.flags import parse
+    from training.build import make_feed
+
+    settings = parse(["train.py", "--augmentation=own_augmentations:Settings.EQUALIZED"])
+    feed = make_feed(settings.recipe, settings.launch, open_dataset(digits), World())
+    assert feed.prepare([(0, 1)], 8, 8).numbers.shape[1] > sum(COLUMNS.values())
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("own_augmentations:NUMBER", "it is int, not a data.augmentation.Augmentation"),
+    ("own_augmentations:ABSENT", "AttributeError: module 'own_augmentations' has no attribute 'ABSENT'"),
+    ("no_such_module:SMALL", "ModuleNotFoundError: No module named 'no_such_module'"),
+    ("own_mistake:WRONG", r"ValueError: area is \(8, 100\), not the least and the most of a positive number up to 1 ")])
+def test_a_wrong_augmentation_of_ones_own(own_module, name, message):
+    with pytest.raises(UserError, match=f"^--augmentation={name}: {message}"):
+        AUGMENTATIONS[name]
