@@ -15,7 +15,7 @@ from plan.settings import Settings
 TRAINED_NETWORK = "--model=keras:MobileNetV3Small --pretrained"
 RATE = ("learning_rate", "lr_scaling", "base_batch_size", "trust_coefficient")
 # A change of one of these needs another rate.
-WITH_RATE = ("model", "pretrained", "pretrained_weights", "optimizer", "loss", "momentum", "lars_clip")
+WITH_RATE = ("model", "pretrained", "pretrained_weights", "freeze", "optimizer", "loss", "momentum", "lars_clip")
 PHASED = ("learning_rate", "batch_size", "batch_norm_span", "image_size")  # flags that take epoch:value pairs
 SMALL_MICRO_BATCH = 16  # samples: smaller ones, one after another, leave most of a GPU idle
 MOST_NEIGHBOURS = 8  # workers that share batch norm's statistics: the GPUs of a node
