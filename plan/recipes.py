@@ -18,7 +18,7 @@ from plan.values import sizes as parse_sizes
 RECIPES = Path(__file__).parents[1] / "recipes"
 DIGITS, SMALL, LARGE = (RECIPES / name for name in ("digits.flags", "small_images.flags", "images.flags"))
 LARGE_SAMPLES = 50_000
-FINE_TUNING_RATE = "--learning_rate=0.0003"  # of small_images.flags, from trained weights on
+FINE_TUNING_RATE = "--learning_rate=0.0003"  # of small_images.flags, from trained weights on, for all layers
 SPAN_OF_MICRO_BATCH = "--batch_norm_span=auto"  # replaces a recipe's span that does not divide the batch
 VERY_FEW = 200  # samples: a network soon overfits them
 SAMPLES_SEEN = 40_000  # in all epochs
@@ -97,7 +97,7 @@ def _chosen(values) -> tuple[Path, list[str]]:
     epochs = values.epochs if values["epochs"].present else None
     is_trained = bool(values.pretrained or values.pretrained_weights or values.init_checkpoint)
     return SMALL, [*fitted(samples, epochs, is_trained), *own_size, *of_initial_weights(values),
-                   *([FINE_TUNING_RATE] if is_trained else [])]
+                   *([FINE_TUNING_RATE] if is_trained and not values.freeze else [])]
 
 
 def fitted(samples: int, epochs: float | None = None, is_trained: bool = False) -> list[str]:

@@ -54,6 +54,8 @@ def test_flags_on_the_command_line_override_what_fits(photos):
     tuned = parsed(f"--data_dir={photos}", "--model=keras:MobileNetV3Small", "--pretrained", "--image_size=96")
     assert tuned.recipe.final_image_size == 96 and not any("image_size" in flag for flag in tuned.source.fitted)
     assert tuned.recipe.learning_rate.values[0] < 0.001 and (own_size.recipe.epochs, tuned.recipe.epochs) == (40, 20)
+    frozen = parsed(f"--data_dir={photos}", "--model=keras:MobileNetV3Small", "--pretrained", "--freeze")
+    assert frozen.recipe.learning_rate == own_size.recipe.learning_rate and frozen.recipe.epochs == 20
 
 
 @pytest.mark.parametrize(("words", "samples", "said"), [
