@@ -36,6 +36,8 @@ PUBLISHED = Path(__file__).parent / "published.json"
 MOST_WORKERS = 2**17  # limited, because a forecast iterates over all workers
 MICRO_BATCH_SIZE = 32  # without a recipe, as in arXiv:1811.05233, table 6
 CLASSES = 1000  # without a recipe, as in ImageNet
+GOOD = 0.8  # efficiency that the verdict asks for
+FASTER = 1.05  # times as fast: a difference that the verdict tells
 BORROWED = ("model", "image_size", "precision", "micro_batch_size", "compression", "train_samples", "workers_schedule")
 
 
@@ -215,7 +217,22 @@ def lines(about: dict[str, str], rows: list[dict], published: list[dict]) -> lis
     for heading, texts in (("", forecasts(rows)), ("published (forecast)", results(published))):
         shown += ["", heading] if heading else [""]
         shown += command.table(texts)
-    return shown
+    return [*shown, "", f"verdict: {verdict(rows)}"]
+
+
+def verdict(rows: list[dict]) -> str:
+    """Returns sentences: the fastest all-reduce on the most workers, and on how many workers the fastest is good."""
+    best = {row["workers"]: row for row in sorted(rows, key=lambda row: row["images_per_second"])}
+    largest = max(best)
+    rates = {row["allreduce"]: row["images_per_second"] for row in rows if row["workers"] == largest}
+    fastest, slowest = (choice(rates, key=rates.get) for choice in (max, min))
+    gain = (f"On {largest:,} workers, {fastest} is the fastest all-reduce, {rates[fastest] / rates[slowest]:.1f} times "
+            f"as fast as {slowest}. With the fastest, the") if rates[fastest] > FASTER * rates[slowest] else "The"
+    groups = {"at least": [], "below": []}
+    for workers, row in sorted(best.items()):
+        groups["at least" if row["efficiency"] >= GOOD else "below"].append(f"{workers:,}")
+    judged = (f"{limit} {GOOD:.0%} on {', '.join(numbers)} workers" for limit, numbers in groups.items() if numbers)
+    return f"{gain} efficiency is {' and '.join(judged)}."
 
 
 def forecasts(rows: list[dict]) -> list[dict[str, str]]:

@@ -1,4 +1,5 @@
 """The forecast against what papers print, and the command."""
+import itertools
 import json
 from dataclasses import replace
 
@@ -277,6 +278,26 @@ def test_a_recipe_takes_its_plans_steps(capfd):
     (122 / 3600, True, "0:02:02"), (0.99999, True, "1:00:00"), (1.999, False, "2:00"), (26.11, False, "26:07")])
 def test_a_time_is_hours_and_minutes(hours, with_seconds, text):
     assert scaling.clock(hours, with_seconds) == text
+
+
+def test_the_remark_on_large_rings_and_the_docs_have_these_efficiencies(capfd):
+    rows = json.loads(forecast("--workers=256,1024", "--json", capfd=capfd)[1])
+    found = {(row["workers"], row["allreduce"]): f"{row['efficiency']:.0%}" for row in rows}
+    said = {key: found[key] for key in itertools.product((256, 1024), ("ring", "torus"))}
+    assert said == {(256, "ring"): "66%", (256, "torus"): "92%", (1024, "ring"): "33%", (1024, "torus"): "85%"}
+
+
+@pytest.mark.parametrize(("arguments", "ending"), [
+    (["--workers=4,256,1024,4096"], "On 4,096 workers, torus is the fastest all-reduce, {:.1f} times as fast as ring. "
+     "With the fastest, the efficiency is at least 80% on 4, 256, 1,024 workers and below 80% on 4,096 workers."),
+    (["--workers=4096", "--allreduce=torus"], "The efficiency is below 80% on 4,096 workers."),
+    (["--workers=4"], "The efficiency is at least 80% on 4 workers.")])
+def test_the_forecast_ends_with_a_verdict(arguments, ending, capfd):
+    """The factor is that of the paper's forecast: images/s of the torus by those of the ring."""
+    rows = json.loads(forecast(*arguments, "--json", capfd=capfd)[1])
+    speeds = {row["allreduce"]: row["images_per_second"] for row in rows if row["workers"] == 4096}
+    *_, last = forecast(*arguments, capfd=capfd)[1].splitlines()
+    assert last == "verdict: " + ending.format(speeds.get("torus", 1) / speeds.get("ring", 1))
 
 
 def test_the_table_has_the_time_of_a_recipe(capfd):
