@@ -2,7 +2,7 @@
 
     uv run train.py                                       the built-in digits, on one worker
     uv run horovodrun --gloo -np 2 python train.py        the same on two
-    uv run train.py --flagfile=R --dry_run                the plan of a recipe, as JSON
+    uv run train.py --flagfile=R --dry_run                the plan of a recipe
     uv run train.py --mode=evaluate --checkpoint=RUN/checkpoints/best
     uv run train.py --mode=export --checkpoint=RUN/checkpoints/best --output_dir=FOLDER
     uv run train.py --mode=predict --checkpoint=RUN/checkpoints/best --image=FILE
@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 
 from common import command, launcher, streams
-from common.activity import on_terminal, startup
+from common.activity import startup
 from common.errors import UserError, complain
 from common.files import as_json
 from data.balance import check_dataset, notes, notes_on_folder
@@ -126,7 +126,7 @@ def use(settings: Settings) -> None:
 
 
 def dry_run(settings: Settings) -> None:
-    """Prints the plan."""
+    """Prints the plan: in words to a person, otherwise as JSON, with the remarks on standard error."""
     run, launched = settings.run, launcher.launched()
     if launched.size > 1:  # a worker that trains would wait for this one forever
         from training.build import start_and_check_flags
@@ -139,8 +139,10 @@ def dry_run(settings: Settings) -> None:
     if launched.rank == 0:
         if settings.source.is_default:
             print("recipe:", settings.source.file, *settings.source.fitted, file=sys.stderr)
-        print(as_json(plan.as_json(), indent=1), flush=True)
-        for line in (summary if on_terminal() else remarks)(settings, plan, local_size):  # below the long JSON
+        for_person = command.is_read_by_a_person()
+        if not for_person:
+            print(as_json(plan.as_json(), indent=1), flush=True)
+        for line in (summary if for_person else remarks)(settings, plan, local_size):
             print(line, file=sys.stderr)
 
 

@@ -277,7 +277,8 @@ class Run:
         "TensorBoard's profile plugin shows the result.", parse=values.range_of_steps)
     observer: tuple[str, ...] = flag([], "Observer of your own, as MODULE:NAME. It sees what the run's folder records. "
         "Can be given several times.", parse=values.names_in_modules, repeated=True)
-    dry_run: bool = flag(False, "Print the plan as JSON and exit.", screen="Run")
+    dry_run: bool = flag(False, "Print the plan and exit. In a terminal, it is a summary; where standard "
+        "output is a pipe or a file, it is JSON.", screen="Run")
     workers: int | None = flag(None, "Number of workers to plan for. Only with --dry_run.", low=1)
     workers_per_node: int | None = flag(None, "Number of workers per node to plan for. Only with --dry_run. Default: "
         "the number per node of this launch, or 4 with --workers, as in arXiv:1811.05233.", low=1)

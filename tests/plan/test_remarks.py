@@ -1,9 +1,12 @@
 """Remarks on plans: on schedules that the command line breaks, and on numbers of workers."""
 import json
 import math
+import os
+import pty
+import subprocess
 
 import pytest
-from conftest import ROOT, run
+from conftest import ROOT, environment, launcher, run
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -12,6 +15,7 @@ from plan import flags
 from plan.plan import plan_for
 from plan.recipes import RECIPES
 from plan.remarks import MOST_NEIGHBOURS, SMALL_MICRO_BATCH, on_schedules, remarks
+from plan.summary import summary
 
 GOYAL = "lars_1708.03888/section3.1-goyal-resnet50-8192"  # 90 epochs, 5 of warm-up, a tenth at 30, 60 and 80
 SONY = "sony_1811.05233/table3-experiment4"
@@ -103,6 +107,21 @@ def test_workers_that_it_fits_or_that_are_chosen_phase_by_phase(recipe, workers,
     assert on_workers(recipe, workers, *words) == []
 
 
+@pytest.mark.parametrize(("words", "workers", "per_node", "messages"), [
+    ("--allreduce=ring", 1024, 4, (2046, 124)), ("--allreduce=ring", 256, 1, (510, 60)),
+    ("--allreduce=ring", 255, 1, None), ("--allreduce=ring", 257, 1, None),  # a prime number of workers has no torus
+    ("--allreduce=torus", 1024, 4, None), ("--allreduce=hierarchical", 1024, 4, None)])
+def test_a_ring_of_many_workers_is_slow(words, workers, per_node, messages):
+    """arXiv:1811.05233, section 2.2: 2(N - 1) operations in a ring, 4(X - 1) along rows and columns of a square."""
+    settings = flags.parse(["train.py", f"--batch_size={32 * workers}", "--batch_norm_span=auto", words])
+    plan = plan_for(settings, workers, per_node, 1_281_167)
+    found = [line for line in remarks(settings, plan, per_node) if line.startswith("--allreduce=ring: ")]
+    assert len(found) == bool(messages)
+    if messages:
+        ring, torus = (f"{number:,}" for number in messages)
+        assert f" {ring} messages, one after another, and {torus} with --allreduce=torus" in found[0]
+
+
 @hypothesis_settings(max_examples=60, deadline=None)
 @given(st.integers(1, 200), st.integers(1, 60), st.sampled_from([1, 2, 4, 8]))
 def test_the_nearest_workers_are_those_of_a_search_through_all(factor, nodes, per_node):
@@ -171,5 +190,18 @@ def test_where_it_would_be_wrong_a_remark_is_not_made(words, part):
 def test_a_dry_run_says_them_and_prints_the_same_plan():
     done = run("python", 1, ROOT / "train.py", "--dry_run", f"--flagfile={SONY}", "--workers=1024")
     assert done.returncode == 0 and len(json.loads(done.stdout)["phases"]) == 4
-    [line] = done.stderr.splitlines()
-    assert line.startswith("1,024 workers: ")
+    assert [line.partition(": ")[0] for line in done.stderr.splitlines()] == ["1,024 workers", "--allreduce=ring"]
+
+
+def test_a_dry_run_in_a_terminal_is_the_summary_alone():
+    """Both outputs are a terminal. The summary with its remarks has no JSON before it."""
+    ours, theirs = pty.openpty()
+    subprocess.run([*launcher("python", 1), ROOT / "train.py", "--dry_run", "--epochs=2"], cwd=ROOT, check=True,
+                   env=environment(), stdin=theirs, stdout=theirs, stderr=theirs, timeout=300)
+    os.close(theirs)
+    shown = os.read(ours, 65536).decode().splitlines()
+    os.close(ours)
+    settings = flags.parse(["train.py", "--epochs=2"])
+    plan = plan_for(settings, 1, 1, 1437)
+    assert shown[0].startswith("recipe: ") and shown[1:] == summary(settings, plan, 1)
+    assert {*remarks(settings, plan)} <= {*shown} and "1,437 training images" in shown[2]
