@@ -20,6 +20,7 @@ from common.errors import UserError, complain
 PLAN, FLAGS, SUMMARY, RUN, OUTCOMES = "plan.json", "flags.txt", "summary.json", "run.json", "outcomes.json"
 METRICS, TIMES, LAYERS, STEPS = "metrics.jsonl", "times.jsonl", "trust_ratios.jsonl", "steps.jsonl"
 NOISE = "noise_scale.jsonl"
+CLASSES = "classes.csv"  # of training.by_class
 LOGS = METRICS, TIMES, LAYERS, STEPS, NOISE  # of rows
 PAGE, SAMPLES, AUGMENTATIONS = "report.html", "samples.jpg", "augmentations.png"
 CHECKPOINTS, TENSORBOARD = "checkpoints", "tensorboard"  # folders
@@ -178,7 +179,7 @@ class RunFolder:
         """Deletes the run."""
         for folder in (CHECKPOINTS, TENSORBOARD):
             shutil.rmtree(self.path / folder, ignore_errors=True)
-        for name in (*LOGS, SUMMARY, RUN, OUTCOMES, PAGE, SAMPLES, AUGMENTATIONS):
+        for name in (*LOGS, SUMMARY, RUN, OUTCOMES, CLASSES, PAGE, SAMPLES, AUGMENTATIONS):
             (self.path / name).unlink(missing_ok=True)
 
     def _rows(self, name: str) -> Log:

@@ -13,10 +13,11 @@ from PIL import Image, PngImagePlugin
 from common.run_folder import FLAGS, PAGE, SUMMARY
 from plan.recipes import DIGITS, flags_in
 from plan.values import same
-from reporting.progress import validation_line
+from reporting.progress import result_lines
 
 PICTURE = Path(__file__).parent / "report.png"
 SIZE = 1280, 610  # pixels: the result and the curves
+DIGITS_CLASSES = 10
 
 
 def recipe_flags() -> dict[str, str]:
@@ -26,7 +27,7 @@ def recipe_flags() -> dict[str, str]:
 
 def result(summary: dict) -> str:
     """Returns what README quotes of the line on the terminal: all but the seconds."""
-    return validation_line(summary).removeprefix("validation: ").partition("; ")[0]
+    return result_lines(summary, DIGITS_CLASSES)[0].removeprefix("validation: ").partition("; ")[0]
 
 
 def main(run: Path) -> None:

@@ -10,15 +10,16 @@ import tensorflow as tf
 
 from common import metric
 from common.errors import complain
-from common.run_folder import SUMMARY, RunFolder
+from common.run_folder import CLASSES, SUMMARY, RunFolder
 from data.dataset import Dataset
 from distributed.world import World
 from plan.plan import make_plan
 from plan.settings import Settings
-from reporting.progress import validation_line
+from reporting.progress import result_lines
 from training import build
 from training.batch_norm import ExactStatistics
 from training.build import start_and_check_flags
+from training.by_class import as_csv, by_class
 from training.restoring import has_statistics, labels_of, load_model
 from training.summary import summarized
 
@@ -26,7 +27,7 @@ from training.summary import summarized
 def evaluate_checkpoint(settings: Settings, dataset: Dataset) -> dict:
     """Evaluates the newest checkpoint of --checkpoint. Returns the content of summary.json.
 
-    It writes summary.json into --output_dir if that is given.
+    It writes summary.json and classes.csv into --output_dir if that is given.
     """
     recipe, launch, run = settings.recipe, settings.launch, settings.run
     world = start_and_check_flags(settings)
@@ -41,17 +42,18 @@ def evaluate_checkpoint(settings: Settings, dataset: Dataset) -> dict:
         measure = measurement(settings, described, model, feed, world)
     evaluator = build.make_evaluator(launch, model, feed, world, average)
     begun = time.perf_counter()
-    metrics = evaluator(measure=measure).metrics
+    result = evaluator(measure=measure)
     ended = time.perf_counter()
-    summary = summarized(metrics, dataset.train.samples, described["epoch"], recipe.batch_size.values[-1], world,
-                         metrics[metric.VAL_SAMPLES] / (ended - begun), ended - started)
+    summary = summarized(result, dataset, described["epoch"], recipe.batch_size.values[-1], world,
+                         result.metrics[metric.VAL_SAMPLES] / (ended - begun), ended - started)
     with world.raise_on_all_ranks():
         if world.rank == 0:
-            print(validation_line(summary), file=sys.stderr)
+            print(*result_lines(summary, len(dataset.classes)), sep="\n", file=sys.stderr)
             if run.output_dir:
                 Path(run.output_dir).mkdir(parents=True, exist_ok=True)
                 folder = RunFolder(run.output_dir)
                 folder.write(SUMMARY, summary)
+                folder.write(CLASSES, as_csv(by_class(*result.outcomes[:, :2].T, dataset.classes)))
                 folder.save_or_raise()
     return summary
 

@@ -167,8 +167,8 @@ class ProgressDisplay(Observer):
 
     def end(self, summary: dict) -> None:
         self.close()
-        print(validation_line(summary), *(f"advice: {sentence}" for sentence in summary["advice"]), sep="\n",
-              file=sys.stderr)
+        print(*result_lines(summary, len(self._run.dataset.classes)),
+              *(f"advice: {sentence}" for sentence in summary["advice"]), sep="\n", file=sys.stderr)
 
     def close(self) -> None:
         if self._screen:
@@ -176,10 +176,21 @@ class ProgressDisplay(Observer):
             self._screen = None
 
 
-def validation_line(summary: dict) -> str:
+def result_lines(summary: dict, classes: int) -> list[str]:
+    """Returns the result of a training or an evaluation. summary: of summary.json. classes: their number."""
+    weakest = ", ".join(f"{one['class']} {one['recall']:.1%} ({one['correct']} of {one['images']})"
+                        for one in summary[metric.WEAKEST_CLASSES])
+    return [validation_line(summary, classes), *(
+        [f"weakest classes: {weakest}; balanced top-1, the mean over the classes, {summary[metric.BALANCED_TOP1]:.2%}"]
+        if weakest else [])]
+
+
+def validation_line(summary: dict, classes: int) -> str:
     top1, samples, guess = summary[metric.VAL_TOP1], summary[metric.VAL_SAMPLES], summary[metric.VAL_GUESS_COUNT]
     verdict = (f"; no better than guessing, which is right on {guess / samples:.2%}"
                if is_guessing(top1, samples, guess / samples) else "")
-    return (f"validation: top-1 {top1:.2%} ({summary[metric.VAL_TOP1_COUNT]} of {samples}, {in_words(top1, samples)}), "
-            f"top-5 {summary[metric.VAL_TOP5]:.2%} ({summary[metric.VAL_TOP5_COUNT]}), "
+    top5 = (f"top-5 {summary[metric.VAL_TOP5]:.2%} ({summary[metric.VAL_TOP5_COUNT]}), "
+            if classes >= metric.TOP5_CLASSES else "")
+    right = f"the first guess is right for {summary[metric.VAL_TOP1_COUNT]} of {samples}"
+    return (f"validation: top-1 {top1:.2%} ({right}, {in_words(top1, samples)}), {top5}"
             f"loss {summary[metric.VAL_LOSS]:.4f}; {summary['seconds']:.0f} s{verdict}")

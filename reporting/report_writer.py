@@ -1,8 +1,8 @@
 """Keeps report.html of a training up to date, from a thread.
 
-The thread writes what the page needs (run.json, outcomes.json and samples.jpg) and draws the page. That takes 0.03 to
-0.1 s of CPU time, in which training may wait for Python's global lock. After the first evaluation, the thread therefore
-draws at most once in 10 s.
+The thread writes classes.csv and what the page needs (run.json, outcomes.json and samples.jpg), and draws the page.
+That takes 0.03 to 0.1 s of CPU time, in which training may wait for Python's global lock. After the first evaluation,
+the thread therefore draws at most once in 10 s.
 """
 import contextlib
 import sys
@@ -14,12 +14,13 @@ import numpy as np
 from PIL import Image
 
 from common.errors import complain, one_line
-from common.run_folder import COLUMNS, OUTCOMES, PAGE, ROWS, RUN, SAMPLES, RunFolder
+from common.run_folder import CLASSES, COLUMNS, OUTCOMES, PAGE, ROWS, RUN, SAMPLES, RunFolder
 from common.streams import Errors
 from reporting.about import about
 from reporting.outcomes import summarized
 from reporting.pictures import encoded, joined
 from reporting.report import write_report
+from training.by_class import as_csv, by_class
 from training.observer import Evaluation, Observer, RunInfo, Update
 
 EVERY = 10  # seconds, at least, between two drawings
@@ -128,6 +129,7 @@ class ReportWriter(Observer):
         evaluation = self._evaluation
         dataset = self._run.dataset
         if evaluation and not dataset.is_synthetic:  # which has no classes to confuse
+            self._files.write(CLASSES, as_csv(by_class(*evaluation.outcomes[:, :2].T, dataset.classes)))
             self._files.write(OUTCOMES, summarized(evaluation.outcomes, dataset, evaluation.row["epoch"]))
 
 

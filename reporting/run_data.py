@@ -3,7 +3,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from common import VERSION, files, locks, run_folder
+from common import VERSION, files, locks, metric, run_folder
 from common.errors import UserError
 from common.run_folder import top1_of
 from plan import recipes
@@ -85,8 +85,8 @@ class RunData:
 
     @property
     def has_top5(self) -> bool:
-        """Whether top-5 means something: there are more than 5 classes."""
-        return self.run["dataset"]["classes"] > 5
+        """Whether there are so many classes that top-5 means something."""
+        return self.run["dataset"]["classes"] >= metric.TOP5_CLASSES
 
     @property
     def result(self) -> dict:

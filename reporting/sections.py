@@ -7,12 +7,13 @@ from functools import partial
 
 from common import metric
 from common.activity import PARTS
-from common.run_folder import COLUMNS, ROWS, SAMPLES
+from common.run_folder import CLASSES, COLUMNS, ROWS, SAMPLES
 from plan.flags import has_effect
 from reporting import charts, heat_map, sentences
 from reporting.charts import Line, XAxis, number
 from reporting.page import constant_values, details, duration, html_table, over_epochs_and_time
 from reporting.run_data import RunData
+from training.by_class import averages, by_class, weakest_first
 
 ACCURACIES = {
     metric.TRAIN_TOP1: "train top-1", metric.VAL_TOP1: "validation top-1", metric.VAL_TOP5: "validation top-5",
@@ -24,6 +25,7 @@ PLANNED = (  # title, column of metrics.jsonl and steps.jsonl, column of the sch
     ("Learning rate", metric.LEARNING_RATE, "learning_rate"), ("Momentum", metric.MOMENTUM, "momentum"),
     ("Global batch size", metric.BATCH_SIZE, "global_batch_size"))
 MOST_PAIRS = 15  # confused pairs of classes
+MOST_CLASSES = 20  # in the table of classes
 
 
 def curves(run: RunData) -> str:
@@ -159,9 +161,11 @@ def two_digits(value: float) -> str:
     return f"{float(f'{value:.2g}'):,.0f}"
 
 
-def mistakes(run: RunData) -> list[str]:
-    """Returns the confusion matrix, the most confused classes and the worst errors of the last evaluation."""
-    made = run.outcomes
+def mistakes(made: dict) -> list[str]:
+    """Returns the confusion matrix, the most confused classes, all classes, and the worst errors of an evaluation.
+
+    made: content of outcomes.json, or empty.
+    """
     if not made:
         return []
     classes = made["classes"]
@@ -178,7 +182,27 @@ def mistakes(run: RunData) -> list[str]:
     if listed:
         listed = html_table(listed, ("true class", "predicted as"))
         drawn.append(f"<div><h3>Classes that are confused most</h3>{listed}</div>")
-    return [*drawn, "</div>", *worst(made)]
+    return [*drawn, "</div>", *per_class(made), *worst(made)]
+
+
+def per_class(made: dict) -> list[str]:
+    """Returns a table of the classes, weakest first. made: content of outcomes.json."""
+    labels, predicted, counts = zip(*made["confusion"], strict=True)
+    rows = by_class(labels, predicted, made["classes"], counts)
+    means = averages(rows)
+    more = f" {len(rows) - MOST_CLASSES} more are in {CLASSES}." if len(rows) > MOST_CLASSES else ""
+    listed = [{"class": row["class"], "images": row["images"], "recall, 95% interval": with_interval(row, "recall"),
+               "precision, 95% interval": with_interval(row, "precision"),
+               "F1": "" if row["f1"] is None else f"{row['f1']:.1%}"} for row in weakest_first(rows)[:MOST_CLASSES]]
+    return ["<h3>Classes, weakest first</h3><p>Recall is the share of the images of a class that are predicted as it. "
+            "Precision is the share of the images predicted as a class that belong to it. F1 is their harmonic mean. "
+            f"Over the classes, the mean recall (balanced top-1) is {means[metric.BALANCED_TOP1]:.2%} and the mean F1 "
+            f"(macro F1) {means[metric.MACRO_F1]:.2%}.{more}</p>{html_table(listed, ('class',))}"]
+
+
+def with_interval(row: dict, name: str) -> str:
+    """Returns a fraction of a row of by_class with its interval, or an empty string if there is none."""
+    return "" if row[name] is None else f"{row[name]:.1%} ({row[f'{name}_low']:.1%} to {row[f'{name}_high']:.1%})"
 
 
 def worst(made: dict) -> list[str]:

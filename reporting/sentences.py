@@ -22,10 +22,13 @@ def result(run: RunData) -> str:
     if not run.rows and not run.summary:
         return f"{model} has not been evaluated yet."
     verb = "reaches" if run.summary else "has reached"
-    and_top5 = f" and {now[metric.VAL_TOP5]:.2%} top-5" if run.has_top5 else ""
+    accuracy = "top-1 accuracy (the most probable class is the right one)"
+    if run.has_top5:
+        accuracy = (f"top-1 and {now[metric.VAL_TOP5]:.2%} top-5 accuracy (the right class is the most probable one, "
+                    "or among the five most probable)")
     batch = now.get("global_batch_size") or now["batch_size"]
     images = f"the {validation_samples(run):,} validation images of {html.escape(dataset_name(run))}"
-    return (f"{model} {verb} <b>{now[metric.VAL_TOP1]:.2%}</b> top-1{and_top5} accuracy on {images} after "
+    return (f"{model} {verb} <b>{now[metric.VAL_TOP1]:.2%}</b> {accuracy} on {images} after "
             f"{epochs_of(now.get('epochs') or now['epoch'])} with batch size {number(batch)} on "
             f"{plural(run.workers, 'worker')}, in {duration(now['seconds'])}."
             f"{worth(run, now[metric.VAL_TOP1])}{baseline(run)}")

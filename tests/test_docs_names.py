@@ -17,7 +17,8 @@ PROGRAM = re.compile(r"(?:^|\s)(?:\S*/)?(?:(train\.py|(?:launch|benchmarks)/[\w/
                      r"((?:data|experiments|launch|reporting)\.\w+))(?=\s|$)")
 FLAG = re.compile(r"--([a-zA-Z][\w-]*)(?:=(.*))?")
 NAME = re.compile(r"(?P<dotted>[A-Za-z_][\w.]*\w)?(?:\((?P<arguments>.*)\)(?: -> \w+)?)?")  # a name, a call
-FILE = re.compile(r"[\w.-]+\.(?:py|sh|flags|runs|launch|md|cfg|toml|yaml|jsonl?|html|txt|log|png|jpg|svg|onnx|h|cc|a)")
+FILE = re.compile(
+    r"[\w.-]+\.(?:py|sh|flags|runs|launch|md|cfg|toml|yaml|jsonl?|csv|html|txt|log|png|jpg|svg|onnx|h|cc|a)")
 PLACEHOLDER = re.compile(r"[A-Z]{2,}|\bN\b|^\d|[*…]|\.\.\.")  # in a path, or in the value of a flag
 DEFINITIONS = [re.compile(pattern) for pattern in (
     r"\b(?:def|class) (\w+)", r"\b(\w+)(?==|: | =)", r"[(,] ?\**(\w+)(?=[,):=])", r"\"([^\"\s]+)\"")]

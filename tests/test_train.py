@@ -13,8 +13,9 @@ from plan.settings import Launch, Recipe, Run
 ROW = ["epoch", "samples", "learning_rate", "momentum", "batch_size", "train_loss", "train_top1", "val_loss",
        "val_top1", "val_top5", "weights", "images_per_second", "seconds"]
 SUMMARY = {"val_top1", "val_top5", "val_loss", "val_samples", "train_samples", "epochs", "global_batch_size",
-           "world_size", "images_per_second", "seconds"}
+           "world_size", "images_per_second", "seconds", "balanced_top1", "macro_f1"}
 COUNTS = ("val_top1_count", "val_top5_count", "val_samples")
+BY_CLASS = ("balanced_top1", "macro_f1", "weakest_classes")
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def test_the_digits_reach_97_percent(digits_run):
 def test_the_run_folder_holds_what_is_promised(digits_run):
     folder, done = digits_run
     names = {"plan.json", "flags.txt", "metrics.jsonl", "times.jsonl", "steps.jsonl", "summary.json", "run.json",
-             "outcomes.json", "samples.jpg", "checkpoints", "tensorboard", "report.html", ".lock"}
+             "outcomes.json", "classes.csv", "samples.jpg", "checkpoints", "tensorboard", "report.html", ".lock"}
     assert {path.name for path in folder.iterdir()} == names
     assert [list(row) for row in rows(folder)] == [ROW] * 12
     assert [row["epoch"] for row in rows(folder)] == list(range(1, 13))
@@ -89,6 +90,9 @@ def test_evaluation_counts_the_same_on_three_workers(digits_run, tmp_path):
     assert ours["val_loss"] == pytest.approx(theirs["val_loss"], rel=1e-5)
     assert ours["world_size"] == 3 and ours["epochs"] == 12
     assert json.loads((tmp_path / "summary.json").read_text()) == ours
+    by_class = [(one / "classes.csv").read_text() for one in (folder, tmp_path)]
+    assert by_class[0] == by_class[1] and len(by_class[0].splitlines()) == 11
+    assert [ours[name] for name in BY_CLASS] == [theirs[name] for name in BY_CLASS]
 
 
 @pytest.mark.parametrize(("kind", "workers"), [("python", 1), ("mpirun", 2), ("mpirun", 3)])

@@ -215,7 +215,7 @@ class Training:
         """Ends the observers. Returns the content of summary.json."""
         world, plan, progress = job.world, job.plan, job.state.read_clock()
         epochs = plan.epochs if progress.step == plan.steps else plan.position(progress.step) // plan.train_samples
-        summary = summarized(result.metrics, plan.train_samples, epochs, plan.phases[-1].global_batch_size, world,
+        summary = summarized(result, job.feed.dataset, epochs, plan.phases[-1].global_batch_size, world,
                              progress.samples / progress.trained_seconds, progress.seconds)
         summary |= self._recovery.milestones()
         with world.raise_on_all_ranks():

@@ -1,16 +1,22 @@
 """The content of summary.json."""
+from common import metric
+from data.dataset import Dataset
 from distributed.world import World
 from training.advice import as_sentence
+from training.by_class import averages, by_class, weakest
 from training.divergence import Diverged
+from training.evaluate import EvaluationResult
 from training.state import Progress
 
 
-def summarized(metrics: dict, train_samples: int, epochs: float, batch_size: int, world: World,
+def summarized(result: EvaluationResult, dataset: Dataset, epochs: float, batch_size: int, world: World,
                images_per_second: float, seconds: float) -> dict:
-    """Returns the content of summary.json. metrics: of an evaluation (see training.evaluate.EvaluationResult)."""
-    return metrics | {
-        "train_samples": train_samples, "epochs": epochs, "global_batch_size": batch_size, "world_size": world.size,
-        "images_per_second": images_per_second, "seconds": seconds}
+    """Returns the content of summary.json, from the last evaluation."""
+    rows = by_class(*result.outcomes[:, :2].T, dataset.classes)
+    return result.metrics | averages(rows) | {
+        metric.WEAKEST_CLASSES: [] if dataset.is_synthetic else weakest(rows),
+        "train_samples": dataset.train.samples, "epochs": epochs, "global_batch_size": batch_size,
+        "world_size": world.size, "images_per_second": images_per_second, "seconds": seconds}
 
 
 def milestones(progress: Progress, target_top1: float | None, checkpoint: str | None) -> dict:

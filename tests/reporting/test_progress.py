@@ -245,8 +245,8 @@ def test_other_ranks_are_silent(kind, tmp_path, monkeypatch):
     ours = [line for line in done.stderr.splitlines() if not line.startswith("[1]")]
     assert ours == done.stderr.splitlines()
     plain = [line.removeprefix("[0]<stderr>:") for line in ours]
-    starts = ("recipe: ", "forecast: ", "run: ", "start-up: ", "epoch 1/1  ", "validation: ", "advice: ",
-              "report: ")
+    starts = ("recipe: ", "forecast: ", "run: ", "start-up: ", "epoch 1/1  ", "validation: ", "weakest classes: ",
+              "advice: ", "report: ")
     assert [next((start for start in starts if line.startswith(start)), line) for line in plain] == [*starts]
     stages = (r"\((loading TensorFlow \d+\.\d s, )?making digits \d+\.\d s, (.*, )?tracing a step \d+\.\d s, "
               r"the first step \d+\.\d s\)$")

@@ -1,4 +1,5 @@
 """The report of runs in every state and of every size, against the numbers in their files."""
+import functools
 import html
 import json
 import math
@@ -8,6 +9,7 @@ import sys
 
 import pytest
 from conftest import ROOT
+from scipy.stats import binomtest
 
 from common import VERSION
 from common.errors import UserError
@@ -53,8 +55,8 @@ def test_what_is_not_a_number_or_html_is_shown(tmp_path):
 
 def test_the_result_stands_on_top_with_the_papers_figure(tmp_path):
     page = page_of(whole(tmp_path / "run"))
-    assert ("resnet50 reaches 50.20% top-1 and 75.00% top-5 accuracy on the 50 validation images of imagenet after "
-            "3 epochs with batch size 256 on 4 workers, in 30 s.") in page
+    assert ("resnet50 reaches 50.20% top-1 accuracy (the most probable class is the right one) on the 50 validation "
+            "images of imagenet after 3 epochs with batch size 256 on 4 workers, in 30 s.") in page
     assert "The paper's figure (table 3, experiment 1): top-1 75.03 %." in page
     assert "differs from the recipe: --epochs=3 instead of 90." in page  # 1e-4 and 0.0001 are the same weight decay
     assert page.index("75.03") < page.index("Curves") and "In progress" not in page
@@ -109,6 +111,24 @@ def test_the_errors(tmp_path):
     assert "class 0, predicted as class 1, loss 4.25" in page
 
 
+def test_the_classes_weakest_first(tmp_path):
+    """By hand: class 0 has 5 of 10, and its 5 errors make class 1 5 of 10 in precision. SciPy's Wilson intervals."""
+    page = html.unescape(re.sub("<[^>]*>", " ", write_report(whole(tmp_path / "run")).read_text()))
+    table = page[page.index("Classes, weakest first"):page.index("Worst errors")]
+    half, five = (binomtest(5, images).proportion_ci(0.95, "wilson") for images in (10, 5))
+    low = f"50.0% ({half.low:.1%} to {half.high:.1%})"
+    full = f"100.0% ({five.low:.1%} to {five.high:.1%})"
+    rows = re.findall(r"(class \d)\s*(\d+)\s*([\d.]+% \(.*?\))\s*([\d.]+% \(.*?\))\s*([\d.]+%)", table)
+    assert rows[:2] == [("class 0", "10", low, full, "66.7%"), ("class 1", "5", full, low, "66.7%")] and len(rows) == 10
+    assert f"(balanced top-1) is {9.5 / 10:.2%} and the mean F1 (macro F1) {(2 / 3 * 2 + 8) / 10:.2%}." in table
+
+
+def test_of_1000_classes_the_20_weakest(tmp_path):
+    page = page_of(whole(tmp_path / "run", classes=1000))
+    table = page[page.index("Classes, weakest first"):page.index("Worst errors")]
+    assert "980 more are in classes.csv." in table and len(re.findall(r"class \d+", table)) == 20
+
+
 def test_the_errors_have_names_and_guessing_is_said_if_a_class_is_frequent(tmp_path):
     """Class 0 has 10 of 55 images, and 10 of 5,005."""
     page = page_of(whole(tmp_path / "run"))
@@ -117,8 +137,8 @@ def test_the_errors_have_names_and_guessing_is_said_if_a_class_is_frequent(tmp_p
     assert "Always guessing" not in page_of(whole(tmp_path / "even", classes=1000))
 
 
-@pytest.mark.parametrize(("classes", "shown"), [(5, False), (6, True)])
-def test_top_5_is_shown_if_there_are_more_than_5_classes(classes, shown, tmp_path):
+@pytest.mark.parametrize(("classes", "shown"), [(6, False), (19, False), (20, True)])
+def test_top_5_is_shown_from_20_classes(classes, shown, tmp_path):
     run = whole(tmp_path / "run", classes=classes)
     compared, _ = comparison([RunData.read(run), RunData.read(run)])
     assert [("top-5" in page) for page in (page_of(run), compared)] == [shown, shown]
@@ -266,8 +286,9 @@ def test_compared_rates_are_those_of_the_updates(tmp_path):
 
 def test_runs_are_compared_with_a_target_and_with_the_papers(tmp_path):
     """top-1 is 0.5, 0.501, 0.502 after epochs of 10 s; or 0.5, 0.9, 0.6. The train top-1 is 0.4."""
-    runs = [whole(tmp_path / "a"), whole(tmp_path / "b", rows=[
-        row(1), row(2, val_top1=0.9), row(3, val_top1=0.6)]), whole(tmp_path / "c", rows=[row(1)], done=False)]
+    several = functools.partial(whole, classes=20)  # of which top-5 is shown
+    runs = [several(tmp_path / "a"), several(tmp_path / "b", rows=[
+        row(1), row(2, val_top1=0.9), row(3, val_top1=0.6)]), several(tmp_path / "c", rows=[row(1)], done=False)]
     write_json(runs[2] / "summary.json", {"diverged": True, "diverged_at": {"step": 6, "epoch": 1.5}, "classes": 10})
     (runs[1] / "trust_ratios.jsonl").unlink()
     page, _ = comparison([RunData.read(folder) for folder in runs], 0.501)

@@ -1,5 +1,6 @@
 """What the report's thread writes beside a training: files against counts by hand, and what happens when it fails."""
 import base64
+import csv
 import io
 import json
 import re
@@ -60,6 +61,24 @@ def test_confusion_and_worst_errors(found, digits):
     assert [one["sample"] for one in made["worst"]] == [33, *sorted(wrong, key=lambda one: -found[one, 2])[:11]]
     assert all(one["predicted"] == (one["label"] + 1) % 10 for one in made["worst"])
     json.dumps(made["worst"][1:], allow_nan=False)
+
+
+def test_the_figures_of_each_class_are_in_a_table(info, found):
+    """Every third image of a class is predicted as the next one."""
+    writer = ReportWriter(RunFolder(info.folder))
+    writer.start(info)
+    writer.evaluation(Evaluation(row(1), {}, {}, found))
+    writer.end({})
+    writer.close()
+    with (info.folder / "classes.csv").open(newline="") as file:
+        read = list(csv.DictReader(file))
+    labels, predicted = found[:, :2].astype(int).T
+    assert [one["class"] for one in read] == [str(label) for label in range(10)]
+    for label, one in enumerate(read):
+        both = int(np.sum((labels == label) & (predicted == label)))
+        counts = int(np.sum(labels == label)), int(np.sum(predicted == label)), both
+        assert tuple(int(one[name]) for name in ("images", "predicted", "correct")) == counts
+        assert [float(one[name]) for name in ("recall", "precision")] == pytest.approx([both / of for of in counts[:2]])
 
 
 def test_the_pictures_are_those_of_the_samples(found, digits, digit_records, in_format):

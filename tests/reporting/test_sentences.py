@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from reporting.progress import validation_line
+from reporting.progress import result_lines
 from reporting.report import write_report
 from reporting.sentences import in_words
 from tests.rigs.run_files import row, whole
@@ -17,12 +17,33 @@ def test_no_right_answer_has_no_negative_zero():
         assert in_words(1.0, samples).endswith(" to 100.0%")
 
 
+def summary(hits: int, weakest=()) -> dict:
+    """Of 1,000 validation images."""
+    return {"val_top1": hits / 1000, "val_top1_count": hits, "val_top5": 0.5, "val_top5_count": 500,
+            "val_samples": 1000, "val_guess_count": 100, "val_loss": 2.3, "seconds": 199.0, "balanced_top1": 0.123456,
+            "weakest_classes": list(weakest)}
+
+
 @pytest.mark.parametrize(("hits", "says"), [(107, True), (540, False)])
 def test_the_terminal(hits, says):
-    line = validation_line({"val_top1": hits / 1000, "val_top1_count": hits, "val_top5": 0.5, "val_top5_count": 500,
-                            "val_samples": 1000, "val_guess_count": 100, "val_loss": 2.3, "seconds": 199.0})
+    [line] = result_lines(summary(hits), 10)
     assert in_words(hits / 1000, 1000) in line and "\n" not in line
     assert ("no better than guessing, which is right on 10.00%" in line) == says
+
+
+def test_the_terminal_names_the_weakest_classes():
+    first, second = ({"class": name, "images": 8, "correct": correct, "recall": correct / 8}
+                     for name, correct in (("cat", 1), ("dog", 6)))
+    [_, line] = result_lines(summary(540, [first, second]), 10)
+    assert line == ("weakest classes: cat 12.5% (1 of 8), dog 75.0% (6 of 8); balanced top-1, the mean over the "
+                    "classes, 12.35%")
+
+
+@pytest.mark.parametrize(("classes", "shown"), [(6, False), (19, False), (20, True)])
+def test_the_terminal_explains_top_1_and_shows_top_5_from_20_classes(classes, shown):
+    [line] = result_lines(summary(540), classes)
+    assert line.startswith("validation: top-1 54.00% (the first guess is right for 540 of 1000, ")
+    assert ("top-5 50.00% (500)" in line) == shown
 
 
 @pytest.mark.parametrize(("top1", "says"), [(0.502, False), (0.2, True)])
