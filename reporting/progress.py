@@ -180,9 +180,10 @@ def result_lines(summary: dict, classes: int) -> list[str]:
     """Returns the result of a training or an evaluation. summary: of summary.json. classes: their number."""
     weakest = ", ".join(f"{one['class']} {one['recall']:.1%} ({one['correct']} of {one['images']})"
                         for one in summary[metric.WEAKEST_CLASSES])
-    return [validation_line(summary, classes), *(
-        [f"weakest classes: {weakest}; balanced top-1, the mean over the classes, {summary[metric.BALANCED_TOP1]:.2%}"]
-        if weakest else [])]
+    judged = " by the average of the weights" if metric.EMA_VAL_TOP1 in summary else ""
+    line = (f"weakest classes{judged}: {weakest}; balanced top-1, the mean over the classes, "
+            f"{summary[metric.BALANCED_TOP1]:.2%}")
+    return [validation_line(summary, classes), *([line] if weakest else [])]
 
 
 def validation_line(summary: dict, classes: int) -> str:

@@ -37,6 +37,8 @@ def test_the_terminal_names_the_weakest_classes():
     [_, line] = result_lines(summary(540, [first, second]), 10)
     assert line == ("weakest classes: cat 12.5% (1 of 8), dog 75.0% (6 of 8); balanced top-1, the mean over the "
                     "classes, 12.35%")
+    [_, line] = result_lines(summary(540, [first]) | {"ema_val_top1": 0.5}, 10)
+    assert line.startswith("weakest classes by the average of the weights: cat 12.5% (1 of 8); ")
 
 
 @pytest.mark.parametrize(("classes", "shown"), [(6, False), (19, False), (20, True)])

@@ -1,7 +1,9 @@
 """Averaged weights, mixup, CutMix and images that grow, in whole trainings: on one worker and on two, and evaluated."""
+import csv
 import json
 import shutil
 
+import numpy as np
 import pytest
 from conftest import DIGITS, ROOT, printed_json, rows, run, train, weights
 
@@ -99,6 +101,10 @@ def test_the_best_is_the_best_average(alone):
     confusion = json.loads((alone / "outcomes.json").read_text())["confusion"]
     right = sum(count for label, predicted, count in confusion if label == predicted)
     assert right == summary["ema_val_top1_count"] != summary["val_top1_count"]
+    with (alone / "classes.csv").open(newline="") as file:
+        by_class = list(csv.DictReader(file))
+    assert sum(int(row["correct"]) for row in by_class) == right
+    assert summary["balanced_top1"] == pytest.approx(np.mean([float(row["recall"]) for row in by_class]))
     data, result = RunData.read(alone), Result.read(alone)
     assert data.best == {"top1": best["ema_val_top1"], "epoch": best["epoch"]}
     (alone / "summary.json").rename(alone / "away")
