@@ -25,8 +25,11 @@ from common import command, launcher, streams
 from common.activity import startup
 from common.errors import UserError, complain
 from common.files import as_json
-from data.balance import check_dataset, notes, notes_on_folder
+from data import duplicates
+from data.balance import check_dataset, notes, notes_on_folder, notes_on_sizes
+from data.dataset import Dataset
 from data.named import open_named
+from data.sources import BUILT_IN
 from distributed import gpus
 from distributed.lost import explain_horovods_errors
 from launch.job import micro_batch_flags
@@ -73,9 +76,10 @@ def train(settings: Settings) -> dict:
         output_dir.check(settings)
         if settings.recipe.is_pretrained and not settings.run.init_checkpoint and not output_dir.resumes(settings):
             check_weights(settings.recipe.model, settings.recipe.pretrained_weights)
-    dataset = open_named(settings.recipe.data_dir, check_files=launched.rank == 0)
+    recipe = settings.recipe
+    dataset = open_named(recipe.data_dir, launched.rank == 0, recipe.validation_fraction)
     check_dataset(dataset)  # on all ranks: an mpirun that kills one in MPI_Init may hang
-    for line in notes(dataset, bool(settings.recipe.class_weights)) if launched.rank == 0 else ():
+    for line in notes_on(dataset, settings) if launched.rank == 0 else ():
         complain(line)
     if not settings.launch.elastic:  # errors in the plan show at once
         check_nodes(settings.launch.allreduce, settings.launch.torus_grid)
@@ -97,6 +101,19 @@ def train(settings: Settings) -> dict:
                      f"the default micro-batch does not depend on the device; {flag} suits the GPUs' memory")
     attempt = make_training(settings, dataset, plan, stop, observers_of)
     return attempt()
+
+
+def notes_on(dataset: Dataset, settings: Settings) -> list[str]:
+    """Returns what to tell the user about the images of a training."""
+    lines = notes(dataset, bool(settings.recipe.class_weights))
+    if settings.recipe.data_dir not in BUILT_IN:
+        lines += notes_on_sizes(dataset)
+    if dataset.train.fraction:
+        with startup.stage("comparing images"):
+            lines += duplicates.notes(dataset)
+    elif settings.is_given("validation_fraction"):
+        lines.append(f"--validation_fraction has no effect, because {dataset.folder} has validation images")
+    return lines
 
 
 def evaluate(settings: Settings) -> None:
@@ -132,7 +149,8 @@ def dry_run(settings: Settings) -> None:
         from training.build import start_and_check_flags
 
         start_and_check_flags(settings)
-    samples = run.train_samples or open_named(settings.recipe.data_dir).train.samples
+    samples = run.train_samples or open_named(
+        settings.recipe.data_dir, fraction=settings.recipe.validation_fraction).train.samples
     local_size = run.workers_per_node or (PAPERS_NODE if run.workers else launched.local_size)
     schedule = settings.launch.workers_schedule
     plan = plan_for(settings, run.workers or (schedule.values[0] if schedule else launched.size), local_size, samples)

@@ -1,6 +1,6 @@
 """What the labels of a dataset show before a training: classes without images, and the accuracy of always guessing one.
 """
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 import numpy as np
@@ -13,6 +13,8 @@ from data.formats.folder import learnable, remarks
 NOTABLE = 1.5  # times 1 / classes: a most frequent class with at least this share of the validation images is a note
 SHOWN = 5  # names in a line
 UNEVEN = 4  # times as many images in one class as in another, above which --class_weights is mentioned
+LISTED = 20  # classes in a line with the number of images of each
+FEW = 10  # validation images of a class: with fewer, one image changes its accuracy by more than 10 points
 
 
 def check_classes(folder, classes: Iterable[str]) -> None:
@@ -33,17 +35,13 @@ def notes(dataset: Dataset, is_weighted: bool = False) -> list[str]:
     It reads no image: labels are known for a folder of images, and where data.prepare stored them with the checksums.
     Of other datasets and of those in a bucket, nothing is told. is_weighted: whether --class_weights is given.
     """
-    train, validation = (_counts(split, len(dataset.classes), dataset.first_label)
-                         for split in (dataset.train, dataset.validation))
+    train, validation = _counts_of_splits(dataset)
     if train is None or validation is None:
         return []
     lines = notes_on_folder(dataset)
     for name, counts in (("training", train), ("validation", validation)):
-        empty = [repr(dataset.classes[label]) for label in np.flatnonzero(counts == 0)]
-        if empty:
-            more = f" and {len(empty) - SHOWN} more" if len(empty) > SHOWN else ""
-            lines.append(f"warning: no {name} images in {'class' if len(empty) == 1 else 'classes'} "
-                         f"{', '.join(empty[:SHOWN])}{more}")
+        if empty := [repr(dataset.classes[label]) for label in np.flatnonzero(counts == 0)]:
+            lines.append(f"warning: no {name} images in {_listed(empty)}")
     least = np.where(train, train, train.max()).argmin()
     if train.max() > UNEVEN * train[least] and not is_weighted:
         lines.append(f"note: {train.max()} training images of {dataset.classes[train.argmax()]!r} and {train[least]} "
@@ -52,6 +50,35 @@ def notes(dataset: Dataset, is_weighted: bool = False) -> list[str]:
         lines.append(f"note: always guessing {dataset.classes[validation.argmax()]!r} is right on {share:.1%} of the "
                      "validation images")
     return lines
+
+
+def notes_on_sizes(dataset: Dataset) -> list[str]:
+    """Returns the number of training and validation images of each class, and a warning if validation has few of some.
+
+    It reads no image, and knows the same datasets as `notes`.
+    """
+    train, validation = _counts_of_splits(dataset)
+    if train is None or validation is None:
+        return []
+    labels, count = np.arange(len(train)), len(dataset.classes)
+    which = f" of the smallest {LISTED} of {count} classes" if count > LISTED else " by class"
+    if count > LISTED:
+        labels = np.argsort(train + validation, kind="stable")[:LISTED]
+    sizes = ", ".join(f"{dataset.classes[label]} {train[label]:,} + {validation[label]:,}" for label in labels)
+    fraction = dataset.train.fraction
+    lines = [f"note: {dataset.folder} has no validation images, so about {fraction:.3g} of each class is set aside "
+             "(--validation_fraction), chosen by the names of the files"] if fraction else []
+    lines.append(f"note: training + validation images{which}: {sizes}")
+    if few := [f"{dataset.classes[label]!r} ({validation[label]})" for label in np.argsort(validation, kind="stable")
+               if 0 < validation[label] < FEW]:
+        lines.append(f"warning: fewer than {FEW} validation images in {_listed(few)}, so what is measured for "
+                     f"{'this class' if len(few) == 1 else 'these classes'} is uncertain")
+    return lines
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{'class' if len(names) == 1 else 'classes'} {', '.join(names[:SHOWN])}{more}"
 
 
 def notes_on_folder(dataset: Dataset) -> list[str]:
@@ -67,6 +94,10 @@ def train_counts(dataset: Dataset) -> np.ndarray:
         raise UserError(f"--class_weights: the labels of {dataset.folder} are not known before its images are read; "
                         "prepare it on a disk with data.prepare --source, or remove the flag")
     return counts
+
+
+def _counts_of_splits(dataset) -> Iterator[np.ndarray | None]:
+    return (_counts(split, len(dataset.classes), dataset.first_label) for split in (dataset.train, dataset.validation))
 
 
 def _counts(split: Split, classes: int, first_label: int) -> np.ndarray | None:

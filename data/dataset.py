@@ -1,6 +1,7 @@
 """A prepared dataset: a folder of shards described by dataset.json. Uses plain Python and NumPy, not TensorFlow.
 
-A folder without dataset.json is also a dataset if it has train/ and val/ with one folder of images per class.
+A folder without dataset.json is also a dataset if it has one folder of images per class, in train/ and val/ or without
+them.
 """
 import contextlib
 import json
@@ -52,6 +53,8 @@ class Split:
     checksums: tuple | None = field(default=None, compare=False, repr=False)
     order: str = ORDERS[0]  # one of ORDERS
     window: Window | None = None  # where fetched blocks are kept; None: the files are read where they are
+    # The fraction of each class that was set aside for validation, where both splits are one folder; otherwise 0.
+    fraction: float = 0.0
 
     @property
     def kind(self):
@@ -108,6 +111,18 @@ class Split:
 
     def moved(self, source: Path, target: Path) -> "Split":
         return replace(self, paths=tuple(target / path.relative_to(source) for path in self.paths))
+
+    def conversion(self, *flags: str) -> str:
+        """Returns what to do if DALI does not read a folder of images: commands that prepare it and train on it.
+
+        flags: of data.prepare.
+        """
+        [path] = self.paths
+        if self.fraction == 1:
+            return "save such files as JPEG or PNG, or remove them"
+        if self.fraction:
+            return class_folders.conversion(path, *flags, f"--validation_fraction={self.fraction:g}")
+        return class_folders.conversion(path.parent, *flags)
 
     def slices(self, samples: np.ndarray) -> list[tuple]:
         """Splits samples into slices that each lie in one file: (path, index, sample numbers within the file), ...
@@ -183,7 +198,9 @@ class Dataset:
     def with_indexes(self) -> "Dataset":
         """Returns the dataset with the index of each file, which it reads and checks if it has none. Raises UserError.
         """
-        return self if self.train.indexes or not self.train.paths else open_dataset(self.folder)
+        if self.train.indexes or not self.train.paths:
+            return self
+        return open_dataset(self.folder, fraction=self.train.fraction)
 
     def in_order(self, order: str) -> "Dataset":
         """Returns the dataset to be read in one of ORDERS. Raises UserError if "file" makes no difference."""
@@ -209,18 +226,20 @@ class Dataset:
         return replace(self, folder=folder, train=train, validation=validation)
 
 
-def open_dataset(folder, check_files: bool = True) -> Dataset:
+def open_dataset(folder, check_files: bool = True, fraction: float = class_folders.FRACTION) -> Dataset:
     """Reads FOLDER/dataset.json and checks its counts against its files. Raises UserError.
 
     check_files: whether the files have to be there; their indexes are read, too. Without it, the number of samples in a
     folder of images without dataset.json is 0.
+    fraction: of each class to set aside for validation, if it is a folder of classes without validation images. 1: all
+    images are for validation, and none for training.
     """
     folder = located(folder)
     if not is_remote(folder) and not folder.is_dir():
         raise UserError(f"--data_dir: there is no folder {folder}; create a dataset with data.prepare, or use the "
                         "built-in `digits`")
     if not is_remote(folder) and not (folder / "dataset.json").exists() and (
-            dataset := _class_folders(folder, check_files)):
+            dataset := _class_folders(folder, check_files, fraction)):
         return dataset
     described = _described(folder)
     try:
@@ -251,14 +270,10 @@ def _described(folder) -> dict:
         if whole := class_folders.whole(folder):
             raise UserError(f"--data_dir: {folder} is one of the two splits in {whole}; "
                             f"give --data_dir={whole}") from None
-        train = class_folders.layout(folder)[0]
-        if class_folders.has_images(train):
-            raise UserError(f"--data_dir: {folder} has no validation images in val/; "
-                            + class_folders.conversion(folder, "--format=tfrecord", "--validation_fraction="
-                                                       + class_folders.suggested_fraction(train), "--verify")
-                            ) from None
-        raise UserError(f"--data_dir: {folder} contains neither dataset.json (data.prepare writes it) nor train/ and "
-                        "val/ with one folder of images per class") from None
+        if validation := class_folders.lone_validation(folder):
+            raise UserError(f"--data_dir: {folder} contains {validation.name}/ but no train/") from None
+        raise UserError(f"--data_dir: {folder} contains neither dataset.json (data.prepare writes it) nor one folder "
+                        "of images per class, in train/ and val/ or without them") from None
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{folder}/dataset.json cannot be read: {error}") from None
 
@@ -293,36 +308,54 @@ def labels_checksum(split: Split) -> str:
     return f"{zlib.crc32(joined):08x}" if lines else ""
 
 
-def _class_folders(folder, check_files) -> Dataset | None:
+def _class_folders(folder, check_files, fraction) -> Dataset | None:
     """Opens a dataset of one folder of images per class. Returns None if the folder has another layout."""
-    splits = []
     try:
         train, validation, _ = class_folders.layout(folder)
-        if not validation:
+        lone = None if validation else class_folders.lone_validation(folder)
+        if validation:
+            fraction = 0.0
+        elif lone and fraction == 1:
+            train = lone
+        elif lone or class_folders.whole(folder) or not class_folders.has_classes(train):
             return None
+        paths = train, validation or train
         classes = class_folders.class_names(train)
-        for path in (train, validation):
-            listing = class_folders.read_index(path) if check_files else ()
-            if not (len(listing) if check_files else class_folders.class_names(path)):
-                raise UserError(f"--data_dir: {class_folders.NO_IMAGES.format(path)}")
-            splits.append(Split("folder", (path,), (len(listing),), (listing,) if check_files else None))
+        listings = _listings(paths, check_files, fraction)
     except OSError as error:
         raise UserError(f"--data_dir: {error}") from None
+    if fraction == 1 and check_files:  # what is not judged needs no label
+        present, listings[1].labels = np.unique(listings[1].labels, return_inverse=True)
+        classes = [classes[label] for label in present]
+    splits = [Split("folder", (path,), (len(listing),), (listing,) if check_files else None, fraction=fraction)
+              for path, listing in zip(paths, listings, strict=True)]
     dataset = Dataset(folder, "folder", tuple(classes), *splits, mean=IMAGENET_MEAN, std=IMAGENET_STD)
     check_class_folders(dataset)
     return dataset
 
 
+def _listings(paths, check_files, fraction) -> tuple:
+    """Returns the images of each split, or empty tuples without `check_files`. Raises UserError, OSError."""
+    if check_files and fraction:
+        listings = class_folders.read_index(paths[0]).divided(fraction)
+    else:
+        listings = tuple(class_folders.read_index(path) if check_files else () for path in paths)
+    for path, listing in zip(paths, listings, strict=True):
+        if not (len(listing) or fraction == 1 if check_files else class_folders.class_names(path)):
+            raise UserError(f"--data_dir: {class_folders.NO_IMAGES.format(path)}")
+    return listings
+
+
 def check_class_folders(dataset: Dataset) -> None:
     """Raises UserError if the splits of a folder of images have different classes, or a file is not for DALI."""
     for split in (dataset.train, dataset.validation):
-        differing = set(dataset.classes) ^ set(class_folders.class_names(split.paths[0]))
+        differing = not split.fraction and set(dataset.classes) ^ set(class_folders.class_names(split.paths[0]))
         if differing:
             raise UserError(f"{dataset.folder}: class {min(differing)!r} must have a folder in each split; create the "
                             "missing folder (it may be empty)")
         for path, listing in zip(split.paths, split.indexes or (), strict=False):
             if problem := listing.unread(path):
-                raise UserError(f"{problem}; " + class_folders.conversion(dataset.folder, "--format=tfrecord"))
+                raise UserError(f"{problem}; {split.conversion('--format=tfrecord')}")
             for file in listing.of_rare_kinds(path):  # one of each: sets have images of one kind
                 try:
                     check(file.read_bytes())

@@ -20,10 +20,10 @@ def absolute(data_dir: str) -> str:
     return data_dir if is_absolute else str(Path(data_dir).absolute())
 
 
-def open_named(data_dir: str, check_files: bool = True) -> Dataset:
+def open_named(data_dir: str, check_files: bool = True, fraction: float = folder.FRACTION) -> Dataset:
     """Opens the dataset that --data_dir names. Raises UserError.
 
-    check_files: whether the files that dataset.json lists have to be there.
+    check_files: whether the files that dataset.json lists have to be there. fraction: as for open_dataset.
     """
     if is_synthetic(data_dir):
         return synthetic_dataset(data_dir)
@@ -32,16 +32,16 @@ def open_named(data_dir: str, check_files: bool = True) -> Dataset:
                         "FOLDER` writes it, and --data_dir=FOLDER then trains on it")
     if data_dir in BUILT_IN and check_files:  # on rank 0
         say_what_is_hidden("data_dir", data_dir)
-    return open_dataset(built_in(data_dir) if data_dir in BUILT_IN else absolute(data_dir), check_files)
+    return open_dataset(built_in(data_dir) if data_dir in BUILT_IN else absolute(data_dir), check_files, fraction)
 
 
-def count_train_samples(data_dir: str, most: int) -> int:
+def count_train_samples(data_dir: str, most: int, fraction: float) -> int:
     """Returns the number of training samples. It counts no more than `most` images in a folder of them, or few more.
 
-    Raises UserError.
+    Where a fraction of the images is set aside for validation, the number is an estimate. Raises UserError.
     """
-    train = open_named(data_dir, check_files=False).train
-    return train.samples or sum(folder.count(path, most) for path in train.paths)
+    train = open_named(data_dir, check_files=False, fraction=fraction).train
+    return train.samples or sum(int((1 - train.fraction) * folder.count(path, most)) for path in train.paths)
 
 
 def built_in(name: str) -> Path:

@@ -36,14 +36,14 @@ def parse_size(text: str) -> tuple[int, int] | None:
 class Options:
     """This command's flags."""
 
-    source: str | None = flag(None, "Images to prepare: a folder of images, a folder with ImageNet's original tar "
-        "files, a folder with MNIST's four files or those of a set like it, or a built-in source (digits, fashion, "
-        "fashion_holdout).", path=True)
+    source: str | None = flag(None, "Images to prepare: a folder of images, "
+        "a folder with ImageNet's original tar files, a folder with MNIST's four files or those of a set like it, or a "
+        "built-in source (digits, fashion, fashion_holdout).", path=True)
     output: str | None = flag(None, "Folder of the dataset.", path=True, written=True)
     format: str = flag("tfrecord", "Format to write: TFRecord with tf.train.Example, LMDB with Caffe's Datum, or "
         "MXNet's RecordIO.", formats.WRITTEN)
     validation_fraction: float = flag(0.0, "Fraction of each class for validation, if the source has no validation "
-        "images.", low=0.0, high=1.0)
+        "images. A hash of each file's path chooses them, as in train.py, and not --seed.", low=0.0, high=1.0)
     resize_shorter: int = flag(0, "Shrink larger images so that their shorter side has this many pixels. 0: do not "
         "resize.", low=0)
     resize: tuple[int, int] | None = flag("none", "Width and height to which all images are resized, such as 256x256, "
@@ -57,7 +57,7 @@ class Options:
         "--adopt.", path=True)
     shard_samples: int = flag(0, "Number of images per file. 0: 1024, or a single file per split for a built-in "
         "source.", low=0)
-    seed: int = flag(0, "Random seed for the image order and the validation split.", low=0)
+    seed: int = flag(0, "Random seed for the order of the images.", low=0)
 
 
 def main(argv) -> int:
@@ -95,14 +95,16 @@ def _run(options: Options, team: Team) -> int:
         from data.preparing.verify import verify
 
         return verify(folder, team)
-    from data.balance import notes
-    from data.preparing import duplicates, run
+    from data import duplicates
+    from data.balance import notes, notes_on_sizes
+    from data.preparing import run
 
     preparation, terms = run.make_preparation(options, team)
     dataset, written = run.run(preparation, folder, team, terms)
     if team.rank == 0:
         team.log(run.summary(folder, dataset, written, time.monotonic() - begun))
-        for line in (*notes(dataset), *(duplicates.notes(dataset) if options.source not in BUILT_IN else ())):
+        own = (*notes_on_sizes(dataset), *duplicates.notes(dataset)) if options.source not in BUILT_IN else ()
+        for line in (*notes(dataset), *own):
             team.log(line)
     return 0
 

@@ -89,7 +89,8 @@ def _chosen(values) -> tuple[Path, list[str]]:
     resumed = Path(values.output_dir or "", FLAGS)
     if values.output_dir and values.resume == "auto" and resumed.is_file() and has_checkpoints(resumed.parent):
         return resumed, []
-    samples = values.train_samples or named.count_train_samples(values.data_dir, LARGE_SAMPLES)
+    samples = values.train_samples or named.count_train_samples(
+        values.data_dir, LARGE_SAMPLES, values.validation_fraction)
     own_size = [f"--image_size={model_zoo.MODELS[values.model].image_size}"] if (
         values["model"].present and values.model in model_zoo.MODELS) else []  # MODULE:FUNCTION has none
     if samples >= LARGE_SAMPLES:

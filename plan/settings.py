@@ -18,6 +18,7 @@ import optim
 from common.flags import flag, names
 from data.augmentation import AUGMENTATIONS
 from data.dataset import ORDERS
+from data.formats.folder import FRACTION
 from data.rand_augment import RandAugment
 from optim import schedules
 from optim.schedules import Piecewise
@@ -33,8 +34,9 @@ class Recipe:
     """What to train. The same on any number of workers."""
 
     data_dir: str = flag("digits", "Dataset to train on: a folder that data.prepare wrote, or its address "
-        "(s3://BUCKET/FOLDER), a folder of images (train/CLASS/* and val/CLASS/*), a built-in dataset (digits, "
-        "fashion), or synthetic:SAMPLES for random data that stays on the device.", path=True, screen="Data and model")
+        "(s3://BUCKET/FOLDER), a folder of images (CLASS/*, or train/CLASS/* and val/CLASS/*), a built-in dataset "
+        "(digits, fashion), or synthetic:SAMPLES for random data that stays on the device.", path=True,
+        screen="Data and model")
     model: str = flag("resnet20", "Model to train. ResNets are v1.5; names with _v1 are as first published. "
         "resnet50_nvcaffe and alexnet_bn* follow the LARS authors' files. resnet20, resnet10_narrow and convnet* are "
         "for small images. keras:NAME is a network of Keras. MODULE:FUNCTION is your own.", model_zoo.MODELS, own=True,
@@ -57,6 +59,9 @@ class Recipe:
         screen="Data and model")
     validation_size: int | None = flag(None, "Height and width of validation images in pixels. Default: the last of "
         "--image_size.", low=1, high=4096)
+    validation_fraction: float = flag(FRACTION, "Fraction of each class that is set aside for validation if --data_dir "
+        "is a folder of classes (CLASS/*) without validation images. A hash of each file's path chooses them, and not "
+        "--seed. (--validation_size is in pixels. The flag of data.prepare is 0 by default.)", low=0.001, high=0.9)
     epochs: float = flag(90.0, "Number of passes over the training set. Can be a fraction.", low=1e-9, high=1e5,
         screen="Training")
     batch_size: Piecewise = flag("256", "Global batch size (all workers), or epoch:size pairs such as "

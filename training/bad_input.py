@@ -9,7 +9,6 @@ import tensorflow as tf
 from common.errors import UserError, reason
 from data.augmentation import AUGMENTATIONS
 from data.dataset import Split
-from data.formats import folder as class_folders
 from data.pipeline import decoder
 from data.staging.spool import SpoolEnded
 from distributed.lost import is_lost
@@ -52,7 +51,7 @@ def input_reason(error, batches, read: int) -> str:
         first = read % len(batches.samples)
         damage = first_damaged(batches.split, batches.samples[first:first + READ_AHEAD * batches.batch_size])
     if damage and batches.split.format == "folder":
-        commands = class_folders.conversion(batches.split.paths[0].parent, "--format=tfrecord", "--verify")
+        commands = batches.split.conversion("--format=tfrecord", "--verify")
         return f"{damage}; to convert or leave out such files, {commands}"
     return f"{damage}; `data.prepare --verify` lists all damaged records" if damage else reason(error)
 

@@ -1,6 +1,7 @@
 """One folder of images per class, read in place: train/CLASS/*.jpg, val/CLASS/*.jpg. Each split is one shard."""
 import contextlib
-import math
+import copy
+import hashlib
 import os
 import pickle
 import re
@@ -18,7 +19,7 @@ SUFFIX = ""
 ANY_ORDER = True
 NO_IMAGES = "{} contains no images in class folders"
 UNREAD = "GIF, HEIC and AVIF"  # of the formats that data.prepare reads, those that DALI does not
-VALIDATED = 100  # images, on which an accuracy has a 95 % interval of 20 points
+FRACTION = 0.2  # of each class that training sets aside for validation, unless the flag gives another
 TRAIN, VALIDATION = ("train", "training"), ("val", "valid", "validation", "test", "testing")  # best first, any case
 KNOWN = {"train", "val", "validation"}  # these names mean a split whatever is in it
 LEFT_BEHIND = {  # in lower case: of macOS, of Windows, of the network disks of Synology and QNAP, and of ext4
@@ -157,15 +158,16 @@ def _splits(folder) -> tuple[Path, Path | None, list[Path]] | None:
     names = class_names(folder)
     like = [[folder / name for word in words for name in reversed(names) if name.lower() == word]  # train before Train
             for words in (TRAIN, VALIDATION)]
-    train, validation = (next((path for path in paths if path.name in KNOWN or _has_classes(path)), None)
+    train, validation = (next((path for path in paths if path.name in KNOWN or has_classes(path)), None)
                          for paths in like)
     has_others = len(names) > sum(map(len, like))
-    if not train or not (validation or not has_others or (train.name in KNOWN and _has_classes(train))):
+    if not train or not (validation or not has_others or (train.name in KNOWN and has_classes(train))):
         return None
     return train, validation, [path for paths in like for path in paths if path not in (train, validation)]
 
 
-def _has_classes(path) -> bool:
+def has_classes(path) -> bool:
+    """Whether a folder contains folders of images."""
     return any(images(path / name)[0] for name in class_names(path))
 
 
@@ -199,10 +201,24 @@ def count(path, most: int) -> int:
     return files
 
 
-def suggested_fraction(path) -> str:
-    """Returns a fraction of images to validate on: 0.1, or more to have 100 images, but not more than 0.2."""
-    images = max(1, count(path, 10 * VALIDATED))
-    return f"{min(0.2, max(0.1, math.ceil(100 * VALIDATED / images) / 100)):g}"
+def set_aside(files: Sequence[str], labels: np.ndarray, fraction: float) -> np.ndarray:
+    """Returns which images are for validation, bool (images,): about this fraction of each class, or all of them for 1.
+
+    A hash of its path decides for each image alone, so that a new image moves no other one. Otherwise all images of a
+    class might be on one side: so the one with the smallest hash is always for validation, and the one with the largest
+    for training, as is a single one.
+
+    files: paths, relative to the folder with the classes. labels: int64 (images,).
+    """
+    if fraction == 1:
+        return np.ones(len(files), bool)
+    digests = b"".join(hashlib.sha256(os.fsencode(file)).digest()[:8] for file in files)
+    hashes = np.frombuffer(digests, ">u8")
+    chosen = hashes < fraction * 2.0**64
+    by_class = np.lexsort([hashes, labels])
+    chosen[by_class[np.diff(labels[by_class], prepend=-1) != 0]] = True
+    chosen[by_class[np.diff(labels[by_class], append=-1) != 0]] = False
+    return chosen
 
 
 def shown(name: str) -> str:
@@ -210,9 +226,11 @@ def shown(name: str) -> str:
     return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
-def has_images(folder: Path) -> bool:
-    """Returns whether a folder contains folders of images."""
-    return any(_holds_images(folder / name) for name in class_names(folder))
+def lone_validation(folder: Path) -> Path | None:
+    """Returns the folder of validation images in a folder that has nothing else, such as test/, or None."""
+    names = class_names(folder)
+    found = [folder / name for word in VALIDATION for name in names if name.lower() == word]
+    return next((path for path in found if len(found) == len(names) and has_classes(path)), None)
 
 
 def conversion(folder: Path, *flags: str) -> str:
@@ -242,6 +260,20 @@ class Listing:
 
     def __len__(self):
         return len(self.files)
+
+    def divided(self, fraction: float) -> tuple["Listing", "Listing"]:
+        """Returns the images for training and those for validation (`set_aside`). The first lists what is left out."""
+        chosen = set_aside(self.files, self.labels, fraction)
+        train, validation = (self._chosen(numbers) for numbers in (np.flatnonzero(~chosen), np.flatnonzero(chosen)))
+        validation.left_out = {}
+        return train, validation
+
+    def _chosen(self, numbers) -> "Listing":
+        part = copy.copy(self)
+        part.files = [self.files[number] for number in numbers]
+        part.kinds = {file: self.kinds[file] for file in part.files if file in self.kinds}
+        part.labels = self.labels[numbers]
+        return part
 
     def __getstate__(self):
         """Compresses what rank 0 sends to the other workers: 54 MB for ImageNet."""

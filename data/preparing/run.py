@@ -21,6 +21,7 @@ from data.preparing.shards import SCRATCH, Preparation, Written, finished, shard
 from data.preparing.team import Team
 from data.sources.source import Listed, Source
 
+RULE = "hash of the path"  # by which the validation images are chosen; before version 0.12, it was the seed
 SMALLEST_STD = 1.0  # images of one colour have a std of 0, and pixels are divided by it
 
 
@@ -32,7 +33,7 @@ def make_preparation(options, team: Team) -> tuple[Preparation, dict]:
         source = sources.built_in(options.source)
         name, listing = f"{options.source} {sources.version(options.source)}", ""
     else:
-        source = _of_folder(options, team)
+        source = _of_files(options, team)
         check_classes(options.source, source.classes)
         name = str(Path(options.source).absolute())
         listing = hashlib.sha256(repr(source.classes).encode(errors="surrogateescape") + source.digest).hexdigest()
@@ -40,6 +41,7 @@ def make_preparation(options, team: Team) -> tuple[Preparation, dict]:
     preparation = Preparation(source, options.format, options.shard_samples, options.seed, rules, options.strict)
     terms = {flag: getattr(options, flag) for flag in (
         "format", "validation_fraction", "resize_shorter", "resize", "verify", "shard_samples", "seed")}
+    terms |= {"rule": RULE} if options.validation_fraction else {}
     return preparation, {"source": name} | terms | {"listing": listing}
 
 
@@ -87,7 +89,7 @@ def summary(folder: Path, dataset: Dataset, written: list[Written], seconds: flo
             + (" (rejected.jsonl)" if rejected else ""))
 
 
-def _of_folder(options, team) -> Source | Listed:
+def _of_files(options, team) -> Source | Listed:
     from data.sources.idx import idx, is_idx
     from data.sources.image_folder import image_folder
     from data.sources.imagenet import imagenet, is_imagenet
@@ -108,7 +110,7 @@ def _of_folder(options, team) -> Source | Listed:
             raise UserError(f"--source: {source} contains IDX files, which are stored as they are; remove "
                             "--validation_fraction, --resize_shorter and --resize")
         return idx(source)
-    return image_folder(source, options.validation_fraction, options.seed, team)
+    return image_folder(source, options.validation_fraction, team)
 
 
 def _begin(folder, preparation, terms, everything, stack) -> dict[str, Written]:
@@ -151,6 +153,7 @@ def _agree(path, terms, folder):
         for name in terms:
             if begun.get(name) != terms[name]:
                 difference = ("the images in --source have changed" if name == "listing" else
+                              "another version chose other validation images" if name == "rule" else
                               f"--{name} is now {terms[name]} but was {begun.get(name)}")
                 raise UserError(f"--output: {folder} contains an unfinished preparation with other input: "
                                 f"{difference}; give the same flags to continue it, or remove the folder")

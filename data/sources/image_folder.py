@@ -7,10 +7,10 @@ from common.errors import UserError
 from data.balance import check_classes
 from data.formats import folder as class_folders
 from data.preparing.team import Team
-from data.sources.source import Listed, files
+from data.sources.source import Items, Listed, files
 
 
-def image_folder(source: Path, fraction: float, seed: int, team: Team) -> Listed:
+def image_folder(source: Path, fraction: float, team: Team) -> Listed:
     """Lists the images.
 
     fraction: fraction of each class for validation, if the source has no validation folder. Raises UserError.
@@ -20,14 +20,10 @@ def image_folder(source: Path, fraction: float, seed: int, team: Team) -> Listed
     for split, listing in listings.items():
         prefix = str(splits[split] / "_")[len(str(source / "_")) - 1:-1]  # such as train/
         listed[split] = files(str(source), [prefix + name for name in listing.files], listing.labels)
+        if not len(listed[split]):
+            raise UserError(f"--source: {class_folders.NO_IMAGES.format(splits[split])}")
     if "validation" not in listed:
-        listed = _divided(listed["train"], fraction, seed)
-    for split, items in listed.items():
-        if not len(items):
-            where = splits.get(split)
-            raise UserError(f"--source: {class_folders.NO_IMAGES.format(where)}" if where else
-                            f"--validation_fraction={fraction:g} selects no image from {source}; give a larger "
-                            "fraction")
+        listed = divided(listed["train"], listings["train"].files, fraction)
     for line in lines:
         team.log(line)
     return Listed(classes, listed)
@@ -57,24 +53,22 @@ def _layout(source, fraction) -> tuple[dict[str, Path], tuple[str, ...]]:
         if not fraction:
             if whole := class_folders.whole(source.absolute()):
                 raise UserError(f"--source: {source} is one of the two splits in {whole}; give --source={whole}, or "
-                                "--validation_fraction=0.1 to divide this one")
+                                f"--validation_fraction={class_folders.FRACTION:g} to divide this one")
             raise UserError(f"--source: {source} has no val/ or validation/; give the fraction of each class to use "
-                            f"for validation, such as --validation_fraction={class_folders.suggested_fraction(train)}")
+                            f"for validation, such as --validation_fraction={class_folders.FRACTION:g}")
         return {"train": train}, tuple(classes)
     if unknown := sorted(set(class_folders.class_names(validation)) - set(classes)):
         raise UserError(f"--source: class {unknown[0]!r} has a folder in {validation.name}/ but not in {train.name}/")
     return {"train": train, "validation": validation}, tuple(classes)
 
 
-def _divided(items, fraction, seed) -> dict:
-    """Splits off the same fraction of each class for validation, chosen by the seed.
+def divided(items: Items, paths: list[str], fraction: float) -> dict[str, Items]:
+    """Divides images into training and validation (data.formats.folder.set_aside). Raises UserError.
 
-    Training keeps at least one image of each class.
+    paths: by which they are divided.
     """
-    chosen = np.zeros(len(items), bool)
-    for label in np.unique(items.labels):
-        members = np.flatnonzero(items.labels == label)
-        random = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, int(label)])))
-        count = min(int(len(members) * fraction + 0.5), len(members) - 1)
-        chosen[random.permutation(members)[:count]] = True
+    chosen = class_folders.set_aside(paths, items.labels, fraction)
+    if not chosen.any():
+        raise UserError(f"--validation_fraction={fraction:g} selects no image from {items.container}, because no class "
+                        "has two")
     return {"train": items.chosen(np.flatnonzero(~chosen)), "validation": items.chosen(np.flatnonzero(chosen))}

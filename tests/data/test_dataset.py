@@ -12,7 +12,6 @@ from common.errors import UserError
 from data.balance import notes, train_counts
 from data.dataset import describe, labels_checksum, open_dataset
 from data.formats import tfrecord
-from data.formats.folder import suggested_fraction
 from data.named import open_named
 from data.prepare import Options
 from data.preparing.run import make_preparation
@@ -110,23 +109,18 @@ def commands(folder) -> tuple[list[str], list[str]]:
 
 @pytest.mark.parametrize("within", [".", "train"])
 def test_class_folders_without_validation_name_the_commands_that_work(tmp_path, within):
+    """The prepared dataset has the same validation images, and the one that DALI does not read."""
     folder = tmp_path / "it's mine"
     fill(folder / within, 10)
+    ours = open_dataset(folder)
+    (folder / within / "dog" / "x.gif").write_bytes(encode(picture(99), "GIF"))
     prepare, training = commands(folder)
     assert command(*prepare) == 0
     dataset = open_dataset(training[0].partition("=")[2])
-    assert (dataset.format, dataset.train.samples, dataset.validation.samples) == ("tfrecord", 24, 6)
-
-
-@pytest.mark.parametrize(("images", "fraction"), [(30, "0.2"), (500, "0.2"), (560, "0.18"), (1000, "0.1"),
-                                                  (1200, "0.1")])
-def test_the_suggested_fraction_leaves_100_images_or_a_fifth(images, fraction, tmp_path):
-    for label in ("cat", "dog"):
-        (tmp_path / label).mkdir()
-        for number in range(images // 2):
-            (tmp_path / label / f"{number}.jpg").touch()
-    assert suggested_fraction(tmp_path) == fraction
-    assert images * float(fraction) >= min(100, images / 5)
+    assert dataset.format == "tfrecord" and dataset.train.samples + dataset.validation.samples == 31
+    for split, own in ((dataset.train, ours.train), (dataset.validation, ours.validation)):
+        names = {split.source_name(sample).removeprefix("train/") for sample in range(split.samples)}
+        assert names - {"dog/x.gif"} == {*own.entries[0].files}
 
 
 @pytest.mark.parametrize(("name", "kind"), [("x.gif", "GIF"), ("y.HEIC", "HEIF"), ("z.avif", "AVIF")])
@@ -173,7 +167,10 @@ def test_what_the_labels_tell(tmp_path, capsys):
                 "note: always guessing 'cat' is right on 66.7% of the validation images"]
     assert notes(open_dataset(tmp_path / "set")) == expected
     assert command(f"--source={tmp_path}/set", f"--output={tmp_path}/o", "--shard_samples=7") == 0
-    assert capsys.readouterr().err.splitlines()[1:] == [f"data.prepare: {line}" for line in expected]
+    assert capsys.readouterr().err.splitlines()[1:] == [f"data.prepare: {line}" for line in (
+        *expected, "note: training + validation images by class: cat 20 + 4, dog 10 + 2, fox 0 + 0",
+        "warning: fewer than 10 validation images in classes 'dog' (2), 'cat' (4), so what is measured for these "
+        "classes is uncertain")]
     assert notes(open_dataset(tmp_path / "o")) == expected
     np.testing.assert_array_equal(train_counts(open_dataset(tmp_path / "o")), [20, 10, 0])
     for path in (tmp_path / "o").glob("*.crc32"):
