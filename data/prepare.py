@@ -1,6 +1,7 @@
 """Prepares a dataset for training. Each process uses one core; under mpirun they share the work.
 
     uv run python -m data.prepare --source=DIR --output=D --validation_fraction=0.1     a folder of images per class
+    uv run python -m data.prepare --source=labels.csv --output=D          a table with the columns file, label and split
     uv run mpirun -np 16 python -m data.prepare --source=DIR --output=D --verify        ImageNet's tar files, verified
     uv run python -m data.prepare --adopt --output=D        a dataset made elsewhere: writes indexes and dataset.json
     uv run python -m data.prepare --verify --output=D       checks a prepared dataset
@@ -36,7 +37,7 @@ def parse_size(text: str) -> tuple[int, int] | None:
 class Options:
     """This command's flags."""
 
-    source: str | None = flag(None, "Images to prepare: a folder of images, "
+    source: str | None = flag(None, "Images to prepare: a folder of images, a table of files and labels (labels.csv), "
         "a folder with ImageNet's original tar files, a folder with MNIST's four files or those of a set like it, or a "
         "built-in source (digits, fashion, fashion_holdout).", path=True)
     output: str | None = flag(None, "Folder of the dataset.", path=True, written=True)

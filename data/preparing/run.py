@@ -93,8 +93,11 @@ def _of_files(options, team) -> Source | Listed:
     from data.sources.idx import idx, is_idx
     from data.sources.image_folder import image_folder
     from data.sources.imagenet import imagenet, is_imagenet
+    from data.sources.table import table
 
     source = Path(options.source)
+    if team.on_rank_0(source.is_file):
+        return table(source, options.validation_fraction, team)
     if not team.on_rank_0(source.is_dir):
         raise UserError(f"--source: there is no folder {source}")
     if Path(options.output).resolve().is_relative_to(source.resolve()):
