@@ -26,7 +26,7 @@ from common.activity import startup
 from common.errors import UserError, complain
 from common.files import as_json
 from data import duplicates
-from data.balance import check_dataset, notes, notes_on_folder, notes_on_sizes
+from data.balance import check_dataset, notes, notes_on_evaluation, notes_on_folder, notes_on_sizes
 from data.dataset import Dataset
 from data.named import open_named
 from data.sources import BUILT_IN
@@ -37,6 +37,7 @@ from model_zoo.weights import check_weights
 from plan import flags, output_dir
 from plan.allreduce import check_nodes
 from plan.plan import plan_for
+from plan.recipes import data_of_run
 from plan.remarks import remarks
 from plan.settings import Settings
 from plan.summary import summary
@@ -118,8 +119,11 @@ def notes_on(dataset: Dataset, settings: Settings) -> list[str]:
 
 def evaluate(settings: Settings) -> None:
     """Evaluates a checkpoint and prints the content of summary.json."""
-    dataset = open_named(settings.recipe.data_dir, check_files=launcher.launched().rank == 0)
-    for line in notes_on_folder(dataset):
+    data_dir = settings.recipe.data_dir
+    trained_on, fraction = data_of_run(settings.run.checkpoint)
+    is_own = os.path.realpath(data_dir) == os.path.realpath(trained_on or "")
+    dataset = open_named(data_dir, launcher.launched().rank == 0, fraction if is_own else 1)
+    for line in (*notes_on_folder(dataset), *notes_on_evaluation(dataset)):
         complain(line)
     from inference.evaluate import evaluate_checkpoint
 

@@ -20,7 +20,7 @@ from common.errors import UserError, complain
 PLAN, FLAGS, SUMMARY, RUN, OUTCOMES = "plan.json", "flags.txt", "summary.json", "run.json", "outcomes.json"
 METRICS, TIMES, LAYERS, STEPS = "metrics.jsonl", "times.jsonl", "trust_ratios.jsonl", "steps.jsonl"
 NOISE = "noise_scale.jsonl"
-CLASSES = "classes.csv"  # of training.by_class
+CLASSES, PREDICTIONS = "classes.csv", "predictions.csv"  # of training.by_class, of --mode=evaluate
 LOGS = METRICS, TIMES, LAYERS, STEPS, NOISE  # of rows
 PAGE, SAMPLES, AUGMENTATIONS = "report.html", "samples.jpg", "augmentations.png"
 CHECKPOINTS, TENSORBOARD = "checkpoints", "tensorboard"  # folders

@@ -96,6 +96,18 @@ def train_counts(dataset: Dataset) -> np.ndarray:
     return counts
 
 
+def notes_on_evaluation(dataset: Dataset) -> list[str]:
+    """Returns which images of a folder of classes are evaluated, if it has no split and this process read it."""
+    split, folder = dataset.validation, dataset.folder
+    if not split.fraction or not split.indexes:
+        return []
+    if split.fraction == 1:
+        return [f"note: all {split.samples:,} images in {split.paths[0]} are evaluated, because it is not the folder "
+                "that this run was trained on"]
+    return [f"note: {split.samples:,} images in {folder} are evaluated: those that were set aside when this run was "
+            f"trained on the other {dataset.train.samples:,}"]
+
+
 def _counts_of_splits(dataset) -> Iterator[np.ndarray | None]:
     return (_counts(split, len(dataset.classes), dataset.first_label) for split in (dataset.train, dataset.validation))
 

@@ -45,7 +45,13 @@ def labels(shard) -> np.ndarray | None:
 
 def source_name(shard, record: int) -> str | None:
     """Returns the name of the file from which an image was prepared, or None if it is not stored."""
+    names = source_names(shard)
+    return names[record] if names else None
+
+
+def source_names(shard) -> list[str] | None:
+    """Returns the names of the files from which the images of a shard were prepared, or None if they are not stored."""
     try:
-        return json.loads(f'"{lines(shard)[record][2]}"')
-    except (OSError, ValueError, IndexError):
+        return [json.loads(f'"{name}"') for _, _, name in lines(shard)]
+    except (OSError, ValueError):
         return None

@@ -151,6 +151,19 @@ class Split:
         place = f"{path}, record {sample - self.file_starts[file]}"
         return f"{name} in {place}" if name else place
 
+    def names(self) -> list[str]:
+        """Returns for each sample the file that it was prepared from, or if that is not known, its file and record."""
+        if self.format == "folder":
+            return [f"{path}/{name}" for path, index in zip(self.paths, self.entries, strict=True)
+                    for name in index.files]
+        found = []
+        for path, index, count in zip(self.paths, self.entries, self.file_samples, strict=True):
+            stored = checksums.source_names(path)
+            for record in range(count):
+                name = stored[record] if stored else self.kind.source_name(path, index, record)
+                found.append(name or f"{path}, record {record}")
+        return found
+
     def source_name(self, sample: int) -> str | None:
         """Returns the name of the file that a sample was prepared from, or None if it is not known."""
         file = int(self.files_of(sample))
@@ -340,8 +353,8 @@ def _listings(paths, check_files, fraction) -> tuple:
         listings = class_folders.read_index(paths[0]).divided(fraction)
     else:
         listings = tuple(class_folders.read_index(path) if check_files else () for path in paths)
-    for path, listing in zip(paths, listings, strict=True):
-        if not (len(listing) or fraction == 1 if check_files else class_folders.class_names(path)):
+    for path, listing in [*zip(paths, listings, strict=True)][fraction == 1:]:  # of 1, training has none
+        if not (len(listing) if check_files else class_folders.class_names(path)):
             raise UserError(f"--data_dir: {class_folders.NO_IMAGES.format(path)}")
     return listings
 

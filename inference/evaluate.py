@@ -1,6 +1,8 @@
-"""Evaluates a checkpoint on the validation set (--mode=evaluate)."""
+"""Evaluates a checkpoint on a validation set, or on a folder of test images (--mode=evaluate)."""
+import csv
 import dataclasses
 import functools
+import io
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -9,10 +11,12 @@ from pathlib import Path
 import tensorflow as tf
 
 from common import metric
-from common.errors import complain
-from common.run_folder import CLASSES, SUMMARY, RunFolder
+from common.errors import UserError, complain
+from common.run_folder import CLASSES, PREDICTIONS, SUMMARY, RunFolder
 from data.dataset import Dataset
+from data.formats.folder import shown
 from distributed.world import World
+from inference.trained import TOP
 from plan.plan import make_plan
 from plan.settings import Settings
 from reporting.progress import result_lines
@@ -20,27 +24,33 @@ from training import build
 from training.batch_norm import ExactStatistics
 from training.build import start_and_check_flags
 from training.by_class import as_csv, by_class
-from training.restoring import has_statistics, labels_of, load_model
+from training.evaluate import EvaluationResult
+from training.restoring import differing_classes, give, has_statistics, labels_of, newest, same_classes
 from training.summary import summarized
+
+LISTED = 20  # classes in a message
 
 
 def evaluate_checkpoint(settings: Settings, dataset: Dataset) -> dict:
     """Evaluates the newest checkpoint of --checkpoint. Returns the content of summary.json.
 
-    It writes summary.json and classes.csv into --output_dir if that is given.
+    It writes what `write_results` does into --output_dir if that is given.
     """
     recipe, launch, run = settings.recipe, settings.launch, settings.run
     world = start_and_check_flags(settings)
     started = time.perf_counter()
     dataset = build.stage_dataset(build.share_dataset(dataset, world), recipe, launch, world)
     with world.raise_on_all_ranks():
+        checkpoint, tensors, described = newest(run.checkpoint)
+        dataset = with_all_classes(dataset, described["classes"])
         feed = build.make_feed(recipe, launch, dataset, world)
         model = build.make_model(recipe, dataset)
         average = build.make_average(recipe, model)
-        described = load_model(run.checkpoint, model, average, classes=dataset.classes, is_quiet=world.rank > 0)
+        give(checkpoint, tensors, model, average, is_quiet=world.rank > 0)
         model = in_order(model, described["classes"], dataset.classes)
         measure = measurement(settings, described, model, feed, world)
-    evaluator = build.make_evaluator(launch, model, feed, world, average)
+    evaluator = build.make_evaluator(launch, model, feed, world, average,
+                                     guesses=min(TOP, len(dataset.classes)) if run.output_dir else 0)
     begun = time.perf_counter()
     result = evaluator(measure=measure)
     ended = time.perf_counter()
@@ -50,12 +60,59 @@ def evaluate_checkpoint(settings: Settings, dataset: Dataset) -> dict:
         if world.rank == 0:
             print(*result_lines(summary, len(dataset.classes)), sep="\n", file=sys.stderr)
             if run.output_dir:
-                Path(run.output_dir).mkdir(parents=True, exist_ok=True)
-                folder = RunFolder(run.output_dir)
-                folder.write(SUMMARY, summary)
-                folder.write(CLASSES, as_csv(by_class(*result.outcomes[:, :2].T, dataset.classes)))
-                folder.save_or_raise()
+                write_results(Path(run.output_dir), summary, result, dataset)
     return summary
+
+
+def write_results(path: Path, summary: dict, result: EvaluationResult, dataset: Dataset) -> None:
+    """Writes summary.json, classes.csv and predictions.csv into a folder. Raises OSError."""
+    path.mkdir(parents=True, exist_ok=True)
+    folder = RunFolder(path)
+    folder.write(SUMMARY, summary)
+    folder.write(CLASSES, as_csv(by_class(*result.outcomes[:, :2].T, dataset.classes)))
+    if not dataset.is_synthetic:
+        folder.write(PREDICTIONS, predictions(result, dataset))
+    folder.save_or_raise()
+
+
+def predictions(result: EvaluationResult, dataset: Dataset) -> str:
+    """Returns the content of predictions.csv: file, label, predicted class and the most probable classes of each image.
+    """
+    best, classes = result.guesses.shape[1] // 2, [shown(name) for name in dataset.classes]
+    written = io.StringIO()
+    table = csv.writer(written, lineterminator="\n")
+    table.writerow(["file", "label", "predicted", *(f"{what}_{rank}" for rank in range(1, best + 1)
+                                                    for what in ("class", "probability"))])
+    for name, (label, predicted, *_), row in zip(dataset.validation.names(), result.outcomes, result.guesses,
+                                                 strict=True):
+        guesses = [cell for guess, probability in zip(row[:best], row[best:], strict=True)
+                   for cell in (classes[int(guess)], f"{probability:.6f}")]
+        table.writerow([shown(name), classes[int(label)], classes[int(predicted)], *guesses])
+    return written.getvalue()
+
+
+def with_all_classes(dataset: Dataset, names: Sequence[str]) -> Dataset:
+    """Returns the dataset with the classes of a model of which it has no images, after its own.
+
+    names: of the model's classes. Raises UserError if the dataset has another class.
+    """
+    ours = dataset.classes
+    if same_classes(names, ours):
+        return dataset
+    unknown = [name for name in ours if name not in names]
+    if unknown:
+        raise UserError(f"--data_dir: the model does not know the class {unknown[0]!r}"
+                        + (f" and {len(unknown) - 1} more" if len(unknown) > 1 else "")
+                        + f"; it knows {listed(names)}, and the dataset has {listed(ours)}")
+    if len({*names}) < len(names) or len({*ours}) < len(ours):
+        raise UserError(f"--data_dir: {differing_classes(names, ours)}, and some names occur twice")
+    return dataclasses.replace(dataset, classes=(*ours, *(name for name in names if name not in ours)))
+
+
+def listed(names: Sequence[str]) -> str:
+    """Returns the names of classes for a message."""
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(map(repr, names[:LISTED])) + more
 
 
 def in_order(model, names: Sequence[str], classes: Sequence[str]):
@@ -74,6 +131,9 @@ def measurement(settings: Settings, described: dict, model, feed, world: World) 
     recipe = settings.recipe
     if recipe.batch_norm_statistics != "exact" or has_statistics(described):
         return lambda: None
+    if not feed.dataset.train.samples:
+        raise UserError("--data_dir: this checkpoint lacks batch norm's statistics, which are measured on training "
+                        "images, and this folder has none; evaluate RUN/checkpoints/best")
     progress = described["progress"]
     epoch = described["epoch"]
     span = recipe.batch_norm_span and recipe.batch_norm_span(epoch)  # one micro-batch, even if workers shared it

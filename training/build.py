@@ -211,5 +211,6 @@ def make_average(recipe: Recipe, model) -> WeightAverage | None:
                          recipe.batch_norm_statistics == "moving")
 
 
-def make_evaluator(launch: Launch, model, feed, world: World, average: WeightAverage | None = None) -> Evaluator:
-    return Evaluator(model, feed, launch.micro_batch_size or LARGEST_MICRO_BATCH, world, average)
+def make_evaluator(launch: Launch, model, feed, world: World, average: WeightAverage | None = None,
+                   guesses: int = 0) -> Evaluator:
+    return Evaluator(model, feed, launch.micro_batch_size or LARGEST_MICRO_BATCH, world, average, guesses)

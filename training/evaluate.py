@@ -29,16 +29,20 @@ class EvaluationResult:
     # Label, predicted class, loss and training.losses.label_ranks of each sample in the order of the dataset, float32
     # (samples, 4), by the moving average of the weights if there is one.
     outcomes: np.ndarray
+    # The most probable classes of each sample and their probabilities, best first, float32 (samples, 2 * guesses).
+    guesses: np.ndarray
 
 
 class Evaluator:
     """Evaluates a model on this worker's shard of the validation set and gathers the outcomes of all workers.
 
-    average: optim.average.WeightAverage, which is evaluated, too, or None.
+    average: optim.average.WeightAverage, which is evaluated, too, or None. guesses: number of classes in
+    EvaluationResult.guesses.
     """
 
-    def __init__(self, model, feed, batch_size: int, world: World, average=None):
-        self._step = make_evaluation_step(model)
+    def __init__(self, model, feed, batch_size: int, world: World, average=None, guesses: int = 0):
+        self._step = make_evaluation_step(model, guesses)
+        self._columns = 4 + 2 * guesses
         self._feed = feed
         self._batch_size = batch_size
         self._world = world
@@ -61,8 +65,8 @@ class Evaluator:
                 outcomes = self._evaluate(stop)
             if outcomes is None:
                 return None
-            metrics |= {f"{prefix}{name}": value for name, value in self._metrics(outcomes).items()}
-        return EvaluationResult(metrics, outcomes)
+            metrics |= {f"{prefix}{name}": value for name, value in self._metrics(outcomes[:, :4]).items()}
+        return EvaluationResult(metrics, outcomes[:, :4], outcomes[:, 4:])
 
     def _metrics(self, outcomes: np.ndarray) -> dict[str, float]:
         """Returns means and counts over all samples, added in the order of the dataset."""
@@ -76,7 +80,7 @@ class Evaluator:
 
     def _evaluate(self, stop) -> np.ndarray | None:
         """Returns the outcomes of all workers, or None if `stop` is true."""
-        outcomes = [tf.zeros([0, 4])]
+        outcomes = [tf.zeros([0, self._columns])]
         batches_of_all = -(-self._feed.dataset.validation.samples // self._batch_size)
         opening = functools.partial(self._feed.validation, self._batch_size)
         batches, samples = self._pipeline.open_for(itertools.repeat("validation"), opening)
@@ -95,10 +99,11 @@ class Evaluator:
         return self._world.concatenate(tf.concat(outcomes, axis=0).numpy(), "outcomes")
 
 
-def make_evaluation_step(model):
+def make_evaluation_step(model, guesses: int = 0):
     """Returns a function of an iterator over batches.
 
-    It returns label, predicted class, loss and label_ranks of each sample of the next batch, float32 (batch, 4).
+    It returns label, predicted class, loss and label_ranks of each sample of the next batch, and its most probable
+    classes and their probabilities, float32 (batch, 4 + 2 * guesses).
     """
     counts = batch_counts()
 
@@ -110,6 +115,9 @@ def make_evaluation_step(model):
         predicted = tf.argmax(logits, axis=1, output_type=tf.int32)
         columns = labels, predicted, cross_entropy(logits, labels), label_ranks(logits, labels)
         outcomes = tf.stack([tf.cast(column, tf.float32) for column in columns], axis=1)
+        if guesses:
+            probabilities, classes = tf.math.top_k(tf.nn.softmax(logits), guesses)
+            outcomes = tf.concat([outcomes, tf.cast(classes, tf.float32), probabilities], axis=1)
         counts.set_computed([outcomes])
         return outcomes
 

@@ -97,37 +97,47 @@ def saved_in(folder: Path, suffix: str = "") -> list[Path]:
     return sorted((path for path in folder.glob("step-*") if re.fullmatch(pattern, path.name)), reverse=True)
 
 
-def load_model(path: str, model, average=None, needs_statistics: bool = False, classes: Sequence[str] = (),
-               is_quiet: bool = False) -> dict:
-    """Loads the newest checkpoint's weights and input normalization into a model; returns its description.
+def load_model(path: str, model, average=None, needs_statistics: bool = False) -> dict:
+    """Gives a model the weights of the checkpoint that `newest` finds, and returns its description.
 
-    Raises UserError if there is none that fits.
+    average: as for `give`.
+    """
+    checkpoint, tensors, described = newest(path, needs_statistics)
+    give(checkpoint, tensors, model, average)
+    return described
 
-    average: optim.average.WeightAverage to load, too, or None. needs_statistics: whether to skip checkpoints whose
-    exact batch-norm statistics are not those of their weights (see `has_statistics`). Standard error names them.
-    classes: names that the checkpoint has to have, in any order, or empty. is_quiet: whether standard error does not
-    say that the normalization differs.
+
+def newest(path: str, needs_statistics: bool = False) -> tuple[Path, dict, dict]:
+    """Returns (path, tensors, description) of the newest intact checkpoint. Raises UserError if there is none.
+
+    needs_statistics: whether to skip checkpoints whose exact batch-norm statistics are not those of their weights (see
+    `has_statistics`). Standard error names them.
     """
     skipped = []
     for checkpoint, tensors, described in intact(Path(path)):
         if needs_statistics and not has_statistics(described):
             skipped.append(checkpoint)
             continue
-        if classes and not same_classes(described["classes"], classes):
-            raise UserError(f"--data_dir: {differing_classes(described['classes'], classes)}; evaluate on a dataset "
-                            f"with the classes of {checkpoint}")
-        variables = model_variables(model) | named("ema", average.variables if average else [])
-        groups = tuple({f"{name.partition('/')[0]}/" for name in variables})
-        restore(checkpoint, {name: tensor for name, tensor in tensors.items() if name.startswith(groups)}, variables,
-                is_quiet=is_quiet)
         if skipped:
             complain(f"{checkpoint} is used, because batch norm's statistics in {skipped[0]} are not those of its "
                      "weights: they are measured in evaluations, and it was saved between two of them")
-        return described
+        return checkpoint, tensors, described
     if skipped:
         raise UserError(f"--checkpoint: batch norm's statistics in {skipped[0]} are not those of its weights: they are "
                         "measured in evaluations, and it was saved before one; continue the training to the next one")
     raise UserError(NONE_READABLE.format(flag="--checkpoint", path=path))
+
+
+def give(checkpoint: Path, tensors: dict, model, average=None, is_quiet: bool = False) -> None:
+    """Gives a model the weights and the input normalization of a checkpoint. Raises UserError unless they fit.
+
+    average: optim.average.WeightAverage that gets its weights, too, or None. is_quiet: whether standard error does not
+    say that the normalization differs.
+    """
+    variables = model_variables(model) | named("ema", average.variables if average else [])
+    groups = tuple({f"{name.partition('/')[0]}/" for name in variables})
+    restore(checkpoint, {name: tensor for name, tensor in tensors.items() if name.startswith(groups)}, variables,
+            is_quiet=is_quiet)
 
 
 def initialize(path: str | None, model, classes: Sequence[str], average=None, file: str | None = None) -> None:

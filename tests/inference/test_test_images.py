@@ -1,0 +1,113 @@
+"""--mode=evaluate on the images of a folder of one's own, and predictions.csv."""
+import csv
+import json
+import shutil
+
+import pytest
+from conftest import ROOT, TRAIN, printed_json, rows, run, train
+
+from data.dataset import open_dataset
+from tests.rigs.pictures import CLASSES, command, fill
+
+FLAGS = ("--model=convnet", "--image_size=24", "--batch_size=8", "--batch_norm_span=auto", "--micro_batch_size=4",
+         "--epochs=1", "--deterministic")
+METRICS = ("val_loss", "val_top1", "val_top5", "val_samples")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    return fill(tmp_path_factory.mktemp("photos") / "photos", 12)
+
+
+@pytest.fixture(scope="module")
+def trained(photos, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "run"
+    train(f"--data_dir={photos}", *FLAGS, f"--output_dir={folder}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tested(tmp_path_factory):
+    """New pictures of two of the three classes, the last one first, and an empty folder."""
+    folder = fill(tmp_path_factory.mktemp("test") / "mine", 5, first=500, classes=CLASSES[:0:-1])
+    (folder / "empty").mkdir()
+    return folder
+
+
+def evaluated(trained, *flags, **options):
+    return train("--mode=evaluate", f"--checkpoint={trained}/checkpoints/best", *flags, **options)
+
+
+def table(folder) -> list[dict]:
+    with open(folder / "predictions.csv", newline="") as file:
+        return [*csv.DictReader(file)]
+
+
+def test_a_folder_of_test_images_is_evaluated_whole(trained, tested, tmp_path):
+    """As prediction sees each image. Files are named, labels are the model's, and workers make no difference."""
+    done = evaluated(trained, f"--data_dir={tested}", f"--output_dir={tmp_path}/one")
+    assert (f"note: all 10 images in {tested} are evaluated, because it is not the folder that this run was trained on"
+            in done.stderr)
+    found, made = table(tmp_path / "one"), printed_json(done)
+    predicted = train("--mode=predict", f"--checkpoint={trained}/checkpoints/best", f"--image={tested}")
+    expected = [json.loads(line) for line in predicted.stdout.splitlines()]
+    assert [row["file"] for row in found] == [row["file"] for row in expected]
+    assert [row["file"] for row in found] == sorted(map(str, tested.rglob("*.jpg")))
+    for row, own in zip(found, expected, strict=True):
+        assert row["label"] == row["file"].split("/")[-2] and row["predicted"] == row["class_1"]
+        assert [row[f"class_{rank}"] for rank in (1, 2, 3)] == [guess["class"] for guess in own["top"]]
+        assert [float(row[f"probability_{rank}"]) for rank in (1, 2, 3)] == pytest.approx(
+            [guess["probability"] for guess in own["top"]], abs=1e-3)
+    right = sum(row["label"] == row["predicted"] for row in found)
+    assert made["val_samples"] == 10 and made["val_top1_count"] == right and made == json.loads(
+        (tmp_path / "one" / "summary.json").read_text())
+    evaluated(trained, f"--data_dir={tested}", f"--output_dir={tmp_path}/two", kind="mpirun", workers=2)
+    assert table(tmp_path / "two") == found
+
+
+@pytest.mark.parametrize("name", ["test", "val", "Testing"])
+def test_a_folder_with_only_a_test_set(trained, tested, tmp_path, name):
+    shutil.copytree(tested, tmp_path / "mine" / name)
+    made = printed_json(done := evaluated(trained, f"--data_dir={tmp_path}/mine"))
+    assert f"all 10 images in {tmp_path}/mine/{name} are evaluated" in done.stderr and made["val_samples"] == 10
+
+
+def test_the_folder_of_the_training_keeps_its_validation_images(photos, trained, tmp_path):
+    """By any path. Evaluated whole, it would look better than it is."""
+    (tmp_path / "link").symlink_to(photos)
+    for flags in ([], [f"--data_dir={tmp_path}/link"]):
+        done = evaluated(trained, *flags)
+        assert {name: printed_json(done)[name] for name in METRICS} == {
+            name: rows(trained)[-1].get(name, open_dataset(photos).validation.samples) for name in METRICS}
+        assert "are evaluated: those that were set aside when this run was trained on the other" in done.stderr
+    refused = run("python", 1, TRAIN, "--mode=evaluate", f"--checkpoint={trained}", "--validation_fraction=0.5")
+    assert refused.returncode == 2 and "--validation_fraction has no effect with --mode=evaluate" in refused.stderr
+
+
+def test_a_prepared_set_names_the_files_that_it_was_made_from(trained, tested, tmp_path):
+    shutil.copytree(tested, tmp_path / "mine")
+    (tmp_path / "mine" / "empty").rmdir()
+    assert command(f"--source={tmp_path}/mine", f"--output={tmp_path}/set", "--validation_fraction=0.4") == 0
+    evaluated(trained, f"--data_dir={tmp_path}/set", f"--output_dir={tmp_path}/out")
+    split = open_dataset(tmp_path / "set").validation
+    found = table(tmp_path / "out")
+    assert [row["file"] for row in found] == [split.source_name(sample) for sample in range(split.samples)]
+    assert all(row["label"] == row["file"].partition("/")[0] for row in found)
+
+
+def test_a_class_that_the_model_does_not_know_is_an_error(trained, tested, tmp_path):
+    shutil.copytree(tested, tmp_path / "mine")
+    fill(tmp_path / "mine", 1, first=900, classes=("wolf",))
+    done = run("mpirun", 2, ROOT / "train.py", "--mode=evaluate", f"--checkpoint={trained}/checkpoints/best",
+               f"--data_dir={tmp_path}/mine", f"--output_dir={tmp_path}/out")
+    assert done.returncode == 1 and not (tmp_path / "out").exists()
+    [line] = {line for line in done.stderr.splitlines() if line.startswith("train.py: --data_dir")}
+    assert line.endswith("the model does not know the class 'wolf'; it knows 'a b', 'dog', 'épée', and the dataset has "
+                         "'dog', 'wolf', 'épée'")
+
+
+def test_a_folder_without_images_is_an_error(trained, tmp_path):
+    (tmp_path / "mine" / "dog").mkdir(parents=True)
+    done = run("python", 1, TRAIN, "--mode=evaluate", f"--checkpoint={trained}/checkpoints/best",
+               f"--data_dir={tmp_path}/mine")
+    assert done.returncode == 1 and "contains neither dataset.json" in done.stderr and "Traceback" not in done.stderr
