@@ -26,7 +26,7 @@ from common.activity import startup
 from common.errors import UserError, complain
 from common.files import as_json
 from data import duplicates
-from data.balance import check_dataset, notes, notes_on_evaluation, notes_on_folder, notes_on_sizes
+from data.balance import check_dataset, notes, notes_on_folder, notes_on_sizes
 from data.dataset import Dataset
 from data.named import open_named
 from data.sources import BUILT_IN
@@ -123,7 +123,7 @@ def evaluate(settings: Settings) -> None:
     trained_on, fraction = data_of_run(settings.run.checkpoint)
     is_own = os.path.realpath(data_dir) == os.path.realpath(trained_on or "")
     dataset = open_named(data_dir, launcher.launched().rank == 0, fraction if is_own else 1)
-    for line in (*notes_on_folder(dataset), *notes_on_evaluation(dataset)):
+    for line in notes_on_folder(dataset):
         complain(line)
     from inference.evaluate import evaluate_checkpoint
 

@@ -103,8 +103,8 @@ def notes_on_evaluation(dataset: Dataset) -> list[str]:
         return []
     if split.fraction == 1:
         return [f"note: all {split.samples:,} images in {split.paths[0]} are evaluated, because it is not the folder "
-                "that this run was trained on"]
-    return [f"note: {split.samples:,} images in {folder} are evaluated: those that were set aside when this run was "
+                "that the run was trained on"]
+    return [f"note: {split.samples:,} images in {folder} are evaluated: those that were set aside when the run was "
             f"trained on the other {dataset.train.samples:,}"]
 
 

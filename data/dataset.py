@@ -215,6 +215,13 @@ class Dataset:
             return self
         return open_dataset(self.folder, fraction=self.train.fraction)
 
+    def divided(self, fraction: float) -> "Dataset":
+        """Returns a folder of classes that was opened with a fraction of 1 with another fraction."""
+        [listing] = self.validation.entries
+        splits = {name: replace(getattr(self, name), file_samples=(len(part),), indexes=(part,), fraction=fraction)
+                  for name, part in zip(("train", "validation"), listing.divided(fraction), strict=True)}
+        return replace(self, **splits)
+
     def in_order(self, order: str) -> "Dataset":
         """Returns the dataset to be read in one of ORDERS. Raises UserError if "file" makes no difference."""
         if order == "file" and (self.is_synthetic or self.train.kind.ANY_ORDER):

@@ -13,11 +13,13 @@ import tensorflow as tf
 from common import metric
 from common.errors import UserError, complain
 from common.run_folder import CLASSES, PREDICTIONS, SUMMARY, RunFolder
-from data.dataset import Dataset
+from data.balance import notes_on_evaluation
+from data.dataset import Dataset, labels_checksum
 from data.formats.folder import shown
 from distributed.world import World
 from inference.trained import TOP
 from plan.plan import make_plan
+from plan.recipes import data_of_run
 from plan.settings import Settings
 from reporting.progress import result_lines
 from training import build
@@ -39,10 +41,14 @@ def evaluate_checkpoint(settings: Settings, dataset: Dataset) -> dict:
     recipe, launch, run = settings.recipe, settings.launch, settings.run
     world = start_and_check_flags(settings)
     started = time.perf_counter()
-    dataset = build.stage_dataset(build.share_dataset(dataset, world), recipe, launch, world)
+    dataset = build.share_dataset(dataset, world)
     with world.raise_on_all_ranks():
         checkpoint, tensors, described = newest(run.checkpoint)
-        dataset = with_all_classes(dataset, described["classes"])
+        dataset = with_all_classes(as_in_training(dataset, described, run.checkpoint), described["classes"])
+    for line in notes_on_evaluation(dataset) if world.rank == 0 else ():
+        complain(line)
+    dataset = build.stage_dataset(dataset, recipe, launch, world)
+    with world.raise_on_all_ranks():
         feed = build.make_feed(recipe, launch, dataset, world)
         model = build.make_model(recipe, dataset)
         average = build.make_average(recipe, model)
@@ -89,6 +95,18 @@ def predictions(result: EvaluationResult, dataset: Dataset) -> str:
                    for cell in (classes[int(guess)], f"{probability:.6f}")]
         table.writerow([shown(name), classes[int(label)], classes[int(predicted)], *guesses])
     return written.getvalue()
+
+
+def as_in_training(dataset: Dataset, described: dict, checkpoint: str) -> Dataset:
+    """Returns a folder of classes with the same images set aside as in training, if it is a copy of the training's.
+
+    Any other dataset is returned as it is. described: description of the checkpoint in the path `checkpoint`.
+    """
+    labels = described["progress"].get("labels")
+    if dataset.validation.fraction != 1 or not labels:
+        return dataset
+    divided = dataset.divided(data_of_run(checkpoint)[1])
+    return divided if labels_checksum(divided.train) == labels else dataset
 
 
 def with_all_classes(dataset: Dataset, names: Sequence[str]) -> Dataset:

@@ -46,7 +46,7 @@ def table(folder) -> list[dict]:
 def test_a_folder_of_test_images_is_evaluated_whole(trained, tested, tmp_path):
     """As prediction sees each image. Files are named, labels are the model's, and workers make no difference."""
     done = evaluated(trained, f"--data_dir={tested}", f"--output_dir={tmp_path}/one")
-    assert (f"note: all 10 images in {tested} are evaluated, because it is not the folder that this run was trained on"
+    assert (f"note: all 10 images in {tested} are evaluated, because it is not the folder that the run was trained on"
             in done.stderr)
     found, made = table(tmp_path / "one"), printed_json(done)
     predicted = train("--mode=predict", f"--checkpoint={trained}/checkpoints/best", f"--image={tested}")
@@ -73,13 +73,16 @@ def test_a_folder_with_only_a_test_set(trained, tested, tmp_path, name):
 
 
 def test_the_folder_of_the_training_keeps_its_validation_images(photos, trained, tmp_path):
-    """By any path. Evaluated whole, it would look better than it is."""
+    """By any path, also a copy. Evaluated whole, it would look better than it is."""
     (tmp_path / "link").symlink_to(photos)
-    for flags in ([], [f"--data_dir={tmp_path}/link"]):
+    shutil.copytree(photos, tmp_path / "copy")
+    for flags in ([], [f"--data_dir={tmp_path}/link"], [f"--data_dir={tmp_path}/copy"]):
         done = evaluated(trained, *flags)
         assert {name: printed_json(done)[name] for name in METRICS} == {
             name: rows(trained)[-1].get(name, open_dataset(photos).validation.samples) for name in METRICS}
-        assert "are evaluated: those that were set aside when this run was trained on the other" in done.stderr
+        assert "are evaluated: those that were set aside when the run was trained on the other" in done.stderr
+    shutil.copy(photos / "dog" / "1 ü.jpg", tmp_path / "copy" / "dog" / "new.jpg")
+    assert "note: all 37 images in" in evaluated(trained, f"--data_dir={tmp_path}/copy").stderr
     refused = run("python", 1, TRAIN, "--mode=evaluate", f"--checkpoint={trained}", "--validation_fraction=0.5")
     assert refused.returncode == 2 and "--validation_fraction has no effect with --mode=evaluate" in refused.stderr
 
