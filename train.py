@@ -121,7 +121,7 @@ def evaluate(settings: Settings) -> None:
     """Evaluates a checkpoint and prints the content of summary.json."""
     data_dir = settings.recipe.data_dir
     trained_on, fraction = data_of_run(settings.run.checkpoint)
-    is_own = os.path.realpath(data_dir) == os.path.realpath(trained_on or "")
+    is_own = trained_on and os.path.realpath(data_dir) == os.path.realpath(trained_on)
     dataset = open_named(data_dir, launcher.launched().rank == 0, fraction if is_own else 1)
     for line in notes_on_folder(dataset):
         complain(line)

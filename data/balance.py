@@ -60,10 +60,10 @@ def notes_on_sizes(dataset: Dataset) -> list[str]:
     train, validation = _counts_of_splits(dataset)
     if train is None or validation is None:
         return []
-    labels, count = np.arange(len(train)), len(dataset.classes)
-    which = f" of the smallest {LISTED} of {count} classes" if count > LISTED else " by class"
-    if count > LISTED:
+    labels, which = range(len(train)), " by class"
+    if len(train) > LISTED:
         labels = np.argsort(train + validation, kind="stable")[:LISTED]
+        which = f" of the smallest {LISTED} of {len(train)} classes"
     sizes = ", ".join(f"{dataset.classes[label]} {train[label]:,} + {validation[label]:,}" for label in labels)
     fraction = dataset.train.fraction
     lines = [f"note: {dataset.folder} has no validation images, so about {fraction:.3g} of each class is set aside "
@@ -102,8 +102,8 @@ def notes_on_evaluation(dataset: Dataset) -> list[str]:
     if not split.fraction or not split.indexes:
         return []
     if split.fraction == 1:
-        return [f"note: all {split.samples:,} images in {split.paths[0]} are evaluated, because it is not the folder "
-                "that the run was trained on"]
+        return [f"note: all {split.samples:,} images in {split.paths[0]} are evaluated, because the run was trained on "
+                "another folder"]
     return [f"note: {split.samples:,} images in {folder} are evaluated: those that were set aside when the run was "
             f"trained on the other {dataset.train.samples:,}"]
 

@@ -337,14 +337,14 @@ def _class_folders(folder, check_files, fraction) -> Dataset | None:
             fraction = 0.0
         elif lone and fraction == 1:
             train = lone
-        elif lone or class_folders.whole(folder) or not class_folders.has_classes(train):
+        elif lone or (fraction != 1 and class_folders.whole(folder)) or not class_folders.has_classes(train):
             return None
         paths = train, validation or train
         classes = class_folders.class_names(train)
         listings = _listings(paths, check_files, fraction)
     except OSError as error:
         raise UserError(f"--data_dir: {error}") from None
-    if fraction == 1 and check_files:  # what is not judged needs no label
+    if fraction == 1 and check_files:  # the model need not know a class without images
         present, listings[1].labels = np.unique(listings[1].labels, return_inverse=True)
         classes = [classes[label] for label in present]
     splits = [Split("folder", (path,), (len(listing),), (listing,) if check_files else None, fraction=fraction)

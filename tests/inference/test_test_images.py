@@ -46,8 +46,7 @@ def table(folder) -> list[dict]:
 def test_a_folder_of_test_images_is_evaluated_whole(trained, tested, tmp_path):
     """As prediction sees each image. Files are named, labels are the model's, and workers make no difference."""
     done = evaluated(trained, f"--data_dir={tested}", f"--output_dir={tmp_path}/one")
-    assert (f"note: all 10 images in {tested} are evaluated, because it is not the folder that the run was trained on"
-            in done.stderr)
+    assert f"all 10 images in {tested} are evaluated, because the run was trained on another folder" in done.stderr
     found, made = table(tmp_path / "one"), printed_json(done)
     predicted = train("--mode=predict", f"--checkpoint={trained}/checkpoints/best", f"--image={tested}")
     expected = [json.loads(line) for line in predicted.stdout.splitlines()]
@@ -67,9 +66,12 @@ def test_a_folder_of_test_images_is_evaluated_whole(trained, tested, tmp_path):
 
 @pytest.mark.parametrize("name", ["test", "val", "Testing"])
 def test_a_folder_with_only_a_test_set(trained, tested, tmp_path, name):
+    """Or the test set itself, with training images in the next folder."""
     shutil.copytree(tested, tmp_path / "mine" / name)
-    made = printed_json(done := evaluated(trained, f"--data_dir={tmp_path}/mine"))
-    assert f"all 10 images in {tmp_path}/mine/{name} are evaluated" in done.stderr and made["val_samples"] == 10
+    for given in (tmp_path / "mine", tmp_path / "mine" / name):
+        made = printed_json(done := evaluated(trained, f"--data_dir={given}"))
+        assert f"all 10 images in {tmp_path}/mine/{name} are evaluated" in done.stderr and made["val_samples"] == 10
+        shutil.copytree(tested, tmp_path / "mine" / "train", dirs_exist_ok=True)
 
 
 def test_the_folder_of_the_training_keeps_its_validation_images(photos, trained, tmp_path):
