@@ -3,7 +3,7 @@ import contextlib
 import errno
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 
 from common import command_of
@@ -86,6 +86,13 @@ def one_line(error) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return text
+
+
+def listed(words: Sequence[str], most: int, separator: str = ", ", what: str = "") -> str:
+    """Returns the first words of a list and the number of the others, for a message. what: the others, such as files.
+    """
+    more = f" and {len(words) - most} more{what and f' {what}'}" if len(words) > most else ""
+    return separator.join(words[:most]) + more
 
 
 def reason(error) -> str:

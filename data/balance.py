@@ -5,7 +5,7 @@ from itertools import islice
 
 import numpy as np
 
-from common.errors import UserError
+from common.errors import UserError, listed
 from data import checksums
 from data.dataset import Dataset, Split
 from data.formats.folder import learnable, remarks
@@ -41,7 +41,7 @@ def notes(dataset: Dataset, is_weighted: bool = False) -> list[str]:
     lines = notes_on_folder(dataset)
     for name, counts in (("training", train), ("validation", validation)):
         if empty := [repr(dataset.classes[label]) for label in np.flatnonzero(counts == 0)]:
-            lines.append(f"warning: no {name} images in {_listed(empty)}")
+            lines.append(f"warning: no {name} images {_in_classes(empty)}")
     least = np.where(train, train, train.max()).argmin()
     if train.max() > UNEVEN * train[least] and not is_weighted:
         lines.append(f"note: {train.max()} training images of {dataset.classes[train.argmax()]!r} and {train[least]} "
@@ -71,14 +71,13 @@ def notes_on_sizes(dataset: Dataset) -> list[str]:
     lines.append(f"note: training + validation images{which}: {sizes}")
     if few := [f"{dataset.classes[label]!r} ({validation[label]})" for label in np.argsort(validation, kind="stable")
                if 0 < validation[label] < FEW]:
-        lines.append(f"warning: fewer than {FEW} validation images in {_listed(few)}, so what is measured for "
+        lines.append(f"warning: fewer than {FEW} validation images {_in_classes(few)}, so what is measured for "
                      f"{'this class' if len(few) == 1 else 'these classes'} is uncertain")
     return lines
 
 
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"{'class' if len(names) == 1 else 'classes'} {', '.join(names[:SHOWN])}{more}"
+def _in_classes(names: list[str]) -> str:
+    return f"in {'class' if len(names) == 1 else 'classes'} {listed(names, SHOWN)}"
 
 
 def notes_on_folder(dataset: Dataset) -> list[str]:

@@ -120,9 +120,8 @@ class Split:
         [path] = self.paths
         if self.fraction == 1:
             return "save such files as JPEG or PNG, or remove them"
-        if self.fraction:
-            return class_folders.conversion(path, *flags, f"--validation_fraction={self.fraction:g}")
-        return class_folders.conversion(path.parent, *flags)
+        folder, own = (path, [f"--validation_fraction={self.fraction:g}"]) if self.fraction else (path.parent, [])
+        return class_folders.conversion(folder, *flags, *own)
 
     def slices(self, samples: np.ndarray) -> list[tuple]:
         """Splits samples into slices that each lie in one file: (path, index, sample numbers within the file), ...

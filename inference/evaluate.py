@@ -11,7 +11,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from common import metric
-from common.errors import UserError, complain
+from common.errors import UserError, complain, listed
 from common.run_folder import CLASSES, PREDICTIONS, SUMMARY, RunFolder
 from data.balance import notes_on_evaluation
 from data.dataset import Dataset, labels_checksum
@@ -117,20 +117,14 @@ def with_all_classes(dataset: Dataset, names: Sequence[str]) -> Dataset:
     ours = dataset.classes
     if same_classes(names, ours):
         return dataset
-    unknown = [name for name in ours if name not in names]
-    if unknown:
-        raise UserError(f"--data_dir: the model does not know the class {unknown[0]!r}"
-                        + (f" and {len(unknown) - 1} more" if len(unknown) > 1 else "")
-                        + f"; it knows {listed(names)}, and the dataset has {listed(ours)}")
+    if unknown := [name for name in ours if name not in names]:
+        first, theirs, own = (listed([*map(repr, some)], most) for some, most in (
+            (unknown, 1), (names, LISTED), (ours, LISTED)))
+        raise UserError(f"--data_dir: the model does not know the class {first}; it knows {theirs}, and the dataset "
+                        f"has {own}")
     if len({*names}) < len(names) or len({*ours}) < len(ours):
         raise UserError(f"--data_dir: {differing_classes(names, ours)}, and some names occur twice")
     return dataclasses.replace(dataset, classes=(*ours, *(name for name in names if name not in ours)))
-
-
-def listed(names: Sequence[str]) -> str:
-    """Returns the names of classes for a message."""
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return ", ".join(map(repr, names[:LISTED])) + more
 
 
 def in_order(model, names: Sequence[str], classes: Sequence[str]):

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.errors import UserError
+from common.errors import UserError, listed
 from common.flags import file_text
 from data.formats.folder import FRACTION, THREADS, TRAIN, VALIDATION
 from data.preparing.team import Team
@@ -38,13 +38,13 @@ def table(source: Path, fraction: float, team: Team) -> Listed:
     rows, lines = team.on_rank_0(lambda: _splits(source, fraction))
     classes = sorted({row.label for row in rows["train"]})
     labels = {name: label for label, name in enumerate(classes)}
-    listed = {split: files(str(source.parent), [row.file for row in chosen], [labels[row.label] for row in chosen])
+    splits = {split: files(str(source.parent), [row.file for row in chosen], [labels[row.label] for row in chosen])
               for split, chosen in rows.items()}
     for line in lines:
         team.log(line)
-    if "validation" not in listed:
-        listed = divided(listed["train"], listed["train"].names, fraction)
-    return Listed(tuple(classes), listed)
+    if "validation" not in splits:
+        splits = divided(splits["train"], splits["train"].names, fraction)
+    return Listed(tuple(classes), splits)
 
 
 def _splits(source, fraction) -> tuple[dict[str, list[Row]], list[str]]:
@@ -90,9 +90,8 @@ def _read(source) -> Iterable[Row]:
         problems += [(row.line, f"there is no file {source.parent / row.file}")
                      for row, is_there in zip(found.values(), are_there, strict=True) if row.file and not is_there]
     if problems:
-        told = "; ".join(f"line {line}: {problem}" for line, problem in sorted(problems)[:SHOWN])
-        more = f"; and {len(problems) - SHOWN} more problems" if len(problems) > SHOWN else ""
-        raise UserError(f"--source: {source}: {told}{more}")
+        lines = [f"line {line}: {problem}" for line, problem in sorted(problems)]
+        raise UserError(f"--source: {source}: {listed(lines, SHOWN, '; ', 'problems')}")
     return found.values()
 
 

@@ -63,7 +63,7 @@ def test_a_column_divides_the_images(photos, tmp_path, capsys):
      ("line 3: a b/0 ü.jpg has the label 'dog', but 'cat' in line 2",)),
     ([("a b/0 ü.jpg", "cat"), ("dog/0 ü.jpg", " "), ("", "dog")], (),
      ("line 3: dog/0 ü.jpg has no label; line 4: the file is empty",)),
-    ([(f"gone {number}", "cat") for number in range(5)], (), ("; and 2 more problems",)),
+    ([(f"gone {number}", "cat") for number in range(5)], (), (" and 2 more problems",)),
     ([("a b/0 ü.jpg", "cat"), ("dog/0 ü.jpg", "cat")], ("--validation_fraction=0.5",), ("has a single class, 'cat'",)),
     ([("a b/0 ü.jpg", "cat"), ("dog/0 ü.jpg", "dog")], (),
      ("has no validation images; give", "--validation_fraction=0.2")),
