@@ -241,8 +241,8 @@ class Launch:
 class Run:
     """How to run it: where to write, when to save, what to do after a failure."""
 
-    mode: str = flag("train", "What to do. evaluate: the newest checkpoint in --checkpoint. export: as SavedModel, "
-        "ONNX and Keras's .h5 to --output_dir. predict: print the classes of --image.",
+    mode: str = flag("train", "What to do. evaluate: --checkpoint on --data_dir. export: as SavedModel, "
+        "ONNX and .h5 to --output_dir. predict: the classes of --image.",
         ("train", "evaluate", "export", "predict"), screen="Run")
     output_dir: str | None = flag(None, "Folder of the run. Default: a new folder in runs/. If it holds checkpoints, "
         "training resumes from them.", path=True, written=True, screen="Run", modes=("train", "evaluate", "export"))
@@ -283,8 +283,8 @@ class Run:
         "TensorBoard's profile plugin shows the result.", parse=values.range_of_steps)
     observer: tuple[str, ...] = flag([], "Observer of your own, as MODULE:NAME. It sees what the run's folder records. "
         "Can be given several times.", parse=values.names_in_modules, repeated=True)
-    dry_run: bool = flag(False, "Print the plan and exit. In a terminal, it is a summary; where standard "
-        "output is a pipe or a file, it is JSON.", screen="Run")
+    dry_run: bool = flag(False, "Print the plan and exit: a summary in a terminal, JSON in a pipe or file.",
+        screen="Run")
     workers: int | None = flag(None, "Number of workers to plan for. Only with --dry_run.", low=1)
     workers_per_node: int | None = flag(None, "Number of workers per node to plan for. Only with --dry_run. Default: "
         "the number per node of this launch, or 4 with --workers, as in arXiv:1811.05233.", low=1)
