@@ -33,10 +33,9 @@ THREADS = 2  # of an operation with --deterministic, which more threads on more 
 class Recipe:
     """What to train. The same on any number of workers."""
 
-    data_dir: str = flag("digits", "Dataset to train on: a folder that data.prepare wrote, or its address "
-        "(s3://BUCKET/FOLDER), a folder of images (CLASS/*, or train/CLASS/* and val/CLASS/*), a built-in dataset "
-        "(digits, fashion), or synthetic:SAMPLES for random data that stays on the device.", path=True,
-        screen="Data and model")
+    data_dir: str = flag("digits", "Dataset: a folder that data.prepare wrote, or its address (s3://BUCKET/FOLDER), "
+        "images (CLASS/*, or train/CLASS/* and val/CLASS/*), built-in digits or fashion, or synthetic:SAMPLES.",
+        path=True, screen="Data and model")
     model: str = flag("resnet20", "Model to train. ResNets are v1.5; names with _v1 are as first published. "
         "resnet50_nvcaffe and alexnet_bn* follow the LARS authors' files. resnet20, resnet10_narrow and convnet* are "
         "for small images. keras:NAME is a network of Keras. MODULE:FUNCTION is your own.", model_zoo.MODELS, own=True,
