@@ -21,7 +21,7 @@ from data.preparing.shards import SCRATCH, Preparation, Written, finished, shard
 from data.preparing.team import Team
 from data.sources.source import Listed, Source
 
-RULE = "hash of the path"  # by which the validation images are chosen; before version 0.12, it was the seed
+RULE = "hash of the path"  # by which validation images are chosen; versions up to 0.9 have another one
 SMALLEST_STD = 1.0  # images of one colour have a std of 0, and pixels are divided by it
 
 
