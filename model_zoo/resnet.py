@@ -150,7 +150,8 @@ def resnet20(x, classes, batch_norm_momentum, seed, last_gamma=1.0, drop_path=0.
         if stride == 1:
             return x
         grown = channels - x.shape[-1]
-        return tf.pad(x[:, ::stride, ::stride], [[0, 0], [0, 0], [0, 0], [grown // 2, grown - grown // 2]])
+        x = layers.AveragePooling2D(1, stride)(x)  # takes every second pixel
+        return layers.ZeroPadding2D(((0, 0), (grown // 2, grown - grown // 2)), "channels_first")(x)  # of channels
 
     x = layers.ReLU()(build.norm(build.convolution(x, 16, 3)))
     for channels, first_stride in ((16, 1), (32, 2), (64, 2)):

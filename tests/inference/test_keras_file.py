@@ -10,8 +10,9 @@ from conftest import skip
 
 import model_zoo
 from inference.export import write_tflite
-from inference.keras_file import NotWritten, write_keras
+from inference.keras_file import NotWritten, stock_model, write_keras
 from inference.trained import Trained, split_groups
+from model_zoo.layers import last_layer, norms
 
 # Prints the largest difference from the expected probabilities, and trains for a step.
 READER = """
@@ -33,25 +34,33 @@ NETWORKS = {"resnet20": 32, "resnet10_narrow": 64, "alexnet_bn": 67, "keras:Mobi
             **{name: pytest.param(name, size, marks=pytest.mark.campaign) for name, size in {
                 "convnet_bn": 32, "resnet50": 64, "keras:MobileNet": 32, "keras:ResNet50": 32, "keras:ResNet50V2": 32,
                 "keras:DenseNet121": 32, "keras:EfficientNetB0": 32, "keras:EfficientNetV2B0": 32,
-                "keras:InceptionResNetV2": 75, "keras:InceptionV3": 75,
+                "keras:ConvNeXtTiny": 32, "keras:InceptionResNetV2": 75, "keras:InceptionV3": 75,
                 "keras:NASNetMobile": 32, "keras:RegNetX002": 32, "keras:RegNetY002": 32, "keras:ResNetRS50": 32,
                 "keras:VGG16": 32, "keras:Xception": 71, "keras:MobileNetV2": 32}.items()}}
 PARAMETERS = [one if isinstance(one, type(pytest.param())) else (name, one) for name, one in NETWORKS.items()]
 
 
 def made(name: str, size: int) -> tuple[Trained, np.ndarray, np.ndarray]:
-    """A network whose variables all matter, pixels, and their probabilities as evaluation computes them."""
+    """A network whose variables all matter, pixels, and their probabilities as evaluation computes them.
+
+    Random weights alone give every image the same probabilities. So the moving statistics are those of the images, and
+    the last layer is scaled.
+    """
     more = {"drop_path": 0.2} if name == "resnet10_narrow" else {}
     model = model_zoo.create_model(name, 5, size, seed=3, mean=(120, 110, 100), std=(60, 50, 55), **more)
     random = np.random.default_rng(0)
+    pixels = np.uint8(random.uniform(0, 255, (8, size, size, 3)) * random.uniform(0.1, 1, (8, 1, 1, 3)))
     for variable in model.variables:
-        if "moving_variance" in variable.name:
-            variable.assign(random.uniform(0.5, 1.5, variable.shape))
-        elif len(variable.shape) == 1 and variable.dtype == tf.float32:
+        if len(variable.shape) == 1 and variable.dtype == tf.float32:
             variable.assign(variable + random.normal(0, 0.1, variable.shape))
-    pixels = random.integers(0, 256, (3, size, size, 3), dtype=np.uint8)
+    for norm in norms(model):
+        norm.momentum = 0.0
+    model(pixels.astype(np.float32), training=True)
+    last, logits = last_layer(model), model(pixels.astype(np.float32), training=False).numpy()
+    scale = 1 / np.ptp(logits, axis=0).max()
+    last.set_weights([last.kernel * scale, (last.bias - logits.mean(axis=0)) * scale])
     expected = tf.nn.softmax(model(pixels.astype(np.float32), training=False)).numpy()
-    assert np.ptp(expected, axis=1).max() > 1e-3
+    assert np.ptp(expected, axis=0).max() > 0.05  # between images
     split_groups(model)
     return Trained(model, tuple("abcde"), size, 1.0, 0.0, "last"), pixels, expected
 
@@ -95,7 +104,10 @@ def test_keras_2_opens_the_file_without_this_package(name, size, tmp_path):
 def test_keras_2_and_keras_3_open_every_kind(name, size, tmp_path, keras3):
     trained, pixels, expected = made(name, size)
     write_keras(trained, tmp_path / "model.h5")
-    for python, major in ((sys.executable, "2"), (keras3, "3")):
+    opened = {sys.executable: "2", keras3: "3"}
+    if name == "keras:ConvNeXtTiny":
+        del opened[keras3]  # Keras 3 refuses it, as docs/use.md says
+    for python, major in opened.items():
         version, difference = read(python, tmp_path / "model.h5", pixels, expected)
         assert version == major and difference < 1e-5
 
@@ -105,6 +117,35 @@ def test_a_layer_that_keras_lacks_is_named(tmp_path):
     with pytest.raises(NotWritten, match="Keras has no layer like local_response_normalization"):
         write_keras(made("alexnet", 67)[0], tmp_path / "model.h5")
     assert not [*tmp_path.iterdir()]
+
+
+class Twice(tf.keras.layers.Layer):
+    """A layer of a user, without a configuration."""
+
+    def __init__(self, factor):
+        super().__init__(name="twice")
+        self.factor = factor
+
+    def call(self, inputs):
+        return self.factor * inputs
+
+
+@pytest.mark.parametrize(("compute", "name"), [
+    (lambda x, y: x - y, "tf.math.subtract"), (lambda x, y: 1 - x, "tf.math.subtract"), (lambda x, y: x[:, 1:], "tf."),
+    (lambda x, y: tf.concat([x, y], -1), "tf.concat"), (lambda x, y: tf.nn.elu(x), "tf.nn.elu"),
+    (lambda x, y: Twice(2)(x), "twice")])
+def test_what_keras_has_no_layer_for_is_named(compute, name):
+    x = tf.keras.Input((4, 4, 3))
+    with pytest.raises(NotWritten, match=f"Keras has no layer like {name}"):
+        stock_model(tf.keras.Model(x, compute(x, tf.keras.layers.ReLU()(x))))
+
+
+@pytest.mark.parametrize(("name", "size"), [("tests.rigs.networks:nested", 16), ("examples.own_network:network", 16)])
+def test_models_in_models_are_copied(name, size):
+    trained, pixels, expected = made(name, size)
+    copy = stock_model(trained.model)
+    np.testing.assert_allclose(tf.nn.softmax(copy(pixels.astype(np.float32))), expected, atol=1e-6)
+    assert all(type(layer).__module__.startswith("keras.") for layer in copy._flatten_layers())
 
 
 @pytest.mark.trainings
