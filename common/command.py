@@ -130,13 +130,9 @@ def json_only_on_stdout() -> Iterator[None]:
     Sends what libraries print there (such as DALI's errors) to standard error.
     """
     sys.stdout.flush()
-    ours = os.dup(1)
     original = sys.stdout
-    os.dup2(2, 1)
     try:
-        with streams.text(streams.Output(os.dup(ours), "w")) as sys.stdout:
+        with streams.redirected(1, 2) as ours, streams.text(streams.Output(os.dup(ours), "w")) as sys.stdout:
             yield
     finally:
         sys.stdout = original
-        os.dup2(ours, 1)
-        os.close(ours)

@@ -6,11 +6,13 @@ If that cannot be written, the command ends with an error, unless a file has the
 A program that shares a pipe or a terminal may have set it to O_NONBLOCK. What is full then is waited for: standard
 output until it has room, as if it blocked, and standard error for a second, and not again.
 """
+import contextlib
 import errno
 import io
 import os
 import select
 import sys
+from collections.abc import Iterator
 
 from common.errors import UserError
 
@@ -69,6 +71,18 @@ class Output(Waiting):
 def text(raw: io.FileIO) -> io.TextIOWrapper:
     """Returns a text stream. Names of files that are not UTF-8 are escaped, as in JSON."""
     return io.TextIOWrapper(io.BufferedWriter(raw), errors="backslashreplace", line_buffering=True)
+
+
+@contextlib.contextmanager
+def redirected(number: int, target: int) -> Iterator[int]:
+    """Context manager in which what libraries write to a descriptor goes to another one. Yields a copy of the first."""
+    ours = os.dup(number)
+    os.dup2(target, number)
+    try:
+        yield ours
+    finally:
+        os.dup2(ours, number)
+        os.close(ours)
 
 
 def secure() -> None:

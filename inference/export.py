@@ -1,5 +1,4 @@
 """Exports a trained model (--mode=export): a SavedModel, a file for Keras, one for ONNX and, if wanted, for TFLite."""
-import contextlib
 import functools
 import importlib.util
 import json
@@ -7,12 +6,12 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import tensorflow as tf
 from tensorflow.lite.python.convert_phase import ConverterError
 
+from common import streams
 from common.errors import UserError, complain, one_line, reason
 from common.files import write_atomically
 from inference.keras_file import NotWritten, write_keras
@@ -119,25 +118,11 @@ def write_tflite(trained: Trained, path: Path, tflite: str) -> None:
     converter = tf.lite.TFLiteConverter.from_concrete_functions([call], trained.model)
     converter.optimizations = [tf.lite.Optimize.DEFAULT] if tflite == "dynamic_range" else []
     try:
-        with _silent():
-            content = converter.convert()
+        with open(os.devnull, "w") as nowhere, streams.redirected(2, nowhere.fileno()):
+            content = converter.convert()  # whose compiler prints statistics
     except ConverterError as error:
         raise NotWritten(f"TFLite cannot compute it: {one_line(error)[:200]}") from None
     write_atomically(path, content)
-
-
-@contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    """Context manager in which standard error shows nothing: TFLite's compiler prints statistics there."""
-    sys.stderr.flush()
-    ours, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
-        yield
-    finally:
-        os.dup2(ours, 2)
-        os.close(ours)
-        os.close(nowhere)
 
 
 def has_onnx() -> bool:
