@@ -8,7 +8,7 @@ from keras.src.saving.legacy.hdf5_format import load_attributes_from_hdf5_group 
 from keras.src.utils import data_utils
 
 from common.errors import UserError, one_line
-from model_zoo import KERAS
+from model_zoo import KERAS, MODELS
 from model_zoo.layers import BatchNormalization, Dropout, dropout_of, last_layer, seeds
 from model_zoo.weights import weights_folder
 
@@ -57,7 +57,8 @@ def load_pretrained(model, file: str | None = None) -> list:
     path = file or _downloaded(name)
     given = _weights_in(path)
     ours = [layer for layer in model.layers if layer.weights and not isinstance(layer, layers.Normalization)]
-    head = model.layers[max(index for index, layer in enumerate(model.layers) if type(layer) in POOLING):]
+    body = model.layers[:model.layers.index(ours[-1])]  # after which MobileNetV3 only flattens
+    head = body[max(index for index, layer in enumerate(body) if type(layer) in POOLING):]
     new = []
     for layer, (source, arrays) in itertools.zip_longest(ours, given, fillvalue=("nothing", ())):
         if layer not in ours:
@@ -103,9 +104,10 @@ def source_of(name: str) -> dict:
     def ask(fname, origin, **options):
         raise _Asked(options | {"fname": fname, "origin": origin, "cache_subdir": str(weights_folder())})
 
+    size = MODELS[name].image_size  # without which some write a warning
     data_utils.get_file, download = ask, data_utils.get_file
     try:
-        _builder(name)(weights="imagenet")
+        _builder(name)(weights="imagenet", input_shape=(size, size, 3))
     except _Asked as asked:
         return asked.args[0]
     finally:
