@@ -17,8 +17,8 @@ PROGRAM = re.compile(r"(?:^|\s)(?:\S*/)?(?:(train\.py|(?:launch|benchmarks)/[\w/
                      r"((?:data|experiments|launch|reporting)\.\w+))(?=\s|$)")
 FLAG = re.compile(r"--([a-zA-Z][\w-]*)(?:=(.*))?")
 NAME = re.compile(r"(?P<dotted>[A-Za-z_][\w.]*\w)?(?:\((?P<arguments>.*)\)(?: -> \w+)?)?")  # a name, a call
-FILE = re.compile(
-    r"[\w.-]+\.(?:py|sh|flags|runs|launch|md|cfg|toml|yaml|jsonl?|csv|html|txt|log|png|jpg|svg|onnx|h|cc|a)")
+FILE = re.compile(r"[\w.-]+\.(?:py|sh|flags|runs|launch|md|cfg|toml|yaml|jsonl?|csv|html|txt|log|png|jpg|svg|onnx|h5|"
+                  r"tflite|h|cc|a)")
 PLACEHOLDER = re.compile(r"[A-Z]{2,}|\bN\b|^\d|[*…]|\.\.\.")  # in a path, or in the value of a flag
 DEFINITIONS = [re.compile(pattern) for pattern in (
     r"\b(?:def|class) (\w+)", r"\b(\w+)(?==|: | =)", r"[(,] ?\**(\w+)(?=[,):=])", r"\"([^\"\s]+)\"")]
@@ -28,8 +28,9 @@ OF_ABSL = {"help", "helpfull", "flagfile"}
 # Of Slurm, docker, Apptainer, Kubernetes and uv.
 FOREIGN_FLAGS = {"batch", "build-arg", "compile-bytecode", "follow", "mpi", "no-cache", "no-deps", "nv",
                  "reinstall-package"}
-FOREIGN = {  # of Keras, Horovod, Kubernetes, Linux and CUDA, and files that a reader writes
-    "DistributedOptimizer", "Model", "PYTHONDONTWRITEBYTECODE", "ReadOnlyMany", "ReadWriteMany", "beta_1", "compile",
+FOREIGN = {  # of Keras, Horovod, Pillow, Kubernetes, Linux and CUDA, and files that a reader writes
+    "DistributedOptimizer", "ImageOps", "Model", "PYTHONDONTWRITEBYTECODE", "ReadOnlyMany", "ReadWriteMany", "beta_1",
+    "compile",
     "fit.py", "hosts.sh", "hvd", "nccl.h", "openmpi", "prted", "prterun", "spec", "tf",
     "transposing.json", "v3.0", "waiting.json"}
 
