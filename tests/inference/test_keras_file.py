@@ -109,7 +109,7 @@ def test_keras_2_and_keras_3_open_every_kind(name, size, tmp_path, keras3):
         del opened[keras3]  # Keras 3 refuses it, as docs/use.md says
     for python, major in opened.items():
         version, difference = read(python, tmp_path / "model.h5", pixels, expected)
-        assert version == major and difference < 1e-5
+        assert version == major and difference < 3e-5
 
 
 def test_a_layer_that_keras_lacks_is_named(tmp_path):
