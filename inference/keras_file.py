@@ -13,7 +13,7 @@ from keras.src.engine.keras_tensor import KerasTensor
 
 from common.files import write_atomically
 from inference.trained import Trained
-from model_zoo.layers import BatchNormalization, Dropout, InputNormalization, ResidualSum
+from model_zoo.layers import BatchNormalization, Dropout, InputNormalization, ResidualSum, layers_of
 
 layers = tf.keras.layers
 PER_CHANNEL = (layers.DepthwiseConv2D, layers.SeparableConv2D)  # Keras 2.15 writes `groups`, which Keras 3 refuses
@@ -45,29 +45,39 @@ def write_keras(trained: Trained, path) -> None:
 
 
 def stock_model(model):
-    """Returns a copy of a functional model, with its weights, of Keras's own layers. Raises NotWritten."""
-    if not getattr(model, "_is_graph_network", False):
-        raise _not_stock(model)
-    stock = functools.cache(_stock)
-    copy = tf.keras.models.clone_model(model, clone_function=lambda layer: layer)  # only its calls of layers are new
-    for call in itertools.chain.from_iterable(copy._nodes_by_depth.values()):
-        if not call.is_input:
-            call.layer = stock(call.layer)
+    """Returns a copy of a functional model, with its weights, of Keras's own layers. Raises NotWritten.
+
+    Models in the model become part of it, because Keras 3 opens none in a file of Keras 2.
+    """
+    @functools.cache
+    def stock(layer):
+        return _applied(layer, stock) if isinstance(layer, tf.keras.Model) else _stock(layer)
+
+    compute = stock(model)
     inputs = [layers.Input(tensor.shape[1:], name=name)
               for tensor, name in zip(model.inputs, model.input_names, strict=True)]
-    outputs = copy.call(inputs)
-    for layer in model.layers:
-        if layer.weights and not isinstance(layer, tf.keras.Model):
+    outputs = compute(inputs)
+    for layer in layers_of(model):
+        if layer.weights:
             stock(layer).set_weights([own.reshape(other.shape) for own, other in zip(
                 layer.get_weights(), stock(layer).weights, strict=True)])
     return tf.keras.Model(inputs, outputs, name=model.name)
 
 
+def _applied(model, stock):
+    """Returns the function that a functional model computes, with the layers that `stock` returns for its layers."""
+    if not getattr(model, "_is_graph_network", False):
+        raise _not_stock(model)
+    copy = tf.keras.models.clone_model(model, clone_function=lambda layer: layer)  # only its calls of layers are new
+    for call in itertools.chain.from_iterable(copy._nodes_by_depth.values()):
+        if not call.is_input:
+            call.layer = stock(call.layer)
+    return copy.call
+
+
 def _stock(layer):
     """Returns the layer of Keras that stands for a layer, or a function that applies several."""
     kind, name = type(layer), re.sub(r"\W", "_", layer.name)  # Keras 3 refuses slashes
-    if isinstance(layer, tf.keras.Model):
-        return stock_model(layer)
     if kind.__name__ in ("TFOpLambda", "SlicingOpLambda"):
         return functools.partial(_operation, layer, name)
     if isinstance(layer, InputNormalization):
