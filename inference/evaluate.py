@@ -12,7 +12,8 @@ import tensorflow as tf
 
 from common import metric
 from common.errors import UserError, complain, listed
-from common.run_folder import CLASSES, PREDICTIONS, SUMMARY, RunFolder
+from common.run_folder import CLASSES, PAGE, PREDICTIONS, SUMMARY, RunFolder
+from common.version import version
 from data.balance import notes_on_evaluation
 from data.dataset import Dataset, labels_checksum
 from data.formats.folder import shown
@@ -21,7 +22,9 @@ from inference.trained import TOP
 from plan.plan import make_plan
 from plan.recipes import data_of_run
 from plan.settings import Settings
+from reporting import outcomes
 from reporting.progress import result_lines
+from reporting.report import evaluation_page
 from training import build
 from training.batch_norm import ExactStatistics
 from training.build import start_and_check_flags
@@ -66,18 +69,26 @@ def evaluate_checkpoint(settings: Settings, dataset: Dataset) -> dict:
         if world.rank == 0:
             print(*result_lines(summary, len(dataset.classes)), sep="\n", file=sys.stderr)
             if run.output_dir:
-                write_results(Path(run.output_dir), summary, result, dataset)
+                write_results(Path(run.output_dir), summary, result, dataset, checkpoint)
     return summary
 
 
-def write_results(path: Path, summary: dict, result: EvaluationResult, dataset: Dataset) -> None:
-    """Writes summary.json, classes.csv and predictions.csv into a folder. Raises OSError."""
+def write_results(path: Path, summary: dict, result: EvaluationResult, dataset: Dataset, checkpoint: Path) -> None:
+    """Writes summary.json, classes.csv, predictions.csv and report.html into a folder. Raises OSError.
+
+    The last two need images, which synthetic data has not.
+    """
     path.mkdir(parents=True, exist_ok=True)
     folder = RunFolder(path)
     folder.write(SUMMARY, summary)
     folder.write(CLASSES, as_csv(by_class(*result.outcomes[:, :2].T, dataset.classes)))
     if not dataset.is_synthetic:
         folder.write(PREDICTIONS, predictions(result, dataset))
+        folder.write(PAGE, evaluation_page(
+            f"{path.absolute().name}: evaluation", result_lines(summary, len(dataset.classes)),
+            outcomes.summarized(result.outcomes, dataset, summary["epochs"]), {
+                "checkpoint": str(checkpoint), "images": str(dataset.validation.paths[0]),
+                "version": version(), "page written": time.strftime("%Y-%m-%d %H:%M:%S %z")}))
     folder.save_or_raise()
 
 

@@ -4,8 +4,10 @@ With one run, the command writes RUN/report.html again, also while the run is in
 of several, it writes one page that compares them: peak and last accuracy next to the figures of the papers, the flags
 that differ, curves over epochs and over time, the generalization gap, and trust ratios. It prints the path of the page.
 """
+import html
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -82,6 +84,15 @@ def report(run: RunData) -> str:
         *samples(run), "<h2>Plan</h2>", phases(run), *settings(run),
         "<h2>Evaluations</h2>", details("All evaluations", html_table(run.rows)), "<h2>This run</h2>", origin(run)]
     return page(run.folder.name, sections, reload_seconds(run))
+
+
+def evaluation_page(title: str, result: Sequence[str], made: dict, about: dict[str, str]) -> str:
+    """Returns the page of an evaluation that is no part of a training.
+
+    result: lines of text. made: content of outcomes.json. about: name -> value, for the table at the end.
+    """
+    lines = "".join(f'<p class="result">{html.escape(line)}</p>' for line in result)
+    return page(title, [lines, *mistakes(made), "<h2>This evaluation</h2>", facts(about)])
 
 
 def reload_seconds(run: RunData) -> int | None:
