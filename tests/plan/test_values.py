@@ -25,6 +25,7 @@ BOUNDS = (
     ("batch_size batch_norm_span workers_schedule", "1", "0", "2147483647", "2147483648"),
     ("learning_rate", "0", "-1e-9", "1e30", "1.1e30"),
     ("class_weights", "0", "-1e-9", "1", "1.0000001"),
+    ("validation_fraction", "0.001", "0.0009", "0.9", "0.9001"),
     ("loss_scale", "1", "0.9999", "16777216", "16777217"),
     ("target_top1", "1e-9", "0", "1", "1.0000001"))
 
