@@ -59,8 +59,9 @@ class Ending:
 def shell(program: str, barrier: Callable[[], None] = lambda: None, prints: bool = True) -> Iterator[Ending]:
     """Context manager that turns UserError, OSError and Ctrl-C into one line on standard error and an exit code.
 
-    Other errors keep their traceback. A command whose standard output is a pipe that its reader has closed ends without
-    a line (common.streams).
+    The exit code is that of the error's class (common.errors). Other errors keep their traceback, and Python's exit
+    code is 1. A command whose standard output is a pipe that its reader has closed ends without a line
+    (common.streams).
 
     barrier: waits for the other ranks after an error that all of them raise, because mpirun kills all when one exits.
     prints: whether this process prints the line.
@@ -91,7 +92,7 @@ def shell(program: str, barrier: Callable[[], None] = lambda: None, prints: bool
         if problem and prints and (line := one_line(problem)):
             complain(line)
         if getattr(problem, "on_all_ranks", False):
-            with contextlib.suppress(Exception):  # a rank may have exited already
+            with contextlib.suppress(Exception):  # a rank may have exited already, or Horovod may not have started
                 barrier()
 
 

@@ -1,7 +1,8 @@
 """The columns of metrics.jsonl, which has one row per evaluation. summary.json has those of the last evaluation, too.
 
-The same names in the other logs of a run mean the same. All but the last three columns are the same, bit for bit, in a
-resumed and an undisturbed run. Losses are cross-entropies in nats, except that of training with another --loss.
+The same names in the other logs of a run mean the same. A resumed and an undisturbed run have the same values, bit for
+bit, except for images_per_second and seconds. Losses are cross-entropies in nats, except that of training with another
+--loss.
 """
 EPOCH = "epoch"  # epochs completed: 1, 2, ...; at the end of a training, it may be a fraction
 SAMPLES = "samples"  # training samples processed so far
@@ -17,7 +18,7 @@ EMA_VAL_LOSS = "ema_val_loss"  # these three with the moving average of the weig
 EMA_VAL_TOP1 = "ema_val_top1"
 EMA_VAL_TOP5 = "ema_val_top5"
 SKIPPED = "skipped"  # training samples that rollbacks have skipped; the column is missing if there are none
-WEIGHTS = "weights"  # checksum of all variables, in hexadecimal
+WEIGHTS = "weights"  # checksum of all variables of the model, in hexadecimal
 IMAGES_PER_SECOND = "images_per_second"  # of the training steps since the last evaluation, on all workers
 SECONDS = "seconds"  # duration of the training so far, all processes of a resumed one
 

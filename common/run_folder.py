@@ -6,7 +6,7 @@ also has `storage`, the fraction of all steps that waited for that, which is par
 (`requests`), their bytes (`fetched`), and the blocks found in the window (`hits`), of all workers. With several
 workers, it has the `hosts` of the ranks, their mean seconds of a timed step (`workers`: computing, waiting for data,
 exchange), and a sentence on each `slow` worker. It is separate from metrics.jsonl, whose rows are the same, bit for
-bit, in a resumed run. The other files are described in docs/images.md.
+bit, in a resumed run, except for the speed and the seconds. The other files are described in docs/images.md.
 """
 import json
 import shutil
@@ -97,16 +97,16 @@ class RunFolder:
         Names damaged lines on standard error and leaves them out.
         """
         with self._lock:
-            return [json.loads(line) for line in self._rows(name).lines[start:]]
+            return [json.loads(line) for line in self._log_of_rows(name).lines[start:]]
 
     def append(self, name: str, row: dict) -> None:
         with self._lock:
-            self._rows(name).lines.append(files.as_json(row) + "\n")
+            self._log_of_rows(name).lines.append(files.as_json(row) + "\n")
 
     def keep(self, name: str, is_kept: Callable[[dict], bool]) -> None:
         """Removes the other rows of a log."""
         with self._lock:
-            log = self._rows(name)
+            log = self._log_of_rows(name)
             kept = [line for line in log.lines if is_kept(json.loads(line))]
             if len(kept) < len(log.lines):
                 log.keep(kept)
@@ -182,7 +182,8 @@ class RunFolder:
         for name in (*LOGS, SUMMARY, RUN, OUTCOMES, CLASSES, PAGE, SAMPLES, AUGMENTATIONS):
             (self.path / name).unlink(missing_ok=True)
 
-    def _rows(self, name: str) -> Log:
+    def _log_of_rows(self, name: str) -> Log:
+        """Returns a log with one JSON object per line. It leaves out damaged lines."""
         if name not in self._logs:
             log = self.log(name)
             damaged = [number for number, line in enumerate(log.lines, 1) if "epoch" not in (_json_object(line) or {})]
