@@ -26,7 +26,8 @@ UPLOADED = 2  # batches prefetched to the model's device
 @dataclass(frozen=True)
 class Batches:
     """An open pipeline. Each batch is images, uint8 (batch, image_size, image_size, 3), RGB; labels, int64 (batch, 1);
-    and, if images are mixed, rows of Mixing.random_numbers.
+    and, if images are mixed, rows of Mixing.random_numbers. The model itself converts the images to float32 and
+    normalizes them (model_zoo.create_model).
 
     Call `admit` before the iterator is asked for batches. next() of this object does both for one batch.
     """
@@ -63,7 +64,10 @@ class Prepared(NamedTuple):
 
 @dataclass(frozen=True)
 class Feed:
-    """How this worker reads a dataset."""
+    """How this worker reads a dataset.
+
+    Its shard is its part of each global batch, which can come from any file. In data.formats, a shard is a file.
+    """
 
     dataset: Dataset
     image_size: int  # of validation images, in pixels
@@ -99,6 +103,7 @@ class Feed:
         positions = np.concatenate([position + order.worker_positions(
             split, steps, batch_size, self.shard, self.shards, neighbours, micro_batch_size)
             for position, steps in ranges])
+        # Each global batch has the same number of this shard's samples.
         positions = positions[skip * len(positions) // sum(steps for _, steps in ranges):]
         numbers = mixing = None
         if chosen.random:
@@ -143,6 +148,7 @@ class Feed:
         batch_size = prepared.batch_size
         with ExitStack() as held:
             pipeline, spool = held.enter_context(self.pipeline(prepared, again=again))
+            # Shape -> dtype, in the order of the pipeline's outputs.
             outputs = {(batch_size, prepared.image_size, prepared.image_size, 3): tf.uint8, (batch_size, 1): tf.int64}
             if prepared.mixing is not None:
                 outputs[batch_size, prepared.mixing.shape[1]] = tf.float32
@@ -154,8 +160,8 @@ class Feed:
                 if self.device.upload:
                     batches = batches.apply(tf.data.experimental.prefetch_to_device(self.device.upload, UPLOADED))
                 iterator = iter(batches)
-            if not (self.device.upload or spool):  # DALI has opened its files: a killed process leaves none behind
-                held.close()
+            if not (self.device.upload or spool):
+                held.close()  # deletes the scratch files, which DALI has opened: a killed process leaves none behind
             yield Batches(iterator, prepared.split, prepared.samples, batch_size, spool)
 
     @contextmanager
