@@ -83,9 +83,9 @@ def parse(argv: Sequence[str]) -> Settings:
     """
     program, *arguments = argv
     recipes, given = recipes_first(arguments)
-    typed = _read([program, *given])
+    typed = _read([program, *given])  # the command line alone
     file, words = _recipe(recipes, typed)
-    original, values = _read([program, *words]), _read([program, *words, *given])
+    original, values = _read([program, *words]), _read([program, *words, *given])  # the recipe alone; both
     values.data_dir = named.absolute(values.data_dir)  # so that flags.txt works from any folder
     for name in ("init_checkpoint", "pretrained_weights"):
         values[name].value = values[name].value and str(Path(values[name].value).absolute())
@@ -96,14 +96,14 @@ def parse(argv: Sequence[str]) -> Settings:
     recipe, launch, run = (flags.parsed(values, group) for group in GROUPS.values())
     recipe = with_image_size(recipe)
     sizes = recipe.image_size
-    values_given = {name: values[name].value for group in GROUPS.values() for name in flags.names(group)}
-    for name, given in values_given.items():
-        if name != "image" and shown(str(given)) != str(given):
-            raise UsageError(f"--{name}={shown(given)} is not UTF-8, which TensorFlow and DALI need; rename it")
-    values_given["image_size"] = sizes.values[0] if len(sizes.pairs) == 1 else str(sizes)
+    unparsed = {name: values[name].value for group in GROUPS.values() for name in flags.names(group)}
+    for name, value in unparsed.items():
+        if name != "image" and shown(str(value)) != str(value):
+            raise UsageError(f"--{name}={shown(value)} is not UTF-8, which TensorFlow and DALI need; rename it")
+    unparsed["image_size"] = sizes.values[0] if len(sizes.pairs) == 1 else str(sizes)
     fitted = tuple(word for word in words[1:] if not (recipes or typed[word[2:].partition("=")[0]].present))
     source = Source(file, not recipes, fitted, flags.parsed(original, Recipe), origins)
-    settings = Settings(recipe, launch, run, values_given, text, source, without_effect(values, typed))
+    settings = Settings(recipe, launch, run, unparsed, text, source, without_effect(values, typed))
     check(settings)
     return settings
 

@@ -39,7 +39,8 @@ def resumes(settings: Settings) -> bool:
 def check(settings: Settings) -> None:
     """Raises UserError if a training cannot write to its --output_dir or cannot continue the run in it.
 
-    Call it before TensorFlow is imported, which takes seconds. It creates nothing, because other errors may follow.
+    Call it before TensorFlow is imported, which takes seconds. It creates nothing, because other errors may follow. It
+    compares the flags in flags.txt; training.checkpoints later compares those in the checkpoint itself.
     """
     if not settings.run.output_dir:
         return

@@ -314,7 +314,7 @@ class Settings:
     recipe: Recipe
     launch: Launch
     run: Run
-    given: dict[str, object]  # value of each flag before parsing
+    given: dict[str, object]  # value of each flag, from wherever it comes, before its `parse` function
     text: str  # content of flags.txt, which reproduces the run
     source: Source = field(default_factory=Source)
     without_effect: tuple[str, ...] = ()  # a sentence for each flag on the command line that has no effect
