@@ -1,4 +1,8 @@
-"""Errors of Horovod that a user can understand: it cannot be loaded, or another worker is gone."""
+"""Errors of Horovod that a user can understand: it cannot be loaded, or another worker is gone.
+
+An error outside of World.raise_on_all_ranks ends only the rank that raises it. The other ranks learn it from the
+collective that they wait in, where Horovod raises an error, unless their launcher kills them before.
+"""
 import re
 import sys
 import time
