@@ -22,6 +22,8 @@ READ_AHEAD = 16  # batches; more than DALI and TensorFlow hold between the reade
 def bad_input_is_user_error(stopped: str, batches, read: int) -> Iterator[None]:
     """Raises UserError for data that cannot be read or does not fit in the device's memory.
 
+    It does so on this rank alone. The others learn from Horovod that it has ended (distributed.lost).
+
     stopped: what the error stopped, which starts the message. read: number of samples of `batches` read before.
     """
     try:

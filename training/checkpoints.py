@@ -85,6 +85,10 @@ class Checkpoints:
         return None
 
     def _check_recipe(self, path, recorded):
+        """Raises UserError for a checkpoint of another recipe. recorded: the recipe in it.
+
+        plan.output_dir.check compares flags.txt before that, without TensorFlow.
+        """
         for name in sorted(self._recipe.keys() | recorded.keys()):
             ours, theirs = self._recipe.get(name), recorded.get(name, DEFAULTS.get(name))
             if not same(ours, theirs):

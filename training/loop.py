@@ -109,7 +109,10 @@ def launching(step: Step, batches, read: int, observers: Sequence[Observer]) -> 
 
 
 def traced(train_step, arguments: tuple, inside):
-    """Traces a step and calls it, as two stages of the start-up. inside: see common.activity."""
+    """Traces a step and calls it, as two stages of the start-up. inside: see common.activity.
+
+    It is for the first step on rank 0. The start-up is never open on other ranks, and the progress display ends it.
+    """
     with startup.stage("tracing a step"):
         train_step.get_concrete_function(*arguments)
     with startup.stage("the first step", inside):
@@ -147,7 +150,11 @@ def evaluate_after(interval: Interval, job: Job, results: Results, recovery: Rec
 
 
 def collect_row(job: Job, interval: Interval, metrics: dict[str, float]) -> dict:
-    """Returns what a row of metrics.jsonl says of an evaluation and the training before it, and resets the totals."""
+    """Returns what a row of metrics.jsonl says of an evaluation and the training before it, and resets the totals.
+
+    The loss and top-1 of the training are sums that the compiled steps keep on the device, not the results that
+    observers see after each step.
+    """
     rates = job.plan.rates(interval.epoch)
     trained = job.state.totals.collect()
     progress = job.state.read_clock()

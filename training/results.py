@@ -64,7 +64,8 @@ class Results(AbstractContextManager):
         """Waits for the results of all steps except the last `leaving`, and notifies the observers.
 
         Returns the signals that any worker has set in these steps. Raises Diverged for the first step that diverged, on
-        all workers at once.
+        all workers at once. An observer's exception is raised on rank 0 alone, which ends the job (distributed.lost);
+        UserObserver lets none through.
         """
         job, noise = self._job, self._job.state.noise
         signals = NO_SIGNALS

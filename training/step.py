@@ -74,7 +74,7 @@ class StepResult(NamedTuple):
     """
 
     signals: Any  # number of workers that have set each of Signals
-    means: Any  # loss and top-1 over the global batch
+    means: Any  # loss and top-1 over the global batch. Those of metrics.jsonl come from training.state.Totals instead
     norms: Any  # of the averaged gradients, (variables,)
     squares: Any  # mean over the micro-batches of each gradient's squared norm, (variables,), or empty
     waited: Any  # seconds that this worker has waited for each of activity.WAITS, or zeros if the step was not timed
@@ -114,7 +114,7 @@ class StepParts:
     own: range = range(1)  # numbers of this worker's micro-batches in the global batch
     micro_batches: int | None = None  # in the global batch. Default: as many on each worker
     exact: bool = False  # whether sums over them have the same bits in any order (distributed.fixed_point)
-    loss: Callable = cross_entropy  # of logits, labels and rows, as training.losses.make_loss returns it
+    loss: Callable = cross_entropy  # of logits, labels and rows of data.mixing, as training.losses.make_loss returns it
     clip_norm: float = 0.0  # see `clipped`
     freeze: bool = False  # whether the last layer alone is trained, and the others run as in evaluation
     xla: bool = False  # whether XLA compiles the forward and backward pass, and the update
@@ -142,7 +142,7 @@ def make_train_step(parts: StepParts):
                    tf.TensorShape(moving.size if moving else 0),
                    tf.TensorShape(len(variables) if parts.measures_noise else 0))
     micro_batches = parts.micro_batches or len(parts.own) * exchange.workers
-    form, other_form = FLOAT32, FLOAT32
+    form, other_form = FLOAT32, FLOAT32  # of sums over workers: of the gradients, and of all else
     if parts.exact:
         form, other_form = FixedPoint(micro_batches), FixedPoint.lossless(micro_batches)
     forms = Terms([form] * len(variables), other_form, other_form, other_form)

@@ -8,7 +8,11 @@ from common.errors import ExitCode, complain
 
 
 class StopRequest:
-    """Whether this worker has been asked to stop (`received`)."""
+    """Whether this worker has been asked to stop (`received`).
+
+    The other workers learn it from the sum of training.step.Signals in the next step, or in an evaluation from
+    training.recovery.Recovery.stop_is_asked.
+    """
 
     def __init__(self):
         self.received = False
