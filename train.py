@@ -70,7 +70,7 @@ def main(argv) -> None:
 def train(settings: Settings) -> dict:
     """Trains; returns the content of summary.json."""
     stop, launched, plan = StopRequest(), launcher.launched(), None
-    stop.install()
+    stop.install()  # the training asks this one; the first one only ends the process during the imports
     streams.Output.is_kept = True  # in summary.json
     startup.begin(launched.rank)
     if launched.rank == 0:  # other ranks may have no access
