@@ -1,4 +1,5 @@
 """Prepares an image for storage: copies it if every decoder reads it alike, otherwise converts or resizes it."""
+import atexit
 import functools
 import io
 import warnings
@@ -102,6 +103,9 @@ def check(encoded: bytes) -> None:
 @functools.cache
 def _decoder():
     return decoder(Augmentation(enlarge=None))
+
+
+atexit.register(_decoder.cache_clear)  # a pipeline that outlives DALI's modules fails in its destructor
 
 
 @functools.cache
