@@ -119,7 +119,7 @@ class Split:
         """
         [path] = self.paths
         if self.fraction == 1:
-            return "save such files as JPEG or PNG, or remove them"
+            return "save them as JPEG or PNG, or remove them"
         folder, own = (path, [f"--validation_fraction={self.fraction:g}"]) if self.fraction else (path.parent, [])
         return class_folders.conversion(folder, *flags, *own)
 
