@@ -52,8 +52,10 @@ def check(settings: Settings) -> None:
         return
     if changed := changed_flag(folder, settings):
         name, before, now = changed
-        instead = (f"a training that starts from its weights is: {_longer(folder, now)}; run that"
-                   if name == "epochs" else "choose another --output_dir")
+        instead = "choose another --output_dir"
+        if name == "epochs":
+            before, now = f"{float(before):g}", f"{float(now):g}"
+            instead = f"a training that starts from its weights is: {_longer(folder, now)}; run that"
         raise UserError(f"{folder} has checkpoints of another training: {name} was {before} and is now {now}; "
                         f"{instead}, or start over with --resume=never")
     if settings.recipe.precision != "float32" and (

@@ -36,8 +36,11 @@ def interval(accuracy: float, samples: int) -> tuple[float, float]:
 
 
 def is_guessing(accuracy: float, samples: int, guess: float) -> bool:
-    """Whether an accuracy is not certainly above that of always naming the most frequent class, `guess`."""
-    return interval(accuracy, samples)[0] <= guess
+    """Whether an accuracy is not certainly above that of always naming the most frequent class, `guess`.
+
+    It is not if all samples are of one class, as in a folder of test images of a single one.
+    """
+    return interval(accuracy, samples)[0] <= guess < 1
 
 
 @dataclass(frozen=True)

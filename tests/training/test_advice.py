@@ -22,6 +22,7 @@ def test_chance_is_called_so():
     """10.7 % of 1,000 images of ten classes; 12 % would be better, and so is 7 of 7 where half are of one class."""
     assert is_guessing(0.107, 1000, 0.1) and not is_guessing(0.13, 1000, 0.1)
     assert not is_guessing(1.0, 7, 4 / 7) and is_guessing(1.0, 2, 0.5)
+    assert not is_guessing(1.0, 20, 1.0) and not is_guessing(0.4, 20, 1.0)  # images of one class: nothing to guess
 
 
 IMAGES = ("--data_dir=DATA", "--train_samples=500")  # for which the recipe has 80 epochs and batches of 32
