@@ -39,7 +39,7 @@ def write(folder: Path) -> None:
     """Writes the dataset, unless it is there."""
     if not (folder / "dataset.json").exists():
         source = glyphs()
-        run(Preparation(source, "tfrecord", source.counts, 0, 0, Rules()), folder, Team(single_process=True), {})
+        run(Preparation(source, "tfrecord", 0, 0, Rules()), folder, Team(single_process=True), {})
 
 
 def glyphs() -> Source:
