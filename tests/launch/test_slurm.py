@@ -378,7 +378,7 @@ def started_in_a_container(folder: Path, body: str) -> str:
     node = folder / "bin"
     node.mkdir(exist_ok=True)
     (node / "srun").write_text('#!/bin/sh\necho "$CUDA_CACHE_PATH $*" >&2\n'
-                               'case "$*" in *" -m launch.workers "*) echo 8 ;; esac\n')
+                               'case "$*" in *" -m launch.job "*) echo workers=8 ;; esac\n')
     (node / "srun").chmod(0o755)
     done = subprocess.run(["bash", "-c", body], cwd=folder, text=True, capture_output=True, timeout=300,
                           env={"PATH": f"{node}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_NTASKS": "8",
