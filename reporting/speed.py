@@ -72,7 +72,9 @@ def stage_cells(result: dict) -> list[dict[str, str]]:
 
 def stage_lines(result: dict) -> list[str]:
     """Returns the table of the stages and the line that names the limit, for a terminal."""
-    return [*command.table(stage_cells(result), str.rjust), "", result["because"]]
+    width = max(map(len, STAGES.values()))  # names begin at the left, numbers end at the right
+    cells = [row | {"stage": row["stage"].ljust(width)} for row in stage_cells(result)]
+    return [*command.table(cells, str.rjust), "", result["because"]]
 
 
 def write_stages(folder: Path, result: dict) -> Path:

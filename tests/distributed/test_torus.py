@@ -170,6 +170,7 @@ WIRE = """
 import sys
 import horovod.tensorflow as hvd, numpy as np, tensorflow as tf
 from distributed.exchange import GradientExchange
+from distributed.float16 import initial_scales
 from distributed.optimizer import build, wrap
 from distributed.torus import ProcessSets
 from optim.lars import SGD
@@ -182,6 +183,7 @@ optimizer = wrap(SGD(0.0))
 gradient = tf.random.stateless_normal([count], [0, hvd.rank()])
 variables = [tf.Variable(gradient)]
 build(optimizer, variables)
+exchange.scales = initial_scales(1)
 
 @tf.function(autograph=False)
 def averaged():

@@ -123,8 +123,7 @@ def test_never_starts_anew(undisturbed, tmp_path):
 @pytest.mark.trainings
 @pytest.mark.parametrize(("flags", "message"), [
     (["--momentum=0.8"], "momentum was 0.9 and is now 0.8"),
-    (["--epochs=5"], "epochs was 4.0 and is now 5.0; continue from its weights with another --output_dir and "
-                      "--init_checkpoint="),
+    (["--epochs=5"], "epochs was 4 and is now 5; a training that starts from its weights is: uv run train.py "),
     (["--model=resnet20"], "model was convnet and is now resnet20"),
     ([DIGITS, "--data_dir=synthetic:96"], "train_samples was 1437 and is now 96"),
 ])
