@@ -228,29 +228,6 @@ def test_sgd_decays_what_is_not_excluded():
         np.testing.assert_allclose(ours[name], expected[name], rtol=2e-4, atol=2e-5, err_msg=name)
 
 
-THREADS = """
-import hashlib, sys
-import numpy as np, tensorflow as tf
-from optim.lars import LARS
-tf.config.threading.set_intra_op_parallelism_threads(int(sys.argv[1]))
-random = np.random.default_rng(0)
-variables = [tf.Variable(random.normal(size=shape).astype(np.float32)) 
-             for shape in ((2048, 1000), (3, 3, 256, 256), (3, 3, 256, 256), (7,), (65536,), (65537,), (1, 262144),
-                           (99, 9999), (300, 400), (300, 400))]
-lars = LARS(1.0, weight_decay=1e-4)
-for _ in range(3):
-    lars.apply_gradients([(tf.constant(random.normal(size=v.shape).astype(np.float32)), v) for v in variables])
-print(hashlib.sha256(b"".join(v.numpy().tobytes() for v in variables)).hexdigest())
-"""
-
-
-@pytest.mark.trainings
-def test_workers_with_different_numbers_of_threads_have_the_same_weights():
-    done = [run_program("python", 1, "-c", THREADS, threads, cold=True) for threads in (1, 2, 4)]
-    assert all(one.returncode == 0 for one in done), done[0].stderr
-    assert len({one.stdout for one in done}) == 1
-
-
 def test_config_rebuilds_the_optimizer():
     lars = LARS(2.0, 0.8, weight_decay=1e-4, trust_coefficient=0.02, epsilon=1e-7, exclude=("bias",), nesterov=True)
     copy = LARS.from_config(lars.get_config())

@@ -2,7 +2,6 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import run as run_program
 
 import model_zoo
 from optim.muon import Muon, orthogonalized
@@ -147,25 +146,3 @@ def test_an_update_of_resnet50_launches_few_operations():
     optimizer.build(variables)
     update = tf.function(lambda *given: optimizer.apply_gradients(zip(given, variables, strict=True)), autograph=False)
     assert launched(update.get_concrete_function(*map(tf.TensorSpec, shapes)).graph) <= 1900
-
-
-THREADS = """
-import hashlib, sys
-import numpy as np, tensorflow as tf
-from optim.muon import Muon
-tf.config.threading.set_intra_op_parallelism_threads(int(sys.argv[1]))
-random = np.random.default_rng(0)
-variables = [tf.Variable(random.normal(size=shape).astype(np.float32), name="kernel")
-             for shape in ((2048, 1000), (3, 3, 256, 256), (3, 3, 256, 256), (7, 7, 3, 64), (3136, 10), (99, 9999))]
-muon = Muon(1.0, weight_decay=1e-4)
-for _ in range(3):
-    muon.apply_gradients([(tf.constant(random.normal(size=v.shape).astype(np.float32)), v) for v in variables])
-print(hashlib.sha256(b"".join(v.numpy().tobytes() for v in variables)).hexdigest())
-"""
-
-
-@pytest.mark.trainings
-def test_workers_with_different_numbers_of_threads_have_the_same_weights():
-    done = [run_program("python", 1, "-c", THREADS, threads, cold=True) for threads in (1, 2, 4)]
-    assert all(one.returncode == 0 for one in done), done[0].stderr
-    assert len({one.stdout for one in done}) == 1
