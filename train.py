@@ -26,7 +26,7 @@ from common.activity import startup
 from common.errors import UserError, complain
 from common.files import as_json
 from data import duplicates
-from data.balance import check_dataset, notes, notes_on_folder, notes_on_sizes
+from data.balance import check_dataset, class_counts, notes, notes_on_folder, notes_on_sizes
 from data.dataset import Dataset
 from data.named import open_named
 from data.sources import BUILT_IN
@@ -106,9 +106,10 @@ def train(settings: Settings) -> dict:
 
 def notes_on(dataset: Dataset, settings: Settings) -> list[str]:
     """Returns what to tell the user about the images of a training."""
-    lines = notes(dataset, bool(settings.recipe.class_weights))
+    counts = class_counts(dataset)
+    lines = notes(dataset, bool(settings.recipe.class_weights), counts)
     if settings.recipe.data_dir not in BUILT_IN:
-        lines += notes_on_sizes(dataset)
+        lines += notes_on_sizes(dataset, counts)
     if dataset.train.fraction:
         with startup.stage("comparing images"):
             lines += duplicates.notes(dataset)

@@ -1,6 +1,6 @@
 """What the labels of a dataset show before a training: classes without images, and the accuracy of always guessing one.
 """
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import islice
 
 import numpy as np
@@ -29,13 +29,17 @@ def check_dataset(dataset: Dataset) -> None:
     check_classes(dataset.folder, learnable(dataset.train.paths[0]) if dataset.format == "folder" else dataset.classes)
 
 
-def notes(dataset: Dataset, is_weighted: bool = False) -> list[str]:
+Counts = tuple[np.ndarray | None, np.ndarray | None]  # images of each class in training and validation; None: not known
+
+
+def notes(dataset: Dataset, is_weighted: bool = False, counts: Counts | None = None) -> list[str]:
     """Returns what to tell the user about the classes of a dataset, and how a folder of images was read.
 
     It reads no image: labels are known for a folder of images, and where data.prepare stored them with the checksums.
-    Of other datasets and of those in a bucket, nothing is told. is_weighted: whether --class_weights is given.
+    Of other datasets and of those in a bucket, nothing is told. is_weighted: whether --class_weights is given. counts:
+    of class_counts, if they have been read.
     """
-    train, validation = _counts_of_splits(dataset)
+    train, validation = counts or class_counts(dataset)
     if train is None or validation is None:
         return []
     lines = notes_on_folder(dataset)
@@ -52,12 +56,12 @@ def notes(dataset: Dataset, is_weighted: bool = False) -> list[str]:
     return lines
 
 
-def notes_on_sizes(dataset: Dataset) -> list[str]:
+def notes_on_sizes(dataset: Dataset, counts: Counts | None = None) -> list[str]:
     """Returns the number of training and validation images of each class, and a warning if validation has few of some.
 
-    It reads no image, and knows the same datasets as `notes`.
+    It reads no image, and knows the same datasets as `notes`. counts: as in `notes`.
     """
-    train, validation = _counts_of_splits(dataset)
+    train, validation = counts or class_counts(dataset)
     if train is None or validation is None:
         return []
     labels, which = range(len(train)), " by class"
@@ -107,8 +111,12 @@ def notes_on_evaluation(dataset: Dataset) -> list[str]:
             f"trained on the other {dataset.train.samples:,}"]
 
 
-def _counts_of_splits(dataset) -> Iterator[np.ndarray | None]:
-    return (_counts(split, len(dataset.classes), dataset.first_label) for split in (dataset.train, dataset.validation))
+def class_counts(dataset: Dataset) -> Counts:
+    """Returns the number of images of each class in both splits, int64 (classes,). It reads the labels of all images.
+    """
+    train, validation = (_counts(split, len(dataset.classes), dataset.first_label)
+                         for split in (dataset.train, dataset.validation))
+    return train, validation
 
 
 def _counts(split: Split, classes: int, first_label: int) -> np.ndarray | None:

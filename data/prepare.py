@@ -97,15 +97,16 @@ def _run(options: Options, team: Team) -> int:
 
         return verify(folder, team)
     from data import duplicates
-    from data.balance import notes, notes_on_sizes
+    from data.balance import class_counts, notes, notes_on_sizes
     from data.preparing import run
 
     preparation, terms = run.make_preparation(options, team)
     dataset, written = run.run(preparation, folder, team, terms)
     if team.rank == 0:
         team.log(run.summary(folder, dataset, written, time.monotonic() - begun))
-        own = (*notes_on_sizes(dataset), *duplicates.notes(dataset)) if options.source not in BUILT_IN else ()
-        for line in (*notes(dataset), *own):
+        counts = class_counts(dataset)
+        own = (*notes_on_sizes(dataset, counts), *duplicates.notes(dataset)) if options.source not in BUILT_IN else ()
+        for line in (*notes(dataset, counts=counts), *own):
             team.log(line)
     return 0
 

@@ -1,10 +1,8 @@
 """Writes recipes/README.md from the recipes: `uv run python -m docs.recipe_list`."""
 import re
-from pathlib import Path
 
-from plan.recipes import read
+from plan.recipes import RECIPES, read
 
-RECIPES = Path(__file__).parents[1] / "recipes"
 PAPERS = {
     "lars_1708.03888": "You, Gitman, Ginsburg: Large Batch Training of Convolutional Networks, arXiv:1708.03888",
     "sysml18": "You, Zhang, Hsieh, Demmel, Keutzer: Speeding up ImageNet Training on Supercomputers, SysML 2018",

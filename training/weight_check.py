@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
+from common.errors import listed
 from distributed.world import World
 
 SLICE = 2**20  # values that become int64 at once: a large layer as int64 would take gigabytes
@@ -85,10 +86,8 @@ def difference(world: World, tensors: Mapping[str, tf.Tensor]) -> str:
     others = [(rank, host) for rank, (host, checksums) in enumerate(everyone) if checksums != usual]
     is_majority = 2 * count > world.size  # a tie does not say who is wrong
     shown = others if is_majority else [(rank, host) for rank, (host, _) in enumerate(everyone)]
-    ranks = ", ".join(f"rank {rank} on {host}" for rank, host in shown[:SHOWN])
-    more = f" and {len(shown) - SHOWN} more ranks" if len(shown) > SHOWN else ""
+    ranks = listed([f"rank {rank} on {host}" for rank, host in shown], SHOWN, what="ranks")
     names = [name for name, *values in zip(tensors, *(checksums for _, checksums in everyone), strict=True)
              if len({*values}) > 1]
-    listed = names[0] + (f" and {len(names) - 1} more variables" if len(names) > 1 else "")
     whom = f"those of {count} workers" if is_majority else "each other"
-    return f"the weights of {ranks}{more} {DIFFER} {whom}: {listed}"
+    return f"the weights of {ranks} {DIFFER} {whom}: {listed(names, 1, what='variables')}"
