@@ -49,6 +49,14 @@ class Readers(NamedTuple):
     mixing: Callable | None = None  # returns a row of Mixing.random_numbers; None: images are not mixed
 
 
+class Part(NamedTuple):
+    """The part of each image that is decoded, as values of the graph: (height, width), in pixels."""
+
+    corner: object  # upper left
+    size: object
+    rows: tuple | None = None  # (a, b, c) and (d, e, f) of `warped`, to the part's pixels; None: it is resized
+
+
 @dataclass(frozen=True)
 class Transform:
     """What is done to each image after it was read."""
@@ -84,7 +92,7 @@ def build_pipeline(readers: Readers, transform: Transform, batch_size: int, firs
             images = encoded
         else:
             images = augmented(encoded, columns, transform) if until == "augment" else (
-                decoded(encoded, columns, transform)[0])
+                decoded(encoded, used_part(encoded, columns, transform), transform))
         others = [label - first_label, *([readers.mixing()] if readers.mixing else [])]
         return columns, images, *map(transform.on_device, others)
 
@@ -105,32 +113,37 @@ def augmented(encoded, columns: dict | None, transform: Transform):
     """
     from nvidia.dali import fn, types
 
-    images, sides = decoded(encoded, columns, transform)
-    if columns and transform.augmentation.warp:
-        return _distorted(images, sides, columns, transform)
-    images = _resized(images, sides, columns["mirror"] if columns and transform.augmentation.flip else None, transform)
+    part = used_part(encoded, columns, transform)
+    images = decoded(encoded, part, transform)
+    if part.rows:
+        return _distorted(images, part.rows, columns, transform)
+    mirror = columns["mirror"] if columns and transform.augmentation.flip else None
+    images = _resized(images, part.size, mirror, transform)
     if columns and transform.augmentation.colour:
         colour = fn.reshape(transform.on_device(columns["colour"]), shape=[1, 1, 3])
         images = fn.cast(images + colour, dtype=types.UINT8)
     return images
 
 
-def decoded(encoded, columns, transform):
-    """Decodes only the crop of each image, if the image format allows partial decoding.
+def used_part(encoded, columns: dict | None, transform: Transform) -> Part:
+    """Returns the part of each image that the result needs.
 
-    Returns the images, and the height and width of each, float32 (2,).
-
-    peek_image_shape always runs first, because it raises an error for a damaged header. DALI 2.4's decoders can crash
-    on one.
+    peek_image_shape raises an error for a damaged header, on which DALI 2.4's decoders can crash.
     """
     from nvidia.dali import fn, types
 
     sides = fn.cast(fn.peek_image_shape(encoded)[0:2], dtype=types.FLOAT)
-    options = {"output_type": types.RGB} | transform.device.decoder
     if columns and transform.augmentation.warp:
-        return fn.decoders.image(encoded, **options), sides
-    corner, size = crop(sides, columns, transform.augmentation)
-    return fn.decoders.image_slice(encoded, _as_int(corner), _as_int(size), axis_names="HW", **options), size
+        return _shown(sides, columns, transform.size)
+    return Part(*crop(sides, columns, transform.augmentation))
+
+
+def decoded(encoded, part: Part, transform: Transform):
+    """Decodes the part of each image alone, if the image format allows it."""
+    from nvidia.dali import fn, types
+
+    return fn.decoders.image_slice(encoded, _as_int(part.corner), _as_int(part.size), axis_names="HW",
+                                   output_type=types.RGB, **transform.device.decoder)
 
 
 def _resized(images, sides, mirror, transform):
@@ -159,7 +172,8 @@ def decoder(augmentation: Augmentation):
 
     pipeline = Pipeline(batch_size=2, num_threads=1, device_id=None, exec_async=False, exec_pipelined=False)
     with pipeline:
-        pipeline.set_outputs(decoded(fn.external_source(name="encoded"), None, Transform(0, augmentation))[0])
+        encoded, transform = fn.external_source(name="encoded"), Transform(0, augmentation)
+        pipeline.set_outputs(decoded(encoded, used_part(encoded, None, transform), transform))
     pipeline.build()
     return pipeline
 
@@ -194,23 +208,35 @@ def crop(sides, columns, augmentation):
     return math.floor((sides - size) * offset + 0.5), size
 
 
-def _distorted(images, sides, columns, transform):
-    """Resamples images of these sides once, as augmentation.random_numbers describes, and changes their colours."""
-    from nvidia.dali import fn, math, types
+def _shown(sides, columns, size: int) -> Part:
+    """Returns the part of images of `sides` that a result of size x size shows, as augmentation.random_numbers has it.
+    """
+    from nvidia.dali import fn, math
 
-    size = transform.size
     pixel = math.min(sides[0], sides[1]) / columns["shorter"]  # of the scaled image, in pixels of the image
     left = math.max(sides - columns["reach"] * pixel, 0.0)
     centre = sides / 2 + left * (columns["offset"] - 0.5)
-    rows = [(columns["warp"][row] * pixel, columns["warp"][row + 1] * pixel) for row in (0, 2)]
-    rows = [(a, b, centre[axis] - (a + b) * (size / 2)) for axis, (a, b) in zip((1, 0), rows, strict=True)]
+    (a, b), (d, e) = ((columns["warp"][row] * pixel, columns["warp"][row + 1] * pixel) for row in (0, 2))
+    reach = fn.stack(math.abs(d) + math.abs(e), math.abs(a) + math.abs(b)) * (size / 2) + 1.0  # 1: bilinear's neighbour
+    corner = math.clamp(math.floor(centre - reach), 0, sides - 1)
+    end = math.clamp(math.ceil(centre + reach), 1, sides)
+    middle = centre - corner
+    rows = (a, b, middle[1] - (a + b) * (size / 2)), (d, e, middle[0] - (d + e) * (size / 2))
+    return Part(corner, end - corner, rows)
+
+
+def _distorted(images, rows, columns, transform):
+    """Resamples images once by the rows of a matrix, varies brightness and contrast of each channel, and adds noise."""
+    from nvidia.dali import fn, types
+
+    size = transform.size
     images = warped(images, *rows, size, transform.device.name, as_float=True)
-    brightness, contrast, deviation = (transform.on_device(fn.reshape(columns[name], shape=[1, 1, -1]))
-                                       for name in ("brightness", "contrast", "noise"))
+    images = fn.crop_mirror_normalize(images, mean=GREY - columns["brightness"], std=1 / columns["contrast"],
+                                      shift=GREY, dtype=types.FLOAT, output_layout="HWC")
     field = np.random.Generator(np.random.Philox(0)).standard_normal((size + NOISE_MARGIN,) * 2 + (3,))
     field = types.Constant(field.astype(np.float32), layout="HWC", device=transform.device.name)
     noise = fn.slice(field, start=_as_int(columns["noise_offset"] * NOISE_MARGIN), shape=[size, size], axes=[0, 1])
-    return fn.cast((images + (brightness - GREY)) * contrast + GREY + noise * deviation, dtype=types.UINT8)
+    return fn.cast(images + noise * transform.on_device(columns["noise"]), dtype=types.UINT8)
 
 
 def matrix_reader(rows: np.ndarray, scratch: Path, name: str = "numbers"):
