@@ -128,6 +128,14 @@ class GradientExchange:
         self.scales.assign(float16.scales(magnitudes))
         return totals, 1 / (count * used), norms
 
+    def gathered(self, tensors) -> list:
+        """Returns float32 tensors of which one worker has each, and the others zeros. They keep their bits.
+
+        It is one message. Several would deadlock: an operation of Horovod holds a thread until it is done, and workers
+        that compute different tensors start such operations in different orders.
+        """
+        return self.sum(tensors, "gathered")
+
     def sum(self, tensors, name: str) -> list:
         """Returns the sum of each tensor over the workers, with one message along the gradients' path.
 

@@ -1,6 +1,9 @@
 """Muon (K. Jordan, 2024), which orthogonalizes the momentum of each kernel, with AdamW for the other variables."""
+import heapq
 import math
 from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import tensorflow as tf
 
@@ -10,6 +13,16 @@ from .exclusion import is_excluded
 STEPS = 5  # of Newton and Schulz
 QUINTIC = 3.4445, -4.7750, 2.0315  # coefficients of s, s^3 and s^5 for a singular value s
 UPDATE = 0.2  # root mean square of an update at a learning rate of 1, about that of Adam
+PIECE = 2**34  # most floating-point operations of matrices that are processed together, if there are several
+
+
+@dataclass(frozen=True)
+class Share:
+    """A worker's share of the matrices. The workers have the same gradients, and each orthogonalizes a part of them."""
+
+    worker: int  # from 0
+    workers: int
+    gathered: Callable  # returns the sums over the workers of tensors that are zero on all of them but one
 
 
 @tf.keras.saving.register_keras_serializable("bigbatch")
@@ -38,10 +51,14 @@ class Muon(AdamW):
     beta_1, beta_2 and epsilon, but without amsgrad. A zero x gives no update apart from weight decay. An infinite or
     NaN gradient makes the weights NaN, as in LARS.
 
+    share: this worker's Share, for one process of several. The updates have the same bits without it.
+
     learning_rate: of both; a float, a schedule, or assigned before each update. momentum: of the kernels. weight_decay:
         decoupled, as in AdamW. exclude: suffixes of names, such as `dense/kernel`. These variables get no weight decay.
         Raises ValueError if no variable has one of these suffixes.
     """
+
+    share: Share | None = None
 
     def __init__(self, learning_rate, momentum=0.9, weight_decay=0.0, exclude=(), beta_2=0.95, name="Muon", **options):
         super().__init__(learning_rate, weight_decay, exclude, beta_2=beta_2, name=name, **options)
@@ -87,12 +104,23 @@ class Muon(AdamW):
             x = tf.reshape(gradient + momentum * v, [-1, variable.shape[-1]])
             x = x if x.shape[0] <= x.shape[1] else tf.transpose(x)
             groups[(*x.shape, x.dtype)].append((x, v, variable))
-        for (_, longer, dtype), members in groups.items():
-            found = UPDATE * math.sqrt(longer) * orthogonalized(tf.stack([x for x, _, _ in members]))
-            updates = tf.unstack(tf.cast(self.learning_rate, dtype) * found, len(members))
-            for x, (_, v, variable) in zip(updates, members, strict=True):
+        pieces = [piece for shape, members in groups.items() for piece in in_pieces(members, operations(*shape[:2]))]
+        for piece, found in zip(pieces, self._all_orthogonalized([[x for x, _, _ in piece] for piece in pieces]),
+                                strict=True):
+            scale = UPDATE * math.sqrt(found.shape[-1]) * tf.cast(self.learning_rate, found.dtype)
+            for x, (_, v, variable) in zip(tf.unstack(scale * found, len(piece)), piece, strict=True):
                 x = x if x.shape[1] == variable.shape[-1] else tf.transpose(x)
                 yield (v, tf.reshape(x, variable.shape)), variable
+
+    def _all_orthogonalized(self, pieces: list[list[tf.Tensor]]) -> list[tf.Tensor]:
+        """Returns the orthogonalized matrices of each piece as (matrices, n, m): the own share's, and the gathered."""
+        if not self.share:
+            return [orthogonalized(tf.stack(piece)) for piece in pieces]
+        owners = dealt([len(piece) * operations(*piece[0].shape) for piece in pieces], self.share.workers)
+        return self.share.gathered([
+            orthogonalized(tf.stack(piece)) if owner == self.share.worker
+            else tf.zeros([len(piece), *piece[0].shape], piece[0].dtype)
+            for piece, owner in zip(pieces, owners, strict=True)])
 
     def update_step(self, gradient, variable):
         """Updates a variable, by AdamW in one kernel. gradient: what `_internal_apply_gradients` has put in its place.
@@ -127,3 +155,28 @@ def orthogonalized(matrices: tf.Tensor) -> tf.Tensor:
         square = tf.matmul(x, x, transpose_b=True)
         x = a * x + tf.matmul(b * square + c * tf.matmul(square, square), x)
     return x
+
+
+def operations(n: int, m: int) -> int:
+    """Returns the floating-point operations of the products of matrices in `orthogonalized`, of one (n, m)."""
+    return STEPS * (4 * n * n * m + 2 * n**3)
+
+
+def in_pieces(members: list, cost: int) -> list[list]:
+    """Divides matrices of one shape, of `cost` operations each, into pieces of at most PIECE, or of a single matrix.
+
+    Products of stacked matrices can have other bits than those of single ones. So the pieces are the same, however
+    many workers share them.
+    """
+    count = math.ceil(len(members) / max(1, PIECE // cost))
+    return [members[index::count] for index in range(count)]
+
+
+def dealt(costs: list[int], workers: int) -> list[int]:
+    """Returns the worker of each piece. The dearest is dealt first, and each to the worker with the least so far."""
+    loads = [(0, worker) for worker in range(workers)]
+    owners = [0] * len(costs)
+    for cost, index in sorted(((cost, index) for index, cost in enumerate(costs)), reverse=True):
+        load, owners[index] = loads[0]
+        heapq.heapreplace(loads, (load + cost, owners[index]))
+    return owners

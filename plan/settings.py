@@ -200,6 +200,10 @@ class Launch:
     fusion_mb: float | None = flag(None, "Fusion buffer size in MB, before compression. Default: 32; for a ring, at "
         "most a quarter of all.", low=1e-3, high=1e5)
     compression: str = flag("none", "Compression of the gradients during the exchange.", ("none", "fp16"))
+    share_orthogonalization: str = flag("auto", "Whether each worker orthogonalizes a part of the kernels for "
+        "--optimizer=muon, and the results are exchanged, as many bytes again as the gradients. auto: if all workers "
+        "are on one node, and without --xla=true.", ("auto", "true", "false"), switch=True,
+        used_with=("optimizer", ("muon",)))
     xla: str = flag("false", "What XLA compiles. true: the forward and backward pass as one unit, so the exchange of "
         "gradients cannot overlap it, and the update as another. auto: clusters of operations, but not the exchange.",
         ("false", "true", "auto"), switch=True)

@@ -26,6 +26,7 @@ from distributed.exchange import GradientExchange, make_collectives
 from distributed.world import World
 from model_zoo.layers import trained_variables
 from optim.average import WeightAverage
+from optim.muon import Share
 from plan.allreduce import AllreducePlan
 from plan.plan import LARGEST_MICRO_BATCH, Phase, Plan
 from plan.settings import Launch, Recipe, Settings
@@ -86,6 +87,9 @@ def make_job(settings: Settings, plan: Plan, world: World, feed, state: State, e
     recipe = settings.recipe
     batch_counts().restart()
     exchange.scales = state.exchange_scales
+    if recipe.optimizer == "muon":
+        distributed.inner(state.optimizer).share = (
+            Share(world.rank, world.size, exchange.gathered) if plan.shares_orthogonalization else None)
     exact = ExactStatistics(state.model, world) if recipe.batch_norm_statistics == "exact" else None
 
     @functools.cache

@@ -12,7 +12,8 @@ from common.errors import UserError
 from data import order
 from data.dataset import Split
 from optim.lars import SGD
-from plan.plan import divisors
+from plan.flags import parse
+from plan.plan import divisors, plan_for
 from tests.rigs.plans import plan
 from training.loop import next_step
 
@@ -252,3 +253,19 @@ def test_a_decay_may_end_at_a_rate():
     for epoch in (2, 5, 11.5, 12):
         assert made.learning_rate(epoch) == pytest.approx(1e-4 + (29 - 1e-4) * (1 - (epoch - 2) / 10) ** 2, rel=1e-12)
     assert made.learning_rate(1) == pytest.approx(14.5)
+
+
+@pytest.mark.parametrize(("workers", "per_node", "flags", "shared"), [
+    (4, 4, "", True), (8, 4, "", False), (1, 1, "--share_orthogonalization", False), (4, 4, "--xla", False),
+    (8, 4, "--share_orthogonalization", True), (4, 4, "--share_orthogonalization=false", False)])
+def test_workers_of_one_node_share_the_orthogonalization(workers, per_node, flags, shared):
+    words = ["train.py", "--data_dir=digits", "--optimizer=muon", *flags.split()]
+    assert plan_for(parse(words), workers, per_node, 1437).as_json()["shares_orthogonalization"] == shared
+    others = parse(["train.py", "--data_dir=digits", "--optimizer=lars", "--batch_size=128"])
+    assert not plan_for(others, 4, 4, 1437).shares_orthogonalization
+
+
+def test_xla_cannot_contain_the_exchange_of_the_update():
+    words = ["train.py", "--data_dir=digits", "--optimizer=muon", "--xla", "--share_orthogonalization"]
+    with pytest.raises(UserError, match="not with --xla=true"):
+        plan_for(parse(words), 4, 4, 1437)

@@ -1,4 +1,5 @@
 """--deterministic: weights, moments, statistics and metrics do not depend on the number of workers."""
+import json
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ MORE = {  # for the campaign: workers, flags
     "a torus": ("mpirun", (4, 6), ("--batch_size=96", "--allreduce=torus")),
     "float16, LAMB": ("horovodrun", (2, 4, 8), ("--batch_size=128", "--optimizer=lamb", "--learning_rate=0.01",
                                                 "--precision=mixed_float16")),
+    "a torus, Muon": ("mpirun", (4, 6), ("--batch_size=96", *MUON, "--allreduce=torus")),
     "float16, Muon": ("horovodrun", (2, 4, 8), ("--batch_size=128", *MUON, "--precision=mixed_float16")),
     "the noise scale": ("mpirun", (3, 9), ("--batch_size=72", "--log_noise_scale")),
     "ResNet-20": ("horovodrun", (2, 4, 8), ("--batch_size=256", "--model=resnet20", "--micro_batch_size=16",
@@ -62,7 +64,10 @@ def test_muon_makes_the_same_bits_on_1_2_and_4_workers_and_after_a_stop(tmp_path
     flags = (*BASE, *MUON, "--batch_size=96", "--clip_norm=1", "--ema_decay=0.9", "--checkpoint_every=0.3")
     for workers in (1, 2, 4):
         kind = "python" if workers == 1 else "mpirun"
-        train(*flags, f"--output_dir={tmp_path / str(workers)}", kind=kind, workers=workers, program=PROGRAM)
+        sharing = ["--share_orthogonalization=false"] * (workers == 2)
+        train(*flags, *sharing, f"--output_dir={tmp_path / str(workers)}", kind=kind, workers=workers, program=PROGRAM)
+        plan = json.loads((tmp_path / str(workers) / "plan.json").read_text())
+        assert plan["shares_orthogonalization"] == (workers == 4)
     folder = tmp_path / "4 and 1"
     assert stopped(folder, 4, flags, step=16) == 75
     assert start(folder, 1, flags, PROGRAM).wait(300) == 0
