@@ -1,31 +1,65 @@
-"""Draws docs/study.svg and prints its numbers: `uv run --group benchmark python -m docs.study STUDY [STUDY ...] NOISE`.
+"""Prints the results of the study of batch sizes as a table, and draws docs/study.svg from the document's table.
+
+    uv run python -m docs.study STUDY [STUDY ...] [NOISE]      prints
+    uv run --group benchmark python -m docs.study              draws
 
 STUDY: folder of the sweep of recipes/study/search.runs or optimizers.runs with --search_data_dir. NOISE: folder of a
-run with --log_noise_scale. The plot has each seed, their mean, and the range of the gradient noise scale over the
-epochs: the batch sizes up to which larger batches should save updates.
+run with --log_noise_scale. The plot has means and ranges of the seeds, and the range of the gradient noise scale over
+the epochs: the batch sizes up to which larger batches should save updates.
 """
 import json
+import re
 import statistics
 import sys
 from collections import defaultdict
 from pathlib import Path
+from typing import NamedTuple
 
 FIGURE = Path(__file__).parent / "study.svg"
+DOCUMENT = Path(__file__).parent / "large_batches.md"
+RATE = "its best learning rate"
 RULES = {"sgd": "SGD, linear scaling and warm-up", "lars": "LARS and warm-up", "lamb": "LAMB and warm-up",
          "muon": "Muon and warm-up"}
 
 
-def results(rows: list[dict]) -> dict[str, dict[int, tuple[float, list[float]]]]:
-    """Returns rule -> batch size -> (best learning rate, top-1 of each seed) from the rows of sweep.json.
+class Result(NamedTuple):
+    """The seeds of a batch size: mean, lowest and highest top-1 in percent. rate: the best learning rate."""
 
-    Rows with a data_dir belong to the search, and those with a model are of another network.
+    rate: float
+    mean: float
+    low: float
+    high: float
+
+    def __str__(self):
+        return f"{self.mean:.1f} % ({self.low:.1f} to {self.high:.1f})"
+
+
+def results(rows: list[dict], model: str | None = None) -> dict[str, dict[int, Result]]:
+    """Returns rule -> batch size -> result from the rows of sweep.json.
+
+    Rows with a data_dir belong to the search. model: the network; None: that of the recipe.
     """
     found = {name: defaultdict(list) for name in RULES}
-    for flags, row in ((row["flags"], row) for row in rows if not {"data_dir", "model"} & row["flags"].keys()):
-        rule = flags.get("optimizer") or Path(flags["flagfile"]).name
-        found[rule][flags["batch_size"]].append((flags["learning_rate"], row["val_top1"]))
-    return {RULES[rule]: {batch: (seeds[0][0], [top1 for _, top1 in seeds]) for batch, seeds in sorted(own.items())}
+    for flags, row in ((row["flags"], row) for row in rows):
+        if "data_dir" not in flags and flags.get("model") == model:
+            rule = flags.get("optimizer") or Path(flags["flagfile"]).name
+            found[rule][flags["batch_size"]].append((flags["learning_rate"], 100 * row["val_top1"]))
+    return {RULES[rule]: {batch: Result(seeds[0][0], statistics.fmean(top1 := [one for _, one in seeds]), min(top1),
+                                        max(top1)) for batch, seeds in sorted(own.items())}
             for rule, own in found.items() if own}
+
+
+def read(text: str) -> tuple[dict[str, dict[int, Result]], tuple[float, float] | None]:
+    """Returns results and noise scale from the first table of `text` that `table` has printed."""
+    lines = text[text.index("| batch size |"):].splitlines()
+    end = next(number for number, line in enumerate(lines) if not line.startswith("|"))
+    batches, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines[:end])
+    found = {}
+    for (rule, *cells), (_, *rates) in zip(rows[::2], rows[1::2], strict=True):
+        found[rule] = {int(batch.replace(",", "")): Result(float(rate), *map(float, re.findall(r"[\d.]+", cell)))
+                       for batch, cell, rate in zip(batches[1:], cells, rates, strict=True) if cell}
+    noise = re.search(r"Gradient noise scale: ([\d,]+) to ([\d,]+)", text)
+    return found, noise and tuple(float(one.replace(",", "")) for one in noise.groups())
 
 
 def noise_range(rows: list[dict]) -> tuple[float, float] | None:
@@ -39,16 +73,10 @@ def table(found: dict, noise: tuple[float, float] | None) -> str:
     batches = sorted({batch for own in found.values() for batch in own})
     lines = [["batch size", *(f"{batch:,}" for batch in batches)], ["---"] * (1 + len(batches))]
     for rule, own in found.items():
-        lines += [[rule, *(spread(own[batch][1]) if batch in own else "" for batch in batches)],
-                  ["its best learning rate", *(f"{own[batch][0]:g}" if batch in own else "" for batch in batches)]]
+        lines += [[rule, *(str(own.get(batch, "")) for batch in batches)],
+                  [RATE, *(f"{own[batch].rate:g}" if batch in own else "" for batch in batches)]]
     known = f"{noise[0]:,.0f} to {noise[1]:,.0f} samples" if noise else "unknown"
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\nGradient noise scale: {known}"
-
-
-def spread(top1: list[float]) -> str:
-    """Returns mean, lowest and highest value in percent."""
-    mean, low, high = (100 * one for one in (statistics.fmean(top1), min(top1), max(top1)))
-    return f"{mean:.1f} % ({low:.1f} to {high:.1f})"
 
 
 def draw(found: dict, noise: tuple[float, float] | None, path: Path) -> None:
@@ -60,10 +88,9 @@ def draw(found: dict, noise: tuple[float, float] | None, path: Path) -> None:
 
     figure, axes = pyplot.subplots(figsize=(8, 5))
     for rule, own in found.items():
-        means = [100 * statistics.fmean(top1) for _, top1 in own.values()]
-        line, = axes.plot([*own], means, "o-", markersize=9, label=rule)
-        axes.plot([batch for batch, (_, top1) in own.items() for _ in top1],
-                  [100 * one for _, top1 in own.values() for one in top1], ".", color=line.get_color(), alpha=0.6)
+        means = [one.mean for one in own.values()]
+        ranges = [[one.mean - one.low for one in own.values()], [one.high - one.mean for one in own.values()]]
+        axes.errorbar([*own], means, ranges, fmt="o-", capsize=4, label=rule)
     if noise:
         axes.axvspan(*noise, color="grey", alpha=0.15,
                      label=f"gradient noise scale, {noise[0]:,.0f} to {noise[1]:,.0f}")
@@ -79,11 +106,15 @@ def draw(found: dict, noise: tuple[float, float] | None, path: Path) -> None:
 
 
 def main(*folders: str) -> None:
-    *studies, noise = folders
-    found = results([row for study in studies for row in json.loads(Path(study, "sweep.json").read_text())])
-    scale = noise_range([json.loads(line) for line in Path(noise, "noise_scale.jsonl").read_text().splitlines()])
-    draw(found, scale, FIGURE)
-    print(table(found, scale))
+    if not folders:
+        draw(*read(DOCUMENT.read_text()), FIGURE)
+        return
+    studies = [folder for folder in map(Path, folders) if (folder / "sweep.json").exists()]
+    rows = [row for study in studies for row in json.loads((study / "sweep.json").read_text())]
+    noise = [json.loads(line) for folder in map(Path, folders) if folder not in studies
+             for line in (folder / "noise_scale.jsonl").read_text().splitlines()]
+    for model in dict.fromkeys(row["flags"].get("model") for row in rows):
+        print(table(results(rows, model), noise_range(noise)))
 
 
 if __name__ == "__main__":

@@ -120,9 +120,10 @@ def on_schedules(settings: Settings) -> list[str]:
     now, before = (one.batch_size.values[0] for one in (recipe, settings.source.recipe))
     is_its_rate = has_length(settings) and keeps(settings, *RATE, *WITH_RATE) and not settings.is_given("learning_rate")
     if now != before and is_its_rate and recipe.lr_scaling == "none" and recipe.momentum_schedule == "constant":
-        linear, sqrt = (f"{SCALINGS[name](now / before):.3g}" for name in ("linear", "sqrt"))
+        first, other = ("sqrt", "linear") if recipe.optimizer == "muon" else ("linear", "sqrt")  # large_batches.md
+        by, others = (f"{SCALINGS[name](now / before):.3g}" for name in (first, other))
         lines.append(f"--batch_size={now}: the learning rate is still that for the recipe's {before}; "
-                     f"--lr_scaling=linear --base_batch_size={before} would multiply it by {linear}, sqrt by {sqrt}")
+                     f"--lr_scaling={first} --base_batch_size={before} would multiply it by {by}, {other} by {others}")
     return lines
 
 

@@ -115,10 +115,18 @@ def test_the_figure_names_its_lines_and_the_noise_scale(tmp_path, monkeypatch, c
         (tmp_path / name).mkdir()
         (tmp_path / name / "sweep.json").write_text(json.dumps(rows))
     (tmp_path / "noise_scale.jsonl").write_text('{"noise_scale": 300}\n{"noise_scale": 900}\n')
-    monkeypatch.setattr(study, "FIGURE", tmp_path / "study.svg")
     study.main(tmp_path / "one", tmp_path / "two", tmp_path)
+    shown = capsys.readouterr().out
+    convnet, _, other = shown.partition("| batch size | 64 |\n")
+    assert "86.0 %" in convnet and "88.0 %" in convnet and "80.0 %" in convnet
+    assert "99.9 %" in other and "99.9 %" not in convnet
+    monkeypatch.setattr(study, "FIGURE", tmp_path / "study.svg")
+    monkeypatch.setattr(study, "DOCUMENT", tmp_path / "page.md")
+    study.DOCUMENT.write_text(f"# A page\n\n| a | b |\n| --- | --- |\n\n{convnet}\n\nMore\n")
+    study.main()
     drawn = (tmp_path / "study.svg").read_text()
     for text in (*study.RULES.values(), "gradient noise scale, 300 to 900", "4,096"):
         assert text in drawn
-    shown = capsys.readouterr().out
-    assert "86.0 %" in shown and "88.0 %" in shown and "80.0 %" in shown and "99.9 %" not in shown
+    found, noise = study.read(study.DOCUMENT.read_text())
+    assert noise == (300, 900) and found["LARS and warm-up"] == {4096: (20, 86.0, 85.0, 87.0)}
+    assert found["SGD, linear scaling and warm-up"][4096] == (0.0125, 50.0, 10.0, 80.0)

@@ -84,6 +84,8 @@ def test_the_factors_for_another_batch_size_are_those_of_the_flags_it_names():
     linear, sqrt = (peak(f"--lr_scaling={rule}", "--base_batch_size=128") for rule in ("linear", "sqrt"))
     assert "--lr_scaling=linear --base_batch_size=128 would" in line and peak() == 8
     assert line.endswith(f"multiply it by {linear / 8:g}, sqrt by {sqrt / 8:g}") and (linear, sqrt) == (2, 4)
+    [line] = on_schedule("--flagfile=study/muon", "--batch_size=1024")
+    assert line.endswith("--lr_scaling=sqrt --base_batch_size=256 would multiply it by 2, linear by 4")
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.rglob("*.flags")), ids=lambda path: path.stem)
