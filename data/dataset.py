@@ -38,6 +38,7 @@ class Window:
     seed: int | None  # random seed of the order of the blocks; None: each pass reads them in the order of the dataset
     is_shared: bool = False  # whether several workers of the node read from it
     is_kept: bool = False  # whether it stays for the next training
+    repeats: int = 1  # an epoch reads the first one of so many parts of the blocks
 
 
 @dataclass(frozen=True)
@@ -235,7 +236,7 @@ class Dataset:
             replace(window, folder=window.folder / name, size=window.size * size // sum(sizes.values()))
             for name, size in sizes.items())
         return replace(self, train=replace(self.train, window=train),
-                       validation=replace(self.validation, window=replace(validation, seed=None)))
+                       validation=replace(self.validation, window=replace(validation, seed=None, repeats=1)))
 
     def moved_to(self, folder: Path) -> "Dataset":
         """Returns the dataset for a copy of its files in another folder."""

@@ -80,6 +80,7 @@ class Feed:
     shuffle_block: int = order.BLOCK  # `block` of data.order.permutation
     shuffle_group: int = 0  # `group` of data.order.permutation
     rand_augment: RandAugment | None = None  # operations that follow the augmentation
+    repeats: int = 1  # `repeats` of data.order.stream
 
     @property
     def _augmentation(self) -> augmentation.Augmentation:
@@ -110,7 +111,7 @@ class Feed:
             numbers = by_parts(partial(augmentation.random_numbers, chosen, image_size, self.seed), positions)
         if self.mixing:
             mixing = by_parts(partial(self.mixing.random_numbers, image_size, self.seed), positions)
-        samples = order.stream(split, self.seed, positions, self.shuffle_block, self.shuffle_group)
+        samples = order.stream(split, self.seed, positions, self.shuffle_block, self.shuffle_group, self.repeats)
         return Prepared(split, samples, micro_batch_size, image_size, numbers, mixing, positions // split.samples)
 
     def train(self, position: int, steps: int, *arguments, **options) -> AbstractContextManager[Batches]:

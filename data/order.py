@@ -10,6 +10,10 @@ Global order in groups, for data that is fetched: A block is a run of consecutiv
 can fetch, and the same in all epochs, so that what was fetched can be kept. All blocks are shuffled, and then the
 samples of each group of blocks.
 
+Repeated augmentation (arXiv:1902.05509): An epoch has as many samples as without it, but takes each of the first ones
+of its permutation several times. Copies alternate with those of the next sample, as a b a b a b, because neighbours are
+mixed (mixing.py). Each copy has its own random numbers, which depend on its position.
+
 File after file (--order=file, for LMDB and RecordIO): The files are shuffled, and their records keep the order in which
 they were written. Each epoch is divided into one contiguous slice per worker. Together, the workers read each of its
 samples once. Which samples share a batch depends on the number of workers.
@@ -75,12 +79,15 @@ def _concatenated(starts, sizes, chosen) -> np.ndarray:
     return np.arange(sizes.sum()) + np.repeat(starts[chosen] - np.cumsum(sizes) + sizes, sizes)
 
 
-def stream(split: Split, seed: int, positions: np.ndarray, block: int = BLOCK, group: int = 0) -> np.ndarray:
+def stream(split: Split, seed: int, positions: np.ndarray, block: int = BLOCK, group: int = 0,
+           repeats: int = 1) -> np.ndarray:
     """Returns the numbers of the samples at these positions of the endless stream, int64 (positions,).
 
-    It works through one epoch after another, in memory for the samples of one.
+    It works through one epoch after another, in memory for the samples of one. repeats: how often an epoch takes a
+    sample. Two neighbours within an epoch are never the same sample.
     """
     epochs, offsets = np.divmod(positions, split.samples)
+    offsets = offsets // (2 * repeats) * 2 + offsets % 2  # unchanged without repeats
     samples = np.empty(len(positions), np.int64)
     firsts = np.flatnonzero(np.diff(epochs, prepend=-1))
     for first, end in zip(firsts, [*firsts[1:], len(positions)], strict=False):

@@ -98,7 +98,7 @@ def rehearsal(recipe: Recipe, samples: int, data_dir: str, small_samples: int, l
     plan = make_plan(recipe, None, 1, samples)
     small = Compression(plan, GRAIN if recipe.batch_norm_span is None else None, small_samples, longest_warmup)
     changed = {"data_dir": data_dir, "model": small_network(recipe.model), "image_size": IMAGE_SIZE,
-               "augmentation": "none", "rand_augment": "none", "precision": "float32",
+               "augmentation": "none", "rand_augment": "none", "repeats": 1, "precision": "float32",
                "epochs": small.epoch(plan.epochs),
                "learning_rate": small.schedule(rates(plan.learning_rate, small.warm)),
                "batch_size": small.schedule((phase.start_epoch, small.batch(phase)) for phase in plan.phases),

@@ -44,6 +44,8 @@ RULES = (  # (whether a command line breaks the rule, what to say)
      "--stage_gb needs --stage_dir, a folder on a local disk of each node"),
     (lambda s: s.recipe.order == "file" and s.recipe.shuffle_group,
      "--shuffle_group shuffles samples, and --order=file reads them as they were written; remove one of them"),
+    (lambda s: s.recipe.order == "file" and s.recipe.repeats > 1,
+     "--repeats takes images several times in an epoch, and --order=file each of them once; remove one of them"),
     (lambda s: s.run.stop_at_target and s.run.target_top1 is None,
      "--stop_at_target needs --target_top1, such as --target_top1=0.759"),
     (lambda s: s.recipe.lr_schedule == "multistep" and not s.recipe.lr_boundaries,

@@ -145,6 +145,8 @@ class Recipe:
         "MODULE:NAME is your own.", AUGMENTATIONS, own=True, screen="Data and model")
     rand_augment: RandAugment | None = flag("none", "RandAugment after --augmentation, in timm's notation, such as "
         "m6-n2-mstd0.5-inc1.", parse=RandAugment.parse)
+    repeats: int = flag(1, "Repeated augmentation (arXiv:1902.05509): how often an epoch takes an image, each time with "
+        "its own random augmentation. With 3, an epoch has a third of the images, and as many samples.", low=1)
     order: str = flag(ORDERS[0], "Order of the samples. global: shuffled, the same on any number of workers. file: as "
         "DALI reads LMDB and RecordIO. This saves a copy of each sample, but the order within a file is fixed, and the "
         "number of workers changes the batches.", ORDERS)

@@ -125,7 +125,7 @@ def share_dataset(dataset: Dataset, world: World) -> Dataset:
 def stage_dataset(dataset: Dataset, recipe: Recipe, launch: Launch, world: World) -> Dataset:
     """Returns the dataset as this node's workers read it (data.staging.stage). Raises UserError on all ranks."""
     staging = Staging(launch.stage_dir, launch.stage_gb, recipe.order, recipe.shuffle_block, recipe.shuffle_group,
-                      recipe.seed)
+                      recipe.seed, recipe.repeats)
     workers = max(1, world.workers_per_node())
     with world.raise_on_all_ranks():
         return staged(dataset, staging, workers, functools.partial(on_rank_0, world))
@@ -156,7 +156,7 @@ def make_feed(recipe: Recipe, launch: Launch, dataset: Dataset, world: World) ->
                     mmap=launch.mmap)
     return Feed(dataset.in_order(recipe.order), recipe.validation_image_size, recipe.augmentation, recipe.seed,
                 world.rank, world.size, device, mixing, recipe.shuffle_block, recipe.shuffle_group,
-                recipe.rand_augment or AUGMENTATIONS[recipe.augmentation].operations)
+                recipe.rand_augment or AUGMENTATIONS[recipe.augmentation].operations, recipe.repeats)
 
 
 def dali_device(flag: str, world: World) -> str:

@@ -231,7 +231,8 @@ class Blocks:
             epoch, now = self._now
             ranks = self._ranks(epoch)
             later = self._ranks(epoch + 1)
-            use = {block: ranks[block] if ranks[block] >= now else len(ranks) + later[block] for block in sizes}
+            read = -(-len(ranks) // self._window.repeats)  # blocks in an epoch
+            use = {block: ranks[block] if now <= ranks[block] < read else len(ranks) + later[block] for block in sizes}
             used = sum(sizes.values())
             limit = remaining(used)
             for block in sorted(sizes, key=use.get, reverse=True):

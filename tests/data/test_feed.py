@@ -115,6 +115,21 @@ def test_the_stream_goes_on_from_any_position(dataset):
     assert (expected[:1437] != expected[1437:2874]).any()
 
 
+@pytest.mark.parametrize("group", [0, 4])
+@pytest.mark.parametrize("repeats", [2, 3])
+def test_an_epoch_takes_the_first_samples_of_its_permutation_several_times(in_format, repeats, group):
+    """Two by two, a b a b a b, cut where an epoch without copies ends; 1,437 is neither a multiple of 6 nor even."""
+    split, expected = open_dataset(in_format("tfrecord")).train, []
+    for epoch in range(2):
+        pairs = zip(*[iter(order.permutation(split, 3, epoch, 64, group).tolist())] * 2, strict=False)
+        expected += [sample for pair in pairs for sample in repeats * pair][:1437]
+    for start, end in ((0, 2874), (5, 40), (1430, 2000)):
+        found = order.stream(split, 3, np.arange(start, end), 64, group, repeats)
+        assert found.tolist() == expected[start:end]
+    counts = Counter(expected[:1437])
+    assert abs(len(counts) - 1437 / repeats) < 2 and Counter(counts.values())[repeats] >= len(counts) - 2
+
+
 @pytest.mark.parametrize("block", [1, 5, 64, 1000])
 def test_a_block_has_samples_of_one_file(in_format, block):
     split = open_dataset(in_format("tfrecord")).train

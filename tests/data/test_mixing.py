@@ -88,6 +88,18 @@ def test_every_number_of_shards_mixes_the_same_pairs(digits):
     assert pairs(2, 12) == alone and pairs(3, 4) == alone
 
 
+@pytest.mark.parametrize(("position", "shards", "size"), [(0, 1, 48), (1437, 2, 8), (41_673, 3, 4)])
+def test_copies_of_an_image_are_augmented_anew_and_never_mixed_with_each_other(digits, position, shards, size):
+    """Two epochs of 1,437 samples from a position that is even, odd, or amid an epoch: pairs lie across their ends."""
+    feed = Feed(open_dataset(digits), 16, "crop", seed=3, mixing=Mixing(0.4, 1.0), repeats=3)
+    made = [dataclasses.replace(feed, shard=shard, shards=shards).prepare([(position, 59)], 48, size)
+            for shard in range(shards)]
+    pairs = np.concatenate([one.samples for one in made]).reshape(-1, 2)
+    assert (pairs[:, 0] != pairs[:, 1]).all() and 2 * 479 <= len(np.unique(pairs)) + 200 < 1437
+    seen = [(sample, row.tobytes()) for one in made for sample, row in zip(one.samples, one.numbers, strict=True)]
+    assert len({*seen}) == len(seen) == 59 * 48
+
+
 def test_validation_is_not_mixed(digits):
     feed = Feed(open_dataset(digits), 16, "none", seed=3, mixing=Mixing(0.4))
     with feed.validation(8) as (batches, _):

@@ -191,6 +191,7 @@ def test_a_recipe_has_a_name():
     (["--model=alexnet", "--image_size=32", "--dry_run"], 2, "alexnet needs images of at least"),
     (["--mode=evaluate", "--checkpoint={folder}"], 1, "{folder}/flags.txt does not exist"),
     (["--order=file", "--shuffle_group=16"], 2, "--shuffle_group shuffles samples, and --order=file"),
+    (["--order=file", "--repeats=3"], 2, "--repeats takes images several times in an epoch, and --order=file each"),
     (["--output_dir=/proc/run"], 1, "--output_dir: /proc/run cannot be created")])
 def test_what_cannot_be_meant(words, code, message, tmp_path):
     done = run("python", 1, ROOT / "train.py", *(word.format(folder=tmp_path) for word in words))

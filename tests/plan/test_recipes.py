@@ -288,11 +288,11 @@ def test_lambs_rate_is_that_of_its_authors_code():
 
 
 # "ResNet strikes back": epochs, rate, weight decay, label smoothing, mixup, mean magnitude of RandAugment, stochastic
-# depth, pixels in training; the rate at three epochs, from 1e-4 up to epoch 5, then the cosine of all from epoch 0.
+# depth, pixels in training, copies of an image in an epoch; the rate at three epochs, from 1e-4 up to epoch 5, then the cosine of all from epoch 0.
 STRIKES_BACK = {
-    "a1": ((600, 0.005, 0.01, 0.1, 0.2, 7, 0.05, 224), {2.5: 0.00255, 300: 0.0025005, 500: 0.00033587}),
-    "a2": ((300, 0.005, 0.02, 0.0, 0.1, 7, 0.05, 224), {2.5: 0.00255, 150: 0.0025005, 250: 0.00033587}),
-    "a3": ((100, 0.008, 0.02, 0.0, 0.1, 6, 0.0, 160), {2.5: 0.00405, 50: 0.0040005, 75: 0.00117242}),
+    "a1": ((600, 0.005, 0.01, 0.1, 0.2, 7, 0.05, 224, 3), {2.5: 0.00255, 300: 0.0025005, 500: 0.00033587}),
+    "a2": ((300, 0.005, 0.02, 0.0, 0.1, 7, 0.05, 224, 3), {2.5: 0.00255, 150: 0.0025005, 250: 0.00033587}),
+    "a3": ((100, 0.008, 0.02, 0.0, 0.1, 6, 0.0, 160, 1), {2.5: 0.00405, 50: 0.0040005, 75: 0.00117242}),
 }
 
 
@@ -302,7 +302,7 @@ def test_resnet_strikes_back_by_hand(row):
     recipe, made, (settings, rates) = flags.parse(["", f"--flagfile={path}"]).recipe, plan(path, 4), STRIKES_BACK[row]
     augment = recipe.rand_augment
     assert settings == (recipe.epochs, *recipe.learning_rate.values, recipe.weight_decay, recipe.label_smoothing,
-                        recipe.mixup, augment.magnitude, recipe.drop_path, *recipe.image_size.values)
+                        recipe.mixup, augment.magnitude, recipe.drop_path, *recipe.image_size.values, recipe.repeats)
     assert (recipe.optimizer, recipe.loss, recipe.clip_norm, recipe.cutmix, recipe.validation_image_size) == (
         "lamb", "binary_cross_entropy", 1, 1, 224)
     assert (augment.count, augment.deviation, recipe.precision, recipe.exclude) == (

@@ -16,11 +16,11 @@ BASE = (DIGITS, "--model=bn_convnet", "--micro_batch_size=8", "--batch_norm_span
         "--deterministic", "--epochs=2")
 GROWING = (*BASE, "--batch_size=0:96,1:192", "--image_size=0:12,1:16", "--batch_norm_statistics=exact",
            "--ema_decay=0.9", "--mixup=0.4", "--cutmix=1", "--augmentation=crop", "--checkpoint_every=0.3",
-           "--class_weights=0.5")
+           "--class_weights=0.5", "--repeats=3")
 STRIKES_BACK = ("--rand_augment=m6-n2-mstd0.5-inc1", "--loss=binary_cross_entropy")  # of arXiv:2110.00476
 MOVING = (*BASE, "--batch_size=120", "--optimizer=lars", "--batch_norm_span=4", "--checkpoint_every=0.3",
           "--label_smoothing=0.1", "--log_trust_ratios", *STRIKES_BACK, "--model=resnet10_narrow", "--image_size=16",
-          "--drop_path=0.3", "--mixup=0.1", "--class_weights=balanced")
+          "--drop_path=0.3", "--mixup=0.1", "--class_weights=balanced", "--repeats=3")
 MUON = "--optimizer=muon", "--learning_rate=0.05", "--weight_decay=0.1"
 MORE = {  # for the campaign: workers, flags
     "LARS, moving statistics of groups": ("mpirun", (2, 3, 4, 6), (*MOVING[len(BASE):], "--batch_size=96")),
@@ -35,7 +35,9 @@ MORE = {  # for the campaign: workers, flags
 }
 
 def test_two_workers_make_the_bits_of_one(tmp_path):
-    """Batches and images that grow, exact statistics, averaged weights, mixup, CutMix, random crops, dropout."""
+    """Batches and images that grow, exact statistics, averaged weights, mixup, CutMix, three random crops of each image,
+    dropout.
+    """
     train(*GROWING, f"--output_dir={tmp_path / '1'}", program=PROGRAM)
     train(*GROWING, f"--output_dir={tmp_path / '2'}", kind="horovodrun", workers=2, program=PROGRAM)
     assert differences(tmp_path / "1", tmp_path / "2") == []
@@ -46,7 +48,9 @@ def test_two_workers_make_the_bits_of_one(tmp_path):
 
 @pytest.mark.trainings
 def test_stopped_on_three_workers_and_resumed_on_one(tmp_path):
-    """LARS, moving statistics over groups of 4 samples, RandAugment, stochastic depth, binary cross-entropy."""
+    """LARS, moving statistics over groups of 4 samples, RandAugment of three copies, stochastic depth, binary
+    cross-entropy.
+    """
     train(*MOVING, f"--output_dir={tmp_path / '1'}", program=PROGRAM)
     folder = tmp_path / "3 and 1"
     assert stopped(folder, 3, MOVING, step=8) == 75
