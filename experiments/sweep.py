@@ -7,7 +7,8 @@ Each run is a run of train.py, in a folder of its own in --output_dir. The other
 those of train.py and apply to all runs. After each run, the command writes sweep.json (one row per run), sweep.html
 (mean and range over the seeds, and plots) and best.json (which setting is the best, and how many more seeds would tell
 if it is too close to call). If it is stopped or killed, the same command continues. More values or seeds add runs.
-A run that diverges is a result: its top-1 is the accuracy of guessing. Any other failure ends the sweep.
+A run that diverges, or that --stop_below_expected ends, is a result: its top-1 is the accuracy of guessing. Any other
+failure ends the sweep.
 
 Commas separate the values. If a value contains a comma or a colon, or the flag takes a list, semicolons separate them:
 --sweep='batch_size=512;0:512,30:1024' and --sweep='lr_boundaries=30,60,80;40,80'.
@@ -177,7 +178,8 @@ def described(result: Result) -> str:
     where = result.diverged_at
     ended = f"top-1 {top1_of(asdict(result)):.2%}"
     if where:
-        ended = f"diverged at step {where['step']} (epoch {where['epoch']:.3f})"
+        how = "ended below --expect" if result.below_expected else "diverged"
+        ended = f"{how} at step {where['step']} (epoch {where['epoch']:.3f})"
     best = "" if result.best_epoch is None else f", best top-1 {result.best_top1:.2%}"
     return f"{ended}{best}, {result.seconds:.0f} s"
 

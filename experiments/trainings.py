@@ -31,10 +31,11 @@ class Result:
     best_top1: float  # the highest of all evaluations, of the moving average if there is one
     best_epoch: float | None  # epoch of best_top1
     seconds: float  # duration of the training
-    diverged_at: dict | None  # step and epoch at which training diverged
+    diverged_at: dict | None  # step and epoch at which training diverged, or ended below --expect
     reported: str | None = None  # result in the paper of its recipe
     val_samples: int | None = None  # number of validation images; None if it diverged
     val_guess_count: int | None = None  # number of those of the most frequent class; None if it diverged
+    below_expected: bool | None = None  # whether it has not diverged, but ended below --expect
     validation: dict | None = None  # identifies the validation set; see reporting.run_data.validation_set
 
     @classmethod

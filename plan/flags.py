@@ -48,6 +48,8 @@ RULES = (  # (whether a command line breaks the rule, what to say)
      "--repeats takes images several times in an epoch, and --order=file each of them once; remove one of them"),
     (lambda s: s.run.stop_at_target and s.run.target_top1 is None,
      "--stop_at_target needs --target_top1, such as --target_top1=0.759"),
+    (lambda s: s.run.stop_below_expected is not None and not s.run.expect,
+     "--stop_below_expected needs --expect=FILE, such as metrics.jsonl of another run"),
     (lambda s: s.recipe.lr_schedule == "multistep" and not s.recipe.lr_boundaries,
      "--lr_schedule=multistep needs --lr_boundaries, such as --lr_boundaries=30,60,80"),
     (lambda s: s.recipe.is_pretrained and not model_zoo.MODELS[s.recipe.model].is_of_keras,
@@ -89,7 +91,7 @@ def parse(argv: Sequence[str]) -> Settings:
     file, words = _recipe(recipes, typed)
     original, values = _read([program, *words]), _read([program, *words, *given])  # the recipe alone; both
     values.data_dir = named.absolute(values.data_dir)  # so that flags.txt works from any folder
-    for name in ("init_checkpoint", "pretrained_weights"):
+    for name in ("init_checkpoint", "pretrained_weights", "expect"):
         values[name].value = values[name].value and str(Path(values[name].value).absolute())
     recorded = [name for name, about in FLAGS.items() if values[name].value not in (None, [])
                 and (about.get("recorded") or name not in flags.names(Run))]

@@ -24,6 +24,7 @@ from optim import schedules
 from optim.schedules import Piecewise
 from plan import values
 from plan.allreduce import ALLREDUCES, parse_grid
+from plan.expected import Expected
 
 RESIDUAL = [name for name, info in model_zoo.MODELS.items() if info.is_residual]
 THREADS = 2  # of an operation with --deterministic, which more threads on more workers would change
@@ -145,8 +146,8 @@ class Recipe:
         "MODULE:NAME is your own.", AUGMENTATIONS, own=True, screen="Data and model")
     rand_augment: RandAugment | None = flag("none", "RandAugment after --augmentation, in timm's notation, such as "
         "m6-n2-mstd0.5-inc1.", parse=RandAugment.parse)
-    repeats: int = flag(1, "Repeated augmentation (arXiv:1902.05509): how often an epoch takes an image, each time with "
-        "its own random augmentation. With 3, an epoch has a third of the images, and as many samples.", low=1)
+    repeats: int = flag(1, "Repeated augmentation (arXiv:1902.05509): how often an epoch takes an image, each time "
+        "with its own random augmentation. With 3, an epoch has a third of the images, and as many samples.", low=1)
     order: str = flag(ORDERS[0], "Order of the samples. global: shuffled, the same on any number of workers. file: as "
         "DALI reads LMDB and RecordIO. This saves a copy of each sample, but the order within a file is fixed, and the "
         "number of workers changes the batches.", ORDERS)
@@ -270,6 +271,11 @@ class Run:
     target_top1: float | None = flag(None, "Validation top-1 to reach, such as 0.759, by the average of the weights "
         "with --ema_decay. summary.json has the epochs and seconds until then.", parse=values.fraction)
     stop_at_target: bool = flag(False, "End training when --target_top1 is reached.")
+    expect: Expected | None = flag(None, "File with the validation top-1 to expect over the epochs: metrics.jsonl of "
+        "another run, or lines 'epoch top1'. Each evaluation says how many points it lies above or below.",
+        parse=Expected.read, path=True)
+    stop_below_expected: float | None = flag(None, "End training with an error when an evaluation lies more than so "
+        "many percentage points below --expect.", low=0.0, high=100.0)
     on_divergence: str = flag("stop", "What to do when the loss or a gradient becomes infinite or NaN, or the loss "
         "explodes. stop: end with an error. rollback: go back to the last good checkpoint and continue after the "
         "samples that caused it.", ("stop", "rollback"), recorded=True)

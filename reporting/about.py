@@ -22,7 +22,7 @@ def about(run: RunInfo) -> dict:
     data = run.dataset
     return {
         "command": shlex.join(sys.argv), "started": time.strftime("%Y-%m-%d %H:%M:%S %z"), "hosts": run.hosts,
-        "recipe": recipe(run.recipe), "origins": run.origins,
+        "recipe": recipe(run.recipe), "origins": run.origins, "expected": run.expected and run.expected.points,
         "dataset": {"folder": str(data.folder), "format": data.format, "classes": len(data.classes),
                     "train_samples": data.train.samples, "validation_samples": data.validation.samples,
                     "validation_content": data.validation_content},

@@ -149,19 +149,20 @@ class ProgressDisplay(Observer):
         self._has_speed = True
         row = evaluation.row
         self._best = max(self._best or 0.0, top1_of(row))
-        print(self._line(row, evaluation.breakdown), file=sys.stderr, flush=True)
+        print(self._line(row, evaluation.breakdown, evaluation.expected), file=sys.stderr, flush=True)
         for sentence in evaluation.slow:
             complain(f"warning: {sentence}")
 
-    def _line(self, row, breakdown) -> str:
+    def _line(self, row, breakdown, expected) -> str:
         waits = [f"{name} {breakdown[name]:.0%}" for name in WAITS if breakdown]
         if breakdown.get("storage", 0.0) > STORAGE_LIMITS:
             waits.insert(0, f"storage {breakdown['storage']:.0%}")
         average = f"ema {row[metric.EMA_VAL_TOP1]:.2%}" if metric.EMA_VAL_TOP1 in row else ""
+        beside = "" if expected is None else f" ({100 * (top1_of(row) - expected):+.2f})"
         left = f"  left {self._left}" if self._left and self._samples < self._total else ""
         figures = [f"epoch {row['epoch']:g}/{self._run.plan['epochs']:g}",
                    f"train {row[metric.TRAIN_LOSS]:.4f} {row[metric.TRAIN_TOP1]:.2%}",
-                   f"val {row[metric.VAL_LOSS]:.4f} {row[metric.VAL_TOP1]:.2%}", average,
+                   f"val {row[metric.VAL_LOSS]:.4f} {row[metric.VAL_TOP1]:.2%}{beside}", average,
                    f"{row[metric.IMAGES_PER_SECOND]:,.0f} images/s", *waits]
         return fitting(figures, COLUMNS - len(left)) + left
 

@@ -76,9 +76,11 @@ class RunData:
 
     @cached_property
     def state(self) -> str:
-        """finished, diverged, unfinished (run.json has the reason), killed, or in progress."""
-        if self.summary or self.divergence:
-            return "finished" if self.summary else "diverged"
+        """finished, diverged, below --expect, unfinished (run.json has the reason), killed, or in progress."""
+        if self.divergence:
+            return "below --expect" if self.divergence.get("below_expected") else "diverged"
+        if self.summary:
+            return "finished"
         if self.run.get("stopped"):
             return "unfinished"
         return "killed" if files.is_abandoned(self.folder / locks.LOCK) else "in progress"

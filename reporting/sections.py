@@ -55,6 +55,9 @@ def curves_over(run: RunData, planned_values, x: XAxis) -> list[str]:
     if run.steps:
         losses.insert(0, charts.line("train, single updates", run.steps, x, "loss", colour=0, kind="faint"))
     accuracies = [charts.line(label, run.rows, x, column) for column, label in present(ACCURACIES)]
+    points = [point for point in run.run.get("expected") or () if x.title == "epoch" and point[0] <= x.end]
+    if points:
+        accuracies.append(Line("expected", *zip(*points, strict=True), kind="dashed"))
     drawn = [charts.lines("Loss", x, losses, charts.LOGARITHMIC),
              charts.lines("Accuracy", x, accuracies, charts.PERCENT)]
     for title, column, planned in planned_values:

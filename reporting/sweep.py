@@ -53,7 +53,8 @@ def judged(rows: list[dict]) -> tuple[dict, list[dict[str, str]], list[str]]:
 def summary(rows: list[dict]) -> list[dict[str, str]]:
     """Returns the lines of the table of results."""
     return table(settings(rows), lambda row: {
-        "diverged": f"at epoch {row['diverged_at']['epoch']:.3f}" if row["diverged_at"] else "",
+        "diverged": f"{'below --expect ' if row.get('below_expected') else ''}at epoch "
+                    f"{row['diverged_at']['epoch']:.3f}" if row["diverged_at"] else "",
         "best top-1": row["best_top1"], "best epoch": "" if row["best_epoch"] is None else row["best_epoch"],
         "time": row["seconds"], "the paper reports": row.get("reported") or ""})
 

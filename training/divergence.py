@@ -11,6 +11,7 @@ class Diverged(Exception):
 
     advice = "try a lower --learning_rate or a longer --warmup_epochs"
     is_of_samples = True  # whether the samples of the last steps may be the cause, so that a rollback skips them
+    is_below_expected = False  # whether training has not diverged, but fallen behind, which no rollback cures
 
     def __init__(self, reason: str, step: int, epoch: float, learning_rate: float):
         self.step = step
@@ -29,6 +30,20 @@ class WeightsDiffer(Diverged):
         self.step = step
         self.epoch = epoch
         Exception.__init__(self, f"after step {step} (epoch {epoch:.3f}), {reason}")
+
+
+class BelowExpected(Diverged):
+    """Raised on all workers after an evaluation that lies too far below --expect."""
+
+    advice = "without --stop_below_expected, the same command continues"
+    is_of_samples = False
+    is_below_expected = True
+
+    def __init__(self, step: int, epoch: float, top1: float, expected: float, path: str):
+        self.step = step
+        self.epoch = epoch
+        Exception.__init__(self, f"after epoch {epoch:g}, top-1 {top1:.2%} is {100 * (expected - top1):.2f} points "
+                                 f"below the {expected:.2%} of --expect={path}")
 
 
 def divergence_reason(loss: float, norms: np.ndarray, names: list[str], guessing: float,

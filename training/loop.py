@@ -20,6 +20,7 @@ from training.bad_input import bad_input_is_user_error
 from training.breakdown import breakdown_of
 from training.build import Job
 from training.clock import TIMED_ONE_IN, batch_counts
+from training.divergence import BelowExpected
 from training.evaluate import EvaluationResult
 from training.observer import Evaluation, Observer
 from training.reading import TrainingInput
@@ -122,9 +123,9 @@ def traced(train_step, arguments: tuple, inside):
 def evaluate_after(interval: Interval, job: Job, results: Results, recovery: Recovery) -> EvaluationResult:
     """Evaluates after an interval, notifies the observers and saves a checkpoint if one is due.
 
-    Raises WeightsDiffer, before an observer learns of the evaluation.
+    Raises WeightsDiffer, before an observer learns of the evaluation, and BelowExpected, unless training ends here.
     """
-    state, phase, world = job.state, interval.phase, job.world
+    state, phase, world, curve = job.state, interval.phase, job.world, job.settings.run.expect
     measure = functools.partial(
         job.exact.measure, job.feed, measured_after(job, interval), phase) if job.exact else lambda: None
     state.write_statistics()
@@ -139,13 +140,17 @@ def evaluate_after(interval: Interval, job: Job, results: Results, recovery: Rec
     layers = job.layers()
     slow = results.slow.add(workers, [len(phase.micro_batches_of(rank, world.size)) for rank in range(world.size)])
     noise = state.noise.collect([*layers], [ratio for *_, ratio in layers.values()]) if state.noise else {}
+    expected = curve and world.broadcast(curve.top1_at(interval.epoch), "expected")  # the file may be growing
     evaluation = Evaluation(row, layers, breakdown_of(workers), result.outcomes, noise, workers.hosts,
-                            workers.means, slow)
+                            workers.means, slow, expected)
     with world.raise_on_all_ranks(), activity.during(OBSERVERS):
         for observer in results.observers:
             observer.evaluation(evaluation)
     state.progress.add_evaluation(interval.epoch, top1_of(row), row[metric.SECONDS], job.exact is not None)
     recovery.after_evaluation(interval.epoch, top1_of(row), target_is_reached(job))
+    most, ends = job.settings.run.stop_below_expected, target_is_reached(job) or interval.end == job.plan.steps
+    if not (expected is None or most is None or ends) and top1_of(row) < expected - most / 100:
+        raise BelowExpected(interval.end, interval.epoch, top1_of(row), expected, curve.path)
     return result
 
 

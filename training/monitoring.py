@@ -31,7 +31,8 @@ def start_observers(job: Job, folder: RunFolder, hosts: dict[str, int], observer
     settings = job.settings
     images = None if job.feed.dataset.is_synthetic else functools.partial(training_images, job)
     run = RunInfo(folder.path, job.plan.as_json(), settings.given, settings.text, settings.source.file,
-                  job.feed.dataset, hosts, job.state.progress, settings.source.origins, images)
+                  job.feed.dataset, hosts, job.state.progress, settings.source.origins, images,
+                  settings.run.expect)
     if settings.source.is_default:
         print("recipe:", settings.source.file, *settings.source.fitted, file=sys.stderr)
     for line in (*remarks(settings, job.plan, job.world.local_size), *estimated_time(job)):

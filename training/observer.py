@@ -16,6 +16,7 @@ import numpy as np
 from common import own
 from common.errors import UserError, complain
 from data.dataset import Dataset
+from plan.expected import Expected
 
 METHODS = ("start", "step", "evaluation", "rewind", "end", "close")  # of a user's observer
 
@@ -37,6 +38,7 @@ class RunInfo:
     # Returns (training images after augmentation, uint8 (number, size, size, 3), their classes) for a number of images
     # and the largest size in pixels. None for synthetic data.
     images: Callable[[int, int], tuple[np.ndarray, list[str]]] | None = None
+    expected: Expected | None = None  # the curve of --expect
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class Evaluation:
     # Mean seconds of a timed step by rank: computing, waiting for data, exchange.
     workers: list[list[float]] = field(default_factory=list)
     slow: list[str] = field(default_factory=list)  # a sentence on each slow worker
+    expected: float | None = None  # top-1 of --expect at this epoch, if it has one
 
 
 class Observer:

@@ -162,15 +162,17 @@ class Recovery:
         It skips all samples that were read since that checkpoint, up to and including those of the diverged step. If
         the workers' states differed, it repeats the same samples.
 
-        Raises UserError on all workers if --on_divergence is not rollback, if --max_rollbacks is reached, or if there
-        is no checkpoint. Training then ends, and summary.json says where it diverged.
+        Raises UserError on all workers if --on_divergence is not rollback, if --max_rollbacks is reached, if there is
+        no checkpoint, or if training has not diverged, but lies below --expect. Training then ends, and summary.json
+        says where.
         """
         run, plan, state, world = self._job.settings.run, self._job.plan, self._job.state, self._job.world
         before = state.read_clock()
         with world.raise_on_all_ranks():
             newest = self._checkpoints and self._checkpoints.last_good(problem.step if problem.is_of_samples else None)
         newest = world.broadcast(newest, "newest")
-        if run.on_divergence != "rollback" or before.rollbacks >= run.max_rollbacks or not newest:
+        can_roll_back = run.on_divergence == "rollback" and not problem.is_below_expected
+        if not can_roll_back or before.rollbacks >= run.max_rollbacks or not newest:
             self._record_end(problem, before)
             tried = f", after {before.rollbacks} rollbacks" if before.rollbacks else ""
             raise UserError(f"{problem}{tried}; the last good checkpoint: {newest or 'none'}; "

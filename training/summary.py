@@ -39,10 +39,10 @@ def milestones(progress: Progress, target_top1: float | None, checkpoint: str | 
 
 def summarized_divergence(problem: Diverged, train_samples: int, epochs: float, world: World, classes: int,
                           seconds: float, advice: str) -> dict:
-    """Returns the content of summary.json for a training that ended because it diverged.
+    """Returns the content of summary.json for a training that ended because it diverged, or lies below --expect.
 
     epochs: of the plan. advice: what to try, in words.
     """
-    return {"diverged": True, "diverged_at": {"step": problem.step, "epoch": problem.epoch}, "classes": classes,
-            "train_samples": train_samples, "epochs": epochs, "world_size": world.size, "seconds": seconds,
-            "advice": [as_sentence(advice)]}
+    return {"diverged": True, "diverged_at": {"step": problem.step, "epoch": problem.epoch},
+            "below_expected": problem.is_below_expected, "classes": classes, "train_samples": train_samples,
+            "epochs": epochs, "world_size": world.size, "seconds": seconds, "advice": [as_sentence(advice)]}

@@ -288,7 +288,8 @@ def test_lambs_rate_is_that_of_its_authors_code():
 
 
 # "ResNet strikes back": epochs, rate, weight decay, label smoothing, mixup, mean magnitude of RandAugment, stochastic
-# depth, pixels in training, copies of an image in an epoch; the rate at three epochs, from 1e-4 up to epoch 5, then the cosine of all from epoch 0.
+# depth, pixels in training, copies of an image in an epoch; the rate at three epochs, from 1e-4 up to epoch 5, then the
+# cosine of all from epoch 0.
 STRIKES_BACK = {
     "a1": ((600, 0.005, 0.01, 0.1, 0.2, 7, 0.05, 224, 3), {2.5: 0.00255, 300: 0.0025005, 500: 0.00033587}),
     "a2": ((300, 0.005, 0.02, 0.0, 0.1, 7, 0.05, 224, 3), {2.5: 0.00255, 150: 0.0025005, 250: 0.00033587}),

@@ -35,9 +35,7 @@ MORE = {  # for the campaign: workers, flags
 }
 
 def test_two_workers_make_the_bits_of_one(tmp_path):
-    """Batches and images that grow, exact statistics, averaged weights, mixup, CutMix, three random crops of each image,
-    dropout.
-    """
+    """Batches and images that grow, exact statistics, averaged weights, mixup, CutMix, three random crops, dropout."""
     train(*GROWING, f"--output_dir={tmp_path / '1'}", program=PROGRAM)
     train(*GROWING, f"--output_dir={tmp_path / '2'}", kind="horovodrun", workers=2, program=PROGRAM)
     assert differences(tmp_path / "1", tmp_path / "2") == []
