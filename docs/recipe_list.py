@@ -26,7 +26,8 @@ target ([MLPerf](../docs/observers.md#mlperfs-log)). No result on ImageNet exist
 ([Rehearse a row](../docs/papers.md#rehearse-a-row)).
 
 The last column gives the source of each setting: a section or table of the paper, or a file or the later code of its
-authors. `open` means that no source gives the setting. A comment in the recipe then explains the value.
+authors. `open` means that no source gives the setting. A comment in the recipe then explains the value. A caveat says what is
+known to be wrong with a row, and which one to train instead. train.py and `--dry_run` print it, too.
 
 `uv run python -m docs.recipe_list` writes this page from the recipes.
 """
@@ -41,6 +42,11 @@ def rule(fields: dict) -> str:
     return ", ".join(words)
 
 
+def caveat(fields: dict) -> str:
+    """Returns what is known to be wrong with a row, or an empty string."""
+    return f". **Caveat**: {fields['Caveat']}" if "Caveat" in fields else ""
+
+
 def page() -> str:
     lines = [INTRODUCTION]
     for folder, paper in PAPERS.items():
@@ -50,7 +56,7 @@ def page() -> str:
         for path in sorted((RECIPES / folder).glob("*.flags"), key=_natural):
             f = read(path)
             lines.append(f"| [{path.stem}]({folder}/{path.name}) | {f['Row']} | {f['model']} | {f['batch_size']} | "
-                         f"{rule(f)} | {f['epochs']} | {f['Reported']} | {f.get('Rehearsed', 'not yet')} | "
+                         f"{rule(f)} | {f['epochs']} | {f['Reported']} | {f.get('Rehearsed', 'not yet')}{caveat(f)} | "
                          f"{f['Sources']} |")
     return "\n".join(lines) + "\n"
 

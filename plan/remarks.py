@@ -11,7 +11,7 @@ from optim.schedules import SCALINGS, Piecewise
 from plan import grids
 from plan.allreduce import MOST_WORKERS
 from plan.plan import Plan, divisors, make_plan, tidy
-from plan.recipes import LARGE_SAMPLES, SMALL, SPAN_OF_MICRO_BATCH, fitted
+from plan.recipes import LARGE_SAMPLES, SMALL, SPAN_OF_MICRO_BATCH, fitted, read
 from plan.settings import Settings
 
 TRAINED_NETWORK = "--model=keras:MobileNetV3Small --pretrained"
@@ -28,6 +28,8 @@ def remarks(settings: Settings, plan: Plan, workers_per_node: int = 1) -> list[s
     """Returns a line for each remark."""
     recipe, launch, exchange = settings.recipe, settings.launch, plan.allreduce
     lines = []
+    if (caveat := read(settings.source.file).get("Caveat")) and keeps(settings, *RATE):
+        lines.append(f"{settings.source.file.stem}: {caveat}")
     if exchange.is_fallback:
         lines.append(f"--allreduce={launch.allreduce} continues with a {exchange.allreduce}: {exchange.why}")
     if plan.reads_by_file:

@@ -12,7 +12,7 @@ from common.version import ROOT, git_revision
 from plan import recipes
 from training.observer import RunInfo
 
-COMMENTS = ("title", "Row", "Reported", "Sources", "Left open", "Workers")  # of a recipe
+COMMENTS = ("title", "Row", "Reported", "Rehearsed", "Caveat", "Sources", "Left open", "Workers")  # of a recipe
 PACKAGES = {"TensorFlow": "tensorflow", "Keras": "keras", "Horovod": "horovod", "DALI": "nvidia-dali-cuda120",
             "NumPy": "numpy"}
 

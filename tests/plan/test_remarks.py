@@ -36,6 +36,20 @@ def on_workers(recipe, workers, *words, per_node=4) -> list[str]:
     return [line for line in remarks(settings, plan, per_node) if line.startswith(f"{workers:,} worker")]
 
 
+@pytest.mark.parametrize(("recipe", "words", "other"), [
+    ("table7-resnet50-32768", [], "table7-resnet50-32768-rate29"),
+    ("table7-resnet50-16384", ["--epochs=45"], "table7-resnet50-16384-rate25"),
+    ("table7-resnet50-32768", ["--learning_rate=29"], None), ("table7-resnet50-32768-rate29", [], None)])
+def test_a_row_that_is_known_to_be_wrong_names_the_one_to_train(recipe, words, other):
+    """The other one is a recipe with the rate that the caveat says."""
+    told = [line for line in on_plan(f"--flagfile=lars_1708.03888/{recipe}", *words) if line.startswith(f"{recipe}: ")]
+    assert len(told) == bool(other)
+    if other:
+        instead = flags.parse(["train.py", f"--flagfile=lars_1708.03888/{other}"]).recipe.learning_rate.values[0]
+        assert "cannot be right" in told[0] and told[0].endswith(f"; {other} has {instead:g} instead")
+        assert told[0].partition(": ")[2] in (RECIPES / "README.md").read_text()
+
+
 @pytest.mark.parametrize(("words", "is_told"), [
     ([], True), (["--model=mine:network"], False), (["--init_checkpoint=RUN", "--model=resnet20"], False),
     (["--model=keras:MobileNetV3Small", "--pretrained"], False), (["--nofreeze"], False)])
