@@ -26,8 +26,8 @@ target ([MLPerf](../docs/observers.md#mlperfs-log)). No result on ImageNet exist
 ([Rehearse a row](../docs/papers.md#rehearse-a-row)).
 
 The last column gives the source of each setting: a section or table of the paper, or a file or the later code of its
-authors. `open` means that no source gives the setting. A comment in the recipe then explains the value. A caveat says what is
-known to be wrong with a row, and which one to train instead. train.py and `--dry_run` print it, too.
+authors. `open` means that no source gives the setting. A comment in the recipe then explains the value. A caveat
+says what is known to be wrong with a row, and which one to train instead. train.py and `--dry_run` print it, too.
 
 `uv run python -m docs.recipe_list` writes this page from the recipes.
 """
