@@ -19,6 +19,7 @@ import numpy as np
 from common.activity import PARTS
 from data.staging.spool import Admitted
 from distributed.world import World
+from training.clock import TIMED_ONE_IN
 
 NOT_READ = Admitted()
 READ = Admitted._fields
@@ -45,6 +46,11 @@ class WorkerTimes:
     def means(self) -> list[list[float]]:
         """Mean seconds of a timed step of each worker: computing, waiting for data, exchange."""
         return (self.columns(*PARTS) / np.maximum(1, self.columns("steps"))).tolist()
+
+
+def timed_every(steps: int) -> int:
+    """Returns n, if every n-th of these steps between two evaluations is timed: LEAST_STEPS of them, if there are."""
+    return max(1, min(TIMED_ONE_IN, steps // LEAST_STEPS))
 
 
 class StepTimes:

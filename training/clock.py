@@ -1,6 +1,7 @@
 """Inside a compiled step: counts of its batches, which another thread reads, and the seconds that it waits.
 
-Only one step in TIMED_ONE_IN is timed, because the clock makes a GPU and its host wait for each other.
+Only one step in TIMED_ONE_IN is timed, or more between two evaluations with few steps (breakdown.timed_every), because
+the clock makes a GPU and its host wait for each other.
 """
 import functools
 import time

@@ -17,9 +17,9 @@ from common.activity import OBSERVERS, activity, startup
 from common.run_folder import top1_of
 from plan.plan import Interval
 from training.bad_input import bad_input_is_user_error
-from training.breakdown import breakdown_of
+from training.breakdown import breakdown_of, timed_every
 from training.build import Job
-from training.clock import TIMED_ONE_IN, batch_counts
+from training.clock import batch_counts
 from training.divergence import BelowExpected
 from training.evaluate import EvaluationResult
 from training.observer import Evaluation, Observer
@@ -84,13 +84,14 @@ def train(interval: Interval, job: Job, data: TrainingInput, results: Results, r
 def next_step(job: Job, interval: Interval, first: int) -> Step:
     """Returns the step after the last one launched. first: the step at which this process began the interval.
 
-    The second step from there is timed, and every TIMED_ONE_IN-th after it. The first may have to wait until all
+    The second step from there is timed, and every n-th after it (timed_every). The first may have to wait until all
     workers begin.
     """
     plan, phase = job.plan, interval.phase
     number = job.state.progress.step
     epoch = plan.epoch_of(number)
-    is_timed = (number - first) % TIMED_ONE_IN == min(1, interval.end - first - 1)
+    steps, made = interval.end - first, number - first
+    is_timed = steps == 1 or (made > 0 and (made - 1) % timed_every(steps) == 0)
     return Step(number, plan.position(number) + job.state.progress.skipped, epoch, plan.learning_rate(epoch),
                 plan.step_momentum(number), phase.global_batch_size, phase.micro_batch_size,
                 is_timed or job.settings.run.timeline is not None, number + 1 == interval.end)

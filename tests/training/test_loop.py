@@ -126,15 +126,27 @@ def test_a_step_is_launched_before_the_result_of_the_one_before_is_known(job, mo
     monkeypatch.setattr(clock, "_now", lambda value: (read.append(0), clock.np.float64(1.0))[1])
     recovery = Recovery(due={12})
     followed(job, recovery)
-    timed = [1, 21, 26, 46]
+    timed = [1, 7, 13, 19, 26, 32, 38, 44]  # four of the 25 of each epoch
     assert recovery.waited == sorted({0, *timed, *(step - 1 for step in timed), 11, 24, 49})
     assert [step for step, *_ in recovery.acted] == [12]
     assert recovery.recorded == [0, 24, 49]  # after which the statistics of layers are read
     assert len(read) == 4 * len(timed)  # before and after the data, after the gradients, after the exchange
 
 
+@pytest.mark.parametrize(("first", "end", "timed"), [
+    (0, 1, [0]), (0, 2, [1]), (3, 6, [4, 5]), (0, 19, [1, 5, 9, 13, 17]), (100, 200, [101, 121, 141, 161, 181])])
+def test_one_step_in_20_is_timed_or_more_of_few(first, end, timed, job):
+    """19 is an epoch of ImageNet with batches of 64K. The first step may have to wait for other workers."""
+    def is_timed(number):
+        job.state.progress.step = number
+        return loop.next_step(job, interval, first).timed
+
+    interval = dataclasses.replace(next(job.plan.intervals()), first_step=0, steps=end)
+    assert [number for number in range(first, end) if is_timed(number)] == timed
+
+
 def test_a_phase_is_traced_once(job):
-    """The learning rate, the position and the signals of each step are other ones, and one step in 20 is timed."""
+    """The learning rate, the position and the signals of each step are other ones, and some steps are timed."""
     recovery, [phase] = Recovery(), job.plan.phases
     recovery.progress = job.state.progress
     recovery.signals = lambda: Signals(stop=False, can_save=bool(recovery.progress.step % 2))
@@ -174,7 +186,7 @@ def test_a_step_that_diverged_is_reported_before_anything_is_saved(job):
     assert problem.value.step == 14 and job.state.progress.step == 16 and recovery.acted == []
 
 
-@pytest.mark.parametrize("asked", [13, 24, 49])
+@pytest.mark.parametrize("asked", [14, 24, 49])
 def test_a_stop_takes_effect_at_most_a_step_later_with_all_results_known(job, asked):
     def change(number, result):
         result.signals[:] = Signals(stop=number == asked)
