@@ -2,13 +2,15 @@
 import json
 import os
 import subprocess
+from dataclasses import replace
 
 import pytest
 from conftest import ROOT
 
 from launch.job import micro_batch_flags
 from plan import flags
-from plan.plan import make_plan
+from plan.plan import make_plan, plan_for
+from plan.recipes import RECIPES
 from tests.rigs.gpus import gpu, pretend
 
 
@@ -48,6 +50,23 @@ def test_the_largest_that_divides_and_keeps_the_recipe(given, workers, memory, e
         for before, after in zip(plain, larger, strict=True):
             assert (before.global_batch_size, before.steps) == (after.global_batch_size, after.steps)
             assert after.batch_norm_span == (span(before.start_epoch) if span else expected)
+
+
+@pytest.mark.parametrize(("node", "memory", "xla"), [("v100", 15.78, "false"), ("a100", 39.39, "true")])
+def test_a_node_trains_the_rows_of_lars_in_16_bits_with_their_plan(node, memory, xla):
+    """Nothing of the recipe changes but the precision. In float32, a V100 of 16 GB has room for 128 images."""
+    rows = sorted((RECIPES / "lars_1708.03888").glob("table[567]-*.flags"))
+    assert len(rows) == 14
+    for row in rows:
+        plain, mixed = (flags.parse(["train.py", f"--flagfile={row}", *words]) for words in (
+            [], [f"--flagfile={node}.launch"]))
+        assert replace(mixed.recipe, precision="float32", loss_scale=None) == plain.recipe
+        assert (mixed.recipe.precision, mixed.recipe.loss_scale, mixed.launch.xla) == ("mixed_float16", 128.0, xla)
+        ours, theirs = (plan_for(settings, 8, 8, 1_281_167).as_json() for settings in (mixed, plain))
+        assert ours == theirs
+    mixed = flags.parse(["train.py", f"--flagfile={row.with_name('table7-resnet50-8192.flags')}",
+                         f"--flagfile={node}.launch"])
+    assert micro_batch_flags(mixed, 8, memory) == ["--micro_batch_size=256"]
 
 
 @pytest.mark.parametrize(("sizes", "workers", "expected"), [
