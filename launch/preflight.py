@@ -123,8 +123,10 @@ def rdma_problems(host: dict, usual_state: str) -> list[str]:
     state = host["infiniband"]
     pinnable = host["pinnable"]
     if state == "missing":
-        return ["/dev/infiniband is missing; give the container its devices (docker run --device=/dev/infiniband, or a "
-                "device plugin's resource in Kubernetes), or set NCCL_IB_DISABLE=1 to train over TCP"]
+        return ["/dev/infiniband is missing; give the container its devices (docker run --device=/dev/infiniband; with "
+                "Enroot or Pyxis, MELLANOX_VISIBLE_DEVICES=all in the job's environment; with Apptainer, "
+                "APPTAINER_BIND=/dev/infiniband; in Kubernetes, a device plugin's resource), or set NCCL_IB_DISABLE=1 "
+                "to train over TCP"]
     if state != usual_state and state == "none":
         return ["no InfiniBand, which other hosts have; run ibstat there, or set NCCL_IB_DISABLE=1 to train over TCP"]
     if state == "usable" and pinnable is not None and pinnable < PINNED:

@@ -86,6 +86,10 @@ set -- "${words[@]}"
 for flag in ${array:+seed} ${is_sweep:+output_dir}; do
     [[ " $*" != *" -$flag"* && " $*" != *" --$flag"* ]] || fail 2 "--array gives each job its own --$flag; remove it"
 done
+if [[ "$image" = *.@(sqsh|sif) && "$image" != /* ]]; then # a file on the nodes' own disks has an absolute path
+    [ -f "$image" ] || fail 2 "--container-image: there is no file $image here"
+    image=$(realpath -- "$image")
+fi
 given=${recipe:---} name=$(basename "${recipe:-bigbatch}" .flags)
 [ -z "$is_sweep" ] || { given=${recipe%/*}/%a.flags && name=$(basename "${recipe%/*}"); }
 export BIGBATCH_CONTAINER_IMAGE=$image

@@ -39,8 +39,9 @@ def test_equal_hosts_have_no_problem_and_no_mark():
     ({"infiniband": "none"}, "h2: no InfiniBand, which other hosts have; run ibstat there, or set NCCL_IB_DISABLE=1 to "
                              "train over TCP"),
     ({"infiniband": "missing"}, "h2: /dev/infiniband is missing; give the container its devices (docker run "
-                                "--device=/dev/infiniband, or a device plugin's resource in Kubernetes), or set "
-                                "NCCL_IB_DISABLE=1 to train over TCP"),
+                                "--device=/dev/infiniband; with Enroot or Pyxis, MELLANOX_VISIBLE_DEVICES=all in the "
+                                "job's environment; with Apptainer, APPTAINER_BIND=/dev/infiniband; in Kubernetes, a "
+                                "device plugin's resource), or set NCCL_IB_DISABLE=1 to train over TCP"),
     ({"pinnable": 0.008}, "h2: a process may lock 8 MB of memory, too little for RDMA; set memlock to unlimited: in "
                           "limits.conf, docker run --ulimit memlock=-1, or LimitMEMLOCK of Kubernetes' containerd"),
     ({"clock": -3.0}, "h2: the clock differs by -3.0 s from that of h1; synchronize both with chrony or NTP"),

@@ -1,6 +1,7 @@
 """launch/slurm on a real Slurm cluster of two emulated nodes."""
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from conftest import BIN, ROOT, TINY, rows, scripts_environment, weights
 
 from experiments import sweep
 from tests.launch.test_workers import PHASES
+from tests.rigs.pyxis import Pyxis
 from tests.rigs.slurm import Slurm
 
 pytestmark = pytest.mark.launchers
@@ -160,6 +162,63 @@ def test_a_job_that_gets_no_further_is_requeued_once(slurm, digits, tmp_path):
     assert said.count("the job is requeued") == 1 and said.count("the job ends") == 1
 
 
+@pytest.fixture
+def pyxis(slurm, tmp_path, monkeypatch):
+    """Of two nodes that share a stand-in, whose containers have this environment's Python."""
+    stand_in = Pyxis(tmp_path / "pyxis")
+    monkeypatch.setattr(slurm, "environment", slurm.environment | {
+        "PATH": f"{stand_in.bin}:{slurm.environment['PATH']}",
+        "BIGBATCH_CONTAINER_PYTHON": slurm.environment["BIGBATCH_PYTHON"]})
+    return stand_in
+
+
+def test_a_job_unpacks_its_image_once_a_node_and_start(slurm, pyxis, tmp_path):
+    """Five steps use the container of a start. It is gone before the next start, and at the end."""
+    job = submit(slurm, tmp_path, "--nodes=2", "--workers-per-node=1", "--container-image=/images/a.sqsh",
+                 "--container-mounts=/data:/data", *TRAINING)
+    training_under_way(slurm, tmp_path, job)
+    assert sorted(path.parent.name for path in pyxis.left()) == ["node1", "node2"]
+    slurm.run("scancel", "--signal=USR1", "--batch", job)
+    [ended] = slurm.wait_for_end(job, 300)
+    said = job_output(tmp_path)
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), said
+    names = [f"bigbatch-{job}-{start}" for start in (0, 1)]
+    assert sorted(pyxis.unpacked()) == sorted([node, name] for node in ("node1", "node2") for name in names), said
+    assert pyxis.left() == [] and "could not remove" not in said
+    users = [line for line in pyxis.sruns() if f"--container-name={names[0]}" in line and " true" not in line]
+    assert [next(word for word in ("launch.job", "MPI", "preflight", "train.py") if word in line) for line in users
+            ] == ["launch.job", "MPI", "preflight", "train.py"]
+    assert all("/data:/data" in line and "--container-image" not in line for line in users)
+
+
+def test_an_image_that_cannot_be_unpacked_ends_the_job_with_its_cause(slurm, pyxis, tmp_path):
+    job = submit(slurm, tmp_path, *NODES, "--container-image=/images/broken.sqsh", *TRAINING)
+    [ended] = slurm.wait_for_end(job, 100)
+    said = job_output(tmp_path)
+    assert ended["JobState"] == "FAILED" and "pyxis: no such image" in said and len(pyxis.sruns()) <= 2
+    assert "Pyxis has not made a container of /images/broken.sqsh on each node; its message is above" in said
+
+
+@pytest.mark.parametrize("image", ["", "/images/a.sqsh"])
+def test_launchers_that_fail_are_shown_with_what_they_said(slurm, tmp_path, image, request):
+    """Slurm has no such plugin, and Open MPI no such component."""
+    if image:
+        request.getfixturevalue("pyxis")
+    (tmp_path / "bin").mkdir()
+    srun = shutil.which("srun", path=slurm.environment["PATH"])
+    (tmp_path / "bin" / "srun").write_text(f'#!/bin/bash\nexec {srun} "${{@/--mpi=pmix/--mpi=pmix9}}"\n')
+    (tmp_path / "bin" / "srun").chmod(0o755)
+    (tmp_path / "site").write_text(f"export PATH={tmp_path}/bin:$PATH OMPI_MCA_pml=nosuch\n")
+    job = submit(slurm, tmp_path, *NODES, "--setup", tmp_path / "site",
+                 *([f"--container-image={image}"] if image else []), *TRAINING)
+    [ended] = slurm.wait_for_end(job, 200)
+    said = job_output(tmp_path)
+    assert ended["JobState"] == "FAILED" and "no launcher starts 2 workers that find each other on node[1-2]" in said
+    assert "\nsrun: srun: error: cannot find mpi plugin for mpi/pmix9" in said
+    assert ("hook 50-slurm-pmi.sh" in said) == bool(image)
+    assert image or re.search("^mpirun: .*nosuch", said, re.MULTILINE), said
+
+
 def test_a_cancelled_job_does_not_come_back(slurm, tmp_path):
     (cwd := tmp_path / "my runs").mkdir()
     done = submitted(slurm, cwd, *NODES, *TRAINING)
@@ -292,8 +351,10 @@ def script_for_a_container(folder: Path, image: str, *flags: str) -> str:
 
 def test_a_container_is_started_by_pyxis(tmp_path):
     """There is no Pyxis here: what can be seen is the script."""
-    script = script_for_a_container(tmp_path, "/images/bigbatch.sqsh")
-    assert "export BIGBATCH_CONTAINER_IMAGE=/images/bigbatch.sqsh\n" in script
+    (tmp_path / "b.sqsh").touch()
+    for image, path in (("/images/b.sqsh", "/images/b.sqsh"), ("b.sqsh", f"{tmp_path}/b.sqsh"), ("a/b:1", "a/b:1")):
+        script = script_for_a_container(tmp_path, image)
+        assert f"export BIGBATCH_CONTAINER_IMAGE={path}\n" in script
     assert "export BIGBATCH_CONTAINER_MOUNTS=/data:/data\n" in script
 
 
@@ -382,7 +443,7 @@ def started_in_a_container(folder: Path, body: str) -> str:
     (node / "srun").chmod(0o755)
     done = subprocess.run(["bash", "-c", body], cwd=folder, text=True, capture_output=True, timeout=300,
                           env={"PATH": f"{node}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_NTASKS": "8",
-                               "SLURM_NODELIST": "n1", "HOME": str(folder)})
+                               "SLURM_NNODES": "1", "SLURM_NODELIST": "n1", "HOME": str(folder)})
     assert "run 'uv sync'" not in done.stderr, done.stderr
     return next(line for line in done.stderr.splitlines() if "-m launch.preflight" in line)
 
@@ -406,7 +467,7 @@ def test_with_a_container_the_host_needs_no_python_of_ours(tmp_path):
     [script] = (tmp_path / "runs" / "slurm").glob("*.sbatch")
     first = started_in_a_container(tmp_path, script.read_text())  # there is no Pyxis here
     assert first.startswith(f"{tmp_path}/runs/cuda-cache --mpi=pmix")
-    assert "--container-image=/images/bigbatch.sqsh" in first and "/opt/bigbatch/.venv/bin/python -m launch" in first
+    assert "--container-name=bigbatch-7-0" in first and "/opt/bigbatch/.venv/bin/python -m launch" in first
     done = submitted()
     assert done.returncode == 1 and "run 'uv sync'" in done.stderr
 
@@ -423,6 +484,7 @@ def test_with_a_container_the_host_needs_no_python_of_ours(tmp_path):
     (["--nodes=2", "--gpus-per-node=4", "--array=0-1", "sweep/%a.flags"], 2, "no recipe sweep/0.flags"),
     (["--nodes=2", "--gpus-per-node=4", "no-such"], 2, "there is no recipe no-such"),
     (["--nodes=2", "--gpus-per-node=4", "--container-image=", "digits"], 2, "--container-image needs a value"),
+    (["--nodes=2", "--gpus-per-node=4", "--container-image=x.sqsh", "digits"], 2, "there is no file x.sqsh here"),
     (["--nodes=2", "--gpus-per-node=4", "--array=0-1", "digits", "--seed=3"], 2, "gives each job its own --seed"),
     (["--nodes=2", "--gpus-per-node=4", "--array=0-1", "{sweep}/%a.flags", "--output_dir", "D"], 2,
      "gives each job its own --output_dir"),
