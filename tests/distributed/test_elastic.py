@@ -243,6 +243,13 @@ def answers(response: bytes, key: bytes, probed: threading.Event) -> socketserve
     return server
 
 
+def seen_by_others() -> str:
+    """What another user of this machine can read about its processes."""
+    done = subprocess.run(["sh", "-c", "cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ"], user=65534, group=65534,
+                          extra_groups=[], capture_output=True, cwd="/")
+    return done.stdout.decode(errors="replace")
+
+
 def put(where, value) -> int:
     request = urllib.request.Request(f"http://{where}", data=base64.b64encode(pickle.dumps(value)), method="PUT")
     try:
@@ -257,6 +264,10 @@ def test_who_reaches_the_ports_of_elastic_training_cannot_run_code(tmp_path):
     training = Elastic(tmp_path, ["localhost"], "--epochs=10000")
     training.reach(12)
     server = training.server()
+    address, token = server.split("/")
+    if not os.geteuid():
+        assert str(PROGRAM) in (seen := seen_by_others()) and token.partition(":")[0] not in seen
+    assert put(f"{address}/worker_addresses/localhost:0", Exploit(tmp_path / "put")) == 403
     assert put(f"{server}/worker_addresses/localhost:0", Exploit(tmp_path / "put")) == 400
     key, probed = b"k" * 32, threading.Event()
     with answers(pickle.dumps(Exploit(tmp_path / "answered")), key, probed) as theirs:
