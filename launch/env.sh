@@ -42,6 +42,14 @@ if grep -q '^ *docker0:' /proc/net/dev; then
         export NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-^lo,docker}
     fi
 fi
+# Open MPI's workers take the ports that every other program here gets from the kernel, so that a firewall can admit one
+# range (sysctl net.ipv4.ip_local_port_range).
+if { read -r first last </proc/sys/net/ipv4/ip_local_port_range; } 2>/dev/null; then
+    export OMPI_MCA_btl_tcp_port_min_v4=${OMPI_MCA_btl_tcp_port_min_v4:-$first}
+    export OMPI_MCA_btl_tcp_port_min_v6=${OMPI_MCA_btl_tcp_port_min_v6:-$first}
+    export OMPI_MCA_btl_tcp_port_range_v4=${OMPI_MCA_btl_tcp_port_range_v4:-$((last - first + 1))}
+    export OMPI_MCA_btl_tcp_port_range_v6=${OMPI_MCA_btl_tcp_port_range_v6:-$((last - first + 1))}
+fi
 # Waiting threads of a worker sleep, because other threads on the same cores, above all DALI's, have work to do.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
 # OMP_NUM_THREADS and DALI's threads follow from the cores that launch/binding.py binds each worker to.

@@ -9,6 +9,8 @@ import pytest
 from conftest import BIN, ROOT, TINY, rows, scripts_environment
 from PIL import Image
 
+from tests.rigs.telling import SET, telling_python, told
+
 pytestmark = pytest.mark.launchers
 
 SCRIPT = ROOT / "launch" / "dgx1.sh"
@@ -44,6 +46,13 @@ def test_a_request_to_stop_saves_and_the_same_command_goes_on(tmp_path, number):
     done = launch(*command)
     assert done.returncode == 0 and "resumed after step" in done.stderr
     assert [row["epoch"] for row in rows(tmp_path / "run")] == list(range(1, 17))
+
+
+def test_what_a_site_sets_for_the_network_reaches_the_workers(tmp_path):
+    python = telling_python(tmp_path / "told")
+    subprocess.run([SCRIPT, "--no-preflight", "-np", "2", *QUICK], timeout=200, stdin=subprocess.DEVNULL,
+                   env=os.environ | SET | {"BIGBATCH_PYTHON": str(python)}, capture_output=True)
+    assert SET in told(tmp_path / "told")  # mpirun ends the other worker, perhaps before it writes
 
 
 def test_the_binding_is_shown():

@@ -8,9 +8,13 @@ from conftest import BIN, ROOT, require_tool, unshare
 SOURCED = f". {ROOT}/launch/env.sh && env"
 
 
-def variables(interfaces: tuple[str, ...], **given) -> dict[str, str]:
-    """The environment on a host with these network interfaces, beside the loopback: real ones, in a namespace."""
-    made = "".join(f"ip link add {name} type bridge && " for name in interfaces)
+def variables(interfaces: tuple[str, ...], ports: str = "", **given) -> dict[str, str]:
+    """The environment on a host with these network interfaces, beside the loopback: real ones, in a namespace.
+
+    ports: the kernel's range there.
+    """
+    made = f"echo {ports} >/proc/sys/net/ipv4/ip_local_port_range && " if ports else ""
+    made += "".join(f"ip link add {name} type bridge && " for name in interfaces)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("NCCL", "OMPI", "PRTE", "CUDA"))}
     done = subprocess.run([*unshare("--net"), "bash", "-c", made + SOURCED], text=True, capture_output=True,
                           timeout=300, env=kept | given)
@@ -44,8 +48,15 @@ def test_what_is_set_stays():
     assert variables(())["CUDA_CACHE_MAXSIZE"] == str(4 * 2**30)
 
 
+def test_open_mpi_takes_the_kernels_ports():
+    seen = variables((), ports="40000 40999", OMPI_MCA_btl_tcp_port_min_v6="50000")
+    assert [seen[f"OMPI_MCA_btl_tcp_port_{name}"] for name in ("min_v4", "range_v4", "min_v6", "range_v6")] == [
+        "40000", "1000", "50000", "1000"]
+
+
 def test_mpirun_takes_the_names():
     """Open MPI knows these parameters; of a wrong name it would say nothing."""
     info = subprocess.run([BIN / "prte_info", "--all"], text=True, capture_output=True, timeout=300).stdout
     info += subprocess.run([BIN / "ompi_info", "--all"], text=True, capture_output=True, timeout=300).stdout
+    assert all(f'"btl_tcp_port_{name}_v{version}"' in info for name in ("min", "range") for version in (4, 6))
     assert '"prte_if_exclude"' in info and '"btl_tcp_if_exclude" (current value: "127.0.0.1/8,sppp"' in info

@@ -19,6 +19,7 @@ from launch import hosts as host_lists
 from plan.recipes import recipe_path
 from tests.rigs.gpus import gpu, pretend
 from tests.rigs.hosts import WORKER
+from tests.rigs.telling import SET
 from tests.rigs.trainings import wait_for
 
 pytestmark = pytest.mark.launchers
@@ -283,7 +284,8 @@ def test_credentials_reach_the_workers_and_no_list_of_processes(hosts, left, whe
     Cold: of a fork, the launcher finds no process to ask, and has to kill what is not its child.
     """
     secret = f"a secret: '{uuid.uuid4().hex}' $HOME \\ \"`id`\"\nof two lines"
-    (hosts.top / "login" / "secret").write_text(f"export AWS_SECRET_ACCESS_KEY={shlex.quote(secret)}\n")
+    (hosts.top / "login" / "secret").write_text("".join(f"export {name}={shlex.quote(value)}\n" for name, value in (
+        ("AWS_SECRET_ACCESS_KEY", secret), *SET.items())))
     folder = f"run-{uuid.uuid4().hex}"
     process = subprocess.Popen(
         hosts.words("login", "sh", "-c", '. ./secret && exec "$@"', "sh", *COLD, "--no-preflight", *where,
@@ -298,6 +300,7 @@ def test_credentials_reach_the_workers_and_no_list_of_processes(hosts, left, whe
     assert [found["AWS_SECRET_ACCESS_KEY"] for found in environments if "HOROVOD_RANK" in found] == [secret] * workers
     told = [out, err, *seen, *(path.read_bytes().decode(errors="replace") for path in hosts.top.glob(f"*/{folder}/**/*")
                                if path.is_file())]
+    assert all(found[name] == SET[name] for found in environments for name in SET if "HOROVOD_RANK" in found)
     [token] = {found["HOROVOD_GLOO_RENDEZVOUS_ADDR"].split("/")[1] for found in environments if "HOROVOD_RANK" in found}
     assert not any(word in text for text in told for word in (secret.split("'")[1], token))
     assert any("train.py" in line for line in seen) and not any("task_fn" in line for line in seen)

@@ -16,6 +16,7 @@ from experiments import sweep
 from tests.launch.test_workers import PHASES
 from tests.rigs.pyxis import Pyxis
 from tests.rigs.slurm import Slurm
+from tests.rigs.telling import SET, telling_python, told
 
 pytestmark = pytest.mark.launchers
 
@@ -94,6 +95,18 @@ def test_two_nodes_train_with_srun(slurm, tmp_path):
     assert '"world_size": 2' in job_output(tmp_path) and "2 workers on node[1-2], with srun" in job_output(tmp_path)
     assert (tmp_path / "runs" / f"slurm-{job}-logs" / "rank-1.log").is_file()
     assert {"here 0", "here 1"} <= {*(tmp_path / "started").read_text().splitlines()}
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "srun"])
+def test_what_a_site_sets_for_the_network_reaches_the_workers(slurm, tmp_path, launcher):
+    """From where the job is submitted, or from --setup, which counts also with --export=NONE."""
+    python = telling_python(tmp_path / "told")
+    first, second = (f"{name}={value}" for name, value in SET.items())
+    (tmp_path / "site").write_text(f"export {second} BIGBATCH_PYTHON={python}\n")
+    done = slurm.run("env", first, SUBMIT, *NODES, f"--launcher={launcher}", "--setup", tmp_path / "site", *TRAINING,
+                     cwd=tmp_path)
+    slurm.wait_for_end(done.stdout.strip(), 100)
+    assert SET in told(tmp_path / "told"), job_output(tmp_path)
 
 
 def test_a_phase_on_fewer_workers_continues_in_the_same_job(slurm, tmp_path):
