@@ -1,31 +1,24 @@
 # Builds an image of Bigbatch and its dependencies: `docker build --tag bigbatch .`. It is for NVIDIA GPUs by default.
 # For CPUs only, add `--build-arg BASE_IMAGE=debian:bookworm-slim`. The build tests for features that only one base has.
-ARG BASE_IMAGE=nvidia/cuda:12.2.2-cudnn8-devel-ubuntu22.04
+# A digest instead of a tag (`--build-arg RUN_IMAGE=nvidia/cuda@sha256:...`) makes a build repeatable.
+ARG BASE_IMAGE
+ARG BUILD_IMAGE=${BASE_IMAGE:-nvidia/cuda:12.2.2-cudnn8-devel-ubuntu22.04}
+ARG RUN_IMAGE=${BASE_IMAGE:-nvidia/cuda:12.2.2-cudnn8-runtime-ubuntu22.04}
 
-# The final image is based on devel, because XLA in TensorFlow needs ptxas and libdevice, which the runtime image lacks.
-FROM ${BASE_IMAGE} AS base
-# NCCL loads the libraries of InfiniBand and RoCE by name, and falls back to TCP if they are missing.
-# ssh, sshd and pkill are for pods of Kubernetes. Each pod makes its own host key.
-# Debian packages have no pinned versions, because a version would exist on one base only.
-# hadolint ignore=DL3008
-RUN apt-get update \
-    && apt-get install --yes --no-install-recommends ca-certificates ibverbs-providers libibverbs1 librdmacm1 numactl \
-        openssh-client openssh-server procps python3 tini \
-    && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_*
+FROM ${BUILD_IMAGE} AS requirements
 WORKDIR /opt/bigbatch
-
-
-FROM base AS requirements
 # Removes the settings of pytest and ruff at the end, so that changing them does not compile Horovod again.
 COPY pyproject.toml ./
 RUN sed --in-place '/^\[tool\.pytest/,$d' pyproject.toml && touch --date=@0 pyproject.toml
 
 
-FROM base AS build
+FROM ${BUILD_IMAGE} AS build
+# Debian packages have no pinned versions, because a version would exist on one base only.
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends g++ make python3-venv \
+    && apt-get install --yes --no-install-recommends ca-certificates g++ make python3-venv \
     && rm -rf /var/lib/apt/lists/*
+WORKDIR /opt/bigbatch
 ARG UV_VERSION=0.13.9
 RUN python3 -m venv /opt/uv \
     && /opt/uv/bin/pip install --no-cache-dir "uv==${UV_VERSION}"
@@ -34,14 +27,28 @@ RUN python3 -m venv /opt/uv \
 ENV UV_PYTHON_INSTALL_DIR=/opt/python UV_CACHE_DIR=/tmp/uv
 COPY uv.lock ./
 COPY --from=requirements /opt/bigbatch/pyproject.toml ./
-# If the base has NCCL, Horovod is compiled with it, in addition to MPI and Gloo.
+# If the base has NCCL, Horovod is compiled with it, in addition to MPI and Gloo. What runs needs no headers.
 RUN mkdir -p /opt/python \
     && if [ -e /usr/include/nccl.h ]; then export HOROVOD_GPU_OPERATIONS=NCCL; fi \
-    && /opt/uv/bin/uv sync --frozen --no-install-project --compile-bytecode \
-    && rm -rf /tmp/uv
+    && /opt/uv/bin/uv sync --frozen --no-install-project --no-group dev --extra onnx --compile-bytecode \
+    && rm -rf /tmp/uv .venv/lib/python3*/site-packages/tensorflow/include .venv/lib/python3*/site-packages/nvidia/*/include
+# XLA in TensorFlow needs ptxas and libdevice, and its profiler CUPTI. The runtime image lacks them.
+WORKDIR /usr/local/cuda
+RUN mkdir /opt/cuda \
+    && for file in bin/ptxas nvvm/libdevice/libdevice.10.bc lib64/libcupti.so.12; do \
+        if [ -e "$file" ]; then cp --dereference --parents "$file" /opt/cuda; fi; \
+    done
 
 
-FROM base
+FROM ${RUN_IMAGE}
+# NCCL loads the libraries of InfiniBand and RoCE by name, and falls back to TCP if they are missing.
+# ssh, sshd and pkill are for pods of Kubernetes. Each pod makes its own host key.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends ca-certificates ibverbs-providers libibverbs1 librdmacm1 numactl \
+        openssh-client openssh-server procps python3 tini \
+    && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_*
+WORKDIR /opt/bigbatch
 # The container can run as any user (docker run --user), in /etc/passwd or not, so all can write to these folders.
 RUN useradd --uid 10000 --no-create-home --home-dir /home/bigbatch bigbatch \
     && mkdir --mode=1777 /home/bigbatch /data /output \
@@ -49,13 +56,12 @@ RUN useradd --uid 10000 --no-create-home --home-dir /home/bigbatch bigbatch \
     && ln -s /opt/bigbatch/launch/kubernetes/ssh_config /etc/ssh/ssh_config.d/bigbatch.conf
 COPY --from=build /opt/python /opt/python
 COPY --from=build /opt/bigbatch/.venv .venv
-# USER is set because some libraries need a user name. The code is read-only, so Hypothesis keeps its data elsewhere,
-# and pytest keeps no cache.
+COPY --from=build /opt/cuda /opt/cuda
+RUN if [ -d /usr/local/cuda ]; then cp --recursive --symbolic-link --force /opt/cuda/. /usr/local/cuda && ldconfig; fi
+# USER is set because some libraries need a user name.
 ENV PATH=/opt/bigbatch/.venv/bin:$PATH \
     HOME=/home/bigbatch \
-    USER=bigbatch \
-    PYTEST_ADDOPTS="-p no:cacheprovider" \
-    HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis
+    USER=bigbatch
 COPY . .
 # A checkout made with a strict umask has files that only root can read.
 RUN find . -name .venv -prune -o ! -perm -a=r -exec chmod a+rX {} + \
