@@ -29,9 +29,9 @@ OF_ABSL = {"help", "helpfull", "flagfile"}
 FOREIGN_FLAGS = {"batch", "build-arg", "compile-bytecode", "follow", "mpi", "no-cache", "no-deps", "nv",
                  "reinstall-package"}
 FOREIGN = {  # of Keras, Horovod, NCCL, Pillow, Kubernetes, Linux and CUDA, and files that a reader writes
-    "DistributedOptimizer", "ImageOps", "Model", "NCCL_NET_GDR_LEVEL", "PYTHONDONTWRITEBYTECODE", "ReadOnlyMany", "ReadWriteMany",
-    "SrunPortRange", "beta_1", "compile", "fit.py", "hosts.sh", "hvd", "nccl.h", "openmpi", "pam_slurm_adopt", "prted", "prterun", "spec", "tf",
-    "transposing.json", "v3.0", "waiting.json"}
+    "DistributedOptimizer", "ImageOps", "Model", "NCCL_NET_GDR_LEVEL", "PYTHONDONTWRITEBYTECODE", "ReadOnlyMany",
+    "ReadWriteMany", "SrunPortRange", "beta_1", "compile", "fit.py", "hosts.sh", "hvd", "nccl.h", "openmpi",
+    "pam_slurm_adopt", "prted", "prterun", "spec", "tf", "transposing.json", "v3.0", "waiting.json"}
 
 
 @functools.cache
