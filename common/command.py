@@ -128,7 +128,7 @@ def is_read_by_a_person() -> bool:
 def json_only_on_stdout() -> Iterator[None]:
     """Reserves standard output for this program's JSON.
 
-    Sends what libraries print there (such as DALI's errors) to standard error.
+    Sends what libraries print there (such as NCCL's messages) to standard error.
     """
     sys.stdout.flush()
     original = sys.stdout

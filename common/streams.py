@@ -7,6 +7,7 @@ A program that shares a pipe or a terminal may have set it to O_NONBLOCK. What i
 output until it has room, as if it blocked, and standard error for a second, and not again.
 """
 import contextlib
+import ctypes
 import errno
 import io
 import os
@@ -83,6 +84,19 @@ def redirected(number: int, target: int) -> Iterator[int]:
     finally:
         os.dup2(ours, number)
         os.close(ours)
+
+
+def close_cout() -> None:
+    """Drops what C++ libraries print on std::cout, unless the environment asks for TensorFlow's or Horovod's messages.
+
+    DALI's plugin for TensorFlow prints each error there, with a stack trace, before TensorFlow raises it. Call this
+    after a library has been loaded that creates the stream.
+    """
+    if os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "3" and "HOROVOD_LOG_LEVEL" not in os.environ:
+        library = ctypes.CDLL("libstdc++.so.6")
+        cout = ctypes.addressof(ctypes.c_char.in_dll(library, "_ZSt4cout"))
+        base = cout + ctypes.c_ssize_t.from_address(ctypes.c_void_p.from_address(cout).value - 24).value  # its basic_ios
+        library._ZNSt9basic_iosIcSt11char_traitsIcEE5clearESt12_Ios_Iostate(ctypes.c_void_p(base), 1)  # sets badbit
 
 
 def secure() -> None:

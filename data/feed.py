@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from common.files import scratch_folder
+from common.streams import close_cout
 from data import augmentation, order
 from data.dataset import Dataset, Split
 from data.mixing import NOT_MIXED, Mixing
@@ -146,6 +147,7 @@ class Feed:
         import nvidia.dali.plugin.tf as dali_tf
         import tensorflow as tf
 
+        close_cout()
         batch_size = prepared.batch_size
         with ExitStack() as held:
             pipeline, spool = held.enter_context(self.pipeline(prepared, again=again))

@@ -1,4 +1,5 @@
 """Input errors during training, reported in one line, with the record's name if it is known."""
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from common.errors import UserError, reason
+from common.streams import redirected
 from data.augmentation import AUGMENTATIONS
 from data.dataset import Split
 from data.pipeline import decoder
@@ -51,7 +53,8 @@ def input_reason(error, batches, read: int) -> str:
     damage = None
     if len(batches.samples) and "dali" in str(error).lower():
         first = read % len(batches.samples)
-        damage = first_damaged(batches.split, batches.samples[first:first + READ_AHEAD * batches.batch_size])
+        with open(os.devnull, "w") as nothing, redirected(2, nothing.fileno()):  # DALI has printed a line before
+            damage = first_damaged(batches.split, batches.samples[first:first + READ_AHEAD * batches.batch_size])
     if damage and batches.split.format == "folder":
         commands = batches.split.conversion("--format=tfrecord", "--verify")
         return f"{damage}; to convert or leave out such files, {commands}"

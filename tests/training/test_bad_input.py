@@ -127,3 +127,12 @@ def test_training_ends_and_names_it(digits, tmp_path, kind, workers):
     errors = [line for line in done.stderr.splitlines() if "train.py: " in line]
     assert any(f"{name} cannot be decoded" in line for line in errors)
     assert "Traceback" not in done.stderr
+    assert "traceback" not in done.stderr and "dali_dataset_op" not in done.stderr  # that of DALI's graph
+
+
+def test_dalis_stack_trace_is_shown_on_request(digits, tmp_path, monkeypatch):
+    _, name = with_damage(digits, "train", 500, tmp_path)
+    monkeypatch.setenv("HOROVOD_LOG_LEVEL", "warning")
+    done = run("python", 1, ROOT / "train.py", DIGITS, f"--data_dir={tmp_path}", "--model=convnet", "--epochs=2",
+               f"--output_dir={tmp_path}/run")
+    assert f"{name} cannot be decoded" in done.stderr and "with the following traceback" in done.stderr
