@@ -95,7 +95,8 @@ def close_cout() -> None:
     if os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "3" and "HOROVOD_LOG_LEVEL" not in os.environ:
         library = ctypes.CDLL("libstdc++.so.6")
         cout = ctypes.addressof(ctypes.c_char.in_dll(library, "_ZSt4cout"))
-        base = cout + ctypes.c_ssize_t.from_address(ctypes.c_void_p.from_address(cout).value - 24).value  # its basic_ios
+        table = ctypes.c_void_p.from_address(cout).value  # of virtual functions; before it is the offset of the base
+        base = cout + ctypes.c_ssize_t.from_address(table - 24).value
         library._ZNSt9basic_iosIcSt11char_traitsIcEE5clearESt12_Ios_Iostate(ctypes.c_void_p(base), 1)  # sets badbit
 
 

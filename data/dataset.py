@@ -114,15 +114,14 @@ class Split:
         return replace(self, paths=tuple(target / path.relative_to(source) for path in self.paths))
 
     def conversion(self, *flags: str) -> str:
-        """Returns what to do if DALI does not read a folder of images: commands that prepare it and train on it.
+        """Returns what to do if DALI does not read a folder of images: commands that prepare it and use the result.
 
         flags: of data.prepare.
         """
         [path] = self.paths
-        if self.fraction == 1:
-            return "save them as JPEG or PNG, or remove them"
         folder, own = (path, [f"--validation_fraction={self.fraction:g}"]) if self.fraction else (path.parent, [])
-        return class_folders.conversion(folder, *flags, *own)
+        then = {"then": "this command with --data_dir={}"} if self.fraction == 1 else {}
+        return class_folders.conversion(folder, *flags, *own, **then)
 
     def slices(self, samples: np.ndarray) -> list[tuple]:
         """Splits samples into slices that each lie in one file: (path, index, sample numbers within the file), ...
@@ -190,7 +189,7 @@ class Dataset:
     @property
     def is_synthetic(self) -> bool:
         """Whether the images are random numbers, which lie in no file."""
-        return not self.train.paths
+        return not self.validation.paths
 
     @property
     def validation_content(self) -> dict[str, str]:
@@ -211,7 +210,7 @@ class Dataset:
     def with_indexes(self) -> "Dataset":
         """Returns the dataset with the index of each file, which it reads and checks if it has none. Raises UserError.
         """
-        if self.train.indexes or not self.train.paths:
+        if self.validation.indexes or self.is_synthetic:
             return self
         return open_dataset(self.folder, fraction=self.train.fraction)
 
@@ -252,7 +251,7 @@ def open_dataset(folder, check_files: bool = True, fraction: float = class_folde
     check_files: whether the files have to be there; their indexes are read, too. Without it, the number of samples in a
     folder of images without dataset.json is 0.
     fraction: of each class to set aside for validation, if it is a folder of classes without validation images. 1: all
-    images are for validation, and none for training.
+    images are for validation, and none for training, which a prepared dataset need not have either.
     """
     folder = located(folder)
     if not is_remote(folder) and not folder.is_dir():
@@ -273,6 +272,8 @@ def open_dataset(folder, check_files: bool = True, fraction: float = class_folde
     _check_words(dataset, described["classes"])
     if not check_files:
         return dataset
+    if fraction == 1 and not dataset.train.paths:
+        dataset = replace(dataset, train=replace(dataset.train, fraction=1.0))
     for name, samples in claimed.items():
         dataset = replace(dataset, **{name: _checked(folder, name, samples, getattr(dataset, name))})
     if dataset.format == "folder":
@@ -402,8 +403,9 @@ def _checked(folder, name, samples, split) -> Split:
 
     Damaged records show only when they are read.
     """
-    if not split.samples:
-        raise UserError(f"{folder}/dataset.json: the {name} split is empty")
+    if not split.samples and split.fraction != 1:
+        raise UserError(f"{folder}/dataset.json: the {name} split is empty"
+                        + ", so it is only for --mode=evaluate" * (name == "train"))
     if split.samples != samples:
         raise UserError(f"{folder}/dataset.json: the {name} split lists {samples} samples, but its files add up to "
                         f"{split.samples}; prepare the dataset again")

@@ -36,7 +36,7 @@ def duplicates(dataset: Dataset) -> list[list[tuple[str, int, int]]]:
 def _checksums(split: Split) -> np.ndarray:
     """Returns a number for each image, int64 (samples,), which is the same for images with the same bytes."""
     if split.format != "folder":
-        return np.concatenate([*map(checksums.of_images, split.paths)]).astype(np.int64)
+        return np.concatenate([[], *map(checksums.of_images, split.paths)]).astype(np.int64)
     files = [f"{split.paths[0]}/{name}" for name in split.entries[0].files]
     with ThreadPoolExecutor(THREADS) as pool:
         return np.array([*pool.map(_of_file, files)], np.int64)

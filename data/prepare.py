@@ -44,7 +44,8 @@ class Options:
     format: str = flag("tfrecord", "Format to write: TFRecord with tf.train.Example, LMDB with Caffe's Datum, or "
         "MXNet's RecordIO.", formats.WRITTEN)
     validation_fraction: float = flag(0.0, "Fraction of each class for validation, if the source has no validation "
-        "images. A hash of each file's path chooses them, as in train.py, and not --seed.", low=0.0, high=1.0)
+        "images. A hash of each file's path chooses them, as in train.py, and not --seed. 1: all, for a set of test "
+        "images that train.py --mode=evaluate reads.", low=0.0, high=1.0)
     resize_shorter: int = flag(0, "Shrink larger images so that their shorter side has this many pixels. 0: do not "
         "resize.", low=0)
     resize: tuple[int, int] | None = flag("none", "Width and height to which all images are resized, such as 256x256, "
@@ -128,8 +129,6 @@ def _check(options: Options) -> None:
         wrong = f"--source={options.source} is built in; remove --validation_fraction, --resize_shorter and --resize"
     elif options.resize and options.resize_shorter:
         wrong = "--resize and --resize_shorter exclude each other"
-    elif options.validation_fraction >= 1:
-        wrong = "--validation_fraction=1 leaves no images for training; give a smaller fraction"
     if wrong:
         raise UsageError(wrong)
 

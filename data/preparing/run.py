@@ -15,7 +15,7 @@ from common.flags import say_what_is_hidden
 from common.locks import LOCK, Taken, locked
 from data import checksums, sources
 from data.balance import check_classes
-from data.dataset import Dataset, Split, describe
+from data.dataset import IMAGENET_MEAN, IMAGENET_STD, Dataset, Split, describe
 from data.images import Rules, added
 from data.preparing.shards import SCRATCH, Preparation, Written, finished, shards, write_shard
 from data.preparing.team import Team
@@ -172,13 +172,13 @@ def _end(folder, preparation, everything, written) -> Dataset:
         names = [shard.name for shard in everything if shard.split == split]
         rejected += [row for name in names for row in written[name].rejected]
         kept = [name for name in names if written[name].samples]
-        if not kept:
+        if count and not kept:
             raise UserError(f"none of the {count} {split} images could be used; for example, "
                             f"{': '.join(rejected[-1])}")
         splits[split] = Split(preparation.format, tuple(folder / name for name in kept),
                               tuple(written[name].samples for name in kept))
     source = preparation.source
-    if rejected:
+    if rejected and splits["train"].paths:
         left = np.concatenate([*map(checksums.labels, splits["train"].paths)])
         lost = np.setdiff1d(source.splits["train"].labels, left)
         check_classes(folder, [name for label, name in enumerate(source.classes) if label not in lost])
@@ -194,9 +194,14 @@ def _end(folder, preparation, everything, written) -> Dataset:
 
 
 def moments(histogram: list[int]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Returns mean and standard deviation of red, green and blue. histogram: 256 counts each, or an empty list."""
+    """Returns mean and standard deviation of red, green and blue; without images, those of ImageNet.
+
+    histogram: 256 counts each, or an empty list.
+    """
     from PIL.ImageStat import Stat
 
-    counted = Stat(histogram or [0] * 3 * 256)
+    if not histogram:
+        return IMAGENET_MEAN, IMAGENET_STD
+    counted = Stat(histogram)
     return (tuple(round(mean, 3) for mean in counted.mean),
             tuple(max(round(deviation, 3), SMALLEST_STD) for deviation in counted.stddev))

@@ -65,7 +65,7 @@ def shards(preparation: Preparation) -> list[Shard]:
     shards = []
     for split, count in preparation.source.counts.items():
         size = preparation.shard_samples or (SHARD_SAMPLES if isinstance(preparation.source, Listed) else count)
-        total = max(1, -(-count // size))
+        total = -(-count // max(1, size))
         shards += [Shard(split, f"{split}-{number:05d}-of-{total:05d}{suffix}", number * size,
                          min((number + 1) * size, count)) for number in range(total)]
     return shards

@@ -9,6 +9,7 @@ import numpy as np
 from common.errors import UserError
 from data import checksums
 from data.dataset import Split, open_dataset
+from data.formats.folder import FRACTION
 from data.images import Rejected, check
 from data.preparing.team import Team, error_message
 
@@ -73,7 +74,7 @@ def records(part: Part) -> Iterator[tuple[int, tuple[bytes, int] | str]]:
 
 def _opened(folder):
     try:
-        return open_dataset(folder)
+        return open_dataset(folder, fraction=1 if (folder / "dataset.json").exists() else FRACTION)
     except UserError as error:
         raise UserError(str(error).replace("--data_dir:", "--output:")) from None
 
