@@ -7,7 +7,7 @@ import numpy as np
 
 from common.errors import UserError, listed
 from data import checksums
-from data.dataset import Dataset, Split
+from data.dataset import Dataset, Split, labels_checksum
 from data.formats.folder import learnable, remarks
 
 NOTABLE = 1.5  # times 1 / classes: a most frequent class with at least this share of the validation images is a note
@@ -99,16 +99,19 @@ def train_counts(dataset: Dataset) -> np.ndarray:
     return counts
 
 
-def notes_on_evaluation(dataset: Dataset) -> list[str]:
-    """Returns which images of a folder of classes are evaluated, if it has no split and this process read it."""
+def note_on_evaluation(dataset: Dataset, labels: str | None) -> str:
+    """Returns which images of a dataset in files are evaluated. labels: labels_checksum of the run's training set."""
     split, folder = dataset.validation, dataset.folder
-    if not split.fraction or not split.indexes:
-        return []
     if split.fraction == 1:
-        return [f"note: all {split.samples:,} images in {split.paths[0]} are evaluated, because the run was trained on "
-                "another folder"]
-    return [f"note: {split.samples:,} images in {folder} are evaluated: those that were set aside when the run was "
-            f"trained on the other {dataset.train.samples:,}"]
+        return (f"note: all {split.samples:,} images in {split.paths[0]} are evaluated, because the run was trained on "
+                "another folder")
+    if not split.fraction:
+        return f"note: the {split.samples:,} validation images of {folder} are evaluated"
+    said = f"note: {split.samples:,} images in {folder} are evaluated: those "
+    if labels and labels != labels_checksum(dataset.train):
+        return said + ("that their names set aside from training; the images in the folder have changed since the run "
+                       "was trained")
+    return said + f"that were set aside when the run was trained on the other {dataset.train.samples:,}"
 
 
 def class_counts(dataset: Dataset) -> Counts:

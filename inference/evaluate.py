@@ -14,7 +14,7 @@ from common import metric
 from common.errors import UserError, complain, listed
 from common.run_folder import CLASSES, PAGE, PREDICTIONS, SUMMARY, RunFolder
 from common.version import version
-from data.balance import notes_on_evaluation
+from data.balance import note_on_evaluation
 from data.dataset import Dataset, labels_checksum
 from data.formats.folder import shown
 from distributed.world import World
@@ -48,8 +48,8 @@ def evaluate_checkpoint(settings: Settings, dataset: Dataset) -> dict:
     with world.raise_on_all_ranks():
         checkpoint, tensors, described = newest(run.checkpoint)
         dataset = with_all_classes(as_in_training(dataset, described, run.checkpoint), described["classes"])
-    for line in notes_on_evaluation(dataset) if world.rank == 0 else ():
-        complain(line)
+    if world.rank == 0 and not dataset.is_synthetic:
+        complain(note_on_evaluation(dataset, described["progress"].get("labels")))
     dataset = build.stage_dataset(dataset, recipe, launch, world)
     with world.raise_on_all_ranks():
         feed = build.make_feed(recipe, launch, dataset, world)

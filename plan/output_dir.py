@@ -55,7 +55,7 @@ def check(settings: Settings) -> None:
         instead = "choose another --output_dir"
         if name == "epochs":
             before, now = f"{float(before):g}", f"{float(now):g}"
-            instead = f"a training that starts from its weights is: {_longer(folder, now)}; run that"
+            instead = from_weights(folder, f"--epochs={now}")
         raise UserError(f"{folder} has checkpoints of another training: {name} was {before} and is now {now}; "
                         f"{instead}, or start over with --resume=never")
     if settings.recipe.precision != "float32" and (
@@ -64,10 +64,11 @@ def check(settings: Settings) -> None:
         complain(f"--{name} was {before} and is now {now}: on GPUs, results will differ from an unstopped run's")
 
 
-def _longer(folder: Path, epochs: str) -> str:
-    """Returns the command of a training with the flags of a run, that number of epochs, and the run's weights."""
-    return shlex.join(["uv", "run", "train.py", f"--flagfile={folder}/{FLAGS}", f"--epochs={epochs}",
-                       f"--init_checkpoint={folder}/{CHECKPOINTS}", f"--output_dir={folder}-longer"])
+def from_weights(folder: Path, *flags: str) -> str:
+    """Returns the advice to start a training from a run's weights, with its flags and these."""
+    command = shlex.join(["uv", "run", "train.py", f"--flagfile={folder}/{FLAGS}", *flags,
+                          f"--init_checkpoint={folder}/{CHECKPOINTS}", f"--output_dir={folder}-longer"])
+    return f"a training that starts from its weights is: {command}; run that"
 
 
 def _create(folder: Path) -> None:

@@ -18,6 +18,7 @@ import tensorflow as tf
 from common.errors import UserError, complain, full_disk, one_line
 from common.files import flush, link, write_atomically
 from common.flags import defaults
+from plan.output_dir import from_weights
 from plan.settings import Recipe
 from plan.values import same
 from training.restoring import (
@@ -92,8 +93,9 @@ class Checkpoints:
         for name in sorted(self._recipe.keys() | recorded.keys()):
             ours, theirs = self._recipe.get(name), recorded.get(name, DEFAULTS.get(name))
             if not same(ours, theirs):
+                instead = from_weights(path.parents[1]) if name == "train_samples" else "choose another --output_dir"
                 raise UserError(f"{path} is a checkpoint of another training: {name} was {theirs} and is now {ours}; "
-                                "choose another --output_dir, or start over with --resume=never")
+                                f"{instead}, or start over with --resume=never")
 
     def save(self, snapshot: Snapshot, epoch: float, top1: float | None = None) -> None:
         """Waits for the previous write, then starts to write a snapshot. top1: of the evaluation just made, if any."""

@@ -177,7 +177,8 @@ class Training:
             job.state.progress.start_from_trained_weights()
         if not (snapshot or job.state).progress.take_labels(labels_checksum(self._dataset.train)):
             raise UserError(f"{checkpoints.newest} is a checkpoint of another training: names or labels of training "
-                            "images have changed; choose another --output_dir, or start over with --resume=never")
+                            f"images have changed; {output_dir.from_weights(checkpoints.newest.parents[1])}, or start "
+                            "over with --resume=never")
         return snapshot
 
     def _agree_on_start(self, job: Job) -> tuple[int | None, dict[str, int]]:

@@ -1,13 +1,15 @@
 """--mode=evaluate on the images of a folder of one's own, and predictions.csv."""
 import csv
 import json
+import re
+import shlex
 import shutil
 
 import pytest
 from conftest import ROOT, TRAIN, printed_json, rows, run, train
 
 from data.dataset import open_dataset
-from tests.rigs.pictures import CLASSES, command, fill
+from tests.rigs.pictures import CLASSES, command, encode, fill, picture
 
 FLAGS = ("--model=convnet", "--image_size=24", "--batch_size=8", "--batch_norm_span=auto", "--micro_batch_size=4",
          "--epochs=1", "--deterministic")
@@ -88,6 +90,17 @@ def test_the_folder_of_the_training_keeps_its_validation_images(photos, trained,
         assert "are evaluated: those that were set aside when the run was trained on the other" in done.stderr
     shutil.copy(photos / "dog" / "1 ü.jpg", tmp_path / "copy" / "dog" / "new.jpg")
     assert "note: all 37 images in" in evaluated(trained, f"--data_dir={tmp_path}/copy").stderr
+    shutil.copytree(trained, tmp_path / "run")
+    shutil.copytree(photos, tmp_path / "grown")
+    flags = (tmp_path / "run" / "flags.txt").read_text()
+    (tmp_path / "run" / "flags.txt").write_text(flags.replace(f"--data_dir={photos}", f"--data_dir={tmp_path}/grown"))
+    shutil.copy(photos / "dog" / "1 ü.jpg", tmp_path / "grown" / "dog" / "new.jpg")
+    said = train("--mode=evaluate", f"--checkpoint={tmp_path}/run/checkpoints/best").stderr
+    assert "that their names set aside from training; the images in the folder have changed since the run" in said
+    again = run("python", 1, TRAIN, f"--data_dir={tmp_path}/grown", f"--output_dir={tmp_path}/run")
+    assert again.returncode == 1 and "train_samples was 27 and is now 28" in again.stderr
+    longer = shlex.split(re.search("is: uv run train.py (.*); run that", again.stderr)[1])
+    assert "took " in train(*longer).stderr and (tmp_path / "run-longer" / "summary.json").exists()
     refused = run("python", 1, TRAIN, "--mode=evaluate", f"--checkpoint={trained}", "--validation_fraction=0.5")
     assert refused.returncode == 2 and "--validation_fraction has no effect with --mode=evaluate" in refused.stderr
 
@@ -96,8 +109,9 @@ def test_a_prepared_set_names_the_files_that_it_was_made_from(trained, tested, t
     shutil.copytree(tested, tmp_path / "mine")
     (tmp_path / "mine" / "empty").rmdir()
     assert command(f"--source={tmp_path}/mine", f"--output={tmp_path}/set", "--validation_fraction=0.4") == 0
-    evaluated(trained, f"--data_dir={tmp_path}/set", f"--output_dir={tmp_path}/out")
+    done = evaluated(trained, f"--data_dir={tmp_path}/set", f"--output_dir={tmp_path}/out")
     split = open_dataset(tmp_path / "set").validation
+    assert f"note: the {split.samples} validation images of {tmp_path}/set are evaluated" in done.stderr
     found = table(tmp_path / "out")
     assert [row["file"] for row in found] == [split.source_name(sample) for sample in range(split.samples)]
     assert all(row["label"] == row["file"].partition("/")[0] for row in found)
@@ -119,3 +133,22 @@ def test_a_folder_without_images_is_an_error(trained, tmp_path):
     done = run("python", 1, TRAIN, "--mode=evaluate", f"--checkpoint={trained}/checkpoints/best",
                f"--data_dir={tmp_path}/mine")
     assert done.returncode == 1 and "contains neither dataset.json" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_picture_that_dali_does_not_read_is_evaluated_from_a_prepared_set(trained, tested, tmp_path):
+    """A phone may name HEIC .jpg. The command that the error names prepares all pictures for evaluation."""
+    shutil.copytree(tested, tmp_path / "mine")
+    (tmp_path / "mine" / "empty").rmdir()
+    (tmp_path / "mine" / "dog" / "phone.jpg").write_bytes(encode(picture(7), "HEIF"))
+    flags = ("--mode=evaluate", f"--checkpoint={trained}/checkpoints/best")
+    done = run("python", 1, TRAIN, *flags, f"--data_dir={tmp_path}/mine")
+    told = f"{tmp_path}/mine/dog/phone.jpg: DALI does not read GIF, HEIC and AVIF, whatever their names; run `"
+    assert done.returncode == 1 and told in done.stderr
+    [prepare] = re.findall(r"`uv run python -m data.prepare (.*?)`, then this command with ", done.stderr)
+    assert command(*shlex.split(prepare)) == 0 and command("--verify", f"--output={tmp_path}/mine-prepared") == 0
+    made = printed_json(evaluated(trained, f"--data_dir={tmp_path}/mine-prepared", f"--output_dir={tmp_path}/out"))
+    assert made["val_samples"] == 11 and made["train_samples"] == 0
+    assert {row["file"] for row in table(tmp_path / "out")} == {
+        str(path.relative_to(tmp_path / "mine")) for path in (tmp_path / "mine").rglob("*.jpg")}
+    refused = run("python", 1, TRAIN, f"--data_dir={tmp_path}/mine-prepared", f"--output_dir={tmp_path}/run")
+    assert refused.returncode == 1 and "so it is only for --mode=evaluate" in refused.stderr
