@@ -88,6 +88,11 @@ def one_line(error) -> str:
     return text
 
 
+def in_list(name: str) -> str:
+    """Returns a name as it stands in a list with commas: in quotation marks if it has a comma itself."""
+    return repr(name) if "," in name else name
+
+
 def listed(words: Sequence[str], most: int, separator: str = ", ", what: str = "") -> str:
     """Returns the first words of a list and the number of the others, for a message. what: the others, such as files.
     """

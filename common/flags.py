@@ -53,7 +53,12 @@ class Own(absl_flags.EnumFlag):
     """An enum flag that also takes MODULE:NAME, for what a user has written."""
 
     def _parse(self, argument):  # absl shares a parser among flags with the same choices
-        return argument if is_own(str(argument), self.parser.enum_values) else super()._parse(argument)
+        if is_own(str(argument), self.parser.enum_values):
+            return argument
+        try:
+            return super()._parse(argument)
+        except absl_flags.IllegalFlagValueError as error:
+            raise absl_flags.IllegalFlagValueError(f"{error}, or your own as MODULE:NAME") from None
 
 
 def is_own(text: str, choices: Iterable[str]) -> bool:
@@ -162,10 +167,17 @@ def names(group: type) -> list[str]:
 
 def read(values: absl_flags.FlagValues, argv: Sequence[str]) -> absl_flags.FlagValues:
     """Sets the values from a command line. Raises UsageError, also for arguments that are not flags."""
-    rest = read_with_arguments(values, argv)
-    if rest:
-        raise UsageError(f"'{rest[0]}' is not a flag; --help lists all flags")
+    if rest := read_with_arguments(values, argv):
+        raise not_a_flag(values, argv, rest[0])
     return values
+
+
+def not_a_flag(values: absl_flags.FlagValues, argv: Sequence[str], word: str) -> UsageError:
+    """Returns the error for a word of a command line that is no flag, but perhaps the value of the switch before it."""
+    before = argv[argv.index(word) - 1]
+    name = before.lstrip("-")
+    is_value = name in values and word in (getattr(values[name].parser, "enum_values", None) or ())
+    return UsageError(f"'{word}' is not a flag; {f'give {before}={word}' if is_value else '--help lists all flags'}")
 
 
 def read_with_arguments(values: absl_flags.FlagValues, argv: Sequence[str],

@@ -5,7 +5,7 @@ from itertools import islice
 
 import numpy as np
 
-from common.errors import UserError, listed
+from common.errors import UserError, in_list, listed
 from data import checksums
 from data.dataset import Dataset, Split, labels_checksum
 from data.formats.folder import learnable, remarks
@@ -68,7 +68,7 @@ def notes_on_sizes(dataset: Dataset, counts: Counts | None = None) -> list[str]:
     if len(train) > LISTED:
         labels = np.argsort(train + validation, kind="stable")[:LISTED]
         which = f" of the smallest {LISTED} of {len(train)} classes"
-    sizes = ", ".join(f"{dataset.classes[label]} {train[label]:,} + {validation[label]:,}" for label in labels)
+    sizes = ", ".join(f"{in_list(dataset.classes[label])} {train[label]:,} + {validation[label]:,}" for label in labels)
     fraction = dataset.train.fraction
     lines = [f"note: {dataset.folder} has no validation images, so about {fraction:.3g} of each class is set aside "
              "(--validation_fraction), chosen by the names of the files"] if fraction else []

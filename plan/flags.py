@@ -225,7 +225,7 @@ def _read(argv: Sequence[str]) -> absl_flags.FlagValues:
     values = define()
     images = flags.read_with_arguments(values, argv, ELSEWHERE)
     if images and values.mode != "predict":
-        raise UsageError(f"'{images[0]}' is not a flag; --help lists all flags")
+        raise flags.not_a_flag(values, argv, images[0])
     values.image = [*values.image, *images]
     return values
 

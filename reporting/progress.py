@@ -8,7 +8,7 @@ import time
 
 from common import metric
 from common.activity import WAITS, on_terminal, startup
-from common.errors import complain
+from common.errors import complain, in_list
 from common.run_folder import top1_of
 from common.screen import REDRAWN_EVERY, Screen, clock_time, fitting
 from reporting.sentences import STORAGE_LIMITS, in_words
@@ -179,7 +179,7 @@ class ProgressDisplay(Observer):
 
 def result_lines(summary: dict, classes: int) -> list[str]:
     """Returns the result of a training or an evaluation. summary: of summary.json. classes: their number."""
-    weakest = ", ".join(f"{one['class']} {one['recall']:.1%} ({one['correct']} of {one['images']})"
+    weakest = ", ".join(f"{in_list(one['class'])} {one['recall']:.1%} ({one['correct']} of {one['images']})"
                         for one in summary[metric.WEAKEST_CLASSES])
     judged = " by the average of the weights" if metric.EMA_VAL_TOP1 in summary else ""
     line = (f"weakest classes{judged}: {weakest}; balanced top-1, the mean over the classes, "

@@ -297,6 +297,17 @@ def test_a_wrong_flag_or_value_names_the_nearest(given, meant):
     assert meant in done.stderr.lower().rpartition("did you mean")[2]
 
 
+def test_what_else_a_wrong_value_may_have_meant():
+    """MODULE:NAME is a value, too, and a switch with a value has no blank before it."""
+    for given, told in (
+            (("--augmentation=foo",), "flag --augmentation=foo: value should be one of <none|crop"),
+            (("--augmentation=foo",), "or your own as MODULE:NAME"),
+            (("--mode=export", "--checkpoint=X", "--tflite", "dynamic_range"), "give --tflite=dynamic_range"),
+            (("--tflite", "dynamic"), "'dynamic' is not a flag; --help lists all flags")):
+        done = run("python", 1, ROOT / "train.py", *given)
+        assert done.returncode == 2 and told in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize(("flags", "recipe", "epochs"), [
     ([], "digits", 12), (["--data_dir=digits", "--optimizer=sgd"], "digits", 12),
     (["--data_dir", "/nonexistent", "--train_samples=50000", "--optimizer=sgd", "--learning_rate=0.05"], "images", 90)])

@@ -1,7 +1,9 @@
 """Advice at the end of a training: how certain its top-1 is, why it is not higher, and what to try."""
 import math
+import shlex
 from collections import Counter
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -53,6 +55,7 @@ class Ending:
     summary: dict  # content of summary.json
     classes: tuple[str, ...]  # their names
     outcomes: np.ndarray  # of the last evaluation, as in training.evaluate.EvaluationResult
+    folder: Path = Path("RUN")  # of the run
 
     @property
     def top1(self) -> float:
@@ -100,13 +103,20 @@ def advice(end: Ending) -> list[str]:
     if not whole or is_reached or is_synthetic(end.settings.recipe.data_dir):
         return []
     end = replace(end, rows=whole)
-    found = [] if end.top1 >= GOOD else (
+    found = [_go_on(end)] if end.settings.recipe.freeze else [] if end.top1 >= GOOD else (
         _other_rate(end) or _too_short(end) or _unsteady(end) or _not_learned(end) or _overfitted(end)
         or [*map(as_sentence, on_few_images(end.settings))])
     run = end.settings.run
-    if run.output_dir and run.resume == "auto":
+    if run.output_dir and run.resume == "auto" and not end.settings.recipe.freeze:
         found = [f"{said} Other flags need another --output_dir." if "--" in said else said for said in found]
     return [*found, *_confused(end), *_few_to_judge(end)]
+
+
+def _go_on(end: Ending) -> str:
+    """Names the second training after one with --freeze."""
+    command = shlex.join(["uv", "run", "train.py", f"--data_dir={end.settings.recipe.data_dir}",
+                          f"--init_checkpoint={end.folder}/checkpoints/best", f"--output_dir={end.folder}-whole"])
+    return f"Only the last layer was trained. To train all layers from here, run `{command}`."
 
 
 def as_sentence(line: str) -> str:

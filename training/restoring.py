@@ -15,6 +15,7 @@ from common import VERSION
 from common.errors import UserError, complain, one_line
 from common.files import followed
 from common.run_folder import CHECKPOINTS
+from data.dataset import IMAGENET_MEAN, IMAGENET_STD
 from model_zoo.applications import load_pretrained
 from model_zoo.layers import last_layer
 from training.state import INPUT, model_variables, named
@@ -225,10 +226,11 @@ def note_normalization(path: Path, tensors: dict, variables: dict) -> None:
     """Says on standard error that a checkpoint's input normalization, which is used, is not that of the dataset.
 
     variables: have the dataset's until the checkpoint is loaded. Means over other copies of the same images are alike.
+    ImageNet's are used if the dataset's are not known, as in a folder of images.
     """
     for name in (name for name in variables if name.startswith(INPUT)):
         theirs, ours = tensors[name], variables[name].numpy()
-        if not np.allclose(theirs, ours, rtol=ALIKE, atol=ALIKE):
+        if not (np.allclose(theirs, ours, rtol=ALIKE, atol=ALIKE) or np.allclose(ours, (IMAGENET_MEAN, IMAGENET_STD))):
             (mean, std), (own_mean, own_std) = (
                 [" ".join(f"{value:.4g}" for value in row) for row in numbers] for numbers in (theirs, ours))
             complain(f"pixels are normalized as in {path}, with mean {mean} and divisor {std}, not as in the dataset, "

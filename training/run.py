@@ -222,7 +222,8 @@ class Training:
         with world.raise_on_all_ranks():
             if world.rank == 0:
                 rows, classes = self._folder.rows(METRICS), self._dataset.classes
-                summary["advice"] = advice(Ending(self._settings, plan, rows, summary, classes, result.outcomes))
+                summary["advice"] = advice(Ending(
+                    self._settings, plan, rows, summary, classes, result.outcomes, self._folder.path))
             for observer in observers:
                 observer.end(summary)
         return summary

@@ -313,14 +313,15 @@ def _is_unread(path: str) -> bool:
 def remarks(folder: Path, listings: Collection[Listing]) -> list[str]:
     """Returns what to tell the user about how a folder was read."""
     train, validation, unused = layout(folder)
-    levels = max((file.count("/") for listing in listings for file in listing.files), default=1)
+    below = [file.rpartition("/")[0] for listing in listings for file in listing.files if file.count("/") > 1]
     left_out = [line for path, listing in zip((train, validation), listings, strict=False)
                 for line in left_out_line(path, listing.left_out)]
     said = [
         (validation and not {train, validation} <= {folder / name for name in KNOWN},
          f"{train} has the training images, and {validation} the validation images"),
         (unused, f"not used: {', '.join(map(str, unused))}"),
-        (levels > 1, f"classes have subfolders; {levels} levels of folders were read, and the outermost is the class")]
+        (below, f"{len(below):,} images lie in subfolders of classes ({len({*below}):,}), such as "
+                f"{shown(min(below, default=''))}; the outermost folder is the class")]
     return [f"note: {text}" for text in [*(text for is_said, text in said if is_said), *left_out]]
 
 

@@ -99,8 +99,11 @@ def test_every_program_reads_the_same_images(messy, tmp_path, capfd):
                                       "Thumbs.db) and links that lead nowhere (14): .DS_Store, Icon, THUMBS.DB, ...\n")
     assert count(folder / "train", 10**6) == len(listed)
     lines = notes(dataset)
+    below = [path for path in listed if len(path.relative_to(folder).parts) > 3]
     assert lines[:2] == [
-        "note: classes have subfolders; 3 levels of folders were read, and the outermost is the class",
+        f"note: {len(below)} images lie in subfolders of classes ({len({path.parent for path in below})}), such as "
+        f"{min(str(path.parent.relative_to(folder / 'train')) for path in below)}; the outermost "
+        "folder is the class",
         f"note: left out of {folder}/train: hidden files, system files (such as Thumbs.db) and links that lead nowhere "
         "(20): $RECYCLE.BIN, .AppleDouble, .ipynb_checkpoints, ..."]
     assert command(f"--source={folder}", f"--output={tmp_path}/o") == 0

@@ -82,6 +82,9 @@ OTHERS = " Other flags need another --output_dir."
     (halfway("--batch_size=256 --epochs=60"), [
         "117 updates are few: with the recipe's --batch_size, there are more."]),
     (untaught(""), [LOOK]),
+    (untaught("--freeze --output_dir=RUN --data_dir=digits"), [
+        "Only the last layer was trained. To train all layers from here, run `uv run train.py --data_dir=digits "
+        "--init_checkpoint=RUN/checkpoints/best --output_dir=RUN-whole`."]),
     (untaught("--learning_rate=0.002"), [LOOK]),
     (untaught("--learning_rate=0.04 --model=convnet"), [
         f"{IDLE}Compare learning rates: `python -m experiments.sweep --sweep=learning_rate=0.004,0.04,0.4` with the "
