@@ -3,9 +3,12 @@ import hashlib
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
+from conftest import ROOT
 from PIL import Image
 
 from common.errors import UserError
@@ -344,3 +347,12 @@ def test_folders_that_are_not_utf8(name, tmp_path, capfd):
     assert command(f"--source={tmp_path}/source", f"--output={folder}", "--validation_fraction=0.5") == 2
     assert capfd.readouterr().err.startswith(rf"data.prepare: --output={tmp_path}/f\xfcr is not UTF-8")
     assert not os.path.exists(folder)
+
+
+def test_a_decoder_that_checks_a_tiff_ends_before_python(tmp_path):
+    """A pipeline of DALI that outlives its modules fails in its destructor, which prints `Exception ignored in`."""
+    fill(tmp_path / "photos", 3)
+    (tmp_path / "photos" / "dog" / "scan.tif").write_bytes(encode(picture(9), "TIFF"))
+    done = subprocess.run([sys.executable, ROOT / "train.py", f"--data_dir={tmp_path}/photos", "--dry_run"],
+                          capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "Exception ignored" not in done.stderr, done.stderr
