@@ -353,6 +353,11 @@ def test_a_decoder_that_checks_a_tiff_ends_before_python(tmp_path):
     """A pipeline of DALI that outlives its modules fails in its destructor, which prints `Exception ignored in`."""
     fill(tmp_path / "photos", 3)
     (tmp_path / "photos" / "dog" / "scan.tif").write_bytes(encode(picture(9), "TIFF"))
-    done = subprocess.run([sys.executable, ROOT / "train.py", f"--data_dir={tmp_path}/photos", "--dry_run"],
-                          capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0 and "Exception ignored" not in done.stderr, done.stderr
+    program = ("import atexit, sys\n"
+               "atexit.register(lambda: print(images._decoder.cache_info().currsize))  # runs last\n"
+               "from data import dataset, images\n"
+               "dataset.open_dataset(sys.argv[1])\n"
+               "print(images._decoder.cache_info().currsize)\n")
+    done = subprocess.run([sys.executable, "-c", program, tmp_path / "photos"], cwd=ROOT, capture_output=True,
+                          text=True, timeout=300)
+    assert done.stdout.split() == ["1", "0"] and "Exception ignored" not in done.stderr, done.stderr
