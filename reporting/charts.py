@@ -28,6 +28,8 @@ class Line:
     colour: int | None = None  # number of a colour; None: the line's index in the chart
     kind: str = ""  # "": a line with dots; "dashed" (a plan) or "faint" (noisy values): without dots; "dots": no line
     steps: bool = False  # whether each value holds until the next x, instead of a straight line to the next value
+    ring: float | None = None  # x of a point with a ring
+    clipped: bool = False  # whether the highest and lowest values may lie outside of the chart
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def number(value) -> str:
 
 def percent(value) -> str:
     """Returns a fraction as text."""
-    return number(value) if value is None else f"{100 * value:.4g} %"
+    return number(value) if value is None else f"{100 * value:.4g}%"
 
 
 NUMBERS = YAxis(number)
@@ -76,30 +78,47 @@ FROM_ZERO = YAxis(number, from_zero=True)
 PERCENT = YAxis(percent)
 
 
-def lines(title: str, x: XAxis, series: Sequence[Line], y: YAxis = NUMBERS, has_legend: bool = True) -> str:
-    """Returns a figure of lines. has_legend: whether it names several lines below the chart."""
+def lines(title: str, x: XAxis, series: Sequence[Line], y: YAxis = NUMBERS, has_legend: bool = True,
+          empty: str = "no finite value") -> str:
+    """Returns a figure of lines. has_legend: whether it names several lines below the chart. empty: without values."""
     drawn = [_shown(line, position, y.log) for position, line in enumerate(line for line in series if len(line.x))]
-    values = [value for line in drawn for value in line.y if value is not None]
-    ends = [0, x.end] if x.end else [end for line in drawn for end in (line.x[0], line.x[-1])] or [0, 1]
+    values = [value for line in drawn for value in _deciding(line)]
+    points = sorted(end for line in drawn for end in (line.x[0], line.x[-1])) or [0, 1]
+    first, last = (0, x.end) if x.end else (points[0], points[-1])
+    beside = 0 if x.end else 0.04 * (last - first)
     low, high, y_ticks = _scale(values, y)
-    across = _axis(min(ends), max(max(ends), min(ends) + 1e-9), LEFT, WIDTH - RIGHT)
+    across = _axis(first - beside, max(last, first + 1e-9) + beside, LEFT, WIDTH - RIGHT)
     down = _axis(low, high, HEIGHT - BOTTOM, TOP, y.log)
-    x_ticks = x.ticks or [(tick, number(tick)) for tick in ticks(min(ends), max(ends), 6, x.title in WHOLE)]
+    x_ticks = x.ticks or [(tick, number(tick)) for tick in ticks(first, last, 6, x.title in WHOLE)]
     named = dict(x.ticks)
-    body = [_grid(down, y_ticks, y.show), _labels_below([(across(tick), text) for tick, text in x_ticks], x.title)]
+    body = [_labels_below([(across(tick), text) for tick, text in x_ticks], x.title)]
+    if values:
+        body.insert(0, _grid(down, y_ticks, y.show))
+    else:
+        body.append(f'<text x="{WIDTH / 2}" y="{HEIGHT / 2}" class="middle">{html.escape(empty)}</text>')
+    ends = []
     for line in drawn:
         points = [(left, value) for left, value in zip(line.x, line.y, strict=True) if value is not None]
+        ends += [f"{line.label} {y.show(points[-1][1])}"] if points else []
+        inside = replace(line, y=[None if value is None else min(max(value, low), high) for value in line.y])
         dots = "".join(
-            f'<circle cx="{across(left):.1f}" cy="{down(value):.1f}" r="2.5">'
+            f'<circle cx="{across(left):.1f}" cy="{down(min(max(value, low), high)):.1f}" r="2.5"'
+            + ' class="ring"' * (left == line.ring) + ">"
             + _title(f"{line.label}: {y.show(value)} ({x.title} {named.get(left, number(left))})") + "</circle>"
             for left, value in points)
-        has_dots = line.kind == "dots" or (not line.kind and len(points) <= MOST_DOTS)
+        has_dots = line.kind == "dots" or len(points) == 1 or (not line.kind and len(points) <= MOST_DOTS)
         body.append(f'<g class="line c{line.colour % COLOURS} {line.kind} {"" if has_dots else "hidden"}">'
-                    f'<path d="{"" if line.kind == "dots" else _path(line, across, down)}"/>{dots}</g>')
-    if not values:
-        body.append(f'<text x="{WIDTH / 2}" y="{HEIGHT / 2}" class="middle">no finite value</text>')
+                    f'<path d="{"" if line.kind == "dots" else _path(inside, across, down)}"/>{dots}</g>')
     keys = [(line.label, line.colour, line.kind) for line in drawn] if len(drawn) > 1 and has_legend else []
-    return figure(title, _svg(f"{title}, by {x.title}", WIDTH, HEIGHT, body, "lines"), keys)
+    label = f"{title}, by {x.title}" + (f"; at the end: {', '.join(ends)}" if ends else "")
+    return figure(title, _svg(label, WIDTH, HEIGHT, body, "lines"), keys)
+
+
+def _deciding(line: Line) -> list[float]:
+    """Returns the values that have to lie inside of the chart."""
+    values = sorted(value for value in line.y if value is not None)
+    outside = len(values) // 20 if line.clipped else 0
+    return values[outside:len(values) - outside]
 
 
 def stacked_bars(title: str, x_title: str, x: Sequence[float | str], series: dict[str, Sequence[float]]) -> str:
@@ -142,8 +161,11 @@ def figure(title: str, content: str, keys: Sequence[tuple[str, int, str]]) -> st
 
 def legend(keys: Sequence[tuple[str, int, str]]) -> str:
     """Returns the meaning of colours. keys: (label, number of the colour, kind of a line)."""
-    items = "".join(f'<li><i class="c{colour % COLOURS} {kind}"></i>{html.escape(label)}</li>'
-                    for label, colour, kind in keys)
+    drawn = {"bars": '<rect class="bar" width="26" height="10"/>', "dots": '<circle cx="13" cy="5" r="3"/>'}
+    items = "".join(
+        f'<li><svg viewBox="0 0 26 10" aria-hidden="true"><g class="line c{colour % COLOURS} {kind}">'
+        + drawn.get(kind, '<path d="M0 5H26"/>' + '<circle cx="13" cy="5" r="2.5"/>' * (not kind))
+        + f"</g></svg>{html.escape(label)}</li>" for label, colour, kind in keys)
     return f'<ul class="legend">{items}</ul>' if items else ""
 
 
@@ -202,7 +224,7 @@ def _axis(low, high, start, end, log=False) -> Callable[[float], float]:
 
 def _shown(line: Line, position: int, log: bool) -> Line:
     """Returns a line with a colour and at most about MOST_POINTS points. Values that the axis cannot show are None."""
-    kept = thinned(len(line.x), MOST_POINTS)
+    kept = sorted({*thinned(len(line.x), MOST_POINTS), *(point for point, x in enumerate(line.x) if x == line.ring)})
     values = [None if value is None or not math.isfinite(value) or (log and value <= 0) else value
               for value in (line.y[point] for point in kept)]
     return replace(line, x=[line.x[point] for point in kept], y=values,

@@ -15,6 +15,9 @@ ROW = 13
 COLUMN_LABELS = 30
 MOST_CLASSES = 50  # of a confusion matrix
 MOST_COUNTED = 16  # classes; a larger matrix shows its counts only under the pointer
+ROOM = 500  # SVG units; width of a confusion matrix up to which it shows names of more than 14 letters
+OPACITIES = 0.1, 0.2, 0.35, 0.5, 0.8, 0.9, 1  # of its cells; the last three are so strong that the text turns
+TURNED = 0.8
 
 
 def trust_ratios(epochs: Sequence[float], ratios: dict[str, Sequence[float | None]],
@@ -50,7 +53,7 @@ def trust_ratios(epochs: Sequence[float], ratios: dict[str, Sequence[float | Non
 def confusion(classes: Sequence[str], counts: dict[tuple[int, int], int]) -> str:
     """Returns the confusion matrix of up to MOST_CLASSES classes. counts: (label, predicted class) -> samples."""
     size = 30 if len(classes) <= MOST_COUNTED else 16
-    names = [shortened(name) for name in classes]
+    names = [shortened(name, max(14, min(30, (ROOM - 18 - size * len(classes)) // 7))) for name in classes]
     left = 18 + 7 * max(map(len, names))
     above = 18 if max(map(len, names)) <= 3 else left
     totals = class_totals(counts)
@@ -66,16 +69,18 @@ def confusion(classes: Sequence[str], counts: dict[tuple[int, int], int]) -> str
     for (label, predicted), count in counts.items():
         x = left + predicted * size
         y = above + label * size
-        colour = "right" if label == predicted else "wrong"
-        opacity = 0.12 + 0.75 * math.sqrt(count / totals[label])
+        opacity = OPACITIES[math.ceil(len(OPACITIES) * math.sqrt(count / totals[label])) - 1]
         body.append(
-            f'<rect x="{x}" y="{y}" width="{size}" height="{size}" style="fill:var(--{colour})" '
-            f'fill-opacity="{opacity:.2f}"><title>{html.escape(classes[label])} predicted as '
-            f"{html.escape(classes[predicted])}: {count:,} of {totals[label]:,}</title></rect>")
+            f'<rect class="cell" x="{x}" y="{y}" width="{size}" height="{size}" fill-opacity="{opacity}"><title>'
+            f"{html.escape(classes[label])} predicted as {html.escape(classes[predicted])}: {count:,} of "
+            f"{totals[label]:,}</title></rect>")
         if len(classes) <= MOST_COUNTED:
-            body.append(f'<text class="middle" x="{x + size / 2}" y="{y + size / 2 + 4}" pointer-events="none">'
-                        f"{count}</text>")
-    return _map("Confusion matrix: rows are the true classes, columns the predictions", left + side + 4,
+            body.append(f'<text class="middle {"turned" if opacity >= TURNED else ""}" x="{x + size / 2}" '
+                        f'y="{y + size / 2 + 4}">{count}</text>')
+    diagonal = "".join(f"M{left + size * index} {above + size * index}h{size}v{size}h-{size}z"
+                       for index in range(len(classes)))
+    body.append(f'<path class="diagonal" d="{diagonal}"/>')
+    return _map("Confusion matrix, a row for each true class", left + side + 4,
                 above + side + 4, body)
 
 
@@ -87,8 +92,8 @@ def class_totals(counts: dict[tuple[int, int], int]) -> Counter:
     return totals
 
 
-def shortened(text: str) -> str:
-    return text if len(text) <= 14 else text[:13] + "…"
+def shortened(text: str, most: int = 14) -> str:
+    return text if len(text) <= most else text[:most - 1] + "…"
 
 
 def _map(title, width, height, body, key="") -> str:

@@ -80,7 +80,7 @@ def report(run: RunData) -> str:
     sections = [
         f'<p class="result">{sentences.result(run)}</p>', sentences.advice(run), sentences.published(run),
         sentences.state(run), figures(run),
-        "<h2>Curves</h2>", curves(run), *times(run), *noise_scale(run), *mistakes(run.outcomes), *layers(run),
+        "<h2>Curves</h2>", curves(run), *mistakes(run.outcomes), *times(run), *noise_scale(run), *layers(run),
         *samples(run), "<h2>Plan</h2>", phases(run), *settings(run),
         "<h2>Evaluations</h2>", details("All evaluations", html_table(run.rows)), "<h2>This run</h2>", origin(run)]
     return page(run.folder.name, sections, reload_seconds(run))

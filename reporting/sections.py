@@ -176,31 +176,35 @@ def mistakes(made: dict) -> list[str]:
     wrong = Counter({pair: count for pair, count in counts.items() if pair[0] != pair[1]})
     drawn = [f"<h2>Errors</h2><p>After epoch {number(made['epoch'])}, {wrong.total():,} of {counts.total():,} "
              "validation images are classified wrongly.</p>", '<div class="side">']
-    if len(classes) <= heat_map.MOST_CLASSES:
-        drawn.append(heat_map.confusion(classes, counts))
     totals = heat_map.class_totals(counts)
-    listed = [{"true class": classes[label], "predicted as": classes[predicted], "images": count,
-               "of the class": f"{count / totals[label]:.1%}"}
-              for (label, predicted), count in wrong.most_common(MOST_PAIRS)]
-    if listed:
-        listed = html_table(listed, ("true class", "predicted as"))
-        drawn.append(f"<div><h3>Classes that are confused most</h3>{listed}</div>")
-    return [*drawn, "</div>", *per_class(made), *worst(made)]
+    pairs = html_table([{"true class": classes[label], "predicted as": classes[predicted], "images": count,
+                         "of the class": f"{count / totals[label]:.1%}"}
+                        for (label, predicted), count in wrong.most_common(MOST_PAIRS) if count > 1],
+                       ("true class", "predicted as"))
+    title = "Classes that are confused most"
+    if len(classes) > heat_map.MOST_CLASSES:
+        return [*drawn, per_class(made, wrong), f"<div><h3>{title}</h3>{pairs}</div></div>", *worst(made)]
+    return [*drawn, heat_map.confusion(classes, counts), per_class(made, wrong), "</div>",
+            details(title, pairs) if pairs else "", *worst(made)]
 
 
-def per_class(made: dict) -> list[str]:
-    """Returns a table of the classes, weakest first. made: content of outcomes.json."""
+def per_class(made: dict, wrong: Counter) -> str:
+    """Returns a table of the classes, weakest first. made: content of outcomes.json. wrong: its pairs with errors."""
     labels, predicted, counts = zip(*made["confusion"], strict=True)
     rows = by_class(labels, predicted, made["classes"], counts)
     means = averages(rows)
     more = f" {len(rows) - MOST_CLASSES} more are in {CLASSES}." if len(rows) > MOST_CLASSES else ""
+    confused = {}  # class -> what most of its errors are predicted as
+    for (label, other), count in wrong.most_common():
+        confused.setdefault(made["classes"][label], f"{made['classes'][other]} ({count:,})")
     listed = [{"class": row["class"], "images": row["images"], "recall, 95% interval": with_interval(row, "recall"),
-               "precision, 95% interval": with_interval(row, "precision"),
-               "F1": "" if row["f1"] is None else f"{row['f1']:.1%}"} for row in weakest_first(rows)[:MOST_CLASSES]]
-    return ["<h3>Classes, weakest first</h3><p>Recall is the share of the images of a class that are predicted as it. "
-            "Precision is the share of the images predicted as a class that belong to it. F1 is their harmonic mean. "
-            f"Over the classes, the mean recall (balanced top-1) is {means[metric.BALANCED_TOP1]:.2%} and the mean F1 "
-            f"(macro F1) {means[metric.MACRO_F1]:.2%}.{more}</p>{html_table(listed, ('class',))}"]
+               "precision": "" if row["precision"] is None else f"{row['precision']:.1%}",
+               "most confused with": confused.get(row["class"], "")} for row in weakest_first(rows)[:MOST_CLASSES]]
+    return (f"<div><h3>Classes, weakest first</h3>{html_table(listed)}"
+            '<p class="muted">Recall is the share of the images of a class that are predicted as it. Precision is the '
+            "share of the images predicted as a class that belong to it. Over the classes, the mean recall (balanced "
+            f"top-1) is {means[metric.BALANCED_TOP1]:.2%}, and the mean of F1, the harmonic mean of the two (macro "
+            f"F1), is {means[metric.MACRO_F1]:.2%}.{more}</p></div>")
 
 
 def with_interval(row: dict, name: str) -> str:
