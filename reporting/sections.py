@@ -53,29 +53,40 @@ def curves_over(run: RunData, planned_values, x: XAxis) -> list[str]:
     losses = [charts.line(label, run.rows, x, column, colour=colour)
               for colour, (column, label) in enumerate(present(LOSSES))]
     if run.steps:
-        losses.insert(0, charts.line("train, single updates", run.steps, x, "loss", colour=0, kind="faint"))
-    accuracies = [charts.line(label, run.rows, x, column) for column, label in present(ACCURACIES)]
-    points = [point for point in run.run.get("expected") or () if x.title == "epoch" and point[0] <= x.end]
-    if points:
-        accuracies.append(Line("expected", *zip(*points, strict=True), kind="dashed"))
-    drawn = [charts.lines("Loss", x, losses, charts.LOGARITHMIC),
-             charts.lines("Accuracy", x, accuracies, charts.PERCENT)]
+        losses.insert(0, charts.line("train, single updates", run.steps, x, "loss", colour=0, kind="faint",
+                                     clipped=True))
+    rings = [x.of(row) for row in run.rows[1:] and run.rows if row["epoch"] == run.best["epoch"]]
+    judged = metric.EMA_VAL_TOP1 if run.rows and metric.EMA_VAL_TOP1 in run.rows[-1] else metric.VAL_TOP1
+    accuracies = [charts.line(label, run.rows, x, column, ring=rings[0] if rings and column == judged else None)
+                  for column, label in present(ACCURACIES)]
+    first = min(float(run.flags.get("evaluate_every", 1)), run.epochs)
+    empty = "no evaluation" if run.divergence or run.state != "in progress" else (
+        f"first evaluation after epoch {number(first)}")
+    drawn = [charts.lines("Loss", x, losses, charts.LOGARITHMIC, empty=empty),
+             charts.lines("Accuracy", x, accuracies, charts.PERCENT, empty=empty)]
     for title, column, planned in planned_values:
         holds = column != metric.LEARNING_RATE
         series = [charts.line("as run", run.steps or run.rows, x, column, colour=0, steps=holds)]
         if x.title == "epoch":
-            series.append(planned_line(run, planned, x.end))
+            series.insert(0, planned_line(run, column, planned, x.end))
         drawn.append(charts.lines(title, x, series))
     speeds = [charts.line("images/s", run.rows, x, metric.IMAGES_PER_SECOND)]
-    return [*drawn, charts.lines("Training throughput, images/s", x, speeds, charts.FROM_ZERO)]
+    return [*drawn, charts.lines("Training throughput, images/s", x, speeds, charts.FROM_ZERO, empty=empty)]
 
 
-def planned_line(run: RunData, column: str, end: float) -> Line:
-    """Returns a planned value up to epoch `end`: at whole epochs, and the learning rate also at its breakpoints."""
+def planned_line(run: RunData, done: str, column: str, end: float) -> Line:
+    """Returns a planned value ahead, from the last update (column `done`) to epoch `end`.
+
+    It has points at whole epochs, and the learning rate also at its breakpoints. It is empty if nothing is ahead.
+    """
+    last = [(row["epoch"], row[done]) for row in (run.steps or run.rows)[-1:]]
+    reached = last[0][0] if last else -1
     holds = column != "learning_rate"
     points = [(row["epoch"], row[column]) for row in run.plan["schedule"]]
     between = [(run.epochs, points[-1][1])] if holds else run.plan["learning_rate_breakpoints"]
-    epochs, values = zip(*sorted({(epoch, value) for epoch, value in points + between if epoch <= end}), strict=True)
+    ahead = sorted({(epoch, value) for epoch, value in points + between if reached < epoch <= end})
+    has_more = end > max(reached, run.epoch) and ahead
+    epochs, values = zip(*last, *ahead, strict=True) if has_more else ((), ())
     return Line("planned", epochs, values, colour=1, kind="dashed", steps=holds)
 
 

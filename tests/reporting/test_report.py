@@ -154,14 +154,23 @@ def test_what_is_constant_is_a_sentence(tmp_path):
 
 
 def test_the_planned_learning_rate_jumps_where_it_does(tmp_path):
-    """A warm-up to 5 ends between two whole epochs. The line ends where the chart does, or with the run."""
-    run = RunData.read(whole(tmp_path / "run", epochs=4))
+    """A warm-up to 5 ends between two whole epochs. The line goes from the last update to the end of the chart."""
+    run = RunData.read(whole(tmp_path / "run", epochs=4, rows=[], done=False))
     run.plan["learning_rate_breakpoints"] = [[0, 0.5], [1.4999, 5.0], [1.5, 0.5], [4, 0.0]]
     rates = {row["epoch"]: row["learning_rate"] for row in run.plan["schedule"]}
-    planned = sections.planned_line(run, "learning_rate", 2)
-    assert planned.kind == "dashed" and [*zip(planned.x, planned.y, strict=True)] == [
-        (0, 0.5), (0, rates[0]), (1, rates[1]), (1.4999, 5.0), (1.5, 0.5), (2, rates[2])]
-    assert sections.planned_line(run, "momentum", 4).x == (0, 1, 2, 3, 4)
+
+    def planned(column, steps, end):
+        run.steps[:] = steps
+        line = sections.planned_line(run, column, column, end)
+        assert line.kind == "dashed"
+        return [*zip(line.x, line.y, strict=True)]
+
+    ahead = [(1.4999, 5.0), (1.5, 0.5), (2, rates[2])]
+    assert planned("learning_rate", [], 2) == [(0, 0.5), (0, rates[0]), (1, rates[1]), *ahead]
+    last = {"epoch": 1.25, "learning_rate": 3.0, "momentum": 0.9}
+    assert planned("learning_rate", [last], 2) == [(1.25, 3.0), *ahead]
+    assert [epoch for epoch, _ in planned("momentum", [last], 4)] == [1.25, 2, 3, 4]
+    assert planned("momentum", [last | {"epoch": 3.75}], 3.75) == []
 
 
 HOLDER = """
@@ -202,6 +211,7 @@ def test_a_run_before_its_first_evaluation(tmp_path):
     (folder / "outcomes.json").unlink()
     page = page_of(folder)
     assert "resnet50 has not been evaluated yet." in page and "In progress: epoch 0 of 3" in page
+    assert page.count("first evaluation after epoch 1") == 4 and "110%" not in page and "no finite value" not in page
 
 
 def test_a_run_of_another_form_is_refused_with_both_versions(tmp_path):
