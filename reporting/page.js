@@ -51,6 +51,15 @@
     });
   }
 })();
+// Adds a button to each command that copies it, also on pages that are no secure context.
+for (const one of document.querySelectorAll(".command")) {
+  const button = one.appendChild(document.createElement("button"));
+  button.textContent = "copy";
+  button.onclick = () => {
+    getSelection().selectAllChildren(one.querySelector("code"));
+    button.textContent = document.execCommand("copy") ? "copied" : "press Ctrl-C";
+  };
+}
 // Shows the values under the pointer or the finger. Without it, browsers show the titles of the points on hover.
 (() => {
   const tip = document.body.appendChild(document.createElement("div"));

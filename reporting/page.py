@@ -1,5 +1,6 @@
 """The frame of every HTML page: one file that fetches nothing, light or dark, readable on a phone."""
 import html
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ def html_table(rows: Sequence[dict], wide: Sequence[str] = ()) -> str:
     """Returns a table with a row for each dict, in a box of its own that scrolls. wide: columns that may wrap."""
     if not rows:
         return ""
-    heads = "".join(f"<th>{html.escape(key.replace('_', ' '))}</th>" for key in rows[0])
+    heads = "".join(f'<th scope="col">{html.escape(key.replace("_", " "))}</th>' for key in rows[0])
     lines = ["<tr>" + "".join(
         f"<td{' class=text' if key in wide else ''}>{html.escape(number(value))}</td>" for key, value in row.items()
     ) + "</tr>" for row in rows]
@@ -44,9 +45,28 @@ def filled_columns(rows: list[dict]) -> list[dict]:
     return [{name: row[name] for name in kept} for row in rows]
 
 
+def commands(lines: dict[str, str]) -> str:
+    """Returns command lines below their names, to select or, with JavaScript, to copy. lines: name -> command."""
+    return "".join(f'<div class="command"><b>{html.escape(name)}</b> {code(line)}</div>'
+                   for name, line in lines.items())
+
+
+def code(text: str) -> str:
+    """Returns text as <code> that is not broken inside of a flag."""
+    return "<code>" + re.sub(r"--[a-z0-9_]+", r"<span>\g<0></span>", html.escape(text)) + "</code>"
+
+
+def prose(text: str) -> str:
+    """Returns plain text as HTML: what is in backticks and flags, with their values, are code."""
+    parts = re.split(r"`(.+?)`|((?<![\w-])--[a-z]\w*(?:=[^\s;,]*[\w/])?)", text)
+    return "".join(html.escape(plain) + code(quoted or named) * bool(quoted or named)
+                   for plain, quoted, named in zip(parts[::3], [*parts[1::3], ""], [*parts[2::3], ""], strict=True))
+
+
 def facts(rows: dict) -> str:
     """Returns a table with two columns: names and values, which may wrap. Leaves out empty values."""
-    lines = "".join(f'<tr><th>{html.escape(name)}</th><td class="text">{html.escape(number(value))}</td></tr>'
+    lines = "".join(f'<tr><th scope="row">{html.escape(name)}</th><td class="text">'
+                    f"{html.escape(number(value))}</td></tr>"
                     for name, value in rows.items() if value not in (None, ""))
     return f'<div class="scroll"><table>{lines}</table></div>'
 

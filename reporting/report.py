@@ -5,6 +5,7 @@ of several, it writes one page that compares them: peak and last accuracy next t
 that differ, curves over epochs and over time, the generalization gap, and trust ratios. It prints the path of the page.
 """
 import html
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -16,12 +17,12 @@ from common import command, flags, metric
 from common.errors import UsageError, UserError
 from common.files import write_atomically
 from common.flags import flag
-from common.run_folder import PAGE, PLAN
+from common.run_folder import FLAGS, PAGE, PLAN
 from common.version import revision_text
 from reporting import heat_map, sentences
 from reporting.charts import number
 from reporting.compare import comparison
-from reporting.page import details, duration, facts, html_table, page, plural, tiles
+from reporting.page import commands, details, duration, facts, html_table, page, plural, tiles
 from reporting.run_data import RunData
 from reporting.sections import curves, mistakes, noise_scale, samples, times
 from reporting.sentences import in_words
@@ -79,7 +80,7 @@ def report(run: RunData) -> str:
     """Returns the page."""
     sections = [
         f'<p class="result">{sentences.result(run)}</p>', sentences.advice(run), sentences.published(run),
-        sentences.state(run), figures(run),
+        sentences.state(run), figures(run), next_commands(run),
         "<h2>Curves</h2>", curves(run), *mistakes(run.outcomes), *times(run), *noise_scale(run), *layers(run),
         *samples(run), "<h2>Plan</h2>", phases(run), *settings(run),
         "<h2>Evaluations</h2>", details("All evaluations", html_table(run.rows)), "<h2>This run</h2>", origin(run)]
@@ -120,6 +121,21 @@ def figures(run: RunData) -> str:
     shown |= {"validation loss": number(now[metric.VAL_LOSS]), "images/s": f"{now[metric.IMAGES_PER_SECOND]:,.0f}",
               "time": duration(now["seconds"])}
     return tiles(shown, {name: in_words(value, samples) for name, value in accuracies.items()})
+
+
+def next_commands(run: RunData) -> str:
+    """Returns the commands to go on with: that which continues a run that has stopped comes first."""
+    folder, kept = shlex.quote(str(run.folder)), run.folder / "checkpoints"
+    program = "uv run" + f" horovodrun --gloo -np {run.workers} python" * (run.workers > 1) + " train.py"
+    shown = {}
+    if run.state in ("unfinished", "killed"):
+        shown["Continue"] = f"{program} --flagfile={shlex.quote(str(run.folder / FLAGS))} --output_dir={folder}"
+    if run.rows and kept.is_dir() and any(kept.iterdir()):
+        checkpoint = shlex.quote(str(kept / "best" if (kept / "best").exists() else kept))
+        shown |= {"Evaluate": f"uv run train.py --mode=evaluate --checkpoint={checkpoint}",
+                  "Predict": f"uv run train.py --mode=predict --checkpoint={checkpoint} --image=FILE",
+                  "Compare": f"uv run python -m reporting.report {folder} OTHER_RUN"}
+    return commands(shown)
 
 
 def layers(run: RunData) -> list[str]:

@@ -5,7 +5,7 @@ import time
 from common import metric
 from reporting.charts import number
 from reporting.heat_map import class_totals
-from reporting.page import duration, plural
+from reporting.page import duration, plural, prose
 from reporting.run_data import RunData
 from training.advice import interval, is_guessing
 
@@ -75,7 +75,7 @@ def epochs_of(epochs) -> str:
 def advice(run: RunData) -> str:
     """Returns what to try, as a paragraph, or an empty string."""
     sentences = (run.summary or run.divergence or {}).get("advice", ())
-    return f'<p>{html.escape(" ".join(sentences))}</p>' if sentences else ""
+    return f'<p>{prose(" ".join(sentences))}</p>' if sentences else ""
 
 
 def published(run: RunData) -> str:
@@ -87,7 +87,7 @@ def published(run: RunData) -> str:
     noted = f" This run differs from the recipe: {differs}." if differs else " The recipe's flags are unchanged."
     row = f" ({recipe['row']})" if recipe["row"] else ""
     return (f"<p><b>The paper's figure</b>{html.escape(row)}: {html.escape(recipe['reported'])}."
-            f'<span class="muted">{html.escape(noted)}</span></p>')
+            f'<span class="muted">{prose(noted)}</span></p>')
 
 
 def storage(run: RunData) -> str:
@@ -110,12 +110,11 @@ def state(run: RunData) -> str:
     where = f"epoch {number(run.epoch)} of {number(run.epochs)}"
     bar = f'<progress value="{run.epoch}" max="{run.epochs}" aria-label="epochs"></progress>'
     if run.run.get("stopped"):
-        reason = html.escape(run.run["stopped"])
+        reason = prose(run.run["stopped"])
         return f'<div class="status problem"><b>Stopped</b> after {where}: {reason}{bar}</div>'
     if run.state == "killed":
         return ('<div class="status problem"><b>Killed</b> after '
-                f'{where}: no process holds the lock on the folder. The same command with '
-                f'<code>--output_dir={html.escape(str(run.folder))}</code> continues the run.{bar}</div>')
+                f"{where}: no process holds the lock on the folder.{bar}</div>")
     left = ""
     if run.epoch:
         left = f", about {duration(run.rows[-1]['seconds'] * (run.epochs - run.epoch) / run.epoch)} left"

@@ -73,7 +73,7 @@ def test_each_setting_says_where_it_comes_from(tmp_path):
     """Those of the command line first, those at their defaults last."""
     page = write_report(whole(tmp_path / "run")).read_text()
     tables = [re.findall(r"<tr><td>(.*?)</td><td class=text>(.*?)</td><td class=text>(.*?)</td></tr>", one)
-              for one in re.findall(r"<tr><th>setting</th>.*?</table>", page)]
+              for one in re.findall(r'<tr><th scope="col">setting</th>.*?</table>', page)]
     assert tables[0] == [
         ("workers", "4", "launch"), ("updates", "12", "plan"), ("peak learning rate", "2", "plan"),
         ("all-reduce", "torus of 2x2 workers, by Horovod process sets", "--torus_grid=2x2"),
@@ -189,8 +189,10 @@ def test_a_killed_run_says_so(tmp_path):
         assert holder.stdout.readline() == "held\n"
         assert "In progress: epoch 2 of 10" in page_of(folder)
         holder.kill()
-    assert f"Killed after epoch 2 of 10: no process holds the lock on the folder. The same command with " \
-           f"--output_dir={folder} continues the run." in page_of(folder)
+    page = page_of(folder)
+    assert "Killed after epoch 2 of 10: no process holds the lock on the folder." in page
+    assert (f"Continue uv run horovodrun --gloo -np 4 python train.py --flagfile={folder}/flags.txt "
+            f"--output_dir={folder}") in page
     assert "refresh" not in (folder / "report.html").read_text()
     assert "killed" in comparison([RunData.read(folder), RunData.read(whole(tmp_path / "other"))])[0]
 
