@@ -123,15 +123,20 @@ class ProgressDisplay(Observer):
         return sum(phase["steps"] * phase["global_batch_size"] for phase in self._run.plan["phases"])
 
     @property
+    def seconds_left(self) -> float | None:
+        """Forecasts the duration of the rest. None before the second step."""
+        return self._pace.seconds(max(0, self._total - self._samples))
+
+    @property
     def _left(self) -> str:
-        seconds = self._pace.seconds(max(0, self._total - self._samples))
+        seconds = self.seconds_left
         return "" if seconds is None else clock_time(seconds)
 
     def _run_line(self, update):
         epochs = math.ceil(self._run.plan["epochs"])
         left = self._left
         figures = [f"epoch {min(int(update.epoch) + 1, epochs)}/{epochs}", left and f"{left} left",
-                   "" if self._best is None else f"best top-1 {self._best:.2%}", f"rate {update.learning_rate:.4g}"]
+                   "" if self._best is None else f"best top-1 {self._best:.2%}", f"lr {update.learning_rate:.4g}"]
         return self._samples / self._total, figures
 
     def _epoch_line(self, update):

@@ -19,6 +19,7 @@ from common.streams import Errors
 from reporting.about import about
 from reporting.outcomes import summarized
 from reporting.pictures import encoded, joined
+from reporting.progress import ProgressDisplay
 from reporting.report import write_report
 from training.by_class import as_csv, by_class
 from training.observer import Evaluation, Observer, RunInfo, Update
@@ -32,14 +33,16 @@ class ReportWriter(Observer):
 
     reads_folder = True
 
-    def __init__(self, files: RunFolder):
+    def __init__(self, files: RunFolder, display: ProgressDisplay | None = None):
+        """display: its forecast of the time left is shown."""
         self._files = files
+        self._display = display
         self._thread = ThreadPoolExecutor(1, "report")
         self._waiting = Future()  # the drawing that begins when the thread is free
         self._due = time.monotonic()  # when the next drawing may begin
         self._is_ending = threading.Event()
         self._about = {}
-        self._evaluation = None  # the newest
+        self._evaluation = self._seconds_left = None  # the newest
         self._problem = None
         self._is_drawn = False
 
@@ -56,6 +59,7 @@ class ReportWriter(Observer):
 
     def evaluation(self, evaluation: Evaluation) -> None:
         self._evaluation = evaluation
+        self._seconds_left = self._display and self._display.seconds_left
         self._update()
 
     def rewind(self, progress) -> None:
@@ -120,7 +124,7 @@ class ReportWriter(Observer):
         self._guarded(self._record_outcomes, written=OUTCOMES)  # without it, the page still says how the run ended
         if Errors.problem:
             self._about["standard_error"] = f"partly lost: {Errors.problem}"
-        self._files.write(RUN, self._about)
+        self._files.write(RUN, self._about | ({"seconds_left": self._seconds_left} if self._seconds_left else {}))
         self._files.save()
         write_report(self._files.path)
         self._is_drawn = True

@@ -3,6 +3,7 @@ import html
 import time
 
 from common import metric
+from common.screen import clock_time
 from reporting.charts import number
 from reporting.heat_map import class_totals
 from reporting.page import duration, plural, prose
@@ -115,9 +116,7 @@ def state(run: RunData) -> str:
     if run.state == "killed":
         return ('<div class="status problem"><b>Killed</b> after '
                 f"{where}: no process holds the lock on the folder.{bar}</div>")
-    left = ""
-    if run.epoch:
-        left = f", about {duration(run.rows[-1]['seconds'] * (run.epochs - run.epoch) / run.epoch)} left"
+    left = f", {clock_time(seconds)} left" if (seconds := run.run.get("seconds_left")) else ""
     return (f'<div class="status"><b>In progress</b>: {where}{left}. This page, of '
             f"{time.strftime('%Y-%m-%d %H:%M:%S')}, reloads itself.{bar}</div>")
 

@@ -118,9 +118,9 @@ for number in range(17):
 
 
 @pytest.mark.parametrize(("columns", "above", "below"), [
-    (100, ("epoch 2/12", "left", "best top-1 75.25%", "rate 29.5"),
+    (100, ("epoch 2/12", "left", "best top-1 75.25%", "lr 29.5"),
      ("images/s", "loss 0.5000", "top-1 87.5%", "data 2%", "batch 100")),
-    (80, ("epoch 2/12", "left", "best top-1 75.25%", "rate 29.5"),
+    (80, ("epoch 2/12", "left", "best top-1 75.25%", "lr 29.5"),
      ("images/s", "loss 0.5000", "top-1 87.5%", "data 2%")),
     (60, ("epoch 2/12", "left", "best top-1 75.25%"), ("images/s", "loss 0.5000", "top-1 87.5%")),
     (40, ("epoch 2/12",), ("images/s",))])

@@ -200,8 +200,9 @@ def test_a_killed_run_says_so(tmp_path):
 def test_a_run_in_progress_reloads_itself(tmp_path):
     folder = whole(tmp_path / "run", epochs=10, rows=[row(1), row(2)], done=False)
     (folder / "metrics.jsonl").write_text((folder / "metrics.jsonl").read_text() + '{"epoch": 3, "sam')  # being written
+    write_json(folder / "run.json", json.loads((folder / "run.json").read_text()) | {"seconds_left": 381})
     page = page_of(folder)
-    assert "In progress: epoch 2 of 10, about 80 s left" in page
+    assert "In progress: epoch 2 of 10, 6:21 left" in page
     assert '<meta http-equiv="refresh" content="10">' in (folder / "report.html").read_text()
     write_json(folder / "run.json", json.loads((folder / "run.json").read_text()) | {"stopped": "the loss is nan"})
     assert "Stopped after epoch 2 of 10: the loss is nan" in page_of(folder)
