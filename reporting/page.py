@@ -10,12 +10,13 @@ from reporting.charts import XAxis, number
 HERE = Path(__file__).parent
 
 
-def page(title: str, sections: Sequence[str], reload_seconds: int | None = None) -> str:
-    """Returns a self-contained HTML page. reload_seconds: how often the browser reloads it, or None."""
+def page(title: str, sections: Sequence[str], reload_seconds: int | None = None, tab: str = "") -> str:
+    """Returns a self-contained HTML page. reload_seconds: between two reloads by the browser. tab: title of its tab."""
     style, script = ((HERE / f"page.{kind}").read_text() for kind in ("css", "js"))
     reload = f'<meta http-equiv="refresh" content="{reload_seconds}">' if reload_seconds else ""
     return (f'<!doctype html><html lang="en"><head><meta charset="utf-8">{reload}'
-            f'<meta name="viewport" content="width=device-width,initial-scale=1"><title>{html.escape(title)}</title>'
+            f'<meta name="viewport" content="width=device-width,initial-scale=1">'
+            f'<title>{html.escape(tab or title)}</title>'
             f'<link rel="icon" href="data:,"><style>{style}</style></head><body><h1>{html.escape(title)}</h1>'
             + "\n".join(sections) + f"<script>{script}</script></body></html>\n")
 

@@ -17,7 +17,7 @@ from common import command, flags, metric
 from common.errors import UsageError, UserError
 from common.files import write_atomically
 from common.flags import flag
-from common.run_folder import FLAGS, PAGE, PLAN
+from common.run_folder import FLAGS, PAGE, PLAN, top1_of
 from common.version import revision_text
 from reporting import heat_map, sentences
 from reporting.charts import number
@@ -84,7 +84,8 @@ def report(run: RunData) -> str:
         "<h2>Curves</h2>", curves(run), *mistakes(run.outcomes), *times(run), *noise_scale(run), *layers(run),
         *samples(run), "<h2>Plan</h2>", phases(run), *settings(run),
         "<h2>Evaluations</h2>", details("All evaluations", html_table(run.rows)), "<h2>This run</h2>", origin(run)]
-    return page(run.folder.name, sections, reload_seconds(run))
+    reached = f"{top1_of(run.result):.1%}" if run.rows else run.state
+    return page(run.folder.name, sections, reload_seconds(run), f"{reached} {run.flags['model']}, {run.folder.name}")
 
 
 def evaluation_page(title: str, result: Sequence[str], made: dict, about: dict[str, str]) -> str:

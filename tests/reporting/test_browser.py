@@ -148,7 +148,7 @@ def test_what_is_seen_stays_when_a_file_reloads_itself(tmp_path):
             visits = [told.get(timeout=300) for _ in range(3)]
             process.kill()
         server.shutdown()
-    assert visits == [[[False] * 4, False, 0], *[[[False, True, False, False], True, 700]] * 2]
+    assert visits == [[[False] * 5, False, 0], *[[[False, True, False, False, False], True, 700]] * 2]
 
 
 def test_imagenet_on_a_phone(tmp_path):
