@@ -7,9 +7,18 @@ from common import metric
 from common.run_folder import top1_of
 from plan.values import number_or_text, same
 from reporting import charts, heat_map
-from reporting.charts import LOGARITHMIC, NUMBERS, PERCENT, XAxis, number
-from reporting.page import constant_values, details, duration, html_table, over_epochs_and_time, page, plural
-from reporting.ranking import NOTE, Setting, judgement, listed, settings, table
+from reporting.charts import LOGARITHMIC, NUMBERS, PERCENT, XAxis, YAxis, number
+from reporting.page import (
+    constant_values,
+    details,
+    duration,
+    filled_columns,
+    html_table,
+    over_epochs_and_time,
+    page,
+    plural,
+)
+from reporting.ranking import LEAD, NOTE, Setting, best_of, by_mean, judgement, labelled, listed, settings, table
 from reporting.run_data import RunData, validation_set
 
 
@@ -19,16 +28,23 @@ def gap(row: dict) -> float | None:
     return None if None in (train, validation) else train - validation
 
 
+def error(row: dict) -> float | None:
+    """Returns 1 minus the validation top-1 of a row of metrics.jsonl."""
+    return None if row[metric.VAL_TOP1] is None else 1 - row[metric.VAL_TOP1]
+
+
 CURVES = (  # title, column of metrics.jsonl or a function of its rows, axis
     ("Validation top-1", metric.VAL_TOP1, PERCENT), ("Validation loss", metric.VAL_LOSS, LOGARITHMIC),
     ("Train loss", metric.TRAIN_LOSS, LOGARITHMIC), ("Train top-1", metric.TRAIN_TOP1, PERCENT),
     ("Generalization gap: train top-1 minus validation top-1", gap, PERCENT),
     ("Learning rate", metric.LEARNING_RATE, NUMBERS), ("Global batch size", metric.BATCH_SIZE, NUMBERS),
     ("Training throughput, images/s", metric.IMAGES_PER_SECOND, NUMBERS))
+ERRORS_FROM = 0.9  # highest top-1 above which the error is drawn instead, because curves near 100 % look the same
 PLANNED = (metric.LEARNING_RATE, metric.BATCH_SIZE)  # columns that may be constant, and that steps.jsonl has, too
 TRAIN_TOP1 = ("The train top-1 is that of the augmented images during an epoch, while the weights change. So the "
               "generalization gap can be negative.")
 WIDE = ("the paper reports", "differs from the recipe")
+SHORT = ("runs", "top-1", LEAD, "peak top-1", "time", "state", WIDE[0])  # columns of the first table
 
 
 def comparison(runs: list[RunData], target: float | None = None) -> tuple[str, str]:
@@ -36,21 +52,33 @@ def comparison(runs: list[RunData], target: float | None = None) -> tuple[str, s
     flags = [run.flags | {"workers": str(run.workers)} for run in runs]
     differing = different_flags(flags)
     common = os.path.commonpath([run.folder.parent for run in runs])
-    rows = [ranked(os.path.relpath(run.folder, common), run, {name: own.get(name, "") for name in differing})
+    rows = [described(os.path.relpath(run.folder, common), run, {name: own.get(name, "") for name in differing})
             for run, own in zip(runs, flags, strict=True)]
-    shown = settings(rows)
-    every = settings([row | {"flags": row["every"]} for one in shown for row in one.rows])
+    shown, every = settings(rows, by_folder=True), settings(
+        [row | {"flags": row["every"]} for one in settings(rows) for row in one.rows])
     ended, unfinished = ([row for row in rows if row["ended"] is wanted] for wanted in (True, False))
-    said = judgement(settings(ended), [] if unfinished else shown)["sentence"]  # a run in progress may be the best
-    said += not_counted(unfinished) if unfinished else ""
-    results, all_runs = (html_table(table(own, partial(columns, target=target)), WIDE) for own in (shown, every))
+    judged = settings(ended, by_folder=True)
+    verdict = judgement(judged, [] if unfinished else shown)  # a run in progress may be the best
+    said = verdict["sentence"] + (not_counted(unfinished) if unfinished else "")
+    results, all_runs = (table(own, partial(columns, target=target), ranked)
+                         for own, ranked in ((shown, by_mean(judged, verdict)), (every, ())))
     shared = [{"flag": flag, "value": value} for flag, value in flags[0].items() if flag not in differing]
     sections = [
         f'<p class="result">{html.escape(said)}</p>', "<h2>Results</h2>",
-        *([results, details("All runs", all_runs)] if len(shown) < len(runs) else [all_runs]),
-        f'<p class="muted">{NOTE}</p>', "<h2>Curves</h2>", curves(shown), f'<p class="muted">{TRAIN_TOP1}</p>',
+        html_table(overview(shown, results), ("state", "flags", WIDE[0]), best_of(shown, verdict)),
+        details("All runs", html_table(all_runs, WIDE)), details("How they are ranked", f'<p class="muted">{NOTE}</p>'),
+        "<h2>Curves</h2>", curves(shown), f'<p class="muted">{TRAIN_TOP1}</p>',
         *layers(rows), details(f"The {len(shared)} flags that all runs share", html_table(shared, ("value",)))]
     return page(f"Comparison of {len(runs)} runs", sections), said
+
+
+def overview(shown: list[Setting], lines: list[dict]) -> list[dict]:
+    """Returns the columns of the results that fit on a screen. lines: those of `table`."""
+    kept = [title for title in lines[0] if title in SHORT or " to " in title]
+    return filled_columns([
+        {"run": one.name if one.flags or len(one.rows) == 1 else "all"} | {title: line[title] for title in kept}
+        | {"flags": labelled({name: value for name, value in one.flags.items() if value != ""})}
+        for one, line in zip(shown, lines, strict=True)])
 
 
 def not_counted(unfinished: list[dict]) -> str:
@@ -61,7 +89,7 @@ def not_counted(unfinished: list[dict]) -> str:
     return f" {plural(len(names), 'unfinished run')}, {listed(names)}, {verb} not counted."
 
 
-def ranked(name: str, run: RunData, flags: dict) -> dict:
+def described(name: str, run: RunData, flags: dict) -> dict:
     """Returns a row for ranking.settings. flags: those that differ between the runs."""
     flags = {flag: number_or_text(value) for flag, value in flags.items()}
     return {"flags": {flag: value for flag, value in flags.items() if flag != "seed"}, "every": {"run": name, **flags},
@@ -78,12 +106,12 @@ def columns(row: dict, target: float | None) -> dict:
     reported = [f"{recipe['reported']}" + f" ({recipe['row']})" * bool(recipe["row"]), run.changes or "no"] if (
         recipe.get("reported")) else ["", ""]
     epoch = run.divergence["diverged_at"]["epoch"] if run.divergence else run.epoch
-    return {"state": "" if run.summary else f"{run.state} at epoch {number(epoch)} of {number(run.epochs)}",
-            "top-5": now.get(metric.VAL_TOP5, "") if run.has_top5 else "", "peak top-1": best.get("top1", ""),
-            "peak epoch": best.get("epoch", ""), **reached(run, target), "loss": now.get(metric.VAL_LOSS, ""),
+    return {"peak top-1": best.get("top1", ""), "peak epoch": best.get("epoch", ""), **reached(run, target),
+            "time": now.get("seconds", ""),
+            "state": "" if run.summary else f"{run.state} at epoch {number(epoch)} of {number(run.epochs)}",
+            "top-5": now.get(metric.VAL_TOP5, "") if run.has_top5 else "", "loss": now.get(metric.VAL_LOSS, ""),
             "top-1 of the average": now.get(metric.EMA_VAL_TOP1, ""),
-            "images/s": now.get(metric.IMAGES_PER_SECOND) or "", "time": now.get("seconds", ""),
-            **dict(zip(WIDE, reported, strict=True))}
+            "images/s": now.get(metric.IMAGES_PER_SECOND) or "", **dict(zip(WIDE, reported, strict=True))}
 
 
 def reached(run: RunData, target: float | None) -> dict[str, float | str]:
@@ -115,12 +143,14 @@ def curves(shown: list[Setting]) -> str:
     """Returns the curves with one legend, and sentences on values that are the same in all runs."""
     drawn = [(row["folder"], row["run"], colour) for colour, one in enumerate(shown) for row in one.rows
              if row["run"].rows]
-    rows = [row for _, run, _ in drawn for row in run.rows]
+    rows = [row for _, run, _ in drawn for row in (*run.rows, *run.steps)]
     keys = [(one.name + f" ({len(one.rows)} runs)" * (len(one.rows) > 1), colour, "")
             for colour, one in enumerate(shown)]
     same_values = constant_values({title: [row.get(column) for _, run, _ in drawn for row in run.steps or run.rows]
                                    for title, column, _ in CURVES if column in PLANNED}, "in all runs")
     varying = [curve for curve in CURVES if curve[0] not in same_values]
+    if ERRORS_FROM < max((row.get(metric.VAL_TOP1) or 0 for row in rows), default=0) < 1:  # 0 errors have no logarithm
+        varying[0] = "Validation error (1 - top-1)", error, YAxis(charts.percent, log=True)
     return charts.legend(keys) + over_epochs_and_time(
         rows, max((row["epoch"] for row in rows), default=0), partial(curves_over, drawn, varying)
     ) + f"<p>{' '.join(same_values.values())}</p>"

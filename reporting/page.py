@@ -21,14 +21,17 @@ def page(title: str, sections: Sequence[str], reload_seconds: int | None = None,
             + "\n".join(sections) + f"<script>{script}</script></body></html>\n")
 
 
-def html_table(rows: Sequence[dict], wide: Sequence[str] = ()) -> str:
-    """Returns a table with a row for each dict, in a box of its own that scrolls. wide: columns that may wrap."""
+def html_table(rows: Sequence[dict], wide: Sequence[str] = (), best: int | None = None) -> str:
+    """Returns a table with a row for each dict, in a box of its own that scrolls.
+
+    wide: columns that may wrap. best: index of a row that is bold.
+    """
     if not rows:
         return ""
     heads = "".join(f'<th scope="col">{html.escape(key.replace("_", " "))}</th>' for key in rows[0])
-    lines = ["<tr>" + "".join(
+    lines = [f"<tr{' class=best' if index == best else ''}>" + "".join(
         f"<td{' class=text' if key in wide else ''}>{html.escape(number(value))}</td>" for key, value in row.items()
-    ) + "</tr>" for row in rows]
+    ) + "</tr>" for index, row in enumerate(rows)]
     return f'<div class="scroll"><table><tr>{heads}</tr>{"".join(lines)}</table></div>'
 
 

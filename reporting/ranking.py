@@ -29,6 +29,7 @@ POWER = 0.8  # probability with which the added seeds show a difference
 QUANTILES = np.linspace(0.01, 0.99, 50)  # of the unknown standard deviation over seeds, for the mean power
 MOST_NAMED = 4  # settings in a sentence, and flags in front of the results
 LONGEST = 60  # characters of the name of a setting
+LEAD = "lead, points"
 RATE = "learning_rate"
 TUNED = (RATE, "weight_decay", "trust_coefficient")  # flags whose best value lies within a grid that is wide enough
 NOTE = ("Settings are too close to call if the 95% interval of the difference of their top-1 includes 0. The interval "
@@ -85,13 +86,19 @@ class Setting:
         low, high = (min(self.top1), max(self.top1)) if len(self.top1) > 1 else self.interval
         return f"{low:.2%} to {high:.2%}" + " (95% interval)" * (len(self.top1) < 2)
 
-    def lead_over(self, other: "Setting", seeds_too: bool = True) -> float:
-        """Returns the lower bound of the 95 % interval of the difference to another setting.
+    def lead(self, other: "Setting", seeds_too: bool = True) -> tuple[float, float, float]:
+        """Returns the difference to the mean of another setting, and the bounds of its 95 % interval.
 
         seeds_too: whether the interval is over seeds and images, or over the images alone.
         """
         ours, theirs = (one.interval if seeds_too else one.images for one in (self, other))
-        return self.mean - other.mean - math.hypot(self.mean - ours[0], theirs[1] - other.mean)
+        lead = self.mean - other.mean
+        return (lead, lead - math.hypot(self.mean - ours[0], theirs[1] - other.mean),
+                lead + math.hypot(ours[1] - self.mean, other.mean - theirs[0]))
+
+    def lead_over(self, other: "Setting", seeds_too: bool = True) -> float:
+        """Returns the lower bound of the interval of `lead`."""
+        return self.lead(other, seeds_too)[1]
 
 
 def half_width(deviation, runs):
@@ -104,9 +111,10 @@ def half_width(deviation, runs):
     return stdtrit(runs - 1, 0.975) * deviation / np.sqrt(runs)
 
 
-def settings(rows: Sequence[dict]) -> list[Setting]:
+def settings(rows: Sequence[dict], by_folder: bool = False) -> list[Setting]:
     """Returns the settings, sorted by the values of their flags: numbers first, other values as they first occur.
 
+    by_folder: whether the folder names a single run, in place of the few flags that tell it from the others.
     rows: one per run, with `flags` (flag -> value, without the seed), `diverged`, `val_top1`, `ema_val_top1`, `folder`,
     `validation` (see run_data.validation_set), and unless the run diverged `val_samples` and `val_guess_count`.
     """
@@ -117,25 +125,43 @@ def settings(rows: Sequence[dict]) -> list[Setting]:
     groups = grouped(rows, lambda row: tuple(row["flags"].items()))
     short = [RATE, *telling([{name: value for name, value in flags if name != RATE} for flags in groups])]
     labels = [labelled({name: value for name, value in flags if name in short}) for flags in groups]
-    return [Setting.of(label if 0 < len(label) <= LONGEST else own[0]["folder"], dict(flags), own)
-            for label, (flags, own) in zip(labels, groups.items(), strict=True)]
+    return [Setting.of(own[0]["folder"] if not 0 < len(label) <= LONGEST or (by_folder and len(own) == 1) else label,
+                       dict(flags), own) for label, (flags, own) in zip(labels, groups.items(), strict=True)]
 
 
-def table(shown: Sequence[Setting], columns: Callable[[dict], dict]) -> list[dict[str, str]]:
-    """Returns a line per setting: its flags, number of runs, top-1 with its range, and the means of other columns.
+def table(shown: Sequence[Setting], columns: Callable[[dict], dict], ranked: Sequence[Setting] = ()) -> list[dict]:
+    """Returns a line per setting: its flags, number of runs, top-1 with range and lead, the means of other columns.
 
-    columns: function from a row to these other columns: title -> number or text, "" if missing, None for NaN.
+    columns: function from a row to these other columns: title -> number or text, "" if missing, None for NaN. ranked:
+    what `by_mean` returns. The first leads the second, and the others have its lead over them below zero.
     """
+    leads = {str(one.flags): in_points(one, ranked[one is ranked[0]]) for one in ranked} if len(ranked) > 1 else {}
     names = names_in(rows := [row for one in shown for row in one.rows])
     lines = []
     for one in shown:
         flags = {name: number(one.flags.get(name, "")) for name in names}
         values = [columns(row) for row in one.rows]
         top1 = {"runs": str(len(values)) * (len(rows) > len(shown)), "top-1": f"{one.mean:.2%}" * bool(one.top1),
-                "range": one.scope * bool(one.top1)}
+                "range": one.scope * bool(one.top1), LEAD: leads.get(str(one.flags), "")}
         lines.append(dict([*flags.items()][:MOST_NAMED]) | top1 | {
             title: text_of(title, [own[title] for own in values]) for title in values[0]} | flags)
     return filled_columns(lines)
+
+
+def by_mean(judged: Sequence[Setting], said: dict) -> list[Setting]:
+    """Returns the settings, highest mean first, or none if they are not ranked. said: their judgement."""
+    return sorted(judged, key=lambda one: -one.mean) if said["best"] else []
+
+
+def best_of(shown: Sequence[Setting], said: dict) -> int | None:
+    """Returns the index of the setting with the highest mean, or None if they are not ranked. said: their judgement."""
+    return next((index for index, one in enumerate(shown) if [one.flags] == said["best"][:1]), None)
+
+
+def in_points(one: Setting, other: Setting, words: str = "") -> str:
+    """Returns the lead of a setting over another and its interval, in percentage points. words: before the interval."""
+    lead, low, high = (100 * value for value in one.lead(other))
+    return f"{lead:.2f}{words} ({'95% interval ' * bool(words)}{low:.2f} to {high:.2f})"
 
 
 def text_of(title: str, values: Sequence[float | str | None]) -> str:
@@ -159,8 +185,8 @@ def judgement(judged: Sequence[Setting], grid: Sequence[Setting]) -> dict:
     """
     if reason := not_ranked(judged, grid):
         return unranked(reason)
-    best = max(judged, key=lambda one: one.mean)
-    close = sorted((one for one in judged if best.lead_over(one) <= 0), key=lambda one: -one.mean)
+    best, *others = ranked = sorted(judged, key=lambda one: -one.mean)
+    close = [one for one in ranked if best.lead_over(one) <= 0]
     tied = [one for one in close if math.isclose(one.mean, best.mean)]
     has_single = len(judged) > 1 and any(one.is_single for one in judged)
     seeds = [None if has_single else seeds_to_tell(best, one) for one in close[1:]]
@@ -168,7 +194,7 @@ def judgement(judged: Sequence[Setting], grid: Sequence[Setting]) -> dict:
     edges = [f"The highest is at the edge of the grid: add {labelled({name: value})}." for name, value in add.items()]
     more = None if None in seeds else max(seeds, default=None)
     hint = UNKNOWN_SPREAD if has_single else on_seeds(close, more) if len(close) > 1 else ""
-    return {"sentence": " ".join([in_words(close, tied, len(judged), hint), *edges]),
+    return {"sentence": " ".join([in_words(close, tied, others, hint), *edges]),
             "best": [one.flags for one in close], "more_seeds": more, "add": add}
 
 
@@ -206,11 +232,11 @@ def guess_of(row: dict) -> float:
     return (row.get(metric.VAL_GUESS_COUNT) or 0) / (row.get(metric.VAL_SAMPLES) or 1)
 
 
-def in_words(close: Sequence[Setting], tied: Sequence[Setting], count: int, hint: str) -> str:
+def in_words(close: Sequence[Setting], tied: Sequence[Setting], others: Sequence[Setting], hint: str) -> str:
     """Returns the sentence on the best setting.
 
-    close: the settings that may be the best, highest mean first. tied: those of them with the highest mean. count:
-    number of all settings. hint: sentence on further seeds.
+    close: the settings that may be the best, highest mean first. tied: those of them with the highest mean. others: all
+    settings but the best, highest mean first. hint: sentence on further seeds.
     """
     best = close[0]
     mean = "mean top-1" if any(len(one.rows) > 1 for one in close) else "top-1"
@@ -218,10 +244,12 @@ def in_words(close: Sequence[Setting], tied: Sequence[Setting], count: int, hint
         return f"A tie: the {mean} of {listed([one.name for one in tied])} is {best.mean:.2%}. More seeds may tell."
     if len(close) > 1:
         each = listed([f"{one.mean:.2%} with {one.name}" for one in close])
-        return f"Too close to call: the {mean} is {each}. {hint}"
-    subject = f"The {mean}" if count == 1 else f"The highest {mean}, that of {best.name},"
+        lead = in_points(best, close[1], " points")
+        return f"Too close to call: the {mean} is {each}. The first leads by {lead}. {hint}"
+    subject = f"The highest {mean}, that of {best.name}," if others else f"The {mean}"
     scope = f", from {best.scope}" * bool(best.scope)
-    return f"{subject} is {best.mean:.2%}{scope} in {plural(len(best.rows), 'run')}. {hint}".rstrip()
+    lead = f" It leads {others[0].name} by {in_points(best, others[0], ' points')}." if others else ""
+    return f"{subject} is {best.mean:.2%}{scope} in {plural(len(best.rows), 'run')}.{lead} {hint}".rstrip()
 
 
 def on_seeds(close: Sequence[Setting], more: int | None) -> str:

@@ -252,7 +252,7 @@ def test_several_runs_side_by_side(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().out == f"{tmp_path}/report.html\n"
     page = html.unescape(re.sub(r"<[^>]*>", " ", (tmp_path / "report.html").read_text()))
     assert re.search(r"run\s+learning rate\s+.*\s+one/run\s+2\s+50.20%.*\s+third\s+2\s.*\s+two/run\s+4\s", page)
-    assert "A tie: the top-1 of learning rate 2 and learning rate 4 is 50.20%" in page
+    assert "A tie: the top-1 of one/run and two/run is 50.20%" in page
     assert "in progress at epoch 1 of 3" in page
     assert page.count("two/run: 50.2% (epoch 3)") == 1  # a point of a curve over epochs
 
@@ -287,6 +287,32 @@ def test_unfinished_runs_are_named_and_not_ranked(tmp_path, capsys, monkeypatch)
     assert said(higher, started).startswith("No run has ended yet. 2 unfinished runs, ")
 
 
+def test_single_runs_are_named_by_their_folder_and_compared_in_points(tmp_path):
+    """45 of 50 images and 25 of 50. The difference of two single runs has Newcombe's interval, here from SciPy's."""
+    runs = [whole(tmp_path / name, learning_rate=rate, rows=[row(1, val_top1=top1)], epochs=epochs, done=done)
+            for name, rate, epochs, top1, done in (
+                ("a", "1.0", 1, 0.5, True), ("b", "2.0", 2, 0.9, True), ("c", "2.0", 3, 0.95, False))]
+    page, said = comparison([RunData.read(run) for run in runs])
+    better, worse = (binomtest(right, 50).proportion_ci(method="wilson") for right in (45, 25))
+    bounds = (f"{40 - 100 * math.hypot(0.9 - better.low, worse.high - 0.5):.2f} to "
+              f"{40 + 100 * math.hypot(better.high - 0.9, 0.5 - worse.low):.2f}")
+    assert said.startswith("The highest top-1, that of b, is 90.00%, ") and said.endswith(
+        "1 unfinished run, c at 95.00% so far, is not counted.")
+    assert f" It leads a by 40.00 points (95% interval {bounds})." in said
+    assert re.findall(r"<tr( class=best)?><td>(\w+)</td>", page)[:3] == [("", "a"), (" class=best", "b"), ("", "c")]
+    assert f"<td>40.00 ({bounds})</td>" in page
+
+
+def test_near_100_percent_the_error_is_drawn(tmp_path):
+    """0.96 has an error of 4 %; without errors, there is no logarithm."""
+    for top1, title in ((0.8, "Validation top-1"), (0.96, "Validation error (1 - top-1)"), (1.0, "Validation top-1")):
+        runs = [whole(tmp_path / f"{top1}{name}", rows=[row(1, val_top1=one)])
+                for name, one in (("a", 0.5), ("b", top1))]
+        page, _ = comparison([RunData.read(run) for run in runs])
+        assert re.search(r"<figcaption>(Validation .*?)</figcaption>", page)[1] == title
+        assert bool(re.search(r"b: 4 ?% \(epoch 1\)", page)) == (top1 == 0.96)
+
+
 def test_compared_rates_are_those_of_the_updates(tmp_path):
     """Warm-up rises to the last update, 11 of 12. metrics.jsonl has the plan's rate after it, 1."""
     runs = [whole(tmp_path / name, momentum=momentum) for name, momentum in (("a", "0.9"), ("b", "0.8"))]
@@ -309,12 +335,12 @@ def test_runs_are_compared_with_a_target_and_with_the_papers(tmp_path):
     page, _ = comparison([RunData.read(folder) for folder in runs], 0.501)
     text = html.unescape(re.sub(r"<[^>]*>", " ", page))
     results = text[text.index("All runs"):text.index("Settings are")]
-    paper = r"\s.*\s30 s\s+top-1 75.03 % \(table 3, experiment 1\)\s+--epochs=3 instead of 90"
+    paper = r"\s+30 s\s.*\stop-1 75.03 % \(table 3, experiment 1\)\s+--epochs=3 instead of 90"
     interval = r" to \S+ \(95% interval\)\s+"
-    assert re.search(rf"a\s+50.20%\s+36.83%{interval}75.00%\s+50.20%\s+3\s+2\s+20 s{paper}", results)
-    assert re.search(rf"b\s+60.00%\s+46.18%{interval}75.00%\s+90.00%\s+2\s+2\s+20 s{paper}", results)
-    assert re.search(r"c\s+10.00%\s+diverged at epoch 1.5 .*not reached\s+not reached", results)
-    assert re.search(r"Results\s+.*\s3\s+40.07%\s+10.00% to 60.00%\s+diverged at epoch 1.5 of 3\s", text)
+    assert re.search(rf"a\s+50.20%\s+36.83%{interval}50.20%\s+3\s+2\s+20 s{paper}", results)
+    assert re.search(rf"b\s+60.00%\s+46.18%{interval}90.00%\s+2\s+2\s+20 s{paper}", results)
+    assert re.search(r"c\s+10.00%\s+.*not reached\s+not reached.*\s+diverged at epoch 1.5 ", results)
+    assert re.search(r"Results\s+.*\sall\s+3\s+40.07%\s+.*diverged at epoch 1.5 of 3\s", text)
     assert "c: -10% (epoch 1)" in text and "b: -50% (epoch 2)" in text  # the generalization gap
     assert page.count(">Trust ratio of each variable<") == 2 and "conv2d_3/kernel, epoch 1" in text  # of a and of c
 
@@ -334,11 +360,12 @@ def test_a_folder_of_runs_is_compared_with_a_colour_for_each_setting(tmp_path, m
     text = html.unescape(re.sub(r"<[^>]*>", " ", page))
     names = re.findall(r"(batch=\d+,seed=\d)\s+\d+", text[text.index("All runs"):text.index("Settings are")])
     assert names == ["batch=8,seed=0", "batch=8,seed=1", "batch=16,seed=0", "batch=128,seed=0", "batch=128,seed=1"]
-    assert re.search(r"Results\s[^%]*\s8\s+2\s+2\s+50.20%\s+50.20% to 50.20%\s.*\s16\s+1e\+30\s+1\s+10.00%", text)
+    assert re.search(r"Results\s[^%]*\sbatch size 8, learning rate 2\s+2\s+50.20%\s.*\sbatch=16,seed=0\s+1\s+10.00%"
+                     r".*\sbatch size 16, learning rate 1e\+30\s", text)
     assert page.count('class="legend"') == 1 and "1e+30" in text and "000,000" not in text
     legend = re.search(r'<ul class="legend">.*?</ul>', page)[0]
     assert re.findall(r'class="line c(\d) ".*?</svg>(.*?)<', legend) == [
-        ("0", "batch size 8, learning rate 2 (2 runs)"), ("1", "batch size 16, learning rate 1e+30"),
+        ("0", "batch size 8, learning rate 2 (2 runs)"), ("1", "batch=16,seed=0"),
         ("2", "batch size 128, learning rate 2 (2 runs)")]
     first = re.search(r"Validation top-1</figcaption>(.*?)</figure>", page, re.DOTALL)[1]
     assert re.findall(r'class="line c(\d)', first) == ["0", "0", "1", "2", "2"]
