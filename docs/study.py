@@ -15,6 +15,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
+from docs.drawing import save
+
 FIGURE = Path(__file__).parent / "study.svg"
 DOCUMENT = Path(__file__).parent / "large_batches.md"
 RATE = "its best learning rate"
@@ -101,7 +103,7 @@ def draw(found: dict, noise: tuple[float, float] | None, path: Path) -> None:
     axes.grid(alpha=0.3)
     axes.legend()
     figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
+    save(figure, path)
     pyplot.close(figure)
 
 
