@@ -1,4 +1,4 @@
-"""Draws docs/architecture.svg: `uv run --group benchmark python -m docs.drawing`. Writes SVGs, each with a dark variant.
+"""Draws docs/architecture.svg: `uv run --group benchmark python -m docs.drawing`. Every SVG has a dark variant.
 
 It draws the parts of a training from left to right: what a recipe and a launch say, what each worker does, and what is
 written. The dark variant of NAME.svg is NAME-dark.svg.

@@ -29,7 +29,8 @@ def page() -> str:
 def row(flag) -> str:
     (meaning, choices), default = flags.explained(flag), flags.default_text(flag)
     listed = f" Values: {', '.join(f'`{one}`' for one in choices)}." if choices else ""
-    return f"| `--{flag.name}` | {f'`{default}`' if default else ''} | {meaning}{listed} |"
+    name = f'<span id="{flag.name}">`--{flag.name}`</span>'
+    return f"| {name} | {f'`{default}`' if default else ''} | {meaning}{listed} |"
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from PIL import Image, PngImagePlugin
+from PIL import Image, ImageChops, PngImagePlugin
 
 from common.run_folder import FLAGS, PAGE, SUMMARY
 from plan.recipes import DIGITS, flags_in
@@ -16,7 +16,8 @@ from plan.values import same
 from reporting.progress import result_lines
 
 PICTURE = Path(__file__).parent / "report.png"
-SIZE = 1280, 610  # pixels: the result and the curves
+SIZE = 1280, 1600  # pixels of the window; the picture ends below the curves
+CURVES_ALONE = "<style>h2:nth-of-type(n+2),h2:nth-of-type(n+2)~*{display:none}</style></head>"
 DIGITS_CLASSES = 10
 
 
@@ -39,11 +40,15 @@ def main(run: Path) -> None:
     about.add_text("flags", json.dumps(recipe_flags()))
     about.add_text("result", result(json.loads((run / SUMMARY).read_text())))
     with tempfile.TemporaryDirectory() as folder:
-        shown = Path(folder, "shown.png")
+        shown, page = Path(folder, "shown.png"), Path(folder, PAGE)
+        page.write_text((run / PAGE).read_text().replace("</head>", CURVES_ALONE, 1))
         window = f"--window-size={SIZE[0]},{SIZE[1]}"
         subprocess.run(["chromium", "--headless", "--no-sandbox", "--hide-scrollbars", f"--screenshot={shown}", window,
-                        (run / PAGE).absolute().as_uri()], check=True, stderr=subprocess.DEVNULL)
-        Image.open(shown).convert("RGB").quantize(64).save(PICTURE, optimize=True, pnginfo=about)
+                        page.as_uri()], check=True, stderr=subprocess.DEVNULL)
+        picture = Image.open(shown).convert("RGB")
+        *_, bottom = ImageChops.difference(picture, Image.new("RGB", SIZE, picture.getpixel((0, 0)))).getbbox()
+        picture.crop((0, 0, SIZE[0], bottom + 16)).quantize(256, dither=Image.Dither.NONE).save(
+            PICTURE, optimize=True, pnginfo=about)
 
 
 if __name__ == "__main__":
