@@ -84,7 +84,8 @@ class Planned:
     def row(self, result: Result) -> dict:
         """Returns the row of sweep.json."""
         return {"flags": {name: number_or_text(value) for name, value in self.values.items()}, "seed": self.seed,
-                "diverged": result.diverged_at is not None, **asdict(result), "folder": self.name}
+                "diverged": result.diverged_at is not None, **asdict(result), "folder": self.name,
+                "command": shlex.join(["uv", "run", "train.py", *self.words])}
 
 
 def read(argv: Sequence[str]) -> tuple[Options, list[str], list[dict[str, str]]]:

@@ -30,10 +30,11 @@ missing and writes the results.
 """
 import contextlib
 import functools
+import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from common import command
@@ -46,7 +47,7 @@ from experiments.planned import Options, Planned, planned, read, settings_of, wr
 from experiments.trainings import Result, help_of, train_once
 from optim.schedules import Piecewise
 from plan.remarks import on_schedules
-from reporting.sweep import judged, write_sweep
+from reporting.sweep import ROWS, judged, shared_advice, time_left, write_sweep
 
 NEAREST, FARTHEST = 3, 12  # factors of two that a search tries above and below its start: at first, at most
 
@@ -60,6 +61,9 @@ class Sweep:
         self._runs: dict[str, Planned] = {}
         self._results: dict[str, Result] = {}
         self._finals: set[str] = set()
+        self._seconds: dict[str, float] = {}  # of the runs in the earlier sweep.json
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            self._seconds = {row["folder"]: row["seconds"] for row in json.loads((folder / ROWS).read_text())}
 
     def add(self, runs: Sequence[Planned], final: bool = True) -> list[Planned]:
         """Adds runs, reads the results of those that have ended, and returns the others. final: see `train`."""
@@ -67,7 +71,8 @@ class Sweep:
             if final:
                 self._finals.add(run.name)
             if run.name not in self._runs and (result := Result.read(self._folder / run.name)):
-                self._results[run.name] = result
+                self._results[run.name] = replace(
+                    result, seconds=max(result.seconds, self._seconds.get(run.name, 0)))
             self._runs[run.name] = run
         self._write()
         return [run for run in runs if run.name not in self._results]
@@ -80,7 +85,7 @@ class Sweep:
         for run in self.add(runs, final):
             number = [*self._runs].index(run.name) + 1
             of = f" of {self._planned}" if self._planned else ""
-            print(f"run {number}{of}: {run.name}", file=sys.stderr, flush=True)
+            print(f"run {number}{of}: {run.name}{time_left(self.rows, self._planned)}", file=sys.stderr, flush=True)
             try:
                 self._results[run.name] = train_once(self._folder / run.name, run.words)
             except UserError as error:
@@ -146,9 +151,11 @@ def run(argv: Sequence[str]) -> list[dict]:
         else:
             sweep.train(runs)
     said, lines, _ = judged(sweep.rows)
+    command_line = [f"its command: {said['command']}"] if said.get("command") else []
     if lines and command.is_read_by_a_person():
         print(*command.table(lines), sep="\n", flush=True)
-    print(said["sentence"], f"report: {folder}/sweep.html", sep="\n", file=sys.stderr)
+    print(said["sentence"], *shared_advice(sweep.rows), *command_line, f"report: {folder}/sweep.html", sep="\n",
+          file=sys.stderr)
     return sweep.rows
 
 

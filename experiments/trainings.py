@@ -6,8 +6,9 @@ import contextlib
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from absl import flags as absl_flags
@@ -30,12 +31,13 @@ class Result:
     ema_val_top1: float | None  # that of the moving average of the weights if there is one
     best_top1: float  # the highest of all evaluations, of the moving average if there is one
     best_epoch: float | None  # epoch of best_top1
-    seconds: float  # duration of the training
+    seconds: float  # duration of the run, with the start of its process if that is known
     diverged_at: dict | None  # step and epoch at which training diverged, or ended below --expect
     reported: str | None = None  # result in the paper of its recipe
     val_samples: int | None = None  # number of validation images; None if it diverged
     val_guess_count: int | None = None  # number of those of the most frequent class; None if it diverged
     below_expected: bool | None = None  # whether it has not diverged, but ended below --expect
+    advice: list[str] | None = None  # sentences on what to try
     validation: dict | None = None  # identifies the validation set; see reporting.run_data.validation_set
 
     @classmethod
@@ -61,7 +63,7 @@ def train_once(folder: Path, words: Sequence[str]) -> Result:
     result = Result.read(folder)
     if result:
         return result
-    log = folder.with_name(f"{folder.name}.log")
+    log, clock = folder.with_name(f"{folder.name}.log"), time.monotonic()
     with open(log, "ab") as output:
         began = output.tell()
         process = started([sys.executable, TRAIN, *words, f"--output_dir={folder}"], stderr=output)
@@ -71,7 +73,7 @@ def train_once(folder: Path, words: Sequence[str]) -> Result:
         raise Stopped(f"{folder.name} was stopped on request; the same command continues")
     result = Result.read(folder)
     if result:
-        return result
+        return replace(result, seconds=max(result.seconds, time.monotonic() - clock))
     problem = f"{signal.Signals(-code).name} killed it" if code < 0 else problem_in(log, began) or f"exit code {code}"
     raise UserError(f"{folder.name} failed: {problem}; its output is in {log}")
 

@@ -10,6 +10,10 @@ from reporting.charts import XAxis, number
 HERE = Path(__file__).parent
 
 
+class Html(str):
+    """Text of a cell that is HTML."""
+
+
 def page(title: str, sections: Sequence[str], reload_seconds: int | None = None, tab: str = "") -> str:
     """Returns a self-contained HTML page. reload_seconds: between two reloads by the browser. tab: title of its tab."""
     style, script = ((HERE / f"page.{kind}").read_text() for kind in ("css", "js"))
@@ -30,7 +34,8 @@ def html_table(rows: Sequence[dict], wide: Sequence[str] = (), best: int | None 
         return ""
     heads = "".join(f'<th scope="col">{html.escape(key.replace("_", " "))}</th>' for key in rows[0])
     lines = [f"<tr{' class=best' if index == best else ''}>" + "".join(
-        f"<td{' class=text' if key in wide else ''}>{html.escape(number(value))}</td>" for key, value in row.items()
+        f"<td{' class=text' if key in wide else ''}>"
+        f"{value if isinstance(value, Html) else html.escape(number(value))}</td>" for key, value in row.items()
     ) + "</tr>" for index, row in enumerate(rows)]
     return f'<div class="scroll"><table><tr>{heads}</tr>{"".join(lines)}</table></div>'
 

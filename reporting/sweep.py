@@ -1,15 +1,34 @@
 """sweep.json, best.json and sweep.html: the runs of experiments.sweep, what they say, and plots."""
 import html
 import math
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 from common.errors import one_line
 from common.files import write_atomically, write_json
+from common.run_folder import PAGE
 from reporting import charts
 from reporting.charts import Line, XAxis
 from reporting.heat_map import shortened
-from reporting.page import details, html_table, page
-from reporting.ranking import NOTE, RATE, judgement, labelled, names_in, settings, table, telling, unranked
+from reporting.page import Html, details, duration, html_table, page
+from reporting.ranking import (
+    NOTE,
+    RATE,
+    Setting,
+    best_of,
+    by_mean,
+    judgement,
+    labelled,
+    names_in,
+    settings,
+    table,
+    telling,
+    unranked,
+)
+
+ROWS = "sweep.json"
 
 
 def write_sweep(folder: Path, rows: list[dict], planned: int | None, problem: str = "") -> Path:
@@ -21,15 +40,32 @@ def write_sweep(folder: Path, rows: list[dict], planned: int | None, problem: st
     planned: number of runs of the whole sweep, or None if it searches
     problem: why a run failed, which ended the sweep
     """
-    write_json(folder / "sweep.json", rows)
+    write_json(folder / ROWS, rows)
     ended = f"{len(rows)} runs have ended" if planned is None else f"{len(rows)} of {planned} runs have ended"
+    ended += time_left(rows, planned)
     path = folder / "sweep.html"
     said, _, results = judged(rows)
     write_json(folder / "best.json", said)
-    write_atomically(path, page("Sweep", [
+    command = said.get("command")
+    write_atomically(path, page(f"Sweep {folder.name}", [
         f'<p class="result">{ended}. {html.escape(said["sentence"]) if rows else ""}</p>',
-        f'<div class="status problem"><b>Stopped</b>: {html.escape(problem)}</div>' if problem else "", *results]))
+        f'<div class="status problem"><b>Stopped</b>: {html.escape(problem)}</div>' if problem else "",
+        *(f"<p>{html.escape(one)}</p>" for one in shared_advice(rows)),
+        f"<p>The highest again: <code>{html.escape(command)}</code></p>" if command else "", *results]))
     return path
+
+
+def time_left(rows: list[dict], planned: int | None) -> str:
+    """Returns how long the runs that have not ended take one after another, or an empty string if that is unknown."""
+    if not rows or not planned or planned <= len(rows):
+        return ""
+    return f", about {duration(statistics.fmean(row['seconds'] for row in rows) * (planned - len(rows)))} left"
+
+
+def shared_advice(rows: list[dict]) -> list[str]:
+    """Returns the advice that all runs share which have not diverged."""
+    found = [row.get("advice") or [] for row in rows if not row.get("diverged")]
+    return [one for one in (found or [[]])[0] if all(one in other for other in found)]
 
 
 def judged(rows: list[dict]) -> tuple[dict, list[dict[str, str]], list[str]]:
@@ -41,22 +77,35 @@ def judged(rows: list[dict]) -> tuple[dict, list[dict[str, str]], list[str]]:
         finals = [row for row in rows if row.get("final", True)]
         every = [row | {"flags": {"run": row["folder"], **row["flags"], "seed": row["seed"]}}
                  for one in settings(rows) for row in one.rows]
-        lines = summary(rows)
-        return judgement(settings(finals), settings(rows)), lines, [
-            f'<div class="charts">{plots(rows)}</div>', "<h2>Results</h2>", html_table(lines),
-            f'<p class="muted">{NOTE}</p>' if rows else "", details("All runs", html_table(summary(every)))]
+        shown, candidates = settings(rows), settings(finals)
+        said = judgement(candidates, shown)
+        lines = summary(shown, by_mean(candidates, said))
+        if said["best"]:
+            said["command"] = next(row for row in finals if row["flags"] == said["best"][0]).get("command", "")
+        linked = [line | {"reports": Html(", ".join(map(link, one.rows)))}
+                  for line, one in zip(lines, shown, strict=True)]
+        return said, lines, [
+            f'<div class="charts large">{plots(rows)}</div>', "<h2>Results</h2>",
+            html_table(linked, ("reports",), best_of(shown, said)),
+            details("All runs", html_table(summary(settings(every)))),
+            details("How they are ranked", f'<p class="muted">{NOTE}</p>') if rows else ""]
     except Exception as error:
         problem = f"The results could not be judged ({type(error).__name__}: {one_line(error)}); sweep.json has them."
         return unranked(problem), [], []
 
 
-def summary(rows: list[dict]) -> list[dict[str, str]]:
-    """Returns the lines of the table of results."""
-    return table(settings(rows), lambda row: {
+def link(row: dict) -> str:
+    """Returns a link to the report of a run, named by its seed."""
+    return f'<a href="{quote(row["folder"], safe="")}/{PAGE}">seed {row["seed"]}</a>'
+
+
+def summary(shown: Sequence[Setting], ranked: Sequence[Setting] = ()) -> list[dict[str, str]]:
+    """Returns the lines of the table of results. ranked: as in ranking.table."""
+    return table(shown, lambda row: {
         "diverged": f"{'below --expect ' if row.get('below_expected') else ''}at epoch "
                     f"{row['diverged_at']['epoch']:.3f}" if row["diverged_at"] else "",
         "best top-1": row["best_top1"], "best epoch": "" if row["best_epoch"] is None else row["best_epoch"],
-        "time": row["seconds"], "the paper reports": row.get("reported") or ""})
+        "time": row["seconds"], "the paper reports": row.get("reported") or ""}, ranked)
 
 
 def plots(rows: list[dict]) -> str:
@@ -92,6 +141,9 @@ def plot(name: str, rows: list[dict]) -> str:
         has_seeds = any(len(one.rows) > 1 for _, one in shown)
         label = (labelled(dict(line)) or ("mean" if has_seeds else "single seeds")) + best_of
         series.append(Line(label, [x for x, _ in shown], [one.mean for _, one in shown], colour))
+        bars = [(x, bound) for x, one in shown for bound in (*(max(0.0, min(1.0, end)) for end in one.interval), None)]
+        name_of_bars = f"{label}, 95% interval".removeprefix("mean, ")
+        series.append(Line(name_of_bars, *zip(*bars, strict=True), colour, "faint"))
         if has_seeds:
             dots = [(x, top1) for x, one in shown for top1 in one.top1]
             every = f"{label}, single seeds".removeprefix("mean, ")

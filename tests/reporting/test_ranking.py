@@ -265,6 +265,8 @@ def test_a_person_gets_a_table_and_the_sentence(tmp_path, monkeypatch, capsys):
     assert [line.split("  ")[0] for line in shown.out.splitlines()] == ["learning_rate", "2", "5"]
     assert "50.00% to 50.00%" in shown.out and "{" not in shown.out
     sentence = "A tie: the mean top-1 of learning rate 2 and learning rate 5 is 50.00%. More seeds may tell."
-    assert shown.err.splitlines()[-2:] == [sentence, f"report: {tmp_path}/sweep.html"]
+    said, again, report = shown.err.splitlines()[-3:]
+    assert (said, report) == (sentence, f"report: {tmp_path}/sweep.html")
+    assert again.startswith("its command: uv run train.py ") and " --learning_rate=2 " in again
     assert sentence in (tmp_path / "sweep.html").read_text() and sentence in (tmp_path / "best.json").read_text()
     assert ranking.NOTE in (tmp_path / "sweep.html").read_text()
