@@ -463,7 +463,7 @@ def test_the_page_shows_mean_and_range(tmp_path):
     assert json.loads((tmp_path / "sweep.json").read_text()) == found
     assert "4 of 8 runs have ended, about 4 min left. Too close to call: the mean top-1 is 70.00% with " in text
     assert re.search(r"1\s+64\s+2\s+55.00%\s+50.00% to 60.00%\s+\S+ \(\S+ to \S+\)\s+56.00%", text)
-    assert re.search(r"4\s+64\s+1\s+10.00%\s+at epoch 0.500", text)
+    assert re.search(r"4\s+64\s+1\s+10.00%\s+\S+ \(\S+ to \S+\)\s+at epoch 0.500", text)
     assert text.count("batch size 64: 55 % (learning rate 1)") == 1 and page.count("<figure>") == 2
     assert "batch size 64, single seeds: 60 % (learning rate 1)" in text
 
@@ -480,7 +480,7 @@ def test_the_page_has_the_best_command_the_reports_and_shared_advice_once(tmp_pa
     assert re.findall(r'<a href="(.*?)">', page) == [
         f"{name}/report.html" for name in ("1-64-0", "1-64-1", "4-64-0", "8-64-0")]
     assert re.findall(r"<tr class=best><td>(\d)<", page) == ["4"]
-    assert "batch size 64, 95% interval: " in html.unescape(page)
+    assert "<title>95% interval: " in page
 
 
 def test_a_row_says_how_long_the_run_took_also_when_the_sweep_continues(tmp_path, monkeypatch):
