@@ -174,7 +174,7 @@ def read(values: absl_flags.FlagValues, argv: Sequence[str]) -> absl_flags.FlagV
 
 def not_a_flag(values: absl_flags.FlagValues, argv: Sequence[str], word: str) -> UsageError:
     """Returns the error for a word of a command line that is no flag, but perhaps the value of the switch before it."""
-    before = argv[argv.index(word) - 1]
+    before = argv[argv.index(word) - 1] if word in argv else ""  # a flag file may have it
     name = before.lstrip("-")
     is_value = name in values and word in (getattr(values[name].parser, "enum_values", None) or ())
     return UsageError(f"'{word}' is not a flag; {f'give {before}={word}' if is_value else '--help lists all flags'}")

@@ -38,7 +38,7 @@ class Window:
     seed: int | None  # random seed of the order of the blocks; None: each pass reads them in the order of the dataset
     is_shared: bool = False  # whether several workers of the node read from it
     is_kept: bool = False  # whether it stays for the next training
-    repeats: int = 1  # an epoch reads the first one of so many parts of the blocks
+    repeats: int = 1  # an epoch reads the first one of this many parts of the blocks
 
 
 @dataclass(frozen=True)

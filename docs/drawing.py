@@ -25,7 +25,7 @@ DARK = {"#ffffff": "#0d1117", "#000000": "#e6edf3", "#b0b0b0": "#8b949e", "#cccc
 
 
 def save(figure, path: Path) -> None:
-    """Writes a figure of Matplotlib as SVG, and its dark variant beside it."""
+    """Writes a figure of Matplotlib as SVG, and its dark variant next to it."""
     figure.savefig(path, metadata={"Date": None})
     dark(path)
 

@@ -48,8 +48,6 @@ def evaluate_checkpoint(settings: Settings, dataset: Dataset) -> dict:
     with world.raise_on_all_ranks():
         checkpoint, tensors, described = newest(run.checkpoint)
         dataset = with_all_classes(as_in_training(dataset, described, run.checkpoint), described["classes"])
-    if world.rank == 0 and not dataset.is_synthetic:
-        complain(note_on_evaluation(dataset, described["progress"].get("labels")))
     dataset = build.stage_dataset(dataset, recipe, launch, world)
     with world.raise_on_all_ranks():
         feed = build.make_feed(recipe, launch, dataset, world)
@@ -60,6 +58,8 @@ def evaluate_checkpoint(settings: Settings, dataset: Dataset) -> dict:
         measure = measurement(settings, described, model, feed, world)
     evaluator = build.make_evaluator(launch, model, feed, world, average,
                                      guesses=min(TOP, len(dataset.classes)) if run.output_dir else 0)
+    if world.rank == 0 and not dataset.is_synthetic:
+        complain(note_on_evaluation(dataset, described["progress"].get("labels")))
     begun = time.perf_counter()
     result = evaluator(measure=measure)
     ended = time.perf_counter()

@@ -13,7 +13,7 @@ from .exclusion import is_excluded
 STEPS = 5  # of Newton and Schulz
 QUINTIC = 3.4445, -4.7750, 2.0315  # coefficients of s, s^3 and s^5 for a singular value s
 UPDATE = 0.2  # root mean square of an update at a learning rate of 1, about that of Adam
-PIECE = 2**34  # most floating-point operations of matrices that are processed together, if there are several
+STACK = 2**34  # most floating-point operations of matrices that are processed together, if there are several
 
 
 @dataclass(frozen=True)
@@ -104,23 +104,23 @@ class Muon(AdamW):
             x = tf.reshape(gradient + momentum * v, [-1, variable.shape[-1]])
             x = x if x.shape[0] <= x.shape[1] else tf.transpose(x)
             groups[(*x.shape, x.dtype)].append((x, v, variable))
-        pieces = [piece for shape, members in groups.items() for piece in in_pieces(members, operations(*shape[:2]))]
-        for piece, found in zip(pieces, self._all_orthogonalized([[x for x, _, _ in piece] for piece in pieces]),
+        stacks = [stack for shape, members in groups.items() for stack in in_stacks(members, operations(*shape[:2]))]
+        for stack, found in zip(stacks, self._all_orthogonalized([[x for x, _, _ in stack] for stack in stacks]),
                                 strict=True):
             scale = UPDATE * math.sqrt(found.shape[-1]) * tf.cast(self.learning_rate, found.dtype)
-            for x, (_, v, variable) in zip(tf.unstack(scale * found, len(piece)), piece, strict=True):
+            for x, (_, v, variable) in zip(tf.unstack(scale * found, len(stack)), stack, strict=True):
                 x = x if x.shape[1] == variable.shape[-1] else tf.transpose(x)
                 yield (v, tf.reshape(x, variable.shape)), variable
 
-    def _all_orthogonalized(self, pieces: list[list[tf.Tensor]]) -> list[tf.Tensor]:
-        """Returns the orthogonalized matrices of each piece as (matrices, n, m): the own share's, and the gathered."""
+    def _all_orthogonalized(self, stacks: list[list[tf.Tensor]]) -> list[tf.Tensor]:
+        """Returns the orthogonalized matrices of each stack as (matrices, n, m): the own share's, and the gathered."""
         if not self.share:
-            return [orthogonalized(tf.stack(piece)) for piece in pieces]
-        owners = dealt([len(piece) * operations(*piece[0].shape) for piece in pieces], self.share.workers)
+            return [orthogonalized(tf.stack(stack)) for stack in stacks]
+        owners = dealt([len(stack) * operations(*stack[0].shape) for stack in stacks], self.share.workers)
         return self.share.gathered([
-            orthogonalized(tf.stack(piece)) if owner == self.share.worker
-            else tf.zeros([len(piece), *piece[0].shape], piece[0].dtype)
-            for piece, owner in zip(pieces, owners, strict=True)])
+            orthogonalized(tf.stack(stack)) if owner == self.share.worker
+            else tf.zeros([len(stack), *stack[0].shape], stack[0].dtype)
+            for stack, owner in zip(stacks, owners, strict=True)])
 
     def update_step(self, gradient, variable):
         """Updates a variable, by AdamW in one kernel. gradient: what `_internal_apply_gradients` has put in its place.
@@ -162,18 +162,18 @@ def operations(n: int, m: int) -> int:
     return STEPS * (4 * n * n * m + 2 * n**3)
 
 
-def in_pieces(members: list, cost: int) -> list[list]:
-    """Divides matrices of one shape, of `cost` operations each, into pieces of at most PIECE, or of a single matrix.
+def in_stacks(members: list, cost: int) -> list[list]:
+    """Divides matrices of one shape, of `cost` operations each, into stacks of at most STACK, or of a single matrix.
 
-    Products of stacked matrices can have other bits than those of single ones. So the pieces are the same, however
+    Products of stacked matrices can have other bits than those of single ones. So the stacks are the same, however
     many workers share them.
     """
-    count = math.ceil(len(members) / max(1, PIECE // cost))
+    count = math.ceil(len(members) / max(1, STACK // cost))
     return [members[index::count] for index in range(count)]
 
 
 def dealt(costs: list[int], workers: int) -> list[int]:
-    """Returns the worker of each piece. The dearest is dealt first, and each to the worker with the least so far."""
+    """Returns the worker of each stack. The dearest is dealt first, and each to the worker with the least so far."""
     loads = [(0, worker) for worker in range(workers)]
     owners = [0] * len(costs)
     for cost, index in sorted(((cost, index) for index, cost in enumerate(costs)), reverse=True):

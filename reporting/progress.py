@@ -163,11 +163,11 @@ class ProgressDisplay(Observer):
         if breakdown.get("storage", 0.0) > STORAGE_LIMITS:
             waits.insert(0, f"storage {breakdown['storage']:.0%}")
         average = f"ema {row[metric.EMA_VAL_TOP1]:.2%}" if metric.EMA_VAL_TOP1 in row else ""
-        beside = "" if expected is None else f" ({100 * (top1_of(row) - expected):+.2f})"
+        lead = "" if expected is None else f" ({100 * (top1_of(row) - expected):+.2f})"
         left = f"  left {self._left}" if self._left and self._samples < self._total else ""
         figures = [f"epoch {row['epoch']:g}/{self._run.plan['epochs']:g}",
                    f"train {row[metric.TRAIN_LOSS]:.4f} {row[metric.TRAIN_TOP1]:.2%}",
-                   f"val {row[metric.VAL_LOSS]:.4f} {row[metric.VAL_TOP1]:.2%}{beside}", average,
+                   f"val {row[metric.VAL_LOSS]:.4f} {row[metric.VAL_TOP1]:.2%}{lead}", average,
                    f"{row[metric.IMAGES_PER_SECOND]:,.0f} images/s", *waits]
         return fitting(figures, COLUMNS - len(left)) + left
 

@@ -26,7 +26,7 @@ class Staging:
     block: int  # --shuffle_block: number of consecutive samples that one request fetches
     group: int  # --shuffle_group: number of blocks whose samples are shuffled together
     seed: int  # of the order of the blocks
-    repeats: int = 1  # --repeats: an epoch reads the first one of so many parts of the blocks
+    repeats: int = 1  # --repeats: an epoch reads the first one of this many parts of the blocks
 
 
 def stage_dataset(dataset: Dataset, staging: Staging, workers: int, on_rank_0: Callable) -> Dataset:

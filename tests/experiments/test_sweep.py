@@ -464,8 +464,8 @@ def test_the_page_shows_mean_and_range(tmp_path):
     assert "4 of 8 runs have ended, about 4 min left. Too close to call: the mean top-1 is 70.00% with " in text
     assert re.search(r"1\s+64\s+2\s+55.00%\s+50.00% to 60.00%\s+\S+ \(\S+ to \S+\)\s+56.00%", text)
     assert re.search(r"4\s+64\s+1\s+10.00%\s+\S+ \(\S+ to \S+\)\s+at epoch 0.500", text)
-    assert text.count("batch size 64: 55 % (learning rate 1)") == 1 and page.count("<figure>") == 2
-    assert "batch size 64, single seeds: 60 % (learning rate 1)" in text
+    assert text.count("batch size 64: 55% (learning rate 1)") == 1 and page.count("<figure>") == 2
+    assert "batch size 64, single seeds: 60% (learning rate 1)" in text
 
 
 def test_the_page_has_the_best_command_the_reports_and_shared_advice_once(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 import model_zoo
-from optim.muon import PIECE, Muon, Share, dealt, in_pieces, operations, orthogonalized
+from optim.muon import STACK, Muon, Share, dealt, in_stacks, operations, orthogonalized
 from tests.rigs.launches import launched
 
 DECAY, MOMENTUM = 0.1, 0.9
@@ -121,7 +121,7 @@ def test_a_zero_gradient_leaves_the_weights_and_one_that_is_not_finite_shows():
 def test_shares_of_several_workers_make_the_bits_of_one(workers, monkeypatch):
     """Each worker's share is computed here in turn; a tensor that no worker had would stay zero."""
     random = np.random.default_rng(workers)
-    monkeypatch.setattr("optim.muon.PIECE", 2 * operations(16, 72))
+    monkeypatch.setattr("optim.muon.STACK", 2 * operations(16, 72))
     shapes = 3 * [(3, 3, 8, 16)] + 2 * [(24, 16)] + 2 * [(16, 4)] + [(5,)]
     names = [f"layer_{number}/{'kernel' if len(shape) > 1 else 'bias'}" for number, shape in enumerate(shapes)]
     starts, gradient = ([random.normal(size=shape).astype(np.float32) for shape in shapes] for _ in range(2))
@@ -144,11 +144,11 @@ def test_shares_of_several_workers_make_the_bits_of_one(workers, monkeypatch):
         np.testing.assert_array_equal(one, other)
 
 
-def test_matrices_are_dealt_evenly_and_in_pieces():
-    """By hand: 512 x 4608 takes 5 * (4 * 512^2 * 4608 + 2 * 512^3) = 25.5e9, so ResNet-50's three are three pieces."""
-    assert operations(512, 4608) == 25_501_368_320 > PIECE
-    assert [len(piece) for piece in in_pieces([1, 2, 3], operations(512, 4608))] == [1, 1, 1]
-    assert [len(piece) for piece in in_pieces([*range(11)], PIECE // 4)] == [4, 4, 3]
+def test_matrices_are_dealt_evenly_and_in_stacks():
+    """By hand: 512 x 4608 takes 5 * (4 * 512^2 * 4608 + 2 * 512^3) = 25.5e9, so ResNet-50's three are three stacks."""
+    assert operations(512, 4608) == 25_501_368_320 > STACK
+    assert [len(stack) for stack in in_stacks([1, 2, 3], operations(512, 4608))] == [1, 1, 1]
+    assert [len(stack) for stack in in_stacks([*range(11)], STACK // 4)] == [4, 4, 3]
     assert dealt([3, 9, 4, 4, 2], 2) == [1, 0, 1, 1, 0]  # 9 + 2 and 4 + 4 + 3
     assert dealt([5, 1], 3) == [0, 1]
 
@@ -174,7 +174,7 @@ def test_a_saved_model_is_loaded_without_custom_objects_and_goes_on(suffix, tmp_
 def test_an_update_of_resnet50_launches_few_operations():
     """A GPU takes 3 to 7 microseconds to launch one; kernel by kernel, the steps alone would be 54 * 5 * 8.
 
-    330 are products of matrices: three in each step for each of 22 pieces."""
+    330 are products of matrices: three in each step for each of 22 stacks."""
     shapes = [v.shape for v in model_zoo.create_model("resnet50", 1000, 224).trainable_variables]
     optimizer = Muon(1.0, weight_decay=0.1)
     variables = [tf.Variable(tf.zeros(shape), name="conv/kernel" if len(shape) > 1 else "norm/gamma")

@@ -12,6 +12,7 @@ BOUNDS = (
     ("max_rollbacks shuffle_group", "0", "-1", "1000000", None),
     ("validation_size", "1", "0", "4096", "4097"),
     ("seed", "0", "-1", "4294967295", "4294967296"),
+    ("stop_below_expected", "0", "-1e-9", "100", "100.1"),
     ("last_gamma momentum label_smoothing batch_norm_momentum hw_decoder_load", "0", "-1e-9", "1", "1.0000001"),
     ("drop_path", "0", "-1e-9", "0.99", "0.9900001"),
     ("ema_decay", "0", "-1e-9", "0.999999999", "1"),
