@@ -59,6 +59,9 @@ def curves_over(run: RunData, planned_values, x: XAxis) -> list[str]:
     judged = metric.EMA_VAL_TOP1 if run.rows and metric.EMA_VAL_TOP1 in run.rows[-1] else metric.VAL_TOP1
     accuracies = [charts.line(label, run.rows, x, column, ring=rings[0] if rings and column == judged else None)
                   for column, label in present(ACCURACIES)]
+    points = [point for point in run.run.get("expected") or () if x.title == "epoch" and point[0] <= x.end]
+    if points:
+        accuracies.append(Line("expected", *zip(*points, strict=True), kind="dashed"))
     first = min(float(run.flags.get("evaluate_every", 1)), run.epochs)
     empty = "no evaluation" if run.divergence or run.state != "in progress" else (
         f"first evaluation after epoch {number(first)}")
