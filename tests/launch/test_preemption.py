@@ -30,7 +30,8 @@ def node(tmp_path):
     for name, program in {"mpirun": HANGS, "srun": HANGS, "squeue": "#!/bin/sh\necho ${STATE-RUNNING}\n",
                           "scontrol": '#!/bin/sh\necho "$@" >>asked; touch over\n',  # Slurm ends the job's steps
                           "python": f'#!/bin/sh\nexec {BIN}/python "$@"\n',
-                          "timeout": '#!/bin/sh\n[ "${1#-}" = "$1" ] || shift\necho "$1" >>limits\nshift\nexec "$@"\n'}.items():
+                          "timeout": '#!/bin/sh\n[ "${1#-}" = "$1" ] || shift\n'
+                                     'echo "$1" >>limits\nshift\nexec "$@"\n'}.items():
         (tmp_path / name).write_text(program)
         (tmp_path / name).chmod(0o755)
 
