@@ -170,7 +170,7 @@ def test_a_recipe_has_a_name():
     (["--lr=0.1"], 2, "the learning rate is --learning_rate"),
     (["--gpus=8"], 2, "start one worker per GPU"),
     (["--device=cuda"], 2, "did you mean gpu?"),
-    (["--model=keras:MobileNetV3Smal"], 2, "|keras:NAME>, or your own as MODULE:NAME; did you mean keras:MobileNetV3Small?"),
+    (["--model=keras:MobileNetV3Smal"], 2, "or your own as MODULE:NAME; did you mean keras:MobileNetV3Small?"),
     (["--pretrained"], 2, "--pretrained and --pretrained_weights need a network of Keras"),
     (["--model=keras:VGG16", "--pretrained", "--pretrained_weights=w.h5"], 2, "remove one of them"),
     (["--model=keras:VGG16", "--init_checkpoint=x", "--pretrained_weights=w.h5"], 2, "remove one of them"),
