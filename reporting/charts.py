@@ -88,27 +88,30 @@ def lines(title: str, x: XAxis, series: Sequence[Line], y: YAxis = NUMBERS, has_
     margin = 0 if x.end else 0.04 * (last - first)
     low, high, y_ticks = _scale(values, y)
     across = _axis(first - margin, max(last, first + 1e-9) + margin, LEFT, WIDTH - RIGHT)
-    down = _axis(low, high, HEIGHT - BOTTOM, TOP, y.log)
+    height = _axis(low, high, HEIGHT - BOTTOM, TOP, y.log)
+
+    def down(value) -> float:  # a value outside lies on the edge
+        return height(min(max(value, low), high))
+
     x_ticks = x.ticks or [(tick, number(tick)) for tick in ticks(first, last, 6, x.title in WHOLE)]
     named = dict(x.ticks)
     body = [_labels_below([(across(tick), text) for tick, text in x_ticks], x.title)]
     if values:
-        body.insert(0, _grid(down, y_ticks, y.show))
+        body.insert(0, _grid(height, y_ticks, y.show))
     else:
         body.append(f'<text x="{WIDTH / 2}" y="{HEIGHT / 2}" class="middle">{html.escape(empty)}</text>')
     ends = []
     for line in drawn:
         points = [(left, value) for left, value in zip(line.x, line.y, strict=True) if value is not None]
         ends += [f"{line.label} {y.show(points[-1][1])}"] if points else []
-        inside = replace(line, y=[None if value is None else min(max(value, low), high) for value in line.y])
         dots = "".join(
-            f'<circle cx="{across(left):.1f}" cy="{down(min(max(value, low), high)):.1f}" r="2.5"'
+            f'<circle cx="{across(left):.1f}" cy="{down(value):.1f}" r="2.5"'
             + ' class="ring"' * (left == line.ring) + ">"
             + _title(f"{line.label}: {y.show(value)} ({x.title} {named.get(left, number(left))})") + "</circle>"
             for left, value in points)
         has_dots = line.kind == "dots" or len(points) == 1 or (not line.kind and len(points) <= MOST_DOTS)
         body.append(f'<g class="line c{line.colour % COLOURS} {line.kind} {"" if has_dots else "hidden"}">'
-                    f'<path d="{"" if line.kind == "dots" else _path(inside, across, down)}"/>{dots}</g>')
+                    f'<path d="{"" if line.kind == "dots" else _path(line, across, down)}"/>{dots}</g>')
     keys = [(line.label, line.colour, line.kind) for line in drawn] if len(drawn) > 1 and has_legend else []
     label = f"{title}, by {x.title}" + (f"; at the end: {', '.join(ends)}" if ends else "")
     return figure(title, _svg(label, WIDTH, HEIGHT, body, "lines"), keys)

@@ -55,16 +55,15 @@ def curves_over(run: RunData, planned_values, x: XAxis) -> list[str]:
     if run.steps:
         losses.insert(0, charts.line("train, single updates", run.steps, x, "loss", colour=0, kind="faint",
                                      clipped=True))
-    rings = [x.of(row) for row in run.rows[1:] and run.rows if row["epoch"] == run.best["epoch"]]
+    best = [x.of(row) for row in run.rows if row["epoch"] == run.best["epoch"]] if len(run.rows) > 1 else []
     judged = metric.EMA_VAL_TOP1 if run.rows and metric.EMA_VAL_TOP1 in run.rows[-1] else metric.VAL_TOP1
-    accuracies = [charts.line(label, run.rows, x, column, ring=rings[0] if rings and column == judged else None)
+    accuracies = [charts.line(label, run.rows, x, column, ring=best[0] if best and column == judged else None)
                   for column, label in present(ACCURACIES)]
     points = [point for point in run.run.get("expected") or () if x.title == "epoch" and point[0] <= x.end]
     if points:
         accuracies.append(Line("expected", *zip(*points, strict=True), kind="dashed"))
     first = min(float(run.flags.get("evaluate_every", 1)), run.epochs)
-    empty = "no evaluation" if run.divergence or run.state != "in progress" else (
-        f"first evaluation after epoch {number(first)}")
+    empty = f"first evaluation after epoch {number(first)}" if run.state == "in progress" else "no evaluation"
     drawn = [charts.lines("Loss", x, losses, charts.LOGARITHMIC, empty=empty),
              charts.lines("Accuracy", x, accuracies, charts.PERCENT, empty=empty)]
     for title, column, planned in planned_values:
