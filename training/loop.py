@@ -148,9 +148,10 @@ def evaluate_after(interval: Interval, job: Job, results: Results, recovery: Rec
         for observer in results.observers:
             observer.evaluation(evaluation)
     state.progress.add_evaluation(interval.epoch, top1_of(row), row[metric.SECONDS], job.exact is not None)
-    recovery.after_evaluation(interval.epoch, top1_of(row), target_is_reached(job))
-    most, ends = job.settings.run.stop_below_expected, target_is_reached(job) or interval.end == job.plan.steps
-    if not (expected is None or most is None or ends) and top1_of(row) < expected - most / 100:
+    is_reached, most = target_is_reached(job), job.settings.run.stop_below_expected
+    recovery.after_evaluation(interval.epoch, top1_of(row), is_reached)
+    goes_on = not is_reached and interval.end < job.plan.steps
+    if goes_on and None not in (expected, most) and top1_of(row) < expected - most / 100:
         raise BelowExpected(interval.end, interval.epoch, top1_of(row), expected, curve.path)
     return result
 
