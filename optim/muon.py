@@ -51,7 +51,7 @@ class Muon(AdamW):
     beta_1, beta_2 and epsilon, but without amsgrad. A zero x gives no update apart from weight decay. An infinite or
     NaN gradient makes the weights NaN, as in LARS.
 
-    share: this worker's Share, for one process of several. The updates have the same bits without it.
+    share: the part that this worker orthogonalizes; None: all. The weights have the same bits either way.
 
     learning_rate: of both; a float, a schedule, or assigned before each update. momentum: of the kernels. weight_decay:
         decoupled, as in AdamW. exclude: suffixes of names, such as `dense/kernel`. These variables get no weight decay.
@@ -173,7 +173,10 @@ def in_stacks(members: list, cost: int) -> list[list]:
 
 
 def dealt(costs: list[int], workers: int) -> list[int]:
-    """Returns the worker of each stack. The dearest is dealt first, and each to the worker with the least so far."""
+    """Returns the worker of each stack, by longest processing time first (Graham 1969).
+
+    The stack that costs most comes first, and each goes to the worker with the least so far.
+    """
     loads = [(0, worker) for worker in range(workers)]
     owners = [0] * len(costs)
     for cost, index in sorted(((cost, index) for index, cost in enumerate(costs)), reverse=True):
