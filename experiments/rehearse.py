@@ -215,8 +215,8 @@ class Stage:
         return checked(Planned(label, after.recipe.seed, tuple(words)), after, self._folder), after
 
     def train(self, run: Planned) -> Result:
-        self._sweep.train([run])
-        return Result.read(self._folder / run.name)
+        [result] = self._sweep.train([run])
+        return result
 
     def reference(self, model: str, updates: float) -> Result:
         """Returns the result of the fixed training of a small network with SGD and as many updates."""

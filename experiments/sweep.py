@@ -77,8 +77,8 @@ class Sweep:
         self._write()
         return [run for run in runs if run.name not in self._results]
 
-    def train(self, runs: Sequence[Planned], final: bool = True) -> list[float]:
-        """Trains the runs that have not ended. Returns the validation top-1 of all of them after the last epoch.
+    def train(self, runs: Sequence[Planned], final: bool = True) -> list[Result]:
+        """Trains the runs that have not ended. Returns the results of all of them.
 
         final: whether the runs are compared with each other in best.json. Those of a search are not.
         """
@@ -93,7 +93,7 @@ class Sweep:
                 raise
             print(f"  {described(self._results[run.name])}", file=sys.stderr, flush=True)
             self._write()
-        return [top1_of(asdict(self._results[run.name])) for run in runs]
+        return [self._results[run.name] for run in runs]
 
     @property
     def rows(self) -> list[dict]:
@@ -145,8 +145,8 @@ def run(argv: Sequence[str]) -> list[dict]:
         elif options.search_rate:
             for values, own, start in zip(combinations, seeds, centres, strict=True):
                 search = functools.partial(plan, values | search_set, own[0])
-                rate = best_rate(start, lambda rates, search=search: sweep.train(
-                    [search(learning_rate=rate) for rate in rates], final=False))
+                rate = best_rate(start, lambda rates, search=search: [top1_of(asdict(result)) for result in sweep.train(
+                    [search(learning_rate=rate) for rate in rates], final=False)])
                 sweep.train([plan(values, seed, learning_rate=rate) for seed in own])
         else:
             sweep.train(runs)
