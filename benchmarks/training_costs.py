@@ -13,8 +13,9 @@ Every round trains the digits once with each set of flags, in turn. The output s
 first set. The rate of a training excludes its first epoch, which compiles.
 
 keras: the update of train.py and of Keras's `fit` on one worker, ResNet-20 at 32 pixels, batch 128, on images that are
-in memory. Batch norm covers the micro-batch, as in Keras, or groups of 32 images. The processor seconds of an update
-are the difference between processes of SHORT and of LONG updates; train.py also evaluates 4 % as many images.
+in memory; train.py decodes them. Batch norm covers the micro-batch, as in Keras, or groups of 32 images. The processor
+seconds of an update are the difference between processes of SHORT and of LONG updates. Both evaluate 4 % as many
+images.
 """
 import argparse
 import json
