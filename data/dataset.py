@@ -38,7 +38,8 @@ class Window:
     seed: int | None  # random seed of the order of the blocks; None: each pass reads them in the order of the dataset
     is_shared: bool = False  # whether several workers of the node read from it
     is_kept: bool = False  # whether it stays for the next training
-    repeats: int = 1  # an epoch reads the first one of this many parts of the blocks
+    group: int = 1  # number of blocks whose samples are shuffled together
+    repeats: int = 1  # how often an epoch takes each of its samples
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,17 @@ def block_order(split: Split, seed: int, epoch: int, block: int) -> np.ndarray:
     return random.permutation(len(block_starts(split, block)))
 
 
+def blocks_read(split: Split, seed: int, epoch: int, block: int, group: int, repeats: int) -> np.ndarray:
+    """Returns the numbers of the blocks that an epoch reads, in this order, int64: all, or with repeats the first ones.
+
+    group, repeats: of `stream`.
+    """
+    chosen = block_order(split, seed, epoch, block)
+    ends = np.cumsum(np.diff(block_starts(split, block), append=split.samples)[chosen])
+    blocks = np.searchsorted(ends, -(-split.samples // (2 * repeats)) * 2) + 1
+    return chosen[:-(-blocks // group) * group]
+
+
 def _concatenated(starts, sizes, chosen) -> np.ndarray:
     """Returns the concatenation of the ranges start, ..., start + size - 1, in the order `chosen`."""
     sizes = sizes[chosen]

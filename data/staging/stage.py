@@ -26,7 +26,7 @@ class Staging:
     block: int  # --shuffle_block: number of consecutive samples that one request fetches
     group: int  # --shuffle_group: number of blocks whose samples are shuffled together
     seed: int  # of the order of the blocks
-    repeats: int = 1  # --repeats: an epoch reads the first one of this many parts of the blocks
+    repeats: int = 1  # --repeats: how often an epoch takes each of its samples
 
 
 def stage_dataset(dataset: Dataset, staging: Staging, workers: int, on_rank_0: Callable) -> Dataset:
@@ -63,4 +63,5 @@ def open_window(dataset: Dataset, staging: Staging, name: str, workers: int) -> 
     else:
         folder = window_folder(Path(in_memory(size) or tempfile.gettempdir()), name)
     return dataset.in_window(Window(folder, size - 4 * workers * room, room, staging.block, staging.seed,
-                                    is_shared=workers > 1, is_kept=bool(staging.folder), repeats=staging.repeats))
+                                    is_shared=workers > 1, is_kept=bool(staging.folder), group=staging.group or 1,
+                                    repeats=staging.repeats))

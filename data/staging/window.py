@@ -108,8 +108,8 @@ class Blocks:
         self._mutex = threading.Lock()
         self._fits = split.stored_size + CHECKSUM.size * len(self._starts) <= window.size
         self._unlisted = window.size  # bytes stored since the folder was listed; at first, as much as there may be
-        self._order: dict[int, np.ndarray] = {}  # position of each block in the order of an epoch
-        self._now = (0, 0)  # epoch, and position in its order
+        self._order: dict[int, np.ndarray] = {}  # epoch -> the blocks that it reads
+        self._now = (0, 0)  # epoch, and position in its blocks
         self.requests = self.fetched = self.hits = 0  # as in data.staging.spool.Admitted, since the start
         if not self._fits:
             self._delete(lambda used: window.size)  # an earlier training may have had more
@@ -121,7 +121,7 @@ class Blocks:
     def ask(self, wanted: list[tuple[int, int]]) -> None:
         """Begins to read the blocks that are needed next: (block, epoch of the training), ... Forgets all others."""
         block, epoch = wanted[0 if self._window.is_shared else -1]
-        self._now = epoch, int(self._ranks(epoch)[block])
+        self._now = epoch, int(np.flatnonzero(self._read_in(epoch) == block)[0])
         before = self._asked
         self._asked = {block: before.get(block) or self._pool.submit(self._read, block)
                        for block in dict.fromkeys(block for block, _ in wanted)}
@@ -229,25 +229,26 @@ class Blocks:
             sizes = {int(entry.name): entry.stat().st_size for entry in os.scandir(self._window.folder)
                      if entry.name.isdigit()}
             epoch, now = self._now
-            ranks = self._ranks(epoch)
-            later = self._ranks(epoch + 1)
-            read = -(-len(ranks) // self._window.repeats)  # blocks in an epoch
-            use = {block: ranks[block] if now <= ranks[block] < read else len(ranks) + later[block] for block in sizes}
+            use = np.full(len(self._starts), np.inf)
+            for ahead in reversed(range(2 * self._window.repeats)):  # epochs in which almost all blocks are read
+                read = self._read_in(epoch + ahead)[0 if ahead else now:]
+                use[read] = ahead * len(use) + np.arange(len(read))
             used = sum(sizes.values())
             limit = remaining(used)
-            for block in sorted(sizes, key=use.get, reverse=True):
+            for block in sorted(sizes, key=use.item, reverse=True):
                 if used <= limit:
                     break
                 (self._window.folder / str(block)).unlink(missing_ok=True)
                 used -= sizes[block]
         return bool(sizes)
 
-    def _ranks(self, epoch: int) -> np.ndarray:
-        """Returns the position of each block in the order of an epoch."""
-        if self._window.seed is None:
+    def _read_in(self, epoch: int) -> np.ndarray:
+        """Returns the blocks that an epoch reads, in this order."""
+        window = self._window
+        if window.seed is None:
             return np.arange(len(self._starts))
         if epoch not in self._order:
-            chosen = order.block_order(self.split, self._window.seed, epoch, self._window.block)
-            self._order = {earlier: ranks for earlier, ranks in self._order.items() if earlier >= epoch - 1}
-            self._order[epoch] = np.argsort(chosen)
+            self._order = {other: read for other, read in self._order.items() if other >= self._now[0]}
+            self._order[epoch] = order.blocks_read(self.split, window.seed, epoch, window.block, window.group,
+                                                   window.repeats)
         return self._order[epoch]

@@ -6,12 +6,14 @@ import subprocess
 import sys
 import zlib
 
+import numpy as np
 import pytest
 from conftest import ROOT
 
 from common.errors import UserError
+from data import order
 from data.dataset import Window, open_dataset
-from data.staging.window import Blocks, kept_folder, name_of
+from data.staging.window import CHECKSUM, FULL, Blocks, kept_folder, name_of
 from tests.rigs.web import serving
 
 BLOCK = 50
@@ -131,3 +133,30 @@ def test_all_windows_together_keep_within_the_size(server, content, tmp_path):
     assert [path.name for path in private.glob("[!.]*")] == [names[0]]
     assert read(server, place, "a", size=900_000)[1] == content
     assert 600_000 < sum(path.stat().st_size for path in private.glob("*/*/*")) <= 900_000
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_a_small_window_keeps_the_blocks_that_are_needed_next(server, tmp_path, repeats):
+    """The fewest requests are those of a window that deletes the block with the latest next use (Belady 1966)."""
+    size, epochs = 500_000, 12
+    window = Window(tmp_path, size, 0, BLOCK, 0, group=4, repeats=repeats)
+    split = open_dataset(f"{server.url}/a").in_window(window).train
+    blocks = Blocks(split, split.window)
+    samples = order.stream(split, 0, np.arange(epochs * split.samples), BLOCK, 4, repeats)
+    in_epoch = np.arange(len(samples)) // split.samples
+    wanted = list(dict.fromkeys(zip(blocks.of(samples).tolist(), in_epoch.tolist(), strict=True)))
+    uses = [block for block, _ in wanted]
+    kept, fewest = {}, 0
+    for place, (block, epoch) in enumerate(wanted[:len(wanted) // 2]):
+        blocks.ask([(block, epoch)])
+        stored = len(blocks._asked[block].result()[1]) + CHECKSUM.size
+        if block not in kept:
+            fewest += 1
+            following = {other: [*uses[place + 1:], other].index(other) for other in kept}
+            for other in sorted(kept, key=following.get, reverse=True):
+                if sum(kept.values()) + stored <= FULL * split.window.size:
+                    break
+                del kept[other]
+            kept[block] = stored
+    assert len(kept) < BLOCKS and len(set(uses)) == BLOCKS
+    assert fewest <= blocks.requests <= 1.15 * fewest
