@@ -3,11 +3,13 @@
     uv run python -m benchmarks.training_costs --of=faults [--rounds=3] [--workers=2]
     uv run python -m benchmarks.training_costs --of=exchange --workers=4
     uv run python -m benchmarks.training_costs --of=deterministic --workers=4
+    uv run python -m benchmarks.training_costs --of=muon --model=resnet50
     uv run python -m benchmarks.training_costs --of=keras
 
 faults: --deterministic, and checkpoints every twentieth of an epoch, which is every step here, far more often than
 needed. This shows the cost of writing in the background. exchange: ring and torus, float32 and float16. deterministic:
-the same bits on this number of workers, and on any number.
+the same bits on this number of workers, and on any number. muon: how long its orthogonalization takes, and what workers
+gain that share it.
 
 Every round trains the digits once with each set of flags, in turn. The output shows the medians of the ratios to the
 first set. The rate of a training excludes its first epoch, which compiles.
@@ -28,6 +30,7 @@ from pathlib import Path
 
 from tests.rigs.trainings import start
 
+MUON = ("--optimizer=muon", "--learning_rate=0.02", "--warmup_learning_rate=0")
 CANDIDATES = {
     "faults": {
         "plain": ("--checkpoint_every=1000",),
@@ -44,6 +47,11 @@ CANDIDATES = {
     "deterministic": {
         "same_workers": ("--deterministic=same_workers", "--micro_batch_size=32"),
         "any number of workers": ("--deterministic", "--micro_batch_size=32"),
+    },
+    "muon": {
+        "LARS": (),
+        "Muon": (*MUON, "--share_orthogonalization=false"),
+        "Muon, shared": (*MUON, "--share_orthogonalization=true"),
     },
 }
 SHORT, LONG = 50, 250  # updates
