@@ -131,10 +131,10 @@ class GradientExchange:
     def gathered(self, tensors) -> list:
         """Returns float32 tensors of which one worker has each, and the others zeros. They keep their bits.
 
-        It is one message. Several would deadlock: an operation of Horovod holds a thread until it is done, and workers
-        that compute different tensors start such operations in different orders.
+        On a worker that has none, all are constants, and Grappler would compute the message before the first step,
+        once, because Horovod's operations are not declared stateful. So the value of a variable goes with them.
         """
-        return self.sum(tensors, "gathered")
+        return self.sum([*tensors, self.scales.read_value()[:1]], "gathered")[:-1]
 
     def sum(self, tensors, name: str) -> list:
         """Returns the sum of each tensor over the workers, with one message along the gradients' path.

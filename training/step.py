@@ -159,9 +159,7 @@ def make_train_step(parts: StepParts):
         assign_rates(optimizer, given.learning_rate, given.momentum)
         updates = inner(optimizer).iterations.read_value()
         summed = exchange.sum([other_form.term(given.signals), *terms[1:]], "results")
-        is_shared = getattr(inner(optimizer), "share", None)  # all workers then send the message of the update last
-        with tf.control_dependencies([*summed, exchange.scales.read_value()] if is_shared else []):
-            is_updated = apply(optimizer, gradients, norms, variables, parts.clip_norm, parts.xla)
+        is_updated = apply(optimizer, gradients, norms, variables, parts.clip_norm, parts.xla)
         signals, results, statistics, squares = map(other_form.total, summed, ([len(Signals._fields)], *shapes[1:]))
         parts.totals.add(results)
         if moving:

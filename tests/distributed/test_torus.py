@@ -49,6 +49,7 @@ def test_every_grid_gives_the_mean_on_all_workers(kind, workers, by_others):
         assert all(other[way]["digest"] == found["digest"] for other in others), way  # to the bit, on every rank
         mean = [pytest.approx(1e6 + (workers - 1) / 2, rel=1e-7)] * 3  # in float32, whatever the compression
         assert found["statistics"] == [mean, mean, [[1], [1]]], way
+        assert found["gathered"] == [[[total] * 3, [total**2] * 3] for total in (workers, 2 * workers)], way
         assert found["first"] < 3e-7 * workers, way
         # each partial sum rounds once
         assert (found["fp16"] < 2 * workers * HALF if workers > 1 else found["fp16"] < 1e-7), way

@@ -102,6 +102,19 @@ def half_precision(average) -> dict:
             "undefined": [bool(np.isnan(undefined[5])), int(np.isfinite(undefined).sum())]}
 
 
+def gathered(collectives) -> list:
+    """A sum, and what all ranks have of a tensor that rank 0 computes from it; the others have constant zeros."""
+    exchange = GradientExchange(collectives)
+    exchange.scales = initial_scales(1)
+
+    @tf.function(autograph=False)
+    def shared(number):
+        [total] = exchange.sum([tf.fill([3], number)], "before")
+        return total, *exchange.gathered([total * total if hvd.rank() == 0 else tf.zeros([3])])
+
+    return [[one.numpy().tolist() for one in shared(tf.constant(number))] for number in (1.0, 2.0)]
+
+
 def main(brief: bool, others: bool) -> dict:
     """brief: no more than the torus in float32. others: also by what elastic workers and NCCL have."""
     os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"  # as --deterministic: the same sums in the same order
@@ -133,6 +146,7 @@ def main(brief: bool, others: bool) -> dict:
         ours = [tf.fill([3], tf.cast(1e6 + hvd.rank(), kind)) for kind in (tf.float32, tf.float64)] + [tf.ones([2, 1])]
         sums = GradientExchange(collectives, "fp16").sum(ours, "statistics")
         found[name]["statistics"] = [(one / hvd.size()).numpy().tolist() for one in sums]
+        found[name]["gathered"] = gathered(collectives)
     return found
 
 
