@@ -24,7 +24,7 @@ from reporting.run_data import RunData, validation_set
 
 def gap(row: dict) -> float | None:
     """Returns the generalization gap of a row of metrics.jsonl: train top-1 minus validation top-1."""
-    train, validation = row[metric.TRAIN_TOP1], row[metric.VAL_TOP1]
+    train, validation = row.get(metric.TRAIN_TOP1), row.get(metric.VAL_TOP1)
     return None if None in (train, validation) else train - validation
 
 
@@ -83,8 +83,8 @@ def overview(shown: list[Setting], lines: list[dict]) -> list[dict]:
 
 def not_counted(unfinished: list[dict]) -> str:
     """Returns a space and a sentence on the runs that have not ended, which are not ranked."""
-    names = [row["folder"] + ("" if row[metric.VAL_TOP1] is None else f" at {row[metric.VAL_TOP1]:.2%} so far")
-             for row in unfinished]
+    names = [row["folder"] + (f" at {own.percent()} so far" if own.top1 else "")
+             for row in unfinished for own in settings([row])]
     verb = "is" if len(names) == 1 else "are"
     return f" {plural(len(names), 'unfinished run')}, {listed(names)}, {verb} not counted."
 

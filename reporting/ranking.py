@@ -21,6 +21,7 @@ from common import metric
 from common.run_folder import top1_of
 from reporting.charts import number
 from reporting.page import duration, filled_columns, grouped, plural
+from reporting.sentences import rounded
 from training.advice import interval, is_guessing
 
 MOST_SEEDS = 100  # of a setting; if more were needed, the sentence says that they may not suffice
@@ -78,13 +79,16 @@ class Setting:
         """Whether the spread over seeds is unknown, because there is one run, which did not diverge."""
         return len(self.top1) < 2 and not self.rows[0].get("diverged")
 
-    @property
-    def scope(self) -> str:
-        """The range of top-1 in words: lowest to highest, or the 95 % interval of a single run unless it diverged."""
+    def scope(self, show: Callable[[float], str] = "{:.2%}".format) -> str:
+        """Returns the range of top-1: lowest to highest, or the 95 % interval of a single run unless it diverged."""
         if len(self.top1) < 2 and not self.rows[0].get(metric.VAL_SAMPLES):
             return ""
         low, high = (min(self.top1), max(self.top1)) if len(self.top1) > 1 else self.interval
-        return f"{low:.2%} to {high:.2%}" + " (95% interval)" * (len(self.top1) < 2)
+        return f"{show(low)} to {show(high)}" + " (95% interval)" * (len(self.top1) < 2)
+
+    def percent(self, top1: float | None = None) -> str:
+        """Returns an accuracy, by default the mean, with as many decimals as the interval leaves a meaning."""
+        return rounded(self.mean if top1 is None else top1, self.interval)
 
     def lead(self, other: "Setting", seeds_too: bool = True) -> tuple[float, float, float]:
         """Returns the difference to the mean of another setting, and the bounds of its 95 % interval.
@@ -142,7 +146,7 @@ def table(shown: Sequence[Setting], columns: Callable[[dict], dict], ranked: Seq
         flags = {name: number(one.flags.get(name, "")) for name in names}
         values = [columns(row) for row in one.rows]
         top1 = {"runs": str(len(values)) * (len(rows) > len(shown)), "top-1": f"{one.mean:.2%}" * bool(one.top1),
-                "range": one.scope * bool(one.top1), LEAD: leads.get(str(one.flags), "")}
+                "range": one.scope() * bool(one.top1), LEAD: leads.get(str(one.flags), "")}
         lines.append(dict([*flags.items()][:MOST_NAMED]) | top1 | {
             title: text_of(title, [own[title] for own in values]) for title in values[0]} | flags)
     return filled_columns(lines)
@@ -215,7 +219,8 @@ def not_ranked(judged: Sequence[Setting], grid: Sequence[Setting]) -> str:
     best = max(judged, key=lambda one: one.mean)
     guess = max(guess_of(row) for row in rows)
     if guess and is_guessing(best.mean, best.samples, guess):
-        return f"The highest top-1, {best.mean:.2%}, is at the level of guessing, which is right on {guess:.2%}."
+        return (f"The highest top-1, {best.percent()}, is at the level of guessing, which is right on "
+                f"{best.percent(guess)}.")
     return ""
 
 
@@ -241,15 +246,15 @@ def in_words(close: Sequence[Setting], tied: Sequence[Setting], others: Sequence
     best = close[0]
     mean = "mean top-1" if any(len(one.rows) > 1 for one in close) else "top-1"
     if len(tied) > 1:
-        return f"A tie: the {mean} of {listed([one.name for one in tied])} is {best.mean:.2%}. More seeds may tell."
+        return f"A tie: the {mean} of {listed([one.name for one in tied])} is {best.percent()}. More seeds may tell."
     if len(close) > 1:
-        each = listed([f"{one.mean:.2%} with {one.name}" for one in close])
+        each = listed([f"{one.percent()} with {one.name}" for one in close])
         lead = in_points(best, close[1], " points")
         return f"Too close to call: the {mean} is {each}. The first leads by {lead}. {hint}"
     subject = f"The highest {mean}, that of {best.name}," if others else f"The {mean}"
-    scope = f", from {best.scope}" * bool(best.scope)
+    scope = f", from {bounds}" if (bounds := best.scope(best.percent)) else ""
     lead = f" It leads {others[0].name} by {in_points(best, others[0], ' points')}." if others else ""
-    return f"{subject} is {best.mean:.2%}{scope} in {plural(len(best.rows), 'run')}.{lead} {hint}".rstrip()
+    return f"{subject} is {best.percent()}{scope} in {plural(len(best.rows), 'run')}.{lead} {hint}".rstrip()
 
 
 def on_seeds(close: Sequence[Setting], more: int | None) -> str:

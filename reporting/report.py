@@ -21,11 +21,12 @@ from common.run_folder import FLAGS, PAGE, PLAN, top1_of
 from common.version import revision_text
 from reporting import heat_map, sentences
 from reporting.charts import number
-from reporting.compare import comparison
-from reporting.page import commands, details, duration, facts, html_table, page, plural, tiles
+from reporting.compare import comparison, gap
+from reporting.page import commands, details, facts, html_table, page, plural, tiles
 from reporting.run_data import RunData
 from reporting.sections import curves, mistakes, noise_scale, samples, times
-from reporting.sentences import in_words
+from reporting.sentences import rounded, uncertainty
+from training.advice import interval
 
 RELOADS = 5, 60  # seconds; bounds of the time between two reloads
 BATCH_NORM = "/gamma", "/beta"  # variables
@@ -79,12 +80,13 @@ def write_report(folder) -> Path:
 def report(run: RunData) -> str:
     """Returns the page."""
     sections = [
-        f'<p class="result">{sentences.result(run)}</p>', sentences.advice(run), sentences.published(run),
-        sentences.state(run), figures(run), next_commands(run),
+        f'<p class="result">{sentences.result(run)}</p>', figures(run), sentences.state(run), sentences.advice(run),
+        sentences.published(run), next_commands(run),
         "<h2>Curves</h2>", curves(run), *mistakes(run.outcomes), *times(run), *noise_scale(run), *layers(run),
         *samples(run), "<h2>Plan</h2>", phases(run), *settings(run),
         "<h2>Evaluations</h2>", details("All evaluations", html_table(run.rows)), "<h2>This run</h2>", origin(run)]
-    reached = f"{top1_of(run.result):.1%}" if run.rows else run.state
+    top1 = top1_of(run.result) if run.rows else None
+    reached = run.state if top1 is None else rounded(top1, interval(top1, sentences.validation_samples(run)))
     return page(run.folder.name, sections, reload_seconds(run), f"{reached} {run.flags['model']}, {run.folder.name}")
 
 
@@ -106,22 +108,26 @@ def reload_seconds(run: RunData) -> int | None:
 
 
 def figures(run: RunData) -> str:
-    """Returns the most important numbers, large."""
-    now = run.result
-    best = run.best
+    """Returns the most important numbers, large: how good the result is, how certain, and compared with what."""
+    now, samples = run.result, sentences.validation_samples(run)
     if not now:
         return ""
-    accuracies = {"validation top-1": now[metric.VAL_TOP1],
-                  "validation top-5": now.get(metric.VAL_TOP5) if run.has_top5 else None,
-                  "top-1 of the average": now.get(metric.EMA_VAL_TOP1)}
-    if best and best["top1"] not in accuracies.values():
-        accuracies[f"best top-1, epoch {number(best['epoch'])}"] = best["top1"]
-    accuracies = {name: value for name, value in accuracies.items() if value is not None}
-    samples = sentences.validation_samples(run)
-    shown = {name: f"{value:.2%}" for name, value in accuracies.items()}
-    shown |= {"validation loss": number(now[metric.VAL_LOSS]), "images/s": f"{now[metric.IMAGES_PER_SECOND]:,.0f}",
-              "time": duration(now["seconds"])}
-    return tiles(shown, {name: in_words(value, samples) for name, value in accuracies.items()})
+    certain = {"validation top-1, last epoch": now[metric.VAL_TOP1],
+               "top-1 of the average, last epoch": now.get(metric.EMA_VAL_TOP1),
+               "validation top-5, last epoch": now.get(metric.VAL_TOP5) if run.has_top5 else None}
+    certain = {name: value for name, value in certain.items() if value is not None}
+    bounds = interval(now[metric.VAL_TOP1], samples)
+    shown = {name: rounded(value, interval(value, samples)) for name, value in certain.items()}
+    below = {name: uncertainty(value, samples) for name, value in certain.items()}
+    if run.best and run.best["top1"] not in certain.values():
+        shown[f"best, epoch {number(run.best['epoch'])}"] = rounded(run.best["top1"], bounds)
+    if (lead := gap(now)) is not None:
+        shown["train minus validation"] = f"{'+' * (lead > 0)}{rounded(lead, bounds)[:-1]} points"
+    label, most, of = sentences.most_frequent(run)
+    if of:
+        shown["guessing"] = rounded(most / of, bounds)
+        below["guessing"] = f"always naming {run.outcomes['classes'][label]}"
+    return tiles(shown | {"images/s": f"{now[metric.IMAGES_PER_SECOND]:,.0f}"}, below)
 
 
 def next_commands(run: RunData) -> str:

@@ -13,6 +13,8 @@ from reporting import charts, heat_map, sentences
 from reporting.charts import Line, XAxis, number
 from reporting.page import constant_values, details, duration, html_table, over_epochs_and_time
 from reporting.run_data import RunData
+from reporting.sentences import rounded
+from training.advice import interval
 from training.by_class import averages, by_class, weakest_first
 
 ACCURACIES = {
@@ -205,24 +207,25 @@ def per_class(made: dict, wrong: Counter) -> str:
     """Returns a table of the classes, weakest first. made: content of outcomes.json. wrong: its pairs with errors."""
     labels, predicted, counts = zip(*made["confusion"], strict=True)
     rows = by_class(labels, predicted, made["classes"], counts)
-    means = averages(rows)
+    recall, f1 = (rounded(mean, interval(mean, sum(counts))) for mean in averages(rows).values())
     more = f" {len(rows) - MOST_CLASSES} more are in {CLASSES}." if len(rows) > MOST_CLASSES else ""
     confused = {}  # class -> what most of its errors are predicted as
     for (label, other), count in wrong.most_common():
         confused.setdefault(made["classes"][label], f"{made['classes'][other]} ({count:,})")
-    listed = [{"class": row["class"], "images": row["images"], "recall, 95% interval": with_interval(row, "recall"),
-               "precision": "" if row["precision"] is None else f"{row['precision']:.1%}",
+    listed = [{"class": row["class"], "images": row["images"],
+               **{f"{name}, 95% interval": with_interval(row, name) for name in ("recall", "precision")},
                "most confused with": confused.get(row["class"], "")} for row in weakest_first(rows)[:MOST_CLASSES]]
     return (f"<div><h3>Classes, weakest first</h3>{html_table(listed)}"
             '<p class="muted">Recall is the share of the images of a class that are predicted as it. Precision is the '
             "share of the images predicted as a class that belong to it. Over the classes, the mean recall (balanced "
-            f"top-1) is {means[metric.BALANCED_TOP1]:.2%}, and the mean of F1, the harmonic mean of the two (macro "
-            f"F1), is {means[metric.MACRO_F1]:.2%}.{more}</p></div>")
+            f"top-1) is {recall}, and the mean of F1, the harmonic mean of the two (macro "
+            f"F1), is {f1}.{more}</p></div>")
 
 
 def with_interval(row: dict, name: str) -> str:
     """Returns a fraction of a row of by_class with its interval, or an empty string if there is none."""
-    return "" if row[name] is None else f"{row[name]:.1%} ({row[f'{name}_low']:.1%} to {row[f'{name}_high']:.1%})"
+    bounds = row[f"{name}_low"], row[f"{name}_high"]
+    return "" if row[name] is None else "{} ({} to {})".format(*(rounded(one, bounds) for one in (row[name], *bounds)))
 
 
 def worst(made: dict) -> list[str]:

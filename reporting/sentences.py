@@ -1,5 +1,6 @@
-"""Sentences on a run: its result with a confidence interval, the paper's figure, its state, waiting for storage."""
+"""Sentences on a run: what was trained, the paper's figure, its state, waiting for storage; accuracies in words."""
 import html
+import math
 import time
 
 from common import metric
@@ -11,51 +12,29 @@ from reporting.run_data import RunData
 from training.advice import interval, is_guessing
 
 STORAGE_LIMITS = 0.05  # share of step time spent waiting for storage, from which a sentence says so
-IMBALANCE = 0.05  # top-1 that guessing the most frequent class gains over 1 / classes, from which a sentence says so
 
 
 def result(run: RunData) -> str:
-    """Returns the result in one sentence, with HTML."""
+    """Returns what has been trained and evaluated, and whether it is no better than guessing, with HTML."""
     now = run.result
     model = html.escape(run.flags["model"])
     if run.divergence and not run.rows:
         return f"{model} <b>diverged</b> before its first evaluation."
     if not run.rows and not run.summary:
         return f"{model} has not been evaluated yet."
-    verb = "reaches" if run.summary else "has reached"
-    accuracy = "top-1 accuracy (the most probable class is the right one)"
-    if run.has_top5:
-        accuracy = (f"top-1 and {now[metric.VAL_TOP5]:.2%} top-5 accuracy (the right class is the most probable one, "
-                    "or among the five most probable)")
-    batch = now.get("global_batch_size") or now["batch_size"]
-    images = f"the {validation_samples(run):,} validation images of {html.escape(dataset_name(run))}"
-    return (f"{model} {verb} <b>{now[metric.VAL_TOP1]:.2%}</b> {accuracy} on {images} after "
-            f"{epochs_of(now.get('epochs') or now['epoch'])} with batch size {number(batch)} on "
-            f"{plural(run.workers, 'worker')}, in {duration(now['seconds'])}."
-            f"{worth(run, now[metric.VAL_TOP1])}{baseline(run)}")
+    batch, epochs = now.get("global_batch_size") or now["batch_size"], epochs_of(now.get("epochs") or now["epoch"])
+    images = f"{plural(samples := validation_samples(run), 'validation image')} of {html.escape(dataset_name(run))}"
+    five = ", top-5 the share of those whose class is among the five most probable" * run.has_top5
+    most, of = most_frequent(run)[1:]
+    guesses = " This is <b>no better than guessing</b>." if of and is_guessing(
+        now[metric.VAL_TOP1], samples, most / of) else ""
+    return (f"{model} {'was' if run.summary else 'has been'} trained for {epochs} with batch size {number(batch)} on "
+            f"{plural(run.workers, 'worker')}, in {duration(now['seconds'])}. Top-1 is the share of the {images} whose "
+            f"most probable class is the right one{five}.{guesses}")
 
 
 def validation_samples(run: RunData) -> int:
     return run.run["dataset"]["validation_samples"]
-
-
-def worth(run: RunData, top1: float) -> str:
-    """Returns sentences: the 95 % interval of the top-1, and whether it is no better than guessing."""
-    samples = validation_samples(run)
-    sentence = f" Top-1: {in_words(top1, samples)}."
-    most, of = most_frequent(run)[1:]
-    if of and is_guessing(top1, samples, most / of):
-        sentence += f" This is <b>no better than guessing</b>, which is right on {most / of:.2%}."
-    return sentence
-
-
-def baseline(run: RunData) -> str:
-    """Returns a sentence on the accuracy of guessing if one class has many more validation images than the others."""
-    label, most, samples = most_frequent(run)
-    if not most or most / samples < 1 / len(run.outcomes["classes"]) + IMBALANCE:
-        return ""
-    return (f" Always guessing the most frequent class, {html.escape(run.outcomes['classes'][label])}, would reach "
-            f"{most / samples:.2%}.")
 
 
 def most_frequent(run: RunData) -> tuple[int, int, int]:
@@ -124,3 +103,21 @@ def state(run: RunData) -> str:
 def in_words(accuracy: float, samples: int) -> str:
     low, high = interval(accuracy, samples)
     return f"95% interval {low:.1%} to {high:.1%}"
+
+
+def rounded(accuracy: float, bounds: tuple[float, float]) -> str:
+    """Returns an accuracy with as many decimals as its 95 % interval leaves a meaning.
+
+    They are none for an interval of ±11 points, one for ±1 and two for ±0.1 and less. bounds: of the interval.
+    """
+    half = 50 * (bounds[1] - bounds[0])
+    return f"{accuracy:.{min(2, max(0, 1 - round(math.log10(half)))) if half > 0 else 2}%}"
+
+
+def uncertainty(accuracy: float, samples: int) -> str:
+    """Returns the 95 % interval in words: ±, or its bounds where that would exceed 0 or 100 %."""
+    low, high = bounds = interval(accuracy, samples)
+    half = max(accuracy - low, high - accuracy)
+    around = f"± {rounded(half, bounds)[:-1]} points" if half <= accuracy <= 1 - half else (
+        f"{rounded(low, bounds)} to {rounded(high, bounds)}")
+    return f"{around} (95% interval)"

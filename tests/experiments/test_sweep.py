@@ -461,7 +461,7 @@ def test_the_page_shows_mean_and_range(tmp_path):
     page = write_sweep(tmp_path, found, 8).read_text()
     text = html.unescape(re.sub(r"<[^>]*>", " ", page))
     assert json.loads((tmp_path / "sweep.json").read_text()) == found
-    assert "4 of 8 runs have ended, about 4 min left. Too close to call: the mean top-1 is 70.00% with " in text
+    assert "4 of 8 runs have ended, about 4 min left. Too close to call: the mean top-1 is 70.0% with " in text
     assert re.search(r"1\s+64\s+2\s+55.00%\s+50.00% to 60.00%\s+\S+ \(\S+ to \S+\)\s+56.00%", text)
     assert re.search(r"4\s+64\s+1\s+10.00%\s+\S+ \(\S+ to \S+\)\s+at epoch 0.500", text)
     assert text.count("batch size 64: 55% (learning rate 1)") == 1 and page.count("<figure>") == 2
@@ -510,14 +510,14 @@ def test_numbers_are_in_their_order_and_single_seeds_are_named(tmp_path):
 def test_the_average_of_the_weights_ranks_the_runs(tmp_path):
     found = [row(1, 64, 0, 0.9) | {"ema_val_top1": 0.5}, row(2, 64, 0, 0.6) | {"ema_val_top1": None}]
     text = html.unescape(re.sub(r"<[^>]*>", " ", write_sweep(tmp_path, found, 2).read_text()))
-    assert "that of learning rate 2, is 60.00%" in text and re.search(r"1\s+64\s+50.00%", text)
+    assert "that of learning rate 2, is 60.0%" in text and re.search(r"1\s+64\s+50.00%", text)
     assert "90.00" not in text.replace("91.00", "")
 
 
 def test_a_sweep_of_seeds_alone_has_a_table(tmp_path):
     found = [row(1, 64, seed, 0.5) | {"flags": {}} for seed in (0, 1)]
     page = write_sweep(tmp_path, found, 2).read_text()
-    assert "The mean top-1 is 50.00%, from 50.00% to 50.00% in 2 runs." in page and "<svg" not in page
+    assert "The mean top-1 is 50.0%, from 50.0% to 50.0% in 2 runs." in page and "<svg" not in page
     assert "0 of 2" in write_sweep(tmp_path, [], 2).read_text()
 
 

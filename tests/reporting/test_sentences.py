@@ -1,13 +1,16 @@
 """Intervals of accuracies in words; what the terminal and the report say of a small set."""
 import html
+import json
 import re
 
 import pytest
 
+from common.files import write_json
 from reporting.progress import result_lines
 from reporting.report import write_report
-from reporting.sentences import in_words
+from reporting.sentences import in_words, rounded, uncertainty
 from tests.rigs.run_files import row, whole
+from training.advice import interval
 
 
 def test_no_right_answer_has_no_negative_zero():
@@ -53,5 +56,33 @@ def test_the_report(top1, says, tmp_path):
     """50 images; the largest of ten classes has 10 of the 55 in its outcomes.json."""
     folder = whole(tmp_path / "run", rows=[row(epoch, val_top1=top1) for epoch in (1, 2, 3)])
     page = html.unescape(re.sub(r"<(style|script).*?</\1>|<[^>]*>", "", write_report(folder).read_text(), flags=re.S))
-    assert f"Top-1: {in_words(top1, 50)}." in page and page.count(in_words(top1, 50)) >= 2  # also in its tile
-    assert ("no better than guessing, which is right on 18.18%" in page) == says
+    assert uncertainty(top1, 50) in page and "guessing18%" in page
+    assert ("This is no better than guessing." in page) == says
+
+
+def test_each_figure_of_the_result_stands_once(tmp_path):
+    """58 % of 79 images, and SciPy's interval: 47.2 to 68.5 %. 41 of 79 are of the largest class."""
+    rows = [row(epoch, val_top1=right / 79, train_top1=0.98) for epoch, right in ((1, 20), (2, 51), (3, 46))]
+    folder = whole(tmp_path / "run", rows=rows)
+    for name, changed in {"run.json": {"dataset": {"validation_samples": 79}}, "summary.json": {"val_samples": 79},
+                          "outcomes.json": {"confusion": [[0, 0, 41], [1, 0, 33], [1, 1, 5]]}}.items():
+        content = json.loads((folder / name).read_text())
+        changed = {key: content[key] | value if isinstance(value, dict) else value for key, value in changed.items()}
+        write_json(folder / name, content | changed)
+    page = write_report(folder).read_text()
+    tiles = re.search(r'<dl class="tiles">(.*?)</dl>', page)[1]
+    assert re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>(?:<dd>(.*?)</dd>)?", tiles) == [
+        ("validation top-1, last epoch", "58%", "± 11 points (95% interval)"), ("best, epoch 2", "65%", ""),
+        ("train minus validation", "+40 points", ""), ("guessing", "52%", "always naming class 0"),
+        ("images/s", "125", "")]
+    first_screen = page[page.index("<h1>"):page.index("<h2>")]
+    assert [first_screen.count(figure) for figure in ("58", "65%", "52%", "50%", "30 s")] == [1, 1, 1, 0, 1]
+
+
+@pytest.mark.parametrize(("accuracy", "samples", "shown"), [  # half of the 95 % interval by hand: 11, 0.93, 0.37, 0.05
+    (46 / 79, 79, "58% ± 11 points"), (0.9, 4000, "90.0% ± 1.0 points"), (0.7634, 50_000, "76.3% ± 0.4 points"),
+    (0.998, 30_000, "99.80% ± 0.06 points"), (358 / 360, 360, "99.4% 98.0% to 99.8%"), (1.0, 18, "100% 82% to 100%"),
+    (0.0, 1000, "0.00% 0.00% to 0.38%")])
+def test_decimals_follow_the_interval(accuracy, samples, shown):
+    around = uncertainty(accuracy, samples).removesuffix(" (95% interval)")
+    assert f"{rounded(accuracy, interval(accuracy, samples))} {around}" == shown
