@@ -16,9 +16,10 @@ def summarized(outcomes: np.ndarray, dataset, epoch: float) -> dict:
 
         confusion   [label, predicted class, number of samples] for each pair that occurs
         worst       the wrongly classified samples with the highest losses whose images decode, worst first, each with
-                    `sample`, `name`, `label`, `predicted`, `loss`, `image` (a data URI), `width` (of the original)
+                    `sample`, `name`, `label`, `predicted`, `loss`, `probability` (of the predicted class),
+                    `image` (a data URI), `width` (of the original)
 
-    outcomes: of training.observer.Evaluation, float32 (samples, 4). dataset: data.dataset.Dataset.
+    outcomes: of training.observer.Evaluation, float32 (samples, 5). dataset: data.dataset.Dataset.
     """
     labels, predicted = outcomes[:, :2].astype(np.int64).T
     pairs, counts = np.unique(labels * len(dataset.classes) + predicted, return_counts=True)
@@ -27,7 +28,8 @@ def summarized(outcomes: np.ndarray, dataset, epoch: float) -> dict:
     samples = worst(outcomes)
     pictures = thumbnails(dataset.validation, np.sort(samples))
     shown = [{"sample": sample, "name": dataset.validation.name(sample), "label": int(labels[sample]),
-              "predicted": int(predicted[sample]), "loss": float(outcomes[sample, 2])} | pictures[sample]
+              "predicted": int(predicted[sample]), "loss": float(outcomes[sample, 2]),
+              "probability": float(outcomes[sample, 4])} | pictures[sample]
              for sample in samples.tolist() if sample in pictures]
     return {"epoch": epoch, "classes": list(dataset.classes), "confusion": confusion, "worst": shown}
 

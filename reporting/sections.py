@@ -229,19 +229,20 @@ def with_interval(row: dict, name: str) -> str:
 
 
 def worst(made: dict) -> list[str]:
-    """Returns the wrongly classified images with the highest losses."""
+    """Returns the wrongly classified images with the highest losses. Old runs lack the probability."""
     shown = []
     for sample in made["worst"]:
         label, predicted = (html.escape(made["classes"][sample[name]]) for name in ("label", "predicted"))
         small = ' class="pixels"' if sample["width"] < 64 else ""
         name = html.escape(sample["name"])
         file = name.rpartition(" in ")[0] or name.rpartition("/")[2]
+        sure = "" if sample.get("probability") is None else f" {sample['probability']:.0%}"
         shown.append(
             f'<figure><img{small} src="{html.escape(sample["image"])}" alt="{label}, predicted as {predicted}" '
-            f'title="{name}"><figcaption><b>{label}</b>, predicted as <b>{predicted}</b>, loss '
-            f'{number(sample["loss"])}<br><span class="muted">{file}</span></figcaption></figure>')
-    return ["<h3>Worst errors</h3><p>The wrongly classified images with the highest losses.</p>"
-            f'<div class="pictures">{"".join(shown)}</div>'] if shown else []
+            f'title="{name}"><figcaption><b>{label}</b> → <b>{predicted}</b>{sure}<br>'
+            f'<span class="muted">{file}</span></figcaption></figure>')
+    return ["<h3>Worst errors</h3><p>The wrongly classified images with the highest losses: true class → predicted "
+            f'class, with its probability.</p><div class="pictures">{"".join(shown)}</div>'] if shown else []
 
 
 def samples(run: RunData) -> list[str]:

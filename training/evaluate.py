@@ -17,6 +17,7 @@ from training.clock import batch_counts
 from training.losses import cross_entropy, label_ranks
 
 CHECK_EVERY = 16  # batches between two checks for a request to stop
+COLUMNS = 5  # of EvaluationResult.outcomes
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,8 @@ class EvaluationResult:
     # val_loss, val_top1, val_top5 (means over all samples), val_top1_count, val_top5_count, val_samples, and
     # val_guess_count: the number of samples of the most frequent class.
     metrics: dict[str, float]
-    # Label, predicted class, loss and training.losses.label_ranks of each sample in the order of the dataset, float32
-    # (samples, 4), by the moving average of the weights if there is one.
+    # Label, predicted class, loss, training.losses.label_ranks and probability of the predicted class of each sample in
+    # the order of the dataset, float32 (samples, 5), by the moving average of the weights if there is one.
     outcomes: np.ndarray
     # The most probable classes of each sample and their probabilities, best first, float32 (samples, 2 * guesses).
     guesses: np.ndarray
@@ -42,7 +43,7 @@ class Evaluator:
 
     def __init__(self, model, feed, batch_size: int, world: World, average=None, guesses: int = 0):
         self._step = make_evaluation_step(model, guesses)
-        self._columns = 4 + 2 * guesses
+        self._columns = COLUMNS + 2 * guesses
         self._feed = feed
         self._batch_size = batch_size
         self._world = world
@@ -65,13 +66,13 @@ class Evaluator:
                 outcomes = self._evaluate(stop)
             if outcomes is None:
                 return None
-            metrics |= {f"{prefix}{name}": value for name, value in self._metrics(outcomes[:, :4]).items()}
-        return EvaluationResult(metrics, outcomes[:, :4], outcomes[:, 4:])
+            metrics |= {f"{prefix}{name}": value for name, value in self._metrics(outcomes).items()}
+        return EvaluationResult(metrics, outcomes[:, :COLUMNS], outcomes[:, COLUMNS:])
 
     def _metrics(self, outcomes: np.ndarray) -> dict[str, float]:
         """Returns means and counts over all samples, added in the order of the dataset."""
         samples = len(outcomes)
-        labels, _, losses, ranks = outcomes.T
+        labels, _, losses, ranks, *_ = outcomes.T
         top1, top5 = (int(np.sum(ranks < most)) for most in (1, min(5, len(self._feed.dataset.classes))))
         return {metric.VAL_LOSS: float(np.mean(losses, dtype=np.float64)), metric.VAL_TOP1: top1 / samples,
                 metric.VAL_TOP5: top5 / samples, metric.VAL_TOP1_COUNT: top1, metric.VAL_TOP5_COUNT: top5,
@@ -102,8 +103,8 @@ class Evaluator:
 def make_evaluation_step(model, guesses: int = 0):
     """Returns a function of an iterator over batches.
 
-    It returns label, predicted class, loss and label_ranks of each sample of the next batch, and its most probable
-    classes and their probabilities, float32 (batch, 4 + 2 * guesses).
+    It returns the outcome of each sample of the next batch (see EvaluationResult), and its most probable classes and
+    their probabilities, float32 (batch, COLUMNS + 2 * guesses).
     """
     counts = batch_counts()
 
@@ -113,7 +114,8 @@ def make_evaluation_step(model, guesses: int = 0):
         labels = tf.squeeze(labels, 1)
         logits = tf.cast(model(images, training=False), tf.float32)
         predicted = tf.argmax(logits, axis=1, output_type=tf.int32)
-        columns = labels, predicted, cross_entropy(logits, labels), label_ranks(logits, labels)
+        columns = (labels, predicted, cross_entropy(logits, labels), label_ranks(logits, labels),
+                   tf.reduce_max(tf.nn.softmax(logits), axis=1))
         outcomes = tf.stack([tf.cast(column, tf.float32) for column in columns], axis=1)
         if guesses:
             probabilities, classes = tf.math.top_k(tf.nn.softmax(logits), guesses)

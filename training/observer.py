@@ -65,7 +65,7 @@ class Evaluation:
     row: dict  # of metrics.jsonl
     layers: dict[str, list[float]]  # as in Update, at the last update
     breakdown: dict[str, float]  # the step-time breakdown as fractions
-    outcomes: np.ndarray  # of the validation samples, float32 (samples, 4), as in training.evaluate.EvaluationResult
+    outcomes: np.ndarray  # of the validation samples, float32 (samples, 5), as in training.evaluate.EvaluationResult
     noise: dict = field(default_factory=dict)  # of training.noise_scale.NoiseScale, or empty
     hosts: list[str] = field(default_factory=list)  # by rank
     # Mean seconds of a timed step by rank: computing, waiting for data, exchange.

@@ -47,7 +47,7 @@ def found(digits):
     labels = np.array([label for _, label in dataset.validation.kind.records(
         dataset.validation.paths[0], dataset.validation.entries[0], np.arange(360))])
     predicted = np.where(np.arange(360) % 3 == 0, (labels + 1) % 10, labels)
-    return np.stack([labels, predicted, random.random(360)], axis=1).astype(np.float32)
+    return np.stack([labels, predicted, *random.random((3, 360))], axis=1).astype(np.float32)
 
 
 def test_confusion_and_worst_errors(found, digits):
@@ -60,6 +60,7 @@ def test_confusion_and_worst_errors(found, digits):
     wrong = [number for number in range(0, 360, 3) if number != 33]
     assert [one["sample"] for one in made["worst"]] == [33, *sorted(wrong, key=lambda one: -found[one, 2])[:11]]
     assert all(one["predicted"] == (one["label"] + 1) % 10 for one in made["worst"])
+    assert [one["probability"] for one in made["worst"]] == [found[one["sample"], 4] for one in made["worst"]]
     json.dumps(made["worst"][1:], allow_nan=False)
 
 
@@ -162,7 +163,7 @@ def test_a_whole_training(info, found, capsys):
     writer.close()
     assert capsys.readouterr().err == f"report: {info.folder}/report.html\n"
     page = (info.folder / "report.html").read_text()
-    assert "50.20%" in page and "120 of 360 validation images" in page and "In progress" not in page
+    assert "<dd>50%</dd>" in page and "120 of 360 validation images" in page and "In progress" not in page
     assert "75.03" in page and "Training images" in page
     assert re.findall(r"<figcaption>(class \d+)</figcaption>", page) == [f"class {one}" for one in range(16)]
     resumed = ReportWriter(RunFolder(info.folder))

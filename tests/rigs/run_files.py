@@ -61,6 +61,7 @@ def whole(folder: Path, epochs: int = 3, classes: int = 10, layers: int = 4, row
         "git": {"revision": "1ebecd6", "changed": True}})
     confusion = [[0, 0, 5], [0, 1, 5], *([label, label, 5] for label in range(1, classes))]
     image = {"sample": 3, "name": "val.tfrecord, record 3", "label": 0, "predicted": 1, "loss": 4.25, "width": 500,
+             "probability": 0.934,
              "image": "data:image/gif;base64,R0lGODlhAQABAAAAACH5BAAAAAAALAAAAAABAAEAAAICTAEAOw=="}
     write_json(folder / "outcomes.json", {"epoch": epochs, "classes": [f"class {one}" for one in range(classes)],
                                           "confusion": confusion, "worst": [image]})

@@ -1,5 +1,8 @@
 """The evaluation of a model whose answers are known, beside an average of its weights that answers otherwise."""
+import math
+
 import numpy as np
+import pytest
 
 from data.dataset import open_dataset
 from data.feed import Feed
@@ -20,5 +23,6 @@ def test_the_outcomes_are_those_of_the_weights_that_are_judged(digits):
     feed = Feed(open_dataset(digits), 8, "none", 0)
     found, alone = (Evaluator(model, feed, 32, World(), one)() for one in (average, None))
     assert (found.outcomes[:, 1] == 3).all() and (alone.outcomes[:, 1] == 1).all()
+    assert found.outcomes[:, 4] == pytest.approx(math.e / (math.e + 9), rel=1e-6)  # softmax of one 1 and nine 0
     ones, threes = (np.sum(found.outcomes[:, 0] == label) for label in (1, 3))
     assert (found.metrics["val_top1_count"], found.metrics["ema_val_top1_count"]) == (ones, threes)
