@@ -22,7 +22,15 @@ def page(title: str, sections: Sequence[str], reload_seconds: int | None = None,
             f'<meta name="viewport" content="width=device-width,initial-scale=1">'
             f'<title>{html.escape(tab or title)}</title>'
             f'<link rel="icon" href="data:,"><style>{style}</style></head><body><h1>{html.escape(title)}</h1>'
-            + "\n".join(sections) + f"<script>{script}</script></body></html>\n")
+            + linked("\n".join(sections)) + f"<script>{script}</script></body></html>\n")
+
+
+def linked(content: str) -> str:
+    """Returns the content of a page below links to its sections, if there are several."""
+    names = {title: re.sub(r"\W+", "-", title.lower()) for title in re.findall("<h2>(.*?)</h2>", content)}
+    content = re.sub("<h2>(.*?)</h2>", lambda found: f'<h2 id="{names[found[1]]}">{found[1]}</h2>', content)
+    links = " ".join(f'<a href="#{name}">{title}</a>' for title, name in names.items())
+    return f"<nav>{links}</nav>{content}" if len(names) > 1 else content
 
 
 def html_table(rows: Sequence[dict], wide: Sequence[str] = (), best: int | None = None) -> str:
@@ -35,9 +43,14 @@ def html_table(rows: Sequence[dict], wide: Sequence[str] = (), best: int | None 
     heads = "".join(f'<th scope="col">{html.escape(key.replace("_", " "))}</th>' for key in rows[0])
     lines = [f"<tr{' class=best' if index == best else ''}>" + "".join(
         f"<td{' class=text' if key in wide else ''}>"
-        f"{value if isinstance(value, Html) else html.escape(number(value))}</td>" for key, value in row.items()
+        f"{shown(value)}</td>" for key, value in row.items()
     ) + "</tr>" for index, row in enumerate(rows)]
     return f'<div class="scroll"><table><tr>{heads}</tr>{"".join(lines)}</table></div>'
+
+
+def shown(value) -> str:
+    """Returns the content of a cell: HTML as it is, other values as text, whose flags are code."""
+    return value if isinstance(value, Html) else prose(number(value))
 
 
 def grouped(items: Iterable, key: Callable) -> dict[Any, list]:
@@ -75,7 +88,7 @@ def prose(text: str) -> str:
 def facts(rows: dict) -> str:
     """Returns a table with two columns: names and values, which may wrap. Leaves out empty values."""
     lines = "".join(f'<tr><th scope="row">{html.escape(name)}</th><td class="text">'
-                    f"{html.escape(number(value))}</td></tr>"
+                    f"{shown(value)}</td></tr>"
                     for name, value in rows.items() if value not in (None, ""))
     return f'<div class="scroll"><table>{lines}</table></div>'
 

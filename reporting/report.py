@@ -22,7 +22,7 @@ from common.version import revision_text
 from reporting import heat_map, sentences
 from reporting.charts import number
 from reporting.compare import comparison, gap
-from reporting.page import commands, details, facts, html_table, page, plural, tiles
+from reporting.page import Html, code, commands, details, facts, html_table, page, plural, tiles
 from reporting.run_data import RunData
 from reporting.sections import curves, mistakes, noise_scale, samples, times
 from reporting.sentences import rounded, uncertainty
@@ -205,7 +205,8 @@ def origin(run: RunData) -> str:
     made = run.run
     data, git = made["dataset"], made["git"]
     about = {
-        "command": made["command"], "recipe": (made["recipe"] or {}).get("path"), "started": made["started"],
+        "command": Html(code(made["command"])), "recipe": (made["recipe"] or {}).get("path"),
+        "started": made["started"],
         "hosts": ", ".join(f"{host} ({plural(count, 'worker')})" for host, count in made["hosts"].items()),
         "dataset": data["folder"], "format": data["format"], "training images": data["train_samples"],
         "validation images": data["validation_samples"], "classes": data["classes"],

@@ -75,7 +75,7 @@ def test_each_figure_of_the_result_stands_once(tmp_path):
         ("validation top-1, last epoch", "58%", "± 11 points (95% interval)"), ("best, epoch 2", "65%", ""),
         ("train minus validation", "+40 points", ""), ("guessing", "52%", "always naming class 0"),
         ("images/s", "125", "")]
-    first_screen = page[page.index("<h1>"):page.index("<h2>")]
+    first_screen = page[page.index("<h1>"):page.index("<h2")]
     assert [first_screen.count(figure) for figure in ("58", "65%", "52%", "50%", "30 s")] == [1, 1, 1, 0, 1]
 
 
