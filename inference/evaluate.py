@@ -3,7 +3,6 @@ import csv
 import dataclasses
 import functools
 import io
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from plan.plan import make_plan
 from plan.recipes import data_of_run
 from plan.settings import Settings
 from reporting import outcomes
-from reporting.progress import result_lines
+from reporting.progress import print_result, result_lines
 from reporting.report import evaluation_page
 from training import build
 from training.batch_norm import ExactStatistics
@@ -67,7 +66,7 @@ def evaluate_checkpoint(settings: Settings, dataset: Dataset) -> dict:
                          result.metrics[metric.VAL_SAMPLES] / (ended - begun), ended - started)
     with world.raise_on_all_ranks():
         if world.rank == 0:
-            print(*result_lines(summary, len(dataset.classes)), sep="\n", file=sys.stderr)
+            print_result(summary, len(dataset.classes))
             if run.output_dir:
                 write_results(Path(run.output_dir), summary, result, dataset, checkpoint)
     return summary

@@ -3,6 +3,7 @@
 The first step or evaluation ends the display of the start-up's stages.
 """
 import math
+import re
 import sys
 import time
 
@@ -87,7 +88,7 @@ class ProgressDisplay(Observer):
         self._screen = None
         self._drawn = -math.inf  # time
         self._began = None  # time of the first step
-        self._has_speed = False
+        self._has_speed = self._has_heads = False
         self.rewind(run.progress)
 
     def rewind(self, progress) -> None:
@@ -154,7 +155,11 @@ class ProgressDisplay(Observer):
         self._has_speed = True
         row = evaluation.row
         self._best = max(self._best or 0.0, top1_of(row))
-        print(self._line(row, evaluation.breakdown, evaluation.expected), file=sys.stderr, flush=True)
+        line = self._line(row, evaluation.breakdown, evaluation.expected)
+        if on_terminal() and not self._has_heads:
+            print(heads(line), file=sys.stderr)
+            self._has_heads = True
+        print(line, file=sys.stderr, flush=True)
         for sentence in evaluation.slow:
             complain(f"warning: {sentence}")
 
@@ -173,13 +178,26 @@ class ProgressDisplay(Observer):
 
     def end(self, summary: dict) -> None:
         self.close()
-        print(*result_lines(summary, len(self._run.dataset.classes)),
-              *(f"advice: {sentence}" for sentence in summary["advice"]), sep="\n", file=sys.stderr)
+        print_result(summary, len(self._run.dataset.classes))
+        print(*(f"advice: {sentence}\n" for sentence in summary["advice"]), sep="", end="", file=sys.stderr)
 
     def close(self) -> None:
         if self._screen:
             self._screen.close()
             self._screen = None
+
+
+def heads(line: str) -> str:
+    """Returns heads for the numbers after "train" and "val" in the line of an evaluation."""
+    return re.sub(r"(?:(?<=train )|(?<=val ))(\S+) (\S+)|\S", lambda found: (
+        f"{'loss':{len(found[1])}} {'top-1':{len(found[2])}}" if found[1] else " "), line).rstrip()
+
+
+def print_result(summary: dict, classes: int) -> None:
+    """Prints `result_lines` on standard error, on a terminal with the top-1 in bold."""
+    lines = "\n".join(result_lines(summary, classes))
+    bold = re.sub("top-1 [0-9.]+%", "\033[1m\\g<0>\033[0m", lines, count=1)
+    print(bold if on_terminal() else lines, file=sys.stderr)
 
 
 def result_lines(summary: dict, classes: int) -> list[str]:

@@ -136,7 +136,8 @@ def test_other_lines_scroll_above_intact_and_nothing_is_left():
     long = "/a/long/path" * 20
     terminal = drawn(STEPS + f"complain('a warning about {long}')\nshown.step(update(17))\nshown.close()\n", columns=80)
     assert f"bigbatch: a warning about {long}".encode() in terminal.raw  # without a line break of ours
-    assert terminal.left_clean() and terminal.lines[0].startswith("epoch 1/12  train 1.5000 25.00%  val ")
+    assert terminal.left_clean() and terminal.lines[0] == "                  loss   top-1       loss   top-1"
+    assert terminal.lines[1].startswith("epoch 1/12  train 1.5000 25.00%  val 1.2500 75.25%")
     assert "".join(terminal.lines).count("bigbatch: ") == 1
     assert len(terminal.shown()) >= 2
 
@@ -222,6 +223,9 @@ def test_training_on_a_terminal_shows_its_stages_then_its_progress(tmp_path):
         assert len([line for line in lines if re.match(rf"{stage} \.\.\. \d+\.\d s$", line)]) == 1
     assert [line.split()[1] for line in lines if line.startswith("epoch ")] == [f"{epoch}/4" for epoch in range(1, 5)]
     assert terminal.shown() and all("epoch " in above and "loss " in below for above, below in terminal.shown())
+    [heads] = [number for number, line in enumerate(lines) if re.fullmatch(" +loss +top-1 +loss +top-1", line)]
+    assert lines[heads + 1].startswith("epoch 1/4  train ")
+    assert len(re.findall("\x1b\\[1mtop-1 [0-9.]+%\x1b\\[0m \\(the first", terminal.raw.decode())) == 1  # bold
     assert json.loads(terminal.stdout)["epochs"] == 4
 
 
