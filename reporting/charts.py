@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 WIDTH, HEIGHT = 300, 210  # SVG units; about the pixels of a phone, or a quarter of the page, so text stays legible
 LEFT, RIGHT, TOP, BOTTOM = 52, 10, 10, 38
 COLOURS = 10  # --c0 to --c9 in page.css
+MARKERS = "", "m-2.3-2.3h4.6v4.6h-4.6z", "m0-3.2l3 5.2h-6z", "m0-3.2l3.2 3.2l-3.2 3.2l-3.2-3.2z"  # paths; "": a circle
+LONGEST = 8  # characters of a label beside the vertical axis
 MOST_POINTS = 150  # per line
 MOST_DOTS = 40  # a line with more points shows them only under the pointer
 MOST_BARS = 40
@@ -105,9 +107,8 @@ def lines(title: str, x: XAxis, series: Sequence[Line], y: YAxis = NUMBERS, has_
         points = [(left, value) for left, value in zip(line.x, line.y, strict=True) if value is not None]
         ends += [f"{line.label} {y.show(points[-1][1])}"] if points else []
         dots = "".join(
-            f'<circle cx="{across(left):.1f}" cy="{down(value):.1f}" r="2.5"'
-            + ' class="ring"' * (left == line.ring) + ">"
-            + _title(f"{line.label}: {y.show(value)} ({x.title} {named.get(left, number(left))})") + "</circle>"
+            _marker(line.colour, across(left), down(value), "ring" * (left == line.ring),
+                    _title(f"{line.label}: {y.show(value)} ({x.title} {named.get(left, number(left))})"))
             for left, value in points)
         has_dots = line.kind == "dots" or len(points) == 1 or (not line.kind and len(points) <= MOST_DOTS)
         body.append(f'<g class="line c{line.colour % COLOURS} {line.kind} {"" if has_dots else "hidden"}">'
@@ -164,10 +165,10 @@ def figure(title: str, content: str, keys: Sequence[tuple[str, int, str]]) -> st
 
 def legend(keys: Sequence[tuple[str, int, str]]) -> str:
     """Returns the meaning of colours. keys: (label, number of the colour, kind of a line)."""
-    drawn = {"bars": '<rect class="bar" width="26" height="10"/>', "dots": '<circle cx="13" cy="5" r="3"/>'}
+    drawn = {"bars": '<rect class="bar" width="26" height="10"/>', "dots": ""}
     items = "".join(
         f'<li><svg viewBox="0 0 26 10" aria-hidden="true"><g class="line c{colour % COLOURS} {kind}">'
-        + drawn.get(kind, '<path d="M0 5H26"/>' + '<circle cx="13" cy="5" r="2.5"/>' * (not kind))
+        + drawn.get(kind, '<path d="M0 5H26"/>') + _marker(colour, 13, 5) * (kind in ("", "dots"))
         + f"</g></svg>{html.escape(label)}</li>" for label, colour, kind in keys)
     return f'<ul class="legend">{items}</ul>' if items else ""
 
@@ -248,9 +249,18 @@ def _path(line: Line, across, down) -> str:
     return "".join(words)
 
 
+def _marker(colour: int, x: float, y: float, kind: str = "", title: str = "") -> str:
+    """Returns a point: a circle on the first two lines, then also a square, a triangle and a diamond."""
+    shape = MARKERS[max(0, colour % COLOURS - 1) % len(MARKERS)]
+    if shape:
+        return f'<path class="dot {kind}" d="M{x:.1f} {y:.1f}{shape}">{title}</path>'
+    return f'<circle class="dot {kind}" cx="{x:.1f}" cy="{y:.1f}" r="2.5">{title}</circle>'
+
+
 def _grid(down, y_ticks, show) -> str:
-    return "".join(f'<path class="grid" d="M{LEFT} {down(tick):.1f}H{WIDTH - RIGHT}"/>'
-                   f'<text class="end" x="{LEFT - 6}" y="{down(tick) + 4:.1f}">{show(tick)}</text>' for tick in y_ticks)
+    labels = [(down(tick), text if len(text := show(tick)) <= LONGEST else f"{tick:.3g}") for tick in y_ticks]
+    return "".join(f'<path class="grid" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>'
+                   f'<text class="end" x="{LEFT - 6}" y="{y + 4:.1f}">{text}</text>' for y, text in labels)
 
 
 def _labels_below(labels, x_title) -> str:

@@ -75,7 +75,7 @@ for (const one of document.querySelectorAll(".command")) {
   };
   const nearest = (svg, event) => [...svg.querySelectorAll(".line")].map(line => {
     let best = null, distance = Infinity;
-    for (const dot of line.querySelectorAll("circle")) {
+    for (const dot of line.querySelectorAll(".dot")) {
       const box = dot.getBoundingClientRect(), far = Math.abs(box.x + box.width / 2 - event.clientX);
       if (far < distance) [best, distance] = [dot, far];
     }

@@ -12,7 +12,7 @@ from common.run_folder import PAGE
 from reporting import charts
 from reporting.charts import Line, XAxis
 from reporting.heat_map import shortened
-from reporting.page import Html, details, duration, html_table, page
+from reporting.page import Html, commands, details, duration, html_table, page
 from reporting.ranking import (
     NOTE,
     RATE,
@@ -51,7 +51,7 @@ def write_sweep(folder: Path, rows: list[dict], planned: int | None, problem: st
         f'<p class="result">{ended}. {html.escape(said["sentence"]) if rows else ""}</p>',
         f'<div class="status problem"><b>Stopped</b>: {html.escape(problem)}</div>' if problem else "",
         *(f"<p>{html.escape(one)}</p>" for one in shared_advice(rows)),
-        f"<p>The highest again: <code>{html.escape(command)}</code></p>" if command else "", *results]))
+        commands({"The highest": command} if command else {}), *results]))
     return path
 
 

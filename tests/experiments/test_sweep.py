@@ -475,7 +475,8 @@ def test_the_page_has_the_best_command_the_reports_and_shared_advice_once(tmp_pa
                                               (4, 0, 0.9, ["Train longer.", "Mix."]))]
     page = write_sweep(tmp_path, [*found, row(8, 64, 0, 0.1, diverged=True)], 4).read_text()
     assert page.count("<p>Train longer.</p>") == 1 and "Mix." not in page and "4 of 4 runs have ended." in page
-    assert "<code>uv run train.py --learning_rate=4</code>" in page and "--learning_rate=1<" not in page
+    assert '<div class="command"><b>The highest</b> <code>uv run train.py <span>--learning_rate</span>=4</code>' in page
+    assert "</span>=1<" not in page
     assert json.loads((tmp_path / "best.json").read_text())["command"] == "uv run train.py --learning_rate=4"
     assert re.findall(r'<a href="(.*?)">', page) == [
         f"{name}/report.html" for name in ("1-64-0", "1-64-1", "4-64-0", "8-64-0")]

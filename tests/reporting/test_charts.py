@@ -156,3 +156,23 @@ def test_a_confusion_matrix():
     turned = [text.text for text in elements(heat_map.confusion(["a", "b"], counts), "text")
               if "turned" in text.get("class")]
     assert turned == ["7", "5"]  # white on dark
+
+
+def test_labels_of_large_values_fit_beside_the_axis():
+    """Eight characters of 11.5 units are narrower than the margin; the point under the pointer has all digits."""
+    figure = charts.lines("Learning rate", EPOCH, [Line("as run", [0, 1], [0.0, 2_500_000.0])])
+    labels = [text.text for text in elements(figure, "text") if text.get("class") == "end"]
+    assert "1e+06" in labels and max(map(len, labels)) <= 8 and "as run: 2,500,000 (epoch 1)" in figure
+    assert ">800,000<" in charts.lines("", EPOCH, [Line("", [0, 1], [0.0, 900_000.0])])
+
+
+def test_from_the_third_line_on_markers_differ_also_in_the_legend():
+    """Two circles, then a square, a triangle and a diamond, and the four again."""
+    figure = charts.lines("", EPOCH, [Line(str(line), [0], [line]) for line in range(charts.COLOURS)])
+    shapes = [re.findall(rf'<g class="line c{line} .*?<(circle|path) class="dot "(?: d="M[^m]*(m.*?)")?', figure)
+              for line in range(charts.COLOURS)]
+    assert all(len(found) == 2 and found[0] == found[1] for found in shapes)  # in the chart and in the legend
+    first, second, *rest = (found[0] for found in shapes)
+    assert first == second == rest[3] == ("circle", "") and rest[4:] == rest[:4]
+    assert [drawn.count("l") + drawn.count("h") + drawn.count("v") + 1 for _, drawn in rest[:3]] == [4, 3, 4]  # corners
+    assert len({*rest[:4]}) == 4
