@@ -13,7 +13,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -163,9 +163,14 @@ def best_of(shown: Sequence[Setting], said: dict) -> int | None:
 
 
 def in_points(one: Setting, other: Setting, words: str = "") -> str:
-    """Returns the lead of a setting over another and its interval, in percentage points. words: before the interval."""
-    lead, low, high = (100 * value for value in one.lead(other))
-    return f"{lead:.2f}{words} ({'95% interval ' * bool(words)}{low:.2f} to {high:.2f})"
+    """Returns the lead of a setting over another and its interval, in percentage points.
+
+    words: between the two, in a sentence, where the decimals follow the interval.
+    """
+    lead, *bounds = one.lead(other)
+    show = partial(rounded, bounds=bounds) if words else "{:.2%}".format
+    lead, low, high = (show(value)[:-1] for value in (lead, *bounds))
+    return f"{lead}{words} ({'95% interval ' * bool(words)}{low} to {high})"
 
 
 def text_of(title: str, values: Sequence[float | str | None]) -> str:
@@ -248,7 +253,7 @@ def in_words(close: Sequence[Setting], tied: Sequence[Setting], others: Sequence
     if len(tied) > 1:
         return f"A tie: the {mean} of {listed([one.name for one in tied])} is {best.percent()}. More seeds may tell."
     if len(close) > 1:
-        each = listed([f"{one.percent()} with {one.name}" for one in close])
+        each = listed([f"{best.percent(one.mean)} with {one.name}" for one in close])
         lead = in_points(best, close[1], " points")
         return f"Too close to call: the {mean} is {each}. The first leads by {lead}. {hint}"
     subject = f"The highest {mean}, that of {best.name}," if others else f"The {mean}"

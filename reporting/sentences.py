@@ -111,7 +111,7 @@ def rounded(accuracy: float, bounds: tuple[float, float]) -> str:
     They are none for an interval of ±11 points, one for ±1 and two for ±0.1 and less. bounds: of the interval.
     """
     half = 50 * (bounds[1] - bounds[0])
-    return f"{accuracy:.{min(2, max(0, 1 - round(math.log10(half)))) if half > 0 else 2}%}"
+    return f"{accuracy:z.{min(2, max(0, 1 - round(math.log10(half)))) if half > 0 else 2}%}"
 
 
 def uncertainty(accuracy: float, samples: int) -> str:

@@ -37,7 +37,7 @@ def test_the_issues_example():
     assert said["best"] == [{"learning_rate": rate} for rate in (2, 10, 5)]
     assert said["sentence"] == (
         "Too close to call: the mean top-1 is 24% with learning rate 2, 21% with learning rate 10 and 19% "
-        "with learning rate 5. The first leads by 2.36 points (95% interval -75.70 to 80.42). "
+        "with learning rate 5. The first leads by 2 points (95% interval -76 to 80). "
         "Even 100 seeds of each may not tell; more validation images may. The highest is at the "
         "edge of the grid: add learning rate 0.8.")
     assert said["add"] == {"learning_rate": 0.8}
@@ -142,7 +142,7 @@ def test_single_runs_are_not_called():
     assert all(one["more_seeds"] is None and UNKNOWN_SPREAD in one["sentence"] for one in said)
     assert judged({2: [0.9], 1: [0.5]})["sentence"].startswith(
         "The highest top-1, that of learning rate 2, is 90.0%, from 86.5% to 92.7% (95% interval) in 1 run. "
-        "It leads learning rate 1 by 40.00 points (95% interval 33.76 to 45.80). "
+        "It leads learning rate 1 by 40 points (95% interval 34 to 46). "
         f"{UNKNOWN_SPREAD} The highest is at the edge")
     assert judged({1: [0.9]})["sentence"] == "The top-1 is 90.0%, from 86.5% to 92.7% (95% interval) in 1 run."
     assert UNKNOWN_SPREAD in judged({1: [0.9, 0.91], 2: [0.5]})["sentence"]
