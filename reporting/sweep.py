@@ -12,7 +12,7 @@ from common.run_folder import PAGE
 from reporting import charts
 from reporting.charts import Line, XAxis
 from reporting.heat_map import shortened
-from reporting.page import Html, commands, details, duration, html_table, page
+from reporting.page import Html, commands, details, duration, html_table, page, prose
 from reporting.ranking import (
     NOTE,
     RATE,
@@ -50,7 +50,7 @@ def write_sweep(folder: Path, rows: list[dict], planned: int | None, problem: st
     write_atomically(path, page(f"Sweep {folder.name}", [
         f'<p class="result">{ended}. {html.escape(said["sentence"]) if rows else ""}</p>',
         f'<div class="status problem"><b>Stopped</b>: {html.escape(problem)}</div>' if problem else "",
-        *(f"<p>{html.escape(one)}</p>" for one in shared_advice(rows)),
+        *(f"<p>{prose(one)}</p>" for one in shared_advice(rows)),
         commands({"The highest": command} if command else {}), *results]))
     return path
 
@@ -82,11 +82,11 @@ def judged(rows: list[dict]) -> tuple[dict, list[dict[str, str]], list[str]]:
         lines = summary(shown, by_mean(candidates, said))
         if said["best"]:
             said["command"] = next(row for row in finals if row["flags"] == said["best"][0]).get("command", "")
-        linked = [line | {"reports": Html(", ".join(map(link, one.rows)))}
+        linked = [line | {"reports by seed": Html(", ".join(map(link, one.rows)))}
                   for line, one in zip(lines, shown, strict=True)]
         return said, lines, [
             f'<div class="charts large">{plots(rows)}</div>', "<h2>Results</h2>",
-            html_table(linked, ("reports",), best_of(shown, said)),
+            html_table(linked, best=best_of(shown, said)),
             details("All runs", html_table(summary(settings(every)))),
             details("How they are ranked", f'<p class="muted">{NOTE}</p>') if rows else ""]
     except Exception as error:
@@ -96,7 +96,7 @@ def judged(rows: list[dict]) -> tuple[dict, list[dict[str, str]], list[str]]:
 
 def link(row: dict) -> str:
     """Returns a link to the report of a run, named by its seed."""
-    return f'<a href="{quote(row["folder"], safe="")}/{PAGE}">seed {row["seed"]}</a>'
+    return f'<a href="{quote(row["folder"], safe="")}/{PAGE}">{row["seed"]}</a>'
 
 
 def summary(shown: Sequence[Setting], ranked: Sequence[Setting] = ()) -> list[dict[str, str]]:
