@@ -83,7 +83,7 @@ def report(run: RunData) -> str:
         f'<p class="result">{sentences.result(run)}</p>', figures(run), sentences.state(run), sentences.advice(run),
         sentences.published(run), next_commands(run),
         "<h2>Curves</h2>", curves(run), *mistakes(run.outcomes), *times(run), *noise_scale(run), *layers(run),
-        *samples(run), "<h2>Plan</h2>", phases(run), *settings(run),
+        *samples(run), "<h2>Plan</h2>", html_table(run.plan["phases"]), *settings(run),
         "<h2>Evaluations</h2>", details("All evaluations", html_table(run.rows)), "<h2>This run</h2>", origin(run)]
     top1 = top1_of(run.result) if run.rows else None
     reached = run.state if top1 is None else rounded(top1, interval(top1, sentences.validation_samples(run)))
@@ -115,10 +115,9 @@ def figures(run: RunData) -> str:
     certain = {"validation top-1, last epoch": now[metric.VAL_TOP1],
                "top-1 of the average, last epoch": now.get(metric.EMA_VAL_TOP1),
                "validation top-5, last epoch": now.get(metric.VAL_TOP5) if run.has_top5 else None}
-    certain = {name: value for name, value in certain.items() if value is not None}
     bounds = interval(now[metric.VAL_TOP1], samples)
-    shown = {name: rounded(value, interval(value, samples)) for name, value in certain.items()}
-    below = {name: uncertainty(value, samples) for name, value in certain.items()}
+    shown, below = ({name: show(value) for name, value in certain.items() if value is not None} for show in (
+        lambda value: rounded(value, interval(value, samples)), lambda value: uncertainty(value, samples)))
     if run.best and run.best["top1"] not in certain.values():
         shown[f"best, epoch {number(run.best['epoch'])}"] = rounded(run.best["top1"], bounds)
     if (lead := gap(now)) is not None:
@@ -176,11 +175,6 @@ def norms(when: str, weight: float | None, gradient: float | None, ratio: float 
     return {f"weight norm, {when}": weight, f"gradient norm, {when}": gradient,
             f"weight / gradient, {when}": weight / gradient if weight and gradient else "",
             f"trust ratio, {when}": ratio}
-
-
-def phases(run: RunData) -> str:
-    """Returns a table of the plan's phases."""
-    return html_table(run.plan["phases"])
 
 
 def settings(run: RunData) -> list[str]:

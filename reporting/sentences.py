@@ -22,15 +22,16 @@ def result(run: RunData) -> str:
         return f"{model} <b>diverged</b> before its first evaluation."
     if not run.rows and not run.summary:
         return f"{model} has not been evaluated yet."
-    batch, epochs = now.get("global_batch_size") or now["batch_size"], epochs_of(now.get("epochs") or now["epoch"])
-    images = f"{plural(samples := validation_samples(run), 'validation image')} of {html.escape(dataset_name(run))}"
+    batch, epochs = now.get("global_batch_size") or now["batch_size"], now.get("epochs") or now["epoch"]
+    data = html.escape(run.flags["data_dir"].rstrip("/").rpartition("/")[2])
+    images = f"{plural(samples := validation_samples(run), 'validation image')} of {data}"
     five = ", top-5 the share of those whose class is among the five most probable" * run.has_top5
     most, of = most_frequent(run)[1:]
     guesses = " This is <b>no better than guessing</b>." if of and is_guessing(
         now[metric.VAL_TOP1], samples, most / of) else ""
-    return (f"{model} {'was' if run.summary else 'has been'} trained for {epochs} with batch size {number(batch)} on "
-            f"{plural(run.workers, 'worker')}, in {duration(now['seconds'])}. Top-1 is the share of the {images} whose "
-            f"most probable class is the right one{five}.{guesses}")
+    return (f"{model} {'was' if run.summary else 'has been'} trained for {number(epochs)} epoch{'s' * (epochs != 1)} "
+            f"with batch size {number(batch)} on {plural(run.workers, 'worker')}, in {duration(now['seconds'])}. Top-1 "
+            f"is the share of the {images} whose most probable class is the right one{five}.{guesses}")
 
 
 def validation_samples(run: RunData) -> int:
@@ -42,14 +43,6 @@ def most_frequent(run: RunData) -> tuple[int, int, int]:
     totals = class_totals({(label, predicted): count for label, predicted, count in run.outcomes.get("confusion", ())})
     [(label, most)] = totals.most_common(1) or [(0, 0)]
     return label, most, totals.total()
-
-
-def dataset_name(run: RunData) -> str:
-    return run.flags["data_dir"].rstrip("/").rpartition("/")[2]
-
-
-def epochs_of(epochs) -> str:
-    return f"{number(epochs)} epoch{'' if epochs == 1 else 's'}"
 
 
 def advice(run: RunData) -> str:

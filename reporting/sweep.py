@@ -82,8 +82,9 @@ def judged(rows: list[dict]) -> tuple[dict, list[dict[str, str]], list[str]]:
         lines = summary(shown, by_mean(candidates, said))
         if said["best"]:
             said["command"] = next(row for row in finals if row["flags"] == said["best"][0]).get("command", "")
-        linked = [line | {"reports by seed": Html(", ".join(map(link, one.rows)))}
-                  for line, one in zip(lines, shown, strict=True)]
+        linked = [line | {"reports by seed": Html(", ".join(
+            f'<a href="{quote(row["folder"], safe="")}/{PAGE}">{row["seed"]}</a>' for row in one.rows))}
+            for line, one in zip(lines, shown, strict=True)]
         return said, lines, [
             f'<div class="charts large">{plots(rows)}</div>', "<h2>Results</h2>",
             html_table(linked, best=best_of(shown, said)),
@@ -92,11 +93,6 @@ def judged(rows: list[dict]) -> tuple[dict, list[dict[str, str]], list[str]]:
     except Exception as error:
         problem = f"The results could not be judged ({type(error).__name__}: {one_line(error)}); sweep.json has them."
         return unranked(problem), [], []
-
-
-def link(row: dict) -> str:
-    """Returns a link to the report of a run, named by its seed."""
-    return f'<a href="{quote(row["folder"], safe="")}/{PAGE}">{row["seed"]}</a>'
 
 
 def summary(shown: Sequence[Setting], ranked: Sequence[Setting] = ()) -> list[dict[str, str]]:
