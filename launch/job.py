@@ -106,7 +106,8 @@ def _images(recipe, memory) -> int:
             import tensorflow as tf
 
             tf.config.set_visible_devices([], "GPU")  # a launcher must not reserve the workers' memory
-        per_image, fixed = cost.training_memory(recipe.model, max(recipe.image_size.values), bytes_per_value)
+        per_image, fixed = cost.training_memory(recipe.model, max(recipe.image_size.values), bytes_per_value,
+                                                recipe.freeze)
         return int((USABLE * memory * 2**30 - fixed) / per_image)
     return LARGEST_MICRO_BATCH
 

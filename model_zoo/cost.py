@@ -20,8 +20,11 @@ class ModelCost:
 RESNET50 = ModelCost(25_557_032, 161, 4_089_184_256, 53_120, "resnet50")
 
 RESNET50_KEPT = 22_761_068  # values of the forward pass, per image, that its backward pass needs
+RESNET50_LARGEST = 2_558_976  # and with --freeze: see training_memory
+RESNET50_LAST_LAYER = 2_049_000  # parameters
 HELD = ("Const", "ReadVariableOp")  # operations whose values do not depend on the images
 PER_PARAMETER = 16  # bytes: weight, gradient, and two moments or a moment and a buffer of the exchange
+PER_FROZEN_PARAMETER = 4
 
 
 def model_cost(name: str, classes: int, image_size: int) -> ModelCost:
@@ -51,28 +54,45 @@ def is_known(name: str) -> bool:
     return name == RESNET50.name
 
 
-def training_memory(name: str, image_size: int, bytes_per_value: int) -> tuple[float, float]:
+def training_memory(name: str, image_size: int, bytes_per_value: int, freeze: bool = False) -> tuple[float, float]:
     """Returns the bytes that training takes for an image of a micro-batch, and those that it takes for any number.
 
-    The former are the values of the forward pass that the backward pass needs. ResNet-50's are stored for 224 pixels,
-    and grow with the number of pixels. Any other model is built, which takes seconds.
+    The former are the values of the forward pass that the backward pass needs. With --freeze, it needs none from before
+    the last layer: they are the images, and the inputs and outputs of the operation that has the most of them, because
+    what the forward pass keeps for later, as for a shortcut, is less. ResNet-50's are stored for 224 pixels, and grow
+    with the number of pixels. Any other model is built, which takes seconds.
     """
     if is_known(name):
-        return RESNET50_KEPT * (image_size / 224) ** 2 * bytes_per_value, PER_PARAMETER * RESNET50.parameters
+        values = (RESNET50_LARGEST if freeze else RESNET50_KEPT) * (image_size / 224) ** 2
+        parameters, trained = RESNET50.parameters, RESNET50_LAST_LAYER if freeze else RESNET50.parameters
+    else:
+        values, parameters, trained = _traced(name, image_size, freeze)
+    return values * bytes_per_value, PER_PARAMETER * trained + PER_FROZEN_PARAMETER * (parameters - trained)
+
+
+def _traced(name, image_size, freeze) -> tuple[int, int, int]:
+    """Returns the values per image, the parameters and the trained parameters of a model that is built."""
     import tensorflow as tf
 
-    model, forward = model_zoo.create_model(name, 1000, image_size), set()
+    from model_zoo.layers import trained_variables
+
+    model, forward = model_zoo.create_model(name, 1000, image_size), {}
+    variables = trained_variables(model, freeze)
 
     @tf.function(autograph=False)
     def gradients(images):
         with tf.GradientTape() as tape:
-            logits = model(images, training=True)
-        forward.update(operation.name for operation in logits.graph.get_operations())
-        return tape.gradient(logits, model.trainable_variables)
+            logits = model(images, training=not freeze)
+        forward.update((operation.name, operation) for operation in logits.graph.get_operations())
+        return tape.gradient(logits, variables)
+
+    def count(values) -> int:
+        return sum({value.name: value.shape.num_elements() or 0 for value in values
+                    if value.op.name in forward and value.op.type not in HELD}.values())
 
     graph = gradients.get_concrete_function(tf.TensorSpec([1, image_size, image_size, 3])).graph
-    kept = {value.name: value.shape.num_elements() or 0 for operation in graph.get_operations()
-            if operation.name not in forward for value in operation.inputs
-            if value.op.name in forward and value.op.type not in HELD}
-    return (sum(kept.values()) * bytes_per_value,
-            PER_PARAMETER * sum(math.prod(v.shape) for v in model.trainable_variables))
+    if freeze:
+        values = count(graph.inputs[:1]) + max(count((*one.inputs, *one.outputs)) for one in forward.values())
+    else:
+        values = count(value for one in graph.get_operations() if one.name not in forward for value in one.inputs)
+    return values, *(sum(math.prod(v.shape) for v in some) for some in (model.trainable_variables, variables))

@@ -1,4 +1,10 @@
+import json
+import os
+import subprocess
+import sys
+
 import pytest
+from conftest import ROOT
 
 import model_zoo
 from model_zoo import cost
@@ -61,8 +67,53 @@ def test_resnet50_takes_what_was_measured():
     assert cost.training_memory("resnet50", 112, 2)[0] == per_image / 8
 
 
+# Prints the peak of what TensorFlow's allocator has given out in an update, for each number of images.
+MEASURE = """
+import json, sys
+import horovod.tensorflow as hvd, numpy as np, tensorflow as tf
+import model_zoo, optim
+from distributed.exchange import GradientExchange
+from distributed.optimizer import build, wrap
+from model_zoo.layers import trained_variables
+from training.state import Totals
+from training.step import StepInput, StepParts, make_train_step
+
+hvd.init()
+name, size, freeze, peaks = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "True", []
+model = model_zoo.create_model(name, 1000, size)
+optimizer = wrap(optim.create_optimizer(
+    "sgd", 0.0, momentum=0.9, weight_decay=0.0, trust_coefficient=0.0, epsilon=0.0, exclude=()))
+build(optimizer, trained_variables(model, freeze))
+step = make_train_step(StepParts(model, optimizer, GradientExchange(), Totals(), freeze=freeze))
+for images in (8, 40):
+    batch = np.zeros((images, size, size, 3), np.uint8), np.zeros((images, 1), np.int64)
+    batches = iter(tf.data.Dataset.from_tensors(batch).repeat())
+    for _ in range(2):  # in the first, TensorFlow also optimizes the graph
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        step(batches, StepInput.of(0.0, 0.0))
+    peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+print(json.dumps(peaks))
+"""
+
+
+@pytest.mark.parametrize(("name", "size", "freeze"), [
+    ("resnet20", 64, False), ("resnet20", 64, True), ("keras:MobileNetV3Small", 224, True)])
+def test_an_image_takes_what_the_allocator_gives_out(name, size, freeze):
+    done = subprocess.run([sys.executable, "-c", MEASURE, name, str(size), str(freeze)], cwd=ROOT, text=True,
+                          capture_output=True, env=os.environ | {"TF_CPU_ALLOCATOR_USE_BFC": "true"})
+    assert done.returncode == 0, done.stderr
+    few, many = json.loads(done.stdout)
+    assert cost.training_memory(name, size, 4, freeze)[0] == pytest.approx((many - few) / 32, rel=0.2)
+
+
+def test_a_frozen_parameter_takes_its_weight_alone():
+    """Of ResNet-50, 2,048 x 1,000 weights and 1,000 biases are trained."""
+    assert cost.training_memory("resnet50", 224, 4, freeze=True)[1] == 4 * 25_557_032 + 12 * 2_049_000
+
+
 @pytest.mark.campaign
-def test_resnet50s_stored_memory_is_that_of_the_model(monkeypatch):
-    stored = cost.training_memory("resnet50", 224, 4)
+@pytest.mark.parametrize("freeze", [False, True])
+def test_resnet50s_stored_memory_is_that_of_the_model(freeze, monkeypatch):
+    stored = cost.training_memory("resnet50", 224, 4, freeze)
     monkeypatch.setattr(cost, "is_known", lambda name: False)
-    assert cost.training_memory("resnet50", 224, 4) == stored
+    assert cost.training_memory("resnet50", 224, 4, freeze) == stored
