@@ -96,7 +96,7 @@ def evaluation_page(title: str, result: Sequence[str], made: dict, about: dict[s
     result: lines of text. made: content of outcomes.json. about: name -> value, for the table at the end.
     """
     lines = "".join(f'<p class="result">{html.escape(line)}</p>' for line in result)
-    return page(title, [lines, *mistakes(made), "<h2>This evaluation</h2>", facts(about)])
+    return page(title, [lines, *mistakes(made, "images"), "<h2>This evaluation</h2>", facts(about)])
 
 
 def reload_seconds(run: RunData) -> int | None:

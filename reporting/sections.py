@@ -179,10 +179,10 @@ def two_digits(value: float) -> str:
     return f"{float(f'{value:.2g}'):,.0f}"
 
 
-def mistakes(made: dict) -> list[str]:
+def mistakes(made: dict, images: str = "validation images") -> list[str]:
     """Returns the confusion matrix, the most confused classes, all classes, and the worst errors of an evaluation.
 
-    made: content of outcomes.json, or empty.
+    made: content of outcomes.json, or empty. images: what the evaluated images are.
     """
     if not made:
         return []
@@ -190,7 +190,7 @@ def mistakes(made: dict) -> list[str]:
     counts = Counter({(label, predicted): count for label, predicted, count in made["confusion"]})
     wrong = Counter({pair: count for pair, count in counts.items() if pair[0] != pair[1]})
     drawn = [f"<h2>Errors</h2><p>After epoch {number(made['epoch'])}, {wrong.total():,} of {counts.total():,} "
-             "validation images are classified wrongly.</p>", '<div class="side">']
+             f"{images} are classified wrongly.</p>", '<div class="side">']
     totals = heat_map.class_totals(counts)
     pairs = html_table([{"true class": classes[label], "predicted as": classes[predicted], "images": count,
                          "of the class": f"{count / totals[label]:.1%}"}

@@ -63,7 +63,7 @@ def test_a_folder_of_test_images_is_evaluated_whole(trained, tested, tmp_path):
     assert made["val_samples"] == 10 and made["val_top1_count"] == right and made == json.loads(
         (tmp_path / "one" / "summary.json").read_text())
     page = (tmp_path / "one" / "report.html").read_text()
-    assert f"{10 - right} of 10 validation images are classified wrongly" in page and "Classes, weakest first" in page
+    assert f"{10 - right} of 10 images are classified wrongly" in page and "Classes, weakest first" in page
     assert page.count('src="data:image/jpeg') == 10 - right and f"{tested}</td>" in page
     evaluated(trained, f"--data_dir={tested}", f"--output_dir={tmp_path}/two", kind="mpirun", workers=2)
     assert table(tmp_path / "two") == found
