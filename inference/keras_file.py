@@ -16,7 +16,8 @@ from inference.trained import Trained
 from model_zoo.layers import BatchNormalization, Dropout, InputNormalization, ResidualSum, layers_of
 
 layers = tf.keras.layers
-PER_CHANNEL = (layers.DepthwiseConv2D, layers.SeparableConv2D)  # Keras 2.15 writes `groups`, which Keras 3 refuses
+PER_CHANNEL = (layers.DepthwiseConv2D, layers.SeparableConv2D)
+REFUSED = ("groups", "kernel_initializer", "kernel_regularizer", "kernel_constraint")  # by Keras 3; 2.15 writes them
 JOINED = {"__operators__.add": layers.Add, "math.multiply": layers.Multiply}  # operation on two tensors -> layer
 RESCALED = {  # operation with a constant -> factor and offset of the same computation
     "__operators__.add": lambda value: (1, value), "nn.bias_add": lambda value: (1, value),
@@ -100,7 +101,7 @@ def _stock(layer):
         if kind.__module__.startswith("keras.src.layers."):
             stock = kind.from_config(config)
             if kind in PER_CHANNEL:
-                stock.get_config = lambda: {key: value for key, value in config.items() if key != "groups"}
+                stock.get_config = lambda: {key: value for key, value in config.items() if key not in REFUSED}
             return stock
     raise _not_stock(layer)
 
