@@ -160,16 +160,16 @@ def next_evaluation(folder: Path, recorded: Recorded, words: list[str]) -> dict:
     def new_rows() -> list[dict]:
         return RunFolder(folder, reader=PROGRAM).rows(METRICS)[len(recorded.before):]
 
-    process = started(words)
+    process, rows = started(words), []
     with stops_passed_on(process) as received:
-        while process.poll() is None and not received and not recorded.is_answered_by(new_rows()):
+        while process.poll() is None and not received and not recorded.is_answered_by(rows := new_rows()):
             time.sleep(POLL)
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         code = process.wait()
     if received:
         raise Stopped("stopped on request")
-    rows = new_rows()
+    rows = rows if recorded.is_answered_by(rows) else new_rows()  # a rollback before the stop may have removed them
     if not rows:
         raise UserError(f"the training failed with exit code {code}; see the lines above")
     return rows[0]
