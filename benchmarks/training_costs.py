@@ -3,7 +3,7 @@
     uv run python -m benchmarks.training_costs --of=faults [--rounds=3] [--workers=2]
     uv run python -m benchmarks.training_costs --of=exchange --workers=4
     uv run python -m benchmarks.training_costs --of=deterministic --workers=4
-    uv run python -m benchmarks.training_costs --of=muon --model=resnet50
+    uv run python -m benchmarks.training_costs --of=muon --model=resnet18
     uv run python -m benchmarks.training_costs --of=keras
 
 faults: --deterministic, and checkpoints every twentieth of an epoch, which is every step here, far more often than
