@@ -15,7 +15,7 @@ import threading
 import zlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -108,7 +108,7 @@ class Blocks:
         self._mutex = threading.Lock()
         self._fits = split.stored_size + CHECKSUM.size * len(self._starts) <= window.size
         self._unlisted = window.size  # bytes stored since the folder was listed; at first, as much as there may be
-        self._order: dict[int, np.ndarray] = {}  # epoch -> the blocks that it reads
+        self._read_in = lru_cache(2 * window.repeats + 1)(self._blocks_read)  # several threads call it
         self._now = (0, 0)  # epoch, and position in its blocks
         self.requests = self.fetched = self.hits = 0  # as in data.staging.spool.Admitted, since the start
         if not self._fits:
@@ -242,13 +242,9 @@ class Blocks:
                 used -= sizes[block]
         return bool(sizes)
 
-    def _read_in(self, epoch: int) -> np.ndarray:
+    def _blocks_read(self, epoch: int) -> np.ndarray:
         """Returns the blocks that an epoch reads, in this order."""
         window = self._window
         if window.seed is None:
             return np.arange(len(self._starts))
-        if epoch not in self._order:
-            self._order = {other: read for other, read in self._order.items() if other >= self._now[0]}
-            self._order[epoch] = order.blocks_read(self.split, window.seed, epoch, window.block, window.group,
-                                                   window.repeats)
-        return self._order[epoch]
+        return order.blocks_read(self.split, window.seed, epoch, window.block, window.group, window.repeats)
