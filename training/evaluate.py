@@ -114,11 +114,12 @@ def make_evaluation_step(model, guesses: int = 0):
         labels = tf.squeeze(labels, 1)
         logits = tf.cast(model(images, training=False), tf.float32)
         predicted = tf.argmax(logits, axis=1, output_type=tf.int32)
+        probabilities = tf.nn.softmax(logits)
         columns = (labels, predicted, cross_entropy(logits, labels), label_ranks(logits, labels),
-                   tf.reduce_max(tf.nn.softmax(logits), axis=1))
+                   tf.reduce_max(probabilities, axis=1))
         outcomes = tf.stack([tf.cast(column, tf.float32) for column in columns], axis=1)
         if guesses:
-            probabilities, classes = tf.math.top_k(tf.nn.softmax(logits), guesses)
+            probabilities, classes = tf.math.top_k(probabilities, guesses)
             outcomes = tf.concat([outcomes, tf.cast(classes, tf.float32), probabilities], axis=1)
         counts.set_computed([outcomes])
         return outcomes
