@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from common.errors import UserError
 from distributed.gpus import NCCL_BUILD
 
+LOST = "another worker has stopped; its own message says why, unless it was killed"
 HEAD_START = 2  # seconds by which other workers end later than the lost one, because a launcher names the first to end
 
 
@@ -42,18 +43,18 @@ def explain_horovods_errors() -> Iterator[None]:
         if not is_lost(error):
             raise
         time.sleep(HEAD_START)
-        raise UserError("another worker has stopped; its own message says why, unless it was killed") from None
+        raise UserError(LOST) from None
 
 
 @contextmanager
 def lost_is_internal_error() -> Iterator[None]:
-    """Raises HorovodInternalError, which elastic training expects, if another worker is gone."""
+    """Raises HorovodInternalError, which elastic training expects, with words for a user if another worker is gone."""
     import tensorflow as tf
     from horovod.common.exceptions import HorovodInternalError
 
     try:
         yield
-    except tf.errors.OpError as error:
+    except (tf.errors.OpError, HorovodInternalError) as error:
         if is_lost(error):
-            raise HorovodInternalError(str(error)) from None
+            raise HorovodInternalError(LOST) from None
         raise

@@ -88,7 +88,7 @@ class Training:
         Raises HorovodInternalError if a worker is lost, and HostsUpdatedInterrupt if other workers are to join.
         """
         world = self._world.renumbered()
-        with lost_is_internal_error(), self._interrupt_says_how_to_go_on(), contextlib.ExitStack() as held:
+        with self._interrupt_says_how_to_go_on(), contextlib.ExitStack() as held, lost_is_internal_error():
             world.agree(self._settings.flags, DIFFERENT_FLAGS)
             worlds.check_gpus(world, self._settings.launch.device_policy)
             with beating(world, ends_process=not hosts):

@@ -101,6 +101,8 @@ def test_a_killed_worker_ends_the_others_and_is_named(hosts, left):
     assert process.returncode == 1
     assert "horovodrun.sh: worker 1 was killed, or its host was lost (exit code 255)\n" in err  # ssh's
     assert "training stopped" not in err and "Traceback" not in err
+    report = json.loads((hosts.top / "h1" / "killed" / "run.json").read_text())
+    assert report["stopped"].startswith("another worker has stopped; its own message says why")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
