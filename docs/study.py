@@ -36,16 +36,22 @@ class Result(NamedTuple):
         return f"{self.mean:.1f} % ({self.low:.1f} to {self.high:.1f})"
 
 
-def results(rows: list[dict], model: str | None = None) -> dict[str, dict[int, Result]]:
-    """Returns rule -> batch size -> result from the rows of sweep.json.
+def tasks(rows: list[dict]) -> list[list[dict]]:
+    """Returns the rows of sweep.json that do not belong to the search, by dataset and network."""
+    found = defaultdict(list)
+    for row in rows:
+        if row["final"]:
+            found[row["flags"].get("data_dir"), row["flags"].get("model")].append(row)
+    return [*found.values()]
 
-    Rows with a data_dir belong to the search. model: the network; None: that of the recipe.
-    """
+
+def results(rows: list[dict]) -> dict[str, dict[int, Result]]:
+    """Returns rule -> batch size -> result from the rows of a task."""
     found = {name: defaultdict(list) for name in RULES}
-    for flags, row in ((row["flags"], row) for row in rows):
-        if "data_dir" not in flags and flags.get("model") == model:
-            rule = flags.get("optimizer") or Path(flags["flagfile"]).name
-            found[rule][flags["batch_size"]].append((flags["learning_rate"], 100 * row["val_top1"]))
+    for row in rows:
+        flags = row["flags"]
+        rule = flags.get("optimizer") or Path(flags["flagfile"]).name
+        found[rule][flags["batch_size"]].append((flags["learning_rate"], 100 * row["val_top1"]))
     return {RULES[rule]: {batch: Result(seeds[0][0], statistics.fmean(top1 := [one for _, one in seeds]), min(top1),
                                         max(top1)) for batch, seeds in sorted(own.items())}
             for rule, own in found.items() if own}
@@ -115,8 +121,8 @@ def main(*folders: str) -> None:
     rows = [row for study in studies for row in json.loads((study / "sweep.json").read_text())]
     noise = [json.loads(line) for folder in map(Path, folders) if folder not in studies
              for line in (folder / "noise_scale.jsonl").read_text().splitlines()]
-    for model in dict.fromkeys(row["flags"].get("model") for row in rows):
-        print(table(results(rows, model), noise_range(noise)))
+    for own in tasks(rows):
+        print(table(results(own), noise_range(noise)))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ def lines_of(name):
 
 
 def test_each_claim_has_a_file():
-    assert {path.stem for path in FILES.glob("*.runs")} == {*CLAIMS, "losses", "optimizers", "quick", "search"}
+    others = {"cifar10", "losses", "optimizers", "quick", "search"}
+    assert {path.stem for path in FILES.glob("*.runs")} == {*CLAIMS, *others}
 
 
 @pytest.mark.parametrize("name", CLAIMS)
@@ -79,19 +80,30 @@ def test_optimizers_differ_in_their_own_flags_and_each_network_has_all_batches()
                      for batch in (64, 256, 1024, 4096, 8192) for name in ("sgd", "lars", "lamb", "muon")}
 
 
-def row(rule, batch, rate, seed, top1, **flags):
+def test_cifar10_has_the_runs_of_fashion_at_its_batch_sizes():
+    """But for the size of the images and the rate at which a search starts."""
+    def known(line):
+        return {name: value for name, value in line.items() if name not in ("learning_rate", "image_size")}
+
+    lines, others = lines_of("cifar10"), [known(line) for name in ("optimizers", "search") for line in lines_of(name)]
+    assert all(known(line) in others and line["image_size"] == "32" for line in lines)
+    assert len({tuple(known(line).items()) for line in lines}) == len(lines) == 4 * 3
+
+
+def row(rule, batch, rate, seed, top1, final=True, **flags):
     return {"flags": {"flagfile": f"study/{rule}", "batch_size": batch} | flags | {"learning_rate": rate}, "seed": seed,
-            "val_top1": top1}
+            "val_top1": top1, "final": final}
 
 
-ROWS = [*(row("sgd", 64, rate, 0, top1, data_dir="fashion_holdout") for rate, top1 in ((0.05, 0.99), (0.1, 0.91))),
+ROWS = [*(row("sgd", 64, rate, 0, top1, False, data_dir="holdout") for rate, top1 in ((0.05, 0.99), (0.1, 0.91))),
         *(row("sgd", 64, 0.05, seed, top1) for seed, top1 in enumerate((0.90, 0.91, 0.92))),
         *(row("sgd", 4096, 0.0125, seed, top1) for seed, top1 in enumerate((0.1, 0.8, 0.6))),
         *(row("lars", 4096, 20, seed, top1) for seed, top1 in enumerate((0.85, 0.87, 0.86)))]
 
 
 def test_the_table_has_mean_and_range_of_the_seeds_without_the_search():
-    text = study.table(study.results(ROWS), study.noise_range(
+    [task] = study.tasks(ROWS)
+    text = study.table(study.results(task), study.noise_range(
         [{"noise_scale": None}, {"noise_scale": 282.4}, {"noise_scale": 4046.0}]))
     assert text.splitlines() == [
         "| batch size | 64 | 4,096 |",
@@ -110,16 +122,17 @@ def test_the_figure_names_its_lines_and_the_noise_scale(tmp_path, monkeypatch, c
     except ImportError:
         skip("needs Matplotlib, which `uv run --group benchmark` installs")
     others = [row("muon", 4096, 0.1, 0, 0.88), row("muon", 4096, 0.02, 0, 0.8, optimizer="lamb"),
-              row("muon", 64, 0.1, 0, 0.999, model="resnet10_narrow")]
+              row("muon", 64, 0.1, 0, 0.999, model="resnet10_narrow"),
+              row("muon", 64, 0.1, 0, 0.707, data_dir="cifar10")]
     for name, rows in (("one", ROWS), ("two", others)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "sweep.json").write_text(json.dumps(rows))
     (tmp_path / "noise_scale.jsonl").write_text('{"noise_scale": 300}\n{"noise_scale": 900}\n')
     study.main(tmp_path / "one", tmp_path / "two", tmp_path)
     shown = capsys.readouterr().out
-    convnet, _, other = shown.partition("| batch size | 64 |\n")
+    convnet, other, cifar = shown.split("| batch size | 64 |\n")
     assert "86.0 %" in convnet and "88.0 %" in convnet and "80.0 %" in convnet
-    assert "99.9 %" in other and "99.9 %" not in convnet
+    assert "99.9 %" in other and "70.7 %" in cifar and "99.9 %" not in convnet + cifar and "70.7 %" not in other
     monkeypatch.setattr(study, "FIGURE", tmp_path / "study.svg")
     monkeypatch.setattr(study, "DOCUMENT", tmp_path / "page.md")
     study.DOCUMENT.write_text(f"# A page\n\n| a | b |\n| --- | --- |\n\n{convnet}\n\nMore\n")
