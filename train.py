@@ -26,7 +26,7 @@ from common.activity import startup
 from common.errors import UserError, complain
 from common.files import as_json
 from data import duplicates
-from data.balance import check_dataset, class_counts, notes, notes_on_folder, notes_on_sizes
+from data.balance import check_dataset, class_counts, notes, notes_on_enlarging, notes_on_folder, notes_on_sizes
 from data.dataset import Dataset
 from data.named import open_named
 from data.sources import BUILT_IN
@@ -110,6 +110,8 @@ def notes_on(dataset: Dataset, settings: Settings) -> list[str]:
     lines = notes(dataset, bool(settings.recipe.class_weights), counts)
     if settings.recipe.data_dir not in BUILT_IN:
         lines += notes_on_sizes(dataset, counts)
+        if counts[0] is not None and not (settings.has_initial_weights or settings.is_given("image_size")):
+            lines += notes_on_enlarging(dataset, settings.recipe.final_image_size)
     if dataset.train.fraction:
         with startup.stage("comparing images"):
             lines += duplicates.notes(dataset)

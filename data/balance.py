@@ -1,5 +1,4 @@
-"""What the labels of a dataset show before a training: classes without images, and the accuracy of always guessing one.
-"""
+"""What a dataset shows before a training: classes without images, the accuracy of always guessing one, tiny images."""
 from collections.abc import Iterable
 from itertools import islice
 
@@ -9,11 +8,15 @@ from common.errors import UserError, in_list, listed
 from data import checksums
 from data.dataset import Dataset, Split, labels_checksum
 from data.formats.folder import learnable, remarks
+from data.images import shorter_side
 
 NOTABLE = 1.5  # times 1 / classes: a most frequent class with at least this share of the validation images is a note
 SHOWN = 5  # names in a line
 UNEVEN = 4  # times as many images in one class as in another, above which --class_weights is mentioned
 LISTED = 20  # classes in a line with the number of images of each
+SAMPLED = 8  # images whose size is looked at
+ENLARGED = 3  # times the size of an image, from which training on it is a note
+TINY = 48  # pixels up to which the CIFAR networks of the zoo suit an image
 FEW = 10  # validation images of a class: with fewer, one image changes its accuracy by more than 10 points
 
 
@@ -78,6 +81,20 @@ def notes_on_sizes(dataset: Dataset, counts: Counts | None = None) -> list[str]:
         lines.append(f"warning: fewer than {FEW} validation images {_in_classes(few)}, so what is measured for "
                      f"{'this class' if len(few) == 1 else 'these classes'} is uncertain")
     return lines
+
+
+def notes_on_enlarging(dataset: Dataset, image_size: int) -> list[str]:
+    """Returns a line if training enlarges the images ENLARGED times or more. It reads the headers of a few.
+
+    image_size: of the training, in pixels. Raises OSError.
+    """
+    samples = np.unique(np.linspace(0, dataset.train.samples - 1, SAMPLED).astype(np.int64))
+    side = round(np.median([shorter_side(image) for image, _ in dataset.train.records(samples)]))
+    if not 0 < ENLARGED * side <= image_size:
+        return []
+    network = "--model=resnet20 " if side <= TINY else ""
+    return [f"note: the training images have about {side} pixels, and --image_size={image_size} enlarges them "
+            f"{image_size / side:.2g} times; with {network}--image_size={side}, a step takes much less time"]
 
 
 def _in_classes(names: list[str]) -> str:

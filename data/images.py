@@ -1,5 +1,6 @@
 """Prepares an image for storage: copies it if every decoder reads it alike, otherwise converts or resizes it."""
 import atexit
+import contextlib
 import functools
 import io
 import warnings
@@ -78,6 +79,18 @@ def store(encoded: bytes, rules: Rules, measure: bool = False) -> Stored:
             raise Rejected("not an image of a known format") from None
         except Exception as error:  # Pillow raises errors of any type for a damaged header
             raise Rejected(" ".join(str(error).split()) or type(error).__name__) from None
+
+
+def shorter_side(encoded: bytes) -> int:
+    """Returns the shorter side of an image in pixels, from its header, or 0 if it cannot be read."""
+    from PIL import Image
+
+    _add_heic()
+    with warnings.catch_warnings(), contextlib.suppress(Exception):  # as in `store`
+        warnings.simplefilter("ignore")
+        with Image.open(io.BytesIO(encoded), formats=READ) as image:
+            return min(image.size)
+    return 0
 
 
 def check(encoded: bytes) -> None:

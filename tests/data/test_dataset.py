@@ -9,7 +9,7 @@ import pytest
 from conftest import TRAIN, run, train
 
 from common.errors import UserError
-from data.balance import notes, train_counts
+from data.balance import notes, notes_on_enlarging, train_counts
 from data.dataset import describe, labels_checksum, open_dataset
 from data.formats import tfrecord
 from data.named import open_named
@@ -259,3 +259,24 @@ def test_labels_that_moved_are_noticed(format, tmp_path):
         for path in (tmp_path / "moved-tfrecord").glob("*.crc32"):
             path.unlink()
         assert labels_checksum(open_dataset(tmp_path / "moved-tfrecord").train) == ""
+
+
+@pytest.mark.parametrize("format", ["folder", "tfrecord"])
+@pytest.mark.parametrize("size, image_size, expected", [
+    ((40, 32), 224,
+     "about 32 pixels, and --image_size=224 enlarges them 7 times; with --model=resnet20 --image_size=32"),
+    ((72, 90), 224, "about 72 pixels, and --image_size=224 enlarges them 3.1 times; with --image_size=72"),
+    ((40, 32), 64, None),
+    ((75, 90), 224, None),
+])
+def test_images_that_training_enlarges_are_told(format, size, image_size, expected, tmp_path):
+    """Most of them are. Those that are larger, or no images, do not count."""
+    folder = fill(tmp_path / "images" / "train", 5, size=size).parent
+    fill(folder / "val", 3, first=50, size=size)
+    (folder / "train" / "dog" / "0 large.jpg").write_bytes(encode(picture(99, (300, 400))))
+    if format == "folder":
+        (folder / "train" / "dog" / "1 none.jpg").write_bytes(b"none")
+    else:
+        assert command(f"--source={folder}", f"--output={tmp_path / 'set'}") == 0
+    said = notes_on_enlarging(open_dataset(folder if format == "folder" else tmp_path / "set"), image_size)
+    assert len(said) == bool(expected) and (not expected or expected in said[0])
