@@ -164,8 +164,9 @@ def test_the_first_command_installs_everything(checkout):
     assert done.returncode == 0 and " tests collected" in done.stdout, done.stdout[-2000:] + done.stderr[-2000:]
 
 
-def test_the_picture_of_the_report_is_of_todays_recipe_and_has_readmes_figures():
-    with Image.open(ROOT / "docs" / "report.png") as picture:
+@pytest.mark.parametrize("path", report_image.PICTURES)
+def test_the_picture_of_the_report_is_of_todays_recipe_and_has_readmes_figures(path):
+    with Image.open(path) as picture:
         about = picture.text
     assert json.loads(about["flags"]) == report_image.recipe_flags()
     assert f"validation: {about['result']}" in (ROOT / "README.md").read_text()
