@@ -26,7 +26,7 @@ class RunData:
     folder: Path
     plan: dict  # plan.json
     flags_text: str  # flags.txt
-    rows: list[dict]  # metrics.jsonl; this and the following logs in the order of run_folder.LOGS
+    rows: list[dict]  # metrics.jsonl
     times: list[dict]  # times.jsonl
     layers: list[dict]  # trust_ratios.jsonl
     steps: list[dict]  # steps.jsonl
@@ -49,15 +49,19 @@ class RunData:
                 raise UserError(f"{folder} is not the folder of a run: it contains no {name}")
         files = run_folder.RunFolder(folder, reader)
         summary = files.read(run_folder.SUMMARY) or None
-        ending = (None, summary) if summary and summary.get("diverged") else (summary, None)
+        has_diverged = bool(summary and summary.get("diverged"))
         run, plan = (files.read(name, required=True) for name in NEWEST)
         for content, (name, key) in zip((run, plan), NEWEST.items(), strict=True):
             if key not in content:
                 theirs = run.get("versions", {}).get("bigbatch", "of another version")
                 raise UserError(f"{folder} is a run of Bigbatch {theirs}, which {VERSION} does not read: {name} lacks "
                                 f"{key}; use the version that wrote it")
-        return cls(folder, plan, "".join(files.log(run_folder.FLAGS).lines), *map(files.rows, run_folder.LOGS),
-                   run, files.read(run_folder.OUTCOMES), *ending)
+        return cls(
+            folder=folder, plan=plan, flags_text="".join(files.log(run_folder.FLAGS).lines),
+            rows=files.rows(run_folder.METRICS), times=files.rows(run_folder.TIMES),
+            layers=files.rows(run_folder.LAYERS), steps=files.rows(run_folder.STEPS),
+            noise=files.rows(run_folder.NOISE), run=run, outcomes=files.read(run_folder.OUTCOMES),
+            summary=None if has_diverged else summary, divergence=summary if has_diverged else None)
 
     @cached_property
     def flags(self) -> dict[str, str]:
