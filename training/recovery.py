@@ -2,7 +2,7 @@
 import enum
 import time
 
-from common.activity import activity
+from common.activity import OBSERVERS, activity
 from common.errors import Stopped, UserError, complain
 from common.run_folder import CHECKPOINTS, SUMMARY, RunFolder
 from distributed.elastic import COMMIT_STEPS
@@ -188,8 +188,9 @@ class Recovery:
         self._schedule.record_save(self._position)
         if self._hosts:  # the last commit is from before the rollback, perhaps with the bad weights
             self.committed = self.snapshot()
-        for observer in observers:
-            observer.rewind(after)
+        with world.raise_on_all_ranks(), activity.during(OBSERVERS):
+            for observer in observers:
+                observer.rewind(after)
         if self._checkpoints:
             samples = "samples after those that caused it" if problem.is_of_samples else "same samples"
             complain(f"{problem}; rolled back to {newest} ({after.rollbacks} of {run.max_rollbacks}); training "
