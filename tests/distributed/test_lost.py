@@ -2,9 +2,10 @@
 import horovod.tensorflow as hvd
 import pytest
 import tensorflow as tf
+from horovod.common.exceptions import HorovodInternalError
 
 from common import errors
-from distributed.lost import is_lost
+from distributed.lost import is_lost, lost_is_internal_error
 
 WHERE = """Graph execution error:
 
@@ -34,3 +35,11 @@ def test_of_an_error_in_a_graph(node, library, message, lost, reason):
     error = tf.errors.UnknownError(None, None, WHERE.format(node=node, library=library, message=message))
     assert is_lost(error) is lost
     assert errors.reason(error) == reason
+
+
+def test_the_report_and_elastic_training_learn_it_in_words():
+    text = WHERE.format(node="flags_1", library="/site-packages/horovod/tensorflow/mpi_ops.py", message=RESET)
+    for error in (tf.errors.UnknownError(None, None, text), HorovodInternalError(text)):
+        with pytest.raises(HorovodInternalError, match=r"^another worker has stopped; its own message says why"), \
+                lost_is_internal_error():
+            raise error
