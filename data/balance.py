@@ -1,4 +1,5 @@
 """What a dataset shows before a training: classes without images, the accuracy of always guessing one, tiny images."""
+import contextlib
 from collections.abc import Iterable
 from itertools import islice
 
@@ -84,12 +85,14 @@ def notes_on_sizes(dataset: Dataset, counts: Counts | None = None) -> list[str]:
 
 
 def notes_on_enlarging(dataset: Dataset, image_size: int) -> list[str]:
-    """Returns a line if training enlarges the images ENLARGED times or more. It reads the headers of a few.
+    """Returns a line if training enlarges the images ENLARGED times or more. It reads a few of them.
 
-    image_size: of the training, in pixels. Raises OSError.
+    Training itself tells of images that cannot be read. image_size: of the training, in pixels.
     """
     samples = np.unique(np.linspace(0, dataset.train.samples - 1, SAMPLED).astype(np.int64))
-    side = round(np.median([shorter_side(image) for image, _ in dataset.train.records(samples)]))
+    side = 0
+    with contextlib.suppress(OSError, ValueError):
+        side = round(np.median([shorter_side(image) for image, _ in dataset.train.records(samples)]))
     if not 0 < ENLARGED * side <= image_size:
         return []
     network = "--model=resnet20 " if side <= TINY else ""
