@@ -150,7 +150,7 @@ def orthogonalized(matrices: tf.Tensor) -> tf.Tensor:
     each row.
 
     A step multiplies x by a polynomial p of its Gram matrix x x', of (n, n), whose next value is p x x' p. So several
-    steps need x only at their start and end. A new Gram matrix after two of them keeps the rounding of TF32 below 2 %.
+    steps need x only at their start and end. A new Gram matrix after two of them keeps the error of TF32 at about 2 %.
     """
     norms = tf.norm(tf.norm(matrices, axis=-1, keepdims=True), axis=-2, keepdims=True)
     x = tf.math.divide_no_nan(matrices, norms)
