@@ -17,6 +17,11 @@ VAL_TOP5 = "val_top5"  # fraction of the validation set whose label is among the
 EMA_VAL_LOSS = "ema_val_loss"  # these three with the moving average of the weights, with --ema_decay alone
 EMA_VAL_TOP1 = "ema_val_top1"
 EMA_VAL_TOP5 = "ema_val_top5"
+VIEWS = "views_"  # prefix of the figures of the mean logits over --evaluation_views, such as views_val_top1;
+# with the moving average of the weights ema_views_val_top1
+VIEWS_VAL_LOSS = f"{VIEWS}{VAL_LOSS}"
+VIEWS_VAL_TOP1 = f"{VIEWS}{VAL_TOP1}"
+VIEWS_VAL_TOP5 = f"{VIEWS}{VAL_TOP5}"
 SKIPPED = "skipped"  # training samples that rollbacks have skipped; the column is missing if there are none
 WEIGHTS = "weights"  # checksum of all variables of the model, in hexadecimal
 IMAGES_PER_SECOND = "images_per_second"  # of the training steps since the last evaluation, on all workers

@@ -55,7 +55,7 @@ def evaluate_checkpoint(settings: Settings, dataset: Dataset) -> dict:
         give(checkpoint, tensors, model, average, is_quiet=world.rank > 0)
         model = in_order(model, described["classes"], dataset.classes)
         measure = measurement(settings, described, model, feed, world)
-    evaluator = build.make_evaluator(launch, model, feed, world, average,
+    evaluator = build.make_evaluator(settings, model, feed, world, average,
                                      guesses=min(TOP, len(dataset.classes)) if run.output_dir else 0)
     if world.rank == 0 and not dataset.is_synthetic:
         complain(note_on_evaluation(dataset, described["progress"].get("labels")))

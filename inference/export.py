@@ -51,6 +51,8 @@ def export(trained: Trained, folder: Path, tflite: str = "false") -> dict:
                 print(f"{name}: {path}", file=sys.stderr)
             except NotWritten as problem:
                 complain(f"{path.name} is not written, because {problem}")
+        if trained.views > 1 and (folder / "model.h5").exists():
+            complain(f"model.h5 predicts from the image alone; the other files average {trained.views} views of it")
     except tf.errors.OpError as error:
         raise UserError(f"--output_dir: {folder} cannot be written: {reason(error)}") from None
     except OSError as error:

@@ -11,6 +11,7 @@ from common.errors import UserError, complain
 from data.augmentation import AUGMENTATIONS
 from data.named import open_named
 from model_zoo.layers import layers_of, norms
+from model_zoo.views import mean_logits
 from optim.schedules import Piecewise
 from plan.settings import Settings
 from training import build
@@ -30,6 +31,7 @@ class Trained:
     enlarge: float | None  # resize before the central crop; see data.augmentation.Augmentation
     epoch: float  # of the checkpoint
     weights: str  # "moving average", or "last" for those of the last update
+    views: int = 1  # of each image, whose mean logits give the probabilities (model_zoo.views)
 
     @functools.cached_property
     def probabilities(self):
@@ -38,8 +40,10 @@ class Trained:
         Probabilities are float32 (batch, classes), in label order. The function is traced once per model.
         """
         pixels = tf.TensorSpec([None, self.image_size, self.image_size, 3], tf.uint8, "images")
-        return tf.function(lambda images: tf.nn.softmax(self.model(tf.cast(images, tf.float32), training=False)),
-                           input_signature=[pixels], autograph=False)
+        logits_of = functools.partial(self.model, training=False)
+        return tf.function(
+            lambda images: tf.nn.softmax(mean_logits(logits_of, tf.cast(images, tf.float32), self.views)),
+            input_signature=[pixels], autograph=False)
 
 
 def load_trained(settings: Settings) -> Trained:
@@ -69,7 +73,7 @@ def load_trained(settings: Settings) -> Trained:
         model.set_weights(weights)
     split_groups(model)
     return Trained(model, tuple(classes), recipe.validation_image_size, AUGMENTATIONS[recipe.augmentation].enlarge,
-                   described["epoch"], "moving average" if average else "last")
+                   described["epoch"], "moving average" if average else "last", recipe.evaluation_views)
 
 
 def split_groups(model) -> None:

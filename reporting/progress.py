@@ -168,11 +168,12 @@ class ProgressDisplay(Observer):
         if breakdown.get("storage", 0.0) > STORAGE_LIMITS:
             waits.insert(0, f"storage {breakdown['storage']:.0%}")
         average = f"ema {row[metric.EMA_VAL_TOP1]:.2%}" if metric.EMA_VAL_TOP1 in row else ""
+        views = f"views {row[metric.VIEWS_VAL_TOP1]:.2%}" if metric.VIEWS_VAL_TOP1 in row else ""
         lead = "" if expected is None else f" ({100 * (top1_of(row) - expected):+.2f})"
         left = f"  left {self._left}" if self._left and self._samples < self._total else ""
         figures = [f"epoch {row['epoch']:g}/{self._run.plan['epochs']:g}",
                    f"train {row[metric.TRAIN_LOSS]:.4f} {row[metric.TRAIN_TOP1]:.2%}",
-                   f"val {row[metric.VAL_LOSS]:.4f} {row[metric.VAL_TOP1]:.2%}{lead}", average,
+                   f"val {row[metric.VAL_LOSS]:.4f} {row[metric.VAL_TOP1]:.2%}{lead}", average, views,
                    f"{row[metric.IMAGES_PER_SECOND]:,.0f} images/s", *waits]
         return fitting(figures, COLUMNS - len(left)) + left
 
@@ -207,7 +208,17 @@ def result_lines(summary: dict, classes: int) -> list[str]:
     judged = " by the average of the weights" if metric.EMA_VAL_TOP1 in summary else ""
     line = (f"weakest classes{judged}: {weakest}; balanced top-1, the mean over the classes, "
             f"{summary[metric.BALANCED_TOP1]:.2%}")
-    return [validation_line(summary, classes), *([line] if weakest else [])]
+    return [validation_line(summary, classes), *views_lines(summary), *([line] if weakest else [])]
+
+
+def views_lines(summary: dict) -> list[str]:
+    """Returns the result of the mean over --evaluation_views, also by the average of the weights, if there is one."""
+    samples = summary[metric.VAL_SAMPLES]
+    return [f"mean of views{judged}: top-1 {summary[f'{prefix}{metric.VIEWS_VAL_TOP1}']:.2%} "
+            f"({summary[f'{prefix}{metric.VIEWS}{metric.VAL_TOP1_COUNT}']} of {samples}), "
+            f"loss {summary[f'{prefix}{metric.VIEWS_VAL_LOSS}']:.4f}"
+            for prefix, judged in (("", ""), ("ema_", " by the average of the weights"))
+            if f"{prefix}{metric.VIEWS_VAL_TOP1}" in summary]
 
 
 def validation_line(summary: dict, classes: int) -> str:

@@ -114,6 +114,7 @@ def figures(run: RunData) -> str:
         return ""
     certain = {"validation top-1, last epoch": now[metric.VAL_TOP1],
                "top-1 of the average, last epoch": now.get(metric.EMA_VAL_TOP1),
+               "top-1 of the views, last epoch": now.get(metric.VIEWS_VAL_TOP1),
                "validation top-5, last epoch": now.get(metric.VAL_TOP5) if run.has_top5 else None}
     bounds = interval(now[metric.VAL_TOP1], samples)
     shown, below = ({name: show(value) for name, value in certain.items() if value is not None} for show in (

@@ -13,6 +13,7 @@ from training.observer import Evaluation, Observer, RunInfo
 
 TAGS = {  # column of metrics.jsonl -> name in TensorBoard
     metric.TRAIN_LOSS: "loss/train", metric.VAL_LOSS: "loss/validation", metric.EMA_VAL_LOSS: "loss/ema",
+    metric.VIEWS_VAL_LOSS: "loss/views", metric.VIEWS_VAL_TOP1: "top1/views", metric.VIEWS_VAL_TOP5: "top5/views",
     metric.TRAIN_TOP1: "top1/train", metric.VAL_TOP1: "top1/validation", metric.EMA_VAL_TOP1: "top1/ema",
     metric.VAL_TOP5: "top5/validation", metric.EMA_VAL_TOP5: "top5/ema",
     metric.LEARNING_RATE: "schedule/learning_rate", metric.MOMENTUM: "schedule/momentum",

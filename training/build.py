@@ -106,7 +106,7 @@ def make_job(settings: Settings, plan: Plan, world: World, feed, state: State, e
             layers=state.layers, span=Span.of(phase, world.size), after_update=state.average and update_average,
             measures_noise=settings.run.log_noise_scale))
 
-    evaluate = make_evaluator(settings.launch, state.model, feed, world, state.average)
+    evaluate = make_evaluator(settings, state.model, feed, world, state.average)
     divergence = functools.partial(
         divergence_reason, names=[v.name.split(":")[0] for v in state.trained],
         guessing=loss_of_guessing(recipe.loss, len(feed.dataset.classes)),
@@ -215,6 +215,7 @@ def make_average(recipe: Recipe, model) -> WeightAverage | None:
                          recipe.batch_norm_statistics == "moving")
 
 
-def make_evaluator(launch: Launch, model, feed, world: World, average: WeightAverage | None = None,
+def make_evaluator(settings: Settings, model, feed, world: World, average: WeightAverage | None = None,
                    guesses: int = 0) -> Evaluator:
-    return Evaluator(model, feed, launch.micro_batch_size or LARGEST_MICRO_BATCH, world, average, guesses)
+    return Evaluator(model, feed, settings.launch.micro_batch_size or LARGEST_MICRO_BATCH, world, average, guesses,
+                     settings.recipe.evaluation_views)

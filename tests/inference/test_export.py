@@ -121,6 +121,23 @@ def test_onnx_takes_the_part_that_evaluation_takes_and_resizes_it(tmp_path, narr
         assert np.ptp(probabilities, axis=0).max() > 1e-3  # they depend on the image
 
 
+def test_views_are_in_the_graph(tmp_path, narrow, capfd):
+    """In the SavedModel and in ONNX: softmax of the mean of the logits of the image and its mirror image."""
+    model, _ = trained("convnet", 32)
+    export(dataclasses.replace(model, views=2), tmp_path)
+    assert "model.h5 predicts from the image alone" in capfd.readouterr().err
+    images = PIXELS[:, :32, :32]
+    logits = np.mean([model.model(one.astype(np.float32), training=False).numpy() for one in (
+        images, np.flip(images, axis=2))], axis=0, dtype=np.float64)
+    expected = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    np.testing.assert_allclose(session.run(["probabilities"], {"images": images})[0], expected, rtol=1e-4)
+    assert np.abs(expected - model.probabilities(images)).max() > 1e-3  # the mirror image matters
+    signature = tf.saved_model.load(tmp_path / "saved_model").signatures["all_classes"]
+    found = signature(image_bytes=tf.constant([png(pixels) for pixels in images]))["probabilities"]
+    np.testing.assert_allclose(found, np.sort(expected)[:, ::-1], rtol=1e-4)
+
+
 def test_another_export_replaces_the_first(tmp_path, narrow, monkeypatch, capfd):
     """Without tf2onnx, the file of the earlier model goes, too: it would not fit the SavedModel beside it."""
     export(trained("convnet", 32)[0], tmp_path)

@@ -1,4 +1,4 @@
-"""The evaluation of a model whose answers are known, beside an average of its weights that answers otherwise."""
+"""The evaluation of a model whose answers are known, beside what answers otherwise: averaged weights, views."""
 import math
 
 import numpy as np
@@ -26,3 +26,26 @@ def test_the_outcomes_are_those_of_the_weights_that_are_judged(digits):
     assert found.outcomes[:, 4] == pytest.approx(math.e / (math.e + 9), rel=1e-6)  # softmax of one 1 and nine 0
     ones, threes = (np.sum(found.outcomes[:, 0] == label) for label in (1, 3))
     assert (found.metrics["val_top1_count"], found.metrics["ema_val_top1_count"]) == (ones, threes)
+
+
+def test_views_stand_beside_the_image_itself(digits):
+    """The model answers 1 if the left half is brighter than the right one, and 2 otherwise: the mirror image votes
+    against the image, with the same weight. A class that neither names has the same logit as both, and ties are misses.
+    """
+    import tensorflow as tf
+
+    pixels = tf.keras.Input((8, 8, 3))
+    brighter = tf.reduce_mean(pixels[:, :, :4] - pixels[:, :, 4:], axis=[1, 2, 3])[:, None]
+    model = tf.keras.Model(pixels, tf.cast(brighter > 0, tf.float32) * np.eye(10, dtype=np.float32)[1]
+                           + tf.cast(brighter < 0, tf.float32) * np.eye(10, dtype=np.float32)[2])
+    feed = Feed(open_dataset(digits), 8, "none", 0)
+    plain, viewed = (Evaluator(model, feed, 32, World(), guesses=2, views=views)() for views in (1, 2))
+    assert {name: value for name, value in viewed.metrics.items() if not name.startswith("views_")} == plain.metrics
+    assert (viewed.outcomes == plain.outcomes).all() and (viewed.guesses == plain.guesses).all()
+    asymmetric = plain.outcomes[:, 4] > 0.2  # e / (e + 9) = 0.23, where the halves differ; else 0.1
+    assert plain.metrics["val_top1_count"] > 0 and asymmetric.mean() > 0.9
+    assert viewed.metrics["views_val_top1_count"] == 0  # 1 and 2 tie
+    halves = np.isin(plain.outcomes[:, 0], (1, 2)) & asymmetric  # logits of 1/2 for both
+    loss = np.where(asymmetric, np.log(2 * math.exp(0.5) + 8) - 0.5 * halves, math.log(10))
+    assert viewed.metrics["views_val_loss"] == pytest.approx(loss.mean(), rel=1e-6)
+    assert viewed.metrics["views_val_top5_count"] == np.sum(halves)

@@ -40,7 +40,10 @@ def test_the_average_is_evaluated_with_its_own_statistics(alone, tmp_path):
     moving = [name for name in variables if name.startswith("ema/") and "moving_mean" in name]
     assert len(moving) == 3
     assert all((variables[name] != variables[name.replace("ema/", "model/")]).any() for name in moving)
-    again = printed_json(train("--mode=evaluate", f"--checkpoint={alone}/checkpoints", program=PROGRAM))
+    again = printed_json(train("--mode=evaluate", f"--checkpoint={alone}/checkpoints", "--evaluation_views=6",
+                               program=PROGRAM))
+    assert again["views_val_top1"] > 0.1 and again["ema_views_val_loss"] not in (
+        again["views_val_loss"], again["ema_val_loss"]) and "views_val_top1" not in summary
     for name in ("val_loss", "val_top1", "ema_val_loss", "ema_val_top1", "ema_val_top5"):
         assert again[name] == pytest.approx(summary[name], rel=1e-5) == pytest.approx(last[name], rel=1e-5)
     assert summary["ema_val_samples"] == 360 and summary["ema_val_loss"] != summary["val_loss"]

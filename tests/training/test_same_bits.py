@@ -16,11 +16,11 @@ BASE = (DIGITS, "--model=bn_convnet", "--micro_batch_size=8", "--batch_norm_span
         "--deterministic", "--epochs=2")
 GROWING = (*BASE, "--batch_size=0:96,1:192", "--image_size=0:12,1:16", "--batch_norm_statistics=exact",
            "--ema_decay=0.9", "--mixup=0.4", "--cutmix=1", "--augmentation=crop", "--checkpoint_every=0.3",
-           "--class_weights=0.5", "--repeats=3")
+           "--class_weights=0.5", "--repeats=3", "--evaluation_views=6")
 STRIKES_BACK = ("--rand_augment=m6-n2-mstd0.5-inc1", "--loss=binary_cross_entropy")  # of arXiv:2110.00476
 MOVING = (*BASE, "--batch_size=120", "--optimizer=lars", "--batch_norm_span=4", "--checkpoint_every=0.3",
           "--label_smoothing=0.1", "--log_trust_ratios", *STRIKES_BACK, "--model=resnet10_narrow", "--image_size=16",
-          "--drop_path=0.3", "--mixup=0.1", "--class_weights=balanced", "--repeats=3")
+          "--drop_path=0.3", "--mixup=0.1", "--class_weights=balanced", "--repeats=3", "--evaluation_views=6")
 MUON = "--optimizer=muon", "--learning_rate=0.05", "--weight_decay=0.1"
 MORE = {  # for the campaign: workers, flags
     "LARS, moving statistics of groups": ("mpirun", (2, 3, 4, 6), (*MOVING[len(BASE):], "--batch_size=96")),
@@ -41,7 +41,7 @@ def test_two_workers_make_the_bits_of_one(tmp_path):
     assert differences(tmp_path / "1", tmp_path / "2") == []
     found = rows(tmp_path / "2")
     assert [row["samples"] for row in found] == [14 * 96 + 192, 14 * 96 + 7 * 192]  # a step into the next phase
-    assert [row["batch_size"] for row in found] == [192, 192] and "ema_val_top1" in found[0]
+    assert [row["batch_size"] for row in found] == [192, 192] and "ema_views_val_top1" in found[0]
 
 
 @pytest.mark.trainings
