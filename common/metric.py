@@ -19,9 +19,9 @@ EMA_VAL_TOP1 = "ema_val_top1"
 EMA_VAL_TOP5 = "ema_val_top5"
 VIEWS = "views_"  # prefix of the figures of the mean logits over --evaluation_views, such as views_val_top1;
 # with the moving average of the weights ema_views_val_top1
-VIEWS_VAL_LOSS = f"{VIEWS}{VAL_LOSS}"
-VIEWS_VAL_TOP1 = f"{VIEWS}{VAL_TOP1}"
-VIEWS_VAL_TOP5 = f"{VIEWS}{VAL_TOP5}"
+VIEWS_VAL_LOSS = "views_val_loss"
+VIEWS_VAL_TOP1 = "views_val_top1"
+VIEWS_VAL_TOP5 = "views_val_top5"
 SKIPPED = "skipped"  # training samples that rollbacks have skipped; the column is missing if there are none
 WEIGHTS = "weights"  # checksum of all variables of the model, in hexadecimal
 IMAGES_PER_SECOND = "images_per_second"  # of the training steps since the last evaluation, on all workers

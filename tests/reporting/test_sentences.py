@@ -44,6 +44,15 @@ def test_the_terminal_names_the_weakest_classes():
     assert line.startswith("weakest classes by the average of the weights: cat 12.5% (1 of 8); ")
 
 
+def test_the_terminal_has_views_in_lines_of_their_own():
+    found = {"views_val_top1": 0.625, "views_val_top1_count": 625, "views_val_loss": 1.25}
+    averaged = {f"ema_{name}": 2 * value for name, value in (found | {"views_val_top1": 0.45}).items()}
+    own, *both = (result_lines(summary(540) | more, 10) for more in ({}, found, found | averaged))
+    views = "mean of views: top-1 62.50% (625 of 1000), loss 1.2500"
+    assert both == [[*own, views], [*own, views, "mean of views by the average of the weights: top-1 90.00% "
+                                    "(1250 of 1000), loss 2.5000"]]
+
+
 @pytest.mark.parametrize(("classes", "shown"), [(6, False), (19, False), (20, True)])
 def test_the_terminal_explains_top_1_and_shows_top_5_from_20_classes(classes, shown):
     [line] = result_lines(summary(540), classes)
