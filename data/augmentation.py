@@ -13,7 +13,8 @@ from common.errors import UserError
 from data.rand_augment import RandAugment
 from data.randomness import Purpose, uniforms
 
-FIXED = ("aspect", "enlarge")  # the fields of an Augmentation that make nothing random
+FIXED = ("aspect", "enlarge", "filling")  # the fields of an Augmentation that make nothing random
+FILLINGS = ("mean", "black", "reflect")
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,12 @@ class Augmentation:
     rescale: tuple[float, float] | None = None
     shift: bool = False  # whether training crops at a random offset
     flip: bool = False  # whether each image is flipped horizontally with probability 0.5
+    # Pixels by which the resized image is padded on each side before training crops it at random to the size that it
+    # had (arXiv:1512.03385, section 4.2). Nothing is resampled: the pixels of the crop are those of the padded image.
+    padding: int = 0
+    # What the padding shows: "mean", the dataset's mean colour, rounded; "black"; or "reflect", the image mirrored at
+    # its outermost pixels, which are not repeated, as in numpy.pad. A folder without dataset.json has ImageNet's mean.
+    filling: str = "mean"
     # Whether the same random colour is added to all pixels of an image, along the principal components of ImageNet's
     # colours (Krizhevsky et al. 2012, section 4.1).
     colour: bool = False
@@ -47,6 +54,11 @@ class Augmentation:
             if not 0 < least <= most or (name == "area" and most > 1):
                 raise ValueError(f"{name} is ({least}, {most}), not the least and the most of a positive number"
                                  + (" up to 1" if name == "area" else ""))
+        if self.filling not in FILLINGS:
+            raise ValueError(f"filling is {self.filling!r}, not one of {', '.join(FILLINGS)}")
+        if self.padding < 0 or (self.padding and self.warp):
+            raise ValueError(f"padding is {self.padding}, not a number of pixels from 0 on, or 0 with warp, which "
+                             "places the image itself")
 
     @property
     def random(self) -> bool:
@@ -83,6 +95,8 @@ AUGMENTATIONS = Augmentations({
     "caffe": Augmentation(enlarge=256 / 224, shift=True, flip=True),
     # AlexNet's: resize to 256/227, random crop, flip
     "alexnet": Augmentation(enlarge=256 / 227, shift=True, flip=True),
+    # ResNet's for CIFAR (arXiv:1512.03385, 4.2): pad 4 pixels with the mean colour, random crop, flip
+    "pad_crop_flip": Augmentation(padding=4, flip=True),
     # Sony's (arXiv:1811.05233, 3.2), without distortion; validation resizes to 256/224, centre crop
     "nnabla": Augmentation(warp=True, enlarge=256 / 224),
 })
@@ -98,11 +112,12 @@ NOISE = 25.5  # grey levels
 # area: area of a random crop, from 0 for the least to 1 for the most that is allowed.
 # offset: position of the crop, from 0 to 1, downwards and to the right.
 # sides: height and width of a crop of area 1.
+# corner: upper left corner (down, right) of the crop of a padded image, in pixels from that of the image itself.
 # warp: rows of a matrix from a pixel's offset (x, y) from the centre of the result to that from the scaled image's.
 # shorter: shorter side of the scaled image in pixels.
 # reach: height and width of the part of the scaled image that the result shows, in its pixels, without rotation.
-COLUMNS = {"area": 1, "offset": 2, "sides": 2, "mirror": 1, "colour": 3, "warp": 4, "shorter": 1, "reach": 2,
-           "brightness": 3, "contrast": 3, "noise": 1, "noise_offset": 2}
+COLUMNS = {"area": 1, "offset": 2, "sides": 2, "mirror": 1, "corner": 2, "colour": 3, "warp": 4, "shorter": 1,
+           "reach": 2, "brightness": 3, "contrast": 3, "noise": 1, "noise_offset": 2}
 # Standard deviations of ImageNet's pixels (0 to 1) along their principal components, and these components of red, green
 # and blue, one per column, as published with Facebook's fb.resnet.torch.
 COLOUR_SCALES = np.array([0.2175, 0.0188, 0.0045])
@@ -121,6 +136,7 @@ def random_numbers(augmentation: Augmentation, image_size: int, seed: int, posit
     columns = {
         "area": u[:, 0], "offset": u[:, 1:3], "sides": np.stack([aspect ** -0.5, aspect ** 0.5], axis=1),
         "mirror": u[:, 4] < 0.5,
+        "corner": np.floor(u[:, 8:10] * (2 * augmentation.padding + 1)) - augmentation.padding,
         "colour": _colours(seed, positions) if augmentation.colour else np.zeros((len(positions), 3)),
         "noise": between(12, 0.0, NOISE), "noise_offset": u[:, 13:15],
     } | _warp(between, u[:, 4] < 0.5, image_size)

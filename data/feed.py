@@ -178,7 +178,7 @@ class Feed:
         with opened as (read, spool), scratch_folder() as folder:
             readers = Readers(read, *(None if rows is None else matrix_reader(rows, folder, name) for name, rows in (
                 ("numbers", prepared.numbers), ("mixing", prepared.mixing))))
-            transform = Transform(prepared.image_size, self._augmentation, self.device)
+            transform = Transform(prepared.image_size, self._augmentation, self.device, self.dataset.mean)
             yield build_pipeline(readers, transform, prepared.batch_size, self.dataset.first_label, until), spool
 
 

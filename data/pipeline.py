@@ -18,7 +18,7 @@ import numpy as np
 from data import rand_augment
 from data.augmentation import COLUMNS, Augmentation
 from data.formats import tfrecord
-from data.warp import warped
+from data.warp import reflected, warped
 
 STAGES = ("read", "decode", "augment")
 GREY = 128.0  # about which contrast changes
@@ -64,6 +64,7 @@ class Transform:
     size: int  # height and width of the result in pixels
     augmentation: Augmentation
     device: DecoderSettings = DecoderSettings()  # decodes and augments it
+    mean: tuple[float, float, float] | None = None  # colour of a padding that shows the mean, RGB, 0 to 255
 
     def on_device(self, tensor):
         """Returns a tensor of the graph on the device of the images."""
@@ -119,6 +120,8 @@ def augmented(encoded, columns: dict | None, transform: Transform):
         return _distorted(images, part.rows, columns, transform)
     mirror = columns["mirror"] if columns and transform.augmentation.flip else None
     images = _resized(images, part.size, mirror, transform)
+    if columns and transform.augmentation.padding:
+        images = _padded(images, columns["corner"], transform)
     if columns and transform.augmentation.colour:
         colour = fn.reshape(transform.on_device(columns["colour"]), shape=[1, 1, 3])
         images = fn.cast(images + colour, dtype=types.UINT8)
@@ -164,6 +167,18 @@ def _resized(images, sides, mirror, transform):
     scale = sides / size
     row = (scale[1], 0.0, 0.0) if mirror is None else (scale[1] * (1 - 2 * mirror), 0.0, sides[1] * mirror)
     return warped(images, row, (0.0, scale[0], 0.0), size)
+
+
+def _padded(images, corner, transform):
+    """Returns the crops of padded images at `corner`, a column of augmentation.COLUMNS. Nothing is resampled."""
+    from nvidia.dali import fn
+
+    size, filling = transform.size, transform.augmentation.filling
+    if filling == "reflect":
+        return reflected(images, corner, size)
+    colour = np.round(transform.mean).tolist() if filling == "mean" else 0.0
+    return fn.slice(images, start=_as_int(corner), shape=[size, size], axes=[0, 1], out_of_bounds_policy="pad",
+                    fill_values=colour)
 
 
 def decoder(augmentation: Augmentation):

@@ -20,3 +20,16 @@ def warped(images, row_x, row_y, size: int, device: str = "cpu", fill: float | N
     matrix = fn.reshape(fn.stack(*row_x, *row_y, 0.0, 0.0, 1.0), shape=[3, 3])
     images = fn.cast(images, dtype=types.FLOAT) if as_float else images
     return fn.experimental.warp_perspective(images, matrix=matrix, size=(size, size), **border)
+
+
+def reflected(images, corner, size: int):
+    """Adds a crop of uint8 images to a DALI graph; returns images of size x size. Nothing is resampled.
+
+    Beyond its border, an image is mirrored at its outermost pixels, which are not repeated, as numpy.pad reflects it.
+
+    corner: upper left corner of the crop, (down, right) in whole pixels, which may be negative.
+    """
+    from nvidia.dali import fn
+
+    matrix = fn.reshape(fn.stack(1.0, 0.0, corner[1], 0.0, 1.0, corner[0], 0.0, 0.0, 1.0), shape=[3, 3])
+    return fn.experimental.warp_perspective(images, matrix=matrix, size=(size, size), border_mode="reflect_101")

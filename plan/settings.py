@@ -35,7 +35,8 @@ class Recipe:
     """What to train. The same on any number of workers."""
 
     data_dir: str = flag("digits", "Dataset: a folder that data.prepare wrote, or its address (s3://BUCKET/FOLDER), "
-        "images (CLASS/*, or train/CLASS/* and val/CLASS/*), built-in digits or fashion, or synthetic:SAMPLES.",
+        "images (CLASS/*, or train/CLASS/* and val/CLASS/*), built-in digits or fashion, or "
+        "synthetic:SAMPLES.",
         path=True, screen="Data and model")
     model: str = flag("resnet20", "Model to train. ResNets are v1.5; names with _v1 are as first published. "
         "resnet50_nvcaffe and alexnet_bn* follow the LARS authors' files. resnet20, resnet10_narrow and convnet* are "
@@ -141,8 +142,9 @@ class Recipe:
     augmentation: str = flag("none", "Training augmentation. none: resize, centre crop. crop: mild random-resized "
         "crop. crop_flip_mild: the same with flip, of images stretched to squares, which validation sees whole. "
         "crop_flip: random-resized crop and flip (GoogLeNet). crop_flip_95: the same, but validation sees 95 %. "
-        "resnet: scale, crop, flip and colour (arXiv:1512.03385). "
-        "caffe, alexnet: random crop and flip. nnabla: warp, brightness, contrast and noise of arXiv:1811.05233. "
+        "resnet: scale, crop, flip and colour (arXiv:1512.03385). caffe, alexnet: random crop and flip. "
+        "pad_crop_flip: pad 4 pixels with the mean colour, random crop, flip (arXiv:1512.03385, 4.2). "
+        "nnabla: warp, brightness, contrast and noise of arXiv:1811.05233. "
         "MODULE:NAME is your own.", AUGMENTATIONS, own=True, screen="Data and model")
     rand_augment: RandAugment | None = flag("none", "RandAugment after --augmentation, in timm's notation, such as "
         "m6-n2-mstd0.5-inc1.", parse=RandAugment.parse)

@@ -25,6 +25,23 @@ def encoded(picture) -> bytes:
     return output.getvalue()
 
 
+def written(folder, pictures, mean=(0, 0, 0)):
+    """A dataset whose images of both splits are these pictures."""
+    from data.dataset import open_dataset
+    from data.formats import tfrecord
+
+    tfrecord.write(folder / "t.tfrecord", [(encoded(one), 0) for one in pictures])
+    split = {"samples": len(pictures), "files": [{"path": "t.tfrecord", "samples": len(pictures)}]}
+    (folder / "dataset.json").write_text(json.dumps({
+        "format": "tfrecord", "classes": ["a"], "train": split, "validation": split,
+        "image": {"mean": mean, "std": [1, 1, 1]}}))
+    return open_dataset(folder)
+
+
+def noise(count, height, width):
+    return np.random.default_rng(1).integers(0, 256, (count, height, width, 3)).astype(np.uint8)
+
+
 def columns(rows):
     starts = np.cumsum([0, *COLUMNS.values()])
     return {name: rows[:, start:start + width] for (name, width), start in zip(COLUMNS.items(), starts, strict=False)}
@@ -91,9 +108,7 @@ def bilinear(image, x, y):
 
 def test_sonys_augmentation_against_numpy(tmp_path, monkeypatch):
     """Step by step for each pixel of the result: mirror, turn back, shrink, move, sample, colour; without the noise."""
-    from data.dataset import open_dataset
     from data.feed import Feed
-    from data.formats import tfrecord
 
     monkeypatch.setattr(augmentation, "NOISE", 0.0)
     random, size, count = np.random.default_rng(0), 48, 32
@@ -103,12 +118,7 @@ def test_sonys_augmentation_against_numpy(tmp_path, monkeypatch):
         waves = random.uniform(0.02, 0.1, (3, 2))
         grid = np.mgrid[:height, :width]
         pictures.append(np.stack([127 + 120 * np.sin(a * grid[0] + b * grid[1]) for a, b in waves], 2).astype(np.uint8))
-    tfrecord.write(tmp_path / "t.tfrecord", [(encoded(one), 0) for one in pictures])
-    split = {"samples": count, "files": [{"path": "t.tfrecord", "samples": count}]}
-    (tmp_path / "dataset.json").write_text(json.dumps({
-        "format": "tfrecord", "classes": ["a"], "train": split, "validation": split,
-        "image": {"mean": [0, 0, 0], "std": [1, 1, 1]}}))
-    with Feed(open_dataset(tmp_path), size, "nnabla", 7).train(0, 1, count, count) as batches:
+    with Feed(written(tmp_path, pictures), size, "nnabla", 7).train(0, 1, count, count) as batches:
         found, samples = next(batches)[0].numpy().astype(np.float64), batches.samples
     u = uniforms(7, Purpose.AUGMENTATION, np.arange(count), 16)
     channels = uniforms(7, Purpose.CHANNELS, np.arange(count), 8)
@@ -142,6 +152,77 @@ def test_noise_has_a_deviation_between_0_and_25(digits):
     deviations = np.array([(one - other)[chosen].std()
                            for one, other, chosen in zip(found, without, inside, strict=True) if chosen.sum() > 100])
     assert len(deviations) > 50 and 20 < deviations.max() < 29 and deviations.min() < 3
+
+
+CPU = DecoderSettings()
+MEAN = (125.5, 122.49, 0.6)
+COLOURS = {"mean": (126, 122, 1), "black": (0, 0, 0)}  # NumPy rounds 125.5 to the even number
+
+
+def padded(image, filling, padding):
+    """By numpy.pad."""
+    if filling == "reflect":
+        return np.pad(image, [(padding, padding)] * 2 + [(0, 0)], "reflect")
+    return np.stack([np.pad(image[..., channel], padding, constant_values=colour)
+                     for channel, colour in enumerate(COLOURS[filling])], axis=2)
+
+
+def fed(dataset, recipe, size, shards=1, steps=2, device=CPU, **options):
+    """Images of `steps` global batches of 32, and their numbers in the dataset; both in the order of the stream."""
+    from data.feed import Feed
+
+    images, samples = [], []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(AUGMENTATIONS, "none", recipe)
+        for shard in range(shards):
+            feed = Feed(dataset, size, "none", 7, shard, shards, device, **options)
+            with feed.train(0, steps, 32, 32 // shards) as batches:
+                images.append([next(batches)[0].numpy() for _ in range(steps)])
+                samples.append(batches.samples.reshape(steps, -1))
+    return np.concatenate(images, axis=1).reshape(-1, size, size, 3), np.concatenate(samples, axis=1).reshape(-1)
+
+
+@pytest.mark.parametrize(("shards", "device"), [
+    (1, CPU), (2, CPU),
+    pytest.param(1, DecoderSettings("gpu", 0, 2), marks=pytest.mark.gpu)], ids=["one", "two", "gpu"])
+@pytest.mark.parametrize("filling", augmentation.FILLINGS)
+def test_padding_and_crop_are_numpys_to_the_bit(filling, shards, device, tmp_path):
+    pictures, padding = noise(40, 16, 16), 5
+    recipe = Augmentation(padding=padding, filling=filling, flip=True)
+    images, samples = fed(written(tmp_path, pictures, MEAN), recipe, 16, shards, device=device)
+    u = uniforms(7, Purpose.AUGMENTATION, np.arange(64), 16)
+    for image, sample, one in zip(images, samples, u, strict=True):
+        picture = pictures[sample][:, ::-1] if one[4] < 0.5 else pictures[sample]
+        down, right = (one[8:10] * 11).astype(int)
+        np.testing.assert_array_equal(image, padded(picture, filling, padding)[down:down + 16, right:right + 16])
+
+
+@pytest.mark.parametrize("filling", augmentation.FILLINGS)
+def test_images_of_another_size_are_resized_before_they_are_padded(filling, tmp_path):
+    """Against what the same training without padding has resized and mirrored."""
+    dataset = written(tmp_path, [noise(1, *size)[0] for size in ((9, 9), (16, 16), (20, 31), (40, 17))], MEAN)
+    resized, samples = fed(dataset, Augmentation(flip=True), 16)
+    images, same = fed(dataset, Augmentation(padding=4, filling=filling, flip=True), 16)
+    assert samples.tolist() == same.tolist()
+    corners = (uniforms(7, Purpose.AUGMENTATION, np.arange(64), 16)[:, 8:10] * 9).astype(int)
+    for image, before, (down, right) in zip(images, resized, corners, strict=True):
+        np.testing.assert_array_equal(image, padded(before, filling, 4)[down:down + 16, right:right + 16])
+
+
+def test_each_crop_of_a_padded_image_is_as_likely():
+    corners = columns(random_numbers(AUGMENTATIONS["pad_crop_flip"], 32, 5, np.arange(81_000)))["corner"]
+    found, counts = np.unique(corners, axis=0, return_counts=True)
+    assert found.tolist() == [[down, right] for down in range(-4, 5) for right in range(-4, 5)]
+    assert np.abs(counts - 1000).max() < 5 * 1000 ** 0.5
+
+
+@pytest.mark.parametrize(("fields", "message"), [
+    ({"padding": -1}, "padding is -1, not a number of pixels from 0 on"),
+    ({"padding": 2, "warp": True}, "padding is 2, .* or 0 with warp"),
+    ({"padding": 2, "filling": "grey"}, "filling is 'grey', not one of mean, black, reflect")])
+def test_a_wrong_field_is_named(fields, message):
+    with pytest.raises(ValueError, match=message):
+        Augmentation(**fields)
 
 
 def dali_parts(recipe, sizes, rows):
@@ -228,7 +309,7 @@ def test_each_field_alone_changes_the_images(digits, field):
     from data.dataset import open_dataset
     from data.feed import Feed
 
-    value, images = {"area": (0.08, 0.5), "rescale": (1.2, 2.0)}.get(field, True), []
+    value, images = {"area": (0.08, 0.5), "rescale": (1.2, 2.0), "padding": 3}.get(field, True), []
     for recipe in (Augmentation(enlarge=1.2), Augmentation(enlarge=1.2, **{field: value})):
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(AUGMENTATIONS, "none", recipe)
@@ -270,11 +351,13 @@ def test_the_graph_for_a_gpu(name):
     recipe = AUGMENTATIONS[name]
     readers = pipeline.Readers(lambda: (fn.external_source(name="encoded"), fn.external_source(name="label")),
                                (lambda: fn.external_source(name="numbers")) if recipe.random else None)
-    pipe = pipeline.build_pipeline(readers, pipeline.Transform(32, recipe, DecoderSettings("gpu", 0, 2, 0.9)), 4,
-                                   first_label=1)
+    transform = pipeline.Transform(32, recipe, DecoderSettings("gpu", 0, 2, 0.9), MEAN)
+    pipe = pipeline.build_pipeline(readers, transform, 4, first_label=1)
     assert [edge.device for edge in pipe._graph_out] == ["gpu", "gpu"]
     found = operators(pipe)
     on_gpu = {"WarpAffine"} if recipe.warp else {"Resize"} | ({"Flip"} if recipe.flip else set())
+    if recipe.padding:
+        on_gpu |= {"WarpPerspective" if recipe.filling == "reflect" else "Slice"}
     assert {(operator, "gpu") for operator in on_gpu} <= found
     assert not {(operator, "cpu") for operator in on_gpu} & found
     assert any(device == "mixed" and "Slice" in operator for operator, device in found)
