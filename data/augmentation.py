@@ -1,8 +1,8 @@
 """Augmentations of the training images by name, and the random numbers of each sample.
 
-The numbers are a function of the seed and of the sample's position in the endless stream (order.py). They depend
-neither on the number of workers nor on where a pipeline starts. This module uses only NumPy; pipeline.py applies the
-numbers to the images.
+The numbers are a function of the seed and of the sample's position in the endless stream (order.py), those of an
+alternating flip of the seed, the image and the epoch. They depend neither on the number of workers nor on where a
+pipeline starts. This module uses only NumPy; pipeline.py applies the numbers to the images.
 """
 from dataclasses import dataclass
 
@@ -11,10 +11,11 @@ import numpy as np
 from common import own
 from common.errors import UserError
 from data.rand_augment import RandAugment
-from data.randomness import Purpose, uniforms
+from data.randomness import Purpose, philox, uniforms
 
 FIXED = ("aspect", "enlarge", "filling")  # the fields of an Augmentation that make nothing random
 FILLINGS = ("mean", "black", "reflect")
+ALTERNATING = "alternating"
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,10 @@ class Augmentation:
     # Range from which training samples the divisor instead.
     rescale: tuple[float, float] | None = None
     shift: bool = False  # whether training crops at a random offset
-    flip: bool = False  # whether each image is flipped horizontally with probability 0.5
+    # Whether images are mirrored horizontally. True: each with probability 0.5. "alternating": an image that is
+    # mirrored in one epoch is not mirrored in the next, and the seed decides which half begins (arXiv:2404.00498,
+    # section 3.6). All copies of an image in an epoch (--repeats) are then mirrored alike.
+    flip: bool | str = False
     # Pixels by which the resized image is padded on each side before training crops it at random to the size that it
     # had (arXiv:1512.03385, section 4.2). Nothing is resampled: the pixels of the crop are those of the padded image.
     padding: int = 0
@@ -54,6 +58,8 @@ class Augmentation:
             if not 0 < least <= most or (name == "area" and most > 1):
                 raise ValueError(f"{name} is ({least}, {most}), not the least and the most of a positive number"
                                  + (" up to 1" if name == "area" else ""))
+        if self.flip not in (False, True, ALTERNATING):
+            raise ValueError(f"flip is {self.flip!r}, not False, True or {ALTERNATING!r}")
         if self.filling not in FILLINGS:
             raise ValueError(f"filling is {self.filling!r}, not one of {', '.join(FILLINGS)}")
         if self.padding < 0 or (self.padding and self.warp):
@@ -97,6 +103,8 @@ AUGMENTATIONS = Augmentations({
     "alexnet": Augmentation(enlarge=256 / 227, shift=True, flip=True),
     # ResNet's for CIFAR (arXiv:1512.03385, 4.2): pad 4 pixels with the mean colour, random crop, flip
     "pad_crop_flip": Augmentation(padding=4, flip=True),
+    # airbench94's for CIFAR (arXiv:2404.00498): pad 2 pixels by reflection, random crop, alternating flip
+    "reflect_crop_alternate_flip": Augmentation(padding=2, filling="reflect", flip=ALTERNATING),
     # Sony's (arXiv:1811.05233, 3.2), without distortion; validation resizes to 256/224, centre crop
     "nnabla": Augmentation(warp=True, enlarge=256 / 224),
 })
@@ -125,21 +133,33 @@ COLOUR_AXES = np.array([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], 
 COLOUR_DEVIATION = 0.1
 
 
-def random_numbers(augmentation: Augmentation, image_size: int, seed: int, positions: np.ndarray) -> np.ndarray:
+def mirrored_in_turn(samples: int, seed: int, chosen: np.ndarray, epochs: np.ndarray) -> np.ndarray:
+    """Returns which images an alternating flip mirrors, bool (chosen,).
+
+    samples: size of the training set. chosen, epochs: the number of each image in it, and the epoch that shows it.
+    """
+    begins = np.random.Generator(philox(seed, Purpose.FIRST_MIRRORED)).random(samples) < 0.5
+    return begins[chosen] ^ (epochs % 2 == 1)
+
+
+def random_numbers(augmentation: Augmentation, image_size: int, seed: int, positions: np.ndarray,
+                   mirrored: np.ndarray | None = None) -> np.ndarray:
     """Returns the random numbers of the samples at these positions of the stream, float32 (positions, columns).
 
-    The columns are those of COLUMNS, then those of `operations`.
+    The columns are those of COLUMNS, then those of `operations`. mirrored: whether a flip mirrors each sample, bool
+    (positions,). None: a function of its position.
     """
     u = uniforms(seed, Purpose.AUGMENTATION, positions, UNIFORMS)
+    mirrored = u[:, 4] < 0.5 if mirrored is None else mirrored
     between = lambda column, low, high: low + (high - low) * u[:, column]  # noqa: E731
     aspect = np.exp(between(3, *np.log(augmentation.aspect)))
     columns = {
         "area": u[:, 0], "offset": u[:, 1:3], "sides": np.stack([aspect ** -0.5, aspect ** 0.5], axis=1),
-        "mirror": u[:, 4] < 0.5,
+        "mirror": mirrored,
         "corner": np.floor(u[:, 8:10] * (2 * augmentation.padding + 1)) - augmentation.padding,
         "colour": _colours(seed, positions) if augmentation.colour else np.zeros((len(positions), 3)),
         "noise": between(12, 0.0, NOISE), "noise_offset": u[:, 13:15],
-    } | _warp(between, u[:, 4] < 0.5, image_size)
+    } | _warp(between, mirrored, image_size)
     channels = np.zeros((len(positions), 8))
     if augmentation.warp:
         channels = 2 * uniforms(seed, Purpose.CHANNELS, positions, 8) - 1

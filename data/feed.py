@@ -107,13 +107,16 @@ class Feed:
             for position, steps in ranges])
         # Each global batch has the same number of this shard's samples.
         positions = positions[skip * len(positions) // sum(steps for _, steps in ranges):]
+        samples = order.stream(split, self.seed, positions, self.shuffle_block, self.shuffle_group, self.repeats)
+        epochs = positions // split.samples
         numbers = mixing = None
         if chosen.random:
-            numbers = by_parts(partial(augmentation.random_numbers, chosen, image_size, self.seed), positions)
+            in_turn = [augmentation.mirrored_in_turn(split.samples, self.seed, samples, epochs)] if (
+                chosen.flip == augmentation.ALTERNATING) else []
+            numbers = by_parts(partial(augmentation.random_numbers, chosen, image_size, self.seed), positions, *in_turn)
         if self.mixing:
             mixing = by_parts(partial(self.mixing.random_numbers, image_size, self.seed), positions)
-        samples = order.stream(split, self.seed, positions, self.shuffle_block, self.shuffle_group, self.repeats)
-        return Prepared(split, samples, micro_batch_size, image_size, numbers, mixing, positions // split.samples)
+        return Prepared(split, samples, micro_batch_size, image_size, numbers, mixing, epochs)
 
     def train(self, position: int, steps: int, *arguments, **options) -> AbstractContextManager[Batches]:
         """Opens this shard's micro-batches of the next `steps` global batches from a position of the stream.
@@ -206,6 +209,7 @@ class OpenPipeline:
         self._held.close()
 
 
-def by_parts(function: Callable[[np.ndarray], np.ndarray], positions: np.ndarray) -> np.ndarray:
-    """Applies a function of positions to PART of them at a time, which saves memory. Concatenates the results."""
-    return np.concatenate([function(positions[start:start + PART]) for start in range(0, len(positions), PART)])
+def by_parts(function: Callable[..., np.ndarray], *columns: np.ndarray) -> np.ndarray:
+    """Applies a function of columns to PART of their rows at a time, which saves memory. Concatenates the results."""
+    return np.concatenate([function(*(column[start:start + PART] for column in columns))
+                           for start in range(0, len(columns[0]), PART)])

@@ -20,6 +20,7 @@ class Purpose(enum.IntEnum):
     CHANNELS = 5
     MIXING = 6
     OPERATIONS = 7  # of RandAugment
+    FIRST_MIRRORED = 8  # which images an alternating flip mirrors in epoch 0
 
 
 def philox(seed: int, purpose: Purpose, epoch: int = 0) -> np.random.Philox:

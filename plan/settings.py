@@ -144,7 +144,8 @@ class Recipe:
         "crop_flip: random-resized crop and flip (GoogLeNet). crop_flip_95: the same, but validation sees 95 %. "
         "resnet: scale, crop, flip and colour (arXiv:1512.03385). caffe, alexnet: random crop and flip. "
         "pad_crop_flip: pad 4 pixels with the mean colour, random crop, flip (arXiv:1512.03385, 4.2). "
-        "nnabla: warp, brightness, contrast and noise of arXiv:1811.05233. "
+        "reflect_crop_alternate_flip: pad 2 pixels by reflection, random crop, flip in every other epoch "
+        "(arXiv:2404.00498). nnabla: warp, brightness, contrast and noise of arXiv:1811.05233. "
         "MODULE:NAME is your own.", AUGMENTATIONS, own=True, screen="Data and model")
     rand_augment: RandAugment | None = flag("none", "RandAugment after --augmentation, in timm's notation, such as "
         "m6-n2-mstd0.5-inc1.", parse=RandAugment.parse)

@@ -39,7 +39,8 @@ FACTORS = {  # factor -> value -> flags, or None for what `command` decides
     "model": {name: [f"--model={name}"] for name in ("convnet", "resnet20", "alexnet_bn")},
     "schedule": dict.fromkeys(SCHEDULES),
     "mixing": {"none": [], "mixup": ["--mixup=0.4"], "both": ["--mixup=0.4", "--cutmix=1"]},
-    "augmentation": {name: [f"--augmentation={name}"] for name in ("none", "resnet", "nnabla")},
+    "augmentation": {name: [f"--augmentation={name}"] for name in (
+        "none", "resnet", "reflect_crop_alternate_flip", "nnabla")},
     "optimizer": {"lars": ["--optimizer=lars", "--exclude=bias", "--log_trust_ratios"], "sgd": ["--optimizer=sgd"],
                   "lamb": ["--optimizer=lamb"]},
     "precision": {name: [f"--precision={name}"] for name in ("float32", "mixed_bfloat16", "mixed_float16")},

@@ -219,10 +219,38 @@ def test_each_crop_of_a_padded_image_is_as_likely():
 @pytest.mark.parametrize(("fields", "message"), [
     ({"padding": -1}, "padding is -1, not a number of pixels from 0 on"),
     ({"padding": 2, "warp": True}, "padding is 2, .* or 0 with warp"),
-    ({"padding": 2, "filling": "grey"}, "filling is 'grey', not one of mean, black, reflect")])
+    ({"padding": 2, "filling": "grey"}, "filling is 'grey', not one of mean, black, reflect"),
+    ({"flip": "never"}, "flip is 'never', not False, True or 'alternating'")])
 def test_a_wrong_field_is_named(fields, message):
     with pytest.raises(ValueError, match=message):
         Augmentation(**fields)
+
+
+@pytest.mark.parametrize(("shards", "repeats"), [(1, 1), (2, 1), (2, 2)])
+def test_an_alternating_flip_mirrors_an_image_in_every_other_epoch(shards, repeats, tmp_path):
+    """32 images, six epochs of a step each. Copies in an epoch are mirrored alike. An epoch without the image counts.
+    """
+    pictures = noise(32, 8, 8)
+    images, samples = fed(written(tmp_path, pictures), Augmentation(flip="alternating"), 8, shards, 6, repeats=repeats)
+    begins = np.random.Generator(np.random.Philox(np.random.SeedSequence([7, 0, 8]))).random(32) < 0.5
+    assert 8 < begins.sum() < 24
+    for position, (image, sample) in enumerate(zip(images, samples, strict=True)):
+        is_mirrored = begins[sample] ^ (position // 32 % 2 == 1)
+        np.testing.assert_array_equal(image, pictures[sample][:, ::-1] if is_mirrored else pictures[sample])
+    counts = np.bincount(samples[:32], minlength=32)
+    assert sorted({*counts.tolist()}) == ([1] if repeats == 1 else [0, 2])
+
+
+def test_an_alternating_flip_changes_nothing_else():
+    recipe, positions = dataclasses.replace(AUGMENTATIONS["nnabla"], flip="alternating"), np.arange(200)
+    mirrored = augmentation.mirrored_in_turn(100, 3, positions % 100, positions // 100)
+    before, after = (columns(random_numbers(AUGMENTATIONS["nnabla"], 224, 3, positions)),
+                     columns(random_numbers(recipe, 224, 3, positions, mirrored)))
+    assert [name for name in COLUMNS if (before[name] != after[name]).any()] == ["mirror", "warp"]
+    np.testing.assert_array_equal(after["mirror"][:, 0], mirrored)
+    assert (mirrored[:100] != mirrored[100:]).all() and 30 < mirrored[:100].sum() < 70
+    assert (augmentation.mirrored_in_turn(100, 4, positions % 100, positions // 100) != mirrored).any()
+    np.testing.assert_array_equal(augmentation.mirrored_in_turn(1000, 3, positions % 100, positions // 100), mirrored)
 
 
 def dali_parts(recipe, sizes, rows):

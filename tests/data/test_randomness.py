@@ -4,7 +4,7 @@ import itertools
 import numpy as np
 
 from data import order, randomness
-from data.augmentation import AUGMENTATIONS, random_numbers
+from data.augmentation import AUGMENTATIONS, mirrored_in_turn, random_numbers
 from data.dataset import Split
 from data.mixing import Mixing
 from data.randomness import Purpose
@@ -42,7 +42,8 @@ def test_no_two_uses_draw_the_same_numbers(monkeypatch):
         for name in ("nnabla", "resnet"):
             random_numbers(AUGMENTATIONS[name], 32, seed, positions)
         Mixing(0.4, 1.0).random_numbers(32, seed, positions)
-    assert len(set(made)) == 3 * (5 * 3 + 4) == len(made) - 3  # nnabla and resnet share AUGMENTATION
+        mirrored_in_turn(64, seed, positions, positions)
+    assert len(set(made)) == 3 * (5 * 3 + 5) == len(made) - 3  # nnabla and resnet share AUGMENTATION
 
 
 def test_purposes_are_distinct():

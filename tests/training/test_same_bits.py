@@ -15,8 +15,8 @@ from tests.training.test_resume import newest_step, stopped
 BASE = (DIGITS, "--model=bn_convnet", "--micro_batch_size=8", "--batch_norm_span=auto", "--warmup=none",
         "--deterministic", "--epochs=2")
 GROWING = (*BASE, "--batch_size=0:96,1:192", "--image_size=0:12,1:16", "--batch_norm_statistics=exact",
-           "--ema_decay=0.9", "--mixup=0.4", "--cutmix=1", "--augmentation=crop", "--checkpoint_every=0.3",
-           "--class_weights=0.5", "--repeats=3", "--evaluation_views=6")
+           "--ema_decay=0.9", "--mixup=0.4", "--cutmix=1", "--checkpoint_every=0.3",
+           "--augmentation=reflect_crop_alternate_flip", "--class_weights=0.5", "--repeats=3", "--evaluation_views=6")
 STRIKES_BACK = ("--rand_augment=m6-n2-mstd0.5-inc1", "--loss=binary_cross_entropy")  # of arXiv:2110.00476
 MOVING = (*BASE, "--batch_size=120", "--optimizer=lars", "--batch_norm_span=4", "--checkpoint_every=0.3",
           "--label_smoothing=0.1", "--log_trust_ratios", *STRIKES_BACK, "--model=resnet10_narrow", "--image_size=16",
