@@ -18,7 +18,7 @@ from data.images import Rules
 from data.preparing.run import run
 from data.preparing.shards import Preparation
 from data.preparing.team import Team
-from data.sources.source import Source, encode_grey
+from data.sources.source import Source, encode
 
 SIZE = 28
 CHARACTERS = string.ascii_uppercase + string.digits
@@ -73,7 +73,7 @@ def draw_all(fonts: list[Path], copies: int, seed: int):
     for number in order:
         font, character, copy = (int(index) for index in np.unravel_index(number, shape))
         random = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, font, character, copy])))
-        yield encode_grey(draw(loaded[font], CHARACTERS[character], random)), character
+        yield encode(draw(loaded[font], CHARACTERS[character], random)), character
 
 
 def draw(font, character: str, random) -> np.ndarray:

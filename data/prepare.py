@@ -38,8 +38,9 @@ class Options:
     """This command's flags."""
 
     source: str | None = flag(None, "Images to prepare: a folder of images, a table of files and labels (labels.csv), "
-        "a folder with ImageNet's original tar files, a folder with MNIST's four files or those of a set like it, or a "
-        "built-in source (digits, fashion, fashion_holdout).", path=True)
+        "a folder with ImageNet's original tar files, a folder with MNIST's four files or those of a set like it, "
+        "CIFAR-10's archive, or a built-in source (digits, fashion, fashion_holdout, cifar10, cifar10_holdout).",
+        path=True)
     output: str | None = flag(None, "Folder of the dataset.", path=True, written=True)
     format: str = flag("tfrecord", "Format to write: TFRecord with tf.train.Example, LMDB with Caffe's Datum, or "
         "MXNet's RecordIO.", formats.WRITTEN)

@@ -35,7 +35,7 @@ class Recipe:
     """What to train. The same on any number of workers."""
 
     data_dir: str = flag("digits", "Dataset: a folder that data.prepare wrote, or its address (s3://BUCKET/FOLDER), "
-        "images (CLASS/*, or train/CLASS/* and val/CLASS/*), built-in digits or fashion, or "
+        "images (CLASS/*, or train/CLASS/* and val/CLASS/*), built-in digits, fashion or cifar10, or "
         "synthetic:SAMPLES.",
         path=True, screen="Data and model")
     model: str = flag("resnet20", "Model to train. ResNets are v1.5; names with _v1 are as first published. "

@@ -90,16 +90,21 @@ def summary(folder: Path, dataset: Dataset, written: list[Written], seconds: flo
 
 
 def _of_files(options, team) -> Source | Listed:
+    from data.sources import cifar10
     from data.sources.idx import idx, is_idx
     from data.sources.image_folder import image_folder
     from data.sources.imagenet import imagenet, is_imagenet
     from data.sources.table import table
 
     source = Path(options.source)
-    if team.on_rank_0(source.is_file):
-        return table(source, options.validation_fraction, team)
-    if not team.on_rank_0(source.is_dir):
+    is_file = team.on_rank_0(source.is_file)
+    if not is_file and not team.on_rank_0(source.is_dir):
         raise UserError(f"--source: there is no folder {source}")
+    if team.on_rank_0(lambda: cifar10.is_cifar10(source)):
+        _refuse_changes(source, "CIFAR-10, whose images", options)
+        return cifar10.of_path(source)
+    if is_file:
+        return table(source, options.validation_fraction, team)
     if Path(options.output).resolve().is_relative_to(source.resolve()):
         raise UserError(f"--output: {options.output} is inside --source, so a later run would read it as images; "
                         "choose another folder")
@@ -109,11 +114,15 @@ def _of_files(options, team) -> Source | Listed:
                             "this flag")
         return imagenet(source, team)
     if team.on_rank_0(lambda: is_idx(source)):
-        if options.validation_fraction or options.resize_shorter or options.resize:
-            raise UserError(f"--source: {source} contains IDX files, which are stored as they are; remove "
-                            "--validation_fraction, --resize_shorter and --resize")
+        _refuse_changes(source, "IDX files, which", options)
         return idx(source)
     return image_folder(source, options.validation_fraction, team)
+
+
+def _refuse_changes(source, what, options) -> None:
+    if options.validation_fraction or options.resize_shorter or options.resize:
+        raise UserError(f"--source: {source} contains {what} are stored as they are; remove --validation_fraction, "
+                        "--resize_shorter and --resize")
 
 
 def _begin(folder, preparation, terms, everything, stack) -> dict[str, Written]:

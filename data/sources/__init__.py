@@ -1,7 +1,7 @@
 """Sources of datasets: one module per source."""
 import importlib
 
-BUILT_IN = ("digits", "fashion", "fashion_holdout")
+BUILT_IN = ("digits", "fashion", "fashion_holdout", "cifar10", "cifar10_holdout")
 
 
 def version(name: str) -> int:

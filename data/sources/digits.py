@@ -5,7 +5,7 @@ of 0 to 16.
 """
 import numpy as np
 
-from data.sources.source import Source, encode_grey
+from data.sources.source import Source, encode
 
 VERSION = 2  # change it whenever the bytes change, so that no cache goes stale
 SIZE = 32
@@ -20,7 +20,7 @@ def digits() -> Source:
     validation = np.arange(len(labels)) % VALIDATION_EVERY == 0
 
     def split(chosen):
-        return lambda: ((encode_grey(enlarge(image)), int(label))
+        return lambda: ((encode(enlarge(image)), int(label))
                         for image, label in zip(images[chosen], labels[chosen], strict=True))
 
     return Source(tuple(map(str, data.target_names)), {"train": split(~validation), "validation": split(validation)},

@@ -7,8 +7,8 @@ test images. `fashion_holdout` is for choosing flags: its validation images are 
 from pathlib import Path
 
 from common.errors import UserError
-from data.sources.idx import is_idx, read, source
-from data.sources.source import Source
+from data.sources.idx import is_idx, read
+from data.sources.source import Source, held_out, of_arrays
 
 VERSION = 1  # change it whenever the bytes change, so that no cache goes stale
 PACKAGE = "dataset-fashion-mnist"
@@ -18,13 +18,11 @@ HELD_OUT = 12  # one of these parts of the training images
 
 
 def fashion() -> Source:
-    return source(_read(), CLASSES)
+    return of_arrays(_read(), CLASSES)
 
 
 def fashion_holdout() -> Source:
-    images, labels = _read()["train"]
-    kept = len(labels) - len(labels) // HELD_OUT
-    return source({"train": (images[:kept], labels[:kept]), "validation": (images[kept:], labels[kept:])}, CLASSES)
+    return of_arrays(held_out(_read(), HELD_OUT), CLASSES)
 
 
 def _read() -> dict:

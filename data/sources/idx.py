@@ -4,7 +4,6 @@ The files are IDX: a zero, a zero, the type of the values (8: bytes), the number
 big-endian 32-bit integer, then the values. Their images are stored as PNG, without loss.
 """
 import gzip
-import hashlib
 import struct
 import zlib
 from math import prod
@@ -13,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import UserError, one_line
-from data.sources.source import Source, encode_grey
+from data.sources.source import Source, of_arrays
 
 FILES = {"train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
          "validation": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")}
@@ -28,7 +27,8 @@ def is_idx(folder: Path) -> bool:
 def idx(folder: Path) -> Source:
     """Reads the folder. Its classes are called 0, 1, and so on, because the files have no names. Raises UserError."""
     splits = read(folder)
-    return source(splits, [str(label) for label in range(1 + max(int(labels.max()) for _, labels in splits.values()))])
+    classes = 1 + max(int(labels.max()) for _, labels in splits.values())
+    return of_arrays(splits, [str(label) for label in range(classes)])
 
 
 def read(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -42,21 +42,6 @@ def read(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
             raise UserError(f"{folder}: {images} contains no images")
         splits[split] = pixels, numbers
     return splits
-
-
-def source(splits: dict[str, tuple[np.ndarray, np.ndarray]], classes: list[str]) -> Source:
-    """Returns a source of the images and labels of each split."""
-    def encoded(images, labels):
-        return lambda: ((encode_grey(image, "PNG"), int(label)) for image, label in zip(images, labels, strict=True))
-
-    digest = hashlib.sha256()
-    for array in (array for split in splits.values() for array in split):
-        digest.update(repr(array.shape).encode() + array.tobytes())
-    pixels, _ = splits["train"]
-    mean, square = float(pixels.mean()), float(np.square(pixels, dtype=np.uint16).mean())
-    return Source(tuple(classes), {split: encoded(*arrays) for split, arrays in splits.items()},
-                  {split: len(labels) for split, (_, labels) in splits.items()}, mean=(round(mean, 3),) * 3,
-                  std=(max(1.0, round((square - mean * mean) ** 0.5, 3)),) * 3, digest=digest.digest())
 
 
 def _path(folder, name) -> Path | None:

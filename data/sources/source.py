@@ -25,13 +25,43 @@ class Source:
     digest: bytes = b""  # a hash of what was read from the user's files
 
 
-def encode_grey(pixels: np.ndarray, format: str = "JPEG") -> bytes:
-    """Encodes grey pixels of 0 to 255, (height, width), as JPEG, or without loss as PNG."""
+def encode(pixels: np.ndarray, format: str = "JPEG") -> bytes:
+    """Encodes pixels of 0 to 255, grey (height, width) or RGB (height, width, 3), as JPEG, or without loss as PNG."""
     from PIL import Image
 
     encoded = io.BytesIO()
     Image.fromarray(np.clip(np.round(pixels), 0, 255).astype(np.uint8)).save(encoded, format, quality=95)
     return encoded.getvalue()
+
+
+def of_arrays(splits: dict[str, tuple[np.ndarray, np.ndarray]], classes: list[str]) -> Source:
+    """Returns a source of the images and labels of each split, stored as PNG.
+
+    Images are grey, uint8 (samples, height, width), or RGB, uint8 (samples, height, width, 3). Labels are uint8
+    (samples,).
+    """
+    def encoded(images, labels):
+        return lambda: ((encode(image, "PNG"), int(label)) for image, label in zip(images, labels, strict=True))
+
+    digest = hashlib.sha256()
+    for array in (array for split in splits.values() for array in split):
+        digest.update(repr(array.shape).encode() + array.tobytes())
+    pixels, _ = splits["train"]
+    channels = np.moveaxis(pixels, -1, 0) if pixels.ndim == 4 else [pixels] * 3
+    means = [float(channel.mean()) for channel in channels]
+    squares = [float(np.square(channel, dtype=np.uint16).mean()) for channel in channels]
+    return Source(tuple(classes), {split: encoded(*arrays) for split, arrays in splits.items()},
+                  {split: len(labels) for split, (_, labels) in splits.items()},
+                  mean=tuple(round(mean, 3) for mean in means),
+                  std=tuple(max(1.0, round((square - mean * mean) ** 0.5, 3))
+                            for mean, square in zip(means, squares, strict=True)), digest=digest.digest())
+
+
+def held_out(splits: dict[str, tuple[np.ndarray, np.ndarray]], parts: int) -> dict:
+    """Returns the training images without the last 1 / parts of them, which replace the validation images."""
+    images, labels = splits["train"]
+    kept = len(labels) - len(labels) // parts
+    return {"train": (images[:kept], labels[:kept]), "validation": (images[kept:], labels[kept:])}
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ def test_the_span_of_a_recipe_that_was_asked_for_does_not_give_way():
         plan_for(parsed("--flagfile=digits", "--batch_size=100"), 1, 1, 1437)
 
 
-@pytest.mark.parametrize("name", ["digits", "fashion"])
+@pytest.mark.parametrize("name", ["digits", "fashion", "cifar10"])
 def test_a_built_in_set_is_trained_as_the_digits_are(name):
     assert parsed(f"--data_dir={name}").source.file.stem == "digits" and parsed().source.file.stem == "digits"
 
