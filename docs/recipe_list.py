@@ -10,6 +10,7 @@ PAPERS = {
     "lamb_1904.00962": "You et al.: Large Batch Optimization for Deep Learning, arXiv:1904.00962, after its first "
                        "author's code, fastalgo/imagenet_resnet50_lamb",
     "rsb_2110.00476": "Wightman, Touvron, Jégou: ResNet strikes back, arXiv:2110.00476",
+    "resnet_1512.03385": "He, Zhang, Ren, Sun: Deep Residual Learning, arXiv:1512.03385, on CIFAR-10",
     "dle": "NVIDIA DeepLearningExamples, TensorFlow/Classification/ConvNets, ResNet-50 v1.5",
     "mlperf": "MLPerf Training, ResNet-50: reference convergence points, from mlperf-logging 4.1.68",
     "muon": "Muon (K. Jordan 2024; arXiv:2502.16982) with the settings of other rows",

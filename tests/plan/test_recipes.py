@@ -52,7 +52,7 @@ def test_there_is_one_for_each_row():
     # LARS: tables 1 (2), 2 (13), 3 (11), 5 (3), 6 (3), 7 (4, and 4 with other rates), sections 2.4 and 3.1 (2
     # each). SysML: table 4 (4), AlexNet, figure 1 (2). Sony: table 3 (5), table 1 (2).
     assert count == {"lars_1708.03888": 44, "sysml18": 7, "sony_1811.05233": 7, "lamb_1904.00962": 1,
-                     "rsb_2110.00476": 3, "dle": 1, "mlperf": 10, "muon": 3}
+                     "rsb_2110.00476": 3, "resnet_1512.03385": 1, "dle": 1, "mlperf": 10, "muon": 3}
 
 
 WITHOUT_BATCH_NORM = {"alexnet", "convnet"}
@@ -277,6 +277,13 @@ def test_nvidias_rate_is_that_of_its_script():
     for epoch in (0, 4, 7.9, 8, 30, 89):
         expected = 2.048 * (epoch / 8 if epoch < 8 else (1 + math.cos(math.pi * epoch / 90)) / 2)
         assert made.learning_rate(epoch) == pytest.approx(expected)
+
+
+def test_resnet20s_rate_falls_at_32000_and_48000_of_64000_updates():
+    made = plan(recipe_list.RECIPES / "resnet_1512.03385" / "table6-resnet20-128.flags", 1)
+    rates = [made.learning_rate(made.epoch_of(step)) for step in (0, 31_999, 32_000, 47_999, 48_000, 63_999)]
+    assert made.steps == 64_000 and rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
+    assert [interval.epoch for interval in made.intervals()] == [*range(1, 164), 163.84]
 
 
 def test_lambs_rate_is_that_of_its_authors_code():
