@@ -2,6 +2,7 @@
 
     uv run --group benchmark python -m benchmarks.input_pipeline [--rounds=5] [--torch_python=PATH] [--output=FILE]
     uv run --group benchmark python -m benchmarks.input_pipeline --rand_augment
+    uv run --group benchmark python -m benchmarks.input_pipeline --cifar10
 
 The first part reads photographs of about 500x375 pixels (benchmarks.photos). Each candidate crops 8 to 100 % of the
 area, resizes it to 224 pixels, flips it at random, and delivers shuffled batches of 128 uint8 images and labels,
@@ -21,6 +22,9 @@ install torch==2.13.0 pillow numpy` in an environment of your own, and give its 
 With --rand_augment, the candidates are bigbatch and tf.data, each with RandAugment's operations and without them, and
 bigbatch with --augmentation=nnabla. tf.data has five of the operations, which are Keras's layers, and bigbatch all
 fifteen.
+
+With --cifar10, the candidates are bigbatch with each --augmentation of SMALL, on CIFAR-10 (data.sources.cifar10) at its
+own 32 pixels.
 
 The second part, which --no_train omits, runs train.py on real images and on synthetic ones of the same size in turn. It
 takes the median of the images per second of all epochs except the first, which includes compilation. It trains
@@ -42,6 +46,7 @@ from typing import NamedTuple
 import psutil
 
 from benchmarks import photos
+from data.named import built_in
 
 ROOT = Path(__file__).parents[1]
 IMAGE_SIZE, BATCH, CORES = 224, 128, 2
@@ -49,6 +54,8 @@ WANTED = {"PyTorch": 2.0, "decoder": 0.5}  # times the rate of each
 WANTED_COST = {("bigbatch", "tf.data"): 0.95, ("bigbatch, RandAugment", "tf.data, RandAugment"): 0.9}  # times its cost
 WANTED_TRAIN = 0.97
 OPERATIONS = "m6-n2-mstd0.5-inc1"
+SMALL_SIZE = 32
+SMALL = ("none", "caffe", "pad_crop_flip", "reflect_crop_alternate_flip")
 
 
 class Turn(NamedTuple):
@@ -61,9 +68,8 @@ class Turn(NamedTuple):
 class Peer:
     """A process of benchmarks.peers, with its workers. It is stopped between its turns, so that it fills no queues."""
 
-    def __init__(self, stack, source, module, *words, python=sys.executable):
-        command = [python, "-m", f"benchmarks.peers.{module}", str(source), str(IMAGE_SIZE), str(BATCH), str(CORES),
-                   *words]
+    def __init__(self, stack, source, module, *words, size=IMAGE_SIZE, python=sys.executable):
+        command = [python, "-m", f"benchmarks.peers.{module}", str(source), str(size), str(BATCH), str(CORES), *words]
         environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
         self._process = subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stdin=subprocess.PIPE,
                                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
@@ -98,12 +104,16 @@ class Peer:
 def pipelines(dataset: Path, folder: Path, options) -> dict[str, list[Turn]]:
     """Returns the turns of each peer."""
     with contextlib.ExitStack() as stack:
-        peers = {"bigbatch": Peer(stack, dataset, "bigbatch"), "tf.data": Peer(stack, dataset, "tf_data")}
+        if options.cifar10:
+            peers = {f"bigbatch, {name}": Peer(stack, dataset, "bigbatch", "none", name, size=SMALL_SIZE)
+                     for name in SMALL}
+        else:
+            peers = {"bigbatch": Peer(stack, dataset, "bigbatch"), "tf.data": Peer(stack, dataset, "tf_data")}
         if options.rand_augment:
             peers = {f"{name}, RandAugment": Peer(stack, dataset, module, OPERATIONS) for name, module in (
                 ("bigbatch", "bigbatch"), ("tf.data", "tf_data"))} | peers
             peers["bigbatch, nnabla"] = Peer(stack, dataset, "bigbatch", "none", "nnabla")
-        else:
+        elif not options.cifar10:
             peers |= {"PyTorch": Peer(stack, folder, "torch_loader", python=options.torch_python),
                       "decoder": Peer(stack, folder, "jpeg_limit")}
         turns = {name: [] for name in peers}
@@ -149,17 +159,17 @@ def ratio(ones: list[float], others: list[float]) -> float:
     return statistics.median(rate / bar for rate, bar in zip(ones, others, strict=True))
 
 
-def show(turns: dict[str, list[Turn]], trained: dict) -> dict:
+def show(turns: dict[str, list[Turn]], trained: dict, image_size: int) -> dict:
     """Prints the medians and ratios; returns them with the figures of each round."""
     rates, costs = ({name: [getattr(turn, field) for turn in own] for name, own in turns.items()}
                     for field in Turn._fields)
     ours = [name for name in turns if name.startswith("bigbatch")]
     ratios = {one: {other: {"rate": ratio(rates[one], rates[other]), "cost": ratio(costs[one], costs[other])}
                     for other in turns if other != one} for one in ours}
-    print(f"{IMAGE_SIZE} pixels, batch {BATCH}, {CORES} cores, {processor()}\n"
-          f"{'':24s}{'images/s':>9s}{'processor seconds per 1,000 images':>37s}")
+    print(f"{image_size} pixels, batch {BATCH}, {CORES} cores, {processor()}\n"
+          f"{'':38s}{'images/s':>9s}{'processor seconds per 1,000 images':>37s}")
     for name in turns:
-        print(f"{name:24s}{statistics.median(rates[name]):9,.0f}{statistics.median(costs[name]):37.2f}")
+        print(f"{name:38s}{statistics.median(rates[name]):9,.0f}{statistics.median(costs[name]):37.2f}")
     for one, others in ratios.items():
         for other, found in others.items():
             targets = [f"target {kind}: {value:g}" for kind, value in (
@@ -187,19 +197,24 @@ def main():
     parser.add_argument("--train_rounds", type=int, default=2)
     parser.add_argument("--no_train", action="store_true")
     parser.add_argument("--rand_augment", action="store_true", help="RandAugment and nnabla instead of training")
+    parser.add_argument("--cifar10", action="store_true", help="augmentations of small images instead of training")
     parser.add_argument("--torch_python", default=sys.executable, help="Python interpreter with torch and Pillow")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "bigbatch-photos")
     parser.add_argument("--output", type=Path, help="JSON file for the results")
     options = parser.parse_args()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])  # the peers inherit it
-    folder = photos.make(options.folder / str(options.photos), options.photos)
-    with tempfile.TemporaryDirectory(prefix="bigbatch-benchmark-") as scratch:
-        large = prepare(folder, Path(scratch) / "large")
-        turns, trained = pipelines(large, folder, options), {}
-        if not options.no_train and not options.rand_augment:
-            small = prepare(folder, Path(scratch) / "small", "--resize_shorter=96")
-            trained = training("digits", large, small, options)
-    result = show(turns, trained)
+    trained = {}
+    if options.cifar10:
+        turns = pipelines(built_in("cifar10"), None, options)
+    else:
+        folder = photos.make(options.folder / str(options.photos), options.photos)
+        with tempfile.TemporaryDirectory(prefix="bigbatch-benchmark-") as scratch:
+            large = prepare(folder, Path(scratch) / "large")
+            turns = pipelines(large, folder, options)
+            if not options.no_train and not options.rand_augment:
+                small = prepare(folder, Path(scratch) / "small", "--resize_shorter=96")
+                trained = training("digits", large, small, options)
+    result = show(turns, trained, SMALL_SIZE if options.cifar10 else IMAGE_SIZE)
     if options.output:
         options.output.write_text(json.dumps(result, indent=1) + "\n")
 
