@@ -89,8 +89,8 @@ def one_line(error) -> str:
 
 
 def in_list(name: str) -> str:
-    """Returns a name as it stands in a list with commas: in quotation marks if it has a comma itself."""
-    return repr(name) if "," in name else name
+    """Returns a name as it stands in a list with commas: quoted if it has a comma itself, or invisible letters."""
+    return name if name.isprintable() and "," not in name else repr(name)
 
 
 def listed(words: Sequence[str], most: int, separator: str = ", ", what: str = "") -> str:

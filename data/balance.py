@@ -7,6 +7,7 @@ import numpy as np
 
 from common.errors import UserError, in_list, listed
 from data import checksums
+from data.class_names import notes_on_names
 from data.dataset import Dataset, Split, labels_checksum
 from data.formats.folder import learnable, remarks
 from data.images import shorter_side
@@ -40,13 +41,13 @@ def notes(dataset: Dataset, is_weighted: bool = False, counts: Counts | None = N
     """Returns what to tell the user about the classes of a dataset, and how a folder of images was read.
 
     It reads no image: labels are known for a folder of images, and where data.prepare stored them with the checksums.
-    Of other datasets and of those in a bucket, nothing is told. is_weighted: whether --class_weights is given. counts:
-    of class_counts, if they have been read.
+    Of other datasets and of those in a bucket, only what their names show is told. is_weighted: whether --class_weights
+    is given. counts: of class_counts, if they have been read.
     """
     train, validation = counts or class_counts(dataset)
+    lines = [*notes_on_names(dataset.classes), *notes_on_folder(dataset)]
     if train is None or validation is None:
-        return []
-    lines = notes_on_folder(dataset)
+        return lines
     for name, counts in (("training", train), ("validation", validation)):
         if empty := [repr(dataset.classes[label]) for label in np.flatnonzero(counts == 0)]:
             lines.append(f"warning: no {name} images {_in_classes(empty)}")

@@ -7,7 +7,7 @@ import contextlib
 import json
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,6 +17,7 @@ import numpy as np
 
 from common.errors import UserError
 from data import checksums, formats
+from data.class_names import distinct
 from data.formats import folder as class_folders
 from data.images import Rejected, check
 from data.staging.remote import Missing, RemotePath, is_remote, located
@@ -99,11 +100,16 @@ class Split:
         """The bytes of its records. Raises OSError, ValueError."""
         return sum(int(self.kind.stored_sizes(index).sum()) for index in self.entries)
 
-    def with_indexes(self) -> "Split":
+    def with_indexes(self, classes: Sequence[str] = ()) -> "Split":
         """Returns the split with its indexes. Raises OSError, ValueError.
 
-        If its files are objects in a bucket, also reads their sizes, tags and checksums.
+        If its files are objects in a bucket, also reads their sizes, tags and checksums. classes: names in label order,
+        for a folder of images.
         """
+        if self.indexes:
+            return self
+        if self.format == "folder":
+            return replace(self, indexes=tuple(class_folders.Listing(path, classes) for path in self.paths))
         if not all(isinstance(path, RemotePath) for path in self.paths):
             return replace(self, indexes=self.entries)
         with ThreadPoolExecutor(REQUESTS) as pool:
@@ -271,14 +277,15 @@ def open_dataset(folder, check_files: bool = True, fraction: float = class_folde
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{folder}/dataset.json is malformed: {type(error).__name__} {error}") from None
     _check_words(dataset, described["classes"])
+    dataset = replace(dataset, classes=distinct(dataset.classes, f"{folder}/dataset.json"))
     if not check_files:
         return dataset
     if fraction == 1 and not dataset.train.paths:
         dataset = replace(dataset, train=replace(dataset.train, fraction=1.0))
     for name, samples in claimed.items():
-        dataset = replace(dataset, **{name: _checked(folder, name, samples, getattr(dataset, name))})
+        dataset = replace(dataset, **{name: _checked(dataset, name, samples)})
     if dataset.format == "folder":
-        check_class_folders(dataset)
+        check_class_folders(dataset.folder, dataset.classes, (dataset.train, dataset.validation))
     return dataset
 
 
@@ -342,38 +349,41 @@ def _class_folders(folder, check_files, fraction) -> Dataset | None:
         elif lone or (fraction != 1 and class_folders.whole(folder)) or not class_folders.has_classes(train):
             return None
         paths = train, validation or train
-        classes = class_folders.class_names(train)
-        listings = _listings(paths, check_files, fraction)
+        classes = _names_in(train)
+        listings = _listings(paths, classes, check_files, fraction)
     except OSError as error:
         raise UserError(f"--data_dir: {error}") from None
     if fraction == 1 and check_files:  # the model need not know a class without images
         present, listings[1].labels = np.unique(listings[1].labels, return_inverse=True)
-        classes = [classes[label] for label in present]
+        classes = tuple(classes[label] for label in present)
     splits = [Split("folder", (path,), (len(listing),), (listing,) if check_files else None, fraction=fraction)
               for path, listing in zip(paths, listings, strict=True)]
-    dataset = Dataset(folder, "folder", tuple(classes), *splits, mean=IMAGENET_MEAN, std=IMAGENET_STD)
-    check_class_folders(dataset)
-    return dataset
+    check_class_folders(folder, classes, splits)
+    return Dataset(folder, "folder", classes, *splits, mean=IMAGENET_MEAN, std=IMAGENET_STD)
 
 
-def _listings(paths, check_files, fraction) -> tuple:
+def _listings(paths, classes, check_files, fraction) -> tuple:
     """Returns the images of each split, or empty tuples without `check_files`. Raises UserError, OSError."""
     if check_files and fraction:
-        listings = class_folders.read_index(paths[0]).divided(fraction)
+        listings = class_folders.Listing(paths[0], classes).divided(fraction)
     else:
-        listings = tuple(class_folders.read_index(path) if check_files else () for path in paths)
+        listings = tuple(class_folders.Listing(path, classes) if check_files else () for path in paths)
     for path, listing in [*zip(paths, listings, strict=True)][fraction == 1:]:  # of 1, training has none
         if not (len(listing) if check_files else class_folders.class_names(path)):
             raise UserError(f"--data_dir: {class_folders.NO_IMAGES.format(path)}")
     return listings
 
 
-def check_class_folders(dataset: Dataset) -> None:
-    """Raises UserError if the splits of a folder of images have different classes, or a file is not for DALI."""
-    for split in (dataset.train, dataset.validation):
-        differing = not split.fraction and set(dataset.classes) ^ set(class_folders.class_names(split.paths[0]))
-        if differing:
-            raise UserError(f"{dataset.folder}: class {min(differing)!r} must have a folder in each split; create the "
+def _names_in(path) -> tuple[str, ...]:
+    """Returns the classes of the folders in the folder of a split. Raises UserError."""
+    return distinct(class_folders.class_names(path), path)
+
+
+def check_class_folders(folder, classes: Iterable[str], splits: Iterable[Split]) -> None:
+    """Raises UserError if the splits of a folder of images have other classes than these, or a file is not for DALI."""
+    for split in splits:
+        if differing := not split.fraction and {*classes} ^ {*_names_in(split.paths[0])}:
+            raise UserError(f"{folder}: class {min(differing)!r} must have a folder in each split; create the "
                             "missing folder (it may be empty)")
         for path, listing in zip(split.paths, split.indexes or (), strict=False):
             if problem := listing.unread(path):
@@ -399,11 +409,12 @@ def _check_words(dataset, classes):
         raise UserError(f"{dataset.folder}/dataset.json: {wrong}")
 
 
-def _checked(folder, name, samples, split) -> Split:
-    """Returns the split with its indexes after the cheap checks: counts agree, and each index fits its file.
+def _checked(dataset, name, samples) -> Split:
+    """Returns a split with its indexes after the cheap checks: counts agree, and each index fits its file.
 
     Damaged records show only when they are read.
     """
+    folder, split = dataset.folder, getattr(dataset, name)
     if not split.samples and split.fraction != 1:
         raise UserError(f"{folder}/dataset.json: the {name} split is empty"
                         + ", so it is only for --mode=evaluate" * (name == "train"))
@@ -411,7 +422,7 @@ def _checked(folder, name, samples, split) -> Split:
         raise UserError(f"{folder}/dataset.json: the {name} split lists {samples} samples, but its files add up to "
                         f"{split.samples}; prepare the dataset again")
     try:
-        split = split.with_indexes()
+        split = split.with_indexes(dataset.classes)
     except (OSError, ValueError) as error:
         raise UserError(f"{folder}: {error}; prepare the dataset again") from None
     for path, count, index in zip(split.paths, split.file_samples, split.entries, strict=True):

@@ -15,6 +15,7 @@ from common import VERSION
 from common.errors import UserError, complain, one_line
 from common.files import followed
 from common.run_folder import CHECKPOINTS
+from data.class_names import normal
 from data.dataset import IMAGENET_MEAN, IMAGENET_STD
 from model_zoo.applications import load_pretrained
 from model_zoo.layers import last_layer
@@ -39,13 +40,20 @@ def read(path: Path) -> tuple[dict, dict]:
     """Returns (tensors by name, description) of a checkpoint folder. Raises Damaged, and OSError as `_opened`."""
     with _opened(path) as reader:
         names = [name for name in reader.get_variable_to_shape_map() if name != DESCRIPTION]
-        return {name: reader.get_tensor(name) for name in names}, json.loads(reader.get_tensor(DESCRIPTION))
+        return {name: reader.get_tensor(name) for name in names}, _description(reader)
 
 
 def describe(path: Path) -> dict:
     """Returns the description in a checkpoint folder: everything except the variables. Raises as `read`."""
     with _opened(path) as reader:
-        return json.loads(reader.get_tensor(DESCRIPTION))
+        return _description(reader)
+
+
+def _description(reader) -> dict:
+    described = json.loads(reader.get_tensor(DESCRIPTION))
+    if "classes" in described:  # earlier versions stored them as they came
+        described["classes"] = [*map(normal, described["classes"])]
+    return described
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import one_line
+from data.class_names import normal
 
 SUFFIX = ""
 ANY_ORDER = True
@@ -252,8 +253,13 @@ class Listing:
     """
 
     def __init__(self, path, classes: Sequence[str] | None = None):
-        """Raises OSError. classes: names in label order. Default: the sorted names of the folders."""
-        labels = {name: label for label, name in enumerate(classes or class_names(path))}
+        """Raises OSError. classes: names in label order, in normal form. Default: the sorted names of the folders.
+
+        An image in the folder of another class gets the label -1.
+        """
+        folders = class_names(path)
+        known = {name: label for label, name in enumerate(classes or map(normal, folders))}
+        labels = {folder: known.get(normal(folder), -1) for folder in folders}
         kinds, self.left_out = images(path)
         self.left_out["images in no class folder"] = [file for file in kinds if "/" not in file]
         self.files = [file for file in kinds if "/" in file]

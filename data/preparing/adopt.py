@@ -15,6 +15,7 @@ from common.errors import UserError
 from common.files import write_json
 from data import formats
 from data.balance import notes_on_folder
+from data.class_names import distinct, normal, notes_on_names
 from data.dataset import Dataset, Split, check_class_folders, describe
 from data.formats import folder as class_folders
 from data.formats.tfrecord import examples
@@ -49,10 +50,14 @@ def adopt(folder: Path, classes_file: Path | None, team: Team) -> int:
     Raises UserError if it cannot be adopted; dataset.json is not written then.
     """
     kind, paths = team.on_rank_0(lambda: _find(folder))
+    named = team.on_rank_0(lambda: _named(kind, paths, classes_file))
     everything = [path for split in paths.values() for path in split]
     samples = dict(zip(everything, team.map(everything, lambda path: _index(kind, path)), strict=True))
     splits = {name: Split(kind, tuple(split), tuple(samples[path] for path in split))
               for name, split in paths.items()}
+    if kind == "folder":  # the names of its folders are the labels
+        splits = {name: split.with_indexes(named) for name, split in splits.items()}
+        team.on_rank_0(lambda: check_class_folders(folder, named, splits.values()))
     stride = max(1, splits["train"].samples // MEASURED)
     units = [(part, stride if name == "train" else 0) for name, split in splits.items() for part in parts(split)]
     seen = team.work(units, lambda unit: _scan(*unit, folder, team), sum(split.samples for split in splits.values()),
@@ -60,7 +65,7 @@ def adopt(folder: Path, classes_file: Path | None, team: Team) -> int:
     trained = len(parts(splits["train"]))
     train = sum(seen[:trained], Seen())
     validation = sum(seen[trained:], Seen())
-    for line in team.on_rank_0(lambda: _write_description(folder, kind, splits, train, validation, classes_file)):
+    for line in team.on_rank_0(lambda: _write_description(folder, kind, splits, train, validation, named)):
         team.log(line)
     return 0
 
@@ -145,25 +150,23 @@ def _examples(part) -> Iterator[tuple]:
     try:
         for number, (image, label, features) in zip(
                 numbers, examples(part.path, part.split.entries[part.file], numbers), strict=True):
-            texts = {name: features[name].bytes_list.value[0].decode(errors="replace") for name in TEXTS
+            texts = {name: normal(features[name].bytes_list.value[0].decode(errors="replace")) for name in TEXTS
                      if features[name].bytes_list.value}
             yield int(number), label, texts, lambda image=image: image
     except ValueError as error:
         raise UserError(f"--adopt: {error}") from None
 
 
-def _write_description(folder, kind, splits, train, validation, classes_file) -> list[str]:
+def _write_description(folder, kind, splits, train, validation, named) -> list[str]:
     """Writes dataset.json on rank 0 and returns the lines to print."""
     least = min(train.labels | validation.labels)
     last = max(train.labels)
     if least < 0 or last > MOST_CLASSES:
         raise UserError(f"--adopt: the labels in {folder} run from {least} to {last}; they must start at 0 or 1 "
                         f"and be at most {MOST_CLASSES:,}")
-    named = _named(kind, splits, classes_file)
     first = 1 if least == 1 and len(named or ()) <= last else 0  # label 0 may have a name, but no images
     if named and len(named) <= last - first:
-        raise UserError(f"--classes: {classes_file} lists {len(named)} classes, but the labels run from {first} to "
-                        f"{last}")
+        raise UserError(f"--classes lists {len(named)} classes, but the labels run from {first} to {last}")
     classes = named or _described(train.texts, range(first, last + 1))
     strange = [label for label in validation.labels if not first <= label < first + len(classes)]
     if strange:
@@ -174,9 +177,7 @@ def _write_description(folder, kind, splits, train, validation, classes_file) ->
     mean, std = moments(train.histogram)
     splits = {name: split.with_indexes() for name, split in splits.items()}
     dataset = Dataset(folder, kind, classes, **splits, mean=mean, std=std, first_label=first)
-    if kind == "folder":
-        check_class_folders(dataset)
-    lines = notes_on_folder(dataset)
+    lines = [*notes_on_names(classes), *notes_on_folder(dataset)]
     write_json(folder / "dataset.json", describe(dataset), durable=True)
     empty = [name for label, name in enumerate(classes, first) if label not in train.labels]
     return lines + [f"warning: no training images in class {name!r}" for name in empty[:3]] + [
@@ -184,14 +185,17 @@ def _write_description(folder, kind, splits, train, validation, classes_file) ->
         f"{len(classes)} classes in {sum(len(split.paths) for split in splits.values())} files ({kind})"]
 
 
-def _named(kind, splits, classes_file) -> tuple[str, ...] | None:
-    """Returns the class names in label order from a file or from the folders, or None."""
+def _named(kind, paths, classes_file) -> tuple[str, ...] | None:
+    """Returns the class names in label order from a file or from the folders, or None. Raises UserError, OSError."""
     if classes_file:
-        return tuple(line.strip() for line in classes_file.read_text("utf-8-sig", "surrogateescape").splitlines()
-                     if line.strip())
+        lines = classes_file.read_text("utf-8", "surrogateescape").lstrip("\ufeff").split("\n")
+        named = {number: line.strip() for number, line in enumerate(lines, 1) if line.strip()}
+        if wide := [number for number, line in named.items() if "\0" in line]:
+            raise UserError(f"--classes: {classes_file}, line {wide[0]}, has a NUL character; save the file as UTF-8")
+        return distinct([*named.values()], f"--classes: {classes_file}", [*named])
     if kind != "folder":
         return None
-    return tuple(class_folders.class_names(splits["train"].paths[0]))
+    return distinct(class_folders.class_names(paths["train"][0]), paths["train"][0])
 
 
 def _described(texts, labels) -> tuple[str, ...]:

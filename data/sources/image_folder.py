@@ -5,6 +5,7 @@ import numpy as np
 
 from common.errors import UserError
 from data.balance import check_classes
+from data.class_names import distinct
 from data.formats import folder as class_folders
 from data.preparing.team import Team
 from data.sources.source import Items, Listed, files
@@ -46,7 +47,7 @@ def _layout(source, fraction) -> tuple[dict[str, Path], tuple[str, ...]]:
     if validation and fraction:
         raise UserError(f"--validation_fraction: {source} already has validation images in {validation.name}/; "
                         f"remove this flag, or prepare {train} alone")
-    classes = class_folders.class_names(train)
+    classes = distinct(class_folders.class_names(train), f"--source: {train}")
     if not classes:
         raise UserError(f"--source: {train} contains no class folders")
     if not validation:
@@ -56,10 +57,10 @@ def _layout(source, fraction) -> tuple[dict[str, Path], tuple[str, ...]]:
                                 f"--validation_fraction={class_folders.FRACTION:g} to divide this one")
             raise UserError(f"--source: {source} has no val/ or validation/; give the fraction of each class to use "
                             f"for validation, such as --validation_fraction={class_folders.FRACTION:g}")
-        return {"train": train}, tuple(classes)
-    if unknown := sorted(set(class_folders.class_names(validation)) - set(classes)):
+        return {"train": train}, classes
+    if unknown := sorted({*distinct(class_folders.class_names(validation), f"--source: {validation}")} - {*classes}):
         raise UserError(f"--source: class {unknown[0]!r} has a folder in {validation.name}/ but not in {train.name}/")
-    return {"train": train, "validation": validation}, tuple(classes)
+    return {"train": train, "validation": validation}, classes
 
 
 def divided(items: Items, paths: list[str], fraction: float) -> dict[str, Items]:

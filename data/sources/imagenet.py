@@ -12,6 +12,7 @@ import tarfile
 from pathlib import Path
 
 from common.errors import UserError
+from data.class_names import distinct
 from data.preparing.team import Team
 from data.sources.source import Listed, members
 
@@ -30,18 +31,18 @@ def imagenet(source: Path, team: Team) -> Listed:
     """Lists the images. The ranks split the classes' archives among them. Raises UserError if a part is missing."""
     archives, shown, rows = team.on_rank_0(lambda: _outer(source))
     inner = team.map(archives, lambda archive: _members(source / TRAIN, *archive))
-    classes = tuple(name for name, _, _ in archives)
-    label = {name: number for number, name in enumerate(classes)}
+    names = [name for name, _, _ in archives]
+    label = {name: number for number, name in enumerate(names)}
     train = members(str(source / TRAIN), [row for part in inner for row in part],
                     [number for number, part in enumerate(inner) for _ in part])
     if not len(train):
         raise UserError(f"--source: {source / TRAIN} contains no images")
-    unknown = sorted(set(shown) - set(classes))
+    unknown = sorted({*shown} - {*names})
     if unknown:
         raise UserError(f"--source: {source / TRAIN} has no {unknown[0]}.tar, but {VALIDATION} has images of "
                         "this class")
     validation = members(str(source / VALIDATION), rows, [label[name] for name in shown])
-    return Listed(classes, {"train": train, "validation": validation})
+    return Listed(distinct(names, f"--source: {source / TRAIN}"), {"train": train, "validation": validation})
 
 
 def _outer(source) -> tuple[list, list[str], list]:

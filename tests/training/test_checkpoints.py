@@ -31,7 +31,7 @@ from tests.rigs import lacking
 from tests.rigs.trainings import newest_step
 from training.checkpoints import Checkpoints, write
 from training.observer import Evaluation, Update
-from training.restoring import FILES, MEANING, Damaged, intact, load_model, read
+from training.restoring import FILES, MEANING, Damaged, describe, intact, load_model, read
 from training.run import Training
 from training.state import Progress, Snapshot
 from training.weight_check import checksums, in_hexadecimal
@@ -74,6 +74,18 @@ def test_what_is_loaded_is_what_was_saved(tmp_path):
     assert loaded.progress == made.progress and loaded.progress.workers == 2
     for name, tensor in made.tensors.items():
         np.testing.assert_array_equal(loaded.tensors[name], tensor.numpy())
+
+
+def test_class_names_have_one_form_however_they_were_saved(tmp_path):
+    """A training on folders of macOS goes on with those of Linux. A line end in a name shifts no list of them."""
+    before = Checkpoints(tmp_path, RECIPE, classes=["cafe\N{COMBINING ACUTE ACCENT}", "oak\n"])
+    before.save(snapshot(3), 0.3)
+    assert before.wait()
+    for described in (read(tmp_path / "step-00000003")[1], describe(tmp_path / "step-00000003")):
+        assert described["classes"] == ["café", "oak\\n"]
+    assert Checkpoints(tmp_path, RECIPE, classes=["café", "oak\\n"]).load(VARIABLES).progress.step == 3
+    with pytest.raises(UserError, match="class 0 is 'café' in the checkpoint and 'cafe' in the dataset"):
+        Checkpoints(tmp_path, RECIPE, classes=["cafe", "oak\\n"]).load(VARIABLES)
 
 
 def test_a_snapshot_stays_while_training_goes_on():
