@@ -1,6 +1,7 @@
 """Flags declared as dataclasses. Each field is a flag."""
 import dataclasses
 import difflib
+import io
 import math
 import os
 import re
@@ -229,11 +230,16 @@ def present(file: Path | str) -> Path | str:
 
 
 def file_text(file) -> str:
-    """Returns the text of a flag file: UTF-8, with or without a byte order mark. Raises UsageError, and OSError."""
+    """Returns the text of a flag file, in which each line ends with \\n. Raises UsageError, and OSError."""
+    return io.StringIO(decoded(Path(file).read_bytes(), file), newline=None).read()
+
+
+def decoded(content: bytes, file) -> str:
+    """Returns the text of a file: UTF-8, with or without byte order marks. Raises UsageError."""
     try:
-        return Path(file).read_text("utf-8-sig")
+        return content.decode().lstrip("\ufeff")
     except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
+        line = content.count(b"\n", 0, error.start) + 1
         raise UsageError(f"{file}, line {line}, is not UTF-8; save the file as UTF-8") from None
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from common.activity import startup
 from common.errors import UserError
 from common.files import write_atomically, write_json
-from common.flags import say_what_is_hidden
+from common.flags import ADDRESS, say_what_is_hidden
 from common.locks import LOCK, Taken, locked
 from data import checksums, sources
 from data.balance import check_classes
@@ -34,7 +34,8 @@ def make_preparation(options, team: Team) -> tuple[Preparation, dict]:
         name, listing = f"{options.source} {sources.version(options.source)}", ""
     else:
         source = _of_files(options, team)
-        check_classes(options.source, source.classes)
+        if options.validation_fraction < 1:
+            check_classes(options.source, source.classes)
         name = str(Path(options.source).absolute())
         listing = hashlib.sha256(repr(source.classes).encode(errors="surrogateescape") + source.digest).hexdigest()
     rules = Rules(options.resize_shorter, options.verify, options.resize)
@@ -97,6 +98,9 @@ def _of_files(options, team) -> Source | Listed:
     from data.sources.table import table
 
     source = Path(options.source)
+    if ADDRESS.match(options.source):
+        raise UserError(f"--source: {options.source} is an address; data.prepare reads files, so copy them to a disk "
+                        "and give their folder")
     is_file = team.on_rank_0(source.is_file)
     if not is_file and not team.on_rank_0(source.is_dir):
         raise UserError(f"--source: there is no folder {source}")

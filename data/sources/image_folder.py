@@ -16,6 +16,8 @@ def image_folder(source: Path, fraction: float, team: Team) -> Listed:
 
     fraction: fraction of each class for validation, if the source has no validation folder. Raises UserError.
     """
+    if fraction == 1:  # test images alone may lie in test/
+        source = team.on_rank_0(lambda: class_folders.lone_validation(source)) or source
     classes, splits, listings, lines = team.on_rank_0(lambda: _read(source, fraction))
     listed = {}
     for split, listing in listings.items():
@@ -33,7 +35,8 @@ def image_folder(source: Path, fraction: float, team: Team) -> Listed:
 def _read(source, fraction) -> tuple:
     """Returns the classes, the folder of each split that the source has, its listing, and what to tell the user."""
     splits, classes = _layout(source, fraction)
-    check_classes(source, class_folders.learnable(splits["train"]))
+    if fraction < 1:
+        check_classes(source, class_folders.learnable(splits["train"]))
     listings = {split: class_folders.Listing(top, classes) for split, top in splits.items()}
     return classes, splits, listings, class_folders.remarks(source, listings.values())
 
@@ -41,9 +44,11 @@ def _read(source, fraction) -> tuple:
 def _layout(source, fraction) -> tuple[dict[str, Path], tuple[str, ...]]:
     """Returns the folder of each split that the source has, and the classes."""
     train, validation, _ = class_folders.layout(source)
-    for name in ("val", "validation"):
-        if train == source and (source / name).is_dir():
-            raise UserError(f"--source: {source} contains {name}/ but no train/")
+    lone = next((source / name for name in ("val", "validation") if (source / name).is_dir()),
+                class_folders.lone_validation(source))
+    if train == source and lone:
+        raise UserError(f"--source: {source} contains {lone.name}/ but no train/; --validation_fraction=1 prepares "
+                        "test images alone, for --mode=evaluate")
     if validation and fraction:
         raise UserError(f"--validation_fraction: {source} already has validation images in {validation.name}/; "
                         f"remove this flag, or prepare {train} alone")
