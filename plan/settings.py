@@ -159,7 +159,7 @@ class Recipe:
     shuffle_group: int = flag(0, "Number of blocks, of consecutive samples of a file, that are shuffled together. Data "
         "in a bucket needs it, such as 16. 0: a block's samples are drawn from its whole file.", low=0)
     evaluation_views: int = flag("1", "Views of each validation image, whose logits are averaged, for the views_val_* "
-        "figures beside val_*, and for prediction and export. 2: the image and its mirror image. 6: also both shifted "
+        "figures next to val_*, and for prediction and export. 2: the image and its mirror image. 6: also both shifted "
         "by one pixel in two directions (arXiv:2404.00498).", ("1", "2", "6"), parse=int)
     evaluate_every: int = flag(1, "Number of epochs from one evaluation to the next. The last step is always followed "
         "by one.", low=1)
