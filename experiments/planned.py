@@ -14,10 +14,12 @@ from common.files import write_atomically
 from common.flags import flag
 from data import named
 from experiments.trainings import Result, passed_on
+from optim.schedules import scaled
 from plan import flags as train_flags
 from plan.output_dir import changed_flag
 from plan.plan import plan_for
 from plan.recipes import RECIPES, flags_in
+from plan.settings import Recipe
 from plan.values import number_or_text
 
 GROUPS = train_flags.GROUPS
@@ -180,14 +182,23 @@ def planned(options: Options, common: Sequence[str], values: dict[str, str], see
             learning_rate: float | None = None) -> Planned:
     """Returns one run. Raises UsageError for wrong flags, and UserError as in `checked`.
 
-    learning_rate: replaces the one in `values`, in a search.
+    learning_rate: replaces the one in `values`, in a search. A gradual warm-up then starts at it, at most.
     """
     if learning_rate is not None:
         values = values | {"learning_rate": str(learning_rate)}
     settings, words = settings_of(common, values, f"--seed={seed}")
+    if learning_rate is not None:
+        settings, words = settings_of(common, values, f"--seed={seed}", *lower_warmup(settings.recipe))
     made = Planned(named_values(values), seed, tuple(words))
     # With --dry_run, the runs are jobs of an array with other workers, and submit.sh prints their plans.
     return checked(made, settings, Path(options.output_dir).absolute(), plans=not options.dry_run)
+
+
+def lower_warmup(recipe: Recipe) -> list[str]:
+    """Returns the flag with which a gradual warm-up starts at the learning rate, if it would start above it."""
+    [rate] = scaled(recipe.learning_rate, recipe.lr_scaling, recipe.base_batch_size, recipe.batch_size.values[0]).values
+    is_above = recipe.warmup == "gradual" and recipe.warmup_learning_rate > rate
+    return [f"--warmup_learning_rate={rate}"] if is_above else []
 
 
 def checked(made: Planned, settings: train_flags.Settings, output_dir: Path, plans: bool = True) -> Planned:

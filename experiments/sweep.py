@@ -7,8 +7,8 @@ Each run is a run of train.py, in a folder of its own in --output_dir. The other
 those of train.py and apply to all runs. After each run, the command writes sweep.json (one row per run), sweep.html
 (mean and range over the seeds, and plots) and best.json (which setting is the best, and how many more seeds would tell
 if it is too close to call). If it is stopped or killed, the same command continues. More values or seeds add runs.
-A run that diverges, or that --stop_below_expected ends, is a result: its top-1 is the accuracy of guessing. Any other
-failure ends the sweep.
+A run that diverges, or that --stop_below_expected ends, is a result: its top-1 is the accuracy of guessing, but it is
+never better than a run that did not. Any other failure ends the sweep.
 
 Commas separate the values. If a value contains a comma or a colon, or the flag takes a list, semicolons separate them:
 --sweep='batch_size=512;0:512,30:1024' and --sweep='lr_boundaries=30,60,80;40,80'.
@@ -22,7 +22,8 @@ line. A line may also name a recipe. # starts a comment.
 
 --search_rate searches the best learning rate of each combination or line: seven rates in factors of two around its
 --learning_rate, and further ones until the best one has a worse one on either side. The search uses one seed, and the
-dataset of --search_data_dir. Then it trains the best rate with all seeds on --data_dir.
+dataset of --search_data_dir. Then it trains the best rate with all seeds on --data_dir. If every rate diverges, it
+trains no more of that combination, and ends with an error after the others.
 
 --dry_run writes the flags of run N to N.flags in --output_dir. The runs can then be jobs of a Slurm array:
 launch/slurm/submit.sh --array=0-17 [options] OUTPUT_DIR/%a.flags. Then the command without --dry_run trains what is
@@ -47,6 +48,7 @@ from experiments.planned import Options, Planned, planned, read, settings_of, wr
 from experiments.trainings import Result, help_of, train_once
 from optim.schedules import Piecewise
 from plan.remarks import on_schedules
+from reporting.ranking import RATE, labelled
 from reporting.sweep import ROWS, judged, shared_advice, time_left, write_sweep
 
 NEAREST, FARTHEST = 3, 12  # factors of two that a search tries above and below its start: at first, at most
@@ -74,7 +76,7 @@ class Sweep:
                 self._results[run.name] = replace(
                     result, seconds=max(result.seconds, self._seconds.get(run.name, 0)))
             self._runs[run.name] = run
-        self._write()
+        self.write()
         return [run for run in runs if run.name not in self._results]
 
     def train(self, runs: Sequence[Planned], final: bool = True) -> list[Result]:
@@ -89,10 +91,10 @@ class Sweep:
             try:
                 self._results[run.name] = train_once(self._folder / run.name, run.words)
             except UserError as error:
-                self._write(str(error))
+                self.write(str(error))
                 raise
             print(f"  {described(self._results[run.name])}", file=sys.stderr, flush=True)
-            self._write()
+            self.write()
         return [self._results[run.name] for run in runs]
 
     @property
@@ -101,7 +103,8 @@ class Sweep:
         return [run.row(self._results[name]) | {"final": name in self._finals}
                 for name, run in self._runs.items() if name in self._results]
 
-    def _write(self, problem: str = ""):
+    def write(self, problem: str = "") -> None:
+        """Writes sweep.json, best.json and sweep.html. problem: why the sweep has ended with an error."""
         write_sweep(self._folder, self.rows, self._planned, problem)
 
 
@@ -118,9 +121,10 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def run(argv: Sequence[str]) -> list[dict]:
-    """Trains the runs that have no result, unless --dry_run is given. Returns the rows of sweep.json. Raises UserError.
+    """Trains the runs that have no result, unless --dry_run is given. Returns the rows of sweep.json.
 
     On a terminal, prints the table of results. The last lines on standard error are the judgement and the report.
+    Raises UserError, after these lines if a search has found no learning rate.
     """
     options, common, combinations = read(argv)
     plan = functools.partial(planned, options, common)
@@ -130,6 +134,7 @@ def run(argv: Sequence[str]) -> list[dict]:
     runs = [plan(values, seed) for values, own in zip(combinations, seeds, strict=True) for seed in own]
     centres = [centre(start.learning_rate) for start in starts] if options.search_rate else []
     search_set = {"data_dir": named.absolute(options.search_data_dir)} if options.search_data_dir else {}
+    lost = []  # a line for each combination of which no learning rate is left
     folder = Path(options.output_dir).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     for line, count in Counter(line for one in settings for line in on_schedules(one)).items():
@@ -143,11 +148,9 @@ def run(argv: Sequence[str]) -> list[dict]:
             print(f"{len(runs)} runs, {len(missing)} to train: {folder}/0.flags to {len(runs) - 1}.flags",
                   file=sys.stderr)
         elif options.search_rate:
-            for values, own, start in zip(combinations, seeds, centres, strict=True):
-                search = functools.partial(plan, values | search_set, own[0])
-                rate = best_rate(start, lambda rates, search=search: [top1_of(asdict(result)) for result in sweep.train(
-                    [search(learning_rate=rate) for rate in rates], final=False)])
-                sweep.train([plan(values, seed, learning_rate=rate) for seed in own])
+            lost = [line for one in zip(combinations, seeds, centres, strict=True)
+                    if (line := search(sweep, plan, search_set, *one))]
+            sweep.write("; ".join(lost))
         else:
             sweep.train(runs)
     said, lines, _ = judged(sweep.rows)
@@ -156,7 +159,29 @@ def run(argv: Sequence[str]) -> list[dict]:
         print(*command.table(lines), sep="\n", flush=True)
     print(said["sentence"], *shared_advice(sweep.rows), *command_line, f"report: {folder}/sweep.html", sep="\n",
           file=sys.stderr)
+    if lost:
+        raise UserError("; ".join(lost))
     return sweep.rows
+
+
+def search(sweep: Sweep, plan: Callable[..., Planned], search_set: dict[str, str], values: dict[str, str],
+           seeds: range, centre: float) -> str:
+    """Searches the learning rate of a combination, and trains the best one with all seeds.
+
+    plan: returns a run, as `planned` does, from values, a seed and a learning rate. search_set: the values that replace
+    those of the combination in the search. Returns what is wrong if no rate is left, otherwise an empty string.
+    """
+    def top1(rates):
+        runs = [plan(values | search_set, seeds[0], learning_rate=rate) for rate in rates]
+        return [None if one.diverged_at else top1_of(asdict(one)) for one in sweep.train(runs, final=False)]
+
+    rate = best_rate(centre, top1)
+    if rate is None:
+        others = labelled({name: value for name, value in values.items() if name != RATE})
+        return (f"every run{f' with {others}' * bool(others)} diverged, down to learning rate "
+                f"{centre / 2**FARTHEST:.3g}; start the search from a lower --learning_rate")
+    sweep.train([plan(values, seed, learning_rate=rate) for seed in seeds])
+    return ""
 
 
 def centre(rates: Piecewise) -> float:
@@ -166,19 +191,27 @@ def centre(rates: Piecewise) -> float:
     return rates.values[0]
 
 
-def best_rate(centre: float, top1: Callable[[list[float]], list[float]]) -> float:
+def best_rate(centre: float, top1: Callable[[list[float]], list[float | None]]) -> float | None:
     """Searches the learning rate with the highest accuracy among the centre times powers of two.
 
-    top1: function from rates to their accuracies, which trains what is missing.
+    top1: function from rates to their accuracies, which trains what is missing; None for a run that diverged, which is
+    worse than any other. Returns None if all diverged.
     """
     lowest, highest = -NEAREST, NEAREST
     while True:
         rates = [centre * 2.0 ** exponent for exponent in range(lowest, highest + 1)]
-        accuracies = top1(rates)
+        accuracies = [-1.0 if accuracy is None else accuracy for accuracy in top1(rates)]
         best = accuracies.index(max(accuracies))
-        if 0 < best < len(rates) - 1 or max(-lowest, highest) == FARTHEST:
+        if 0 < best < len(rates) - 1:
             return rates[best]
+        if max(-lowest, highest) == FARTHEST:
+            break
         lowest, highest = (lowest - 1, highest) if best == 0 else (lowest, highest + 1)
+    if accuracies[best] < 0:
+        return None
+    print(f"learning rate {rates[best]:.3g} is the {'highest' if best else 'lowest'} that the search tries; a search "
+          "from there goes on", file=sys.stderr)
+    return rates[best]
 
 
 def described(result: Result) -> str:

@@ -361,6 +361,80 @@ def test_a_search_in_which_nothing_trains_ends():
     assert len(tried) < 2 * sweep.FARTHEST
 
 
+@pytest.mark.parametrize(("highest", "best"), [(1, 4 * 2.0 ** -8), (2.0 ** -6, 4 * 2.0 ** -8), (32, 4 * 2.0 ** -8)])
+def test_a_rate_that_diverged_is_worse_than_any_other(highest, best):
+    """From 4 on, all rates above `highest` diverge. What trains has less than guessing, up to twice the best rate."""
+    peaked = Peaked(best)
+    found = sweep.best_rate(4.0, lambda rates: [
+        None if rate > highest else top1 if rate < 2 * best else 0.01 * top1
+        for rate, top1 in zip(rates, peaked(rates), strict=True)])
+    assert found == best and min(peaked.trained) == best / 2
+
+
+def test_a_search_in_which_everything_diverges_has_no_rate():
+    tried = set()
+    assert sweep.best_rate(1.0, lambda rates: tried.update(rates) or [None] * len(rates)) is None
+    assert sorted(tried) == [2.0 ** exponent for exponent in range(-sweep.FARTHEST, 4)]
+
+
+@pytest.mark.parametrize(("peak", "line"), [
+    (2.0 ** 20, "learning rate 4.1e+03 is the highest that the search tries; a search from there goes on\n"),
+    (2.0 ** -20, "learning rate 0.000244 is the lowest that the search tries; a search from there goes on\n"),
+    (2.0 ** 11, "")])
+def test_a_search_that_ends_at_its_edge_says_so(peak, line, capsys):
+    sweep.best_rate(1.0, Peaked(peak))
+    assert capsys.readouterr().err == line
+
+
+@pytest.mark.parametrize(("words", "given"), [
+    (["--learning_rate=0.25"], 0.25), (["--learning_rate=1"], None), (["--learning_rate=0.25", "--warmup=none"], None),
+    (["--learning_rate=0.25", "--warmup=constant"], None),
+    (["--learning_rate=0.25", "--lr_scaling=linear", "--base_batch_size=32"], None),
+    (["--learning_rate=1", "--lr_scaling=linear", "--base_batch_size=512"], 0.25)])
+def test_a_warmup_of_a_search_starts_at_the_rate_at_most(words, given):
+    """digits.flags starts from 0.5, with batches of 128."""
+    from plan import flags
+
+    recipe = flags.parse(["train.py", *words]).recipe
+    assert planned.lower_warmup(recipe) == ([f"--warmup_learning_rate={given}"] if given else [])
+    options, common, [values] = planned.read(["sweep", "--search_rate", *words])
+    run = planned.planned(options, common, values, 0, recipe.learning_rate.values[0])
+    assert flags.parse(["train.py", *run.words]).recipe.warmup_learning_rate == (given or 0.5)
+
+
+def test_a_line_of_which_every_rate_diverges_is_not_trained_further_and_is_an_error(tmp_path, monkeypatch, capsys):
+    """The other line is trained with all seeds, and its rate lies below those at which the search begins."""
+    file, trained = tmp_path / "lines.runs", []
+    file.write_text("--optimizer=sgd --learning_rate=1\n--optimizer=muon --learning_rate=4\n")
+
+    def train_once(folder, words):
+        trained.append(folder.name)
+        given = dict(word.removeprefix("--").split("=") for word in words)
+        rate = float(given["learning_rate"])
+        ending = {"diverged": True, "diverged_at": {"step": 8, "epoch": 0.7}, "classes": 10}
+        if given["optimizer"] == "muon" and rate <= 1:
+            ending = {"val_top1": max(0.07, 0.9 - 0.1 * abs(math.log2(rate / 0.0625)))}
+        folder.mkdir()
+        (folder / "summary.json").write_text(json.dumps(ending | {"seconds": 1.0}))
+        return trainings.Result.read(folder)
+
+    monkeypatch.setattr(sweep, "train_once", train_once)
+    words = ["experiments.sweep", *COMMON, f"--runs={file}", "--search_rate", "--seeds=2",
+             f"--output_dir={tmp_path}/out"]
+    problem = ("every run with optimizer sgd diverged, down to learning rate 0.000244; start the search from a lower "
+               "--learning_rate")
+    for _ in range(2):
+        assert sweep.main(words) == 1
+        shown = capsys.readouterr()
+        assert not shown.out and shown.err.splitlines()[-1] == f"experiments.sweep: {problem}"
+        assert "The mean top-1 is 90.00%, from 90.00% to 90.00% in 2 runs." in shown.err
+    found = json.loads((tmp_path / "out" / "sweep.json").read_text())
+    finals = [(row["flags"]["optimizer"], row["flags"]["learning_rate"], row["seed"]) for row in found if row["final"]]
+    assert finals == [("muon", 0.0625, 0), ("muon", 0.0625, 1)]
+    assert len(trained) == len({*trained}) == 16 + 11 + 1  # sgd: 2**-12 to 2**3; muon: 2**-5 to 2**5, and a seed
+    assert problem in html.unescape((tmp_path / "out" / "sweep.html").read_text())
+
+
 @pytest.mark.parametrize(("holdout", "seeds"), [(False, 3), (True, 3), (True, 1)])
 def test_a_search_trains_each_rate_once_and_the_best_with_all_seeds(holdout, seeds, tmp_path, monkeypatch, capsys):
     """Two lines with a peak each, killed in the middle. The trainings are emulated: each writes its summary.
