@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from operator import attrgetter
 
 import numpy as np
 
@@ -37,7 +38,7 @@ NOTE = ("Settings are too close to call if the 95% interval of the difference of
         "of a mean adds the variance over its runs, as Student's, and that of the validation images, as Wilson's. A "
         "single run has the second alone, so it is not called better or worse than others. The number of seeds tells "
         f"with a probability of {POWER:.0%}, given the runs so far. A run that diverged counts with the accuracy of "
-        "guessing, one with --ema_decay with that of the averaged weights.")
+        "guessing, and ranks after all that did not; one with --ema_decay counts with that of the averaged weights.")
 VALIDATION = {"classes": "the number of classes", "samples": "the number of images", "class_names": "class names",
               "images": "images", "files": "files"}  # keys of run_data.validation_set
 
@@ -75,9 +76,19 @@ class Setting:
         return self.mean - math.hypot(half, self.mean - low), self.mean + math.hypot(half, high - self.mean)
 
     @property
+    def has_diverged(self) -> bool:
+        """Whether all of its runs diverged."""
+        return all(row.get("diverged") for row in self.rows)
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """Sorts settings from worse to better: by their means, after those of which all runs diverged."""
+        return not self.has_diverged, self.mean
+
+    @property
     def is_single(self) -> bool:
         """Whether the spread over seeds is unknown, because there is one run, which did not diverge."""
-        return len(self.top1) < 2 and not self.rows[0].get("diverged")
+        return len(self.top1) < 2 and not self.has_diverged
 
     def scope(self, show: Callable[[float], str] = "{:.2%}".format) -> str:
         """Returns the range of top-1: lowest to highest, or the 95 % interval of a single run unless it diverged."""
@@ -154,7 +165,7 @@ def table(shown: Sequence[Setting], columns: Callable[[dict], dict], ranked: Seq
 
 def by_mean(judged: Sequence[Setting], said: dict) -> list[Setting]:
     """Returns the settings, highest mean first, or none if they are not ranked. said: their judgement."""
-    return sorted(judged, key=lambda one: -one.mean) if said["best"] else []
+    return sorted(judged, key=attrgetter("rank"), reverse=True) if said["best"] else []
 
 
 def best_of(shown: Sequence[Setting], said: dict) -> int | None:
@@ -194,8 +205,8 @@ def judgement(judged: Sequence[Setting], grid: Sequence[Setting]) -> dict:
     """
     if reason := not_ranked(judged, grid):
         return unranked(reason)
-    best, *others = ranked = sorted(judged, key=lambda one: -one.mean)
-    close = [one for one in ranked if best.lead_over(one) <= 0]
+    best, *others = ranked = sorted(judged, key=attrgetter("rank"), reverse=True)
+    close = [one for one in ranked if best.lead_over(one) <= 0 and not one.has_diverged]
     tied = [one for one in close if math.isclose(one.mean, best.mean)]
     has_single = len(judged) > 1 and any(one.is_single for one in judged)
     seeds = [None if has_single else seeds_to_tell(best, one) for one in close[1:]]
@@ -214,14 +225,14 @@ def unranked(sentence: str) -> dict:
 
 def not_ranked(judged: Sequence[Setting], grid: Sequence[Setting]) -> str:
     """Returns why settings are not ranked, as a sentence, or an empty string."""
+    if (ended := judged or grid) and all(one.has_diverged for one in ended):
+        return "Every run that has ended diverged."
     if not judged:
         return "No final run has ended yet." if grid else "No run has ended yet."
     rows = [row for one in judged for row in one.rows]
-    if all(row.get("diverged") for row in rows):
-        return "Every run that has ended diverged."
     if differing := different_sets(rows):
         return f"The runs are not ranked, because their validation sets differ in {listed(differing)}."
-    best = max(judged, key=lambda one: one.mean)
+    best = max(judged, key=attrgetter("rank"))
     guess = max(guess_of(row) for row in rows)
     if guess and is_guessing(best.mean, best.samples, guess):
         return (f"The highest top-1, {best.percent()}, is at the level of guessing, which is right on "

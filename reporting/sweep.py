@@ -132,7 +132,7 @@ def plot(name: str, rows: list[dict]) -> str:
     best_of = ", best learning rate" if name != RATE and any(RATE in row["flags"] for row in rows) else ""
     series = []
     for colour, (line, own) in enumerate(points.items()):
-        shown = [(x_of[value], max(own[value], key=lambda one: (len(one.rows), one.mean)))
+        shown = [(x_of[value], max(own[value], key=lambda one: (len(one.rows), *one.rank)))
                  for value in sorted(own, key=x_of.get)]
         has_seeds = any(len(one.rows) > 1 for _, one in shown)
         label = (labelled(dict(line)) or ("mean" if has_seeds else "single seeds")) + best_of

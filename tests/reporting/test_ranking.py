@@ -161,7 +161,20 @@ def test_a_sweep_that_guesses_is_said_to():
     assert judgement(grid, grid)["sentence"] == "The mean top-1 is 70%, from 60% to 80% in 2 runs."
     grid = settings([diverged(1), *rows({2: (0.1, 0.08)})])
     assert judgement(grid, grid)["sentence"] == (
-        "The highest top-1, 10.00%, is at the level of guessing, which is right on 10.00%.")
+        "The highest top-1, 9%, is at the level of guessing, which is right on 10%.")
+
+
+@pytest.mark.parametrize("seeds", [(0.089, 0.072), (0.15, 0.35), (0.0,)])
+def test_a_setting_that_diverged_is_never_better_than_another(seeds):
+    """It counts with 0.1. Of two seeds, Student's interval reaches from far below to far above."""
+    grid = settings([diverged(1), diverged(1), *rows({2: seeds, 4: (0.05,)}), diverged(8)])
+    *_, worst = sorted(grid, key=lambda one: one.rank, reverse=True)
+    best = max(grid, key=lambda one: one.rank)
+    assert best.flags == {"learning_rate": 2 if sum(seeds) > 0.05 else 4} and worst.has_diverged
+    assert [one.flags["learning_rate"] for one in sorted(grid, key=lambda one: one.rank)][:2] == [1, 8]
+    said = judgement(grid, grid)
+    assert all(one["learning_rate"] in (2, 4) for one in said["best"])
+    assert not said["best"] or "learning rate 8" not in said["sentence"]
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -253,6 +266,7 @@ def test_a_run_that_diverged_counts_with_the_accuracy_of_guessing():
 def test_nothing_has_ended():
     assert judgement([], []) == {"sentence": "No run has ended yet.", "best": [], "more_seeds": None, "add": {}}
     assert judgement([], settings(rows({1: [0.1]})))["sentence"] == "No final run has ended yet."
+    assert judgement([], settings([diverged(1), diverged(2)]))["sentence"] == "Every run that has ended diverged."
 
 
 def test_a_person_gets_a_table_and_the_sentence(tmp_path, monkeypatch, capsys):
