@@ -16,7 +16,7 @@ The verdicts:
   does not train           it is lower
   diverges at update N
   does not discriminate    the rehearsal cannot tell: 16 times the rate trains, too, or the recipe diverges, but not
-                           with all updates of its warm-up
+                           with all updates of its warm-up, or the training with SGD diverges
   not transferable         there is no small network of this kind
 
 The first recipe of each network and optimizer that trains is trained again at 2, 4, 8 and 16 times its rates, until one
@@ -243,7 +243,7 @@ class Stage:
             say(*(f"epoch {row['epoch']:g}: train loss {row[metric.TRAIN_LOSS] or math.nan:.4f}, "
                   f"top-1 {top1_of(row):.2%}"
                   for row in RunFolder(self._folder / run.name, reader=PROGRAM).rows(METRICS)))
-            trains, verdict = self._judge(values, recipe, made, result, reference.val_top1)
+            trains, verdict = self._judge(values, recipe, made, result, reference)
         say(verdict)
         row = {"recipe": name, "verdict": verdict, "trains": trains, "reference_top1": reference and reference.val_top1,
                "reference_seconds": reference and reference.seconds}
@@ -251,12 +251,14 @@ class Stage:
         print(as_json(row), flush=True)
         return row
 
-    def _judge(self, values, recipe: Recipe, made: Rehearsal, result: Result, reference: float
+    def _judge(self, values, recipe: Recipe, made: Rehearsal, result: Result, reference: Result
                ) -> tuple[bool | None, str]:
         """Returns whether a recipe trains, None if the rehearsal cannot tell, and the verdict."""
         def trains(result):
-            return not result.diverged_at and result.val_top1 >= TRAINS * reference
+            return not result.diverged_at and result.val_top1 >= TRAINS * reference.val_top1
 
+        if reference.diverged_at:
+            return None, "does not discriminate: the reference with SGD diverges"
         if result.diverged_at:
             verdict = f"diverges at update {result.diverged_at['step']}"
             if made.warmup[1] == made.warmup[0] or self.train(

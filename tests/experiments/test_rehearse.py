@@ -178,6 +178,14 @@ def test_lower_than_four_fifths_of_the_reference_is_no_training(tmp_path, monkey
     assert "flagfile" in json.loads((tmp_path / "out" / "sweep.json").read_text())[0]["flags"]
 
 
+def test_a_reference_that_diverges_is_no_verdict(tmp_path, monkeypatch, capsys):
+    """It counts with 0.1, which any recipe reaches."""
+    trained = emulated(monkeypatch, lambda one: -9 if one.optimizer == "sgd" else 0.2)
+    [row], _ = rehearsal_of(ROWS[:1], tmp_path, capsys)
+    assert (row["verdict"], row["trains"]) == ("does not discriminate: the reference with SGD diverges", None)
+    assert len(trained) == 2
+
+
 def test_a_rate_that_does_not_matter_is_no_verdict(tmp_path, monkeypatch, capsys):
     trained = emulated(monkeypatch, lambda one: 0.9)
     found, _ = rehearsal_of(ROWS[:2], tmp_path, capsys)
