@@ -109,7 +109,7 @@ def make_job(settings: Settings, plan: Plan, world: World, feed, state: State, e
     evaluate = make_evaluator(settings, state.model, feed, world, state.average)
     divergence = functools.partial(
         divergence_reason, names=[v.name.split(":")[0] for v in state.trained],
-        guessing=loss_of_guessing(recipe.loss, len(feed.dataset.classes)),
+        guessing=loss_of_guessing(recipe.loss, len(feed.dataset.classes), class_weights),
         loss_scaling=distributed.has_dynamic_scale(state.optimizer))
     return Job(settings, plan, world, feed, state, evaluate, exact, train_step, divergence)
 

@@ -29,9 +29,14 @@ def balancing_weights(images: np.ndarray, power: float) -> np.ndarray:
     return (weights * images.sum() / np.dot(weights, images)).astype(np.float32)
 
 
-def loss_of_guessing(name: str, classes: int) -> float:
-    """Returns the training loss of a network whose logits are all 0. name: value of --loss."""
-    return math.log(2 if name == "binary_cross_entropy" else max(classes, 2))
+def loss_of_guessing(name: str, classes: int, class_weights: np.ndarray | None = None) -> float:
+    """Returns the training loss of a network whose logits are all 0.
+
+    With class weights, it is the highest of any batch: that of samples of the class with the largest weight. Label
+    smoothing and mixing do not change it. name: value of --loss. class_weights: as in `make_loss`.
+    """
+    loss = math.log(2 if name == "binary_cross_entropy" else max(classes, 2))
+    return loss if class_weights is None else loss * float(class_weights.max())
 
 
 def cross_entropy(logits, labels, rows=None, label_smoothing: float = 0.0, class_weights=None):

@@ -14,6 +14,7 @@ from conftest import DIGITS, ROOT, TINY, rows, run
 from common.errors import UserError
 from common.run_folder import RunFolder
 from data import synthetic
+from data.mixing import Mixing
 from data.staging.spool import Admitted
 from plan import flags
 from plan.plan import plan_for
@@ -46,6 +47,17 @@ def test_what_is_wrong(loss, norms, loss_scaling, message):
 def test_the_loss_of_guessing_is_that_of_logits_of_zero(loss, classes):
     found = make_loss(loss, 0.0)(tf.zeros([8, classes]), tf.range(8) % classes)
     assert found.numpy() == pytest.approx(loss_of_guessing(loss, classes), rel=1e-6)
+
+
+@pytest.mark.parametrize("is_mixed", [True, False])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("loss", ["cross_entropy", "binary_cross_entropy"])
+def test_no_batch_of_weighted_images_has_a_higher_loss_of_guessing(loss, label_smoothing, is_mixed):
+    """The highest is that of images of the class with the largest weight alone."""
+    weights, labels = np.array([0.5, 1500, 2], np.float32), tf.constant([0, 1, 2, 1, 1, 1, 2, 2])
+    rows = tf.constant(Mixing(0.4, 0.0).random_numbers(8, 0, np.arange(8))) if is_mixed else None
+    found = make_loss(loss, label_smoothing, weights)(tf.zeros([8, 3]), labels, rows).numpy()
+    assert found.max() == found[4] == pytest.approx(loss_of_guessing(loss, 3, weights), rel=1e-6)
 
 
 @pytest.mark.parametrize(("kind", "flags_", "first"), [
@@ -96,29 +108,45 @@ class Poisoned(synthetic.SyntheticFeed):
                               admit=lambda batches: Admitted())
 
 
-def rolled_back(tmp_path, poison, rollbacks=3):
-    """(a function that trains, its feed, its observer's memory, its state) of 40 steps of 32 on 640 samples, with a
-    checkpoint every 4 steps, and an elastic training's commit every 10. The observer sees progress and commit.
-    """
+def poisoned_job(poison=(), words=(), class_weights=None):
+    """A job of 40 steps of 32 on 640 samples of ten classes, with a checkpoint every 4 steps."""
     from distributed.exchange import GradientExchange
     from distributed.world import World
-    from training import build, loop, recovery
+    from training import build
     from training.state import State
 
     hvd.init()
     settings = flags.parse(["train.py", "--model=convnet", "--image_size=8", "--batch_size=32", "--epochs=2",
-                            "--on_divergence=rollback", f"--max_rollbacks={rollbacks}", "--checkpoint_every=0.2",
-                            "--optimizer=sgd", "--learning_rate=0.001", "--warmup=none"])
+                            "--checkpoint_every=0.2", "--optimizer=sgd", "--learning_rate=0.001", "--warmup=none",
+                            *words])
     dataset = dataclasses.replace(synthetic.synthetic_dataset("synthetic:640"), classes=tuple("0123456789"))
     feed = Poisoned(dataset, 8, 0, poison=frozenset(poison))
     model = build.make_model(settings.recipe, dataset)
     state = State(model, build.make_optimizer(settings.recipe, model))
-    seen = []
+    return build.make_job(settings, plan_for(settings, 1, 1, 640), World(), feed, state, GradientExchange(),
+                          class_weights)
+
+
+def test_a_job_knows_the_weights_of_its_classes():
+    """A rare image that is wrong: its loss of 8 is multiplied by 1,500, and the batch has four images."""
+    weights, norms = np.array([0.5] * 9 + [1500], np.float32), np.ones(6)
+    plain, weighted = poisoned_job().divergence, poisoned_job(class_weights=weights).divergence
+    assert "over 1000 times that of guessing" in plain(8 * 1500 / 4, norms) and weighted(8 * 1500 / 4, norms) is None
+    assert weighted(999 * 1500 * math.log(10), norms) is None
+    assert "over 1000 times that of guessing" in weighted(1001 * 1500 * math.log(10), norms)
+
+
+def rolled_back(tmp_path, poison, rollbacks=3):
+    """(a function that trains, its feed, its observer's memory, its state) of 40 steps of 32 on 640 samples, with a
+    checkpoint every 4 steps, and an elastic training's commit every 10. The observer sees progress and commit.
+    """
+    from training import loop, recovery
+
+    seen, job = [], poisoned_job(poison, ["--on_divergence=rollback", f"--max_rollbacks={rollbacks}"])
     observer = SimpleNamespace(step=lambda update: None, launching=Observer().launching,
                                evaluation=lambda evaluation: seen.append(evaluation.row),
                                rewind=lambda progress: seen.append((dataclasses.replace(progress), made.committed)))
     (tmp_path / "checkpoints").mkdir()
-    job = build.make_job(settings, plan_for(settings, 1, 1, 640), World(), feed, state, GradientExchange())
     made = recovery.Recovery(job, RunFolder(tmp_path), Checkpoints(tmp_path / "checkpoints", {}), StopRequest(),
                              hosts=SimpleNamespace(check_host_updates=lambda: None))
     made.begin()
@@ -130,7 +158,7 @@ def rolled_back(tmp_path, poison, rollbacks=3):
             except divergence.Diverged as problem:
                 made.roll_back(problem, [observer])
 
-    return train, feed, seen, state
+    return train, job.feed, seen, job.state
 
 
 @pytest.fixture
