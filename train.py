@@ -75,6 +75,9 @@ def train(settings: Settings) -> dict:
     startup.begin(launched.rank)
     if launched.rank == 0:  # other ranks may have no access
         output_dir.check(settings)
+        if (unread := settings.run.checkpoint) and not os.path.exists(unread):
+            raise UserError(f"--checkpoint: {unread} does not exist; training starts from the weights of another run "
+                            "with --init_checkpoint, and resumes a run with its --output_dir")
         if settings.recipe.is_pretrained and not settings.run.init_checkpoint and not output_dir.resumes(settings):
             check_weights(settings.recipe.model, settings.recipe.pretrained_weights)
     recipe = settings.recipe

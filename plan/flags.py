@@ -241,14 +241,18 @@ def without_effect(values: absl_flags.FlagValues, typed: absl_flags.FlagValues) 
         if values.mode not in about.get("modes", (values.mode,)):
             raise UsageError(f"--{name} has no effect with --mode={values.mode}; remove it")
     given = {name: values[name].value for name in values}
-    return tuple(f"--{name} has no effect with --{about['used_with'][0]}={given[about['used_with'][0]]}"
-                 for name, about in present.items() if not has_effect(name, given))
+    return tuple(f"--{name} has no effect {reason}" for name in present if (reason := obstacle(name, given)))
 
 
-def has_effect(name: str, given: Mapping[str, str]) -> bool:
-    """Whether a flag has an effect with the values of the others. given: value of each flag."""
-    other, needed = FLAGS[name].get("used_with", (name, [given[name]]))
-    return given[other] in needed
+def obstacle(name: str, given: Mapping[str, object]) -> str:
+    """Returns why a flag has no effect beside the others, such as `with --optimizer=adam`, or an empty string.
+
+    given: value of each flag.
+    """
+    for other, needed in FLAGS[name].get("used_with", {}).items():
+        if (value := given[other]) not in needed:
+            return {True: f"with --{other}", False: f"without --{other}"}.get(value, f"with --{other}={value}")
+    return ""
 
 
 def recipes_first(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

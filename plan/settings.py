@@ -3,7 +3,7 @@
 Each field is a flag of train.py. common.flags.flag describes its options; these are read in this folder alone:
 
     screen      heading under which `train.py --help` lists the flag; without it, only --helpfull does
-    used_with   (another flag, its values): the flag has an effect only if the other one has one of these values
+    used_with   other flag -> its values: the flag has an effect only if each of them has one of these values
     modes       values of --mode with which the flag may be given; without it, all
     recorded    whether flags.txt has this flag of Run, because it changes weights or what checkpoints contain;
                 flags.txt always has the flags of Recipe and Launch
@@ -28,6 +28,8 @@ from plan.expected import Expected
 
 RESIDUAL = [name for name, info in model_zoo.MODELS.items() if info.is_residual]
 THREADS = 2  # of an operation with --deterministic, which more threads on more workers would change
+TRAINING = {"mode": ("train",)}  # the conditions of flags that only a training reads
+WHOLE = {"freeze": (False,)}  # and of those that only layers before the last one follow
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,10 @@ class Recipe:
         "there with --init_checkpoint.")
     last_gamma: float | None = flag(None, "Initial gamma of the last batch norm of each residual branch of a ResNet: 0 "
         "(arXiv:1706.02677, section 5.1) or 1 (as first published). Default: 0 for v1.5, 1 for the others.",
-        low=0.0, high=1.0, used_with=("model", RESIDUAL))
+        low=0.0, high=1.0, used_with={"model": RESIDUAL})
     drop_path: float = flag(0.0, "Stochastic depth: probability that a training sample skips a ResNet's last block. It "
         "is 0 for the first, and linear in between.", low=0.0, high=0.99,
-        used_with=("model", RESIDUAL))
+        used_with={"model": RESIDUAL, **WHOLE})
     image_size: Piecewise | None = flag(None, "Input height and width in pixels. Accepts epoch:size pairs (progressive "
         "resizing), such as 0:128,18:160,37:224. Default: the model's own.", parse=values.image_sizes,
         screen="Data and model")
@@ -74,44 +76,44 @@ class Recipe:
     lr_scaling: str = flag("none", "Scaling of the learning rate with the batch size. linear: multiply it by the first "
         "batch size / --base_batch_size. sqrt: by the square root of that.", schedules.SCALINGS)
     base_batch_size: int = flag(256, "Batch size that --learning_rate was chosen for.", low=1,
-        used_with=("lr_scaling", ("linear", "sqrt")))
+        used_with={"lr_scaling": ("linear", "sqrt")})
     lr_schedule: str = flag("poly", "How the learning rate decays.", schedules.DECAYS)
-    poly_power: float = flag(2.0, "Exponent of --lr_schedule=poly.", low=0.0, used_with=("lr_schedule", ("poly",)))
+    poly_power: float = flag(2.0, "Exponent of --lr_schedule=poly.", low=0.0, used_with={"lr_schedule": ("poly",)})
     end_learning_rate: float = flag(0.0, "Learning rate at which --lr_schedule=poly or cosine ends.", low=0.0,
-        used_with=("lr_schedule", schedules.ENDING))
+        used_with={"lr_schedule": schedules.ENDING})
     decay_from: str = flag("start", "Epoch from which the decay counts. start: epoch 0. warmup_end: the end of "
-        "warm-up.", schedules.DECAY_CLOCKS, used_with=("lr_schedule", schedules.ENDING))
+        "warm-up.", schedules.DECAY_CLOCKS, used_with={"lr_schedule": schedules.ENDING})
     lr_boundaries: tuple[float, ...] = flag([], "Epochs at which --lr_schedule=multistep divides the learning rate by "
-        "10.", parse=values.ascending, used_with=("lr_schedule", ("multistep",)))
+        "10.", parse=values.ascending, used_with={"lr_schedule": ("multistep",)})
     warmup: str = flag("none", "Warm-up of the learning rate. gradual: rise linearly from --warmup_learning_rate to "
         "the learning rate. constant: stay at --warmup_learning_rate.", schedules.WARMUPS)
     warmup_epochs: float = flag(0.0, "Length of the warm-up in epochs.", low=0.0,
-        used_with=("warmup", ("gradual", "constant")))
+        used_with={"warmup": ("gradual", "constant")})
     warmup_learning_rate: float = flag(0.0, "Learning rate at the start of a gradual warm-up, or during a constant "
-        "one.", low=0.0, used_with=("warmup", ("gradual", "constant")))
+        "one.", low=0.0, used_with={"warmup": ("gradual", "constant")})
     momentum: float = flag(0.9, "Momentum coefficient.", low=0.0, high=1.0,
-        used_with=("optimizer", optim.with_option("momentum")))
+        used_with={"optimizer": optim.with_option("momentum")})
     momentum_correction: bool = flag(False, "Multiply the momentum by the learning rate / the previous learning rate "
         "(arXiv:1706.02677, section 3.1), so that a changing rate applies to earlier gradients, too.",
-        used_with=("optimizer", optim.with_option("nesterov")))  # with Muon, it does so anyway
-    nesterov: bool = flag(False, "Nesterov momentum.", used_with=("optimizer", optim.with_option("nesterov")))
+        used_with={"optimizer": optim.with_option("nesterov")})  # with Muon, it does so anyway
+    nesterov: bool = flag(False, "Nesterov momentum.", used_with={"optimizer": optim.with_option("nesterov")})
     momentum_schedule: str = flag("constant", "How momentum depends on the batch size. noise_scale: 1 - (1 - momentum) "
         "* batch / 32768 (arXiv:1811.05233, configuration B).", schedules.MOMENTUM_SCHEDULES,
-        used_with=("optimizer", optim.with_option("momentum")))
+        used_with={"optimizer": optim.with_option("momentum")})
     weight_decay: float = flag(0.0, "Weight decay (L2 regularization).", low=0.0, screen="Training",
-        used_with=("optimizer", optim.with_option("weight_decay")))
+        used_with={"optimizer": optim.with_option("weight_decay")})
     trust_coefficient: float = flag(0.001, "Trust coefficient of LARS.", low=0.0,
-        used_with=("optimizer", optim.with_option("trust_coefficient")))
+        used_with={"optimizer": optim.with_option("trust_coefficient")})
     lars_epsilon: float = flag(0.0, "Term that is added to the denominator of the LARS trust ratio.", low=0.0,
-        used_with=("optimizer", optim.with_option("epsilon")))
+        used_with={"optimizer": optim.with_option("epsilon")})
     lars_clip: bool = flag(False, "Let the rate of a layer be the smaller of learning rate and trust ratio (Apex), not "
-        "their product.", used_with=("optimizer", optim.with_option("clip")))
+        "their product.", used_with={"optimizer": optim.with_option("clip")})
     clip_norm: float = flag(0.0, "Clip the global L2 norm of the gradients, without weight decay, to this. 0: off.",
         low=0.0)
     exclude: tuple[str, ...] = flag([], "Suffixes of names of variables without weight decay and trust ratio, "
         "such as gamma,beta,bias. With muon, kernels among them are updated by AdamW. --lars_exclude is an alias.",
         parse=tuple, alias="lars_exclude",
-        used_with=("optimizer", optim.with_option("exclude")))
+        used_with={"optimizer": optim.with_option("exclude")})
     loss: str = flag("cross_entropy", "Training loss. binary_cross_entropy: mean over the classes, of which each with "
         "a share of a mixed image above 0.2 is a target (arXiv:2110.00476).",
         ("cross_entropy", "binary_cross_entropy"))
@@ -130,15 +132,15 @@ class Recipe:
         "Variables and updates are float32.", ("float32", "mixed_float16", "mixed_bfloat16"), screen="Training")
     loss_scale: float | None = flag("dynamic", "Loss scale of --precision=mixed_float16: dynamic, which skips updates "
         "that overflow, or a number, with which an overflow is a divergence.", parse=values.loss_scale,
-        used_with=("precision", ("mixed_float16",)))
+        used_with={"precision": ("mixed_float16",)})
     batch_norm_span: Piecewise | None = flag(None, "Batch-norm group size in samples, on any number of workers (ghost "
         "batch norm below the micro-batch size, synchronized batch norm above it). Accepts epoch:samples pairs, such "
-        "as 0:16,30:32. auto, the default: the micro-batch size.", parse=values.span)
+        "as 0:16,30:32. auto, the default: the micro-batch size.", parse=values.span, used_with=WHOLE)
     batch_norm_momentum: float = flag(0.9, "Momentum of batch norm's moving mean and variance, which move once "
-        "per update.", low=0.0, high=1.0)
+        "per update.", low=0.0, high=1.0, used_with=WHOLE)
     batch_norm_statistics: str = flag("moving", "Batch-norm statistics for evaluation. moving: the moving averages. "
         "exact: statistics measured on training batches before each evaluation (arXiv:1811.05233, section 3.2).",
-        ("moving", "exact"))
+        ("moving", "exact"), used_with=WHOLE)
     augmentation: str = flag("none", "Training augmentation. none: resize, centre crop. crop: mild random-resized "
         "crop. crop_flip_mild: the same with flip, of images stretched to squares, which validation sees whole. "
         "crop_flip: random-resized crop and flip (GoogLeNet). crop_flip_95: the same, but validation sees 95 %. "
@@ -205,20 +207,20 @@ class Launch:
         "workers (arXiv:1811.05233, section 2.2). hierarchical: reduce to one worker per node, ring over these, "
         "broadcast.", ALLREDUCES)
     torus_grid: tuple[int, int] | None = flag("auto", "Grid of --allreduce=torus, horizontal x vertical, such as 4x2. "
-        "auto: the grid with the lowest latency.", parse=parse_grid, used_with=("allreduce", ("torus",)))
+        "auto: the grid with the lowest latency.", parse=parse_grid, used_with={"allreduce": ("torus",)})
     fusion_mb: float | None = flag(None, "Fusion buffer size in MB, before compression. Default: 32; for a ring, at "
         "most a quarter of all.", low=1e-3, high=1e5)
     compression: str = flag("none", "Compression of the gradients during the exchange.", ("none", "fp16"))
     share_orthogonalization: str = flag("auto", "Whether each worker orthogonalizes a part of the kernels for "
         "--optimizer=muon, and the results are exchanged, as many bytes again as the gradients. auto: if all workers "
         "are on one node, and without --xla=true.", ("auto", "true", "false"), switch=True,
-        used_with=("optimizer", ("muon",)))
+        used_with={"optimizer": ("muon",)})
     xla: str = flag("false", "What XLA compiles. true: the forward and backward pass as one unit, so the exchange of "
         "gradients cannot overlap it, and the update as another. auto: clusters of operations, but not the exchange.",
         ("false", "true", "auto"), switch=True)
     persistent_batch_norm: bool = flag(True, "cuDNN's persistent batch norm on GPUs, in 16 bits. It spares transposes, "
         "but its integer sums may overflow for some data.",
-        used_with=("precision", ("mixed_float16", "mixed_bfloat16")))
+        used_with={"precision": ("mixed_float16", "mixed_bfloat16"), **WHOLE})
     deterministic: str = flag("false", "Reproduce the same weights, bit for bit, in every run, also a resumed one. "
         "true: also on other numbers of workers, with the same --micro_batch_size and --batch_norm_span. "
         "same_workers: only on the same number, with a quarter of the bytes in the exchange.",
@@ -259,7 +261,8 @@ class Run:
     output_dir: str | None = flag(None, "Folder of the run. Default: a new folder in runs/. If it holds checkpoints, "
         "training resumes from them.", path=True, written=True, screen="Run", modes=("train", "evaluate", "export"))
     checkpoint: str | None = flag(None, "Checkpoint for all modes except train: RUN/checkpoints/best or "
-        "RUN/checkpoints (newest).", path=True, screen="Run")
+        "RUN/checkpoints (newest).", path=True, screen="Run",
+        used_with={"mode": ("evaluate", "export", "predict")})
     image: tuple[str, ...] = flag([], "Image file, or folder of images, for --mode=predict. Can be given several "
         "times. Arguments that are not flags are further images.", parse=tuple, repeated=True, path=True,
         modes=("predict",))
@@ -270,43 +273,44 @@ class Run:
         "RUN/checkpoints (the newest), or another one in it. The classes and the image size may differ. With other "
         "classes, the last layer is new.", path=True, modes=("train",), recorded=True)
     resume: str = flag("auto", "Whether to resume. auto: resume from the newest checkpoint in --output_dir. never: "
-        "delete the earlier run there and start over.", ("auto", "never"), screen="Run")
+        "delete the earlier run there and start over.", ("auto", "never"), screen="Run", used_with=TRAINING)
     checkpoint_every: values.Every = flag("auto", "Time between checkpoints: epochs (1, 0.5) or minutes (10m). auto: "
         "one epoch, at least one minute. The last step and the best evaluation are always saved.",
-        parse=values.Every.parse, screen="Run")
+        parse=values.Every.parse, screen="Run", used_with=TRAINING)
     target_top1: float | None = flag(None, "Validation top-1 to reach, such as 0.759, by the average of the weights "
-        "with --ema_decay. summary.json has the epochs and seconds until then.", parse=values.fraction)
-    stop_at_target: bool = flag(False, "End training when --target_top1 is reached.")
+        "with --ema_decay. summary.json has the epochs and seconds until then.", parse=values.fraction,
+        used_with=TRAINING)
+    stop_at_target: bool = flag(False, "End training when --target_top1 is reached.", used_with=TRAINING)
     expect: Expected | None = flag(None, "File with the validation top-1 to expect over the epochs: metrics.jsonl of "
         "another run, or lines 'epoch top1'. Each evaluation says how many points it lies above or below.",
-        parse=Expected.read, path=True)
+        parse=Expected.read, path=True, used_with=TRAINING)
     stop_below_expected: float | None = flag(None, "End training with an error when an evaluation lies more than so "
-        "many percentage points below --expect.", low=0.0, high=100.0)
+        "many percentage points below --expect.", low=0.0, high=100.0, used_with=TRAINING)
     on_divergence: str = flag("stop", "What to do when the loss or a gradient becomes infinite or NaN, or the loss "
         "explodes. stop: end with an error. rollback: go back to the last good checkpoint and continue after the "
-        "samples that caused it.", ("stop", "rollback"), recorded=True)
+        "samples that caused it.", ("stop", "rollback"), recorded=True, used_with=TRAINING)
     max_rollbacks: int = flag(3, "Maximum number of rollbacks. The next divergence ends training with an error.", low=0,
-        used_with=("on_divergence", ("rollback",)), recorded=True)
-    log_trust_ratios: bool = flag(False, "Record the weight norm, gradient norm and trust ratio of each layer once per "
-        "epoch, in TensorBoard and the report.", recorded=True)
+        used_with={"on_divergence": ("rollback",), **TRAINING}, recorded=True)
+    log_trust_ratios: bool = flag(False, "Record the weight norm and gradient norm of each layer, and with LARS its "
+        "trust ratio, once per epoch, in TensorBoard and the report.", recorded=True, used_with=TRAINING)
     log_noise_scale: bool = flag(False, "Measure the gradient noise scale (arXiv:1812.06162) for the report: the batch "
         "size beyond which larger batches save few updates. Needs at least two micro-batches per update.",
-        recorded=True)
+        recorded=True, used_with=TRAINING)
     save_augmentations: bool = flag(False, "Write augmentations.png to the run's folder: training images as the model "
-        "sees them.")
+        "sees them.", used_with=TRAINING)
     timeline: str | None = flag(None, "File for Horovod's timeline of the gradient exchange, which chrome://tracing "
         "can show.", path=True, written=True)
     profile: tuple[int, int] | None = flag(None, "Steps to profile, as FROM:TO (exclusive), such as 100:110. "
-        "TensorBoard's profile plugin shows the result.", parse=values.range_of_steps)
+        "TensorBoard's profile plugin shows the result.", parse=values.range_of_steps, used_with=TRAINING)
     observer: tuple[str, ...] = flag([], "Observer of your own, as MODULE:NAME. It sees what the run's folder records. "
-        "Can be given several times.", parse=values.names_in_modules, repeated=True)
+        "Can be given several times.", parse=values.names_in_modules, repeated=True, used_with=TRAINING)
     dry_run: bool = flag(False, "Print the plan and exit: a summary in a terminal, JSON in a pipe or file.",
         screen="Run")
     workers: int | None = flag(None, "Number of workers to plan for. Only with --dry_run.", low=1)
     workers_per_node: int | None = flag(None, "Number of workers per node to plan for. Only with --dry_run. Default: "
         "the number per node of this launch, or 4 with --workers, as in arXiv:1811.05233.", low=1)
     train_samples: int | None = flag(None, "Number of training samples for which --dry_run plans without the dataset. "
-        "Training counts those of its dataset.", low=1)
+        "Training counts those of its dataset.", low=1, used_with={"dry_run": (True,)})
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from functools import partial
 from common import metric
 from common.activity import PARTS
 from common.run_folder import CLASSES, COLUMNS, ROWS, SAMPLES
-from plan.flags import has_effect
+from plan.flags import obstacle
 from reporting import charts, heat_map, sentences
 from reporting.charts import Line, XAxis, number
 from reporting.page import constant_values, details, duration, html_table, over_epochs_and_time
@@ -40,7 +40,7 @@ def curves(run: RunData) -> str:
     rows = [*run.rows, *run.steps]
     reached = max((row["epoch"] for row in rows), default=0)
     end = min(math.ceil(2 * reached) or run.epochs, run.epochs)
-    planned_values = [(title, column, planned) for title, column, planned in PLANNED if has_effect(column, run.flags)]
+    planned_values = [(title, column, planned) for title, column, planned in PLANNED if not obstacle(column, run.flags)]
     same = constant_values({title: [row[column] for row in run.steps or run.rows] + [
         row[planned] for row in run.plan["schedule"]] for title, column, planned in planned_values}, "throughout")
     varying = [value for value in planned_values if value[0] not in same]

@@ -227,9 +227,33 @@ def test_the_version():
     (["--optimizer=muon", "--momentum=0.95", "--momentum_correction", "--nesterov"],
      {"momentum_correction": "optimizer=muon", "nesterov": "optimizer=muon"}),
     (["--lars_clip", "--base_batch_size=64"], {"base_batch_size": "lr_scaling=none"}),
-    (["--optimizer=sgd", "--lr_scaling=sqrt", "--base_batch_size=64", "--poly_power=1", "--warmup_epochs=1"], {})])
+    (["--optimizer=sgd", "--lr_scaling=sqrt", "--base_batch_size=64", "--poly_power=1", "--warmup_epochs=1"], {}),
+    (["--mode=evaluate", "--checkpoint=X", "--target_top1=0.9", "--observer=a:b", "--resume=never",
+      "--flagfile=digits"],
+     {"resume": "mode=evaluate", "target_top1": "mode=evaluate", "observer": "mode=evaluate"}),
+    (["--mode=evaluate", "--checkpoint=X", "--device=cpu", "--micro_batch_size=8", "--flagfile=digits"], {}),
+    (["--checkpoint=X"], {"checkpoint": "mode=train"}),
+    (["--freeze", "--drop_path=0.1", "--batch_norm_span=32", "--batch_norm_momentum=0.9",
+      "--batch_norm_statistics=moving", "--weight_decay=1e-4"], {
+         "drop_path": "freeze", "batch_norm_span": "freeze", "batch_norm_momentum": "freeze",
+         "batch_norm_statistics": "freeze"}),
+    (["--nofreeze", "--drop_path=0.1", "--batch_norm_span=32"], {})])
 def test_what_has_no_effect_beside_the_others(words, found):
     assert parsed(*words).without_effect == tuple(f"--{name} has no effect with --{why}" for name, why in found.items())
+
+
+def test_a_number_of_samples_is_only_planned_for():
+    assert parsed("--train_samples=100").without_effect == ("--train_samples has no effect without --dry_run",)
+    assert parsed("--train_samples=100", "--dry_run").without_effect == ()
+
+
+def test_a_checkpoint_that_is_not_there_is_an_error_where_it_has_no_effect(tmp_path):
+    done = run("python", 1, ROOT / "train.py", "--checkpoint=/nonexistent", f"--output_dir={tmp_path}/run")
+    assert done.returncode == 1 and done.stderr.splitlines() == [
+        "train.py: --checkpoint has no effect with --mode=train",
+        "train.py: --checkpoint: /nonexistent does not exist; training starts from the weights of another run with "
+        "--init_checkpoint, and resumes a run with its --output_dir"]
+    assert not (tmp_path / "run").exists()
 
 
 def test_one_line_says_what_has_no_effect():
