@@ -1,5 +1,6 @@
 """--expect: the validation top-1 of another run or of a paper over the epochs, with which a training is compared."""
 import json
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ class Expected:
 
     path: str
     points: tuple[tuple[float, float], ...]  # (epoch, top-1 as a fraction of 1)
+    is_cut: bool = False  # whether the file ends within a row of metrics.jsonl, which was left out
 
     @classmethod
     def read(cls, path: str) -> "Expected":
@@ -23,13 +25,16 @@ class Expected:
         Raises ValueError, also if the file is missing.
         """
         try:
-            lines = [line.partition("#")[0].strip() for line in file_text(path).splitlines()]
+            text = file_text(path)
         except OSError as error:
             raise ValueError(error.strerror) from None
+        whole, _, last = text.rpartition("\n")
+        is_cut = last.startswith("{") and not last.endswith("}")
+        lines = [line.partition("#")[0].strip() for line in (whole if is_cut else text).splitlines()]
         points = dict(_point(number, line) for number, line in enumerate(lines, 1) if line)
         if not points:
             raise ValueError("it has no line 'epoch top1', and no evaluation of a metrics.jsonl")
-        return cls(path, tuple(sorted(points.items())))
+        return cls(path, tuple(sorted(points.items())), is_cut)
 
     def top1_at(self, epoch: float) -> float | None:
         """Returns the top-1 at an epoch, or None before the first point and after the last."""
@@ -42,9 +47,13 @@ def _point(number: int, line: str) -> tuple[float, float]:
     try:
         if line.startswith("{"):
             row = json.loads(line)
-            return float(row["epoch"]), float(top1_of(row))
-        epoch, top1 = line.split()
-        return float(epoch), fraction(top1)
+            epoch, top1 = float(row["epoch"]), float(top1_of(row))
+        else:
+            epoch, top1 = line.split()
+            epoch, top1 = float(epoch), fraction(top1)
+        if not (math.isfinite(epoch) and 0 <= top1 <= 1):
+            raise ValueError(f"its epoch is {epoch:g} and its top-1 {top1:g}, not a fraction from 0 to 1")
     except (KeyError, TypeError, ValueError) as error:
         reason = f": {error}" if "fraction" in str(error) else ", such as '90 0.759'"
         raise ValueError(f"line {number} is neither 'epoch top1' nor a row of metrics.jsonl{reason}") from None
+    return epoch, top1

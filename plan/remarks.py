@@ -7,6 +7,8 @@ import math
 
 import model_zoo
 from common.errors import UserError
+from data.augmentation import AUGMENTATIONS
+from optim import with_option
 from optim.schedules import SCALINGS, Piecewise
 from plan import grids
 from plan.allreduce import MOST_WORKERS
@@ -43,10 +45,8 @@ def remarks(settings: Settings, plan: Plan, workers_per_node: int = 1) -> list[s
         which = f"the same --micro_batch_size, which is {sizes.pop()} here" if len(sizes) == 1 else (
             "a --micro_batch_size, given to each run")
         lines.append(f"--deterministic: on another number of workers, the same bits need {which}")
-    lines += [*on_few_images(settings), *on_unfitted(settings, plan)]
-    if recipe.freeze and not settings.has_initial_weights and recipe.model in model_zoo.MODELS:
-        lines.append("--freeze: the layers that are not trained keep random weights; start from trained ones with "
-                     "--init_checkpoint, --pretrained or --pretrained_weights")
+    lines += [*on_few_images(settings), *on_unfitted(settings, plan), *on_little_effect(settings),
+              *on_expected(settings, plan)]
     if SPAN_OF_MICRO_BATCH in settings.source.fitted:
         varies = "" if launch.micro_batch_size else ", which depends on the number of workers"
         lines.append("--batch_norm_span: that of the recipe does not divide --batch_size or --micro_batch_size; batch "
@@ -57,6 +57,41 @@ def remarks(settings: Settings, plan: Plan, workers_per_node: int = 1) -> list[s
                      f"{plan.train_samples} images more than once")
     return [*lines, *on_schedules(settings), *on_workers(settings, plan, workers_per_node),
             *on_ring(plan, workers_per_node)]
+
+
+def on_little_effect(settings: Settings) -> list[str]:
+    """Returns a line for each flag that does less beside the others than its name says."""
+    recipe, lines = settings.recipe, []
+    if recipe.freeze and not settings.has_initial_weights and recipe.model in model_zoo.MODELS:
+        lines.append("--freeze: the layers that are not trained keep random weights; start from trained ones with "
+                     "--init_checkpoint, --pretrained or --pretrained_weights")
+    is_mixed = recipe.mixup or recipe.cutmix or recipe.rand_augment
+    if recipe.repeats > 1 and not (is_mixed or AUGMENTATIONS[recipe.augmentation].random):
+        lines.append(f"--repeats={recipe.repeats}: --augmentation={recipe.augmentation} is not random, so an epoch "
+                     f"takes the same pixels {recipe.repeats} times; add --rand_augment or choose another "
+                     "--augmentation")
+    if settings.run.log_trust_ratios and recipe.optimizer not in with_option("trust_coefficient"):
+        lines.append(f"--log_trust_ratios: {recipe.optimizer} has no trust ratios that could be recorded; norms of "
+                     "weights and gradients are")
+    return lines
+
+
+def on_expected(settings: Settings, plan: Plan) -> list[str]:
+    """Returns a line for each part of --expect or of the training that is not compared with the other."""
+    curve = settings.run.expect
+    if not curve:
+        return []
+    epochs = [interval.epoch for interval in plan.intervals() if interval.evaluates]
+    compared = [epoch for epoch in epochs if curve.top1_at(epoch) is not None]
+    lines = ["its last line is half-written and was left out"] if curve.is_cut else []
+    if not compared:
+        (first, _), (last, _) = curve.points[0], curve.points[-1]
+        lines.append(f"no evaluation is compared, because the curve goes from epoch {first:g} to {last:g}, and "
+                     f"evaluations follow epochs {epochs[0]:g} to {epochs[-1]:g}")
+    elif compared[-1] < epochs[-1]:
+        lines.append(f"evaluations after epoch {compared[-1]:g} are not compared, because the curve ends at epoch "
+                     f"{curve.points[-1][0]:g}")
+    return [f"--expect={curve.path}: {line}" for line in lines]
 
 
 def on_ring(plan: Plan, workers_per_node: int) -> list[str]:

@@ -24,7 +24,12 @@ def test_a_run_counts_by_its_averaged_weights_if_it_has_some(tmp_path):
 
 @pytest.mark.parametrize(("text", "message"), [
     ("90 75.9", "line 1 is neither.*75.9 is not a fraction of 1; did you mean 0.759"), ("90", "line 1 is neither"),
-    ("1 0.5\nx y", "line 2 is neither"), ('{"epoch": 1}', "line 1 is neither"), ("# nothing", "no line 'epoch top1'"),
+    ("1 0.5\nx y", "line 2 is neither"), ("nan 0.5", "line 1 is neither"),
+    ('{"epoch": 1, "val_top1": 0.5}\n{"epoch": 2, "val_top1": NaN}\n',
+     "line 2 is neither.*its epoch is 2 and its top-1 nan, not a fraction from 0 to 1"),
+    ('{"epoch": 1, "val_top1": null}\n', "line 1 is neither"), ('{"epoch": 1, "val_to\n', "line 1 is neither"),
+    ('{"epoch": 1, "val_to', "no line 'epoch top1'"),
+    ('{"epoch": 1}', "line 1 is neither"), ("# nothing", "no line 'epoch top1'"),
     (None, "No such file")])
 def test_what_is_no_curve(text, message, tmp_path):
     if text:

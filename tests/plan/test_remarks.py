@@ -165,6 +165,36 @@ def test_the_nearest_workers_are_those_of_a_search_through_all(factor, nodes, pe
         assert said[0].endswith(f"{' or '.join(named)} workers do better" if named else "may do better")
 
 
+@pytest.mark.parametrize(("words", "says"), [
+    (["--repeats=3", "--augmentation=none"], "--repeats=3: --augmentation=none is not random, so an epoch takes the "
+     "same pixels 3 times; add --rand_augment or choose another --augmentation"),
+    (["--repeats=3"], None), (["--augmentation=none"], None),
+    (["--repeats=3", "--augmentation=none", "--mixup=1"], None),
+    (["--repeats=3", "--augmentation=none", "--rand_augment=m6-n2-mstd0.5-inc1"], None),
+    (["--optimizer=muon", "--log_trust_ratios"], "--log_trust_ratios: muon has no trust ratios that could be recorded; "
+                                                 "norms of weights and gradients are"),
+    (["--log_trust_ratios"], None)])
+def test_a_flag_that_does_little_beside_the_others(words, says):
+    """digits.flags has LARS and random crops."""
+    found = [line for line in on_plan(*words) if line.startswith(("--repeats", "--log_trust_ratios"))]
+    assert found == ([says] if says else [])
+
+
+@pytest.mark.parametrize(("points", "words", "says"), [
+    ("1 0.2\n3 0.4\n", [], None), ("0.5 0.2\n90 0.4\n", [], None), ("3 0.4\n", [], None),
+    ("90 0.759\n", [], "no evaluation is compared, because the curve goes from epoch 90 to 90, and evaluations follow "
+                       "epochs 1 to 3"),
+    ("1 0.2\n2 0.4\n", ["--evaluate_every=3"], "no evaluation is compared, because the curve goes from epoch 1 to 2, "
+                                               "and evaluations follow epochs 3 to 3"),
+    ("1 0.2\n2.5 0.4\n", [], "evaluations after epoch 2 are not compared, because the curve ends at epoch 2.5"),
+    ('{"epoch": 1, "val_top1": 0.2}\n{"epoch": 3, "val_top1": 0.4}\n{"epoch": 4, "val_to', [],
+     "its last line is half-written and was left out")])
+def test_what_is_not_compared_with_the_expected_curve(points, words, says, tmp_path):
+    (tmp_path / "curve").write_text(points)
+    found = [line for line in on_plan("--epochs=3", f"--expect={tmp_path}/curve", *words) if "--expect" in line]
+    assert found == ([f"--expect={tmp_path}/curve: {says}"] if says else [])
+
+
 SMALL = ("--data_dir=DATA", "--train_samples=100")  # batches of 8
 
 
