@@ -211,7 +211,7 @@ def shares_orthogonalization(settings: Settings, workers: int, workers_per_node:
         return False
     if launch.share_orthogonalization == "true" and launch.xla == "true":
         raise UsageError("--share_orthogonalization: not with --xla=true, which cannot contain an exchange")
-    return launch.share_orthogonalization == "true" or (launch.xla != "true" and workers == workers_per_node)
+    return launch.share_orthogonalization == "true" or (launch.xla != "true" and workers <= workers_per_node)
 
 
 def allreduce_for(launch: Launch, workers: int, workers_per_node: int, nccl: bool | None = None) -> AllreducePlan:

@@ -256,7 +256,8 @@ def test_a_decay_may_end_at_a_rate():
 
 
 @pytest.mark.parametrize(("workers", "per_node", "flags", "shared"), [
-    (4, 4, "", True), (8, 4, "", False), (1, 1, "--share_orthogonalization", False), (4, 4, "--xla", False),
+    (4, 4, "", True), (2, 4, "", True), (8, 4, "", False),
+    (1, 1, "--share_orthogonalization", False), (4, 4, "--xla", False),
     (8, 4, "--share_orthogonalization", True), (4, 4, "--share_orthogonalization=false", False)])
 def test_workers_of_one_node_share_the_orthogonalization(workers, per_node, flags, shared):
     words = ["train.py", "--data_dir=digits", "--optimizer=muon", *flags.split()]
