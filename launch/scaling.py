@@ -122,14 +122,17 @@ def assumptions(training: Training, model: ModelCost, topology: Topology) -> dic
                              if training.memory and not training.micro_batch_size else ""))
     else:
         batch = f"{training.micro_batch_size or MICRO_BATCH_SIZE} images per worker and step"
+    trained = f", of which {model.last_layer:,} are trained" if training.recipe.freeze else ""
     return {
         "cluster": f"{topology.cluster}; {network.local_size} workers per node",
-        "model": f"{training.recipe.model}, {training.recipe.final_image_size} pixels, {model.parameters:,} parameters",
+        "model": f"{training.recipe.model}, {training.recipe.final_image_size} pixels, {model.parameters:,} parameters"
+                 + trained,
         "batch": batch,
         "gradients": f"float{8 * training.bytes_per_gradient}; {topology.overlap:.0%} of the last micro-batch's "
                      "backward pass can hide their transfer",
         "compute": f"{1e3 * compute.fixed:.3g} ms per micro-batch and {1e3 * compute.per_image:.3g} ms per image"
-                   + speed(training.recipe.precision, topology),
+                   + speed(training.recipe.precision, topology)
+                   + "; a third of that with --freeze, for the forward pass alone" * training.recipe.freeze,
         "links": f"{network.within.bandwidth / 1e9:g} GB/s per worker within a node, "
                  f"{network.between.bandwidth / 1e9:g} GB/s per node between nodes",
         "messages": f"{1e6 * network.within.latency:.3g} µs within a node, {1e6 * network.between.latency:.3g} µs "
@@ -175,7 +178,7 @@ def steps_of(training: Training, model: ModelCost, workers: int) -> list[Steps]:
     """Returns the steps of each phase of the recipe's plan, or one step of one micro-batch without a recipe."""
     if not training.samples:
         batch = training.micro_batch_size or MICRO_BATCH_SIZE
-        return [one_step(model, batch, training.bytes_per_gradient, workers)]
+        return [one_step(model, batch, training.bytes_per_gradient, workers, training.recipe.freeze)]
     first = training.workers_schedule.values[0] if training.workers_schedule else workers
     plan = make_plan(training.recipe, training.micro_batch(first), workers, training.samples,
                      workers_schedule=training.workers_schedule)
@@ -184,8 +187,9 @@ def steps_of(training: Training, model: ModelCost, workers: int) -> list[Steps]:
             for phase in plan.phases]
 
 
-def one_step(model: ModelCost, micro_batch_size: int, bytes_per_gradient: int, workers: int) -> Steps:
-    work = StepWork(model, micro_batch_size, model.parameters * bytes_per_gradient)
+def one_step(model: ModelCost, micro_batch_size: int, bytes_per_gradient: int, workers: int, freeze: bool = False
+             ) -> Steps:
+    work = StepWork(model, micro_batch_size, model.trained(freeze) * bytes_per_gradient, freeze=freeze)
     return Steps(1, workers * micro_batch_size, work, workers)
 
 

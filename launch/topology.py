@@ -57,7 +57,7 @@ from plan.settings import Recipe
 
 FOLDER = Path(__file__).parent / "topologies"
 BYTES = {"none": 4, "fp16": 2}  # --compression -> bytes of a gradient
-RESULTS = 4  # numbers that a step averages besides gradients and statistics: two signals, loss and top-1
+RESULTS = 5  # numbers that a step sums besides gradients and statistics: two signals, loss, hits and samples
 BACKWARD = 2 / 3  # of compute: gradients of the inputs and of the weights, each as expensive as the forward pass
 
 
@@ -167,7 +167,8 @@ def _speeds(horizontal, vertical, network):
 class StepWork:
     """The work of one worker in a step: accumulation_steps micro-batches, then an exchange of `bytes` of gradients.
 
-    results: bytes of the message with loss and statistics; 0: none is sent.
+    results: bytes of the message with loss and statistics; 0: none is sent. freeze: whether the last layer alone is
+    trained, so that a micro-batch is little more than a forward pass.
     """
 
     model: ModelCost
@@ -175,13 +176,14 @@ class StepWork:
     bytes: float
     accumulation_steps: int = 1
     results: float = 0.0
+    freeze: bool = False
 
     @classmethod
     def of(cls, model: ModelCost, phase: Phase, recipe: Recipe, bytes_per_gradient: int) -> "StepWork":
-        """Returns the work of a step in Bigbatch, which averages batch norm's statistics if they are moving ones."""
-        results = 4 * (RESULTS + (model.statistics if recipe.batch_norm_statistics == "moving" else 0))
-        return cls(model, phase.micro_batch_size, model.parameters * bytes_per_gradient, phase.accumulation_steps,
-                   results)
+        """Returns the work of a step in Bigbatch, which averages batch norm's statistics if they move."""
+        moving = recipe.batch_norm_statistics == "moving" and not recipe.freeze
+        return cls(model, phase.micro_batch_size, model.trained(recipe.freeze) * bytes_per_gradient,
+                   phase.accumulation_steps, 4 * (RESULTS + moving * model.statistics), recipe.freeze)
 
 
 @dataclass(frozen=True)
@@ -228,13 +230,15 @@ class Topology:
             resnet50.per_image * model.multiply_adds / RESNET50.multiply_adds)
 
     def compute_seconds(self, work: StepWork) -> float:
-        """Returns the time of the forward and backward pass of one micro-batch."""
+        """Returns the time of one micro-batch: of its forward and backward pass, or with --freeze of the former alone.
+        """
         compute = self.compute_of(work.model)
-        return compute.fixed + work.micro_batch_size * compute.per_image
+        both = compute.fixed + work.micro_batch_size * compute.per_image
+        return (1 - BACKWARD) * both if work.freeze else both
 
     def hidden(self, work: StepWork) -> float:
         """Returns the seconds of the last micro-batch's backward pass that can hide the transfer of the exchange."""
-        return self.overlap * BACKWARD * self.compute_seconds(work)
+        return 0.0 if work.freeze else self.overlap * BACKWARD * self.compute_seconds(work)
 
     def grid(self, allreduce: str, workers: int) -> tuple[int, int] | None:
         """Returns (horizontal, vertical) of an all-reduce, as in training; None if it is impossible."""

@@ -14,14 +14,18 @@ class ModelCost:
     multiply_adds: int  # of the forward pass for one image, in convolutions and dense layers
     statistics: int = 0  # numbers in batch norm's moving means and variances
     name: str | None = None  # of the model; None: at another image size than its default
+    last_layer: int = 0  # parameters of the last layer
+
+    def trained(self, freeze: bool) -> int:
+        """Returns the number of parameters that are trained. freeze: whether only those of the last layer are."""
+        return self.last_layer if freeze else self.parameters
 
 
 # For 1,000 classes at 224 pixels, the usual reference.
-RESNET50 = ModelCost(25_557_032, 161, 4_089_184_256, 53_120, "resnet50")
+RESNET50 = ModelCost(25_557_032, 161, 4_089_184_256, 53_120, "resnet50", 2_049_000)
 
 RESNET50_KEPT = 22_761_068  # values of the forward pass, per image, that its backward pass needs
 RESNET50_LARGEST = 2_558_976  # and with --freeze: see training_memory
-RESNET50_LAST_LAYER = 2_049_000  # parameters
 HELD = ("Const", "ReadVariableOp")  # operations whose values do not depend on the images
 PER_PARAMETER = 16  # bytes: weight, gradient, and two moments or a moment and a buffer of the exchange
 PER_FROZEN_PARAMETER = 4
@@ -37,7 +41,7 @@ def model_cost(name: str, classes: int, image_size: int) -> ModelCost:
 
 def counted(model) -> ModelCost:
     """Returns the cost of a Keras model with a fixed image size."""
-    from model_zoo.layers import layers_of
+    from model_zoo.layers import last_layer, layers_of
 
     return ModelCost(
         sum(math.prod(v.shape) for v in model.trainable_variables), len(model.trainable_variables),
@@ -46,7 +50,8 @@ def counted(model) -> ModelCost:
         sum(math.prod(layer.output_shape[1:-1]) * math.prod(getattr(layer, kernel).shape) for layer in layers_of(model)
             for kernel in ("kernel", "depthwise_kernel", "pointwise_kernel")
             if hasattr(layer, kernel) and hasattr(layer, "output_shape")),
-        sum(math.prod(v.shape) for v in model.non_trainable_variables if v.dtype.is_floating))
+        sum(math.prod(v.shape) for v in model.non_trainable_variables if v.dtype.is_floating),
+        last_layer=sum(math.prod(v.shape) for v in last_layer(model).trainable_variables))
 
 
 def is_known(name: str) -> bool:
@@ -64,7 +69,7 @@ def training_memory(name: str, image_size: int, bytes_per_value: int, freeze: bo
     """
     if is_known(name):
         values = (RESNET50_LARGEST if freeze else RESNET50_KEPT) * (image_size / 224) ** 2
-        parameters, trained = RESNET50.parameters, RESNET50_LAST_LAYER if freeze else RESNET50.parameters
+        parameters, trained = RESNET50.parameters, RESNET50.trained(freeze)
     else:
         values, parameters, trained = _traced(name, image_size, freeze)
     return values * bytes_per_value, PER_PARAMETER * trained + PER_FROZEN_PARAMETER * (parameters - trained)

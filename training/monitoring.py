@@ -17,8 +17,9 @@ from plan.remarks import remarks
 from training.build import Job
 from training.observer import Observer, RunInfo, Update
 
-# Assumed: multiply-adds per second of a CPU core, and the cost of an update relative to that of a forward pass.
-CORE, BACKWARD = 20e9, 3
+# Assumed: multiply-adds per second of a CPU core, and the cost of an update relative to that of a forward pass. With
+# --freeze, it is one forward pass.
+CORE, PASSES = 20e9, 3
 LONG = 60  # minutes
 
 
@@ -54,7 +55,8 @@ def estimated_time(job: Job) -> list[str]:
     images = plan.samples - plan.position(job.state.progress.step)
     if not images:
         return []
-    minutes = images * BACKWARD * counted(model).multiply_adds / (CORE * cores) / 60
+    passes = 1 if job.settings.recipe.freeze else PASSES
+    minutes = images * passes * counted(model).multiply_adds / (CORE * cores) / 60
     if minutes < LONG:
         return [f"forecast: about {max(1, round(minutes))} min on {cores} CPU cores"]
     faster = "--model=resnet10_narrow --image_size=64"

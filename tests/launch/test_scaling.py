@@ -104,7 +104,7 @@ def test_the_papers_training_times(seconds, phases):
     assert total == pytest.approx(seconds, rel=0.05)
 
 
-@pytest.mark.parametrize(("statistics", "numbers"), [("moving", 4 + 53120), ("exact", 4)])
+@pytest.mark.parametrize(("statistics", "numbers"), [("moving", 5 + 53120), ("exact", 5)])
 def test_a_recipes_steps_send_one_more_message(statistics, numbers):
     """By hand, on 1,024 workers in a ring, where nothing hides it: its latency and its bytes."""
     recipe = flags.parse(["train.py", "--model=resnet50", "--data_dir=synthetic:1281167", "--batch_size=32768",
@@ -272,6 +272,22 @@ def test_a_recipe_takes_its_plans_steps(capfd):
     assert row["images_per_second"] == pytest.approx(plan.samples / total)
     # What accumulates computes twice and exchanges once.
     assert seconds[1] - seconds[0] == pytest.approx(abci.compute_seconds(StepWork(RESNET50, 16, 0)))
+
+
+@pytest.mark.parametrize("words", [[], ["--flagfile=images", "--batch_size=32768", "--epochs=1", "--warmup_epochs=0.1",
+                                        "--micro_batch_size=32", "--train_samples=1281167"]])
+def test_a_frozen_network_computes_forward_alone_and_sends_its_last_layer(words, capfd):
+    """2,048 by 1,000 weights and 1,000 biases, and with a recipe the five results of a step. The backward pass is two
+    thirds of the time."""
+    out = forecast("--workers=1024", "--allreduce=ring", "--freeze", "--json", "--precision=mixed_float16", *words,
+                   capfd=capfd)[1]
+    abci = topology.load("abci")
+    compute, exchanged = abci.compute["resnet50"], [4 * 2_049_000] + [4 * 5] * bool(words)
+    costs = [topology.cost(size, 1024, 1, abci.network, "ring") for size in exchanged]
+    assert json.loads(out)[0]["step_seconds"] == pytest.approx(
+        (compute.fixed + 32 * compute.per_image) / 3 + sum(cost.latency + cost.transfer for cost in costs))
+    shown = forecast("--workers=1024", "--freeze", capfd=capfd)[1]
+    assert "25,557,032 parameters, of which 2,049,000 are trained" in shown and "a third of that with --freeze" in shown
 
 
 @pytest.mark.parametrize(("hours", "with_seconds", "text"), [

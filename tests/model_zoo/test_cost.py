@@ -26,8 +26,8 @@ def test_resnet50_is_known_without_building_it(monkeypatch):
     known = cost.model_cost("resnet50", 1000, 224)
     monkeypatch.setattr(cost, "RESNET50", None)
     model = model_zoo.create_model("resnet50", 1000, 224)
-    assert (known.parameters, known.variables) == (
-        sum(v.numpy().size for v in model.trainable_variables), len(model.trainable_variables))
+    assert (known.parameters, known.variables, known.last_layer) == (
+        sum(v.numpy().size for v in model.trainable_variables), len(model.trainable_variables), 2048 * 1000 + 1000)
     built = cost.model_cost("resnet50", 1001, 224)  # a class more: 2,048 more weights, each used once, and a bias
     assert (built.parameters - 2049, built.multiply_adds - 2048) == (known.parameters, known.multiply_adds)
 
@@ -41,7 +41,8 @@ def test_a_network_counted_by_hand(monkeypatch):
     model = tf.keras.Model(images, tf.keras.layers.Dense(10)(tf.keras.layers.Flatten()(x)))
     monkeypatch.setattr(model_zoo, "create_model", lambda *_: model)
     assert cost.model_cost("alexnet", 10, 8) == cost.ModelCost(
-        parameters=3 * 3 * 2 * 6 + 6 + 96 * 10 + 10, variables=4, multiply_adds=16 * 3 * 3 * 2 * 6 + 96 * 10)
+        parameters=3 * 3 * 2 * 6 + 6 + 96 * 10 + 10, variables=4, multiply_adds=16 * 3 * 3 * 2 * 6 + 96 * 10,
+        last_layer=96 * 10 + 10)
 
 
 def test_the_values_that_the_backward_pass_needs_counted_by_hand(monkeypatch):

@@ -1,4 +1,6 @@
 """--freeze: only the last layer is trained, on what the others compute in an evaluation."""
+from types import SimpleNamespace
+
 import horovod.tensorflow as hvd
 import numpy as np
 import pytest
@@ -9,15 +11,30 @@ import model_zoo
 import optim
 from distributed.exchange import GradientExchange
 from distributed.optimizer import build, wrap
+from model_zoo.cost import counted
 from model_zoo.layers import last_layer, trained_variables
+from plan import flags
 from tests.rigs.bn_train import PROGRAM
 from tests.rigs.trainings import differences
 from tests.training.test_resume import newest_step, stopped
+from training.monitoring import estimated_time
 from training.state import Totals
 from training.step import StepInput, StepParts, make_train_step
 
 BASE = (DIGITS, "--deterministic", "--batch_size=96", "--micro_batch_size=8", "--batch_norm_span=8", "--warmup=none",
         "--image_size=16", "--optimizer=sgd", "--learning_rate=0.1", "--checkpoint_every=0.3")
+
+
+def test_the_forecast_of_the_time_is_that_of_forward_passes():
+    """Of 600 million images, at 20 billion multiply-adds a second and core; an update is three passes otherwise."""
+    model = model_zoo.create_model("resnet10_narrow", 10, 64)
+    hours = 600e6 * counted(model).multiply_adds / (2 * 20e9) / 3600
+    for words, passes in ([], 3), (["--freeze"], 1):
+        job = SimpleNamespace(
+            settings=flags.parse(["train.py", *words]), plan=SimpleNamespace(samples=600_000_000, position=lambda _: 0),
+            state=SimpleNamespace(model=model, progress=SimpleNamespace(step=0)),
+            world=SimpleNamespace(size=2, cores=1, gpu=None))
+        assert estimated_time(job)[0].startswith(f"forecast: about {round(passes * hours):,} h on 2 CPU cores")
 
 
 @pytest.mark.parametrize(("name", "last"), [

@@ -10,6 +10,11 @@ from data.mixing import Mixing
 from data.synthetic import Resident
 from distributed.exchange import GradientExchange
 from distributed.optimizer import build, wrap
+from launch.topology import StepWork
+from model_zoo.cost import counted
+from model_zoo.layers import trained_variables
+from plan.plan import make_plan
+from plan.settings import Recipe
 from tests.rigs.launches import launched
 from training.batch_norm import MovingStatistics
 from training.losses import balancing_weights, binary_cross_entropy, cross_entropy, label_ranks, make_loss
@@ -144,6 +149,24 @@ def test_binary_cross_entropy_against_float64(is_mixed, label_smoothing, dtype):
     np.testing.assert_allclose(tape.gradient(found, inputs), (1 / (1 + np.exp(-wide)) - targets) / 40, atol={
         "float32": 1e-6, "float16": 2e-4}[dtype])
     assert found.dtype == tf.float32
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+def test_the_forecast_counts_what_a_step_sends_besides_gradients(freeze):
+    class Counted(GradientExchange):
+        def sum(self, tensors, name):
+            sent.append(sum(tensor.shape.num_elements() for tensor in tensors))
+            return super().sum(tensors, name)
+
+    sent, model = [], model_zoo.create_model("convnet_bn", 10, 16)
+    optimizer = wrap(optim.create_optimizer("sgd", 0.0, momentum=0.9, weight_decay=0.0, exclude=()))
+    build(optimizer, trained_variables(model, freeze))
+    step = make_train_step(StepParts(model, optimizer, Counted(), Totals(), freeze=freeze,
+                                     moving=None if freeze else MovingStatistics(model)))
+    batch = Resident((tf.zeros((4, 16, 16, 3), tf.uint8), tf.zeros((4, 1), tf.int64)))
+    step.get_concrete_function(batch, StepInput.of(0.0, 0.9))
+    phase = make_plan(Recipe(), None, 1, 1000).phases[0]
+    assert [4 * numbers for numbers in sent] == [StepWork.of(counted(model), phase, Recipe(freeze=freeze), 4).results]
 
 
 def test_class_weights_by_hand():
