@@ -34,6 +34,7 @@ VAL_TOP5_COUNT = "val_top5_count"  # validation samples behind val_top5
 VAL_GUESS_COUNT = "val_guess_count"  # validation samples of the most frequent class
 BALANCED_TOP1 = "balanced_top1"  # mean over the classes of their recall, by the average of the weights if there is one
 MACRO_F1 = "macro_f1"  # likewise of F1. Both leave out classes without validation samples
+BALANCED_SAMPLES = "balanced_samples"  # number of samples whose top-1 would be as uncertain as these means
 WEAKEST_CLASSES = "weakest_classes"  # up to three with the lowest recall: class, images, correct, recall
 
 TOP5_CLASSES = 20  # number of classes from which top-5 is shown: of fewer, guessing five is often right

@@ -12,8 +12,8 @@ from common.activity import WAITS, on_terminal, startup
 from common.errors import complain, in_list
 from common.run_folder import top1_of
 from common.screen import REDRAWN_EVERY, Screen, clock_time, fitting
-from reporting.sentences import STORAGE_LIMITS, in_words
-from training.advice import is_guessing
+from reporting.sentences import STORAGE_LIMITS, in_words, rounded
+from training.advice import interval, is_guessing
 from training.observer import Evaluation, Observer, RunInfo, Update
 
 KEPT = 0.95  # decay of the moving averages, per step
@@ -206,8 +206,9 @@ def result_lines(summary: dict, classes: int) -> list[str]:
     weakest = ", ".join(f"{in_list(one['class'])} {one['recall']:.1%} ({one['correct']} of {one['images']})"
                         for one in summary[metric.WEAKEST_CLASSES])
     judged = " by the average of the weights" if metric.EMA_VAL_TOP1 in summary else ""
+    balanced = summary[metric.BALANCED_TOP1]
     line = (f"weakest classes{judged}: {weakest}; balanced top-1, the mean over the classes, "
-            f"{summary[metric.BALANCED_TOP1]:.2%}")
+            f"{rounded(balanced, interval(balanced, summary[metric.BALANCED_SAMPLES]))}")
     return [validation_line(summary, classes), *views_lines(summary), *([line] if weakest else [])]
 
 

@@ -15,7 +15,7 @@ from reporting.page import constant_values, details, duration, html_table, over_
 from reporting.run_data import RunData
 from reporting.sentences import rounded
 from training.advice import interval
-from training.by_class import averages, by_class, weakest_first
+from training.by_class import averages, by_class, effective_samples, weakest_first
 
 ACCURACIES = {
     metric.TRAIN_TOP1: "train top-1", metric.VAL_TOP1: "validation top-1", metric.VAL_TOP5: "validation top-5",
@@ -209,7 +209,7 @@ def per_class(made: dict, wrong: Counter) -> str:
     """Returns a table of the classes, weakest first. made: content of outcomes.json. wrong: its pairs with errors."""
     labels, predicted, counts = zip(*made["confusion"], strict=True)
     rows = by_class(labels, predicted, made["classes"], counts)
-    recall, f1 = (rounded(mean, interval(mean, sum(counts))) for mean in averages(rows).values())
+    recall, f1 = (rounded(mean, interval(mean, effective_samples(rows))) for mean in averages(rows).values())
     more = f" {len(rows) - MOST_CLASSES} more are in {CLASSES}." if len(rows) > MOST_CLASSES else ""
     confused = {}  # class -> what most of its errors are predicted as
     for (label, other), count in wrong.most_common():

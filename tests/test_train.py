@@ -15,7 +15,7 @@ ROW = ["epoch", "samples", "learning_rate", "momentum", "batch_size", "train_los
 SUMMARY = {"val_top1", "val_top5", "val_loss", "val_samples", "train_samples", "epochs", "global_batch_size",
            "world_size", "images_per_second", "seconds", "balanced_top1", "macro_f1"}
 COUNTS = ("val_top1_count", "val_top5_count", "val_samples")
-BY_CLASS = ("balanced_top1", "macro_f1", "weakest_classes")
+BY_CLASS = ("balanced_top1", "macro_f1", "balanced_samples", "weakest_classes")
 
 
 @pytest.fixture(scope="module")

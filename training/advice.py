@@ -34,7 +34,8 @@ def interval(accuracy: float, samples: int) -> tuple[float, float]:
     square = QUANTILE**2 / samples
     centre = accuracy + square / 2
     half = QUANTILE * math.sqrt(accuracy * (1 - accuracy) / samples + square / (4 * samples))
-    return max(0.0, (centre - half) / (1 + square)), min(1.0, (centre + half) / (1 + square))  # but for rounding
+    low, high = (centre - half) / (1 + square), (centre + half) / (1 + square)
+    return max(0.0, min(low, accuracy)), min(1.0, max(high, accuracy))  # rounding may leave the accuracy outside
 
 
 def is_guessing(accuracy: float, samples: int, guess: float) -> bool:

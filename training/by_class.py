@@ -52,6 +52,16 @@ def averages(rows: list[dict]) -> dict[str, float]:
             metric.MACRO_F1: float(np.mean([row["f1"] for row in judged]))}
 
 
+def effective_samples(rows: list[dict]) -> float:
+    """Returns the number of images whose top-1 would be as uncertain as the mean recall over the classes.
+
+    For k classes with n_1, n_2, ... images, and the same recall p of each, the variance of that mean is
+    p (1 - p) (1 / n_1 + 1 / n_2 + ...) / k**2. rows: of by_class.
+    """
+    images = np.array([row["images"] for row in rows if row["images"]])
+    return float(len(images) ** 2 / np.sum(1 / images))
+
+
 def weakest_first(rows: list[dict]) -> list[dict]:
     """Returns rows of by_class by recall, then F1, then most images. Classes without images are last."""
     return sorted(rows, key=lambda row: (not row["images"], row["recall"], row["f1"], -row["images"]))

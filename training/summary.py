@@ -3,7 +3,7 @@ from common import metric
 from data.dataset import Dataset
 from distributed.world import World
 from training.advice import as_sentence
-from training.by_class import averages, by_class, weakest
+from training.by_class import averages, by_class, effective_samples, weakest
 from training.divergence import Diverged
 from training.evaluate import EvaluationResult
 from training.state import Progress
@@ -14,6 +14,7 @@ def summarized(result: EvaluationResult, dataset: Dataset, epochs: float, batch_
     """Returns the content of summary.json, from the last evaluation."""
     rows = by_class(*result.outcomes[:, :2].T, dataset.classes)
     return result.metrics | averages(rows) | {
+        metric.BALANCED_SAMPLES: effective_samples(rows),
         metric.WEAKEST_CLASSES: [] if dataset.is_synthetic else weakest(rows),
         "train_samples": dataset.train.samples, "epochs": epochs, "global_batch_size": batch_size,
         "world_size": world.size, "images_per_second": images_per_second, "seconds": seconds}

@@ -11,6 +11,7 @@ from reporting.report import write_report
 from reporting.sentences import in_words, rounded, uncertainty
 from tests.rigs.run_files import row, whole
 from training.advice import interval
+from training.by_class import averages, by_class, effective_samples, weakest
 
 
 def test_no_right_answer_has_no_negative_zero():
@@ -24,7 +25,7 @@ def summary(hits: int, weakest=()) -> dict:
     """Of 1,000 validation images."""
     return {"val_top1": hits / 1000, "val_top1_count": hits, "val_top5": 0.5, "val_top5_count": 500,
             "val_samples": 1000, "val_guess_count": 100, "val_loss": 2.3, "seconds": 199.0, "balanced_top1": 0.123456,
-            "weakest_classes": list(weakest)}
+            "balanced_samples": 1000.0, "weakest_classes": list(weakest)}
 
 
 @pytest.mark.parametrize(("hits", "says"), [(107, True), (540, False)])
@@ -39,7 +40,7 @@ def test_the_terminal_names_the_weakest_classes():
                      for name, correct in (("cat", 1), ("dog", 6)))
     [_, line] = result_lines(summary(540, [first, second]), 10)
     assert line == ("weakest classes: cat 12.5% (1 of 8), dog 75.0% (6 of 8); balanced top-1, the mean over the "
-                    "classes, 12.35%")
+                    "classes, 12.3%")
     [_, line] = result_lines(summary(540, [first]) | {"ema_val_top1": 0.5}, 10)
     assert line.startswith("weakest classes by the average of the weights: cat 12.5% (1 of 8); ")
 
@@ -51,6 +52,17 @@ def test_the_terminal_has_views_in_lines_of_their_own():
     views = "mean of views: top-1 62.50% (625 of 1000), loss 1.2500"
     assert both == [[*own, views], [*own, views, "mean of views by the average of the weights: top-1 90.00% "
                                     "(1250 of 1000), loss 2.5000"]]
+
+
+@pytest.mark.parametrize(("labels", "predicted", "shown"), [
+    ([0, 0, 0, 1, 1], [0, 0, 1, 1, 1], "83%"), (3 * [0] + 1000 * [1], 2 * [0] + 1001 * [1], "83%"),
+    ([0] * 1000 + [1] * 1000, [0] * 900 + [1] * 1100, "95.0%")])
+def test_balanced_top_1_has_no_more_decimals_than_its_classes_allow(labels, predicted, shown):
+    """Recalls of 2/3 and 1, of three and more images; 0.9 and 1, of a thousand each."""
+    rows = by_class(labels, predicted, "ab")
+    made = averages(rows) | {"balanced_samples": effective_samples(rows), "weakest_classes": weakest(rows)}
+    [_, line] = result_lines(summary(540) | made, 10)
+    assert line.endswith(f"; balanced top-1, the mean over the classes, {shown}")
 
 
 @pytest.mark.parametrize(("classes", "shown"), [(6, False), (19, False), (20, True)])

@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import binomtest
 from sklearn.metrics import balanced_accuracy_score, f1_score, precision_recall_fscore_support
 
-from training.by_class import as_csv, averages, by_class, weakest, weakest_first
+from training.by_class import as_csv, averages, by_class, effective_samples, weakest, weakest_first
 
 CLASSES = tuple(f"class {label}" for label in range(7))
 
@@ -47,6 +47,24 @@ def test_the_intervals_are_scipys():
             if row[name] is not None:
                 wilson = binomtest(row["correct"], of).proportion_ci(0.95, "wilson")
                 assert (row[f"{name}_low"], row[f"{name}_high"]) == pytest.approx((wilson.low, wilson.high), abs=1e-6)
+
+
+@pytest.mark.parametrize("images", [1, 4, 10, 50, 125, 360, 500])
+def test_an_interval_holds_its_accuracy_and_ends_at_0_and_1(images):
+    """By rounding, 4 of 4 had 0.9999999999999999, and 0 of 125 had 2e-18."""
+    all_, none = by_class([0] * images, [0] * images, ["a"]) + by_class([0] * images, [1] * images, ["a", "b"])[:1]
+    assert (all_["recall_high"], all_["precision_high"], none["recall_low"]) == (1.0, 1.0, 0.0)
+    assert "0.99999999" not in as_csv([all_]).decode()
+
+
+def test_the_mean_recall_is_as_uncertain_as_the_top_1_of_so_many_images():
+    """Against the variance of drawn means: of 5, 50 and 500 images, of which 0.8 are recognized."""
+    images, random = [5, 50, 500], np.random.default_rng(0)
+    drawn = np.mean([random.binomial(count, 0.8, 100_000) / count for count in images], axis=0)
+    rows = by_class(np.repeat([0, 1, 2], images), np.repeat([0, 1, 2], images), CLASSES)  # the other classes have none
+    assert effective_samples(rows) == pytest.approx(0.8 * 0.2 / drawn.var(), rel=0.03)
+    equal = by_class([0, 0, 1, 1, 2, 2], [0, 0, 1, 0, 2, 2], CLASSES)
+    assert effective_samples(equal) == pytest.approx(6)
 
 
 def test_a_confusion_matrix_gives_the_same_rows_as_the_samples():
