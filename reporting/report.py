@@ -154,7 +154,7 @@ def layers(run: RunData) -> list[str]:
     listed = [{"variable": name, **norms("first step", *first[name]), **norms("end", *end[name])}
               for name in first]
     return ["<h2>Layer by layer</h2>", *trust_ratios(run),
-            details("Norms and trust ratios, first step and end", html_table(listed))]
+            details("Norms of each variable, first step and end", html_table(listed))]
 
 
 def trust_ratios(run: RunData) -> list[str]:
@@ -171,11 +171,11 @@ def trust_ratios(run: RunData) -> list[str]:
             details(f"{plural(len(folded), 'variable')} of batch norm", maps[1]) if folded else ""]
 
 
-def norms(when: str, weight: float | None, gradient: float | None, ratio: float | None) -> dict:
-    """Returns columns of the table of layers. when: part of their titles, which have to be distinct."""
+def norms(when: str, weight: float | None, gradient: float | None, *ratio: float | None) -> dict:
+    """Returns columns of the table of layers. when: part of their titles, which have to be distinct. ratio: or none."""
     return {f"weight norm, {when}": weight, f"gradient norm, {when}": gradient,
             f"weight / gradient, {when}": weight / gradient if weight and gradient else "",
-            f"trust ratio, {when}": ratio}
+            **{f"trust ratio, {when}": value for value in ratio}}
 
 
 def settings(run: RunData) -> list[str]:

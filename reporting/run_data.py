@@ -117,7 +117,7 @@ class RunData:
     def trust_ratios(self) -> dict[str, list[float | None]]:
         """Trust ratio of each variable that has one, for each row of trust_ratios.jsonl."""
         names = self.layers[0]["layers"] if self.layers else ()
-        ratios = {name: [row["layers"][name][2] for row in self.layers] for name in names}
+        ratios = {name: [ratio for row in self.layers for ratio in row["layers"][name][2:]] for name in names}
         return {name: values for name, values in ratios.items() if any(value != 1 for value in values)}
 
     @property

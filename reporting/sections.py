@@ -147,7 +147,8 @@ def noise_scale(run: RunData) -> list[str]:
     chart = charts.lines("Gradient noise scale, samples", x, [
         charts.line("noise scale", run.noise, x, "noise_scale"),
         charts.line("batch size", run.noise, x, "batch_size", steps=True)], charts.LOGARITHMIC)
-    listed = html_table([{name: value for name, value in row.items() if name != "layers"} for row in run.noise])
+    listed = html_table([{name: "unknown" if value is None else value
+                          for name, value in row.items() if name != "layers"} for row in run.noise])
     return ["<h2>What a batch size is worth</h2>", f"<p>{noise_in_words(run.noise, certain)}</p>",
             f'<div class="charts">{chart}</div>', details("Estimates", listed)]
 

@@ -25,7 +25,7 @@ SCALARS = {  # log -> function that returns the scalars of one of its rows, by n
                           if name not in (metric.SAMPLES, metric.WEIGHTS)},
     TIMES: lambda row: {f"time/{part}": row[part] for part in (*PARTS, "storage") if part in row},
     LAYERS: lambda row: {f"{kind}/{layer}": value for layer, values in row["layers"].items()
-                         for kind, value in zip(KINDS, values, strict=True)}}
+                         for kind, value in zip(KINDS, values, strict=False)}}
 EVENTS = "events.out.tfevents.*"
 
 

@@ -8,13 +8,14 @@ from optim.stacks import norms_of
 
 
 class LayerStatistics:
-    """The norms of each variable and its gradient at the last recorded update, and the LARS trust ratio if any.
+    """The norms of each variable and its gradient at the last recorded update, and the trust ratio with LARS.
 
     The ratio of an excluded variable is 1.
     """
 
     def __init__(self, optimizer, variables):
         self._optimizer = inner(optimizer)
+        self._has_ratios = hasattr(self._optimizer, "trust_ratios")
         self._variables = variables
         self.variable = tf.Variable(tf.zeros([len(variables), 3]), trainable=False, name="norms")
 
@@ -23,14 +24,22 @@ class LayerStatistics:
         """
         weight_norms = norms_of(self._variables)
         ratios = tf.ones_like(weight_norms)
-        if hasattr(self._optimizer, "trust_ratios"):
+        if self._has_ratios:
             excluded = [self._optimizer.is_excluded(variable) for variable in self._variables]
             ratios = tf.where(excluded, ratios, self._optimizer.trust_ratios(weight_norms, gradient_norms))
         self.variable.assign(tf.stack([weight_norms, gradient_norms, ratios], axis=1))
 
     def collect(self) -> dict[str, list[float]]:
-        """Returns variable -> [weight norm, gradient norm, trust ratio]. The names are the same in every process."""
-        return dict(zip(names_alone(self._variables), self.variable.numpy().tolist(), strict=True))
+        """Returns variable -> [weight norm, gradient norm, and trust ratio if the optimizer has any].
+
+        The names are the same in every process.
+        """
+        columns = 3 if self._has_ratios else 2
+        return dict(zip(names_alone(self._variables), self.variable.numpy()[:, :columns].tolist(), strict=True))
+
+    def ratios(self) -> list[float]:
+        """Returns the factor of each gradient: its trust ratio, or 1."""
+        return self.variable.numpy()[:, 2].tolist()
 
 
 def names_alone(variables) -> list[str]:

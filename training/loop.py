@@ -140,7 +140,7 @@ def evaluate_after(interval: Interval, job: Job, results: Results, recovery: Rec
     workers = results.times.gather(world)
     layers = job.layers()
     slow = results.slow.add(workers, [len(phase.micro_batches_of(rank, world.size)) for rank in range(world.size)])
-    noise = state.noise.collect([*layers], [ratio for *_, ratio in layers.values()]) if state.noise else {}
+    noise = state.noise.collect([*layers], state.layers.ratios()) if state.noise else {}
     expected = curve and world.broadcast(curve.top1_at(interval.epoch), "expected")  # the file may be growing
     evaluation = Evaluation(row, layers, breakdown_of(workers), result.outcomes, noise, workers.hosts,
                             workers.means, slow, expected)

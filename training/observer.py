@@ -54,7 +54,8 @@ class Update:
     top1: float  # likewise
     # The fractions of the step that this worker waited for data and exchange, or empty if the step was not timed.
     waits: dict[str, float] = field(default_factory=dict)
-    # Variable -> [weight norm, gradient norm, trust ratio] at the first update, or empty if they are not logged.
+    # Variable -> [weight norm, gradient norm, and with LARS its trust ratio] at the first update, or empty if they are
+    # not logged.
     layers: dict[str, list[float]] = field(default_factory=dict)
 
 

@@ -447,3 +447,20 @@ def test_trust_ratios_of_batch_norm_are_shown_on_request(tmp_path):
     assert "conv/kernel, epoch 0: 0.25" in before and "norm/gamma, epoch 0" not in before
     assert "norm/gamma, epoch 0: 0.5" in folded and "norm/beta, epoch 0: 4" in folded
     assert folded.count(">0.25 <i ") == before.count(">0.25 <i ") == 1  # one scale for both
+
+
+def test_without_trust_ratios_there_is_no_column_of_them(tmp_path):
+    folder = whole(tmp_path / "run")
+    (folder / "trust_ratios.jsonl").write_text(as_json({"epoch": 0, "samples": 0, "layers": {"a/kernel": [2.0, 0.5]}}))
+    page = write_report(folder).read_text()
+    assert "weight / gradient, first step" in page and "trust ratio" not in page.lower()
+
+
+def test_an_unknown_noise_scale_is_called_so(tmp_path):
+    folder = whole(tmp_path / "run")
+    known = {"samples": 1000, "batch_size": 256, "updates": 4, "gradient_squared": 0.5, "gradient_squared_error": 1.0,
+             "variance": 2.0, "layers": {"a/kernel": None}}
+    (folder / "noise_scale.jsonl").write_text("".join(as_json(known | {"epoch": epoch, "noise_scale": scale}) + "\n"
+                                                      for epoch, scale in ((1, 64.5), (2, None))))
+    page = write_report(folder).read_text()
+    assert "<td>64.5</td>" in page and "<td>unknown</td>" in page and "not a number" not in page

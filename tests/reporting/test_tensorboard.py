@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from common.run_folder import RunFolder
+from common.run_folder import LAYERS, RunFolder
+from reporting import tensorboard
 from reporting.run_log import Augmentations, RunLog, observers_of
 from reporting.tensorboard import TensorBoard, markdown
 from training.observer import Evaluation, Update
@@ -67,6 +68,11 @@ SCALARS = {"loss/train", "loss/validation", "top1/train", "top1/validation", "to
            "throughput/seconds", "throughput/epochs", "time/compute", "time/data",
            *(f"{kind}/{layer}" for kind in ("weight_norm", "gradient_norm", "trust_ratio")
              for layer in ("conv2d/kernel", "dense/bias"))}
+
+
+def test_an_optimizer_without_trust_ratios_has_no_events_of_them():
+    assert tensorboard.SCALARS[LAYERS]({"layers": {"a/kernel": [2.0, 0.5]}}) == {
+        "weight_norm/a/kernel": 2.0, "gradient_norm/a/kernel": 0.5}
 
 
 def test_names_values_and_texts(tmp_path):

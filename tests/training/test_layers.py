@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import model_zoo
+import optim
 from distributed.exchange import GradientExchange
 from distributed.optimizer import build, wrap
 from optim.lars import LARS
@@ -44,6 +45,19 @@ def test_norms_and_ratios_against_numpy():
         assert w == pytest.approx(w_norm, rel=1e-4, abs=1e-7), name
         assert g == pytest.approx(g_norm, rel=1e-3), name
         assert ratio == pytest.approx(0.001 * w_norm / (g_norm + 5e-4 * w_norm) if w_norm else 1, rel=1e-3), name
+
+
+@pytest.mark.parametrize("name", optim.OPTIMIZERS)
+def test_only_lars_has_trust_ratios(name):
+    model = model_zoo.create_model("convnet", 10, 16, seed=2)
+    optimizer = wrap(optim.create_optimizer(
+        name, 0.0, momentum=0.9, weight_decay=5e-4, trust_coefficient=0.001, epsilon=0.0, exclude=()))
+    build(optimizer, model.trainable_variables)
+    layers = LayerStatistics(optimizer, model.trainable_variables)
+    layers.record(tf.ones([len(model.trainable_variables)]))
+    kernel, has_ratio = next(iter(layers.collect().values())), name == "lars"
+    assert kernel[:2] == pytest.approx([np.linalg.norm(model.trainable_variables[0]), 1.0], rel=1e-5)
+    assert len(kernel) == 2 + has_ratio and ({*layers.ratios()} != {1.0}) == has_ratio
 
 
 def test_only_the_updates_that_are_asked_for_are_recorded():
