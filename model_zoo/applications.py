@@ -1,6 +1,7 @@
 """The networks of tf.keras.applications, each with its own scaling of the pixels, and their ImageNet weights."""
 import itertools
 import sys
+import urllib.request
 
 import h5py
 import tensorflow as tf
@@ -117,8 +118,10 @@ def source_of(name: str) -> dict:
 
 def no_download(source: dict, reason) -> UserError:
     """Returns the error that says where to have a file of `source_of` from, and where to copy it."""
-    return UserError(f"--pretrained: {source['origin']} cannot be downloaded: {one_line(reason)[:200]}; download it "
-                     f"on a computer with a network and save it as {weights_folder() / source['fname']}, or give its "
+    proxy = urllib.request.getproxies().get("https", "").rpartition("@")[2]  # without a password
+    through = f" (https_proxy is {proxy})" if proxy else ""
+    return UserError(f"--pretrained: {source['origin']} cannot be downloaded: {one_line(reason)[:200]}{through}; "
+                     f"download it on a computer with a network and save it as {weights_folder() / source['fname']}, or give its "
                      "path with --pretrained_weights=FILE")
 
 

@@ -1,4 +1,5 @@
 """Whether the weights to start from can be had here. Imports no TensorFlow, so that an error shows at once."""
+import http.client
 import os
 import re
 import urllib.error
@@ -30,7 +31,7 @@ def check_weights(model: str, file: str | None = None) -> None:
         urllib.request.urlopen(urllib.request.Request(KERAS_DOWNLOADS, method="HEAD"), timeout=SECONDS).close()
     except urllib.error.HTTPError:
         pass  # it answers
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:  # the latter for an odd proxy, or what it answers
         from model_zoo.applications import no_download, source_of
 
         raise no_download(source_of(model), getattr(error, "reason", error)) from None

@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 
 from common import command, flags, metric
-from common.errors import UsageError, UserError
+from common.errors import UsageError, UserError, complain
 from common.files import write_atomically
 from common.flags import flag
 from common.run_folder import FLAGS, PAGE, PLAN, top1_of
@@ -49,7 +49,7 @@ def main(argv) -> None:
     folders = flags.read_with_arguments(values, argv)
     if not folders:
         raise UsageError("give the folder of a run, such as runs/20261122-104501-resnet20-4711")
-    runs = [RunData.read(run) for folder in folders for run in runs_in(Path(folder))]
+    runs = readable([run for folder in folders for run in runs_in(Path(folder))])
     if values.target_top1 is not None and len(runs) == 1:
         raise UsageError("--target_top1 compares runs; give the folders of several")
     default = PAGE if len(runs) > 1 else runs[0].folder / PAGE
@@ -67,6 +67,21 @@ def runs_in(folder: Path) -> list[Path]:
     """Returns the runs in a folder, or the folder itself."""
     runs = [] if (folder / PLAN).exists() else sorted(plan.parent for plan in folder.glob(f"*/{PLAN}"))
     return runs or [folder]
+
+
+def readable(folders: Sequence[Path]) -> list[RunData]:
+    """Returns the runs in these folders, and names those that are none. Raises UserError if none is a run."""
+    runs, problems = [], []
+    for folder in folders:
+        try:
+            runs.append(RunData.read(folder))
+        except UserError as problem:
+            problems.append(problem)
+    if problems and not runs:
+        raise problems[0]
+    for problem in problems:
+        complain(f"left out: {problem}")
+    return runs
 
 
 def write_report(folder) -> Path:

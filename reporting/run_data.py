@@ -46,7 +46,9 @@ class RunData:
         folder = Path(folder).absolute()
         for name in (run_folder.PLAN, run_folder.FLAGS, run_folder.RUN):
             if not (folder / name).is_file():
-                raise UserError(f"{folder} is not the folder of a run: it contains no {name}")
+                kind = "the folder of an evaluation, whose page is its report.html, and not of a run" if (
+                    folder / run_folder.PREDICTIONS).is_file() else "not the folder of a run"
+                raise UserError(f"{folder} is {kind}: it contains no {name}")
         files = run_folder.RunFolder(folder, reader)
         summary = files.read(run_folder.SUMMARY) or None
         has_diverged = bool(summary and summary.get("diverged"))

@@ -1,6 +1,8 @@
 """Which recipe is read without --flagfile, and what fits it to the data."""
 import json
+import socketserver
 import subprocess
+import threading
 
 import pytest
 from conftest import ROOT, run
@@ -308,6 +310,24 @@ def test_without_a_network_pretrained_weights_fail_at_the_start(photos, tmp_path
     check_weights("keras:MobileNetV3Small")
     with pytest.raises(UserError, match=r"/vgg16_.* cannot be downloaded"):
         check_weights("keras:VGG16")
+
+
+@pytest.mark.parametrize("proxy", ["http://proxy:port", '"http://127.0.0.1:9"', "http://me:secret@127.0.0.1:{port}"])
+def test_an_odd_proxy_is_named_without_its_password(proxy, monkeypatch, tmp_path):
+    """One without a port, one in quotes, and one that answers what is not HTTP."""
+    class Garbage(socketserver.BaseRequestHandler):
+        def handle(self):
+            self.request.recv(1000)
+            self.request.sendall(b"garbage\r\n\r\n")
+
+    monkeypatch.setenv(USERS_KERAS_HOME, str(tmp_path))
+    with socketserver.TCPServer(("127.0.0.1", 0), Garbage) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        proxy = proxy.format(port=server.server_address[1])
+        monkeypatch.setenv("https_proxy", proxy)
+        with pytest.raises(UserError, match="cannot be downloaded: ") as raised:
+            check_weights("keras:MobileNetV3Small")
+    assert f"(https_proxy is {proxy.rpartition('@')[2]})" in str(raised.value) and "secret" not in str(raised.value)
 
 
 def test_a_file_of_weights_that_is_not_there_fails_before_tensorflow_is_loaded(photos, tmp_path):
