@@ -25,9 +25,6 @@ from distributed import gpus
 
 LOGS = "BIGBATCH_LOGS"
 PER_GPU = "BIGBATCH_WORKERS_PER_GPU"
-PCI = Path("/sys/bus/pci/devices")
-NVIDIA = "0x10de"  # the vendor of a PCI device
-DISPLAY = "0x03"  # the start of its class
 TOPOLOGIES = Path(__file__).parent / "topologies"
 KNOWN = {"DGX-1 with V100": "dgx1", "DGX A100": "dgx_a100", "DGX H100": "dgx_h100"}  # title -> file in topologies/
 
@@ -93,8 +90,7 @@ def share_here(worker: Launched) -> list[Core]:
     """
     devices = [*gpus_here().values()]
     index = worker.local_rank
-    installed = [path for path in sorted(PCI.glob("*")) if (path / "vendor").read_text().strip() == NVIDIA
-                 and (path / "class").read_text().startswith(DISPLAY)]
+    installed = gpus.on_pci()
     if len(devices) == 1 and devices[0] in installed and len(installed) == worker.local_size:
         index = installed.index(devices[0])
         devices = installed
@@ -104,7 +100,7 @@ def share_here(worker: Launched) -> list[Core]:
 def gpus_here() -> dict[int, Path]:
     """Returns the GPUs that this process may use, in CUDA's order: nvidia-smi's number -> the folder of the PCI device.
     """
-    return {gpu.number: PCI / gpu.address.lower()[-12:] for gpu in gpus.visible()}  # sysfs: a domain of four digits
+    return {gpu.number: gpus.PCI / gpu.address for gpu in gpus.visible()}
 
 
 def numa_node(device: Path) -> int:

@@ -35,7 +35,8 @@ def gather(data_dir: str, output_dir: str | None, device: str = "auto") -> dict:
     output = Path(output_dir or "runs").absolute()
     return {"host": socket.gethostname(), "python": platform.python_version(), "source": source(),
             **{name: version(package) for name, package in PACKAGES.items()},
-            **of_gpus(gpus.visible(device)), "granted": int(os.environ.get(GRANTED, 0)),
+            **of_gpus(gpus.visible(device)), "gpu_failure": gpus.failure(device),
+            "granted": int(os.environ.get(GRANTED, 0)),
             "dataset": dataset(data_dir), "output": writable(output), "disk": free(output),
             "shared_memory": free(SHARED_MEMORY), "infiniband": rdma.infiniband(), "pinnable": rdma.pinnable(),
             "interfaces": interfaces(), "ssh_address": ssh_address()}

@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 
 from common.errors import UsageError, UserError, complain
-from distributed import environment
+from distributed import environment, gpus
 from launch import facts
 
-PATIENCE = 20  # seconds for a host's answer
+PATIENCE = gpus.PATIENCE + 15  # seconds for a host's answer, which may be that nvidia-smi hangs there
 PAUSE = 2  # seconds until hosts that do not answer are asked again
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=8", "-o", "ServerAliveInterval=10",  # ends after 30 s
        "-o", "StrictHostKeyChecking=accept-new")

@@ -137,6 +137,8 @@ def rdma_problems(host: dict, usual_state: str) -> list[str]:
 
 def gpu_problems(host: dict) -> list[str]:
     """Returns the problems of TensorFlow 2.15, built for CUDA 12.2, with this host's GPUs and their driver."""
+    if failed := host.get("gpu_failure"):
+        return [f"{failed}; {gpus.MEND}"]
     if not host["gpus"]:
         return []
     driver = host["driver"].partition(".")[0]

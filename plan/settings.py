@@ -190,7 +190,7 @@ class Launch:
     micro_batch_size: int | None = flag(None, "Number of samples that a worker processes at a time. Default: the "
         "largest divisor of batch size / workers that is at most 64.", low=1, screen="Device")
     device: str = flag("auto", "Device that trains the model. auto: GPUs if there are any. If nvidia-smi lists GPUs "
-        "that TensorFlow cannot use, training stops with an error.", ("auto", "cpu", "gpu"), screen="Device")
+        "that TensorFlow cannot use, or fails, training stops with an error.", ("auto", "cpu", "gpu"), screen="Device")
     dali_device: str = flag("auto", "Device that decodes and augments the images. auto: the GPU if the model trains on "
         "one.", ("auto", "cpu", "gpu"))
     dali_threads: int | None = flag(None, "Number of DALI threads per worker. Default: the number of cores of the "

@@ -1,6 +1,8 @@
 """Which GPUs a worker takes, and that none stays idle without a word."""
 import json
 import os
+import signal
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +14,7 @@ from distributed.world import World
 from tests.rigs.gpus import gpu, pretend
 
 QUICK = (DIGITS, *TINY, "--epochs=1")
+ALL, FAILS = [gpu(number) for number in range(8)], ["No devices were found"]
 
 
 @pytest.fixture
@@ -46,11 +49,14 @@ def test_a_driver_that_does_not_know_compute_capabilities_is_asked_again(tmp_pat
 
 
 class Workers(World):
-    """A world whose ranks say of themselves: host, UUID, GPUs that nvidia-smi lists, whether TensorFlow uses one."""
+    """A world whose ranks say of themselves: host, UUID, GPUs that nvidia-smi lists, whether TensorFlow uses one, and
+    what fails.
+    """
 
     def __new__(cls, *rows):
         world = object.__new__(cls)
-        world.__dict__.update(World(size=len(rows)).__dict__, gather=lambda value, name: list(rows))
+        world.__dict__.update(World(size=len(rows)).__dict__,
+                              gather=lambda value, name: [(*row, None)[:5] for row in rows])
         return world
 
     def __init__(self, *rows):
@@ -71,6 +77,8 @@ class Workers(World):
     ("auto", True, [("h", "a", 1, True), ("h", "a", 1, True)], "NCCL needs a separate GPU for each worker"),
     ("auto", False, [("h", "a", 1, True), ("h", "a", 1, True)], None),
     ("auto", True, [("h1", "a", 1, True), ("h2", "a", 1, True)], None),  # in two containers, say
+    ("any", True, [("h1", "a", 1, True), ("h2", None, 0, False, "nvidia-smi fails: 7")], "^h2: nvidia-smi fails: 7; m"),
+    ("cpu", True, [("h", None, 0, False, "nvidia-smi fails: 7")], None),
 ])
 def test_what_would_go_wrong_is_reported(device, nccl, rows, message):
     if message is None:
@@ -82,18 +90,22 @@ def test_what_would_go_wrong_is_reported(device, nccl, rows, message):
 
 
 @pytest.mark.trainings
-@pytest.mark.parametrize("kind, workers, flags, code", [
-    ("python", 1, (), 1), ("mpirun", 2, (), 1), ("python", 1, ("--device=gpu",), 1),
-    ("python", 1, ("--device=cpu",), 0), ("python", 1, ("--dali_device=cpu",), 0)])
-def test_gpus_that_tensorflow_cannot_use_end_a_training_in_a_line(tmp_path, monkeypatch, kind, workers, flags, code):
-    for name, value in pretend(tmp_path, [gpu(number) for number in range(8)]).items():
+@pytest.mark.parametrize("kind, workers, flags, said, code", [
+    ("python", 1, (), ALL, 1), ("mpirun", 2, (), ALL, 1), ("python", 1, ("--device=gpu",), ALL, 1),
+    ("python", 1, ("--device=cpu",), ALL, 0), ("python", 1, ("--dali_device=cpu",), ALL, 0),
+    ("mpirun", 2, (), FAILS, 1), ("python", 1, ("--dali_device=cpu",), FAILS, 1),
+    ("python", 1, ("--device=cpu",), FAILS, 0)])
+def test_gpus_that_cannot_be_used_end_a_training_in_a_line(tmp_path, monkeypatch, kind, workers, flags, said, code):
+    for name, value in pretend(tmp_path, said, code=6 if said is FAILS else 0, on_bus=8).items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")  # conftest hides GPUs from the tests
     done = run(kind, workers, ROOT / "train.py", *QUICK, *flags, f"--output_dir={tmp_path / 'run'}", cold=True)
     assert done.returncode == code, done.stderr
     if code:
         [line] = {line for line in done.stderr.splitlines() if "GPU" in line}
-        assert "nvidia-smi lists 8 GPUs" in line and "uv sync --extra gpu" in line and "--device=cpu" in line
+        assert "--device=cpu" in line and (
+            "nvidia-smi fails: No devices were found; mend" in line if said is FAILS else
+            "nvidia-smi lists 8 GPUs" in line and "uv sync --extra gpu" in line)
         assert "Traceback" not in done.stderr and not (tmp_path / "run").exists()
     else:
         assert json.loads(done.stdout)["epochs"] == 1
@@ -144,11 +156,95 @@ def test_without_gpus_a_device_that_is_asked_for_is_an_error():
     assert done.returncode == 1 and "--device=gpu: TensorFlow sees no GPU" in done.stderr
 
 
-def test_an_nvidia_smi_that_cannot_speak_lists_no_gpu(tmp_path, monkeypatch):
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho Unable to determine the device handle for GPU 0000:06:00.0\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A function that pretends what nvidia-smi says, its exit code, and the number of GPUs on the PCI bus."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def make(said: list, code: int = 0, on_bus: int = 0) -> None:
+        environment = pretend(tmp_path, said, code=code, on_bus=on_bus)
+        monkeypatch.setenv("PATH", environment["PATH"])
+        monkeypatch.setattr(gpus, "PCI", Path(environment["BIGBATCH_PCI"]))
+        gpus._nvidia_smi.cache_clear()
+
+    yield make
     gpus._nvidia_smi.cache_clear()
-    assert gpus.installed() == []
-    gpus._nvidia_smi.cache_clear()
+
+
+LOST = "[Unknown Error], " + ", ".join(["[GPU is lost]"] * 6)
+NO_HANDLE = "Unable to determine the device handle for GPU0000:{:02X}:00.0: Unknown Error"
+
+
+@pytest.mark.parametrize(("said", "code", "message"), [  # by nvidia-smi 535, as users quote it
+    (["No devices were found"], 6, "No devices were found"),
+    (["NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."], 9,
+     "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."),
+    ([NO_HANDLE.format(9)], 15, f"GPU 3 (0000:09:00.0): {NO_HANDLE.format(9)}"),
+    (["Failed to initialize NVML: Driver/library version mismatch", "NVML library version: 535.183"], 18,
+     "Failed to initialize NVML: Driver/library version mismatch; NVML library version: 535.183"),
+    ([], 255, "exit code 255 without a message"), ([], 0, "exit code 0 without a message"),
+    ([LOST] * 2, 0, "GPU 0 (0000:06:00.0): [Unknown Error], [GPU is lost]; "
+                    "GPU 1 (0000:07:00.0): [Unknown Error], [GPU is lost]")])
+def test_a_driver_that_fails_speaks_where_the_bus_has_gpus_only(machine, monkeypatch, said, code, message):
+    machine(said, code)
+    assert gpus.installed() == [] and gpus.failure() is gpus.without_driver() is None
+    machine(said, code, on_bus=2 if LOST in said else 8)
+    assert gpus.visible() == [] and gpus.failure() == f"nvidia-smi fails: {message}"
+    assert gpus.failure("cpu") is gpus.without_driver() is None
+    for hidden in ("", "-1", "NoDevFiles"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert gpus.failure() is None
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-8ae1")
+    assert gpus.failure()
+
+
+@pytest.mark.parametrize(("line", "fault"), [
+    (LOST, "[Unknown Error], [GPU is lost]"),
+    ("3, GPU-00000003-1234, 00000000:09:00.0, Tesla V100, 535.183.01, [GPU requires reset], 7.0",
+     "[GPU requires reset]"),
+    (NO_HANDLE.format(9), NO_HANDLE.format(9))])
+@pytest.mark.parametrize("code", [0, 15])
+def test_one_lost_gpu_of_eight_is_named_and_may_be_left_out(machine, monkeypatch, line, fault, code):
+    numbers = [0, 1, 2, 4, 5, 6, 7]
+    machine([*map(gpu, numbers[:3]), line, *map(gpu, numbers[3:])], code, on_bus=8)
+    assert [one.number for one in gpus.visible()] == numbers
+    assert gpus.failure() == f"nvidia-smi fails: GPU 3 (0000:09:00.0): {fault}"
+    for chosen, works in (("0,1,2", True), ("GPU-00000004,6", True), ("2,3", False), ("3", False)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+        assert (gpus.failure() is None) == works
+
+
+@pytest.mark.parametrize(("said", "code"), [
+    ([gpu(0)], 0), ([gpu(0, memory__total="[N/A]"), gpu(1, memory__total="[Insufficient Permissions]")], 0),
+    (["WARNING: infoROM is corrupted at gpu 0000:06:00.0", gpu(0)], 14)])
+def test_fewer_gpus_than_on_the_bus_are_no_failure(machine, said, code):
+    """As in a container that has one of eight."""
+    machine(said, code, on_bus=8)
+    assert gpus.visible() and gpus.failure() is gpus.without_driver() is None
+
+
+def test_a_lost_gpu_of_a_container_has_no_bus_id(machine):
+    """The bus has seven that the container may not use."""
+    machine([gpu(0), f"1, {LOST}"], on_bus=8)
+    assert gpus.failure() == "nvidia-smi fails: GPU 1: [Unknown Error], [GPU is lost]"
+
+
+def test_an_nvidia_smi_that_hangs_is_given_up(machine, tmp_path, monkeypatch):
+    """Its child keeps its output open after it is killed, as a process that hangs in the driver does."""
+    machine([], on_bus=1)
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\nsleep 600 &\necho $! >{tmp_path}/child\nwait\n")
+    monkeypatch.setattr(gpus, "PATIENCE", 1)
+    assert gpus.failure() == "nvidia-smi fails: no answer within 1 s"
+    os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
+
+
+def test_without_nvidia_smi_the_gpus_on_the_bus_are_a_line(machine, tmp_path, monkeypatch, capsys):
+    machine([], on_bus=2)
+    (tmp_path / "nvidia-smi").unlink()
+    assert gpus.failure() is None
+    gpus.check(World(), "auto", nccl=False)
+    assert "no GPU is used: PCI shows 2 of NVIDIA, but there is no nvidia-smi" in capsys.readouterr().err
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    gpus.check(World(), "auto", nccl=False)
+    gpus.check(World(), "cpu", nccl=False)
+    assert capsys.readouterr().err == ""

@@ -119,7 +119,7 @@ def test_workers_that_see_one_gpu_each_share_its_node_with_those_that_are_there(
 def computer(tmp_path, monkeypatch):
     """A function that pretends a machine: its threads' nodes, its PCI devices' nodes and classes, and its GPUs."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(binding, "PCI", tmp_path / "pci")
+    monkeypatch.setattr(gpus, "PCI", tmp_path / "pci")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(1000))
 
     def make(threads: list[str], devices: dict[str, tuple[int, str]], found: list[dict]):

@@ -1,9 +1,11 @@
 import json
+import os
 import subprocess
 
 import pytest
 from conftest import BIN, ROOT, run
 
+from distributed.gpus import MEND
 from launch import facts
 from launch.preflight import SYNC, problems, table, time_limit
 from tests.rigs.gpus import gpu, pretend
@@ -45,6 +47,7 @@ def test_equal_hosts_have_no_problem_and_no_mark():
     ({"pinnable": 0.008}, "h2: a process may lock 8 MB of memory, too little for RDMA; set memlock to unlimited: in "
                           "limits.conf, docker run --ulimit memlock=-1, or LimitMEMLOCK of Kubernetes' containerd"),
     ({"clock": -3.0}, "h2: the clock differs by -3.0 s from that of h1; synchronize both with chrony or NTP"),
+    ({"gpu_failure": "nvidia-smi fails: GPU 3: lost"}, f"h2: nvidia-smi fails: GPU 3: lost; {MEND}"),
     ({"driver": "530.2"}, "h2: driver is 530.2, but 535.1 elsewhere; install the same driver"),
 ])
 def test_what_would_break_a_run_is_reported_with_its_cure(changed, message):
@@ -79,11 +82,14 @@ def test_the_gpus_of_a_host_are_those_of_all_its_workers(tmp_path, monkeypatch, 
 
 @pytest.mark.launchers
 def test_gpus_that_tensorflow_cannot_use_are_a_line(tmp_path, monkeypatch):
-    for name, value in pretend(tmp_path, [gpu(0)]).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    done = run("python", 1, "-m", "launch.preflight", cold=True)
-    assert done.returncode == 1 and "nvidia-smi lists 1 GPU, but" in done.stderr and done.stdout == ""
+    for said, line in (([gpu(0)], "nvidia-smi lists 1 GPU, but"), (
+            ["Unable to determine the device handle for GPU0000:06:00.0: Unknown Error"],
+            "preflight: nvidia-smi fails: GPU 0 (0000:06:00.0): Unable to determine the device handle for GPU0000:0")):
+        for name, value in pretend(tmp_path, said, on_bus=1).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        done = run("python", 1, "-m", "launch.preflight", cold=True)
+        assert done.returncode == 1 and line in done.stderr and done.stdout == ""
     done = run("python", 1, "-m", "launch.preflight", "--device=cpu", cold=True)
     assert done.returncode == 0 and "Tesla" not in done.stdout, done.stderr
 
@@ -154,6 +160,15 @@ def test_a_folder_without_data(tmp_path, made, found):
 
 def test_data_far_away_is_not_missing():
     assert facts.dataset("s3://bucket/data") == "s3://bucket/data"
+
+
+def test_a_login_node_learns_what_nvidia_smi_says_of_a_gpu(tmp_path):
+    environment = os.environ | pretend(tmp_path, [gpu(0), "1, [GPU is lost]"], code=15, on_bus=2)
+    environment.pop("CUDA_VISIBLE_DEVICES")
+    for flags, failure in ((), "nvidia-smi fails: GPU 1 (0000:07:00.0): [GPU is lost]"), (["--device=cpu"], None):
+        done = subprocess.run([BIN / "python", "-m", "launch.facts", *flags], cwd=ROOT, env=environment, text=True,
+                              capture_output=True, timeout=300)
+        assert json.loads(done.stdout)["gpu_failure"] == failure
 
 
 def test_facts_need_neither_tensorflow_nor_horovod():

@@ -1,4 +1,4 @@
-"""GPUs where there are none: an nvidia-smi that lists them. What CUDA itself does with them cannot be pretended."""
+"""GPUs where there are none: an nvidia-smi that lists them, and a PCI bus. What CUDA does with them stays untested."""
 import os
 from pathlib import Path
 
@@ -11,7 +11,8 @@ if set(fields) & set(unknown):
 if one_each:  # what a task sees whose cgroup holds one GPU
     gpus = [dict(gpus[int(os.environ["OMPI_COMM_WORLD_LOCAL_RANK"])], index=0)]
 for gpu in gpus:
-    print(", ".join(str(gpu[field]) for field in fields))
+    print(gpu if isinstance(gpu, str) else ", ".join(str(gpu[field]) for field in fields))
+sys.exit({code})
 """
 V100 = {"name": "Tesla V100-SXM2-32GB", "driver_version": "535.183.01", "memory.total": 32768, "compute_cap": 7.0}
 
@@ -22,9 +23,25 @@ def gpu(number: int, **changed) -> dict:
                    } | {name.replace("__", "."): value for name, value in changed.items()}
 
 
-def pretend(folder: Path, gpus: list[dict], one_each: bool = False, unknown: tuple[str, ...] = ()) -> dict[str, str]:
-    """The variables with which a program finds these GPUs. one_each: each worker of a node sees its own alone."""
+def pretend(folder: Path, gpus: list[dict | str], one_each: bool = False, unknown: tuple[str, ...] = (), code: int = 0,
+            on_bus: int | None = None) -> dict[str, str]:
+    """The variables with which a program finds these GPUs. A text stands for a line that nvidia-smi says in place of a
+    GPU. one_each: each worker of a node sees its own alone. code: nvidia-smi's exit code. on_bus: GPUs on the PCI bus;
+    None: the machine's own.
+    """
     program = folder / "nvidia-smi"
-    program.write_text(PROGRAM.format(gpus=gpus, one_each=one_each, unknown=unknown))
+    program.write_text(PROGRAM.format(gpus=gpus, one_each=one_each, unknown=unknown, code=code))
     program.chmod(0o755)
-    return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+    found = {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+    return found if on_bus is None else found | {"BIGBATCH_PCI": str(bus(folder, range(on_bus)))}
+
+
+def bus(folder: Path, numbers) -> Path:
+    """A folder of PCI devices: GPUs at the addresses that `gpu` gives them, and what no GPU is."""
+    devices = {f"0000:{number + 6:02x}:00.0": ("0x10de", "0x030200") for number in numbers}
+    devices |= {"0000:00:02.0": ("0x1234", "0x030000"), "0000:05:00.0": ("0x10de", "0x068000")}  # an NVSwitch
+    for address, named in devices.items():
+        (folder / "pci" / address).mkdir(parents=True, exist_ok=True)
+        for name, content in zip(("vendor", "class"), named, strict=True):
+            (folder / "pci" / address / name).write_text(f"{content}\n")
+    return folder / "pci"
