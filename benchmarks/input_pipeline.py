@@ -46,6 +46,7 @@ from typing import NamedTuple
 import psutil
 
 from benchmarks import photos
+from common import processor
 from data.named import built_in
 
 ROOT = Path(__file__).parents[1]
@@ -166,7 +167,7 @@ def show(turns: dict[str, list[Turn]], trained: dict, image_size: int) -> dict:
     ours = [name for name in turns if name.startswith("bigbatch")]
     ratios = {one: {other: {"rate": ratio(rates[one], rates[other]), "cost": ratio(costs[one], costs[other])}
                     for other in turns if other != one} for one in ours}
-    print(f"{image_size} pixels, batch {BATCH}, {CORES} cores, {processor()}\n"
+    print(f"{image_size} pixels, batch {BATCH}, {CORES} cores, {processor.name()}\n"
           f"{'':38s}{'images/s':>9s}{'processor seconds per 1,000 images':>37s}")
     for name in turns:
         print(f"{name:38s}{statistics.median(rates[name]):9,.0f}{statistics.median(costs[name]):37.2f}")
@@ -180,13 +181,7 @@ def show(turns: dict[str, list[Turn]], trained: dict, image_size: int) -> dict:
         ratios[name] = ratio(kinds["real"], kinds["synthetic"])
         print(f"{name:45s}{statistics.median(kinds['real']):7,.0f} real, {statistics.median(kinds['synthetic']):7,.0f} "
               f"synthetic: {ratios[name]:.3f} (target: {WANTED_TRAIN})")
-    return {"processor": processor(), "rates": rates, "costs": costs, "training": trained, "ratios": ratios}
-
-
-def processor() -> str:
-    """Returns the name of the processor."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "unknown processor")
+    return {"processor": processor.name(), "rates": rates, "costs": costs, "training": trained, "ratios": ratios}
 
 
 def main():

@@ -97,6 +97,11 @@ class World:
         with waiting():
             return self.size == 1 or np.array_equal(hvd.allreduce(tf.constant(own), op=hvd.Max, name=name), own)
 
+    def has_same(self, text: str, name: str) -> bool:
+        """Whether all workers have the same text, by one all-reduce of its digest."""
+        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+        return self.is_equal([int.from_bytes(digest, "big", signed=True)], name)
+
     def barrier(self) -> None:
         """Waits until every rank has called it. Needed before exit, because mpirun kills all ranks when one exits."""
         self.any(False, name="barrier")  # Horovod for TensorFlow has no barrier
@@ -131,8 +136,7 @@ class World:
 
         Values are exchanged only if their representations differ.
         """
-        digest = hashlib.blake2b(repr(sorted(values.items())).encode(), digest_size=8).digest()
-        if self.is_equal([int.from_bytes(digest, "big", signed=True)], f"{problem}.digest"):
+        if self.has_same(repr(sorted(values.items())), f"{problem}.digest"):
             return
         everyone = self.gather(values, problem)
         for rank, theirs in enumerate(everyone):

@@ -184,13 +184,14 @@ def stream_position(epoch: float, train_samples: int) -> int:
 
 
 def plan_for(settings: Settings, workers: int, workers_per_node: int, train_samples: int,
-             allreduce: AllreducePlan | None = None) -> Plan:
+             allreduce: AllreducePlan | None = None, has_equal_processors: bool = True) -> Plan:
     """Returns the plan of a command line. Raises UserError. allreduce: of these workers, if it has been planned."""
     launch = settings.launch
     allreduce = allreduce or allreduce_for(launch, workers, workers_per_node)
     plan = make_plan(settings.recipe, launch.micro_batch_size, workers, train_samples, allreduce, launch.elastic,
                      launch.workers_schedule)
-    plan = replace(plan, shares_orthogonalization=shares_orthogonalization(settings, workers, workers_per_node))
+    plan = replace(plan, shares_orthogonalization=shares_orthogonalization(
+        settings, workers, workers_per_node, has_equal_processors))
     if (launch.elastic or launch.xla == "true") and any(phase.neighbours > 1 for phase in plan.phases):
         without = "elastic" if launch.elastic else "xla"
         raise UserError(f"--batch_norm_span: its groups would span several workers, which --{without} does not "
@@ -201,17 +202,20 @@ def plan_for(settings: Settings, workers: int, workers_per_node: int, train_samp
     return plan
 
 
-def shares_orthogonalization(settings: Settings, workers: int, workers_per_node: int) -> bool:
+def shares_orthogonalization(settings: Settings, workers: int, workers_per_node: int,
+                             has_equal_processors: bool) -> bool:
     """Whether each worker orthogonalizes a part of Muon's kernels, which are then exchanged as gradients are.
 
-    For ResNet-50, that is 102 MB more. Within a node, these take less time than they save.
+    For ResNet-50, that is 102 MB more. Within a node, these take less time than they save. Workers with different
+    processors have to share, because each would otherwise compute all kernels with other last bits.
     """
     launch = settings.launch
     if settings.recipe.optimizer != "muon" or workers == 1 or launch.share_orthogonalization == "false":
         return False
     if launch.share_orthogonalization == "true" and launch.xla == "true":
         raise UsageError("--share_orthogonalization: not with --xla=true, which cannot contain an exchange")
-    return launch.share_orthogonalization == "true" or (launch.xla != "true" and workers <= workers_per_node)
+    return launch.share_orthogonalization == "true" or (
+        launch.xla != "true" and (workers <= workers_per_node or not has_equal_processors))
 
 
 def allreduce_for(launch: Launch, workers: int, workers_per_node: int, nccl: bool | None = None) -> AllreducePlan:

@@ -213,7 +213,7 @@ class Launch:
     compression: str = flag("none", "Compression of the gradients during the exchange.", ("none", "fp16"))
     share_orthogonalization: str = flag("auto", "Whether each worker orthogonalizes a part of the kernels for "
         "--optimizer=muon, and the results are exchanged, as many bytes again as the gradients. auto: if all workers "
-        "are on one node, and without --xla=true.", ("auto", "true", "false"), switch=True,
+        "are on one node or their processors differ, and without --xla=true.", ("auto", "true", "false"), switch=True,
         used_with={"optimizer": ("muon",)})
     xla: str = flag("false", "What XLA compiles. true: the forward and backward pass as one unit, so the exchange of "
         "gradients cannot overlap it, and the update as another. auto: clusters of operations, but not the exchange.",

@@ -3,6 +3,7 @@ import math
 
 import numpy as np
 
+SAME_BITS = "with --xla or --share_orthogonalization=false, equal weights need equal processors"
 EXPLOSION = 1000  # times the loss of guessing; training has recovered from spikes of 100 times
 
 
@@ -21,12 +22,18 @@ class Diverged(Exception):
 
 
 class WeightsDiffer(Diverged):
-    """Raised on all workers when their states differ: weights, momentum, or anything else in a checkpoint."""
+    """Raised on all workers when their states differ: weights, momentum, or anything else in a checkpoint.
+
+    processors: those of the workers, if they differ.
+    """
 
     advice = "test the memory and the GPU of that host, and continue without it"
     is_of_samples = False
 
-    def __init__(self, reason: str, step: int, epoch: float):
+    def __init__(self, reason: str, step: int, epoch: float, processors: str | None = None):
+        if processors:
+            self.advice = (f"the workers have different processors ({processors}); {SAME_BITS}; if they are equal, "
+                           f"{self.advice}")
         self.step = step
         self.epoch = epoch
         Exception.__init__(self, f"after step {step} (epoch {epoch:.3f}), {reason}")

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
+from common import processor
 from common.errors import complain, reason
 from common.run_folder import TENSORBOARD, RunFolder
 from data.pipeline import DecoderSettings
@@ -65,9 +66,9 @@ def estimated_time(job: Job) -> list[str]:
     return [f"forecast: about {round(minutes / 60):,} h on {cores} CPU cores; without a GPU, {faster} is faster"]
 
 
-def has_bfloat16(about: Path = Path("/proc/cpuinfo")) -> bool:
+def has_bfloat16(about: Path = processor.ABOUT) -> bool:
     """Whether the processor multiplies bfloat16. oneDNN then trains ResNet-50 in 0.6 of float32's time."""
-    return about.exists() and bool({"avx512_bf16", "amx_bf16"} & {*about.read_text().split()})
+    return bool({"avx512_bf16", "amx_bf16"} & processor.instructions(about))
 
 
 def training_images(job: Job, number: int, largest: int) -> tuple[np.ndarray, list[str]]:

@@ -5,6 +5,7 @@ import time
 from common.activity import OBSERVERS, activity
 from common.errors import Stopped, UserError, complain
 from common.run_folder import CHECKPOINTS, SUMMARY, RunFolder
+from distributed import processors
 from distributed.elastic import COMMIT_STEPS
 from plan.values import Every
 from training.advice import after_divergence
@@ -250,7 +251,7 @@ class Recovery:
         snapshot = self._job.state.snapshot(world)
         step, epoch = snapshot.progress.step, self._position / plan.train_samples
         if not world.is_equal([*snapshot.checksums.values()], "checksums"):
-            raise WeightsDiffer(difference(world, snapshot.tensors), step, epoch)
+            raise WeightsDiffer(difference(world, snapshot.tensors), step, epoch, processors.differing(world))
         if broken := not_finite(snapshot.tensors):
             raise Diverged(f"{broken} is infinite or NaN", max(0, step - 1), epoch, plan.learning_rate(epoch))
         return snapshot

@@ -13,7 +13,7 @@ from common.activity import OBSERVERS, activity, startup
 from common.errors import UserError, complain
 from common.run_folder import CHECKPOINTS, METRICS, RunFolder, has_checkpoints
 from data.dataset import Dataset, labels_checksum
-from distributed import elastic
+from distributed import elastic, processors
 from distributed import world as worlds
 from distributed.exchange import GradientExchange
 from distributed.heartbeat import beating
@@ -27,7 +27,7 @@ from training import build
 from training.advice import Ending, advice
 from training.build import DIFFERENT_FLAGS, Job
 from training.checkpoints import Checkpoints
-from training.divergence import Diverged
+from training.divergence import SAME_BITS, Diverged
 from training.evaluate import EvaluationResult
 from training.loop import follow_plan
 from training.monitoring import Profile, start_observers
@@ -92,7 +92,7 @@ class Training:
             world.agree(self._settings.flags, DIFFERENT_FLAGS)
             worlds.check_gpus(world, self._settings.launch.device_policy)
             with beating(world, ends_process=not hosts):
-                job = self._make_job(world)
+                job = self._make_job(world, self._compare_processors(world))
                 root, nodes = self._agree_on_start(job)
                 observers = self._make_observers(world)
                 checkpoints = self._resume(job, root, held)
@@ -123,14 +123,23 @@ class Training:
             raise KeyboardInterrupt("interrupted; continue from the newest checkpoint with "
                                     f"--output_dir={self._folder.path}") from None
 
-    def _make_job(self, world: World) -> Job:
+    def _compare_processors(self, world: World) -> bool:
+        """Returns whether the workers have equal processors. Collective. Rank 0 names those that differ."""
+        differing, launch = processors.differing(world), self._settings.launch
+        if differing and world.rank == 0:
+            is_repeated = launch.xla != "false" or launch.share_orthogonalization == "false"
+            complain(f"the workers have different processors ({differing}){f'; {SAME_BITS}' * is_repeated}")
+        return not differing
+
+    def _make_job(self, world: World, has_equal_processors: bool) -> Job:
         """Builds the job for these workers. Model, optimizer and their state are created only once."""
         settings, launch = self._settings, self._settings.launch
         self._dataset = build.share_dataset(self._dataset, world)
         dataset = build.stage_dataset(self._dataset, settings.recipe, launch, world)
         exchange = self._exchange or self._plan_exchange(world)
         with world.raise_on_all_ranks():
-            plan = plan_for(settings, world.size, world.local_size, dataset.train.samples, exchange.plan)
+            plan = plan_for(settings, world.size, world.local_size, dataset.train.samples, exchange.plan,
+                            has_equal_processors)
             feed = build.make_feed(settings.recipe, launch, dataset, world)
             if not self._state:
                 with startup.stage("building the model"):

@@ -262,6 +262,8 @@ def test_a_decay_may_end_at_a_rate():
 def test_workers_of_one_node_share_the_orthogonalization(workers, per_node, flags, shared):
     words = ["train.py", "--data_dir=digits", "--optimizer=muon", *flags.split()]
     assert plan_for(parse(words), workers, per_node, 1437).as_json()["shares_orthogonalization"] == shared
+    on_others = shared if "--" in flags else workers > 1  # whose processors differ
+    assert plan_for(parse(words), workers, per_node, 1437, None, False).shares_orthogonalization == on_others
     others = parse(["train.py", "--data_dir=digits", "--optimizer=lars", "--batch_size=128"])
     assert not plan_for(others, 4, 4, 1437).shares_orthogonalization
 
