@@ -32,16 +32,16 @@ from distributed.world import World
 
 WORKERS, SECONDS = 3_456, 10
 SENDER = """
-import json, socket, sys, time
+import hmac, json, socket, sys, time
 
-word, port, workers, rate, seconds = json.loads(sys.argv[1])
+key, port, workers, rate, seconds = json.loads(sys.argv[1])
 own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 own.setblocking(False)
 start = time.monotonic()
 for number in range(rate * seconds):
-    beat = {"word": word, "rank": 1 + number % (workers - 1), "host": "node", "pid": 7, "step": 9,
-            "does": "waiting for the other workers", "seconds": 0.25}
-    own.sendto(json.dumps(beat).encode(), ("127.0.0.1", port))
+    beat = json.dumps({"rank": 1 + number % (workers - 1), "host": "node", "pid": 7, "step": 9,
+                       "does": "waiting for the other workers", "seconds": 0.25}).encode()
+    own.sendto(hmac.digest(bytes.fromhex(key), beat, "sha256") + beat, ("127.0.0.1", port))
     try:
         while True:
             own.recvfrom(2048)
@@ -60,12 +60,12 @@ class Rank0:
         return value
 
 
-def cpu_seconds(port: int, word: str, work) -> float:
+def cpu_seconds(port: int, key: bytes, work) -> float:
     """Returns the processor seconds of this process while another sends PER_SECOND heartbeats to a port.
 
-    word: that of the job. work: called with the sending process, until it has ended.
+    key: that of the job. work: called with the sending process, until it has ended.
     """
-    arguments = json.dumps([word, port, WORKERS, PER_SECOND, SECONDS])
+    arguments = json.dumps([key.hex(), port, WORKERS, PER_SECOND, SECONDS])
     sender = subprocess.Popen([sys.executable, "-c", SENDER, arguments])
     before = time.process_time()
     work(sender)
@@ -77,7 +77,7 @@ def cpu_seconds(port: int, word: str, work) -> float:
 def heartbeats() -> dict:
     heartbeat = Heartbeat(Rank0(), print)
     meeting = heartbeat._meeting
-    ours = cpu_seconds(meeting.port, meeting.word, lambda sender: sender.wait())
+    ours = cpu_seconds(meeting.port, meeting.key, lambda sender: sender.wait())
     heartbeat.stop()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as bare:
         bare.bind(("127.0.0.1", 0))
@@ -88,7 +88,7 @@ def heartbeats() -> dict:
                 with contextlib.suppress(OSError):
                     bare.sendto(*bare.recvfrom(LARGEST))
 
-        theirs = cpu_seconds(bare.getsockname()[1], "", answer)
+        theirs = cpu_seconds(bare.getsockname()[1], b"", answer)
     return {"heartbeats_cpu": ours / SECONDS, "over_bare_datagrams": ours / theirs}
 
 

@@ -4,7 +4,6 @@ import ctypes
 import os
 import re
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
@@ -12,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from common.errors import UsageError, UserError
+from common.threads import start_service
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 ELASTIC = "HOROVOD_ELASTIC"  # set by horovodrun if workers may come and go
@@ -122,7 +122,7 @@ def end_with_launcher() -> None:
     """
     if _is_worker():
         end_with_parent(signal.SIGKILL)
-        threading.Thread(target=_end_with, args=(_up_to_launcher(),), daemon=True).start()
+        start_service("watch of the launcher", _end_with, _up_to_launcher())
 
 
 def _end_with(chain: list[int]) -> None:

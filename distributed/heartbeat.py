@@ -4,13 +4,14 @@ A frozen process, or one behind a pulled cable, blocks all others in a collectiv
 check runs in the same exchange and is blocked, too. Each worker therefore has a thread that sends a datagram to rank 0
 each second, or every few seconds if there are thousands of workers, and rank 0 answers. A worker that hears nothing
 from another for LIMIT seconds says so and exits. A worker that has never been heard, for example behind a firewall, is
-not reported.
+not reported. A datagram begins with a digest that only the workers of the job can compute. Others are not read.
 
 A worker whose reader or GPU hangs still sends heartbeats. They say at which update it is, what its main thread does,
 and for how long that has not moved. Rank 0 names a worker that has waited for data for STALLED seconds, or one for
 which others have waited so long, and says what it does. The job goes on.
 """
 import contextlib
+import hmac
 import json
 import os
 import secrets
@@ -18,18 +19,21 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import psutil
 
 from common.activity import DATA, OTHERS, Activity, activity
 from common.errors import complain
+from common.threads import start_service
 from distributed.world import World
 
 LIMIT = 20.0  # seconds; less than the 30 after which Gloo gives up without naming a worker
 INTERVAL = 1.0
 PER_SECOND = 1000  # heartbeats that rank 0 answers at most; more workers send them less often
 LARGEST = 2048  # bytes of a datagram
+DIGEST = "sha256"
+DIGEST_BYTES = 32
 STALLED = 60.0  # seconds without progress after which rank 0 names the worker that holds up the others
 SHOWN = 8  # workers in a message
 
@@ -40,7 +44,7 @@ class Meeting:
 
     addresses: tuple[str, ...]
     port: int
-    word: str  # the secret in this job's datagrams
+    key: bytes  # the secret that signs this job's datagrams
 
 
 @dataclass(frozen=True)
@@ -69,14 +73,13 @@ class Heartbeat:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.bind(("", 0))
         self._socket.settimeout(INTERVAL / 4)
-        own = Meeting(("127.0.0.1", *_addresses()), self._socket.getsockname()[1], secrets.token_hex(8))
+        own = Meeting(("127.0.0.1", *_addresses()), self._socket.getsockname()[1], secrets.token_bytes(16))
         self._meeting = world.broadcast(own, "heartbeat")
         self._interval = max(INTERVAL, world.size / PER_SECOND)
         self._rank = world.rank
         self._heard = {}
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
-        self._thread.start()
+        self._thread = start_service("heartbeat", self._beat)
 
     def stop(self) -> None:
         """Stops the heartbeat thread."""
@@ -102,7 +105,7 @@ class Heartbeat:
             due = now + self._interval
             does, seconds = self._activity.look()
             self._reports[self._rank] = report = Report(*own, self._activity.step, does, seconds)
-            word = json.dumps({"word": self._meeting.word, "rank": self._rank, **vars(report)}).encode()
+            word = signed(self._meeting.key, json.dumps({"rank": self._rank, **vars(report)}).encode())
             if not self._rank:
                 self._name_stalled()
             for address in self._targets() if self._rank else ():
@@ -117,15 +120,17 @@ class Heartbeat:
         return [self._heard[0][3]] if 0 in self._heard else self._meeting.addresses
 
     def _receive(self, word):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # no datagram, or not one of this job
+        try:
             data, sender = self._socket.recvfrom(LARGEST)
-            heard = json.loads(data)
-            if heard["word"] == self._meeting.word:
-                rank = int(heard["rank"])
-                self._heard[rank] = time.monotonic(), heard["host"], heard["pid"], sender[0]
-                if not self._rank:
-                    self._send(word, sender)
-                self._reports[rank] = Report(*(heard[field.name] for field in fields(Report)))
+        except OSError:  # no datagram in time
+            return
+        if (message := verified(self._meeting.key, data)) is not None:
+            heard = json.loads(message)
+            rank = heard.pop("rank")
+            self._reports[rank] = report = Report(**heard)
+            self._heard[rank] = time.monotonic(), report.host, report.pid, sender[0]
+            if not self._rank:
+                self._send(word, sender)
 
     def _name_stalled(self):
         """Says once per stall which workers do not move, and what they do."""
@@ -145,6 +150,17 @@ class Heartbeat:
     def _send(self, word, target):
         with contextlib.suppress(OSError):  # the network is down: the other side notices the silence
             self._socket.sendto(word, target)
+
+
+def signed(key: bytes, message: bytes) -> bytes:
+    """Returns the datagram of a message."""
+    return hmac.digest(key, message, DIGEST) + message
+
+
+def verified(key: bytes, data: bytes) -> bytes | None:
+    """Returns the message of a datagram that this key has signed, or None."""
+    digest, message = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
+    return message if hmac.compare_digest(digest, hmac.digest(key, message, DIGEST)) else None
 
 
 @contextlib.contextmanager

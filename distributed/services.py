@@ -5,15 +5,20 @@ horovodrun's server, which has no password (CVE-2024-10190), and the replies of 
 The server also gives away the key that signs messages to a worker. All these services listen on all network interfaces.
 
 A token in its address is the server's password: see require_token. Nothing is encrypted.
+
+Whoever knows neither can still connect. Such a connection is closed without a word after SILENCE seconds, its message
+is not loaded, and it does not keep a process from ending.
 """
 import hmac
 import io
 import pickle
 import secrets
+import struct
+import sys
 from types import SimpleNamespace
 
 import cloudpickle
-from horovod.runner.common.util import codec
+from horovod.runner.common.util import codec, secret
 from horovod.runner.common.util import network as services
 from horovod.runner.http import http_server
 from horovod.runner.util import network
@@ -24,6 +29,8 @@ MESSAGES = {("horovod.runner.common.util.network", name) for name in ("PingReque
     ("horovod.runner.elastic.worker", name) for name in ("HostsUpdatedRequest", "HostUpdateResult")}
 
 FORBIDDEN = 403
+SILENCE = 10.0  # seconds that a connection may say nothing
+LARGEST = 1 << 20  # bytes of a message between an elastic worker and its launcher, which have about 200
 
 
 class Unpickler(pickle.Unpickler):
@@ -48,6 +55,10 @@ def restrict(interface: str) -> None:
 
     def find_port(start):
         server = start((address, 0))
+        server.daemon_threads = True
+        server.RequestHandlerClass.timeout = SILENCE
+        report = server.handle_error
+        server.handle_error = lambda *connection: isinstance(sys.exception(), OSError) or report(*connection)
         return server, server.server_address[1]
 
     network.get_driver_ip = lambda interfaces: address  # what workers are told
@@ -56,6 +67,21 @@ def restrict(interface: str) -> None:
     for module in (codec, services):
         module.cloudpickle = SimpleNamespace(dumps=cloudpickle.dumps,
                                              loads=lambda content: Unpickler(io.BytesIO(content)).load())
+    services.Wire.read = read_message
+
+
+def read_message(wire: services.Wire, stream):
+    """Returns the message that a stream begins with: its digest of 32 bytes, its size of 4, and its pickle.
+
+    Raises EOFError, which Horovod's services ignore, if the digest is not that of the wire's key, or the message is too
+    long. Horovod's own method first reads as many bytes as the size says, up to 2 GB, or to the stream's end.
+    """
+    digest, size = stream.read(secret.DIGEST_LENGTH), stream.read(4)
+    length = struct.unpack("i", size)[0] if len(size) == 4 else -1
+    content = stream.read(length) if 0 <= length <= LARGEST else b""
+    if not secret.check_digest(wire._key, content, digest):
+        raise EOFError
+    return services.cloudpickle.loads(content)
 
 
 def require_token() -> str:

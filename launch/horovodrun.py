@@ -18,6 +18,7 @@ import uuid
 from common import SAVING, command, streams
 from common.errors import ExitCode, Stopped, UsageError, complain
 from common.launcher import end_with_parent
+from common.threads import start_service
 from distributed import environment, gpus
 from launch import hosts as host_lists
 from launch import preflight
@@ -154,10 +155,8 @@ class Running:
         self._process = subprocess.Popen(words, env=environment.without_launcher(), stdin=subprocess.DEVNULL,
                                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
                                          preexec_fn=lambda: end_with_parent(signal.SIGTERM))
-        self._threads = [threading.Thread(target=self._relay, args=pair, daemon=True)
+        self._threads = [start_service("relay of the output", self._relay, *pair)
                          for pair in ((self._process.stdout, output), (self._process.stderr, sys.stderr))]
-        for thread in self._threads:
-            thread.start()
 
     def wait(self) -> int:
         """Waits until all workers have ended. Returns the exit code of the launcher.

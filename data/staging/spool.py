@@ -26,6 +26,7 @@ import numpy as np
 from common.activity import DATA, activity
 from common.errors import UserError
 from common.files import in_memory, is_on_network, scratch_folder, scratch_path
+from common.threads import start_service
 from data.dataset import Split
 from data.formats import tfrecord
 
@@ -163,7 +164,7 @@ class Spool:
         self._writer = subprocess.Popen(
             [sys.executable, "-m", "data.staging.spool_writer"], cwd=ROOT, stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, start_new_session=True)  # a request to stop must not end it before the training
-        threading.Thread(target=self._listen, daemon=True).start()
+        start_service("spool", self._listen)
         self._send(pickle.dumps((layout, again)))
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 
 from common.errors import UserError, full_disk, one_line
 from common.files import remove_unheld, scratch_folder
+from common.threads import start_service
 from data.formats import messages
 from data.formats.folder import shown
 from data.staging.spool import Layout
@@ -57,7 +58,7 @@ class Requests:
         self.read = self.needed = 0  # numbers of files that were read, and that the reader needs to go on
         self._ended = False
         self._changed = threading.Condition()
-        threading.Thread(target=self._listen, args=(stream,), daemon=True).start()
+        start_service("requests", self._listen, stream)
 
     def wait(self, is_enough: Callable[[], bool]) -> bool:
         """Waits until `is_enough` returns true. Returns True, or False if the reader has ended."""

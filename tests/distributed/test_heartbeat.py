@@ -1,10 +1,16 @@
 """A frozen worker is named and the job ends; a job that was frozen as a whole goes on. A worker that hangs is named."""
+import json
 import re
 import signal
+import socket
+import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from conftest import DIGITS, ROOT, TINY, run, start, trainers, worker_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from distributed import heartbeat
 from distributed.world import World
@@ -117,7 +123,7 @@ def test_a_job_that_was_suspended_as_a_whole_is_not_ended(struck, word):
 
 
 def test_what_is_not_ours_is_not_heard():
-    """Datagrams of every kind at rank 0's port: nobody is missed for them."""
+    """Datagrams of every kind at each rank's port: nobody is missed for them, and no thread ends."""
     program = """
 import json, socket, time
 import horovod.tensorflow as hvd
@@ -128,9 +134,10 @@ heartbeat.LIMIT, heartbeat.INTERVAL = 2.0, 0.1
 ended = []
 beat = heartbeat.Heartbeat(World().renumbered(), ended.append)
 sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-for data in (b"", b"{}", b"[]", b"7", b"\\xff" * 100, json.dumps({"word": "guessed", "rank": 5}).encode(),
-             json.dumps({"word": beat._meeting.word}).encode()):
-    sender.sendto(data, ("127.0.0.1", beat._meeting.port))
+forged = json.dumps({"rank": 5, "host": "h", "pid": 1, "step": 9, "does": "computing", "seconds": 0.5}).encode()
+for data in (b"", b"{}", b"[]", b"7", b"\\xff" * 100, b"[" * 2000, b"[" * 60000, forged,
+             heartbeat.signed(b"guessed", forged), heartbeat.signed(beat._meeting.key, forged)[:-1]):
+    sender.sendto(data, ("127.0.0.1", beat._socket.getsockname()[1]))
 silent = time.monotonic() + heartbeat.LIMIT  # what was sent above has been silent for as long by then
 while not ended and not any(heard > silent + heartbeat.INTERVAL for heard, *_ in list(beat._heard.values())):
     time.sleep(0.01)
@@ -141,6 +148,67 @@ beat.stop()
     done = run("mpirun", 2, "-c", program)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.splitlines() == ["0 True True"] * 2
+
+
+class Rank0:
+    """Of a world of two workers."""
+
+    rank, size = 0, 2
+
+    def broadcast(self, value, name):
+        return value
+
+
+BEAT = json.dumps({"rank": 1, "host": "h", "pid": 7, "step": 9, "does": "computing", "seconds": 0.5}).encode()
+
+
+@pytest.fixture
+def rank_0():
+    """Yields rank 0's heartbeat, and a function that sends it a datagram over a real socket."""
+    beat = heartbeat.Heartbeat(Rank0(), pytest.fail)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        yield beat, lambda data: sender.sendto(data, ("127.0.0.1", beat._meeting.port))
+    beat.stop()
+
+
+def test_no_bytes_without_the_key_change_anything(rank_0, monkeypatch):
+    """Neither noise, nor noise behind a genuine digest, nor a genuine datagram that was changed, cut or lengthened."""
+    beat, send = rank_0
+    genuine = heartbeat.signed(beat._meeting.key, BEAT)
+    read = []
+    monkeypatch.setattr(heartbeat, "json", SimpleNamespace(
+        loads=lambda text: read.append(text) or json.loads(text), dumps=json.dumps))
+
+    @given(st.binary(max_size=3000), st.integers(0, len(genuine) - 1), st.integers(1, 255))
+    @settings(max_examples=300, deadline=None)
+    def send_noise(noise, position, bits):
+        changed = bytearray(genuine)
+        changed[position] ^= bits
+        for data in (noise, genuine[:32] + noise, bytes(changed), genuine[:position], genuine + noise + b" "):
+            send(data)
+
+    send_noise()
+    send(b"[" * 2000)
+    while not beat._heard:  # the socket drops datagrams when it is full
+        send(genuine)
+        time.sleep(0.01)
+    assert {*read} == {BEAT} and [*beat._heard] == [1] and beat._thread.is_alive()
+
+
+FAILING = """
+import time
+from common.threads import start_service
+start_service("heartbeat", lambda: int("seven"))
+time.sleep(600)
+"""
+
+
+def test_a_service_thread_that_fails_ends_the_process_with_a_line():
+    done = run("python", 1, "-c", FAILING, timeout=300)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith(
+        "the thread 'heartbeat' has failed, which ends this process: ValueError: invalid literal for int() with base "
+        "10: 'seven'")
 
 
 STALLING = f"""

@@ -131,12 +131,13 @@ class Alone(World):
 ended, workers = [], int(sys.argv[1])
 beat = heartbeat.Heartbeat(Alone(size=workers), ended.append)
 port = beat._meeting.port
-word = {"word": beat._meeting.word, "host": "h", "pid": 1, "step": 9, "does": "computing", "seconds": 0.5}
+word = {"host": "h", "pid": 1, "step": 9, "does": "computing", "seconds": 0.5}
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
     thread, began = beat._thread.native_id, time.monotonic()
     for second in range(5):
         for rank in range(1, workers):
-            sender.sendto(json.dumps(word | {"rank": rank}).encode(), ("127.0.0.1", port))
+            signed = heartbeat.signed(beat._meeting.key, json.dumps(word | {"rank": rank}).encode())
+            sender.sendto(signed, ("127.0.0.1", port))
             if rank % 64 == 0:
                 time.sleep(0.01)
         time.sleep(max(0, began + second + 1 - time.monotonic()))
