@@ -121,8 +121,8 @@ def no_download(source: dict, reason) -> UserError:
     proxy = urllib.request.getproxies().get("https", "").rpartition("@")[2]  # without a password
     through = f" (https_proxy is {proxy})" if proxy else ""
     return UserError(f"--pretrained: {source['origin']} cannot be downloaded: {one_line(reason)[:200]}{through}; "
-                     f"download it on a computer with a network and save it as {weights_folder() / source['fname']}, or give its "
-                     "path with --pretrained_weights=FILE")
+                     f"download it on a computer with a network and save it as {weights_folder() / source['fname']}, "
+                     "or give its path with --pretrained_weights=FILE")
 
 
 def _downloaded(name) -> str:

@@ -245,7 +245,7 @@ def without_effect(values: absl_flags.FlagValues, typed: absl_flags.FlagValues) 
 
 
 def obstacle(name: str, given: Mapping[str, object]) -> str:
-    """Returns why a flag has no effect beside the others, such as `with --optimizer=adam`, or an empty string.
+    """Returns why a flag has no effect with the others, such as `with --optimizer=adam`, or an empty string.
 
     given: value of each flag.
     """

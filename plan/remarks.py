@@ -60,7 +60,7 @@ def remarks(settings: Settings, plan: Plan, workers_per_node: int = 1) -> list[s
 
 
 def on_little_effect(settings: Settings) -> list[str]:
-    """Returns a line for each flag that does less beside the others than its name says."""
+    """Returns a line for each flag that does less with the others than its name says."""
     recipe, lines = settings.recipe, []
     if recipe.freeze and not settings.has_initial_weights and recipe.model in model_zoo.MODELS:
         lines.append("--freeze: the layers that are not trained keep random weights; start from trained ones with "
