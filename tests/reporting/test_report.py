@@ -398,6 +398,22 @@ def test_a_wrong_command_line_is_one_line(arguments, code, message, tmp_path, ca
     assert not (tmp_path / "run" / "report.html").exists()
 
 
+def test_a_folder_that_is_no_run_is_left_out_and_named(tmp_path, capsys, monkeypatch):
+    """Nothing but such folders is an error. The folder of an evaluation is known by its predictions."""
+    monkeypatch.chdir(tmp_path)
+    runs, other, evaluation = [whole(tmp_path / name) for name in "ab"], tmp_path / "other", tmp_path / "evaluation"
+    for folder in (other, evaluation):
+        folder.mkdir()
+    (evaluation / "predictions.csv").touch()
+    assert report.main(["report", *map(str, [other, *runs, evaluation])]) == 0
+    shown = capsys.readouterr()
+    first, second, *_ = shown.err.splitlines()
+    assert first == f"reporting.report: left out: {other} is not the folder of a run: it contains no plan.json"
+    assert f"left out: {evaluation} is the folder of an evaluation, whose page is its report.html" in second
+    assert shown.out == f"{tmp_path}/report.html\n" and str(other) not in (tmp_path / "report.html").read_text()
+    assert report.main(["report", str(other), str(evaluation)]) == 1
+
+
 def test_one_run_is_drawn_again(tmp_path, capsys):
     folder = whole(tmp_path / "run")
     assert report.main(["report", "--output", str(tmp_path / "copy.html"), str(folder)]) == 0
