@@ -18,8 +18,9 @@ from common.errors import UserError, complain, full_disk
 MEMORY = "/dev/shm"
 MOUNTS = Path("/proc/self/mountinfo")
 # What file systems answer to a call that they do not offer: CIFS, FUSE, exFAT, the shared folders of virtual machines.
-LACKS_CALL = {errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.ENOSYS, errno.ENOTTY, errno.ENOLCK}
-LACKS_LINKS = LACKS_CALL | {errno.EACCES, errno.EROFS, errno.EPROTO}  # VirtualBox says EROFS or EPROTO
+# They may answer anything else, too.
+LACKS_CALL = {errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.ENOSYS, errno.ENOTTY, errno.ENOLCK, errno.EBADF}
+BROKEN = {errno.EIO, errno.ENOSPC, errno.EDQUOT}  # what they answer if the disk is broken or full
 NAMED = set()  # calls for which `ignore_unsupported` has printed its line
 ON_NETWORK = {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "cifs", "smb3", "ceph", "glusterfs", "9p", "afs", "orangefs",
               "panfs", "wekafs", "fuse"}
@@ -106,14 +107,15 @@ def is_on_network(path, mounts: Path = MOUNTS) -> bool:
     return kind.partition(".")[0] in ON_NETWORK
 
 
-def ignore_unsupported(call: str, path, error: OSError, effect: str, unsupported: Set[int] = LACKS_CALL) -> None:
-    """Ignores the error of an optional call, such as fsync, if the file system does not offer the call.
+def ignore_unsupported(call: str, path, error: OSError, effect: str, unsupported: Set[int] | None = None) -> None:
+    """Ignores the error of an optional call, such as a symbolic link, if the file system does not offer the call.
 
     Prints one line for each such call in a process. Raises any other error.
 
-    effect: what the user has to know, for the line. unsupported: error numbers that mean "not offered".
+    effect: what the user has to know, for the line. unsupported: error numbers that mean "not offered", for a call
+    without which data may be lost. Default: all but BROKEN.
     """
-    if error.errno not in unsupported:
+    if error.errno in BROKEN or not (unsupported is None or error.errno in unsupported):
         raise error
     if call not in NAMED:
         complain(f"the file system of {path} has no {call} ({error.strerror}); {effect}", "warning")
@@ -121,14 +123,20 @@ def ignore_unsupported(call: str, path, error: OSError, effect: str, unsupported
 
 
 def flush(path) -> None:
-    """Calls fsync on a file or a folder. Prints one line if the file system does not offer it."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Calls fsync on a file or a folder. Prints one line if the file system does not offer it.
+
+    After an unknown error, the content of a file may be lost, so it is raised. The files in a folder are there all the
+    same, so of a folder only those in BROKEN are.
+    """
+    unsupported = None if os.path.isdir(path) else LACKS_CALL
     try:
-        os.fsync(descriptor)
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
     except OSError as error:
-        ignore_unsupported("fsync", path, error, "a power failure may lose what was written last")
-    finally:
-        os.close(descriptor)
+        ignore_unsupported("fsync", path, error, "a power failure may lose what was written last", unsupported)
 
 
 def link(path: Path, target: str) -> None:
@@ -144,8 +152,7 @@ def link(path: Path, target: str) -> None:
     try:
         part.symlink_to(target)
     except OSError as error:
-        ignore_unsupported("symbolic links", path, error, f"{path.name} is a file that names the folder",
-                           LACKS_LINKS)
+        ignore_unsupported("symbolic links", path, error, f"{path.name} is a file that names the folder")
         write_atomically(path, target)
     else:
         part.replace(path)
@@ -181,7 +188,7 @@ def locked(path, wait: bool = False, needed: bool = False) -> Iterator[int | Non
                 raise BlockingIOError(errno.EAGAIN, error.strerror) from None
             if needed and error.errno in LACKS_CALL:
                 raise UserError(f"the file system of {path} has no locks; choose a folder on a local disk") from None
-            ignore_unsupported("locks", path, error, "start no other program that writes there")
+            ignore_unsupported("locks", path, error, "start no other program that writes there", LACKS_CALL)
             is_locked = False
         yield descriptor if is_locked else None
     finally:

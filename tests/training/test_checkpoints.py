@@ -569,9 +569,11 @@ except BlockingIOError:
 """
 LACKED = [f"fsync:{a} fsync_file:{a} symlink:{b} flock:{c}" for a, b, c in (
     (errno.EINVAL, errno.EPERM, errno.ENOLCK), (errno.EOPNOTSUPP, errno.EOPNOTSUPP, errno.EINVAL),
-    (errno.ENOSYS, errno.EROFS, errno.EOPNOTSUPP), (errno.EPERM, errno.EPROTO, errno.ENOSYS))]
+    (errno.ENOSYS, errno.EROFS, errno.EOPNOTSUPP), (errno.EPERM, errno.EPROTO, errno.ENOSYS),
+    (errno.EBADF, errno.EBADF, errno.ENOLCK))]
+LACKED += [f"fsync:{a} symlink:{a} flock:{errno.ENOLCK}" for a in (errno.EACCES, errno.ESTALE, 524)]  # Linux's ENOTSUPP
 BROKEN = {f"fsync:{errno.EIO}": "Input/output error", f"fsync:{errno.ENOSPC}": "no space left on device; make room",
-          f"fsync:{errno.EDQUOT}": "disk quota exceeded; make room"}
+          f"fsync:{errno.EDQUOT}": "disk quota exceeded; make room", f"fsync_file:{errno.ESTALE}": "Stale file handle"}
 
 
 def test_what_a_file_system_lacks_is_a_line_and_what_breaks_is_an_error(tmp_path):
