@@ -139,6 +139,34 @@ def flush(path) -> None:
         ignore_unsupported("fsync", path, error, "a power failure may lose what was written last", unsupported)
 
 
+def replace(scratch: Path, path: Path) -> None:
+    """Moves a finished file or folder to a path. If it replaces a folder, first the new one stands, then the old goes.
+
+    Whatever fails, one of the two is at `path`. Raises OSError.
+    """
+    if not any(one.is_dir() and not one.is_symlink() for one in (scratch, path)) or not os.path.lexists(path):
+        scratch.replace(path)
+        return
+    old = path.with_name(f"{path.name}.old")
+    remove(old)  # which a killed process left
+    path.rename(old)
+    try:
+        scratch.rename(path)
+    except OSError:
+        old.rename(path)
+        raise
+    with contextlib.suppress(OSError):
+        remove(old)
+
+
+def remove(path: Path) -> None:
+    """Removes a file, a link or a folder, if there is one. Raises OSError."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def link(path: Path, target: str) -> None:
     """Makes a path a symbolic link to a folder next to it, or a file that holds its name if there are no links.
 
@@ -147,15 +175,12 @@ def link(path: Path, target: str) -> None:
     """
     part = Path(f"{path}.part")
     part.unlink(missing_ok=True)
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
     try:
         part.symlink_to(target)
     except OSError as error:
         ignore_unsupported("symbolic links", path, error, f"{path.name} is a file that names the folder")
-        write_atomically(path, target)
-    else:
-        part.replace(path)
+        part.write_text(target)
+    replace(part, path)
 
 
 def followed(path: Path) -> Path:

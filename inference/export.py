@@ -4,7 +4,6 @@ import importlib.util
 import json
 import logging
 import os
-import shutil
 import sys
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from tensorflow.lite.python.convert_phase import ConverterError
 
 from common import streams
 from common.errors import UserError, complain, one_line, reason
-from common.files import write_atomically
+from common.files import remove, replace, scratch_folder, write_atomically
 from inference.keras_file import NotWritten, write_keras
 from inference.preprocessing import central_part, preprocess, resized
 from inference.trained import TOP, Trained
@@ -24,42 +23,46 @@ INPUT = "images"
 OUTPUT = "probabilities"
 OPSET = 17  # of 2022; most runtimes have it
 MISSING = "tf2onnx is not installed; run the same command with `uv run --extra onnx train.py`"
-FILES = ("classes.txt", "model.h5", "model.onnx", "model.tflite")
 
 
 def export(trained: Trained, folder: Path, tflite: str = "false") -> dict:
     """Writes saved_model, model.h5, model.onnx and classes.txt into a folder. Returns what to print.
 
     tflite: the flag, with which it also writes model.tflite. What cannot be written is left out, and a line says why:
-    model.onnx without the packages of the extra `onnx`, model.h5 with layers that are not Keras's. Raises UserError.
+    model.onnx without the packages of the extra `onnx`, model.h5 with layers that are not Keras's. An earlier export in
+    the folder stays until all is written. Raises UserError.
     """
-    saved_model = folder / "saved_model"
-    writers = {"keras": (folder / "model.h5", write_keras), "onnx": (folder / "model.onnx", write_onnx)}
-    if tflite != "false":
-        writers["tflite"] = (folder / "model.tflite", functools.partial(write_tflite, tflite=tflite))
+    writers = {"saved_model": write_saved_model, "classes.txt": write_classes, "model.h5": write_keras,
+               "model.onnx": write_onnx, "model.tflite": functools.partial(write_tflite, tflite=tflite)}
+    kinds = {"saved_model": "saved_model", "keras": "model.h5", "onnx": "model.onnx"}
+    kinds |= {"tflite": "model.tflite"} if tflite != "false" else {}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in FILES:
-            (folder / name).unlink(missing_ok=True)  # of an earlier export, with other weights
-        write_saved_model(trained, saved_model)
-        write_atomically(folder / "classes.txt", "".join(f"{name}\n" for name in trained.classes).encode(
-            errors="surrogateescape"))
-        print(f"saved model: {saved_model}", file=sys.stderr)
-        for name, (path, write) in writers.items():
-            try:
-                write(trained, path)
-                print(f"{name}: {path}", file=sys.stderr)
-            except NotWritten as problem:
-                complain(f"{path.name} is not written, because {problem}")
-        if trained.views > 1 and (folder / "model.h5").exists():
-            complain(f"model.h5 predicts from the image alone; the other files average {trained.views} views of it")
+        with scratch_folder(folder) as scratch:
+            for name in ("classes.txt", *kinds.values()):
+                try:
+                    writers[name](trained, scratch / name)
+                except NotWritten as problem:
+                    complain(f"{name} is not written, because {problem}")
+            for name in writers:  # nothing of an earlier export stays, which has other weights
+                replace(scratch / name, folder / name) if (scratch / name).exists() else remove(folder / name)
     except tf.errors.OpError as error:
         raise UserError(f"--output_dir: {folder} cannot be written: {reason(error)}") from None
     except OSError as error:
         raise UserError(f"--output_dir: {folder} cannot be written: {error.strerror or error}") from None
-    written = {name: str(path) if path.exists() else None for name, (path, _) in writers.items()}
-    return {"saved_model": str(saved_model), **written, "classes": len(trained.classes),
-            "image_size": trained.image_size, "epoch": trained.epoch, "weights": trained.weights}
+    written = {kind: str(folder / name) if (folder / name).exists() else None for kind, name in kinds.items()}
+    for kind, path in written.items():
+        if path:
+            print(f"{kind.replace('_', ' ')}: {path}", file=sys.stderr)
+    if trained.views > 1 and written["keras"]:
+        complain(f"model.h5 predicts from the image alone; the other files average {trained.views} views of it")
+    return written | {"classes": len(trained.classes), "image_size": trained.image_size, "epoch": trained.epoch,
+                      "weights": trained.weights}
+
+
+def write_classes(trained: Trained, path: Path) -> None:
+    """Writes the names of the classes in label order, one per line. Raises OSError."""
+    write_atomically(path, "".join(f"{name}\n" for name in trained.classes).encode(errors="surrogateescape"))
 
 
 class Classifier(tf.Module):
@@ -96,18 +99,10 @@ class Classifier(tf.Module):
 
 
 def write_saved_model(trained: Trained, path: Path) -> None:
-    """Writes a SavedModel folder atomically; replaces an earlier one. Raises OSError, tf.errors.OpError."""
-    scratch = path.with_name(f"{path.name}.part")
-    shutil.rmtree(scratch, ignore_errors=True)
+    """Writes a SavedModel folder. Raises OSError, tf.errors.OpError."""
     classifier = Classifier(trained)
-    try:
-        tf.saved_model.save(classifier, str(scratch), {
-            "serving_default": classifier.classify, "all_classes": classifier.classify_all})
-    except BaseException:
-        shutil.rmtree(scratch, ignore_errors=True)
-        raise
-    shutil.rmtree(path, ignore_errors=True)
-    scratch.rename(path)
+    tf.saved_model.save(classifier, str(path), {
+        "serving_default": classifier.classify, "all_classes": classifier.classify_all})
 
 
 def write_tflite(trained: Trained, path: Path, tflite: str) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from common.errors import UserError, complain, full_disk, one_line
-from common.files import flush, link, write_atomically
+from common.files import flush, link, replace, write_atomically
 from common.flags import defaults
 from plan.output_dir import from_weights
 from plan.settings import Recipe
@@ -206,7 +206,7 @@ class Checkpoints:
         scored = [path for path in listed if self._about(path).get("top1") is not None]
         best = self._best() or max(scored, default=None, key=lambda path: self._about(path)["top1"])
         old = [path for path in listed if path not in (*due[:kept], self.newest, best)]
-        for path in (*old, *saved_in(self._folder, ".part")):
+        for path in (*old, *saved_in(self._folder, ".part"), *saved_in(self._folder, ".old")):
             shutil.rmtree(path, ignore_errors=True)
             self._described.pop(path.name, None)
         return not all(path.exists() for path in old)
@@ -222,8 +222,7 @@ def write(path: Path, tensors: dict, described: dict) -> None:
                       shape_and_slices=[""] * len(tensors))
     for written in (*scratch.iterdir(), scratch):
         flush(written)
-    shutil.rmtree(path, ignore_errors=True)  # damaged, or from before a rollback
-    scratch.rename(path)
+    replace(scratch, path)  # an earlier one there is damaged, or from before a rollback
     flush(path.parent)
 
 

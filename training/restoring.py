@@ -100,7 +100,7 @@ def intact(path: Path) -> Iterator[tuple[Path, dict, dict]]:
 def saved_in(folder: Path, suffix: str = "") -> list[Path]:
     """Returns the checkpoints in a folder, newest first. Copies that a user has made under other names are not listed.
 
-    suffix: .part for unfinished ones.
+    suffix: .part for unfinished ones, .old for replaced ones.
     """
     pattern = rf"step-\d{{8,}}{re.escape(suffix)}"
     return sorted((path for path in folder.glob("step-*") if re.fullmatch(pattern, path.name)), reverse=True)

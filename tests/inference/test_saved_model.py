@@ -1,9 +1,13 @@
-"""What a SavedModel gives out for a class whose name is not UTF-8."""
+"""What a SavedModel gives out for a class whose name is not UTF-8, and what an export that fails leaves."""
 import os
 
+import pytest
 import tensorflow as tf
+from conftest import SmallDisk
 
-from inference.export import write_saved_model
+from common.errors import UserError
+from inference import export as exporting
+from inference.export import export, write_saved_model
 from inference.trained import Trained
 from tests.rigs.pictures import encode, picture
 
@@ -17,3 +21,27 @@ def test_class_names_are_the_bytes_of_the_folders(tmp_path):
     classify = tf.saved_model.load(tmp_path / "saved_model").signatures["all_classes"]
     [names] = classify(image_bytes=tf.constant([encode(picture(1))]))["classes"].numpy()
     assert {*names} == {*NAMES}
+
+
+def test_an_export_that_fails_leaves_the_earlier_one(monkeypatch):
+    """The disk has room for one and a half. Both a folder and files would be replaced, and model.tflite would go."""
+    monkeypatch.setattr(exporting, "has_onnx", lambda: False)
+    model = tf.keras.Sequential([tf.keras.layers.Input((8, 8, 3)), tf.keras.layers.Flatten(),
+                                 tf.keras.layers.Dense(300), tf.keras.layers.Dense(3)])
+    trained = [Trained(model, tuple(names), 8, 1.0, 0.0, "last") for names in ("abc", "xyz")]
+
+    def content(folder):
+        return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    with SmallDisk("size=16m") as disk:
+        export(trained[0], disk.path / "exported")
+        (disk.path / "exported" / "model.tflite").write_text("earlier")
+        before = content(disk.path / "exported")
+        disk.remount(f"size={3 * sum(map(len, before.values())) // 2}")
+        with pytest.raises(UserError, match=r"cannot be written: .*[Nn]o space left"):
+            export(trained[1], disk.path / "exported")
+        assert content(disk.path / "exported") == before
+        disk.remount("size=16m")
+        export(trained[1], disk.path / "exported")
+        assert (disk.path / "exported" / "classes.txt").read_text() == "x\ny\nz\n"
+        assert {path.name for path in (disk.path / "exported").iterdir()} == {"saved_model", "model.h5", "classes.txt"}

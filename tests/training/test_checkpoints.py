@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -94,6 +95,30 @@ def test_a_snapshot_stays_while_training_goes_on():
     variable.assign_add(tf.ones(1000))
     tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=1.0, delta=tf.ones(1000))
     assert float(tf.reduce_max(kept)) == 1.0
+
+
+def test_a_checkpoint_is_replaced_only_by_one_that_stands(tmp_path, monkeypatch):
+    """The disk fails when the new one is about to take its place."""
+    saved(tmp_path, [3])
+    rename = Path.rename
+
+    def broken(path, target):
+        if path.suffix == ".part":
+            raise OSError(errno.EIO, "broken")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", broken)
+    checkpoints = Checkpoints(tmp_path, RECIPE)
+    checkpoints.save(dataclasses.replace(snapshot(3), tensors=snapshot(4).tensors), 0.3)
+    assert not checkpoints.wait()
+    monkeypatch.undo()
+    kept = Checkpoints(tmp_path, RECIPE).load(VARIABLES)
+    np.testing.assert_array_equal(kept.tensors["model/000/kernel"], snapshot(3).tensors["model/000/kernel"])
+    (tmp_path / "step-00000003.old").mkdir()  # a process was killed before it removed this
+    checkpoints.save(dataclasses.replace(snapshot(3), tensors=snapshot(4).tensors), 0.3)
+    assert checkpoints.wait() and [*tmp_path.glob("step-*")] == [tmp_path / "step-00000003"]
+    kept = Checkpoints(tmp_path, RECIPE).load(VARIABLES)
+    np.testing.assert_array_equal(kept.tensors["model/000/kernel"], snapshot(4).tensors["model/000/kernel"])
 
 
 def test_the_last_five_and_the_best_are_kept(tmp_path):
