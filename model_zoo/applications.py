@@ -11,7 +11,7 @@ from keras.src.utils import data_utils
 from common.errors import UserError, one_line
 from model_zoo import KERAS, MODELS
 from model_zoo.layers import BatchNormalization, Dropout, dropout_of, last_layer, seeds
-from model_zoo.weights import weights_folder
+from model_zoo.weights import damage, weights_folder
 
 layers = tf.keras.layers
 MEAN = (0.485, 0.456, 0.406)  # of ImageNet's pixels, from 0 to 1
@@ -82,15 +82,17 @@ def _weights_in(path) -> list[tuple[str, list]]:
     try:
         with h5py.File(path) as file:
             weights = file.get("model_weights", file)  # in a file with a whole model
-            given = [(name, [weights[name][one][()] for one in attribute(weights[name], "weight_names")])
+            given = [(name, [(one, weights[name][one][()]) for one in attribute(weights[name], "weight_names")])
                      for name in attribute(weights, "layer_names")]
-    except (OSError, KeyError) as error:
+    except (OSError, KeyError, RuntimeError, ValueError, TypeError) as error:  # h5py raises them for a damaged file
         raise UserError(f"{path} cannot be read as an .h5 file of Keras: {one_line(error)[:200]}") from None
-    given = [(name, arrays) for name, arrays in given if arrays and not name.startswith("normalization")]
+    given = [(name, pairs) for name, pairs in given if pairs and not name.startswith("normalization")]
     if not given:
         raise UserError(f"{path} has no weights of a Keras model; give a file that model.save_weights or model.save of "
                         "Keras 2 wrote as .h5")
-    return given
+    if problem := damage(path, [*itertools.chain.from_iterable(pairs for _, pairs in given)]):
+        raise UserError(f"{path} is damaged: {problem}; copy or download it again")
+    return [(name, [array for _, array in pairs]) for name, pairs in given]
 
 
 class _Asked(Exception):

@@ -1,13 +1,16 @@
-"""Whether the weights to start from can be had here. Imports no TensorFlow, so that an error shows at once."""
+"""Whether weights can be had here, and look damaged. Imports no TensorFlow, so that an error shows at once."""
 import http.client
 import os
 import re
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from common.command import USERS_KERAS_HOME
-from common.errors import UserError
+from common.errors import UserError, complain, listed
 
 KERAS_DOWNLOADS = "https://storage.googleapis.com"
 SECONDS = 5
@@ -35,3 +38,18 @@ def check_weights(model: str, file: str | None = None) -> None:
         from model_zoo.applications import no_download, source_of
 
         raise no_download(source_of(model), getattr(error, "reason", error)) from None
+
+
+def damage(source, weights: Sequence[tuple[str, np.ndarray]]) -> str | None:
+    """Returns which of the weights that were read have infinite or NaN values, in words, or None.
+
+    Says on standard error which kernels are all zeros, as only few trained ones are.
+
+    source: where they were read. weights: pairs of a name and an array.
+    """
+    for name, array in weights:
+        if not np.isfinite(array).all():
+            return f"{name} has infinite or NaN values"
+    if zeros := [name for name, array in weights if np.ndim(array) > 1 and not np.any(array)]:
+        complain(f"warning: {source} may be damaged: all values of {listed(zeros, 1, what='kernels')} are 0")
+    return None

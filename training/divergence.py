@@ -15,6 +15,7 @@ class Diverged(Exception):
     is_below_expected = False  # whether training has not diverged, but fallen behind, which no rollback cures
 
     def __init__(self, reason: str, step: int, epoch: float, learning_rate: float):
+        self.reason = reason
         self.step = step
         self.epoch = epoch
         super().__init__(f"training diverged at step {step} (epoch {epoch:.3f}, learning rate {learning_rate:.4g}): "

@@ -90,8 +90,11 @@ class Recovery:
         job = self._job
         try:
             begun = self.snapshot()
-        except Diverged as problem:
+        except WeightsDiffer as problem:
             raise UserError(f"{problem}; {problem.advice}", on_all_ranks=True) from None
+        except Diverged as problem:
+            raise UserError(f"{problem.reason} before the first step; check how --model initializes it",
+                            on_all_ranks=True) from None
         if self._hosts:
             self.committed = begun
         self._schedule.record_save(self._position)

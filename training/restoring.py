@@ -19,7 +19,9 @@ from data.class_names import normal
 from data.dataset import IMAGENET_MEAN, IMAGENET_STD
 from model_zoo.applications import load_pretrained
 from model_zoo.layers import last_layer
+from model_zoo.weights import damage
 from training.state import INPUT, model_variables, named
+from training.weight_check import GROUPS
 
 # Raise it when a flag changes its meaning, or samples their order: a checkpoint of another version is not continued.
 # 1 (checkpoints without a version): batch norm's moving statistics moved once per micro-batch, and the learning rate
@@ -90,6 +92,8 @@ def intact(path: Path) -> Iterator[tuple[Path, dict, dict]]:
             if "classes" not in described:
                 raise UserError(f"{candidate} was written by a Bigbatch before 0.9.0, which {VERSION} does not read; "
                                 "use the version that wrote it")
+            if problem := damage(candidate, [pair for pair in tensors.items() if pair[0].startswith(GROUPS)]):
+                raise Damaged(problem)
             yield candidate, tensors, described
         except FileNotFoundError as error:
             complain(f"the checkpoint {candidate} was skipped: {Path(error.filename).name} was not found")

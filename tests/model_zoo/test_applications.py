@@ -184,6 +184,36 @@ def test_weights_without_the_last_layers(tmp_path):
         assert (variable.numpy() == own.numpy()).all()
 
 
+def test_damaged_values_are_noticed(tmp_path, capsys):
+    """One value that is not finite is enough. Of zeros, of which a bias may have many, it takes a whole kernel."""
+    theirs = APPLICATIONS.MobileNetV3Small(weights=None, include_top=False, input_shape=(32, 32, 3))
+    theirs.save_weights(tmp_path / "w.h5")
+    ours, before = model_zoo.create_model("keras:MobileNetV3Small", 7, 32), (tmp_path / "w.h5").read_bytes()
+    for value, message in ((np.nan, "is damaged: {} has infinite or NaN values; copy or download it again"),
+                           (-np.inf, "is damaged: {} has infinite or NaN values; copy or download it again"),
+                           (0.0, "may be damaged: all values of {} are 0")):
+        (tmp_path / "w.h5").write_bytes(before)
+        with h5py.File(tmp_path / "w.h5", "r+") as file:
+            file["Conv/Conv/kernel:0"][(2, 1, 0, 4) if value else ...] = value
+        expected = f"{tmp_path}/w.h5 {message.format('Conv/kernel:0')}"
+        with pytest.raises(UserError, match=f"^{expected}$") if value else contextlib.nullcontext():
+            applications.load_pretrained(ours, tmp_path / "w.h5")
+        assert capsys.readouterr().err.count(f"warning: {expected}\n") == (not value)
+
+
+def test_a_damaged_header_is_one_line(tmp_path):
+    """h5py raises RuntimeError for some in a file that it can open, such as for an unknown version of an attribute."""
+    with h5py.File(tmp_path / "w.h5", "w") as file:
+        file.attrs["layer_names"] = [b"a"]
+        file.create_group("a").attrs["weight_names"] = [b"k"]
+        file["a/k"] = np.ones(3)
+    content = bytearray((tmp_path / "w.h5").read_bytes())
+    content[content.find(b"layer_names") - 8] ^= 4
+    (tmp_path / "w.h5").write_bytes(content)
+    with pytest.raises(UserError, match=r"w\.h5 cannot be read as an \.h5 file of Keras: Can't"):
+        applications.load_pretrained(tf.keras.Sequential(name="keras-VGG16"), tmp_path / "w.h5")
+
+
 @pytest.mark.parametrize(("name", "message"), [
     ("MobileNetV2", r"w.h5 has the weights of another network than keras:VGG16: Conv1 .* instead of block1_conv1 \["),
     ("VGG19", "w.h5 has the weights of another network than keras:VGG16: block3_conv4"), (None, "w.h5 cannot be read"),

@@ -292,6 +292,22 @@ def test_damage_is_noticed_wherever_it_is(tmp_path, capfd):
     assert read(newest)[1]["progress"]["step"] == 2
 
 
+@pytest.mark.parametrize(("value", "name", "is_used"), [
+    (np.nan, "model/000/kernel", False), (np.inf, "ema/000/kernel", False), (0.0, "model/000/kernel", True)])
+def test_weights_with_damaged_values_are_noticed_however_they_come_in(value, name, is_used, tmp_path, capsys):
+    """For a resume, --mode=evaluate, predict and export, and --init_checkpoint, which all read them here."""
+    for step in (1, 2):
+        tensors = snapshot(step).tensors | {"model/000/kernel": tf.ones([2, 500]), "ema/000/kernel": tf.ones([2, 500])}
+        if step == 2:
+            tensors[name] = tf.where(tf.range(500) < (1 if value else 500), value, tensors[name])
+        write(tmp_path / f"step-0000000{step}", tensors, {"classes": [], "progress": {"step": step}})
+    assert next(intact(tmp_path))[2]["progress"]["step"] == 1 + is_used
+    problem = "may be damaged: all values of {} are 0" if is_used else (
+        "is damaged and was skipped: {} has infinite or NaN values")
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.endswith(f"{tmp_path}/step-00000002 {problem.format(name)}")
+
+
 def test_where_all_are_damaged_it_is_an_error(tmp_path):
     saved(tmp_path, [1])
     (tmp_path / "step-00000001" / "variables.index").write_bytes(b"")
