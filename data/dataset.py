@@ -198,17 +198,20 @@ class Dataset:
         """Whether the images are random numbers, which lie in no file."""
         return not self.validation.paths
 
-    @property
+    @cached_property
     def validation_content(self) -> dict[str, str]:
         """Digests by which two validation sets can be compared, wherever they lie and in whatever order.
 
         class_names: digest of the names of the classes.
         images: digest of the CRC-32 and label of each image, if data.prepare stored them on a disk.
-        files: digest of the names of the images, for a folder of images.
+        files, sizes: digests of the names and of the sizes of the images, for a folder of images.
         """
         split, known = self.validation, {"class_names": list(self.classes)}
         if self.format == "folder":
             known["files"] = sorted(file for listing in split.entries for file in listing.files)
+            with contextlib.suppress(OSError):
+                known["sizes"] = sorted(pair for path, listing in zip(split.paths, split.entries, strict=True)
+                                        for pair in listing.sizes(path))
         elif not is_remote(self.folder):
             with contextlib.suppress(OSError, ValueError):
                 known["images"] = sorted(line[:2] for path in split.paths for line in checksums.lines(path))

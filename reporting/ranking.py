@@ -40,7 +40,7 @@ NOTE = ("Settings are too close to call if the 95% interval of the difference of
         f"with a probability of {POWER:.0%}, given the runs so far. A run that diverged counts with the accuracy of "
         "guessing, and ranks after all that did not; one with --ema_decay counts with that of the averaged weights.")
 VALIDATION = {"classes": "the number of classes", "samples": "the number of images", "class_names": "class names",
-              "images": "images", "files": "files"}  # keys of run_data.validation_set
+              "images": "images", "files": "files", "sizes": "sizes of files"}  # keys of run_data.validation_set
 
 
 @dataclass(frozen=True)

@@ -172,25 +172,30 @@ class Training:
         snapshot = self._recovery and self._recovery.committed
         with world.raise_on_all_ranks():
             if world.rank == 0:
+                if root is None and self._settings.has_initial_weights and not output_dir.resumes(self._settings):
+                    self._initialize(job)  # perhaps from the run that is in the folder
                 checkpoints = self._open_folder(held, is_new=root is None)
                 snapshot = self._read_disk(checkpoints, job) if root is None else snapshot
         report_start(job, job.state.broadcast(snapshot, world, root or 0))
         return checkpoints
 
+    def _initialize(self, job: Job) -> None:
+        """Gives the model the weights from which a new training starts."""
+        initialize(self._settings.run.init_checkpoint, job.state.model, self._dataset.classes, job.state.average,
+                   self._settings.recipe.pretrained_weights)
+        job.state.progress.start_from_trained_weights()
+
     def _read_disk(self, checkpoints: Checkpoints, job: Job) -> Snapshot | None:
-        """Returns the newest checkpoint, or None at the start of a training, whose weights it may initialize."""
-        snapshot = checkpoints.load(job.state.variables)
-        if not snapshot and self._settings.has_initial_weights:
-            initialize(self._settings.run.init_checkpoint, job.state.model, self._dataset.classes, job.state.average,
-                       self._settings.recipe.pretrained_weights)
-            job.state.progress.start_from_trained_weights()
-        if not (snapshot or job.state).progress.take_labels(labels_checksum(self._dataset.train)):
-            raise UserError(f"{checkpoints.newest} is a checkpoint of another training: names or labels of training "
-                            f"images have changed; {output_dir.from_weights(checkpoints.newest.parents[1])}, or start "
-                            "over with --resume=never")
+        """Returns the newest checkpoint, or None at the start of a training."""
+        snapshot, dataset = checkpoints.load(job.state.variables), self._dataset
+        if changed := (snapshot or job.state).progress.take_dataset(
+                labels_checksum(dataset.train), dataset.validation_content):
+            raise UserError(f"{checkpoints.newest} is a checkpoint of another training: {changed} have changed; "
+                            f"{output_dir.from_weights(checkpoints.newest.parents[1])}, or start over with "
+                            "--resume=never")
         return snapshot
 
-    def _agree_on_start(self, job: Job) -> tuple[int | None, dict[str, int]]:
+    def _agree_on_start(self, job: Job, held: contextlib.ExitStack) -> tuple[int | None, dict[str, int]]:
         """Returns the rank that holds the latest snapshot in memory, or None, and the number of workers on each host.
 
         All ranks take the folder of the snapshot.

@@ -55,6 +55,7 @@ class Progress:
     records: list[dict] = field(default_factory=list)  # epoch, top1, seconds of each evaluation better than all before
     keeps_initial: bool = False  # whether training started from trained weights (see MovingStatistics)
     labels: str = ""  # labels_checksum of the training set, or empty
+    validation: dict[str, str] = field(default_factory=dict)  # Dataset.validation_content
 
     @property
     def best(self) -> dict | None:
@@ -89,10 +90,16 @@ class Progress:
         """Notes that the model's initial statistics of batch norm are those of trained weights."""
         self.keeps_initial = True
 
-    def take_labels(self, labels: str) -> bool:
-        """Notes the labels_checksum of the training set. Returns False if it was another one before."""
-        before, self.labels = self.labels, labels or self.labels
-        return before in ("", self.labels)
+    def take_dataset(self, labels: str, validation: dict[str, str]) -> str:
+        """Notes what identifies the images. Returns, in words, what was another one before, or an empty text.
+
+        labels: labels_checksum of the training set. validation: Dataset.validation_content.
+        """
+        before = self.labels, self.validation
+        self.labels, self.validation = labels or self.labels, self.validation | validation
+        if before[0] not in ("", self.labels):
+            return "names or labels of training images"
+        return "validation images" if before[1].items() - self.validation.items() else ""
 
     def add_evaluation(self, epoch: float, top1: float, seconds: float, measured_statistics: bool = False) -> None:
         """Counts an evaluation of the current weights.

@@ -230,8 +230,12 @@ def test_a_folders_validation_set_is_known_by_its_files(tmp_path):
         fill(tmp_path / "images" / split, 4)
     folder = shutil.copytree(tmp_path / "images", tmp_path / "moved")
     known = open_dataset(folder).validation_content
-    assert known == open_dataset(tmp_path / "images").validation_content and {*known} == {"class_names", "files"}
+    assert known == open_dataset(tmp_path / "images").validation_content
+    assert {*known} == {"class_names", "files", "sizes"}
     file = next((folder / "val").glob("*/*"))
+    file.write_bytes(file.read_bytes() + b"x")  # another image with the same name
+    changed = open_dataset(folder).validation_content
+    assert changed["files"] == known["files"] and changed["sizes"] != known["sizes"]
     file.rename(file.with_stem("another"))
     assert open_dataset(folder).validation_content["files"] != known["files"]
 

@@ -1,4 +1,6 @@
 """train.py on every kind of data: real processes, one and two workers."""
+import contextlib
+import dataclasses
 import json
 from types import SimpleNamespace
 
@@ -12,6 +14,7 @@ from common.errors import UserError
 from data.dataset import labels_checksum, open_dataset
 from distributed.world import World
 from plan.flags import parse
+from tests.rigs.pictures import fill
 from training.checkpoints import Checkpoints, write
 from training.restoring import MEANING
 from training.run import Training
@@ -75,16 +78,39 @@ def test_a_training_goes_on_with_the_labels_that_it_had(labels, in_format, tmp_p
     dataset = open_dataset(in_format("folder"))
     checksum = labels_checksum(dataset.train)
     written = {"step": 3, "labels": {"the same": checksum, "none": "", "others": "0c0ffee0"}[labels]}
-    path, variables = tmp_path / "step-00000003", {"model/000/a": tf.Variable(0.0)}
-    write(path, {name: one.read_value() for name, one in variables.items()},
-          {"meaning": MEANING, "recipe": {}, "classes": [], "epoch": 1.0, "top1": None, "progress": written})
-    training = Training(parse(["train.py", f"--output_dir={tmp_path}"]), dataset, World(), None, (None, None), None)
-    job = SimpleNamespace(state=SimpleNamespace(variables=variables, progress=Progress()))
     if labels == "others":
-        with pytest.raises(UserError, match=f"^{path} is .* another training: names or labels of training images have"):
-            training._read_disk(Checkpoints(tmp_path, {}), job)
+        refused = rf"^{tmp_path}/step-00000003 is .* another training: names or labels of training images have"
+        with pytest.raises(UserError, match=refused):
+            resumed(tmp_path, written, dataset)
     else:
-        assert training._read_disk(Checkpoints(tmp_path, {}), job).progress.labels == checksum != ""
+        assert resumed(tmp_path, written, dataset).labels == checksum != ""
+
+
+def resumed(folder, written: dict, dataset) -> Progress:
+    """What a training with a checkpoint of this progress goes on from."""
+    variables = {"model/000/a": tf.Variable(0.0)}
+    write(folder / "step-00000003", {name: one.read_value() for name, one in variables.items()},
+          {"meaning": MEANING, "recipe": {}, "classes": [], "epoch": 1.0, "top1": None, "progress": written})
+    training = Training(parse(["train.py", f"--output_dir={folder}"]), dataset, World(), None, (None, None), None)
+    job = SimpleNamespace(state=SimpleNamespace(variables=variables, progress=Progress()))
+    return training._read_disk(Checkpoints(folder, {}), job).progress
+
+
+def test_a_training_does_not_go_on_with_other_validation_images(tmp_path):
+    """A folder without a division: another image under an old name. A checkpoint before 0.13 knows none of them."""
+    images = fill(tmp_path / "images", 20)
+    opened = open_dataset(images)
+    begun = resumed(tmp_path, {"step": 3}, opened)
+    assert begun.labels and {*begun.validation} == {"class_names", "files", "sizes"}
+    for split, is_refused in ((opened.train, False), (opened.validation, True)):
+        file = images / split.entries[0].files[0]
+        other = next(path for path in images.glob("*/*") if path.stat().st_size != file.stat().st_size)
+        before, _ = file.read_bytes(), file.write_bytes(other.read_bytes())
+        refused = pytest.raises(UserError, match="checkpoint of another training: validation images have changed; ")
+        with refused if is_refused else contextlib.nullcontext():
+            assert resumed(tmp_path, dataclasses.asdict(begun), open_dataset(images)) == begun
+        file.write_bytes(before)
+        assert resumed(tmp_path, dataclasses.asdict(begun), open_dataset(images)) == begun
 
 
 def test_synthetic_data(tmp_path):
