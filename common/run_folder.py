@@ -9,7 +9,7 @@ exchange), and a sentence on each `slow` worker. It is separate from metrics.jso
 bit, in a resumed run, except for the speed and the seconds. The other files are described in docs/images.md.
 """
 import json
-import shutil
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +24,9 @@ CLASSES, PREDICTIONS = "classes.csv", "predictions.csv"  # of training.by_class,
 LOGS = METRICS, TIMES, LAYERS, STEPS, NOISE  # of rows
 PAGE, SAMPLES, AUGMENTATIONS = "report.html", "samples.jpg", "augmentations.png"
 CHECKPOINTS, TENSORBOARD = "checkpoints", "tensorboard"  # folders
+OF_A_RUN = (PLAN, FLAGS, SUMMARY, RUN, OUTCOMES, *LOGS, CLASSES, PREDICTIONS, PAGE, SAMPLES, AUGMENTATIONS, CHECKPOINTS,
+            TENSORBOARD)
+REPLACED = ".replaced"  # folder with the earlier run, until one that starts over has made an update
 COLUMNS, ROWS = 8, 2  # of training images in samples.jpg
 
 
@@ -85,6 +88,7 @@ class RunFolder:
 
     def __init__(self, path: Path | str, reader: str | None = None):
         self.path = Path(path)
+        self._replaced, self._moving = self.path / REPLACED, self.path / f"{REPLACED}.part"
         self._reader = reader
         self._logs = {}
         self._contents = {}
@@ -175,12 +179,35 @@ class RunFolder:
             log.flush()
         files.flush(self.path)
 
-    def clear(self) -> None:
-        """Deletes the run."""
-        for folder in (CHECKPOINTS, TENSORBOARD):
-            shutil.rmtree(self.path / folder, ignore_errors=True)
-        for name in (*LOGS, SUMMARY, RUN, OUTCOMES, CLASSES, PAGE, SAMPLES, AUGMENTATIONS):
-            (self.path / name).unlink(missing_ok=True)
+    def set_aside(self) -> None:
+        """Moves the run in the folder away, for one that starts over: `restore` brings it back, `forget` deletes it.
+
+        If this or `restore` is interrupted, a later `restore` still finds each file. Raises OSError.
+        """
+        self._moving.mkdir()
+        for name in OF_A_RUN:
+            if os.path.lexists(self.path / name):
+                (self.path / name).rename(self._moving / name)
+        self._moving.rename(self._replaced)
+
+    def restore(self) -> None:
+        """Brings back the run that was set aside, if any, in place of what the new one has written. Raises OSError."""
+        if self._replaced.exists():
+            for name in OF_A_RUN:
+                files.remove(self.path / name)
+            self._replaced.rename(self._moving)
+        if self._moving.exists():
+            for path in self._moving.iterdir():
+                path.rename(self.path / path.name)
+            self._moving.rmdir()
+
+    def forget(self) -> None:
+        """Deletes the run that was set aside, if any. Raises OSError."""
+        if self._replaced.exists():
+            old = self._replaced.with_suffix(".old")
+            files.remove(old)
+            self._replaced.rename(old)  # so that a deletion that is interrupted brings nothing back
+            files.remove(old)
 
     def _log_of_rows(self, name: str) -> Log:
         """Returns a log with one JSON object per line. It leaves out damaged lines."""

@@ -62,7 +62,9 @@ class RunLog(Observer):
         self._files.save()
 
     def step(self, update: Update) -> None:
-        """Logs the update, and the layers of the first one."""
+        """Logs the update, and the layers of the first one, after which the run that this one replaces is deleted."""
+        if not update.number:
+            self._files.forget()
         self._layers({"epoch": 0, "samples": 0}, update.layers)
         if update.number % self._every == 0:
             self._files.append(STEPS, {

@@ -215,12 +215,19 @@ class Training:
     def _open_folder(self, held: contextlib.ExitStack, is_new: bool) -> Checkpoints:
         """Creates the run's folder if it is missing, and locks it against a second training. Raises UserError.
 
+        With --resume=never, the earlier run in it comes back if this one ends before its first update. The next
+        training in the folder sees to that if this one is killed, or is elastic and goes on with other workers.
+
         is_new: whether no worker has a state in memory. Otherwise the folder holds this training's own checkpoints.
         """
         folder, dataset = self._folder.path, self._dataset
         held.enter_context(output_dir.locked(folder))
-        if self._settings.run.resume == "never" and is_new:
-            self._folder.clear()
+        if is_new:
+            self._folder.restore()
+        if is_new and self._settings.run.resume == "never":
+            self._folder.set_aside()
+            if not self._settings.launch.elastic:
+                held.callback(self._folder.restore)
         recipe = self._settings.identity | {"train_samples": dataset.train.samples}
         checkpoints = Checkpoints(folder / CHECKPOINTS, recipe, self._folder.flush, dataset.classes)
         held.callback(checkpoints.wait)  # before the next attempt writes, perhaps on another worker

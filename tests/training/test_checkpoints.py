@@ -763,11 +763,19 @@ def test_never_resuming_deletes_nothing_that_another_worker_goes_on_with(tmp_pat
     (tmp_path / "metrics.jsonl").write_text("{}")
     settings = parse(["train.py", "--resume=never", f"--output_dir={tmp_path}"])
     made = Training(settings, synthetic_dataset("synthetic:100"), World(), None, (None, None), None)
-    made._folder = RunFolder(tmp_path)
-    with contextlib.ExitStack() as held:
-        made._open_folder(held, is_new)
-    left = [(tmp_path / name).exists() for name in ("checkpoints/step-00000007", "metrics.jsonl")]
-    assert left == [not is_new] * 2
+    for updates in (False, True):
+        made._folder = RunFolder(tmp_path)
+        with contextlib.ExitStack() as held:
+            made._open_folder(held, is_new)
+            left = [(tmp_path / name).exists() for name in ("checkpoints/step-00000007", "metrics.jsonl")]
+            assert left == [not is_new] * 2
+            log = RunLog(made._folder)
+            log.start(SimpleNamespace(folder=tmp_path, plan={"steps": 9}, flags_text="", progress=Progress()))
+            if updates:
+                log.step(Update(0, 0.0, 8, 0.1, 0.9, 2.0, 0.5))
+        left = [(tmp_path / name).exists() for name in ("checkpoints/step-00000007", "plan.json")]
+        assert left == ([not updates, updates] if is_new else [True, True])  # without one, the earlier run is back
+    assert {path.name for path in tmp_path.glob(".*")} == {".lock"}
 
 
 def test_a_checkpoint_from_before_0_9_is_one_line(tmp_path):

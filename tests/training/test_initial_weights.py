@@ -5,7 +5,7 @@ import unicodedata
 
 import numpy as np
 import pytest
-from conftest import DIGITS, ROOT, run, train, weights
+from conftest import DIGITS, ROOT, rows, run, train, weights
 
 from tests.rigs.bn_train import PROGRAM
 from tests.rigs.making import write_shards
@@ -39,14 +39,17 @@ def initialized(done) -> list[str]:
 
 
 def test_the_same_model_starts_where_the_other_ended(train_once, tmp_path):
-    before = train_once("--epochs=0.5")
-    done = train(*STILL, f"--init_checkpoint={before}/checkpoints", f"--output_dir={tmp_path}")
-    old, new = model(before), model(tmp_path)
+    """Also if it replaces the other one's run."""
+    ended = train_once("--epochs=0.5")
+    before = shutil.copytree(ended, tmp_path / "run", symlinks=True)
+    done = train(*STILL, f"--init_checkpoint={before}/checkpoints", f"--output_dir={before}", "--resume=never")
+    old, new = model(ended), model(before)
     assert old.keys() == new.keys() and all(np.array_equal(old[name], new[name]) for name in old)
     [line] = initialized(done)
     assert line.startswith(f"init_checkpoint: took {len(old)} of {len(old)} variables from {before}/checkpoints/step-")
     assert line.endswith(" (epoch 0.5)")
-    assert f"--init_checkpoint={before}/checkpoints" in (tmp_path / "flags.txt").read_text().splitlines()
+    assert f"--init_checkpoint={before}/checkpoints" in (before / "flags.txt").read_text().splitlines()
+    assert not (before / ".replaced").exists() and len(rows(before)) == 1
 
 
 @pytest.mark.parametrize("workers", [1, 2])
