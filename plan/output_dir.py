@@ -1,9 +1,11 @@
 """Checks and locks --output_dir: one training at a time writes to it, and only if it can continue the run there."""
 import contextlib
+import itertools
 import os
 import shlex
 import time
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from pathlib import Path
 
 from common import locks
@@ -69,6 +71,27 @@ def from_weights(folder: Path, *flags: str) -> str:
     command = shlex.join(["uv", "run", "train.py", f"--flagfile={folder}/{FLAGS}", *flags,
                           f"--init_checkpoint={folder}/{CHECKPOINTS}", f"--output_dir={folder}-longer"])
     return f"a training that starts from its weights is: {command}; run that"
+
+
+@contextlib.contextmanager
+def made(model: str) -> Iterator[Path]:
+    """Context manager for a new folder of a run without --output_dir. At its end, a folder without files is removed.
+
+    Two processes with the same number, as in containers, that start in the same second get two folders. Raises
+    UserError. model: its name.
+    """
+    runs, name = Path("runs").absolute(), f"{datetime.now():%Y%m%d-%H%M%S}-{model}-{os.getpid()}"
+    _create(runs)
+    for number in itertools.count(1):
+        folder = runs / (f"{name}-{number}" if number > 1 else name)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            break
+    try:
+        yield folder
+    finally:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def _create(folder: Path) -> None:

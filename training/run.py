@@ -1,11 +1,9 @@
 """A run, from settings to summary.json. The workers are fixed or, in elastic training, come and go."""
 import contextlib
-import os
 import socket
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from datetime import datetime
 from pathlib import Path
 
 from common import launcher
@@ -93,7 +91,7 @@ class Training:
             worlds.check_gpus(world, self._settings.launch.device_policy)
             with beating(world, ends_process=not hosts):
                 job = self._make_job(world, self._compare_processors(world))
-                root, nodes = self._agree_on_start(job)
+                root, nodes = self._agree_on_start(job, held)
                 observers = self._make_observers(world)
                 checkpoints = self._resume(job, root, held)
                 recovery = Recovery(job, self._folder, checkpoints, self._stop, hosts)
@@ -200,16 +198,18 @@ class Training:
 
         All ranks take the folder of the snapshot.
         """
-        name = f"{datetime.now():%Y%m%d-%H%M%S}-{job.state.model.name}-{os.getpid()}"
-        folder = Path(self._settings.run.output_dir or Path("runs") / name).absolute()
-        folder = self._folder.path if self._folder else folder
+        given, world = self._settings.run.output_dir, job.world
+        folder = self._folder.path if self._folder else given and Path(given).absolute()
         committed = self._recovery and self._recovery.committed
         progress = committed.progress if committed else Progress(step=-1)
         reached = progress.rollbacks, progress.step  # a rollback leads to fewer steps, and must not be undone
-        everyone = job.world.gather((reached, folder, socket.gethostname()), "start")
+        everyone = world.gather((reached, folder, socket.gethostname()), "start")
         latest = max(reached for reached, *_ in everyone)
         root = [reached for reached, *_ in everyone].index(latest) if latest >= (0, 0) else None
-        self._folder = RunFolder(everyone[root or 0][1])
+        folder = everyone[root or 0][1]
+        if not folder:
+            folder = build.on_rank_0(world, lambda: held.enter_context(output_dir.made(job.state.model.name)))
+        self._folder = RunFolder(folder)
         return root, dict(Counter(host for *_, host in everyone))
 
     def _open_folder(self, held: contextlib.ExitStack, is_new: bool) -> Checkpoints:

@@ -126,7 +126,7 @@ def test_a_rollback_outranks_the_steps_before_it(tmp_path):
     def root_among(others_and) -> int | None:
         world = SimpleNamespace(gather=lambda mine, name: others_and(mine))
         state = SimpleNamespace(model=SimpleNamespace(name="convnet"))
-        return training._agree_on_start(SimpleNamespace(world=world, state=state))[0]
+        return training._agree_on_start(SimpleNamespace(world=world, state=state), None)[0]
 
     assert root_among(lambda mine: [((0, 20), tmp_path, "h1"), mine, ((0, -1), tmp_path, "h3")]) == 1
     training._recovery = None

@@ -1,5 +1,10 @@
-"""What a training says before TensorFlow is imported about the run that it resumes."""
+"""What a training says before TensorFlow is imported about the run that it resumes, and where one without a folder
+writes.
+"""
+import datetime
+import os
 import shlex
+from types import SimpleNamespace
 
 import pytest
 
