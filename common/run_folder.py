@@ -34,6 +34,11 @@ def has_checkpoints(folder: Path) -> bool:
     return any((folder / CHECKPOINTS).glob("step-*"))
 
 
+def is_run(folder: Path) -> bool:
+    """Whether a folder is that of a run."""
+    return (folder / FLAGS).is_file() or has_checkpoints(folder)
+
+
 def folder_of(checkpoint: str) -> Path:
     """Returns the run folder RUN of a --checkpoint, which is RUN, RUN/checkpoints, or one checkpoint in it."""
     path = Path(checkpoint).absolute()
@@ -134,6 +139,20 @@ class RunFolder:
         if content is None:
             self._warn(f"{path} is damaged and was skipped: it is not JSON")
         return content or {}
+
+    def ending(self) -> dict:
+        """Returns the content of summary.json if a training that has ended wrote it, otherwise an empty dict.
+
+        An evaluation of a checkpoint writes one, too, which has no advice.
+        """
+        summary = self.read(SUMMARY)
+        return summary if "advice" in summary else {}
+
+    def remove(self, name: str) -> None:
+        """Removes a file that is written as a whole."""
+        with self._lock:
+            self._contents.pop(name, None)
+            (self.path / name).unlink(missing_ok=True)
 
     def write(self, name: str, content: dict | str | bytes) -> None:
         """Replaces a file at the next `save`. content: a dict is written as JSON."""

@@ -16,7 +16,7 @@ from absl import flags as absl_flags
 from common import SAVING, flags, metric
 from common.errors import ExitCode, Stopped, UserError
 from common.launcher import end_with_parent
-from common.run_folder import RUN, SUMMARY, RunFolder, top1_of
+from common.run_folder import RUN, RunFolder, top1_of
 from plan import flags as train_flags
 from reporting.run_data import validation_set
 
@@ -44,7 +44,7 @@ class Result:
     def read(cls, folder: Path) -> "Result | None":
         """Returns the result of the run in a folder, or None if there is no run or it has not ended."""
         files = RunFolder(folder, reader="experiments.sweep")
-        ending = files.read(SUMMARY)
+        ending = files.ending()
         if not ending:
             return None
         run = files.read(RUN)

@@ -11,7 +11,7 @@ from pathlib import Path
 from common import locks
 from common.errors import UserError, complain
 from common.flags import file_text
-from common.run_folder import CHECKPOINTS, FLAGS, has_checkpoints
+from common.run_folder import CHECKPOINTS, FLAGS, has_checkpoints, is_run
 from plan.recipes import flags_in
 from plan.settings import Settings
 from plan.values import same
@@ -39,7 +39,7 @@ def resumes(settings: Settings) -> bool:
 
 
 def check(settings: Settings) -> None:
-    """Raises UserError if a training cannot write to its --output_dir or cannot continue the run in it.
+    """Raises UserError if a command cannot write to its --output_dir, or a training cannot continue the run there.
 
     Call it before TensorFlow is imported, which takes seconds. It creates nothing, because other errors may follow. It
     compares the flags in flags.txt; training.checkpoints later compares those in the checkpoint itself.
@@ -50,6 +50,9 @@ def check(settings: Settings) -> None:
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise UserError(f"--output_dir: {existing} is not a writable folder; choose another --output_dir")
+    if settings.run.mode == "evaluate" and is_run(folder):
+        raise UserError(f"--output_dir: {folder} is the folder of a run, whose results would be overwritten; choose "
+                        f"another one, such as {folder}/evaluation")
     if not resumes(settings):
         return
     if changed := changed_flag(folder, settings):

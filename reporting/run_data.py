@@ -50,7 +50,7 @@ class RunData:
                     folder / run_folder.PREDICTIONS).is_file() else "not the folder of a run"
                 raise UserError(f"{folder} is {kind}: it contains no {name}")
         files = run_folder.RunFolder(folder, reader)
-        summary = files.read(run_folder.SUMMARY) or None
+        summary = files.ending() or None
         has_diverged = bool(summary and summary.get("diverged"))
         run, plan = (files.read(name, required=True) for name in NEWEST)
         for content, (name, key) in zip((run, plan), NEWEST.items(), strict=True):

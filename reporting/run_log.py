@@ -42,9 +42,9 @@ class RunLog(Observer):
             (run.folder / METRICS).touch()  # a training that ends before its first evaluation has no rows
         self._files.write(PLAN, run.plan)
         self._files.write(FLAGS, run.flags_text)
-        summary = self._files.read(SUMMARY)
-        if not summary or summary.get("diverged"):  # or it is damaged
-            (run.folder / SUMMARY).unlink(missing_ok=True)
+        ending = self._files.ending()
+        if not ending or ending.get("diverged"):  # or it is damaged, or an evaluation's
+            self._files.remove(SUMMARY)
         self.rewind(run.progress)
 
     def rewind(self, progress) -> None:

@@ -8,6 +8,7 @@ import pytest
 from conftest import BIN, ROOT, TINY, launcher, printed_json, require_tool, rows, run, train, weights
 
 from common.flags import names
+from common.run_folder import RunFolder
 from plan.settings import Launch, Recipe, Run
 
 ROW = ["epoch", "samples", "learning_rate", "momentum", "batch_size", "train_loss", "train_top1", "val_loss",
@@ -90,6 +91,7 @@ def test_evaluation_counts_the_same_on_three_workers(digits_run, tmp_path):
     assert ours["val_loss"] == pytest.approx(theirs["val_loss"], rel=1e-5)
     assert ours["world_size"] == 3 and ours["epochs"] == 12
     assert json.loads((tmp_path / "summary.json").read_text()) == ours
+    assert RunFolder(tmp_path).ending() == {} and RunFolder(folder).ending() == theirs  # which alone ends a training
     by_class = [(one / "classes.csv").read_text() for one in (folder, tmp_path)]
     assert by_class[0] == by_class[1] and len(by_class[0].splitlines()) == 11
     assert [ours[name] for name in BY_CLASS] == [theirs[name] for name in BY_CLASS]

@@ -454,7 +454,7 @@ def test_a_search_trains_each_rate_once_and_the_best_with_all_seeds(holdout, see
             peak = 0.001
         top1 = 0.9 - 0.1 * abs(math.log(float(given["learning_rate"]) / peak)) - 0.01 * int(given["seed"])
         folder.mkdir()
-        (folder / "summary.json").write_text(json.dumps({"val_top1": top1, "seconds": 1.0}))
+        (folder / "summary.json").write_text(json.dumps({"val_top1": top1, "seconds": 1.0, "advice": []}))
         return trainings.Result.read(folder)
 
     monkeypatch.setattr(sweep, "train_once", train_once)
@@ -492,7 +492,7 @@ def emulated(monkeypatch):
         trained.append(folder.name)
         folder.mkdir()
         decay = dict(word.removeprefix("--").partition("=")[::2] for word in words).get("weight_decay", 0)
-        (folder / "summary.json").write_text(json.dumps({"val_top1": 0.9 - float(decay), "seconds": 1.0}))
+        (folder / "summary.json").write_text(json.dumps({"val_top1": 0.9 - float(decay), "seconds": 1.0, "advice": []}))
         return trainings.Result.read(folder)
 
     monkeypatch.setattr(sweep, "train_once", train_once)
@@ -562,7 +562,7 @@ def test_a_row_says_how_long_the_run_took_also_when_the_sweep_continues(tmp_path
     """The folder knows of 1 s, the sweep measures 33 s from the start of the process."""
     def train_once(folder, words):
         folder.mkdir()
-        (folder / "summary.json").write_text(json.dumps({"val_top1": 0.9, "seconds": 1.0}))
+        (folder / "summary.json").write_text(json.dumps({"val_top1": 0.9, "seconds": 1.0, "advice": []}))
         return dataclasses.replace(trainings.Result.read(folder), seconds=33.0)
 
     monkeypatch.setattr(sweep, "train_once", train_once)

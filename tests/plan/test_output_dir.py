@@ -43,3 +43,33 @@ def test_a_longer_training_is_a_command_to_paste(tmp_path):
     output_dir.check(longer)
     assert (longer.recipe.epochs, longer.recipe.seed, longer.run.output_dir, longer.run.init_checkpoint) == (
         5, 7, f"{run}-longer", f"{run}/checkpoints")
+
+
+@pytest.mark.parametrize("is_left", ["flags.txt", "checkpoints/step-00000001"])
+def test_an_evaluation_does_not_overwrite_a_run(is_left, tmp_path):
+    """Whatever is left of it. A folder in it is no harm."""
+    (tmp_path / "run" / is_left).mkdir(parents=True)
+    if is_left == "flags.txt":
+        (tmp_path / "run" / is_left).rmdir()
+        (tmp_path / "run" / is_left).touch()
+    (tmp_path / "flags.txt").touch()
+
+    def check(folder):
+        output_dir.check(parse(["train.py", "--mode=evaluate", f"--checkpoint={tmp_path}", f"--output_dir={folder}"]))
+
+    with pytest.raises(UserError, match=f"{tmp_path}/run is the folder of a run.*, such as {tmp_path}/run/evaluation"):
+        check(tmp_path / "run")
+    check(tmp_path / "run" / "evaluation")
+
+
+def test_two_trainings_that_start_in_one_second_with_one_number_have_two_folders(tmp_path, monkeypatch):
+    """As in two containers with one disk. A folder stays if there is something in it."""
+    monkeypatch.chdir(tmp_path)
+    now = datetime.datetime(2026, 11, 28, 16, 30, 5)
+    monkeypatch.setattr(output_dir, "datetime", SimpleNamespace(now=lambda: now))
+    with output_dir.made("convnet") as first, output_dir.made("convnet") as second, output_dir.made("convnet") as third:
+        name = f"20261128-163005-convnet-{os.getpid()}"
+        assert [first, second, third] == [tmp_path / "runs" / f"{name}{more}" for more in ("", "-2", "-3")]
+        assert all(folder.is_dir() for folder in (first, second, third))
+        (second / "plan.json").touch()
+    assert [*(tmp_path / "runs").iterdir()] == [second]

@@ -21,6 +21,8 @@ from reporting.report import write_report
 from reporting.run_data import RunData
 from tests.rigs.run_files import row, whole
 
+DIVERGED = {"diverged": True, "diverged_at": {"step": 6, "epoch": 1.5}, "classes": 10, "advice": []}
+
 
 def page_of(folder) -> str:
     """The page as a reader sees it, without style, script and tags."""
@@ -277,7 +279,7 @@ def test_unfinished_runs_are_named_and_not_ranked(tmp_path, capsys, monkeypatch)
     ended, diverged = whole(tmp_path / "a"), whole(tmp_path / "d", learning_rate="1e9", rows=[row(1)], done=False)
     higher = whole(tmp_path / "b", learning_rate="4", rows=[row(1, val_top1=0.98886)], done=False)
     started = whole(tmp_path / "c", learning_rate="8", rows=[], done=False)
-    write_json(diverged / "summary.json", {"diverged": True, "diverged_at": {"step": 6, "epoch": 1.5}, "classes": 10})
+    write_json(diverged / "summary.json", DIVERGED)
 
     def said(*runs) -> str:
         assert report.main(["report", *map(str, runs)]) == 0
@@ -333,7 +335,7 @@ def test_runs_are_compared_with_a_target_and_with_the_papers(tmp_path):
     several = functools.partial(whole, classes=20)  # of which top-5 is shown
     runs = [several(tmp_path / "a"), several(tmp_path / "b", rows=[
         row(1), row(2, val_top1=0.9), row(3, val_top1=0.6)]), several(tmp_path / "c", rows=[row(1)], done=False)]
-    write_json(runs[2] / "summary.json", {"diverged": True, "diverged_at": {"step": 6, "epoch": 1.5}, "classes": 10})
+    write_json(runs[2] / "summary.json", DIVERGED)
     (runs[1] / "trust_ratios.jsonl").unlink()
     page, _ = comparison([RunData.read(folder) for folder in runs], 0.501)
     text = html.unescape(re.sub(r"<[^>]*>", " ", page))
@@ -356,7 +358,7 @@ def test_a_folder_of_runs_is_compared_with_a_colour_for_each_setting(tmp_path, m
             whole(tmp_path / "sweep" / f"batch={batch},seed={seed}", batch_size=str(batch), seed=str(seed))
     diverged = whole(tmp_path / "sweep" / "batch=16,seed=0", batch_size="16", learning_rate="1e30", rows=[row(1)],
                      done=False)
-    write_json(diverged / "summary.json", {"diverged": True, "diverged_at": {"step": 6, "epoch": 1.5}, "classes": 10})
+    write_json(diverged / "summary.json", DIVERGED)
     (tmp_path / "sweep" / "a.log").write_text("not a run")
     assert report.main(["report", str(tmp_path / "sweep")]) == 0
     page = (tmp_path / "report.html").read_text()

@@ -158,7 +158,7 @@ def test_a_whole_training(info, found, capsys):
         with open(info.folder / "metrics.jsonl", "a") as file:
             file.write(json.dumps(row(epoch)) + "\n")
         writer.evaluation(Evaluation(row(epoch), {}, {}, found))
-    write_json(info.folder / "summary.json", row(3) | {"epochs": 3, "world_size": 1})
+    write_json(info.folder / "summary.json", row(3) | {"epochs": 3, "world_size": 1, "advice": []})
     writer.end({})
     writer.close()
     assert capsys.readouterr().err == f"report: {info.folder}/report.html\n"
@@ -183,7 +183,7 @@ def test_a_validation_without_an_error_is_shown_to_the_end(name, order, in_forma
     writer.start(replace(info, dataset=dataset))
     writer.evaluation(Evaluation(row(1), {}, {}, found))
     (info.folder / "metrics.jsonl").write_text(json.dumps(row(1)) + "\n")
-    write_json(info.folder / "summary.json", row(1) | {"epochs": 3, "world_size": 1})
+    write_json(info.folder / "summary.json", row(1) | {"epochs": 3, "world_size": 1, "advice": []})
     writer.end({})
     writer.close()
     assert capsys.readouterr().err == f"report: {info.folder}/report.html\n"
@@ -200,7 +200,7 @@ def test_a_page_without_its_pictures_still_says_how_the_run_ended(info, found, c
     writer = ReportWriter(RunFolder(info.folder))
     writer.start(replace(info, dataset=gone))
     writer.evaluation(Evaluation(row(1), {}, {}, found))
-    write_json(info.folder / "summary.json", row(1) | {"epochs": 3, "world_size": 1})
+    write_json(info.folder / "summary.json", row(1) | {"epochs": 3, "world_size": 1, "advice": []})
     writer.end({})
     writer.close()
     lines = capsys.readouterr().err.splitlines()

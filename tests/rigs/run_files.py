@@ -30,7 +30,8 @@ def row(epoch: int, **changed) -> dict:
 def summary(rows: list[dict], epochs: int) -> dict:
     last = rows[-1]
     return {name: last[name] for name in ("val_top1", "val_top5", "val_loss", "images_per_second", "seconds")} | {
-        "val_samples": 50, "train_samples": 1000, "epochs": epochs, "global_batch_size": 256, "world_size": 4}
+        "val_samples": 50, "train_samples": 1000, "epochs": epochs, "global_batch_size": 256, "world_size": 4,
+        "advice": []}
 
 
 def flags_text(epochs: int, **flags) -> str:
