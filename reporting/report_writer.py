@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from common.errors import complain, one_line
-from common.run_folder import CLASSES, COLUMNS, OUTCOMES, PAGE, ROWS, RUN, SAMPLES, RunFolder
+from common.run_folder import CLASSES, COLUMNS, METRICS, OUTCOMES, PAGE, ROWS, RUN, SAMPLES, RunFolder
 from common.streams import Errors
 from reporting.about import about
 from reporting.outcomes import summarized
@@ -63,6 +63,8 @@ class ReportWriter(Observer):
         self._update()
 
     def rewind(self, progress) -> None:
+        if self._evaluation and self._evaluation.row["samples"] > progress.evaluated:
+            self._evaluation = None
         self._update()
 
     def end(self, summary: dict) -> None:
@@ -135,6 +137,13 @@ class ReportWriter(Observer):
         if evaluation and not dataset.is_synthetic:  # which has no classes to confuse
             self._files.write(CLASSES, as_csv(by_class(*evaluation.outcomes[:, :2].T, dataset.classes)))
             self._files.write(OUTCOMES, summarized(evaluation.outcomes, dataset, evaluation.row["epoch"]))
+        elif not evaluation and self._files.read(OUTCOMES).get("epoch") not in self._epochs():
+            self._files.remove(CLASSES)
+            self._files.remove(OUTCOMES)
+
+    def _epochs(self) -> set[float | None]:
+        """Returns the epochs of the evaluations that count: not those after a rollback's or a resume's checkpoint."""
+        return {row["epoch"] for row in self._files.rows(METRICS)}
 
 
 def picture(images: np.ndarray) -> bytes:

@@ -82,6 +82,37 @@ def test_the_figures_of_each_class_are_in_a_table(info, found):
         assert [float(one[name]) for name in ("recall", "precision")] == pytest.approx([both / of for of in counts[:2]])
 
 
+@pytest.mark.parametrize(("evaluated", "kept"), [(1000, None), (2000, 2.0)])
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_the_figures_of_an_evaluation_that_was_taken_back_go(is_resumed, evaluated, kept, info, found):
+    """By a rollback, or a resume, to a checkpoint with one evaluation or with both."""
+    progress = Progress(step=9, evaluated=evaluated, evaluations=evaluated // 1000)
+    files = RunFolder(info.folder)
+    observers = RunLog(files), ReportWriter(files)
+    for observer in observers:
+        observer.start(info)
+    for epoch in (1, 2):
+        for observer in observers:
+            observer.evaluation(Evaluation(row(epoch), {}, {}, found))
+    if is_resumed:
+        for observer in observers:
+            observer.close()
+        files = RunFolder(info.folder)
+        observers = RunLog(files), ReportWriter(files)
+        for observer in observers:
+            observer.start(replace(info, progress=progress))
+    else:
+        observers[1]._thread.submit(observers[1]._draw).result()
+        assert (info.folder / "classes.csv").exists()
+        for observer in observers:
+            observer.rewind(progress)
+    for observer in observers:
+        observer.close()
+    made = [RunFolder(info.folder).read("outcomes.json").get("epoch"), (info.folder / "classes.csv").exists()]
+    assert made == [kept, bool(kept)]
+    assert ("Confusion" in (info.folder / "report.html").read_text()) == bool(kept)
+
+
 def test_the_pictures_are_those_of_the_samples(found, digits, digit_records, in_format):
     """In a single file, and in several whose records are read in another way."""
     for folder in (digits, in_format("lmdb")):
