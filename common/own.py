@@ -12,6 +12,7 @@ from common.errors import UserError, one_line
 
 # Code by which a module may have names or submodules that its source does not show.
 DYNAMIC = re.compile(r"import\s*\*|__(getattr|path|dict)__|\b(globals|locals|vars|setattr|exec)\(|sys\.modules")
+FAILURES = Exception, SystemExit  # of the user's code, which may not end the process
 
 
 def search_here() -> None:
@@ -53,7 +54,7 @@ def load(flag: str, name: str):
     module, _, attribute = name.partition(":")
     try:
         return operator.attrgetter(attribute)(importlib.import_module(module))
-    except (Exception, SystemExit) as error:
+    except FAILURES as error:
         raise UserError(f"{flag}={name}: {described(error)}") from None
 
 

@@ -120,6 +120,6 @@ def create_model(name: str, classes: int, image_size: int | None, batch_norm_mom
 
     try:
         return own_model(build(pixels, **more), images, pixels, name, classes, batch_norm_momentum, seed)
-    except (Exception, SystemExit) as error:
+    except own.FAILURES as error:
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
         raise UserError(f"--model={name}: {kind}{one_line(error)[:300]}") from None

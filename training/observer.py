@@ -107,7 +107,7 @@ class UserObserver(Observer):
     """An observer of the user's own. Its class may lack methods of Observer, which are then not called.
 
     An exception in `start` ends training before the first step. Later exceptions are reported once for each method, and
-    training continues.
+    training continues. An attempt to end the process, such as sys.exit(), counts as an exception.
 
     methods: those of METHODS that it has, by name.
     """
@@ -121,14 +121,14 @@ class UserObserver(Observer):
     def start(self, run) -> None:
         try:
             self.methods.get("start", _ignore)(run)
-        except Exception as error:
+        except own.FAILURES as error:
             raise UserError(f"--observer={self._name}: {own.described(error)}") from None
         self._is_started = True
 
     def _call(self, method, *arguments):
         try:
             self.methods.get(method, _ignore)(*arguments)
-        except Exception as error:
+        except own.FAILURES as error:
             if method not in self._failed:
                 complain(f"warning: --observer={self._name}: {method}() failed, training continues: "
                          f"{own.described(error)}")
@@ -160,7 +160,7 @@ def _load(name) -> UserObserver:
     made = own.load("--observer", name)
     try:
         observer = UserObserver(name, made())
-    except Exception as error:
+    except own.FAILURES as error:
         raise UserError(f"--observer={name}: {own.described(error)}") from None
     if not observer.methods:
         raise UserError(f"--observer={name}: {name.partition(':')[2]}() has none of the methods {', '.join(METHODS)}; "

@@ -1,6 +1,7 @@
 """--observer: classes of the user's own, among them those of examples/."""
 import inspect
 import json
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,7 @@ from conftest import ROOT, TINY, rows, run, train
 
 from common.errors import UserError
 from reporting.outcomes import summarized
+from tests.rigs.trainings import newest_step
 from training.monitoring import has_bfloat16
 from training.observer import Evaluation, UserObserver, load_observers
 
@@ -30,13 +32,14 @@ def init(entity=None, project=None, dir=None, id=None, name=None, notes=None, ta
     return Run()
 '''
 MLFLOW = '''
-import json
+import json, types
 def _record(*call):
     with open("calls.jsonl", "a") as file:
         file.write(json.dumps(call, default=repr) + "\\n")
 def start_run(run_id=None, experiment_id=None, run_name=None, nested=False, parent_run_id=None, tags=None,
               description=None, log_system_metrics=None):
     _record("start_run", run_name)
+    return types.SimpleNamespace(info=types.SimpleNamespace(run_id=run_id or "8f"))
 def log_params(params, synchronous=None, run_id=None):
     _record("log_params", params)
 def log_metrics(metrics, step=None, synchronous=None, run_id=None, timestamp=None, model_id=None, dataset=None):
@@ -46,7 +49,7 @@ def end_run(status="FINISHED"):
     _record("end_run", status)
 '''
 COUNTS = '''
-import json
+import json, sys
 class Everything:
     def __init__(self):
         self.calls = []
@@ -61,6 +64,11 @@ class Everything:
 class Fragile:
     def step(self, update):
         raise RuntimeError(f"no network\\nat step {update.number}")
+class Leaves:
+    def evaluation(self, evaluation):
+        sys.exit("no server")
+    def close(self):
+        sys.exit(4)
 class Unready:
     def start(self, run):
         raise RuntimeError("not logged in")
@@ -79,7 +87,7 @@ def test_the_documented_examples_and_others_see_a_training(tmp_path):
         (tmp_path / f"{name}.py").write_text(text)
     done = train(*TINY, "--epochs=2", f"--output_dir={tmp_path}/run", "--observer=examples.wandb_log:Log",
                  "--observer=examples.mlflow_log:Log", "--observer=mine:Everything", "--observer=mine:Fragile",
-                 "--observer=mine:Shapes", kind="mpirun", workers=2, cwd=tmp_path)
+                 "--observer=mine:Shapes", "--observer=mine:Leaves", kind="mpirun", workers=2, cwd=tmp_path)
     calls = [json.loads(line) for line in (tmp_path / "calls.jsonl").read_text().splitlines()]
     recorded = rows(tmp_path / "run")
     assert [call[1] for call in calls if call[0] == "log"] == recorded and len(recorded) == 2
@@ -96,9 +104,13 @@ def test_the_documented_examples_and_others_see_a_training(tmp_path):
     samples, columns = json.loads((tmp_path / "shape.json").read_text())
     assert samples == 360 and f"float32 (samples, {columns})" in inspect.getsource(Evaluation)
     assert f"float32 (samples, {columns})" in summarized.__doc__
-    [line] = [line for line in done.stderr.splitlines() if "--observer" in line]
-    assert line.startswith("train.py: warning: --observer=mine:Fragile: step() failed, training continues: "
-                           "RuntimeError: no network at step 0 (") and line.endswith("mine.py, line 16)")
+    fragile, *others = [line for line in done.stderr.splitlines() if "--observer" in line]
+    assert [other.partition(" failed, training continues: ")[::2] for other in others] == [
+        (f"train.py: warning: --observer=mine:Leaves: {call}()", f"SystemExit: {why} ({tmp_path}/mine.py, line {line})")
+        for call, why, line in (("evaluation", "no server", 19), ("close", "4", 21))]
+    assert newest_step(tmp_path / "run") == json.loads((tmp_path / "run/plan.json").read_text())["steps"]
+    assert fragile.startswith("train.py: warning: --observer=mine:Fragile: step() failed, training continues: "
+                              "RuntimeError: no network at step 0 (") and fragile.endswith("mine.py, line 16)")
 
 
 @pytest.mark.parametrize(("name", "message"), [
@@ -138,6 +150,18 @@ def test_an_observer_needs_no_method_but_those_it_uses(capsys):
         call("argument")
     observer.close()
     assert seen == ["argument"] and "close() failed, training continues: ZeroDivisionError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("where", ["made", "start"])
+def test_an_observer_that_ends_the_process_before_training_is_a_line(where, monkeypatch):
+    """On all ranks: UserError is raised on them."""
+    def leave(*_):
+        raise SystemExit("no license")
+
+    made = leave if where == "made" else lambda: SimpleNamespace(start=leave)
+    monkeypatch.setitem(sys.modules, "mine", SimpleNamespace(Log=made))
+    with pytest.raises(UserError, match=r"^--observer=mine:Log: SystemExit: no license \("):
+        load_observers(["mine:Log"])[0].start(None)
 
 
 @pytest.mark.parametrize(("flags", "expected"), [
