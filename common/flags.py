@@ -166,11 +166,25 @@ def names(group: type) -> list[str]:
     return [field.name for field in dataclasses.fields(group)]
 
 
-def read(values: absl_flags.FlagValues, argv: Sequence[str]) -> absl_flags.FlagValues:
-    """Sets the values from a command line. Raises UsageError, also for arguments that are not flags."""
-    if rest := read_with_arguments(values, argv):
+def read(values: absl_flags.FlagValues, argv: Sequence[str],
+         elsewhere: Mapping[str, str] = MappingProxyType({})) -> absl_flags.FlagValues:
+    """Sets the values from a command line. Raises UsageError, also for arguments that are not flags.
+
+    elsewhere: as in `read_with_arguments`.
+    """
+    if rest := read_with_arguments(values, argv, elsewhere):
         raise not_a_flag(values, argv, rest[0])
     return values
+
+
+def split(values: absl_flags.FlagValues, argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns a command line up to the first word that is neither a flag nor the value of one of these flags, and the
+    words from there on, as they are, which are for another program."""
+    end = 1
+    while end < len(argv) and argv[end].startswith("-") and argv[end] != "--":
+        name = argv[end].lstrip("-")
+        end += 1 + (name in values and not values[name].boolean)
+    return [*argv[:end]], [*argv[end:]]
 
 
 def not_a_flag(values: absl_flags.FlagValues, argv: Sequence[str], word: str) -> UsageError:

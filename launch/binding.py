@@ -14,12 +14,15 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
+from common import command
 from common.cores import cores_of_quota
-from common.errors import UserError
+from common.errors import UsageError, UserError
+from common.flags import define, described, flag, parsed, read, split
 from common.launcher import Launched, launched
 from distributed import gpus
 
@@ -35,6 +38,15 @@ class Core(NamedTuple):
     socket: int
     node: int
     threads: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Options:
+    """This program's own flags. Without one, it runs a command."""
+
+    print: bool = flag(False, "Print the binding of each worker here, and of those of DGXs.")
+    workers: int | None = flag(None, "Number of workers whose binding is printed. Default: one per GPU here.", low=1)
+    count: bool = flag(False, "Print the number of workers of this machine: one per GPU.")
 
 
 def shares(cores: Sequence[Core], nodes: Sequence[int | None]) -> list[list[Core]]:
@@ -179,25 +191,41 @@ def memory_binding(nodes: Sequence[int]) -> list[str]:
 
 
 def workers_here() -> int:
-    return max(1, len(gpus.visible())) * int(os.environ.get(PER_GPU, 1))
+    return max(1, len(gpus.visible())) * workers_per_gpu()
 
 
-def main(argv) -> None:
-    if argv[1:2] == ["--count"]:
-        print(workers_here())
-    elif argv[1:2] == ["--print"]:
-        asked = [int(word.partition("=")[2]) for word in argv[2:] if word.startswith("--workers=")]
-        here = {number: numa_node(device) for number, device in gpus_here().items()}
-        workers = asked[0] if asked else workers_here()
-        tables = [table("This machine:", workers, cores_here(), here, cores_of_quota(workers))]
-        for title, name in KNOWN.items():
-            cores, node_of_gpu = known_machine(name)
-            workers = len(node_of_gpu) * int(os.environ.get(PER_GPU, 1))
-            tables.append(table(f"A {title}:", workers, cores, node_of_gpu))
-        print("\n\n".join(tables))
-    else:
-        run_bound(argv[1:])
+def workers_per_gpu() -> int:
+    """Returns $BIGBATCH_WORKERS_PER_GPU, or 1. Raises UsageError."""
+    text = os.environ.get(PER_GPU) or "1"
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"${PER_GPU} is '{text}'; set it to the number of workers that share a GPU, or unset it")
+    return int(text)
+
+
+def print_binding(workers: int) -> None:
+    """Prints the binding of these workers here, and of those of DGXs."""
+    here = {number: numa_node(device) for number, device in gpus_here().items()}
+    tables = [table("This machine:", workers, cores_here(), here, cores_of_quota(workers))]
+    for title, name in KNOWN.items():
+        cores, node_of_gpu = known_machine(name)
+        tables.append(table(f"A {title}:", len(node_of_gpu) * workers_per_gpu(), cores, node_of_gpu))
+    print("\n\n".join(tables))
+
+
+@command.program("launch.binding", __doc__, lambda _: described(define(Options)))
+def show(argv) -> None:
+    """Prints what the flags of a command line ask for. Raises UsageError."""
+    options = parsed(read(define(Options), argv), Options)
+    if options.count == options.print:
+        raise UsageError("give COMMAND, --print or --count; see --help")
+    print(workers_here()) if options.count else print_binding(options.workers or workers_here())
+
+
+def main(argv) -> int:
+    """Runs a command line; returns the exit code."""
+    own, words = split(define(Options), argv)
+    return show(argv) if own[1:] or not words else run_bound(words)
 
 
 if __name__ == "__main__":
-    main(sys.argv)
+    sys.exit(main(sys.argv))

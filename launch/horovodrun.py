@@ -1,11 +1,13 @@
-"""Trains a recipe on several hosts, from a login node or from one of them. launch/horovodrun.sh runs this module.
+"""Trains a recipe on one or more hosts, over ssh: `launch/horovodrun.sh [options] RECIPE|-- [flags of train.py]`.
 
-It wraps horovodrun, which starts the workers over ssh, and checks the hosts first. It prints rank 0's output unchanged
-and prefixes that of other ranks with `[RANK]`. It returns the exit code of the training, where horovodrun returns 1 for
-any failure. On SIGTERM or SIGUSR1, the workers save a checkpoint and end. On SIGINT or SIGHUP, it kills them on all
-hosts.
+RECIPE is a file of flags, or its name in recipes/. With -- in its place, train.py chooses the recipe that fits
+--data_dir. Flags of train.py, which override the recipe, follow it.
+
+This program wraps horovodrun, which starts the workers over ssh, and checks the hosts first. It prints rank 0's output
+unchanged and prefixes that of other ranks with `[RANK]`. It returns the exit code of the training, where horovodrun
+returns 1 for any failure. On SIGTERM or SIGUSR1, the workers save a checkpoint and end. On SIGINT or SIGHUP, it kills
+them on all hosts.
 """
-import argparse
 import itertools
 import re
 import shlex
@@ -14,9 +16,11 @@ import subprocess
 import sys
 import threading
 import uuid
+from dataclasses import dataclass
 
 from common import SAVING, command, streams
 from common.errors import ExitCode, Stopped, UsageError, complain
+from common.flags import define, described, flag, names, parsed, read, split
 from common.launcher import end_with_parent
 from common.threads import start_service
 from distributed import environment, gpus
@@ -37,14 +41,21 @@ REQUESTED = "stopped on request"
 NOT_FOUND = 1  # pkill's exit code; ssh's is 255
 
 
-class Parser(argparse.ArgumentParser):
-    """Raises UsageError instead of exiting."""
+@dataclass(frozen=True)
+class Options:
+    """This command's own flags, which come before the recipe."""
 
-    def error(self, message):
-        raise UsageError(message)
+    hosts: str | None = flag(None, "Hosts and their numbers of workers, such as -H h1:8,h2:8.", alias="H")
+    hostfile: str | None = flag(None, "File with a line 'h1 slots=8' for each host.", path=True)
+    np: int | None = flag(None, "Number of workers. Default: all slots of the hosts.", low=1)
+    network_interfaces: str | None = flag(None, "Network interfaces that all hosts share.", alias="network-interfaces")
+    wait: bool = flag(False, "Wait until all hosts answer.")
+    no_preflight: bool = flag(False, "Do not check the hosts first.", alias="no-preflight")
+    dry_run: bool = flag(False, "Print the plan, and the command on standard error. Also after the recipe.",
+                         alias="dry-run")
 
 
-@command.program(PROGRAM, described=lambda _: [_parser().format_help().rstrip()], is_alone=True)
+@command.program(PROGRAM, __doc__, lambda _: described(define(Options), names(Options)), is_alone=True)
 def main(argv) -> int:
     """Runs a command line; returns the exit code."""
     def stop(*_):
@@ -52,13 +63,16 @@ def main(argv) -> int:
 
     for number in SAVING:
         signal.signal(number, stop)
-    return run(_parser().parse_args(argv[1:]))
+    own, words = split(define(Options), argv)
+    elsewhere = dict.fromkeys(flags.FLAGS, "put the flags of train.py after the recipe") | {
+        "workers": "the number of workers is -np"}
+    return run(parsed(read(define(Options), own, elsewhere), Options), words)
 
 
-def run(options) -> int:
-    """Trains, or prints the plan; returns the exit code. Raises UserError."""
+def run(options: Options, words: list[str]) -> int:
+    """Trains, or prints the plan; returns the exit code. words: recipe and flags of train.py. Raises UserError."""
     streams.Output.is_kept = True  # in summary.json; the workers must not wait for a reader that has ended
-    recipe, given = recipe_flags(options.words, PROGRAM)
+    recipe, given = recipe_flags(words, PROGRAM)
     arguments = [*recipe, *given]
     settings = flags.parse(["train.py", *arguments])
     hosts = _hosts(options)
@@ -94,25 +108,9 @@ def run(options) -> int:
         workers = following
 
 
-def _parser():
-    parser = Parser(prog="launch/horovodrun.sh", usage="%(prog)s [options] RECIPE|-- [flags of train.py]",
-                    description="Trains a recipe on one or more hosts, over ssh.")
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("-H", "--hosts", help="hosts and their numbers of workers, such as h1:8,h2:8")
-    where.add_argument("--hostfile", help="file with a line 'h1 slots=8' for each host")
-    parser.add_argument("-np", type=int, help="number of workers (default: all slots of the hosts)")
-    parser.add_argument("--network-interfaces", help="network interfaces that all hosts share")
-    parser.add_argument("--wait", action="store_true", help="wait until all hosts answer")
-    parser.add_argument("--no-preflight", action="store_true", help="do not check the hosts first")
-    parser.add_argument("--dry-run", "--dry_run", action="store_true",
-                        help="print the plan, and the command on standard error; also after the recipe")
-    parser.add_argument("words", metavar="recipe", nargs=argparse.REMAINDER, help="file of flags, or its name in "
-                        "recipes/. With -- in its place, train.py chooses the recipe that fits --data_dir. Flags of "
-                        "train.py, which override the recipe, follow it")
-    return parser
-
-
 def _hosts(options):
+    if options.hosts is not None and options.hostfile is not None:
+        raise UsageError("-H and --hostfile both list the hosts; remove one of them")
     if options.hosts is not None or options.hostfile is not None:
         hosts = host_lists.read(options.hostfile) if options.hosts is None else host_lists.parse(options.hosts)
     else:

@@ -8,11 +8,6 @@ The answer is lines of bash:
 
 With -- in place of RECIPE, train.py chooses the recipe. In a container job, this program runs inside the container.
 
-    --script=NAME           the script that asks. Its name begins each message
-    --workers=N             number of workers that can be started. Default: one per GPU here, or one without a GPU
-    --workers_per_node=L    print the plan of N workers, L per node, instead of the answer
-    --next                  print `workers` alone. It is empty unless the run has ended a phase of --workers_schedule
-
 train.py's own micro-batch is at most 64 on any device, so that a plan does not depend on the device. A GPU needs larger
 ones: NVIDIA's ResNet-50 has 256 images per GPU, and MLPerf's results have 128 to 408. The size for GPUs is the largest
 up to 256 for which an estimate from the model, its image size and the precision fits the memory. It is smaller than 64
@@ -22,15 +17,15 @@ itself, which is the default, is best: TensorFlow fuses batch norm only over a w
 (--elastic) needs the default, which changes with the number of workers.
 """
 import contextlib
-import itertools
 import shlex
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from common import command
 from common.errors import UsageError, UserError, complain
-from common.flags import file_text
+from common.flags import define, described, file_text, flag, names, parsed, read, split
 from common.run_folder import PLAN, RUN, RunFolder
 from distributed import gpus
 from launch.binding import workers_here
@@ -48,6 +43,19 @@ LARGEST = 256  # larger micro-batches are hardly faster
 USABLE = 0.81
 
 SAMPLES = 1_281_167  # of a plan. Any number would do: whether a size divides the batch does not depend on the dataset
+
+
+@dataclass(frozen=True)
+class Options:
+    """This command's own flags, which come before the recipe."""
+
+    script: str = flag("launch.job", "Script that asks. Its name begins each message.")
+    workers: int | None = flag(None, "Number of workers that can be started. Default: one per GPU here, or one without "
+        "a GPU.", low=1)
+    workers_per_node: int | None = flag(None, "Print the plan of --workers workers, with so many per node, instead of "
+        "the answer.", low=1)
+    next: bool = flag(False, "Print `workers` alone. It is empty unless the run has ended a phase of "
+        "--workers_schedule.")
 
 
 def next_workers(settings: Settings) -> int | None:
@@ -151,22 +159,24 @@ def print_plan(training: list[str], workers: int, workers_per_node: int) -> int:
 
 def main(argv) -> int:
     """Runs a command line; returns the exit code."""
-    own = [*itertools.takewhile(lambda word: word.startswith("--") and word != "--", argv[1:])]
-    options = {"script": "launch.job"} | dict(word[2:].partition("=")[::2] for word in own)
-    program = command.program(options["script"], __doc__)
-    return program(lambda _: answer(options, argv[1 + len(own):]))([argv[0], *own])
+    own, words = split(define(Options), argv)
+    script = next((word.partition("=")[2] for word in own if word.startswith("--script=")), Options.script)
+    program = command.program(script, __doc__, lambda _: described(define(Options), names(Options)))
+    return program(lambda own: answer(parsed(read(define(Options), own), Options), words))(own)
 
 
-def answer(options: dict[str, str], words: list[str]) -> int:
-    """Prints an answer; returns the exit code. options: this command's own, name -> value. words: recipe and flags."""
-    recipe, given = recipe_flags(words, options["script"])
-    if "workers_per_node" in options:
-        return print_plan([*recipe, *given], int(options["workers"]), int(options["workers_per_node"]))
+def answer(options: Options, words: list[str]) -> int:
+    """Prints an answer; returns the exit code. words: recipe and flags of train.py. Raises UserError."""
+    recipe, given = recipe_flags(words, options.script)
+    if options.workers_per_node:
+        if not options.workers:
+            raise UsageError("--workers_per_node needs --workers, the number of all workers")
+        return print_plan([*recipe, *given], options.workers, options.workers_per_node)
     settings = flags.parse(["train.py", *recipe, *given])
-    if "next" in options:
+    if options.next:
         print(f"workers={next_workers(settings) or ''}")
         return 0
-    workers = workers_now(settings, int(options.get("workers") or workers_here()))
+    workers = workers_now(settings, options.workers or workers_here())
     memory = min((gpu.memory for gpu in gpus.visible(settings.launch.device)), default=None)
     chosen = micro_batch_flags(settings, workers, memory)  # given flags override it
     print(f"workers={workers}\ntraining=({shlex.join([*recipe, *chosen, *given])})")

@@ -19,7 +19,7 @@ from common import command, launcher
 from distributed import gpus
 from distributed.lost import explain_horovods_errors
 from launch import facts
-from launch.binding import PER_GPU
+from launch.binding import workers_per_gpu
 from plan import flags
 from plan.settings import Settings
 
@@ -200,7 +200,7 @@ def examine(settings: Settings) -> tuple[list[dict], list[str]]:
     hosts = [host | facts.of_gpus([*by_host[name].values()]) | {
         "clock": clocks[rank], "shared": "shared" if shared[rank] else "not shared",
         "within": speeds[rank][1], "between": speeds[rank][2]} for rank, host, name, _ in everyone if host]
-    wrong = problems(hosts, data_dir, int(os.environ.get(PER_GPU, 1)))
+    wrong = problems(hosts, data_dir, workers_per_gpu())
     if failed := [str(rank) for rank, (right, *_) in enumerate(speeds) if not right]:
         wrong.append(f"the sum over all workers is wrong on rank {', '.join(failed)}; check the network cards of its "
                      "host, and NCCL with NCCL_DEBUG=INFO")

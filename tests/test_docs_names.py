@@ -70,7 +70,7 @@ def flags_of(program: Path) -> set[str]:
     code = text(program)
     if source := re.search(r"^from ([\w.]+) import (?:.*, )?Options\b", code, re.MULTILINE):
         code += text(module(source[1])[0])
-    return {*re.findall(r"--([a-zA-Z][\w-]*)", code), *re.findall(r"^    (\w+): ", code, re.MULTILINE)}
+    return {*re.findall(r"(?:--|alias=\")([a-zA-Z][\w-]*)", code), *re.findall(r"^    (\w+): ", code, re.MULTILINE)}
 
 
 @functools.cache

@@ -45,6 +45,7 @@ while [ $# -gt 0 ]; do
         --) break ;;
         --*=*) option=${1%%=*} value=${1#*=} && shift ;;
         --*) option=$1 value=${2-} && shift && { shift || fail 2 "$option needs a value"; } ;;
+        -*) option=$1 value=none ;;
         *) break ;;
     esac
     [ -n "$value" ] || fail 2 "$option needs a value"

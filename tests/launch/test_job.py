@@ -35,6 +35,8 @@ def test_an_answer_is_what_bash_reads(ask):
         workers, training, _ = ask("--workers=3", *words)
         assert workers == "3" and training == [f"--flagfile={RECIPES}/digits.flags", *given]
     assert ask("--", *given)[:2] == ("1", given)  # a machine without GPUs has one worker
+    of_train = ["--dry_run", "--workers=8", "--workers_per_node=4"]  # which has flags of these names, too
+    assert ask("-workers", "3", "--", *of_train)[:2] == ("3", of_train)
     row = "sony_1811.05233/table3-experiment2"
     _, training, said = ask("--workers=8", row, "--allreduce=ring")
     assert training == [f"--flagfile={RECIPES}/{row}.flags", f"--flagfile={RECIPES}/{row}.launch", "--allreduce=ring"]
@@ -74,6 +76,10 @@ def test_the_plan_is_train_pys(capfd):
 
 @pytest.mark.parametrize(("words", "code", "message"), [
     ([], 2, "any.sh: the recipe is missing; see --help\n"),
+    (["--worker=4", "digits"], 2, "'worker'; did you mean --workers?"), (["--workers=x", "digits"], 2, "--workers=x"),
+    (["--workers", "0", "digits"], 2, "--workers=0"), (["--workers"], 2, "--workers"), (["-workers=2.5"], 2, "2.5"),
+    (["--workers_per_node=4", "digits"], 2, "needs --workers"), (["--workers=4", "--next=x", "--"], 2, "--next=x"),
+    (["digits", "--worker=4"], 2, "'worker'"),
     (["digts"], 2, "any.sh: there is no recipe digts; did you mean digits?\n"),
     (["digits", "--optimizer=adagrad"], 2, "optimizer"), (["--", "--data_dir=/nowhere"], 1, "/nowhere")])
 def test_an_error_is_one_line_of_the_script_that_asked(ask, words, code, message):

@@ -502,6 +502,7 @@ def test_with_a_container_the_host_needs_no_python_of_ours(tmp_path):
     (["--nodes"], 2, "--nodes needs a value"),
     (["--nodes=2", "--setup=no-such", "digits"], 2, "--setup: there is no file no-such"),
     (["--nodez=2", "digits"], 2, "there is no option --nodez"),
+    (["-N", "2", "digits"], 2, "there is no option -N"),
     (["--nodes=2", "--gpus-per-node=4"], 2, "the recipe is missing"),
     (["--nodes=2", "--gpus-per-node=4", "sweep/%a.flags"], 2, "needs --array"),
     (["--nodes=2", "--gpus-per-node=4", "--array=0-1", "sweep/%a.flags"], 2, "no recipe sweep/0.flags"),
