@@ -32,12 +32,18 @@ exec "$@"
 """
 
 
+def without(*starts: str) -> dict[str, str]:
+    """The variables that do not begin so, and none of uv's settings. Its cache stays where it is."""
+    return {name: value for name, value in os.environ.items()
+            if name == "UV_CACHE_DIR" or not name.startswith(("UV_", *starts))}
+
+
 def without_cuda(folder: Path, *command) -> subprocess.CompletedProcess:
     (folder / "empty").mkdir(exist_ok=True)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("CUDA", "CPATH", "UV_"))}
     return subprocess.run([*unshare("--mount"), "sh", "-c", HIDING, "sh", *command], cwd=ROOT, text=True,
                           capture_output=True, timeout=600, stdin=subprocess.DEVNULL,
-                          env=kept | {"EMPTY": str(folder / "empty"), "UV_PROJECT_ENVIRONMENT": str(folder / "venv")})
+                          env=without("CUDA", "CPATH") | {"EMPTY": str(folder / "empty"),
+                                                           "UV_PROJECT_ENVIRONMENT": str(folder / "venv")})
 
 
 @pytest.mark.plugin_build
@@ -101,14 +107,14 @@ def index(tmp_path):
 def test_a_horovod_with_nccl_stays_in_its_checkout(index, tmp_path):
     """With our command, and again after the command that filled the cache for every checkout."""
     require_tool("uv")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("UV_", "VIRTUAL_ENV"))}
 
     def shell(checkout: str, command: str) -> str:
         folder = tmp_path / checkout
         folder.mkdir(exist_ok=True)
         (folder / "pyproject.toml").write_text(PROJECT.format(index=index))
         done = subprocess.run(["bash", "-euc", command], cwd=folder, text=True, capture_output=True, timeout=300,
-                              env=kept | {"UV_CACHE_DIR": str(tmp_path / "cache"), "UV_PYTHON": sys.executable})
+                              env=without("VIRTUAL_ENV") | {"UV_CACHE_DIR": str(tmp_path / "cache"),
+                                                          "UV_PYTHON": sys.executable})
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
@@ -196,8 +202,7 @@ def wheel(tmp_path_factory) -> Path:
 
 def uv(*words, **options) -> None:
     done = subprocess.run([require_tool("uv"), *map(str, words)], text=True, capture_output=True, timeout=300,
-                          env={name: value for name, value in os.environ.items() if not name.startswith("UV_")},
-                          **options)
+                          env=without(), **options)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -211,12 +216,15 @@ def test_the_wheel_has_one_name_and_needs_tensorflow_alone(wheel):
 
 
 def test_a_project_with_folders_of_the_same_names_trains_with_lars(wheel, tmp_path, monkeypatch):
-    """The wheel is installed where all is but the app. The project and the checkout load each other's models."""
+    """The wheel is installed where all is but the app. The project and the checkout load each other's models.
+
+    uv finds what the wheel needs in the copies: it follows no link, and its cache may be empty.
+    """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
     [packages] = (tmp_path / "venv").glob("lib/python*/site-packages")
     for path in Path(setuptools.__file__).parents[1].iterdir():
         if "bigbatch" not in path.name and not (packages / path.name).exists():
-            (packages / path.name).symlink_to(path)
+            (shutil.copytree if path.suffix == ".dist-info" else os.symlink)(path, packages / path.name)
     python = tmp_path / "venv" / "bin" / "python"
     uv("pip", "install", "--offline", f"--python={python}", wheel)
     for name, content in (OWN_FOLDERS | {"fit.py": THERE + FIT}).items():

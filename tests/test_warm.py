@@ -64,7 +64,7 @@ def test_a_fork_leaves_mpi():
 
 
 def test_a_fork_is_where_its_caller_is():
-    script = f'hostname inner; {warm_python()} -c "$0" "$@"; {BIN}/python -c "$0" "$@"'
+    script = f'hostname inner; {warm_python()} -c "$0" "$@"; "{BIN}/python" -c "$0" "$@"'
     done = in_namespaces(script, WHERE, *warm.NAMESPACES)
     fork, python = done.stdout.splitlines()
     assert fork == python and fork.startswith("inner ")

@@ -167,7 +167,7 @@ def test_what_breaks_first_on_a_pod_is_a_line_each(digits, launcher, tmp_path):
         pods.run("w0", DEVICES)
         pods.start("w0", before=("prlimit", "--memlock=65536:65536"))
         pods.run("w1", "mount -t tmpfs -o size=64m tmpfs /dev/shm", f"mount -t tmpfs tmpfs {pods.hosts.top}/data",
-                 f"mount --bind {tmp_path}/__init__.py {ROOT}/launch/__init__.py")
+                 f"mount --bind {tmp_path}/__init__.py '{ROOT}'/launch/__init__.py")
         pods.start("w1")
         assert start(pods).wait(300) == 1
     found = [line.removeprefix("preflight: ").partition(";")[0] for line in log().splitlines() if "preflight: " in line]

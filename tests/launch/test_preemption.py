@@ -29,7 +29,7 @@ def node(tmp_path):
     started = []
     for name, program in {"mpirun": HANGS, "srun": HANGS, "squeue": "#!/bin/sh\necho ${STATE-RUNNING}\n",
                           "scontrol": '#!/bin/sh\necho "$@" >>asked; touch over\n',  # Slurm ends the job's steps
-                          "python": f'#!/bin/sh\nexec {BIN}/python "$@"\n',
+                          "python": f'#!/bin/sh\nexec "{BIN}/python" "$@"\n',
                           "timeout": '#!/bin/sh\n[ "${1#-}" = "$1" ] || shift\n'
                                      'echo "$1" >>limits\nshift\nexec "$@"\n'}.items():
         (tmp_path / name).write_text(program)

@@ -86,7 +86,7 @@ def same(folder, undisturbed):
 def test_two_nodes_train_with_srun(slurm, tmp_path):
     """Python as it is: a fork would not show a crash at its end. The workers have what the site's file has set."""
     python, site = tmp_path / "python", tmp_path / "site's.sh"
-    python.write_text(f'#!/bin/sh\necho "$SITE $SLURM_PROCID" >>{tmp_path}/started\nexec {BIN}/python "$@"\n')
+    python.write_text(f'#!/bin/sh\necho "$SITE $SLURM_PROCID" >>{tmp_path}/started\nexec "{BIN}/python" "$@"\n')
     python.chmod(0o755)
     site.write_text(f'[ -z "$unknown" ] || module load cuda\nexport SITE=here BIGBATCH_PYTHON={python}\n')
     job = submit(slurm, tmp_path, *NODES, "--launcher", "srun", "--export=NONE", "--setup", site, *TRAINING, cold=True)
@@ -301,8 +301,8 @@ HIDDEN = "env -u PMI_SIZE -u SLURM_STEP_NUM_TASKS"
 def test_workers_that_do_not_find_each_other_are_an_error(slurm, tmp_path, start, message):
     # Open MPI under pmi2 starts each task as if it were alone, and exits with 0.
     script = tmp_path / "job"
-    script.write_text(f"#!/bin/bash\n. {ROOT}/launch/env.sh\nexport BIGBATCH_WORLD_SIZE=2\n"
-                      f"{start} python {ROOT}/train.py --epochs=1\n")
+    script.write_text(f"#!/bin/bash\n. '{ROOT}/launch/env.sh'\nexport BIGBATCH_WORLD_SIZE=2\n"
+                      f"{start} python '{ROOT}/train.py' --epochs=1\n")
     job = slurm.run("sbatch", "--parsable", "--nodes=2", "--ntasks-per-node=1", f"--output={tmp_path}/out", script,
                     cwd=tmp_path).stdout.strip()
     assert slurm.wait_for_end(job, 100)[0]["JobState"] == "FAILED"

@@ -70,7 +70,7 @@ class Pods:
         words = self.as_user(
             host, *before, "env", "OMPI_MCA_plm_rsh_args=-o ConnectionAttempts=10", "USER=bigbatch",
             f"HOME={self._home}", f"OMPI_MCA_orte_default_hostfile={self.hosts.top}/mpi/hostfile",
-            *map(self.here, given), "sh", "-c", f'cd {ROOT} && exec launch/entrypoint.sh "$@"', "sh",
+            *map(self.here, given), "sh", "-c", f'cd "{ROOT}" && exec launch/entrypoint.sh "$@"', "sh",
             *map(self.here, container["args"]))
         return subprocess.Popen(words, text=True, stdin=subprocess.DEVNULL, **options)
 

@@ -51,8 +51,9 @@ def start(folder) -> None:
     """
     import subprocess
 
-    program = folder / "python"
-    program.write_text(f"#!{sys.executable} -IS\nimport sys\nsys.path.insert(0, {os.path.dirname(__file__)!r})\n"
+    program, interpreter = folder / "python", folder / "interpreter"
+    interpreter.symlink_to(sys.executable)  # a first line with #! takes no path with a space
+    program.write_text(f"#!{interpreter} -IS\nimport sys\nsys.path.insert(0, {os.path.dirname(__file__)!r})\n"
                        f"import warm\nwarm.stand_in({str(folder)!r})\n")
     program.chmod(0o755)
     with open(folder / "server.log", "wb") as log, socket.socket(socket.AF_UNIX) as listener:
