@@ -241,3 +241,12 @@ def test_a_project_with_folders_of_the_same_names_trains_with_lars(wheel, tmp_pa
                           env={"PATH": os.environ["PATH"], "TF_CPP_MIN_LOG_LEVEL": "3"})
     assert (done.returncode, done.stdout) == (0, "\n"), done.stderr[-3000:]
     in_the_checkout("again", "theirs")
+
+
+def test_a_checkout_below_another_workspace_has_its_own_environment(tmp_path):
+    (tmp_path / "checkout").mkdir()
+    shutil.copy(ROOT / "pyproject.toml", tmp_path / "checkout")
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "other"\nversion = "0"\nrequires-python = ">=3.11"\n'
+                                             '[tool.uv.workspace]\nmembers = ["*"]\n')
+    uv("run", "--no-sync", "--offline", f"--python={sys.executable}", "python", "-c", "", cwd=tmp_path / "checkout")
+    assert (tmp_path / "checkout" / ".venv").is_dir() and not (tmp_path / ".venv").exists()
