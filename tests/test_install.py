@@ -250,3 +250,13 @@ def test_a_checkout_below_another_workspace_has_its_own_environment(tmp_path):
                                              '[tool.uv.workspace]\nmembers = ["*"]\n')
     uv("run", "--no-sync", "--offline", f"--python={sys.executable}", "python", "-c", "", cwd=tmp_path / "checkout")
     assert (tmp_path / "checkout" / ".venv").is_dir() and not (tmp_path / ".venv").exists()
+
+
+def test_a_clone_has_the_same_bytes_where_git_writes_windows_line_ends(tmp_path):
+    clone = ["git", "-C", tmp_path / "clone"]
+    subprocess.run(["git", "clone", "--quiet", "--config=core.autocrlf=true", ROOT, clone[-1]], check=True)
+    files = [line.partition("\t") for line in
+             subprocess.check_output([*clone, "ls-tree", "-r", "HEAD"], text=True).splitlines()]
+    found = subprocess.check_output([*clone, "hash-object", "--no-filters", "--stdin-paths"], text=True,
+                                    input="\n".join(name for _, _, name in files))
+    assert found.split() == [kept.split()[-1] for kept, _, _ in files]
