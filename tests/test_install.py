@@ -2,6 +2,8 @@
 import functools
 import http.server
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -260,3 +262,15 @@ def test_a_clone_has_the_same_bytes_where_git_writes_windows_line_ends(tmp_path)
     found = subprocess.check_output([*clone, "hash-object", "--no-filters", "--stdin-paths"], text=True,
                                     input="\n".join(name for _, _, name in files))
     assert found.split() == [kept.split()[-1] for kept, _, _ in files]
+
+
+def test_readmes_first_command_works_however_pip_is_set(wheel, tmp_path):
+    """With the words that README puts before it."""
+    readme = (ROOT / "README.md").read_text()
+    [words] = re.findall(r"`(PIP_[^`]*)`", readme)
+    assert "\npip install --target .uv uv && " in readme
+    require_tool("pip")
+    done = subprocess.run(f"{words} pip install --target .uv --no-index --no-deps {shlex.quote(str(wheel))}",
+                          shell=True, cwd=tmp_path, text=True, capture_output=True, timeout=300,
+                          env=os.environ | {"PIP_USER": "1", "PIP_REQUIRE_VIRTUALENV": "1"})
+    assert done.returncode == 0 and (tmp_path / ".uv" / "bigbatch").is_dir(), done.stderr
