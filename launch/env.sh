@@ -4,7 +4,9 @@
 
 # The checkout, and the Python that `uv sync` installed for it. A container has its own Python, and the host needs none.
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-python=${BIGBATCH_PYTHON:-$root/.venv/bin/python}
+venv=${UV_PROJECT_ENVIRONMENT:-.venv}
+[[ $venv = /* ]] || venv=$root/$venv # as uv has it
+python=${BIGBATCH_PYTHON:-$venv/bin/python}
 if [ ! -x "$python" ] && [ -z "${BIGBATCH_CONTAINER_IMAGE-}" ]; then
     echo "${0##*/}: $python does not exist; run 'uv sync' in $root first" >&2
     exit 1

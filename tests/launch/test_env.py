@@ -1,11 +1,12 @@
 """launch/env.sh: what it sets where, as a launcher that sources it finds it."""
 import os
+import shutil
 import subprocess
 
 import pytest
 from conftest import BIN, ROOT, require_tool, unshare
 
-SOURCED = f". {ROOT}/launch/env.sh && env"
+SOURCED = f". '{ROOT}/launch/env.sh' && env"
 
 
 def variables(interfaces: tuple[str, ...], ports: str = "", **given) -> dict[str, str]:
@@ -60,3 +61,14 @@ def test_mpirun_takes_the_names():
     info += subprocess.run([BIN / "ompi_info", "--all"], text=True, capture_output=True, timeout=300).stdout
     assert all(f'"btl_tcp_port_{name}_v{version}"' in info for name in ("min", "range") for version in (4, 6))
     assert '"prte_if_exclude"' in info and '"btl_tcp_if_exclude" (current value: "127.0.0.1/8,sppp"' in info
+
+
+@pytest.mark.parametrize("environment", ["own venv", "/nowhere/venv", ""])
+def test_the_python_is_that_of_uvs_environment(environment, tmp_path):
+    """UV_PROJECT_ENVIRONMENT is a path in the checkout, or an absolute one; else it is .venv."""
+    (tmp_path / "launch").mkdir()
+    shutil.copy(ROOT / "launch" / "env.sh", tmp_path / "launch")
+    python = tmp_path / (environment or ".venv") / "bin" / "python"
+    done = subprocess.run(["bash", "-euc", '. launch/env.sh; echo "$python"'], cwd=tmp_path, text=True,
+                          capture_output=True, env={"PATH": os.environ["PATH"], "UV_PROJECT_ENVIRONMENT": environment})
+    assert (done.returncode, done.stdout) == (1, "") and f"{python} does not exist" in done.stderr
