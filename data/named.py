@@ -3,7 +3,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from common.errors import UserError
+from common.errors import UserError, one_line
 from common.files import ignore_unsupported
 from common.flags import say_what_is_hidden
 from data import sources
@@ -50,12 +50,16 @@ def built_in(name: str) -> Path:
     Several workers may call this at once. Each writes its own folder and renames it into place. The first one wins, and
     the others delete theirs.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bigbatch"
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bigbatch"
+        cache.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
+        raise UserError(f"the built-in dataset needs a folder: {one_line(error).rstrip('.')}; set XDG_CACHE_HOME "
+                        "to one that can be written") from None
     folder = cache / f"{name}-{sources.version(name)}"
     if not folder.is_dir():
         from data.preparing.run import write_built_in
 
-        cache.mkdir(parents=True, exist_ok=True)
         try:
             with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=cache, ignore_cleanup_errors=True) as made:
                 write_built_in(name, Path(made))

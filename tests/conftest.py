@@ -131,6 +131,11 @@ def pytest_sessionstart():
 def pytest_configure(config):
     if uv := os.environ.get("UV"):  # the program that has started this run
         os.environ["PATH"] += f"{os.pathsep}{os.path.dirname(uv)}"
+    try:
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "bigbatch").mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # the home is missing or cannot be written
+        os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="cache-")
+        atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
     for name in ("no_proxy", "NO_PROXY"):  # a proxy does not lead to the servers of tests, which are on this machine
         os.environ[name] = f"{os.environ.get(name, '')},127.0.0.1,localhost"
     if config.option.markexpr != "gpu" or PRETEND_GPU:  # the tests for CPUs are the same on a machine with a GPU

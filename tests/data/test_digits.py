@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from conftest import ROOT, require_tool, run
 
+from common.errors import UserError
+from data.named import built_in
 from data.preparing.run import write_built_in
 from tests.rigs import lacking
 
@@ -35,6 +37,14 @@ def test_several_workers_at_once_make_one_dataset(digits, tmp_path):
     assert folders == {str(tmp_path / "bigbatch" / digits.name)}
     assert list((tmp_path / "bigbatch").iterdir()) == [tmp_path / "bigbatch" / digits.name]
     assert content(tmp_path / "bigbatch" / digits.name) == content(digits)
+
+
+@pytest.mark.parametrize(("home", "cause"), [("/proc/nobody", "No such file"), ("/dev/null", "Not a directory")])
+def test_without_a_home_a_line_says_what_to_set(home, cause, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", home)
+    with pytest.raises(UserError, match=f"{home}.*: {cause}.*; set XDG_CACHE_HOME to one that can be written"):
+        built_in("digits")
 
 
 def test_the_split_is_every_fifth_of_scikit_learns_digits(digits):
