@@ -25,6 +25,8 @@ DIGITS = f"--flagfile={ROOT}/recipes/digits.flags"  # where --data_dir is given,
 TINY = ("--model=convnet", "--image_size=8", "--augmentation=none", "--optimizer=sgd", "--learning_rate=0.02",
         "--warmup=none")
 BIN = Path(sys.executable).parent
+# What train.py says of --output_dir=/proc/nowhere. Root may write to /proc, but nobody can create a folder there.
+IN_PROC = "--output_dir: " + ("/proc is not a writable folder" if os.geteuid() else "/proc/nowhere cannot be created")
 PRETEND_GPU = os.environ.get("BIGBATCH_PRETEND_GPU") == "1"  # test_gpu.py's tests run on the CPU
 TIERS = ("trainings", "launchers", "docs")  # which the default tests leave to .ci/run
 LONGEST = ("test_slurm.py", "test_train.py", "test_docs.py", "test_horovodrun.py", "test_kubernetes.py",

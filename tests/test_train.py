@@ -5,7 +5,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from conftest import BIN, ROOT, TINY, launcher, printed_json, require_tool, rows, run, train, weights
+from conftest import BIN, IN_PROC, ROOT, TINY, launcher, printed_json, require_tool, rows, run, train, weights
 
 from common.flags import names
 from common.run_folder import RunFolder
@@ -189,7 +189,7 @@ BAD_INPUT = [
     (["--mode=evaluate", "--checkpoint={empty}"], 1, "is not in a run folder"),
     (["--batch_size=100", "--micro_batch_size=64"], 1, "64 and 128"),
     (["--dali_device=gpu"], 1, "sees no GPU"),
-    (["--output_dir=/proc/nowhere"], 1, "--output_dir: /proc/nowhere cannot be created"),
+    (["--output_dir=/proc/nowhere"], 1, IN_PROC),
     (["--output_dir={run}", "--optimizer=sgd"], 1, "optimizer was lars and is now sgd"),
     (["--checkpoint_every=0"], 2, "--checkpoint_every=0"),
     (["--elastic"], 2, "--host-discovery-script"),
@@ -226,8 +226,8 @@ def test_bad_input_is_one_line_and_an_exit_code(flags, code, message, paths, tmp
     ("mpirun", ["--model=resnet2000"], 2, "--model=resnet2000"),
     ("mpirun", ["--batch_size=127"], 1, "126 and 128"),
     ("mpirun", ["--dali_device=gpu"], 1, "sees no GPU"),
-    ("mpirun", ["--output_dir=/proc/nowhere"], 1, "cannot be created"),  # only rank 0 sees it
-    ("horovodrun", ["--output_dir=/proc/nowhere"], 1, "cannot be created"),
+    ("mpirun", ["--output_dir=/proc/nowhere"], 1, IN_PROC),  # only rank 0 sees it
+    ("horovodrun", ["--output_dir=/proc/nowhere"], 1, IN_PROC),
 ])
 def test_bad_input_ends_every_worker(kind, flags, code, message):
     done = run(kind, 2, ROOT / "train.py", *flags, timeout=300)
