@@ -50,6 +50,8 @@ ZOO = {
     "resnet10_narrow": ModelInfo("model_zoo.resnet", "resnet10_narrow", 64, has_max_pooling=False),
     **{name: ModelInfo("model_zoo.convnet", name, 32, any_image_size=False, least_image_size=8)
        for name in ("convnet", "convnet_bn")},
+    "whitened_convnet": ModelInfo("model_zoo.whitened_convnet", "whitened_convnet", 32, any_image_size=False,
+                                  least_image_size=25),
 }
 KERAS = "keras:"
 APPLICATIONS = {  # image size -> networks of tf.keras.applications

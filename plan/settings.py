@@ -42,8 +42,8 @@ class Recipe:
         path=True, screen="Data and model")
     model: str = flag("resnet20", "Model to train. ResNets are v1.5; names with _v1 are as first published. "
         "resnet50_nvcaffe and alexnet_bn* follow the LARS authors' files. resnet20, resnet10_narrow and convnet* are "
-        "for small images. keras:NAME is a network of Keras. MODULE:FUNCTION is your own.", model_zoo.MODELS, own=True,
-        screen="Data and model")
+        "for small images, and whitened_convnet is for CIFAR-10. keras:NAME is a network of Keras. MODULE:FUNCTION "
+        "is your own.", model_zoo.MODELS, own=True, screen="Data and model")
     pretrained: bool = flag(False, "Start from the ImageNet weights of a keras:NAME model, which Keras downloads. The "
         "last layer is new.")
     pretrained_weights: str | None = flag(None, "Start from the weights of a keras:NAME model in this .h5 file, which "

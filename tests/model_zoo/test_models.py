@@ -5,6 +5,8 @@ import tensorflow as tf
 
 import model_zoo
 from model_zoo.layers import BatchNormalization, Dropout, masks_at
+from model_zoo.whitened_convnet import SMALLEST as LEAST_VARIANCE
+from model_zoo.whitened_convnet import filters
 from optim.lars import SGD
 
 # Trainable parameters for 1,000 classes. ResNets: as torchvision's documentation lists them. AlexNet: Caffe's
@@ -82,12 +84,93 @@ def test_convnet_bn_normalizes_what_alexnet_bn_does():
     assert all(layer.epsilon == 1e-4 and not layer.trainable_variables for layer in norms)
 
 
-@pytest.mark.parametrize("name", ["alexnet", "alexnet_bn", "alexnet_bn5", "convnet", "convnet_bn"])
+@pytest.mark.parametrize("name", ["alexnet", "alexnet_bn", "alexnet_bn5", "convnet", "convnet_bn", "whitened_convnet"])
 def test_pooling_leaves_something_of_the_least_image_size(name):
     least = model_zoo.MODELS[name].least_image_size
     model_zoo.create_model(name, 10, least)
     with pytest.raises(ValueError, match=r"[Nn]egative dimension|must be > 0|must be positive|cannot be zero"):
         model_zoo.create_model(name, 10, least - 1)
+
+
+def test_the_size_of_whitened_convnet_and_its_initial_values():
+    """1.97 million parameters (arXiv:2404.00498), by hand: six kernels, the last one, as many betas as norms have
+    channels, and the bias of the first layer, whose kernel is not trained.
+
+    The first channels of a kernel copy its inputs. The other filters are uniform between +-1 / root(9 inputs), so their
+    squared norm is 1 / 3. Both are scaled to a root mean square of 0.2 of the whole kernel.
+    """
+    model = model_zoo.create_model("whitened_convnet", 10, 32, seed=3)
+    assert size(model) == 9 * (24 * 64 + 64 * 64 + 64 * 256 + 3 * 256**2) + 2560 + 2 * 64 + 4 * 256 + 24 == 1_971_352
+    assert not model.get_layer("whitening").kernel.trainable
+    assert model_zoo.MODELS["whitened_convnet"].has_max_pooling == has_max_pooling(model)
+    *kernels, last = [v.numpy() for v in model.trainable_variables if "kernel" in v.name]
+    assert last.std() == pytest.approx(1, abs=0.05)
+    for kernel in kernels:
+        assert np.sqrt(np.square(kernel).mean()) == pytest.approx(0.2, rel=1e-5)
+        inputs, outputs = kernel.shape[2:]
+        copies, drawn = np.split(kernel, [min(inputs, outputs)], axis=-1)
+        scale = copies[1, 1, 0, 0]
+        expected = np.zeros_like(copies)
+        expected[1, 1] = scale * np.eye(inputs)
+        np.testing.assert_array_equal(copies, expected)
+        if drawn.size:
+            assert np.abs(drawn).max() <= scale / np.sqrt(9 * inputs)
+            assert np.square(drawn).sum() / drawn.shape[-1] == pytest.approx(scale**2 / 3, rel=0.05)
+
+
+def test_the_filters_whiten_patches():
+    """Each is divided by the root of its variance, so they tell the covariance. Its diagonal is 1, as the pixels are
+    normalized, but for the edges of the images; it is the same in both rows, and in both columns.
+    """
+    kernel = filters().reshape(12, 24)
+    np.testing.assert_array_equal(kernel[:, :12], -kernel[:, 12:])
+    directions = kernel[:, :12] / np.linalg.norm(kernel[:, :12], axis=0)
+    np.testing.assert_allclose(directions.T @ directions, np.eye(12), atol=1e-3)
+    covariance = np.linalg.inv(kernel[:, :12] @ kernel[:, :12].T) - LEAST_VARIANCE * np.eye(12)
+    np.testing.assert_allclose(np.diag(covariance), 1, atol=0.03)
+    pixels = covariance.reshape(2, 2, 3, 2, 2, 3)
+    np.testing.assert_allclose(pixels[0, 0, :, 0, 1], pixels[1, 0, :, 1, 1], atol=0.02)
+    np.testing.assert_allclose(pixels[0, 0, :, 1, 0], pixels[0, 1, :, 1, 1], atol=0.02)
+
+
+def test_whitened_convnet_against_float64():
+    """Convolutions as sums of shifted images, GELU with the error function, on images of 41 pixels, which leave 5."""
+    from scipy.special import erf
+
+    random = np.random.default_rng(0)
+    model = model_zoo.create_model("whitened_convnet", 7, 41, seed=3, mean=(120, 110, 100), std=(60, 50, 55))
+    for variable in model.variables:
+        if len(variable.shape) == 1:  # betas, the first bias, and moving statistics
+            variable.assign(random.uniform(0.5, 2, variable.shape))
+    pixels = random.integers(0, 256, (2, 41, 41, 3)).astype(np.float64)
+    variables = {}
+    for layer in model.layers:
+        variables.setdefault(type(layer).__name__, []).append([v.numpy().astype(np.float64) for v in layer.weights])
+
+    def convolved(x, kernel, edge):
+        x = np.pad(x, ((0, 0), (edge, edge), (edge, edge), (0, 0)))
+        rows, columns = (x.shape[axis] - kernel.shape[0] + 1 for axis in (1, 2))
+        return sum(x[:, i:i + rows, j:j + columns] @ kernel[i, j] for i, j in np.ndindex(*kernel.shape[:2]))
+
+    def pooled(x, window):
+        side = x.shape[1] // window * window
+        x = x[:, :side, :side].reshape(len(x), side // window, window, side // window, window, -1)
+        return x.max(axis=(2, 4))
+
+    def gelu(x):
+        return x * (1 + erf(x / np.sqrt(2))) / 2
+
+    [[kernel, bias]] = variables["Whitening"]
+    x = gelu(convolved((pixels - (120, 110, 100)) / (60, 50, 55), kernel, 0) + bias)
+    for number, ([kernel], [beta, mean, variance]) in enumerate(
+            zip(variables["Conv2D"], variables["BatchNormalization"], strict=True)):
+        x = convolved(x, kernel, 1)
+        x = pooled(x, 2) if number % 2 == 0 else x
+        x = gelu((x - mean) / np.sqrt(variance + 1e-5) + beta)
+    assert x.shape == (2, 5, 5, 256)
+    [[last]] = variables["Dense"]
+    expected = pooled(x, 3).reshape(2, -1) @ last / 256
+    assert np.abs(model(pixels.astype(np.float32)) - expected).max() < 1e-3 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("side", [7, 8])

@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 
 import model_zoo
+from model_zoo.whitened_convnet import ConstantNorm
 from optim.muon import STACK, Muon, Share, dealt, in_stacks, operations, orthogonalized
 from tests.rigs.launches import launched
 
@@ -80,6 +81,29 @@ def test_each_kind_of_variable_of_each_network(network):
         is_matrix = kind.endswith("kernel") and kind != "depthwise_kernel" and 1 not in shape[-2:]
         expected = reference(starts[index], [given[index] for given in gradients], is_matrix, DECAY)
         np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-3, atol=2e-4, err_msg=variable.name)
+
+
+def test_with_a_constant_norm_each_update_turns_a_kernel_as_in_airbench():
+    """There, a kernel is scaled to a norm of root(outputs) before an update of learning_rate * x, without a factor.
+
+    The scales differ, but not the directions; our gradients have the scale that follows from the kernel's.
+    """
+    random = np.random.default_rng(2)
+    starts = [random.normal(size=shape).astype(np.float32) for shape in ((3, 3, 5, 7), (3, 3, 8, 6))]
+    norm = ConstantNorm()
+    ours = [tf.Variable(norm(tf.constant(start)), name="kernel", constraint=norm) for start in starts]
+    theirs = [(start.astype(np.float64), np.zeros(start.shape)) for start in starts]
+    gradients = [[random.normal(size=start.shape).astype(np.float32) for start in starts] for _ in range(5)]
+    updated(Muon(0.0, MOMENTUM), ours, gradients)
+    for step, given in enumerate(gradients):
+        for index, ((w, m), g) in enumerate(zip(theirs, given, strict=True)):
+            m = MOMENTUM * m + g
+            w = w * np.sqrt(w.shape[-1]) / np.linalg.norm(w)
+            rows = (g + MOMENTUM * m).reshape(-1, w.shape[-1])
+            theirs[index] = w - rate_at(step) * newton_schulz(rows).reshape(w.shape), m
+    for variable, (w, _) in zip(ours, theirs, strict=True):
+        expected = 0.2 * w / np.sqrt(np.square(w).mean())
+        np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-3, atol=2e-5)
 
 
 def test_excluded_kernels_have_adam_without_decay():

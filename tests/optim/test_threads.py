@@ -5,10 +5,12 @@ from conftest import run as run_program
 PROGRAM = """
 import hashlib, importlib, sys
 import numpy as np, tensorflow as tf
+from model_zoo.whitened_convnet import ConstantNorm
 module, name, threads, named, *shapes = sys.argv[1:]
 tf.config.threading.set_intra_op_parallelism_threads(int(threads))
 random = np.random.default_rng(0)
-variables = [tf.Variable(random.normal(size=shape).astype(np.float32), name=named)
+variables = [tf.Variable(random.normal(size=shape).astype(np.float32), name=named,
+                         constraint=ConstantNorm() if len(shape) == 4 else None)
              for shape in (tuple(map(int, shape.split("x"))) for shape in shapes)]
 optimizer = getattr(importlib.import_module(module), name)(1.0, weight_decay=1e-4)
 for _ in range(3):

@@ -17,15 +17,21 @@ INFO = ModelInfo("tests.rigs.bn_train", NAME, 16)
 
 
 def bn_convnet(x, classes, batch_norm_momentum, seed):
-    """Three convolutions of 16, 32 and 64 channels, each with batch norm; the last two have stride 2. Some dropout."""
+    """Three convolutions of 16, 32 and 64 channels, each with batch norm; the last two have stride 2. Some dropout.
+
+    The norm of the last kernel is constant.
+    """
     import tensorflow as tf
 
     from model_zoo.layers import BatchNormalization, Dropout, seeds
+    from model_zoo.whitened_convnet import ConstantNorm
 
     numbers = seeds(seed)
     for channels, stride in ((16, 1), (32, 2), (64, 2)):
         start = tf.keras.initializers.HeNormal(next(numbers))
-        x = tf.keras.layers.Conv2D(channels, 3, stride, "same", use_bias=False, kernel_initializer=start)(x)
+        constraint = ConstantNorm() if channels == 64 else None
+        x = tf.keras.layers.Conv2D(channels, 3, stride, "same", use_bias=False, kernel_initializer=start,
+                                   kernel_constraint=constraint)(x)
         x = tf.keras.layers.ReLU()(BatchNormalization(momentum=batch_norm_momentum)(x))
     start = tf.keras.initializers.RandomNormal(0, 0.01, next(numbers))
     pooled = Dropout(0.05, seed)(tf.keras.layers.GlobalAveragePooling2D()(x))

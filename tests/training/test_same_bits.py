@@ -2,6 +2,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import DIGITS, rows, start, train
 
@@ -11,6 +12,7 @@ from plan.remarks import remarks
 from tests.rigs.bn_train import PROGRAM
 from tests.rigs.trainings import differences
 from tests.training.test_resume import newest_step, stopped
+from training.restoring import intact
 
 BASE = (DIGITS, "--model=bn_convnet", "--micro_batch_size=8", "--batch_norm_span=auto", "--warmup=none",
         "--deterministic", "--epochs=2")
@@ -75,6 +77,9 @@ def test_muon_makes_the_same_bits_on_1_2_and_4_workers_and_after_a_stop(tmp_path
     assert start(folder, 1, flags, PROGRAM).wait(300) == 0
     for other in (tmp_path / "2", tmp_path / "4", folder):
         assert differences(tmp_path / "1", other) == []
+    _, tensors, _ = next(intact(folder))
+    kernel, = (value for name, value in tensors.items() if name.startswith("model/") and value.shape == (3, 3, 32, 64))
+    assert np.sqrt(np.square(kernel).mean()) == pytest.approx(0.2, rel=1e-5)  # its constraint
 
 
 @pytest.mark.campaign

@@ -64,6 +64,24 @@ def test_an_optimizer_of_keras_keeps_its_own_momentum(monkeypatch):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-5)
 
 
+@pytest.mark.parametrize("xla", [False, True])
+@pytest.mark.parametrize("optimizer", optim.OPTIMIZERS)
+def test_a_constraint_holds_after_each_update(optimizer, xla, monkeypatch):
+    """Keras's UnitNorm, of which each filter has a norm of 1; the rate is 0.05 or 5."""
+    def created(*_, seed):
+        start = tf.keras.initializers.Orthogonal(seed=seed)
+        return tf.keras.Sequential([
+            tf.keras.layers.Conv2D(4, 8, input_shape=(8, 8, 3), kernel_initializer=start,
+                                   kernel_constraint=tf.keras.constraints.UnitNorm((0, 1, 2))),
+            tf.keras.layers.Flatten()])
+
+    start = created(seed=1).trainable_variables[0].numpy()
+    monkeypatch.setattr(model_zoo, "create_model", created)
+    kernel = trained(2, optimizer, xla)[0][0]
+    np.testing.assert_allclose(np.square(kernel).sum(axis=(0, 1, 2)), 1, rtol=1e-5)
+    assert np.abs(kernel - start).max() > 1e-3
+
+
 @pytest.mark.parametrize("optimizer", optim.OPTIMIZERS)
 def test_xla_computes_the_same(optimizer):
     for a, b in zip(trained(2, optimizer)[0], trained(2, optimizer, xla=True)[0], strict=True):
