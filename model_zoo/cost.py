@@ -41,7 +41,7 @@ def model_cost(name: str, classes: int, image_size: int) -> ModelCost:
 
 def counted(model) -> ModelCost:
     """Returns the cost of a Keras model with a fixed image size."""
-    from model_zoo.layers import last_layer, layers_of
+    from model_zoo.layers import last_layer, layers_of, norms
 
     return ModelCost(
         sum(math.prod(v.shape) for v in model.trainable_variables), len(model.trainable_variables),
@@ -50,7 +50,7 @@ def counted(model) -> ModelCost:
         sum(math.prod(layer.output_shape[1:-1]) * math.prod(getattr(layer, kernel).shape) for layer in layers_of(model)
             for kernel in ("kernel", "depthwise_kernel", "pointwise_kernel")
             if hasattr(layer, kernel) and hasattr(layer, "output_shape")),
-        sum(math.prod(v.shape) for v in model.non_trainable_variables if v.dtype.is_floating),
+        sum(2 * layer.moving_mean.shape[0] for layer in norms(model)),
         last_layer=sum(math.prod(v.shape) for v in last_layer(model).trainable_variables))
 
 

@@ -22,6 +22,15 @@ def test_what_is_printed_of_models(name, parameters, multiply_adds):
     assert counted.multiply_adds == pytest.approx(multiply_adds, rel=0.02)
 
 
+def test_what_is_counted_of_a_network_with_a_kernel_that_is_not_trained():
+    """By hand: positions times the kernel's elements; 6 norms; 6 betas, 7 kernels and a bias. Pooling leaves 15, 7, 3.
+    """
+    counted = cost.model_cost("whitened_convnet", 10, 32)
+    operations = 961 * (288 + 9 * 24 * 64) + 225 * 9 * 64 * (64 + 256) + 49 * 9 * 256**2 * 2 + 9 * 9 * 256**2 + 2560
+    assert counted == cost.ModelCost(1_971_352, 14, operations, 2 * (2 * 64 + 4 * 256), last_layer=2560,
+                                     name="whitened_convnet")
+
+
 def test_resnet50_is_known_without_building_it(monkeypatch):
     known = cost.model_cost("resnet50", 1000, 224)
     monkeypatch.setattr(cost, "RESNET50", None)
