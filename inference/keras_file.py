@@ -14,6 +14,7 @@ from keras.src.engine.keras_tensor import KerasTensor
 from common.files import write_atomically
 from inference.trained import Trained
 from model_zoo.layers import BatchNormalization, Dropout, InputNormalization, ResidualSum, layers_of
+from model_zoo.whitened_convnet import Whitening
 
 layers = tf.keras.layers
 PER_CHANNEL = (layers.DepthwiseConv2D, layers.SeparableConv2D)
@@ -90,10 +91,10 @@ def _stock(layer):
     if kind.__name__ == "CustomScaleLayer":  # of InceptionResNetV2
         scale, total = layers.Rescaling(layer.scale, name=name), layers.Add(name=f"{name}_sum")
         return lambda pair: total([pair[0], scale(pair[1])])
-    if kind is BatchNormalization:
-        kind = layers.BatchNormalization
+    kind = {BatchNormalization: layers.BatchNormalization, Whitening: layers.Conv2D}.get(kind, kind)
     with contextlib.suppress(NotImplementedError, TypeError, ValueError):  # of a layer, or one in it, without a config
-        config = layer.get_config() | {"name": name}
+        config = {key: value for key, value in layer.get_config().items() if not _is_own_start(key, value)}
+        config["name"] = name
         if kind.__name__ == "LayerScale":  # of ConvNeXt
             kind, config = layers.DepthwiseConv2D, {"name": name, "kernel_size": 1, "use_bias": False}
         if kind is layers.Conv2D:
@@ -104,6 +105,12 @@ def _stock(layer):
                 stock.get_config = lambda: {key: value for key, value in config.items() if key not in REFUSED}
             return stock
     raise _not_stock(layer)
+
+
+def _is_own_start(key: str, setting) -> bool:
+    """Whether a setting of a layer is an initializer or a constraint that is none of Keras's."""
+    return (key.endswith(("_initializer", "_constraint")) and isinstance(setting, dict)
+            and not str(setting.get("module")).startswith("keras"))
 
 
 def _not_stock(layer) -> NotWritten:

@@ -30,7 +30,8 @@ assert not {"model_zoo", "inference"} & {*sys.modules}
 print(keras.__version__[0], difference)
 """
 # Each kind of layer that is replaced: norms, dropout, shortcuts, groups, the scaling of pixels; sizes in pixels.
-NETWORKS = {"resnet20": 32, "resnet10_narrow": 64, "alexnet_bn": 67, "keras:MobileNetV3Small": 32,
+NETWORKS = {"resnet20": 32, "resnet10_narrow": 64, "alexnet_bn": 67, "whitened_convnet": 32,
+            "keras:MobileNetV3Small": 32,
             **{name: pytest.param(name, size, marks=pytest.mark.campaign) for name, size in {
                 "convnet_bn": 32, "resnet50": 64, "keras:MobileNet": 32, "keras:ResNet50": 32, "keras:ResNet50V2": 32,
                 "keras:DenseNet121": 32, "keras:EfficientNetB0": 32, "keras:EfficientNetV2B0": 32,
@@ -58,7 +59,7 @@ def made(name: str, size: int) -> tuple[Trained, np.ndarray, np.ndarray]:
     model(pixels.astype(np.float32), training=True)
     last, logits = last_layer(model), model(pixels.astype(np.float32), training=False).numpy()
     scale = 1 / np.ptp(logits, axis=0).max()
-    last.set_weights([last.kernel * scale, (last.bias - logits.mean(axis=0)) * scale])
+    last.set_weights([last.kernel * scale, *([(last.bias - logits.mean(axis=0)) * scale] if last.use_bias else [])])
     expected = tf.nn.softmax(model(pixels.astype(np.float32), training=False)).numpy()
     assert np.ptp(expected, axis=0).max() > 0.05  # between images
     split_groups(model)
@@ -153,7 +154,8 @@ def test_models_in_models_are_copied(name, size):
 
 
 @pytest.mark.trainings
-@pytest.mark.parametrize(("name", "size"), [("resnet20", 32), ("alexnet", 67), ("keras:MobileNetV3Small", 32)])
+@pytest.mark.parametrize(("name", "size"), [
+    ("resnet20", 32), ("alexnet", 67), ("whitened_convnet", 32), ("keras:MobileNetV3Small", 32)])
 def test_tflite(name, size, tmp_path):
     """In its interpreter, for one image and several. Weights of 8 bits make a smaller file, and similar outputs."""
     trained, pixels, expected = made(name, size)
