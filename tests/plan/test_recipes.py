@@ -33,6 +33,7 @@ BY_HAND = {
     "a2-resnet50-2048": (0.005, [300 * IMAGENET // 2048]),
     "a3-resnet50-2048": (0.008, [100 * IMAGENET // 2048]),
     "resnet50-2048": (2.048, [90 * IMAGENET // 2048]),
+    "cifar10-2000": (0.24, [8 * 25]),
     "resnet50-32768": (0.04, [90 * IMAGENET // 32768]),
     "figure1-goyal-resnet50-32768": (12.8, [90 * IMAGENET // 32768]),
     "table3-experiment1": (34, [30 * IMAGENET // 34816, 60 * IMAGENET // 69632]),
@@ -52,10 +53,11 @@ def test_there_is_one_for_each_row():
     # LARS: tables 1 (2), 2 (13), 3 (11), 5 (3), 6 (3), 7 (4, and 4 with other rates), sections 2.4 and 3.1 (2
     # each). SysML: table 4 (4), AlexNet, figure 1 (2). Sony: table 3 (5), table 1 (2).
     assert count == {"lars_1708.03888": 44, "sysml18": 7, "sony_1811.05233": 7, "lamb_1904.00962": 1,
-                     "rsb_2110.00476": 3, "resnet_1512.03385": 1, "dle": 1, "mlperf": 10, "muon": 3}
+                     "rsb_2110.00476": 3, "resnet_1512.03385": 1, "dle": 1, "mlperf": 10, "muon": 3, "airbench": 1}
 
 
 WITHOUT_BATCH_NORM = {"alexnet", "convnet"}
+LEAST_EPOCHS = {"mlperf": 37, "muon": 37, "airbench": 8}  # 90 for the others
 
 
 def workers_of(path) -> list[int]:
@@ -70,7 +72,7 @@ def test_it_plans_and_normalizes_the_same_on_each_number_of_workers(path):
     plans = [plan(path, number) for number in workers]
     assert workers[:2] == [1, 8] and [made.workers for made in plans] == workers
     for made in plans:
-        assert made.phases[-1].end_epoch == made.epochs >= (37 if path.parent.name in ("mlperf", "muon") else 90)
+        assert made.phases[-1].end_epoch == made.epochs >= LEAST_EPOCHS.get(path.parent.name, 90)
     recipe = flags.parse(["train.py", f"--flagfile={path}"]).recipe
     if recipe.model not in WITHOUT_BATCH_NORM:
         spans = {tuple(phase.batch_norm_span for phase in made.phases) for made in plans}
