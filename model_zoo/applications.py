@@ -41,8 +41,10 @@ def application(images, name, classes, batch_norm_momentum, seed):
             return layers.Normalization(mean=MEAN, variance=[std ** 2 for std in STD], name=layer.name)
         return type(layer).from_config(config | ({"dtype": "float32"} if layer in head else {}))
 
-    clone = tf.keras.models.clone_model(network, clone_function=own)
-    return clone.call(_preprocessing(builder)(images))
+    made = {layer: own(layer) for layer in network.layers if not isinstance(layer, layers.InputLayer)}
+    for node in itertools.chain(*network._nodes_by_depth.values()):
+        node.layer = made.get(node.layer, node.layer)
+    return network.call(_preprocessing(builder)(images))  # clone_model would call each layer once more
 
 
 def load_pretrained(model, file: str | None = None) -> list:
