@@ -32,7 +32,8 @@ TIERS = ("trainings", "launchers", "docs")  # which the default tests leave to .
 LONGEST = ("test_slurm.py", "test_train.py", "test_docs.py", "test_horovodrun.py", "test_kubernetes.py",
            "test_resume.py", "test_elastic.py", "test_exchange.py", "test_torus.py", "test_models.py",
            "test_applications.py", "test_first_gpu_hour.py", "test_same_bits.py", "test_xla.py",
-           "test_heartbeat.py", "test_batch_norm_span.py")
+           "test_heartbeat.py", "test_batch_norm_span.py", "test_step.py", "test_feed.py", "test_evaluate.py",
+           "test_test_images.py", "test_batch_norm.py")
 
 
 def require_tool(*names: str) -> str:
@@ -131,6 +132,8 @@ def pytest_sessionstart():
 
 
 def pytest_configure(config):
+    # A program that may not save its bytecode compiles TensorFlow's Python for 7 s, at each cold start.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if uv := os.environ.get("UV"):  # the program that has started this run
         os.environ["PATH"] += f"{os.pathsep}{os.path.dirname(uv)}"
     try:
@@ -165,6 +168,14 @@ def pytest_runtest_teardown(item):
     for folder, server in warm.SERVERS.items():
         if server.poll() is not None:
             item.session.shouldfail = warm.last_words(folder)
+
+
+@functools.cache
+def built(name: str, classes: int = 1000, image_size: int | None = None):
+    """A model that tests only look at, built once. image_size: by default the model's own."""
+    import model_zoo
+
+    return model_zoo.create_model(name, classes, image_size or model_zoo.MODELS[name].image_size)
 
 
 def warm_python() -> str:

@@ -11,7 +11,7 @@ import horovod.tensorflow as hvd
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import rows, train
+from conftest import built, rows, train
 
 import model_zoo
 from common.command import USERS_KERAS_HOME
@@ -25,6 +25,7 @@ from training.batch_norm import ExactStatistics
 from training.restoring import initialize
 
 APPLICATIONS = tf.keras.applications
+pytestmark = pytest.mark.xdist_group("networks")  # of conftest.built
 # a network of each way to scale pixels and of each kind of layer that is replaced; sizes in pixels
 SHOWN = {"MobileNetV3Small": 64, "ResNet50V2": 64, "EfficientNetB0": 32, "VGG16": 32,
          **{name: pytest.param(name, 75, marks=pytest.mark.campaign)
@@ -133,7 +134,7 @@ def test_the_least_image_size_is_the_one_of_keras(name):
 
 def test_efficientnet_has_the_published_scaling():
     """The authors' code subtracts ImageNet's mean and divides by its deviation. Keras has both only with weights."""
-    model = model_zoo.create_model("keras:EfficientNetB0", 7, 32)
+    model = built("keras:EfficientNetB0", 7, 32)
     scaled = tf.keras.Model(model.inputs, next(
         layer for layer in model.layers if isinstance(layer, tf.keras.layers.Normalization)).get_output_at(-1))
     pixels = np.full((1, 32, 32, 3), 255, np.float32)
@@ -144,7 +145,8 @@ def test_efficientnet_has_the_published_scaling():
 def test_weights_and_masks_are_functions_of_the_seed():
     """Also stochastic depth, which drops whole samples."""
     images = tf.random.stateless_uniform([4, 32, 32, 3], [0, 1], 0, 255)
-    models = [model_zoo.create_model("keras:EfficientNetB0", 7, 32, seed=seed) for seed in (0, 0, 1)]
+    models = [built("keras:EfficientNetB0", 7, 32),
+              *(model_zoo.create_model("keras:EfficientNetB0", 7, 32, seed=seed) for seed in (0, 1))]
     outputs = []
     for model in models:
         with masks_at(model, tf.constant(3, tf.int64)):
@@ -227,7 +229,7 @@ def test_files_of_other_networks_are_refused(name, message, tmp_path):
     else:
         h5py.File(path, "w").close()
     with pytest.raises(UserError, match=message):
-        applications.load_pretrained(model_zoo.create_model("keras:VGG16", 7, 32), path)
+        applications.load_pretrained(built("keras:VGG16", 7, 32), path)
 
 
 def test_a_download_goes_to_keras_home_and_its_error_says_where_to_copy_the_file(monkeypatch, tmp_path):

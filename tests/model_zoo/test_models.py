@@ -1,7 +1,10 @@
 """Models: parameter counts against published figures, output shapes, initial values, dropout, two training steps."""
+import importlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import built
 
 import model_zoo
 from model_zoo.layers import BatchNormalization, Dropout, masks_at
@@ -19,6 +22,7 @@ PUBLISHED = {
     "alexnet": 60_965_224, "alexnet_bn": 60_965_224, "alexnet_bn5": 60_965_224 - 1120 + 2 * 1376,
 }
 SMALLEST = {"alexnet": 67, "alexnet_bn": 67, "alexnet_bn5": 67}
+pytestmark = pytest.mark.xdist_group("networks")  # of conftest.built
 
 
 def size(model):
@@ -35,7 +39,7 @@ def marked(name):
 
 @pytest.mark.parametrize("name", [*map(marked, PUBLISHED)])
 def test_published_sizes(name):
-    model = model_zoo.create_model(name, 1000, model_zoo.MODELS[name].image_size)
+    model = built(name)
     assert size(model) == PUBLISHED[name]
     assert model.output_shape == (None, 1000) and model.output.dtype == "float32"
     assert model_zoo.MODELS[name].has_max_pooling == has_max_pooling(model)
@@ -67,7 +71,7 @@ def test_the_size_of_resnet10_narrow():
 @pytest.mark.parametrize(("name", "sizes"), [("resnet50", [112, 56, 56, 28, 14, 7]), ("alexnet", [55, 27, 13, 6])])
 def test_feature_maps_shrink_as_published(name, sizes):
     """arXiv:1512.03385, table 1; AlexNet's 55, 27, 13 and 6."""
-    model = model_zoo.create_model(name, 10, model_zoo.MODELS[name].image_size)
+    model = built(name)
     seen = [layer.output_shape[1] for layer in model.layers if len(np.shape(layer.output_shape)) == 1
             and len(layer.output_shape) == 4 and "padding" not in layer.name and "input" not in layer.name]
     assert list(dict.fromkeys(seen)) == list(dict.fromkeys(sizes))
@@ -190,15 +194,13 @@ def test_a_convolution_pads_all_sides_equally(kernel, stride, side):
 
 def test_only_strided_convolutions_need_a_padding_of_their_own():
     """A GPU passes over memory once more for each; in ResNet-50: the stem, its pooling, three bottlenecks."""
-    model = model_zoo.create_model("resnet50", 10, 64)
-    assert sum(isinstance(layer, tf.keras.layers.ZeroPadding2D) for layer in model.layers) == 5
+    assert sum(isinstance(layer, tf.keras.layers.ZeroPadding2D) for layer in built("resnet50").layers) == 5
 
 
 @pytest.mark.trainings
 def test_where_v1_and_v15_stride():
     def strided(name):
-        model = model_zoo.create_model(name, 10, 64)
-        return sorted(layer.kernel_size for layer in model.layers
+        return sorted(layer.kernel_size for layer in built(name).layers
                       if isinstance(layer, tf.keras.layers.Conv2D) and layer.strides == (2, 2))
 
     assert strided("resnet50") == [(1, 1)] * 3 + [(3, 3)] * 3 + [(7, 7)]  # projections, bottlenecks, stem
@@ -209,7 +211,7 @@ def test_where_v1_and_v15_stride():
     ("resnet18", None, 8), ("resnet50", None, 16), ("resnet50", 1.0, 0), ("resnet50_v1", None, 0),
     ("resnet50_nvcaffe", None, 0), ("resnet20", 0.0, 9)])
 def test_residual_branches_end_in_a_zero_gamma(name, last_gamma, branches):
-    model = model_zoo.create_model(name, 10, 64, last_gamma=last_gamma)
+    model = built(name) if last_gamma is None else model_zoo.create_model(name, 10, 64, last_gamma=last_gamma)
     gammas = [v for v in model.trainable_variables if "gamma" in v.name]
     assert sum(bool((v.numpy() == 0).all()) for v in gammas) == branches
     assert not any("bias" in v.name and "dense" not in v.name for v in model.trainable_variables)
@@ -217,8 +219,7 @@ def test_residual_branches_end_in_a_zero_gamma(name, last_gamma, branches):
 
 def test_alexnet_starts_with_the_norms_of_the_papers_table_4():
     """arXiv:1708.03888, table 4: x.1 is the weight and x.0 the bias, whatever its caption says."""
-    model = model_zoo.create_model("alexnet", 1000, 227, seed=1)
-    norms = {v.name.split(":")[0]: float(tf.norm(v)) for v in model.trainable_variables}
+    norms = {v.name.split(":")[0]: float(tf.norm(v)) for v in built("alexnet").trainable_variables}
     table = {"conv1": (1.86, 0.098), "conv2": (5.546, 0.16), "conv3": (9.40, 0.196), "conv4": (8.15, 0.196),
              "conv5": (6.65, 0.16), "fc6": (30.7, 6.4), "fc7": (20.5, 6.4), "fc8": (20.2, 0.316)}
     for layer, (weight, bias) in table.items():
@@ -264,17 +265,19 @@ def test_alexnets_first_gradients_have_the_norms_of_table_4():
 @pytest.mark.parametrize(("name", "scale"), [
     ("alexnet", 1.0), ("alexnet_bn", 1 / 256), ("alexnet_bn5", 1 / 256), ("resnet50_nvcaffe", 1 / 256),
     ("resnet50", 1 / 50), ("convnet", 1 / 50)])
-def test_pixels_are_scaled_as_the_model_wants_them(name, scale):
+def test_pixels_are_scaled_as_the_model_wants_them(name, scale, monkeypatch):
+    """A network that returns what it gets stands for the model's own."""
+    info = model_zoo.MODELS[name]
+    monkeypatch.setattr(importlib.import_module(info.module), info.function, lambda pixels, **_: pixels)
     model = model_zoo.create_model(name, 10, 67, mean=(100.0, 110.0, 120.0), std=(50.0,) * 3)
     pixels = np.random.default_rng(0).integers(0, 256, (2, 67, 67, 3)).astype(np.float32)
-    normalised = tf.keras.Model(model.input, model.get_layer("input_normalization").output)(pixels)
-    np.testing.assert_allclose(normalised, (pixels - [100, 110, 120]) * scale, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(model(pixels), (pixels - [100, 110, 120]) * scale, rtol=1e-5, atol=1e-5)
 
 
 def test_the_norms_of_the_authors_two_alexnets():
     """Of which nvcaffe's solvers for LARS name the second, train_val2."""
     def described(name):
-        model = model_zoo.create_model(name, 10, 227)
+        model = built(name)
         norms = [layer for layer in model.layers if isinstance(layer, tf.keras.layers.BatchNormalization)]
         before = [type(layer.input._keras_history.layer).__name__ for layer in norms]
         biases = {v.name.split("/")[0]: float(v.numpy()[0]) for v in model.trainable_variables if "bias" in v.name}
@@ -347,11 +350,12 @@ def test_dropout_is_a_function_of_seed_and_position():
 
 
 @pytest.mark.parametrize(("name", "blocks"), [
-    ("resnet20", 9), ("resnet10_narrow", 4), ("resnet50", 16), ("resnet50_nvcaffe", 16)])
+    ("resnet20", 9), ("resnet10_narrow", 4), ("resnet50", 16),
+    pytest.param("resnet50_nvcaffe", 16, marks=pytest.mark.trainings)])
 def test_stochastic_depth_is_linear_over_the_blocks(name, blocks):
     """It drops what the last norm of a branch returns. The weights are the same, and at 0 the graph is, too."""
-    plain, none, model = (model_zoo.create_model(name, 10, 32, seed=2, **options) for options in (
-        {}, {"drop_path": 0.0}, {"drop_path": 0.6}))
+    plain, info = built(name), model_zoo.MODELS[name]
+    none, model = (model_zoo.create_model(name, 1000, info.image_size, drop_path=rate) for rate in (0.0, 0.6))
     kinds = [[type(layer) for layer in one.layers] for one in (plain, none)]
     assert kinds[0] == kinds[1] and Dropout not in kinds[0]
     for a, b in zip(plain.get_weights(), model.get_weights(), strict=True):

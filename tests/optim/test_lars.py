@@ -4,9 +4,9 @@ import re
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import built
 from conftest import run as run_program
 
-import model_zoo
 import optim
 from distributed.optimizer import build
 from optim.adam import AdamW
@@ -276,10 +276,11 @@ def test_scaled_gradients_are_those_multiplied_before(make, nesterov, with_norms
         np.testing.assert_allclose(other.numpy() - start, moved, atol=2e-5 * np.abs(moved).max() + 5e-7)
 
 
+@pytest.mark.xdist_group("networks")
 @pytest.mark.parametrize("options", [{}, {"exclude": ("gamma",)}, {"weight_decay": 0.0}, {"nesterov": True}], ids=str)
 def test_an_update_of_resnet50_launches_few_operations(options):
     """A GPU takes 3 to 7 microseconds to launch one; variable by variable there were 3,700."""
-    shapes = [v.shape for v in model_zoo.create_model("resnet50", 1000, 224).trainable_variables]
+    shapes = [v.shape for v in built("resnet50").trainable_variables]
     assert len(shapes) == 161
     optimizer = LARS(1.0, **{"weight_decay": 1e-4} | options)
     variables = [tf.Variable(tf.zeros(shape), name="conv/kernel" if len(shape) > 1 else "norm/gamma")

@@ -2,6 +2,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import built
 
 import model_zoo
 from model_zoo.whitened_convnet import ConstantNorm
@@ -212,11 +213,12 @@ def test_a_saved_model_is_loaded_without_custom_objects_and_goes_on(suffix, tmp_
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.xdist_group("networks")
 def test_an_update_of_resnet50_launches_few_operations():
     """A GPU takes 3 to 7 microseconds to launch one; kernel by kernel, the steps alone would be 54 * 5 * 8.
 
     330 are products of matrices: three in each step for each of 22 stacks."""
-    shapes = [v.shape for v in model_zoo.create_model("resnet50", 1000, 224).trainable_variables]
+    shapes = [v.shape for v in built("resnet50").trainable_variables]
     optimizer = Muon(1.0, weight_decay=0.1)
     variables = [tf.Variable(tf.zeros(shape), name="conv/kernel" if len(shape) > 1 else "norm/gamma")
                  for shape in shapes]
