@@ -101,7 +101,7 @@ for ours, theirs in zip(batches(DecoderSettings(upload="/cpu:1")), batches(Decod
 
 def test_batches_from_a_cpu_wait_on_the_models_device(digits):
     """A second device of the CPU stands for the GPU. In a step, where a tensor is shows in the iterator's own place."""
-    done = run("python", 1, "-c", UPLOAD, digits, cold=True)
+    done = run("python", 1, "-c", UPLOAD, digits)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "['CPU:1', 'CPU:1'] ['CPU:0', 'CPU:0']" and len(lines) == 10

@@ -1,14 +1,13 @@
 """Many workers on this machine: 32 that train on four emulated hosts, and one of 1,024, whose costs are measured."""
 import json
 import subprocess
-import sys
 import time
 import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import BIN, ROOT, emulated_hosts, environment, launcher, require_tool, rows, train, weights
+from conftest import BIN, ROOT, emulated_hosts, environment, launcher, require_tool, rows, run, train, weights
 
 from data.dataset import Split
 from data.feed import Feed
@@ -148,10 +147,9 @@ beat.stop()
 """
 
 
-def test_the_heartbeat_of_1024_workers_takes_rank_0_little(tmp_path):
+def test_the_heartbeat_of_1024_workers_takes_rank_0_little():
     """Rank 0 hears all of them, and answers."""
-    done = subprocess.run([sys.executable, "-c", BEATS, "1024"], env=environment(), cwd=ROOT, text=True,
-                          capture_output=True, timeout=300)
+    done = run("python", 1, "-c", BEATS, 1024)
     assert done.returncode == 0, done.stderr[-2000:]
     heard, seconds, ended = json.loads(done.stdout)
     assert heard == 1023 and ended == []

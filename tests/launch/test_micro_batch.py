@@ -1,11 +1,10 @@
 """Which micro-batch the launch scripts give to GPUs."""
 import json
-import os
 import subprocess
 from dataclasses import replace
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, scripts_environment
 
 from launch.job import micro_batch_flags
 from plan import flags
@@ -98,7 +97,7 @@ def test_a_span_that_keeps_a_gpu_busy_is_the_micro_batch(span):
 @pytest.mark.parametrize("given, expected", [
     ((), ["--micro_batch_size=128"]), (("--micro_batch_size=32",), ["--micro_batch_size=32"])])
 def test_dgx1_gives_it_to_each_worker_and_the_user_wins(tmp_path, given, expected):
-    environment = os.environ | pretend(tmp_path, [gpu(0), gpu(1)])
+    environment = scripts_environment() | pretend(tmp_path, [gpu(0), gpu(1)])
     environment.pop("CUDA_VISIBLE_DEVICES", None)
     done = subprocess.run([ROOT / "launch" / "dgx1.sh", "--dry-run", "digits", "--batch_size=256", *given], text=True,
                           capture_output=True, timeout=300, env=environment)
@@ -110,7 +109,7 @@ def test_dgx1_gives_it_to_each_worker_and_the_user_wins(tmp_path, given, expecte
 
 
 def test_horovodrun_asks_the_hosts_for_their_gpus(tmp_path):
-    environment = os.environ | pretend(tmp_path, [gpu(0), gpu(1, memory__total=16160)])
+    environment = scripts_environment() | pretend(tmp_path, [gpu(0), gpu(1, memory__total=16160)])
     environment.pop("CUDA_VISIBLE_DEVICES", None)
     done = subprocess.run([ROOT / "launch" / "horovodrun.sh", "--dry-run", "-np", "2", "digits", "--batch_size=1024",
                            "--model=resnet50", "--image_size=224"],

@@ -23,10 +23,10 @@ from training.step import StepInput, StepParts, make_train_step
 HOROVOD = "HorovodGroupedAllreduce"  # has a kernel for GPUs where Horovod is built for them
 LOSS_SCALE = {("IsFinite", "If"), ("All", "If"), ("GreaterEqual", "If")}  # Keras's, which decides on the host
 CASES = {
-    "float32": ("resnet20", 32, "float32", 2, "none", set()),
-    "gradients in float16": ("resnet20", 32, "float32", 1, "fp16", {("All", "StatelessIf")}),  # exchange again?
-    "bfloat16": ("resnet20", 32, "mixed_bfloat16", 1, "none", set()),
-    "float16": ("resnet20", 32, "mixed_float16", 2, "none", LOSS_SCALE),
+    "float32": ("resnet10_narrow", 16, "float32", 2, "none", set()),
+    "gradients in float16": ("resnet10_narrow", 16, "float32", 1, "fp16", {("All", "StatelessIf")}),  # exchange again?
+    "bfloat16": ("resnet10_narrow", 16, "mixed_bfloat16", 1, "none", set()),
+    "float16": ("resnet10_narrow", 16, "mixed_float16", 2, "none", LOSS_SCALE),
     "AlexNet": ("alexnet", 227, "float32", 1, "none", set()),
     "AlexNet with batch norm": ("alexnet_bn", 227, "float32", 1, "none", set()),
 }
@@ -73,11 +73,11 @@ def test_batch_norm_transposes_nothing_in_16_bits(flags, groups, times, batches,
     settings = parse(["train.py", *flags])
     set_variables(settings)
     tf.keras.mixed_precision.set_global_policy(settings.recipe.precision)
-    model = model_zoo.create_model("resnet20", 10, 32)
+    model = model_zoo.create_model("resnet10_narrow", 10, 16)
     optimizer = wrap(optim.create_optimizer("sgd", learning_rate=0.0, momentum=0.9))
     build(optimizer, model.trainable_variables)
     step = make_train_step(StepParts(model, optimizer, GradientExchange(), Totals(), span=Span(groups)))
-    graph = step.get_concrete_function(batches(32), StepInput.of(0.0, 0.0)).graph
+    graph = step.get_concrete_function(batches(16), StepInput.of(0.0, 0.0)).graph
     assert gpu_placement.hidden_transposes(graph) == len(norms(model)) * times * groups
 
 
@@ -100,8 +100,8 @@ def test_the_arguments_of_a_step_are_on_the_host():
 
 
 def test_an_evaluation_runs_on_the_gpu(batches):
-    step = make_evaluation_step(model_zoo.create_model("resnet20", 10, 32))
-    graph = step.get_concrete_function(batches(32)).graph
+    step = make_evaluation_step(model_zoo.create_model("resnet10_narrow", 10, 16))
+    graph = step.get_concrete_function(batches(16)).graph
     assert not gpu_placement.on_the_host(graph) and not gpu_placement.copies_to_the_host(graph)
 
 

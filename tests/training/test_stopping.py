@@ -3,13 +3,13 @@ import json
 import signal
 
 import pytest
-from conftest import ROOT, rows, run, start
+from conftest import DIGITS, ROOT, TINY, rows, run, start
 
 from tests.rigs import trainings
 from tests.rigs.trainings import newest_step, wait_for
 from training.stopping import StopRequest
 
-FLAGS = ("--model=convnet", "--epochs=1000", "--checkpoint_every=1")
+FLAGS = (DIGITS, *TINY, "--epochs=1000", "--checkpoint_every=1")
 
 
 def test_before_training_is_under_way_there_is_nothing_to_save(tmp_path):
@@ -24,7 +24,7 @@ def test_before_training_is_under_way_there_is_nothing_to_save(tmp_path):
 
 def test_mpirun_passes_it_on(tmp_path):
     """SIGUSR1, that is; on SIGTERM it kills the workers within a second. Rank 0 alone says it, and remarks."""
-    launcher = start(tmp_path / "run", 2, (*FLAGS, "--learning_rate=0:1,1000:0.1"))
+    launcher = start(tmp_path / "run", 2, (*FLAGS, "--learning_rate=0:0.02,1000:0.002"))
     wait_for(lambda: newest_step(tmp_path / "run") >= 12, launcher)
     launcher.send_signal(signal.SIGUSR1)
     assert launcher.wait(300) == 75
@@ -34,7 +34,7 @@ def test_mpirun_passes_it_on(tmp_path):
 
 
 def test_in_the_middle_of_an_evaluation(tmp_path):
-    """40,000 validation images, which take longer than the eleven steps of an epoch."""
+    """10,000 validation images, which take longer than the nine steps."""
     program = f"""
 import sys, os, signal
 import train
@@ -44,13 +44,13 @@ def interrupted(*arguments):
     step = make(*arguments)
     def counted(*batch):
         steps.append(batch)
-        if len(steps) == 20:
+        if len(steps) == 10:
             os.kill(os.getpid(), signal.SIGTERM)
         return step(*batch)
     return counted
 evaluate.make_evaluation_step = interrupted
-sys.exit(train.main(["train.py", "--data_dir=synthetic:1000000", "--batch_size=512", "--model=convnet",
-                     "--image_size=16", "--epochs=0.005", "--warmup=none", "--output_dir={tmp_path}/run"]))
+sys.exit(train.main(["train.py", "--data_dir=synthetic:250000", "--batch_size=512", "--model=convnet",
+                     "--image_size=8", "--epochs=0.02", "--warmup=none", "--output_dir={tmp_path}/run"]))
 """
     done = run("python", 1, "-c", program)
     assert done.returncode == 75 and "after step 9 of 9" in done.stderr, done.stderr[-2000:]
@@ -59,7 +59,7 @@ sys.exit(train.main(["train.py", "--data_dir=synthetic:1000000", "--batch_size=5
     assert done.returncode == 0 and "resumed after step 9 of 9" in done.stderr
     [row] = rows(tmp_path / "run")
     assert row["samples"] == 9 * 512 and row["train_loss"] > 0
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["val_samples"] == 40_000
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["val_samples"] == 10_000
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGINT])
