@@ -97,7 +97,8 @@ def test_evaluation_counts_the_same_on_three_workers(digits_run, tmp_path):
     assert [ours[name] for name in BY_CLASS] == [theirs[name] for name in BY_CLASS]
 
 
-@pytest.mark.parametrize(("kind", "workers"), [("python", 1), ("mpirun", 2), ("mpirun", 3)])
+@pytest.mark.parametrize(("kind", "workers"), [
+    ("python", 1), ("mpirun", 2), pytest.param("mpirun", 3, marks=pytest.mark.trainings)])
 def test_a_prime_number_of_validation_samples(digits_run, odd_digits, kind, workers):
     """353 samples divide by no number of workers; the reference is a whole evaluation in this process."""
     done = train("--mode=evaluate", f"--checkpoint={digits_run[0]}/checkpoints", f"--data_dir={odd_digits}", kind=kind,

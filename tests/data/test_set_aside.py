@@ -135,6 +135,7 @@ def trained(photos, tmp_path_factory):
     return folder, train(f"--data_dir={photos}", *FLAGS, f"--output_dir={folder}")
 
 
+@pytest.mark.trainings
 def test_a_folder_of_classes_trains_the_same_on_two_workers(photos, trained, tmp_path):
     folder, done = trained
     assert done.stderr.count("has no validation images, so about 0.2 of each class is set aside") == 1

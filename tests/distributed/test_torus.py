@@ -18,7 +18,7 @@ from training.step import average
 CASES = ROOT / "tests" / "rigs" / "torus_cases.py"
 CAMPAIGN = pytest.mark.campaign
 # Launcher, workers, and whether the steps are also taken by what elastic workers and NCCL have.
-WORLDS = [("python", 1, False), ("mpirun", 2, False),
+WORLDS = [("python", 1, False), pytest.param("mpirun", 2, False, marks=pytest.mark.trainings),
           pytest.param("horovodrun", 3, False, marks=pytest.mark.trainings),
           pytest.param("mpirun", 4, True, marks=pytest.mark.trainings),
           pytest.param("horovodrun", 6, True, marks=CAMPAIGN),

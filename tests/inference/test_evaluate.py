@@ -69,10 +69,11 @@ def evaluated(folder, data, **options) -> tuple[dict, list[str]]:
     return printed_json(done), [line for line in lines if line not in judged]
 
 
+@pytest.mark.trainings
 def test_exact_statistics_that_are_measured_again_have_the_bits_of_the_training(train_once):
     """On one worker and on two. The training evaluated after epoch 1, another one did not."""
     flags = (DIGITS, "--model=bn_convnet", "--image_size=8", "--augmentation=none", "--epochs=2",
-             "--checkpoint_every=1", "--batch_norm_statistics=exact", "--batch_norm_span=auto", "--micro_batch_size=32",
+             "--checkpoint_every=1", "--batch_norm_statistics=exact", "--batch_norm_span=auto", "--micro_batch_size=64",
              "--deterministic")
     seldom, often = (train_once(*flags, f"--evaluate_every={every}", program=PROGRAM) for every in (2, 1))
     checkpoint = min((seldom / "checkpoints").glob("step-*"))

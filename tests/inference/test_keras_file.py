@@ -92,6 +92,7 @@ def keras3(tmp_path_factory) -> Path:
     return folder / "bin/python"
 
 
+@pytest.mark.trainings
 @pytest.mark.parametrize(("name", "size"), [PARAMETERS[0]])
 def test_keras_2_opens_the_file_without_this_package(name, size, tmp_path):
     trained, pixels, expected = made(name, size)

@@ -27,7 +27,8 @@ from training.restoring import initialize
 APPLICATIONS = tf.keras.applications
 pytestmark = pytest.mark.xdist_group("networks")  # of conftest.built
 # a network of each way to scale pixels and of each kind of layer that is replaced; sizes in pixels
-SHOWN = {"MobileNetV3Small": 64, "ResNet50V2": 64, "EfficientNetB0": 32, "VGG16": 32,
+SHOWN = {"MobileNetV3Small": 64, "ResNet50V2": 64, "VGG16": 32,
+         "EfficientNetB0": pytest.param("EfficientNetB0", 32, marks=pytest.mark.trainings),
          **{name: pytest.param(name, 75, marks=pytest.mark.campaign)
             for name in ("InceptionV3", "DenseNet121", "EfficientNetV2B0", "NASNetMobile", "RegNetY002", "Xception",
                          "ConvNeXtTiny", "MobileNetV2", "ResNetRS50")}}

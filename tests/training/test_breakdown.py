@@ -62,6 +62,7 @@ def test_a_worker_waits_for_its_data_and_the_other_for_it(tmp_path, accumulation
         fractions) == pytest.approx(1)
 
 
+@pytest.mark.trainings
 def test_each_epochs_shares_are_written_and_the_timeline_too(tmp_path):
     folder, timeline = tmp_path / "run", tmp_path / "timeline.json"
     train(*TINY, "--epochs=2", f"--output_dir={folder}", f"--timeline={timeline}", kind="mpirun", workers=2)

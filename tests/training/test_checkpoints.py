@@ -475,6 +475,7 @@ def test_older_checkpoints_make_room_on_a_full_disk(small_disk, capfd):
     assert "step-00000007 could not be written: no space left on device" in capfd.readouterr().err
 
 
+@pytest.mark.trainings
 def test_training_on_a_full_disk_says_so_and_goes_on_when_there_is_room(small_disk):
     small_disk.remount("size=2m")  # a checkpoint has 1.2 MB
     flags = ("--model=convnet", "--epochs=3", "--checkpoint_every=1", "--deterministic",
@@ -554,6 +555,7 @@ class Fills:
 """
 
 
+@pytest.mark.trainings
 def test_a_disk_that_is_full_for_a_while_does_not_end_training(small_disk, tmp_path):
     """From step 5 to 16, and from the evaluation after step 34 to step 40, of 44."""
     small_disk.remount("size=16m")
@@ -717,6 +719,7 @@ sys.exit(code)
 """
 
 
+@pytest.mark.trainings
 def test_a_slow_disk_delays_checkpoints_but_not_steps(tmp_path):
     """The first checkpoint is not written before the 25th step. One that was due before then is saved later, after the
     best evaluation, which waited in memory.

@@ -18,6 +18,7 @@ from data.mixing import Mixing
 from data.staging.spool import Admitted
 from plan import flags
 from plan.plan import plan_for
+from tests.rigs.bn_train import PROGRAM
 from training import divergence
 from training.checkpoints import Checkpoints
 from training.losses import loss_of_guessing, make_loss
@@ -62,10 +63,11 @@ def test_no_batch_of_weighted_images_has_a_higher_loss_of_guessing(loss, label_s
 
 @pytest.mark.parametrize(("kind", "flags_", "first"), [
     ("python", ["--model=convnet", "--optimizer=sgd", "--learning_rate=0:0.01,2:1e12"], 24),
-    ("mpirun", ["--model=resnet20", "--image_size=16", "--optimizer=sgd", "--learning_rate=0:0.1,1:1e25"], 13),
+    pytest.param("mpirun", ["--model=bn_convnet", "--image_size=16", "--optimizer=sgd", "--learning_rate=0:0.1,1:1e25"],
+                 13, marks=pytest.mark.trainings),
 ])
 def test_all_workers_stop_at_the_same_step(kind, flags_, first, tmp_path):
-    done = run(kind, 2, ROOT / "train.py", *flags_, "--epochs=6", "--warmup=none", "--checkpoint_every=1",
+    done = run(kind, 2, PROGRAM, *flags_, "--epochs=6", "--warmup=none", "--checkpoint_every=1",
                f"--output_dir={tmp_path}")
     assert done.returncode == 1 and "Traceback" not in done.stderr
     errors = [line for line in done.stderr.splitlines() if "train.py: " in line]

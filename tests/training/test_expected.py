@@ -2,6 +2,7 @@
 import json
 import re
 
+import pytest
 from conftest import ROOT, TINY, rows, run
 
 from experiments.trainings import Result
@@ -9,6 +10,7 @@ from reporting.report import report
 from reporting.run_data import RunData
 
 
+@pytest.mark.trainings
 def test_a_training_ends_below_the_curve_and_goes_on_with_another(tmp_path):
     """At epoch 1 the curve is too low to matter, at epoch 2 out of reach. Where training ends anyway, it ends well."""
     folder, curve = tmp_path / "run", tmp_path / "curve"

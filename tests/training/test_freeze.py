@@ -38,7 +38,8 @@ def test_the_forecast_of_the_time_is_that_of_forward_passes():
 
 
 @pytest.mark.parametrize(("name", "last"), [
-    ("resnet10_narrow", "dense"), ("convnet_bn", "dense"), ("keras:MobileNetV3Small", "Logits")])
+    ("resnet10_narrow", "dense"), ("convnet_bn", "dense"),
+    pytest.param("keras:MobileNetV3Small", "Logits", marks=pytest.mark.trainings)])
 def test_an_update_against_float64(name, last):
     """Plain SGD on the features of an evaluation, by hand: W - rate * features^T (softmax - one-hot) / samples.
 

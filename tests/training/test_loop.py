@@ -199,14 +199,14 @@ def test_a_stop_takes_effect_at_most_a_step_later_with_all_results_known(job, as
 
 
 def exhausted():
-    return tf.zeros([2**50])  # 4 PiB: TensorFlow's own error
+    return tf.zeros([2**50])  # 4 PiB: TensorFlow's own error, after it has waited for such memory for 10 s
 
 
 def refused():
     raise tf.errors.InternalError(None, None, "cuDNN could not start: CUDNN_STATUS_ALLOC_FAILED")  # as on a GPU
 
 
-@pytest.mark.parametrize("allocate", [exhausted, refused])
+@pytest.mark.parametrize("allocate", [pytest.param(exhausted, marks=pytest.mark.trainings), refused])
 def test_out_of_memory_is_a_line_that_names_half_of_the_size(job, allocate):
     full = dataclasses.replace(job, train_step=lambda phase: lambda *arguments: allocate())
     with pytest.raises(UserError, match=r"ran out of memory; use --micro_batch_size=2 instead of 4$"):

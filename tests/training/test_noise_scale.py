@@ -75,6 +75,7 @@ def test_sums_of_a_fixed_size_are_all_that_is_kept(updates):
     assert means == pytest.approx([100, 900], rel=0.7)
 
 
+@pytest.mark.trainings
 def test_a_resumed_run_knows_the_estimates_before_the_stop(tmp_path):
     """It goes on from a checkpoint between two evaluations, and from one after an uncertain estimate."""
     flags = (*TINY, "--epochs=3", "--batch_size=128", "--micro_batch_size=32", "--log_noise_scale", "--deterministic",

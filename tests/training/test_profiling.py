@@ -26,6 +26,7 @@ def profiled_steps(space) -> list[int]:
             for stat in event.stats if numbers[stat.metadata_id] == "step_num"]
 
 
+@pytest.mark.trainings
 def test_a_profile_holds_the_steps_of_rank_0_and_is_kept_by_a_resumed_run(tmp_path):
     flags = (*TINY, "--epochs=1", "--profile=2:5", f"--output_dir={tmp_path}")
     done = train(*flags, kind="mpirun", workers=2)

@@ -47,8 +47,8 @@ class Counted(Feed):
 def trained(folder, *more):
     """(weights, results of the evaluations, number of pipelines opened) of a training of three epochs on a worker."""
     hvd.init()
-    settings = flags.parse(["train.py", "--model=convnet", "--image_size=8", "--batch_size=96", "--epochs=3",
-                            "--micro_batch_size=48", "--augmentation=crop", "--optimizer=sgd", "--learning_rate=0.02",
+    settings = flags.parse(["train.py", "--model=convnet", "--image_size=8", "--batch_size=192", "--epochs=3",
+                            "--micro_batch_size=96", "--augmentation=crop", "--optimizer=sgd", "--learning_rate=0.02",
                             "--warmup=none", "--deterministic", *more])
     recipe = dataclasses.replace(settings.recipe, model=bn_train.NAME)
     settings = dataclasses.replace(settings, recipe=recipe)
@@ -71,7 +71,8 @@ def trained(folder, *more):
 
 
 @pytest.mark.parametrize(("name", "more", "pipelines"), [
-    ("tfrecord", ("--batch_norm_statistics=exact", "--ema_decay=0.9"), {"training": 2, "validation": 1}),
+    pytest.param("tfrecord", ("--batch_norm_statistics=exact", "--ema_decay=0.9"), {"training": 2, "validation": 1},
+                 marks=pytest.mark.trainings),
     ("lmdb", ("--order=file",), {"training": 3, "validation": 3})])
 def test_a_pipeline_for_all_epochs_gives_the_bits_of_one_for_each(in_format, name, more, pipelines, monkeypatch):
     """Exact statistics and averaged weights read the training set, too: each evaluation twice."""

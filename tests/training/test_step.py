@@ -1,4 +1,6 @@
 """One update, against the same update of the full batch, and hand-computed losses."""
+import functools
+
 import horovod.tensorflow as hvd
 import numpy as np
 import pytest
@@ -27,6 +29,7 @@ def horovod():
     hvd.init()
 
 
+@functools.cache
 def trained(accumulation_steps, optimizer, xla=False):
     """The weights of a small network after 4 updates on 32 samples each, in so many micro-batches."""
     random = np.random.default_rng(0)
@@ -88,13 +91,21 @@ def test_xla_computes_the_same(optimizer):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-5)
 
 
+@functools.cache
+def resnet50(precision):
+    """Of a global policy that is this precision."""
+    return model_zoo.create_model("resnet50", 1000, 224)
+
+
 @pytest.mark.parametrize(("precision", "xla", "most"), [
-    ("float32", False, 410), ("mixed_float16", False, 430), ("float32", True, 150), ("mixed_float16", True, 150)])
+    ("float32", False, 410), ("float32", True, 150), *(
+        pytest.param("mixed_float16", xla, most, marks=pytest.mark.trainings) for xla, most in (
+            (False, 430), (True, 150)))])
 def test_a_step_launches_few_operations_outside_the_model(precision, xla, most, monkeypatch):
     """ResNet-50 with LARS as one of 8 workers; there were 778 and 930, and each takes a GPU 3 to 7 microseconds."""
     tf.keras.mixed_precision.set_global_policy(precision)
     try:
-        model = model_zoo.create_model("resnet50", 1000, 224)
+        model = resnet50(precision)
         optimizer = wrap(optim.create_optimizer(
             "lars", 0.0, momentum=0.9, weight_decay=5e-5, trust_coefficient=0.001, epsilon=0.0,
             exclude=("gamma", "beta", "bias"), jit_compile=xla), loss_scaling=precision == "mixed_float16")

@@ -10,6 +10,7 @@ from training.weight_check import DIFFER
 QUICK = (DIGITS, *TINY, "--epochs=2")
 
 
+@pytest.mark.trainings
 def test_clusters_are_compiled_and_the_exchange_is_left_out(tmp_path, monkeypatch):
     """Horovod's operations cannot be compiled: two workers that train alike show that they were not."""
     train(*QUICK, "--deterministic", f"--output_dir={tmp_path / 'plain'}", kind="mpirun", workers=2)
