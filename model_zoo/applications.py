@@ -146,7 +146,10 @@ def _preprocessing(builder):
 
 
 def _seeded(config, numbers) -> dict:
-    """Returns a layer's configuration in which each initializer has a seed of its own."""
-    return {key: value | {"config": value["config"] | {"seed": next(numbers)}}
-            if isinstance(value, dict) and "seed" in value.get("config", {}) else value
-            for key, value in config.items()}
+    """Returns a layer's configuration in which each initializer has a seed of its own, also of layers in the layer."""
+    seeded = {key: value | {"config": value["config"] | {"seed": next(numbers)}}
+              if isinstance(value, dict) and "seed" in value.get("config", {}) else value
+              for key, value in config.items()}
+    if "layers" in config:  # of a Sequential, such as the stem of ConvNeXt
+        seeded["layers"] = [one | {"config": _seeded(one["config"], numbers)} for one in config["layers"]]
+    return seeded

@@ -164,6 +164,15 @@ def test_weights_and_masks_are_functions_of_the_seed():
     assert {0.0} < set(np.unique(np.array(kept)).tolist())
 
 
+@pytest.mark.trainings
+def test_weights_of_layers_in_layers_are_functions_of_the_seed():
+    """Of ConvNeXt's stem and the three convolutions between its stages."""
+    one, same, other = (model_zoo.create_model("keras:ConvNeXtTiny", 7, 32, seed=seed).variables for seed in (3, 3, 4))
+    assert all((a.numpy() == b.numpy()).all() for a, b in zip(one, same, strict=True))
+    kernels = [(a.numpy() == b.numpy()).all() for a, b in zip(one, other, strict=True) if "kernel" in a.name]
+    assert len(kernels) > 50 and not any(kernels)
+
+
 def test_mixed_precision_ends_in_float32():
     tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")
     try:
