@@ -36,14 +36,12 @@ WHOLE = {"freeze": (False,)}  # and of those that only layers before the last on
 class Recipe:
     """What to train. The same on any number of workers."""
 
-    data_dir: str = flag("digits", "Dataset: a folder that data.prepare wrote, or its address (s3://BUCKET/FOLDER), "
-        "images (CLASS/*, or train/CLASS/* and val/CLASS/*), built-in digits, fashion or cifar10, or "
-        "synthetic:SAMPLES.",
+    data_dir: str = flag("digits", "Dataset: a folder of data.prepare, or its address (s3://BUCKET/FOLDER), images "
+        "(CLASS/*, or train/CLASS/* and val/CLASS/*), digits, fashion, cifar10, or synthetic:SAMPLES.",
         path=True, screen="Data and model")
-    model: str = flag("resnet20", "Model to train. ResNets are v1.5; names with _v1 are as first published. "
-        "resnet50_nvcaffe and alexnet_bn* follow the LARS authors' files. resnet20, resnet10_narrow and convnet* are "
-        "for small images, and whitened_convnet is for CIFAR-10. keras:NAME is a network of Keras. MODULE:FUNCTION "
-        "is your own.", model_zoo.MODELS, own=True, screen="Data and model")
+    model: str = flag("resnet20", "Model to train. ResNets are v1.5, and *_v1 as first published. resnet50_nvcaffe and "
+        "alexnet_bn* follow the LARS authors' files. resnet20, resnet10_narrow and *convnet* are for small images. "
+        "keras:NAME: Keras's. MODULE:FUNCTION: your own.", model_zoo.MODELS, own=True, screen="Data and model")
     pretrained: bool = flag(False, "Start from the ImageNet weights of a keras:NAME model, which Keras downloads. The "
         "last layer is new.")
     pretrained_weights: str | None = flag(None, "Start from the weights of a keras:NAME model in this .h5 file, which "
@@ -142,12 +140,10 @@ class Recipe:
         "exact: statistics measured on training batches before each evaluation (arXiv:1811.05233, section 3.2).",
         ("moving", "exact"), used_with=WHOLE)
     augmentation: str = flag("none", "Training augmentation. none: resize, centre crop. crop: mild random-resized "
-        "crop. crop_flip_mild: the same with flip, of images stretched to squares, which validation sees whole. "
-        "crop_flip: random-resized crop and flip (GoogLeNet). crop_flip_95: the same, but validation sees 95 %. "
-        "resnet: scale, crop, flip and colour (arXiv:1512.03385). caffe, alexnet: random crop and flip. "
-        "pad_crop_flip: pad 4 pixels with the mean colour, random crop, flip (arXiv:1512.03385, 4.2). "
-        "reflect_crop_alternate_flip: pad 2 pixels by reflection, random crop, flip in every other epoch "
-        "(arXiv:2404.00498). nnabla: warp, brightness, contrast and noise of arXiv:1811.05233. "
+        "crop. crop_flip_mild: the same with flip, of whole images stretched to squares. crop_flip: random-resized "
+        "crop and flip (GoogLeNet). crop_flip_95: the same, but validation sees 95 %. resnet: scale, crop, flip and "
+        "colour. caffe, alexnet: random crop and flip. pad_crop_flip: the same of padded images (arXiv:1512.03385). "
+        "reflect_crop_alternate_flip: airbench's. nnabla: warp, brightness, contrast and noise of arXiv:1811.05233. "
         "MODULE:NAME is your own.", AUGMENTATIONS, own=True, screen="Data and model")
     rand_augment: RandAugment | None = flag("none", "RandAugment after --augmentation, in timm's notation, such as "
         "m6-n2-mstd0.5-inc1.", parse=RandAugment.parse)

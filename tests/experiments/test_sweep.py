@@ -415,7 +415,7 @@ def test_a_line_of_which_every_rate_diverges_is_not_trained_further_and_is_an_er
         if given["optimizer"] == "muon" and rate <= 1:
             ending = {"val_top1": max(0.07, 0.9 - 0.1 * abs(math.log2(rate / 0.0625)))}
         folder.mkdir()
-        (folder / "summary.json").write_text(json.dumps(ending | {"seconds": 1.0}))
+        (folder / "summary.json").write_text(json.dumps(ending | {"seconds": 1.0, "advice": []}))
         return trainings.Result.read(folder)
 
     monkeypatch.setattr(sweep, "train_once", train_once)

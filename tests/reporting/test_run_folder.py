@@ -108,7 +108,7 @@ def test_damaged_json_is_named_and_skipped(tmp_path, capfd):
             assert capfd.readouterr().err.startswith(f"bigbatch: warning: {tmp_path}/{name} is damaged")
     started(tmp_path)
     assert not (tmp_path / SUMMARY).exists() and len(capfd.readouterr().err.splitlines()) == 1
-    (tmp_path / SUMMARY).write_text('{"val_top1": 0.5}')
+    (tmp_path / SUMMARY).write_text('{"val_top1": 0.5, "advice": []}')
     started(tmp_path)
     assert (tmp_path / SUMMARY).exists() and not capfd.readouterr().err
 
