@@ -217,6 +217,7 @@ def test_the_wheel_has_one_name_and_needs_tensorflow_alone(wheel):
     assert required == ["Requires-Dist: tensorflow==2.15.1"]
 
 
+@pytest.mark.trainings
 def test_a_project_with_folders_of_the_same_names_trains_with_lars(wheel, tmp_path, monkeypatch):
     """The wheel is installed where all is but the app. The project and the checkout load each other's models.
 

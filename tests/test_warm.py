@@ -92,6 +92,7 @@ def test_what_a_fork_starts_is_a_fork():
     assert "'tensorflow'" in run("python", 1, "-c", program).stdout
 
 
+@pytest.mark.trainings
 def test_a_fork_trains_the_same_weights(tmp_path):
     """To the bit. Its clock starts with it, and not with the server."""
     flags = (*SMALLEST, "--deterministic", "--epochs=0.5")

@@ -180,6 +180,7 @@ def test_the_numbers_follow_from_seed_and_position_and_leave_the_others_alone():
         random_numbers(recipe, 64, 1, positions))
 
 
+@pytest.mark.trainings
 def test_every_number_of_shards_has_the_same_images(digits):
     def images(shards, micro_batch_size, **options):
         feed, found = Feed(open_dataset(digits), 16, "crop", seed=3, shards=shards, **options), {}

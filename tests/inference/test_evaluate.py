@@ -84,6 +84,7 @@ def test_exact_statistics_that_are_measured_again_have_the_bits_of_the_training(
             {name: rows(often)[0][name] for name in METRICS[:3]}), (kind, workers)
 
 
+@pytest.mark.trainings
 def test_an_evaluation_normalizes_as_training_did(trained, data, other, tmp_path):
     ours, said = evaluated(trained, data)
     assert not said and weights(trained)["input/000/input_normalization/numbers"].tolist() == [[*MEAN], [*STD]]
@@ -92,6 +93,7 @@ def test_an_evaluation_normalizes_as_training_did(trained, data, other, tmp_path
     assert "with mean 60 80 100 and divisor 90 80 70, not as in the dataset, with 110 110 110 and 9 9 9" in line
 
 
+@pytest.mark.trainings
 def test_a_resumed_run_normalizes_as_before(trained, other, copies, tmp_path):
     """Other digits of the same mean are no line: another preparation of the same images may round."""
     alike = copies(image={"mean": [value + 0.01 for value in MEAN], "std": STD})
@@ -107,6 +109,7 @@ def test_a_resumed_run_normalizes_as_before(trained, other, copies, tmp_path):
         assert whole.keys() == found.keys() and all(np.array_equal(whole[name], found[name]) for name in whole)
 
 
+@pytest.mark.trainings
 def test_classes_in_another_order_are_mapped_by_name(trained, data, permuted):
     ours, _ = evaluated(trained, data)
     theirs, said = evaluated(trained, permuted)
@@ -114,6 +117,7 @@ def test_classes_in_another_order_are_mapped_by_name(trained, data, permuted):
     assert theirs["val_loss"] == pytest.approx(ours["val_loss"], rel=1e-6) and ours["val_top1"] > 0.3
 
 
+@pytest.mark.trainings
 @pytest.mark.parametrize(("kind", "message"), [
     ("renamed", "class 1 is 'digit 1' in the checkpoint and 'one' in the dataset, and 1 more differ"),
     ("permuted", "class 0 is 'digit 0' in the checkpoint and 'digit 3' in the dataset, and 7 more differ")])
@@ -130,6 +134,7 @@ def test_other_classes_are_refused(kind, message, trained, request, tmp_path):
         assert done.returncode == 1 and len({*wrong}) == 1 and said in wrong[0], done.stderr
 
 
+@pytest.mark.trainings
 def test_prediction_names_the_classes_of_training(trained, data, permuted, renamed, other, digit_records, tmp_path):
     (tmp_path / "x.jpg").write_bytes(digit_records["validation"][3][0])
     found = {}

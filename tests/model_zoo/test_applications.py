@@ -143,6 +143,7 @@ def test_efficientnet_has_the_published_scaling():
                                rtol=1e-5)
 
 
+@pytest.mark.trainings
 def test_weights_and_masks_are_functions_of_the_seed():
     """Also stochastic depth, which drops whole samples."""
     images = tf.random.stateless_uniform([4, 32, 32, 3], [0, 1], 0, 255)

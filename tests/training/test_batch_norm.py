@@ -33,6 +33,7 @@ def phase(batch_size, micro_batch_size):
     return Phase(0, 1, batch_size, micro_batch_size, batch_size // micro_batch_size, 1, micro_batch_size)
 
 
+@pytest.mark.trainings
 def test_exact_statistics_are_those_of_the_training_batches(digits):
     feed = Feed(open_dataset(digits), 32, "none", seed=3)
     model = model_zoo.create_model("resnet20", 10, 32, seed=1)

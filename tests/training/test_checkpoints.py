@@ -619,6 +619,7 @@ BROKEN = {f"fsync:{errno.EIO}": "Input/output error", f"fsync:{errno.ENOSPC}": "
           f"fsync:{errno.EDQUOT}": "disk quota exceeded; make room", f"fsync_file:{errno.ESTALE}": "Stale file handle"}
 
 
+@pytest.mark.trainings
 def test_what_a_file_system_lacks_is_a_line_and_what_breaks_is_an_error(tmp_path):
     """Without fsync, symbolic links and locks, checkpoints are written, old ones removed, and `best` is found."""
     preloaded = environment() | {"LD_PRELOAD": str(lacking.library(tmp_path, require_tool("g++")))}

@@ -22,6 +22,7 @@ from training.step import StepInput, StepParts, make_train_step
 
 HOROVOD = "HorovodGroupedAllreduce"  # has a kernel for GPUs where Horovod is built for them
 LOSS_SCALE = {("IsFinite", "If"), ("All", "If"), ("GreaterEqual", "If")}  # Keras's, which decides on the host
+LONG = "float16", "AlexNet"  # .ci/run makes them after the default tests
 CASES = {
     "float32": ("resnet10_narrow", 16, "float32", 2, "none", set()),
     "gradients in float16": ("resnet10_narrow", 16, "float32", 1, "fp16", {("All", "StatelessIf")}),  # exchange again?
@@ -43,7 +44,8 @@ def batches():
     tf.keras.mixed_precision.set_global_policy("float32")
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.trainings) if case in LONG else case
+                                  for case in CASES])
 def test_a_step_runs_on_the_gpu_and_waits_for_no_copy(case, batches, monkeypatch):
     name, size, precision, accumulation_steps, compression, copies = CASES[case]
     hvd.init()

@@ -22,6 +22,7 @@ def test_before_training_is_under_way_there_is_nothing_to_save(tmp_path):
     assert "stopped on request; there was nothing to save" in (tmp_path / "run.log").read_text()
 
 
+@pytest.mark.trainings
 def test_mpirun_passes_it_on(tmp_path):
     """SIGUSR1, that is; on SIGTERM it kills the workers within a second. Rank 0 alone says it, and remarks."""
     launcher = start(tmp_path / "run", 2, (*FLAGS, "--learning_rate=0:0.02,1000:0.002"))

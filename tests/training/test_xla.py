@@ -24,6 +24,7 @@ def test_clusters_are_compiled_and_the_exchange_is_left_out(tmp_path, monkeypatc
             assert compiled[name] == pytest.approx(plain[name], rel=0.01), name
 
 
+@pytest.mark.trainings
 def test_a_runs_flags_mean_the_same_again(tmp_path):
     """A switch stands alone, has values, and is written as one."""
     for given, expected in ((["--xla"], "true"), (["--noxla"], "false"), (["--xla=auto"], "auto"), ([], "false")):
