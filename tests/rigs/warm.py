@@ -51,7 +51,7 @@ def start(folder) -> None:
     """
     import subprocess
 
-    program, interpreter = folder / "python", folder / "interpreter"
+    program, interpreter = folder / "python", folder / "real-python"  # tests look for the word in `ps`
     interpreter.symlink_to(sys.executable)  # a first line with #! takes no path with a space
     program.write_text(f"#!{interpreter} -IS\nimport sys\nsys.path.insert(0, {os.path.dirname(__file__)!r})\n"
                        f"import warm\nwarm.stand_in({str(folder)!r})\n")
