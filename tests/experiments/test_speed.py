@@ -63,7 +63,7 @@ def test_the_forecast_by_hand(table):
     for row in rows:
         exchange = 0.0
         if row["workers"] == 2:
-            exchange = 2 * 2 * LATENCY + (4 * weights + 4 * 4) / BANDWIDTH
+            exchange = 2 * 2 * LATENCY + (4 * weights + 4 * 5) / BANDWIDTH  # two signals, loss, hits, samples
         expected = row["accumulation_steps"] * compute + exchange
         assert row["forecast_images_per_second"] == pytest.approx(row["global_batch_size"] / expected)
 

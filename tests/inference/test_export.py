@@ -61,7 +61,10 @@ def trained(name: str, size: int, classes=CLASSES) -> tuple[Trained, np.ndarray]
             variable.assign(random.uniform(0.2, 0.4, variable.shape))
     last, logits = last_layer(model), model(images, training=False).numpy()
     scale = 1 / np.ptp(logits, axis=0).max()  # the probabilities depend on the image
-    last.bias.assign((last.bias - logits.mean(axis=0)) * scale)
+    if last.bias is None:  # which centres the logits
+        scale = 1 / np.abs(logits).max()
+    else:
+        last.bias.assign((last.bias - logits.mean(axis=0)) * scale)
     last.kernel.assign(last.kernel * scale)
     logits = model(images, training=False).numpy().astype(np.float64)
     expected = np.exp(logits - logits.max(axis=1, keepdims=True))
