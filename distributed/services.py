@@ -30,6 +30,7 @@ MESSAGES = {("horovod.runner.common.util.network", name) for name in ("PingReque
 
 FORBIDDEN = 403
 SILENCE = 10.0  # seconds that a connection may say nothing
+WAITING = 1024  # connections that may wait to be accepted; with Horovod's 5, others try again after 1, 3, 7 ... seconds
 LARGEST = 1 << 20  # bytes of a message between an elastic worker and its launcher, which have about 200
 
 
@@ -56,6 +57,7 @@ def restrict(interface: str) -> None:
     def find_port(start):
         server = start((address, 0))
         server.daemon_threads = True
+        server.socket.listen(WAITING)
         server.RequestHandlerClass.timeout = SILENCE
         report = server.handle_error
         server.handle_error = lambda *connection: isinstance(sys.exception(), OSError) or report(*connection)

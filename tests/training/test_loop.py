@@ -66,20 +66,16 @@ class Recovery:
 
 @contextlib.contextmanager
 def waits():
-    """Yields an event that is set while this thread waits for a future that is not done."""
-    thread, waiting, result = threading.get_ident(), threading.Event(), Future.result
+    """Yields a function: whether this thread waits for a future that is not done."""
+    thread, awaited, result = threading.get_ident(), [None], Future.result
 
     def observed(future, timeout=None):
-        if threading.get_ident() != thread or future.done():
-            return result(future, timeout)
-        waiting.set()
-        try:
-            return result(future, timeout)
-        finally:
-            waiting.clear()
+        if threading.get_ident() == thread:
+            awaited[0] = future
+        return result(future, timeout)
 
     with mock.patch.object(Future, "result", observed):
-        yield waiting
+        yield lambda: awaited[0] is not None and not awaited[0].done()
 
 
 def followed(job, recovery, change=lambda number, result: None):
@@ -101,7 +97,7 @@ def followed(job, recovery, change=lambda number, result: None):
 
             def result():
                 while not launched[number + 1].wait(0.001) and not has_ended.is_set():
-                    if waiting.is_set() and not launched[number + 1].is_set():
+                    if is_waiting() and not launched[number + 1].is_set():
                         waited.append(number)
                         break
                 vector = packed.numpy().copy()
@@ -112,7 +108,7 @@ def followed(job, recovery, change=lambda number, result: None):
 
         return step
 
-    with waits() as waiting:
+    with waits() as is_waiting:
         try:
             loop.follow_plan(dataclasses.replace(job, train_step=train_step), recovery)
         finally:
