@@ -21,17 +21,22 @@ BY_CLASS = ("balanced_top1", "macro_f1", "balanced_samples", "weakest_classes")
 
 @pytest.fixture(scope="module")
 def digits_run(tmp_path_factory):
-    """No flags but the folder: the recipe in full, on one worker."""
+    """The recipe that is read without flags, for three of its epochs, on one worker."""
     folder = tmp_path_factory.mktemp("run")
-    return folder, train(f"--output_dir={folder}")
+    return folder, train("--epochs=3", f"--output_dir={folder}")
 
 
-def test_the_digits_reach_97_percent(digits_run):
-    folder, done = digits_run
-    summary = json.loads((folder / "summary.json").read_text())
+@pytest.mark.trainings
+def test_the_digits_reach_97_percent(tmp_path):
+    """No flags but the folder: the recipe in full."""
+    done = train(f"--output_dir={tmp_path}")
+    summary = json.loads((tmp_path / "summary.json").read_text())
     assert printed_json(done) == summary
     assert summary["val_top1"] >= 0.97 and summary["val_samples"] == 360
     assert summary.keys() >= SUMMARY and summary["advice"] == []
+    assert [row["epoch"] for row in rows(tmp_path)] == list(range(1, 13))
+    assert rows(tmp_path)[-1]["samples"] == 134 * 128
+    assert rows(tmp_path)[5]["learning_rate"] == pytest.approx(8 * 0.25)  # epoch 6 of 12, power 2
 
 
 def test_the_run_folder_holds_what_is_promised(digits_run):
@@ -39,13 +44,12 @@ def test_the_run_folder_holds_what_is_promised(digits_run):
     names = {"plan.json", "flags.txt", "metrics.jsonl", "times.jsonl", "steps.jsonl", "summary.json", "run.json",
              "outcomes.json", "classes.csv", "samples.jpg", "checkpoints", "tensorboard", "report.html", ".lock"}
     assert {path.name for path in folder.iterdir()} == names
-    assert [list(row) for row in rows(folder)] == [ROW] * 12
-    assert [row["epoch"] for row in rows(folder)] == list(range(1, 13))
-    assert rows(folder)[-1]["samples"] == 134 * 128
-    assert rows(folder)[5]["learning_rate"] == pytest.approx(8 * 0.25)  # epoch 6 of 12, power 2
+    assert [list(row) for row in rows(folder)] == [ROW] * 3
+    assert [row["epoch"] for row in rows(folder)] == [1, 2, 3]
+    assert rows(folder)[-1]["samples"] == 33 * 128
     plan = json.loads((folder / "plan.json").read_text())
-    assert printed_json_of_plan(run("python", 1, ROOT / "train.py", "--dry_run")) == plan
-    assert len([line for line in done.stderr.splitlines() if line.startswith("epoch ")]) == 12
+    assert printed_json_of_plan(run("python", 1, ROOT / "train.py", "--dry_run", "--epochs=3")) == plan
+    assert len([line for line in done.stderr.splitlines() if line.startswith("epoch ")]) == 3
     others = [line for line in done.stderr.splitlines() if not line.startswith("start-up: ")]
     assert "tensorflow" not in "".join(others).lower()  # its notices at start are kept off the screen
 
@@ -89,7 +93,7 @@ def test_evaluation_counts_the_same_on_three_workers(digits_run, tmp_path):
     ours, theirs = printed_json(done), json.loads((folder / "summary.json").read_text())
     assert [ours[name] for name in COUNTS] == [theirs[name] for name in COUNTS]
     assert ours["val_loss"] == pytest.approx(theirs["val_loss"], rel=1e-5)
-    assert ours["world_size"] == 3 and ours["epochs"] == 12
+    assert ours["world_size"] == 3 and ours["epochs"] == 3
     assert json.loads((tmp_path / "summary.json").read_text()) == ours
     assert RunFolder(tmp_path).ending() == {} and RunFolder(folder).ending() == theirs  # which alone ends a training
     by_class = [(one / "classes.csv").read_text() for one in (folder, tmp_path)]

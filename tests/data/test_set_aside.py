@@ -147,6 +147,7 @@ def test_a_folder_of_classes_trains_the_same_on_two_workers(photos, trained, tmp
     assert two.stderr.count("is set aside") == 1
 
 
+@pytest.mark.trainings
 def test_a_resume_keeps_what_was_set_aside(photos, trained, tmp_path):
     folder, _ = trained
     half = tmp_path / "half"

@@ -34,6 +34,7 @@ def runs(in_format, tmp_path_factory):
     return folders
 
 
+@pytest.mark.trainings
 def test_the_same_records_make_the_same_weights_in_any_format(runs):
     ours, theirs = (weights(folder) for folder in runs.values())
     assert len(ours) > 10
@@ -41,12 +42,14 @@ def test_the_same_records_make_the_same_weights_in_any_format(runs):
         np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
 
 
+@pytest.mark.trainings
 def test_staging_copied_once_and_the_copy_was_read(runs, in_format):
     [copy] = [path for path in (runs["lmdb"] / "disk").glob("*/*") if path.is_dir()]
     assert sorted(path.name for path in copy.iterdir()) == sorted(path.name for path in in_format("lmdb").iterdir())
     assert json.loads((runs["lmdb"] / "summary.json").read_text())["val_samples"] == 353
 
 
+@pytest.mark.trainings
 def test_the_augmentations_are_shown(runs):
     """8 by 8 training images of 32 pixels; the digits are light on dark."""
     picture = Image.open(runs["lmdb"] / "augmentations.png")

@@ -402,6 +402,7 @@ def test_a_warmup_of_a_search_starts_at_the_rate_at_most(words, given):
     assert flags.parse(["train.py", *run.words]).recipe.warmup_learning_rate == (given or 0.5)
 
 
+@pytest.mark.trainings
 def test_a_line_of_which_every_rate_diverges_is_not_trained_further_and_is_an_error(tmp_path, monkeypatch, capsys):
     """The other line is trained with all seeds, and its rate lies below those at which the search begins."""
     file, trained = tmp_path / "lines.runs", []

@@ -46,6 +46,7 @@ def table(folder) -> list[dict]:
         return [*csv.DictReader(file)]
 
 
+@pytest.mark.trainings
 def test_a_folder_of_test_images_is_evaluated_whole(trained, tested, tmp_path):
     """As prediction sees each image. Files are named, labels are the model's, and workers make no difference."""
     done = evaluated(trained, f"--data_dir={tested}", f"--output_dir={tmp_path}/one")
@@ -81,6 +82,7 @@ def test_a_folder_with_only_a_test_set(trained, tested, tmp_path, name):
         shutil.copytree(tested, tmp_path / "mine" / "train", dirs_exist_ok=True)
 
 
+@pytest.mark.trainings
 def test_the_folder_of_the_training_keeps_its_validation_images(photos, trained, tmp_path):
     """By any path, also a copy. Evaluated whole, it would look better than it is."""
     (tmp_path / "link").symlink_to(photos)

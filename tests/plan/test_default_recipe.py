@@ -109,6 +109,7 @@ def test_a_built_in_set_is_trained_as_the_digits_are(name):
     assert parsed(f"--data_dir={name}").source.file.stem == "digits" and parsed().source.file.stem == "digits"
 
 
+@pytest.mark.trainings
 def test_the_defaults_train_and_a_resume_reads_them_back(photos, tmp_path):
     """The run stops at its first evaluation. Then the set grows, and the recipe would be another."""
     command = "python", 1, ROOT / "train.py", f"--data_dir={photos}", f"--output_dir={tmp_path}/run"

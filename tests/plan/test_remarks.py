@@ -138,7 +138,7 @@ def test_a_ring_of_many_workers_is_slow(words, workers, per_node, messages):
         assert f" {ring} messages, one after another, and {torus} with --allreduce=torus" in found[0]
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
+@hypothesis_settings(max_examples=20, deadline=None)
 @given(st.integers(1, 200), st.integers(1, 60), st.sampled_from([1, 2, 4, 8]))
 def test_the_nearest_workers_are_those_of_a_search_through_all(factor, nodes, per_node):
     """All numbers on whole nodes are planned one by one, each as if it were given."""

@@ -240,7 +240,8 @@ def test_a_signal_saves_and_leaves_the_terminal_as_it_was(number, tmp_path):
     assert f"--output_dir={tmp_path}" in "".join(terminal.lines) and list((tmp_path / "checkpoints").iterdir())
 
 
-@pytest.mark.parametrize("kind", ["mpirun", pytest.param("horovodrun", marks=pytest.mark.trainings)])
+@pytest.mark.trainings
+@pytest.mark.parametrize("kind", ["mpirun", "horovodrun"])
 def test_other_ranks_are_silent(kind, tmp_path, monkeypatch):
     """At a first start, which makes the data."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -169,6 +169,7 @@ def ten_classes(monkeypatch):
     monkeypatch.setattr(Checkpoints, "is_writing", False)  # on a busy disk, checkpoints would be postponed
 
 
+@pytest.mark.trainings
 def test_rolling_back_passes_over_the_data_that_did_it(tmp_path, ten_classes):
     train, feed, seen, state = rolled_back(tmp_path, {30 * 32 + 5})  # sample 5 of the batch of step 30
     train()

@@ -22,7 +22,7 @@ from training.step import StepInput, StepParts, make_train_step
 
 HOROVOD = "HorovodGroupedAllreduce"  # has a kernel for GPUs where Horovod is built for them
 LOSS_SCALE = {("IsFinite", "If"), ("All", "If"), ("GreaterEqual", "If")}  # Keras's, which decides on the host
-LONG = "float16", "AlexNet"  # .ci/run makes them after the default tests
+LONG = "gradients in float16", "float16", "AlexNet"  # .ci/run makes them after the default tests
 CASES = {
     "float32": ("resnet10_narrow", 16, "float32", 2, "none", set()),
     "gradients in float16": ("resnet10_narrow", 16, "float32", 1, "fp16", {("All", "StatelessIf")}),  # exchange again?

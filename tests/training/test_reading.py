@@ -70,9 +70,9 @@ def trained(folder, *more):
     return [v.numpy() for v in model.variables], found, dict(Counted.opened)
 
 
+@pytest.mark.trainings
 @pytest.mark.parametrize(("name", "more", "pipelines"), [
-    pytest.param("tfrecord", ("--batch_norm_statistics=exact", "--ema_decay=0.9"), {"training": 2, "validation": 1},
-                 marks=pytest.mark.trainings),
+    ("tfrecord", ("--batch_norm_statistics=exact", "--ema_decay=0.9"), {"training": 2, "validation": 1}),
     ("lmdb", ("--order=file",), {"training": 3, "validation": 3})])
 def test_a_pipeline_for_all_epochs_gives_the_bits_of_one_for_each(in_format, name, more, pipelines, monkeypatch):
     """Exact statistics and averaged weights read the training set, too: each evaluation twice."""

@@ -191,6 +191,7 @@ def test_a_training_does_not_begin_with_states_that_differ(tmp_path):
     assert not [*(tmp_path / "run" / "checkpoints").glob("step-*")]
 
 
+@pytest.mark.trainings
 def test_no_state_that_is_not_finite_is_saved(tmp_path):
     """Each change comes after step 14, which a checkpoint follows. The loss of the next step may still be finite."""
     named = {"0:14:moving:inf": "moving_variance", "0:14:average:nan": "ema/000", "0:14:weight:-inf": "model/001"}
