@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from common import metric
 from common.activity import OBSERVERS, activity, startup
+from common.errors import complain
 from common.run_folder import top1_of
 from plan.plan import Interval
 from training.bad_input import bad_input_is_user_error
@@ -37,7 +38,7 @@ def follow_plan(job: Job, recovery: Recovery, observers: Sequence[Observer] = ()
     result = None
     with TrainingInput(job) as data, Results(job, observers) as results:
         for interval in job.plan.intervals():
-            if target_is_reached(job):
+            if early_end(job):
                 break
             train(interval, job, data, results, recovery)
             if interval.evaluates and job.state.progress.evaluations < interval.evaluations:
@@ -148,9 +149,11 @@ def evaluate_after(interval: Interval, job: Job, results: Results, recovery: Rec
         for observer in results.observers:
             observer.evaluation(evaluation)
     state.progress.add_evaluation(interval.epoch, top1_of(row), row[metric.SECONDS], job.exact is not None)
-    is_reached, most = target_is_reached(job), job.settings.run.stop_below_expected
-    recovery.after_evaluation(interval.epoch, top1_of(row), is_reached)
-    goes_on = not is_reached and interval.end < job.plan.steps
+    reason, most = early_end(job), job.settings.run.stop_below_expected
+    recovery.after_evaluation(interval.epoch, top1_of(row), bool(reason))
+    goes_on = not reason and interval.end < job.plan.steps
+    if reason and interval.end < job.plan.steps and world.rank == 0:
+        complain(f"{reason}, so training ends at epoch {interval.epoch:g} of {job.plan.epochs:g}{rate_left(job)}")
     if goes_on and None not in (expected, most) and top1_of(row) < expected - most / 100:
         raise BelowExpected(interval.end, interval.epoch, top1_of(row), expected, curve.path)
     return result
@@ -173,10 +176,29 @@ def collect_row(job: Job, interval: Interval, metrics: dict[str, float]) -> dict
             **({metric.SKIPPED: progress.skipped} if progress.skipped else {})}
 
 
-def target_is_reached(job: Job) -> bool:
-    """Whether training is to end because an evaluation has reached the target."""
-    run, best = job.settings.run, job.state.progress.best
-    return run.stop_at_target and best is not None and best["top1"] >= run.target_top1
+def early_end(job: Job) -> str:
+    """Returns why training ends before the end of the plan, or an empty string. All ranks return the same.
+
+    Evaluations without a better one are counted by the plan, so that a resumed training counts on.
+    """
+    run, progress = job.settings.run, job.state.progress
+    if not (best := progress.best):
+        return ""
+    if run.stop_at_target and best["top1"] >= run.target_top1:
+        return f"--target_top1={run.target_top1:g} is reached"
+    until_best = max((one.evaluations for one in job.plan.intervals() if one.evaluates and one.epoch <= best["epoch"]),
+                     default=0)
+    if run.patience and progress.evaluations - until_best >= run.patience:
+        return f"no evaluation since epoch {best['epoch']:g} was better (--patience={run.patience})"
+    return ""
+
+
+def rate_left(job: Job) -> str:
+    """Returns what an early end means for a learning rate that was to fall further, or an empty string."""
+    plan, progress = job.plan, job.state.progress
+    now, last = plan.learning_rate(plan.epoch_of(progress.step)), plan.learning_rate(plan.epochs)
+    return (f"; the learning rate is {now:.3g} and would have fallen to {last:.3g}, which often gains the most; a run "
+            f"with --epochs={plan.epoch_of(progress.step):.0f} and without --patience lets it") * (last < now)
 
 
 def measured_after(job: Job, interval: Interval) -> list[int]:

@@ -8,7 +8,7 @@ from plan.values import Every, range_of_steps
 # (flags, the least value, one below it, the greatest value, one above it)
 BOUNDS = (
     ("base_batch_size micro_batch_size dali_threads shuffle_block evaluate_every workers workers_per_node "
-     "train_samples repeats", "1", "0", "1000000", None),
+     "train_samples repeats patience", "1", "0", "1000000", None),
     ("max_rollbacks shuffle_group", "0", "-1", "1000000", None),
     ("validation_size", "1", "0", "4096", "4097"),
     ("seed", "0", "-1", "4294967295", "4294967296"),

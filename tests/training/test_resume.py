@@ -62,6 +62,21 @@ def test_stopped_and_resumed_is_the_same_to_the_bit(case, in_format, tmp_path):
 
 
 @pytest.mark.trainings
+def test_patience_ends_all_workers_and_a_resume_counts_on(tmp_path):
+    """At this rate all evaluations are equal, so that the first is the best. Two were made when training stopped."""
+    flags = ("--model=convnet", "--epochs=12", "--optimizer=sgd", "--learning_rate=1e-9", "--lr_schedule=poly",
+             "--warmup=none", "--patience=3", "--checkpoint_every=0.3")
+    assert stopped(tmp_path / "run", 2, flags, step=25) == 75
+    assert len(rows(tmp_path / "run")) == 2
+    assert start(tmp_path / "run", 2, flags, PROGRAM).wait(300) == 0
+    assert [row["epoch"] for row in rows(tmp_path / "run")] == [1, 2, 3, 4]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["epochs"], summary["best_epoch"]) == (4, 1)
+    said = "no evaluation since epoch 1 was better (--patience=3), so training ends at epoch 4 of 12; the learning rate"
+    assert (tmp_path / "run.log").read_text().count(said) == 1
+
+
+@pytest.mark.trainings
 def test_a_short_campaign_of_kills(tmp_path):
     """The first five kinds of faults once, on two workers, with LAMB."""
     flags = ("--model=convnet", "--optimizer=lamb", "--learning_rate=0.01", "--warmup=none", "--ema_decay=0.95",
