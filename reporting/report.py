@@ -28,7 +28,7 @@ from reporting.sections import curves, mistakes, noise_scale, samples, times
 from reporting.sentences import rounded, uncertainty
 from training.advice import interval
 
-RELOADS = 5, 60  # seconds; bounds of the time between two reloads
+RELOADS = 5, 20  # seconds; bounds of the time between two reloads
 BATCH_NORM = "/gamma", "/beta"  # variables
 
 

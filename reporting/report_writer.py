@@ -1,8 +1,8 @@
 """Keeps report.html of a training up to date, from a thread.
 
 The thread writes classes.csv and what the page needs (run.json, outcomes.json and samples.jpg), and draws the page.
-That takes 0.03 to 0.1 s of CPU time, in which training may wait for Python's global lock. After the first evaluation,
-the thread therefore draws at most once in 10 s.
+Training may wait meanwhile for Python's global lock. The thread therefore draws at most once in 10 s, and for at most
+1 % of a core's time.
 """
 import contextlib
 import sys
@@ -24,12 +24,13 @@ from reporting.report import write_report
 from training.by_class import as_csv, by_class
 from training.observer import Evaluation, Observer, RunInfo, Update
 
-EVERY = 10  # seconds, at least, between two drawings
+EVERY = 10  # seconds, at least, between two drawings, and twice as many between two without an evaluation
+SHARE = 0.01  # of the time, at most, in which a core draws
 SMALL, LARGE = 64, 128  # pixels; smallest and largest width of an image in samples.jpg
 
 
 class ReportWriter(Observer):
-    """Writes report.html at the start, after evaluations and at the end."""
+    """Writes report.html at the start, while training goes on, after evaluations and at the end."""
 
     reads_folder = True
 
@@ -39,6 +40,7 @@ class ReportWriter(Observer):
         self._display = display
         self._thread = ThreadPoolExecutor(1, "report")
         self._waiting = Future()  # the drawing that begins when the thread is free
+        self._waiting.set_result(None)
         self._due = time.monotonic()  # when the next drawing may begin
         self._is_ending = threading.Event()
         self._about = {}
@@ -52,10 +54,16 @@ class ReportWriter(Observer):
         self._submit(self._begin)
 
     def step(self, update: Update) -> None:
-        """Has the training images drawn after the first step, whose compilation needs Python's global lock, too."""
+        """Has the page drawn from time to time, and after the first step, when there are training images.
+
+        They wait for it, because its compilation needs Python's global lock, too.
+        """
         if self._images_are_due:
             self._submit(self._sample)
             self._images_are_due = False
+        elif self._waiting.done() and time.monotonic() >= self._due + EVERY:
+            self._seconds_left = self._display and self._display.seconds_left
+            self._update()
 
     def evaluation(self, evaluation: Evaluation) -> None:
         self._evaluation = evaluation
@@ -111,6 +119,7 @@ class ReportWriter(Observer):
                 pictures, names = self._run.images(COLUMNS * ROWS, LARGE)
                 self._files.write(SAMPLES, picture(pictures))
                 self._about["sample_classes"] = names
+            self._draw()
 
     def _record_stop(self, reason: str, next_workers: int | None):
         self._about |= {"stopped": reason} | ({"next_workers": next_workers} if next_workers else {})
@@ -118,8 +127,9 @@ class ReportWriter(Observer):
 
     def _draw_when_due(self):
         self._is_ending.wait(self._due - time.monotonic())
+        began = time.thread_time()
         self._draw()
-        self._due = time.monotonic() + EVERY
+        self._due = time.monotonic() + max(EVERY, (time.thread_time() - began) / SHARE)
 
     def _draw(self):
         self._is_drawn = False

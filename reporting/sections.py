@@ -75,7 +75,7 @@ def curves_over(run: RunData, planned_values, x: XAxis) -> list[str]:
         series = [charts.line("as run", run.steps or run.rows, x, column, colour=0, steps=holds)]
         if x.title == "epoch":
             series.insert(0, planned_line(run, column, planned, x.end))
-        drawn.append(charts.lines(title, x, series))
+        drawn.append(charts.lines(title, x, series, empty="no update yet"))
     speeds = [charts.line("images/s", run.rows, x, metric.IMAGES_PER_SECOND)]
     return [*drawn, charts.lines("Training throughput, images/s", x, speeds, charts.FROM_ZERO, empty=empty)]
 
@@ -91,7 +91,7 @@ def planned_line(run: RunData, done: str, column: str, end: float) -> Line:
     points = [(row["epoch"], row[column]) for row in run.plan["schedule"]]
     between = [(run.epochs, points[-1][1])] if holds else run.plan["learning_rate_breakpoints"]
     ahead = sorted({(epoch, value) for epoch, value in points + between if reached < epoch <= end})
-    has_more = end > max(reached, run.epoch) and ahead
+    has_more = end > run.epoch and ahead
     epochs, values = zip(*last, *ahead, strict=True) if has_more else ((), ())
     return Line("planned", epochs, values, colour=1, kind="dashed", steps=holds)
 
@@ -143,7 +143,7 @@ def noise_scale(run: RunData) -> list[str]:
     if not run.noise:
         return []
     certain = [row for row in run.noise if row["noise_scale"] is not None]
-    x = XAxis("epoch", end=run.epoch)
+    x = XAxis("epoch", end=run.noise[-1]["epoch"])
     chart = charts.lines("Gradient noise scale, samples", x, [
         charts.line("noise scale", run.noise, x, "noise_scale"),
         charts.line("batch size", run.noise, x, "batch_size", steps=True)], charts.LOGARITHMIC)

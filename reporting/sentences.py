@@ -2,6 +2,7 @@
 import html
 import math
 import time
+from itertools import pairwise
 
 from common import metric
 from common.screen import clock_time
@@ -80,7 +81,7 @@ def state(run: RunData) -> str:
     """Returns the progress of an unfinished run, and why it ended if it did. "" for a finished one."""
     if run.summary is not None:
         return ""
-    where = f"epoch {number(run.epoch)} of {number(run.epochs)}"
+    where = f"epoch {number(round(run.epoch, 2))} of {number(run.epochs)}"
     bar = f'<progress value="{run.epoch}" max="{run.epochs}" aria-label="epochs"></progress>'
     if run.run.get("stopped"):
         reason = prose(run.run["stopped"])
@@ -89,8 +90,20 @@ def state(run: RunData) -> str:
         return ('<div class="status problem"><b>Killed</b> after '
                 f"{where}: no process holds the lock on the folder.{bar}</div>")
     left = f", {clock_time(seconds)} left" if (seconds := run.run.get("seconds_left")) else ""
-    return (f'<div class="status"><b>In progress</b>: {where}{left}. This page, of '
+    return (f'<div class="status"><b>In progress</b>: {where}{left}. {since_evaluation(run)}This page, of '
             f"{time.strftime('%Y-%m-%d %H:%M:%S')}, reloads itself.{bar}</div>")
+
+
+def since_evaluation(run: RunData) -> str:
+    """Returns how training has gone since the last evaluation: means over the logged updates. "" without two."""
+    rows = run.since_evaluation
+    seconds = rows[-1]["seconds"] - rows[0]["seconds"] if rows else 0
+    if not seconds:
+        return ""
+    loss, top1 = (math.fsum(row[name] for row in rows) / len(rows) for name in ("loss", "top1"))
+    speed = sum((after["step"] - row["step"]) * row["batch_size"] for row, after in pairwise(rows)) / seconds
+    when = f"Since epoch {number(run.rows[-1]['epoch'])}" if run.rows else "So far"
+    return f"{when}: training loss {number(loss)}, training top-1 {top1:.1%}, {speed:,.0f} images/s. "
 
 
 def in_words(accuracy: float, samples: int) -> str:

@@ -217,7 +217,19 @@ def test_a_run_before_its_first_evaluation(tmp_path):
     (folder / "outcomes.json").unlink()
     page = page_of(folder)
     assert "resnet50 has not been evaluated yet." in page and "In progress: epoch 0 of 3" in page
-    assert page.count("first evaluation after epoch 1") == 4 and "110%" not in page and "no finite value" not in page
+    assert page.count("first evaluation after epoch 1") == 6 and "110%" not in page and "no finite value" not in page
+
+
+def test_the_updates_since_the_last_evaluation(tmp_path):
+    """The time of the update that the evaluation followed counts for those after it."""
+    for rows, shown in (([], "So far: training loss 2, training top-1 40.0%, 128 images/s."),
+                        ([row(1)], "Since epoch 1: training loss 1.5, training top-1 50.0%, 64 images/s.")):
+        folder = whole(tmp_path / str(len(rows)), rows=rows, done=False)
+        steps = [{"step": number, "epoch": epoch, "seconds": seconds, "learning_rate": 2.0, "momentum": 0.9,
+                  "batch_size": 256, "loss": loss, "top1": top1} for number, epoch, seconds, loss, top1 in (
+            (0, 0.0, 1.0, 3.0, 0.2), (4, 1.02, 5.0, 2.0, 0.4), (6, 1.56, 13.0, 1.0, 0.6))]
+        (folder / "steps.jsonl").write_text("".join(as_json(one) + "\n" for one in steps))
+        assert f"In progress: epoch 1.56 of 3. {shown}" in page_of(folder)
 
 
 def test_a_run_of_another_form_is_refused_with_both_versions(tmp_path):

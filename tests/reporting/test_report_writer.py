@@ -2,6 +2,7 @@
 import base64
 import csv
 import io
+import itertools
 import json
 import re
 import subprocess
@@ -237,6 +238,38 @@ def test_a_page_without_its_pictures_still_says_how_the_run_ended(info, found, c
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2 and "outcomes.json could not be written: " in lines[0] and "gone.tfrecord" in lines[0]
     assert "In progress" not in (info.folder / "report.html").read_text()
+
+
+def test_the_page_and_the_log_of_updates_follow_the_training(info, monkeypatch):
+    """Without an evaluation. At most one drawing in twice EVERY, and with a drawing that costs a lot, none but it."""
+    drawn, files = [], RunFolder(info.folder)
+    monkeypatch.setattr(report_writer, "EVERY", 0.2)
+    monkeypatch.setattr(report_writer, "SHARE", 1.0)
+    write = report_writer.write_report
+    monkeypatch.setattr(report_writer, "write_report", lambda folder: (drawn.append(time.monotonic()), write(folder)))
+    observers = RunLog(files), ReportWriter(files)
+    for observer in observers:
+        observer.start(info)
+
+    def trained_until(is_enough):
+        for number in itertools.count(len(files.rows("steps.jsonl"))):
+            for observer in observers:
+                observer.step(Update(number, number / 1000, 256, 1.0, 0.9, 2.0, 0.1))
+            if is_enough():
+                return
+            time.sleep(0.01)
+
+    trained_until(lambda: len(drawn) >= 4)
+    assert all(after - before >= 0.39 for before, after in itertools.pairwise(drawn[1:4]))
+    page = (info.folder / "report.html").read_text()
+    assert "So far: training loss 2, training top-1 10.0%" in page
+    assert len((info.folder / "steps.jsonl").read_text().splitlines()) > 20
+    monkeypatch.setattr(report_writer, "SHARE", 1e-9)
+    began = time.monotonic()
+    trained_until(lambda: time.monotonic() > began + 2)
+    assert len(drawn) <= 6  # a drawing was under way, and another one was asked for
+    for observer in observers:
+        observer.close()
 
 
 def test_drawings_that_wait_are_dropped_and_training_does_not(info, found, monkeypatch):

@@ -72,5 +72,5 @@ def whole(folder: Path, epochs: int = 3, classes: int = 10, layers: int = 4, row
         for epoch in range(epochs + 1)))
     (folder / "steps.jsonl").write_text("".join(as_json({
         "step": step, "epoch": step / 4, "seconds": 2.5 * step, "learning_rate": 1.0, "momentum": 0.9,
-        "batch_size": 256, "loss": 2.0, "top1": 0.3}) + "\n" for step in range(4 * epochs)))
+        "batch_size": 256, "loss": 2.0, "top1": 0.3}) + "\n" for step in range(4 * len(rows))))
     return folder
