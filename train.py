@@ -25,6 +25,7 @@ from common import command, launcher, streams
 from common.activity import startup
 from common.errors import UserError, complain
 from common.files import as_json
+from common.version import version
 from data import duplicates
 from data.balance import check_dataset, class_counts, notes, notes_on_enlarging, notes_on_folder, notes_on_sizes
 from data.dataset import Dataset
@@ -141,17 +142,25 @@ def evaluate(settings: Settings) -> None:
 def use(settings: Settings) -> None:
     """Exports a checkpoint and prints where, or predicts images and prints a line for each."""
     run = settings.run
+    if run.mode == "predict":
+        output_dir.check(settings)
     from inference.export import export
     from inference.predict import as_line, image_files, predict
+    from inference.predictions import write_predictions
     from inference.trained import load_trained
 
     files = image_files(run.image)  # errors in the names show at once
-    trained = load_trained(settings)
+    trained, rows = load_trained(settings), []
     if run.mode == "export":
         print(as_json(export(trained, Path(run.output_dir), run.tflite)), flush=True)
-    else:
+        return
+    try:
         for row in predict(trained, files):
             print(as_line(row) if command.is_read_by_a_person() else as_json(row, ensure_ascii=False), flush=True)
+            rows.append(row)
+    finally:  # also if some files could not be read
+        if run.output_dir and rows:
+            write_predictions(Path(run.output_dir), rows, {"checkpoint": run.checkpoint, "version": version()})
 
 
 def dry_run(settings: Settings) -> None:

@@ -17,6 +17,7 @@ from data.balance import note_on_evaluation
 from data.dataset import Dataset, labels_checksum
 from data.formats.folder import shown
 from distributed.world import World
+from inference.predictions import heads
 from inference.trained import TOP
 from plan.plan import make_plan
 from plan.recipes import data_of_run
@@ -97,8 +98,7 @@ def predictions(result: EvaluationResult, dataset: Dataset) -> str:
     best, classes = result.guesses.shape[1] // 2, [shown(name) for name in dataset.classes]
     written = io.StringIO()
     table = csv.writer(written, lineterminator="\n")
-    table.writerow(["file", "label", "predicted", *(f"{what}_{rank}" for rank in range(1, best + 1)
-                                                    for what in ("class", "probability"))])
+    table.writerow(["file", "label", "predicted", *heads(best)])
     for name, (label, predicted, *_), row in zip(dataset.validation.names(), result.outcomes, result.guesses,
                                                  strict=True):
         guesses = [cell for guess, probability in zip(row[:best], row[best:], strict=True)

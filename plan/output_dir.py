@@ -50,7 +50,7 @@ def check(settings: Settings) -> None:
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise UserError(f"--output_dir: {existing} is not a writable folder; choose another --output_dir")
-    if settings.run.mode == "evaluate" and is_run(folder):
+    if settings.run.mode in ("evaluate", "predict") and is_run(folder):
         raise UserError(f"--output_dir: {folder} is the folder of a run, whose results would be overwritten; choose "
                         f"another one, such as {folder}/evaluation")
     if not resumes(settings):

@@ -255,7 +255,8 @@ class Run:
         "ONNX and .h5 to --output_dir. predict: the classes of --image.",
         ("train", "evaluate", "export", "predict"), screen="Run")
     output_dir: str | None = flag(None, "Folder of the run. Default: a new folder in runs/. If it holds checkpoints, "
-        "training resumes from them.", path=True, written=True, screen="Run", modes=("train", "evaluate", "export"))
+        "training resumes from them. With --mode=evaluate, export or predict: where the results go.", path=True,
+        written=True, screen="Run")
     checkpoint: str | None = flag(None, "Checkpoint for all modes except train: RUN/checkpoints/best or "
         "RUN/checkpoints (newest).", path=True, screen="Run",
         used_with={"mode": ("evaluate", "export", "predict")})

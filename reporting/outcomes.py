@@ -3,7 +3,7 @@ import base64
 import io
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 from reporting.pictures import encoded
 
@@ -51,12 +51,12 @@ def thumbnails(split, samples: np.ndarray) -> dict[int, dict]:
 
 
 def thumbnail(record: bytes) -> dict | None:
-    """Returns a small version of an encoded image, or None if Pillow cannot decode it."""
+    """Returns a small version of an encoded image, as its EXIF data turn it, or None if Pillow cannot decode it."""
     try:
         image = Image.open(io.BytesIO(record))
         width = image.width
         image.draft("RGB", (THUMBNAIL, THUMBNAIL))  # a JPEG is decoded at a smaller scale
-        image = image.convert("RGB")
+        image = ImageOps.exif_transpose(image).convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return None
     image.thumbnail((THUMBNAIL, THUMBNAIL))

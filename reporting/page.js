@@ -51,6 +51,21 @@
     });
   }
 })();
+// Orders the pictures of a page, and shows those with a word in their captions.
+for (const one of document.querySelectorAll(".gallery")) {
+  const [order, word, count, pictures] = ["select", "input", "output", ".pictures"].map(name => one.querySelector(name));
+  const all = [...pictures.children], probability = figure => parseFloat(figure.dataset.probability);
+  const show = () => {
+    const found = all.filter(figure => figure.textContent.toLowerCase().includes(word.value.toLowerCase()));
+    if (order.value) found.sort((left, right) => order.value === "class"
+      && left.dataset.class.localeCompare(right.dataset.class, "en", {numeric: true})
+      || (parseInt(order.value) || -1) * (probability(left) - probability(right)));
+    pictures.replaceChildren(...found);
+    count.textContent = `${found.length} of ${all.length}`;
+  };
+  order.onchange = word.oninput = show;
+  show();
+}
 // Adds a button to each command that copies it, also on pages that are no secure context.
 for (const one of document.querySelectorAll(".command")) {
   const button = one.appendChild(document.createElement("button"));

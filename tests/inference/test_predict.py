@@ -1,4 +1,5 @@
 """--mode=export and --mode=predict from the command line: against --mode=evaluate, and what can go wrong."""
+import csv
 import json
 import os
 import shutil
@@ -118,8 +119,14 @@ def test_files_folders_and_formats(digits_run, tmp_path):
     done = run("python", 1, ROOT / "train.py", "--mode=predict", f"--checkpoint={digits_run}/checkpoints",
                f"--image={tmp_path}/a b", "--image", *(tmp_path / name for name in (
                    "one.tiff", "text.jpg", "two.gif", "missing.jpg", "cut.jpg", "no suffix", "one.tiff")), strange,
-               "--device=cpu")
+               "--device=cpu", f"--output_dir={tmp_path}/results")
     assert done.returncode == 1
+    with (tmp_path / "results" / "predictions.csv").open(newline="") as file:
+        table = [*csv.DictReader(file)]
+    assert [(row["file"], row["class_5"], float(row["probability_5"])) for row in table] == [
+        (row["file"].replace("\udcff", "\\xff"), row["top"][4]["class"], row["top"][4]["probability"])
+        for row in lines(done)]
+    assert (tmp_path / "results" / "report.html").read_text().count("<figure ") == len(table) == 9
     expected = ["a b/deep/bare", "a b/deep/é.PNG", "a b/plain.jpeg", "a b/web.webp", "one.tiff", "two.gif",
                 "no suffix", "one.tiff"]
     assert [row["file"] for row in lines(done)] == [*(f"{tmp_path}/{name}" for name in expected), str(strange)]
@@ -168,8 +175,7 @@ def test_the_dataset_may_be_gone(in_format, tmp_path, validation):
     (["--image=x.jpg"], 2, "--image has no effect with --mode=train"),
     (["--mode=export", "--checkpoint={run}", "--output_dir={empty}/x", "--init_checkpoint={run}"], 2,
      "--init_checkpoint has no effect"),
-    (["--mode=predict", "--checkpoint={run}", "--image={file}", "--output_dir={empty}/x"], 2,
-     "--output_dir has no effect with --mode=predict"),
+    (["--mode=predict", "--checkpoint={run}", "--image={file}", "--output_dir={run}"], 1, "is the folder of a run"),
     (["--mode=export", "--checkpoint={run}", "--output_dir={empty}/x", "x.jpg"], 2, "'x.jpg' is not a flag"),
     (["--mode=predict", "--checkpoint={run}", "--image={empty}"], 1, "contains no images"),
     (["--mode=predict", "--checkpoint={empty}", "--image=x.jpg"], 1, "is not in a run folder"),
