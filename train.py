@@ -152,11 +152,11 @@ def use(settings: Settings) -> None:
     files = image_files(run.image)  # errors in the names show at once
     trained, rows = load_trained(settings), []
     if run.mode == "export":
-        print(as_json(export(trained, Path(run.output_dir), run.tflite)), flush=True)
+        command.output(as_json(export(trained, Path(run.output_dir), run.tflite)))
         return
     try:
         for row in predict(trained, files):
-            print(as_line(row) if command.is_read_by_a_person() else as_json(row, ensure_ascii=False), flush=True)
+            command.output(as_line(row) if command.is_read_by_a_person() else as_json(row, ensure_ascii=False))
             rows.append(row)
     finally:  # also if some files could not be read
         if run.output_dir and rows:
@@ -180,7 +180,7 @@ def dry_run(settings: Settings) -> None:
             print("recipe:", settings.source.file, *settings.source.fitted, file=sys.stderr)
         for_person = command.is_read_by_a_person()
         if not for_person:
-            print(as_json(plan.as_json(), indent=1), flush=True)
+            command.output(as_json(plan.as_json(), indent=1))
         for line in (summary if for_person else remarks)(settings, plan, local_size):
             print(line, file=sys.stderr)
 
@@ -191,7 +191,7 @@ def finish(summary: dict | None = None) -> None:
 
     world = World().renumbered()
     if summary and world.rank == 0 and not command.is_read_by_a_person():  # it is on standard error
-        print(as_json(summary), flush=True)
+        command.output(as_json(summary))
     world.barrier()
 
 

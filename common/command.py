@@ -17,6 +17,7 @@ from common.version import version
 # because that says bfloat16. No file lies under /dev/null. The other variable asks for a package that is not there.
 PLAIN_KERAS = {"KERAS_HOME": os.devnull, "TF_USE_LEGACY_KERAS": "0"}
 USERS_KERAS_HOME = "BIGBATCH_KERAS_HOME"  # the user's KERAS_HOME, for the weights in it; also in programs started here
+_output = None  # the stream of `output` where sys.stdout is another
 
 
 def program(name: str, doc: str | None = None, described: Callable[[Sequence[str]], Iterable[str]] = lambda argv: (),
@@ -121,19 +122,25 @@ def table(rows: Sequence[dict[str, str]], align: Callable[[str, int], str] = str
 
 def is_read_by_a_person() -> bool:
     """Whether standard output is a terminal. mpirun gives its processes one, too, but only for standard output."""
-    return sys.stdout.isatty() and sys.stderr.isatty()
+    return (_output or sys.stdout).isatty() and sys.stderr.isatty()
+
+
+def output(*lines: str) -> None:
+    """Prints lines on standard output, also while `json_only_on_stdout` reserves it."""
+    print(*lines, sep="\n", file=_output or sys.stdout, flush=True)
 
 
 @contextlib.contextmanager
 def json_only_on_stdout() -> Iterator[None]:
-    """Reserves standard output for this program's JSON.
+    """Reserves standard output for what this program prints with `output`.
 
-    Sends what libraries print there (such as NCCL's messages) to standard error.
+    What libraries (such as NCCL) and the user's own code print there goes to standard error.
     """
+    global _output
     sys.stdout.flush()
-    original = sys.stdout
     try:
-        with streams.redirected(1, 2) as ours, streams.text(streams.Output(os.dup(ours), "w")) as sys.stdout:
+        with (streams.redirected(1, 2) as ours, streams.text(streams.Output(os.dup(ours), "w")) as _output,
+              contextlib.redirect_stdout(sys.stderr)):
             yield
     finally:
-        sys.stdout = original
+        _output = None

@@ -126,7 +126,7 @@ def run(recipe: Recipe, launch: Launch, options: Options) -> None:
     with world.raise_on_all_ranks():
         if rank == 0:
             lines = show_stages(result, options) if in_stages else show_steps(result, options)
-            print(json.dumps(result) if options.json else "\n".join(lines), flush=True)
+            command.output(*([json.dumps(result)] if options.json else lines))
     world.barrier()
 
 

@@ -214,7 +214,7 @@ def main(argv) -> int:
         raise UsageError("give the folder of one run, such as runs/NAME")
     result = verified(runs[0], flags.parsed(values, Options).workers, passed_on(values, Options))
     print(conclusion(result), file=sys.stderr)
-    print(as_json(result), flush=True)
+    command.output(as_json(result))
     return ExitCode.DONE if result["reproduced"] else ExitCode.WRONG
 
 

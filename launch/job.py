@@ -23,7 +23,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import command
+from common import command, streams
 from common.errors import UsageError, UserError, complain
 from common.flags import define, described, file_text, flag, names, parsed, read, split
 from common.run_folder import PLAN, RUN, RunFolder
@@ -109,7 +109,7 @@ def _images(recipe, memory) -> int:
     """Returns how many images fit into `memory` GiB. It is the default for a model that cannot be built: the training
     then reports the error."""
     bytes_per_value = 4 if recipe.precision == "float32" else 2
-    with contextlib.redirect_stdout(sys.stderr), contextlib.suppress(Exception):
+    with streams.redirected(1, 2), contextlib.redirect_stdout(sys.stderr), contextlib.suppress(Exception):
         if not cost.is_known(recipe.model):
             import tensorflow as tf
 

@@ -109,7 +109,7 @@ def main(argv) -> None:
                         f"{topology.network.local_size} workers")
     published = published_results(options.topology, training.recipe.model)
     about = assumptions(training, model, topology)
-    print(json.dumps(rows) if options.json else "\n".join(lines(about, rows, published)), flush=True)
+    command.output(*([json.dumps(rows)] if options.json else lines(about, rows, published)))
 
 
 def assumptions(training: Training, model: ModelCost, topology: Topology) -> dict[str, str]:

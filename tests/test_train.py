@@ -266,11 +266,12 @@ def test_what_is_given_wins_over_a_recipe_wherever_it_stands(digits_run):
 
 
 def test_standard_output_carries_json_alone_whatever_a_library_prints():
-    program = ("import os; from common.command import json_only_on_stdout\n"
-               "with json_only_on_stdout(): os.write(1, b'noise'); print('{}')\n"
+    """From C, and from Python, as a module of the user's own may."""
+    program = ("import os; from common.command import json_only_on_stdout, output\n"
+               "with json_only_on_stdout(): os.write(1, b'noise\\n'); print('more'); output('{}')\n"
                "print('after')")
     done = run("python", 1, "-c", program)
-    assert (done.stdout, done.stderr) == ("{}\nafter\n", "noise")
+    assert (done.stdout, done.stderr) == ("{}\nafter\n", "noise\nmore\n")
 
 
 def test_help_answers_at_once_with_every_default():

@@ -25,7 +25,7 @@ with command.shell("program") as ending, command.json_only_on_stdout():
             with contextlib.suppress(OSError):
                 os.write(descriptor, b"library\\n")
     print("message", file=sys.stderr)
-    print("result")
+    command.output("result")
     for _ in range(9):
         print("more", file=sys.stderr)
 sys.exit(ending.code)
