@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from absl import flags as absl_flags
 
+from common import own
 from common.errors import UsageError, complain, one_line
 
 KINDS = {str: "string", int: "integer", float: "float", bool: "bool"}
@@ -54,19 +55,16 @@ class Own(absl_flags.EnumFlag):
     """An enum flag that also takes MODULE:NAME, for what a user has written."""
 
     def _parse(self, argument):  # absl shares a parser among flags with the same choices
-        if is_own(str(argument), self.parser.enum_values):
+        module = str(argument).partition(":")[0]
+        is_mistyped = any(choice.startswith(f"{module}:") for choice in self.parser.enum_values)  # such as keras:NAME
+        if own.SPELLING.fullmatch(str(argument)) and not is_mistyped:
             return argument
+        if cure := own.respelled(str(argument)):
+            raise absl_flags.IllegalFlagValueError(f"flag --{self.name}={argument}: it is not MODULE:NAME{cure}")
         try:
             return super()._parse(argument)
         except absl_flags.IllegalFlagValueError as error:
             raise absl_flags.IllegalFlagValueError(f"{error}, or your own as MODULE:NAME") from None
-
-
-def is_own(text: str, choices: Iterable[str]) -> bool:
-    """Whether a value is MODULE:NAME, and none that is mistyped, such as keras:NAME among the choices."""
-    module, separator, name = text.partition(":")
-    return bool(separator and re.fullmatch(r"[\w.]+", module) and re.fullmatch(r"[\w.]+", name)
-                and not any(choice.startswith(f"{module}:") for choice in choices))
 
 
 def flag(default, help: str, choices: Sequence[str] = (), **options):

@@ -6,7 +6,6 @@ import importlib
 from dataclasses import dataclass
 
 from common import own
-from common.errors import UserError, one_line
 
 
 @dataclass(frozen=True)
@@ -120,8 +119,5 @@ def create_model(name: str, classes: int, image_size: int | None, batch_norm_mom
         return tf.keras.Model(images, build(pixels, **more), name=name.replace(":", "-"))
     from model_zoo.custom import own_model
 
-    try:
+    with own.calling(f"--model={name}"):
         return own_model(build(pixels, **more), images, pixels, name, classes, batch_norm_momentum, seed)
-    except own.FAILURES as error:
-        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-        raise UserError(f"--model={name}: {kind}{one_line(error)[:300]}") from None

@@ -143,12 +143,12 @@ def check_own(settings: Settings, observers: bool = True) -> None:
     observers: whether to check those, too. False among several workers: rank 0 alone imports observers, and if it ended
     here, mpirun might hang, because the other ranks would be in MPI_Init.
     """
-    if settings.recipe.model not in model_zoo.MODELS:
-        own.check("--model", settings.recipe.model)
-    if settings.recipe.augmentation not in AUGMENTATIONS:
-        own.check("--augmentation", settings.recipe.augmentation)
-    for name in settings.run.observer if observers else ():
-        own.check("--observer", name)
+    recipe = settings.recipe
+    for flag, name, known in (("--model", recipe.model, model_zoo.MODELS),
+                              ("--augmentation", recipe.augmentation, AUGMENTATIONS),
+                              *(("--observer", name, ()) for name in settings.run.observer if observers)):
+        if name not in known:
+            own.check(flag, name)
 
 
 def with_image_size(recipe: Recipe) -> Recipe:

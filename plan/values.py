@@ -1,9 +1,9 @@
 """The values of flags that have a form of their own: schedules, intervals, ranges. Parsing raises ValueError."""
 import contextlib
 import math
-import re
 from dataclasses import dataclass
 
+from common import own
 from optim.schedules import Piecewise
 
 
@@ -108,8 +108,8 @@ def ascending(texts: list[str]) -> tuple[float, ...]:
 
 def names_in_modules(texts: list[str]) -> tuple[str, ...]:
     for text in texts:
-        if not re.fullmatch(r"[\w.]+:[\w.]+", text):
-            raise ValueError(f"'{text}' is not MODULE:NAME, such as my_observers:Printer")
+        if not own.SPELLING.fullmatch(text):
+            raise ValueError(f"'{text}' is not MODULE:NAME, such as my_observers:Printer{own.respelled(text)}")
     return tuple(texts)
 
 

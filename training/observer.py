@@ -119,19 +119,17 @@ class UserObserver(Observer):
         self._is_started = False
 
     def start(self, run) -> None:
-        try:
+        with own.calling(f"--observer={self._name}"):
             self.methods.get("start", _ignore)(run)
-        except own.FAILURES as error:
-            raise UserError(f"--observer={self._name}: {own.described(error)}") from None
         self._is_started = True
 
     def _call(self, method, *arguments):
         try:
-            self.methods.get(method, _ignore)(*arguments)
-        except own.FAILURES as error:
+            with own.calling(f"--observer={self._name}: {method}() failed, training continues"):
+                self.methods.get(method, _ignore)(*arguments)
+        except UserError as error:
             if method not in self._failed:
-                complain(f"warning: --observer={self._name}: {method}() failed, training continues: "
-                         f"{own.described(error)}")
+                complain(f"warning: {error}")
             self._failed.add(method)
 
     step = functools.partialmethod(_call, "step")
@@ -158,10 +156,8 @@ def load_observers(names: Sequence[str]) -> list[UserObserver]:
 
 def _load(name) -> UserObserver:
     made = own.load("--observer", name)
-    try:
+    with own.calling(f"--observer={name}"):
         observer = UserObserver(name, made())
-    except own.FAILURES as error:
-        raise UserError(f"--observer={name}: {own.described(error)}") from None
     if not observer.methods:
         raise UserError(f"--observer={name}: {name.partition(':')[2]}() has none of the methods {', '.join(METHODS)}; "
                         "see docs/observers.md")

@@ -2,12 +2,14 @@
 import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import ROOT, environment
 
 from common import own
 from common.errors import UserError
+from plan.flags import check_own, parse
 
 FILES = {
     "plain.py": "from os import path as way\nimport json, xml.dom\nif json:\n    def inner(): pass\n"
@@ -54,6 +56,42 @@ def test_what_python_finds_is_found_and_what_it_does_not_is_named(here):
         with pytest.raises(UserError, match=f"^--model={name}: {kind}: "):
             own.check("--model", name)
     assert not sys.modules.keys() & {name.partition(":")[0] for name in FOUND[:FOUND.index("os.path:join")]}
+
+
+@pytest.mark.parametrize(("text", "cure"), [
+    ("./plain:inner", "give plain:inner"), ("plain.py:inner", "give plain:inner"),
+    ("package/inner.py:made()", "give package.inner:made"), ("{here}/plain.py:Log", "give plain:Log"),
+    ("plain/", "give plain:NAME"), ("plain.py", "give plain:NAME"), ("package/inner/:made", "give package.inner:made"),
+    ("/elsewhere/plain:inner", "give plain:inner, and /elsewhere in PYTHONPATH"),
+    ("../a b/plain:inner", "give plain:inner, and ../a b in PYTHONPATH"),
+    ("my-net:f", "rename my-net.py to my_net.py, because Python's names have no hyphens; give my_net:f")])
+@pytest.mark.parametrize("flag", ["--model", "--augmentation", "--observer"])
+def test_a_path_or_a_hyphen_gets_the_name_to_give(flag, text, cure, here, tmp_path):
+    with pytest.raises(UserError) as problem:
+        settings = parse(["train.py", f"{flag}={text.format(here=tmp_path)}", "--image_size=32", "--dry_run"])
+        check_own(settings)  # plain.py:inner may be a module
+    assert str(problem.value).endswith(f"; {cure}") and len(str(problem.value)) < 300
+
+
+def test_the_file_that_was_found_is_named(here, tmp_path):
+    """The user's is behind Python's path: a package of this checkout, a module of Python's, imported or not."""
+    for name in ("data", "plan", "colorsys", "json"):
+        (tmp_path / f"{name}.py").write_text("def net(): pass\n")
+        for act in (own.check, own.load):
+            with pytest.raises(UserError, match=rf"^--model={name}:net: AttributeError: module '{name}' has no "
+                               rf"attribute 'net'; Python finds it in /.*\.py, which hides ./{name}.py: rename that$"):
+                act("--model", f"{name}:net")
+    with pytest.raises(UserError, match=rf"no attribute 'absent'; Python finds it in {tmp_path}/plain.py$"):
+        own.check("--model", "plain:absent")
+
+
+def test_code_that_is_called_leaves_the_working_folder_as_it_was(here, tmp_path):
+    (tmp_path / "moving.py").write_text("import os\nos.chdir('/')\ndef fail():\n    os.chdir('/usr')\n    1 / 0\n")
+    fail = own.load("--model", "moving:fail")
+    assert Path.cwd() == tmp_path
+    with pytest.raises(UserError, match=f"^it: ZeroDivisionError: .*{tmp_path}/moving.py, line 5.$"), own.calling("it"):
+        fail()
+    assert Path.cwd() == tmp_path
 
 
 @pytest.mark.parametrize("flag", ["--model=plain:absent", "--observer=nowhere:Log"])

@@ -16,11 +16,33 @@ from plan import flags
 from training.batch_norm import MICRO_BATCH, MovingStatistics, flat_statistics
 
 MODULE = """
+import os
 import tensorflow as tf
 from model_zoo.layers import BatchNormalization
 
+print("imported")
+os.chdir("/")
+
+
+class Telling(tf.keras.layers.Layer):
+    def call(self, x):
+        print("traced", x.shape)
+        return x
+
+
+class Log:
+    def __init__(self):
+        print("made")
+
+    def evaluation(self, evaluation):
+        os.chdir("/usr")
+        os.system("echo evaluated")
+
 
 def small(x, classes, batch_norm_momentum, seed):
+    print("called")
+    os.chdir("/usr")
+    x = Telling()(x)
     x = tf.keras.layers.Conv2D(4, 3, strides=4, use_bias=False)(x)
     x = tf.keras.layers.GlobalAveragePooling2D()(BatchNormalization(momentum=batch_norm_momentum)(x))
     return tf.keras.layers.Dense(classes, dtype="float32")(x)
@@ -38,12 +60,14 @@ def network(name):
 
 
 def test_it_trains_and_is_evaluated(tmp_path):
+    """It prints, as an observer does, and moves to other folders. Standard output is JSON, and paths stay."""
     (tmp_path / "own_networks.py").write_text(MODULE)
-    words = (DIGITS, "--model=own_networks:small", "--image_size=32", "--epochs=0.2", f"--output_dir={tmp_path}/run")
-    done = run("python", 1, ROOT / "train.py", *words, cwd=tmp_path)
+    words = (DIGITS, "--model=own_networks:small", "--observer=own_networks:Log", "--image_size=32", "--epochs=0.2")
+    done = run("python", 1, ROOT / "train.py", *words, "--output_dir=run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
-    again = run("python", 1, ROOT / "train.py", "--mode=evaluate", f"--checkpoint={tmp_path}/run/checkpoints",
-                cwd=tmp_path)
+    said = {"imported", "called", "traced (None, 32, 32, 3)", "made", "evaluated"}
+    assert said <= {*done.stderr.splitlines()} and (tmp_path / "run/summary.json").is_file()
+    again = run("python", 1, ROOT / "train.py", "--mode=evaluate", "--checkpoint=run/checkpoints", cwd=tmp_path)
     assert again.returncode == 0, again.stderr[-2000:]
     assert json.loads(again.stdout)["val_top1_count"] == json.loads(done.stdout)["val_top1_count"]
 
