@@ -21,6 +21,10 @@ PLAIN = {"choices": (), "low": None, "high": None, "parse": None, "alias": None,
          "repeated": False, "path": False, "written": False}
 ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 MOVED = "launch/recipes/"  # where version 0.9 had the recipes
+GPUS = ("gpus", "num_gpus", "ngpus")
+ELSEWHERE = {  # name of a flag or value in other programs -> name here
+    "lr": "learning_rate", "wd": "weight_decay", "bs": "batch_size", "resize": "image_size", "dataset": "data_dir",
+    **dict.fromkeys(GPUS, "workers"), "cuda": "gpu", "fp16": "mixed_float16", "bf16": "mixed_bfloat16"}
 
 
 class PathParser(absl_flags.ArgumentParser):
@@ -164,13 +168,13 @@ def names(group: type) -> list[str]:
     return [field.name for field in dataclasses.fields(group)]
 
 
-def read(values: absl_flags.FlagValues, argv: Sequence[str],
-         elsewhere: Mapping[str, str] = MappingProxyType({})) -> absl_flags.FlagValues:
+def read(values: absl_flags.FlagValues, argv: Sequence[str], hints: Mapping[str, str] = MappingProxyType({})
+         ) -> absl_flags.FlagValues:
     """Sets the values from a command line. Raises UsageError, also for arguments that are not flags.
 
-    elsewhere: as in `read_with_arguments`.
+    hints: as in `read_with_arguments`.
     """
-    if rest := read_with_arguments(values, argv, elsewhere):
+    if rest := read_with_arguments(values, argv, hints):
         raise not_a_flag(values, argv, rest[0])
     return values
 
@@ -190,14 +194,16 @@ def not_a_flag(values: absl_flags.FlagValues, argv: Sequence[str], word: str) ->
     before = argv[argv.index(word) - 1] if word in argv else ""  # a flag file may have it
     name = before.lstrip("-")
     is_value = name in values and word in (getattr(values[name].parser, "enum_values", None) or ())
-    return UsageError(f"'{word}' is not a flag; {f'give {before}={word}' if is_value else '--help lists all flags'}")
+    cure = f"give {before}={word}" if is_value else (
+        f"give --{word}" if "=" in word and word.partition("=")[0] in values else "--help lists all flags")
+    return UsageError(f"'{word}' is not a flag; {cure}")
 
 
 def read_with_arguments(values: absl_flags.FlagValues, argv: Sequence[str],
-                        elsewhere: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+                        hints: Mapping[str, str] = MappingProxyType({})) -> list[str]:
     """Sets the values from a command line and returns the arguments that are not flags, as paths. Raises UsageError.
 
-    elsewhere: for names of flags in other programs, what to say about them; for their names of values, the names here.
+    hints: what to say about flags of other programs, by their names.
     """
     unset = {f"--{name}=" for name in values
              if isinstance(values[name].parser, PathParser) and values[name].default is None}
@@ -205,8 +211,7 @@ def read_with_arguments(values: absl_flags.FlagValues, argv: Sequence[str],
         return [PathParser().parse(argument) for argument in values([argv[0], *with_files(argv[1:], unset)])[1:]]
     except (absl_flags.Error, ValueError) as error:
         text = one_line(error).partition(". Did you mean")[0]  # absl's compares only a name's first letters
-        raise UsageError(folded(text)[:1000] + (
-            nearest_value(text, elsewhere) or nearest_flag(text, values, elsewhere))) from None
+        raise UsageError(folded(text)[:1000] + (nearest_value(text) or nearest_flag(text, values, hints))) from None
     except RecursionError:  # absl's search for a similar flag recurses once per letter
         raise UsageError("a flag name is too long; --help lists all flags") from None
 
@@ -267,26 +272,28 @@ def folded(choices: str) -> str:
     return re.sub(r"(?<=[<|])(\w+:)\w+(\|\1\w+)*(?=[>|])", r"\1NAME", choices)
 
 
-def nearest_value(problem: str, elsewhere: Mapping[str, str]) -> str:
+def nearest_value(problem: str) -> str:
     """Returns a suggestion for absl's message about a value that is not allowed, or an empty string."""
     match = re.search(r"--\w+=(.*): value should be one of <(.*)>", problem)
     if not match:
         return ""
-    word, choices = elsewhere.get(match[1], match[1]), match[2].split("|")
+    word, choices = ELSEWHERE.get(match[1], match[1]), match[2].split("|")
     containing = [choice for choice in choices if word in choice]  # mixed_float16 for float16, rather than float32
     close = difflib.get_close_matches(word, containing, 1, 0.5) or difflib.get_close_matches(word, choices, 1, 0.5)
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def nearest_flag(problem: str, values: Iterable[str], elsewhere: Mapping[str, str]) -> str:
+def nearest_flag(problem: str, values: absl_flags.FlagValues, hints: Mapping[str, str]) -> str:
     """Returns a suggestion for absl's message about an unknown flag, or an empty string."""
-    match = re.match(r"Unknown command line flag '([\w-]+)'", problem)
-    if match and (known := elsewhere.get(match[1])):
-        return f"; {known}"
+    match = re.match(r"Unknown command line flag '([^']+)'", problem)
     if not match:
         return ""
-    name = match[1].replace("-", "_")
-    close = difflib.get_close_matches(name, values, 1, 0.7) or [longer for longer in values if longer.startswith(name)]
+    name = match[1].replace("-", "_").lower()
+    if name in hints:
+        return f"; {hints[name]}"
+    names = [*values, *(f"no{name}" for name in values if values[name].boolean)]
+    close = [known] if (known := ELSEWHERE.get(name)) in values else difflib.get_close_matches(name, names, 1, 0.7) or [
+        longer for longer in names if len(name) > 2 and longer.startswith(name)]
     return f"; did you mean --{close[0]}?" if close else ""
 
 

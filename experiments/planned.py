@@ -40,7 +40,7 @@ def swept(texts: list[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
             raise ValueError(SEED)
         if name not in SWEPT:
             raise ValueError(f"'{text}' is not FLAG=VALUES with a flag of train.py, such as learning_rate=5,10,20"
-                             + flags.nearest_value(f"--sweep={name}: value should be one of <{'|'.join(SWEPT)}>", {}))
+                             + flags.nearest_value(f"--sweep={name}: value should be one of <{'|'.join(SWEPT)}>"))
         if name in pairs:
             raise ValueError(f"{name} is given twice; give all of its values at once")
         separator = ";" if {";", ":"} & {*values} or name in LISTS else ","

@@ -64,9 +64,9 @@ def main(argv) -> int:
     for number in SAVING:
         signal.signal(number, stop)
     own, words = split(define(Options), argv)
-    elsewhere = dict.fromkeys(flags.FLAGS, "put the flags of train.py after the recipe") | {
+    hints = dict.fromkeys(flags.FLAGS, "put the flags of train.py after the recipe") | {
         "workers": "the number of workers is -np"}
-    return run(parsed(read(define(Options), own, elsewhere), Options), words)
+    return run(parsed(read(define(Options), own, hints), Options), words)
 
 
 def run(options: Options, words: list[str]) -> int:

@@ -19,11 +19,6 @@ from plan.recipes import default_recipe, recipe_path
 from plan.remarks import kept_shares
 from plan.settings import Launch, Recipe, Run, Settings, Source
 
-ELSEWHERE = {  # name of a flag or value in other programs -> hint, or name here
-    "lr": "the learning rate is --learning_rate", "wd": "the weight decay is --weight_decay",
-    "bs": "the batch size of all workers is --batch_size", "resize": "the size of the images is --image_size",
-    **dict.fromkeys(("gpus", "num_gpus", "ngpus"), "start one worker per GPU: horovodrun --gloo -np N python train.py"),
-    "cuda": "gpu", "fp16": "mixed_float16", "bf16": "mixed_bfloat16"}
 NEEDED = {  # mode -> the flags that it needs, each with an example
     "evaluate": {"checkpoint": "RUN/checkpoints/best"},
     "export": {"checkpoint": "RUN/checkpoints/best", "output_dir": "FOLDER"},
@@ -223,7 +218,8 @@ def _read(argv: Sequence[str]) -> absl_flags.FlagValues:
     In --mode=predict, arguments that are not flags are further images, because a shell puts them there for *.jpg.
     """
     values = define()
-    images = flags.read_with_arguments(values, argv, ELSEWHERE)
+    images = flags.read_with_arguments(values, argv, dict.fromkeys(
+        flags.GPUS, "start one worker per GPU: horovodrun --gloo -np N python train.py"))
     if images and values.mode != "predict":
         raise flags.not_a_flag(values, argv, images[0])
     values.image = [*values.image, *images]

@@ -1,6 +1,7 @@
 """Programs that people start: one frame for help, version and exit codes."""
 import importlib
 import os
+import re
 
 import pytest
 from conftest import ROOT
@@ -11,6 +12,12 @@ from common.launcher import LAUNCHERS
 ROOMS = ("data", "reporting", "experiments", "launch")
 PROGRAMS = ["train", *(".".join(path.relative_to(ROOT).with_suffix("").parts) for room in ROOMS
                        for path in sorted((ROOT / room).rglob("*.py")) if "main(sys.argv)" in path.read_text())]
+SUGGESTED = {  # words -> what is said
+    "experiments.sweep --lr=3": "did you mean --learning_rate?", "train --nofrezee": "did you mean --nofreeze?",
+    "train --BatchSize=3": "did you mean --batch_size?", "train epochs=3": "'epochs=3' is not a flag; give --epochs=3",
+    "train --gpus=2": "start one worker per GPU: horovodrun", "launch.scaling --gpus=2": "did you mean --workers?",
+    "experiments.benchmark --dataset=x": "did you mean --data_dir?", "train --e=3": "flag 'e'\n",
+    "data.prepare --learning_rate=3": "flag 'learning_rate'\n"}
 UNDER_LAUNCHERS = {"train", "data.prepare", "experiments.benchmark", "launch.preflight", "launch.facts", "launch.job",
                    "launch.binding"}
 
@@ -26,6 +33,24 @@ def test_every_program_says_what_it_does_and_its_version(name, capsys):
     assert not errors and len(shown.splitlines()) > 3
     if name != "train":  # whose flags say it
         assert shown.startswith(program.__doc__)
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in ("launch.facts", "launch.preflight")])
+def test_every_program_names_the_flag_that_is_nearest_to_a_mistyped_one(name, capsys):
+    program = importlib.import_module(name)
+    program.main([name, "--help"])  # that of the two above lists none; they have those of train.py
+    flag = max(re.findall(r"^  --(\w+)", capsys.readouterr().out, re.MULTILINE), key=len)
+    assert program.main([name, f"--{flag[:3]}{flag[4:]}=1", "digits"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.endswith(f"did you mean --{flag}?")
+
+
+@pytest.mark.parametrize("words", SUGGESTED)
+def test_what_else_a_flag_may_have_meant(words, capsys):
+    name, *flags = words.split()
+    assert importlib.import_module(name).main([name, *flags]) == 2
+    [line] = capsys.readouterr().err.splitlines(keepends=True)
+    assert SUGGESTED[words] in line
 
 
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in UNDER_LAUNCHERS])

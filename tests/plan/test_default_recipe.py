@@ -170,7 +170,7 @@ def test_a_recipe_has_a_name():
     (["--target_top1=95"], 2, "did you mean 0.95?"),
     (["--data_dir="], 2, "--data_dir=: the path is empty"),
     (["--output_dir=s3://bucket/run"], 2, "--output_dir=s3://bucket/run: nothing can be written to an address"),
-    (["--lr=0.1"], 2, "the learning rate is --learning_rate"),
+    (["--lr=0.1"], 2, "did you mean --learning_rate?"),
     (["--gpus=8"], 2, "start one worker per GPU"),
     (["--device=cuda"], 2, "did you mean gpu?"),
     (["--model=keras:MobileNetV3Smal"], 2, "or your own as MODULE:NAME; did you mean keras:MobileNetV3Small?"),
