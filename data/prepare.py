@@ -42,6 +42,8 @@ class Options:
         "CIFAR-10's archive, or a built-in source (digits, fashion, fashion_holdout, cifar10, cifar10_holdout).",
         path=True)
     output: str | None = flag(None, "Folder of the dataset.", path=True, written=True)
+    label_column: str | None = flag(None, "Column of a table that has the classes, such as species. Default: label or "
+        "class.", parse=str.strip)
     format: str = flag("tfrecord", "Format to write: TFRecord with tf.train.Example, LMDB with Caffe's Datum, or "
         "MXNet's RecordIO.", formats.WRITTEN)
     validation_fraction: float = flag(0.0, "Fraction of each class for validation, if the source has no validation "
@@ -124,6 +126,8 @@ def _check(options: Options) -> None:
         wrong = "--adopt uses the dataset in --output; remove --source"
     elif not options.source and not options.adopt and not options.verify:
         wrong = "--source is missing; give the images to prepare, or --adopt or --verify for the dataset in --output"
+    elif options.label_column is not None and not (options.source and Path(options.source).is_file()):
+        wrong = "--label_column names a column of a table; give that as --source=TABLE"
     elif options.classes and not options.adopt:
         wrong = "--classes requires --adopt"
     elif options.source in BUILT_IN and (options.validation_fraction or options.resize_shorter or options.resize):

@@ -108,7 +108,7 @@ def _of_files(options, team) -> Source | Listed:
         _refuse_changes(source, "CIFAR-10, whose images", options)
         return cifar10.of_path(source)
     if is_file:
-        return table(source, options.validation_fraction, team)
+        return table(source, options.validation_fraction, team, options.label_column)
     if Path(options.output).resolve().is_relative_to(source.resolve()):
         raise UserError(f"--output: {options.output} is inside --source, so a later run would read it as images; "
                         "choose another folder")

@@ -2,6 +2,7 @@
 import csv
 import os
 import re
+import shlex
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable
@@ -41,12 +42,13 @@ class Row:
     split: str  # as written, in lower case; "train" if the table has no such column
 
 
-def table(source: Path, fraction: float, team: Team) -> Listed:
+def table(source: Path, fraction: float, team: Team, label_column: str | None = None) -> Listed:
     """Lists the images of a table in the order that they have in folders of classes.
 
-    fraction: fraction of each class for validation, if the table has no validation images. Raises UserError.
+    fraction: fraction of each class for validation, if the table has no validation images. label_column: name of the
+    column with the classes. Default: one of NAMES. Raises UserError.
     """
-    parts, lines = team.on_rank_0(lambda: _splits(source, fraction))
+    parts, lines = team.on_rank_0(lambda: _splits(source, fraction, label_column))
     labels = {name: label for label, name in enumerate(dict.fromkeys(normal(row.label) for row in parts["train"]))}
     splits = {split: files(str(source.parent), [row.file for row in part], [labels[normal(row.label)] for row in part])
               for split, part in parts.items()}
@@ -57,9 +59,9 @@ def table(source: Path, fraction: float, team: Team) -> Listed:
     return Listed(tuple(labels), splits)
 
 
-def _splits(source, fraction) -> tuple[dict[str, list[Row]], list[str]]:
+def _splits(source, fraction, label_column) -> tuple[dict[str, list[Row]], list[str]]:
     """Returns the sorted rows of each split that the table has, and what to tell the user."""
-    images, column = _read(source)
+    images, column = _read(source, label_column)
     by_word = defaultdict(list)
     for row in images:
         by_word["train" if row.split in TRAIN else row.split].append(row)
@@ -108,12 +110,12 @@ def _check_labels(source, splits: dict[str, list[Row]], fraction) -> None:
                         "numbers; only classes can be trained, so give each image the name of a class")
 
 
-def _read(source) -> tuple[Iterable[Row], str | None]:
+def _read(source, label_column) -> tuple[Iterable[Row], str | None]:
     """Returns the rows, one for each file, and the name of the column that divides them, or None.
 
     Raises UserError, which names the lines with problems.
     """
-    table, columns = _opened(source)
+    table, columns = _opened(source, label_column)
     written, of_cells = [], {}
     for line, cells in table:
         values = {what: cells[number] if number < len(cells) else "" for what, number in columns.items()}
@@ -134,20 +136,21 @@ def _read(source) -> tuple[Iterable[Row], str | None]:
     return images.values(), table.header[1][columns["split"]] if "split" in columns else None
 
 
-def _opened(source) -> tuple[Rows, dict[str, int]]:
+def _opened(source, label_column) -> tuple[Rows, dict[str, int]]:
     """Returns the rows, and the number of each column of NAMES that is there. Raises UserError."""
-    tables = rows(source)
+    tables, known = rows(source), NAMES | (
+        {} if label_column is None else {"label": (label_column.lower(),)})
     for table in tables:
         line, header = table.header
         found = {what: [number for number, name in enumerate(header) if name.lower() in names]
-                 for what, names in NAMES.items()}
+                 for what, names in known.items()}
         if not (found["file"] and found["label"]):
             continue
         for numbers in found.values():
             _check_single(f"--source: {source}, line {line}", header, numbers)
         columns = {what: numbers[0] for what, numbers in found.items() if numbers}
         return table, columns | _dividing(table, columns)
-    raise UserError(_no_header(max(tables, key=lambda table: len(table.header[1]))))
+    raise UserError(_no_header(max(tables, key=lambda table: len(table.header[1])), known))
 
 
 def _check_single(where, header, numbers) -> None:
@@ -157,15 +160,21 @@ def _check_single(where, header, numbers) -> None:
         raise UserError(f"{where}: the columns {names} mean the same; remove or rename all but one")
 
 
-def _no_header(table: Rows) -> str:
-    """Returns what to say about a table without the columns for a file and a label."""
+def _no_header(table: Rows, known: dict[str, tuple[str, ...]]) -> str:
+    """Returns what to say about a table without the columns for a file and a label. known: as NAMES."""
     line, header = table.header
-    said = (f"--source: {table.path}, line {line}: the table needs a header with the columns file (or "
-            f"{', '.join(NAMES['file'][1:])}) and label (or class), divided by commas, semicolons or tabs")
+    file, label = (f"{first} (or {', '.join(others)})" if others else first
+                   for first, *others in (known["file"], known["label"]))
+    said = (f"--source: {table.path}, line {line}: the table needs a header with the columns {file} and {label}, "
+            "divided by commas, semicolons or tabs")
     _, cells = next(iter(table), (0, []))
     if len(header) > 2 and sum(cell.lower() in ONE_HOT for cell in cells) >= len(header) - 1:
         return f"{said}; a column for each class is not read: write the name of each image's class into a column label"
-    return f"{said}; it has {listed([repr(short(name)) for name in header], COLUMNS) or 'none'}"
+    said += f"; it has {listed([repr(short(name)) for name in header], COLUMNS) or 'none'}"
+    others = [shlex.quote(short(name)) for name in header if name.lower() not in known["file"]]
+    if not 0 < len(others) < len(header):
+        return said
+    return f"{said}; --label_column={others[0] if len(others) == 1 else 'NAME'} says which one has the classes"
 
 
 def _dividing(table: Rows, columns: dict[str, int]) -> dict[str, int]:

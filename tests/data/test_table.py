@@ -92,7 +92,10 @@ def test_problems_are_named_with_their_lines(photos, tmp_path, capsys, rows, fla
     ("0.jpg,cat\n1.jpg,dog\n", "line 1: the table needs a header with the columns file (or path, filename, image)"),
     ("", "line 1: the table needs a header"),
     ("\n# mine\nfile,species\n", "line 3: the table needs a header with the columns file (or path, filename, image) "
-     "and label (or class), divided by commas, semicolons or tabs; it has 'file', 'species'"),
+     "and label (or class), divided by commas, semicolons or tabs; it has 'file', 'species'; --label_column=species "
+     "says which one has the classes"),
+    ("file,age,species\n", "it has 'file', 'age', 'species'; --label_column=NAME says which one has the classes"),
+    ("photo,label\n", "it has 'photo', 'label'\n"),
     ("image,cat,dog\nx.jpg,1.0,0.0\n", "a column for each class is not read: write the name of each image's class"),
     ("file,label,split\nphotos/dog/0 ü.jpg,dog,holdout\n",
      "line 2: the split 'holdout' of photos/dog/0 ü.jpg is none of"),
@@ -103,8 +106,25 @@ def test_tables_that_are_none(photos, tmp_path, capsys, text, message):
     (tmp_path / "photos").symlink_to(photos)
     (tmp_path / "labels.csv").write_text(text)
     assert command(f"--source={tmp_path}/labels.csv", f"--output={tmp_path}/o") == 1
-    [line] = capsys.readouterr().err.splitlines()
+    [line] = capsys.readouterr().err.splitlines(keepends=True)
     assert message in line and not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize("name", ["species", " Species", "SPECIES "])
+def test_a_column_of_any_name_has_the_classes(photos, tmp_path, capsys, name):
+    """Another one called label does not matter then. A name that no column has is one line."""
+    (tmp_path / "photos").symlink_to(photos)
+    rows = [(f"photos/{path}", "x", path.partition("/")[0]) for path in paths(photos)]
+    table = write(tmp_path / "labels.csv", [("file", "label", "Species"), *rows])
+    flags = f"--source={table}", f"--output={tmp_path}/o", "--validation_fraction=0.3"
+    assert command(*flags, "--label_column=genus") == 1
+    assert "the columns file (or path, filename, image) and genus, divided by" in capsys.readouterr().err
+    assert command(*flags, f"--label_column={name}") == 0 and open_dataset(tmp_path / "o").classes == CLASSES
+
+
+def test_a_column_needs_a_table(photos, tmp_path, capsys):
+    assert command(f"--source={photos}", f"--output={tmp_path}/o", "--label_column=species") == 2
+    assert "--label_column names a column of a table; give that as --source=TABLE" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("content", "message"), [
