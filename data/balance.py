@@ -1,7 +1,9 @@
 """What a dataset shows before a training: classes without images, the accuracy of always guessing one, tiny images."""
 import contextlib
+import os
 from collections.abc import Iterable
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 
@@ -9,7 +11,7 @@ from common.errors import UserError, in_list, listed
 from data import checksums
 from data.class_names import notes_on_names
 from data.dataset import Dataset, Split, labels_checksum
-from data.formats.folder import learnable, remarks
+from data.formats.folder import learnable, no_classes, remarks
 from data.images import shorter_side
 
 NOTABLE = 1.5  # times 1 / classes: a most frequent class with at least this share of the validation images is a note
@@ -25,8 +27,9 @@ FEW = 10  # validation images of a class: with fewer, one image changes its accu
 def check_classes(folder, classes: Iterable[str]) -> None:
     """Raises UserError if there is a single class."""
     if len(found := [*islice(classes, 2)]) == 1:
+        meant = no_classes(Path(folder)) if os.path.isdir(f"{folder}/{found[0]}") else ""
         raise UserError(f"{folder} has a single class, {found[0]!r}, so there is nothing to learn; it needs images of "
-                        "at least two classes, those of each in a folder that has the name of the class")
+                        f"at least two classes, those of each in a folder that has the name of the class{meant}")
 
 
 def check_dataset(dataset: Dataset) -> None:

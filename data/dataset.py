@@ -265,8 +265,7 @@ def open_dataset(folder, check_files: bool = True, fraction: float = class_folde
     """
     folder = located(folder)
     if not is_remote(folder) and not folder.is_dir():
-        raise UserError(f"--data_dir: there is no folder {folder}; create a dataset with data.prepare, or use the "
-                        "built-in `digits`")
+        raise UserError(f"--data_dir: {_no_folder(folder)}")
     if not is_remote(folder) and not (folder / "dataset.json").exists() and (
             dataset := _class_folders(folder, check_files, fraction)):
         return dataset
@@ -292,6 +291,15 @@ def open_dataset(folder, check_files: bool = True, fraction: float = class_folde
     return dataset
 
 
+def _no_folder(path: Path) -> str:
+    """Returns what to say about a path that is no folder."""
+    if not path.is_file():
+        return f"there is no folder {path}; create a dataset with data.prepare, or use the built-in `digits`"
+    is_image = class_folders.kind(path.parent, path.name)
+    return f"{path} is a file; " + (f"for its class, give --mode=predict --image={path}" if is_image else
+                                    f"for a table of files and labels, {class_folders.conversion(path)}")
+
+
 def _described(folder) -> dict:
     """Returns the content of dataset.json. Raises UserError, which says what a folder without it may be meant as."""
     try:
@@ -305,7 +313,8 @@ def _described(folder) -> dict:
         if validation := class_folders.lone_validation(folder):
             raise UserError(f"--data_dir: {folder} contains {validation.name}/ but no train/") from None
         raise UserError(f"--data_dir: {folder} contains neither dataset.json (data.prepare writes it) nor one folder "
-                        "of images per class, in train/ and val/ or without them") from None
+                        "of images per class, in train/ and val/ or without them"
+                        + class_folders.no_classes(folder)) from None
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{folder}/dataset.json cannot be read: {error}") from None
 

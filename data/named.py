@@ -27,9 +27,6 @@ def open_named(data_dir: str, check_files: bool = True, fraction: float = folder
     """
     if is_synthetic(data_dir):
         return synthetic_dataset(data_dir)
-    if data_dir == "glyphs" and not Path(data_dir).exists():  # built in up to version 0.9
-        raise UserError("--data_dir: glyphs is not built in; `uv run --group benchmark python -m benchmarks.glyphs "
-                        "FOLDER` writes it, and --data_dir=FOLDER then trains on it")
     if data_dir in BUILT_IN and check_files:  # on rank 0
         say_what_is_hidden("data_dir", data_dir)
     return open_dataset(built_in(data_dir) if data_dir in BUILT_IN else absolute(data_dir), check_files, fraction)

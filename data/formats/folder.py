@@ -40,6 +40,8 @@ STARTS = {suffix: re.compile(start, re.DOTALL) for suffix, start in {  # of file
 }.items()}
 THREADS = 32  # that read the starts of files, for network file systems
 NAMED = 3  # names in a line
+TABLES = (".csv", ".tsv")  # suffixes of tables of files and labels
+TABLE = "if a table names the classes, prepare the images with `data.prepare --source={} --output=FOLDER`"
 NO_IMAGE = "files that are no images"
 HIDDEN = "hidden files, system files (such as Thumbs.db) and links that lead nowhere"
 
@@ -241,6 +243,19 @@ def conversion(folder: Path, *flags: str, then: str = "`uv run train.py --data_d
     output = shlex.quote(f"{folder}-prepared")
     prepare = ["uv run python -m data.prepare", f"--source={shlex.quote(str(folder))}", f"--output={output}", *flags]
     return f"run `{' '.join(prepare)}`, then {then.format(output)}"
+
+
+def no_classes(folder: Path) -> str:
+    """Returns what a folder may be meant as that has no folders of classes, as the end of a message, or ""."""
+    with contextlib.suppress(OSError):
+        tables = [path for place in (folder, folder.parent) for path in sorted(place.iterdir())
+                  if path.name.lower().removesuffix(".gz").endswith(TABLES)]
+        labels = f"; {TABLE.format(shlex.quote(str(tables[0])))}" if tables else ""
+        if _holds_images(folder):
+            return (f"; it has images that are in no folder of a class, which a trained model classifies: "
+                    f"--mode=predict --image={shlex.quote(str(folder))}{labels}")
+        return labels
+    return ""
 
 
 class Listing:

@@ -54,7 +54,7 @@ def _layout(source, fraction) -> tuple[dict[str, Path], tuple[str, ...]]:
                         f"remove this flag, or prepare {train} alone")
     classes = distinct(class_folders.class_names(train), f"--source: {train}")
     if not classes:
-        raise UserError(f"--source: {train} contains no class folders")
+        raise UserError(f"--source: {train} contains no class folders{class_folders.no_classes(train)}")
     if not validation:
         if not fraction:
             if whole := class_folders.whole(source.absolute()):

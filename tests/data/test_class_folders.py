@@ -34,6 +34,30 @@ def touch(*paths):
         path.touch()
 
 
+@pytest.mark.parametrize(("given", "table", "is_flat", "says"), [
+    ("photos", None, True, ["images that are in no folder of a class", "--mode=predict --image={}/photos"]),
+    ("photos", "photos/labels.csv", True, ["--image={}/photos", "data.prepare --source={}/photos/labels.csv "]),
+    ("photos", "Species.TSV.gz", True, ["--image={}/photos", "data.prepare --source={}/Species.TSV.gz "]),
+    (".", "labels.csv", True, ["a single class, 'photos'", "data.prepare --source={}/labels.csv "]),
+    ("photos", "photos/labels.csv", False, ["data.prepare --source={}/photos/labels.csv "]),
+    ("labels.csv", "labels.csv", True, ["labels.csv is a file; ", "data.prepare --source={}/labels.csv --output="]),
+    ("photos/1.jpg", None, True, ["1.jpg is a file; for its class, give --mode=predict --image={}/photos/1.jpg"])])
+def test_what_else_may_be_meant_is_named(given, table, is_flat, says, tmp_path, capsys):
+    """By a folder without folders of classes, and by a file. data.prepare says the same of a folder."""
+    for name in ("photos/0.jpg", "photos/1.jpg") if is_flat else ("photos/notes/1.txt",):
+        touch(tmp_path / name)
+        (tmp_path / name).write_bytes(encode(picture(0)) if is_flat else b"notes")
+    if table:
+        (tmp_path / table).write_text("file,label\n")
+    with pytest.raises(UserError) as problem:
+        check_dataset(open_dataset(tmp_path / given))
+    assert all(words.format(tmp_path) in str(problem.value) for words in says), problem.value
+    assert ("data.prepare --source" in str(problem.value)) == bool(table) and len(str(problem.value)) < 800
+    if (tmp_path / given).is_dir() and is_flat:
+        assert command(f"--source={tmp_path / given}", f"--output={tmp_path}-o", "--validation_fraction=0.5") == 1
+        assert says[-1].format(tmp_path) in capsys.readouterr().err
+
+
 @pytest.fixture
 def messy(tmp_path):
     """train/ and val/ of two classes, with links and with what is no image of theirs; and the images to be read."""
