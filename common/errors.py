@@ -83,6 +83,11 @@ def one_line(error) -> str:
         where = f"{error.filename}: " if getattr(error, "filename", None) else ""
         problem = os.strerror(full)
         return f"{where}{problem[0].lower()}{problem[1:]}; make room and run the same command again to continue"
+    path = getattr(error, "filename", None)
+    if isinstance(error, FileExistsError) and path and os.path.lexists(path) and not os.path.isdir(path):
+        return f"{path} is " + (
+            "no folder; choose another one" if os.path.exists(path) else
+            f"a link to {os.readlink(path)}, which does not exist; create that folder, or remove the link")
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return text

@@ -9,15 +9,17 @@ from datetime import datetime
 from pathlib import Path
 
 from common import locks
-from common.errors import UserError, complain
+from common.errors import UserError, complain, one_line
 from common.flags import file_text
-from common.run_folder import CHECKPOINTS, FLAGS, has_checkpoints, is_run
-from plan.recipes import flags_in
+from common.run_folder import CHECKPOINTS, FLAGS, RunFolder, has_checkpoints, is_run
+from plan.recipes import FINE_TUNING_RATE, SMALL, flags_in, read
 from plan.settings import Settings
 from plan.values import same
 
 LEASE = 120  # seconds; NFS 4 servers free the locks of a lost host after 90, unless configured otherwise
 POLL = 1.0  # seconds
+RUNS = "runs"  # folder of the runs without --output_dir
+FROM_SCRATCH = ("optimizer", "learning_rate", "lr_schedule")  # flags that tell a run of small_images.flags
 
 
 def changed_flag(folder: Path, settings: Settings, names: Iterable[str] = ()) -> tuple[str, str, str] | None:
@@ -44,12 +46,10 @@ def check(settings: Settings) -> None:
     Call it before TensorFlow is imported, which takes seconds. It creates nothing, because other errors may follow. It
     compares the flags in flags.txt; training.checkpoints later compares those in the checkpoint itself.
     """
-    if not settings.run.output_dir:
+    if not settings.run.output_dir and settings.run.mode != "train":
         return
-    folder = Path(settings.run.output_dir).absolute()
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
-        raise UserError(f"--output_dir: {existing} is not a writable folder; choose another --output_dir")
+    folder = Path(settings.run.output_dir or RUNS).absolute()
+    _create(next(path for path in (folder, *folder.parents) if os.path.lexists(path)))
     if settings.run.mode in ("evaluate", "predict") and is_run(folder):
         raise UserError(f"--output_dir: {folder} is the folder of a run, whose results would be overwritten; choose "
                         f"another one, such as {folder}/evaluation")
@@ -59,8 +59,12 @@ def check(settings: Settings) -> None:
         name, before, now = changed
         instead = "choose another --output_dir"
         if name == "epochs":
+            more = float(now) - float(before)
             before, now = f"{float(before):g}", f"{float(now):g}"
-            instead = from_weights(folder, f"--epochs={now}")
+            if not RunFolder(folder).ending():
+                instead = f"--epochs={before} continues it; {instead}"
+            elif more > 0:
+                instead = from_weights(folder, f"--epochs={more:g}")
         raise UserError(f"{folder} has checkpoints of another training: {name} was {before} and is now {now}; "
                         f"{instead}, or start over with --resume=never")
     if settings.recipe.precision != "float32" and (
@@ -70,9 +74,15 @@ def check(settings: Settings) -> None:
 
 
 def from_weights(folder: Path, *flags: str) -> str:
-    """Returns the advice to start a training from a run's weights, with its flags and these."""
+    """Returns the advice to start a training from a run's weights, with its flags and these.
+
+    The learning rate of small_images.flags, which is for random weights, becomes that for trained ones.
+    """
+    run, small = flags_in(file_text(folder / FLAGS)) if is_run(folder) else {}, read(SMALL)
+    is_from_scratch = run.get("freeze") != "true" and all(run.get(name) == small[name] for name in FROM_SCRATCH)
     command = shlex.join(["uv", "run", "train.py", f"--flagfile={folder}/{FLAGS}", *flags,
-                          f"--init_checkpoint={folder}/{CHECKPOINTS}", f"--output_dir={folder}-longer"])
+                          *[FINE_TUNING_RATE] * is_from_scratch, f"--init_checkpoint={folder}/{CHECKPOINTS}",
+                          f"--output_dir={folder}-longer"])
     return f"a training that starts from its weights is: {command}; run that"
 
 
@@ -83,7 +93,7 @@ def made(model: str) -> Iterator[Path]:
     Two processes with the same number, as in containers, that start in the same second get two folders. Raises
     UserError. model: its name.
     """
-    runs, name = Path("runs").absolute(), f"{datetime.now():%Y%m%d-%H%M%S}-{model}-{os.getpid()}"
+    runs, name = Path(RUNS).absolute(), f"{datetime.now():%Y%m%d-%H%M%S}-{model}-{os.getpid()}"
     _create(runs)
     for number in itertools.count(1):
         folder = runs / (f"{name}-{number}" if number > 1 else name)
@@ -101,10 +111,12 @@ def _create(folder: Path) -> None:
     """Creates the folder of a run if it is missing. Raises UserError if it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise UserError(f"--output_dir: {one_line(error)}") from None
     except OSError as error:
         raise UserError(f"--output_dir: {folder} cannot be created: {error.strerror}; choose another one") from None
     if not os.access(folder, os.W_OK):
-        raise UserError(f"--output_dir: {folder} is not writable; choose another folder")
+        raise UserError(f"--output_dir: {folder} is not a writable folder; choose another --output_dir")
 
 
 @contextlib.contextmanager
