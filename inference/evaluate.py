@@ -67,16 +67,18 @@ def evaluate_checkpoint(settings: Settings, dataset: Dataset) -> dict:
                          result.metrics[metric.VAL_SAMPLES] / (ended - begun), ended - started)
     with world.raise_on_all_ranks():
         if world.rank == 0:
-            print_result(summary, len(dataset.classes))
+            lines = result_lines(summary, len(dataset.classes), "test" if dataset.train.fraction == 1 else "validation")
+            print_result(lines)
             if run.output_dir:
-                write_results(Path(run.output_dir), summary, result, dataset, checkpoint)
+                write_results(Path(run.output_dir), summary, lines, result, dataset, checkpoint)
     return summary
 
 
-def write_results(path: Path, summary: dict, result: EvaluationResult, dataset: Dataset, checkpoint: Path) -> None:
+def write_results(path: Path, summary: dict, lines: list[str], result: EvaluationResult, dataset: Dataset,
+                  checkpoint: Path) -> None:
     """Writes summary.json, classes.csv, predictions.csv and report.html into a folder. Raises OSError.
 
-    The last two need images, which synthetic data has not.
+    The last two need images, which synthetic data has not. lines: of `result_lines`.
     """
     path.mkdir(parents=True, exist_ok=True)
     folder = RunFolder(path)
@@ -85,7 +87,7 @@ def write_results(path: Path, summary: dict, result: EvaluationResult, dataset: 
     if not dataset.is_synthetic:
         folder.write(PREDICTIONS, predictions(result, dataset))
         folder.write(PAGE, evaluation_page(
-            f"{path.absolute().name}: evaluation", result_lines(summary, len(dataset.classes)),
+            f"{path.absolute().name}: evaluation", lines,
             outcomes.summarized(result.outcomes, dataset, summary["epochs"]), {
                 "checkpoint": str(checkpoint), "images": str(dataset.validation.paths[0]),
                 "version": version(), "page written": time.strftime("%Y-%m-%d %H:%M:%S %z")}))

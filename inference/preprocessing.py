@@ -37,7 +37,7 @@ def _decoded(encoded) -> tf.Tensor:
         image = tf.io.decode_image(encoded, channels=3, expand_animations=False)
         screen = tf.cast(tf.io.decode_raw(tf.strings.substr(encoded, 6, 4), tf.uint16), tf.int32)
         # TensorFlow shifts frames if none fills the screen
-        tf.debugging.assert_equal(tf.shape(image)[1::-1], screen, "no frame of the GIF fills its screen")
+        tf.debugging.assert_equal(tf.gather(tf.shape(image), [1, 0]), screen, "no frame of the GIF fills its screen")
         return tf.ensure_shape(image, (None, None, 3))
 
     def png():  # 16 bits are rounded to 8, as in DALI; TensorFlow would cut them off
@@ -131,8 +131,8 @@ def orientation(encoded) -> tf.Tensor:
         """Reads the numbers of `length` bytes at each of these positions."""
         index = tf.cast(start, tf.int64)[..., None] + tf.range(length, dtype=tf.int64)
         values = tf.cast(tf.gather(data, tf.clip_by_value(index, 0, end)), tf.int64)
-        powers = tf.constant([256 ** power for power in range(length)], tf.int64)
-        return tf.reduce_sum(values * tf.where(little_endian, powers, powers[::-1]), axis=-1)
+        powers = [256 ** power for power in range(length)]  # Grappler reports an error if TensorFlow reverses them
+        return tf.reduce_sum(values * tf.where(little_endian, *np.array([powers, powers[::-1]])), axis=-1)
 
     is_png = number(0, 4) == PNG_SIGNATURE
     start = tf.where(is_png, _png_exif(number, end), _jpeg_exif(number))

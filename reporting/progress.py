@@ -179,7 +179,7 @@ class ProgressDisplay(Observer):
 
     def end(self, summary: dict) -> None:
         self.close()
-        print_result(summary, len(self._run.dataset.classes))
+        print_result(result_lines(summary, len(self._run.dataset.classes)))
         print(*(f"advice: {sentence}\n" for sentence in summary["advice"]), sep="", end="", file=sys.stderr)
 
     def close(self) -> None:
@@ -194,22 +194,25 @@ def heads(line: str) -> str:
         f"{'loss':{len(found[1])}} {'top-1':{len(found[2])}}" if found[1] else " "), line).rstrip()
 
 
-def print_result(summary: dict, classes: int) -> None:
+def print_result(lines: list[str]) -> None:
     """Prints `result_lines` on standard error, on a terminal with the top-1 in bold."""
-    lines = "\n".join(result_lines(summary, classes))
+    lines = "\n".join(lines)
     bold = re.sub("top-1 [0-9.]+%", "\033[1m\\g<0>\033[0m", lines, count=1)
     print(bold if on_terminal() else lines, file=sys.stderr)
 
 
-def result_lines(summary: dict, classes: int) -> list[str]:
-    """Returns the result of a training or an evaluation. summary: of summary.json. classes: their number."""
+def result_lines(summary: dict, classes: int, images: str = "validation") -> list[str]:
+    """Returns the result of a training or an evaluation. summary: of summary.json. classes: their number.
+
+    images: which were evaluated, in a word.
+    """
     weakest = ", ".join(f"{in_list(one['class'])} {one['recall']:.1%} ({one['correct']} of {one['images']})"
                         for one in summary[metric.WEAKEST_CLASSES])
     judged = " by the average of the weights" if metric.EMA_VAL_TOP1 in summary else ""
     balanced = summary[metric.BALANCED_TOP1]
     line = (f"weakest classes{judged}: {weakest}; balanced top-1, the mean over the classes, "
             f"{rounded(balanced, interval(balanced, summary[metric.BALANCED_SAMPLES]))}")
-    return [validation_line(summary, classes), *views_lines(summary), *([line] if weakest else [])]
+    return [f"{images}: {validation_line(summary, classes)}", *views_lines(summary), *([line] if weakest else [])]
 
 
 def views_lines(summary: dict) -> list[str]:
@@ -229,5 +232,5 @@ def validation_line(summary: dict, classes: int) -> str:
     top5 = (f"top-5 {summary[metric.VAL_TOP5]:.2%} ({summary[metric.VAL_TOP5_COUNT]}), "
             if classes >= metric.TOP5_CLASSES else "")
     right = f"the first guess is right for {summary[metric.VAL_TOP1_COUNT]} of {samples}"
-    return (f"validation: top-1 {top1:.2%} ({right}, {in_words(top1, samples)}), {top5}"
+    return (f"top-1 {top1:.2%} ({right}, {in_words(top1, samples)}), {top5}"
             f"loss {summary[metric.VAL_LOSS]:.4f}; {summary['seconds']:.0f} s{verdict}")

@@ -1,9 +1,11 @@
 """What a SavedModel gives out for a class whose name is not UTF-8, and what an export that fails leaves."""
 import os
+import subprocess
+import sys
 
 import pytest
 import tensorflow as tf
-from conftest import SmallDisk
+from conftest import SmallDisk, environment
 
 from common.errors import UserError
 from inference import export as exporting
@@ -21,6 +23,23 @@ def test_class_names_are_the_bytes_of_the_folders(tmp_path):
     classify = tf.saved_model.load(tmp_path / "saved_model").signatures["all_classes"]
     [names] = classify(image_bytes=tf.constant([encode(picture(1))]))["classes"].numpy()
     assert {*names} == {*NAMES}
+
+
+@pytest.mark.trainings  # a cold start of TensorFlow, whose messages the other tests hide
+def test_tensorflow_prints_nothing_where_it_is_used(tmp_path):
+    """After its import. A notebook shows standard error in red."""
+    model = tf.keras.Sequential([tf.keras.layers.Input((8, 8, 3)), tf.keras.layers.GlobalAveragePooling2D(),
+                                 tf.keras.layers.Dense(3)])
+    write_saved_model(Trained(model, tuple("abc"), 8, 1.0, 0.0, "last"), tmp_path / "saved_model")
+    for kind in ("JPEG", "PNG", "GIF"):
+        (tmp_path / kind).write_bytes(encode(picture(1), kind))
+    program = ("import pathlib, sys, tensorflow as tf; print('imported', file=sys.stderr, flush=True)\n"
+               "predict = tf.saved_model.load('saved_model').signatures['serving_default']\n"
+               "images = [pathlib.Path(kind).read_bytes() for kind in ('JPEG', 'PNG', 'GIF')]\n"
+               "print(predict(image_bytes=tf.constant(images))['classes'].shape)\n")
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment() | {
+        "TF_CPP_MIN_LOG_LEVEL": "0"}, text=True, capture_output=True, timeout=300)
+    assert (done.returncode, done.stdout, done.stderr.partition("imported\n")[2]) == (0, "(3, 3)\n", ""), done.stderr
 
 
 def test_an_export_that_fails_leaves_the_earlier_one(monkeypatch):

@@ -79,6 +79,7 @@ def test_a_folder_with_only_a_test_set(trained, tested, tmp_path, name):
     for given in (tmp_path / "mine", tmp_path / "mine" / name):
         made = printed_json(done := evaluated(trained, f"--data_dir={given}"))
         assert f"all 10 images in {tmp_path}/mine/{name} are evaluated" in done.stderr and made["val_samples"] == 10
+        assert "\ntest: top-1 " in done.stderr and "\nvalidation: " not in done.stderr
         shutil.copytree(tested, tmp_path / "mine" / "train", dirs_exist_ok=True)
 
 
@@ -116,6 +117,7 @@ def test_a_prepared_set_names_the_files_that_it_was_made_from(trained, tested, t
     done = evaluated(trained, f"--data_dir={tmp_path}/set", f"--output_dir={tmp_path}/out")
     split = open_dataset(tmp_path / "set").validation
     assert f"note: the {split.samples} validation images of {tmp_path}/set are evaluated" in done.stderr
+    assert "\nvalidation: top-1 " in done.stderr and "validation: top-1 " in (tmp_path / "out/report.html").read_text()
     found = table(tmp_path / "out")
     assert [row["file"] for row in found] == [split.source_name(sample) for sample in range(split.samples)]
     assert all(row["label"] == row["file"].partition("/")[0] for row in found)
