@@ -105,6 +105,10 @@ def listed(words: Sequence[str], most: int, separator: str = ", ", what: str = "
     return separator.join(words[:most]) + more
 
 
+def plural(count: float, word: str) -> str:
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
 def reason(error) -> str:
     """Returns the line of a TensorFlow error that says what happened, in TensorFlow or in DALI."""
     where = ("Graph execution error", "Detected at node", "File ", "[[", "<stack traces")  # in the graph or in Python

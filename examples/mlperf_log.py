@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from common.errors import complain
+from common.errors import complain, plural
 from common.files import as_json, write_atomically
 from common.run_folder import top1_of
 from training.observer import Evaluation, Observer, RunInfo, Update
@@ -119,7 +119,7 @@ def submission(run: RunInfo) -> dict:
     workers, hosts = run.plan["workers"], len(run.hosts)
     return {"submission_benchmark": "resnet", "submission_division": "closed", "submission_status": "research",
             "submission_org": "none (not a submission)",
-            "submission_platform": f"{workers} worker{'s' * (workers > 1)} on {hosts} host{'s' * (hosts > 1)}"}
+            "submission_platform": f"{plural(workers, 'worker')} on {plural(hosts, 'host')}"}
 
 
 def hyperparameters(run: RunInfo) -> dict:

@@ -16,6 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 from common import command, launcher
+from common.errors import plural
 from distributed import gpus
 from distributed.lost import explain_horovods_errors
 from launch import facts
@@ -83,8 +84,8 @@ def problems(hosts: list[dict], data_dir: str, per_gpu: int = 1) -> list[str]:
         gpus = len(host["gpus"])
         clock = host.get("clock", 0.0)
         checks = (
-            (any_gpu and gpus * per_gpu < host["slots"], f"{gpus} GPUs for {host['slots']} workers; start "
-             f"{gpus * per_gpu} there, or look for missing GPUs with nvidia-smi"),
+            (any_gpu and gpus * per_gpu < host["slots"], f"{gpus} GPUs for {plural(host['slots'], 'worker')}; "
+             f"start {gpus * per_gpu} there, or look for missing GPUs with nvidia-smi"),
             (gpus < host.get("granted", 0), f"{gpus} GPUs, but Slurm has granted {host.get('granted')}; run nvidia-smi "
              "there"),
             (not host["output"], "the output folder is not writable; choose another --output_dir"),

@@ -235,7 +235,8 @@ def verdict(rows: list[dict]) -> str:
     groups = {"at least": [], "below": []}
     for workers, row in sorted(best.items()):
         groups["at least" if row["efficiency"] >= GOOD else "below"].append(f"{workers:,}")
-    judged = (f"{limit} {GOOD:.0%} on {', '.join(numbers)} workers" for limit, numbers in groups.items() if numbers)
+    judged = (f"{limit} {GOOD:.0%} on {', '.join(numbers)} worker{'s' * (numbers != ['1'])}"
+              for limit, numbers in groups.items() if numbers)
     return f"{gain} efficiency is {' and '.join(judged)}."
 
 

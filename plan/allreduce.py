@@ -3,7 +3,7 @@ import re
 from dataclasses import dataclass
 
 from common import launcher
-from common.errors import UserError
+from common.errors import UserError, plural
 from plan import grids
 
 ALLREDUCES = ("ring", "torus", "hierarchical")
@@ -117,7 +117,7 @@ def _hierarchical(workers, local_size, nccl) -> AllreducePlan:
 
 
 def _why(horizontal, vertical, local_size) -> str:
-    return (f"auto, for {local_size} worker{'s' * (local_size > 1)} per node: a message takes {horizontal - 1} + "
+    return (f"auto, for {plural(local_size, 'worker')} per node: a message takes {horizontal - 1} + "
             f"{vertical - 1} hops instead of the ring's {horizontal * vertical - 1}, and no other grid is faster")
 
 

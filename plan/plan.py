@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from common.errors import UsageError, UserError
+from common.errors import UsageError, UserError, plural
 from data import order
 from optim import OPTIMIZERS, schedules
 from optim.schedules import Piecewise
@@ -291,7 +291,7 @@ def _micro_batch_sizes(batch, given, workers, in_pairs, uneven, span) -> list[in
     unit = workers * (given or 1 + in_pairs)
     below, above = batch // unit * unit, (batch // unit + 1) * unit
     nearest = " and ".join(str(size) for size in (below, above) if size)
-    by = f"{workers} worker{'s' * (workers > 1)}" + (
+    by = plural(workers, "worker") + (
         f" x --micro_batch_size={given}" if given else " x 2, for --mixup and --cutmix" * in_pairs)
     raise UserError(f"--batch_size: {batch} is not divisible by {by}; the nearest sizes that are: {nearest}")
 
@@ -313,7 +313,7 @@ def _micro_batch_for_span(span, micros, workers) -> int:
     nearest = [max((size for size in spans if size < span), default=None),
                min((size for size in spans if size > span), default=None)]
     raise UserError(f"--batch_norm_span: {span} samples cannot be composed of micro-batches of "
-                    f"{' or '.join(map(str, micros[-3:]))} on {workers} worker{'s' * (workers > 1)}; the nearest "
+                    f"{' or '.join(map(str, micros[-3:]))} on {plural(workers, 'worker')}; the nearest "
                     f"possible spans: {' and '.join(str(size) for size in nearest if size)}")
 
 

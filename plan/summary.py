@@ -1,5 +1,6 @@
 """A plan in words, for a person at a terminal."""
-from plan.plan import Plan
+from common.errors import plural
+from plan.plan import Plan, tidy
 from plan.remarks import remarks
 from plan.settings import Settings
 
@@ -10,14 +11,15 @@ def summary(settings: Settings, plan: Plan, workers_per_node: int) -> list[str]:
     sizes = ", ".join(map(str, recipe.image_size.values))
     lines = [f"model:         {recipe.model} at {sizes} pixels, {recipe.precision}",
              f"data:          {plan.train_samples:,} training images of {recipe.data_dir}",
-             f"training:      {plan.epochs:g} epochs, {plan.steps:,} updates with {recipe.optimizer}",
+             f"training:      {plural(plan.epochs, 'epoch')}, {plural(plan.steps, 'update')} with {recipe.optimizer}",
              f"learning rate: {plan.as_json()['peak_learning_rate']:g} at most, {recipe.lr_schedule}, "
-             f"warm-up of {recipe.warmup_epochs if recipe.warmup != 'none' else 0:g} epochs",
-             f"workers:       {plan.workers}, each with {first.global_batch_size / first.workers:g} images per update",
+             f"warm-up of {plural(tidy(recipe.warmup_epochs) if recipe.warmup != 'none' else 0, 'epoch')}",
+             f"workers:       {plan.workers:,}, {'each ' * (plan.workers > 1)}with "
+             f"{first.global_batch_size / first.workers:g} images per update",
              f"exchange:      {plan.allreduce.allreduce}"]
     for phase in plan.phases:
         lines.append(f"from epoch {phase.start_epoch:g}:".ljust(15) + f"batch {phase.global_batch_size:,} = "
-                     f"{phase.workers} workers x micro-batch {phase.micro_batch_size} x {phase.accumulation_steps}, "
-                     f"{phase.steps:,} updates")
-    return [*lines, *remarks(settings, plan, workers_per_node),
-            "time:          `python -m launch.scaling` forecasts a cluster's"]
+                     f"{plural(phase.workers, 'worker')} x micro-batch {phase.micro_batch_size} x "
+                     f"{phase.accumulation_steps}, {plural(phase.steps, 'update')}")
+    lines += remarks(settings, plan, workers_per_node)
+    return [*lines, *["time:          `python -m launch.scaling` forecasts a cluster's"] * bool(settings.run.workers)]

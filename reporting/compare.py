@@ -4,20 +4,12 @@ import os
 from functools import partial
 
 from common import metric
+from common.errors import plural
 from common.run_folder import top1_of
 from plan.values import number_or_text, same
 from reporting import charts, heat_map
 from reporting.charts import LOGARITHMIC, NUMBERS, PERCENT, XAxis, YAxis, number
-from reporting.page import (
-    constant_values,
-    details,
-    duration,
-    filled_columns,
-    html_table,
-    over_epochs_and_time,
-    page,
-    plural,
-)
+from reporting.page import constant_values, details, duration, filled_columns, html_table, over_epochs_and_time, page
 from reporting.ranking import LEAD, NOTE, Setting, best_of, by_mean, judgement, labelled, listed, settings, table
 from reporting.run_data import RunData, validation_set
 

@@ -19,9 +19,10 @@ from operator import attrgetter
 import numpy as np
 
 from common import metric
+from common.errors import plural
 from common.run_folder import top1_of
 from reporting.charts import number
-from reporting.page import duration, filled_columns, grouped, plural
+from reporting.page import duration, filled_columns, grouped
 from reporting.sentences import rounded
 from training.advice import interval, is_guessing
 

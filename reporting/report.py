@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 
 from common import command, flags, metric
-from common.errors import UsageError, UserError, complain
+from common.errors import UsageError, UserError, complain, plural
 from common.files import write_atomically
 from common.flags import flag
 from common.run_folder import FLAGS, PAGE, PLAN, top1_of
@@ -22,7 +22,7 @@ from common.version import revision_text
 from reporting import heat_map, sentences
 from reporting.charts import number
 from reporting.compare import comparison, gap
-from reporting.page import Html, code, commands, details, facts, html_table, page, plural, tiles
+from reporting.page import Html, code, commands, details, facts, html_table, page, tiles
 from reporting.run_data import RunData
 from reporting.sections import curves, mistakes, noise_scale, samples, times
 from reporting.sentences import rounded, uncertainty

@@ -5,10 +5,11 @@ import time
 from itertools import pairwise
 
 from common import metric
+from common.errors import plural
 from common.screen import clock_time
 from reporting.charts import number
 from reporting.heat_map import class_totals
-from reporting.page import duration, plural, prose
+from reporting.page import duration, prose
 from reporting.run_data import RunData
 from training.advice import interval, is_guessing
 

@@ -3,7 +3,7 @@ import enum
 import time
 
 from common.activity import OBSERVERS, activity
-from common.errors import Stopped, UserError, complain
+from common.errors import Stopped, UserError, complain, plural
 from common.run_folder import CHECKPOINTS, SUMMARY, RunFolder
 from distributed import processors
 from distributed.elastic import COMMIT_STEPS
@@ -150,12 +150,12 @@ class Recovery:
         """
         progress, schedule = self._job.state.progress, self._job.settings.launch.workers_schedule
         if not progress.step and not progress.rollbacks:  # which may lead to the first phase
-            raise UserError(f"--workers_schedule={schedule}: training starts on {workers} workers, not on "
+            raise UserError(f"--workers_schedule={schedule}: training starts on {plural(workers, 'worker')}, not on "
                             f"{self._job.world.size}", on_all_ranks=True)
         self._save()
         self._wait("the checkpoint for the next phase could not be written; see the line above")
-        self._end(f"the phase after step {progress.step} of {self._job.plan.steps} needs {workers} workers; continue "
-                  f"there with --output_dir={self._folder.path}", workers)
+        self._end(f"the phase after step {progress.step} of {self._job.plan.steps} needs {plural(workers, 'worker')}; "
+                  f"continue there with --output_dir={self._folder.path}", workers)
 
     def _end(self, message: str, next_workers: int | None = None) -> None:
         raise Stopped(message if self._checkpoints else "", next_workers)  # rank 0 alone says it

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from common import launcher
 from common.activity import OBSERVERS, activity, startup
-from common.errors import UserError, complain
+from common.errors import UserError, complain, plural
 from common.run_folder import CHECKPOINTS, METRICS, RunFolder, has_checkpoints
 from data.dataset import Dataset, labels_checksum
 from distributed import elastic, processors
@@ -258,10 +258,9 @@ def report_start(job: Job, workers_before: int | None) -> None:
     progress, world, plan = job.state.progress, job.world, job.plan
     where = ""
     if workers_before not in (None, world.size):
-        where = f", on {world.size} workers instead of {workers_before}"
+        where = f", on {plural(world.size, 'worker')} instead of {workers_before}"
         if progress.step > progress.reshard_step and plan.reads_by_file and world.rank == 0:
-            complain(f"--order=file: with {world.size} workers instead of {workers_before}, some samples of this epoch "
-                     "are read twice and others not at all")
+            complain(f"--order=file{where}: some samples of this epoch are read twice and others not at all")
         progress.begin_slice(progress.step)
     if world.rank == 0 and workers_before:
         print(f"resumed after step {progress.step} of {plan.steps}{where}", file=sys.stderr)

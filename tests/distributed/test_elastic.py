@@ -93,7 +93,7 @@ def test_a_worker_joins_and_rank_0_is_lost(tmp_path):
     training.reach(newest_step(training.folder) + 30)
     training.worker(0).kill()
     reached = newest_step(training.folder)
-    wait_for(lambda: "on 1 workers instead of 2" in training.log.read_text(), training.launcher)
+    wait_for(lambda: "on 1 worker instead of 2" in training.log.read_text(), training.launcher)
     step = int(training.log.read_text().split("resumed after step ")[-1].split()[0])
     assert step >= reached - 10  # at most the steps since the last commit
     training.reach(step + 30)
@@ -115,7 +115,7 @@ def test_a_worker_that_is_lost_after_a_rollback_does_not_undo_it(tmp_path):
     assert training.exit_code() == 1
     log = training.log.read_text()
     assert log.count("rolled back to") == 1 and ", after 1 rollbacks; the last good checkpoint" in log, log[-3000:]
-    assert "on 1 workers instead of 2" in log
+    assert "on 1 worker instead of 2" in log
 
 
 def test_a_rollback_outranks_the_steps_before_it(tmp_path):

@@ -307,7 +307,8 @@ def test_the_remark_on_large_rings_and_the_docs_have_these_efficiencies(capfd):
     (["--workers=4,256,1024,4096"], "On 4,096 workers, torus is the fastest all-reduce, {:.1f} times as fast as ring. "
      "With the fastest, the efficiency is at least 80% on 4, 256, 1,024 workers and below 80% on 4,096 workers."),
     (["--workers=4096", "--allreduce=torus"], "The efficiency is below 80% on 4,096 workers."),
-    (["--workers=4"], "The efficiency is at least 80% on 4 workers.")])
+    (["--workers=1"], "The efficiency is at least 80% on 1 worker."),
+    (["--workers=1,4"], "The efficiency is at least 80% on 1, 4 workers.")])
 def test_the_forecast_ends_with_a_verdict(arguments, ending, capfd):
     """The factor is that of the paper's forecast: images/s of the torus by those of the ring."""
     rows = json.loads(forecast(*arguments, "--json", capfd=capfd)[1])

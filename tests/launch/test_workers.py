@@ -66,7 +66,7 @@ def test_two_workers_then_one_then_two_train_what_one_does(tmp_path):
          "--workers_schedule=0:2,1:1,2:2", f"--output_dir={folder}"], env=scripts_environment(), cwd=ROOT, text=True,
         capture_output=True, stdin=subprocess.DEVNULL, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
-    for line in ("after step 14 of 35 needs 1 workers", "on 1 workers instead of 2",
+    for line in ("after step 14 of 35 needs 1 worker", "on 1 worker instead of 2",
                  "after step 21 of 35 needs 2 workers", "on 2 workers instead of 1"):
         assert line in done.stderr
     assert differences(tmp_path / "alone", folder) == []

@@ -14,6 +14,7 @@ from data.dataset import Split
 from optim.lars import SGD
 from plan.flags import parse
 from plan.plan import divisors, plan_for
+from plan.summary import summary
 from tests.rigs.plans import plan
 from training.loop import next_step
 
@@ -34,6 +35,20 @@ def test_two_phases_of_imagenet():
     assert [made.rates(epoch)["momentum"] for epoch in (29, 30)] == pytest.approx([0.89375, 0.7875])
     starts = [interval.start for interval in made.intervals() if interval.phase is made.phases[1]]
     assert starts[0] == 30 * 1281167
+
+
+@pytest.mark.parametrize(("words", "workers", "says"), [
+    ([], 1, ["workers:       1, with 128 images per update", "1 worker x micro-batch 64 x 2, 134 updates"]),
+    ([], 2, ["workers:       2, each with 64 images per update", "2 workers x micro-batch 64 x 1, 134 updates"]),
+    (["--workers=1024", "--batch_size=65536", "--dry_run"], 1024, [
+        "workers:       1,024, each with 64 images per update", "1,024 workers x micro-batch 64 x 1, 1 update"]),
+    (["--epochs=1"], 1, ["training:      1 epoch, 11 updates with lars", "1 worker x micro-batch 64 x 2, 11 updates"])])
+def test_a_plan_in_words(words, workers, says):
+    """A cluster's forecast is for a plan with --workers."""
+    asked = parse(["train.py", *words])
+    lines = summary(asked, plan_for(asked, workers, 4, 1437), 4)
+    assert sum(says[0] == line or line.endswith(says[1]) for line in lines) == 2, lines
+    assert any("launch.scaling` forecasts a cluster's" in line for line in lines) == ("--dry_run" in words)
 
 
 def test_fractions_of_an_epoch_are_exact():

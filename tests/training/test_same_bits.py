@@ -63,7 +63,7 @@ def test_stopped_on_three_workers_and_resumed_on_one(tmp_path):
     assert 8 <= newest_step(folder) < 22
     assert start(folder, 1, MOVING, PROGRAM).wait(300) == 0
     assert differences(tmp_path / "1", folder) == []
-    assert ", on 1 workers instead of 3" in Path(f"{folder}.log").read_text()
+    assert ", on 1 worker instead of 3" in Path(f"{folder}.log").read_text()
     ours, theirs = ((one / "trust_ratios.jsonl").read_text() for one in (tmp_path / "1", folder))
     assert ours == theirs
 
