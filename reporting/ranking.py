@@ -267,7 +267,7 @@ def in_words(close: Sequence[Setting], tied: Sequence[Setting], others: Sequence
     if len(close) > 1:
         each = listed([f"{best.percent(one.mean)} with {one.name}" for one in close])
         lead = in_points(best, close[1], " points")
-        return f"Too close to call: the {mean} is {each}. The first leads by {lead}. {hint}"
+        return f"Too close to call: the {mean} is {each}. The lead of {best.name} is {lead}. {hint}"
     subject = f"The highest {mean}, that of {best.name}," if others else f"The {mean}"
     scope = f", from {bounds}" if (bounds := best.scope(best.percent)) else ""
     lead = f" It leads {others[0].name} by {in_points(best, others[0], ' points')}." if others else ""

@@ -37,7 +37,7 @@ def test_the_issues_example():
     assert said["best"] == [{"learning_rate": rate} for rate in (2, 10, 5)]
     assert said["sentence"] == (
         "Too close to call: the mean top-1 is 24% with learning rate 2, 21% with learning rate 10 and 19% "
-        "with learning rate 5. The first leads by 2 points (95% interval -76 to 80). "
+        "with learning rate 5. The lead of learning rate 2 is 2 points (95% interval -76 to 80). "
         "Even 100 seeds of each may not tell; more validation images may. The highest is at the "
         "edge of the grid: add learning rate 0.8.")
     assert said["add"] == {"learning_rate": 0.8}
