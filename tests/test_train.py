@@ -195,7 +195,7 @@ BAD_INPUT = [
     (["--batch_size=100", "--micro_batch_size=64"], 1, "64 and 128"),
     (["--dali_device=gpu"], 1, "sees no GPU"),
     (["--output_dir=/proc/nowhere"], 1, IN_PROC),
-    (["--output_dir={run}", "--optimizer=sgd"], 1, "optimizer was lars and is now sgd"),
+    (["--output_dir={run}", "--epochs=3", "--optimizer=sgd"], 1, "optimizer was lars and is now sgd"),
     (["--checkpoint_every=0"], 2, "--checkpoint_every=0"),
     (["--elastic"], 2, "--host-discovery-script"),
     (["--exclude=nothing,void"], 1, "'nothing', 'void'"),
