@@ -2,7 +2,8 @@
 
 With one run, the command writes RUN/report.html again, also while the run is in progress. With several, or the folder
 of several, it writes one page that compares them: peak and last accuracy next to the figures of the papers, the flags
-that differ, curves over epochs and over time, the generalization gap, and trust ratios. It prints the path of the page.
+that differ, curves over epochs and over time, the generalization gap, and trust ratios. With two evaluations (folders
+of --mode=evaluate --output_dir), it compares them image by image. It prints the path of the page.
 """
 import html
 import shlex
@@ -19,7 +20,7 @@ from common.files import write_atomically
 from common.flags import flag
 from common.run_folder import FLAGS, PAGE, PLAN, top1_of
 from common.version import revision_text
-from reporting import heat_map, sentences
+from reporting import heat_map, pairs, sentences
 from reporting.charts import number
 from reporting.compare import comparison, gap
 from reporting.page import Html, code, commands, details, facts, html_table, page, tiles
@@ -49,14 +50,21 @@ def main(argv) -> None:
     folders = flags.read_with_arguments(values, argv)
     if not folders:
         raise UsageError("give the folder of a run, such as runs/20261122-104501-resnet20-4711")
+    if len(folders) == 2 and all(map(pairs.is_evaluation, folders)):
+        write(Path(values.output or PAGE).absolute(), *pairs.comparison(*folders))
+        return
     runs = readable([run for folder in folders for run in runs_in(Path(folder))])
     if values.target_top1 is not None and len(runs) == 1:
         raise UsageError("--target_top1 compares runs; give the folders of several")
     default = PAGE if len(runs) > 1 else runs[0].folder / PAGE
-    path = Path(values.output or default).absolute()
+    content, answer = comparison(runs, values.target_top1) if len(runs) > 1 else (report(runs[0]), "")
+    write(Path(values.output or default).absolute(), content, answer)
+
+
+def write(path: Path, content: str, answer: str) -> None:
+    """Writes a page and prints its path. answer: its first sentence, for standard error, or an empty string."""
     if not path.parent.is_dir():
         raise UserError(f"--output: the folder of {path} does not exist; create it first")
-    content, answer = comparison(runs, values.target_top1) if len(runs) > 1 else (report(runs[0]), "")
     write_atomically(path, content)
     if answer:
         print(answer, file=sys.stderr)
