@@ -30,6 +30,7 @@ PLANNED = (  # title, column of metrics.jsonl and steps.jsonl, column of the sch
     ("Global batch size", metric.BATCH_SIZE, "global_batch_size"))
 MOST_PAIRS = 15  # confused pairs of classes
 MOST_CLASSES = 20  # in the table of classes
+LONG = 16  # characters, above which the names of classes wrap
 
 
 def curves(run: RunData) -> str:
@@ -215,10 +216,11 @@ def per_class(made: dict, wrong: Counter) -> str:
     confused = {}  # class -> what most of its errors are predicted as
     for (label, other), count in wrong.most_common():
         confused.setdefault(made["classes"][label], f"{made['classes'][other]} ({count:,})")
-    listed = [{"class": row["class"], "images": row["images"],
-               **{f"{name}, 95% interval": with_interval(row, name) for name in ("recall", "precision")},
-               "most confused with": confused.get(row["class"], "")} for row in weakest_first(rows)[:MOST_CLASSES]]
-    return (f"<div><h3>Classes, weakest first</h3>{html_table(listed)}"
+    listed = [{"class": row["class"], "recall, 95% interval": with_interval(row, "recall"),
+               "most confused with": confused.get(row["class"], ""), "images": row["images"],
+               "precision, 95% interval": with_interval(row, "precision")} for row in weakest_first(rows)[:MOST_CLASSES]]
+    wide = ("class", "recall, 95% interval", "most confused with") if max(map(len, made["classes"])) > LONG else ()
+    return (f"<div><h3>Classes, weakest first</h3>{html_table(listed, wide)}"
             '<p class="muted">Recall is the share of the images of a class that are predicted as it. Precision is the '
             "share of the images predicted as a class that belong to it. Over the classes, the mean recall (balanced "
             f"top-1) is {recall}, and the mean of F1, the harmonic mean of the two (macro "
