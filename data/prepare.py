@@ -67,7 +67,10 @@ class Options:
 
 def main(argv) -> int:
     """Runs a command line and returns the exit code."""
-    team = Team()
+    with command.shell("data.prepare") as start:
+        team = Team()
+    if start.code:
+        return start.code
 
     @command.program("data.prepare", __doc__, lambda _: flags.described(flags.define(Options)), team.barrier,
                      team.rank == 0)
