@@ -26,44 +26,21 @@ expanded() {
     [[ $1 = \~ || $1 = \~/* ]] && printf '%s\n' "$HOME${1#\~}" || printf '%s\n' "$1"
 }
 
-# not_address OPTION PATH: fails if a path that is written to is an address, as common/flags.py does.
-not_address() {
-    [[ ! $2 =~ ^[A-Za-z][A-Za-z0-9+.-]*:// ]] || fail 2 "$1=$2: nothing can be written to an address; give a path"
-}
-
-# Prints the file of a recipe, given by its path or by its name in recipes/. What launch/job.py has to look up is printed
-# as it is: a path of version 0.9, and any name on a host that has no recipes, because they are in the container.
-recipe_path() {
-    local name
-    for name in "$(expanded "$1")" "$root/recipes/$1" "$root/recipes/$1.flags"; do
-        if [ -f "$name" ]; then
-            realpath -- "$name"
-            return
-        fi
-    done
-    [[ $1 = *launch/recipes/* || ! -d $root/recipes ]] ||
-        fail 2 "there is no recipe ${1:-given}; recipes/README.md lists the recipes"
-    printf '%s\n' "$1"
-}
-
-# take_recipe [RECIPE] [--] [flags of train.py]: sets `recipe` to the file of RECIPE, or to nothing if -- comes first, and
-# `words` to the flags.
+# take_recipe RECIPE|-- [--] [flags of train.py]: sets `recipe` to its first word, and `words` to the flags.
 # shellcheck disable=SC2034 # the scripts read them
 take_recipe() {
     [ $# -gt 0 ] || fail 2 "the recipe is missing; see --help"
-    recipe=''
-    if [ "$1" != -- ]; then
-        recipe=$(recipe_path "$1")
-        shift
-    fi
+    recipe=$1
+    shift
     [ "${1-}" != -- ] || shift
     words=("$@")
 }
 
 inside=() output='' training=() workers=''
 
-# ask SCRIPT [options of launch/job.py] RECIPE|-- [flags of train.py]: sets `workers` and `training`, as launch/job.py
-# answers. `inside` holds the words that start it where the training runs, such as in a container.
+# ask SCRIPT [options of launch/job.py] RECIPE|-- [flags of train.py]: sets `workers` and `training`, or with --paths
+# `output` and `paths`, as launch/job.py answers. `inside` holds the words that start it where the training runs, such as
+# in a container.
 # shellcheck disable=SC2154 # launch/env.sh sets python
 ask() {
     local answer

@@ -19,10 +19,12 @@ Trains RECIPE, a flag file or its name in recipes/, in a container on this machi
   --build        build the image from this checkout first
   --data DIR     folder of the dataset. Inside the container it is /data and read-only
   --output DIR   folder for the runs (default: runs). Inside the container it is /output
+  --security-opt OPTION
+                 as for the engine. With SELinux: label=disable (docs/gpu.md). Can be repeated
   --dry-run      print the command and exit. --dry_run, also after RECIPE, does the same
 
 A relative --output_dir is a folder in --output. Files that are written elsewhere vanish with the container.
-$BIGBATCH_ENGINE names another engine, such as podman. The container sees the variables NCCL_*, HOROVOD_*, OMP_*,
+$BIGBATCH_ENGINE names another engine than docker, such as podman. The container sees the variables NCCL_*, HOROVOD_*, OMP_*,
 OMPI_MCA_*, UCX_*, CUDA_*, NVIDIA_TF32_OVERRIDE, TF_CPP_*, TF_GPU_*, TF_USE_*, TF_XLA_*, XLA_* and
 BIGBATCH_WORKERS_PER_GPU of the host, except those that name folders, such as CUDA_HOME. GPU kernels that the driver
 compiles at first use are kept in ${XDG_CACHE_HOME:-~/.cache}/bigbatch/cuda.
@@ -32,8 +34,13 @@ Exit codes: 0 done, 2 wrong flag, 75 stopped on request (SIGTERM, SIGUSR1; the s
 TEXT
 }
 
+# not_address OPTION PATH: fails if a path that is written to is an address. The host may have no Python for launch.job.
+not_address() {
+    [[ $2 != *://* ]] || fail 2 "$1=$2: nothing can be written to an address; give a path"
+}
+
 # --- the command line ---
-image=bigbatch build='' data='' output=runs
+image=bigbatch build='' data='' output=runs security=()
 take_dry_run "$@"
 set -- "${words[@]}"
 while [[ ${1-} == -* ]]; do
@@ -41,11 +48,11 @@ while [[ ${1-} == -* ]]; do
         --help | -h) usage && exit ;;
         --) break ;;
         --build) build=yes ;;
-        --image | --data | --output)
+        --image | --data | --output | --security-opt)
             [[ -n ${2-} ]] || fail 2 "$1 needs a value"
-            printf -v "${1#--}" %s "$2"
+            if [[ $1 = --security-opt ]]; then security+=("$1=$2"); else printf -v "${1#--}" %s "$2"; fi
             shift ;;
-        --image=* | --data=* | --output=*)
+        --image=* | --data=* | --output=* | --security-opt=*)
             set -- "${1%%=*}" "${1#*=}" "${@:2}"
             continue ;;
         *) fail 2 "there is no option $1; see --help, and put the flags of train.py after the recipe" ;;
@@ -80,14 +87,30 @@ inside() {
 }
 
 # --- options of the container ---
+# Podman also comes under docker's name, and either may run without root.
+is_podman='' is_rootless=''
+says() { "$engine" "$@" 2>/dev/null || true; }
+if [[ ${engine##*/} = podman ]]; then
+    is_podman=yes
+    [[ $(id -u) = 0 ]] || is_rootless=yes
+elif command -v "$engine" >/dev/null; then
+    info=$(says info | grep -v '^ *Name: ') || true
+    if [[ $(says --version) = *[Pp]odman* ]]; then
+        is_podman=yes
+        [[ $(id -u) = 0 || $info = *'rootless: false'* ]] || is_rootless=yes
+    elif [[ $(id -u) != 0 && $(says version)$info = *[Pp]odman* ]]; then
+        fail 1 "$engine reaches podman here, which needs its own options; set BIGBATCH_ENGINE=podman"
+    elif grep -x ' *rootless' <<<"$info" >/dev/null; then
+        is_rootless=yes
+    fi
+fi
 options=(
     --rm
     # NCCL and MPI exchange data between workers in /dev/shm, which has only 64 MB in a container by default.
     --ipc=host
-    # Written files belong to the user who starts this script.
-    --user "$(id -u):$(id -g)"
     # Seconds from `docker stop` to the kill, for the last checkpoint.
     --stop-timeout 300
+    "${security[@]}"
 )
 compiled=''
 if command -v nvidia-smi >/dev/null; then
@@ -96,14 +119,12 @@ if command -v nvidia-smi >/dev/null; then
     compiled=$(realpath -m -- "${XDG_CACHE_HOME:-${HOME-}/.cache}/bigbatch/cuda")
     mount "$compiled" /cuda-cache
     options+=(--env CUDA_CACHE_PATH=/cuda-cache)
-    case ${engine##*/} in
-        podman) options+=(--device nvidia.com/gpu=all) ;;
-        *) options+=(--gpus all) ;;
-    esac
+    if [[ -n $is_podman ]]; then options+=(--device nvidia.com/gpu=all); else options+=(--gpus all); fi
 fi
-if [[ ${engine##*/} = podman && $(id -u) != 0 ]]; then
-    # Rootless podman maps this user to another ID in the container by default, and cannot raise limits.
-    options+=(--userns=keep-id)
+user=$(id -u):$(id -g) # written files belong to the user who starts this script
+if [[ -n $is_rootless ]]; then # an engine without root cannot raise limits
+    # Podman maps this user to another ID in the container by default. Docker maps its root to this user.
+    if [[ -n $is_podman ]]; then options+=(--userns=keep-id); else user=0:0; fi
 else
     # numactl binds each worker's memory to its GPU's socket. Docker's seccomp profile requires this capability for it.
     options+=(--cap-add=SYS_NICE)
@@ -112,6 +133,7 @@ else
     # NVIDIA recommends this for its frameworks: it sets the stack size of threads, and deep graphs need more than 8 MB.
     options+=(--ulimit stack=67108864)
 fi
+options+=(--user "$user")
 while read -r name; do
     options+=(--env "$name")
 done < <(compgen -e | grep -E "^($passed_on)\$" | grep -vE "^($of_the_host)\$" || true)
@@ -121,15 +143,13 @@ if [[ -n $data ]]; then
     mount "$(realpath -- "$data")" /data readonly
     flags+=(--data_dir=/data)
 fi
-case $recipe in
-    '') recipe=-- ;;
-    "$root"/recipes/*) recipe=${recipe#"$root"/} ;;
-    *)
-        if [[ -f $recipe ]]; then # else it is looked up in the container
-            mount "$recipe" "/recipe/${recipe##*/}" readonly
-            recipe=/recipe/${recipe##*/}
-        fi ;;
-esac
+file=$(realpath -e -- "$(expanded "$recipe")" 2>/dev/null) || file=''
+if [[ $file = "$root"/recipes/* ]]; then
+    recipe=${file#"$root"/}
+elif [[ -f $file ]]; then # else it is the name of a recipe in the container
+    mount "$file" "/recipe/${file##*/}" readonly
+    recipe=/recipe/${file##*/}
+fi
 while [[ $# -gt 0 ]]; do
     case $1 in
         --output_dir=* | -output_dir=*) flags+=("--output_dir=$(inside "${1#*=}")") ;;

@@ -5,6 +5,8 @@ The answer is lines of bash:
     workers=N            number of workers to start. With --workers_schedule, that of the phase that comes next
     training=(FLAG...)   flags of train.py: those that read the recipe; those of RECIPE.launch, which say how its paper
                          trained, if that file exists; a micro-batch for GPUs; those that were given
+    output=FOLDER        with --paths, in place of the others: --output_dir, or nothing
+    paths=(PATH...)      with --paths: what a container needs, namely the recipe's files and the values of flags
 
 With -- in place of RECIPE, train.py chooses the recipe. In a container job, this program runs inside the container.
 
@@ -56,6 +58,7 @@ class Options:
         "the answer.", low=1)
     next: bool = flag(False, "Print `workers` alone. It is empty unless the run has ended a phase of "
         "--workers_schedule.")
+    paths: bool = flag(False, "Print `output` and `paths` alone. None of these paths has to exist.")
 
 
 def next_workers(settings: Settings) -> int | None:
@@ -136,6 +139,7 @@ def recipe_flags(words: list[str], script: str) -> tuple[list[str], list[str]]:
     """Returns (flags that read the recipe and, if it exists, RECIPE.launch; the given flags).
 
     words: RECIPE [--] [flags], or -- [flags] without a recipe. script: says on standard error what RECIPE.launch adds.
+    "": nothing is said.
     """
     if not words:
         raise UsageError("the recipe is missing; see --help")
@@ -147,8 +151,20 @@ def recipe_flags(words: list[str], script: str) -> tuple[list[str], list[str]]:
     if not launch.is_file():
         return [f"--flagfile={recipe}"], given
     added = " ".join(line for line in file_text(launch).splitlines() if line.startswith("--"))
-    complain(f"{launch.name} adds {added}", script)
+    if script:
+        complain(f"{launch.name} adds {added}", script)
     return [f"--flagfile={recipe}", f"--flagfile={launch}"], given
+
+
+def paths_in(words: list[str]) -> tuple[str, list[str]]:
+    """Returns (--output_dir or "", the flag files, and the paths that are the values of flags) of train.py's flags."""
+    files, rest = flags.recipes_first(words)
+    values = flags.define()
+    for name in values:
+        values[name].validators.clear()  # that of --expect reads a file
+    read(values, ["train.py", *files, *rest])
+    found = [values[name].value for name, about in flags.FLAGS.items() if about["path"] and not about["repeated"]]
+    return values.output_dir or "", [file.partition("=")[2] for file in files] + [path for path in found if path]
 
 
 def print_plan(training: list[str], workers: int, workers_per_node: int) -> int:
@@ -167,11 +183,15 @@ def main(argv) -> int:
 
 def answer(options: Options, words: list[str]) -> int:
     """Prints an answer; returns the exit code. words: recipe and flags of train.py. Raises UserError."""
-    recipe, given = recipe_flags(words, options.script)
+    recipe, given = recipe_flags(words, "" if options.paths else options.script)
     if options.workers_per_node:
         if not options.workers:
             raise UsageError("--workers_per_node needs --workers, the number of all workers")
         return print_plan([*recipe, *given], options.workers, options.workers_per_node)
+    if options.paths:
+        output, paths = paths_in([*recipe, *given])
+        print(f"output={shlex.quote(output)}\npaths=({shlex.join(paths)})")
+        return 0
     settings = flags.parse(["train.py", *recipe, *given])
     if options.next:
         print(f"workers={next_workers(settings) or ''}")

@@ -22,7 +22,8 @@ cancel the job goes to standard error.
   --array 0-2                  submit one job per seed, each with a folder seed-N in --output_dir, or per run of a
                                sweep if RECIPE is SWEEP/%a.flags, which \`python -m experiments.sweep --dry_run\` writes
   --launcher auto|mpirun|srun  program that starts the workers. auto: the one whose workers find each other
-  --container-image IMAGE      run the workers in a container: a file *.sif with Apptainer, others with Pyxis
+  --container-image IMAGE      run the workers in a container: a file *.sif with Apptainer, another file or
+                               REGISTRY#IMAGE:TAG with Pyxis
   --container-mounts A:B,...   mounts in addition to the checkout, the current folder, --data_dir and --output_dir
   --setup FILE                 source FILE in the job first, such as one that loads modules
   --no-preflight               do not check the nodes first
@@ -76,23 +77,30 @@ done
 [[ "$gpus" =~ ^([A-Za-z][A-Za-z0-9_.-]*:)?[0-9]*$ ]] ||
     fail 2 "--gpus-per-node takes a number, or TYPE:NUMBER such as a100:4, not '$gpus'"
 [[ "$launcher" =~ ^(auto|mpirun|srun)$ ]] || fail 2 "--launcher takes auto, mpirun or srun, not '$launcher'"
-is_sweep=''
+is_sweep='' given=${1-}
 if [[ "${1-}" = *%a.flags ]]; then
     [[ "$array" =~ ^[0-9] ]] || fail 2 "$1 needs --array, such as --array=0-2"
     is_sweep=yes
     set -- "${1%\%a.flags}${array%%[-,:%]*}.flags" "${@:2}"
 fi
 take_recipe "$@"
+name=$(basename -- "$recipe" .flags)
+[ "$recipe" != -- ] || name=bigbatch
+[ -z "$is_sweep" ] || name=$(basename -- "$(dirname -- "$(realpath -m -- "$(expanded "$recipe")")")")
 set -- "${words[@]}"
 for flag in ${array:+seed} ${is_sweep:+output_dir}; do
     [[ " $*" != *" -$flag"* && " $*" != *" --$flag"* ]] || fail 2 "--array gives each job its own --$flag; remove it"
 done
-if [[ "$image" = *.@(sqsh|sif) && "$image" != /* ]]; then # a file on the nodes' own disks has an absolute path
-    [ -f "$image" ] || fail 2 "--container-image: there is no file $image here"
+if [ -f "$image" ]; then
     image=$(realpath -- "$image")
+else # a file on the nodes' own disks has an absolute path
+    case "${image,,}" in
+        *://*) fail 2 "--container-image=$image: give a file, which 'enroot import' or 'apptainer build' makes of an \
+address, or for Pyxis REGISTRY#IMAGE:TAG" ;;
+        /*) ;;
+        .* | *.img | *.sif | *.simg | *.sqfs | *.sqsh | *.squashfs) fail 2 "--container-image: there is no file $image here" ;;
+    esac
 fi
-given=${recipe:---} name=$(basename "${recipe:-bigbatch}" .flags)
-[ -z "$is_sweep" ] || { given=${recipe%/*}/%a.flags && name=$(basename "${recipe%/*}"); }
 export BIGBATCH_CONTAINER_IMAGE=$image
 # shellcheck source=../env.sh
 . "$root/launch/env.sh"
@@ -110,7 +118,7 @@ shares() {
         each=$((cpus * taken / all / workers))
         echo "--cpus-per-task=$((each > 0 ? each : 1))"
         memory=$((memory * taken / all)) # 0 where Slurm does not count it
-        [[ "$memory" = 0 || " ${options[*]}" = *" --mem"* ]] || echo "--mem=${memory}M"
+        [[ "$memory" = 0 || " ${options[*]}" = *" --mem"* || -n "${!SBATCH_MEM_PER_*}" ]] || echo "--mem=${memory}M"
         return
     done < <(timeout 20 sinfo --noheader --exact ${partition:+"--partition=$partition"} --format='%P %c %m %G' 2>/dev/null)
     return 1
@@ -127,7 +135,7 @@ world=$((nodes * workers))
 plan=''
 if [ -x "$python" ]; then
     plan=$("$python" -m launch.job --script=submit.sh "--workers=$world" "--workers_per_node=$workers" \
-        "${recipe:---}" "$@")
+        "$recipe" "$@")
 else
     echo "submit.sh: $python does not exist here, so the job checks the flags when it starts" >&2
 fi
@@ -170,12 +178,24 @@ if [ -n "$dry_run" ]; then
         echo "submit.sh: no Slurm answers here, so it was not asked whether it accepts the job" >&2
         exit
     fi
-    answer=$(sbatch --test-only "$script" 2>&1) || fail 1 "Slurm does not accept the job: ${answer##*$'\n'}"
-    echo "${answer/#sbatch/submit.sh}" >&2
+    code=0
+    answer=$(sbatch --test-only "$script" 2>&1) || code=$?
+    said=$(grep -E '^(sbatch: |allocation failure)' <<<"$answer" | tail -n 1) || said=${answer##*$'\n'}
+    [ "$code" = 0 ] || fail 1 "Slurm does not accept the job: ${said#sbatch: }"
+    echo "submit.sh: ${said#sbatch: }" >&2
     exit
 fi
-answer=$(sbatch --parsable "$script")
-number=${answer%%;*} # a name of a cluster may follow
+code=0 number='' pattern='^(Submitted batch job )?([0-9]+)((;| on cluster )[^ ]+)?[[:space:]]*$'
+answer=$(sbatch --parsable "$script") || code=$?
+while IFS= read -r line; do # a site may say more, before and after
+    if [[ "$line" =~ $pattern ]]; then
+        number=${BASH_REMATCH[2]}
+    elif [ -n "$line" ]; then
+        echo "$line" >&2
+    fi
+done <<<"$answer"
+[ "$code" = 0 ] || exit "$code"
+[ -n "$number" ] || fail 1 "sbatch has not said the job's number; squeue --me shows whether the job was submitted"
 echo "$number"
 log=${script%.sbatch}-$number${array:+_${array%%[-,:%]*}}.out # that of an array's first job
 echo "submit.sh: watch job $number with: tail -F ${log@Q}" >&2

@@ -76,13 +76,54 @@ def test_what_the_driver_compiles_needs_a_folder_of_ones_own(tmp_path):
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1) and "$HOME is not" in done.stderr
 
 
-def test_podman_without_root_keeps_the_user_and_raises_no_limit(dry_run, tmp_path):
+@pytest.fixture
+def ordinary_user(dry_run, tmp_path):
+    """The user of `dry_run` is not root."""
     (tmp_path / "bin" / "id").unlink()
-    (tmp_path / "bin" / "id").write_text("#!/bin/bash\necho 1001\n")
-    (tmp_path / "bin" / "id").chmod(0o755)
+    write_program(tmp_path / "bin" / "id", "echo 1001")
+
+
+def write_program(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/bash\n{text}\n")
+    path.chmod(0o755)
+
+
+def test_podman_without_root_keeps_the_user_and_raises_no_limit(dry_run, ordinary_user):
     words = dry_run("digits", BIGBATCH_ENGINE="/usr/bin/podman")
     assert "--userns=keep-id" in words and "--ulimit" not in words and after("--user", words) == ["1001:1001"]
     assert "--userns=keep-id" not in dry_run("digits") and "--ulimit" in dry_run("digits")
+
+
+# What these engines answer: podman 4.3.1 under docker's name, of a user and of root; Docker without root.
+PODMAN, ROOTS_PODMAN, DOCKER = (f'case "$1" in --version) echo "{version}" ;; info) echo "{info}" ;; esac'
+                                for version, info in (("podman version 4.3.1", "    rootless: true"),
+                                                      ("podman version 4.3.1", "    rootless: false"),
+                                                      ("Docker version 28", " Security Options:\n  rootless")))
+
+
+@pytest.mark.parametrize(("answers", "user", "added", "gpus"), [
+    (PODMAN, "1001:1001", "--userns=keep-id", "nvidia.com/gpu=all"),
+    (ROOTS_PODMAN, "1001:1001", "--ulimit", "nvidia.com/gpu=all"), (DOCKER, "0:0", "--rm", "all")])
+def test_the_engine_says_what_it_is(answers, user, added, gpus, dry_run, ordinary_user, tmp_path):
+    write_program(tmp_path / "bin" / "docker", answers)
+    words = dry_run("digits", gpu=True, XDG_CACHE_HOME=str(tmp_path))
+    assert words[0] == "docker" and after("--user", words) == [user] and added in words
+    assert ("--ulimit" in words) == (added == "--ulimit") and ("--userns=keep-id" in words) == (answers == PODMAN)
+    assert gpus in [*after("--device", words), *after("--gpus", words)]
+
+
+def test_docker_that_reaches_podman_is_named(dry_run, ordinary_user, tmp_path):
+    """Docker's program with DOCKER_HOST=unix:///run/user/1001/podman/podman.sock."""
+    write_program(tmp_path / "bin" / "docker", 'case "$1" in version) printf "Server:\\n Podman Engine:\\n" ;; esac')
+    done = call("bash", SCRIPT, "--dry-run", "digits", cwd=tmp_path, env={"PATH": f"{tmp_path}/bin"})
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert "set BIGBATCH_ENGINE=podman" in done.stderr
+
+
+def test_what_selinux_needs_is_passed_on(dry_run):
+    words = dry_run("--security-opt", "label=disable", "--security-opt=seccomp=mine", "digits")
+    assert [word for word in words if "security" in word] == ["--security-opt=label=disable",
+                                                              "--security-opt=seccomp=mine"]
 
 
 def test_folders_and_files_of_the_host_are_mounted(dry_run, tmp_path):
@@ -133,7 +174,7 @@ def test_what_is_set_for_nccl_and_its_like_holds_inside(dry_run):
     (["--gpu", "digits"], 2, "there is no option --gpu"),
     ([], 2, "the recipe is missing"),
     (["--image"], 2, "--image needs a value"),
-    (["no-such-recipe"], 2, "there is no recipe no-such-recipe"),
+    (["--security-opt="], 2, "--security-opt needs a value"),
     (["--data=/no/such", "digits"], 1, "the folder /no/such does not exist"),
     (["digits", "--output_dir=/elsewhere/run"], 2, "is lost with the container"),
     (["digits", "--output_dir", "s3://bucket/run"], 2, "nothing can be written to an address"),

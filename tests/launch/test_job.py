@@ -43,6 +43,25 @@ def test_an_answer_is_what_bash_reads(ask):
     assert said == "any.sh: table3-experiment2.launch adds --allreduce=torus --compression=fp16 --loss_scale=128\n"
 
 
+def test_the_paths_are_those_of_all_flags_and_none_has_to_be_there(ask, capsys, tmp_path, monkeypatch):
+    """The last value counts, as for train.py. A container that asks has not got these files yet."""
+    monkeypatch.setenv("HOME", "/home/me")
+    (tmp_path / "base").write_text("--data_dir=/far/first\n--expect=/far/rows\n")
+    (tmp_path / "own.flags").write_text(f"--flagfile={tmp_path}/base\n--data_dir='s p'\n--output_dir=~/a\n")
+    (tmp_path / "own.launch").write_text("--allreduce=ring\n")
+    words = [str(tmp_path / "own.flags"), "-output_dir", "it's", "--data_dir=/far/data", "--init_checkpoint=~/run"]
+    assert job.main(["launch.job", "--paths", *words]) == 0
+    script = f'{capsys.readouterr().out}\nprintf "%s\\n" "$output" "${{paths[@]}}"'
+    output, *paths = subprocess.run(["bash", "-euc", script], text=True, capture_output=True).stdout.splitlines()
+    own = f"{tmp_path}/own"
+    assert output == "it's" and {*paths} == {f"{own}.flags", f"{own}.launch", "/far/data", "/far/rows", "it's",
+                                             "/home/me/run"}
+    for wrong, message in (("--output_dir=s3://b/run", "nothing can be written to an address"), ("--modl=x", "'modl'")):
+        assert ask("--paths", "digits", wrong, code=2)[2].count("\n") == 1
+        job.main(["launch.job", "--paths", "digits", wrong])
+        assert message in capsys.readouterr().err
+
+
 def test_gpus_get_a_micro_batch_which_a_given_one_overrides(ask, tmp_path, monkeypatch):
     for name, value in pretend(tmp_path, [gpu(0), gpu(1)]).items():
         monkeypatch.setenv(name, value)

@@ -1,7 +1,6 @@
 """launch/slurm on a real Slurm cluster of two emulated nodes."""
 import json
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -10,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from conftest import BIN, ROOT, TINY, rows, scripts_environment, weights
+from conftest import BIN, ROOT, TINY, rows, scripts_environment, warm_python, weights
 
 from experiments import sweep
 from tests.launch.test_workers import PHASES
@@ -47,14 +46,24 @@ def submit(slurm, cwd, *arguments, cold=False) -> str:
     return submitted(slurm, cwd, *arguments, cold=cold).stdout.strip()
 
 
-def submitted(slurm, cwd, *arguments, cold=False) -> subprocess.CompletedProcess:
-    done = slurm.run(*(("env", "-u", "BIGBATCH_PYTHON") if cold else ()), SUBMIT, *arguments, cwd=cwd)
+def submitted(slurm, cwd, *arguments, cold=False, within=()) -> subprocess.CompletedProcess:
+    """within: words before the command."""
+    done = slurm.run(*within, *(("env", "-u", "BIGBATCH_PYTHON") if cold else ()), SUBMIT, *arguments, cwd=cwd)
     assert done.returncode == 0, done.stderr
     return done
 
 
 def job_output(cwd) -> str:
     return "".join(path.read_text() for path in sorted((cwd / "runs" / "slurm").glob("*.out")))
+
+
+def chatty(folder, program) -> list:
+    """The words before a command that finds a site's program of this name, which says more than Slurm's."""
+    folder.mkdir(exist_ok=True)
+    (folder / program).write_text(f'#!/bin/sh\necho "*** Welcome, 3 jobs run ***"\n/usr/bin/{program} "$@"\ncode=$?\n'
+                                  'echo "Quota: 12"\nexit $code\n')
+    (folder / program).chmod(0o755)
+    return ["sh", "-c", f'PATH={folder}:$PATH exec "$@"', "sh"]
 
 
 def training_under_way(slurm, cwd, job, steps=20):
@@ -83,13 +92,20 @@ def same(folder, undisturbed):
         {k: v for k, v in row.items() if k not in times} for row in rows(undisturbed)]
 
 
+# What Slurm sets in an allocation on GPUs. Submitted there, a job inherits it, and srun fails with each of them.
+ELSEWHERE = ("NTASKS_PER_GPU=1", "GPUS_PER_TASK=1", "CPUS_PER_GPU=3", "TRES_PER_TASK=cpu:3", "MEM_PER_GPU=100",
+             "MEM_PER_CPU=100", "HINT=nomultithread")
+
+
 def test_two_nodes_train_with_srun(slurm, tmp_path):
     """Python as it is: a fork would not show a crash at its end. The workers have what the site's file has set."""
     python, site = tmp_path / "python", tmp_path / "site's.sh"
     python.write_text(f'#!/bin/sh\necho "$SITE $SLURM_PROCID" >>{tmp_path}/started\nexec "{BIN}/python" "$@"\n')
     python.chmod(0o755)
     site.write_text(f'[ -z "$unknown" ] || module load cuda\nexport SITE=here BIGBATCH_PYTHON={python}\n')
-    job = submit(slurm, tmp_path, *NODES, "--launcher", "srun", "--export=NONE", "--setup", site, *TRAINING, cold=True)
+    within = ("env", *(f"SLURM_{name}" for name in ELSEWHERE))
+    job = submitted(slurm, tmp_path, *NODES, "--launcher", "srun", "--export=NONE", "--setup", site, *TRAINING,
+                    cold=True, within=within).stdout.strip()
     [ended] = slurm.wait_for_end(job, 300)
     assert ended["JobState"] == "COMPLETED", job_output(tmp_path)
     assert '"world_size": 2' in job_output(tmp_path) and "2 workers on node[1-2], with srun" in job_output(tmp_path)
@@ -119,7 +135,11 @@ def test_a_phase_on_fewer_workers_continues_in_the_same_job(slurm, tmp_path):
 
 
 def test_the_preflight_comes_first_and_launcher_auto_finds_one_and_a_notice_before_requeues(slurm, tmp_path):
-    job = submit(slurm, tmp_path, "--nodes=2", "--workers-per-node=1", *TRAINING, "--epochs=1")
+    """The job is submitted in another job's allocation, which counts memory in another way. The site's squeue says
+    more than Slurm's."""
+    within = ("salloc", "-n1", "--mem-per-cpu=100", *chatty(tmp_path / "bin", "squeue"))
+    job = submitted(slurm, tmp_path, "--nodes=2", "--workers-per-node=1", "--mem=500", *TRAINING, "--epochs=1",
+                    within=within).stdout.strip()
     slurm.wait_for(lambda: list((tmp_path / "runs").glob("slurm-*-logs")), "start")
     slurm.run("scancel", "--signal=USR1", "--batch", job)
     [ended] = slurm.wait_for_end(job, 300)
@@ -186,7 +206,7 @@ def pyxis(slurm, tmp_path, monkeypatch):
 
 
 def test_a_job_unpacks_its_image_once_a_node_and_start(slurm, pyxis, tmp_path):
-    """Four steps use the container of a start. It is gone before the next start, and at the end, with what a job that
+    """Five steps use the container of a start. It is gone before the next start, and at the end, with what a job that
     has ended has left. That of another job stays."""
     other = slurm.run("sbatch", "--parsable", "--hold", "--output=/dev/null", "--wrap=true").stdout.strip()
     (pyxis.top / "node1").mkdir()
@@ -205,8 +225,8 @@ def test_a_job_unpacks_its_image_once_a_node_and_start(slurm, pyxis, tmp_path):
     assert [path.name for path in pyxis.left()] == [f"pyxis_bigbatch-{other}-0"] and "is left on" not in said
     slurm.run("scancel", other)
     users = [line for line in pyxis.sruns() if f"--container-name={names[0]}" in line and " true" not in line]
-    assert [next(word for word in ("launch.job", "MPI", "preflight", "train.py") if word in line) for line in users
-            ] == ["launch.job", "MPI", "preflight", "train.py"]
+    assert [next(word for word in ("launch.job", "open_mpi", "preflight", "train.py") if word in line) for line in users
+            ] == ["launch.job", "launch.job", "open_mpi", "preflight", "train.py"]
     assert all("/data:/data" in line and "--container-image" not in line for line in users)
 
 
@@ -236,18 +256,18 @@ def test_launchers_that_fail_are_shown_with_what_they_said(slurm, tmp_path, imag
     assert ended["JobState"] == "FAILED" and "no launcher starts 2 workers that find each other on node[1-2]" in said
     assert "\nsrun: srun: error: cannot find mpi plugin for mpi/pmix9" in said
     assert ("hook 50-slurm-pmi.sh" in said) == bool(image)
-    log = tmp_path / f"runs/slurm-{job}-logs/mpirun.log"  # Open MPI may end before it has printed the component's name
+    log = tmp_path / f"runs/slurm-{job}-logs/mpirun.log"
     heard = [] if image else [line.rstrip() for line in log.read_text().replace("\0", "").splitlines() if line.strip()]
-    assert image or re.search("nosuch|MPI_Init", "".join(heard)), heard
+    assert image or "a worker: MPI does not start with OMPI_MCA_pml=nosuch: " in "".join(heard), heard
     assert {f"mpirun: {line}" for line in heard[-20:]} <= {line.rstrip() for line in said.splitlines()}
 
 
 def test_a_cancelled_job_does_not_come_back(slurm, tmp_path):
     (cwd := tmp_path / "my runs").mkdir()
-    done = submitted(slurm, cwd, *NODES, *TRAINING)
+    done = submitted(slurm, cwd, *NODES, *TRAINING, within=chatty(tmp_path / "bin", "sbatch"))
     job = done.stdout.strip()
     training_under_way(slurm, cwd, job)
-    assert scripts(job)
+    assert scripts(job) and "Welcome" in done.stderr and "Quota" in done.stderr
     watch, cancel = (shlex.split(line.partition("with: ")[2]) for line in done.stderr.splitlines()[-2:])
     assert watch[:2] == ["tail", "-F"] and "2 workers on" in Path(watch[2]).read_text()
     assert cancel == ["scancel", job]
@@ -256,6 +276,16 @@ def test_a_cancelled_job_does_not_come_back(slurm, tmp_path):
     slurm.wait_for(lambda: not scripts(job), "end of the job's script, which alone requeues it", 60)
     assert slurm.jobs(job)[0]["JobState"] == "CANCELLED", job_output(cwd)
     assert slurm.run("squeue", "-h").stdout == ""
+
+
+def test_where_slurm_refuses_to_requeue_the_job_says_how_to_go_on(slurm, tmp_path):
+    job = submit(slurm, tmp_path, *NODES, "--sbatch=--no-requeue", *TRAINING)
+    training_under_way(slurm, tmp_path, job)
+    slurm.run("scancel", "--signal=USR1", "--batch", job)
+    [ended] = slurm.wait_for_end(job, 100)
+    said = job_output(tmp_path).splitlines()[-1]
+    assert ended["ExitCode"] == "75:0" and "(Requested operation is presently disabled for job" in said, said
+    assert said.endswith(f"submit it again as before, with --output_dir=runs/slurm-{job}")
 
 
 @pytest.mark.parametrize(("recipe", "output", "folder"), [
@@ -335,7 +365,7 @@ def test_the_papers_clusters(tmp_path, nodes, gpus, recipe):
     assert {f"#SBATCH --nodes={nodes}", f"#SBATCH --gpus-per-node={gpus}", f"#SBATCH --ntasks-per-node={gpus}",
             "#SBATCH --time=1:00:00", "#SBATCH --constraint=v100", "#SBATCH --requeue",
             "#SBATCH --signal=B:USR1@180"} <= set(header)
-    assert f"set -- '{ROOT}/recipes/{recipe}.flags'" in script
+    assert f"set -- '{recipe}'" in script
 
 
 def test_the_script_is_whole(slurm, tmp_path):
@@ -374,8 +404,11 @@ def script_for_a_container(folder: Path, image: str, *flags: str) -> str:
 
 def test_a_container_is_started_by_pyxis(tmp_path):
     """There is no Pyxis here: what can be seen is the script."""
-    (tmp_path / "b.sqsh").touch()
-    for image, path in (("/images/b.sqsh", "/images/b.sqsh"), ("b.sqsh", f"{tmp_path}/b.sqsh"), ("a/b:1", "a/b:1")):
+    here = ("b.sqsh", "b.SQSH", "b.squashfs", "b:1", "b.SIF", "./b.img")
+    for name in here:
+        (tmp_path / name).touch()
+    for image, path in (("/images/b.sqsh", "/images/b.sqsh"), ("a/b:1", "a/b:1"), ("nvcr.io#a/b:1", "nvcr.io#a/b:1"),
+                        *((name, f"{tmp_path}/{name.removeprefix('./')}") for name in here)):
         script = script_for_a_container(tmp_path, image)
         assert f"export BIGBATCH_CONTAINER_IMAGE={path}\n" in script
     assert "export BIGBATCH_CONTAINER_MOUNTS=/data:/data\n" in script
@@ -425,11 +458,11 @@ def test_a_job_takes_of_a_node_what_it_takes_of_its_gpus(gpu_node, tmp_path):
 
 def test_apptainer_starts_the_workers_of_a_sif_file(tmp_path):
     """There is no Apptainer here: what would run is printed."""
-    script = script_for_a_container(tmp_path, "/images/bigbatch.sif")
+    script = script_for_a_container(tmp_path, "/images/bigbatch.SIF")
     first = started_in_a_container(tmp_path, script)
     inside = first.partition(" apptainer ")[2].split()
     mounts = f"{ROOT}:{ROOT},{tmp_path}:{tmp_path},/data:/data"
-    assert inside[:6] == ["exec", "--nv", f"--bind={mounts}", f"--pwd={tmp_path}", "/images/bigbatch.sif",
+    assert inside[:6] == ["exec", "--nv", f"--bind={mounts}", f"--pwd={tmp_path}", "/images/bigbatch.SIF",
                           "/opt/bigbatch/.venv/bin/python"] and "--container" not in first
 
 
@@ -458,11 +491,14 @@ def test_a_container_sees_data_and_run_wherever_they_are(image, option, digits, 
 
 
 def started_in_a_container(folder: Path, body: str) -> str:
-    """What a job would do on its node up to the start of its workers, as the words after CUDA_CACHE_PATH and srun."""
+    """What a job would do on its node up to the start of its workers, as the words after CUDA_CACHE_PATH and srun.
+
+    launch.job answers on this machine."""
     node = folder / "bin"
     node.mkdir(exist_ok=True)
     (node / "srun").write_text('#!/bin/sh\necho "$CUDA_CACHE_PATH $*" >&2\n'
-                               'case "$*" in *" -m launch.job "*) echo workers=8 ;; esac\n')
+                               'case "$*" in *" -m launch.job "*) while [ "$1" != -m ]; do shift; done\n'
+                               f'PYTHONPATH={ROOT} exec {warm_python()} "$@" ;; esac\n')
     (node / "srun").chmod(0o755)
     done = subprocess.run(["bash", "-c", body], cwd=folder, text=True, capture_output=True, timeout=300,
                           env={"PATH": f"{node}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_NTASKS": "8",
@@ -508,7 +544,10 @@ def test_with_a_container_the_host_needs_no_python_of_ours(tmp_path):
     (["--nodes=2", "--gpus-per-node=4", "--array=0-1", "sweep/%a.flags"], 2, "no recipe sweep/0.flags"),
     (["--nodes=2", "--gpus-per-node=4", "no-such"], 2, "there is no recipe no-such"),
     (["--nodes=2", "--gpus-per-node=4", "--container-image=", "digits"], 2, "--container-image needs a value"),
-    (["--nodes=2", "--gpus-per-node=4", "--container-image=x.sqsh", "digits"], 2, "there is no file x.sqsh here"),
+    *((["--nodes=2", "--gpus-per-node=4", f"--container-image={name}", "digits"], 2, f"there is no file {name} here")
+      for name in ("x.sqsh", "x.SQSH", "images/x.squashfs", "x.Sif", "./x")),
+    *((["--nodes=2", "--gpus-per-node=4", f"--container-image={address}", "digits"], 2, "REGISTRY#IMAGE:TAG")
+      for address in ("docker://ubuntu", "dockerd://bigbatch", "oras://h/x", "https://h/x.sif", "file:///images/x.sqsh")),
     (["--nodes=2", "--gpus-per-node=4", "--array=0-1", "digits", "--seed=3"], 2, "gives each job its own --seed"),
     (["--nodes=2", "--gpus-per-node=4", "--array=0-1", "{sweep}/%a.flags", "--output_dir", "D"], 2,
      "gives each job its own --output_dir"),
