@@ -218,7 +218,8 @@ def per_class(made: dict, wrong: Counter) -> str:
         confused.setdefault(made["classes"][label], f"{made['classes'][other]} ({count:,})")
     listed = [{"class": row["class"], "recall, 95% interval": with_interval(row, "recall"),
                "most confused with": confused.get(row["class"], ""), "images": row["images"],
-               "precision, 95% interval": with_interval(row, "precision")} for row in weakest_first(rows)[:MOST_CLASSES]]
+               "precision, 95% interval": with_interval(row, "precision")}
+              for row in weakest_first(rows)[:MOST_CLASSES]]
     wide = ("class", "recall, 95% interval", "most confused with") if max(map(len, made["classes"])) > LONG else ()
     return (f"<div><h3>Classes, weakest first</h3>{html_table(listed, wide)}"
             '<p class="muted">Recall is the share of the images of a class that are predicted as it. Precision is the '
