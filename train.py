@@ -17,29 +17,34 @@ try:
 except ImportError:
     raise SystemExit("train.py: this Python lacks the packages; start it with `uv run train.py`") from None
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from common import command, launcher, streams
 from common.activity import startup
+from common.cores import cores_of_worker
 from common.errors import UserError, complain
 from common.files import as_json
 from common.version import version
-from data import duplicates
-from data.balance import check_dataset, class_counts, notes, notes_on_enlarging, notes_on_folder, notes_on_sizes
+from data import facts
+from data.balance import check_dataset
 from data.dataset import Dataset
 from data.named import open_named
 from data.sources import BUILT_IN
 from distributed import gpus
 from distributed.lost import explain_horovods_errors
-from launch.job import micro_batch_flags
+from hints.before import on_images, on_plan
+from hints.hint import Hint
+from model_zoo.cost import forward
 from model_zoo.weights import check_weights
 from plan import flags, output_dir
 from plan.allreduce import check_nodes
+from plan.forecast import cpu_time
 from plan.plan import plan_for
 from plan.recipes import data_of_run
-from plan.remarks import remarks
 from plan.settings import Settings
 from plan.summary import summary
 
@@ -84,13 +89,12 @@ def train(settings: Settings) -> dict:
     recipe = settings.recipe
     dataset = open_named(recipe.data_dir, launched.rank == 0, recipe.validation_fraction)
     check_dataset(dataset)  # on all ranks: an mpirun that kills one in MPI_Init may hang
-    for line in notes_on(dataset, settings) if launched.rank == 0 else ():
-        complain(line)
+    if launched.rank == 0:
+        tell(dataset, settings)
     if not settings.launch.elastic:  # errors in the plan show at once
         check_nodes(settings.launch.allreduce, settings.launch.torus_grid)
         plan = plan_for(settings, launched.size, launched.local_size, dataset.train.samples)
     with startup.stage("loading TensorFlow"):
-        from distributed.world import sees_gpus
         from reporting.run_log import observers_of
         from training.build import set_variables
         from training.run import make_training
@@ -99,29 +103,49 @@ def train(settings: Settings) -> dict:
         print("start-up: most of loading TensorFlow is that Python compiles it, in each command, because it may not "
               "write bytecode; `uv sync --compile-bytecode` does that once", file=sys.stderr)
     set_variables(settings)
-    if launched.rank == 0 and sees_gpus(settings.launch.device):
-        memory = min((gpu.memory for gpu in gpus.visible()), default=None)
-        for flag in micro_batch_flags(settings, launched.size, memory, builds=False):
-            complain(f"this run had {flag}, which the scripts in launch/ keep" if output_dir.resumes(settings) else
-                     f"the default micro-batch does not depend on the device; {flag} suits the GPUs' memory")
     attempt = make_training(settings, dataset, plan, stop, observers_of)
     return attempt()
 
 
-def notes_on(dataset: Dataset, settings: Settings) -> list[str]:
-    """Returns what to tell the user about the images of a training."""
-    counts = class_counts(dataset)
-    lines = notes(dataset, bool(settings.recipe.class_weights), counts)
-    if settings.recipe.data_dir not in BUILT_IN:
-        lines += notes_on_sizes(dataset, counts)
-        if counts[0] is not None and not (settings.has_initial_weights or settings.is_given("image_size")):
-            lines += notes_on_enlarging(dataset, settings.recipe.final_image_size)
-    if dataset.train.fraction:
-        with startup.stage("comparing images"):
-            lines += duplicates.notes(dataset)
-    elif settings.is_given("validation_fraction"):
+def tell(dataset: Dataset, settings: Settings) -> None:
+    """Prints what the dataset is, and hints on its images."""
+    is_divided = bool(dataset.train.fraction)
+    with startup.stage("comparing images") if is_divided else contextlib.nullcontext():
+        lines = facts.of_dataset(dataset, settings.recipe.data_dir in BUILT_IN, is_divided)
+    if not is_divided and settings.is_given("validation_fraction"):
         lines.append(f"--validation_fraction has no effect, because {dataset.folder} has validation images")
-    return lines
+    for line in lines:
+        complain(line)
+    say(hints_on(dataset, settings))
+
+
+def hints_on(dataset: Dataset | None, settings: Settings) -> list[Hint]:
+    """Returns the hints on the images of a training. dataset: None in a dry run without it."""
+    is_on_cpu = not (settings.run.workers or gpus.visible(settings.launch.device))
+    counts = dataset.class_counts[0] if dataset and settings.recipe.data_dir not in BUILT_IN else None
+    if counts is None:
+        return on_images(settings, {}, 0, is_on_cpu)
+    by_class = dict(zip(dataset.classes, counts.tolist(), strict=True))
+    return on_images(settings, by_class, facts.typical_side(dataset.train), is_on_cpu)
+
+
+def forecast(settings: Settings, samples: int) -> list[str]:
+    """Returns the line that says how long this launch would take on CPUs. samples: size of the training set.
+
+    There is none on GPUs, for several image sizes, and if only the model that is built would tell.
+    """
+    recipe, launched = settings.recipe, launcher.launched()
+    multiply_adds = forward(recipe.model, recipe.final_image_size)
+    if not multiply_adds or len(recipe.image_size.values) > 1 or gpus.visible(settings.launch.device):
+        return []
+    return [cpu_time(recipe, recipe.epochs * samples, multiply_adds,
+                     launched.size * cores_of_worker(launched.local_size))]
+
+
+def say(lines: Iterable) -> None:
+    """Prints hints and other lines on standard error."""
+    for line in lines:
+        print(line, file=sys.stderr)
 
 
 def evaluate(settings: Settings) -> None:
@@ -132,7 +156,7 @@ def evaluate(settings: Settings) -> None:
     trained_on, fraction = data_of_run(settings.run.checkpoint)
     is_own = trained_on and os.path.realpath(data_dir) == os.path.realpath(trained_on)
     dataset = open_named(data_dir, launcher.launched().rank == 0, fraction if is_own else 1)
-    for line in notes_on_folder(dataset):
+    for line in facts.of_folder(dataset):
         complain(line)
     from inference.evaluate import evaluate_checkpoint
 
@@ -164,14 +188,15 @@ def use(settings: Settings) -> None:
 
 
 def dry_run(settings: Settings) -> None:
-    """Prints the plan: in words to a person, otherwise as JSON, with the remarks on standard error."""
+    """Prints the plan: in words to a person, otherwise as JSON, with forecast and hints on standard error."""
     run, launched = settings.run, launcher.launched()
     if launched.size > 1:  # a worker that trains would wait for this one forever
         from training.build import start_and_check_flags
 
         start_and_check_flags(settings)
-    samples = run.train_samples or open_named(
-        settings.recipe.data_dir, fraction=settings.recipe.validation_fraction).train.samples
+    dataset = None if run.train_samples else open_named(
+        settings.recipe.data_dir, fraction=settings.recipe.validation_fraction)
+    samples = run.train_samples or dataset.train.samples
     local_size = run.workers_per_node or (PAPERS_NODE if run.workers else launched.local_size)
     schedule = settings.launch.workers_schedule
     plan = plan_for(settings, run.workers or (schedule.values[0] if schedule else launched.size), local_size, samples)
@@ -181,8 +206,8 @@ def dry_run(settings: Settings) -> None:
         for_person = command.is_read_by_a_person()
         if not for_person:
             command.output(as_json(plan.as_json(), indent=1))
-        for line in (summary if for_person else remarks)(settings, plan, local_size):
-            print(line, file=sys.stderr)
+        say([*(summary(settings, plan) if for_person else ()), *(() if run.workers else forecast(settings, samples)),
+             *on_plan(settings, plan, local_size), *hints_on(dataset, settings)])
 
 
 def finish(summary: dict | None = None) -> None:

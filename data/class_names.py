@@ -36,14 +36,14 @@ def distinct(names: Sequence[str], where, lines: Sequence[int] = ()) -> tuple[st
     return spelled
 
 
-def notes_on_names(names: Iterable[str]) -> list[str]:
+def alike(names: Iterable[str]) -> list[str]:
     """Returns a line about names that are easily taken for each other, or nothing if there are none."""
     groups = defaultdict(list)
     for name in names:
         groups[_without_case_and_blanks(name)].append(name)
-    alike = [_told_apart(group) for group in groups.values() if len(group) > 1]
-    return [f"warning: names of classes differ at most in case, blanks or invisible letters: "
-            f"{listed(alike, SHOWN, '; ', 'such groups')}"] if alike else []
+    told = [_told_apart(group) for group in groups.values() if len(group) > 1]
+    return [f"names of classes differ at most in case, blanks or invisible letters: "
+            f"{listed(told, SHOWN, '; ', 'such groups')}"] if told else []
 
 
 def _without_case_and_blanks(name) -> str:

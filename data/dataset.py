@@ -199,6 +199,22 @@ class Dataset:
         return not self.validation.paths
 
     @cached_property
+    def class_counts(self) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """The number of images of each class in training and validation, int64 (classes,); None if it is not known.
+
+        The labels are known for a folder of images, and where data.prepare stored them on a disk with the checksums.
+        """
+        return tuple(self._counts(split) for split in (self.train, self.validation))
+
+    def _counts(self, split: Split) -> np.ndarray | None:
+        labels = [entries.labels for entries in split.entries] if split.format == "folder" else [
+            checksums.labels(path) for path in split.paths]
+        if not labels or any(of_file is None for of_file in labels):
+            return None
+        classes = len(self.classes)
+        return np.bincount(np.clip(np.concatenate(labels) - self.first_label, 0, classes - 1), minlength=classes)
+
+    @cached_property
     def validation_content(self) -> dict[str, str]:
         """Digests by which two validation sets can be compared, wherever they lie and in whatever order.
 

@@ -50,21 +50,10 @@ def _of_file(path) -> int:
         return zlib.crc32(file.read(), size)
 
 
-def notes(dataset: Dataset) -> list[str]:
-    """Returns what to tell the user about them: what is wrong with them, or that they are there."""
-    groups = duplicates(dataset)
-    twice = [group for group in groups if len({label for *_, label in group}) > 1]
-    leaked = [group for group in groups if len({split for split, *_ in group}) > 1]
-    warned = {id(group) for group in (*twice, *leaked)}
-    plain = [group for group in groups if id(group) not in warned]
-    told = (("note: identical images", plain), ("warning: identical images with different labels", twice),
-            ("warning: identical images in both splits, so the validation accuracy is too high", leaked))
-    return [f"{text} ({len(which)}): {'; '.join(_names(dataset, which[:SHOWN]))}" for text, which in told if which]
-
-
-def _names(dataset, groups) -> list[str]:
+def names(dataset: Dataset, groups: list) -> list[str]:
+    """Returns the names of the images in the first of these groups."""
     def name(split, sample, _):
         part = getattr(dataset, split)
         return part.source_name(sample) or part.name(sample)
 
-    return [" = ".join(name(*image) for image in group[:SHOWN]) for group in groups]
+    return [" = ".join(name(*image) for image in group[:SHOWN]) for group in groups[:SHOWN]]

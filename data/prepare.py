@@ -103,17 +103,14 @@ def _run(options: Options, team: Team) -> int:
         from data.preparing.verify import verify
 
         return verify(folder, team)
-    from data import duplicates
-    from data.balance import class_counts, notes, notes_on_sizes
+    from data import facts
     from data.preparing import run
 
     preparation, terms = run.make_preparation(options, team)
     dataset, written = run.run(preparation, folder, team, terms)
     if team.rank == 0:
         team.log(run.summary(folder, dataset, written, time.monotonic() - begun))
-        counts = class_counts(dataset)
-        own = (*notes_on_sizes(dataset, counts), *duplicates.notes(dataset)) if options.source not in BUILT_IN else ()
-        for line in (*notes(dataset, counts=counts), *own):
+        for line in facts.of_dataset(dataset, options.source in BUILT_IN):
             team.log(line)
     return 0
 

@@ -46,8 +46,8 @@ from common.run_folder import top1_of
 from data import named
 from experiments.planned import Options, Planned, planned, read, settings_of, write_flags
 from experiments.trainings import Result, help_of, train_once
+from hints.before import on_recipe
 from optim.schedules import Piecewise
-from plan.remarks import on_schedules
 from reporting.ranking import RATE, labelled
 from reporting.sweep import ROWS, judged, shared_advice, time_left, write_sweep
 
@@ -137,9 +137,9 @@ def run(argv: Sequence[str]) -> list[dict]:
     lost = []  # a line for each combination of which no learning rate is left
     folder = Path(options.output_dir).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    for line, count in Counter(line for one in settings for line in on_schedules(one)).items():
+    for hint, count in Counter(hint for one in settings for hint in on_recipe(one)).items():
         of = f" ({count} of {len(settings)} combinations)" * (count < len(settings))
-        print(f"{line}{of}", file=sys.stderr, flush=True)
+        print(f"{hint}{of}", file=sys.stderr, flush=True)
     with alone_in(folder):
         sweep = Sweep(folder, None if options.search_rate else len(runs))
         if options.dry_run:

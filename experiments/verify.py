@@ -30,7 +30,6 @@ from data.named import open_named
 from experiments.trainings import TRAIN, passed_on, started, stops_passed_on
 from plan import flags as train_flags
 from plan.output_dir import changed_flag
-from plan.remarks import ties_to_workers
 from plan.settings import Settings
 from reporting.about import versions
 from reporting.run_data import RunData
@@ -124,6 +123,14 @@ def newest_with_evaluation(checkpoint: str, rows: list[dict]) -> Recorded:
             return Recorded(path.resolve(), described["epoch"], progress, before, row)
     raise UserError(f"no evaluation follows a checkpoint in {checkpoint}; train with --checkpoint_every=1, which saves "
                     "one after each epoch")
+
+
+def ties_to_workers(settings: Settings) -> list[str]:
+    """Returns the flags with which --deterministic gives the same bits on the same number of workers alone."""
+    ties = {"--deterministic=same_workers": settings.launch.deterministic == "same_workers",
+            "--compression=fp16": settings.launch.compression == "fp16",
+            "--order=file": settings.recipe.order == "file"}
+    return [flag for flag, is_set in ties.items() if is_set]
 
 
 def flags_for(settings: Settings, plan: dict, recorded: Recorded, workers: int) -> list[str]:

@@ -13,7 +13,7 @@ from common import metric
 from common.errors import UserError, complain, listed
 from common.run_folder import CLASSES, PAGE, PREDICTIONS, SUMMARY, RunFolder
 from common.version import version
-from data.balance import note_on_evaluation
+from data import facts
 from data.dataset import Dataset, labels_checksum
 from data.formats.folder import shown
 from distributed.world import World
@@ -59,7 +59,7 @@ def evaluate_checkpoint(settings: Settings, dataset: Dataset) -> dict:
     evaluator = build.make_evaluator(settings, model, feed, world, average,
                                      guesses=min(TOP, len(dataset.classes)) if run.output_dir else 0)
     if world.rank == 0 and not dataset.is_synthetic:
-        complain(note_on_evaluation(dataset, described["progress"].get("labels")))
+        complain(facts.of_evaluation(dataset, described["progress"].get("labels")))
     begun = time.perf_counter()
     result = evaluator(measure=measure)
     ended = time.perf_counter()

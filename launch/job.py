@@ -80,13 +80,12 @@ def workers_now(settings: Settings, available: int) -> int:
     return next_workers(settings) or schedule.values[0]
 
 
-def micro_batch_flags(settings: Settings, workers: int, memory: float | None, builds: bool = True) -> list[str]:
+def micro_batch_flags(settings: Settings, workers: int, memory: float | None) -> list[str]:
     """Returns [--micro_batch_size=N] for GPUs, or an empty list where train.py's default is kept.
 
-    memory: of the smallest GPU in GiB; None without GPUs. builds: whether a model of unknown size may be built in this
-    process to estimate its memory. If not, such a model keeps the default.
+    memory: of the smallest GPU in GiB; None without GPUs.
     """
-    launch, model = settings.launch, settings.recipe.model
+    launch = settings.launch
     if memory is None or launch.device == "cpu" or launch.micro_batch_size or launch.elastic:
         return []
     if (span := settings.recipe.batch_norm_span) and min(span.values) >= LARGEST_MICRO_BATCH:
@@ -98,8 +97,6 @@ def micro_batch_flags(settings: Settings, workers: int, memory: float | None, bu
         return []
     if before and _sizes(settings, *before, workers):
         return [f"--micro_batch_size={size}" for size in before]
-    if not (builds or cost.is_known(model)):
-        return []
     largest = min(LARGEST, _images(settings.recipe, memory))
     least = LARGEST_MICRO_BATCH if largest >= LARGEST_MICRO_BATCH else 0
     for size in reversed(divisors(max(1, settings.recipe.batch_size.values[0] // workers))):

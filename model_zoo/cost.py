@@ -24,6 +24,11 @@ class ModelCost:
 # For 1,000 classes at 224 pixels, the usual reference.
 RESNET50 = ModelCost(25_557_032, 161, 4_089_184_256, 53_120, "resnet50", 2_049_000)
 
+# Millions of multiply-adds of a forward pass, at the model's own image size, for a forecast that builds no model.
+FORWARD = {"alexnet": 720, "alexnet_bn": 720, "alexnet_bn5": 720, "resnet18": 1814, "resnet34": 3663, "resnet50": 4089,
+           "resnet101": 7801, "resnet152": 11514, "resnet50_v1": 3858, "resnet101_v1": 7570, "resnet152_v1": 11282,
+           "resnet50_nvcaffe": 3858, "resnet20": 40.6, "resnet10_narrow": 17, "convnet": 2.93, "convnet_bn": 2.93,
+           "whitened_convnet": 118}
 RESNET50_KEPT = 22_761_068  # values of the forward pass, per image, that its backward pass needs
 RESNET50_LARGEST = 2_558_976  # and with --freeze: see training_memory
 HELD = ("Const", "ReadVariableOp")  # operations whose values do not depend on the images
@@ -37,6 +42,13 @@ def model_cost(name: str, classes: int, image_size: int) -> ModelCost:
         return RESNET50
     cost = counted(model_zoo.create_model(name, classes, image_size))
     return replace(cost, name=name if image_size == model_zoo.MODELS[name].image_size else None)
+
+
+def forward(name: str, image_size: int) -> float:
+    """Returns about how many multiply-adds a forward pass for one image takes; 0 for a model that is not in FORWARD."""
+    if name not in FORWARD:
+        return 0.0
+    return FORWARD[name] * 1e6 * (image_size / model_zoo.MODELS[name].image_size) ** 2
 
 
 def counted(model) -> ModelCost:

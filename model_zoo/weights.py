@@ -40,6 +40,15 @@ def check_weights(model: str, file: str | None = None) -> None:
         raise no_download(source_of(model), getattr(error, "reason", error)) from None
 
 
+def can_be_had(model: str) -> bool:
+    """Whether the weights of keras:NAME are here, or the server that has them answers."""
+    try:
+        check_weights(model)
+    except UserError:
+        return False
+    return True
+
+
 def damage(source, weights: Sequence[tuple[str, np.ndarray]]) -> str | None:
     """Returns which of the weights that were read have infinite or NaN values, in words, or None.
 

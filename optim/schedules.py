@@ -37,6 +37,8 @@ class Piecewise:
         return self.pairs[max(0, bisect.bisect_right([e for e, _ in self.pairs], epoch) - 1)][1]
 
     def __str__(self):
+        if len(self.pairs) == 1:
+            return f"{self.values[0]:.12g}"
         return ",".join(f"{epoch:g}:{value}" for epoch, value in self.pairs)
 
     @property

@@ -16,13 +16,12 @@ class Expected:
 
     path: str
     points: tuple[tuple[float, float], ...]  # (epoch, top-1 as a fraction of 1)
-    is_cut: bool = False  # whether the file ends within a row of metrics.jsonl, which was left out
 
     @classmethod
     def read(cls, path: str) -> "Expected":
         """Reads metrics.jsonl of a run, or a table with a line `epoch top1` for each point, where # starts a comment.
 
-        Raises ValueError, also if the file is missing.
+        A last row that is half-written is left out. Raises ValueError, also if the file is missing.
         """
         try:
             text = file_text(path)
@@ -34,7 +33,7 @@ class Expected:
         points = dict(_point(number, line) for number, line in enumerate(lines, 1) if line)
         if not points:
             raise ValueError("it has no line 'epoch top1', and no evaluation of a metrics.jsonl")
-        return cls(path, tuple(sorted(points.items())), is_cut)
+        return cls(path, tuple(sorted(points.items())))
 
     def top1_at(self, epoch: float) -> float | None:
         """Returns the top-1 at an epoch, or None before the first point and after the last."""

@@ -16,8 +16,8 @@ from data.augmentation import AUGMENTATIONS
 from data.formats.folder import shown
 from optim.schedules import Piecewise
 from plan.recipes import default_recipe, recipe_path
-from plan.remarks import kept_shares
 from plan.settings import Launch, Recipe, Run, Settings, Source
+from plan.shares import kept_shares
 
 NEEDED = {  # mode -> the flags that it needs, each with an example
     "evaluate": {"checkpoint": "RUN/checkpoints/best"},
@@ -127,9 +127,10 @@ def check(settings: Settings) -> None:
     for name in ("batch_size", "batch_norm_span", "image_size") if settings.run.mode == "train" else ():
         phases, epochs = getattr(settings.recipe, name), settings.recipe.epochs
         if phases and phases.boundaries[-1] >= epochs:
-            kept = not settings.is_given(name) and kept_shares(settings)
+            kept = not settings.is_given(name) and " ".join(kept_shares(settings)[1])
+            cure = f"keep the recipe's shares with {kept}" if kept else "remove the phase"
             raise UsageError(f"--{name}={phases} has a phase that starts at or after --epochs={epochs:g}; raise "
-                             f"--epochs, or {kept or 'remove the phase'}")
+                             f"--epochs, or {cure}")
 
 
 def check_own(settings: Settings, observers: bool = True) -> None:

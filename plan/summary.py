@@ -1,12 +1,11 @@
 """A plan in words, for a person at a terminal."""
 from common.errors import plural
 from plan.plan import Plan, tidy
-from plan.remarks import remarks
 from plan.settings import Settings
 
 
-def summary(settings: Settings, plan: Plan, workers_per_node: int) -> list[str]:
-    """Returns a plan in a few lines, with the remarks on it."""
+def summary(settings: Settings, plan: Plan) -> list[str]:
+    """Returns a plan in a few lines."""
     recipe, first = settings.recipe, plan.phases[0]
     sizes = ", ".join(map(str, recipe.image_size.values))
     lines = [f"model:         {recipe.model} at {sizes} pixels, {recipe.precision}",
@@ -21,5 +20,4 @@ def summary(settings: Settings, plan: Plan, workers_per_node: int) -> list[str]:
         lines.append(f"from epoch {phase.start_epoch:g}:".ljust(15) + f"batch {phase.global_batch_size:,} = "
                      f"{plural(phase.workers, 'worker')} x micro-batch {phase.micro_batch_size} x "
                      f"{phase.accumulation_steps}, {plural(phase.steps, 'update')}")
-    lines += remarks(settings, plan, workers_per_node)
     return [*lines, *["time:          `python -m launch.scaling` forecasts a cluster's"] * bool(settings.run.workers)]

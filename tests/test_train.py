@@ -382,10 +382,11 @@ def test_a_target_ends_training_and_the_summary_says_when(tmp_path):
     assert (summary["best_top1"], summary["best_epoch"]) == (found[-1]["val_top1"], found[-1]["epoch"])
     again = printed_json(train(*flags, kind="mpirun", workers=2))
     assert again["val_top1"] == summary["val_top1"] and rows(tmp_path) == found
-    done = train(*flags[:4], "--learning_rate=1e-6", "--epochs=1", "--target_top1=1", f"--output_dir={tmp_path}/missed")
+    (tmp_path / "own.flags").write_text("--data_dir=digits\n" + "\n".join(flags[:5]))
+    done = train(f"--flagfile={tmp_path}/own.flags", "--epochs=1", "--target_top1=1", f"--output_dir={tmp_path}/missed")
     missed = printed_json(done)
     assert missed["epochs_to_target"] is None and missed["seconds_to_target"] is None and missed["epochs"] == 1
     [sentence] = missed["advice"]
     assert summary["advice"] == [] and f"advice: {sentence}\n" in done.stderr
-    assert "Leave out --epochs=1: the recipe has 12" in sentence
+    assert sentence == "The recipe has more epochs than 1; give --epochs=12."
     assert sentence in re.sub("<[^>]*>", "", (tmp_path / "missed" / "report.html").read_text())

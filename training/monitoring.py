@@ -4,24 +4,18 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 
-from common import processor
 from common.errors import complain, reason
 from common.run_folder import TENSORBOARD, RunFolder
 from data.pipeline import DecoderSettings
+from hints.before import on_plan
 from model_zoo.cost import counted
-from plan.remarks import remarks
+from plan.forecast import cpu_time
 from training.build import Job
 from training.observer import Observer, RunInfo, Update
-
-# Assumed: multiply-adds per second of a CPU core, and the cost of an update relative to that of a forward pass. With
-# --freeze, it is one forward pass.
-CORE, PASSES = 20e9, 3
-LONG = 60  # minutes
 
 
 def start_observers(job: Job, folder: RunFolder, hosts: dict[str, int], observers: Sequence[Observer],
@@ -37,7 +31,7 @@ def start_observers(job: Job, folder: RunFolder, hosts: dict[str, int], observer
                   settings.run.expect)
     if settings.source.is_default:
         print("recipe:", settings.source.file, *settings.source.fitted, file=sys.stderr)
-    for line in (*remarks(settings, job.plan, job.world.local_size), *estimated_time(job)):
+    for line in (*on_plan(settings, job.plan, job.world.local_size), *forecast(job)):
         print(line, file=sys.stderr)
     print(f"run: {folder.path}", file=sys.stderr)
     for observer in observers:
@@ -45,30 +39,13 @@ def start_observers(job: Job, folder: RunFolder, hosts: dict[str, int], observer
         observer.start(run)
 
 
-def estimated_time(job: Job) -> list[str]:
-    """Returns a line with the time that a training on CPUs will take. If that is long, it names a smaller training.
-
-    The time is rounded to minutes or hours, because the speed of a processor is only assumed. There is no line on GPUs.
-    """
+def forecast(job: Job) -> list[str]:
+    """Returns a line with the time that a training on CPUs will take. There is none on GPUs."""
     plan, model, cores = job.plan, job.state.model, job.world.size * job.world.cores
-    if job.world.gpu is not None or None in model.input_shape[1:]:
-        return []
     images = plan.samples - plan.position(job.state.progress.step)
-    if not images:
+    if job.world.gpu is not None or None in model.input_shape[1:] or not images:
         return []
-    passes = 1 if job.settings.recipe.freeze else PASSES
-    minutes = images * passes * counted(model).multiply_adds / (CORE * cores) / 60
-    if minutes < LONG:
-        return [f"forecast: about {max(1, round(minutes))} min on {cores} CPU cores"]
-    faster = "--model=resnet10_narrow --image_size=64"
-    if job.settings.recipe.precision == "float32" and has_bfloat16():
-        faster += " or --precision=mixed_bfloat16"
-    return [f"forecast: about {round(minutes / 60):,} h on {cores} CPU cores; without a GPU, {faster} is faster"]
-
-
-def has_bfloat16(about: Path = processor.ABOUT) -> bool:
-    """Whether the processor multiplies bfloat16. oneDNN then trains ResNet-50 in 0.6 of float32's time."""
-    return bool({"avx512_bf16", "amx_bf16"} & processor.instructions(about))
+    return [cpu_time(job.settings.recipe, images, counted(model).multiply_adds, cores)]
 
 
 def training_images(job: Job, number: int, largest: int) -> tuple[np.ndarray, list[str]]:

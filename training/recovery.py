@@ -7,8 +7,10 @@ from common.errors import Stopped, UserError, complain, plural
 from common.run_folder import CHECKPOINTS, SUMMARY, RunFolder
 from distributed import processors
 from distributed.elastic import COMMIT_STEPS
+from hints.after import OTHER_RATE, on_rate
+from hints.hint import Hint
+from plan.settings import Settings
 from plan.values import Every
-from training.advice import after_divergence
 from training.build import Job
 from training.checkpoints import Checkpoints
 from training.divergence import Diverged, WeightsDiffer
@@ -179,8 +181,8 @@ class Recovery:
         if not can_roll_back or before.rollbacks >= run.max_rollbacks or not newest:
             self._record_end(problem, before)
             tried = f", after {before.rollbacks} rollbacks" if before.rollbacks else ""
-            raise UserError(f"{problem}{tried}; the last good checkpoint: {newest or 'none'}; "
-                            f"{after_divergence(problem, self._job.settings)}",
+            cures = "; ".join(hint.words for hint in after_divergence(problem, self._job.settings))
+            raise UserError(f"{problem}{tried}; the last good checkpoint: {newest or 'none'}; {cures}",
                             on_all_ranks=True)
         with world.raise_on_all_ranks():
             snapshot = self._checkpoints and self._checkpoints.load(state.variables)
@@ -205,7 +207,7 @@ class Recovery:
             plan, dataset = self._job.plan, self._job.feed.dataset
             ending = summarized_divergence(problem, plan.train_samples, plan.epochs, self._job.world,
                                            len(dataset.classes), progress.seconds,
-                                           after_divergence(problem, self._job.settings))
+                                           [hint.sentence for hint in after_divergence(problem, self._job.settings)])
             self._folder.write(SUMMARY, ending | self.milestones())
             self._folder.save()
 
@@ -274,3 +276,8 @@ class Recovery:
         """
         saved = self._checkpoints
         return saved is not None and not saved.is_writing and self._schedule.is_due_by_time()
+
+
+def after_divergence(problem: Diverged, settings: Settings) -> list[Hint]:
+    """Returns what to try after a divergence: its own cure, and the recipe's learning rate if that is far lower."""
+    return [Hint("advice", problem.advice), *(on_rate(settings, OTHER_RATE) if problem.is_of_samples else ())]

@@ -18,11 +18,12 @@ from distributed.heartbeat import beating
 from distributed.lost import lost_is_internal_error
 from distributed.neighbours import Neighbours, distinct
 from distributed.world import World
+from hints.after import TRAINED_MODEL, Ending, on_result
+from model_zoo.weights import can_be_had
 from plan import output_dir
 from plan.plan import Plan, allreduce_for, plan_for
 from plan.settings import Run, Settings
 from training import build
-from training.advice import Ending, advice
 from training.build import DIFFERENT_FLAGS, Job
 from training.checkpoints import Checkpoints
 from training.divergence import SAME_BITS, Diverged
@@ -242,9 +243,9 @@ class Training:
         summary |= self._recovery.milestones()
         with world.raise_on_all_ranks():
             if world.rank == 0:
-                rows, classes = self._folder.rows(METRICS), self._dataset.classes
-                summary["advice"] = advice(Ending(
-                    self._settings, plan, rows, summary, classes, result.outcomes, self._folder.path))
+                ending = Ending(self._settings, self._folder.rows(METRICS), summary, str(self._folder.path),
+                                lambda: can_be_had(TRAINED_MODEL))
+                summary["advice"] = [hint.sentence for hint in on_result(ending)]
             for observer in observers:
                 observer.end(summary)
         return summary

@@ -2,7 +2,6 @@
 from common import metric
 from data.dataset import Dataset
 from distributed.world import World
-from training.advice import as_sentence
 from training.by_class import averages, by_class, effective_samples, weakest
 from training.divergence import Diverged
 from training.evaluate import EvaluationResult
@@ -39,11 +38,11 @@ def milestones(progress: Progress, target_top1: float | None, checkpoint: str | 
 
 
 def summarized_divergence(problem: Diverged, train_samples: int, epochs: float, world: World, classes: int,
-                          seconds: float, advice: str) -> dict:
+                          seconds: float, advice: list[str]) -> dict:
     """Returns the content of summary.json for a training that ended because it diverged, or lies below --expect.
 
-    epochs: of the plan. advice: what to try, in words.
+    epochs: of the plan. advice: sentences on what to try.
     """
     return {"diverged": True, "diverged_at": {"step": problem.step, "epoch": problem.epoch},
             "below_expected": problem.is_below_expected, "classes": classes, "train_samples": train_samples,
-            "epochs": epochs, "world_size": world.size, "seconds": seconds, "advice": [as_sentence(advice)]}
+            "epochs": epochs, "world_size": world.size, "seconds": seconds, "advice": advice}

@@ -8,7 +8,7 @@ import pickle
 import re
 import shlex
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -334,21 +334,6 @@ def _is_unread(path: str) -> bool:
     with contextlib.suppress(OSError), open(path, "rb") as file:  # an error shows when the image is read
         return (start := file.read(8)).startswith(b"GIF8") or start[4:] == b"ftyp"  # that of HEIC and AVIF
     return False
-
-
-def remarks(folder: Path, listings: Collection[Listing]) -> list[str]:
-    """Returns what to tell the user about how a folder was read."""
-    train, validation, unused = layout(folder)
-    below = [file.rpartition("/")[0] for listing in listings for file in listing.files if file.count("/") > 1]
-    left_out = [line for path, listing in zip((train, validation), listings, strict=False)
-                for line in left_out_line(path, listing.left_out)]
-    said = [
-        (validation and not {train, validation} <= {folder / name for name in KNOWN},
-         f"{train} has the training images, and {validation} the validation images"),
-        (unused, f"not used: {', '.join(map(str, unused))}"),
-        (below, f"{len(below):,} images lie in subfolders of classes ({len({*below}):,}), such as "
-                f"{shown(min(below, default=''))}; the outermost folder is the class")]
-    return [f"note: {text}" for text in [*(text for is_said, text in said if is_said), *left_out]]
 
 
 read_index = Listing

@@ -14,9 +14,9 @@ import numpy as np
 from common.errors import UserError
 from common.files import write_json
 from data import formats
-from data.balance import notes_on_folder
-from data.class_names import distinct, normal, notes_on_names
+from data.class_names import alike, distinct, normal
 from data.dataset import Dataset, Split, check_class_folders, describe
+from data.facts import of_folder
 from data.formats import folder as class_folders
 from data.formats.tfrecord import examples
 from data.images import Rejected, Rules, added, store
@@ -177,10 +177,10 @@ def _write_description(folder, kind, splits, train, validation, named) -> list[s
     mean, std = moments(train.histogram)
     splits = {name: split.with_indexes() for name, split in splits.items()}
     dataset = Dataset(folder, kind, classes, **splits, mean=mean, std=std, first_label=first)
-    lines = [*notes_on_names(classes), *notes_on_folder(dataset)]
+    lines = [*alike(classes), *of_folder(dataset)]
     write_json(folder / "dataset.json", describe(dataset), durable=True)
     empty = [name for label, name in enumerate(classes, first) if label not in train.labels]
-    return lines + [f"warning: no training images in class {name!r}" for name in empty[:3]] + [
+    return lines + [f"no training images in class {name!r}" for name in empty[:3]] + [
         f"{folder}: adopted {dataset.train.samples:,} training and {dataset.validation.samples:,} validation images of "
         f"{len(classes)} classes in {sum(len(split.paths) for split in splits.values())} files ({kind})"]
 

@@ -6,6 +6,7 @@ import numpy as np
 from common.errors import UserError
 from data.balance import check_classes
 from data.class_names import distinct
+from data.facts import of_listings
 from data.formats import folder as class_folders
 from data.preparing.team import Team
 from data.sources.source import Items, Listed, files
@@ -38,7 +39,7 @@ def _read(source, fraction) -> tuple:
     if fraction < 1:
         check_classes(source, class_folders.learnable(splits["train"]))
     listings = {split: class_folders.Listing(top, classes) for split, top in splits.items()}
-    return classes, splits, listings, class_folders.remarks(source, listings.values())
+    return classes, splits, listings, of_listings(source, listings.values())
 
 
 def _layout(source, fraction) -> tuple[dict[str, Path], tuple[str, ...]]:

@@ -73,8 +73,8 @@ def _splits(source, fraction, label_column) -> tuple[dict[str, list[Row]], list[
     _check_labels(source, splits, fraction)
     for part in splits.values():
         part.sort(key=lambda row: (row.label, row.file.split("/")))
-    notes = [f"note: the column {column} divides the images"] * (column not in (None, "split"))
-    return splits, notes + [f"note: not used: {len(unused):,} images of the split {word}"
+    notes = [f"the column {column} divides the images"] * (column not in (None, "split"))
+    return splits, notes + [f"not used: {len(unused):,} images of the split {word}"
                             for word, unused in by_word.items()]
 
 

@@ -12,8 +12,8 @@ from conftest import ROOT
 from PIL import Image
 
 from common.errors import UserError
-from data import prepare
-from data.balance import check_dataset, notes
+from data import facts, prepare
+from data.balance import check_dataset
 from data.dataset import open_dataset
 from data.formats.folder import IMAGE_SUFFIXES, Listing, class_names, count, kind, layout
 from data.images import READ
@@ -125,13 +125,13 @@ def test_every_program_reads_the_same_images(messy, tmp_path, capfd):
     assert capfd.readouterr().err == (f"bigbatch: left out of {folder}/train/cat: hidden files, system files (such as "
                                       "Thumbs.db) and links that lead nowhere (14): .DS_Store, Icon, THUMBS.DB, ...\n")
     assert count(folder / "train", 10**6) == len(listed)
-    lines = notes(dataset)
+    lines = facts.of_dataset(dataset)
     below = [path for path in listed if len(path.relative_to(folder).parts) > 3]
     assert lines[:2] == [
-        f"note: {len(below)} images lie in subfolders of classes ({len({path.parent for path in below})}), such as "
+        f"{len(below)} images lie in subfolders of classes ({len({path.parent for path in below})}), such as "
         f"{min(str(path.parent.relative_to(folder / 'train')) for path in below)}; the outermost "
         "folder is the class",
-        f"note: left out of {folder}/train: hidden files, system files (such as Thumbs.db) and links that lead nowhere "
+        f"left out of {folder}/train: hidden files, system files (such as Thumbs.db) and links that lead nowhere "
         "(20): $RECYCLE.BIN, .AppleDouble, .ipynb_checkpoints, ..."]
     assert command(f"--source={folder}", f"--output={tmp_path}/o") == 0
     told = [line.removeprefix("data.prepare: ") for line in capfd.readouterr().err.splitlines()]
@@ -181,9 +181,9 @@ def test_one_rule_in_every_program(odd, tmp_path, capfd):
     dataset = open_dataset(odd)
     assert [path / file for split in (dataset.train, dataset.validation) for path, listing in zip(
         split.paths, split.entries, strict=True) for file in listing.files] == images
-    assert notes(dataset) == [f"note: {line}"] and count(odd / "train", 10**6) == 6
+    assert facts.of_folder(dataset) == [line] and count(odd / "train", 10**6) == 6
     assert command(f"--source={odd}", f"--output={tmp_path}/o", "--strict") == 0
-    assert capfd.readouterr().err.splitlines()[0] == f"data.prepare: note: {line}"
+    assert capfd.readouterr().err.splitlines()[0] == f"data.prepare: {line}"
     assert sorted(image for pairs in stored(tmp_path / "o").values() for image, _ in pairs) == sorted(
         path.read_bytes() for path in images)
     assert image_files([odd]) == sorted([*images, odd / "train" / "top.jpg"])
@@ -263,7 +263,7 @@ def test_a_staged_copy_has_what_links_lead_to(messy, tmp_path):
 def test_clean_folders_need_no_line(tmp_path):
     fill(tmp_path / "train", 2)
     fill(tmp_path / "validation", 2, first=50)
-    assert notes(open_dataset(tmp_path)) == []
+    assert facts.of_folder(open_dataset(tmp_path)) == []
 
 
 def of_classes(*folders) -> list[str]:
@@ -309,14 +309,14 @@ def test_splits_by_other_names(train, validation, unused, tmp_path, capfd):
     source = tmp_path / "source"
     for number, (name, images) in enumerate(((train, 3), (validation, 2), *((name, 1) for name in unused))):
         fill(source / name, images, first=100 * number)
-    lines = [f"note: {source}/{train} has the training images, and {source}/{validation} the validation images",
-             *(f"note: not used: {source}/{name}" for name in unused)]
+    lines = [f"{source}/{train} has the training images, and {source}/{validation} the validation images",
+             *(f"not used: {source}/{name}" for name in unused)]
     dataset = open_dataset(source)
     assert (dataset.classes, dataset.train.samples, dataset.validation.samples) == (CLASSES, 9, 6)
-    assert notes(dataset) == lines
+    assert facts.of_folder(dataset) == lines
     assert command(f"--source={source}", f"--output={tmp_path}/o") == 0
     told = [line.removeprefix("data.prepare: ") for line in capfd.readouterr().err.splitlines()]
-    assert told[:-3] == lines
+    assert told[:-2] == lines
     prepared = open_dataset(tmp_path / "o")
     assert (prepared.classes, prepared.train.samples, prepared.validation.samples) == (CLASSES, 9, 6)
     assert command("--adopt", f"--output={source}") == 0

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
-from data.balance import notes
-from data.class_names import distinct, normal, notes_on_names
+from data import facts
+from data.class_names import alike, distinct, normal
 from data.dataset import open_dataset
 from data.sources.imagenet import TRAIN
 from tests.data.test_adopt import slim
@@ -70,15 +70,15 @@ def test_a_name_may_occur_twice_but_not_in_two_forms():
     ([f"{letter}{case}" for case in "xX" for letter in "abcdefg"], "'ex' and 'eX' and 2 more such groups"),
     (("cote", "coté", "côte", "oak 1", "oak 11", "o-ak"), None), (map(str, range(1000)), None)])
 def test_names_that_look_alike_are_one_line(names, said):
-    lines = notes_on_names(names)
+    lines = alike(names)
     assert len(lines) == bool(said) and all(line.endswith(said) for line in lines)
 
 
 def test_looking_alike_is_told_by_training_preparing_and_adopting(tmp_path, capsys):
     fill(tmp_path / "s" / "train", 2, classes=("oak", "oak\u200b"))
     fill(tmp_path / "s" / "val", 2, first=50, classes=("oak", "oak\u200b"))
-    [told] = notes_on_names(("oak", "oak\u200b"))
-    assert told in notes(open_dataset(tmp_path / "s"))
+    [told] = alike(("oak", "oak\u200b"))
+    assert told in facts.of_dataset(open_dataset(tmp_path / "s"))
     for flags in ((f"--source={tmp_path}/s", f"--output={tmp_path}/o"), ("--adopt", f"--output={tmp_path}/s")):
         assert command(*flags) == 0
         assert capsys.readouterr().err.count(f"data.prepare: {told}\n") == 1

@@ -87,9 +87,9 @@ def test_what_is_there_more_than_once_is_named(tmp_path, capfd):
     assert command(f"--source={tmp_path}/s", f"--output={tmp_path}/o") == 0
     told = [line.removeprefix("data.prepare: ") for line in capfd.readouterr().err.splitlines()]
     names = {key: f"train/{one.name}/{path.name}" for key, path in (("a", first), ("b", second), ("c", third))}
-    [note] = [line for line in told if line.startswith("note: identical images (1): ")]
+    [note] = [line for line in told if line.startswith("identical images (1): ")]
     assert {*note.partition("): ")[2].split(" = ")} == {names["a"], f"train/{one.name}/copy.jpg"}
-    [twice] = [line for line in told if line.startswith("warning: identical images with different labels (1): ")]
+    [twice] = [line for line in told if line.startswith("identical images with different labels (1): ")]
     assert names["b"] in twice and f"train/{two.name}/other.jpg" in twice
-    [leaked] = [line for line in told if line.startswith("warning: identical images in both splits, ")]
+    [leaked] = [line for line in told if line.startswith("identical images in both splits, ")]
     assert leaked.endswith(f": {names['c']} = val/{one.name}/leak.jpg")

@@ -1,7 +1,7 @@
 """Names of classes that have commas, in lines that list classes with commas."""
 import re
 
-from data.balance import notes_on_sizes
+from data import facts
 from data.dataset import open_dataset
 from reporting.progress import result_lines
 from tests.rigs.pictures import fill
@@ -9,7 +9,7 @@ from tests.rigs.pictures import fill
 
 def test_a_name_with_a_comma_is_quoted(tmp_path):
     fill(tmp_path, 12, classes=("cat", "dog, small"))
-    [sizes] = [line for line in notes_on_sizes(open_dataset(tmp_path)) if "images by class: " in line]
+    [sizes] = [line for line in facts.of_dataset(open_dataset(tmp_path)) if "images by class: " in line]
     assert re.search(r": cat \d+ \+ \d+, 'dog, small' \d+ \+ \d+$", sizes)
     weakest = [{"class": name, "recall": 0.5, "correct": 1, "images": 2} for name in ("dog, small", "cat")]
     _, line = result_lines({

@@ -8,8 +8,7 @@ import pytest
 from conftest import TRAIN, printed_json, rows, run, train, weights
 
 from common import flags as flag_values
-from data import duplicates
-from data.balance import notes, notes_on_sizes
+from data import facts
 from data.dataset import open_dataset
 from data.formats.folder import set_aside
 from data.prepare import Options
@@ -79,11 +78,10 @@ def test_training_and_preparing_set_aside_the_same(photos, tmp_path, capsys):
     sizes = ", ".join(f"{name} {train} + {validation}" for name, train, validation in zip(
         CLASSES, counts["train"], counts["validation"], strict=True))
     assert f"training + validation images by class: {sizes}\n" in capsys.readouterr().err
-    first, second, warning = notes_on_sizes(ours)
-    assert first == (f"note: {photos} has no validation images, so about 0.3 of each class is set aside "
+    first, second = facts.of_dataset(ours)[:2]
+    assert first == (f"{photos} has no validation images, so about 0.3 of each class is set aside "
                      "(--validation_fraction), chosen by the names of the files")
-    assert second == f"note: training + validation images by class: {sizes}"
-    assert warning.startswith("warning: fewer than 10 validation images in class")
+    assert second == f"training + validation images by class: {sizes}"
 
 
 def test_many_classes_are_not_all_listed(tmp_path):
@@ -92,8 +90,8 @@ def test_many_classes_are_not_all_listed(tmp_path):
             path = tmp_path / f"{number:02}" / f"{image}.jpg"
             path.parent.mkdir(exist_ok=True)
             path.touch()
-    said = notes_on_sizes(open_dataset(tmp_path))[1]
-    assert said.startswith("note: training + validation images of the smallest 20 of 32 classes: 01 1 + 0, 00 2 + 1, ")
+    [said] = [line for line in facts.of_dataset(open_dataset(tmp_path), compares=False) if " + " in line]
+    assert said.startswith("training + validation images of the smallest 20 of 32 classes: 01 1 + 0, 00 2 + 1, ")
     assert said.count("+") == 21
 
 
@@ -105,12 +103,12 @@ def test_equal_bytes_on_both_sides_are_told(tmp_path):
     for number, file in enumerate(files):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_bytes(encode(picture(number), "BMP"))
-    assert duplicates.notes(open_dataset(tmp_path)) == []
+    assert facts.of_equal_images(open_dataset(tmp_path)) == []
     shutil.copy(tmp_path / train, tmp_path / validation)
-    assert duplicates.notes(open_dataset(tmp_path)) == [
-        "warning: identical images in both splits, so the validation accuracy is too high (1): "
+    assert facts.of_equal_images(open_dataset(tmp_path)) == [
+        "identical images in both splits, so the validation accuracy is too high (1): "
         f"{train} = {validation}"]
-    assert notes(open_dataset(tmp_path)) == []
+    assert facts.of_equal_images(open_dataset(tmp_path)) == facts.of_dataset(open_dataset(tmp_path))[2:]
 
 
 def test_a_preparation_of_an_earlier_version_is_not_continued(photos, tmp_path, capsys):

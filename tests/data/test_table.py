@@ -62,7 +62,7 @@ def test_a_column_divides_the_images(photos, tmp_path, capsys):
     table = write(tmp_path / "set" / "labels.csv", [("file", "label", "split"), *rows, rows[0]])
     capsys.readouterr()
     assert prepared(table, tmp_path / "table") == expected
-    assert "note: not used: 3 images of the split test\n" in capsys.readouterr().err
+    assert "not used: 3 images of the split test\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("rows", "flags", "messages"), [
@@ -256,7 +256,7 @@ def test_a_column_of_the_words_for_splits_divides_the_images(judged, tmp_path, c
     code, said = judged(f"file,label,split,{column}", flags=(), more=lambda number: f",train{more(number)[4:]}")
     assert code == 1 and said.startswith(f", line 1: the columns 'split' and {column!r} mean the same")
     code, said = judged(f"file,label,author,{column}", flags=(), more=more)
-    assert code == 0 and f"note: the column {column} divides the images\n" in said
+    assert code == 0 and f"the column {column} divides the images\n" in said
     split = open_dataset(tmp_path / "o").validation
     assert sorted(split.names()) == sorted(f"{number}.jpg" for number in range(30) if number % 5 == 3)
 

@@ -65,7 +65,7 @@ def test_folders_of_images_are_read_in_place(in_format, tmp_path):
         (data / path.parent.name).mkdir(parents=True, exist_ok=True)
         (data / path.parent.name / path.name).symlink_to(path)
     (data / "val" / "notes.txt").write_text("no image")
-    said = f"train.py: note: left out of {data}/val: files that are no images (1): notes.txt\n"
+    said = f"train.py: left out of {data}/val: files that are no images (1): notes.txt\n"
     assert train(*FLAGS, f"--data_dir={data}", f"--output_dir={tmp_path}/run").stderr.count(said) == 1
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["val_samples"] == 353 and summary["train_samples"] == 1437

@@ -111,26 +111,6 @@ def test_gpus_that_cannot_be_used_end_a_training_in_a_line(tmp_path, monkeypatch
         assert json.loads(done.stdout)["epochs"] == 1
 
 
-SEES_A_GPU = """
-import sys
-import train
-from distributed import world
-world._usable_gpus = lambda device: ["GPU"] * (device != "cpu")
-train.main(sys.argv)
-"""
-
-
-def test_plain_train_py_names_the_micro_batch_that_fits(tmp_path, monkeypatch):
-    """The training itself fails, because there is no GPU."""
-    monkeypatch.setenv("PATH", pretend(tmp_path, [gpu(0)])["PATH"])
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    for flags, found in (([], ["--micro_batch_size=256"]), (["--micro_batch_size=128"], []), (["--device=cpu"], [])):
-        done = run("python", 1, "-c", SEES_A_GPU, *QUICK, "--model=resnet50", "--batch_size=1024", "--dali_device=gpu",
-                   f"--output_dir={tmp_path}", *flags)
-        lines = [line for line in done.stderr.splitlines() if "suits the GPUs' memory" in line]
-        assert [flag in line for line in lines for flag in found] == [True] * len(found) == [True] * len(lines)
-
-
 @pytest.mark.parametrize(("memory", "local_size", "limit"), [
     (16160, 2, 16160 - 3072), (81559, 1, 81559 - 3072), (4096, 1, None), (16160, 4, None)])  # two on each GPU
 def test_tensorflow_leaves_memory_to_dali(memory, local_size, limit, tmp_path, monkeypatch):

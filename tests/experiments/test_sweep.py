@@ -292,7 +292,8 @@ def test_dry_run_writes_a_file_of_flags_for_each_run(tmp_path, capsys):
 
 
 def test_a_sweep_says_nothing_of_flags_that_some_runs_do_not_need(tmp_path, capsys):
-    words = ["--sweep=optimizer=sgd,lars", "--trust_coefficient=0.002", f"--output_dir={tmp_path}", "--dry_run"]
+    words = ["--sweep=optimizer=sgd,lars", "--trust_coefficient=0.002", "--learning_rate=1",
+             f"--output_dir={tmp_path}", "--dry_run"]
     assert sweep.main(["experiments.sweep", *COMMON, *words]) == 0
     assert len(capsys.readouterr().err.splitlines()) == 3  # the runs, the judgement, and the report
     assert "--trust_coefficient=0.002" in (tmp_path / "0.flags").read_text()
@@ -301,12 +302,12 @@ def test_a_sweep_says_nothing_of_flags_that_some_runs_do_not_need(tmp_path, caps
 def test_a_remark_on_the_schedules_is_said_once_for_all_runs(tmp_path, capsys):
     def said(*words) -> list[str]:
         assert sweep.main(["experiments.sweep", *words, "--seeds=2", f"--output_dir={tmp_path}", "--dry_run"]) == 0
-        return [line for line in capsys.readouterr().err.splitlines() if line.startswith("--")]
+        return [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
 
     kept = "warm-up covers 100% of the training; keep the recipe's shares with --warmup_epochs="
-    assert said("--sweep=learning_rate=5,10", "--epochs=1") == [f"--epochs=1: {kept}0.1667"]
+    assert said("--sweep=learning_rate=5,10", "--epochs=1") == [f"warning: --epochs=1: {kept}0.1667"]
     assert said("--sweep=learning_rate=5,10", "--sweep=epochs=1,2,6") == [
-        f"--epochs=1: {kept}0.1667 (2 of 6 combinations)", f"--epochs=2: {kept}0.3333 (2 of 6 combinations)"]
+        f"warning: --epochs={epochs}: {kept}{own} (2 of 6 combinations)" for epochs, own in ((1, 0.1667), (2, 0.3333))]
     assert said("--sweep=learning_rate=5,10", "--sweep=batch_size=64,256", "--epochs=6") == []
 
 

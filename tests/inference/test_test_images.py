@@ -94,7 +94,7 @@ def test_the_folder_of_the_training_keeps_its_validation_images(photos, trained,
             name: rows(trained)[-1].get(name, open_dataset(photos).validation.samples) for name in METRICS}
         assert "are evaluated: those that were set aside when the run was trained on the other" in done.stderr
     shutil.copy(photos / "dog" / "1 ü.jpg", tmp_path / "copy" / "dog" / "new.jpg")
-    assert "note: all 37 images in" in evaluated(trained, f"--data_dir={tmp_path}/copy").stderr
+    assert "all 37 images in" in evaluated(trained, f"--data_dir={tmp_path}/copy").stderr
     shutil.copytree(trained, tmp_path / "run")
     shutil.copytree(photos, tmp_path / "grown")
     flags = (tmp_path / "run" / "flags.txt").read_text()
@@ -116,7 +116,7 @@ def test_a_prepared_set_names_the_files_that_it_was_made_from(trained, tested, t
     assert command(f"--source={tmp_path}/mine", f"--output={tmp_path}/set", "--validation_fraction=0.4") == 0
     done = evaluated(trained, f"--data_dir={tmp_path}/set", f"--output_dir={tmp_path}/out")
     split = open_dataset(tmp_path / "set").validation
-    assert f"note: the {split.samples} validation images of {tmp_path}/set are evaluated" in done.stderr
+    assert f"the {split.samples} validation images of {tmp_path}/set are evaluated" in done.stderr
     assert "\nvalidation: top-1 " in done.stderr and "validation: top-1 " in (tmp_path / "out/report.html").read_text()
     found = table(tmp_path / "out")
     assert [row["file"] for row in found] == [split.source_name(sample) for sample in range(split.samples)]

@@ -73,11 +73,11 @@ def test_the_binding_is_shown():
 def test_dry_run_prints_the_plan_and_the_command(words):
     done = launch(*words)
     assert json.loads(done.stdout)["workers"] == 4 and json.loads(done.stdout)["epochs"] == 3
-    shown, *remarks = done.stderr.replace("'", "").splitlines()
+    shown, *hints = done.stderr.replace("'", "").splitlines()
     words = shown.split()
     assert words[:5] == ["mpirun", "--bind-to", "none", "-np", "4"]
     assert words[-3:] == [f"--flagfile={ROOT}/recipes/digits.flags", "--epochs=3", "--batch_size=256"]
-    assert [line.partition(":")[0] for line in remarks] == ["--epochs=3", "--batch_size=256"]
+    assert [line.split(":")[1] for line in hints] == [" --epochs=3", " --batch_size=256"]
 
 
 @pytest.mark.parametrize("script", ["dgx1.sh -np 2", "horovodrun.sh -H a:2", "slurm/submit.sh --nodes=1 "

@@ -207,12 +207,12 @@ def test_dry_run_prints_the_plan_and_the_command(words):
     done = subprocess.run([SCRIPT, "-H", "a:8,b:8", *words], text=True, capture_output=True, timeout=300,
                           env=scripts_environment())
     assert json.loads(done.stdout)["workers"] == 16
-    shown, remark = done.stderr.splitlines()
+    shown, hint = done.stderr.splitlines()
     words = shown.split()
     assert words[0].endswith("/python") and words[1:9] == ["-m", "distributed.gloo", "--gloo", "--disable-cache", "-np",
                                                            "16", "-H", "a:8,b:8"]
     assert words[-3:] == [str(ROOT / "train.py"), f"--flagfile={ROOT}/recipes/digits.flags", "--batch_size=256"]
-    assert remark.startswith("--batch_size=256: ")
+    assert hint.startswith("warning: --batch_size=256: ")
 
 
 def test_a_papers_exchange_comes_with_its_recipe():

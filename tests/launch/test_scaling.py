@@ -296,7 +296,7 @@ def test_a_time_is_hours_and_minutes(hours, with_seconds, text):
     assert scaling.clock(hours, with_seconds) == text
 
 
-def test_the_remark_on_large_rings_and_the_docs_have_these_efficiencies(capfd):
+def test_the_hint_on_large_rings_and_the_docs_have_these_efficiencies(capfd):
     rows = json.loads(forecast("--workers=256,1024", "--json", capfd=capfd)[1])
     found = {(row["workers"], row["allreduce"]): f"{row['efficiency']:.0%}" for row in rows}
     said = {key: found[key] for key in itertools.product((256, 1024), ("ring", "torus"))}

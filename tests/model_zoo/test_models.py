@@ -7,6 +7,7 @@ import tensorflow as tf
 from conftest import built
 
 import model_zoo
+from model_zoo import cost
 from model_zoo.layers import BatchNormalization, Dropout, masks_at
 from model_zoo.whitened_convnet import SMALLEST as LEAST_VARIANCE
 from model_zoo.whitened_convnet import filters
@@ -43,6 +44,19 @@ def test_published_sizes(name):
     assert size(model) == PUBLISHED[name]
     assert model.output_shape == (None, 1000) and model.output.dtype == "float32"
     assert model_zoo.MODELS[name].has_max_pooling == has_max_pooling(model)
+    stored = cost.forward(name, model_zoo.MODELS[name].image_size)
+    assert stored == pytest.approx(cost.counted(model).multiply_adds, rel=0.01)
+
+
+@pytest.mark.parametrize(("name", "image_size"), [
+    ("resnet20", 32), ("resnet20", 20), ("resnet10_narrow", 64), ("resnet10_narrow", 96), ("convnet", 32),
+    ("convnet_bn", 32), ("whitened_convnet", 32), ("bn_convnet", 32)])
+def test_the_cost_of_a_network_is_about_proportional_to_its_pixels(name, image_size):
+    if name not in model_zoo.ZOO:
+        assert cost.forward(name, image_size) == 0
+    else:
+        counted = cost.counted(model_zoo.create_model(name, 10, image_size)).multiply_adds
+        assert cost.forward(name, image_size) == pytest.approx(counted, rel=0.02)
 
 
 def test_resnet20_has_its_published_size():

@@ -46,7 +46,7 @@ def test_two_phases_of_imagenet():
 def test_a_plan_in_words(words, workers, says):
     """A cluster's forecast is for a plan with --workers."""
     asked = parse(["train.py", *words])
-    lines = summary(asked, plan_for(asked, workers, 4, 1437), 4)
+    lines = summary(asked, plan_for(asked, workers, 4, 1437))
     assert sum(says[0] == line or line.endswith(says[1]) for line in lines) == 2, lines
     assert any("launch.scaling` forecasts a cluster's" in line for line in lines) == ("--dry_run" in words)
 

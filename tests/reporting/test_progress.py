@@ -252,7 +252,7 @@ def test_other_ranks_are_silent(kind, tmp_path, monkeypatch):
     plain = [line for line in (line.removeprefix("[0]<stderr>:") for line in ours)
              if not line.startswith("writing: ")]  # where making the data takes seconds
     starts = ("recipe: ", "forecast: ", "run: ", "start-up: ", "epoch 1/1  ", "validation: ", "weakest classes: ",
-              "advice: ", "report: ")
+              "report: ")
     assert [next((start for start in starts if line.startswith(start)), line) for line in plain] == [*starts]
     stages = (r"\((loading TensorFlow \d+\.\d s, )?making digits \d+\.\d s, (.*, )?tracing a step \d+\.\d s, "
               r"the first step \d+\.\d s\)$")

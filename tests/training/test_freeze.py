@@ -17,7 +17,7 @@ from plan import flags
 from tests.rigs.bn_train import PROGRAM
 from tests.rigs.trainings import differences
 from tests.training.test_resume import newest_step, stopped
-from training.monitoring import estimated_time
+from training.monitoring import forecast
 from training.state import Totals
 from training.step import StepInput, StepParts, make_train_step
 
@@ -34,7 +34,7 @@ def test_the_forecast_of_the_time_is_that_of_forward_passes():
             settings=flags.parse(["train.py", *words]), plan=SimpleNamespace(samples=600_000_000, position=lambda _: 0),
             state=SimpleNamespace(model=model, progress=SimpleNamespace(step=0)),
             world=SimpleNamespace(size=2, cores=1, gpu=None))
-        assert estimated_time(job)[0].startswith(f"forecast: about {round(passes * hours):,} h on 2 CPU cores")
+        assert forecast(job) == [f"forecast: about {round(passes * hours):,} h on 2 CPU cores"]
 
 
 @pytest.mark.parametrize(("name", "last"), [

@@ -10,7 +10,6 @@ from conftest import ROOT, TINY, rows, run, train
 from common.errors import UserError
 from reporting.outcomes import summarized
 from tests.rigs.trainings import newest_step
-from training.monitoring import has_bfloat16
 from training.observer import Evaluation, UserObserver, load_observers
 
 # The parts of the real packages that the examples use, with the real signatures (wandb 0.31, mlflow 3.17).
@@ -162,11 +161,3 @@ def test_an_observer_that_ends_the_process_before_training_is_a_line(where, monk
     monkeypatch.setitem(sys.modules, "mine", SimpleNamespace(Log=made))
     with pytest.raises(UserError, match=r"^--observer=mine:Log: SystemExit: no license \("):
         load_observers(["mine:Log"])[0].start(None)
-
-
-@pytest.mark.parametrize(("flags", "expected"), [
-    ("fma avx512f avx512_vnni", False), ("avx512_bf16 fma", True), ("amx_bf16 amx_tile", True)])
-def test_which_processors_multiply_bfloat16(flags, expected, tmp_path):
-    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: fpu {flags}\n\nprocessor\t: 1\n")
-    assert has_bfloat16(tmp_path / "cpuinfo") == expected
-    assert not has_bfloat16(tmp_path / "nowhere")

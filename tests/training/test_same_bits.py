@@ -6,9 +6,6 @@ import numpy as np
 import pytest
 from conftest import DIGITS, rows, start, train
 
-from plan.flags import parse
-from plan.plan import plan_for
-from plan.remarks import remarks
 from tests.rigs.bn_train import PROGRAM
 from tests.rigs.trainings import differences
 from tests.training.test_resume import newest_step, stopped
@@ -108,18 +105,6 @@ def test_a_span_over_workers_and_a_torus_make_the_same_bits(workers, tmp_path):
     train(*flags, "--allreduce=torus", f"--output_dir={tmp_path / 'torus'}", kind="mpirun", workers=workers,
           program=PROGRAM)
     assert differences(tmp_path / "2", tmp_path / "torus") == []
-
-
-@pytest.mark.parametrize(("flags", "message"), [
-    ([], "on another number of workers, the same bits need the same --micro_batch_size, which is 48 here"),
-    (["--compression=fp16"], "with --compression=fp16, the same bits need the same number of workers"),
-    (["--order=file", "--compression=fp16"], "with --compression=fp16 and --order=file, the same bits need"),
-    (["--micro_batch_size=8"], None), (["--deterministic=same_workers", "--compression=fp16"], None),
-])
-def test_what_the_bits_depend_on_is_said(flags, message):
-    settings = parse(["train.py", "--data_dir=digits", "--deterministic", "--batch_size=96", *flags])
-    said = [line for line in remarks(settings, plan_for(settings, 2, 2, 1437)) if line.startswith("--deterministic: ")]
-    assert len(said) == bool(message) and (message or "") in "".join(said)
 
 
 @pytest.mark.trainings
