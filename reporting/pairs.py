@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from scipy.stats import binomtest
 
+from common.accuracy import QUANTILE
 from common.errors import UserError, plural
 from common.run_folder import PLAN, PREDICTIONS
 from reporting.page import details, html_table, page
-from training.advice import QUANTILE
 
 MOST = 200  # files in a list
 CERTAIN = 0.05  # level of the test

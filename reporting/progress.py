@@ -8,12 +8,12 @@ import sys
 import time
 
 from common import metric
+from common.accuracy import against_guessing, interval
 from common.activity import WAITS, on_terminal, startup
 from common.errors import complain, in_list
 from common.run_folder import top1_of
 from common.screen import REDRAWN_EVERY, Screen, clock_time, fitting
 from reporting.sentences import STORAGE_LIMITS, in_words, rounded
-from training.advice import interval, is_guessing
 from training.observer import Evaluation, Observer, RunInfo, Update
 
 KEPT = 0.95  # decay of the moving averages, per step
@@ -227,8 +227,8 @@ def views_lines(summary: dict) -> list[str]:
 
 def validation_line(summary: dict, classes: int) -> str:
     top1, samples, guess = summary[metric.VAL_TOP1], summary[metric.VAL_SAMPLES], summary[metric.VAL_GUESS_COUNT]
-    verdict = (f"; no better than guessing, which is right on {guess / samples:.2%}"
-               if is_guessing(top1, samples, guess / samples) else "")
+    verdict = against_guessing(top1, samples, guess / samples)
+    verdict = f"; {verdict}, which is right on {guess / samples:.2%}" if verdict else ""
     top5 = (f"top-5 {summary[metric.VAL_TOP5]:.2%} ({summary[metric.VAL_TOP5_COUNT]}), "
             if classes >= metric.TOP5_CLASSES else "")
     right = f"the first guess is right for {summary[metric.VAL_TOP1_COUNT]} of {samples}"

@@ -19,12 +19,12 @@ from operator import attrgetter
 import numpy as np
 
 from common import metric
+from common.accuracy import interval, is_guessing
 from common.errors import plural
 from common.run_folder import top1_of
 from reporting.charts import number
 from reporting.page import duration, filled_columns, grouped
 from reporting.sentences import rounded
-from training.advice import interval, is_guessing
 
 MOST_SEEDS = 100  # of a setting; if more were needed, the sentence says that they may not suffice
 UNKNOWN_SPREAD = "A single run does not show the spread over seeds: more seeds are needed."

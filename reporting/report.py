@@ -15,6 +15,7 @@ from itertools import chain
 from pathlib import Path
 
 from common import command, flags, metric
+from common.accuracy import interval
 from common.errors import UsageError, UserError, complain, plural
 from common.files import write_atomically
 from common.flags import flag
@@ -27,7 +28,6 @@ from reporting.page import Html, code, commands, details, facts, html_table, pag
 from reporting.run_data import RunData
 from reporting.sections import curves, mistakes, noise_scale, samples, times
 from reporting.sentences import rounded, uncertainty
-from training.advice import interval
 
 RELOADS = 5, 20  # seconds; bounds of the time between two reloads
 BATCH_NORM = "/gamma", "/beta"  # variables

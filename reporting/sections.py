@@ -6,6 +6,7 @@ from collections import Counter
 from functools import partial
 
 from common import metric
+from common.accuracy import interval
 from common.activity import PARTS
 from common.run_folder import CLASSES, COLUMNS, ROWS, SAMPLES
 from plan.flags import obstacle
@@ -14,7 +15,6 @@ from reporting.charts import Line, XAxis, number
 from reporting.page import constant_values, details, duration, html_table, over_epochs_and_time
 from reporting.run_data import RunData
 from reporting.sentences import rounded
-from training.advice import interval
 from training.by_class import averages, by_class, effective_samples, weakest_first
 
 ACCURACIES = {

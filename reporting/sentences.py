@@ -5,13 +5,13 @@ import time
 from itertools import pairwise
 
 from common import metric
+from common.accuracy import against_guessing, interval
 from common.errors import plural
 from common.screen import clock_time
 from reporting.charts import number
 from reporting.heat_map import class_totals
 from reporting.page import duration, prose
 from reporting.run_data import RunData
-from training.advice import interval, is_guessing
 
 STORAGE_LIMITS = 0.05  # share of step time spent waiting for storage, from which a sentence says so
 
@@ -29,8 +29,8 @@ def result(run: RunData) -> str:
     images = f"{plural(samples := validation_samples(run), 'validation image')} of {data}"
     five = ", top-5 the share of those whose class is among the five most probable" * run.has_top5
     most, of = most_frequent(run)[1:]
-    guesses = " This is <b>no better than guessing</b>." if of and is_guessing(
-        now[metric.VAL_TOP1], samples, most / of) else ""
+    verdict = against_guessing(now[metric.VAL_TOP1], samples, most / of) if of else ""
+    guesses = f" This is <b>{verdict}</b>." if verdict else ""
     return (f"{model} {'was' if run.summary else 'has been'} trained for {number(epochs)} epoch{'s' * (epochs != 1)} "
             f"with batch size {number(batch)} on {plural(run.workers, 'worker')}, in {duration(now['seconds'])}. Top-1 "
             f"is the share of the {images} whose most probable class is the right one{five}.{guesses}")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from common import metric
-from training.advice import interval
+from common.accuracy import interval
 
 SHOWN = 3  # weakest classes in summary.json
 

@@ -5,12 +5,12 @@ import re
 
 import pytest
 
+from common.accuracy import interval
 from common.files import write_json
 from reporting.progress import result_lines
 from reporting.report import write_report
 from reporting.sentences import in_words, rounded, uncertainty
 from tests.rigs.run_files import row, whole
-from training.advice import interval
 from training.by_class import averages, by_class, effective_samples, weakest
 
 
@@ -32,7 +32,7 @@ def summary(hits: int, weakest=()) -> dict:
 def test_the_terminal(hits, says):
     [line] = result_lines(summary(hits), 10)
     assert in_words(hits / 1000, 1000) in line and "\n" not in line
-    assert ("no better than guessing, which is right on 10.00%" in line) == says
+    assert ("not certainly better than guessing, which is right on 10.00%" in line) == says
 
 
 def test_the_terminal_names_the_weakest_classes():
@@ -78,7 +78,7 @@ def test_the_report(top1, says, tmp_path):
     folder = whole(tmp_path / "run", rows=[row(epoch, val_top1=top1) for epoch in (1, 2, 3)])
     page = html.unescape(re.sub(r"<(style|script).*?</\1>|<[^>]*>", "", write_report(folder).read_text(), flags=re.S))
     assert uncertainty(top1, 50) in page and "guessing18%" in page
-    assert ("This is no better than guessing." in page) == says
+    assert ("This is not certainly better than guessing." in page) == says
 
 
 def test_each_figure_of_the_result_stands_once(tmp_path):
