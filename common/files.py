@@ -5,6 +5,7 @@ import fcntl
 import json
 import math
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -24,6 +25,23 @@ BROKEN = {errno.EIO, errno.ENOSPC, errno.EDQUOT}  # what they answer if the disk
 NAMED = set()  # calls for which `ignore_unsupported` has printed its line
 ON_NETWORK = {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "cifs", "smb3", "ceph", "glusterfs", "9p", "afs", "orangefs",
               "panfs", "wekafs", "fuse"}
+
+STAND_INS = {  # how a file begins that a clone or a download has left in place of another, and what it is
+    rb"version https://git-lfs": "a Git LFS pointer; `git lfs pull` in its repository fetches the file",
+    rb"/annex/objects/": "a git-annex pointer; `git annex get` in its repository fetches the file",
+    rb"(?i)[\s\xef\xbb\xbf]*(<\?xml[^>]*>\s*)?<(!doctype html|html|head|error)\b":
+        "a web page, such as a sign-in or an error; download the file again"}
+
+
+def stand_in(start: bytes) -> str | None:
+    """Returns what a file is that begins so, and what to do, if something has left it in place of another file."""
+    return next((words for pattern, words in STAND_INS.items() if re.match(pattern, start)), None)
+
+
+def start_of(path) -> bytes:
+    """Returns the first bytes of a file, for `stand_in`. Raises OSError."""
+    with open(path, "rb") as file:
+        return file.read(500)
 
 
 def write_atomically(path, content: str | bytes, durable: bool = False) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import UserError
+from common.files import stand_in, start_of
 from data import checksums, formats
 from data.class_names import distinct
 from data.formats import folder as class_folders
@@ -452,6 +453,9 @@ def _checked(dataset, name, samples) -> Split:
     try:
         split = split.with_indexes(dataset.classes)
     except (OSError, ValueError) as error:
+        for path in (path for path in split.paths if isinstance(path, Path) and path.is_file()):
+            if words := stand_in(start_of(path)):
+                raise UserError(f"{path} is {words}") from None
         raise UserError(f"{folder}: {error}; prepare the dataset again") from None
     for path, count, index in zip(split.paths, split.file_samples, split.entries, strict=True):
         if len(index) != count:

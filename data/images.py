@@ -6,6 +6,7 @@ import io
 import warnings
 from dataclasses import dataclass
 
+from common.files import stand_in
 from data.augmentation import Augmentation
 from data.pipeline import decoder
 
@@ -76,7 +77,8 @@ def store(encoded: bytes, rules: Rules, measure: bool = False) -> Stored:
             with Image.open(io.BytesIO(encoded), formats=READ) as image:
                 return _store(image, encoded, rules, measure)
         except Image.UnidentifiedImageError:
-            raise Rejected("not an image of a known format") from None
+            words = stand_in(encoded)
+            raise Rejected(f"it is {words}" if words else "not an image of a known format") from None
         except Exception as error:  # Pillow raises errors of any type for a damaged header
             raise Rejected(" ".join(str(error).split()) or type(error).__name__) from None
 

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from common.errors import UserError, reason
+from common.files import stand_in
 from common.streams import redirected
 from data.augmentation import AUGMENTATIONS
 from data.dataset import Split
@@ -70,8 +71,8 @@ def first_damaged(split: Split, samples: np.ndarray) -> str | None:
     done = 0
     try:
         for image, _ in split.records(samples):
-            if not image:
-                return f"{split.name(samples[done])} is empty"
+            if words := "empty" if not image else stand_in(image):
+                return f"{split.name(samples[done])} is {words}"
             pipeline.feed_input("encoded", [np.frombuffer(image, np.uint8)])
             pipeline.run()
             done += 1

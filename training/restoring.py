@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from common import VERSION
 from common.errors import UserError, complain, one_line
-from common.files import followed
+from common.files import followed, stand_in, start_of
 from common.run_folder import CHECKPOINTS
 from data.class_names import normal
 from data.dataset import IMAGENET_MEAN, IMAGENET_STD
@@ -65,7 +65,8 @@ def _opened(path: Path) -> Iterator:
     TensorFlow takes a path for a pattern, in which [ and \\ are special. So the reader gets the folder's descriptor.
     """
     for name in FILES:
-        open(path / name, "rb").close()
+        if words := stand_in(start_of(path / name)):
+            raise Damaged(f"{name} is {words}")
     descriptor = os.open(path, os.O_RDONLY)
     folder = f"/proc/self/fd/{descriptor}"
     try:

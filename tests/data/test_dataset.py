@@ -93,6 +93,14 @@ def truncate(path):
     path.write_bytes(path.read_bytes()[:-1])
 
 
+def test_a_pointer_in_place_of_a_shard_is_named(copy):
+    """Of a clone without Git LFS."""
+    path = next(copy.glob("train*.tfrecord"))
+    path.write_text("version https://git-lfs.github.com/spec/v1\nsize 12345\n")
+    with pytest.raises(UserError, match=f"^{path} is a Git LFS pointer; `git lfs pull`"):
+        open_dataset(copy)
+
+
 def test_scanning_a_truncated_shard(copy):
     truncate(copy / "train 2.tfrecord")
     with pytest.raises(ValueError, match="ends inside record 536"):

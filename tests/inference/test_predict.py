@@ -113,13 +113,15 @@ def test_files_folders_and_formats(digits_run, tmp_path):
     (tmp_path / "a b" / "notes.txt").write_text("no image")
     (tmp_path / "a b" / ".hidden.jpg").write_text("no image")
     (tmp_path / "text.jpg").write_text("no image")
+    (tmp_path / "pointer.jpg").write_text("version https://git-lfs.github.com/spec/v1\nsize 12345\n")
     (tmp_path / "cut.jpg").write_bytes(encode(picture(1))[:-60])
     strange = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.jpg"))
     strange.write_bytes(encode(picture(2)))
     done = run("python", 1, ROOT / "train.py", "--mode=predict", f"--checkpoint={digits_run}/checkpoints",
                f"--image={tmp_path}/a b", "--image", *(tmp_path / name for name in (
-                   "one.tiff", "text.jpg", "two.gif", "missing.jpg", "cut.jpg", "no suffix", "one.tiff")), strange,
-               "--device=cpu", f"--output_dir={tmp_path}/results")
+                   "one.tiff", "text.jpg", "pointer.jpg", "two.gif", "missing.jpg", "cut.jpg", "no suffix",
+                   "one.tiff")), strange, "--device=cpu",
+               f"--output_dir={tmp_path}/results")
     assert done.returncode == 1
     with (tmp_path / "results" / "predictions.csv").open(newline="") as file:
         table = [*csv.DictReader(file)]
@@ -134,9 +136,10 @@ def test_files_folders_and_formats(digits_run, tmp_path):
         f"train.py: left out of {tmp_path}/a b: files that are no images (1): notes.txt; hidden files, system files "
         "(such as Thumbs.db) and links that lead nowhere (1): .hidden.jpg",
         f"train.py: {tmp_path}/text.jpg: not an image of a known format",
+        f"train.py: {tmp_path}/pointer.jpg: it is a Git LFS pointer; `git lfs pull` in its repository fetches the file",
         f"train.py: {tmp_path}/missing.jpg: No such file or directory",
-        done.stderr.splitlines()[3], "train.py: 3 of 12 images could not be read; the lines above name them"]
-    assert done.stderr.splitlines()[3].startswith(f"train.py: {tmp_path}/cut.jpg: ")
+        done.stderr.splitlines()[4], "train.py: 4 of 13 images could not be read; the lines above name them"]
+    assert done.stderr.splitlines()[4].startswith(f"train.py: {tmp_path}/cut.jpg: ")
 
 
 def test_orientation_is_applied(digits_run, tmp_path):

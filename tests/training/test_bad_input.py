@@ -18,11 +18,15 @@ from tests.rigs.making import record, write_class_folders, write_shards
 from training.bad_input import first_damaged, input_reason
 from training.evaluate import Evaluator
 
-DAMAGES = {
-    "truncated": lambda image: image[:len(image) // 2],
-    "header": lambda image: image[:4] + bytes(200) + image[204:],
-    "not an image": lambda image: b"<html>404</html>" + bytes(300),
-    "empty": lambda image: b"",
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+DAMAGES = {  # what becomes of an image, and what is said of it
+    "truncated": (lambda image: image[:len(image) // 2], "cannot be decoded"),
+    "header": (lambda image: image[:4] + bytes(200) + image[204:], "cannot be decoded"),
+    "not an image": (lambda image: b"404: Not Found" + bytes(300), "cannot be decoded"),
+    "web page": (lambda image: b"<html>404</html>" + bytes(300),
+                 "is a web page, such as a sign-in or an error; download the file again"),
+    "pointer": (lambda image: POINTER, "is a Git LFS pointer; `git lfs pull` in its repository fetches the file"),
+    "empty": (lambda image: b"", "is empty"),
 }
 
 
@@ -41,10 +45,10 @@ def damaged(request, in_format, digit_records, tmp_path):
                 image = file.read()
                 file.seek(0)
                 file.truncate()
-                file.write(DAMAGES[damage](image))
+                file.write(DAMAGES[damage][0](image))
             return tmp_path, path
         image, label = records["train"][777]
-        records["train"][777] = DAMAGES[damage](image), label
+        records["train"][777] = DAMAGES[damage][0](image), label
         write_shards(name, records, tmp_path)
         return tmp_path, f"{tmp_path}/train 1{formats.get(name).SUFFIX}, record 277"
 
@@ -67,14 +71,14 @@ def what_is_told(dataset) -> str:
         return input_reason(caught.value, batches, read)
 
 
-@pytest.mark.parametrize("damage", [*DAMAGES][:3])
+@pytest.mark.parametrize("damage", [*DAMAGES][:-1])
 def test_the_record_is_named(damaged, damage):
     folder, name = damaged(damage)
     dataset = open_dataset(folder)
     told = what_is_told(dataset)
     cure = "`data.prepare --verify` lists all damaged records" if dataset.format != "folder" else (
         f"to convert or leave out such files, {conversion(folder, '--format=tfrecord', '--verify')}")
-    assert told == f"{name} cannot be decoded; {cure}"
+    assert told == f"{name} {DAMAGES[damage][1]}; {cure}"
 
 
 @pytest.mark.parametrize("damaged", ["folder"], indirect=True)

@@ -345,6 +345,16 @@ def test_damage_is_named_with_its_file(tmp_path, capfd):
     assert f"{folder}/step-00000002 is damaged" in stderr and "/proc/" not in stderr
 
 
+@pytest.mark.parametrize("name", FILES)
+def test_a_pointer_in_place_of_a_file_is_named(name, tmp_path, capfd):
+    """Of a clone without Git LFS."""
+    saved(tmp_path, [1, 2])
+    (tmp_path / "step-00000002" / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\nsize 12345\n")
+    assert next(intact(tmp_path))[2]["progress"]["step"] == 1
+    assert capfd.readouterr().err.endswith(
+        f"skipped: {name} is a Git LFS pointer; `git lfs pull` in its repository fetches the file\n")
+
+
 def test_what_could_not_be_opened_is_neither_damaged_nor_to_be_deleted(tmp_path, capfd):
     """A missing file, and one that cannot be opened: a folder, because root may open any file."""
     saved(tmp_path, [1])
