@@ -19,6 +19,7 @@ from inference.trained import TOP, Trained
 from model_zoo.layers import input_numbers
 
 IMAGES = tf.TensorSpec([None], tf.string, "image_bytes")
+PARALLEL = 16  # images that a SavedModel decodes at a time, at most
 INPUT = "images"
 OUTPUT = "probabilities"
 OPSET = 17  # of 2022; most runtimes have it
@@ -92,10 +93,22 @@ class Classifier(tf.Module):
         return self._most_probable(image_bytes, len(self._names))
 
     def _most_probable(self, image_bytes, count):
-        images = tf.map_fn(lambda encoded: preprocess(encoded, self._size, self._enlarge), image_bytes,
-                           fn_output_signature=tf.TensorSpec((self._size, self._size, 3), tf.uint8))
-        probabilities, labels = tf.math.top_k(self._probabilities(images), count)
+        number = tf.size(image_bytes)
+        images = self._decoded(image_bytes)[:tf.maximum(number, 1)]
+        probabilities, labels = tf.math.top_k(self._probabilities(images)[:number], count)
         return {"classes": tf.gather(tf.constant(self._names), labels), "probabilities": probabilities}
+
+    def _decoded(self, image_bytes):
+        """Returns the pixels of a batch of images, and a black image after them: some networks need at least one."""
+        number = tf.size(image_bytes, tf.int64)
+        read = tf.data.Dataset.range(number).map(
+            lambda index: (index, preprocess(image_bytes[index], self._size, self._enlarge)), PARALLEL).ignore_errors()
+        black = tf.data.Dataset.from_tensors((number, tf.zeros((self._size, self._size, 3), tf.uint8)))
+        indices, images = read.concatenate(black).batch(number + 1).get_single_element()
+        broken = tf.raw_ops.ListDiff(x=tf.range(number), y=indices).out
+        with tf.control_dependencies([tf.debugging.Assert(tf.size(broken) == 0, [
+                "these images of the batch, counted from 0, cannot be decoded as JPEG, PNG or GIF:", broken])]):
+            return tf.identity(images)
 
 
 def write_saved_model(trained: Trained, path: Path) -> None:

@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import SmallDisk, environment
@@ -40,6 +41,43 @@ def test_tensorflow_prints_nothing_where_it_is_used(tmp_path):
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment() | {
         "TF_CPP_MIN_LOG_LEVEL": "0"}, text=True, capture_output=True, timeout=300)
     assert (done.returncode, done.stdout, done.stderr.partition("imported\n")[2]) == (0, "(3, 3)\n", ""), done.stderr
+
+
+@pytest.fixture(scope="module")
+def normed(tmp_path_factory):
+    """A signature, and the model and its pixels' size: with batch norm, whose kernel fails on a batch of no images."""
+    folder = tmp_path_factory.mktemp("normed") / "saved_model"
+    model = tf.keras.Sequential([tf.keras.layers.Input((8, 8, 3)), tf.keras.layers.Conv2D(4, 3),
+                                 tf.keras.layers.BatchNormalization(), tf.keras.layers.GlobalAveragePooling2D(),
+                                 tf.keras.layers.Dense(3)])
+    model.layers[-1].kernel.assign(model.layers[-1].kernel / 100)
+    write_saved_model(Trained(model, ("a", "b", "c"), 8, 1.0, 0.0, "last"), folder)
+    return tf.saved_model.load(folder).signatures["all_classes"]
+
+
+def test_a_batch_without_images_has_no_classes(normed):
+    result = normed(image_bytes=tf.constant([], tf.string))
+    assert {name: tuple(value.shape) for name, value in result.items()} == {"classes": (0, 3), "probabilities": (0, 3)}
+
+
+def test_a_batch_is_what_its_images_are(normed):
+    """In their order, however many are decoded at a time."""
+    images = [encode(picture(number)) for number in range(40)]
+    together = normed(image_bytes=tf.constant(images))["probabilities"].numpy()
+    alone = [normed(image_bytes=tf.constant([image]))["probabilities"][0].numpy() for image in images]
+    np.testing.assert_allclose(together, alone, rtol=1e-5)
+    assert len({round(float(row[0]), 6) for row in alone}) > 20
+
+
+@pytest.mark.parametrize("broken", [[1], [0], [0, 1], [2, 4]])
+def test_broken_images_of_a_batch_are_named(normed, broken):
+    image = encode(picture(1))
+    kinds = [image[:-60], b"", b"version https://git-lfs.github.com/spec/v1\n", b"GIF89a", b"\x89PNG"]
+    batch = [kinds[index] if index in broken else image for index in range(max(broken) + 1)]
+    with pytest.raises(tf.errors.InvalidArgumentError) as error:
+        normed(image_bytes=tf.constant(batch))
+    assert ("these images of the batch, counted from 0, cannot be decoded as JPEG, PNG or GIF:] "
+            f"[{' '.join(map(str, broken))}]") in str(error.value)
 
 
 def test_an_export_that_fails_leaves_the_earlier_one(monkeypatch):
