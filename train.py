@@ -84,8 +84,7 @@ def train(settings: Settings) -> dict:
         if (unread := settings.run.checkpoint) and not os.path.exists(unread):
             raise UserError(f"--checkpoint: {unread} does not exist; training starts from the weights of another run "
                             "with --init_checkpoint, and resumes a run with its --output_dir")
-        if settings.recipe.is_pretrained and not settings.run.init_checkpoint and not output_dir.resumes(settings):
-            check_weights(settings.recipe.model, settings.recipe.pretrained_weights)
+        check_initial_weights(settings)
     recipe = settings.recipe
     dataset = open_named(recipe.data_dir, launched.rank == 0, recipe.validation_fraction)
     check_dataset(dataset)  # on all ranks: an mpirun that kills one in MPI_Init may hang
@@ -105,6 +104,12 @@ def train(settings: Settings) -> dict:
     set_variables(settings)
     attempt = make_training(settings, dataset, plan, stop, observers_of)
     return attempt()
+
+
+def check_initial_weights(settings: Settings) -> None:
+    """Raises UserError if a training would start from weights for a network of Keras that cannot be had."""
+    if settings.recipe.is_pretrained and not settings.run.init_checkpoint and not output_dir.resumes(settings):
+        check_weights(settings.recipe.model, settings.recipe.pretrained_weights)
 
 
 def tell(dataset: Dataset, settings: Settings) -> None:
@@ -194,6 +199,8 @@ def dry_run(settings: Settings) -> None:
         from training.build import start_and_check_flags
 
         start_and_check_flags(settings)
+    if settings.recipe.pretrained_weights and not run.train_samples:  # with which files may be elsewhere
+        check_initial_weights(settings)
     dataset = None if run.train_samples else open_named(
         settings.recipe.data_dir, fraction=settings.recipe.validation_fraction)
     samples = run.train_samples or dataset.train.samples

@@ -1,17 +1,15 @@
 """The networks of tf.keras.applications, each with its own scaling of the pixels, and their ImageNet weights."""
+import contextlib
 import itertools
+import math
 import sys
-import urllib.request
 
-import h5py
 import tensorflow as tf
-from keras.src.saving.legacy.hdf5_format import load_attributes_from_hdf5_group as attribute
-from keras.src.utils import data_utils
 
-from common.errors import UserError, one_line
-from model_zoo import KERAS, MODELS
-from model_zoo.layers import BatchNormalization, Dropout, dropout_of, last_layer, seeds
-from model_zoo.weights import damage, weights_folder
+from common.errors import UserError, complain
+from model_zoo.layers import BatchNormalization, Dropout, dropout_of, last_layer, layers_of, seeds
+from model_zoo.weight_files import AGAIN, Leaves, keys, layers_in
+from model_zoo.weights import builder_of, damage, downloaded
 
 layers = tf.keras.layers
 MEAN = (0.485, 0.456, 0.406)  # of ImageNet's pixels, from 0 to 1
@@ -25,7 +23,7 @@ def application(images, name, classes, batch_norm_momentum, seed):
     Batch norm, dropout and stochastic depth become Bigbatch's own layers, so that --batch_norm_span works and a resumed
     run draws the same masks. Initial weights are functions of the seed.
     """
-    builder = _builder(name)
+    builder = builder_of(name)
     numbers = seeds(seed)
     network = builder(weights=None, classes=classes, classifier_activation=None, input_shape=images.shape[1:])
     head = network.layers[network.layers.index(last_layer(network)):]  # in float32, as for every model
@@ -53,92 +51,79 @@ def load_pretrained(model, file: str | None = None) -> list:
     These are the last layer, and those after the last pooling that the weights lack or have in another shape, such as
     the first dense one of VGG if the image size differs. Raises UserError.
 
-    file: weights of the same network in an .h5 file of Keras, with or without the layers after the last pooling.
-    Default: ImageNet's, which Keras downloads.
+    file: weights of the same network in an .h5 file of Keras, with any layers after the last pooling. The network may
+    be a model in the file's model. Default: ImageNet's, which Keras downloads.
     """
     name = model.name.replace("-", ":")
-    path = file or _downloaded(name)
-    given = _weights_in(path)
-    ours = [layer for layer in model.layers if layer.weights and not isinstance(layer, layers.Normalization)]
+    path = file or downloaded(name)
+    parts = layers_in(path)
+    ours = [layer for layer in layers_of(model) if layer.weights and not isinstance(layer, layers.Normalization)]
     body = model.layers[:model.layers.index(ours[-1])]  # after which MobileNetV3 only flattens
     head = body[max(index for index, layer in enumerate(body) if type(layer) in POOLING):]
-    new = []
-    for layer, (source, arrays) in itertools.zip_longest(ours, given, fillvalue=("nothing", ())):
-        if layer not in ours:
-            raise UserError(f"{path} has the weights of another network than {name}: one more layer, {source}")
-        variables = [*layer.trainable_weights, *layer.non_trainable_weights]  # the order in such a file
-        shapes, found = [[list(one.shape) for one in many] for many in (variables, arrays)]
-        if layer is ours[-1] or (shapes != found and layer in head):
-            new.append(layer)
-        elif shapes != found:
-            raise UserError(f"{path} has the weights of another network than {name}: {source} {found} instead of "
-                            f"{layer.name} {shapes}")
-        else:
-            for variable, array in zip(variables, arrays, strict=True):
-                variable.assign(array)
-    return new
+    taken = _fitting(ours, head, parts, path, name)
+    if problem := damage(path, [pair for weights in taken.values() for pair in weights.items()]):
+        raise UserError(f"{path} is damaged: {problem}; {AGAIN}")
+    for layer, weights in taken.items():
+        for variable, array in zip(_variables(layer), weights.values(), strict=True):
+            variable.assign(array.reshape(variable.shape))
+    return [layer for layer in ours if layer not in taken]
 
 
-def _weights_in(path) -> list[tuple[str, list]]:
-    """Returns (name, arrays) of each layer with weights in an .h5 file of Keras. Raises UserError."""
-    try:
-        with h5py.File(path) as file:
-            weights = file.get("model_weights", file)  # in a file with a whole model
-            given = [(name, [(one, weights[name][one][()]) for one in attribute(weights[name], "weight_names")])
-                     for name in attribute(weights, "layer_names")]
-    except (OSError, KeyError, RuntimeError, ValueError, TypeError) as error:  # h5py raises them for a damaged file
-        raise UserError(f"{path} cannot be read as an .h5 file of Keras: {one_line(error)[:200]}") from None
-    given = [(name, pairs) for name, pairs in given if pairs and not name.startswith("normalization")]
-    if not given:
-        raise UserError(f"{path} has no weights of a Keras model; give a file that model.save_weights or model.save of "
-                        "Keras 2 wrote as .h5")
-    if problem := damage(path, [*itertools.chain.from_iterable(pairs for _, pairs in given)]):
-        raise UserError(f"{path} is damaged: {problem}; copy or download it again")
-    return [(name, [array for _, array in pairs]) for name, pairs in given]
+def _fitting(ours, head, parts: dict[str, Leaves], path, name) -> dict:
+    """Returns what `_placed` does for the model in a file's model that fits, or else for the file's whole model.
 
-
-class _Asked(Exception):
-    """Raised in place of a download, with the arguments of tf.keras.utils.get_file."""
-
-
-def source_of(name: str) -> dict:
-    """Returns the arguments with which Keras would download ImageNet's weights of a network `keras:NAME`.
-
-    fname: name of the file. origin: its address.
+    parts: the layers of the file's model, each with those in it. Raises UserError.
     """
-    def ask(fname, origin, **options):
-        raise _Asked(options | {"fname": fname, "origin": origin, "cache_subdir": str(weights_folder())})
-
-    size = MODELS[name].image_size  # without which some write a warning
-    data_utils.get_file, download = ask, data_utils.get_file
+    fitting = {}
+    for part, inside in parts.items():
+        for by_name in (True, False):
+            with contextlib.suppress(_Misfit):
+                fitting.setdefault(part, _placed(ours, head, [*inside.items()], by_name))
+    if len(fitting) > 1:
+        raise UserError(f"{path} has {len(fitting)} models that fit {name}: {', '.join(fitting)}; write the weights of "
+                        f"one of them: model.get_layer('{min(fitting)}').save('weights.h5')")
+    for part, taken in fitting.items():
+        before = [one for one in itertools.takewhile(part.__ne__, parts) if one.startswith(("rescal", "normaliz"))]
+        scaling = f", without {', '.join(before)}: {name} scales pixels like Keras's preprocess_input" if before else ""
+        complain(f"note: the model {part} in {path} is taken" + scaling)
+        return taken
     try:
-        _builder(name)(weights="imagenet", input_shape=(size, size, 3))
-    except _Asked as asked:
-        return asked.args[0]
-    finally:
-        data_utils.get_file = download
-    raise AssertionError(f"Keras downloads no weights of {name}")
+        whole = [leaf for inside in parts.values() for leaf in inside.items()]
+        return _placed(ours, head, whole, by_name=False)
+    except _Misfit as misfit:
+        raise UserError(f"{path} has the weights of another network than {name}: {misfit}; give the --model whose "
+                        "weights they are, or write those of the part that fits: base.save('weights.h5')") from None
 
 
-def no_download(source: dict, reason) -> UserError:
-    """Returns the error that says where to have a file of `source_of` from, and where to copy it."""
-    proxy = urllib.request.getproxies().get("https", "").rpartition("@")[2]  # without a password
-    through = f" (https_proxy is {proxy})" if proxy else ""
-    return UserError(f"--pretrained: {source['origin']} cannot be downloaded: {one_line(reason)[:200]}{through}; "
-                     f"download it on a computer with a network and save it as {weights_folder() / source['fname']}, "
-                     "or give its path with --pretrained_weights=FILE")
+class _Misfit(Exception):
+    """Raised with the first difference between a network and weights that do not fit it."""
 
 
-def _downloaded(name) -> str:
-    source = source_of(name)
-    try:
-        return tf.keras.utils.get_file(**source)
-    except Exception as error:  # Keras raises a plain Exception if a download fails
-        raise no_download(source, error) from None
+def _placed(ours, head, theirs: list[tuple[str, dict]], by_name: bool) -> dict:
+    """Returns a dict from layers to the weights that they get: those of the same name or position. Raises _Misfit.
+
+    ours: the network's layers with weights. head: its layers after the last pooling. theirs: names and weights of the
+    layers in a file.
+    """
+    own, given = [layer.name for layer in ours], [name for name, _ in theirs]
+    own, given = (keys(own), keys(given)) if by_name else (range(len(own)), range(len(given)))
+    left, taken = dict(zip(given, theirs, strict=True)), {}
+    for key, layer in zip(own, ours, strict=True):
+        source, weights = left.pop(key, ("nothing", {}))
+        shapes, found = [[[*one.shape] for one in many] for many in (_variables(layer), weights.values())]
+        if type(layer).__name__ == "LayerScale" and found:  # in an exported model.h5 a convolution of each channel
+            found = [[math.prod(shape)] for shape in found]
+        if shapes == found and layer is not ours[-1]:
+            taken[layer] = weights
+        elif layer not in head and layer is not ours[-1]:
+            raise _Misfit(f"{source} {found} instead of {layer.name} {shapes}")
+    if more := [source for source, weights in left.values() if any(one.ndim > 2 for one in weights.values())]:
+        raise _Misfit(f"one more layer, {more[0]}")
+    return taken
 
 
-def _builder(name):
-    return getattr(tf.keras.applications, name.removeprefix(KERAS))
+def _variables(layer) -> list:
+    return [*layer.trainable_weights, *layer.non_trainable_weights]  # the order in a file
 
 
 def _preprocessing(builder):

@@ -44,8 +44,8 @@ class Recipe:
         "keras:NAME: Keras's. MODULE:FUNCTION: your own.", model_zoo.MODELS, own=True, screen="Data and model")
     pretrained: bool = flag(False, "Start from the ImageNet weights of a keras:NAME model, which Keras downloads. The "
         "last layer is new.")
-    pretrained_weights: str | None = flag(None, "Start from the weights of a keras:NAME model in this .h5 file, which "
-        "Keras wrote, with or without its last layers. The last layer is new.", path=True)
+    pretrained_weights: str | None = flag(None, "Start from the weights of a keras:NAME model in this .h5 file of "
+        "Keras, or in a model around it. The last layer is new.", path=True)
     freeze: bool = flag(False, "Train the last layer alone. The others keep their weights, and run as in evaluation, "
         "so that a step costs little more than a forward pass. Start from trained weights, and train all layers from "
         "there with --init_checkpoint.")

@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import skip
+from conftest import skip, train
 
 import model_zoo
 from inference.export import write_tflite
 from inference.keras_file import NotWritten, stock_model, write_keras
 from inference.trained import Trained, split_groups
+from model_zoo.applications import load_pretrained
 from model_zoo.layers import last_layer, norms
 
 # Prints the largest difference from the expected probabilities, and trains for a step.
@@ -99,6 +100,31 @@ def test_keras_2_opens_the_file_without_this_package(name, size, tmp_path):
     write_keras(trained, tmp_path / "model.h5")
     version, difference = read(sys.executable, tmp_path / "model.h5", pixels, expected)
     assert version == "2" and difference < 1e-5
+
+
+FAMILIES = [*(pytest.param(name, size, marks=pytest.mark.trainings) for name, size in (
+    ("MobileNetV3Small", 32), ("ResNet50", 32), ("VGG16", 32), ("ConvNeXtTiny", 32))), *(
+    pytest.param(name, size, marks=pytest.mark.campaign) for name, size in (
+        ("ResNet50V2", 32), ("DenseNet121", 32), ("EfficientNetB0", 32), ("EfficientNetV2B0", 32), ("InceptionV3", 75),
+        ("InceptionResNetV2", 75), ("MobileNet", 32), ("MobileNetV2", 32), ("NASNetMobile", 32), ("RegNetX002", 32),
+        ("RegNetY002", 32), ("ResNetRS50", 32), ("Xception", 71)))]
+
+
+@pytest.mark.parametrize(("name", "size"), FAMILIES)
+def test_a_training_starts_from_the_file(name, size, digits, tmp_path):
+    """What the new network computes with the exported weights, except the last layer's, is what the first computed."""
+    trained, pixels, expected = made(f"keras:{name}", size)
+    write_keras(trained, tmp_path / "model.h5")
+    ours = model_zoo.create_model(f"keras:{name}", 5, size, seed=4)
+    new = load_pretrained(ours, tmp_path / "model.h5")
+    assert new == [last_layer(ours)]
+    last_layer(ours).set_weights(last_layer(trained.model).get_weights())
+    np.testing.assert_allclose(tf.nn.softmax(ours(pixels.astype(np.float32))), expected, atol=3e-5)
+    done = train(f"--data_dir={digits}", f"--model=keras:{name}", f"--image_size={size}", "--epochs=0.02",
+                 "--batch_size=16", f"--pretrained_weights={tmp_path}/model.h5", f"--output_dir={tmp_path}/run")
+    count = len(ours.variables)
+    assert (f"pretrained_weights: took {count - len(new[0].weights)} of {count} variables from {tmp_path}/model.h5; "
+            f"new: {new[0].name}\n" in done.stderr)
 
 
 @pytest.mark.docs

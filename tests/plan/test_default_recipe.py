@@ -289,7 +289,7 @@ def test_a_file_of_weights_that_is_not_there_fails_before_tensorflow_is_loaded(p
                "sys.exit(99 if 'tensorflow' in sys.modules else code)")
     done = run("python", 1, "-c", program, f"--data_dir={photos}", "--model=keras:VGG16",
                f"--pretrained_weights={tmp_path}/none.h5", f"--output_dir={tmp_path}/run", cold=True)
-    assert done.returncode == 1 and f"--pretrained_weights: there is no file {tmp_path}/none.h5" in done.stderr
+    assert done.returncode == 1 and done.stderr == f"train.py: {tmp_path}/none.h5 does not exist, or is no file\n"
 
 
 def test_a_tilde_is_the_home_folder(monkeypatch, photos):
