@@ -52,7 +52,7 @@ def write_shards(folder: Path) -> None:
     (folder / "dataset.json").write_text(json.dumps(described))
 
 
-def job_of(dataset, workers: int):
+def setup_of(dataset, workers: int):
     """Returns what TrainingInput needs of the first of `workers` workers."""
     batch_size, epochs = CASES[workers]
     settings = flags.parse(["train.py", f"--batch_size={batch_size}", f"--epochs={epochs}"])
@@ -61,28 +61,28 @@ def job_of(dataset, workers: int):
                            state=SimpleNamespace(progress=Progress()))
 
 
-def gaps(job, pipelines) -> list[float]:
+def gaps(setup, pipelines) -> list[float]:
     """Returns the seconds to the first batch of each epoch but the first. pipelines: a TrainingInput, or Separate."""
     seconds_of_each = []
     with pipelines:
-        for interval in job.plan.intervals():
+        for interval in setup.plan.intervals():
             began = time.perf_counter()
             batches = pipelines.batches_of(interval)
             next(batches)
             seconds_of_each.append(time.perf_counter() - began)
-            own = interval.steps * interval.phase.global_batch_size // job.world.size
+            own = interval.steps * interval.phase.global_batch_size // setup.world.size
             for _ in range(own // interval.phase.micro_batch_size - 1):
                 next(batches)
-            job.state.progress.step = interval.end
+            setup.state.progress.step = interval.end
     return seconds_of_each[1:]
 
 
 class Separate(contextlib.ExitStack):
     """Replaces TrainingInput: opens a pipeline for each interval."""
 
-    def __init__(self, job):
+    def __init__(self, setup):
         super().__init__()
-        self._feed = job.feed
+        self._feed = setup.feed
 
     def batches_of(self, interval):
         self.close()
@@ -96,10 +96,10 @@ def main():
         write_shards(Path(folder))
         dataset = open_dataset(folder)
         for workers in CASES:
-            seconds, job = SAMPLES / workers / RATE, job_of(dataset, workers)
-            separate = statistics.median(gaps(job, Separate(job)))
-            job.state.progress.step = 0
-            kept = gaps(job, TrainingInput(job))
+            seconds, setup = SAMPLES / workers / RATE, setup_of(dataset, workers)
+            separate = statistics.median(gaps(setup, Separate(setup)))
+            setup.state.progress.step = 0
+            kept = gaps(setup, TrainingInput(setup))
             print(f"{workers} workers, epochs of {seconds:.1f} s: a gap of {separate:.2f} s ({separate / seconds:.1%}) "
                   f"with a pipeline for each epoch; {statistics.median(kept):.3f} s in the median and "
                   f"{max(kept):.2f} s at most ({max(kept) / seconds:.1%}) with TrainingInput", flush=True)

@@ -29,7 +29,7 @@ from reporting import speed
 from training import build
 from training.bad_input import bad_input_is_user_error
 from training.breakdown import StepTimes, breakdown_of
-from training.build import Job
+from training.build import Setup
 from training.step import StepInput, StepResult
 
 ROUNDS = 5
@@ -138,8 +138,8 @@ def measure(settings: Settings, options, dataset: Dataset, in_stages: bool) -> t
     with contextlib.ExitStack() as held:
         with world.raise_on_all_ranks():
             state = build.make_state(settings, dataset)
-            jobs = [build.make_job(settings, plan, world, feeds[threads[0]], state, exchange) for plan in plans]
-            measured = stages(jobs[0], feeds, held) if in_stages else training_steps(jobs, held)
+            setups = [build.make_setup(settings, plan, world, feeds[threads[0]], state, exchange) for plan in plans]
+            measured = stages(setups[0], feeds, held) if in_stages else training_steps(setups, held)
         take_turns(measured, options.seconds / ROUNDS, world)
         image_bytes = mean_size(measured[0]) if in_stages else None
     about = {name: getattr(recipe, name) for name in ("data_dir", "model", "augmentation", "precision")} | {
@@ -152,8 +152,8 @@ def measure(settings: Settings, options, dataset: Dataset, in_stages: bool) -> t
     about |= {"compression": launch.compression, "workers": world.size, "workers_per_node": world.workers_per_node()}
     rows = [about | step_row(steps, plan, world) for steps, plan in zip(measured, plans, strict=True)]
     if topology and world.rank == 0:
-        for row, job in zip(rows, jobs, strict=True):
-            row |= {"topology": options.topology, "forecast_images_per_second": forecast(topology, job)}
+        for row, setup in zip(rows, setups, strict=True):
+            row |= {"topology": options.topology, "forecast_images_per_second": forecast(topology, setup)}
     return world, {"rows": rows}
 
 
@@ -187,20 +187,20 @@ def plan_of(recipe, global_batch_size: int, largest: int, workers: int, samples:
                      None if global_batch_size % workers else micro_batch_size, workers, samples, allreduce)
 
 
-def training_steps(jobs: list[Job], held: contextlib.ExitStack) -> list[Measured]:
-    """Returns the training step of each job. Their pipelines are open until `held` is closed."""
+def training_steps(setups: list[Setup], held: contextlib.ExitStack) -> list[Measured]:
+    """Returns the training step of each setup. Their pipelines are open until `held` is closed."""
     made = []
-    for job in jobs:
-        [phase] = job.plan.phases
-        batches = held.enter_context(job.feed.open(prepared(job.feed, phase, job.world.size), again=True))
-        made.append(training_step(f"batch {phase.global_batch_size}", job, batches))
+    for setup in setups:
+        [phase] = setup.plan.phases
+        batches = held.enter_context(setup.feed.open(prepared(setup.feed, phase, setup.world.size), again=True))
+        made.append(training_step(f"batch {phase.global_batch_size}", setup, batches))
         made[-1].times = StepTimes()
     return made
 
 
-def stages(job: Job, feeds: dict[int, Feed], held: contextlib.ExitStack) -> list[Measured]:
+def stages(setup: Setup, feeds: dict[int, Feed], held: contextlib.ExitStack) -> list[Measured]:
     """Returns the stages in the order of their turns, `read` first. feeds: by number of threads."""
-    [phase] = job.plan.phases
+    [phase] = setup.plan.phases
     made = []
     for threads, feed in feeds.items():
         read = prepared(feed, phase, workers=1)
@@ -211,10 +211,10 @@ def stages(job: Job, feeds: dict[int, Feed], held: contextlib.ExitStack) -> list
                  for name, call in (calls | {"pipeline": batches.__next__}).items()]
         if len(made) == len(STAGES) + 1:  # the model's own speed does not depend on the threads
             made[-1].run(1)  # names a damaged record, which next() does not
-            model = training_step("model", job, Resident(next(batches)))
+            model = training_step("model", setup, Resident(next(batches)))
             model.ahead = 0
             made.append(model)
-        made.append(replace(training_step("train", job, batches), threads=threads))
+        made.append(replace(training_step("train", setup, batches), threads=threads))
     return made
 
 
@@ -235,16 +235,16 @@ def prepared(feed, phase: Phase, workers: int):
     return feed.prepare([(0, steps)], phase.global_batch_size, phase.micro_batch_size)
 
 
-def training_step(name: str, job: Job, batches: Batches | Resident) -> Measured:
-    """Returns the updates of a job. The learning rate is 0, so the weights do not change and stay finite."""
-    [phase] = job.plan.phases
-    step = job.train_step(phase)
+def training_step(name: str, setup: Setup, batches: Batches | Resident) -> Measured:
+    """Returns the updates of a setup. The learning rate is 0, so the weights do not change and stay finite."""
+    [phase] = setup.plan.phases
+    step = setup.train_step(phase)
 
     def update(timed: bool = False):
         batches.admit(phase.accumulation_steps)
-        return step(batches.iterator, StepInput.of(0.0, job.settings.recipe.momentum, timed))
+        return step(batches.iterator, StepInput.of(0.0, setup.settings.recipe.momentum, timed))
 
-    shapes = StepResult.shapes(len(job.state.trained))
+    shapes = StepResult.shapes(len(setup.state.trained))
     return Measured(name, update, batches, phase.global_batch_size, phase.accumulation_steps * phase.micro_batch_size,
                     finish=lambda packed: StepResult.unpacked(packed.numpy(), shapes),
                     ahead=-(-AHEAD // phase.accumulation_steps))
@@ -272,11 +272,11 @@ def step_row(steps: Measured, plan: Plan, world: World) -> dict:
             "images_per_second": steps.rate, **breakdown_of(steps.times.gather(world))}
 
 
-def forecast(topology, job: Job) -> float:
-    """Returns the images per second that a topology forecasts for a job."""
-    plan, recipe = job.plan, job.settings.recipe
+def forecast(topology, setup: Setup) -> float:
+    """Returns the images per second that a topology forecasts for a setup."""
+    plan, recipe = setup.plan, setup.settings.recipe
     [phase] = plan.phases
-    model = model_cost(recipe.model, len(job.feed.dataset.classes), recipe.final_image_size)
-    work = topologies.StepWork.of(model, phase, recipe, topologies.BYTES[job.settings.launch.compression])
+    model = model_cost(recipe.model, len(setup.feed.dataset.classes), recipe.final_image_size)
+    work = topologies.StepWork.of(model, phase, recipe, topologies.BYTES[setup.settings.launch.compression])
     seconds = topology.step_seconds(work, plan.allreduce.grid or (plan.workers, 1), plan.allreduce.allreduce)
     return phase.global_batch_size / seconds

@@ -44,7 +44,7 @@ DIFFERENT_FLAGS = "the workers were started with different flags"
 
 
 @dataclass(frozen=True)
-class Job:
+class Setup:
     """A training on the current workers."""
 
     settings: Settings
@@ -81,8 +81,8 @@ def start_and_check_flags(settings: Settings) -> World:
     return world
 
 
-def make_job(settings: Settings, plan: Plan, world: World, feed, state: State, exchange: GradientExchange,
-             class_weights: np.ndarray | None = None) -> Job:
+def make_setup(settings: Settings, plan: Plan, world: World, feed, state: State, exchange: GradientExchange,
+             class_weights: np.ndarray | None = None) -> Setup:
     """Builds a training from its parts. class_weights: as training.losses.make_loss takes them."""
     recipe = settings.recipe
     batch_counts().restart()
@@ -111,7 +111,7 @@ def make_job(settings: Settings, plan: Plan, world: World, feed, state: State, e
         divergence_reason, names=[v.name.split(":")[0] for v in state.trained],
         guessing=loss_of_guessing(recipe.loss, len(feed.dataset.classes), class_weights),
         loss_scaling=distributed.has_dynamic_scale(state.optimizer))
-    return Job(settings, plan, world, feed, state, evaluate, exact, train_step, divergence)
+    return Setup(settings, plan, world, feed, state, evaluate, exact, train_step, divergence)
 
 
 def share_dataset(dataset: Dataset, world: World) -> Dataset:

@@ -19,7 +19,7 @@ from common.run_folder import top1_of
 from plan.plan import Interval
 from training.bad_input import bad_input_is_user_error
 from training.breakdown import breakdown_of, timed_every
-from training.build import Job
+from training.build import Setup
 from training.clock import batch_counts
 from training.divergence import BelowExpected
 from training.evaluate import EvaluationResult
@@ -30,40 +30,40 @@ from training.results import Results, Step
 from training.weight_check import in_hexadecimal
 
 
-def follow_plan(job: Job, recovery: Recovery, observers: Sequence[Observer] = ()) -> EvaluationResult:
+def follow_plan(setup: Setup, recovery: Recovery, observers: Sequence[Observer] = ()) -> EvaluationResult:
     """Trains the rest of the plan; returns the last evaluation.
 
     Raises Diverged and Stopped on all workers at once, and UserError if training cannot continue.
     """
     result = None
-    with TrainingInput(job) as data, Results(job, observers) as results:
-        for interval in job.plan.intervals():
-            if early_end(job):
+    with TrainingInput(setup) as data, Results(setup, observers) as results:
+        for interval in setup.plan.intervals():
+            if early_end(setup):
                 break
-            train(interval, job, data, results, recovery)
-            if interval.evaluates and job.state.progress.evaluations < interval.evaluations:
-                result = evaluate_after(interval, job, results, recovery)
-    return result or job.evaluate()
+            train(interval, setup, data, results, recovery)
+            if interval.evaluates and setup.state.progress.evaluations < interval.evaluations:
+                result = evaluate_after(interval, setup, results, recovery)
+    return result or setup.evaluate()
 
 
-def train(interval: Interval, job: Job, data: TrainingInput, results: Results, recovery: Recovery) -> None:
+def train(interval: Interval, setup: Setup, data: TrainingInput, results: Results, recovery: Recovery) -> None:
     """Makes the updates that are left of an interval, and saves a checkpoint or stops after an update if that is due.
 
     Raises Diverged for the first step that diverged, UserError for data that cannot be read, and Stopped, also if the
     phase needs another number of workers.
     """
-    progress, phase, first = job.state.progress, interval.phase, job.state.progress.step
+    progress, phase, first = setup.state.progress, interval.phase, setup.state.progress.step
     if first >= interval.end:
         return
-    if phase.workers != job.world.size:
+    if phase.workers != setup.world.size:
         recovery.hand_over(phase.workers)
-    micro_batches = len(phase.micro_batches_of(job.world.rank, job.world.size))
-    train_step, batches = job.train_step(phase), data.batches_of(interval)
+    micro_batches = len(phase.micro_batches_of(setup.world.rank, setup.world.size))
+    train_step, batches = setup.train_step(phase), data.batches_of(interval)
     inside = functools.partial(batch_counts().in_update, phase.neighbours > 1)
     with activity.during("training", inside):
         while progress.step < interval.end:
             began = time.perf_counter()
-            step = next_step(job, interval, first)
+            step = next_step(setup, interval, first)
             activity.step = step.number
             signals = results.settle(leaving=0 if step.timed else 1)
             launched = time.perf_counter()
@@ -82,20 +82,20 @@ def train(interval: Interval, job: Job, data: TrainingInput, results: Results, r
                 recovery.after_step(signals, before_evaluation=step.is_last and interval.evaluates)
 
 
-def next_step(job: Job, interval: Interval, first: int) -> Step:
+def next_step(setup: Setup, interval: Interval, first: int) -> Step:
     """Returns the step after the last one launched. first: the step at which this process began the interval.
 
     The second step from there is timed, and every n-th after it (timed_every). The first may have to wait until all
     workers begin.
     """
-    plan, phase = job.plan, interval.phase
-    number = job.state.progress.step
+    plan, phase = setup.plan, interval.phase
+    number = setup.state.progress.step
     epoch = plan.epoch_of(number)
     steps, made = interval.end - first, number - first
     is_timed = steps == 1 or (made > 0 and (made - 1) % timed_every(steps) == 0)
-    return Step(number, plan.position(number) + job.state.progress.skipped, epoch, plan.learning_rate(epoch),
+    return Step(number, plan.position(number) + setup.state.progress.skipped, epoch, plan.learning_rate(epoch),
                 plan.step_momentum(number), phase.global_batch_size, phase.micro_batch_size,
-                is_timed or job.settings.run.timeline is not None, number + 1 == interval.end)
+                is_timed or setup.settings.run.timeline is not None, number + 1 == interval.end)
 
 
 @contextlib.contextmanager
@@ -122,24 +122,24 @@ def traced(train_step, arguments: tuple, inside):
         return train_step(*arguments)
 
 
-def evaluate_after(interval: Interval, job: Job, results: Results, recovery: Recovery) -> EvaluationResult:
+def evaluate_after(interval: Interval, setup: Setup, results: Results, recovery: Recovery) -> EvaluationResult:
     """Evaluates after an interval, notifies the observers and saves a checkpoint if one is due.
 
     Raises WeightsDiffer, before an observer learns of the evaluation, and BelowExpected, unless training ends here.
     """
-    state, phase, world, curve = job.state, interval.phase, job.world, job.settings.run.expect
+    state, phase, world, curve = setup.state, interval.phase, setup.world, setup.settings.run.expect
     measure = functools.partial(
-        job.exact.measure, job.feed, measured_after(job, interval), phase) if job.exact else lambda: None
+        setup.exact.measure, setup.feed, measured_after(setup, interval), phase) if setup.exact else lambda: None
     state.write_statistics()
-    result = job.evaluate(recovery.stop_is_asked, measure)
+    result = setup.evaluate(recovery.stop_is_asked, measure)
     if result is None:
         recovery.stop()
     weights = in_hexadecimal(recovery.snapshot().checksums["model"])
-    row = collect_row(job, interval, result.metrics) | {
+    row = collect_row(setup, interval, result.metrics) | {
         metric.WEIGHTS: weights, metric.IMAGES_PER_SECOND: results.times.images_per_second(),
         metric.SECONDS: state.progress.seconds}
     workers = results.times.gather(world)
-    layers = job.layers()
+    layers = setup.layers()
     slow = results.slow.add(workers, [len(phase.micro_batches_of(rank, world.size)) for rank in range(world.size)])
     noise = state.noise.collect([*layers], state.layers.ratios()) if state.noise else {}
     expected = curve and world.broadcast(curve.top1_at(interval.epoch), "expected")  # the file may be growing
@@ -148,26 +148,26 @@ def evaluate_after(interval: Interval, job: Job, results: Results, recovery: Rec
     with world.raise_on_all_ranks(), activity.during(OBSERVERS):
         for observer in results.observers:
             observer.evaluation(evaluation)
-    state.progress.add_evaluation(interval.epoch, top1_of(row), row[metric.SECONDS], job.exact is not None)
-    reason, most = early_end(job), job.settings.run.stop_below_expected
+    state.progress.add_evaluation(interval.epoch, top1_of(row), row[metric.SECONDS], setup.exact is not None)
+    reason, most = early_end(setup), setup.settings.run.stop_below_expected
     recovery.after_evaluation(interval.epoch, top1_of(row), bool(reason))
-    goes_on = not reason and interval.end < job.plan.steps
-    if reason and interval.end < job.plan.steps and world.rank == 0:
-        complain(f"{reason}, so training ends at epoch {interval.epoch:g} of {job.plan.epochs:g}{rate_left(job)}")
+    goes_on = not reason and interval.end < setup.plan.steps
+    if reason and interval.end < setup.plan.steps and world.rank == 0:
+        complain(f"{reason}, so training ends at epoch {interval.epoch:g} of {setup.plan.epochs:g}{rate_left(setup)}")
     if goes_on and None not in (expected, most) and top1_of(row) < expected - most / 100:
         raise BelowExpected(interval.end, interval.epoch, top1_of(row), expected, curve.path)
     return result
 
 
-def collect_row(job: Job, interval: Interval, metrics: dict[str, float]) -> dict:
+def collect_row(setup: Setup, interval: Interval, metrics: dict[str, float]) -> dict:
     """Returns what a row of metrics.jsonl says of an evaluation and the training before it, and resets the totals.
 
     The loss and top-1 of the training are sums that the compiled steps keep on the device, not the results that
     observers see after each step.
     """
-    rates = job.plan.rates(interval.epoch)
-    trained = job.state.totals.collect()
-    progress = job.state.read_clock()
+    rates = setup.plan.rates(interval.epoch)
+    trained = setup.state.totals.collect()
+    progress = setup.state.read_clock()
     return {metric.EPOCH: interval.epoch, metric.SAMPLES: progress.samples,
             metric.LEARNING_RATE: rates["learning_rate"], metric.MOMENTUM: rates["momentum"],
             metric.BATCH_SIZE: rates["global_batch_size"],
@@ -176,37 +176,37 @@ def collect_row(job: Job, interval: Interval, metrics: dict[str, float]) -> dict
             **({metric.SKIPPED: progress.skipped} if progress.skipped else {})}
 
 
-def early_end(job: Job) -> str:
+def early_end(setup: Setup) -> str:
     """Returns why training ends before the end of the plan, or an empty string. All ranks return the same.
 
     Evaluations without a better one are counted by the plan, so that a resumed training counts on.
     """
-    run, progress = job.settings.run, job.state.progress
+    run, progress = setup.settings.run, setup.state.progress
     if not (best := progress.best):
         return ""
     if run.stop_at_target and best["top1"] >= run.target_top1:
         return f"--target_top1={run.target_top1:g} is reached"
-    until_best = max((one.evaluations for one in job.plan.intervals() if one.evaluates and one.epoch <= best["epoch"]),
-                     default=0)
+    until_best = max((one.evaluations for one in setup.plan.intervals()
+                      if one.evaluates and one.epoch <= best["epoch"]), default=0)
     if run.patience and progress.evaluations - until_best >= run.patience:
         return f"no evaluation since epoch {best['epoch']:g} was better (--patience={run.patience})"
     return ""
 
 
-def rate_left(job: Job) -> str:
+def rate_left(setup: Setup) -> str:
     """Returns what an early end means for a learning rate that was to fall further, or an empty string."""
-    plan, progress = job.plan, job.state.progress
+    plan, progress = setup.plan, setup.state.progress
     now, last = plan.learning_rate(plan.epoch_of(progress.step)), plan.learning_rate(plan.epochs)
     return (f"; the learning rate is {now:.3g} and would have fallen to {last:.3g}, which often gains the most; a run "
             f"with --epochs={plan.epoch_of(progress.step):.0f} and without --patience lets it") * (last < now)
 
 
-def measured_after(job: Job, interval: Interval) -> list[int]:
+def measured_after(setup: Setup, interval: Interval) -> list[int]:
     """Returns the positions in the stream at which batch norm's statistics are measured.
 
     They are the ends of this interval and of the later ones of its phase that an evaluation follows. Each occurs twice
     if there is a moving average of the weights, which is evaluated, too.
     """
-    return [later.position(later.end) + job.state.progress.skipped for later in job.plan.intervals()
+    return [later.position(later.end) + setup.state.progress.skipped for later in setup.plan.intervals()
             if later.phase is interval.phase and later.evaluates and later.end >= interval.end
-            for _ in range(2 if job.state.average else 1)]
+            for _ in range(2 if setup.state.average else 1)]

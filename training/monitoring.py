@@ -14,24 +14,24 @@ from data.pipeline import DecoderSettings
 from hints.before import on_plan
 from model_zoo.cost import counted
 from plan.forecast import cpu_time
-from training.build import Job
+from training.build import Setup
 from training.observer import Observer, RunInfo, Update
 
 
-def start_observers(job: Job, folder: RunFolder, hosts: dict[str, int], observers: Sequence[Observer],
+def start_observers(setup: Setup, folder: RunFolder, hosts: dict[str, int], observers: Sequence[Observer],
                     held: contextlib.ExitStack) -> None:
     """Starts the observers, and prints what is about to be trained. The end of `held` closes the observers.
 
     hosts: number of workers on each host.
     """
-    settings = job.settings
-    images = None if job.feed.dataset.is_synthetic else functools.partial(training_images, job)
-    run = RunInfo(folder.path, job.plan.as_json(), settings.given, settings.text, settings.source.file,
-                  job.feed.dataset, hosts, job.state.progress, settings.source.origins, images,
+    settings = setup.settings
+    images = None if setup.feed.dataset.is_synthetic else functools.partial(training_images, setup)
+    run = RunInfo(folder.path, setup.plan.as_json(), settings.given, settings.text, settings.source.file,
+                  setup.feed.dataset, hosts, setup.state.progress, settings.source.origins, images,
                   settings.run.expect)
     if settings.source.is_default:
         print("recipe:", settings.source.file, *settings.source.fitted, file=sys.stderr)
-    for line in (*on_plan(settings, job.plan, job.world.local_size), *forecast(job)):
+    for line in (*on_plan(settings, setup.plan, setup.world.local_size), *forecast(setup)):
         print(line, file=sys.stderr)
     print(f"run: {folder.path}", file=sys.stderr)
     for observer in observers:
@@ -39,25 +39,25 @@ def start_observers(job: Job, folder: RunFolder, hosts: dict[str, int], observer
         observer.start(run)
 
 
-def forecast(job: Job) -> list[str]:
+def forecast(setup: Setup) -> list[str]:
     """Returns a line with the time that a training on CPUs will take. There is none on GPUs."""
-    plan, model, cores = job.plan, job.state.model, job.world.size * job.world.cores
-    images = plan.samples - plan.position(job.state.progress.step)
-    if job.world.gpu is not None or None in model.input_shape[1:] or not images:
+    plan, model, cores = setup.plan, setup.state.model, setup.world.size * setup.world.cores
+    images = plan.samples - plan.position(setup.state.progress.step)
+    if setup.world.gpu is not None or None in model.input_shape[1:] or not images:
         return []
-    return [cpu_time(job.settings.recipe, images, counted(model).multiply_adds, cores)]
+    return [cpu_time(setup.settings.recipe, images, counted(model).multiply_adds, cores)]
 
 
-def training_images(job: Job, number: int, largest: int) -> tuple[np.ndarray, list[str]]:
+def training_images(setup: Setup, number: int, largest: int) -> tuple[np.ndarray, list[str]]:
     """Returns the first images of the training after augmentation, uint8 (number, size, size, 3), and their classes.
 
     It uses an input pipeline of its own, on the CPU. Larger images are shrunk to `largest` pixels.
     """
-    feed = dataclasses.replace(job.feed, shard=0, shards=1, device=DecoderSettings())
-    size = min(job.plan.phases[0].image_size or feed.image_size, largest)
+    feed = dataclasses.replace(setup.feed, shard=0, shards=1, device=DecoderSettings())
+    size = min(setup.plan.phases[0].image_size or feed.image_size, largest)
     with feed.train(0, 1, number, number, image_size=size) as batches:
         images, labels, *_ = next(batches)
-    return images.numpy(), [job.feed.dataset.classes[label] for label in labels.numpy().flat]
+    return images.numpy(), [setup.feed.dataset.classes[label] for label in labels.numpy().flat]
 
 
 class Profile(Observer):

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from common.activity import startup
 from data.feed import OpenPipeline
 from plan.plan import Interval
-from training.build import Job
+from training.build import Setup
 
 # Limits of the intervals that share a pipeline. Preparing and opening one takes about 3 s per million samples.
 SAMPLES = 1 << 20  # of one worker
@@ -21,10 +21,10 @@ class TrainingInput(contextlib.AbstractContextManager):
     memory of one decoder.
     """
 
-    def __init__(self, job: Job):
-        self._job = job
-        largest = SAMPLES * job.world.size if job.feed.dataset.train.any_order else 0
-        own = (interval for interval in job.plan.intervals() if interval.phase.workers == job.world.size)
+    def __init__(self, setup: Setup):
+        self._setup = setup
+        largest = SAMPLES * setup.world.size if setup.feed.dataset.train.any_order else 0
+        own = (interval for interval in setup.plan.intervals() if interval.phase.workers == setup.world.size)
         self._groups = list(grouped(own, largest))
         self._pipeline = OpenPipeline()
         self._first = 0  # step at which the pipeline was opened
@@ -37,7 +37,7 @@ class TrainingInput(contextlib.AbstractContextManager):
 
     def batches_of(self, interval: Interval):
         """Returns the batches, of which those that are left of this interval come next. Opens a pipeline if needed."""
-        self._job.state.progress.begin_slice(interval.first_step)
+        self._setup.state.progress.begin_slice(interval.first_step)
         number = next(number for number, group in enumerate(self._groups) if interval.first_step < group[-1].end)
         wanted = [other.first_step for other in self._groups[number] if other.first_step >= interval.first_step]
         return self._pipeline.open_for(wanted, functools.partial(self._opening, number))
@@ -47,26 +47,26 @@ class TrainingInput(contextlib.AbstractContextManager):
         with contextlib.ExitStack() as held:
             with startup.stage("opening the input"):
                 prepared = self._ahead.pop(number).result() if number in self._ahead else self._prepare(number)
-                batches = held.enter_context(self._job.feed.open(prepared))
-            self._first = self._job.state.progress.step
+                batches = held.enter_context(self._setup.feed.open(prepared))
+            self._first = self._setup.state.progress.step
             if number + 1 < len(self._groups):
                 self._ahead[number + 1] = self._thread.submit(self._prepare, number + 1, True)
             yield batches
 
     def samples_before(self, step: int, interval: Interval) -> int:
         """Returns the number of samples that this worker has read from the pipeline before a step of the interval."""
-        phase, world = interval.phase, self._job.world
+        phase, world = interval.phase, self._setup.world
         return (step - self._first) * len(phase.micro_batches_of(world.rank, world.size)) * phase.micro_batch_size
 
     def _prepare(self, number: int, is_ahead: bool = False):
         """Returns what the pipeline of a group reads: all of it if it is prepared ahead, otherwise what is left."""
-        group, progress = self._groups[number], self._job.state.progress
+        group, progress = self._groups[number], self._setup.state.progress
         phase = group[0].phase
         start = step = group[0].first_step
         if not is_ahead:
             start = max(start, progress.reshard_step)
             step = progress.step
-        return self._job.feed.prepare(
+        return self._setup.feed.prepare(
             [(group[0].position(start) + progress.skipped, group[-1].end - start)], phase.global_batch_size,
             phase.micro_batch_size, step - start, phase.neighbours, phase.image_size)
 

@@ -11,7 +11,7 @@ from hints.after import OTHER_RATE, on_rate
 from hints.hint import Hint
 from plan.settings import Settings
 from plan.values import Every
-from training.build import Job
+from training.build import Setup
 from training.checkpoints import Checkpoints
 from training.divergence import Diverged, WeightsDiffer
 from training.state import Progress, Snapshot
@@ -74,13 +74,13 @@ class Recovery:
     otherwise None. committed: the last snapshot kept in memory, in elastic training.
     """
 
-    def __init__(self, job: Job, folder: RunFolder, checkpoints: Checkpoints | None, stop: StopRequest, hosts=None):
-        self._job = job
+    def __init__(self, setup: Setup, folder: RunFolder, checkpoints: Checkpoints | None, stop: StopRequest, hosts=None):
+        self._setup = setup
         self._folder = folder
         self._checkpoints = checkpoints
         self._stop = stop
         self._hosts = hosts
-        self._schedule = CheckpointSchedule(job.settings.run.checkpoint_every, job.plan.train_samples)
+        self._schedule = CheckpointSchedule(setup.settings.run.checkpoint_every, setup.plan.train_samples)
         self.committed = None
 
     def begin(self) -> None:
@@ -89,7 +89,7 @@ class Recovery:
         In elastic training, it keeps that state in memory. A new training that may roll back saves its first
         checkpoint. Raises UserError if the workers' states differ.
         """
-        job = self._job
+        setup = self._setup
         try:
             begun = self.snapshot()
         except WeightsDiffer as problem:
@@ -101,7 +101,7 @@ class Recovery:
             self.committed = begun
         self._schedule.record_save(self._position)
         self._stop.start_training()
-        if job.settings.run.on_divergence == "rollback" and not job.state.progress.step:
+        if setup.settings.run.on_divergence == "rollback" and not setup.state.progress.step:
             self._save(epoch=0)
 
     def signals(self) -> Signals:
@@ -110,7 +110,7 @@ class Recovery:
 
     def stop_is_asked(self) -> bool:
         """Whether any worker has to stop. Collective: every rank must call it."""
-        return self._job.world.any(self._stop.received)[0]
+        return self._setup.world.any(self._stop.received)[0]
 
     def is_due_after(self, signals: Signals) -> bool:
         """Whether `after_step` would save, commit or stop. The results of all steps have to be known before that."""
@@ -133,8 +133,8 @@ class Recovery:
 
         Raises UserError if the training's last checkpoint cannot be written. is_target: whether training ends here.
         """
-        is_last = is_target or self._job.state.progress.step == self._job.plan.steps
-        self._save_if_due(is_last or self._job.world.any(self._is_possible_now())[0], epoch, top1)
+        is_last = is_target or self._setup.state.progress.step == self._setup.plan.steps
+        self._save_if_due(is_last or self._setup.world.any(self._is_possible_now())[0], epoch, top1)
         if is_last:
             self._wait("the last checkpoint could not be written; see the line above, and run the same command again")
 
@@ -142,22 +142,22 @@ class Recovery:
         """Saves a checkpoint, waits until it is written, and raises Stopped."""
         self._save()
         self._wait("the requested stop failed, because its checkpoint could not be written; see the line above")
-        self._end(f"stopped on request after step {self._job.state.progress.step} of {self._job.plan.steps}, with a "
-                  f"checkpoint; continue with --output_dir={self._folder.path}")
+        self._end(f"stopped on request after step {self._setup.state.progress.step} of {self._setup.plan.steps}, with "
+                  f"a checkpoint; continue with --output_dir={self._folder.path}")
 
     def hand_over(self, workers: int) -> None:
         """Saves a checkpoint for the next phase, which needs another number of workers, and raises Stopped.
 
         Raises UserError if training starts on another number than its first phase needs.
         """
-        progress, schedule = self._job.state.progress, self._job.settings.launch.workers_schedule
+        progress, schedule = self._setup.state.progress, self._setup.settings.launch.workers_schedule
         if not progress.step and not progress.rollbacks:  # which may lead to the first phase
             raise UserError(f"--workers_schedule={schedule}: training starts on {plural(workers, 'worker')}, not on "
-                            f"{self._job.world.size}", on_all_ranks=True)
+                            f"{self._setup.world.size}", on_all_ranks=True)
         self._save()
         self._wait("the checkpoint for the next phase could not be written; see the line above")
-        self._end(f"the phase after step {progress.step} of {self._job.plan.steps} needs {plural(workers, 'worker')}; "
-                  f"continue there with --output_dir={self._folder.path}", workers)
+        needed = f"the phase after step {progress.step} of {self._setup.plan.steps} needs {plural(workers, 'worker')}"
+        self._end(f"{needed}; continue there with --output_dir={self._folder.path}", workers)
 
     def _end(self, message: str, next_workers: int | None = None) -> None:
         raise Stopped(message if self._checkpoints else "", next_workers)  # rank 0 alone says it
@@ -172,7 +172,7 @@ class Recovery:
         no checkpoint, or if training has not diverged, but lies below --expect. Training then ends, and summary.json
         says where.
         """
-        run, plan, state, world = self._job.settings.run, self._job.plan, self._job.state, self._job.world
+        run, plan, state, world = self._setup.settings.run, self._setup.plan, self._setup.state, self._setup.world
         before = state.read_clock()
         with world.raise_on_all_ranks():
             newest = self._checkpoints and self._checkpoints.last_good(problem.step if problem.is_of_samples else None)
@@ -181,7 +181,7 @@ class Recovery:
         if not can_roll_back or before.rollbacks >= run.max_rollbacks or not newest:
             self._record_end(problem, before)
             tried = f", after {before.rollbacks} rollbacks" if before.rollbacks else ""
-            cures = "; ".join(hint.words for hint in after_divergence(problem, self._job.settings))
+            cures = "; ".join(hint.words for hint in after_divergence(problem, self._setup.settings))
             raise UserError(f"{problem}{tried}; the last good checkpoint: {newest or 'none'}; {cures}",
                             on_all_ranks=True)
         with world.raise_on_all_ranks():
@@ -204,18 +204,18 @@ class Recovery:
 
     def _record_end(self, problem: Diverged, progress: Progress) -> None:
         if self._checkpoints:
-            plan, dataset = self._job.plan, self._job.feed.dataset
-            ending = summarized_divergence(problem, plan.train_samples, plan.epochs, self._job.world,
+            plan, dataset = self._setup.plan, self._setup.feed.dataset
+            ending = summarized_divergence(problem, plan.train_samples, plan.epochs, self._setup.world,
                                            len(dataset.classes), progress.seconds,
-                                           [hint.sentence for hint in after_divergence(problem, self._job.settings)])
+                                           [hint.sentence for hint in after_divergence(problem, self._setup.settings)])
             self._folder.write(SUMMARY, ending | self.milestones())
             self._folder.save()
 
     def milestones(self) -> dict:
         """Returns what summary.json says of the evaluations. On other ranks than 0, it names no checkpoint."""
-        progress = self._job.state.progress
+        progress = self._setup.state.progress
         best = self._checkpoints and self._checkpoints.of(progress.best)
-        return milestones(progress, self._job.settings.run.target_top1, best and f"{CHECKPOINTS}/{best.name}")
+        return milestones(progress, self._setup.settings.run.target_top1, best and f"{CHECKPOINTS}/{best.name}")
 
     def _save_if_due(self, is_asked: bool, epoch: float | None = None, top1: float | None = None) -> None:
         """Saves if asked, or if it is due by epochs, and commits if due. Collective: every rank must call it.
@@ -225,12 +225,12 @@ class Recovery:
         due = Due.NOW if is_asked else None
         if not is_asked and self._schedule.epochs_have_passed(self._position):
             answer = self._checkpoints and self._schedule.by_epochs(self._checkpoints.is_writing)
-            due = self._job.world.broadcast(answer, "due")
+            due = self._setup.world.broadcast(answer, "due")
         if due is Due.NOW:
             self._save(epoch, top1)
         elif due:
             self._schedule.record_unsaved(self._position, due)
-        if due is not Due.NOW and epoch is not None and self._job.state.progress.best["epoch"] == epoch:
+        if due is not Due.NOW and epoch is not None and self._setup.state.progress.best["epoch"] == epoch:
             snapshot = self.snapshot()
             if self._checkpoints:
                 self._checkpoints.save_best(snapshot, epoch, top1)
@@ -239,7 +239,7 @@ class Recovery:
             self._hosts.check_host_updates()
 
     def _commit_is_due(self) -> bool:
-        return self._hosts is not None and self._job.state.progress.step % COMMIT_STEPS == 0
+        return self._hosts is not None and self._setup.state.progress.step % COMMIT_STEPS == 0
 
     def _save(self, epoch: float | None = None, top1: float | None = None) -> None:
         self._schedule.record_save(self._position)
@@ -252,8 +252,8 @@ class Recovery:
 
         Raises WeightsDiffer on all of them unless all have the same state, and Diverged if it is not finite.
         """
-        world, plan = self._job.world, self._job.plan
-        snapshot = self._job.state.snapshot(world)
+        world, plan = self._setup.world, self._setup.plan
+        snapshot = self._setup.state.snapshot(world)
         step, epoch = snapshot.progress.step, self._position / plan.train_samples
         if not world.is_equal([*snapshot.checksums.values()], "checksums"):
             raise WeightsDiffer(difference(world, snapshot.tensors), step, epoch, processors.differing(world))
@@ -263,11 +263,11 @@ class Recovery:
 
     @property
     def _position(self) -> int:
-        return self._job.plan.position(self._job.state.progress.step)
+        return self._setup.plan.position(self._setup.state.progress.step)
 
     def _wait(self, problem: str) -> None:
         """Waits until the last checkpoint is written. Raises UserError on all workers if the write failed."""
-        with self._job.world.raise_on_all_ranks(), activity.during("writing a checkpoint"):
+        with self._setup.world.raise_on_all_ranks(), activity.during("writing a checkpoint"):
             if self._checkpoints and not self._checkpoints.wait():
                 raise UserError(problem)
 

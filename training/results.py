@@ -11,7 +11,7 @@ import tensorflow as tf
 from common.activity import OBSERVERS, activity
 from data.staging.spool import Admitted
 from training.breakdown import SlowWorkers, StepTimes
-from training.build import Job
+from training.build import Setup
 from training.divergence import Diverged
 from training.observer import Observer, Update
 from training.step import NO_SIGNALS, Signals, StepInput, StepResult
@@ -44,14 +44,14 @@ class Results(AbstractContextManager):
     waits for all operations that a GPU has queued by then, so a later request would wait for the next step, too.
     """
 
-    def __init__(self, job: Job, observers: Sequence[Observer] = ()):
+    def __init__(self, setup: Setup, observers: Sequence[Observer] = ()):
         self.observers = observers
         self.times = StepTimes()
         self.slow = SlowWorkers()
-        self._job = job
+        self._setup = setup
         self._pending = deque()  # steps that were launched but have no results yet, oldest first
         self._reader = ThreadPoolExecutor(1, "results")
-        self._shapes = StepResult.shapes(len(job.state.trained), job.state.noise is not None)
+        self._shapes = StepResult.shapes(len(setup.state.trained), setup.state.noise is not None)
 
     def __exit__(self, *_):
         self._reader.shutdown(wait=False, cancel_futures=True)
@@ -67,7 +67,7 @@ class Results(AbstractContextManager):
         all workers at once. An observer's exception is raised on rank 0 alone, which ends the job (distributed.lost);
         UserObserver lets none through.
         """
-        job, noise = self._job, self._job.state.noise
+        setup, noise = self._setup, self._setup.state.noise
         signals = NO_SIGNALS
         while len(self._pending) > leaving:
             step, launched, storage, packed = self._pending.popleft()
@@ -77,10 +77,10 @@ class Results(AbstractContextManager):
             waits = self.times.add_timed(seconds, (data + storage, exchange)) if step.timed else {}
             if noise:
                 noise.add(step.batch_size, step.micro_batch_size, result.norms, result.squares)
-            if problem := job.divergence(result.loss, result.norms):
+            if problem := setup.divergence(result.loss, result.norms):
                 raise Diverged(problem, step.number, step.epoch, step.learning_rate)
             update = Update(step.number, step.epoch, step.batch_size, step.learning_rate, step.momentum,
-                            result.loss, result.top1, waits, {} if step.number else job.layers())
+                            result.loss, result.top1, waits, {} if step.number else setup.layers())
             with activity.during(OBSERVERS):
                 for observer in self.observers:
                     observer.step(update)

@@ -24,7 +24,7 @@ from plan import output_dir
 from plan.plan import Plan, allreduce_for, plan_for
 from plan.settings import Run, Settings
 from training import build
-from training.build import DIFFERENT_FLAGS, Job
+from training.build import DIFFERENT_FLAGS, Setup
 from training.checkpoints import Checkpoints
 from training.divergence import SAME_BITS, Diverged
 from training.evaluate import EvaluationResult
@@ -91,26 +91,26 @@ class Training:
             world.agree(self._settings.flags, DIFFERENT_FLAGS)
             worlds.check_gpus(world, self._settings.launch.device_policy)
             with beating(world, ends_process=not hosts):
-                job = self._make_job(world, self._compare_processors(world))
-                root, nodes = self._agree_on_start(job, held)
+                setup = self._make_setup(world, self._compare_processors(world))
+                root, nodes = self._agree_on_start(setup, held)
                 observers = self._make_observers(world)
-                checkpoints = self._resume(job, root, held)
-                recovery = Recovery(job, self._folder, checkpoints, self._stop, hosts)
+                checkpoints = self._resume(setup, root, held)
+                recovery = Recovery(setup, self._folder, checkpoints, self._stop, hosts)
                 recovery.begin()
                 self._recovery = recovery
                 with world.raise_on_all_ranks():
                     if world.rank == 0:
-                        start_observers(job, self._folder, nodes, observers, held)
+                        start_observers(setup, self._folder, nodes, observers, held)
                 result = problem = None
                 while result is None:
                     try:
                         if problem:
                             recovery.roll_back(problem, observers)
-                        result = follow_plan(job, recovery, observers)
+                        result = follow_plan(setup, recovery, observers)
                     except Diverged as divergence:
                         problem = divergence
                 with activity.during(OBSERVERS):
-                    return self._end(job, observers, result)
+                    return self._end(setup, observers, result)
 
     @contextlib.contextmanager
     def _interrupt_says_how_to_go_on(self) -> Iterator[None]:
@@ -130,8 +130,8 @@ class Training:
             complain(f"the workers have different processors ({differing}){f'; {SAME_BITS}' * is_repeated}")
         return not differing
 
-    def _make_job(self, world: World, has_equal_processors: bool) -> Job:
-        """Builds the job for these workers. Model, optimizer and their state are created only once."""
+    def _make_setup(self, world: World, has_equal_processors: bool) -> Setup:
+        """Builds the setup for these workers. Model, optimizer and their state are created only once."""
         settings, launch = self._settings, self._settings.launch
         self._dataset = build.share_dataset(self._dataset, world)
         dataset = build.stage_dataset(self._dataset, settings.recipe, launch, world)
@@ -144,7 +144,7 @@ class Training:
                 with startup.stage("building the model"):
                     self._state = build.make_state(settings, dataset)
         weights = build.weights_of_classes(settings.recipe, self._dataset, world)
-        return build.make_job(settings, plan, world, feed, self._state, exchange, weights)
+        return build.make_setup(settings, plan, world, feed, self._state, exchange, weights)
 
     def _plan_exchange(self, world: World) -> GradientExchange:
         """Plans the gradient exchange of the current workers. Raises UserError on all ranks."""
@@ -161,45 +161,45 @@ class Training:
                 observers = [*self._observers_of(run, self._folder), *profile, *load_observers(run.observer)]
         return observers
 
-    def _resume(self, job: Job, root: int | None, held: contextlib.ExitStack) -> Checkpoints | None:
+    def _resume(self, setup: Setup, root: int | None, held: contextlib.ExitStack) -> Checkpoints | None:
         """Gives all workers the newest state. Returns the checkpoints on rank 0, which opens the run's folder.
 
         root: the rank that holds the newest state in memory, or None if it is on disk.
         """
-        world = job.world
+        world = setup.world
         checkpoints = None
         snapshot = self._recovery and self._recovery.committed
         with world.raise_on_all_ranks():
             if world.rank == 0:
                 if root is None and self._settings.has_initial_weights and not output_dir.resumes(self._settings):
-                    self._initialize(job)  # perhaps from the run that is in the folder
+                    self._initialize(setup)  # perhaps from the run that is in the folder
                 checkpoints = self._open_folder(held, is_new=root is None)
-                snapshot = self._read_disk(checkpoints, job) if root is None else snapshot
-        report_start(job, job.state.broadcast(snapshot, world, root or 0))
+                snapshot = self._read_disk(checkpoints, setup) if root is None else snapshot
+        report_start(setup, setup.state.broadcast(snapshot, world, root or 0))
         return checkpoints
 
-    def _initialize(self, job: Job) -> None:
+    def _initialize(self, setup: Setup) -> None:
         """Gives the model the weights from which a new training starts."""
-        initialize(self._settings.run.init_checkpoint, job.state.model, self._dataset.classes, job.state.average,
+        initialize(self._settings.run.init_checkpoint, setup.state.model, self._dataset.classes, setup.state.average,
                    self._settings.recipe.pretrained_weights)
-        job.state.progress.start_from_trained_weights()
+        setup.state.progress.start_from_trained_weights()
 
-    def _read_disk(self, checkpoints: Checkpoints, job: Job) -> Snapshot | None:
+    def _read_disk(self, checkpoints: Checkpoints, setup: Setup) -> Snapshot | None:
         """Returns the newest checkpoint, or None at the start of a training."""
-        snapshot, dataset = checkpoints.load(job.state.variables), self._dataset
-        if changed := (snapshot or job.state).progress.take_dataset(
+        snapshot, dataset = checkpoints.load(setup.state.variables), self._dataset
+        if changed := (snapshot or setup.state).progress.take_dataset(
                 labels_checksum(dataset.train), dataset.validation_content):
             raise UserError(f"{checkpoints.newest} is a checkpoint of another training: {changed} have changed; "
                             f"{output_dir.from_weights(checkpoints.newest.parents[1])}, or start over with "
                             "--resume=never")
         return snapshot
 
-    def _agree_on_start(self, job: Job, held: contextlib.ExitStack) -> tuple[int | None, dict[str, int]]:
+    def _agree_on_start(self, setup: Setup, held: contextlib.ExitStack) -> tuple[int | None, dict[str, int]]:
         """Returns the rank that holds the latest snapshot in memory, or None, and the number of workers on each host.
 
         All ranks take the folder of the snapshot.
         """
-        given, world = self._settings.run.output_dir, job.world
+        given, world = self._settings.run.output_dir, setup.world
         folder = self._folder.path if self._folder else given and Path(given).absolute()
         committed = self._recovery and self._recovery.committed
         progress = committed.progress if committed else Progress(step=-1)
@@ -209,7 +209,7 @@ class Training:
         root = [reached for reached, *_ in everyone].index(latest) if latest >= (0, 0) else None
         folder = everyone[root or 0][1]
         if not folder:
-            folder = build.on_rank_0(world, lambda: held.enter_context(output_dir.made(job.state.model.name)))
+            folder = build.on_rank_0(world, lambda: held.enter_context(output_dir.made(setup.state.model.name)))
         self._folder = RunFolder(folder)
         return root, dict(Counter(host for *_, host in everyone))
 
@@ -234,11 +234,11 @@ class Training:
         held.callback(checkpoints.wait)  # before the next attempt writes, perhaps on another worker
         return checkpoints
 
-    def _end(self, job: Job, observers, result: EvaluationResult) -> dict:
+    def _end(self, setup: Setup, observers, result: EvaluationResult) -> dict:
         """Ends the observers. Returns the content of summary.json."""
-        world, plan, progress = job.world, job.plan, job.state.read_clock()
+        world, plan, progress = setup.world, setup.plan, setup.state.read_clock()
         epochs = plan.epochs if progress.step == plan.steps else plan.position(progress.step) // plan.train_samples
-        summary = summarized(result, job.feed.dataset, epochs, plan.phases[-1].global_batch_size, world,
+        summary = summarized(result, setup.feed.dataset, epochs, plan.phases[-1].global_batch_size, world,
                              progress.samples / progress.trained_seconds, progress.seconds)
         summary |= self._recovery.milestones()
         with world.raise_on_all_ranks():
@@ -251,12 +251,12 @@ class Training:
         return summary
 
 
-def report_start(job: Job, workers_before: int | None) -> None:
+def report_start(setup: Setup, workers_before: int | None) -> None:
     """Begins a new slice of the stream if the number of workers has changed, and reports where training continues.
 
     workers_before: number of workers of the loaded snapshot, or None at the start of a training.
     """
-    progress, world, plan = job.state.progress, job.world, job.plan
+    progress, world, plan = setup.state.progress, setup.world, setup.plan
     where = ""
     if workers_before not in (None, world.size):
         where = f", on {plural(world.size, 'worker')} instead of {workers_before}"

@@ -95,8 +95,8 @@ def resumed(folder, written: dict, dataset) -> Progress:
     write(folder / "step-00000003", {name: one.read_value() for name, one in variables.items()},
           {"meaning": MEANING, "recipe": {}, "classes": [], "epoch": 1.0, "top1": None, "progress": written})
     training = Training(parse(["train.py", f"--output_dir={folder}"]), dataset, World(), None, (None, None), None)
-    job = SimpleNamespace(state=SimpleNamespace(variables=variables, progress=Progress()))
-    return training._read_disk(Checkpoints(folder, {}), job).progress
+    setup = SimpleNamespace(state=SimpleNamespace(variables=variables, progress=Progress()))
+    return training._read_disk(Checkpoints(folder, {}), setup).progress
 
 
 def test_a_training_does_not_go_on_with_other_validation_images(tmp_path):

@@ -118,12 +118,12 @@ def test_intervals_walk_through_the_samples(samples, workers, units, epochs_a_ph
 
 def steps_of(made) -> list:
     """What the training loop gives each step."""
-    job = SimpleNamespace(plan=made, state=SimpleNamespace(progress=SimpleNamespace(step=0, skipped=0)),
-                          settings=SimpleNamespace(run=SimpleNamespace(timeline=None)))
+    setup = SimpleNamespace(plan=made, state=SimpleNamespace(progress=SimpleNamespace(step=0, skipped=0)),
+                            settings=SimpleNamespace(run=SimpleNamespace(timeline=None)))
     steps = []
     for interval in made.intervals():
-        for job.state.progress.step in range(interval.first_step, interval.end):
-            steps.append(next_step(job, interval, 0))
+        for setup.state.progress.step in range(interval.first_step, interval.end):
+            steps.append(next_step(setup, interval, 0))
     return steps
 
 

@@ -46,7 +46,7 @@ def hold(step: int, file: str) -> None:
 
     def held(self):
         saved = self._checkpoints  # of rank 0, for which the others wait
-        while saved and self._job.state.progress.step >= step and not os.path.exists(file) and (
+        while saved and self._setup.state.progress.step >= step and not os.path.exists(file) and (
                 saved.is_writing or newest_step(self._folder.path) >= step):
             time.sleep(0.002)
         return signals(self)

@@ -11,8 +11,8 @@ POISONED = [int(position) for position in os.environ["POISONED_SAMPLES"].split("
 next_step = loop.next_step
 
 
-def poisoned(job, interval, first):
-    step = next_step(job, interval, first)
+def poisoned(setup, interval, first):
+    step = next_step(setup, interval, first)
     if any(step.position <= position < step.position + step.batch_size for position in POISONED):
         return dataclasses.replace(step, learning_rate=1e30)
     return step

@@ -110,8 +110,8 @@ class Poisoned(synthetic.SyntheticFeed):
                               admit=lambda batches: Admitted())
 
 
-def poisoned_job(poison=(), words=(), class_weights=None):
-    """A job of 40 steps of 32 on 640 samples of ten classes, with a checkpoint every 4 steps."""
+def poisoned_setup(poison=(), words=(), class_weights=None):
+    """A setup of 40 steps of 32 on 640 samples of ten classes, with a checkpoint every 4 steps."""
     from distributed.exchange import GradientExchange
     from distributed.world import World
     from training import build
@@ -125,14 +125,14 @@ def poisoned_job(poison=(), words=(), class_weights=None):
     feed = Poisoned(dataset, 8, 0, poison=frozenset(poison))
     model = build.make_model(settings.recipe, dataset)
     state = State(model, build.make_optimizer(settings.recipe, model))
-    return build.make_job(settings, plan_for(settings, 1, 1, 640), World(), feed, state, GradientExchange(),
-                          class_weights)
+    return build.make_setup(settings, plan_for(settings, 1, 1, 640), World(), feed, state, GradientExchange(),
+                            class_weights)
 
 
 def test_a_job_knows_the_weights_of_its_classes():
     """A rare image that is wrong: its loss of 8 is multiplied by 1,500, and the batch has four images."""
     weights, norms = np.array([0.5] * 9 + [1500], np.float32), np.ones(6)
-    plain, weighted = poisoned_job().divergence, poisoned_job(class_weights=weights).divergence
+    plain, weighted = poisoned_setup().divergence, poisoned_setup(class_weights=weights).divergence
     assert "over 1000 times that of guessing" in plain(8 * 1500 / 4, norms) and weighted(8 * 1500 / 4, norms) is None
     assert weighted(999 * 1500 * math.log(10), norms) is None
     assert "over 1000 times that of guessing" in weighted(1001 * 1500 * math.log(10), norms)
@@ -144,23 +144,23 @@ def rolled_back(tmp_path, poison, rollbacks=3):
     """
     from training import loop, recovery
 
-    seen, job = [], poisoned_job(poison, ["--on_divergence=rollback", f"--max_rollbacks={rollbacks}"])
+    seen, setup = [], poisoned_setup(poison, ["--on_divergence=rollback", f"--max_rollbacks={rollbacks}"])
     observer = SimpleNamespace(step=lambda update: None, launching=Observer().launching,
                                evaluation=lambda evaluation: seen.append(evaluation.row),
                                rewind=lambda progress: seen.append((dataclasses.replace(progress), made.committed)))
     (tmp_path / "checkpoints").mkdir()
-    made = recovery.Recovery(job, RunFolder(tmp_path), Checkpoints(tmp_path / "checkpoints", {}), StopRequest(),
+    made = recovery.Recovery(setup, RunFolder(tmp_path), Checkpoints(tmp_path / "checkpoints", {}), StopRequest(),
                              hosts=SimpleNamespace(check_host_updates=lambda: None))
     made.begin()
 
     def train():
         while True:
             try:
-                return loop.follow_plan(job, made, [observer])
+                return loop.follow_plan(setup, made, [observer])
             except divergence.Diverged as problem:
                 made.roll_back(problem, [observer])
 
-    return train, job.feed, seen, job.state
+    return train, setup.feed, seen, setup.state
 
 
 @pytest.fixture

@@ -30,11 +30,11 @@ def test_the_forecast_of_the_time_is_that_of_forward_passes():
     model = model_zoo.create_model("resnet10_narrow", 10, 64)
     hours = 600e6 * counted(model).multiply_adds / (2 * 20e9) / 3600
     for words, passes in ([], 3), (["--freeze"], 1):
-        job = SimpleNamespace(
+        setup = SimpleNamespace(
             settings=flags.parse(["train.py", *words]), plan=SimpleNamespace(samples=600_000_000, position=lambda _: 0),
             state=SimpleNamespace(model=model, progress=SimpleNamespace(step=0)),
             world=SimpleNamespace(size=2, cores=1, gpu=None))
-        assert forecast(job) == [f"forecast: about {round(passes * hours):,} h on 2 CPU cores"]
+        assert forecast(setup) == [f"forecast: about {round(passes * hours):,} h on 2 CPU cores"]
 
 
 @pytest.mark.parametrize(("name", "last"), [

@@ -27,7 +27,7 @@ STEPS = 50  # two epochs of 25 steps
 
 
 @pytest.fixture
-def job(monkeypatch):
+def setup(monkeypatch):
     monkeypatch.setattr(synthetic, "CLASSES", 10)
     hvd.init()
     settings = flags.parse(["train.py", "--model=convnet", "--image_size=8", "--batch_size=4", "--epochs=2",
@@ -36,7 +36,7 @@ def job(monkeypatch):
     model = build.make_model(settings.recipe, dataset)
     state = State(model, build.make_optimizer(settings.recipe, model))
     feed = synthetic.SyntheticFeed(dataset, 8, 0)
-    return build.make_job(settings, plan_for(settings, 1, 1, 100), World(), feed, state, GradientExchange())
+    return build.make_setup(settings, plan_for(settings, 1, 1, 100), World(), feed, state, GradientExchange())
 
 
 class Recovery:
@@ -78,20 +78,20 @@ def waits():
         yield lambda: awaited[0] is not None and not awaited[0].done()
 
 
-def followed(job, recovery, change=lambda number, result: None):
+def followed(setup, recovery, change=lambda number, result: None):
     """Trains; the numbers of the steps whose results were waited for before the next one was launched.
 
     Each result comes only when the next step has been launched, or when the loop waits for it. change: sets
     numbers in the result of a step.
     """
-    launched, waited, recovery.progress = [threading.Event() for _ in range(STEPS + 1)], [], job.state.progress
+    launched, waited, recovery.progress = [threading.Event() for _ in range(STEPS + 1)], [], setup.state.progress
     has_ended = threading.Event()
     recovery.recorded = []  # the numbers of the steps that record the statistics of layers
-    trained, shapes = job.train_step, StepResult.shapes(len(job.state.model.trainable_variables))
+    trained, shapes = setup.train_step, StepResult.shapes(len(setup.state.model.trainable_variables))
 
     def train_step(phase):
         def step(iterator, given):
-            number, packed = job.state.progress.step, trained(phase)(iterator, given)
+            number, packed = setup.state.progress.step, trained(phase)(iterator, given)
             launched[number].set()
             recovery.recorded += [number] * bool(given.records_layers)
 
@@ -110,18 +110,18 @@ def followed(job, recovery, change=lambda number, result: None):
 
     with waits() as is_waiting:
         try:
-            loop.follow_plan(dataclasses.replace(job, train_step=train_step), recovery)
+            loop.follow_plan(dataclasses.replace(setup, train_step=train_step), recovery)
         finally:
             has_ended.set()
             recovery.waited = sorted(waited)
 
 
-def test_a_step_is_launched_before_the_result_of_the_one_before_is_known(job, monkeypatch):
+def test_a_step_is_launched_before_the_result_of_the_one_before_is_known(setup, monkeypatch):
     """But for the first of all, those that are timed with the one before, the last of an epoch and one to be saved."""
     read = []
     monkeypatch.setattr(clock, "_now", lambda value: (read.append(0), clock.np.float64(1.0))[1])
     recovery = Recovery(due={12})
-    followed(job, recovery)
+    followed(setup, recovery)
     timed = [1, 7, 13, 19, 26, 32, 38, 44]  # four of the 25 of each epoch
     assert recovery.waited == sorted({0, *timed, *(step - 1 for step in timed), 11, 24, 49})
     assert [step for step, *_ in recovery.acted] == [12]
@@ -131,25 +131,25 @@ def test_a_step_is_launched_before_the_result_of_the_one_before_is_known(job, mo
 
 @pytest.mark.parametrize(("first", "end", "timed"), [
     (0, 1, [0]), (0, 2, [1]), (3, 6, [4, 5]), (0, 19, [1, 5, 9, 13, 17]), (100, 200, [101, 121, 141, 161, 181])])
-def test_one_step_in_20_is_timed_or_more_of_few(first, end, timed, job):
+def test_one_step_in_20_is_timed_or_more_of_few(first, end, timed, setup):
     """19 is an epoch of ImageNet with batches of 64K. The first step may have to wait for other workers."""
     def is_timed(number):
-        job.state.progress.step = number
-        return loop.next_step(job, interval, first).timed
+        setup.state.progress.step = number
+        return loop.next_step(setup, interval, first).timed
 
-    interval = dataclasses.replace(next(job.plan.intervals()), first_step=0, steps=end)
+    interval = dataclasses.replace(next(setup.plan.intervals()), first_step=0, steps=end)
     assert [number for number in range(first, end) if is_timed(number)] == timed
 
 
-def test_a_phase_is_traced_once(job):
+def test_a_phase_is_traced_once(setup):
     """The learning rate, the position and the signals of each step are other ones, and some steps are timed."""
-    recovery, [phase] = Recovery(), job.plan.phases
-    recovery.progress = job.state.progress
+    recovery, [phase] = Recovery(), setup.plan.phases
+    recovery.progress = setup.state.progress
     recovery.signals = lambda: Signals(stop=False, can_save=bool(recovery.progress.step % 2))
     recovery.is_due_after = lambda signals: False
-    loop.follow_plan(job, recovery)
-    assert job.state.progress.step == STEPS and job.plan.learning_rate(0.0) != job.plan.learning_rate(1.5)
-    assert job.train_step(phase).experimental_get_tracing_count() == 1
+    loop.follow_plan(setup, recovery)
+    assert setup.state.progress.step == STEPS and setup.plan.learning_rate(0.0) != setup.plan.learning_rate(1.5)
+    assert setup.train_step(phase).experimental_get_tracing_count() == 1
 
 
 class Reached(Exception):
@@ -157,20 +157,21 @@ class Reached(Exception):
 
 
 @pytest.mark.parametrize(("span", "expected"), [(4, clock.COMPUTING), (8, clock.OTHERS)])
-def test_a_worker_that_computes_may_wait_for_the_statistics_of_its_neighbour(span, expected, job, monkeypatch):
+def test_a_worker_that_computes_may_wait_for_the_statistics_of_its_neighbour(span, expected, setup, monkeypatch):
     """With batch norm over the micro-batches of two workers, whoever still computes need not be the one to blame."""
     def step(*_):
         raise Reached(activity.look()[0])
 
     monkeypatch.setattr(clock.BatchCounts, "_look", lambda _: (0, False, True))  # a batch has arrived
-    phase = dataclasses.replace(job.plan.phases[0], batch_norm_span=span)
+    phase = dataclasses.replace(setup.plan.phases[0], batch_norm_span=span)
     assert phase.micro_batch_size == 4
-    changed = dataclasses.replace(job, plan=dataclasses.replace(job.plan, phases=(phase,)), train_step=lambda _: step)
+    changed = dataclasses.replace(
+        setup, plan=dataclasses.replace(setup.plan, phases=(phase,)), train_step=lambda _: step)
     with pytest.raises(Reached, match=f"^{expected}$"):
         loop.follow_plan(changed, Recovery())
 
 
-def test_a_step_that_diverged_is_reported_before_anything_is_saved(job):
+def test_a_step_that_diverged_is_reported_before_anything_is_saved(setup):
     """It is step 14, 15 is launched when that is known; a checkpoint is due after 15, 16 in all."""
     def change(number, result):
         if number >= 14:
@@ -178,17 +179,17 @@ def test_a_step_that_diverged_is_reported_before_anything_is_saved(job):
 
     recovery = Recovery(due={16})
     with pytest.raises(Diverged, match="diverged at step 14 ") as problem:
-        followed(job, recovery, change)
-    assert problem.value.step == 14 and job.state.progress.step == 16 and recovery.acted == []
+        followed(setup, recovery, change)
+    assert problem.value.step == 14 and setup.state.progress.step == 16 and recovery.acted == []
 
 
 @pytest.mark.parametrize("asked", [14, 24, 49])
-def test_a_stop_takes_effect_at_most_a_step_later_with_all_results_known(job, asked):
+def test_a_stop_takes_effect_at_most_a_step_later_with_all_results_known(setup, asked):
     def change(number, result):
         result.signals[:] = Signals(stop=number == asked)
 
     recovery = Recovery()
-    followed(job, recovery, change)
+    followed(setup, recovery, change)
     [(step, signals, before_evaluation)] = recovery.acted
     assert signals == Signals(stop=True, can_save=False) and step == asked + (1 if asked in (24, 49) else 2)
     assert before_evaluation == (asked in (24, 49))
@@ -203,8 +204,8 @@ def refused():
 
 
 @pytest.mark.parametrize("allocate", [pytest.param(exhausted, marks=pytest.mark.trainings), refused])
-def test_out_of_memory_is_a_line_that_names_half_of_the_size(job, allocate):
-    full = dataclasses.replace(job, train_step=lambda phase: lambda *arguments: allocate())
+def test_out_of_memory_is_a_line_that_names_half_of_the_size(setup, allocate):
+    full = dataclasses.replace(setup, train_step=lambda phase: lambda *arguments: allocate())
     with pytest.raises(UserError, match=r"ran out of memory; use --micro_batch_size=2 instead of 4$"):
         loop.follow_plan(full, Recovery())
 

@@ -58,15 +58,15 @@ def trained(folder, *more):
     model = build.make_model(recipe, dataset)
     average = build.make_average(recipe, model)
     state = State(model, build.make_optimizer(recipe, model), average=average)
-    job = build.make_job(settings, plan_for(settings, 1, 1, dataset.train.samples), World(), feed, state,
-                         GradientExchange())
+    setup = build.make_setup(settings, plan_for(settings, 1, 1, dataset.train.samples), World(), feed, state,
+                             GradientExchange())
     found = []
     recovery = SimpleNamespace(signals=lambda: (0.0, 0.0), is_due_after=lambda signals: False,
                                snapshot=lambda: Snapshot({}, state.progress, {"model": 0}),
                                stop_is_asked=lambda: False, after_evaluation=lambda *_: None)
     observer = SimpleNamespace(step=lambda update: None, launching=Observer().launching,
                                evaluation=lambda one: found.append((one.row["val_loss"], one.outcomes)))
-    loop.follow_plan(job, recovery, [observer])
+    loop.follow_plan(setup, recovery, [observer])
     return [v.numpy() for v in model.variables], found, dict(Counted.opened)
 
 
@@ -94,10 +94,10 @@ def test_samples_read_before_a_step_name_a_damaged_record(in_format):
     progress = Progress(step=7)
     made = plan(batch_size="96", epochs=3.0)
     feed = Feed(open_dataset(in_format("tfrecord")), 8, "none", 0)
-    job = SimpleNamespace(plan=made, feed=feed, world=dataclasses.replace(World(), size=1),
-                          state=SimpleNamespace(progress=progress))
+    setup = SimpleNamespace(plan=made, feed=feed, world=dataclasses.replace(World(), size=1),
+                            state=SimpleNamespace(progress=progress))
     intervals = list(made.intervals())
-    with reading.TrainingInput(job) as training_input:
+    with reading.TrainingInput(setup) as training_input:
         first = training_input.batches_of(intervals[0])
         assert training_input.samples_before(9, intervals[0]) == 2 * 96
         progress.step = intervals[0].end

@@ -32,12 +32,12 @@ def variable(state, kind):
             "updates": lambda: state.variables["optimizer/000/iteration"]}[kind]()
 
 def flipped(self, signals):
-    for flip in [flip for flip in flips if int(flip[1]) == self._job.state.progress.step][:1]:
+    for flip in [flip for flip in flips if int(flip[1]) == self._setup.state.progress.step][:1]:
         flips.remove(flip)
         while self._checkpoints and self._checkpoints.is_writing:  # then the next one is saved as soon as it is due
             time.sleep(0.001)
-        if self._job.world.rank == int(flip[0]):
-            one = variable(self._job.state, flip[2])
+        if self._setup.world.rank == int(flip[0]):
+            one = variable(self._setup.state, flip[2])
             values = np.array(one.numpy())
             values.reshape(-1).view(np.uint8)[values.itemsize // 2] ^= 64
             if flip[3:]:  # instead, on this only worker
@@ -174,7 +174,7 @@ def test_a_tie_blames_nobody_and_the_same_command_goes_on(tmp_path):
 @pytest.mark.trainings
 def test_a_stop_saves_nothing_that_differs(tmp_path):
     """The stop's checkpoint, at step 9, would be the first."""
-    program = FLIPPING.replace("    return is_due", "    if self._job.state.progress.step == 9:\n"
+    program = FLIPPING.replace("    return is_due", "    if self._setup.state.progress.step == 9:\n"
                                "        import os, signal; os.kill(os.getpid(), signal.SIGTERM)\n    return is_due")
     done = run("mpirun", 2, "-c", program, "1:6:momentum", *SMALL, f"--output_dir={tmp_path}/run")
     assert done.returncode == 1 and "the last good checkpoint: none" in done.stderr, done.stderr
