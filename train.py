@@ -114,7 +114,7 @@ def check_initial_weights(settings: Settings) -> None:
 
 def tell(dataset: Dataset, settings: Settings) -> None:
     """Prints what the dataset is, and hints on its images."""
-    is_divided = bool(dataset.train.fraction)
+    is_divided = dataset.train.fraction.is_part
     with startup.stage("comparing images") if is_divided else contextlib.nullcontext():
         lines = facts.of_dataset(dataset, settings.recipe.data_dir in BUILT_IN, is_divided)
     if not is_divided and settings.is_given("validation_fraction"):

@@ -26,7 +26,7 @@ from horovod.tensorflow import functions
 from benchmarks.groups import CLASSES, SAMPLES, imagenet
 from common.files import as_json
 from data import order
-from data.formats.folder import Listing
+from data.class_folders import Listing
 from distributed.heartbeat import LARGEST, PER_SECOND, Heartbeat
 from distributed.world import World
 

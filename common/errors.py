@@ -93,6 +93,11 @@ def one_line(error) -> str:
     return text
 
 
+def shown(name: str) -> str:
+    """Returns the name of a file with its bytes that are not UTF-8 escaped."""
+    return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
 def in_list(name: str) -> str:
     """Returns a name as it stands in a list with commas: quoted if it has a comma itself, or invisible letters."""
     return name if name.isprintable() and "," not in name else repr(name)

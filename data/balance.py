@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import UserError
+from data.class_folders import learnable, no_classes
 from data.dataset import Dataset
-from data.formats.folder import learnable, no_classes
 
 
 def check_classes(folder, classes: Iterable[str]) -> None:

@@ -17,10 +17,10 @@ import numpy as np
 
 from common.errors import UserError
 from common.files import stand_in, start_of
-from data import checksums, formats
+from data import checksums, class_folders, formats
 from data.class_names import distinct
-from data.formats import folder as class_folders
 from data.images import Rejected, check
+from data.set_aside import FRACTION, NOTHING, SetAside
 from data.staging.remote import Missing, RemotePath, is_remote, located
 
 IMAGENET_MEAN = (123.675, 116.28, 103.53)  # used if a folder's own are unknown
@@ -57,8 +57,7 @@ class Split:
     checksums: tuple | None = field(default=None, compare=False, repr=False)
     order: str = ORDERS[0]  # one of ORDERS
     window: Window | None = None  # where fetched blocks are kept; None: the files are read where they are
-    # The fraction of each class that was set aside for validation, where both splits are one folder; otherwise 0.
-    fraction: float = 0.0
+    fraction: SetAside = NOTHING  # is_part: both splits are one folder
 
     @property
     def kind(self):
@@ -127,8 +126,9 @@ class Split:
         flags: of data.prepare.
         """
         [path] = self.paths
-        folder, own = (path, [f"--validation_fraction={self.fraction:g}"]) if self.fraction else (path.parent, [])
-        then = {"then": "this command with --data_dir={}"} if self.fraction == 1 else {}
+        folder, own = (path.parent, []) if self.fraction.is_nothing else (
+            path, [f"--validation_fraction={self.fraction:g}"])
+        then = {"then": "this command with --data_dir={}"} if self.fraction.is_everything else {}
         return class_folders.conversion(folder, *flags, *own, **then)
 
     def slices(self, samples: np.ndarray) -> list[tuple]:
@@ -241,8 +241,8 @@ class Dataset:
             return self
         return open_dataset(self.folder, fraction=self.train.fraction)
 
-    def divided(self, fraction: float) -> "Dataset":
-        """Returns a folder of classes that was opened with a fraction of 1 with another fraction."""
+    def divided(self, fraction: SetAside) -> "Dataset":
+        """Returns a folder of classes of which everything was set aside, with another fraction."""
         [listing] = self.validation.entries
         splits = {name: replace(getattr(self, name), file_samples=(len(part),), indexes=(part,), fraction=fraction)
                   for name, part in zip(("train", "validation"), listing.divided(fraction), strict=True)}
@@ -272,7 +272,7 @@ class Dataset:
         return replace(self, folder=folder, train=train, validation=validation)
 
 
-def open_dataset(folder, check_files: bool = True, fraction: float = class_folders.FRACTION) -> Dataset:
+def open_dataset(folder, check_files: bool = True, fraction: float = FRACTION) -> Dataset:
     """Reads FOLDER/dataset.json and checks its counts against its files. Raises UserError.
 
     check_files: whether the files have to be there; their indexes are read, too. Without it, the number of samples in a
@@ -280,7 +280,7 @@ def open_dataset(folder, check_files: bool = True, fraction: float = class_folde
     fraction: of each class to set aside for validation, if it is a folder of classes without validation images. 1: all
     images are for validation, and none for training, which a prepared dataset need not have either.
     """
-    folder = located(folder)
+    folder, fraction = located(folder), SetAside(fraction)
     if not is_remote(folder) and not folder.is_dir():
         raise UserError(f"--data_dir: {_no_folder(folder)}")
     if not is_remote(folder) and not (folder / "dataset.json").exists() and (
@@ -299,8 +299,8 @@ def open_dataset(folder, check_files: bool = True, fraction: float = class_folde
     dataset = replace(dataset, classes=distinct(dataset.classes, f"{folder}/dataset.json"))
     if not check_files:
         return dataset
-    if fraction == 1 and not dataset.train.paths:
-        dataset = replace(dataset, train=replace(dataset.train, fraction=1.0))
+    if fraction.is_everything and not dataset.train.paths:
+        dataset = replace(dataset, train=replace(dataset.train, fraction=fraction))
     for name, samples in claimed.items():
         dataset = replace(dataset, **{name: _checked(dataset, name, samples)})
     if dataset.format == "folder":
@@ -366,23 +366,24 @@ def labels_checksum(split: Split) -> str:
     return f"{zlib.crc32(joined):08x}" if lines else ""
 
 
-def _class_folders(folder, check_files, fraction) -> Dataset | None:
+def _class_folders(folder, check_files, fraction: SetAside) -> Dataset | None:
     """Opens a dataset of one folder of images per class. Returns None if the folder has another layout."""
     try:
         train, validation, _ = class_folders.layout(folder)
         lone = None if validation else class_folders.lone_validation(folder)
         if validation:
-            fraction = 0.0
-        elif lone and fraction == 1:
+            fraction = NOTHING
+        elif lone and fraction.is_everything:
             train = lone
-        elif lone or (fraction != 1 and class_folders.whole(folder)) or not class_folders.has_classes(train):
+        elif lone or (class_folders.whole(folder) and not fraction.is_everything) or (
+                not class_folders.has_classes(train)):
             return None
         paths = train, validation or train
         classes = _names_in(train)
         listings = _listings(paths, classes, check_files, fraction)
     except OSError as error:
         raise UserError(f"--data_dir: {error}") from None
-    if fraction == 1 and check_files:  # the model need not know a class without images
+    if fraction.is_everything and check_files:  # the model need not know a class without images
         present, listings[1].labels = np.unique(listings[1].labels, return_inverse=True)
         classes = tuple(classes[label] for label in present)
     splits = [Split("folder", (path,), (len(listing),), (listing,) if check_files else None, fraction=fraction)
@@ -391,13 +392,14 @@ def _class_folders(folder, check_files, fraction) -> Dataset | None:
     return Dataset(folder, "folder", classes, *splits, mean=IMAGENET_MEAN, std=IMAGENET_STD)
 
 
-def _listings(paths, classes, check_files, fraction) -> tuple:
+def _listings(paths, classes, check_files, fraction: SetAside) -> tuple:
     """Returns the images of each split, or empty tuples without `check_files`. Raises UserError, OSError."""
-    if check_files and fraction:
+    if check_files and not fraction.is_nothing:
         listings = class_folders.Listing(paths[0], classes).divided(fraction)
     else:
         listings = tuple(class_folders.Listing(path, classes) if check_files else () for path in paths)
-    for path, listing in [*zip(paths, listings, strict=True)][fraction == 1:]:  # of 1, training has none
+    first = 1 if fraction.is_everything else 0  # split that needs images: training, or validation alone
+    for path, listing in zip(paths[first:], listings[first:], strict=True):
         if not (len(listing) if check_files else class_folders.class_names(path)):
             raise UserError(f"--data_dir: {class_folders.NO_IMAGES.format(path)}")
     return listings
@@ -411,7 +413,7 @@ def _names_in(path) -> tuple[str, ...]:
 def check_class_folders(folder, classes: Iterable[str], splits: Iterable[Split]) -> None:
     """Raises UserError if the splits of a folder of images have other classes than these, or a file is not for DALI."""
     for split in splits:
-        if differing := not split.fraction and {*classes} ^ {*_names_in(split.paths[0])}:
+        if differing := split.fraction.is_nothing and {*classes} ^ {*_names_in(split.paths[0])}:
             raise UserError(f"{folder}: class {min(differing)!r} must have a folder in each split; create the "
                             "missing folder (it may be empty)")
         for path, listing in zip(split.paths, split.indexes or (), strict=False):
@@ -444,7 +446,7 @@ def _checked(dataset, name, samples) -> Split:
     Damaged records show only when they are read.
     """
     folder, split = dataset.folder, getattr(dataset, name)
-    if not split.samples and split.fraction != 1:
+    if not (split.samples or split.fraction.is_everything):
         raise UserError(f"{folder}/dataset.json: the {name} split is empty"
                         + ", so it is only for --mode=evaluate" * (name == "train"))
     if split.samples != samples:

@@ -9,7 +9,7 @@ import numpy as np
 
 from data import checksums
 from data.dataset import Dataset, Split
-from data.formats.folder import THREADS
+from data.image_files import THREADS
 
 SHOWN = 3  # pairs of names in a line
 END = 256  # bytes at the end of a file, which differ even if a camera's headers do not

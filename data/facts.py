@@ -5,11 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import in_list, listed
+from common.errors import in_list, listed, shown
 from data import duplicates
+from data.class_folders import KNOWN, Listing, layout
 from data.class_names import alike
 from data.dataset import Dataset, Split, labels_checksum
-from data.formats.folder import KNOWN, Listing, layout, left_out_line, shown
+from data.image_files import left_out_line
 from data.images import shorter_side
 
 SHOWN = 5  # names in a line
@@ -43,7 +44,7 @@ def _of_sizes(dataset, train, validation) -> list[str]:
     each = ", ".join(f"{in_list(dataset.classes[label])} {train[label]:,} + {validation[label]:,}" for label in labels)
     fraction = dataset.train.fraction
     return [*([f"{dataset.folder} has no validation images, so about {fraction:.3g} of each class is set aside "
-               "(--validation_fraction), chosen by the names of the files"] if fraction else []),
+               "(--validation_fraction), chosen by the names of the files"] if fraction.is_part else []),
             f"training + validation images{which}: {each}"]
 
 
@@ -83,10 +84,10 @@ def of_listings(folder: Path, listings: Collection[Listing]) -> list[str]:
 def of_evaluation(dataset: Dataset, labels: str | None) -> str:
     """Returns which images of a dataset in files are evaluated. labels: labels_checksum of the run's training set."""
     split, folder = dataset.validation, dataset.folder
-    if split.fraction == 1:
+    if split.fraction.is_everything:
         return (f"all {split.samples:,} images in {split.paths[0]} are evaluated, because the run was trained on "
                 "another folder")
-    if not split.fraction:
+    if split.fraction.is_nothing:
         return f"the {split.samples:,} validation images of {folder} are evaluated"
     said = f"{split.samples:,} images in {folder} are evaluated: those "
     if labels and labels != labels_checksum(dataset.train):

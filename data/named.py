@@ -6,9 +6,9 @@ from pathlib import Path
 from common.errors import UserError, one_line
 from common.files import ignore_unsupported
 from common.flags import say_what_is_hidden
-from data import sources
+from data import class_folders, sources
 from data.dataset import Dataset, open_dataset
-from data.formats import folder
+from data.set_aside import FRACTION
 from data.sources import BUILT_IN
 from data.staging.remote import is_remote
 from data.synthetic import is_synthetic, synthetic_dataset
@@ -20,7 +20,7 @@ def absolute(data_dir: str) -> str:
     return data_dir if is_absolute else str(Path(data_dir).absolute())
 
 
-def open_named(data_dir: str, check_files: bool = True, fraction: float = folder.FRACTION) -> Dataset:
+def open_named(data_dir: str, check_files: bool = True, fraction: float = FRACTION) -> Dataset:
     """Opens the dataset that --data_dir names. Raises UserError.
 
     check_files: whether the files that dataset.json lists have to be there. fraction: as for open_dataset.
@@ -38,7 +38,7 @@ def count_train_samples(data_dir: str, most: int, fraction: float) -> int:
     Where a fraction of the images is set aside for validation, the number is an estimate. Raises UserError.
     """
     train = open_named(data_dir, check_files=False, fraction=fraction).train
-    return train.samples or sum(int((1 - train.fraction) * folder.count(path, most)) for path in train.paths)
+    return train.samples or sum(int((1 - train.fraction) * class_folders.count(path, most)) for path in train.paths)
 
 
 def built_in(name: str) -> Path:

@@ -15,10 +15,9 @@ from pathlib import Path
 
 from common import command, flags, launcher
 from common.activity import startup
-from common.errors import ExitCode, UsageError, UserError
+from common.errors import ExitCode, UsageError, UserError, shown
 from common.flags import flag
 from data import formats
-from data.formats.folder import shown
 from data.preparing.team import Team, error_message
 from data.sources import BUILT_IN
 

@@ -10,12 +10,11 @@ from pathlib import Path
 import tensorflow as tf
 
 from common import metric
-from common.errors import UserError, complain, listed
+from common.errors import UserError, complain, listed, shown
 from common.run_folder import CLASSES, PAGE, PREDICTIONS, SUMMARY, RunFolder
 from common.version import version
 from data import facts
 from data.dataset import Dataset, labels_checksum
-from data.formats.folder import shown
 from distributed.world import World
 from inference.predictions import heads
 from inference.trained import TOP
@@ -67,7 +66,8 @@ def evaluate_checkpoint(settings: Settings, dataset: Dataset) -> dict:
                          result.metrics[metric.VAL_SAMPLES] / (ended - begun), ended - started)
     with world.raise_on_all_ranks():
         if world.rank == 0:
-            lines = result_lines(summary, len(dataset.classes), "test" if dataset.train.fraction == 1 else "validation")
+            images = "test" if dataset.train.fraction.is_everything else "validation"
+            lines = result_lines(summary, len(dataset.classes), images)
             print_result(lines)
             if run.output_dir:
                 write_results(Path(run.output_dir), summary, lines, result, dataset, checkpoint)
@@ -115,7 +115,7 @@ def as_in_training(dataset: Dataset, described: dict, checkpoint: str) -> Datase
     Any other dataset is returned as it is. described: description of the checkpoint in the path `checkpoint`.
     """
     labels = described["progress"].get("labels")
-    if dataset.validation.fraction != 1 or not labels:
+    if not dataset.validation.fraction.is_everything or not labels:
         return dataset
     divided = dataset.divided(data_of_run(checkpoint)[1])
     return divided if labels_checksum(divided.train) == labels else dataset

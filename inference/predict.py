@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from common.cores import cores_of_worker
 from common.errors import UserError, complain, one_line, reason
-from data.formats.folder import images, left_out_line
+from data.image_files import images, left_out_line
 from data.images import READ, Rejected, Rules, store
 from inference.preprocessing import preprocess
 from inference.trained import TOP, Trained

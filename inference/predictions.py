@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from common.cores import cores_of_worker
+from common.errors import shown
 from common.run_folder import PAGE, PREDICTIONS, RunFolder
-from data.formats.folder import shown
 from data.images import Rejected, Rules, store
 from reporting.outcomes import thumbnail
 from reporting.page import facts, page

@@ -9,11 +9,10 @@ from absl import flags as absl_flags
 
 import model_zoo
 from common import command, flags, own
-from common.errors import UsageError, UserError
+from common.errors import UsageError, UserError, shown
 from common.launcher import ELASTIC
 from data import named
 from data.augmentation import AUGMENTATIONS
-from data.formats.folder import shown
 from optim.schedules import Piecewise
 from plan.recipes import default_recipe, recipe_path
 from plan.settings import Launch, Recipe, Run, Settings, Source

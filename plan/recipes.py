@@ -11,7 +11,7 @@ from common.errors import UsageError, UserError
 from common.flags import file_text, present
 from common.run_folder import FLAGS, folder_of, has_checkpoints
 from data import named
-from data.formats.folder import FRACTION
+from data.set_aside import FRACTION, SetAside
 from data.sources import BUILT_IN
 from optim.schedules import Piecewise
 from plan.values import sizes as parse_sizes
@@ -124,12 +124,12 @@ def of_initial_weights(values) -> list[str]:
     return [f"--model={theirs['model']}", f"--image_size={Piecewise.parse(sizes, int).values[-1]}"]
 
 
-def data_of_run(checkpoint: str) -> tuple[str | None, float]:
+def data_of_run(checkpoint: str) -> tuple[str | None, SetAside]:
     """Returns --data_dir and --validation_fraction of the run of a checkpoint. --data_dir is None if it is not known.
     """
     file = folder_of(checkpoint) / FLAGS
     recorded = flags_in(file_text(file)) if file.is_file() else {}
-    return recorded.get("data_dir"), float(recorded.get("validation_fraction", FRACTION))
+    return recorded.get("data_dir"), SetAside(recorded.get("validation_fraction", FRACTION))
 
 
 def flags_of_run(checkpoint: str, flag: str) -> Path:

@@ -18,8 +18,8 @@ import optim
 from common.flags import flag, names
 from data.augmentation import AUGMENTATIONS
 from data.dataset import ORDERS
-from data.formats.folder import FRACTION
 from data.rand_augment import RandAugment
+from data.set_aside import FRACTION
 from optim import schedules
 from optim.schedules import Piecewise
 from plan import values
@@ -60,10 +60,10 @@ class Recipe:
         screen="Data and model")
     validation_size: int | None = flag(None, "Height and width of validation images in pixels. Default: the last of "
         "--image_size.", low=1, high=4096)
-    validation_fraction: float = flag(FRACTION, "Fraction of each class that is set aside for validation if --data_dir "
-        "is a folder of classes (CLASS/*) without validation images. A hash of each file's path chooses them, and not "
-        "--seed. (--validation_size is in pixels. The flag of data.prepare is 0 by default.)", low=0.001, high=0.9,
-        modes=("train",))
+    validation_fraction: float = flag(float(FRACTION), "Fraction of each class that is set aside for validation if "
+        "--data_dir is a folder of classes (CLASS/*) without validation images. A hash of each file's path chooses "
+        "them, and not --seed. (--validation_size is in pixels. The flag of data.prepare is 0 by default.)",
+        low=0.001, high=0.9, modes=("train",))
     epochs: float = flag(90.0, "Number of passes over the training set. Can be a fraction.", low=1e-9, high=1e5,
         screen="Training")
     batch_size: Piecewise = flag("256", "Global batch size (all workers), or epoch:size pairs such as "

@@ -13,11 +13,10 @@ import numpy as np
 
 from common.errors import UserError
 from common.files import write_json
-from data import formats
+from data import class_folders, formats
 from data.class_names import alike, distinct, normal
 from data.dataset import Dataset, Split, check_class_folders, describe
 from data.facts import of_folder
-from data.formats import folder as class_folders
 from data.formats.tfrecord import examples
 from data.images import Rejected, Rules, added, store
 from data.preparing.run import moments

@@ -19,9 +19,9 @@ from data.dataset import IMAGENET_MEAN, IMAGENET_STD, Dataset, Split, describe
 from data.images import Rules, added
 from data.preparing.shards import SCRATCH, Preparation, Written, finished, shards, write_shard
 from data.preparing.team import Team
+from data.set_aside import SetAside
 from data.sources.source import Listed, Source
 
-RULE = "hash of the path"  # by which validation images are chosen; versions up to 0.9 have another one
 SMALLEST_STD = 1.0  # images of one colour have a std of 0, and pixels are divided by it
 
 
@@ -34,7 +34,7 @@ def make_preparation(options, team: Team) -> tuple[Preparation, dict]:
         name, listing = f"{options.source} {sources.version(options.source)}", ""
     else:
         source = _of_files(options, team)
-        if options.validation_fraction < 1:
+        if not SetAside(options.validation_fraction).is_everything:
             check_classes(options.source, source.classes)
         name = str(Path(options.source).absolute())
         listing = hashlib.sha256(repr(source.classes).encode(errors="surrogateescape") + source.digest).hexdigest()
@@ -42,7 +42,6 @@ def make_preparation(options, team: Team) -> tuple[Preparation, dict]:
     preparation = Preparation(source, options.format, options.shard_samples, options.seed, rules, options.strict)
     terms = {flag: getattr(options, flag) for flag in (
         "format", "validation_fraction", "resize_shorter", "resize", "verify", "shard_samples", "seed")}
-    terms |= {"rule": RULE} if options.validation_fraction else {}
     return preparation, {"source": name} | terms | {"listing": listing}
 
 
@@ -97,7 +96,7 @@ def _of_files(options, team) -> Source | Listed:
     from data.sources.imagenet import imagenet, is_imagenet
     from data.sources.table import table
 
-    source = Path(options.source)
+    source, fraction = Path(options.source), SetAside(options.validation_fraction)
     if ADDRESS.match(options.source):
         raise UserError(f"--source: {options.source} is an address; data.prepare reads files, so copy them to a disk "
                         "and give their folder")
@@ -108,19 +107,19 @@ def _of_files(options, team) -> Source | Listed:
         _refuse_changes(source, "CIFAR-10, whose images", options)
         return cifar10.of_path(source)
     if is_file:
-        return table(source, options.validation_fraction, team, options.label_column)
+        return table(source, fraction, team, options.label_column)
     if Path(options.output).resolve().is_relative_to(source.resolve()):
         raise UserError(f"--output: {options.output} is inside --source, so a later run would read it as images; "
                         "choose another folder")
     if team.on_rank_0(lambda: is_imagenet(source)):
-        if options.validation_fraction:
+        if not fraction.is_nothing:
             raise UserError("--validation_fraction: ImageNet's tar files already contain validation images; remove "
                             "this flag")
         return imagenet(source, team)
     if team.on_rank_0(lambda: is_idx(source)):
         _refuse_changes(source, "IDX files, which", options)
         return idx(source)
-    return image_folder(source, options.validation_fraction, team)
+    return image_folder(source, fraction, team)
 
 
 def _refuse_changes(source, what, options) -> None:
@@ -169,7 +168,6 @@ def _agree(path, terms, folder):
         for name in terms:
             if begun.get(name) != terms[name]:
                 difference = ("the images in --source have changed" if name == "listing" else
-                              "another version chose other validation images" if name == "rule" else
                               f"--{name} is now {terms[name]} but was {begun.get(name)}")
                 raise UserError(f"--output: {folder} contains an unfinished preparation with other input: "
                                 f"{difference}; give the same flags to continue it, or remove the folder")

@@ -9,9 +9,9 @@ import numpy as np
 from common.errors import UserError
 from data import checksums
 from data.dataset import Split, open_dataset
-from data.formats.folder import FRACTION
 from data.images import Rejected, check
 from data.preparing.team import Team, error_message
+from data.set_aside import FRACTION
 
 PART = 1024  # records
 TENSORFLOWS_OWN = "tfrecord"  # the only format whose records carry checksums

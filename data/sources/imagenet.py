@@ -16,7 +16,7 @@ from data.class_names import distinct
 from data.preparing.team import Team
 from data.sources.source import Listed, members
 
-TRAIN, VALIDATION, KIT = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12"
+TRAIN_TAR, VALIDATION_TAR, KIT = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12"
 TRUTH = re.compile(r"ILSVRC20\d\d(_clsloc)?_validation_ground_truth\.txt")
 META, MAP = "meta.mat", "map_clsloc.txt"
 NUMBERED = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG")
@@ -24,25 +24,25 @@ NUMBERED = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG")
 
 def is_imagenet(source: Path) -> bool:
     """Returns whether a folder is meant as this source, that is, whether it holds a part of it."""
-    return any((source / name).exists() for name in (TRAIN, VALIDATION, f"{KIT}.tar.gz", KIT))
+    return any((source / name).exists() for name in (TRAIN_TAR, VALIDATION_TAR, f"{KIT}.tar.gz", KIT))
 
 
 def imagenet(source: Path, team: Team) -> Listed:
     """Lists the images. The ranks split the classes' archives among them. Raises UserError if a part is missing."""
     archives, shown, rows = team.on_rank_0(lambda: _outer(source))
-    inner = team.map(archives, lambda archive: _members(source / TRAIN, *archive))
+    inner = team.map(archives, lambda archive: _members(source / TRAIN_TAR, *archive))
     names = [name for name, _, _ in archives]
     label = {name: number for number, name in enumerate(names)}
-    train = members(str(source / TRAIN), [row for part in inner for row in part],
+    train = members(str(source / TRAIN_TAR), [row for part in inner for row in part],
                     [number for number, part in enumerate(inner) for _ in part])
     if not len(train):
-        raise UserError(f"--source: {source / TRAIN} contains no images")
+        raise UserError(f"--source: {source / TRAIN_TAR} contains no images")
     unknown = sorted({*shown} - {*names})
     if unknown:
-        raise UserError(f"--source: {source / TRAIN} has no {unknown[0]}.tar, but {VALIDATION} has images of "
+        raise UserError(f"--source: {source / TRAIN_TAR} has no {unknown[0]}.tar, but {VALIDATION_TAR} has images of "
                         "this class")
-    validation = members(str(source / VALIDATION), rows, [label[name] for name in shown])
-    return Listed(distinct(names, f"--source: {source / TRAIN}"), {"train": train, "validation": validation})
+    validation = members(str(source / VALIDATION_TAR), rows, [label[name] for name in shown])
+    return Listed(distinct(names, f"--source: {source / TRAIN_TAR}"), {"train": train, "validation": validation})
 
 
 def _outer(source) -> tuple[list, list[str], list]:
@@ -50,23 +50,23 @@ def _outer(source) -> tuple[list, list[str], list]:
 
     Archives and images are (name, offset, size), in the order of their names.
     """
-    for name in (TRAIN, VALIDATION):
+    for name in (TRAIN_TAR, VALIDATION_TAR):
         if not (source / name).is_file():
             raise UserError(f"--source: {source} has no {name}, a part of ImageNet; download it to this folder")
     classes = _kit(source)
-    archives = sorted((Path(name).stem, offset, size) for name, offset, size in _listing(source / TRAIN)
+    archives = sorted((Path(name).stem, offset, size) for name, offset, size in _listing(source / TRAIN_TAR)
                       if name.endswith(".tar"))
     if not archives:
-        raise UserError(f"--source: {source / TRAIN} contains no class archives (n01440764.tar, ...)")
-    rows = sorted((Path(name).name, offset, size) for name, offset, size in _listing(source / VALIDATION))
+        raise UserError(f"--source: {source / TRAIN_TAR} contains no class archives (n01440764.tar, ...)")
+    rows = sorted((Path(name).name, offset, size) for name, offset, size in _listing(source / VALIDATION_TAR))
     if len(rows) != len(classes):
-        raise UserError(f"--source: {VALIDATION} contains {len(rows)} images, but the development kit has labels for "
-                        f"{len(classes)}")
+        raise UserError(f"--source: {VALIDATION_TAR} contains {len(rows)} images, but the development kit has labels "
+                        f"for {len(classes)}")
     shown = []
     for name, _, _ in rows:
         number = NUMBERED.fullmatch(name)
         if not number or not 1 <= int(number[1]) <= len(classes):
-            raise UserError(f"--source: {VALIDATION} contains {name}, but the development kit has no label for it")
+            raise UserError(f"--source: {VALIDATION_TAR} contains {name}, but the development kit has no label for it")
         shown.append(classes[int(number[1]) - 1])
     return archives, shown, rows
 

@@ -11,15 +11,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common.errors import UserError, listed
+from data.class_folders import TRAIN_WORDS, VALIDATION_WORDS
 from data.class_names import CONTROL, distinct, normal
-from data.formats.folder import FRACTION, THREADS, TRAIN, VALIDATION
+from data.image_files import THREADS
 from data.preparing.team import Team
+from data.set_aside import FRACTION, SetAside
 from data.sources.image_folder import divided
 from data.sources.rows import Rows, rows, short
 from data.sources.source import Listed, files
 
 NAMES = {"file": ("file", "path", "filename", "image"), "label": ("label", "class"), "split": ("split",)}  # of columns
-WORDS = {*TRAIN, *VALIDATION}
+WORDS = *TRAIN_WORDS, *VALIDATION_WORDS
 DIVIDING = re.compile(  # other names of columns that divide the images
     r"(\w+[ _-])?(k[ _-]?)?(split|fold)s?([ _-]?\d+)?|(sub)?set|partition|usage|"
     r"(is[ _-]?)?(train|training|val|valid|validation|test|testing|holdout)([ _-]?(set|image))?")
@@ -28,8 +30,8 @@ BETWEEN = re.compile(r"[\s,/+&]+")  # that separates labels in one cell, if each
 NUMBER = re.compile(r"[-+]?\d*[.,]?\d+(e[-+]?\d+)?", re.IGNORECASE)
 FEW = 10  # different numbers, which are classes however few rows there are
 ONE_HOT = {"0", "1", "0.0", "1.0", "true", "false"}
-SHOWN = 3  # problems in a message
-COLUMNS = 8  # in a message
+MOST_PROBLEMS = 3  # problems in a message
+MOST_COLUMNS = 8  # in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class Row:
     split: str  # as written, in lower case; "train" if the table has no such column
 
 
-def table(source: Path, fraction: float, team: Team, label_column: str | None = None) -> Listed:
+def table(source: Path, fraction: SetAside, team: Team, label_column: str | None = None) -> Listed:
     """Lists the images of a table in the order that they have in folders of classes.
 
     fraction: fraction of each class for validation, if the table has no validation images. label_column: name of the
@@ -64,9 +66,9 @@ def _splits(source, fraction, label_column) -> tuple[dict[str, list[Row]], list[
     images, column = _read(source, label_column)
     by_word = defaultdict(list)
     for row in images:
-        by_word["train" if row.split in TRAIN else row.split].append(row)
-    word = next((word for word in VALIDATION if word in by_word), None)
-    if fraction == 1 and word and "train" not in by_word:  # test images alone
+        by_word["train" if row.split in TRAIN_WORDS else row.split].append(row)
+    word = next((word for word in VALIDATION_WORDS if word in by_word), None)
+    if fraction.is_everything and word and "train" not in by_word:  # test images alone
         by_word["train"], word = by_word.pop(word), None
     _check_division(source, fraction, "train" in by_word, word and f"{word} in the column {column}")
     splits = {"train": by_word.pop("train")} | ({"validation": by_word.pop(word)} if word else {})
@@ -84,10 +86,10 @@ def _check_division(source, fraction, has_train: bool, validation: str | None) -
     if not has_train:
         raise UserError(f"--source: {source} has no training images; --validation_fraction=1 prepares test images "
                         "alone, for --mode=evaluate")
-    if validation and fraction:
+    if validation and not fraction.is_nothing:
         raise UserError(f"--validation_fraction: {source} already has validation images ({validation}); remove this "
                         "flag, or the column")
-    if not validation and not fraction:
+    if not validation and fraction.is_nothing:
         raise UserError(f"--source: {source} has no validation images; give the fraction of each class to use for "
                         f"validation, such as --validation_fraction={FRACTION:g}")
 
@@ -105,7 +107,7 @@ def _check_labels(source, splits: dict[str, list[Row]], fraction) -> None:
             line, name = unknown[0]
             raise UserError(f"--source: {source}, line {line}: no training image has the label {short(name)!r}")
     images, numbers = len(splits["train"]), sum(bool(NUMBER.fullmatch(name)) for name in known)
-    if fraction < 1 and numbers > max(FEW, images / 2):
+    if not fraction.is_everything and numbers > max(FEW, images / 2):
         raise UserError(f"--source: {source}: the labels of {images:,} training images are {numbers:,} different "
                         "numbers; only classes can be trained, so give each image the name of a class")
 
@@ -132,7 +134,7 @@ def _read(source, label_column) -> tuple[Iterable[Row], str | None]:
                        or (not path and f"there is no file {normal(str(source.parent / short(row.file)))}")):
             problems.append(f"line {row.line}: {problem}")
     if problems:
-        raise UserError(f"--source: {source}: {listed(problems, SHOWN, '; ', 'problems')}")
+        raise UserError(f"--source: {source}: {listed(problems, MOST_PROBLEMS, '; ', 'problems')}")
     return images.values(), table.header[1][columns["split"]] if "split" in columns else None
 
 
@@ -156,7 +158,7 @@ def _opened(source, label_column) -> tuple[Rows, dict[str, int]]:
 def _check_single(where, header, numbers) -> None:
     """Raises UserError if several columns may be meant for the same."""
     if len(numbers) > 1:
-        names = listed([repr(short(header[number])) for number in numbers], SHOWN, " and ")
+        names = listed([repr(short(header[number])) for number in numbers], MOST_PROBLEMS, " and ")
         raise UserError(f"{where}: the columns {names} mean the same; remove or rename all but one")
 
 
@@ -170,7 +172,7 @@ def _no_header(table: Rows, known: dict[str, tuple[str, ...]]) -> str:
     _, cells = next(iter(table), (0, []))
     if len(header) > 2 and sum(cell.lower() in ONE_HOT for cell in cells) >= len(header) - 1:
         return f"{said}; a column for each class is not read: write the name of each image's class into a column label"
-    said += f"; it has {listed([repr(short(name)) for name in header], COLUMNS) or 'none'}"
+    said += f"; it has {listed([repr(short(name)) for name in header], MOST_COLUMNS) or 'none'}"
     others = [shlex.quote(short(name)) for name in header if name.lower() not in known["file"]]
     if not 0 < len(others) < len(header):
         return said
@@ -186,13 +188,13 @@ def _dividing(table: Rows, columns: dict[str, int]) -> dict[str, int]:
     words, others = _words(table, {*range(len(header))} - {*columns.values()})
     named = [number for number, name in enumerate(header) if DIVIDING.fullmatch(name.lower())]
     dividing = [number for number, found in words.items() if number in named
-                or not (found.isdisjoint(TRAIN) or found.isdisjoint(VALIDATION))]
+                or not (found.isdisjoint(TRAIN_WORDS) or found.isdisjoint(VALIDATION_WORDS))]
     own = [columns["split"]] if "split" in columns else []
     _check_single(f"--source: {table.path}, line {line}", header, own + dividing)
     if doubtful := [number for number in named if number in others and not own + dividing]:
         begins, word = others[doubtful[0]]
         raise UserError(f"--source: {table.path}, line {begins}: the column {header[doubtful[0]]!r} may divide the "
-                        f"images, but {short(word)!r} is none of {', '.join((*TRAIN, *VALIDATION))}; write these "
+                        f"images, but {short(word)!r} is none of {', '.join(WORDS)}; write these "
                         "words into a column split, or remove this column")
     return {"split": dividing[0]} if dividing else {}
 
@@ -238,7 +240,7 @@ def _problem(row: Row, first: Row, labels: set[str]) -> str | None:
     if SEVERAL.fullmatch(row.label) or (len(parts) > 1 and labels.issuperset(parts)):
         return f"the label {label!r} of {file} is a list, but an image has one class here; write one name"
     if row.split not in WORDS:
-        return f"the split {short(row.split)!r} of {file} is none of {', '.join((*TRAIN, *VALIDATION))}"
+        return f"the split {short(row.split)!r} of {file} is none of {', '.join(WORDS)}"
     if (normal(row.label), row.split) != (normal(first.label), first.split):
         what, here, there = ("label", label, short(first.label)) if normal(row.label) != normal(first.label) else (
             "split", row.split, first.split)

@@ -9,7 +9,7 @@ from common.files import flush, full_disk_named, private_folder
 from common.locks import locked
 from common.screen import Counter
 from data.dataset import Dataset, Split
-from data.formats.folder import walk
+from data.image_files import walk
 
 CHUNK = 16 << 20
 

@@ -16,11 +16,10 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from common.errors import UserError, full_disk, one_line
+from common.errors import UserError, full_disk, one_line, shown
 from common.files import remove_unheld, scratch_folder
 from common.threads import start_service
 from data.formats import messages
-from data.formats.folder import shown
 from data.staging.spool import Layout
 from data.staging.window import Blocks
 

@@ -14,8 +14,9 @@ from PIL import Image
 from common.errors import UserError
 from data import facts, prepare
 from data.balance import check_dataset
+from data.class_folders import Listing, class_names, count, layout
 from data.dataset import open_dataset
-from data.formats.folder import IMAGE_SUFFIXES, Listing, class_names, count, kind, layout
+from data.image_files import IMAGE_SUFFIXES, kind
 from data.images import READ
 from data.preparing.run import make_preparation
 from data.preparing.team import Team

@@ -12,7 +12,7 @@ from common.errors import UserError
 from data import facts
 from data.class_names import alike, distinct, normal
 from data.dataset import open_dataset
-from data.sources.imagenet import TRAIN
+from data.sources.imagenet import TRAIN_TAR
 from tests.data.test_adopt import slim
 from tests.data.test_sources import imagenet
 from tests.rigs.pictures import command, encode, fill, picture
@@ -112,7 +112,7 @@ def test_both_forms_are_refused_from_every_source(tmp_path, capsys):
     data.mkdir(parents=True)
     (data / "ILSVRC2012_validation_ground_truth.txt").write_text("1\n" * 5)
     (data / "map_clsloc.txt").write_text(f"{NFC} 1 x\n")
-    refused(f"--source: {archives}/{TRAIN}: {in_folders}", f"--source={archives}", f"--output={tmp_path}/o")
+    refused(f"--source: {archives}/{TRAIN_TAR}: {in_folders}", f"--source={archives}", f"--output={tmp_path}/o")
     (tmp_path / "names.txt").write_text(f"oak\n\n{NFC}\n{NFD}\n")
     (tmp_path / "slim").mkdir()
     refused(f"--classes: {tmp_path}/names.txt, lines 3 and 4: {TWICE}", "--adopt",

@@ -1,20 +1,14 @@
 """A folder of classes without validation images: which of them are set aside, in training and by data.prepare."""
 import hashlib
-import json
 import shutil
 
 import numpy as np
 import pytest
 from conftest import TRAIN, printed_json, rows, run, train, weights
 
-from common import flags as flag_values
 from data import facts
 from data.dataset import open_dataset
-from data.formats.folder import set_aside
-from data.prepare import Options
-from data.preparing.run import make_preparation
-from data.preparing.shards import SCRATCH
-from data.preparing.team import Team
+from data.set_aside import SetAside, set_aside
 from tests.rigs.pictures import CLASSES, command, encode, fill, picture
 
 FLAGS = ("--model=convnet", "--image_size=24", "--batch_size=8", "--batch_norm_span=auto", "--micro_batch_size=4",
@@ -41,16 +35,16 @@ def names_and_labels(sizes) -> tuple[list[str], np.ndarray]:
 
 def test_the_hash_of_its_path_decides_for_each_image():
     files, labels = names_and_labels((2000, 500))
-    chosen = set_aside(files, labels, 0.2)
+    chosen = set_aside(files, labels, SetAside(0.2))
     assert chosen.tolist() == [position(file) < 0.2 for file in files]
     assert abs(chosen[:2000].mean() - 0.2) < 4 * (0.2 * 0.8 / 2000) ** 0.5
-    assert set_aside(files, labels, 1).all()
+    assert set_aside(files, labels, SetAside(1)).all()
 
 
 @pytest.mark.parametrize("fraction", [0.001, 0.2, 0.9])
 def test_both_sides_have_an_image_of_each_class(fraction):
     files, labels = names_and_labels((1, 2, 3, 0, 15))
-    chosen = set_aside(files, labels, fraction)
+    chosen = set_aside(files, labels, SetAside(fraction))
     for label, size in enumerate((1, 2, 3, 0, 15)):
         if size:
             assert not chosen[labels == label].all() and chosen[labels == label].any() == (size > 1)
@@ -59,9 +53,9 @@ def test_both_sides_have_an_image_of_each_class(fraction):
 def test_a_new_image_moves_no_other_one():
     sizes = np.array((40, 40, 40))
     files, labels = names_and_labels(sizes)
-    before = dict(zip(files, set_aside(files, labels, 0.2), strict=True))
+    before = dict(zip(files, set_aside(files, labels, SetAside(0.2)), strict=True))
     files, labels = names_and_labels(sizes + 10)
-    after = dict(zip(files, set_aside(files, labels, 0.2), strict=True))
+    after = dict(zip(files, set_aside(files, labels, SetAside(0.2)), strict=True))
     assert {file: after[file] for file in before} == before and any(after[file] for file in files if file not in before)
 
 
@@ -98,7 +92,7 @@ def test_many_classes_are_not_all_listed(tmp_path):
 def test_equal_bytes_on_both_sides_are_told(tmp_path):
     """Also of files that differ before their last bytes, which are read."""
     files, labels = names_and_labels((12, 12))
-    chosen = set_aside(files, labels, 0.2)
+    chosen = set_aside(files, labels, SetAside(0.2))
     validation, train = files[np.flatnonzero(chosen)[0]], files[np.flatnonzero(~chosen)[0]]
     for number, file in enumerate(files):
         (tmp_path / file).parent.mkdir(exist_ok=True)
@@ -109,22 +103,6 @@ def test_equal_bytes_on_both_sides_are_told(tmp_path):
         "identical images in both splits, so the validation accuracy is too high (1): "
         f"{train} = {validation}"]
     assert facts.of_equal_images(open_dataset(tmp_path)) == facts.of_dataset(open_dataset(tmp_path))[2:]
-
-
-def test_a_preparation_of_an_earlier_version_is_not_continued(photos, tmp_path, capsys):
-    """One of a source with validation images is, because nothing was chosen."""
-    fill(tmp_path / "split" / "train", 2)
-    fill(tmp_path / "split" / "val", 2, first=50)
-    for source, flags, code in ((photos, ["--validation_fraction=0.3"], 1), (tmp_path / "split", [], 0)):
-        words = [f"--source={source}", f"--output={tmp_path}/{source.name}-o", *flags]
-        _, terms = make_preparation(flag_values.parsed(flag_values.read(flag_values.define(Options), ["", *words]),
-                                                       Options), Team(single_process=True))
-        terms.pop("rule", None)  # as before
-        plan = tmp_path / f"{source.name}-o" / SCRATCH / "plan.json"
-        plan.parent.mkdir(parents=True)
-        plan.write_text(json.dumps(terms))
-        assert command(*words) == code
-        assert ("another version chose other validation images" in capsys.readouterr().err) == bool(code)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ from common.errors import UserError
 from data import formats, order
 from data.dataset import open_dataset
 from data.feed import Feed
-from data.formats.folder import conversion
 from distributed.world import World
 from tests.rigs.making import record, write_class_folders, write_shards
 from training.bad_input import first_damaged, input_reason
@@ -77,7 +76,7 @@ def test_the_record_is_named(damaged, damage):
     dataset = open_dataset(folder)
     told = what_is_told(dataset)
     cure = "`data.prepare --verify` lists all damaged records" if dataset.format != "folder" else (
-        f"to convert or leave out such files, {conversion(folder, '--format=tfrecord', '--verify')}")
+        f"to convert or leave out such files, {dataset.train.conversion('--format=tfrecord', '--verify')}")
     assert told == f"{name} {DAMAGES[damage][1]}; {cure}"
 
 
