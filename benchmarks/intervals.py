@@ -21,6 +21,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 from PIL import Image
 
+from data.augmentation import AUGMENTATIONS
 from data.dataset import open_dataset
 from data.feed import Feed
 from data.formats import tfrecord
@@ -57,7 +58,7 @@ def setup_of(dataset, workers: int):
     batch_size, epochs = CASES[workers]
     settings = flags.parse(["train.py", f"--batch_size={batch_size}", f"--epochs={epochs}"])
     return SimpleNamespace(plan=plan_for(settings, workers, 1, SAMPLES), world=World(size=workers),
-                           feed=Feed(dataset, 32, "crop_flip", 0, 0, workers),
+                           feed=Feed(dataset, 32, AUGMENTATIONS["crop_flip"], 0, 0, workers),
                            state=SimpleNamespace(progress=Progress()))
 
 

@@ -19,6 +19,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from benchmarks import photos
 from benchmarks.input_pipeline import prepare
+from data.augmentation import AUGMENTATIONS
 from data.dataset import ORDERS, open_dataset
 from data.feed import Feed
 from data.pipeline import DecoderSettings
@@ -49,7 +50,7 @@ def main():
         dataset = open_dataset(prepare(images, Path(scratch) / "set", f"--format={options.format}"))
         device, pipelines = DecoderSettings(threads=os.cpu_count()), {}
         for name in ORDERS:
-            feed = Feed(dataset.in_order(name), IMAGE_SIZE, "crop_flip", 0, device=device)
+            feed = Feed(dataset.in_order(name), IMAGE_SIZE, AUGMENTATIONS["crop_flip"], 0, device=device)
             prepared = feed.prepare([(0, dataset.train.samples // BATCH)], BATCH, BATCH)
             pipelines[name] = held.enter_context(feed.open(prepared, again=True))
         rates = {name: [] for name in ORDERS}

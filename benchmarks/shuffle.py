@@ -15,6 +15,7 @@ from pathlib import Path
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from benchmarks.intervals import write_shards
+from data.augmentation import AUGMENTATIONS
 from data.dataset import open_dataset
 from data.feed import Feed
 from data.pipeline import DecoderSettings
@@ -24,7 +25,7 @@ BLOCKS, SAMPLES, ROUNDS, BATCH = (1024, 64, 16, 4, 1), 40_960, 5, 64
 
 def times(dataset, block: int) -> tuple[float, float, float]:
     """Returns (files opened per image, seconds to open the pipeline, microseconds per image)."""
-    feed = Feed(dataset, 8, "none", 0, 0, 8, DecoderSettings(threads=1), shuffle_block=block)
+    feed = Feed(dataset, 8, AUGMENTATIONS["none"], 0, 0, 8, DecoderSettings(threads=1), shuffle_block=block)
     began = time.perf_counter()
     with feed.train(0, SAMPLES // BATCH, 8 * BATCH, BATCH) as batches:
         next(batches)

@@ -4,13 +4,13 @@ The numbers are a function of the seed and of the sample's position in the endle
 alternating flip of the seed, the image and the epoch. They depend neither on the number of workers nor on where a
 pipeline starts. This module uses only NumPy; pipeline.py applies the numbers to the images.
 """
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from common import own
 from common.errors import UserError
-from data.rand_augment import RandAugment
+from data.operation import Operation
 from data.randomness import Purpose, philox, uniforms
 
 FIXED = ("aspect", "enlarge", "filling")  # the fields of an Augmentation that make nothing random
@@ -50,9 +50,12 @@ class Augmentation:
     # border, and then brightness and contrast of each channel are varied and noise is added. The constants below are
     # the ranges.
     warp: bool = False
-    operations: RandAugment | None = None  # of RandAugment, which follow everything else
+    # What follows everything else, in turn. A single operation, such as a RandAugment, need not be in a tuple.
+    operations: tuple[Operation, ...] = ()
 
     def __post_init__(self):
+        if not isinstance(self.operations, tuple):
+            object.__setattr__(self, "operations", (self.operations,) if self.operations else ())
         for name in ("area", "aspect", "rescale"):
             least, most = getattr(self, name) or (1, 1)
             if not 0 < least <= most or (name == "area" and most > 1):
@@ -70,6 +73,11 @@ class Augmentation:
     def random(self) -> bool:
         """Whether training draws random numbers: whether anything is set that changes images at random."""
         return any(value for name, value in vars(self).items() if name not in FIXED)
+
+    def followed_by(self, operation: Operation) -> "Augmentation":
+        """Returns the augmentation with an operation at its end, in place of another one of the same kind."""
+        kept = [own for own in self.operations if type(own) is not type(operation)]
+        return replace(self, operations=(*kept, operation))
 
 
 class Augmentations(dict):
@@ -116,7 +124,7 @@ ANGLE = 0.5  # radians
 BRIGHTNESS = 25.5  # grey levels
 CONTRAST = 1.1  # a factor
 NOISE = 25.5  # grey levels
-# Names and widths of the columns that the pipeline reads.
+# The columns that the pipeline reads, each only if the augmentation needs it:
 # area: area of a random crop, from 0 for the least to 1 for the most that is allowed.
 # offset: position of the crop, from 0 to 1, downwards and to the right.
 # sides: height and width of a crop of area 1.
@@ -124,8 +132,7 @@ NOISE = 25.5  # grey levels
 # warp: rows of a matrix from a pixel's offset (x, y) from the centre of the result to that from the scaled image's.
 # shorter: shorter side of the scaled image in pixels.
 # reach: height and width of the part of the scaled image that the result shows, in its pixels, without rotation.
-COLUMNS = {"area": 1, "offset": 2, "sides": 2, "mirror": 1, "corner": 2, "colour": 3, "warp": 4, "shorter": 1,
-           "reach": 2, "brightness": 3, "contrast": 3, "noise": 1, "noise_offset": 2}
+# brightness, contrast: of red, green and blue. noise: its deviation. noise_offset: as offset, in the noise.
 # Standard deviations of ImageNet's pixels (0 to 1) along their principal components, and these components of red, green
 # and blue, one per column, as published with Facebook's fb.resnet.torch.
 COLOUR_SCALES = np.array([0.2175, 0.0188, 0.0045])
@@ -146,28 +153,56 @@ def random_numbers(augmentation: Augmentation, image_size: int, seed: int, posit
                    mirrored: np.ndarray | None = None) -> np.ndarray:
     """Returns the random numbers of the samples at these positions of the stream, float32 (positions, columns).
 
-    The columns are those of COLUMNS, then those of `operations`. mirrored: whether a flip mirrors each sample, bool
-    (positions,). None: a function of its position.
+    mirrored: whether a flip mirrors each sample, bool (positions,). None: a function of its position.
+    """
+    parts = columns(augmentation, image_size, seed, positions, mirrored).values()
+    return np.concatenate([part.reshape(len(positions), -1) for part in parts], axis=1).astype(np.float32)
+
+
+def by_name(augmentation: Augmentation, row) -> dict:
+    """Returns the columns of a row of `random_numbers` by the keys of `columns`: scalars, or vectors of several.
+
+    Those of an operation are a list of scalars. row: a tensor of DALI's graph.
+    """
+    found, start = {}, 0
+    for key, values in columns(augmentation, 1, 0, np.arange(1)).items():
+        end = start + values.size
+        found[key] = row[start] if values.ndim == 1 else row[start:end]
+        if isinstance(key, Operation):
+            found[key] = [row[column] for column in range(start, end)]
+        start = end
+    return found
+
+
+def columns(augmentation: Augmentation, image_size: int, seed: int, positions: np.ndarray,
+            mirrored: np.ndarray | None = None) -> dict[str | Operation, np.ndarray]:
+    """Returns the columns that an augmentation needs, (positions,) or (positions, width), by name or by operation.
+
+    mirrored: as in `random_numbers`.
     """
     u = uniforms(seed, Purpose.AUGMENTATION, positions, UNIFORMS)
     mirrored = u[:, 4] < 0.5 if mirrored is None else mirrored
     between = lambda column, low, high: low + (high - low) * u[:, column]  # noqa: E731
-    aspect = np.exp(between(3, *np.log(augmentation.aspect)))
-    columns = {
-        "area": u[:, 0], "offset": u[:, 1:3], "sides": np.stack([aspect ** -0.5, aspect ** 0.5], axis=1),
-        "mirror": mirrored,
-        "corner": np.floor(u[:, 8:10] * (2 * augmentation.padding + 1)) - augmentation.padding,
-        "colour": _colours(seed, positions) if augmentation.colour else np.zeros((len(positions), 3)),
-        "noise": between(12, 0.0, NOISE), "noise_offset": u[:, 13:15],
-    } | _warp(between, mirrored, image_size)
-    channels = np.zeros((len(positions), 8))
+    found = {}
+    if augmentation.area or augmentation.rescale:
+        found["area"] = u[:, 0]
+    if augmentation.area or augmentation.shift or augmentation.warp:
+        found["offset"] = u[:, 1:3]
+    if augmentation.area:
+        aspect = np.exp(between(3, *np.log(augmentation.aspect)))
+        found["sides"] = np.stack([aspect ** -0.5, aspect ** 0.5], axis=1)
+    if augmentation.flip and not augmentation.warp:
+        found["mirror"] = mirrored
+    if augmentation.padding:
+        found["corner"] = np.floor(u[:, 8:10] * (2 * augmentation.padding + 1)) - augmentation.padding
+    if augmentation.colour:
+        found["colour"] = _colours(seed, positions)
     if augmentation.warp:
         channels = 2 * uniforms(seed, Purpose.CHANNELS, positions, 8) - 1
-    columns |= {"brightness": BRIGHTNESS * channels[:, :3], "contrast": CONTRAST ** channels[:, 3:6]}
-    parts = [columns[name].reshape(len(positions), width) for name, width in COLUMNS.items()]
-    if augmentation.operations:
-        parts.append(augmentation.operations.random_numbers(image_size, seed, positions))
-    return np.concatenate(parts, axis=1).astype(np.float32)
+        found |= _warp(between, mirrored, image_size) | {
+            "brightness": BRIGHTNESS * channels[:, :3], "contrast": CONTRAST ** channels[:, 3:6],
+            "noise": between(12, 0.0, NOISE), "noise_offset": u[:, 13:15]}
+    return found | {one: one.random_numbers(image_size, seed, positions) for one in augmentation.operations}
 
 
 def _colours(seed, positions) -> np.ndarray:
@@ -183,7 +218,7 @@ def _colours(seed, positions) -> np.ndarray:
 
 
 def _warp(between, is_mirrored, image_size: int) -> dict[str, np.ndarray]:
-    """Returns the columns of the geometry. between: as in random_numbers."""
+    """Returns the columns of the geometry. between: as in `columns`."""
     angle = between(5, -ANGLE, ANGLE)
     stretch = ASPECT ** between(7, -0.5, 0.5)
     cos, sin = np.cos(angle), np.sin(angle)

@@ -4,7 +4,7 @@ The images go from DALI to TensorFlow without passing through Python.
 """
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,11 +12,11 @@ import numpy as np
 
 from common.files import scratch_folder
 from common.streams import close_cout
-from data import augmentation, order
+from data import order
+from data.augmentation import ALTERNATING, Augmentation, mirrored_in_turn, random_numbers
 from data.dataset import Dataset, Split
 from data.mixing import NOT_MIXED, Mixing
 from data.pipeline import DecoderSettings, Readers, Transform, build_pipeline, matrix_reader
-from data.rand_augment import RandAugment
 from data.staging.spool import Admitted, Spool, opened_reader
 
 CPU = DecoderSettings()
@@ -72,7 +72,7 @@ class Feed:
 
     dataset: Dataset
     image_size: int  # of validation images, in pixels
-    augmentation: str  # a name in data.augmentation.AUGMENTATIONS, or MODULE:NAME
+    augmentation: Augmentation  # of training images; also says which part of a validation image is seen
     seed: int
     shard: int = 0  # index of this worker's shard
     shards: int = 1
@@ -80,12 +80,7 @@ class Feed:
     mixing: Mixing = NOT_MIXED  # mixup and CutMix of training images
     shuffle_block: int = order.BLOCK  # `block` of data.order.permutation
     shuffle_group: int = 0  # `group` of data.order.permutation
-    rand_augment: RandAugment | None = None  # operations that follow the augmentation
     repeats: int = 1  # `repeats` of data.order.stream
-
-    @property
-    def _augmentation(self) -> augmentation.Augmentation:
-        return replace(augmentation.AUGMENTATIONS[self.augmentation], operations=self.rand_augment)
 
     def prepare(self, ranges: Sequence[tuple[int, int]], batch_size: int, micro_batch_size: int, skip: int = 0,
                 neighbours: int = 1, image_size: int | None = None) -> Prepared:
@@ -100,7 +95,6 @@ class Feed:
         image_size: size of these images. Default: that of validation.
         """
         split = self.dataset.train
-        chosen = self._augmentation
         image_size = image_size or self.image_size
         positions = np.concatenate([position + order.worker_positions(
             split, steps, batch_size, self.shard, self.shards, neighbours, micro_batch_size)
@@ -110,10 +104,10 @@ class Feed:
         samples = order.stream(split, self.seed, positions, self.shuffle_block, self.shuffle_group, self.repeats)
         epochs = positions // split.samples
         numbers = mixing = None
-        if chosen.random:
-            in_turn = [augmentation.mirrored_in_turn(split.samples, self.seed, samples, epochs)] if (
-                chosen.flip == augmentation.ALTERNATING) else []
-            numbers = by_parts(partial(augmentation.random_numbers, chosen, image_size, self.seed), positions, *in_turn)
+        if self.augmentation.random:
+            in_turn = [mirrored_in_turn(split.samples, self.seed, samples, epochs)] if (
+                self.augmentation.flip == ALTERNATING) else []
+            numbers = by_parts(partial(random_numbers, self.augmentation, image_size, self.seed), positions, *in_turn)
         if self.mixing:
             mixing = by_parts(partial(self.mixing.random_numbers, image_size, self.seed), positions)
         return Prepared(split, samples, micro_batch_size, image_size, numbers, mixing, epochs)
@@ -181,7 +175,7 @@ class Feed:
         with opened as (read, spool), scratch_folder() as folder:
             readers = Readers(read, *(None if rows is None else matrix_reader(rows, folder, name) for name, rows in (
                 ("numbers", prepared.numbers), ("mixing", prepared.mixing))))
-            transform = Transform(prepared.image_size, self._augmentation, self.device, self.dataset.mean)
+            transform = Transform(prepared.image_size, self.augmentation, self.device, self.dataset.mean)
             yield build_pipeline(readers, transform, prepared.batch_size, self.dataset.first_label, until), spool
 
 

@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data import rand_augment
-from data.augmentation import COLUMNS, Augmentation
+from data.augmentation import Augmentation, by_name
 from data.formats import tfrecord
 from data.warp import reflected, warped
 
@@ -83,12 +82,12 @@ def build_pipeline(readers: Readers, transform: Transform, batch_size: int, firs
     from nvidia.dali import pipeline_def
     from nvidia.dali.pipeline import do_not_convert
 
-    device, operations = transform.device, transform.augmentation.operations
-    has_operations = bool(readers.numbers and operations and until == "augment")
+    device = transform.device
+    has_operations = bool(readers.numbers and transform.augmentation.operations and until == "augment")
 
     def read_and_transformed():
         encoded, label = readers.samples()
-        columns = readers.numbers and by_name(readers.numbers(), operations)
+        columns = readers.numbers and by_name(transform.augmentation, readers.numbers())
         if until == "read":
             images = encoded
         else:
@@ -99,9 +98,10 @@ def build_pipeline(readers: Readers, transform: Transform, batch_size: int, firs
 
     @pipeline_def(enable_conditionals=has_operations)
     def graph():
-        columns, images, *others = do_not_convert(read_and_transformed)()  # only RandAugment has conditionals
+        columns, images, *others = do_not_convert(read_and_transformed)()  # only operations have conditionals
         if has_operations:
-            images = rand_augment.applied(images, columns["operations"], transform)
+            for operation in transform.augmentation.operations:
+                images = operation.applied(images, columns[operation], transform)
         return images, *others
 
     return graph(batch_size=batch_size, num_threads=device.threads, device_id=device.number, seed=0)
@@ -110,7 +110,7 @@ def build_pipeline(readers: Readers, transform: Transform, batch_size: int, firs
 def augmented(encoded, columns: dict | None, transform: Transform):
     """Adds decoding, resizing and augmentation to the graph; returns uint8 images.
 
-    columns: random numbers by name (`by_name`); None: nothing is random.
+    columns: random numbers by name (data.augmentation.by_name); None: nothing is random.
     """
     from nvidia.dali import fn, types
 
@@ -170,7 +170,7 @@ def _resized(images, sides, mirror, transform):
 
 
 def _padded(images, corner, transform):
-    """Returns the crops of padded images at `corner`, a column of augmentation.COLUMNS. Nothing is resampled."""
+    """Returns the crops of padded images at `corner`, a column of augmentation.columns. Nothing is resampled."""
     from nvidia.dali import fn
 
     size, filling = transform.size, transform.augmentation.filling
@@ -287,21 +287,6 @@ def matrix_reader(rows: np.ndarray, scratch: Path, name: str = "numbers"):
                                    features={name: FixedLenFeature([width], float32, 0.0)})[name]
 
     return read
-
-
-def by_name(numbers, operations: rand_augment.RandAugment | None = None) -> dict:
-    """Splits a row of augmentation.random_numbers by the names of its columns. Columns of width 1 become scalars.
-
-    operations: of RandAugment; their columns become a list of scalars.
-    """
-    columns = {}
-    start = 0
-    for name, width in COLUMNS.items():
-        columns[name] = numbers[start] if width == 1 else numbers[start:start + width]
-        start += width
-    if operations:
-        columns["operations"] = [numbers[start + column] for column in range(2 * operations.count)]
-    return columns
 
 
 def _as_int(numbers):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from data.operation import Operation
 from data.randomness import Purpose, uniforms
 from data.warp import warped
 
@@ -36,7 +37,7 @@ IDENTITY = np.pad(np.ones((1, 1), np.float32), 1)
 
 
 @dataclass(frozen=True)
-class RandAugment:
+class RandAugment(Operation):
     """How many operations change each image, and by how much."""
 
     magnitude: float  # mean of the normal distribution of magnitudes, from 0 to MOST
@@ -68,6 +69,16 @@ class RandAugment:
         share, sign = np.clip(magnitude, 0, MOST) / MOST, np.where(u[..., 2] < 0.5, -1, 1)
         return np.stack([index, parameters(index, share, sign, image_size)], axis=-1).reshape(len(positions), -1)
 
+    def applied(self, images, numbers: list, transform):
+        from nvidia.dali import fn, types
+        from nvidia.dali.pipeline import do_not_convert
+
+        operations = [do_not_convert(operation) for operation in do_not_convert(_operations)(transform)]
+        for start in range(0, len(numbers), 2):
+            index = fn.cast(numbers[start], dtype=types.INT32)
+            images = _chosen(operations, index, images, numbers[start + 1])
+        return images
+
 
 def parameters(index: np.ndarray, share: np.ndarray, sign: np.ndarray, image_size: int) -> np.ndarray:
     """Returns the parameter of the operation NAMES[index] for each magnitude / MOST and sign; 0 if it has none."""
@@ -76,22 +87,6 @@ def parameters(index: np.ndarray, share: np.ndarray, sign: np.ndarray, image_siz
         if parameter:
             found = np.where(index == number, parameter(share, sign, image_size), found)
     return found
-
-
-def applied(images, columns, transform):
-    """Adds the operations to the graph of a pipeline with conditionals; returns uint8 images.
-
-    columns: a row of RandAugment.random_numbers for each image. transform: data.pipeline.Transform, with the images'
-    size and device.
-    """
-    from nvidia.dali import fn, types
-    from nvidia.dali.pipeline import do_not_convert
-
-    operations = [do_not_convert(operation) for operation in do_not_convert(_operations)(transform)]
-    for start in range(0, len(columns), 2):
-        index = fn.cast(columns[start], dtype=types.INT32)
-        images = _chosen(operations, index, images, columns[start + 1])
-    return images
 
 
 def _chosen(operations, index, images, parameter):

@@ -1,5 +1,6 @@
 """Random numbers of a training: functions of its seed, what they are for, and an epoch or a position (order.py)."""
 import enum
+import zlib
 
 import numpy as np
 
@@ -23,15 +24,21 @@ class Purpose(enum.IntEnum):
     FIRST_MIRRORED = 8  # which images an alternating flip mirrors in epoch 0
 
 
-def philox(seed: int, purpose: Purpose, epoch: int = 0) -> np.random.Philox:
-    """Returns the generator of a purpose, at its first number. epoch: 0 for numbers that depend on the position."""
+def philox(seed: int, purpose: Purpose | str, epoch: int = 0) -> np.random.Philox:
+    """Returns the generator of a purpose, at its first number.
+
+    purpose: or the name of one that is not in Purpose. epoch: 0 for numbers that depend on the position.
+    """
+    if isinstance(purpose, str):
+        purpose = 2**32 + zlib.crc32(purpose.encode())  # above those of Purpose
     return np.random.Philox(np.random.SeedSequence([seed, epoch, purpose]))
 
 
-def uniforms(seed: int, purpose: Purpose, positions: np.ndarray, count: int) -> np.ndarray:
+def uniforms(seed: int, purpose: Purpose | str, positions: np.ndarray, count: int) -> np.ndarray:
     """Returns uniform random numbers in [0, 1) for the samples at these positions of the stream; (positions, count).
 
-    The generator skips the numbers of all other samples, which other workers need. count: a multiple of four.
+    The generator skips the numbers of all other samples, which other workers need. purpose: as in `philox`. count: a
+    multiple of four.
     """
     bits = philox(seed, purpose)
     random = np.random.Generator(bits)

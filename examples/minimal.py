@@ -12,6 +12,7 @@ import sys
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
+from data.augmentation import Augmentation
 from data.dataset import open_dataset
 from data.feed import Feed
 from data.named import built_in
@@ -31,7 +32,7 @@ def train() -> tf.keras.Model:
     """Trains on the workers that have started Horovod; returns the model, the same on all of them."""
     # 1. One order of samples. Each worker reads its micro-batches of each global batch.
     dataset = open_dataset(built_in("digits"))
-    feed = Feed(dataset, SIZE, "none", SEED, shard=hvd.rank(), shards=hvd.size())
+    feed = Feed(dataset, SIZE, Augmentation(), SEED, shard=hvd.rank(), shards=hvd.size())
     steps = EPOCHS * dataset.train.samples // BATCH
     micro_batches, own = BATCH // MICRO_BATCH, BATCH // MICRO_BATCH // hvd.size()
 
@@ -71,7 +72,7 @@ def train() -> tf.keras.Model:
 def accuracy(model: tf.keras.Model) -> float:
     """Returns the accuracy on the validation set. Each worker evaluates its shard, and each sample counts once."""
     dataset = open_dataset(built_in("digits"))
-    feed, hits = Feed(dataset, SIZE, "none", SEED, shard=hvd.rank(), shards=hvd.size()), 0
+    feed, hits = Feed(dataset, SIZE, Augmentation(), SEED, shard=hvd.rank(), shards=hvd.size()), 0
     with feed.validation(64) as (batches, samples):
         for start in range(0, samples, 64):
             images, labels = next(batches)

@@ -115,6 +115,7 @@ def test_a_prime_number_of_validation_samples(digits_run, odd_digits, kind, work
 def reference_counts(folder, data_dir):
     """Top-1 and top-5 hits by NumPy, from logits on images decoded by Pillow's library and fed as one batch."""
     import model_zoo
+    from data.augmentation import AUGMENTATIONS
     from data.dataset import open_dataset
     from data.feed import Feed
 
@@ -123,7 +124,7 @@ def reference_counts(folder, data_dir):
     kept = weights(folder)
     for number, variable in enumerate(model.variables):
         variable.assign(next(value for name, value in kept.items() if name.startswith(f"model/{number:03}/")))
-    with Feed(dataset, 32, "none", 0).validation(353) as (batches, samples):
+    with Feed(dataset, 32, AUGMENTATIONS["none"], 0).validation(353) as (batches, samples):
         images, labels = next(batches)
     logits, labels = model.predict_on_batch(images), labels.numpy().ravel()
     ranking = np.argsort(-logits, axis=1)

@@ -150,13 +150,18 @@ def make_feed(recipe: Recipe, launch: Launch, dataset: Dataset, world: World) ->
     name = dali_device(launch.dali_device, world)
     mixing = Mixing(recipe.mixup, recipe.cutmix)
     if dataset.is_synthetic:
-        return SyntheticFeed(dataset, recipe.validation_image_size, recipe.seed, world.rank, world.size, mixing)
-    device = DecoderSettings(name, world.gpu if name == "gpu" else None, launch.dali_threads or world.cores,
-                    launch.hw_decoder_load, upload="/gpu:0" if name == "cpu" and world.gpu is not None else None,
-                    mmap=launch.mmap)
-    return Feed(dataset.in_order(recipe.order), recipe.validation_image_size, recipe.augmentation, recipe.seed,
-                world.rank, world.size, device, mixing, recipe.shuffle_block, recipe.shuffle_group,
-                recipe.rand_augment or AUGMENTATIONS[recipe.augmentation].operations, recipe.repeats)
+        return SyntheticFeed(dataset, image_size=recipe.validation_image_size, seed=recipe.seed, shard=world.rank,
+                             shards=world.size, mixing=mixing)
+    device = DecoderSettings(
+        name, number=world.gpu if name == "gpu" else None, threads=launch.dali_threads or world.cores,
+        hw_decoder_load=launch.hw_decoder_load, mmap=launch.mmap,
+        upload="/gpu:0" if name == "cpu" and world.gpu is not None else None)
+    augmentation = AUGMENTATIONS[recipe.augmentation]
+    if recipe.rand_augment:
+        augmentation = augmentation.followed_by(recipe.rand_augment)
+    return Feed(dataset.in_order(recipe.order), image_size=recipe.validation_image_size, augmentation=augmentation,
+                seed=recipe.seed, shard=world.rank, shards=world.size, device=device, mixing=mixing,
+                shuffle_block=recipe.shuffle_block, shuffle_group=recipe.shuffle_group, repeats=recipe.repeats)
 
 
 def dali_device(flag: str, world: World) -> str:

@@ -3,8 +3,10 @@
     python -m benchmarks.peers.bigbatch DATASET IMAGE_SIZE BATCH THREADS [RAND_AUGMENT [AUGMENTATION]]
 """
 import sys
+from dataclasses import replace
 
 from benchmarks.peers.turns import serve
+from data.augmentation import AUGMENTATIONS
 from data.dataset import open_dataset
 from data.feed import Feed
 from data.pipeline import DecoderSettings
@@ -15,8 +17,8 @@ def main(folder: str, image_size: str, batch_size: str, threads: str, operations
          augmentation: str = "crop_flip") -> None:
     batch = int(batch_size)
     settings = DecoderSettings(threads=int(threads))
-    feed = Feed(open_dataset(folder), int(image_size), augmentation, seed=0, device=settings,
-                rand_augment=RandAugment.parse(operations))
+    chosen = replace(AUGMENTATIONS[augmentation], operations=RandAugment.parse(operations) or ())
+    feed = Feed(open_dataset(folder), int(image_size), chosen, seed=0, device=settings)
     with feed.train(0, 512, batch, batch) as batches:
         serve(batches.__next__, batch)
 

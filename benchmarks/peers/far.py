@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.peers.tf_data import training_image
+from data.augmentation import AUGMENTATIONS
 from data.dataset import Dataset, Window, open_dataset
 from data.feed import Feed
 from data.formats import tfrecord
@@ -35,8 +36,8 @@ def bigbatch(dataset: Dataset, batch_size: int, fraction: float) -> Iterator[Cal
     kept = fraction * sum(int(index[:, 1].sum()) for index in (*dataset.train.entries, *dataset.validation.entries))
     with tempfile.TemporaryDirectory() as place:
         window = Window(window_folder(Path(place), "benchmark"), int(kept), 64 << 20, BLOCK, SEED)
-        feed = Feed(dataset.in_window(window), IMAGE_SIZE, "crop_flip", SEED, device=DecoderSettings(threads=THREADS),
-                    shuffle_block=BLOCK, shuffle_group=GROUP)
+        feed = Feed(dataset.in_window(window), IMAGE_SIZE, AUGMENTATIONS["crop_flip"], SEED,
+                    device=DecoderSettings(threads=THREADS), shuffle_block=BLOCK, shuffle_group=GROUP)
         with feed.train(0, PASSES * dataset.train.samples // batch_size, batch_size, batch_size) as batches:
             yield batches.__next__
 

@@ -3,17 +3,21 @@ import dataclasses
 import io
 import itertools
 import json
+import re
 import sys
 import tracemalloc
+import zlib
 
 import numpy as np
 import pytest
+from conftest import ROOT
 from PIL import Image
 
 from common.errors import UserError
 from data import augmentation, pipeline
-from data.augmentation import AUGMENTATIONS, COLUMNS, Augmentation, random_numbers
+from data.augmentation import AUGMENTATIONS, Augmentation, random_numbers
 from data.pipeline import DecoderSettings
+from data.rand_augment import RandAugment
 from data.randomness import Purpose, uniforms
 
 SIZES = np.array([[375, 500], [500, 375], [32, 32], [100, 1000], [1000, 90], [1, 1], [3, 400], [227, 256]], np.float32)
@@ -42,31 +46,51 @@ def noise(count, height, width):
     return np.random.default_rng(1).integers(0, 256, (count, height, width, 3)).astype(np.uint8)
 
 
-def columns(rows):
-    starts = np.cumsum([0, *COLUMNS.values()])
-    return {name: rows[:, start:start + width] for (name, width), start in zip(COLUMNS.items(), starts, strict=False)}
+def widths(recipe) -> dict[str, int]:
+    """Of the columns that an augmentation needs."""
+    return {name: values.size for name, values in augmentation.columns(recipe, 1, 0, np.arange(1)).items()}
 
 
-def by_columns(**values):
+def columns(name, size, seed, positions, mirrored=None):
+    """The columns of random_numbers by name."""
+    recipe = AUGMENTATIONS[name] if isinstance(name, str) else name
+    rows = random_numbers(recipe, size, seed, positions, mirrored)
+    return dict(zip(found := widths(recipe), np.split(rows, np.cumsum([*found.values()])[:-1], axis=1), strict=True))
+
+
+def by_columns(recipe, **values):
     """A sample's random numbers, 0 but for these."""
-    return np.concatenate([np.broadcast_to(np.float32(values.get(name, 0)), width) for name, width in COLUMNS.items()])
+    return np.concatenate([np.broadcast_to(np.float32(values.get(name, 0)), width)
+                           for name, width in widths(recipe).items()])
 
 
-@pytest.mark.parametrize("name", AUGMENTATIONS)
+NEEDED = {  # what each augmentation reads
+    "none": [], "crop": ["area", "offset", "sides"], "crop_flip": ["area", "offset", "sides", "mirror"],
+    "crop_flip_95": ["area", "offset", "sides", "mirror"], "crop_flip_mild": ["area", "offset", "sides", "mirror"],
+    "resnet": ["area", "offset", "mirror", "colour"], "caffe": ["offset", "mirror"], "alexnet": ["offset", "mirror"],
+    "pad_crop_flip": ["mirror", "corner"], "reflect_crop_alternate_flip": ["mirror", "corner"],
+    "nnabla": ["offset", "warp", "shorter", "reach", "brightness", "contrast", "noise", "noise_offset"]}
+
+
+def test_an_augmentation_carries_only_the_columns_that_it_reads():
+    assert {name: [*widths(recipe)] for name, recipe in AUGMENTATIONS.items()} == NEEDED
+
+
+@pytest.mark.parametrize("name", [name for name, recipe in AUGMENTATIONS.items() if recipe.random])
 def test_numbers_follow_from_the_position(name):
     rows = random_numbers(AUGMENTATIONS[name], 224, seed=3, positions=np.arange(200))
-    assert rows.dtype == np.float32 and rows.shape == (200, sum(COLUMNS.values()))
+    assert rows.dtype == np.float32 and rows.shape == (200, sum(widths(AUGMENTATIONS[name]).values()))
     for position in (1, 7, 100, 199):
         [row] = random_numbers(AUGMENTATIONS[name], 224, 3, position + np.arange(1))
         np.testing.assert_array_equal(row, rows[position])
     some = np.array([150, 3, 77])
     np.testing.assert_array_equal(random_numbers(AUGMENTATIONS[name], 224, 3, some), rows[some])
-    assert (random_numbers(AUGMENTATIONS[name], 224, 4, np.arange(200)) != rows).any(axis=1).all()
-    assert len(np.unique(rows, axis=0)) == 200
+    assert (random_numbers(AUGMENTATIONS[name], 224, 4, np.arange(200)) != rows).any(axis=1).mean() > 0.9
+    assert len(np.unique(rows, axis=0)) > 40  # of 50 for padding by two pixels
 
 
 def test_numbers_lie_where_they_should():
-    numbers = columns(random_numbers(AUGMENTATIONS["nnabla"], 224, 0, np.arange(20_000)))
+    numbers = columns("nnabla", 224, 0, np.arange(20_000)) | columns("crop_flip", 224, 0, np.arange(20_000))
     numbers["log_contrast"], numbers["log_shorter"] = np.log(numbers["contrast"]), np.log(numbers["shorter"])
     for name, low, high in (("area", 0, 1), ("offset", 0, 1), ("noise_offset", 0, 1), ("brightness", -25.5, 25.5),
                             ("log_contrast", -np.log(1.1), np.log(1.1)), ("noise", 0, 25.5),
@@ -118,7 +142,7 @@ def test_sonys_augmentation_against_numpy(tmp_path, monkeypatch):
         waves = random.uniform(0.02, 0.1, (3, 2))
         grid = np.mgrid[:height, :width]
         pictures.append(np.stack([127 + 120 * np.sin(a * grid[0] + b * grid[1]) for a, b in waves], 2).astype(np.uint8))
-    with Feed(written(tmp_path, pictures), size, "nnabla", 7).train(0, 1, count, count) as batches:
+    with Feed(written(tmp_path, pictures), size, AUGMENTATIONS["nnabla"], 7).train(0, 1, count, count) as batches:
         found, samples = next(batches)[0].numpy().astype(np.float64), batches.samples
     u = uniforms(7, Purpose.AUGMENTATION, np.arange(count), 16)
     channels = uniforms(7, Purpose.CHANNELS, np.arange(count), 8)
@@ -142,11 +166,11 @@ def test_noise_has_a_deviation_between_0_and_25(digits):
     from data.dataset import open_dataset
     from data.feed import Feed
 
-    with Feed(open_dataset(digits), 32, "nnabla", 0).train(0, 1, 256, 256) as batches:
+    with Feed(open_dataset(digits), 32, AUGMENTATIONS["nnabla"], 0).train(0, 1, 256, 256) as batches:
         found = next(batches)[0].numpy().astype(np.float64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(augmentation, "NOISE", 0.0)
-        with Feed(open_dataset(digits), 32, "nnabla", 0).train(0, 1, 256, 256) as batches:
+        with Feed(open_dataset(digits), 32, AUGMENTATIONS["nnabla"], 0).train(0, 1, 256, 256) as batches:
             without = next(batches)[0].numpy().astype(np.float64)
     inside = (without > 80) & (without < 175)  # where nothing is clipped
     deviations = np.array([(one - other)[chosen].std()
@@ -172,13 +196,11 @@ def fed(dataset, recipe, size, shards=1, steps=2, device=CPU, **options):
     from data.feed import Feed
 
     images, samples = [], []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(AUGMENTATIONS, "none", recipe)
-        for shard in range(shards):
-            feed = Feed(dataset, size, "none", 7, shard, shards, device, **options)
-            with feed.train(0, steps, 32, 32 // shards) as batches:
-                images.append([next(batches)[0].numpy() for _ in range(steps)])
-                samples.append(batches.samples.reshape(steps, -1))
+    for shard in range(shards):
+        feed = Feed(dataset, size, recipe, 7, shard, shards, device, **options)
+        with feed.train(0, steps, 32, 32 // shards) as batches:
+            images.append([next(batches)[0].numpy() for _ in range(steps)])
+            samples.append(batches.samples.reshape(steps, -1))
     return np.concatenate(images, axis=1).reshape(-1, size, size, 3), np.concatenate(samples, axis=1).reshape(-1)
 
 
@@ -210,7 +232,7 @@ def test_images_of_another_size_are_resized_before_they_are_padded(filling, tmp_
 
 
 def test_each_crop_of_a_padded_image_is_as_likely():
-    corners = columns(random_numbers(AUGMENTATIONS["pad_crop_flip"], 32, 5, np.arange(81_000)))["corner"]
+    corners = columns("pad_crop_flip", 32, 5, np.arange(81_000))["corner"]
     found, counts = np.unique(corners, axis=0, return_counts=True)
     assert found.tolist() == [[down, right] for down in range(-4, 5) for right in range(-4, 5)]
     assert np.abs(counts - 1000).max() < 5 * 1000 ** 0.5
@@ -244,10 +266,10 @@ def test_an_alternating_flip_mirrors_an_image_in_every_other_epoch(shards, repea
 def test_an_alternating_flip_changes_nothing_else():
     recipe, positions = dataclasses.replace(AUGMENTATIONS["nnabla"], flip="alternating"), np.arange(200)
     mirrored = augmentation.mirrored_in_turn(100, 3, positions % 100, positions // 100)
-    before, after = (columns(random_numbers(AUGMENTATIONS["nnabla"], 224, 3, positions)),
-                     columns(random_numbers(recipe, 224, 3, positions, mirrored)))
-    assert [name for name in COLUMNS if (before[name] != after[name]).any()] == ["mirror", "warp"]
-    np.testing.assert_array_equal(after["mirror"][:, 0], mirrored)
+    before, after = columns("nnabla", 224, 3, positions), columns(recipe, 224, 3, positions, mirrored)
+    assert [name for name in before if (before[name] != after[name]).any()] == ["warp"]
+    alone = columns(AUGMENTATIONS["reflect_crop_alternate_flip"], 224, 3, positions, mirrored)
+    np.testing.assert_array_equal(alone["mirror"][:, 0], mirrored)
     assert (mirrored[:100] != mirrored[100:]).all() and 30 < mirrored[:100].sum() < 70
     assert (augmentation.mirrored_in_turn(100, 4, positions % 100, positions // 100) != mirrored).any()
     np.testing.assert_array_equal(augmentation.mirrored_in_turn(1000, 3, positions % 100, positions // 100), mirrored)
@@ -261,7 +283,8 @@ def dali_parts(recipe, sizes, rows):
     with graph:
         sides, numbers = (fn.external_source(source=itertools.repeat(list(values)), batch=True)
                         for values in (sizes, rows))
-        graph.set_outputs(*pipeline.crop(sides, pipeline.by_name(numbers) if recipe.random else None, recipe))
+        named = augmentation.by_name(recipe, numbers) if recipe.random else None
+        graph.set_outputs(*pipeline.crop(sides, named, recipe))
     graph.build()
     return [np.array(output.as_array()) for output in graph.run()]
 
@@ -270,8 +293,12 @@ def dali_parts(recipe, sizes, rows):
 def test_the_part_that_is_decoded_against_numpy(name):
     recipe = AUGMENTATIONS[name]
     sizes = np.repeat(SIZES, 200, axis=0)
-    rows = random_numbers(recipe, 224, 5, np.arange(len(sizes)))
-    numbers, shorter = columns(rows.astype(np.float64)), sizes.min(axis=1, keepdims=True).astype(np.float64)
+    rows, numbers = np.zeros((len(sizes), 1), np.float32), {}
+    if recipe.random:
+        rows = random_numbers(recipe, 224, 5, np.arange(len(sizes)))
+        numbers = {name: values.astype(np.float64)
+                   for name, values in columns(recipe, 224, 5, np.arange(len(sizes))).items()}
+    shorter = sizes.min(axis=1, keepdims=True).astype(np.float64)
     if recipe.enlarge is None:  # of a square of one pixel, stretched to the image
         largest = np.minimum(recipe.area[1], (1 / numbers["sides"]).min(axis=1) ** 2)
         area = np.minimum(largest, recipe.area[0] + (largest - recipe.area[0]) * numbers["area"][:, 0])
@@ -305,7 +332,7 @@ def test_resnets_crop_is_224_of_256_to_480():
 
 
 def test_colours_lie_along_the_principal_components():
-    colours = columns(random_numbers(AUGMENTATIONS["resnet"], 224, 0, np.arange(50_000)))["colour"]
+    colours = columns("resnet", 224, 0, np.arange(50_000))["colour"]
     colours = colours.astype(np.float64)
     axes, scales = augmentation.COLOUR_AXES, 255 * 0.1 * augmentation.COLOUR_SCALES
     np.testing.assert_allclose(axes.T @ axes, np.eye(3), atol=1e-3)  # as all principal axes, to the digits published
@@ -322,11 +349,9 @@ def test_a_colour_is_added_to_every_pixel(digits):
     plain = dataclasses.replace(AUGMENTATIONS["resnet"], colour=False)
     pictures = []
     for recipe in (plain, AUGMENTATIONS["resnet"]):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(AUGMENTATIONS, "resnet", recipe)
-            with Feed(open_dataset(digits), 24, "resnet", 3).train(0, 1, 64, 64) as batches:
-                pictures.append(next(batches)[0].numpy().astype(np.float64))
-    colour = columns(random_numbers(AUGMENTATIONS["resnet"], 24, 3, np.arange(64)))["colour"][:, None, None]
+        with Feed(open_dataset(digits), 24, recipe, 3).train(0, 1, 64, 64) as batches:
+            pictures.append(next(batches)[0].numpy().astype(np.float64))
+    colour = columns("resnet", 24, 3, np.arange(64))["colour"][:, None, None]
     expected = np.clip(pictures[0] + colour, 0, 255)
     assert np.abs(pictures[1] - expected).max() <= 0.51 and np.abs(colour).max() > 5
 
@@ -339,10 +364,8 @@ def test_each_field_alone_changes_the_images(digits, field):
 
     value, images = {"area": (0.08, 0.5), "rescale": (1.2, 2.0), "padding": 3}.get(field, True), []
     for recipe in (Augmentation(enlarge=1.2), Augmentation(enlarge=1.2, **{field: value})):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(AUGMENTATIONS, "none", recipe)
-            with Feed(open_dataset(digits), 24, "none", 3).train(0, 1, 16, 16) as batches:
-                images.append(next(batches)[0].numpy())
+        with Feed(open_dataset(digits), 24, recipe, 3).train(0, 1, 16, 16) as batches:
+            images.append(next(batches)[0].numpy())
     assert (images[0] != images[1]).any(axis=(1, 2, 3)).sum() > 4
 
 
@@ -398,7 +421,7 @@ def test_a_gpu_makes_nearly_the_same_pictures(digits, name):
     from data.feed import Feed
 
     def images(device):
-        with Feed(open_dataset(digits), 24, name, 3, device=device).train(0, 1, 64, 64) as batches:
+        with Feed(open_dataset(digits), 24, AUGMENTATIONS[name], 3, device=device).train(0, 1, 64, 64) as batches:
             return next(batches)[0].numpy().astype(float)
 
     assert np.abs(images(DecoderSettings("gpu", 0, 2)) - images(DecoderSettings())).mean() < 3
@@ -438,8 +461,8 @@ def test_an_augmentation_of_ones_own(own_module, digits, digit_records):
     from data.dataset import open_dataset
     from data.feed import Feed
 
-    feed = Feed(open_dataset(digits), 24, "own_augmentations:SMALL", 3)
-    assert feed.prepare([(0, 2)], 64, 64).numbers.shape == (128, sum(COLUMNS.values()))
+    feed = Feed(open_dataset(digits), 24, AUGMENTATIONS["own_augmentations:SMALL"], 3)
+    assert feed.prepare([(0, 2)], 64, 64).numbers.shape == (128, 5)
     with feed.validation(4) as (batches, _):
         images = next(batches)[0].numpy().astype(float)
     for image, (jpeg, _) in zip(images, digit_records["validation"], strict=False):
@@ -457,7 +480,32 @@ def test_operations_of_an_own_augmentation_are_applied(own_module, digits):
 
     settings = parse(["train.py", "--augmentation=own_augmentations:Settings.EQUALIZED"])
     feed = make_feed(settings.recipe, settings.launch, open_dataset(digits), World())
-    assert feed.prepare([(0, 1)], 8, 8).numbers.shape[1] > sum(COLUMNS.values())
+    assert feed.prepare([(0, 1)], 8, 8).numbers.shape[1] == 4  # an index and a parameter of each of two operations
+
+
+def test_an_operation_of_ones_own_is_one_class(digits, tmp_path, monkeypatch):
+    """The Cutout of the documentation, against NumPy, on one worker and on two, and with RandAugment after it."""
+    from data.dataset import open_dataset
+
+    [code] = re.findall(r"```python\n(?:(?!```).)*class Cutout.*?```", (ROOT / "docs/keras.md").read_text(), re.DOTALL)
+    (tmp_path / "own_cutout.py").write_text(code.strip("`").removeprefix("python"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    recipe = AUGMENTATIONS["own_cutout:CUTOUT"]
+    plain = dataclasses.replace(recipe, operations=())
+    expected, _ = fed(open_dataset(digits), plain, 16)
+    centres = np.random.Generator(np.random.Philox(np.random.SeedSequence(
+        [7, 0, 2**32 + zlib.crc32(b"cutout")]))).random((64, 4))[:, :2]
+    for image, centre in zip(expected, centres, strict=True):
+        top, left = np.floor(16 * (centre - 0.25)).astype(int)
+        image[max(0, top):top + 8, max(0, left):left + 8] = 128
+    for shards in (1, 2):
+        np.testing.assert_array_equal(fed(open_dataset(digits), recipe, 16, shards)[0], expected)
+    both = recipe.followed_by(RandAugment(6)).followed_by(RandAugment(9))
+    assert [type(one).__name__ for one in both.operations] == ["Cutout", "RandAugment"]
+    assert both.operations[1].magnitude == 9
+    changed, _ = fed(open_dataset(digits), both, 16)
+    assert 8 < (changed == expected).all(axis=(1, 2, 3)).sum() < 40  # a quarter has no other operation
 
 
 @pytest.mark.parametrize(("name", "message"), [

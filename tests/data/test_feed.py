@@ -83,13 +83,14 @@ import sys
 import numpy as np, tensorflow as tf
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+from data.augmentation import AUGMENTATIONS
 from data.dataset import open_dataset
 from data.feed import Feed
 from tests.rigs.making import record
 from data.pipeline import DecoderSettings
 
 def batches(device):
-    with Feed(open_dataset(sys.argv[1]), 8, "crop", 0, device=device).train(0, 5, 64, 32) as found:
+    with Feed(open_dataset(sys.argv[1]), 8, AUGMENTATIONS["crop"], 0, device=device).train(0, 5, 64, 32) as found:
         step = tf.function(lambda iterator: next(iterator), autograph=False)
         return [step(found.iterator) if number % 2 else next(found) for number in range(10)]
 
@@ -140,7 +141,7 @@ def test_a_block_has_samples_of_one_file(in_format, block):
     blocks = sum(-(-size // block) for size in split.file_samples)
     runs = 1 + np.count_nonzero(np.diff(files))
     assert runs <= blocks and (runs > blocks / 3 or block == 1000)
-    feed = Feed(open_dataset(in_format("tfrecord")), 32, "none", 3, shuffle_block=block)
+    feed = Feed(open_dataset(in_format("tfrecord")), 32, AUGMENTATIONS["none"], 3, shuffle_block=block)
     assert feed.prepare([(1437, 10)], 64, 64).samples.tolist() == found[:640].tolist()
 
 
@@ -150,7 +151,8 @@ def test_dali_delivers_each_sample_once_over_an_epoch(dataset, shards):
     split, batch = dataset.train, 60
     steps, got = split.samples // batch, Counter()
     for shard in range(shards):
-        with Feed(dataset, 32, "none", 5, shard, shards).train(0, steps, batch, batch // shards) as batches:
+        feed = Feed(dataset, 32, AUGMENTATIONS["none"], 5, shard, shards)
+        with feed.train(0, steps, batch, batch // shards) as batches:
             for _ in range(steps):
                 got.update(image.tobytes() for image in next(batches)[0].numpy())
     samples = order.stream(split, 5, np.arange(steps * batch))
@@ -160,7 +162,7 @@ def test_dali_delivers_each_sample_once_over_an_epoch(dataset, shards):
 
 def test_dali_reads_the_stream_with_its_pixels_and_labels(dataset):
     """`none` on images of the right size changes nothing: compare with Pillow."""
-    split, feed = dataset.train, Feed(dataset, 32, "none", seed=7, shard=1, shards=2)
+    split, feed = dataset.train, Feed(dataset, 32, AUGMENTATIONS["none"], seed=7, shard=1, shards=2)
     samples = parts(split, 1400, 3, 64, 2)[1]  # over the end of an epoch
     with feed.train(1400, 3, 64, 16) as batches:
         got = [next(batches) for _ in range(6)]
@@ -175,7 +177,8 @@ def test_dali_reads_the_stream_with_its_pixels_and_labels(dataset):
 def test_a_pipeline_opened_anywhere_goes_on_exactly(one_file, name):
     """Pixels and all, however far it is opened from where it was, and whatever the number of workers."""
     def images(position, steps, shard=0, shards=1):
-        with Feed(one_file, 24, name, 3, shard, shards).train(position, steps, 64, 64 // shards) as batches:
+        feed = Feed(one_file, 24, AUGMENTATIONS[name], 3, shard, shards)
+        with feed.train(position, steps, 64, 64 // shards) as batches:
             return np.stack([next(batches)[0].numpy() for _ in range(steps)])
 
     expected = images(1300, 6)
@@ -187,7 +190,7 @@ def test_a_pipeline_opened_anywhere_goes_on_exactly(one_file, name):
 def test_validation_counts_each_sample_once(dataset, shards):
     labels, total = [], 0
     for shard in range(shards):
-        with Feed(dataset, 32, "none", 0, shard, shards).validation(64) as (batches, samples):
+        with Feed(dataset, 32, AUGMENTATIONS["none"], 0, shard, shards).validation(64) as (batches, samples):
             got = [next(batches)[1].numpy().ravel() for _ in range(-(-samples // 64))]
             labels += np.concatenate(got)[:samples].tolist()
             total += samples
@@ -202,27 +205,27 @@ def test_what_a_killed_process_has_left_is_removed(one_file, tmp_path, monkeypat
         (place / "bigbatch-scratch-killed").mkdir(parents=True)
     monkeypatch.setattr(files, "MEMORY", str(memory))
     monkeypatch.setattr(tempfile, "tempdir", str(disk))
-    with Feed(one_file, 32, "crop", 0).train(0, 2, 64, 64) as batches:
+    with Feed(one_file, 32, AUGMENTATIONS["crop"], 0).train(0, 2, 64, 64) as batches:
         next(batches)
         assert list(memory.iterdir()) == list(disk.iterdir()) == []
 
 
 def test_more_shards_than_samples(one_file):
-    with Feed(one_file, 32, "none", 0, shard=0, shards=10000).validation(64) as (batches, samples):
+    with Feed(one_file, 32, AUGMENTATIONS["none"], 0, shard=0, shards=10000).validation(64) as (batches, samples):
         assert samples == 0 and list(batches) == []
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
 def test_every_augmentation_varies_with_the_seed(one_file, name):
     opened = one_file
-    with Feed(opened, 24, name, seed=1).train(0, 2, 64, 64) as batches:
+    with Feed(opened, 24, AUGMENTATIONS[name], seed=1).train(0, 2, 64, 64) as batches:
         images = next(batches)[0].numpy()
-    with Feed(opened, 24, name, seed=1).validation(64) as (batches, _):
+    with Feed(opened, 24, AUGMENTATIONS[name], seed=1).validation(64) as (batches, _):
         validation = next(batches)[0].numpy()
     for batch in (images, validation):
         assert batch.shape == (64, 24, 24, 3) and batch.dtype == np.uint8 and batch.std() > 20
     if name != "none":
-        with Feed(opened, 24, name, seed=2).train(0, 2, 64, 64) as batches:
+        with Feed(opened, 24, AUGMENTATIONS[name], seed=2).train(0, 2, 64, 64) as batches:
             assert np.abs(next(batches)[0].numpy() - images.astype(float)).mean() > 4
 
 
@@ -232,7 +235,7 @@ def test_a_flip_mirrors_half_of_the_images(digits):
     split = opened.train
     assert round(32 / (256 / 227)) == 28
     samples = order.stream(split, 1, np.arange(256))
-    with Feed(opened, 28, "alexnet", seed=1).train(0, 1, 256, 256) as batches:
+    with Feed(opened, 28, AUGMENTATIONS["alexnet"], seed=1).train(0, 1, 256, 256) as batches:
         images = next(batches)[0].numpy().astype(float)
     mirrored = 0
     for image, sample in zip(images, samples, strict=True):
@@ -248,7 +251,7 @@ def test_a_flip_mirrors_half_of_the_images(digits):
 def test_a_slice_opened_further_on_gives_what_comes_next(dataset, shards):
     """Images and labels, with random crops: a resumed run reads what the one before it would have read."""
     for shard in range(shards):
-        feed = Feed(dataset, 24, "crop", 7, shard, shards)
+        feed = Feed(dataset, 24, AUGMENTATIONS["crop"], 7, shard, shards)
         with feed.train(1300, 6, 12, 6) as batches:  # across an epoch's end
             expected = [next(batches) for _ in range(12 // shards)]
         with feed.train(1300, 6, 12, 6, skip=3) as batches:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from common.errors import UserError
 from data import formats
+from data.augmentation import AUGMENTATIONS
 from data.dataset import Split, open_dataset
 from data.formats import folder, messages, recordio
 
@@ -184,7 +185,7 @@ def test_labels_may_count_from_one(in_format, tmp_path):
     (copy / "dataset.json").write_text(json.dumps(described | {"first_label": 1}))
 
     def labels(folder):
-        with Feed(open_dataset(folder), 32, "none", 0).validation(353) as (batches, _):
+        with Feed(open_dataset(folder), 32, AUGMENTATIONS["none"], 0).validation(353) as (batches, _):
             return next(batches)[1].numpy()
 
     np.testing.assert_array_equal(labels(copy), labels(in_format("recordio")) - 1)
@@ -196,9 +197,10 @@ def test_files_are_mapped_unless_they_should_not_be(in_format, name, order, tmp_
     """By system calls. What DALI reads is the same."""
     require_tool("strace")
     program = ("import sys, numpy as np; from data.dataset import open_dataset; from data.feed import Feed\n"
+               "from data.augmentation import AUGMENTATIONS\n"
                "from data.pipeline import DecoderSettings\n"
                "dataset, device = open_dataset(sys.argv[1]).in_order(sys.argv[3]), DecoderSettings(mmap=sys.argv[2])\n"
-               "feed = Feed(dataset, 32, 'none', 0, device=device)\n"
+               "feed = Feed(dataset, 32, AUGMENTATIONS['none'], 0, device=device)\n"
                "with feed.train(0, 2, 64, 64) as batches: print([next(batches)[1].numpy().sum() for _ in range(2)])")
     found = {}
     for mmap in ("auto", "true", "false"):

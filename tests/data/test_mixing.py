@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
+from data.augmentation import AUGMENTATIONS
 from data.dataset import open_dataset
 from data.feed import Feed
 from data.mixing import COLUMNS, Mixing, label_weight, mixed, partners
@@ -73,7 +74,7 @@ def test_mixed_images_against_numpy():
 def test_every_number_of_shards_mixes_the_same_pairs(digits):
     """Eight global batches of 24: on one shard, on two and on three, with the pairs' own bits."""
     def pairs(shards, micro_batch_size):
-        feed = Feed(open_dataset(digits), 16, "none", seed=3, shards=shards, mixing=Mixing(0.4, 1.0))
+        feed = Feed(open_dataset(digits), 16, AUGMENTATIONS["none"], seed=3, shards=shards, mixing=Mixing(0.4, 1.0))
         found = set()
         for shard in range(shards):
             with dataclasses.replace(feed, shard=shard).train(7, 8, 24, micro_batch_size) as batches:
@@ -91,7 +92,7 @@ def test_every_number_of_shards_mixes_the_same_pairs(digits):
 @pytest.mark.parametrize(("position", "shards", "size"), [(0, 1, 48), (1437, 2, 8), (41_673, 3, 4)])
 def test_copies_of_an_image_are_augmented_anew_and_never_mixed_with_each_other(digits, position, shards, size):
     """Two epochs of 1,437 samples from a position that is even, odd, or amid an epoch: pairs lie across their ends."""
-    feed = Feed(open_dataset(digits), 16, "crop", seed=3, mixing=Mixing(0.4, 1.0), repeats=3)
+    feed = Feed(open_dataset(digits), 16, AUGMENTATIONS["crop"], seed=3, mixing=Mixing(0.4, 1.0), repeats=3)
     made = [dataclasses.replace(feed, shard=shard, shards=shards).prepare([(position, 59)], 48, size)
             for shard in range(shards)]
     pairs = np.concatenate([one.samples for one in made]).reshape(-1, 2)
@@ -101,6 +102,6 @@ def test_copies_of_an_image_are_augmented_anew_and_never_mixed_with_each_other(d
 
 
 def test_validation_is_not_mixed(digits):
-    feed = Feed(open_dataset(digits), 16, "none", seed=3, mixing=Mixing(0.4))
+    feed = Feed(open_dataset(digits), 16, AUGMENTATIONS["none"], seed=3, mixing=Mixing(0.4))
     with feed.validation(8) as (batches, _):
         assert len(next(batches)) == 2

@@ -9,7 +9,7 @@ from scipy import stats
 
 from common.errors import UsageError
 from data import pipeline
-from data.augmentation import AUGMENTATIONS, COLUMNS, Augmentation, random_numbers
+from data.augmentation import AUGMENTATIONS, Augmentation, random_numbers
 from data.dataset import open_dataset
 from data.feed import Feed
 from data.pipeline import DecoderSettings
@@ -19,7 +19,8 @@ from tests.data.test_augmentation import operators
 
 SIZE, GREY = 48, (128, 128, 128)
 LEVELS = (1.3, 6.0, 9.7)
-A3, WIDTH = RandAugment(6, 2, 0.5), sum(COLUMNS.values())
+A3 = RandAugment(6, 2, 0.5)
+CROP = AUGMENTATIONS["crop"].followed_by(A3)
 
 
 def moved(picture, matrix):
@@ -72,11 +73,11 @@ def run(images, operations, mode="RGB"):
         file = io.BytesIO()
         Image.fromarray(image).convert(mode).save(file, "PNG")
         encoded.append(np.frombuffer(file.getvalue(), np.uint8))
-    rows = np.zeros((len(images), WIDTH + 2 * count), np.float32)
+    rows = np.zeros((len(images), 2 * count), np.float32)
     for row, steps in zip(rows, operations, strict=True):
         for step, (name, level, sign) in enumerate(steps):
             index = np.array(NAMES.index(name))
-            row[WIDTH + 2 * step:][:2] = index, parameters(index, level / 10, sign, size)
+            row[2 * step:][:2] = index, parameters(index, level / 10, sign, size)
     recipe = dataclasses.replace(AUGMENTATIONS["none"], operations=RandAugment(6, count))
     labels = np.zeros((len(images), 1), np.int64)
     readers = pipeline.Readers(lambda: (fn.external_source(lambda: encoded), fn.external_source(lambda: labels)),
@@ -145,8 +146,8 @@ def test_grey_and_tiny_images(size):
 def drawn(recipe=A3, count=60_000, seed=3, start=0):
     """Index and parameter of each operation, (samples, operations, 2)."""
     rows = random_numbers(Augmentation(operations=recipe), 100, seed, start + np.arange(count))
-    assert rows.dtype == np.float32 and rows.shape == (count, WIDTH + 2 * recipe.count)
-    return rows[:, WIDTH:].reshape(count, recipe.count, 2)
+    assert rows.dtype == np.float32 and rows.shape == (count, 2 * recipe.count)
+    return rows.reshape(count, recipe.count, 2)
 
 
 def test_each_operation_is_drawn_with_the_same_probability():
@@ -176,23 +177,22 @@ def test_the_numbers_follow_from_seed_and_position_and_leave_the_others_alone():
     assert (drawn(count=200, seed=4) != everything).any(axis=(1, 2)).mean() > 0.7
     recipe, positions = AUGMENTATIONS["nnabla"], np.arange(90)
     np.testing.assert_array_equal(
-        random_numbers(dataclasses.replace(recipe, operations=A3), 64, 1, positions)[:, :WIDTH],
-        random_numbers(recipe, 64, 1, positions))
+        random_numbers(recipe.followed_by(A3), 64, 1, positions)[:, :-4], random_numbers(recipe, 64, 1, positions))
 
 
 @pytest.mark.trainings
 def test_every_number_of_shards_has_the_same_images(digits):
-    def images(shards, micro_batch_size, **options):
-        feed, found = Feed(open_dataset(digits), 16, "crop", seed=3, shards=shards, **options), {}
+    def images(shards, micro_batch_size, recipe=CROP):
+        feed, found = Feed(open_dataset(digits), 16, recipe, seed=3, shards=shards), {}
         for shard in range(shards):
             with dataclasses.replace(feed, shard=shard).train(7, 4, 24, micro_batch_size) as batches:
                 found |= {image.tobytes(): 1 for _ in range(4 * 24 // shards // micro_batch_size)
                           for image in next(batches)[0].numpy()}
         return {*found}
 
-    alone = images(1, 12, rand_augment=A3)
-    assert len(alone) == 96 and images(2, 4, rand_augment=A3) == alone == images(4, 6, rand_augment=A3)
-    assert 12 < len(alone & images(1, 12)) < 48  # a quarter has no operation
+    alone = images(1, 12)
+    assert len(alone) == 96 and images(2, 4) == alone == images(4, 6)
+    assert 12 < len(alone & images(1, 12, AUGMENTATIONS["crop"])) < 48  # a quarter has no operation
 
 
 @pytest.mark.parametrize("recipe", [None, A3])

@@ -14,6 +14,7 @@ from conftest import ROOT, SmallDisk
 
 from common.files import scratch_path
 from data import order
+from data.augmentation import AUGMENTATIONS
 from data.dataset import ORDERS, Split, Window, open_dataset
 from data.feed import Feed
 from data.mixing import Mixing
@@ -35,7 +36,7 @@ def small_files(monkeypatch):
 
 def batches_of(folder, shard, shards, batch=8):
     """Training batches over the end of an epoch, and two passes through validation."""
-    feed = Feed(open_dataset(folder), 32, "crop", 3, shard, shards, mixing=Mixing(0.4, 1.0))
+    feed = Feed(open_dataset(folder), 32, AUGMENTATIONS["crop"], 3, shard, shards, mixing=Mixing(0.4, 1.0))
     with feed.train(1200, 400 // batch, batch * shards, batch) as batches:
         found = [[part.numpy() for part in next(batches)] for _ in range(400 // batch)]
     with feed.validation(batch) as (batches, samples):
@@ -91,7 +92,7 @@ def test_it_takes_little_space_and_dali_opens_nothing_that_is_not_there(in_forma
     monkeypatch.setattr(spool, "LARGEST_SAMPLES", 1)
     monkeypatch.setattr(spool, "AHEAD", 0)
     dataset, most = open_dataset(in_format("lmdb")), 0
-    with Feed(dataset, 32, "none", 0).train(0, 179, 8, 8) as batches:
+    with Feed(dataset, 32, AUGMENTATIONS["none"], 0).train(0, 179, 8, 8) as batches:
         for _ in range(179):
             next(batches)
             most = max(most, len(list(batches.spool.folder.glob("*.tfrecord"))))
@@ -155,7 +156,7 @@ def is_writer(process) -> bool:
 
 
 def test_a_process_that_is_killed_ends_the_training_with_a_line(in_format, small_files):
-    with Feed(open_dataset(in_format("lmdb")), 32, "none", 0).train(0, 179, 8, 8) as batches:
+    with Feed(open_dataset(in_format("lmdb")), 32, AUGMENTATIONS["none"], 0).train(0, 179, 8, 8) as batches:
         next(batches)
         [writer] = [one for one in psutil.Process().children() if is_writer(one)]
         writer.kill()

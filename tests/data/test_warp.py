@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from data import pipeline
-from data.augmentation import Augmentation
+from data.augmentation import Augmentation, by_name
 from data.warp import warped
 from tests.data.test_augmentation import bilinear, by_columns
 
@@ -48,9 +48,9 @@ def test_resizing_and_mirroring(mode, mirrored):
         Image.fromarray(picture).convert(mode).save(file, "PNG")
         files.append(np.frombuffer(file.getvalue(), np.uint8))
     recipe = Augmentation(area=(1.0, 1.0), aspect=(1.0, 1.0), enlarge=None, flip=True)  # all of each image
-    rows = np.stack([by_columns(area=1.0, sides=1.0, mirror=mirrored)] * len(files))
+    rows = np.stack([by_columns(recipe, area=1.0, sides=1.0, mirror=mirrored)] * len(files))
     found = run([files, rows], lambda encoded, numbers: pipeline.augmented(
-        encoded, pipeline.by_name(numbers), pipeline.Transform(SIZE, recipe)))
+        encoded, by_name(recipe, numbers), pipeline.Transform(SIZE, recipe)))
     off = [one - resized(picture, mirrored) for one, picture in zip(found, pictures, strict=True)]
     assert max(np.abs(one).max() for one in off) <= 0.501 and abs(np.mean(off)) < 0.005
 
@@ -62,9 +62,9 @@ def test_a_crop_at_each_border(down, right):
     file = io.BytesIO()
     Image.fromarray(picture).save(file, "PNG")
     recipe = Augmentation(area=(0.25, 0.25), enlarge=None)
-    rows = by_columns(sides=1.0, offset=np.array([down, right]))[None]
+    rows = by_columns(recipe, sides=1.0, offset=np.array([down, right]))[None]
     [found] = run([[np.frombuffer(file.getvalue(), np.uint8)], rows], lambda encoded, numbers: pipeline.augmented(
-        encoded, pipeline.by_name(numbers), pipeline.Transform(SIZE, recipe)))
+        encoded, by_name(recipe, numbers), pipeline.Transform(SIZE, recipe)))
     top, left = int(20 * down), int(30 * right)
     assert np.abs(found - resized(picture[top:top + 20, left:left + 30], mirrored=False)).max() <= 0.501
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from conftest import BIN, ROOT, emulated_hosts, environment, launcher, require_tool, rows, run, train, weights
 
+from data.augmentation import AUGMENTATIONS
 from data.dataset import Split
 from data.feed import Feed
 from data.synthetic import synthetic_dataset
@@ -100,7 +101,7 @@ def prepared(workers: int, rank: int):
     """What a worker reads of one step of 64 samples each, and the largest memory on the way, in MB."""
     train = Split("tfrecord", tuple(Path(str(number)) for number in range(1024)), (1251,) * 1024)
     dataset = synthetic_dataset("synthetic:1281024")
-    feed = Feed(type(dataset)(**vars(dataset) | {"train": train}), 224, "crop_flip", 0, rank, workers)
+    feed = Feed(type(dataset)(**vars(dataset) | {"train": train}), 224, AUGMENTATIONS["crop_flip"], 0, rank, workers)
     tracemalloc.start()
     found = feed.prepare([(0, 10)], 64 * workers, 64)
     most = tracemalloc.get_traced_memory()[1] / 1e6

@@ -11,6 +11,7 @@ from conftest import printed_json, run
 
 from common.errors import UserError
 from data import formats
+from data.augmentation import AUGMENTATIONS
 from data.dataset import Split, open_dataset
 from data.feed import Feed
 from data.pipeline import STAGES
@@ -82,7 +83,7 @@ def test_the_parts_of_the_pipeline_read_every_format(name, digits, tmp_path):
     images = [image for image, _ in source.kind.records(source.paths[0], source.entries[0], range(64))]
     dataset = open_dataset(digits)
     dataset = dataset.__class__(**vars(dataset) | {"train": Split(name, (path,), (64,))})
-    feed, calls = Feed(dataset, 32, "nnabla", 0), {}
+    feed, calls = Feed(dataset, 32, AUGMENTATIONS["nnabla"], 0), {}
     prepared = feed.prepare([(0, 4)], 16, 16)
     with ExitStack() as held:
         for part in STAGES:
@@ -135,7 +136,7 @@ def test_a_damaged_image_is_named(large_photos, tmp_path):
     shutil.copytree(large_photos, folder)
     damaged = folder / "train" / "class" / "5.jpg"
     damaged.write_bytes(damaged.read_bytes()[:2000])
-    feed = Feed(open_dataset(folder), 32, "crop_flip", 0)
+    feed = Feed(open_dataset(folder), 32, AUGMENTATIONS["crop_flip"], 0)
     prepared = feed.prepare([(0, 4)], 4, 4)
     with feed.open(prepared) as batches:
         calls = [batches.__next__]

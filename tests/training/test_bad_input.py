@@ -10,6 +10,7 @@ from conftest import DIGITS, ROOT, run
 
 from common.errors import UserError
 from data import formats, order
+from data.augmentation import AUGMENTATIONS
 from data.dataset import open_dataset
 from data.feed import Feed
 from distributed.world import World
@@ -60,7 +61,7 @@ def what_is_told(dataset) -> str:
 
     stream = order.stream(dataset.train, 0, np.arange(1437))
     first = max(0, int(np.flatnonzero(stream == 777)[0]) - 100)
-    with Feed(dataset, 24, "crop", 0).train(first, 20, 32, 32) as batches:
+    with Feed(dataset, 24, AUGMENTATIONS["crop"], 0).train(first, 20, 32, 32) as batches:
         read = 0
         with pytest.raises(tf.errors.OpError) as caught:
             for _ in range(20):
@@ -116,7 +117,7 @@ def test_an_evaluation_says_how_far_it_came_and_names_the_record(digits, tmp_pat
     dataset, name = with_damage(digits, "validation", 213, tmp_path)
     model = tf.keras.Sequential([tf.keras.layers.Flatten(input_shape=(8, 8, 3)), tf.keras.layers.Dense(10)])
     with pytest.raises(UserError) as raised:
-        Evaluator(model, Feed(dataset, 8, "none", 0), 32, World())()
+        Evaluator(model, Feed(dataset, 8, AUGMENTATIONS["none"], 0), 32, World())()
     told = re.fullmatch(r"evaluation stopped after (\d+) of 360 samples: (.*) cannot be decoded; .*", str(raised.value))
     assert told[2] == name and int(told[1]) in range(0, 214, 32)  # DALI reads ahead
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 import model_zoo
 from common.errors import UserError
 from data import order
+from data.augmentation import AUGMENTATIONS
 from data.dataset import open_dataset
 from data.feed import Feed
 from distributed.exchange import GradientExchange
@@ -35,7 +36,7 @@ def phase(batch_size, micro_batch_size):
 
 @pytest.mark.trainings
 def test_exact_statistics_are_those_of_the_training_batches(digits):
-    feed = Feed(open_dataset(digits), 32, "none", seed=3)
+    feed = Feed(open_dataset(digits), 32, AUGMENTATIONS["none"], seed=3)
     model = model_zoo.create_model("resnet20", 10, 32, seed=1)
     norms = [layer for layer in model.layers if isinstance(layer, tf.keras.layers.BatchNormalization)]
     inputs = tf.keras.Model(model.inputs, [norms[0].input, norms[7].input])
@@ -52,7 +53,7 @@ def test_exact_statistics_are_those_of_the_training_batches(digits):
 
 def test_one_large_value_leaves_the_other_statistics_as_they_are(digits):
     """Activations of 1e9, whose squares have no float32 neighbour closer than 1e11, beside those of other layers."""
-    feed = Feed(open_dataset(digits), 32, "none", seed=3)
+    feed = Feed(open_dataset(digits), 32, AUGMENTATIONS["none"], seed=3)
     model = model_zoo.create_model("resnet20", 10, 32, seed=1)
     measured = []
     for factor in (1, 1e7):
@@ -124,7 +125,8 @@ def test_in_keras_fit_the_layer_moves_its_own_statistics():
 
 def test_a_model_without_batch_norm_has_nothing_to_measure(digits):
     model = model_zoo.create_model("convnet", 10, 32)
-    ExactStatistics(model, World()).measure(Feed(open_dataset(digits), 32, "none", seed=3), [0], phase(64, 64))
+    feed = Feed(open_dataset(digits), 32, AUGMENTATIONS["none"], seed=3)
+    ExactStatistics(model, World()).measure(feed, [0], phase(64, 64))
 
 
 def test_measuring_is_the_same_with_dropout_each_time(digits):
@@ -132,7 +134,7 @@ def test_measuring_is_the_same_with_dropout_each_time(digits):
     inputs = tf.keras.Input((32, 32, 3))
     x = BatchNormalization()(tf.cast(inputs, tf.float32))
     model = tf.keras.Model(inputs, BatchNormalization()(Dropout(0.5, seed=1)(x)))
-    feed, measured = Feed(open_dataset(digits), 32, "none", seed=3), []
+    feed, measured = Feed(open_dataset(digits), 32, AUGMENTATIONS["none"], seed=3), []
     for _ in range(2):
         ExactStatistics(model, World()).measure(feed, [0], phase(64, 64))
         measured.append(model.layers[-1].moving_variance.numpy())
@@ -147,7 +149,7 @@ def test_a_damaged_image_met_while_measuring_is_named(digits, tmp_path):
         (tmp_path / path.name).write_bytes(path.read_bytes().replace(image, bytes(len(image))))
     statistics = ExactStatistics(model_zoo.create_model("resnet20", 10, 32), World())
     with pytest.raises(UserError, match="measuring batch-norm statistics stopped: ") as raised:
-        statistics.measure(Feed(open_dataset(tmp_path), 32, "none", seed=3), [0], phase(64, 64))
+        statistics.measure(Feed(open_dataset(tmp_path), 32, AUGMENTATIONS["none"], seed=3), [0], phase(64, 64))
     name = described["train"]["files"][0]["path"]
     assert f"{tmp_path}/{name}, record {number} cannot be decoded" in str(raised.value)
 

@@ -4,6 +4,7 @@ import math
 import numpy as np
 import pytest
 
+from data.augmentation import AUGMENTATIONS
 from data.dataset import open_dataset
 from data.feed import Feed
 from distributed.world import World
@@ -20,7 +21,7 @@ def test_the_outcomes_are_those_of_the_weights_that_are_judged(digits):
     average = WeightAverage(model, 0.9, 32)
     model.variables[1].assign(np.eye(10)[1])
     average.variables[1].assign(np.eye(10)[3])
-    feed = Feed(open_dataset(digits), 8, "none", 0)
+    feed = Feed(open_dataset(digits), 8, AUGMENTATIONS["none"], 0)
     found, alone = (Evaluator(model, feed, 32, World(), one)() for one in (average, None))
     assert (found.outcomes[:, 1] == 3).all() and (alone.outcomes[:, 1] == 1).all()
     assert found.outcomes[:, 4] == pytest.approx(math.e / (math.e + 9), rel=1e-6)  # softmax of one 1 and nine 0
@@ -38,7 +39,7 @@ def test_views_stand_beside_the_image_itself(digits):
     brighter = tf.reduce_mean(pixels[:, :, :4] - pixels[:, :, 4:], axis=[1, 2, 3])[:, None]
     model = tf.keras.Model(pixels, tf.cast(brighter > 0, tf.float32) * np.eye(10, dtype=np.float32)[1]
                            + tf.cast(brighter < 0, tf.float32) * np.eye(10, dtype=np.float32)[2])
-    feed = Feed(open_dataset(digits), 8, "none", 0)
+    feed = Feed(open_dataset(digits), 8, AUGMENTATIONS["none"], 0)
     plain, viewed = (Evaluator(model, feed, 32, World(), guesses=2, views=views)() for views in (1, 2))
     assert {name: value for name, value in viewed.metrics.items() if not name.startswith("views_")} == plain.metrics
     assert (viewed.outcomes == plain.outcomes).all() and (viewed.guesses == plain.guesses).all()

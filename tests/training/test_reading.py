@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import model_zoo
+from data.augmentation import AUGMENTATIONS
 from data.dataset import open_dataset
 from data.feed import Feed
 from distributed.exchange import GradientExchange
@@ -54,7 +55,7 @@ def trained(folder, *more):
     settings = dataclasses.replace(settings, recipe=recipe)
     dataset = open_dataset(folder)
     Counted.opened = Counter()
-    feed = Counted(dataset.in_order(recipe.order), 8, recipe.augmentation, 0)
+    feed = Counted(dataset.in_order(recipe.order), 8, AUGMENTATIONS[recipe.augmentation], 0)
     model = build.make_model(recipe, dataset)
     average = build.make_average(recipe, model)
     state = State(model, build.make_optimizer(recipe, model), average=average)
@@ -93,7 +94,7 @@ def test_samples_read_before_a_step_name_a_damaged_record(in_format):
     """The pipeline of a resumed run begins at its step."""
     progress = Progress(step=7)
     made = plan(batch_size="96", epochs=3.0)
-    feed = Feed(open_dataset(in_format("tfrecord")), 8, "none", 0)
+    feed = Feed(open_dataset(in_format("tfrecord")), 8, AUGMENTATIONS["none"], 0)
     setup = SimpleNamespace(plan=made, feed=feed, world=dataclasses.replace(World(), size=1),
                             state=SimpleNamespace(progress=progress))
     intervals = list(made.intervals())
