@@ -21,7 +21,7 @@ from inference.trained import TOP
 from plan.plan import make_plan
 from plan.recipes import data_of_run
 from plan.settings import Settings
-from reporting import outcomes
+from reporting.outcomes import outcomes_json
 from reporting.progress import print_result, result_lines
 from reporting.report import evaluation_page
 from training import build
@@ -30,7 +30,7 @@ from training.build import start_and_check_flags
 from training.by_class import as_csv, by_class
 from training.evaluate import EvaluationResult
 from training.restoring import differing_classes, give, has_statistics, labels_of, newest, same_classes
-from training.summary import summarized
+from training.summary import summary_json
 
 LISTED = 20  # classes in a message
 
@@ -62,7 +62,7 @@ def evaluate_checkpoint(settings: Settings, dataset: Dataset) -> dict:
     begun = time.perf_counter()
     result = evaluator(measure=measure)
     ended = time.perf_counter()
-    summary = summarized(result, dataset, described["epoch"], recipe.batch_size.values[-1], world,
+    summary = summary_json(result, dataset, described["epoch"], recipe.batch_size.values[-1], world,
                          result.metrics[metric.VAL_SAMPLES] / (ended - begun), ended - started)
     with world.raise_on_all_ranks():
         if world.rank == 0:
@@ -83,12 +83,11 @@ def write_results(path: Path, summary: dict, lines: list[str], result: Evaluatio
     path.mkdir(parents=True, exist_ok=True)
     folder = RunFolder(path)
     folder.write(SUMMARY, summary)
-    folder.write(CLASSES, as_csv(by_class(*result.outcomes[:, :2].T, dataset.classes)))
+    folder.write(CLASSES, as_csv(by_class(*result.outcomes.pairs, dataset.classes)))
     if not dataset.is_synthetic:
         folder.write(PREDICTIONS, predictions(result, dataset))
         folder.write(PAGE, evaluation_page(
-            f"{path.absolute().name}: evaluation", lines,
-            outcomes.summarized(result.outcomes, dataset, summary["epochs"]), {
+            f"{path.absolute().name}: evaluation", lines, outcomes_json(result.outcomes, dataset, summary["epochs"]), {
                 "checkpoint": str(checkpoint), "images": str(dataset.validation.paths[0]),
                 "version": version(), "page written": time.strftime("%Y-%m-%d %H:%M:%S %z")}))
     folder.save_or_raise()
@@ -97,15 +96,15 @@ def write_results(path: Path, summary: dict, lines: list[str], result: Evaluatio
 def predictions(result: EvaluationResult, dataset: Dataset) -> str:
     """Returns the content of predictions.csv: file, label, predicted class and the most probable classes of each image.
     """
-    best, classes = result.guesses.shape[1] // 2, [shown(name) for name in dataset.classes]
+    best, classes = result.guesses[0].shape[1], [shown(name) for name in dataset.classes]
     written = io.StringIO()
     table = csv.writer(written, lineterminator="\n")
     table.writerow(["file", "label", "predicted", *heads(best)])
-    for name, (label, predicted, *_), row in zip(dataset.validation.names(), result.outcomes, result.guesses,
-                                                 strict=True):
-        guesses = [cell for guess, probability in zip(row[:best], row[best:], strict=True)
-                   for cell in (classes[int(guess)], f"{probability:.6f}")]
-        table.writerow([shown(name), classes[int(label)], classes[int(predicted)], *guesses])
+    for name, label, predicted, *guesses in zip(dataset.validation.names(), *result.outcomes.pairs, *result.guesses,
+                                                strict=True):
+        cells = [cell for guess, probability in zip(*guesses, strict=True)
+                 for cell in (classes[int(guess)], f"{probability:.6f}")]
+        table.writerow([shown(name), classes[label], classes[predicted], *cells])
     return written.getvalue()
 
 

@@ -2,14 +2,15 @@
 import tensorflow as tf
 
 
-def mean_logits(logits_of, images, views: int) -> tf.Tensor:
+def mean_logits(logits_of, images, views: int, own: tf.Tensor | None = None) -> tf.Tensor:
     """Returns the weighted mean of the logits of an image's views, float32 (batch, classes).
 
     The views are those of airbench's evaluation (arXiv:2404.00498, "multi-crop"). 1: the image. 2: and its mirror
     image, with 1/2 each. 6: these two with 1/4 each, and both shifted by one pixel to the upper left and to the lower
     right with 1/8 each. The border of a shifted image is reflected; the edge is not repeated.
 
-    logits_of: function of images. images: (batch, height, width, channels). views: 1, 2 or 6.
+    logits_of: function of images. images: (batch, height, width, channels). views: 1, 2 or 6. own: logits of the images
+    themselves, float32, if they are known.
     """
     weighted = [(images, 1.0)]
     if views == 6:
@@ -20,4 +21,6 @@ def mean_logits(logits_of, images, views: int) -> tf.Tensor:
         weighted = [(images, 0.5), *shifted]
     if views > 1:
         weighted = [(one, weight / 2) for view, weight in weighted for one in (view, view[:, :, ::-1])]
-    return tf.add_n([weight * tf.cast(logits_of(view), tf.float32) for view, weight in weighted])
+    (_, first), *others = weighted
+    own = tf.cast(logits_of(images), tf.float32) if own is None else own
+    return tf.add_n([first * own, *(weight * tf.cast(logits_of(view), tf.float32) for view, weight in others)])

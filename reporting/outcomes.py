@@ -6,12 +6,13 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from reporting.pictures import encoded
+from training.outcomes import Outcomes
 
 WORST = 12
 THUMBNAIL = 128  # pixels, the longer side
 
 
-def summarized(outcomes: np.ndarray, dataset, epoch: float) -> dict:
+def outcomes_json(outcomes: Outcomes, dataset, epoch: float) -> dict:
     """Returns the content of outcomes.json.
 
         confusion   [label, predicted class, number of samples] for each pair that occurs
@@ -19,25 +20,25 @@ def summarized(outcomes: np.ndarray, dataset, epoch: float) -> dict:
                     `sample`, `name`, `label`, `predicted`, `loss`, `probability` (of the predicted class),
                     `image` (a data URI), `width` (of the original)
 
-    outcomes: of training.observer.Evaluation, float32 (samples, 5). dataset: data.dataset.Dataset.
+    outcomes: of the validation samples. dataset: data.dataset.Dataset.
     """
-    labels, predicted = outcomes[:, :2].astype(np.int64).T
+    labels, predicted = outcomes.pairs
     pairs, counts = np.unique(labels * len(dataset.classes) + predicted, return_counts=True)
     confusion = [[*divmod(pair, len(dataset.classes)), count] for pair, count in zip(pairs.tolist(), counts.tolist(),
                                                                                      strict=True)]
     samples = worst(outcomes)
     pictures = thumbnails(dataset.validation, np.sort(samples))
     shown = [{"sample": sample, "name": dataset.validation.name(sample), "label": int(labels[sample]),
-              "predicted": int(predicted[sample]), "loss": float(outcomes[sample, 2]),
-              "probability": float(outcomes[sample, 4])} | pictures[sample]
+              "predicted": int(predicted[sample]), "loss": float(outcomes.losses[sample]),
+              "probability": float(outcomes.probabilities[sample])} | pictures[sample]
              for sample in samples.tolist() if sample in pictures]
     return {"epoch": epoch, "classes": list(dataset.classes), "confusion": confusion, "worst": shown}
 
 
-def worst(outcomes: np.ndarray, most: int = WORST) -> np.ndarray:
+def worst(outcomes: Outcomes, most: int = WORST) -> np.ndarray:
     """Returns the numbers of the wrongly classified samples with the highest losses, worst first, int64."""
-    wrong = np.flatnonzero(outcomes[:, 0] != outcomes[:, 1])
-    losses = np.nan_to_num(outcomes[wrong, 2], nan=np.inf, posinf=np.inf)
+    wrong = np.flatnonzero(outcomes.labels != outcomes.predicted)
+    losses = np.nan_to_num(outcomes.losses[wrong], nan=np.inf, posinf=np.inf)
     return wrong[np.argsort(-losses, kind="stable")[:most]]
 
 

@@ -17,7 +17,7 @@ from common.errors import complain, one_line
 from common.run_folder import CLASSES, COLUMNS, METRICS, OUTCOMES, PAGE, ROWS, RUN, SAMPLES, RunFolder
 from common.streams import Errors
 from reporting.about import about
-from reporting.outcomes import summarized
+from reporting.outcomes import outcomes_json
 from reporting.pictures import encoded, joined
 from reporting.progress import ProgressDisplay
 from reporting.report import write_report
@@ -145,8 +145,8 @@ class ReportWriter(Observer):
         evaluation = self._evaluation
         dataset = self._run.dataset
         if evaluation and not dataset.is_synthetic:  # which has no classes to confuse
-            self._files.write(CLASSES, as_csv(by_class(*evaluation.outcomes[:, :2].T, dataset.classes)))
-            self._files.write(OUTCOMES, summarized(evaluation.outcomes, dataset, evaluation.row["epoch"]))
+            self._files.write(CLASSES, as_csv(by_class(*evaluation.outcomes.pairs, dataset.classes)))
+            self._files.write(OUTCOMES, outcomes_json(evaluation.outcomes, dataset, evaluation.row["epoch"]))
         elif not evaluation and self._files.read(OUTCOMES).get("epoch") not in self._epochs():
             self._files.remove(CLASSES)
             self._files.remove(OUTCOMES)

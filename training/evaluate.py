@@ -4,6 +4,7 @@ import functools
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -16,10 +17,9 @@ from model_zoo.views import mean_logits
 from training.bad_input import bad_input_is_user_error
 from training.clock import batch_counts
 from training.losses import cross_entropy, label_ranks
+from training.outcomes import Outcomes
 
 CHECK_EVERY = 16  # batches between two checks for a request to stop
-COLUMNS = 5  # of EvaluationResult.outcomes
-VIEWS_COLUMNS = 2  # with views: loss and label_ranks of the mean logits
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,28 @@ class EvaluationResult:
     # val_loss, val_top1, val_top5 (means over all samples), val_top1_count, val_top5_count, val_samples, and
     # val_guess_count: the number of samples of the most frequent class. With several views, views_val_loss and so on.
     metrics: dict[str, float]
-    # Label, predicted class, loss, training.losses.label_ranks and probability of the predicted class of each sample in
-    # the order of the dataset, float32 (samples, 5), by the moving average of the weights if there is one.
-    outcomes: np.ndarray
-    # The most probable classes of each sample and their probabilities, best first, float32 (samples, 2 * guesses).
-    guesses: np.ndarray
+    outcomes: Outcomes
+    # The most probable classes of each sample, best first, and their probabilities, float32 (samples, guesses) each.
+    guesses: tuple[np.ndarray, np.ndarray]
+
+
+class Found(NamedTuple):
+    """What the samples of a batch, or of the validation set, give. It is exchanged as one matrix."""
+
+    outcomes: Outcomes
+    guesses: tuple[Any, Any]  # as in EvaluationResult
+    views: Any  # with several views, the loss and label_ranks of the mean logits, (2, samples); otherwise empty
+
+    def packed(self) -> tf.Tensor:
+        """Returns the tensors as one matrix, float32 (samples, columns)."""
+        parts = [tf.stack(self.outcomes, axis=1), *self.guesses, tf.transpose(self.views)]
+        return tf.concat(parts, axis=1)
+
+    @classmethod
+    def unpacked(cls, matrix: np.ndarray, guesses: int) -> "Found":
+        """Returns what `packed` has packed. guesses: number of classes for each sample."""
+        own, classes, probabilities, views = np.split(matrix, np.cumsum([len(Outcomes._fields), guesses, guesses]), 1)
+        return cls(Outcomes(*own.T), (classes, probabilities), views.T)
 
 
 class Evaluator:
@@ -46,8 +63,8 @@ class Evaluator:
 
     def __init__(self, model, feed, batch_size: int, world: World, average=None, guesses: int = 0, views: int = 1):
         self._step = make_evaluation_step(model, guesses, views)
-        self._columns = COLUMNS + 2 * guesses + VIEWS_COLUMNS * (views > 1)
-        self._guesses = slice(COLUMNS, COLUMNS + 2 * guesses)
+        self._guesses = guesses
+        self._columns = len(Outcomes._fields) + 2 * guesses + 2 * (views > 1)
         self._feed = feed
         self._batch_size = batch_size
         self._world = world
@@ -65,25 +82,24 @@ class Evaluator:
         """
         metrics, swapped = {}, {"": contextlib.nullcontext()}
         if self._average:
-            swapped["ema_"] = self._average.swapped_in()
+            swapped[metric.EMA] = self._average.swapped_in()
         for prefix, weights in swapped.items():
             with activity.during("evaluating", batch_counts().in_evaluation), weights:
                 measure()
-                outcomes = self._evaluate(stop)
-            if outcomes is None:
+                found = self._evaluate(stop)
+            if found is None:
                 return None
-            metrics |= {f"{prefix}{name}": value for name, value in self._metrics(outcomes).items()}
-        return EvaluationResult(metrics, outcomes[:, :COLUMNS], outcomes[:, self._guesses])
+            metrics |= {f"{prefix}{name}": value for name, value in self._metrics(found).items()}
+        return EvaluationResult(metrics, found.outcomes, found.guesses)
 
-    def _metrics(self, outcomes: np.ndarray) -> dict[str, float]:
+    def _metrics(self, found: Found) -> dict[str, float]:
         """Returns means and counts over all samples, added in the order of the dataset."""
-        labels, _, losses, ranks, *_ = outcomes.T
-        found = self._means(losses, ranks) | {
-            metric.VAL_SAMPLES: len(outcomes),
+        labels, _, losses, ranks, _ = found.outcomes
+        means = self._means(losses, ranks) | {
+            metric.VAL_SAMPLES: len(labels),
             metric.VAL_GUESS_COUNT: int(np.unique(labels, return_counts=True)[1].max())}
-        of_views = outcomes[:, self._guesses.stop:].T
-        return found | {f"{metric.VIEWS}{name}": value
-                        for name, value in (self._means(*of_views).items() if of_views.size else ())}
+        of_views = self._means(*found.views) if found.views.size else {}
+        return means | {f"{metric.VIEWS}{name}": value for name, value in of_views.items()}
 
     def _means(self, losses: np.ndarray, ranks: np.ndarray) -> dict[str, float]:
         samples = len(losses)
@@ -91,9 +107,9 @@ class Evaluator:
         return {metric.VAL_LOSS: float(np.mean(losses, dtype=np.float64)), metric.VAL_TOP1: top1 / samples,
                 metric.VAL_TOP5: top5 / samples, metric.VAL_TOP1_COUNT: top1, metric.VAL_TOP5_COUNT: top5}
 
-    def _evaluate(self, stop) -> np.ndarray | None:
-        """Returns the outcomes of all workers, or None if `stop` is true."""
-        outcomes = [tf.zeros([0, self._columns])]
+    def _evaluate(self, stop) -> Found | None:
+        """Returns what all workers have found, or None if `stop` is true."""
+        packed = [tf.zeros([0, self._columns])]
         batches_of_all = -(-self._feed.dataset.validation.samples // self._batch_size)
         opening = functools.partial(self._feed.validation, self._batch_size)
         batches, samples = self._pipeline.open_for(itertools.repeat("validation"), opening)
@@ -106,18 +122,15 @@ class Evaluator:
                 continue
             with bad_input_is_user_error(f"evaluation stopped after {start} of {samples} samples", batches, start):
                 batches.admit(1)
-                outcomes.append(self._step(batches.iterator)[:samples - start])
+                packed.append(self._step(batches.iterator)[:samples - start])
         if not self._feed.dataset.validation.any_order:  # batches of other samples would follow
             self._pipeline.close()
-        return self._world.concatenate(tf.concat(outcomes, axis=0).numpy(), "outcomes")
+        matrix = self._world.concatenate(tf.concat(packed, axis=0).numpy(), "outcomes")
+        return Found.unpacked(matrix, self._guesses)
 
 
 def make_evaluation_step(model, guesses: int = 0, views: int = 1):
-    """Returns a function of an iterator over batches.
-
-    It returns the outcome of each sample of the next batch (see EvaluationResult), its most probable classes and their
-    probabilities, and with several views the VIEWS_COLUMNS, float32 (batch, columns).
-    """
+    """Returns a function of an iterator over batches, which returns Found.packed of the next batch."""
     counts = batch_counts()
     logits_of = functools.partial(model, training=False)
 
@@ -126,19 +139,18 @@ def make_evaluation_step(model, guesses: int = 0, views: int = 1):
         images, labels = counts.next_of(iterator)
         labels = tf.squeeze(labels, 1)
         logits = tf.cast(logits_of(images), tf.float32)
-        predicted = tf.argmax(logits, axis=1, output_type=tf.int32)
         probabilities = tf.nn.softmax(logits)
-        columns = (labels, predicted, cross_entropy(logits, labels), label_ranks(logits, labels),
-                   tf.reduce_max(probabilities, axis=1))
-        outcomes = tf.stack([tf.cast(column, tf.float32) for column in columns], axis=1)
-        if guesses:
-            probabilities, classes = tf.math.top_k(probabilities, guesses)
-            outcomes = tf.concat([outcomes, tf.cast(classes, tf.float32), probabilities], axis=1)
+        outcomes = Outcomes(
+            labels=tf.cast(labels, tf.float32), predicted=tf.cast(tf.argmax(logits, axis=1), tf.float32),
+            losses=cross_entropy(logits, labels), ranks=label_ranks(logits, labels),
+            probabilities=tf.reduce_max(probabilities, axis=1))
+        highest, classes = tf.math.top_k(probabilities, guesses)
+        of_views = tf.zeros([0, tf.shape(labels)[0]])
         if views > 1:
-            mean = mean_logits(logits_of, images, views)
-            outcomes = tf.concat(
-                [outcomes, tf.stack([cross_entropy(mean, labels), label_ranks(mean, labels)], axis=1)], axis=1)
-        counts.set_computed([outcomes])
-        return outcomes
+            mean = mean_logits(logits_of, images, views, logits)
+            of_views = tf.stack([cross_entropy(mean, labels), label_ranks(mean, labels)])
+        packed = Found(outcomes, (tf.cast(classes, tf.float32), highest), of_views).packed()
+        counts.set_computed([packed])
+        return packed
 
     return step

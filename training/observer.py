@@ -17,6 +17,7 @@ from common import own
 from common.errors import UserError, complain
 from data.dataset import Dataset
 from plan.expected import Expected
+from training.outcomes import Outcomes
 
 METHODS = ("start", "step", "evaluation", "rewind", "end", "close")  # of a user's observer
 
@@ -66,7 +67,7 @@ class Evaluation:
     row: dict  # of metrics.jsonl
     layers: dict[str, list[float]]  # as in Update, at the last update
     breakdown: dict[str, float]  # the step-time breakdown as fractions
-    outcomes: np.ndarray  # of the validation samples, float32 (samples, 5), as in training.evaluate.EvaluationResult
+    outcomes: Outcomes
     noise: dict = field(default_factory=dict)  # of training.noise_scale.NoiseScale, or empty
     hosts: list[str] = field(default_factory=list)  # by rank
     # Mean seconds of a timed step by rank: computing, waiting for data, exchange.

@@ -17,7 +17,7 @@ from training.divergence import Diverged, WeightsDiffer
 from training.state import Progress, Snapshot
 from training.step import Signals
 from training.stopping import StopRequest
-from training.summary import milestones, summarized_divergence
+from training.summary import divergence_json, milestones
 from training.weight_check import difference, not_finite
 
 
@@ -205,9 +205,9 @@ class Recovery:
     def _record_end(self, problem: Diverged, progress: Progress) -> None:
         if self._checkpoints:
             plan, dataset = self._setup.plan, self._setup.feed.dataset
-            ending = summarized_divergence(problem, plan.train_samples, plan.epochs, self._setup.world,
-                                           len(dataset.classes), progress.seconds,
-                                           [hint.sentence for hint in after_divergence(problem, self._setup.settings)])
+            ending = divergence_json(problem, plan.train_samples, plan.epochs, self._setup.world, len(dataset.classes),
+                                     progress.seconds,
+                                     [hint.sentence for hint in after_divergence(problem, self._setup.settings)])
             self._folder.write(SUMMARY, ending | self.milestones())
             self._folder.save()
 

@@ -35,7 +35,7 @@ from training.recovery import Recovery
 from training.restoring import initialize
 from training.state import Progress, Snapshot, State
 from training.stopping import StopRequest
-from training.summary import summarized
+from training.summary import summary_json
 
 
 def make_training(settings: Settings, dataset: Dataset, plan: Plan | None, stop: StopRequest,
@@ -238,8 +238,8 @@ class Training:
         """Ends the observers. Returns the content of summary.json."""
         world, plan, progress = setup.world, setup.plan, setup.state.read_clock()
         epochs = plan.epochs if progress.step == plan.steps else plan.position(progress.step) // plan.train_samples
-        summary = summarized(result, setup.feed.dataset, epochs, plan.phases[-1].global_batch_size, world,
-                             progress.samples / progress.trained_seconds, progress.seconds)
+        summary = summary_json(result, setup.feed.dataset, epochs, plan.phases[-1].global_batch_size, world,
+                               progress.samples / progress.trained_seconds, progress.seconds)
         summary |= self._recovery.milestones()
         with world.raise_on_all_ranks():
             if world.rank == 0:

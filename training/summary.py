@@ -8,10 +8,10 @@ from training.evaluate import EvaluationResult
 from training.state import Progress
 
 
-def summarized(result: EvaluationResult, dataset: Dataset, epochs: float, batch_size: int, world: World,
+def summary_json(result: EvaluationResult, dataset: Dataset, epochs: float, batch_size: int, world: World,
                images_per_second: float, seconds: float) -> dict:
     """Returns the content of summary.json, from the last evaluation."""
-    rows = by_class(*result.outcomes[:, :2].T, dataset.classes)
+    rows = by_class(*result.outcomes.pairs, dataset.classes)
     return result.metrics | averages(rows) | {
         metric.BALANCED_SAMPLES: effective_samples(rows),
         metric.WEAKEST_CLASSES: [] if dataset.is_synthetic else weakest(rows),
@@ -37,8 +37,8 @@ def milestones(progress: Progress, target_top1: float | None, checkpoint: str | 
                     "seconds_to_target": first.get("seconds")}
 
 
-def summarized_divergence(problem: Diverged, train_samples: int, epochs: float, world: World, classes: int,
-                          seconds: float, advice: list[str]) -> dict:
+def divergence_json(problem: Diverged, train_samples: int, epochs: float, world: World, classes: int,
+                    seconds: float, advice: list[str]) -> dict:
     """Returns the content of summary.json for a training that ended because it diverged, or lies below --expect.
 
     epochs: of the plan. advice: sentences on what to try.

@@ -27,6 +27,7 @@ from reporting.report_writer import ReportWriter
 from reporting.run_log import RunLog
 from tests.rigs.run_files import flags_text, plan, row
 from training.observer import Evaluation, RunInfo, Update
+from training.outcomes import Outcomes
 from training.state import Progress
 
 RECIPE = ROOT / "recipes" / "sony_1811.05233" / "table3-experiment1.flags"
@@ -48,20 +49,21 @@ def found(digits):
     labels = np.array([label for _, label in dataset.validation.kind.records(
         dataset.validation.paths[0], dataset.validation.entries[0], np.arange(360))])
     predicted = np.where(np.arange(360) % 3 == 0, (labels + 1) % 10, labels)
-    return np.stack([labels, predicted, *random.random((3, 360))], axis=1).astype(np.float32)
+    return Outcomes(*np.stack([labels, predicted, *random.random((3, 360))]).astype(np.float32))
 
 
 def test_confusion_and_worst_errors(found, digits):
-    found[33, 2], found[34, 2] = np.nan, 100.0  # a loss that is not a number is the worst; 34 is classified rightly
-    made = outcomes.summarized(found, open_dataset(digits), 2)
+    found.losses[[33, 34]] = np.nan, 100.0  # a loss that is not a number is the worst; 34 is classified rightly
+    made = outcomes.outcomes_json(found, open_dataset(digits), 2)
     assert made["epoch"] == 2 and made["classes"] == [str(one) for one in range(10)]
     for label, predicted, count in made["confusion"]:
-        assert count == sum((one[0], one[1]) == (label, predicted) for one in found.tolist())
+        assert count == sum(pair == (label, predicted) for pair in zip(*found.pairs, strict=True))
     assert sum(count for *_, count in made["confusion"]) == 360
     wrong = [number for number in range(0, 360, 3) if number != 33]
-    assert [one["sample"] for one in made["worst"]] == [33, *sorted(wrong, key=lambda one: -found[one, 2])[:11]]
+    assert [one["sample"] for one in made["worst"]] == [33, *sorted(wrong, key=lambda one: -found.losses[one])[:11]]
     assert all(one["predicted"] == (one["label"] + 1) % 10 for one in made["worst"])
-    assert [one["probability"] for one in made["worst"]] == [found[one["sample"], 4] for one in made["worst"]]
+    for one in made["worst"]:
+        assert one["probability"] == found.probabilities[one["sample"]]
     json.dumps(made["worst"][1:], allow_nan=False)
 
 
@@ -74,7 +76,7 @@ def test_the_figures_of_each_class_are_in_a_table(info, found):
     writer.close()
     with (info.folder / "classes.csv").open(newline="") as file:
         read = list(csv.DictReader(file))
-    labels, predicted = found[:, :2].astype(int).T
+    labels, predicted = found.pairs
     assert [one["class"] for one in read] == [str(label) for label in range(10)]
     for label, one in enumerate(read):
         both = int(np.sum((labels == label) & (predicted == label)))
@@ -118,7 +120,8 @@ def test_the_pictures_are_those_of_the_samples(found, digits, digit_records, in_
     """In a single file, and in several whose records are read in another way."""
     for folder in (digits, in_format("lmdb")):
         dataset = open_dataset(folder)
-        for one in outcomes.summarized(found[:dataset.validation.samples], dataset, 1)["worst"]:
+        some = Outcomes(*(column[:dataset.validation.samples] for column in found))
+        for one in outcomes.outcomes_json(some, dataset, 1)["worst"]:
             encoded, label = digit_records["validation"][one["sample"]]
             shown = Image.open(io.BytesIO(base64.b64decode(one["image"].removeprefix("data:image/jpeg;base64,"))))
             original = Image.open(io.BytesIO(encoded)).convert("RGB")
@@ -209,8 +212,7 @@ def test_a_whole_training(info, found, capsys):
 @pytest.mark.parametrize(("name", "order"), [("tfrecord", "global"), ("lmdb", "file"), ("recordio", "file")])
 def test_a_validation_without_an_error_is_shown_to_the_end(name, order, in_format, info, found, capsys):
     dataset = open_dataset(in_format(name)).in_order(order) if order == "file" else info.dataset
-    found = found[:dataset.validation.samples]
-    found[:, 1] = found[:, 0]
+    found = Outcomes(*(column[:dataset.validation.samples] for column in found._replace(predicted=found.labels)))
     writer = ReportWriter(RunFolder(info.folder))
     writer.start(replace(info, dataset=dataset))
     writer.evaluation(Evaluation(row(1), {}, {}, found))

@@ -23,9 +23,9 @@ def test_the_outcomes_are_those_of_the_weights_that_are_judged(digits):
     average.variables[1].assign(np.eye(10)[3])
     feed = Feed(open_dataset(digits), 8, AUGMENTATIONS["none"], 0)
     found, alone = (Evaluator(model, feed, 32, World(), one)() for one in (average, None))
-    assert (found.outcomes[:, 1] == 3).all() and (alone.outcomes[:, 1] == 1).all()
-    assert found.outcomes[:, 4] == pytest.approx(math.e / (math.e + 9), rel=1e-6)  # softmax of one 1 and nine 0
-    ones, threes = (np.sum(found.outcomes[:, 0] == label) for label in (1, 3))
+    assert (found.outcomes.predicted == 3).all() and (alone.outcomes.predicted == 1).all()
+    assert found.outcomes.probabilities == pytest.approx(math.e / (math.e + 9), rel=1e-6)  # softmax of one 1 and nine 0
+    ones, threes = (np.sum(found.outcomes.labels == label) for label in (1, 3))
     assert (found.metrics["val_top1_count"], found.metrics["ema_val_top1_count"]) == (ones, threes)
 
 
@@ -42,11 +42,12 @@ def test_views_stand_beside_the_image_itself(digits):
     feed = Feed(open_dataset(digits), 8, AUGMENTATIONS["none"], 0)
     plain, viewed = (Evaluator(model, feed, 32, World(), guesses=2, views=views)() for views in (1, 2))
     assert {name: value for name, value in viewed.metrics.items() if not name.startswith("views_")} == plain.metrics
-    assert (viewed.outcomes == plain.outcomes).all() and (viewed.guesses == plain.guesses).all()
-    asymmetric = plain.outcomes[:, 4] > 0.2  # e / (e + 9) = 0.23, where the halves differ; else 0.1
+    for ours, theirs in zip([*viewed.outcomes, *viewed.guesses], [*plain.outcomes, *plain.guesses], strict=True):
+        assert ours.dtype == np.float32 and (ours == theirs).all()
+    asymmetric = plain.outcomes.probabilities > 0.2  # e / (e + 9) = 0.23, where the halves differ; else 0.1
     assert plain.metrics["val_top1_count"] > 0 and asymmetric.mean() > 0.9
     assert viewed.metrics["views_val_top1_count"] == 0  # 1 and 2 tie
-    halves = np.isin(plain.outcomes[:, 0], (1, 2)) & asymmetric  # logits of 1/2 for both
+    halves = np.isin(plain.outcomes.labels, (1, 2)) & asymmetric  # logits of 1/2 for both
     loss = np.where(asymmetric, np.log(2 * math.exp(0.5) + 8) - 0.5 * halves, math.log(10))
     assert viewed.metrics["views_val_loss"] == pytest.approx(loss.mean(), rel=1e-6)
     assert viewed.metrics["views_val_top5_count"] == np.sum(halves)

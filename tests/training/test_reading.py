@@ -66,7 +66,7 @@ def trained(folder, *more):
                                snapshot=lambda: Snapshot({}, state.progress, {"model": 0}),
                                stop_is_asked=lambda: False, after_evaluation=lambda *_: None)
     observer = SimpleNamespace(step=lambda update: None, launching=Observer().launching,
-                               evaluation=lambda one: found.append((one.row["val_loss"], one.outcomes)))
+                               evaluation=lambda one: found.append((one.row["val_loss"], np.stack(one.outcomes))))
     loop.follow_plan(setup, recovery, [observer])
     return [v.numpy() for v in model.variables], found, dict(Counted.opened)
 
