@@ -131,7 +131,7 @@ def _on_batch_size(settings: Settings) -> list[Hint]:
     is_its_rate = has_length(settings) and keeps(settings, *RATE, *WITH_RATE) and not settings.is_given("learning_rate")
     if now == before or not is_its_rate or recipe.lr_scaling != "none" or recipe.momentum_schedule != "constant":
         return []
-    rule = "sqrt" if recipe.optimizer == "muon" else "linear"  # docs/large_batches.md
+    rule = OPTIMIZERS[recipe.optimizer].scaling
     rate = min(recipe.learning_rate.values) * SCALINGS[rule](now / before)
     return [Hint("warning", f"--batch_size={now}: the learning rate is still that for the recipe's {before}; scale it "
                             "with", (f"--lr_scaling={rule}", f"--base_batch_size={before}",

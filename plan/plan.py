@@ -210,7 +210,8 @@ def shares_orthogonalization(settings: Settings, workers: int, workers_per_node:
     processors have to share, because each would otherwise compute all kernels with other last bits.
     """
     launch = settings.launch
-    if settings.recipe.optimizer != "muon" or workers == 1 or launch.share_orthogonalization == "false":
+    can_share = OPTIMIZERS[settings.recipe.optimizer].shares_matrices
+    if not can_share or workers == 1 or launch.share_orthogonalization == "false":
         return False
     if launch.share_orthogonalization == "true" and launch.xla == "true":
         raise UsageError("--share_orthogonalization: not with --xla=true, which cannot contain an exchange")

@@ -210,7 +210,7 @@ class Launch:
     share_orthogonalization: str = flag("auto", "Whether each worker orthogonalizes a part of the kernels for "
         "--optimizer=muon, and the results are exchanged, as many bytes again as the gradients. auto: if all workers "
         "are on one node or their processors differ, and without --xla=true.", ("auto", "true", "false"), switch=True,
-        used_with={"optimizer": ("muon",)})
+        used_with={"optimizer": [name for name, info in optim.OPTIMIZERS.items() if info.shares_matrices]})
     xla: str = flag("false", "What XLA compiles. true: the forward and backward pass as one unit, so the exchange of "
         "gradients cannot overlap it, and the update as another. auto: clusters of operations, but not the exchange.",
         ("false", "true", "auto"), switch=True)

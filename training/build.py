@@ -87,7 +87,7 @@ def make_setup(settings: Settings, plan: Plan, world: World, feed, state: State,
     recipe = settings.recipe
     batch_counts().restart()
     exchange.scales = state.exchange_scales
-    if recipe.optimizer == "muon":
+    if optim.OPTIMIZERS[recipe.optimizer].shares_matrices:
         distributed.inner(state.optimizer).share = (
             Share(world.rank, world.size, exchange.gathered) if plan.shares_orthogonalization else None)
     exact = ExactStatistics(state.model, world) if recipe.batch_norm_statistics == "exact" else None

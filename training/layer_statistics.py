@@ -4,6 +4,7 @@ import re
 import tensorflow as tf
 
 from distributed.optimizer import inner
+from optim import info_of
 from optim.stacks import norms_of
 
 
@@ -15,7 +16,7 @@ class LayerStatistics:
 
     def __init__(self, optimizer, variables):
         self._optimizer = inner(optimizer)
-        self._has_ratios = hasattr(self._optimizer, "trust_ratios")
+        self._has_ratios = info_of(self._optimizer).has_trust_ratios
         self._variables = variables
         self.variable = tf.Variable(tf.zeros([len(variables), 3]), trainable=False, name="norms")
 

@@ -17,7 +17,7 @@ from distributed.exchange import GradientExchange
 from distributed.fixed_point import FLOAT32, FixedPoint, Float32
 from distributed.optimizer import LossScaleOptimizer, assign_rates, has_dynamic_scale, inner, scale
 from model_zoo.layers import masks_at, trained_variables
-from optim.lars import SGD
+from optim import info_of
 from optim.stacks import Scaled, norms_of
 from training.batch_norm import MICRO_BATCH, MovingStatistics, Span, flat_statistics
 from training.clock import Clock, batch_counts, on_host
@@ -266,14 +266,15 @@ def apply(optimizer, gradients: list[Scaled], norms: tf.Tensor, variables, clip_
     Returns whether it has updated them. gradients, norms: of `average`. clip_norm: see `clipped`; 0: they are not
     clipped. xla: whether XLA compiles the update as one unit. Keras's LossScaleOptimizer would test each element of
     each gradient, and count a skipped update as one of the optimizer's `iterations`: Adam and LAMB would then divide
-    their moments by a correction for more updates than these contain. An optimizer that is not ours gets tensors.
+    their moments by a correction for more updates than these contain. An optimizer that does not take Scaled
+    gets tensors.
     """
     if clip_norm:
         gradients = clipped(gradients, norms, clip_norm)
     wrapped = inner(optimizer)  # in Horovod's DistributedOptimizer, whose apply_gradients leaves the exchange to us
 
     def update():
-        ours = gradients if isinstance(wrapped, SGD) else [gradient.value for gradient in gradients]
+        ours = gradients if info_of(wrapped).takes_scaled else [gradient.value for gradient in gradients]
         wrapped.apply_gradients([*zip(ours, variables, strict=True)])
 
     if xla:
