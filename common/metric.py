@@ -14,14 +14,12 @@ TRAIN_TOP1 = "train_top1"  # accuracy on the same samples, as a fraction of 1
 VAL_LOSS = "val_loss"  # mean over the validation set
 VAL_TOP1 = "val_top1"  # fraction of the validation set whose label is the most probable class
 VAL_TOP5 = "val_top5"  # fraction of the validation set whose label is among the five most probable classes
-EMA_VAL_LOSS = "ema_val_loss"  # these three with the moving average of the weights, with --ema_decay alone
-EMA_VAL_TOP1 = "ema_val_top1"
-EMA_VAL_TOP5 = "ema_val_top5"
-VIEWS = "views_"  # prefix of the figures of the mean logits over --evaluation_views, such as views_val_top1;
-# with the moving average of the weights ema_views_val_top1
-VIEWS_VAL_LOSS = "views_val_loss"
-VIEWS_VAL_TOP1 = "views_val_top1"
-VIEWS_VAL_TOP5 = "views_val_top5"
+EMA = "ema_"  # prefix of the figures of the moving average of the weights, with --ema_decay alone
+VIEWS = "views_"  # prefix of those of the mean logits over --evaluation_views
+EMA_VAL_LOSS, EMA_VAL_TOP1 = EMA + VAL_LOSS, EMA + VAL_TOP1
+VARIANTS = {  # prefix of further val_loss, val_top1 and val_top5 -> whose they are, and in short
+    EMA: ("average of the weights", "average"), VIEWS: ("mean of views", "views"),
+    EMA + VIEWS: ("mean of views by the average of the weights", "views by the average")}
 SKIPPED = "skipped"  # training samples that rollbacks have skipped; the column is missing if there are none
 WEIGHTS = "weights"  # checksum of all variables of the model, in hexadecimal
 IMAGES_PER_SECOND = "images_per_second"  # of the training steps since the last evaluation, on all workers

@@ -102,8 +102,8 @@ def columns(row: dict, target: float | None) -> dict:
             "time": now.get("seconds", ""),
             "state": "" if run.summary else f"{run.state} at epoch {number(epoch)} of {number(run.epochs)}",
             "top-5": now.get(metric.VAL_TOP5, "") if run.has_top5 else "", "loss": now.get(metric.VAL_LOSS, ""),
-            "top-1 of the average": now.get(metric.EMA_VAL_TOP1, ""),
-            "top-1 of the views": now.get(metric.VIEWS_VAL_TOP1, ""),
+            **{f"top-1 of the {short}": now.get(prefix + metric.VAL_TOP1, "")
+               for prefix, (_, short) in metric.VARIANTS.items()},
             "images/s": now.get(metric.IMAGES_PER_SECOND) or "", **dict(zip(WIDE, reported, strict=True))}
 
 

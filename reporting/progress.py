@@ -167,13 +167,13 @@ class ProgressDisplay(Observer):
         waits = [f"{name} {breakdown[name]:.0%}" for name in WAITS if breakdown]
         if breakdown.get("storage", 0.0) > STORAGE_LIMITS:
             waits.insert(0, f"storage {breakdown['storage']:.0%}")
-        average = f"ema {row[metric.EMA_VAL_TOP1]:.2%}" if metric.EMA_VAL_TOP1 in row else ""
-        views = f"views {row[metric.VIEWS_VAL_TOP1]:.2%}" if metric.VIEWS_VAL_TOP1 in row else ""
+        variants = [f"{prefix.rstrip('_').replace('_', ' ')} {row[prefix + metric.VAL_TOP1]:.2%}"
+                  for prefix in metric.VARIANTS if prefix + metric.VAL_TOP1 in row]
         lead = "" if expected is None else f" ({100 * (top1_of(row) - expected):+.2f})"
         left = f"  left {self._left}" if self._left and self._samples < self._total else ""
         figures = [f"epoch {row['epoch']:g}/{self._run.plan['epochs']:g}",
                    f"train {row[metric.TRAIN_LOSS]:.4f} {row[metric.TRAIN_TOP1]:.2%}",
-                   f"val {row[metric.VAL_LOSS]:.4f} {row[metric.VAL_TOP1]:.2%}{lead}", average, views,
+                   f"val {row[metric.VAL_LOSS]:.4f} {row[metric.VAL_TOP1]:.2%}{lead}", *variants,
                    f"{row[metric.IMAGES_PER_SECOND]:,.0f} images/s", *waits]
         return fitting(figures, COLUMNS - len(left)) + left
 
@@ -218,11 +218,10 @@ def result_lines(summary: dict, classes: int, images: str = "validation") -> lis
 def views_lines(summary: dict) -> list[str]:
     """Returns the result of the mean over --evaluation_views, also by the average of the weights, if there is one."""
     samples = summary[metric.VAL_SAMPLES]
-    return [f"mean of views{judged}: top-1 {summary[f'{prefix}{metric.VIEWS_VAL_TOP1}']:.2%} "
-            f"({summary[f'{prefix}{metric.VIEWS}{metric.VAL_TOP1_COUNT}']} of {samples}), "
-            f"loss {summary[f'{prefix}{metric.VIEWS_VAL_LOSS}']:.4f}"
-            for prefix, judged in (("", ""), ("ema_", " by the average of the weights"))
-            if f"{prefix}{metric.VIEWS_VAL_TOP1}" in summary]
+    return [f"{words}: top-1 {summary[prefix + metric.VAL_TOP1]:.2%} "
+            f"({summary[prefix + metric.VAL_TOP1_COUNT]} of {samples}), loss {summary[prefix + metric.VAL_LOSS]:.4f}"
+            for prefix, (words, _) in metric.VARIANTS.items()
+            if metric.VIEWS in prefix and prefix + metric.VAL_TOP1 in summary]
 
 
 def validation_line(summary: dict, classes: int) -> str:

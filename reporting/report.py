@@ -27,7 +27,7 @@ from reporting.compare import comparison, gap
 from reporting.page import Html, code, commands, details, facts, html_table, page, tiles
 from reporting.run_data import RunData
 from reporting.sections import curves, mistakes, noise_scale, samples, times
-from reporting.sentences import rounded, uncertainty
+from reporting.sentences import in_words, rounded
 
 RELOADS = 5, 20  # seconds; bounds of the time between two reloads
 BATCH_NORM = "/gamma", "/beta"  # variables
@@ -136,12 +136,12 @@ def figures(run: RunData) -> str:
     if not now:
         return ""
     certain = {"validation top-1, last epoch": now[metric.VAL_TOP1],
-               "top-1 of the average, last epoch": now.get(metric.EMA_VAL_TOP1),
-               "top-1 of the views, last epoch": now.get(metric.VIEWS_VAL_TOP1),
+               **{f"top-1 of the {short}, last epoch": now.get(prefix + metric.VAL_TOP1)
+                  for prefix, (_, short) in metric.VARIANTS.items()},
                "validation top-5, last epoch": now.get(metric.VAL_TOP5) if run.has_top5 else None}
     bounds = interval(now[metric.VAL_TOP1], samples)
     shown, below = ({name: show(value) for name, value in certain.items() if value is not None} for show in (
-        lambda value: rounded(value, interval(value, samples)), lambda value: uncertainty(value, samples)))
+        lambda value: rounded(value, interval(value, samples)), lambda value: in_words(value, samples)))
     if run.best and run.best["top1"] not in certain.values():
         shown[f"best, epoch {number(run.best['epoch'])}"] = rounded(run.best["top1"], bounds)
     if (lead := gap(now)) is not None:

@@ -19,10 +19,10 @@ from training.by_class import averages, by_class, effective_samples, weakest_fir
 
 ACCURACIES = {
     metric.TRAIN_TOP1: "train top-1", metric.VAL_TOP1: "validation top-1", metric.VAL_TOP5: "validation top-5",
-    metric.EMA_VAL_TOP1: "average of the weights, top-1", metric.EMA_VAL_TOP5: "average of the weights, top-5",
-    metric.VIEWS_VAL_TOP1: "mean of views, top-1", metric.VIEWS_VAL_TOP5: "mean of views, top-5"}
-LOSSES = {metric.TRAIN_LOSS: "train", metric.VAL_LOSS: "validation", metric.EMA_VAL_LOSS: "average of the weights",
-          metric.VIEWS_VAL_LOSS: "mean of views"}
+    **{f"{prefix}val_top{most}": f"{words}, top-{most}" for prefix, (words, _) in metric.VARIANTS.items()
+       for most in (1, 5)}}
+LOSSES = {metric.TRAIN_LOSS: "train", metric.VAL_LOSS: "validation",
+          **{prefix + metric.VAL_LOSS: words for prefix, (words, _) in metric.VARIANTS.items()}}
 BINARY = "binary_cross_entropy"
 TWO_LOSSES = "The training loss is binary cross-entropy, the validation loss cross-entropy."
 PLANNED = (  # title, column of metrics.jsonl and steps.jsonl, column of the schedule in plan.json

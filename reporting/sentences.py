@@ -108,6 +108,7 @@ def since_evaluation(run: RunData) -> str:
 
 
 def in_words(accuracy: float, samples: int) -> str:
+    """Returns the 95 % interval of an accuracy that was measured on so many samples."""
     low, high = interval(accuracy, samples)
     return f"95% interval {low:.1%} to {high:.1%}"
 
@@ -120,11 +121,3 @@ def rounded(accuracy: float, bounds: tuple[float, float]) -> str:
     half = 50 * (bounds[1] - bounds[0])
     return f"{accuracy:z.{min(2, max(0, 1 - round(math.log10(half)))) if half > 0 else 2}%}"
 
-
-def uncertainty(accuracy: float, samples: int) -> str:
-    """Returns the 95 % interval in words: ±, or its bounds where that would exceed 0 or 100 %."""
-    low, high = bounds = interval(accuracy, samples)
-    half = max(accuracy - low, high - accuracy)
-    around = f"± {rounded(half, bounds)[:-1]} points" if half <= accuracy <= 1 - half else (
-        f"{rounded(low, bounds)} to {rounded(high, bounds)}")
-    return f"{around} (95% interval)"

@@ -12,10 +12,10 @@ from common.run_folder import AUGMENTATIONS, LAYERS, METRICS, TENSORBOARD, TIMES
 from training.observer import Evaluation, Observer, RunInfo
 
 TAGS = {  # column of metrics.jsonl -> name in TensorBoard
-    metric.TRAIN_LOSS: "loss/train", metric.VAL_LOSS: "loss/validation", metric.EMA_VAL_LOSS: "loss/ema",
-    metric.VIEWS_VAL_LOSS: "loss/views", metric.VIEWS_VAL_TOP1: "top1/views", metric.VIEWS_VAL_TOP5: "top5/views",
-    metric.TRAIN_TOP1: "top1/train", metric.VAL_TOP1: "top1/validation", metric.EMA_VAL_TOP1: "top1/ema",
-    metric.VAL_TOP5: "top5/validation", metric.EMA_VAL_TOP5: "top5/ema",
+    metric.TRAIN_LOSS: "loss/train", metric.VAL_LOSS: "loss/validation", metric.TRAIN_TOP1: "top1/train",
+    metric.VAL_TOP1: "top1/validation", metric.VAL_TOP5: "top5/validation",
+    **{f"{prefix}val_{figure}": f"{figure}/{prefix.rstrip('_')}"
+       for prefix in metric.VARIANTS for figure in ("loss", "top1", "top5")},
     metric.LEARNING_RATE: "schedule/learning_rate", metric.MOMENTUM: "schedule/momentum",
     metric.BATCH_SIZE: "schedule/batch_size", metric.IMAGES_PER_SECOND: "throughput/images_per_second",
     metric.SECONDS: "throughput/seconds", metric.EPOCH: "throughput/epochs"}
@@ -25,7 +25,7 @@ SCALARS = {  # log -> function that returns the scalars of one of its rows, by n
                           if name not in (metric.SAMPLES, metric.WEIGHTS)},
     TIMES: lambda row: {f"time/{part}": row[part] for part in (*PARTS, "storage") if part in row},
     LAYERS: lambda row: {f"{kind}/{layer}": value for layer, values in row["layers"].items()
-                         for kind, value in zip(KINDS, values, strict=False)}}
+                         for kind, value in zip(KINDS, values, strict=False)}}  # without a trust ratio, two values
 EVENTS = "events.out.tfevents.*"
 
 
