@@ -174,7 +174,8 @@ class Plan:
                 reached -= reached % self.evaluate_every
                 epoch = self.epochs if last else reached if reached > evaluated else None
                 evaluations += epoch is not None
-                yield Interval(phase, position, steps, step, epoch, evaluations)
+                yield Interval(phase, start=position, steps=steps, first_step=step, epoch=epoch,
+                               evaluations=evaluations)
                 position, step, evaluated = end, step + steps, max(evaluated, reached)
 
 
@@ -244,15 +245,19 @@ def make_plan(recipe: Recipe, micro_batch_size: int | None, workers: int, train_
                    for start, end in zip(starts, [*starts[1:], epochs], strict=True))
     rate = schedules.scaled(recipe.learning_rate, recipe.lr_scaling, recipe.base_batch_size, batches.values[0])
     learning_rate = schedules.LearningRate(
-        rate, epochs, recipe.lr_schedule, recipe.poly_power, recipe.lr_boundaries, recipe.warmup,
-        recipe.warmup_epochs, recipe.warmup_learning_rate, recipe.decay_from, recipe.end_learning_rate)
+        rate, epochs, recipe.lr_schedule, recipe.poly_power, boundaries=recipe.lr_boundaries, warmup=recipe.warmup,
+        warmup_epochs=recipe.warmup_epochs, warmup_learning_rate=recipe.warmup_learning_rate,
+        decay_from=recipe.decay_from, end=recipe.end_learning_rate)
     first, full = recipe.warmup_learning_rate, rate(recipe.warmup_epochs)
     if recipe.warmup == "gradual" and recipe.warmup_epochs and first > full:
         raise UserError(f"--warmup=gradual would lower the learning rate from {first:g} to {full:g}; choose a lower "
                         "--warmup_learning_rate")
-    plan = Plan(workers, train_samples, epochs, learning_rate, recipe.momentum_schedule, recipe.momentum, phases,
-                allreduce, recipe.evaluate_every, recipe.order == "file",
-                recipe.momentum_correction and "nesterov" in OPTIMIZERS[recipe.optimizer].options, recipe.model)
+    plan = Plan(
+        workers=workers, train_samples=train_samples, epochs=epochs, learning_rate=learning_rate,
+        momentum_schedule=recipe.momentum_schedule, momentum=recipe.momentum, phases=phases, allreduce=allreduce,
+        evaluate_every=recipe.evaluate_every, reads_by_file=recipe.order == "file",
+        momentum_correction=recipe.momentum_correction and "nesterov" in OPTIMIZERS[recipe.optimizer].options,
+        model=recipe.model)
     try:
         for phase in phases:
             plan.momentum_of(phase)
@@ -273,7 +278,9 @@ def _phase(recipe, start, end, micro_batch, workers, train_samples, uneven):
     if span:
         micro = _micro_batch_for_span(span, micros, workers)
     steps = max(1, math.floor((_exact(end) - _exact(start)) * train_samples / batch))
-    return Phase(start, end, batch, micro, -(-batch // (workers * micro)), steps, span or micro, image_size, workers)
+    return Phase(start_epoch=start, end_epoch=end, global_batch_size=batch, micro_batch_size=micro,
+                 accumulation_steps=-(-batch // (workers * micro)), steps=steps, batch_norm_span=span or micro,
+                 image_size=image_size, workers=workers)
 
 
 def _micro_batch_sizes(batch, given, workers, in_pairs, uneven, span) -> list[int]:

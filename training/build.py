@@ -100,7 +100,7 @@ def make_setup(settings: Settings, plan: Plan, world: World, feed, state: State,
 
         own = phase.micro_batches_of(world.rank, world.size)
         return make_train_step(StepParts(
-            state.model, state.optimizer, exchange, state.totals, own, phase.micro_batches,
+            state.model, state.optimizer, exchange, state.totals, own=own, micro_batches=phase.micro_batches,
             exact=settings.launch.sums_are_exact, loss=make_loss(recipe.loss, recipe.label_smoothing, class_weights),
             clip_norm=recipe.clip_norm, freeze=recipe.freeze, xla=settings.launch.xla == "true", moving=state.moving,
             layers=state.layers, span=Span.of(phase, world.size), after_update=state.average and update_average,
@@ -111,7 +111,8 @@ def make_setup(settings: Settings, plan: Plan, world: World, feed, state: State,
         divergence_reason, names=[v.name.split(":")[0] for v in state.trained],
         guessing=loss_of_guessing(recipe.loss, len(feed.dataset.classes), class_weights),
         loss_scaling=distributed.has_dynamic_scale(state.optimizer))
-    return Setup(settings, plan, world, feed, state, evaluate, exact, train_step, divergence)
+    return Setup(settings, plan=plan, world=world, feed=feed, state=state, evaluate=evaluate, exact=exact,
+                 train_step=train_step, divergence=divergence)
 
 
 def share_dataset(dataset: Dataset, world: World) -> Dataset:
@@ -124,8 +125,8 @@ def share_dataset(dataset: Dataset, world: World) -> Dataset:
 
 def stage_dataset(dataset: Dataset, recipe: Recipe, launch: Launch, world: World) -> Dataset:
     """Returns the dataset as this node's workers read it (data.staging.stage). Raises UserError on all ranks."""
-    staging = Staging(launch.stage_dir, launch.stage_gb, recipe.order, recipe.shuffle_block, recipe.shuffle_group,
-                      recipe.seed, recipe.repeats)
+    staging = Staging(launch.stage_dir, launch.stage_gb, order=recipe.order, block=recipe.shuffle_block,
+                      group=recipe.shuffle_group, seed=recipe.seed, repeats=recipe.repeats)
     workers = max(1, world.workers_per_node())
     with world.raise_on_all_ranks():
         return staged(dataset, staging, workers, functools.partial(on_rank_0, world))
@@ -174,9 +175,10 @@ def dali_device(flag: str, world: World) -> str:
 def make_model(recipe: Recipe, dataset: Dataset):
     tf.keras.mixed_precision.set_global_policy(recipe.precision)
     sizes = {*recipe.image_size.values, recipe.validation_image_size}
-    return model_zoo.create_model(recipe.model, len(dataset.classes), sizes.pop() if len(sizes) == 1 else None,
-                                  recipe.batch_norm_momentum, recipe.seed, dataset.mean, dataset.std,
-                                  recipe.last_gamma, recipe.drop_path)
+    return model_zoo.create_model(
+        recipe.model, len(dataset.classes), sizes.pop() if len(sizes) == 1 else None, seed=recipe.seed,
+        batch_norm_momentum=recipe.batch_norm_momentum, mean=dataset.mean, std=dataset.std,
+        last_gamma=recipe.last_gamma, drop_path=recipe.drop_path)
 
 
 def make_exchange(launch: Launch, allreduce: AllreducePlan, nccl: bool) -> GradientExchange:
@@ -192,7 +194,8 @@ def make_state(settings: Settings, dataset: Dataset) -> State:
     moving = MovingStatistics(model) if recipe.batch_norm_statistics == "moving" and not recipe.freeze else None
     noise = NoiseScale(len(trained_variables(model, recipe.freeze))) if run.log_noise_scale else None
     return State(model, make_optimizer(recipe, model, settings.launch.xla == "true"),
-                 run.log_trust_ratios or run.log_noise_scale, make_average(recipe, model), moving, noise, recipe.freeze)
+                 logs_layers=run.log_trust_ratios or run.log_noise_scale, average=make_average(recipe, model),
+                 moving=moving, noise=noise, freeze=recipe.freeze)
 
 
 def make_optimizer(recipe: Recipe, model, xla: bool = False):
@@ -222,5 +225,5 @@ def make_average(recipe: Recipe, model) -> WeightAverage | None:
 
 def make_evaluator(settings: Settings, model, feed, world: World, average: WeightAverage | None = None,
                    guesses: int = 0) -> Evaluator:
-    return Evaluator(model, feed, settings.launch.micro_batch_size or LARGEST_MICRO_BATCH, world, average, guesses,
-                     settings.recipe.evaluation_views)
+    return Evaluator(model, feed, settings.launch.micro_batch_size or LARGEST_MICRO_BATCH, world, average=average,
+                     guesses=guesses, views=settings.recipe.evaluation_views)

@@ -93,9 +93,11 @@ def next_step(setup: Setup, interval: Interval, first: int) -> Step:
     epoch = plan.epoch_of(number)
     steps, made = interval.end - first, number - first
     is_timed = steps == 1 or (made > 0 and (made - 1) % timed_every(steps) == 0)
-    return Step(number, plan.position(number) + setup.state.progress.skipped, epoch, plan.learning_rate(epoch),
-                plan.step_momentum(number), phase.global_batch_size, phase.micro_batch_size,
-                is_timed or setup.settings.run.timeline is not None, number + 1 == interval.end)
+    return Step(
+        number, position=plan.position(number) + setup.state.progress.skipped, epoch=epoch,
+        learning_rate=plan.learning_rate(epoch), momentum=plan.step_momentum(number),
+        batch_size=phase.global_batch_size, micro_batch_size=phase.micro_batch_size,
+        timed=is_timed or setup.settings.run.timeline is not None, is_last=number + 1 == interval.end)
 
 
 @contextlib.contextmanager
@@ -143,8 +145,8 @@ def evaluate_after(interval: Interval, setup: Setup, results: Results, recovery:
     slow = results.slow.add(workers, [len(phase.micro_batches_of(rank, world.size)) for rank in range(world.size)])
     noise = state.noise.collect([*layers], state.layers.ratios()) if state.noise else {}
     expected = curve and world.broadcast(curve.top1_at(interval.epoch), "expected")  # the file may be growing
-    evaluation = Evaluation(row, layers, breakdown_of(workers), result.outcomes, noise, workers.hosts,
-                            workers.means, slow, expected)
+    evaluation = Evaluation(row, layers, breakdown_of(workers), result.outcomes, noise=noise, hosts=workers.hosts,
+                            workers=workers.means, slow=slow, expected=expected)
     with world.raise_on_all_ranks(), activity.during(OBSERVERS):
         for observer in results.observers:
             observer.evaluation(evaluation)

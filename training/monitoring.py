@@ -26,9 +26,10 @@ def start_observers(setup: Setup, folder: RunFolder, hosts: dict[str, int], obse
     """
     settings = setup.settings
     images = None if setup.feed.dataset.is_synthetic else functools.partial(training_images, setup)
-    run = RunInfo(folder.path, setup.plan.as_json(), settings.given, settings.text, settings.source.file,
-                  setup.feed.dataset, hosts, setup.state.progress, settings.source.origins, images,
-                  settings.run.expect)
+    run = RunInfo(
+        folder.path, plan=setup.plan.as_json(), flags=settings.given, flags_text=settings.text,
+        recipe=settings.source.file, dataset=setup.feed.dataset, hosts=hosts, progress=setup.state.progress,
+        origins=settings.source.origins, images=images, expected=settings.run.expect)
     if settings.source.is_default:
         print("recipe:", settings.source.file, *settings.source.fitted, file=sys.stderr)
     for line in (*on_plan(settings, setup.plan, setup.world.local_size), *forecast(setup)):
@@ -41,11 +42,11 @@ def start_observers(setup: Setup, folder: RunFolder, hosts: dict[str, int], obse
 
 def forecast(setup: Setup) -> list[str]:
     """Returns a line with the time that a training on CPUs will take. There is none on GPUs."""
-    plan, model, cores = setup.plan, setup.state.model, setup.world.size * setup.world.cores
+    plan, model, world = setup.plan, setup.state.model, setup.world
     images = plan.samples - plan.position(setup.state.progress.step)
-    if setup.world.gpu is not None or None in model.input_shape[1:] or not images:
+    if world.gpu is not None or None in model.input_shape[1:] or not images:
         return []
-    return [cpu_time(setup.settings.recipe, images, counted(model).multiply_adds, cores)]
+    return [cpu_time(setup.settings.recipe, images, counted(model).multiply_adds, world.size * world.cores)]
 
 
 def training_images(setup: Setup, number: int, largest: int) -> tuple[np.ndarray, list[str]]:

@@ -79,8 +79,10 @@ class Results(AbstractContextManager):
                 noise.add(step.batch_size, step.micro_batch_size, result.norms, result.squares)
             if problem := setup.divergence(result.loss, result.norms):
                 raise Diverged(problem, step.number, step.epoch, step.learning_rate)
-            update = Update(step.number, step.epoch, step.batch_size, step.learning_rate, step.momentum,
-                            result.loss, result.top1, waits, {} if step.number else setup.layers())
+            update = Update(
+                step.number, step.epoch, batch_size=step.batch_size, learning_rate=step.learning_rate,
+                momentum=step.momentum, loss=result.loss, top1=result.top1, waits=waits,
+                layers={} if step.number else setup.layers())
             with activity.during(OBSERVERS):
                 for observer in self.observers:
                     observer.step(update)

@@ -129,12 +129,13 @@ class Snapshot:
 class State:
     """The state of a running training.
 
-    average: optim.average.WeightAverage, or None. moving: batch norm's moving statistics, or None if they do not move.
-    noise: the estimates of the noise scale, or None. freeze: whether the last layer alone is trained. trained: the
-    variables that are. exchange_scales: those of GradientExchange.
+    logs_layers: whether `layers` records norms and trust ratios. average: optim.average.WeightAverage, or None. moving:
+    batch norm's moving statistics, or None if they do not move. noise: the estimates of the noise scale, or None.
+    freeze: whether the last layer alone is trained. trained: the variables that are. exchange_scales: those of
+    GradientExchange.
     """
 
-    def __init__(self, model, optimizer, log_trust_ratios: bool = False, average=None,
+    def __init__(self, model, optimizer, *, logs_layers: bool = False, average=None,
                  moving: MovingStatistics | None = None, noise: NoiseScale | None = None, freeze: bool = False):
         self.model = model
         self.optimizer = optimizer
@@ -144,7 +145,7 @@ class State:
         self.totals = Totals()
         self.progress = Progress()
         self.trained = trained_variables(model, freeze)
-        self.layers = LayerStatistics(optimizer, self.trained) if log_trust_ratios else None
+        self.layers = LayerStatistics(optimizer, self.trained) if logs_layers else None
         self.exchange_scales = initial_scales(len(self.trained))
         recorded = {"layer_norms": self.layers.variable} if self.layers else {}
         recorded |= {"noise_scale": noise.variable} if noise else {}
