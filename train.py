@@ -217,13 +217,13 @@ def dry_run(settings: Settings) -> None:
              *on_plan(settings, plan, local_size), *hints_on(dataset, settings)])
 
 
-def finish(summary: dict | None = None) -> None:
-    """Waits for all ranks, because mpirun kills all of them when one exits. Before that, rank 0 prints the summary."""
+def finish(result: dict | None = None) -> None:
+    """Waits for all ranks, because mpirun kills all of them when one exits. Before that, rank 0 prints the result."""
     from distributed.world import World
 
     world = World().renumbered()
-    if summary and world.rank == 0 and not command.is_read_by_a_person():  # it is on standard error
-        command.output(as_json(summary))
+    if result and world.rank == 0 and not command.is_read_by_a_person():  # it is on standard error
+        command.output(as_json(result))
     world.barrier()
 
 

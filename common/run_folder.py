@@ -22,10 +22,10 @@ METRICS, TIMES, LAYERS, STEPS = "metrics.jsonl", "times.jsonl", "trust_ratios.js
 NOISE = "noise_scale.jsonl"
 CLASSES, PREDICTIONS = "classes.csv", "predictions.csv"  # of training.by_class, of --mode=evaluate
 LOGS = METRICS, TIMES, LAYERS, STEPS, NOISE  # of rows
-PAGE, SAMPLES, AUGMENTATIONS = "report.html", "samples.jpg", "augmentations.png"
+PAGE, SAMPLE_IMAGES, AUGMENTATIONS = "report.html", "samples.jpg", "augmentations.png"
 CHECKPOINTS, TENSORBOARD = "checkpoints", "tensorboard"  # folders
-OF_A_RUN = (PLAN, FLAGS, SUMMARY, RUN, OUTCOMES, *LOGS, CLASSES, PREDICTIONS, PAGE, SAMPLES, AUGMENTATIONS, CHECKPOINTS,
-            TENSORBOARD)
+OF_A_RUN = (PLAN, FLAGS, SUMMARY, RUN, OUTCOMES, *LOGS, CLASSES, PREDICTIONS, PAGE, SAMPLE_IMAGES, AUGMENTATIONS,
+            CHECKPOINTS, TENSORBOARD)
 REPLACED = ".replaced"  # folder with the earlier run, until one that starts over has made an update
 COLUMNS, ROWS = 8, 2  # of training images in samples.jpg
 

@@ -9,7 +9,7 @@ from common.errors import UserError, listed
 CONTROL = re.compile(r"[\0-\x1f\x7f-\x9f\u2028\u2029]")  # also all at which str.splitlines ends a line
 INVISIBLE = re.compile(  # letters without a shape that are not in Unicode's category of format characters, Cf
     r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
-SHOWN = 5  # names that look alike in a line, and groups of them
+MOST_NAMES = 5  # names that look alike in a line, and groups of them
 
 
 def normal(name: str) -> str:
@@ -43,7 +43,7 @@ def alike(names: Iterable[str]) -> list[str]:
         groups[_without_case_and_blanks(name)].append(name)
     told = [_told_apart(group) for group in groups.values() if len(group) > 1]
     return [f"names of classes differ at most in case, blanks or invisible letters: "
-            f"{listed(told, SHOWN, '; ', 'such groups')}"] if told else []
+            f"{listed(told, MOST_NAMES, '; ', 'such groups')}"] if told else []
 
 
 def _without_case_and_blanks(name) -> str:
@@ -57,4 +57,4 @@ def _visible(name) -> str:
 def _told_apart(names: Sequence[str]) -> str:
     """Returns names such that a reader sees their difference: as code points if they look the same."""
     look_alike = len({*map(_visible, names)}) < len(names)
-    return listed([*map(ascii if look_alike else repr, names)], SHOWN, " and ")
+    return listed([*map(ascii if look_alike else repr, names)], MOST_NAMES, " and ")

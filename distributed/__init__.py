@@ -1,1 +1,1 @@
-"""The only package that communicates with other processes: launcher, world of workers, gradient exchange."""
+"""The only package that imports Horovod: the world of workers, the gradient exchange, lost and frozen workers, GPUs."""

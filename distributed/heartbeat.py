@@ -35,7 +35,7 @@ LARGEST = 2048  # bytes of a datagram
 DIGEST = "sha256"
 DIGEST_BYTES = 32
 STALLED = 60.0  # seconds without progress after which rank 0 names the worker that holds up the others
-SHOWN = 8  # workers in a message
+MOST_NAMED = 8  # workers in a message
 
 
 @dataclass(frozen=True)
@@ -142,8 +142,8 @@ class Heartbeat:
             stalled = [*still]
         if stalled and not self._told:
             named = "; ".join(f"worker {rank} ({still[rank].host}, process {still[rank].pid}) is {still[rank].does}"
-                              for rank in sorted(stalled)[:SHOWN])
-            more = f"; and {len(stalled) - SHOWN} more workers" if len(stalled) > SHOWN else ""
+                              for rank in sorted(stalled)[:MOST_NAMED])
+            more = f"; and {len(stalled) - MOST_NAMED} more workers" if len(stalled) > MOST_NAMED else ""
             complain(f"no progress for {STALLED:.0f} s at step {still[stalled[0]].step}: {named}{more}")
         self._told = bool(stalled)
 

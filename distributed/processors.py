@@ -15,7 +15,7 @@ from distributed.world import World
 
 INSTRUCTIONS = ("avx", "fma", "avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd", "sve")
 CHOOSING = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "TF_ENABLE_ONEDNN_OPTS")  # variables that choose the kernels
-SHOWN = 4  # hosts with the same processor, and different processors, in a message
+MOST_NAMED = 4  # hosts with the same processor, and different processors, in a message
 
 
 def described(world: World) -> str:
@@ -38,5 +38,5 @@ def differing(world: World) -> str | None:
     hosts = {}
     for host, theirs in world.gather((socket.gethostname(), own), "processors"):
         hosts.setdefault(theirs, {})[host] = None
-    return listed([f"{listed([*found], SHOWN, what='hosts')}: {theirs}" for theirs, found in hosts.items()],
-                  SHOWN, "; ", "processors")
+    return listed([f"{listed([*found], MOST_NAMED, what='hosts')}: {theirs}" for theirs, found in hosts.items()],
+                  MOST_NAMED, "; ", "processors")

@@ -1,1 +1,1 @@
-"""Observers to use and to copy. Nothing imports them; `--observer` loads them by name."""
+"""Code to copy: a minimal training, batches alone, a network, an augmentation, observers. Nothing imports it."""

@@ -1,1 +1,1 @@
-"""Programs that run or measure whole trainings: sweeps and the benchmark. No training imports them."""
+"""Programs that run or measure whole trainings: sweep, rehearse, benchmark, verify. No training imports them."""

@@ -13,14 +13,12 @@ from pathlib import Path
 
 from absl import flags as absl_flags
 
-from common import SAVING, flags, metric
+from common import SAVING, TRAIN, flags, metric
 from common.errors import ExitCode, Stopped, UserError
 from common.launcher import end_with_parent
 from common.run_folder import RUN, RunFolder, top1_of
 from plan import flags as train_flags
 from reporting.run_data import validation_set
-
-TRAIN = Path(__file__).parents[1] / "train.py"
 
 
 @dataclass(frozen=True)

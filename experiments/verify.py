@@ -20,14 +20,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import command, flags
+from common import TRAIN, command, flags
 from common.errors import ExitCode, Stopped, UsageError, UserError
 from common.files import as_json
 from common.flags import flag
 from common.run_folder import CHECKPOINTS, FLAGS, METRICS, RunFolder, folder_of
 from common.version import ROOT, git_revision, revision_text
 from data.named import open_named
-from experiments.trainings import TRAIN, passed_on, started, stops_passed_on
+from experiments.trainings import passed_on, started, stops_passed_on
 from plan import flags as train_flags
 from plan.output_dir import changed_flag
 from plan.settings import Settings
@@ -151,7 +151,7 @@ def flags_for(settings: Settings, plan: dict, recorded: Recorded, workers: int) 
 
 def on_workers(workers: int) -> list[str]:
     """Returns the words that start train.py on workers of this machine."""
-    start = [sys.executable, str(TRAIN)]
+    start = [sys.executable, TRAIN]
     if workers == 1:
         return start
     mpirun = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")

@@ -1,1 +1,1 @@
-"""Scripts that start training on one machine or several."""
+"""Where a training runs: scripts that start it, binding of workers, checks of hosts, the forecast of the scaling."""

@@ -18,7 +18,7 @@ import threading
 import uuid
 from dataclasses import dataclass
 
-from common import SAVING, command, streams
+from common import SAVING, TRAIN, command, streams
 from common.errors import ExitCode, Stopped, UsageError, complain
 from common.flags import define, described, flag, names, parsed, read, split
 from common.launcher import end_with_parent
@@ -28,7 +28,7 @@ from launch import hosts as host_lists
 from launch import preflight
 from launch.binding import workers_here
 from launch.facts import of_gpus as facts_of_gpus
-from launch.job import TRAIN, micro_batch_flags, next_workers, print_plan, recipe_flags, workers_now
+from launch.job import micro_batch_flags, next_workers, print_plan, recipe_flags, workers_now
 from plan import flags
 
 PROGRAM = "horovodrun.sh"

@@ -25,7 +25,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import command, streams
+from common import TRAIN, command, streams
 from common.errors import UsageError, UserError, complain
 from common.flags import define, described, file_text, flag, names, parsed, read, split
 from common.run_folder import PLAN, RUN, RunFolder
@@ -38,13 +38,12 @@ from plan.plan import LARGEST_MICRO_BATCH, divisors, make_plan
 from plan.recipes import recipe_path
 from plan.settings import Settings
 
-TRAIN = str(Path(__file__).parents[1] / "train.py")
 LARGEST = 256  # larger micro-batches are hardly faster
 # Of a GPU's memory. The rest is for CUDA, NCCL, DALI and temporary values. ResNet-50 in float32, which was measured to
 # take about 85 MB per image, then has 128 images in 14 GiB, and 256 in 30.
 USABLE = 0.81
 
-SAMPLES = 1_281_167  # of a plan. Any number would do: whether a size divides the batch does not depend on the dataset
+IMAGES = 1_281_167  # of a plan. Any number would do: whether a size divides the batch does not depend on the dataset
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ def _sizes(settings, size, workers) -> set[int]:
     The set is empty if the plan is impossible, or if workers would have to share batch-norm statistics.
     """
     try:
-        found = make_plan(settings.recipe, size, workers, SAMPLES, workers_schedule=settings.launch.workers_schedule)
+        found = make_plan(settings.recipe, size, workers, IMAGES, workers_schedule=settings.launch.workers_schedule)
     except UserError:
         return set()
     return {phase.micro_batch_size for phase in found.phases if all(one.neighbours == 1 for one in found.phases)}

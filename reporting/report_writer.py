@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from common.errors import complain, one_line
-from common.run_folder import CLASSES, COLUMNS, METRICS, OUTCOMES, PAGE, ROWS, RUN, SAMPLES, RunFolder
+from common.run_folder import CLASSES, COLUMNS, METRICS, OUTCOMES, PAGE, ROWS, RUN, SAMPLE_IMAGES, RunFolder
 from common.streams import Errors
 from reporting.about import about
 from reporting.outcomes import outcomes_json
@@ -114,10 +114,10 @@ class ReportWriter(Observer):
         self._draw()
 
     def _sample(self):
-        if not (self._files.path / SAMPLES).exists():  # a resumed run has them
+        if not (self._files.path / SAMPLE_IMAGES).exists():  # a resumed run has them
             with contextlib.suppress(Exception):  # the training reports what is wrong with its data
                 pictures, names = self._run.images(COLUMNS * ROWS, LARGE)
-                self._files.write(SAMPLES, picture(pictures))
+                self._files.write(SAMPLE_IMAGES, picture(pictures))
                 self._about["sample_classes"] = names
             self._draw()
 

@@ -13,7 +13,7 @@ from reporting.tensorboard import TensorBoard
 from training.observer import Evaluation, Observer, RunInfo, Update
 
 STEP_ROWS = 1000  # about so many rows of steps.jsonl in a whole training
-SHOWN = 64  # images of augmentations.png
+MOST_IMAGES = 64  # images of augmentations.png
 LARGEST = 4096  # pixels, their largest size
 
 
@@ -104,7 +104,7 @@ class Augmentations(Observer):
 
     def start(self, run: RunInfo) -> None:
         if run.images:
-            images, _ = run.images(SHOWN, LARGEST)
+            images, _ = run.images(MOST_IMAGES, LARGEST)
             picture = joined(images, math.ceil(math.sqrt(len(images))))
             self._folder.write(AUGMENTATIONS, encoded(picture, "PNG"))
             self._folder.save()

@@ -8,7 +8,7 @@ from functools import partial
 from common import metric
 from common.accuracy import interval
 from common.activity import PARTS
-from common.run_folder import CLASSES, COLUMNS, ROWS, SAMPLES
+from common.run_folder import CLASSES, COLUMNS, ROWS, SAMPLE_IMAGES
 from plan.flags import obstacle
 from reporting import charts, heat_map, sentences
 from reporting.charts import Line, XAxis, number
@@ -253,7 +253,7 @@ def worst(made: dict) -> list[str]:
 
 def samples(run: RunData) -> list[str]:
     """Returns some training images as the model sees them."""
-    picture, names = run.folder / SAMPLES, run.run["sample_classes"]
+    picture, names = run.folder / SAMPLE_IMAGES, run.run["sample_classes"]
     if not names or not picture.is_file():
         return []
     source = f"data:image/jpeg;base64,{base64.b64encode(picture.read_bytes()).decode()}"

@@ -21,7 +21,7 @@ from plan.plan import Phase
 from training.bad_input import bad_input_is_user_error
 from training.clock import batch_counts
 
-SAMPLES = 2048  # minimum number of training samples to measure, over all workers, or the whole set if it is smaller
+LEAST_SAMPLES = 2048  # training samples to measure, over all workers, or the whole set if it is smaller
 
 READ_AHEAD = 16  # measurements for which one pipeline reads
 
@@ -146,7 +146,7 @@ class ExactStatistics:
         """
         if not self._layers:
             return
-        steps = -(-min(SAMPLES, feed.dataset.train.samples) // phase.global_batch_size)
+        steps = -(-min(LEAST_SAMPLES, feed.dataset.train.samples) // phase.global_batch_size)
         span = Span.of(phase, self._world.size)
         if span not in self._traced:
             self._traced[span] = self._trace(span)

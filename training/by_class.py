@@ -8,7 +8,7 @@ import numpy as np
 from common import metric
 from common.accuracy import interval
 
-SHOWN = 3  # weakest classes in summary.json
+WEAKEST = 3  # weakest classes in summary.json
 
 
 def by_class(labels, predicted, classes: Sequence[str], counts=None) -> list[dict]:
@@ -68,9 +68,9 @@ def weakest_first(rows: list[dict]) -> list[dict]:
 
 
 def weakest(rows: list[dict]) -> list[dict]:
-    """Returns the weakest of the classes that have errors, at most SHOWN, for summary.json."""
+    """Returns the weakest of the classes that have errors, at most WEAKEST, for summary.json."""
     return [{name: row[name] for name in ("class", "images", "correct", "recall")}
-            for row in weakest_first(rows)[:SHOWN] if row["images"] and row["correct"] < row["images"]]
+            for row in weakest_first(rows)[:WEAKEST] if row["images"] and row["correct"] < row["images"]]
 
 
 def as_csv(rows: list[dict]) -> bytes:

@@ -10,8 +10,8 @@ from plan.plan import Interval
 from training.build import Setup
 
 # Limits of the intervals that share a pipeline. Preparing and opening one takes about 3 s per million samples.
-SAMPLES = 1 << 20  # of one worker
-INTERVALS = 16
+MOST_SAMPLES = 1 << 20  # of one worker
+MOST_INTERVALS = 16
 
 
 class TrainingInput(contextlib.AbstractContextManager):
@@ -23,7 +23,7 @@ class TrainingInput(contextlib.AbstractContextManager):
 
     def __init__(self, setup: Setup):
         self._setup = setup
-        largest = SAMPLES * setup.world.size if setup.feed.dataset.train.any_order else 0
+        largest = MOST_SAMPLES * setup.world.size if setup.feed.dataset.train.any_order else 0
         own = (interval for interval in setup.plan.intervals() if interval.phase.workers == setup.world.size)
         self._groups = list(grouped(own, largest))
         self._pipeline = OpenPipeline()
@@ -72,11 +72,11 @@ class TrainingInput(contextlib.AbstractContextManager):
 
 
 def grouped(intervals: Iterable[Interval], samples: int) -> Iterator[list[Interval]]:
-    """Groups consecutive intervals of a phase. A group of several has at most INTERVALS of them, and `samples`."""
+    """Groups consecutive intervals of a phase. A group of several has at most MOST_INTERVALS of them, and `samples`."""
     group, total = [], 0
     for interval in intervals:
         size = interval.steps * interval.phase.global_batch_size
-        if group and (interval.phase is not group[0].phase or len(group) == INTERVALS or total + size > samples):
+        if group and (interval.phase is not group[0].phase or len(group) == MOST_INTERVALS or total + size > samples):
             yield group
             group, total = [], 0
         group.append(interval)

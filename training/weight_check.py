@@ -18,7 +18,7 @@ from distributed.world import World
 SLICE = 2**20  # values that become int64 at once: a large layer as int64 would take gigabytes
 INTEGERS = {1: tf.int8, 2: tf.int16, 4: tf.int32, 8: tf.int64}  # by size in bytes
 GROUPS = ("model/", "ema/")  # in which no number is infinite or NaN
-SHOWN = 8  # ranks in a message
+MOST_RANKS = 8  # ranks in a message
 DIFFER = "differ from"  # in the message about a state that differs
 
 
@@ -86,7 +86,7 @@ def difference(world: World, tensors: Mapping[str, tf.Tensor]) -> str:
     others = [(rank, host) for rank, (host, checksums) in enumerate(everyone) if checksums != usual]
     is_majority = 2 * count > world.size  # a tie does not say who is wrong
     shown = others if is_majority else [(rank, host) for rank, (host, _) in enumerate(everyone)]
-    ranks = listed([f"rank {rank} on {host}" for rank, host in shown], SHOWN, what="ranks")
+    ranks = listed([f"rank {rank} on {host}" for rank, host in shown], MOST_RANKS, what="ranks")
     names = [name for name, *values in zip(tensors, *(checksums for _, checksums in everyone), strict=True)
              if len({*values}) > 1]
     whom = f"those of {count} workers" if is_majority else "each other"

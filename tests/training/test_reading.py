@@ -81,7 +81,7 @@ def test_a_pipeline_for_all_epochs_gives_the_bits_of_one_for_each(in_format, nam
     weights, evaluations, opened = trained(in_format(name), *more)
     # Three of training in one pipeline, all measurements in another; a format read file by file has one for each.
     assert opened == pipelines
-    monkeypatch.setattr(reading, "INTERVALS", 1)
+    monkeypatch.setattr(reading, "MOST_INTERVALS", 1)
     apart, also, opened = trained(in_format(name), *more)
     assert opened["training"] >= 3 and len(evaluations) == len(also) == 3
     for ours, theirs in zip(weights, apart, strict=True):
