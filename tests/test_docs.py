@@ -13,7 +13,6 @@ from PIL import Image
 
 from common.flags import names
 from docs import flag_list, report_image
-from launch.facts import ROOMS
 from plan.settings import Launch, Recipe, Run
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -22,10 +21,6 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 # Who runs a block of commands: these tests, by default or in the campaign; or what it needs.
 INSTALL_UV = "pip install --target .uv uv && "
 RUN, ELSEWHERE = ("run", "campaign"), {"this", "fit", "network", "gpu", "cluster", "container", "cuda"}
-# Words of our own for which the field has one, and turns of phrase that readers stumbled over.
-OLD_WORDS = re.compile(r"\bpieces?\b|on the wire|shared? out|LayerNorms|together\(\)| leave\(\)|in the place of|"
-                       r" round the|of so many|all alike|\bbeside\b|in vain|"
-                       r"\bone a (class|worker|step|epoch)\b|worker_places")
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
@@ -37,11 +32,6 @@ def anchors(page: Path) -> set[str]:
     """Of its headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-def test_the_readme_is_short():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
-    assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) <= 40
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -58,14 +48,6 @@ def test_links_lead_somewhere(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_is_run_somewhere(page):
     assert {who for who, _ in blocks(page)} <= {*RUN, *ELSEWHERE}
-
-
-def test_plain_words():
-    """In the pages, and in all of the code's names, messages, docstrings and comments."""
-    files = [*PAGES, *ROOT.glob("*.py"), *ROOT.glob("launch/**/*.sh"), *ROOT.glob("recipes/**/*.flags"), *(
-        path for room in (*ROOMS, "benchmarks", "docs") for path in (ROOT / room).rglob("*.py"))]
-    found = [f"{path.relative_to(ROOT)}: {hit[0]}" for path in files for hit in OLD_WORDS.finditer(path.read_text())]
-    assert len(files) > 150 and found == []
 
 
 def test_every_flag_is_explained():

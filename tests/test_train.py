@@ -11,8 +11,8 @@ from common.flags import names
 from common.run_folder import RunFolder
 from plan.settings import Launch, Recipe, Run
 
-ROW = ["epoch", "samples", "learning_rate", "momentum", "batch_size", "train_loss", "train_top1", "val_loss",
-       "val_top1", "val_top5", "weights", "images_per_second", "seconds"]
+ROW = {"epoch", "samples", "learning_rate", "momentum", "batch_size", "train_loss", "train_top1", "val_loss",
+       "val_top1", "val_top5", "weights", "images_per_second", "seconds"}
 SUMMARY = {"val_top1", "val_top5", "val_loss", "val_samples", "train_samples", "epochs", "global_batch_size",
            "world_size", "images_per_second", "seconds", "balanced_top1", "macro_f1"}
 COUNTS = ("val_top1_count", "val_top5_count", "val_samples")
@@ -44,7 +44,7 @@ def test_the_run_folder_holds_what_is_promised(digits_run):
     names = {"plan.json", "flags.txt", "metrics.jsonl", "times.jsonl", "steps.jsonl", "summary.json", "run.json",
              "outcomes.json", "classes.csv", "samples.jpg", "checkpoints", "tensorboard", "report.html", ".lock"}
     assert {path.name for path in folder.iterdir()} == names
-    assert [list(row) for row in rows(folder)] == [ROW] * 3
+    assert [{*row} for row in rows(folder)] == [ROW] * 3
     assert [row["epoch"] for row in rows(folder)] == [1, 2, 3]
     assert rows(folder)[-1]["samples"] == 33 * 128
     plan = json.loads((folder / "plan.json").read_text())
